@@ -95,7 +95,8 @@ def _draw_previews(path: Path) -> None:
     figure = new_figure()
     figure.set_size_inches(7.2, 5.2)
     with tempfile.TemporaryDirectory() as results:
-        previews = Previews(PreviewVAE.from_pretrained(DEMO_PREVIEW), Path(results), is_stale=lambda: False)
+        projection, vae = (PreviewVAE.from_pretrained(file) for file in (demo.LATENT_RGB, DEMO_PREVIEW))
+        previews = Previews(projection, vae, Path(results), is_stale=lambda: False)
         denoise(load_latents(demo.LATENTS)[0], previews.after_step)
         for axis, step in zip(figure.subplots(3, 1), (1, 3, STEPS - 1), strict=True):
             axis.imshow(iio.imread(Path(results) / f"step-{step}.png"))

@@ -18,7 +18,7 @@ import secrets
 import sys
 import tempfile
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -58,6 +58,7 @@ MAX_UPLOAD = 1 << 30  # bytes
 MAX_CONNECTIONS = 200
 READ_AT_ONCE = 1 << 16
 RETRY_AFTER = "30"  # seconds
+ENDING = "the server is ending."
 MAX_PIXELS = 2_000_000_000  # 960 frames of 1920x1088
 MAX_SECONDS = 3600
 MEDIA_TYPE, SOUND_TYPE = 'video/mp4; codecs="avc1.640033"', 'video/mp4; codecs="avc1.640033, mp4a.40.2"'
@@ -156,7 +157,7 @@ class Decode:
         self._kept = ExitStack()
         try:
             if pool.is_closed:
-                raise HTTPException(503, "the server is ending.")
+                raise HTTPException(503, ENDING)
             read_end, write_end = os.pipe()
         except BaseException:
             pool.free.release()
@@ -297,7 +298,7 @@ class VideoResponse(StreamingResponse):
         with self._resources:
             try:
                 await super().__call__(scope, receive, send_in_time)
-            except Stalled:
+            except (Stalled, asyncio.CancelledError):  # or the server ends
                 return  # uvicorn closes the connection of a response that is not complete
 
 
@@ -395,14 +396,13 @@ def make_app(
         max_pixels, max_seconds: of all frames of a video; of a decode, with the waits for its client.
         allowed_hosts: names under which browsers reach it, without port.
     """
-    pool, limits = Pool(decodes, waiting), Limits(f"{50 // decodes}%", max_pixels, max_seconds)
+    pool, limits = Pool(decodes, waiting), Limits(f"{50 / decodes:.2f}%", max_pixels, max_seconds)
 
     async def video(request: Request) -> Response:
         with ExitStack() as resources:
             work = resources.enter_context(ExitStack())
             work.enter_context(pool.place())
             upload = work.enter_context(pool.upload())
-            await save_upload(request, upload, client_timeout)
 
             async def begin() -> tuple[Decode, bytes]:
                 decode = await Decode.start(pool, VAEs(vae, audio_vae), upload, limits)
@@ -411,7 +411,10 @@ def make_app(
                 return decode, await decode.read()
 
             try:
+                await save_upload(request, upload, client_timeout)
                 decode, first = await unless_disconnected(request, begin())
+            except asyncio.CancelledError:
+                raise HTTPException(503, ENDING) from None
             except LTXVAEError as error:
                 return PlainTextResponse(str(error).replace(str(upload), request.path_params["name"]), 400)
             return VideoResponse(decode, first, client_timeout, resources.pop_all())
@@ -440,6 +443,17 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+def at_least(least: int, kind: Callable[[str], float] = int) -> Callable[[str], float]:
+    """What argparse calls for a number that is not smaller."""
+
+    def number(text: str) -> float:
+        if not (value := kind(text)) >= least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        return value
+
+    return number
+
+
 def parse_arguments() -> argparse.Namespace:
     """The options of the command."""
     parser = argparse.ArgumentParser(description="Decode uploaded latents and stream the video while it decodes.")
@@ -453,11 +467,11 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, which other machines cannot reach")
     parser.add_argument("--port", type=int, default=8000, help="default: 8000")
-    parser.add_argument("--decodes", type=int, default=2, help="decodes at the same time; others wait (default: 2)")
-    parser.add_argument("--waiting", type=int, default=8, help="clients that wait; others get a 503 (default: 8)")
+    parser.add_argument("--decodes", type=at_least(1), default=2, help="at the same time; others wait (default: 2)")
+    parser.add_argument("--waiting", type=at_least(0), default=8, help="clients; others get a 503 (default: 8)")
     parser.add_argument(
         "--client-timeout",
-        type=float,
+        type=at_least(1, float),
         default=60,
         metavar="SECONDS",
         help="a client that neither sends nor reads for this long loses its place (default: 60)",
@@ -472,21 +486,21 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--max-pixels",
-        type=int,
+        type=at_least(1),
         default=MAX_PIXELS,
         metavar="N",
         help=f"frames times width times height of a video (default: {MAX_PIXELS:,}, 960 frames of 1920x1088)",
     )
     parser.add_argument(
         "--max-seconds",
-        type=float,
+        type=at_least(1, float),
         default=MAX_SECONDS,
         metavar="SECONDS",
         help="that a decode may take, with the waits for its client (default: 3600)",
     )
     parser.add_argument(
         "--grace",
-        type=int,
+        type=at_least(0),
         default=3,
         metavar="SECONDS",
         help="that decodes have left after Ctrl-C (default: 3); a second Ctrl-C ends the server at once",
@@ -505,7 +519,10 @@ def load_vaes(arguments: argparse.Namespace) -> VAEs:
 def main() -> None:
     """Run the server."""
     arguments = parse_arguments()
-    vaes = load_vaes(arguments)
+    try:
+        vaes = load_vaes(arguments)
+    except LTXVAEError as error:
+        sys.exit(f"error: {error}")
     if arguments.demo:
         print(f"Latents to try: {demo.LATENTS}")
     app = make_app(

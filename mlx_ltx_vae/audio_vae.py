@@ -90,12 +90,13 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         dtypes = {name: source.cast_dtype(name, dtype) for name in ("encoder", "decoder")} | {"vocoder": mx.float32}
         networks = {name: load_network(source, name, dtypes[name]) for name in ("decoder", "vocoder") if decoder}
         is_alone = all(each is None for each in networks.values())
-        return cls(
+        vae = cls(
             cast(SoundConfig, source.config),
             cast(Any, load_encoder(source, dtypes["encoder"], is_alone=is_alone)) if encoder else None,
             cast("Decoder | None", networks.get("decoder")),
             networks.get("vocoder"),
         )
+        return vae._note_missing(source, encoder=encoder, decoder=decoder, vocoder=decoder)
 
     @classmethod
     def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: GivenDtype = None) -> "Self":
@@ -231,7 +232,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
     def _network(self) -> SoundNetwork:
         decoder = self._decoder
         if self.vocoder is None:
-            raise CheckpointError("this AudioVAE has no vocoder; load it from a file or folder that has one.")
+            raise self._lacks("vocoder")
         return SoundNetwork(decoder, self.vocoder)
 
 

@@ -44,6 +44,8 @@ _HLG_WHITE = 0.75  # the signal of diffuse white
 _HLG_WHITE_X = (math.exp((_HLG_WHITE - _HLG_C) / _HLG_A) + _HLG_B) / 12
 _HLG_ROLL_OFF = _HLG_WHITE_X / (1 - _HLG_WHITE_X)  # so that the slope is the same on both sides of diffuse white
 
+_MOST_LIGHT = 1e30  # of which sums are finite: infinite light is white, and not NaN
+
 _PQ_WHITE, _PQ_PEAK = 203, 10000  # cd/m2
 _PQ_M1, _PQ_M2 = 2610 / 16384, 2523 / 32
 _PQ_C1, _PQ_C2, _PQ_C3 = 3424 / 4096, 2413 / 128, 2392 / 128
@@ -147,7 +149,7 @@ def _colors(values: Any, what: str) -> mx.array:
         raise LatentsError(
             f"the {what} are {dtype_name(array.dtype)} {array.shape}; expected floats (..., 3), RGB last."
         )
-    return array.astype(mx.float32)
+    return mx.clip(array.astype(mx.float32), -_MOST_LIGHT, _MOST_LIGHT)
 
 
 def _check_names(transfer: str, primaries: str) -> None:

@@ -1,7 +1,8 @@
 """What a VAE is loaded into: its encoder and its decoder, of which one may be missing."""
 
 import os
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import mlx.core as mx
 
@@ -14,6 +15,9 @@ from .errors import CheckpointError
 from .models.base import Config, Decoder, Medium, Network
 from .units import format_bytes
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 ConfigT = TypeVar("ConfigT", bound=Config)
 EncoderT = TypeVar("EncoderT", bound=Network)
 
@@ -22,6 +26,7 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
     """The networks of a `VideoVAE` or an `AudioVAE`, and the statistics of their latents."""
 
     _NAMES: tuple[str, ...] = ("decoder", "encoder")  # in the order of a representation
+    _missing: Mapping[str, str] = {}  # the checkpoint of each network that it should have had
 
     def __init__(
         self,
@@ -67,6 +72,19 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
             source = open_checkpoint(source, encoder=encoder, decoder=decoder, medium=medium)
         return source, name
 
+    def _note_missing(self, checkpoint: Checkpoint, **wanted: bool) -> "Self":
+        """Keep in mind, for errors, which of the wanted networks the checkpoint does not have. Returns this VAE."""
+        missing = {name for name, is_wanted in wanted.items() if is_wanted} - checkpoint.networks.keys()
+        self._missing = dict.fromkeys(missing, checkpoint.name)
+        return self
+
+    def _lacks(self, network: str) -> CheckpointError:
+        """The error where a network is needed that is not there."""
+        name, what = self._missing.get(network), f"this {type(self).__name__} has no {network}"
+        if name is None:
+            return CheckpointError(f"{what}; load it with {network}=True.")
+        return CheckpointError(f"{what}, since {name} has none; load a file or folder that has one.")
+
     @property
     def dtype(self) -> mx.Dtype:
         """The compute dtype of the decoder, or of the encoder if no decoder is loaded."""
@@ -97,18 +115,14 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
     @property
     def _decoder(self) -> Decoder:
         if self.decoder is None:
-            raise CheckpointError(
-                f"this {type(self).__name__} has no decoder; load it with decoder=True, from a checkpoint that has one."
-            )
+            raise self._lacks("decoder")
         return self.decoder
 
     @property
     def _known_encoder(self) -> EncoderT | LazyNetwork[EncoderT]:
         """The encoder, of which plans need no weights."""
         if self._own_encoder is None:
-            raise CheckpointError(
-                f"this {type(self).__name__} has no encoder; load it with encoder=True, from a checkpoint that has one."
-            )
+            raise self._lacks("encoder")
         return self._own_encoder
 
     @property

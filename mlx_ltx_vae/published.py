@@ -1,15 +1,18 @@
 """The plan of a published VAE, without its weights."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import mlx.core as mx
+import numpy as np
 
 from .backend.device import this_machine
 from .backend.machine import Machine
 from .backend.mlx_utils import DTYPES, GivenDtype, parse_dtype
-from .errors import PlanError, quote, suggest
+from .errors import LatentsError, PlanError, quote, suggest
+from .latents.keyframes import Keyframes
 from .models.base import SOUND, Config, Family, SoundConfig
 from .models.families import published
 from .models.specs import NetworkSpec
@@ -17,11 +20,15 @@ from .pipeline.audio_run import every_chunk, plan_networks
 from .planning.options import ModeName, OrderName
 from .planning.plan import DecodePlan, SoundPlan
 from .planning.planner import plan_decode
-from .shapes import Grid, LatentShape, Size, parse_size
+from .shapes import Grid, LatentShape, Size, format_size, parse_size
+from .tiling.config import TilingConfig
 from .units import DEFAULT_FPS, Rate, find_fps
 
 #: The decoders of one generation's latents.
 DecoderName = Literal["conv", "diffusion"]
+
+# Releases of LTX-Video with the VAE of another one.
+_SAME_VAE = dict.fromkeys(("0.9.6", "0.9.7", "0.9.8"), "0.9.5")
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class PublishedVAE:
     ) -> "PublishedVAE":
         """The one of this generation with this decoder, or one with other widths: see `Family.published`.
 
+        Generations are also known by the names that `info` prints, such as "LTX-Video 0.9.5".
+
         Raises:
             PlanError: if none is published.
         """
@@ -46,7 +55,10 @@ class PublishedVAE:
                 f"the decoder {quote(decoder)} is not known; expected {' or '.join(get_args(DecoderName))}."
             )
         families = published()
-        name = generation.lower()
+        if not isinstance(generation, str):
+            raise PlanError(f"the generation is {quote(generation)}; expected one of {', '.join(families)}.")
+        name = generation.lower().replace(" ", "-").removeprefix("ltx-video-")
+        name = _SAME_VAE.get(name, name)
         if decoder == "diffusion":
             name = f"{name.removesuffix('-diffusion')}-diffusion"
         if name not in families:
@@ -110,6 +122,10 @@ def estimate(
     fps: Rate = DEFAULT_FPS,
     mode: ModeName = "auto",
     order: OrderName = "auto",
+    tiling: TilingConfig | None = None,
+    chunk: int | None = None,
+    steps: int | None = None,
+    keyframes: Sequence[int] = (),
     joined: bool = False,
 ) -> DecodePlan:
     """Plan the decode of a video by a published VAE, without its weights: what `plan` returns once it is loaded.
@@ -117,19 +133,22 @@ def estimate(
     For apps that ask what a decode will take before they load anything. `plan.peak_bytes` includes the weights.
 
     Args:
-        generation: "ltx-2.5", "ltx-2.3", "ltx-2", "0.9.5", "0.9.1", "0.9.0", "prunavaed", or "taehv".
+        generation: "ltx-2.5", "ltx-2.3", "ltx-2", "0.9.0" to "0.9.8", "prunavaed", or "taehv".
         frames: 1 + 8*k.
         size: "1280x704", or (width, height), multiples of 32.
-        memory_budget, mode, order, joined: as for `plan`.
+        memory_budget, mode, order, tiling, chunk, steps, joined: as for `plan`.
         dtype: as for `from_pretrained`; None for that of the published file.
         decoder: "diffusion" for the other decoder of LTX-2.5.
+        keyframes: the frame numbers of keyframe planes.
         sound: whether the sound of the video, which has `fps` frames per second, is decoded meanwhile.
 
     Raises:
         LatentsError: if the size or the number of frames is not possible.
         PlanError: if no such VAE is published, or as for `plan`.
     """
-    width, height = parse_size(size) if isinstance(size, str) else size
+    width, height = _check_size(size)
+    if not _is_integer(frames):
+        raise LatentsError(f"frames is {quote(frames)}; expected a whole number such as 121.")
     return PublishedVAE.find(generation, decoder).plan(
         (frames, height, width),
         dtype=dtype,
@@ -137,5 +156,27 @@ def estimate(
         memory_budget=memory_budget,
         mode=mode,
         order=order,
+        tiling=tiling,
+        chunk=chunk,
+        denoising_steps=steps,
+        keyframes=_check_keyframes(keyframes),
         joined=joined,
     )
+
+
+def _check_size(size: str | Size) -> Size:
+    if isinstance(size, str):
+        return parse_size(size)
+    if not isinstance(size, Sequence) or len(size) != 2 or not all(map(_is_integer, size)):
+        raise LatentsError(f"size is {quote(size)}; expected a width and a height, such as 768x512.")
+    return parse_size(format_size(*size))
+
+
+def _check_keyframes(frames: Sequence[int]) -> Sequence[int]:
+    if not isinstance(frames, Sequence):
+        raise LatentsError(f"keyframes is {quote(frames)}; expected frame numbers, such as [0, 120].")
+    return Keyframes(np.zeros((1, 1, len(frames), 1, 1)), frames).frames if frames else ()
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -33,8 +33,9 @@ class ScaleFactors(NamedTuple):
         """(F', H', W') of the latents of a video (F, H, W), which must be whole numbers of latent cells."""
         frames, height, width = video_grid
         if frames < 1 or (frames - 1) % self.time or height % self.height or width % self.width:
+            video = f"{frames} frame{' of' if frames == 1 else 's of'} {width}x{height}"
             raise LatentsError(
-                f"{frames} frames of {width}x{height} do not fit the latent grid; frames must be 1 + {self.time}*k, "
+                f"{video} {'does' if frames == 1 else 'do'} not fit the latent grid; frames must be 1 + {self.time}*k, "
                 f"width a multiple of {self.width} and height a multiple of {self.height}."
             )
         return 1 + (frames - 1) // self.time, height // self.height, width // self.width

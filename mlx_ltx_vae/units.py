@@ -39,6 +39,11 @@ def format_count(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def format_are(count: int) -> str:
+    """A number of things as the subject of a sentence: 1 is, 2 are."""
+    return f"{count} {'is' if count == 1 else 'are'}"
+
+
 def format_rate(frames: int, seconds: float) -> str:
     """The speed as text, such as 12.345 frames-per-sec, also where the clock stands still."""
     return f"{frames / seconds:.3f} frames-per-sec" if seconds > 0 else "speed unknown"

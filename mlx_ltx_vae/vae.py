@@ -90,13 +90,14 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         source, dtype = cls._open(source, dtype, PICTURES, encoder=encoder, decoder=decoder)
         encoder_dtype, decoder_dtype = (source.cast_dtype(name, dtype) for name in NETWORKS)
         loaded = load_network(source, "decoder", decoder_dtype) if decoder else None
-        return cls(
+        vae = cls(
             source.config,
             cast(Any, load_encoder(source, encoder_dtype, is_alone=loaded is None)) if encoder else None,
             cast(Decoder, loaded),
             encoder_is_promoted=encoder_dtype is mx.float32 and dtype != "float32",
             keeps_dtype=dtype is not None,
         )
+        return vae._note_missing(source, encoder=encoder, decoder=decoder)
 
     @classmethod
     def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: GivenDtype = None) -> "Self":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,10 @@ SECONDS = 240  # the page takes long where the machine is busy
 LOAD = "async workflow => { await app.loadGraphData(workflow) }"
 #: Types of nodes that the page does not know: it draws them red.
 UNKNOWN = "() => app.graph._nodes.map(node => node.type).filter(type => !(type in LiteGraph.registered_node_types))"
+PREFIX = """prefix => {
+    for (const node of app.graph._nodes)
+        for (const widget of node.widgets ?? []) if (widget.name === "filename_prefix") widget.value = prefix
+}"""
 FIT = """() => {
     const nodes = app.graph._nodes, ends = nodes.map(node => [node.pos[0] + node.size[0], node.pos[1] + node.size[1]])
     const [left, top] = [0, 1].map(axis => Math.min(...nodes.map(node => node.pos[axis])) - 40 * (1 + axis))
@@ -70,7 +75,7 @@ def show(page: Any, workflow: Path) -> None:
 
 
 def check_browser(program: ComfyUI, workflows: Path, target: Path) -> str:
-    """All workflows load without unknown nodes. That of the demo is run as it is, and drawn."""
+    """All workflows load without unknown nodes. That of the demo is run as it is, shows its video, and is drawn."""
     files = sorted(workflows.glob("*.json"))
     with open_page(program) as page:
         for file in files:
@@ -78,13 +83,24 @@ def check_browser(program: ComfyUI, workflows: Path, target: Path) -> str:
             page.wait_for_timeout(1000)  # for the picture
             page.screenshot(path=str(target.with_stem(f"{target.stem}-{file.stem}")))
         show(page, workflows / "demo.json")
-        known = set(program.request("/history"))
-        page.evaluate("async () => { await app.queuePrompt(0) }")
-        program.wait_until(lambda: bool(set(program.request("/history")) - known))
+        run(program, page)
+        page.wait_for_function("() => document.querySelector('video')?.readyState > 1")
         page.evaluate(FIT)
-        page.wait_for_timeout(8000)  # the video begins, and notices go away
+        page.wait_for_timeout(8000)  # notices go away
         page.screenshot(path=str(target))
+        page.evaluate(PREFIX, "%date:yyyy-MM-dd%/%LTXPreviewMLX.decoder%_%width%")
+        (video,) = run(program, page)["3"]["images"]
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", video["subfolder"]), video
+    assert video["filename"] == "demo preview_384_00001_.mp4", video
+    return f"{len(files)} workflows load in a browser, and that of the demo runs and shows its video; see {target}"
+
+
+def run(program: ComfyUI, page: Any) -> dict:
+    """The outputs of the workflow on the page, after a run."""
+    known = set(program.request("/history"))
+    page.evaluate("async () => { await app.queuePrompt(0) }")
+    program.wait_until(lambda: bool(set(program.request("/history")) - known))
     (prompt,) = set(program.request("/history")) - known
     history = program.wait(prompt)
     assert history["status"]["status_str"] == "success", history["status"]
-    return f"{len(files)} workflows load in a browser, and that of the demo runs as it is; see {target}"
+    return history["outputs"]

@@ -204,8 +204,13 @@ def test_other_files_are_refused(golden, tensors, config, tmp_path):
         AudioVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
     only_vae = {name: array for name, array in tensors.items() if name.startswith("audio_vae.")}
     vae = AudioVAE.from_pretrained(save(only_vae, tmp_path / "a.safetensors", config))
-    with pytest.raises(CheckpointError, match="this AudioVAE has no vocoder"):
+    with pytest.raises(CheckpointError, match=r"this AudioVAE has no vocoder, since a\.safetensors has none; load a"):
         vae.decode(LATENTS)
+    with pytest.raises(CheckpointError, match=r"has no encoder, since a\.safetensors has none; load a file or folder"):
+        vae.encode(np.zeros((1, 2, 3200), np.float32), 16000)
+    vae = AudioVAE.from_pretrained(tmp_path / "a.safetensors", encoder=False)
+    with pytest.raises(CheckpointError, match="this AudioVAE has no encoder; load it with encoder=True"):
+        vae.plan_encode(1.0)
 
 
 @pytest.mark.parametrize(

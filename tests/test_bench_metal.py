@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.convolutions import recorded
+from benchmarks.metal.verdicts import list_verdicts
 from mlx_ltx_vae.backend.device import backend
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.bench import decoding, metal_command, metal_tasks, processes
@@ -94,6 +95,9 @@ def test_quick_leaves_out_most_decodes(in_process, capsys):
     assert document["attention"] == []
     assert [each["mode"] for each in document["plan"]["modes"]] == ["exact by time"]
     assert document["plan"]["modes"][0]["decodes"] == 6 and document["is_virtual"] is False
+    document["machine"]["backend"] = "metal"  # where footprints count, of the runs that have them
+    assert metal_command.compare_with_plan(document)["modes"][0]["measured_footprint_bytes"] > 0
+    assert "the footprint" in list_verdicts(document)
 
 
 @pytest.mark.slow

@@ -232,9 +232,12 @@ def test_of_two_decodes_into_one_folder_one_succeeds(clip, tmp_path):
     [
         (["--codec", "libx264"], "(did you mean h264?)"),
         (["--codec", "libsvtav1"], "(did you mean av1?)"),
+        (["--codec", "prores_ks"], "(did you mean prores?)"),
         (["--dtype", "bf16"], "(did you mean bfloat16?)"),
         (["--preset", "slow"], "(did you mean --encoder-preset slow?)"),
         (["-v"], "(did you mean --version?)"),
+        (["--force"], "(did you mean --overwrite?)"),
+        (["--frames", "-5"], "such as -5: for the last 5"),
         (["--frames", "5"], "such as :5 for the first 5 frames"),
         (["--frames", "-3:-5"], "-3:-5 has no frame"),
     ],
@@ -246,17 +249,20 @@ def test_names_of_other_programs_get_a_suggestion(tmp_path, capsys, options, sug
 
 
 def test_an_address_of_the_hub_gets_a_suggestion(clip, tmp_path, capsys):
-    for path, reference in [
-        ("", ""),
-        ("/tree/main/vae", ":vae"),
-        ("/blob/main/vae/a.safetensors?x=1", ":vae/a.safetensors"),
+    for address, reference in [
+        ("https://huggingface.co/owner/name", ""),
+        ("https://huggingface.co/owner/name/tree/main/vae", ":vae"),
+        ("https://huggingface.co/owner/name/blob/main/vae/a.safetensors?x=1", ":vae/a.safetensors"),
+        ("hf.co/owner/name/tree/main/", ""),
+        ("hf://owner/name/vae/a.safetensors", ":vae/a.safetensors"),
     ]:
-        arguments = [str(clip[0]), "-m", f"https://huggingface.co/owner/name{path}", "-o", str(tmp_path / "out.mp4")]
-        assert main(arguments) == 1
-        assert f"(did you mean owner/name{reference}?)" in capsys.readouterr().err
+        assert main([str(clip[0]), "-m", address, "-o", str(tmp_path / "out.mp4")]) == 1
+        message = capsys.readouterr().err
+        assert f"(did you mean owner/name{reference}?)" in message
+        assert message.startswith(f"error: {address.rstrip('/')}")
 
 
-@pytest.mark.parametrize("command", ["decode", "encode"])
+@pytest.mark.parametrize("command", ["decode", "encode", "preview", "bench"])
 def test_the_short_help_is_a_screen_and_points_to_the_whole(command):
     def lines(option):
         arguments = [sys.executable, "-m", f"mlx_ltx_vae.{command}", option]
@@ -265,7 +271,8 @@ def test_the_short_help_is_a_screen_and_points_to_the_whole(command):
     short, whole = lines("-h"), lines("--help")
     assert len(short) < 40 < len(whole)
     assert short[-1] == f'"python -m mlx_ltx_vae.{command} --help" shows all options.'
-    assert {"-o", "-m", "--frames"} <= {word.strip(",") for line in short for word in line.split()[:1]}
+    first = {"-m", "--num-frames"} if command == "bench" else {"-o", "-m", "--frames"}
+    assert first <= {word.strip(",") for line in short for word in line.split()[:1]}
 
 
 def test_quiet_prints_nothing(clip, tmp_path, capfd):

@@ -59,6 +59,8 @@ def test_a_video_is_saved_under_the_next_number_and_replaces_nothing(comfy, exec
     assert path.relative_to(comfy.output) == Path("clips/take_00001_.mkv")
     assert second.name == "take_00002_.mkv"
     assert shown == {"filename": path.name, "subfolder": "clips", "type": "output"}
+    assert comfy.bars.updates[-1][1] == FRAMES
+    assert {picture for *_, picture, _ in comfy.bars.updates} == {None}, "the page would show it in place of the video"
     np.testing.assert_array_equal(frames_of(path), VideoVAE.from_pretrained(checkpoint).decode_uint8(LATENTS))
     assert not list(comfy.temp.glob("*"))
     with pytest.raises(Exception, match="outside the output folder"):

@@ -20,6 +20,8 @@ def script():
         (("decode", "--mode", "s"), ["single"]),
         (("encode", "--dtype", ""), ["float32", "bfloat16", "float16"]),
         (("bench", "--against", "ex"), ["exact"]),
+        (("decode", "--codec", "prores4"), ["prores4444"]),
+        (("--comp",), ["--completion"]),
     ],
 )
 def test_bash_completes_commands_options_and_choices(script, words, completed):

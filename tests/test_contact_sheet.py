@@ -295,7 +295,7 @@ def test_one_frame_is_one_picture(clips, capsys, depth):
     raw = ["-f", "rawvideo", "-pix_fmt", "rgb48le" if depth == 10 else "rgb24", "-"]
     assert run_ffmpeg("-i", "frame.png", *raw) == run_ffmpeg("-i", "all/00005.png", *raw)
     before = Path("frame.png").read_bytes()
-    assert "frame.png: exists" in failed(capsys, *size, "-o", "frame.png", "--frames", "6:7")
+    assert "frame.png: already exists" in failed(capsys, *size, "-o", "frame.png", "--frames", "6:7")
     assert run(decode, *size, "-o", "frame.png", "--frames", "6:7", "--skip-existing", "-q") == 0
     assert Path("frame.png").read_bytes() == before
 
@@ -310,7 +310,7 @@ def test_clips_of_one_frame_are_pictures_also_many_and_in_python(clips):
     vae.decode_to_file(latents, "frame.png")
     assert Path("frame.png").read_bytes() == Path("out/one.png").read_bytes() == Path("out/pair-1.png").read_bytes()
     assert np.array_equal(iio.imread("frame.png"), vae.decode_uint8(latents)[0])
-    with pytest.raises(WriterError, match="frame.png: exists"):
+    with pytest.raises(WriterError, match="frame.png: already exists"):
         vae.decode_to_file(latents, "frame.png")
 
 

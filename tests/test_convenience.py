@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 
 import mlx_ltx_vae
-from mlx_ltx_vae import CheckpointError, LatentsError, PlanError, VideoReader, VideoVAE, WriterError, save_latents
+from mlx_ltx_vae import (
+    AudioChunk,
+    CheckpointError,
+    Keyframes,
+    LatentsError,
+    PlanError,
+    VideoReader,
+    VideoVAE,
+    VideoWriter,
+    WriterError,
+    save_latents,
+)
 from mlx_ltx_vae.decode import main as decode
 
 LATENTS = mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(0))
@@ -49,7 +60,7 @@ def test_a_decode_to_a_file_reports_what_the_command_prints(vae, golden, tmp_pat
     command = [str(latents), "-m", str(golden("small_ltx2_3").checkpoint), "-o", str(path), "--json", "--chunk", "2"]
     assert decode(command) == 0
     printed, value = json.loads(capsys.readouterr().out), report.as_dict()
-    assert json.loads(json.dumps(value)) == value and value.keys() <= printed.keys()
+    assert json.loads(json.dumps(value)) == value and value.keys() == printed.keys() - {"vae"}
     for key in value.keys() - {"seconds", "first_frame_seconds", "peak_memory_bytes", "plan"}:
         assert value[key] == printed[key], key
 
@@ -67,6 +78,8 @@ def test_an_option_of_a_plan_is_refused_by_the_name_of_the_function(vae, name):
 
 @pytest.mark.parametrize("name", ["encode", "encode_stream"])
 def test_an_unknown_option_of_an_encode_is_refused_by_its_name(vae, name):
+    with pytest.raises(TypeError, match=rf"^{name}\(\) .* 'mode'; it is one of plan_encode\(\): .*pixels.shape, mode="):
+        getattr(vae, name)(np.zeros((1, 64, 96, 3), np.uint8), mode="exact")
     with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'tilng'$"):
         getattr(vae, name)(np.zeros((1, 64, 96, 3), np.uint8), tilng=None)
 
@@ -87,7 +100,9 @@ def test_streams_and_readers_describe_themselves(vae, tmp_path):
     assert repr(stream) == "DecodeStream(ended)"
     stream.cancel()
     assert repr(stream) == "DecodeStream(cancelled)"
-    vae.decode_to_file(LATENTS, tmp_path / "a.mkv", codec="ffv1")
+    with VideoWriter(tmp_path / "a.mkv", size=(96, 64), fps=24, codec="ffv1") as out:
+        out.write(vae.decode_uint8(LATENTS))
+        assert repr(out) == f"VideoWriter('{tmp_path}/a.mkv', 17 frames of 96x64 written)"
     with VideoReader(tmp_path / "a.mkv") as video:
         assert repr(video) == f"VideoReader('{tmp_path}/a.mkv', 17 frames of 96x64 at 24 fps)"
 
@@ -150,5 +165,10 @@ def test_descriptions_are_one_line(vae):
     assert repr(plan).startswith("DecodePlan(exact by time, 17 frames of 96x64, ")
     assert repr(first) == "FrameChunk(frame 0, 96x64, float32)"
     assert repr(vae.config) == "VAEConfig(custom, 8 latent channels, 8x32x32 frames and pixels a cell)"
+    assert ", 1 frame of 96x64, " in repr(vae.plan(LATENTS.shape, frames=(3, 4)))
+    assert repr(Keyframes(LATENTS[:, :, :2], [0, 9])) == "Keyframes(latents (1, 8, 2, 2, 3), frames [0, 9])"
+    assert repr(AudioChunk(160, mx.zeros((1, 2, 80)))) == "AudioChunk(samples 160 to 239)"
+    with pytest.raises(PlanError, match="frames are the first and one more than the last, such as .24, 48., not 5"):
+        vae.plan(LATENTS.shape, frames=5)
     assert not any(name.startswith("_") for name in [*dir(vae), *dir(mlx_ltx_vae)])
     assert {"stream", "decode_to_file", "config"} <= set(dir(vae))

@@ -115,7 +115,7 @@ def test_without_keyframes_nothing_is_said_of_them(model, seen, capsys):
 
 def test_each_video_of_a_batch_has_its_own(model, seen, capsys):
     run("two.safetensors", "-m", model, "-o", "out.npy")
-    assert "18 frames of 32x32" in (said := capsys.readouterr().out)
+    assert "2 videos of 9 frames of 32x32" in (said := capsys.readouterr().out)
     assert ", 2 keyframes at frames 8, 3, " in said
     for index, found in enumerate(seen):
         assert_seen(found, STILLS[index : index + 1], FRAMES)

@@ -247,16 +247,19 @@ def test_frames_of_the_middle_are_encoded(clip, golden, tmp_path, capsys):
     path, frames = clip
     arguments = (path, "-m", golden("small_ltx2_3").checkpoint)
     vae = VideoVAE.from_pretrained(arguments[2], decoder=False)
-    for wanted, expected in [("3:12", frames[3:12]), ("8:", frames[8:]), (":9", frames[:9])]:
+    middle = [("3:12", frames[3:12]), ("8:", frames[8:]), (":9", frames[:9])]
+    for wanted, expected in [*middle, ("-9:", frames[-9:]), ("-12:-3", frames[-12:-3])]:
         report, latents, _ = encoded(capsys, tmp_path, *arguments, "--frames", wanted)
         assert report["frames"] == 9
         assert_close(latents, vae.encode(expected))
     out = ["-o", tmp_path / "latents.safetensors"]
     assert encode(*arguments, *out, "--frames", "9", "-q") == 0
     assert capsys.readouterr().err.startswith("warning: --frames 9 is written --frames :9 now")
+    assert encode(*arguments, *out, "--frames", f":-{len(frames)}") == 1
+    assert f"has {len(frames)} frames, and none of the frames 0:-{len(frames)}." in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
-        encode(*arguments, *out, "--frames", "-9:")
-    assert "-9: counts from the end" in capsys.readouterr().err
+        encode("-", *arguments[1:], *out, "--frames", "-9:")
+    assert "standard input is read once" in capsys.readouterr().err
 
 
 def test_a_video_comes_from_standard_input(clip, golden, tmp_path):

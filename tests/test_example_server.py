@@ -277,6 +277,22 @@ def test_the_command_finds_the_audio_vae_in_a_models_file_or_takes_the_named_one
         np.testing.assert_array_equal(each, AudioVAE.from_pretrained(sound.checkpoint).decode(latents))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--demo", "--decodes", "0"], "argument --decodes: 0 is less than 1\n"),
+        (["-m", "missing"], "error: missing: there is no such file or folder; check the path."),
+    ],
+)
+def test_wrong_options_of_the_command_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, arguments: list[str], message: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["server.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        server.main()
+    assert message in f"{ended.value}{capsys.readouterr().err}"
+
+
 def test_a_client_that_disconnects_ends_the_decode_and_ffmpeg_and_frees_memory(vae: HeldVAE, upload: bytes) -> None:
     before = active_memory()
     with serving(vae) as address:
@@ -642,13 +658,15 @@ def test_a_signal_ends_the_server_and_its_decodes(
     example: list[str], endless: bytes, number: signal.Signals, path: str
 ) -> None:
     head, command = head_of(endless, path), mounted_app() if path else [*example, "--grace", "0"]
-    with server_process(*command) as (process, address, _), ExitStack() as clients:
+    with server_process(*command) as (process, address, log), ExitStack() as clients:
         decoded = [clients.enter_context(send(address, head, endless)) for _ in range(2)]
         programs = programs_of(process, decoded)
-        clients.enter_context(send(address, head, endless))  # waits
+        waiting = clients.enter_context(send(address, head, endless))
         process.send_signal(number)
         assert process.wait(PATIENCE) in (0, -number)
         until(lambda: not any(map(is_running, programs)))
+        assert answer_on(waiting).startswith(b"HTTP/1.1 503 ")
+    assert "Traceback" not in "".join(log)
 
 
 def programs_of(process: subprocess.Popen, clients: Sequence[socket.socket]) -> list[int]:

@@ -88,13 +88,15 @@ def test_a_generation_app_gets_the_error_of_its_decode(tmp_path, vae, latents):
     assert not decoding.was_cancelled
 
 
-def test_an_app_previews_while_it_denoises(tmp_path, run):
+def test_an_app_previews_while_it_denoises(tmp_path, run, vae):
     lines = run("preview_while_denoising.py", tmp_path / "previews")
     assert lines[0].startswith("6 previews, ") and lines[1:] == ["73 frames in film.mp4"]
     strips = [iio.imread(tmp_path / "previews" / f"step-{step}.png") for step in range(6)]
     assert {strip.shape for strip in strips} == {(64, 3 * 96, 3)}, "three stills of the size of the video"
     errors = [np.square(strip.astype(float) - strips[-1]).mean() for strip in strips]
     assert errors == sorted(errors, reverse=True), "each step's picture is nearer to the last one"
+    clip = np.concatenate(vae.decode_uint8(load_part(demo.LATENTS)[0])[[16, 40, 56]], axis=1)
+    assert np.square(strips[-1] - clip.astype(float)).mean() < 255**2 / 10**2.3, "23 dB: people recognize it"
     with VideoReader(tmp_path / "previews" / "film.mp4") as video:
         assert sum(len(frames) for frames in video) == 73
 
@@ -103,7 +105,7 @@ def test_a_preview_ends_when_a_newer_estimate_is_there(tmp_path):
     preview, latents = PreviewVAE.from_pretrained(DEMO_PREVIEW), load_part(demo.LATENTS)[0]
     for shown, expected in ((2, 9), (99, 73)):  # the next film begins anew
         stale, frames = iter([False] * (shown - 1) + [True] * 99), []
-        previews = Previews(preview, tmp_path, is_stale=lambda stale=stale: next(stale))
+        previews = Previews(None, preview, tmp_path, is_stale=lambda stale=stale: next(stale))
         assert previews.play(latents, frames.append) == len(frames) == expected
         assert frames[0].shape == (64, 96, 3)
         assert np.array_equal(frames[0], preview.decode_uint8(latents[:, :, :1])[0])

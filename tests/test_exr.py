@@ -119,8 +119,21 @@ def test_an_image_of_another_size_or_format_is_refused(tmp_path):
         read_exr(tmp_path / "b.exr")
 
 
-def test_a_folder_that_is_not_there_is_an_error_of_the_file(tmp_path):
-    with pytest.raises(WriterError, match=r"missing/a.exr: cannot be written \(.*No such file"):
+def test_integers_are_no_light(tmp_path):
+    path = tmp_path / "a.exr"
+    write_exr(path, half_frame(), options_of("srgb"))
+    # ffmpeg writes no integers: another type of pixels, 0 for 1, in the three channels of the header.
+    kinds = [name + b"\0" + struct.pack("<i", 1) for name in (b"B", b"G", b"R")]
+    data = path.read_bytes()
+    for kind in kinds:
+        data = data.replace(kind, kind[:2] + struct.pack("<i", 0), 1)
+    path.write_bytes(data)
+    with pytest.raises(ReaderError, match="has integers, which are no light; expected half or float"):
+        read_exr(path)
+
+
+def test_a_folder_that_is_not_there_is_an_error_of_the_system(tmp_path):
+    with pytest.raises(FileNotFoundError):
         write_exr(tmp_path / "missing" / "a.exr", half_frame(), options_of("srgb"))
 
 

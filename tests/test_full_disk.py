@@ -11,8 +11,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_ltx_vae import WriterError
 from mlx_ltx_vae.pipeline.frame_buffer import FrameBuffer
 from mlx_ltx_vae.streaming.axis import Axis
+from mlx_ltx_vae.video import FrameOutput, SinkOptions, open_sink
+from mlx_ltx_vae.video.exr import EXR_SPACES
 from tolerances import cpu_only
 
 SHAPE = (1, 17, 64, 96, 3)  # 1.3 MB in float32, a third of that in 8 bits
@@ -74,6 +77,16 @@ def test_a_full_disk_is_refused_in_one_sentence(golden, latents, small_disk):
         file.truncate(os.path.getsize(file.name) - 2**16)
     assert "kB left)" in decode(latents, golden("small_ltx2_3").checkpoint, small_disk)
     assert sorted(os.listdir(small_disk)) == ["filler"]
+
+
+def test_exr_on_a_full_disk_is_an_error_of_their_folder(small_disk):
+    frame = np.random.default_rng(0).uniform(size=(1, 512, 768, 3)).astype(np.float16)  # 2 MB
+    folder, options = small_disk / "light", SinkOptions(frames=FrameOutput(EXR_SPACES["srgb"].format))
+    with pytest.raises(WriterError) as error, open_sink(f"{folder}/", size=(768, 512), fps=24, options=options) as sink:
+        for _ in range(3):
+            sink.write(frame)
+    assert str(error.value) == f"{folder}/: cannot be written (No space left on device)."
+    assert os.listdir(small_disk) == []
 
 
 @cpu_only("MLX compiles kernels in files for the CPU only")

@@ -93,6 +93,15 @@ def test_signals_rise_with_light_and_stay_in_range(convert):
     assert (np.diff(ramp[:, 1]) >= 0).all()
 
 
+def test_infinite_light_is_white_and_the_order_of_an_array_in_memory_does_not_count():
+    bright = np.full(3, np.inf, np.float32)
+    for white in (hdr.to_hlg(bright), hdr.to_pq(bright), hdr.to_sdr(bright), hdr.to_codes(bright, "logc3", "acescg")):
+        np.testing.assert_allclose(numbers(white), 1, **CLOSE)
+    colors = np.random.default_rng(0).uniform(size=(4, 5, 3))
+    for given in (colors[..., ::-1], colors[::-1], colors.transpose(1, 0, 2)):  # the first as OpenCV's BGR becomes RGB
+        assert_same_bits(hdr.to_hlg(given), hdr.to_hlg(given.copy()))
+
+
 def test_signals_do_not_depend_on_the_shape_of_the_array():
     light = mx.exp(mx.random.uniform(-6, 4, (64, 37, 3), key=mx.random.key(0)))
     for convert in (hdr.to_hlg, hdr.to_pq, hdr.to_sdr):

@@ -88,7 +88,7 @@ def test_images_of_another_kind_are_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("nan", "frames contain NaN or infinite values."),
+        ("nan", "frame_3.exr: has pixels that are NaN, not light; repair them in the program that made it."),
         ("size", "is 96x96, and the images before it are 96x64."),
         ("kind", "contains images of several kinds (exr, png); keep one kind."),
     ],

@@ -358,7 +358,7 @@ def test_what_the_file_does_not_state_is_null(info: Callable, text: Callable, tm
     shown = text(tmp_path / "clip.npz")
     assert "assumed normalized: the file does not say" in shown
     assert "8 of 8 channels have a std far from 1: perhaps not normalized, or a plain, still clip" in shown
-    assert "2 x 1 frames of 96x64, 0.04 s at 24 fps, as the file has no rate" in shown
+    assert "2 x 1 frame of 96x64, 0.04 s at 24 fps, as the file has no rate" in shown
 
 
 def test_a_vae_makes_scale_and_layout_exact(golden: Callable, info: Callable, text: Callable, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from mlx_ltx_vae.errors import LatentsError
+from mlx_ltx_vae import demo
+from mlx_ltx_vae.errors import LatentsError, speaking_of_options
 from mlx_ltx_vae.latents import load_latents, save_latents
 from mlx_ltx_vae.latents.metadata import parse_grid
 
@@ -259,10 +260,15 @@ def test_packed_latents_of_another_vae_are_refused_before_a_grid_is_asked_for(tm
 @pytest.mark.parametrize("shape", [(8, 26, 16), (1, 8, 26, 16)])
 def test_audio_latents_are_told_apart_from_packed_and_other_latents(tmp_path: Path, shape, latent_channels) -> None:
     path = write(tmp_path / "audio.safetensors", {"latents": np.ones(shape, np.float32)})
-    with pytest.raises(
-        LatentsError, match=r"are audio latents; give them with --audio-latents beside those of a video"
-    ):
+    with pytest.raises(LatentsError, match=r"are audio latents; read them with load_audio_latents, for AudioVAE"):
         load_latents(path, latent_channels=latent_channels)
+    with speaking_of_options(), pytest.raises(LatentsError, match="; give them with --audio-latents beside those of a"):
+        load_latents(path, latent_channels=latent_channels)
+
+
+def test_a_checkpoint_in_place_of_latents_is_told_apart() -> None:
+    with pytest.raises(LatentsError, match=r"has no latents but weights of a network \(vae\.decoder.*; load it wi"):
+        load_latents(demo.VAE)
 
 
 def test_latents_of_a_vae_with_16_channels_are_not_taken_for_those_of_sound(tmp_path: Path) -> None:

@@ -59,8 +59,10 @@ def test_a_folder_holds_videos_of_many_and_stills_of_one(clips):
     assert names("out") == ["one.mp4", "two.mp4"]
     assert run(decode, "two.safetensors", *VAE, "-o", "stills/", "-q") == 0
     assert names("stills") == [f"{index:05d}.png" for index in range(9)]
-    assert run(decode, "one.safetensors", "two.safetensors", *VAE, "-o", "shots/{name}/", "-q") == 0
-    assert names("shots") == ["one/00000.png", *(f"two/{index:05d}.png" for index in range(9))]
+    Path("00000.png").write_text("kept")  # in a folder above, which says nothing about one that is not there yet
+    for stills in ("shots/{name}/", "more/{name}/%05d.png"):
+        assert run(decode, "one.safetensors", "two.safetensors", *VAE, "-o", stills, "-q") == 0
+        assert names(stills.split("/")[0]) == ["one/00000.png", *(f"two/{index:05d}.png" for index in range(9))]
     assert run(decode, "one.safetensors", *VAE, "-o", "out/{name}.gif", "-q") == 0
     assert (clips / "out" / "one.gif").exists()
 
@@ -226,7 +228,7 @@ def test_outputs_are_not_replaced_where_that_is_unwanted(clips, loads, capsys):
     capsys.readouterr()
     assert run(decode, *sources, *VAE, "-o", "out/", "--no-overwrite", "-q") == 1
     *lines, last = capsys.readouterr().err.splitlines()
-    assert [line.partition(": exists, ")[0] for line in lines] == [
+    assert [line.partition(": already exists; ")[0] for line in lines] == [
         "error: one.safetensors: out/one.mp4",
         "error: pair.safetensors: out/pair-0.mp4",
     ]

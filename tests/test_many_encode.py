@@ -105,7 +105,7 @@ def test_latents_are_not_replaced_where_that_is_unwanted(videos, loads, capsys):
         assert line.startswith("error: a.safetensors: already exists; ")
     assert loads == []
     assert run(encode, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "./", "-n", "-q") == 1
-    assert capsys.readouterr().err.startswith("error: set/a.mkv: ./a.safetensors: exists, and is not")
+    assert capsys.readouterr().err.startswith("error: set/a.mkv: ./a.safetensors: already exists")
     assert Path("a.safetensors").read_text() == "kept"
     assert shape("b.safetensors") == (1, 64, 3, 2, 3)
 

@@ -84,7 +84,7 @@ def test_many_inputs_batches_and_errors_are_those_of_decode(clips, capsys):
     assert names("clips") == ["one.mp4", "pair-0.mp4", "pair-1.mp4"]
     assert run(preview, "one.safetensors", *RGB, "-o", "out/one.gif", "-q") == 0
     assert capsys.readouterr().out == ""
-    assert "out/one.png: exists" in failed(capsys, "one.safetensors", *RGB, "-o", "out/one.png", "-n", main=preview)
+    assert "one.png: already exists" in failed(capsys, "one.safetensors", *RGB, "-o", "out/one.png", "-n", main=preview)
     assert run(preview, "one.safetensors", *RGB, "-o", "out/one.png", "--skip-existing") == 0
     assert capsys.readouterr().out == "one.safetensors: skipped, found out/one.png\n"
 

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from conftest import FIXTURES
-from mlx_ltx_vae import LatentsError, PlanError, VideoVAE
+from mlx_ltx_vae import Keyframes, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.checkpoint import open_checkpoint
@@ -18,6 +18,8 @@ from mlx_ltx_vae.models.base import SOUND
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5, raw_ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.family import DIFFUSION_VAE
 from mlx_ltx_vae.models.families import published
+from mlx_ltx_vae.published import PublishedVAE
+from mlx_ltx_vae.tiling import TilingConfig
 
 # The manifests of golden cases at the published widths, whose checkpoints the original code could read.
 CASES = {
@@ -163,6 +165,24 @@ def test_an_estimate_is_the_plan_of_the_vae_that_is_loaded(golden, monkeypatch, 
         assert found == vae.plan(shape, **given)
 
 
+def test_generations_have_the_names_of_all_releases_and_those_of_info():
+    names = {"0.9.8": "0.9.5", "0.9.6": "0.9.5", "LTX-Video 0.9.1": "0.9.1", "LTX-2.5 diffusion": "ltx-2.5-diffusion"}
+    assert [PublishedVAE.find(name).name for name in names] == list(names.values())
+
+
+def test_an_estimate_for_keyframes_and_steps_is_the_plan_of_the_vae_that_is_loaded(golden, monkeypatch, backend):
+    vae = VideoVAE.from_pretrained(golden("ltx2_5_diffusion").checkpoint, dtype="float32")
+    monkeypatch.setitem(DIFFUSION_VAE.published, "ltx-2.5-diffusion", lambda: vae.config)
+    frames, channels = [0, 16], vae.config.latent_channels
+    options = {"mode": "tiled", "tiling": TilingConfig.default(), "memory_budget": "8GB", "steps": 2}
+    found = VideoVAE.estimate(
+        "ltx-2.5", decoder="diffusion", dtype="float32", frames=25, size=(768, 512), keyframes=frames, **options
+    )
+    keyframes = Keyframes(mx.zeros((1, channels, 2, 16, 24)), frames)
+    assert found == vae.plan((1, channels, 4, 16, 24), keyframes=keyframes, **options)
+    assert (found.keyframes, found.denoising_steps) == ((0, 16), 2)
+
+
 def test_an_estimate_has_the_decoder_and_the_dtype_that_are_asked_for():
     given = {"frames": 121, "size": "1280x704", "memory_budget": "40GB"}
     conv, diffusion = (VideoVAE.estimate("ltx-2.5", decoder=name, **given) for name in ("conv", "diffusion"))
@@ -188,6 +208,12 @@ def test_an_estimate_has_the_decoder_and_the_dtype_that_are_asked_for():
         (PlanError, "the least that works is", {"memory_budget": "1GB"}),
         (LatentsError, "8 frames of 1280x704 do not fit the latent grid", {"frames": 8}),
         (LatentsError, "'720p' is not a width and a height such as 768x512", {"size": "720p"}),
+        (LatentsError, "size is .1280.; expected a width and a height, such as 768x512", {"size": [1280]}),
+        (LatentsError, "size is .1280.0, 704.; expected", {"size": (1280.0, 704)}),
+        (LatentsError, "frames is '121'; expected a whole number", {"frames": "121"}),
+        (LatentsError, "keyframes need one frame number from 0", {"keyframes": [-1]}),
+        (LatentsError, "keyframes is 5; expected frame numbers", {"keyframes": 5}),
+        (PlanError, "the generation is None; expected one of 0.9.0, ", {"generation": None}),
     ],
 )
 def test_what_cannot_be_planned_is_an_error_that_says_why(error, words, given):

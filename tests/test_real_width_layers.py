@@ -1,12 +1,15 @@
 """Single layers at the published widths, against results of the CPU: the first that a new GPU should compute."""
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
 import real_width_layers
 from benchmarks.metal_emulation import EmulatedGPU, emulated
+from mlx_ltx_vae.models.base import PICTURES, SOUND
 from mlx_ltx_vae.models.convolution.rules import Formulation
-from real_width_layers import LAYERS, Expected
+from mlx_ltx_vae.models.families import published
+from real_width_layers import LAYERS, Expected, convolution, module_path, plane, preview
 from tolerances import cpu_only
 
 # Twice the emulated error, and what two roundings of a dtype may come to: attention and exponentials are not emulated.
@@ -38,6 +41,7 @@ def find_problems(expected, layer, dtype, **options):
 @pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name in LAYERS for dtype in LAYERS[name].dtypes])
 def test_a_layer_at_a_published_width_agrees_with_the_cpu(expected, name, dtype):
     assert find_problems(expected, LAYERS[name], dtype) == {}
+    mx.clear_cache()  # a virtual Mac has 5 GB
 
 
 def test_the_layers_cover_the_widths_and_the_kernels_of_metal(expected):
@@ -45,8 +49,26 @@ def test_the_layers_cover_the_widths_and_the_kernels_of_metal(expected):
     routes = {name: expected.routes(layer) for name, layer in LAYERS.items()}
     assert sum("winograd" in each for each in routes.values()) >= 8
     assert sum("product" in each for each in routes.values()) >= 8
-    widths = {layer.width for layer in LAYERS.values() if layer.network == "decoder"}
-    assert widths >= {64, 128, 256, 384, 512, 1024, 2048}
+    diffusion = {layer.width for layer in LAYERS.values() if layer.generation == "ltx-2.5-diffusion"}
+    assert diffusion >= {48, 128, 256, 512, 1024, 2048}
+
+
+@pytest.mark.parametrize(
+    ("medium", "family", "key"),
+    [(PICTURES, "video_vae", convolution), (PICTURES, "preview_vae", preview), (SOUND, "audio_vae", plane)],
+)
+def test_every_width_of_every_published_vae_is_among_the_layers(medium, family, key):
+    def keys(generation, network):
+        made = published(medium)[generation]
+        layers = made.spec(made.published[generation](), network).layers
+        return {module_path(each): key(each) for each in reversed(layers) if each.weights}
+
+    generations = [name for name, each in published(medium).items() if each.name == family]
+    own = [each for each in LAYERS.values() if each.generation in generations and each.is_sound == (medium is SOUND)]
+    found = {keys(each.generation, each.network).get(each.path) for each in own}
+    for generation in generations:
+        for network in medium.networks[:2]:
+            assert set(keys(generation, network).values()) <= found, (generation, network)
 
 
 def test_the_smallest_layer_agrees_here(expected):

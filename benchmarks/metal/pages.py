@@ -7,7 +7,13 @@ from typing import Any
 
 from benchmarks.metal.verdicts import BEST, clip_sums, decodes_of, list_verdicts, planned_seconds
 from mlx_ltx_vae.bench.command import table
-from mlx_ltx_vae.bench.metal_command import SCHEMA, is_virtual, submission_name, without_names
+from mlx_ltx_vae.bench.metal_command import (
+    SCHEMA,
+    compare_with_plan,
+    is_virtual,
+    submission_name,
+    without_names,
+)
 from mlx_ltx_vae.bench.metal_tasks import GPU_FORMS
 from mlx_ltx_vae.bench.parsers import METAL_SIZE
 from mlx_ltx_vae.errors import LTXVAEError
@@ -29,13 +35,17 @@ def read_document(path: Path) -> dict[str, Any]:
         LTXVAEError: for any other file.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
         schema, *_ = document["schema"], document["machine"]["backend"], document["case"]["is_quick"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LTXVAEError(f"{path}: is not a file that bench --metal --save wrote ({error}).") from error
     if schema != SCHEMA:
         raise LTXVAEError(f"{path}: has the schema {schema}; this version reads {SCHEMA}.")
     return document
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def submit(document: Mapping[str, Any]) -> list[str]:
@@ -71,8 +81,11 @@ def check_submission(path: Path) -> None:
         expected, written = submission_name(document["machine"], document["date"]), without_names(document)
         list_verdicts(document)
         readme_table([document])
+        agrees = document["plan"] == without_names(compare_with_plan(document))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LTXVAEError(f"{path}: lacks what bench --metal --submit writes ({error!r}); run it again.") from error
+    if not agrees:
+        raise LTXVAEError(f"{path}: its plan is not that of its decodes; a file is not edited by hand.")
     if path.name != expected:
         raise LTXVAEError(f"{path}: has the name of another machine or day; expected {expected}.")
     if written != document:
@@ -97,7 +110,7 @@ def check_files(paths: Sequence[Path]) -> str:
 def _check_whole(name: object, document: Mapping[str, Any]) -> None:
     """Raise `LTXVAEError` unless a document is a whole measurement of a Mac."""
     case, backend = document["case"], document["machine"]["backend"]
-    if is_virtual(document["machine"]):
+    if is_virtual(document["machine"]) or document.get("is_virtual"):
         raise LTXVAEError(f"{name}: was measured on a virtual machine, whose times mean nothing.")
     if backend != "metal":
         raise LTXVAEError(f"{name}: was measured on {backend}, not on Apple's GPU.")

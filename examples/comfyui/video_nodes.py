@@ -218,7 +218,7 @@ class LTXSaveVideo(VideoNode):
         options |= {"pix_fmt": pixel_format} if pixel_format != "auto" else {}
         name = partial(host.next_file, filename_prefix, made.ending)
         curve = None if hdr == NO_HDR else hdr
-        path = cls.decode(Output(name, options, made.audio_codec, curve), **inputs)
+        path = cls.decode(Output(name, options, made.audio_codec, curve, is_shown=True), **inputs)
         return io.NodeOutput(InputImpl.VideoFromFile(path), ui=ui.PreviewVideo([host.saved(path)]))
 
 
@@ -226,13 +226,15 @@ class LTXSaveVideo(VideoNode):
 class Output:
     """A file. ComfyUI's thread calls `name((width, height))` for its path; `options` are those of a `VideoWriter`.
 
-    `hdr` is the curve of HDR latents, which become an HLG master.
+    `hdr` is the curve of HDR latents, which become an HLG master. `is_shown`: the node shows the file at its end, in
+    place of which the page would show the last picture of the progress.
     """
 
     name: Callable[[tuple[int, int]], str]
     options: dict
     audio_codec: str | None = None
     hdr: Any = None
+    is_shown: bool = False
 
 
 def sound_inputs() -> list[io.Input]:
@@ -262,9 +264,8 @@ def decode_to_file(job: Job, clip: Clip, output: Output, sound: dict) -> str:
     fps, sinks = options.pop("fps"), SinkOptions(bit_depth=options.pop("bit_depth"))
     if output.hdr is not None:
         sinks = HDROptions(output.hdr).choose_frames(sinks)
-    shown = sinks.frames if sinks.hdr is None else sinks.hdr.sheet
     plans = () if sound_vae is None else every_chunk(partial(sound_vae.plan, clip.sound.shape[2]))
-    wanted = {"outputs": list(dict.fromkeys([sinks.frames, shown])), "sound": plans}
+    wanted = {"outputs": [sinks.frames], "sound": plans}
     wanted["keyframes"] = clip.options.get("keyframes")
     plan = vae.plan(clip.latents.shape, memory_budget=clip.memory_budget, **wanted)
     if sound_vae is not None:
@@ -281,9 +282,8 @@ def decode_to_file(job: Job, clip: Clip, output: Output, sound: dict) -> str:
         for chunk in job.chunks(stream):
             frames = chunk.to_frames(sinks.frames)
             sink.write(frames)
-            picture = (frames if shown == sinks.frames else chunk.to_frames(shown))[-1]
-            picture = picture if picture.dtype == np.uint8 else (picture >> 8).astype(np.uint8)
-            job.reports.put(Report(chunk.start + len(frames), plan.num_frames, picture))
+            picture = frames[-1] if frames.dtype == np.uint8 else (frames[-1] >> 8).astype(np.uint8)
+            job.reports.put(Report(chunk.start + len(frames), plan.num_frames, None if output.is_shown else picture))
     return path
 
 

@@ -14,6 +14,8 @@ DEFAULT_TIMEOUT = 1800
 
 #: What `--dtype` accepts.
 DtypeName = Literal["float32", "bfloat16", "float16"]
+#: What other programs call them.
+OTHER_DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 
 
 class Backend(enum.Enum):

@@ -12,7 +12,8 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from ..errors import CheckpointError, LatentsError, LTXVAEError, excerpt
+from ..errors import CheckpointError, LatentsError, LTXVAEError, excerpt, suggest
+from .machine import OTHER_DTYPE_NAMES
 from .machine import DtypeName as DtypeName
 
 #: What `dtype=` accepts: also `mx.float32`, `mx.bfloat16`, `mx.float16`; None for the checkpoint's own.
@@ -29,7 +30,8 @@ def parse_dtype(dtype: GivenDtype) -> DtypeName | None:
     """The name of a given dtype. A `CheckpointError` if no network can have it."""
     name = dtype_name(dtype) if isinstance(dtype, mx.Dtype) else dtype
     if name is not None and name not in DTYPES:
-        raise CheckpointError(f"dtype {name!r} is not known; expected {', '.join(DTYPES)}.")
+        hint = suggest(name, DTYPES, OTHER_DTYPE_NAMES) if isinstance(name, str) else ""
+        raise CheckpointError(f"dtype {name!r} is not known{hint}; expected {', '.join(DTYPES)}.")
     return cast("DtypeName | None", name)
 
 
@@ -121,7 +123,7 @@ def native_array(values: Any, what: str, error: type[LTXVAEError] = LatentsError
 def to_mlx(values: Any, what: str, error: type[LTXVAEError] = LatentsError) -> mx.array:
     """A caller's array as one of MLX, see `native_array`. That of numpy is copied."""
     array = native_array(values, what, error)
-    return array if isinstance(array, mx.array) else mx.array(array)
+    return array if isinstance(array, mx.array) else mx.array(np.asarray(array, order="C"))  # no reversed axes
 
 
 def count_nonfinite(array: mx.array) -> int:

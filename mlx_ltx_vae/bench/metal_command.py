@@ -140,8 +140,8 @@ def peak_share(run: Run) -> float:
 
 def footprint_share(run: Run) -> float | None:
     """What the machine lost, as a share of the plan with its buffer cache; None if it is not known."""
-    taken = run["peak_footprint_bytes"], run["start_footprint_bytes"]
-    return None if None in taken else (taken[0] - taken[1]) / run["planned_total_bytes"]
+    peak, start = run.get("peak_footprint_bytes"), run.get("start_footprint_bytes")
+    return None if peak is None or start is None else (peak - start) / run["planned_total_bytes"]
 
 
 def compare_with_plan(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def compare_with_plan(document: Mapping[str, Any]) -> dict[str, Any]:
     modes = [{"mode": mode, "decodes": len(own), **_worst(own, has_footprint)} for mode, own in by_mode.items()]
     beyond = [text for run in runs for text in _beyond(run, has_footprint)]
     shares = ", ".join(f"{mode['planned_per_measured']:.2f} {mode['mode']}" for mode in modes)
-    verdict = f"This machine agrees with the plan: planned memory is at least {shares} times the measured one."
+    verdict = f"This machine agrees with the plan: planned / measured memory is {shares}."
     if not modes:
         verdict = "No decode was measured that has a plan."
     elif beyond:

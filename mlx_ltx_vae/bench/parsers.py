@@ -50,6 +50,7 @@ def parse(arguments: Sequence[str]) -> tuple[CommandParser, argparse.Namespace]:
 def build_parser() -> CommandParser:
     """The command line."""
     parser = CommandParser(
+        first=("model", "size", "num_frames", "mode", "memory_budget", "repeat", "save", "plot", "against", "encode"),
         prog="python -m mlx_ltx_vae.bench",
         usage="%(prog)s [-m VAE] [options]",
         description="Measure time and peak memory of decoding or encoding, each run in a fresh process. "

@@ -171,7 +171,7 @@ def open_checkpoint(
     """
     left_out = [network for network, asked in zip(NETWORKS, (encoder, decoder), strict=True) if not asked]
     if len(left_out) == len(NETWORKS):
-        raise ValueError("open_checkpoint: ask for the encoder, the decoder or both.")
+        raise ValueError("there is nothing to load; ask for the encoder, the decoder or both.")
     wanted = [network for network in medium.networks if network not in left_out]
     location = source if isinstance(source, Location) else locate(source, medium)
     contents = list(_contents(location))

@@ -32,9 +32,10 @@ _PATTERNS = ("*.safetensors*", "*/*.safetensors*", "*/*/*.safetensors*")
 _NAMED_CANDIDATES = 8
 
 _REFERENCE = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<inner>[^:]+))?")
-# As a browser shows a repository, and a file or folder in it.
+# As a browser shows a repository, and a file or folder in it; or as "hf://owner/name/file".
 _ADDRESS = re.compile(
-    r"https?://huggingface\.co/([^/]+/[^/?#]+)(?:/(?:blob|resolve|tree)/[^/]+/([^?#]+))?/?(?:[?#].*)?"
+    r"(?:hf://|(?:https?://)?(?:huggingface\.co|hf\.co)/)([^/]+/[^/?#]+)"
+    r"(?:/(?:blob|resolve|tree)/[^/]+(?=[/?#]|$))?(?:/([^?#]+?))?/?(?:[?#].*)?"
 )
 _FILE_ENDINGS = (".safetensors", ".json", ".ckpt", ".pt", ".pth", ".bin", ".pkl", ".gguf", ".npy", ".npz", ".latent")
 _LISTING_TIMEOUT = 20.0  # seconds
@@ -69,10 +70,12 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
         reference = parse_reference(source) if isinstance(source, str) else None
         if reference is None:
             hint = " (a file on the hub is owner/name:FILE)" if path.parts[2:] and not path.is_absolute() else ""
+            shown = source if "://" in str(source) else path  # a path has no empty folders
+            hint = hint if shown is path else " (it is an address; download it first)"
             if isinstance(source, str) and (address := _ADDRESS.fullmatch(source)):
                 hint = f" (did you mean {':'.join(filter(None, address.groups()))}?)"
             found = explain_missing(path, "file or folder").rstrip(".")
-            raise CheckpointError(f"{excerpt(path, 200)}: {found}{hint}; check the path.")
+            raise CheckpointError(f"{excerpt(shown, 200)}: {found}{hint}; check the path.")
         name, archives = str(source), _open(*_fetch(*reference, medium))
     files = [archive.path for archive in archives]
     own = [file.with_name(config) for file in files for config in own_config_names(file.name)]

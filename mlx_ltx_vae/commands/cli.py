@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from .. import __version__
-from ..backend.machine import launched_rank
+from ..backend.machine import OTHER_DTYPE_NAMES, launched_rank
 from ..errors import (
     DecodeError,
     DistributedError,
@@ -37,14 +37,17 @@ from ..process import delay_signals, die_by_termination, ended_by_signals
 from ..shapes import parse_grid, parse_size
 from ..startup import is_command
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
-from ..units import parse_bytes, parse_fps
+from ..units import format_count, parse_bytes, parse_fps
 
 Value = TypeVar("Value")
 
 _RANGE = r"(-?[0-9]{1,9})?:(-?[0-9]{1,9})?"
-#: Names that options and dtypes have in other programs.
-_OTHER_OPTIONS = {"-v": "--version", "-r": "--fps"}
-_OTHER_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
+#: Names that options have in other programs.
+_OTHER_OPTIONS = {
+    "-v": "--version", "--verbose": "--debug", "-r": "--fps", "-f": "--overwrite", "--force": "--overwrite",
+    "--vae": "--model", "--checkpoint": "--model", "--model-path": "--model", "--tiling": "--preset",
+    "-t": "--first-seconds",
+}  # fmt: skip
 _BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell reports, if a reader such as `head` has read enough
 
 
@@ -75,7 +78,7 @@ class CommandParser(argparse.ArgumentParser):
         for action in self._actions:
             if action.dest in self._first and action.help:
                 shown = copy(action)
-                shown.help = re.split(r"; |\. | \(|: ", action.help)[0]
+                shown.help = shorten(action.help)
                 formatter.add_argument(shown)
         formatter.end_section()
         formatter.add_text(self.epilog)
@@ -111,14 +114,15 @@ class CommandParser(argparse.ArgumentParser):
         """What a mistyped option or choice in argparse's message should have been."""
         if match := re.match(r"unrecognized arguments: (-[^\s=]+)", message):
             shown = (action.option_strings for action in self._actions if action.help is not argparse.SUPPRESS)
-            return suggest(match[1], [name for names in shown for name in names], _OTHER_OPTIONS)
+            known = [name for names in shown for name in names]
+            return suggest(match[1], known, {other: name for other, name in _OTHER_OPTIONS.items() if name in known})
         if match := re.match(r"argument (\S+): invalid choice: '([^']*)' \(choose from (.*)\)", message):
             from ..video.codecs import ENCODER_PRESETS
 
             option, word, choices = match.groups()
             if option == "--preset" and word in ENCODER_PRESETS:
                 return f" (did you mean --encoder-preset {word}?)"
-            return suggest(word, [choice.strip("'") for choice in choices.split(", ")], _OTHER_DTYPES)
+            return suggest(word, [choice.strip("'") for choice in choices.split(", ")], OTHER_DTYPE_NAMES)
         return ""
 
     @contextmanager
@@ -168,6 +172,11 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text if "\n" in text else argparse.HelpFormatter._fill_text.__get__(self)
         return fill(text, width, indent)
+
+
+def shorten(text: str) -> str:
+    """The first statement of an option's help."""
+    return re.split(r"; |\. | \(|: ", text)[0]
 
 
 def examples(*lines: str) -> str:
@@ -335,9 +344,17 @@ def frame_range(text: str) -> slice:
             return slice(first or 0, end)
         raise argparse.ArgumentTypeError(f"{text} has no frame; the second number is one more than the last frame")
     hint = "such as 24:48 for the frames 24 to 47"
+    if re.fullmatch(r"-[0-9]{1,9}", text):
+        hint = f"such as {text}: for the last {format_count(int(text[1:]), 'frame').removeprefix('1 ')}"
     if re.fullmatch(r"[0-9]{1,9}", text):
-        hint = f"such as :{text} for the first {text} frames, or {text}:{int(text) + 1} for frame {text} alone"
+        some = format_count(int(text), "frame").removeprefix("1 ")
+        hint = f"such as :{text} for the first {some}, or {text}:{int(text) + 1} for frame {text} alone"
     raise argparse.ArgumentTypeError(f"{quote(text)} is not a range of frames; write A:B, {hint}")
+
+
+def format_range(frames: slice) -> str:
+    """A `frame_range` as it is typed."""
+    return f"{frames.start}:{'' if frames.stop is None else frames.stop}"
 
 
 def duration(text: str) -> Fraction:

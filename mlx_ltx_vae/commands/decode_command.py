@@ -37,7 +37,7 @@ from ..video.sinks import files_of_all, name_others
 from ..video.sound import check_sound_length
 from .cli import CommandParser, run_command
 from .decode_options import choose_exr_output, choose_frames, choose_hdr_frames, chosen_steps
-from .items import Item, all_exist, are_many, checkable, find_pattern, has_table, name_outputs
+from .items import Item, all_exist, are_many, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, run_job
 from .keyframes import check_keyframes_option, find_keyframes
 from .options import pick, take
@@ -258,12 +258,13 @@ class DecodeTask(Task):
         counts, times, first_times, sent_bytes = zip(*done, strict=True)
         frames, seconds, first, fps = sum(counts), max(times), min(first_times), float(self._fps)
         rate = None if self._sound is None else self._sound.sample_rate
-        seen = self.plan.keyframes
+        seen, length, batch = self.plan.keyframes, self.plan.num_frames, self._file.shape.batch
+        videos = f"{batch} videos of " if batch > 1 else ""
         self._report(
             self._work,
             sum(sent_bytes),
-            f"{format_count(frames, 'frame')} of {format_size(*self.plan.frame_size)}, "
-            f"{format_seconds(frames / fps)} at {fps:.6g} fps, {f'sound at {rate} Hz, ' if rate else ''}"
+            f"{videos}{format_count(length, 'frame')} of {format_size(*self.plan.frame_size)}, "
+            f"{format_seconds(length / fps)} at {fps:.6g} fps, {f'sound at {rate} Hz, ' if rate else ''}"
             f"{f'{describe_keyframes(seen)}, ' if seen else ''}"
             f"in {format_seconds(seconds)} (first frame after {format_seconds(first)})",
             frames=frames,
@@ -346,7 +347,7 @@ class DecodeTask(Task):
                 files[file] = options = add_metadata(file, files[file], self._file.info.workflow)
                 if job.no_overwrite:
                     check_absent(file)
-                check_output(checkable(file) if job.is_many else file, options=options, **self._video)
+                check_output(file, options=options, makes_folders=job.is_many, **self._video)
 
     def _check_statistics(self, latents: MappedLatents) -> None:
         """Warn if the channels look otherwise normalized than said."""

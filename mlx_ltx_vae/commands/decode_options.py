@@ -8,15 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from ..errors import ItemsError
+from ..errors import ItemsError, PlanError
 from ..models.specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName
 from ..planning.options import BitDepth, ModeName, OrderName
 from ..tiling import PRESETS
-from ..units import ExrSpaceName, SignalName, Transfer, format_count
+from ..units import ExrSpaceName, SignalName, Transfer, format_are, format_count
 from .cli import (
     CommandParser,
     argument_type,
     duration,
+    format_range,
     frame_range,
     frame_rate,
     frame_size,
@@ -26,7 +27,7 @@ from .cli import (
     tile_frames,
 )
 from .items import are_many, has_table
-from .options import add_latents_options, add_network_options
+from .options import add_latents_options, add_network_options, add_tile_batch_option
 
 if TYPE_CHECKING:
     from ..video.frame_format import FrameStep
@@ -103,6 +104,7 @@ def add_mode_options(how: argparse._ArgumentGroup) -> None:
         default, along axes of more than 512 pixels or 65 frames; wide, for the diffusion decoder of LTX-2.5, 512:160
         and 96:40"""
     how.add_argument("--preset", choices=list(PRESETS), metavar="NAME", help=presets)
+    add_tile_batch_option(how)
 
 
 def add_noise_options(how: argparse._ArgumentGroup) -> None:
@@ -199,17 +201,19 @@ def chosen_steps(arguments: argparse.Namespace) -> "tuple[FrameStep, ...]":
 def choose_frames(wanted: slice | None, num_frames: int, source: str) -> tuple[int, int] | None:
     """The frames that are wanted of a video, as `plan_decode` takes them. None for all.
 
-    Like a slice, they end with the video; a warning if they were to end later.
+    Like a slice, they end with the video; a warning if they were to end later, and a `PlanError` if there are none.
     """
     if wanted is None:
         return None
     _, end, _ = wanted.indices(num_frames)
     start = wanted.start if wanted.start >= 0 else max(0, num_frames + wanted.start)
-    if start < end < (wanted.stop or end):
-        asked, length = f"{wanted.start}:{wanted.stop}", format_count(num_frames, "frame")
-        found = f"the video has {length}, so of the frames {asked} only {end - start} are decoded"
+    asked, length = format_range(wanted), format_count(num_frames, "frame")
+    if start >= end:
+        raise PlanError(f"{source}: the video has {length}, and none of the frames {asked}.")
+    if end < (wanted.stop or end):
+        found = f"the video has {length}, so of the frames {asked} only {format_are(end - start)} decoded"
         warnings.warn(f"{source}: {found}.", stacklevel=2)
-    return start, max(start, end)
+    return start, end
 
 
 def add_hdr_options(video: argparse._ArgumentGroup) -> None:

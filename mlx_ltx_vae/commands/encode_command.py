@@ -4,7 +4,7 @@ import argparse
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -21,7 +21,7 @@ from ..audio_vae import AudioVAE, plan_sound_encode
 from ..backend.machine import Work
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ReaderError
 from ..files import sample_path
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
@@ -34,11 +34,11 @@ from ..planning.plan import AudioEncodePlan, EncodePlan, SoundPlan
 from ..planning.planner import plan_encode
 from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig
-from ..units import HDRInput, format_count, format_seconds
+from ..units import HDRInput, format_are, format_count, format_seconds
 from ..video import ExrReader, Fit, VideoReader
 from ..video.sound_files import SoundReader, find_shift
 from ..video.source import source_files
-from .cli import CommandParser, run_command
+from .cli import CommandParser, format_range, run_command
 from .items import Item, find_pattern, has_table
 from .job import Job, LazyVAE, Task, run_job
 from .options import pick, take
@@ -54,6 +54,8 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         parser.error("-m VAE is missing: the checkpoint to encode with (or --demo)")
     if arguments.hdr and arguments.matrix:
         parser.error("--matrix is for videos, and --hdr for EXR images; choose one")
+    if "-" in arguments.video and arguments.frames and min(arguments.frames.start, arguments.frames.stop or 0) < 0:
+        parser.error("standard input is read once, so --frames cannot count from its end; count from the first")
     if not arguments.output and not has_table(arguments.video):
         parser.error("-o LATENTS is missing: where to write the latents")
     with parser.wrong_usage():
@@ -122,19 +124,34 @@ class EncodeTask(Task):
     def open(self) -> Iterator[None]:
         settings, item = self._settings, self._item
         size = settings.size or item.size
-        reader = partial(VideoReader, matrix=settings.matrix) if settings.hdr is None else ExrReader
-        with reader(
+        reader = partial(
+            partial(VideoReader, matrix=settings.matrix) if settings.hdr is None else ExrReader,
             item.source,
             size=size,
             fit=settings.fit or (Fit.RESIZE if size else Fit.EXACT),
             multiple=self._vae.checkpoint.config.spatial_scale,
-            first_frame=settings.frames.start if settings.frames else 0,
-            max_frames=self._max_frames,
             fps=settings.fps or item.fps,
-        ) as self._video:
+        )
+        self._frames = self._choose_frames(reader)
+        first = self._frames.start if self._frames else 0
+        with reader(first_frame=first, max_frames=self._max_frames) as self._video:
             item.num_frames = self._video.num_frames
             self.plan = self._make_plan()
             yield
+
+    def _choose_frames(self, reader: Callable[[], VideoReader | ExrReader]) -> slice | None:
+        """The frames that are wanted, counted from the first: if they were from the end, all are read to count them."""
+        wanted = self._settings.frames
+        if wanted is None or min(wanted.start, wanted.stop or 0) >= 0:
+            return wanted
+        with warnings.catch_warnings(), reader() as video:
+            warnings.simplefilter("ignore")  # they come again
+            count = sum(map(len, video))
+        start, end, _ = wanted.indices(count)
+        if start >= end:
+            found = f"has {format_count(count, 'frame')}, and none of the frames {format_range(wanted)}"
+            raise ReaderError(f"{self._item.source}: {found}.")
+        return slice(start, end)
 
     def describe(self) -> dict[str, Any]:
         video = self._video
@@ -194,7 +211,12 @@ class EncodeTask(Task):
     def _warn_of_missing(self, num_frames: int) -> None:
         wanted = self._max_frames
         if wanted is not None and num_frames < wanted:
-            found = f"the video has {format_count(num_frames, 'frame')}, and not the {wanted} that were to be encoded"
+            first = self._frames.start if self._frames else 0
+            found = f"the video has {format_count(first + num_frames, 'frame')}"
+            if self._frames and first:
+                found += f", so of the frames {format_range(self._frames)} only {format_are(num_frames)} there"
+            else:
+                found += f", and not the {wanted} that were to be encoded"
             warnings.warn(f"{self._item.source}: {found}.", stacklevel=2)
 
     def _plan_sound(self) -> list[SoundPlan]:
@@ -231,7 +253,7 @@ class EncodeTask(Task):
     @property
     def _max_frames(self) -> int | None:
         """The frames that are wanted; None for all."""
-        wanted = self._settings.frames
+        wanted = self._frames
         if wanted is None:
             return self._item.max_frames
         return None if wanted.stop is None else wanted.stop - wanted.start

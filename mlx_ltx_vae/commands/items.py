@@ -273,15 +273,6 @@ def _exists(output: str) -> bool:
     return False
 
 
-def checkable(output: str) -> str:
-    """The output as if the nearest folder above it that exists were its own: what can be checked before it is made."""
-    path = Path(output)
-    folder = path.parent
-    while not os.path.exists(folder) and folder != folder.parent:
-        folder = folder.parent
-    return os.path.join(folder, path.name) + ("/" if output.endswith("/") else "")
-
-
 def make_folder(output: str) -> None:
     """Make the folder of an output."""
     with writing_to(output):

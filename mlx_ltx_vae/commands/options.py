@@ -24,14 +24,18 @@ def add_latents_options(group: argparse._ActionsContainer) -> None:
     group.add_argument("--grid", type=grid, metavar="FxHxW", help=sizes)
 
 
+def add_tile_batch_option(how: argparse._ActionsContainer) -> None:
+    """Add the option of commands that take tiles."""
+    batch = "tiles that run together (default: 1)"
+    how.add_argument("--tile-batch-size", type=positive, default=1, metavar="N", help=batch)
+
+
 def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsContainer) -> None:
     """Add the options of commands that run a network.
 
     To the `group`, how they may use memory, and in which precision; to the parser, what to do with outputs that exist,
     what to report, and those of every command.
     """
-    batch = "tiles that run together (default: 1)"
-    group.add_argument("--tile-batch-size", type=positive, default=1, metavar="N", help=batch)
     budget = """the most memory that this may take, weights and MLX's buffer cache included: 8GB, 500MB, or 50%% of what
         is available; what does not fit is refused (default: 50%%, or more if nothing fits in that)"""
     group.add_argument("--memory-budget", type=memory_budget, metavar="SIZE", help=budget)

@@ -5,7 +5,7 @@ What is imported here takes little time, and no MLX: --help and --version work w
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import get_args
 
@@ -22,6 +22,7 @@ from .cli import (
     frame_rate,
     frame_size,
     positive,
+    shorten,
     tile,
     write_line,
 )
@@ -36,7 +37,7 @@ from .decode_options import (
     add_steps_option,
     add_video_options,
 )
-from .options import add_job_options, add_latents_options, add_network_options
+from .options import add_job_options, add_latents_options, add_network_options, add_tile_batch_option
 
 SHELLS = ("bash", "zsh", "tcsh")
 # Of arguments that are files or folders.
@@ -79,6 +80,7 @@ def decode_parser() -> CommandParser:
 def preview_parser() -> CommandParser:
     """That of `preview`."""
     parser = CommandParser(
+        first=("latents", "output", "model", "demo", "fps", "frames", "memory_budget", "dry_run"),
         prog="python -m mlx_ltx_vae.preview",
         usage="%(prog)s LATENTS... -m MODEL -o OUT [options]\n       %(prog)s --demo [options]",
         description="Show what is in LTX video latents, in seconds: as a small clip, or as one picture.",
@@ -129,7 +131,8 @@ def encode_parser() -> CommandParser:
     crop = "fill --size and crop the rest, or crop to a size that can be encoded"
     fit.add_argument("--crop", dest="fit", action="store_const", const="CROP", help=crop)
     frames = """encode these frames only, at the rate of --fps: A is the first, counted from 0, and B is one more than
-        the last; :121 for the first 121, 24: for those from 24 on (default: all)"""
+        the last; :121 for the first 121, 24: for those from 24 on, -25: for the last 25, for which the video is read
+        twice (default: all)"""
     video.add_argument("--frames", type=_frames_to_encode, metavar="A:B", help=frames)
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
     rate = "drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)"
@@ -143,6 +146,7 @@ def encode_parser() -> CommandParser:
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     how = parser.add_argument_group("how to encode")
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
+    add_tile_batch_option(how)
     add_job_options(parser, how)
     return parser
 
@@ -153,10 +157,7 @@ def _frames_to_encode(text: str) -> slice:
         change = f"--frames {positive(text)} is written --frames :{text} now; the old form goes with the next release"
         write_line(f"warning: {change}.", sys.stderr)
         return slice(0, int(text))
-    wanted = frame_range(text)
-    if wanted.start < 0 or (wanted.stop or 0) < 0:
-        raise argparse.ArgumentTypeError(f"{text} counts from the end, which is not known yet; count from the first")
-    return wanted
+    return frame_range(text)
 
 
 def info_parser() -> CommandParser:
@@ -223,7 +224,15 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
         raise LTXVAEError(
             'completion needs shtab, which is not installed; install it with: pip install "mlx_ltx_vae[completion]".'
         ) from None
+    from ..models.families import published
+    from ..video.audio_codecs import AUDIO_CODECS
+    from ..video.codecs import CODECS, ENCODER_PRESETS
+
+    names: dict[str, Iterable[str]] = {"codec": CODECS, "audio_codec": AUDIO_CODECS}
+    names |= {"encoder_preset": ENCODER_PRESETS, "generation": published()}
     parser = argparse.ArgumentParser(prog="mlx_ltx_vae")
+    parser.add_argument("--version", action="version", help="show the version")
+    parser.add_argument("--completion", choices=SHELLS, help="print what the shell is to complete")
     subparsers = parser.add_subparsers()
     for name, description in commands.items():
         # Commands do not import bench.
@@ -231,6 +240,8 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
         own = (make or globals()[f"{name}_parser"])()
         added = subparsers.add_parser(name, parents=[own], add_help=False, help=description)
         for action in added._actions:
+            action.help = action.help and shorten(action.help)
+            action.choices = action.choices or names.get(action.dest)
             if action.choices is None and (action.metavar in _PATHS or action.dest in _PATHS):
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     return shtab.complete(parser, shell)

@@ -8,7 +8,7 @@ from ..video import is_sheet
 from ..video.sink import SinkOptions
 from .cli import CommandParser
 from .decode_command import DecodeSettings, complete_inputs, run_decode
-from .options import pick, take
+from .options import pick
 
 _CHOICES = (
     "-m MODEL is missing: a tiny decoder, such as taeltx2_3.safetensors (github.com/madebyollin/taehv, in the folder "
@@ -25,7 +25,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         arguments,
         seed=None,
         preset=None,
-        plan=parse_options(**take(arguments, "memory_budget", "tile_batch_size")),
+        plan=parse_options(memory_budget=arguments.memory_budget),
         stream={},
         sinks=SinkOptions(overwrite=not arguments.no_overwrite, contact_sheet=sheet),
         sound=None,

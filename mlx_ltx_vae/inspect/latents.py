@@ -125,7 +125,7 @@ def _add_video(report: Report, file: LatentsFile, vae: Checkpoint | None) -> flo
     differs = None not in stated and stated != video
     report.add(
         "video",
-        f"{items}{frames} frames of {format_size(width, height)}, {seconds:.2f} s at {rate}",
+        f"{items}{format_count(frames, 'frame')} of {format_size(width, height)}, {seconds:.2f} s at {rate}",
         origin,
         *[f"the file states {info.num_frames} frames of {info.width}x{info.height}"] * differs,
         video={

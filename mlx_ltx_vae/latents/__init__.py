@@ -137,10 +137,9 @@ def open_latents(
     name = _choose_tensor(list(tensors), tensor, source)
     stored = tensors[name]
     if looks_like_audio(stored.shape, latent_channels):
-        raise LatentsError(
-            f"{source}: {excerpt(name)} {stored.shape} are audio latents; give them with --audio-latents beside those "
-            "of a video, or decode them alone with -o NAME.wav or AudioVAE."
-        )
+        way = "give them with --audio-latents beside those of a video, or decode them alone with -o NAME.wav"
+        way = option("read them with load_audio_latents, for AudioVAE", way)
+        raise LatentsError(f"{source}: {excerpt(name)} {stored.shape} are audio latents; {way}.")
     layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid)
     check_shape(layout.shape, latent_channels, source)
     check_readable(stored, excerpt(name), source)
@@ -203,6 +202,9 @@ def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
         raise LatentsError(f"{source}: has keyframes and no latents; give it as {way} beside the latents of a video.")
     if not candidates:
         raise LatentsError(f"{source}: has no tensors.")
+    if any(name.endswith((".weight", ".bias")) for name in candidates):
+        way = option("load it with VideoVAE.from_pretrained", "name it with -m")
+        raise LatentsError(f"{source}: has no latents but weights of a network ({shown}); {way}.")
     if len(candidates) > 1:
         found = f"{len(candidates)} tensors that could be the latents ({shown})"
         raise LatentsError(f"{source}: has {found}; choose one with {option('tensor=', '--tensor')}.")

@@ -45,6 +45,9 @@ class Keyframes:
         object.__setattr__(self, "latents", latents)
         object.__setattr__(self, "frames", _check_frames(frames, latents.shape[2]))
 
+    def __repr__(self) -> str:
+        return f"Keyframes(latents {tuple(self.latents.shape)}, frames {list(self.frames)})"
+
     def check(self, shape: Sequence[int], source: str = "") -> None:
         """Raise a `LatentsError` unless the stills are on the grid of latents (B, C, F', H', W').
 

@@ -191,7 +191,7 @@ def _merge_grids(first: Grid | None, second: Grid | None, source: str) -> Grid |
     if tuple(first) != tuple(second):
         raise LatentsError(
             f"{source}: the latent grid is given as {_format_grid(first)} and as {_format_grid(second)}, by the "
-            f"metadata, {option('grid=', '--grid')} or the caller; give one."
+            f"metadata or {option('grid=', '--grid')}; give one."
         )
     return first
 

@@ -226,8 +226,8 @@ def choose_statistics(
     if unnormalized is not None and unnormalized is stated:
         first, second = ("normalized", "unnormalized") if unnormalized else ("unnormalized", "normalized")
         raise LatentsError(
-            f"{source}: its metadata says that these latents are {first}, and the caller that they are {second}; "
-            f"leave out {option('unnormalized=', '--unnormalized')}."
+            f"{source}: its metadata says that these latents are {first}, and {option('the caller', '--unnormalized')} "
+            f"that they are {second}; leave out {option('unnormalized=', '--unnormalized')}."
         )
     if not (stated is False if unnormalized is None else unnormalized):
         return None

@@ -33,6 +33,9 @@ class AudioChunk:
     start: int
     waveform: mx.array
 
+    def __repr__(self) -> str:
+        return f"AudioChunk(samples {self.start} to {self.start + self.waveform.shape[-1] - 1})"
+
 
 class AudioStream(ChunkStream[AudioChunk]):
     """The chunks of one decode of sound, in order. `sample_rate` is theirs, and `num_samples` that of all together."""

@@ -33,15 +33,21 @@ class DecodeReport:
     width: int
     height: int
     fps: Fraction
+    sample_rate: int | None  # of sound that was decoded with it
     seconds: float  # from the first latents to the finished file
     first_frame_seconds: float
     peak_memory_bytes: int  # `mx.get_peak_memory()`, so since MLX's count was last reset
     plan: DecodePlan | None  # what was run; None for latents that arrived without one
 
+    @property
+    def keyframes(self) -> tuple[int, ...]:
+        """The frame numbers of those that were seen."""
+        return self.plan.keyframes if self.plan else ()
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-serializable, with the keys of `decode --json`."""
         plan = None if self.plan is None else self.plan.as_dict()
-        return {**vars(self), "fps": float(self.fps), "plan": plan}
+        return {**vars(self), "fps": float(self.fps), "keyframes": list(self.keyframes), "plan": plan}
 
 
 @dataclass
@@ -96,8 +102,18 @@ class FileDecode:
         shown = show_progress(chunks, progress, self.video.get("num_frames"), name=os.fspath(self.path))
         num_frames, first_frame = write_files(shown, self.files, self.start, fps=self.fps, **self.video)
         width, height = self.video["size"]
-        seconds, peak, rate = time.perf_counter() - self.start, mx.get_peak_memory(), parse_fps(self.fps)
-        return DecodeReport(os.fspath(self.path), num_frames, width, height, rate, seconds, first_frame, peak, plan)
+        return DecodeReport(
+            output=os.fspath(self.path),
+            frames=num_frames,
+            width=width,
+            height=height,
+            fps=parse_fps(self.fps),
+            sample_rate=getattr(self.output.audio, "sample_rate", None),
+            seconds=time.perf_counter() - self.start,
+            first_frame_seconds=first_frame,
+            peak_memory_bytes=mx.get_peak_memory(),
+            plan=plan,
+        )
 
 
 def write_files(

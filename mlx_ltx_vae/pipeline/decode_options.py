@@ -55,10 +55,13 @@ class WholeOptions(StreamOptions, total=False):
 
 def check_options(function: str, options: Mapping[str, object], known: type = StreamOptions) -> None:
     """Raise a `TypeError`, as Python does, unless options are those of a `TypedDict`."""
+    plan, given, planned = "plan", "latents", _PLANNED
+    if known is not StreamOptions:
+        plan, given, planned = "plan_encode", "pixels", {"memory_budget", "mode", "ranks", "joined"}
     for name in options.keys() - known.__annotations__.keys():
+        hint = f"; it is one of {plan}(): {function}(..., plan=vae.{plan}({given}.shape, {name}=...))"
         text = f"{function}() got an unexpected keyword argument {name!r}"
-        hint = f"; it is one of plan(): {function}(..., plan=vae.plan(latents.shape, {name}=...))"
-        raise TypeError(text + (hint if name in _PLANNED else ""))
+        raise TypeError(text + (hint if name in planned else ""))
 
 
 def default_plan(

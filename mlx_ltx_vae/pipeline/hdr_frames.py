@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.mlx_utils import dtype_name
-from ..errors import WriterError, quote, suggest
+from ..errors import WriterError, option, quote, suggest
 from ..hdr import Primaries, to_codes, to_hlg, to_linear, to_pq, to_sdr
 from ..units import ExrSpaceName, HDRInput, SignalName, Transfer
 from ..video.exr import EXR_SPACES
@@ -47,15 +47,16 @@ class HDROptions:
 
     def __post_init__(self) -> None:
         known = {"transfer": Transfer, "signal": SignalName, "exr_space": ExrSpaceName}
-        for option, kind in known.items():
-            value, names = getattr(self, option), get_args(kind)
+        for field, kind in known.items():
+            value, names = getattr(self, field), get_args(kind)
             if value not in names:
                 hint = suggest(value, names) if isinstance(value, str) else ""
-                raise WriterError(f"HDR: {option} is {quote(value)}{hint}; expected one of {', '.join(names)}.")
+                raise WriterError(f"HDR: {field} is {quote(value)}{hint}; expected one of {', '.join(names)}.")
         if not abs(self.exposure) <= _MAX_EXPOSURE:
             raise WriterError(f"HDR: an exposure of {self.exposure} stops is not within {_MAX_EXPOSURE} of 0.")
         if self.exposure and self.signal != "sdr":
-            raise WriterError(f"HDR: an exposure is for the signal sdr, not {self.signal}, which keeps the light.")
+            goes = option("an exposure is for the signal sdr", "--exposure is for --hdr-output sdr")
+            raise WriterError(f"HDR: {goes}, not {self.signal}, which keeps the light.")
 
     def choose_frames(self, options: SinkOptions, *, is_exr: bool = False) -> SinkOptions:
         """The options of an output with the frames of HDR, of which an SDR signal has the format that they had.

@@ -7,6 +7,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ..errors import printable
+from ..units import format_count
 from .postprocess import FrameChunk
 
 #: Whether to show a progress bar, or a function that is called with the frames that are done and all of them.
@@ -52,8 +53,8 @@ class FrameBar(tqdm):
             self._num_written += int(n or 0)
             if time.monotonic() - self._written >= SECONDS_PER_LINE:
                 self._written = time.monotonic()
-                done = f"{self._num_written} of {self.total}" if self.total else f"{self._num_written}"
-                self._write(f"{self._label}{self._name}: {done} frames done")
+                whole = f"{self._num_written} of {self.total} frames" if self.total else ""
+                self._write(f"{self._label}{self._name}: {whole or format_count(self._num_written, 'frame')} done")
         return super().update(n)
 
     @property

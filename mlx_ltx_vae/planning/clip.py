@@ -55,7 +55,7 @@ class Clip:
         frames, height, width = self.video
         if self.spec.sound is not None:
             return format_count(self.latent_shape.frames, "audio latent")
-        return f"{frames} frames of {format_size(width, height)}"
+        return f"{format_count(frames, 'frame')} of {format_size(width, height)}"
 
     def input_bytes(self, itemsize: int, chunk: int, *, axis: Axis = Axis.TIME, frame_size: int | None = None) -> int:
         """Bytes of the caller's latents and a piece of `chunk` positions, or of the queued frames of an encode.

@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from ..errors import PlanError
+from ..errors import PlanError, option
 from ..models.specs import NetworkSpec
 from ..shapes import Grid
 from ..streaming.axis import Axis
@@ -50,9 +50,11 @@ class PlanOptions:
         if self.tiling is not None and self.mode is not Mode.TILED:
             raise PlanError('tiling goes with mode "tiled"; the other modes blend nothing.')
         if self.mode is Mode.SINGLE and (chunk is not None or self.order not in (None, Order.TIME)):
-            raise PlanError("a chunk and an order go with mode exact; a single pass has one chunk.")
+            what = option("a chunk and an order go with mode exact", "--chunk and --order go with --mode exact")
+            raise PlanError(f"{what}; a single pass has one chunk.")
         if self.mode is Mode.TILED and self.order not in (None, Order.TIME):
-            raise PlanError("tiles are streamed in time; an order goes with mode exact.")
+            what = option("an order goes with mode exact", "--order goes with --mode exact")
+            raise PlanError(f"tiles are streamed in time; {what}.")
         if self.ranks > 1 and (self.mode not in (None, Mode.EXACT) or self.order not in (None, Order.TIME)):
             raise PlanError(f"{self.ranks} ranks decode bands of rows, which goes with mode exact and order time.")
 

@@ -104,7 +104,7 @@ class Plan:
 
     def __repr__(self) -> str:
         how = f"exact by {self.order.value}" if self.mode is Mode.EXACT else self.mode.value
-        video = f"{self.num_frames} frames of {format_size(*self.frame_size)}"
+        video = f"{format_count(self.num_frames, 'frame')} of {format_size(*self.frame_size)}"
         return f"{type(self).__name__}({how}, {video}, {format_bytes(self.peak_bytes)})"
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """What outputs of a network depend on: its receptive field, its lookahead, and the latents of an excerpt. No MLX."""
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
+from numbers import Integral
 from typing import NamedTuple
 
-from ..errors import PlanError
+from ..errors import PlanError, quote
 from ..models.specs import NetworkSpec
 from ..shapes import Grid, LatentShape
 from ..streaming.axis import Axis, Border
@@ -107,9 +109,11 @@ class Excerpt(NamedTuple):
 
 def make_excerpt(spec: NetworkSpec, shape: LatentShape, num_frames: int, frames: tuple[int, int]) -> Excerpt:
     """The excerpt of the frames from one to before another; a `PlanError` if the video does not have them."""
+    units, whole = ("frames", "video") if spec.sound is None else ("samples", "sound")
+    if not isinstance(frames, Sequence) or len(frames) != 2 or not all(isinstance(each, Integral) for each in frames):
+        raise PlanError(f"{units} are the first and one more than the last, such as (24, 48), not {quote(frames)}.")
     first, end = frames
     if not 0 <= first < end <= num_frames:
-        units, whole = ("frames", "video") if spec.sound is None else ("samples", "sound")
         raise PlanError(
             f"{units} {first}:{end} are not in the {whole}, which has {num_frames}; give the first, and one more than "
             f"the last, within 0:{num_frames}."

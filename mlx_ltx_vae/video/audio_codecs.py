@@ -59,7 +59,8 @@ def find_audio_codec(name: str, ending: str, options: SinkOptions) -> AudioCodec
             f"{' or '.join(codec.endings)}."
         )
     if options.audio_codec is not None and options.audio is None:
-        raise WriterError(f"{name}: an audio codec goes with audio; add audio, or leave it out.")
+        goes = option("an audio codec goes with audio; add audio", "--audio-codec goes with sound; add --audio")
+        raise WriterError(f"{name}: {goes}, or leave it out.")
     return codec
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 
-from ..errors import WriterError, excerpt, quote, suggest
+from ..errors import WriterError, excerpt, option, quote, suggest
 from ..shapes import Size, format_size
 from .audio_codecs import audio_arguments, find_audio_codec
 from .ffmpeg import listing
@@ -131,6 +131,7 @@ CODECS: dict[str, Codec] = {
     "hevc_videotoolbox": _TOOLBOX("hevc_videotoolbox", pixel_formats={8: "yuv420p", 10: "p010le"}, tag=_QUICKTIME_TAG),
 }
 _OTHER_NAMES = {"h265": "hevc", "prores_4444": "prores4444"}
+_OTHER_ENCODERS = {"prores_ks": "prores", "prores_aw": "prores", "libaom-av1": "av1", "librav1e": "av1"}
 _HDR_CRF = 12  # of a master in HEVC
 _H264_SITES = {"left": 0, "center": 1}
 ENCODER_PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
@@ -138,23 +139,22 @@ ENCODER_PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medi
 
 def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     """The codec that the options name, in any case, or the default. A `WriterError` for options that do not fit it."""
-    for option, kind in {"codec": str, "crf": int, "encoder_preset": str, "pix_fmt": str, "audio_codec": str}.items():
-        value = getattr(options, option)
+    for field, kind in {"codec": str, "crf": int, "encoder_preset": str, "pix_fmt": str, "audio_codec": str}.items():
+        value = getattr(options, field)
         if value is not None and not isinstance(value, kind):
-            raise WriterError(
-                f"{name}: {option} is {quote(value)}; expected {'a name' if kind is str else 'a number'}."
-            )
+            raise WriterError(f"{name}: {field} is {quote(value)}; expected {'a name' if kind is str else 'a number'}.")
     if options.fragmented:
         check_fragmented(name, ending)
     check_metadata(name, options.metadata, MAX_LIVE_METADATA if options.fragmented else None)
     find_audio_codec(name, ending, options)
     if options.shortest and options.audio is None:
-        raise WriterError(f"{name}: shortest ends the audio with the video; add audio, or leave it out.")
+        flag, add = option("shortest", "--shortest"), option("audio", "--audio")
+        raise WriterError(f"{name}: {flag} ends the audio with the video; add {add}, or leave it out.")
     key = (options.codec or _default_codec(ending, options)).lower()
     key = _OTHER_NAMES.get(key, key)
     if key not in CODECS:
         known, encoders = [*CODECS, *_OTHER_NAMES], {codec.encoder: each for each, codec in CODECS.items()}
-        what = f"the codec {quote(options.codec)} is not supported{suggest(key, known, encoders)}"
+        what = f"the codec {quote(options.codec)} is not supported{suggest(key, known, encoders | _OTHER_ENCODERS)}"
         raise WriterError(f"{name}: {what}; use one of {', '.join(CODECS)}.")
     codec = CODECS[key]
     if ending not in codec.endings:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt, one_line, option
 from ..shapes import Size, format_size, is_possible_size
-from ..units import Rate, find_fps
+from ..units import Rate, find_fps, format_count
 from .frame_format import FrameFormat
 from .sink import SinkOptions
 from .source import Fit, check_wanted, exr_images, fit_size
@@ -64,7 +64,11 @@ def check_is_light(name: str, frames: FrameFormat) -> None:
 
 
 def write_exr(path: Path, frame: np.ndarray, options: SinkOptions) -> None:
-    """Write a frame `(height, width, 3)`, float16 in a format of `EXR_SPACES`, as half-float RGB with ZIP."""
+    """Write a frame `(height, width, 3)`, float16 in a format of `EXR_SPACES`, as half-float RGB with ZIP.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
     space = next(space for space in EXR_SPACES.values() if space.format == options.format)
     library = import_library(WriterError)
     height, width, _ = frame.shape
@@ -74,12 +78,12 @@ def write_exr(path: Path, frame: np.ndarray, options: SinkOptions) -> None:
     spec.attribute("colorSpace", space.name)
     spec.attribute("DateTime", "")  # otherwise the time, by which two runs would differ
     output = library.ImageOutput.create(os.fspath(path))
-    if output is None:
-        raise WriterError(f"{path}: cannot be written ({_reason(library)}).")
-    is_written = output.open(os.fspath(path), spec) and output.write_image(np.ascontiguousarray(frame))
+    is_written = output and output.open(os.fspath(path), spec) and output.write_image(np.ascontiguousarray(frame))
     # Both return whether they succeeded, and `close` succeeds even after an error.
-    if not (output.close() and is_written):
-        raise WriterError(f"{path}: cannot be written ({_reason(output)}).")
+    if not (output and output.close() and is_written):
+        with path.open("ab") as file:  # raises what the library does not say, such as a full disk
+            file.write(bytes(frame.nbytes))
+        raise OSError(_reason(output or library))
 
 
 def exr_size(path: Path) -> Size:
@@ -92,14 +96,17 @@ def read_exr(path: Path, size: Size | None = None) -> np.ndarray:
     """The RGB pixels of an image as they are, `(height, width, 3)` float32. Alpha is dropped; gray becomes RGB.
 
     Raises:
-        ReaderError: for a file that is none or is damaged, other channels, and another `size` than expected.
+        ReaderError: for a file that is none or is damaged, NaN, other channels, and another `size` than expected.
     """
     with _opened(path) as file:
         _, channels = _find_rgb(path, file, size)
         pixels = file.read_image("float")
         if pixels is None:
             raise ReaderError(f"{path}: is damaged ({_reason(file)}); write it again.")
-    return np.ascontiguousarray(pixels[:, :, channels])
+    colors = np.ascontiguousarray(pixels[:, :, channels])
+    if np.isnan(colors).any():
+        raise ReaderError(f"{path}: has pixels that are NaN, not light; repair them in the program that made it.")
+    return colors
 
 
 def resize(frame: np.ndarray, size: Size) -> np.ndarray:
@@ -140,11 +147,12 @@ def _find_rgb(path: Path, file: "OpenImageIO.ImageInput", size: Size | None) -> 
             "without overscan or cropping."
         )
     names = list(spec.channelnames)
-    if len(names) == 1:
-        return found_size, [0, 0, 0]
-    if not {"R", "G", "B"} <= set(names):
+    if len(names) > 1 and not {"R", "G", "B"} <= set(names):
         raise ReaderError(f"{path}: has the channels {excerpt(', '.join(names))}; expected R, G and B, or one.")
-    return found_size, [names.index(name) for name in "RGB"]
+    channels = [0, 0, 0] if len(names) == 1 else [names.index(name) for name in "RGB"]
+    if any(str(spec.channelformat(channel)) not in ("half", "float") for channel in channels):
+        raise ReaderError(f"{path}: has integers, which are no light; expected half or float.")
+    return found_size, channels
 
 
 def _reason(source: Any) -> str:
@@ -190,7 +198,7 @@ class ExrReader(Iterator[np.ndarray], AbstractContextManager["ExrReader"]):
         return frame[None, top : top + self.size[1], left : left + self.size[0]]
 
     def __repr__(self) -> str:
-        return f"ExrReader({self.name!r}, {self.num_frames} frames of {format_size(*self.size)})"
+        return f"ExrReader({self.name!r}, {format_count(self.num_frames, 'frame')} of {format_size(*self.size)})"
 
     def close(self) -> None:
         """Stop reading."""

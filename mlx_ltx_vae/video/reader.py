@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import ReaderError, option
 from ..shapes import Size, format_size
-from ..units import MAX_FPS, Rate, find_fps
+from ..units import MAX_FPS, Rate, find_fps, format_count
 from .ffmpeg import FfmpegDecoder, input_arguments, read_times
 from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown, turned
 from .probe import VideoInfo, describe_pixel_format, probe
@@ -139,7 +139,8 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
 
     def __repr__(self) -> str:
         rate = "" if self.fps is None else f" at {float(self.fps):.6g} fps"
-        return f"VideoReader({self.name!r}, {self.num_frames or 'unknown'} frames of {format_size(*self.size)}{rate})"
+        frames = "frames" if self.num_frames is None else format_count(self.num_frames, "frame")
+        return f"VideoReader({self.name!r}, {frames} of {format_size(*self.size)}{rate})"
 
     def close(self) -> None:
         """Stop reading. A second call does nothing."""

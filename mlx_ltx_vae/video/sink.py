@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import WriterError, quote
 from ..files import PartFile, writing_to
 from ..shapes import Size, format_size
+from ..units import format_count
 from .frame_format import FrameFormat, FrameOutput, frame_format
 from .live import LiveOutput
 
@@ -189,6 +190,10 @@ class Sink:
         self._closed = False
         self._owner = os.getpid()
 
+    def __repr__(self) -> str:
+        written = f"{format_count(self.frames_written, 'frame')} of {format_size(*self.size)} written"
+        return f"{type(self).__name__}({self.name!r}, {written})"
+
     def write(self, frames: np.ndarray) -> None:
         """Append frames `(n, height, width, 3)`, which must not be changed afterwards. May raise an earlier error."""
         if self._closed:
@@ -215,7 +220,7 @@ class Sink:
             if self.frames_written == 0:
                 raise WriterError(f"{self.name}: no frames were written.")
             if self._num_frames not in (None, self.frames_written):
-                counts = f"got {self.frames_written} frames, not {self._num_frames}"
+                counts = f"got {format_count(self.frames_written, 'frame')}, not {self._num_frames}"
                 raise WriterError(f"{self.name}: {counts} (num_frames).")
             with writing_to(self.name):
                 self._finish()

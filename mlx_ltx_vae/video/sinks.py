@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from ..errors import WriterError, check_is_path
+from ..errors import WriterError, check_is_path, option
 from ..files import check_absent, check_name
 from ..shapes import Size
 from ..units import Rate, find_fps
@@ -321,8 +321,11 @@ def check_output(
     fps: Rate,
     options: SinkOptions = DEFAULT_OPTIONS,
     num_frames: int | None = None,
+    makes_folders: bool = False,
 ) -> None:
     """Raise the errors of `open_sink` without creating anything. For standard output, a terminal is allowed.
+
+    With `makes_folders` those above it that are missing can be made.
 
     With `num_frames`, warn of what is changed in an audio file, or longer or shorter than the video, and refuse one
     picture of several frames.
@@ -334,6 +337,8 @@ def check_output(
         return
     check_name(target)
     folder = target if os.path.isdir(target) else Path(os.path.realpath(target)).parent
+    while makes_folders and not os.path.exists(folder):
+        folder = folder.parent
     is_special = os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target)  # a named pipe
     if not is_special and not os.access(folder, os.W_OK | os.X_OK):
         raise WriterError(f"{name}: cannot be written (the folder {folder} is missing or read-only).")
@@ -354,7 +359,11 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
         raise WriterError(f"{name}: takes no metadata; only {_endings('has_metadata')} do.")
     if (found := options.format.pixel_format) not in kind.pixel_formats:
         takes = " or ".join(_PIXEL_FORMATS[each] for each in kind.pixel_formats) or "none: it is sound alone"
-        raise WriterError(f"{name}: frames have {_PIXEL_FORMATS[found]} per color, and it takes {takes}.")
+        way = option("bit_depth=8", "--bit-depth 8")
+        if options.format.is_hdr:
+            way = option('HDROptions(..., signal="sdr")', "--hdr-output sdr")
+        way = f"; use {way}" if "rgb24" in kind.pixel_formats else ""
+        raise WriterError(f"{name}: frames have {_PIXEL_FORMATS[found]} per color, and it takes {takes}{way}.")
     check_metadata(name, options.metadata)
     kind.check_options(name, options, fps)
     return kind

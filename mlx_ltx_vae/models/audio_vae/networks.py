@@ -90,10 +90,9 @@ class PlaneConv(PreparedModule):
         if self._uses_products:
             return self._apply(by_taps, plane)
         assert not self._is_arranged, "the default device has changed"
-        weight, bias, dtype = self.conv.weight, self.conv.bias, plane.dtype
-        if is_cpu():  # MLX's CPU backend has no fast convolution of half precision
-            plane, weight = plane.astype(mx.float32), weight.astype(mx.float32)
-        result = mx.conv2d(plane, weight, stride=(time.stride, frequency.stride))
+        # In half precision MLX's convolutions are slow on a CPU, and inaccurate where Metal takes Winograd kernels.
+        weight, bias, dtype = self.conv.weight.astype(mx.float32), self.conv.bias, plane.dtype
+        result = mx.conv2d(plane.astype(mx.float32), weight, stride=(time.stride, frequency.stride))
         return (result.astype(dtype) + bias)[:, :, :, None]
 
     def convolve_repeated(self, rows: mx.array, first: int, end: int) -> mx.array:

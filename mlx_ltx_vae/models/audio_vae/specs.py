@@ -60,11 +60,9 @@ class PlaneSpec(LayerSpec):
         return super().work_bytes(step) + elements * FLOAT32_BYTES
 
     def weight_copy_bytes(self, machine: Machine) -> int:
-        """On a CPU, the weight in float32, and the 4x4 taps that nine of repeated positions become."""
-        if machine.backend is not Backend.CPU:
-            return 0
+        """The weight in float32, and on a CPU the 4x4 taps that nine of repeated positions become."""
         size = math.prod(self.weights[0][1]) * FLOAT32_BYTES
-        phases = 16 * size // 9 if max(self.up) > 1 else 0
+        phases = 16 * size // 9 if max(self.up) > 1 and machine.backend is Backend.CPU else 0
         return phases + (0 if machine.itemsize == FLOAT32_BYTES else size)
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, option
 from ..base import Configuration, Description, Family, Found, Network, NetworkDescription, Statistics, Stored
 from ..specs import Shapes
 from ..stored import anything, needed, read_config
@@ -149,7 +149,7 @@ def _decoder(raw: Mapping[str, Any], stored: Stored) -> DecoderConfig:
         raise CheckpointError(
             f"{stored.source}: this is the diffusion decoder of LTX-2.5, and its configuration is missing, without "
             "which it decodes to static; add it as the metadata entry 'config' of the file, or as config.json beside "
-            "it, or load the encoder alone with decoder=False."
+            f"it{option(', or load the encoder alone with decoder=False', '')}."
         )
     names: Shapes = stored.networks.get("decoder", {})
     return parse_decoder_config(
