@@ -60,7 +60,7 @@ def measure_attention(case: Case, *, grid: list[int]) -> dict[str, Any]:
         "softmax": lambda: mx.softmax(scores, axis=-1),
         "exponentials": lambda: exponentials(scores, _BOUND),
         "product": lambda: left @ right,
-        "mlp": lambda: block.feed(tokens, None),
+        "mlp": lambda: block.feed(tokens, block.norm2, block.mlp.matrices),
         "projections": lambda: _project(block.attn, tokens, tables),
     }
     least = _time(parts)
@@ -82,8 +82,8 @@ def measure_attention(case: Case, *, grid: list[int]) -> dict[str, Any]:
 
 def _project(attention: Attention, tokens: mx.array, tables: Tables) -> mx.array:
     """All that a block does for its attention but the scores."""
-    first = (0, 0, 0)
-    queries, keys_values = attention.queries(tokens, first, tables), attention.keys_values(tokens, first, tables)
+    given = attention.matrices, (0, 0, 0), tables
+    queries, keys_values = attention.queries(tokens, *given), attention.keys_values(tokens, *given)
     mx.eval(queries, keys_values)
     return attention.proj(queries.reshape(tokens.shape))
 

@@ -14,9 +14,9 @@ import pytest
 from mlx_ltx_vae.backend.mlx_utils import max_difference, psnr
 from mlx_ltx_vae.bench import processes
 from mlx_ltx_vae.bench.__main__ import main
-from mlx_ltx_vae.bench.bench_command import with_new_names
 from mlx_ltx_vae.bench.command import format_psnr, table
 from mlx_ltx_vae.bench.decoding import Case, Decode, compare, decode, footprint, load_vae, measure
+from mlx_ltx_vae.bench.parsers import with_new_names
 from mlx_ltx_vae.bench.processes import Job
 from mlx_ltx_vae.models.families import published
 from mlx_ltx_vae.planning.plan import Mode

@@ -167,14 +167,14 @@ def test_steps_come_from_the_plan_or_are_refused(vaes, golden):
 def test_the_least_memory_is_named(vaes):
     vae = vaes(CASES[0])
     with pytest.raises(PlanError, match="a memory budget of .* is too small .*; the least that works is .* by columns"):
-        vae.plan((1, 8, 30, 9, 40), memory_budget="1MB")
+        vae.plan((1, 8, 30, 9, 40), memory_budget="1MB", bit_depth=8)
 
 
 def test_the_order_with_the_least_memory_is_chosen(vaes):
     vae = vaes(CASES[0])
     for grid, order in [((6, 8, 40), "columns"), ((6, 40, 8), "rows"), ((30, 6, 6), "time")]:
-        plans = {each: vae.plan((1, 8, *grid), order=each, memory_budget="50GB") for each in ORDERS}
-        chosen = vae.plan((1, 8, *grid), memory_budget="50GB")
+        plans = {each: vae.plan((1, 8, *grid), order=each, memory_budget="50GB", bit_depth=8) for each in ORDERS}
+        chosen = vae.plan((1, 8, *grid), memory_budget="50GB", bit_depth=8)
         assert chosen.order.value == order
         assert chosen.memory.active == min(plan.memory.active for plan in plans.values())
 

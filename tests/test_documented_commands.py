@@ -21,8 +21,8 @@ import mlx_ltx_vae.__main__ as list_commands
 import weights_convert.__main__ as convert_command
 from benchmarks.__main__ import build_parser as benchmarks_parser
 from mlx_ltx_vae import decode, demo, encode, info, load_latents, preview, save_latents
-from mlx_ltx_vae.bench.bench_command import build_parser as bench_parser
-from mlx_ltx_vae.bench.metal_command import build_parser as metal_parser
+from mlx_ltx_vae.bench.parsers import build_metal_parser as metal_parser
+from mlx_ltx_vae.bench.parsers import build_parser as bench_parser
 from video_files import noise, run_ffmpeg, write
 
 ROOT = Path(__file__).parents[1]

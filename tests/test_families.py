@@ -17,9 +17,9 @@ from safetensors.numpy import load_file, save_file
 import toy_family
 from mlx_ltx_vae import CheckpointError, LatentsError, VideoVAE, save_latents
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
-from mlx_ltx_vae.bench.bench_command import build_parser as bench_parser
 from mlx_ltx_vae.bench.decoding import Case
 from mlx_ltx_vae.bench.decoding import decode as measured_decode
+from mlx_ltx_vae.bench.parsers import build_parser as bench_parser
 from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
 from mlx_ltx_vae.checkpoint.files import open_archive
 from mlx_ltx_vae.checkpoint.locate import recognize

@@ -31,12 +31,9 @@ from mlx_ltx_vae.models.diffusion_decoder.neighborhood import (
     shares,
     workspace_bytes,
 )
-from mlx_ltx_vae.models.layers import activation
 from tolerances import tolerance
 
 SIZE = BLOCKS[Backend.CPU]
-#: Primitives without a kernel, and those of one number for each position.
-VIEWS, OF_POSITIONS = {"Reshape", "Slice", "Broadcast"}, {"Divide", "Add", "Sqrt", "Rsqrt", "Full"}
 MOST_COPIED = {Backend.CPU: 2**22, Backend.METAL: 2**26, Backend.CUDA: 2**26}
 
 
@@ -168,26 +165,37 @@ def test_pairs_of_channels_are_rotated_by_their_positions(dtype):
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
-def test_a_rotation_and_a_modulation_are_compiled_for_a_gpu_and_round_as_on_a_cpu(monkeypatch, tmp_path, dtype):
+def test_a_rotation_is_one_kernel_of_a_gpu_and_rounds_as_on_a_cpu(monkeypatch, tmp_path, dtype):
     x = mx.random.normal((1, 2, 3, 4, 2, 16), key=mx.random.key(1)).astype(dtype)
-    norm = RMSNorm()
-    norm.weight = mx.random.normal((16,), key=mx.random.key(2))
-    scale, shift = mx.random.normal((2, 16), key=mx.random.key(3))
-    modulation = norm.modulated(scale=scale, shift=shift)
     mx.eval(x)
-    parts = [lambda: rotate(x, (5000, 0, 70), make_turns), lambda: norm(x, modulation)]
-    on_cpu = [part() for part in parts]
-    for module in (activation, attention, blocks):
-        monkeypatch.setattr(module, "is_cpu", lambda: False)
-    for part, expected, kernels in zip(parts, on_cpu, (1, 3), strict=True):
-        found = part()
-        mx.export_to_dot(str(tmp_path / "graph.dot"), found)
-        made = re.findall(r'label ="(\w+)', (tmp_path / "graph.dot").read_text())
-        assert len([name for name in made if name not in VIEWS and name not in OF_POSITIONS]) == kernels, made
-        assert found.dtype == dtype
-        assert mx.abs(found.astype(mx.float32) - expected.astype(mx.float32)).max().item() <= (
-            0 if kernels == 1 else tolerance(2e-6) if dtype == mx.float32 else 2**-6
-        )
+    expected = rotate(x, (5000, 0, 70), make_turns)
+    monkeypatch.setattr(attention, "is_cpu", lambda: False)
+    found = rotate(x, (5000, 0, 70), make_turns)
+    mx.export_to_dot(str(tmp_path / "graph.dot"), found)
+    made = re.findall(r'label ="(\w+)', (tmp_path / "graph.dot").read_text())
+    assert len([name for name in made if name not in ("Reshape", "Slice")]) == 1, made
+    assert found.dtype == dtype and mx.array_equal(found, expected)
+
+
+@pytest.mark.parametrize(("on_cpu", "has_bias"), [(True, False), (False, True)])
+@pytest.mark.parametrize(("dtype", "near"), [(mx.float32, 2e-6), (mx.bfloat16, 6e-3)], ids=str)
+def test_a_modulated_norm_is_one_kernel_of_a_gpu_and_its_shift_a_bias(monkeypatch, on_cpu, has_bias, dtype, near):
+    x, matrix = (mx.random.normal((64, 64), key=mx.random.key(seed)).astype(dtype) for seed in (1, 2))
+    weight, scale, shift, bias = mx.random.normal((4, 64), key=mx.random.key(3))
+    norm, rms_norm, made = RMSNorm(), mx.fast.rms_norm, []
+    norm.weight = weight.astype(dtype)
+    wide = [np.array(each.astype(mx.float32), np.float64) for each in (x, matrix, norm.weight, scale, shift, bias)]
+    x_, matrix_, weight_, scale_, shift_, bias_ = wide
+    normed = x_ / np.sqrt(np.square(x_).mean(axis=1, keepdims=True) + 1e-6)
+    expected = (normed * weight_ * (1 + scale_) + shift_) @ matrix_.T + bias_ * has_bias
+    monkeypatch.setattr(blocks, "is_cpu", lambda: on_cpu)
+    monkeypatch.setattr(mx.fast, "rms_norm", lambda *given: made.append(rms_norm(*given)) or made[-1])
+    own, [(shifted, turned)] = norm.modulated(scale, shift, [(bias.astype(dtype) if has_bias else None, matrix.T)])
+    modulated = norm(x, own)
+    result = mx.addmm(shifted, modulated, turned)
+    assert result.dtype == dtype and (on_cpu or modulated is made[0])
+    error = np.array(result.astype(mx.float32)) - expected
+    assert np.abs(error).max() < tolerance(near) * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("bound", [0.5, 12.0, LARGEST_SCORE])

@@ -91,6 +91,11 @@ def test_no_array_is_larger_than_the_largest_buffer_of_the_device():
     shape = (1, 128, 16, 256, 256)
     assert largest_array(spec, plan_decode(spec, shape, REAL)) > 3_760_000_000
     assert largest_array(spec, plan_decode(spec, shape, hosted)) <= 3_760_000_000
+    # A convolution on Metal joins three frames.
+    plan = plan_decode(spec, (1, 128, 16, 168, 168), replace(hosted, itemsize=4, available=None), order="time")
+    layers = zip(plan.steps, spec.walk(plan.latent_shape.grid), strict=True)
+    convolved = [12 * step * layer.in_channels * math.prod(grid[1:]) for step, (layer, grid) in layers if layer.weights]
+    assert max(convolved) <= 3_760_000_000
     with pytest.raises(PlanError, match="more than 38 million elements, the largest buffer of this device; use"):
         plan_decode(spec, shape, replace(hosted, largest_buffer=150_000_000), mode="exact")
     with pytest.raises(PlanError, match="one array of 24.36 GB, and the largest buffer of this device has 3.76 GB;"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from entry_points import ENTRY_POINTS
-from mlx_ltx_vae.bench import bench_command
+from mlx_ltx_vae.bench import parsers as bench_parsers
 from mlx_ltx_vae.commands import parsers
 
 NAME = "vä漢é"
@@ -125,7 +125,7 @@ def test_names_are_printed_and_written_in_any_encoding(shell, tmp_path, environm
 def test_help_fits_any_terminal(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
     own = [make for name, make in vars(parsers).items() if name.endswith("_parser")]
-    for make in (bench_command.build_parser, *own):
+    for make in (bench_parsers.build_parser, *own):
         assert "--help" in make().format_help()
 
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.__main__ import main as benchmarks
 from mlx_ltx_vae.__main__ import COMMANDS
 from mlx_ltx_vae.__main__ import main as mlx_ltx_vae
-from mlx_ltx_vae.bench.bench_command import main as bench
+from mlx_ltx_vae.bench.__main__ import main as bench
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode

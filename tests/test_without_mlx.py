@@ -52,7 +52,9 @@ def without_backend(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("command", [["mlx_ltx_vae.decode", "--demo"], ["mlx_ltx_vae", "bench"]])
+@pytest.mark.parametrize(
+    "command", [["mlx_ltx_vae.decode", "--demo"], ["mlx_ltx_vae", "bench", "--generation", "0.9.1"]]
+)
 def test_a_command_says_what_to_install(without_backend, command):
     done = without_backend("-m", *command)
     assert (done.returncode, done.stdout) == (1, "")
@@ -68,7 +70,7 @@ def test_wrong_usage_needs_no_backend(without_backend):
 HELP = """
 import sys
 from importlib import import_module
-for name in (".decode", ".preview", ".encode", ".info", ".convert", ".__main__"):
+for name in (".decode", ".preview", ".encode", ".info", ".convert", ".bench.__main__", ".__main__"):
     for option in ("--help", "--version"):
         try:
             import_module(name, "mlx_ltx_vae").main([option])
@@ -83,5 +85,5 @@ def test_help_and_version_import_nothing_that_takes_long(without_backend):
     assert done.returncode == 0, done.stderr
     *printed, imported = done.stdout.splitlines()
     assert imported == "[]"
-    assert sum(line.startswith("usage: ") for line in printed) == 6
-    assert printed.count(f"mlx_ltx_vae {version('mlx_ltx_vae')}") == 6
+    assert sum(line.startswith("usage: ") for line in printed) == 7
+    assert printed.count(f"mlx_ltx_vae {version('mlx_ltx_vae')}") == 7

@@ -63,7 +63,6 @@ CHIPS = {
 
 # Bytes that kernels between products read and write, for each element of a layer's width.
 _PASS = 2 * _ITEMSIZE  # reads an array, and writes one
-_MODULATED = 4 * _ITEMSIZE + 6  # squares in float32, which are added; then the input again, and the result
 _TWO = 3 * _ITEMSIZE  # a sum of two arrays
 _GATED = 12 * _ITEMSIZE  # SiLU of a hidden array, four times as wide, times another one
 
@@ -160,17 +159,16 @@ def estimate(chip: Chip, layers: Sequence[Layer], block: int) -> Parts:
 def _bytes_between(layer: LayerSpec, axis: Axis, steps: tuple[int, ...]) -> float:
     """Bytes for each element of a layer's input that are moved between its products."""
     if isinstance(layer, MLPSpec):
-        norm = _MODULATED if "diff" in layer.name else _PASS
-        return norm + _GATED + _TWO + _PASS  # the parts are joined
+        return _PASS + _GATED + _TWO + _PASS  # the norm, and the parts joined
     if not isinstance(layer, AttentionSpec):
         return 0
-    norm, context = (_MODULATED, _TWO) if layer.waiting_channels else (_PASS, 0)
+    context = _TWO if layer.waiting_channels else 0
     step = max(steps, key=steps.count)
     window = (step + layer.window(axis).cached) / step
     # The norm for keys and values, and again for queries; norms and rotations of both; keys and values joined to the
     # cached ones; the input until its results come; queries in blocks, results in rows, joined along three axes; and
     # the residual.
-    return context + 2 * norm + 4 * _PASS + 2 * _PASS * window + _PASS + 5 * _PASS + _TWO
+    return context + 2 * _PASS + 4 * _PASS + 2 * _PASS * window + _PASS + 5 * _PASS + _TWO
 
 
 def _attention(chip: Chip, layer: AttentionSpec, scores: float, keys: float) -> Parts:

@@ -9,13 +9,13 @@ from benchmarks.metal.verdicts import BEST, clip_sums, decodes_of, list_verdicts
 from mlx_ltx_vae.bench.command import table
 from mlx_ltx_vae.bench.metal_command import (
     SCHEMA,
-    SIZE,
     compare_with_plan,
     is_virtual,
     submission_name,
     without_names,
 )
 from mlx_ltx_vae.bench.metal_tasks import GPU_FORMS
+from mlx_ltx_vae.bench.parsers import METAL_SIZE
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.files import PartFile
 from mlx_ltx_vae.units import GB, format_count
@@ -114,8 +114,10 @@ def _check_whole(name: object, document: Mapping[str, Any]) -> None:
         raise LTXVAEError(f"{name}: was measured on a virtual machine, whose times mean nothing.")
     if backend != "metal":
         raise LTXVAEError(f"{name}: was measured on {backend}, not on Apple's GPU.")
-    if case["is_quick"] or (case["width"], case["height"]) != SIZE:
-        raise LTXVAEError(f"{name}: is not a whole measurement of {SIZE[0]}x{SIZE[1]}; run it without --quick.")
+    if case["is_quick"] or (case["width"], case["height"]) != METAL_SIZE:
+        raise LTXVAEError(
+            f"{name}: is not a whole measurement of {METAL_SIZE[0]}x{METAL_SIZE[1]}; run it without --quick."
+        )
 
 
 def readme_table(documents: Documents) -> str:

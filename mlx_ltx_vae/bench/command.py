@@ -7,65 +7,21 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from ..backend.device import backend
-from ..backend.mlx_utils import DTYPES
 from ..checkpoint import open_checkpoint
-from ..commands.cli import add_common_options, frame_size, memory_budget, positive, print_report, tile
+from ..commands.cli import print_report
 from ..errors import LTXVAEError
 from ..files import InputFiles, PartFile
-from ..models.families import published
-from ..planning.options import ModeName, OrderName
-from ..tiling import PRESETS
 from ..units import MB
 from .decoding import Case
 from .processes import Job, Run, describe_machine, run_interleaved
 
-_PLOT_ENDINGS = (".png", ".svg", ".pdf")
-
 #: Wraps a list of runs, to show how many of them are done.
 progress: Callable[[Any], Any] = partial(tqdm, unit="run", disable=not sys.stderr.isatty())
-
-
-def add_decode_options(parser: argparse.ArgumentParser) -> None:
-    """Options that say what is decoded or encoded, but for its length and modes, and `add_run_options`."""
-    add_vae_options(parser, size=(256, 256), base_width=32)
-    precision = "compute in this precision (default: the checkpoint's, float32 for random weights)"
-    parser.add_argument("--dtype", choices=list(DTYPES), help=precision)
-    budget = "plan within this memory: 8GB, 500MB, 50%%"
-    parser.add_argument("--memory-budget", type=memory_budget, metavar="SIZE", help=budget)
-    chunk = "latent frames (or rows, columns) at a time in exact mode (default: 1)"
-    parser.add_argument("--chunk", type=positive, metavar="N", help=chunk)
-    tiles = parser.add_mutually_exclusive_group()
-    space = "tiles of SIZE pixels that share OVERLAP pixels with their neighbors, for mode tiled"
-    tiles.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help=space)
-    presets = f"tiles of mode tiled by name, of {', '.join(PRESETS)} (default: the first that fits the VAE)"
-    tiles.add_argument("--preset", choices=PRESETS, metavar="NAME", help=presets)
-    add_run_options(parser)
-
-
-def add_vae_options(parser: argparse.ArgumentParser, *, size: tuple[int, int], base_width: int) -> None:
-    """Options of the VAE and of the picture, with these defaults."""
-    checkpoint = "checkpoint file, folder, or hub repository id (default: random weights)"
-    parser.add_argument("-m", "--model", metavar="VAE", help=checkpoint)
-    picture = f"of the video, in pixels (default: {size[0]}x{size[1]})"
-    parser.add_argument("--size", type=frame_size, default=size, metavar="WxH", help=picture)
-    random = parser.add_argument_group("random weights, without -m")
-    layers = f"whose layers they have, of {', '.join(published())} (default: ltx-2.3)"
-    random.add_argument("--generation", choices=list(published()), default="ltx-2.3", metavar="NAME", help=layers)
-    channels = f"channels of the last layers; the published VAEs have 128, PrunaVAED 64 (default: {base_width})"
-    random.add_argument("--base-width", type=positive, default=base_width, metavar="N", help=channels)
-
-
-def add_mode_options(parser: argparse.ArgumentParser, default: str) -> None:
-    """`--mode` and `--order`, each of which may be given several times."""
-    modes = f"as in decode; may be given more than once (default: {default})"
-    parser.add_argument("--mode", action="append", choices=get_args(ModeName), help=modes)
-    orders = "of the exact mode, as in decode; may be given more than once (default: auto)"
-    parser.add_argument("--order", action="append", choices=get_args(OrderName), help=orders)
 
 
 def chosen_modes(options: argparse.Namespace, default: Sequence[str]) -> Iterator[dict[str, str]]:
@@ -73,26 +29,6 @@ def chosen_modes(options: argparse.Namespace, default: Sequence[str]) -> Iterato
     for mode in options.mode or default:
         for order in options.order or ["auto"] if mode == "exact" else ["auto"]:
             yield {"mode": mode, "order": order}
-
-
-def plot_file(text: str) -> str:
-    """The type of `--plot decodes.png`."""
-    if Path(text).suffix.lower() not in _PLOT_ENDINGS:
-        raise argparse.ArgumentTypeError(f"{text!r} does not end in {', '.join(_PLOT_ENDINGS)}")
-    return text
-
-
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Options that every measurement has."""
-    parser.add_argument("--repeat", type=positive, default=3, metavar="N", help="runs, or rounds, of each (default: 3)")
-    add_output_options(parser)
-
-
-def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """`--json` and `--save`, and the options of all commands."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
-    parser.add_argument("--save", metavar="FILE", help="write that object, everything measured, to FILE")
-    add_common_options(parser)
 
 
 def make_case(options: argparse.Namespace, **fields: Any) -> Case:

@@ -16,29 +16,18 @@ import mlx.core as mx
 from .. import __version__
 from ..backend.device import backend
 from ..backend.machine import Backend
-from ..commands.cli import CommandParser, examples, positive, run_command, write_line
+from ..commands.cli import CommandParser, run_command, write_line
 from ..errors import LTXVAEError
 from ..files import PartFile
 from ..process import temporary_folder
 from ..units import GB, format_bytes
-from .command import (
-    add_output_options,
-    add_vae_options,
-    make_case,
-    progress,
-    publisher,
-    table,
-    timing_table,
-    write_document,
-)
+from .command import make_case, progress, publisher, table, timing_table, write_document
 from .metal_tasks import FORMS, GPU_FORMS, make_tasks
+from .parsers import METAL_SIZE
 from .processes import describe_machine, run_fresh
 
 #: Changes when fields of the document change their meaning or disappear.
 SCHEMA = 2
-
-#: The width and height of measurements that can be compared.
-SIZE = (768, 512)
 
 # Of the document; each is a list.
 _PARTS = ("convolutions", "decodes", "accuracy", "attention", "errors")
@@ -48,48 +37,16 @@ _PATH = re.compile(r"""(?<![\w.)\]])(?:~|[A-Za-z]:\\|/)[^\s'"`,;:()]+""")
 Run = Mapping[str, Any]
 
 
-def build_parser() -> CommandParser:
-    """The command line of `--metal`."""
-    parser = CommandParser(
-        prog="python -m mlx_ltx_vae.bench --metal",
-        usage="%(prog)s [-m VAE] [--submit] [options]",
-        description="Measure what the package's rules for Macs rest on, in about ten minutes: every convolution of a "
-        "decode in every formulation, with the range of its numbers; whole decodes, their accuracy, and their memory "
-        "against the plan; and blocks of the diffusion decoder's attention. In a clone of the repository, python -m "
-        "benchmarks metal FILE says from the written file whether the rules are right for this GPU.",
-        epilog=examples(
-            "python -m mlx_ltx_vae.bench --metal",
-            "python -m mlx_ltx_vae.bench --metal -m VAE --submit",
-        ),
-    )
-    parser.add_argument("--metal", action="store_true", help="this measurement")
-    submit = """also write it to a file for the project, without paths and names: apple-m3-max-2026-01-31.json, by the
-        chip and the date"""
-    parser.add_argument("--submit", action="store_true", help=submit)
-    parser.add_argument("--quick", action="store_true", help="fewer decodes, and no attention")
-    length = "length of the video, 1 + 8*k (default: 49)"
-    parser.add_argument("--num-frames", type=positive, default=49, metavar="N", help=length)
-    forms = (
-        f"ways to compute a convolution, of {'; '.join(FORMS)} (default: all but taps and columns, which are for CPUs)"
-    )
-    parser.add_argument("--forms", nargs="+", choices=list(FORMS), metavar="FORM", help=forms)
-    device = "for developers: run without a Metal device, on any other"
-    parser.add_argument("--any-device", action="store_true", help=device)
-    add_vae_options(parser, size=SIZE, base_width=128)
-    add_output_options(parser)
-    return parser
-
-
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    parser = build_parser()
-    options = parser.parse_args(argv)
+def run(parser: CommandParser, options: argparse.Namespace) -> int:
+    """Run the command and return the exit code."""
     if backend() is not Backend.METAL and not options.any_device:
         parser.exit(2, f"error: --metal needs Apple's GPU; MLX's default device here is {mx.default_device()}\n")
     if options.submit and is_virtual(describe_machine()):
         parser.exit(2, "error: --submit is of real Macs; this one is virtual, and its times mean nothing\n")
-    if options.submit and (options.quick or options.size != SIZE):
-        parser.error(f"--submit is of whole measurements of {SIZE[0]}x{SIZE[1]}; leave out --quick and --size")
+    if options.submit and (options.quick or options.size != METAL_SIZE):
+        parser.error(
+            f"--submit is of whole measurements of {METAL_SIZE[0]}x{METAL_SIZE[1]}; leave out --quick and --size"
+        )
     return run_command(_run, options, computes=True)
 
 

@@ -19,6 +19,7 @@ from ..models.layers.conv import CausalConv3d
 from ..models.specs import Activation, ConvSpec
 from ..units import GB
 from .decoding import Case, Decode, decode, open_case
+from .parsers import FORM_NAMES
 from .processes import Job
 
 
@@ -36,14 +37,20 @@ _NO_WINOGRAD, _MLX_TILE_BATCH = {"MLX_CONV_WINOGRAD": "0"}, {"MLX_CONV_WINOGRAD_
 _STRICT = {"dtype": "bfloat16", "keeps_dtype": True}
 _JOINED = {"formulation": Formulation.JOINED.value}
 
-AS_PLANNED, RULE = "as planned", "the package's rule"
+AS_PLANNED, RULE = "as planned", FORM_NAMES[0]
 #: The decodes whose convolutions are timed, each in one formulation.
-FORMS = {
-    RULE: Way(),
-    **{each.value: Way({"formulation": each.value}) for each in Formulation},
-    "joined, MLX's tile batch": Way(_JOINED, _MLX_TILE_BATCH),
-    "joined, no Winograd": Way(_JOINED, _NO_WINOGRAD),
-}
+FORMS = dict(
+    zip(
+        FORM_NAMES,
+        [
+            Way(),
+            *(Way({"formulation": each.value}) for each in Formulation),
+            Way(_JOINED, _MLX_TILE_BATCH),
+            Way(_JOINED, _NO_WINOGRAD),
+        ],
+        strict=True,
+    )
+)
 #: Those that a GPU is measured with; a CPU is measured with all.
 GPU_FORMS = [name for name in FORMS if name not in ("taps", "columns")]
 #: The decodes that are timed.

@@ -235,8 +235,8 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
     parser.add_argument("--completion", choices=SHELLS, help="print what the shell is to complete")
     subparsers = parser.add_subparsers()
     for name, description in commands.items():
-        # That of bench needs MLX.
-        make = import_module("..bench.bench_command", __package__).build_parser if name == "bench" else None
+        # Commands do not import bench.
+        make = import_module("..bench.parsers", __package__).build_parser if name == "bench" else None
         own = (make or globals()[f"{name}_parser"])()
         added = subparsers.add_parser(name, parents=[own], add_help=False, help=description)
         for action in added._actions:

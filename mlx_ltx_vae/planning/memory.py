@@ -192,7 +192,8 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         beyond = Fraction(sum(layer.halo(Axis.HEIGHT)), extents[1]) if run.is_band else Fraction(0)
         caches.append(math.ceil(batch * layer.cache_bytes(axis, extents, max(pieces), run.machine) * (1 + beyond)))
         step_grid = _replace(extents, axis, taken)
-        work = layer.work_bytes(Step(axis, step_grid, run.steps is None, run.machine, run.is_band))
+        is_whole = run.steps is None or extents[axis.grid] == 1  # of one position, nothing is joined to the cache
+        work = layer.work_bytes(Step(axis, step_grid, is_whole, run.machine, run.is_band))
         halo_bytes = math.ceil(2 * beyond * taken * position)
         works.append(waiting + batch * work + halo_bytes + layer.weight_copy_bytes(run.machine))
         pieces = _advance(pieces, step, layer, axis, flushes_with_last=spec.sound is not None)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..errors import PlanError, TilingError
+from ..models.convolution.rules import TAPS
 from ..models.input_shapes import check_frame_shape, check_latent_shape
 from ..models.specs import NetworkSpec
 from ..shapes import Grid, LatentShape
@@ -46,7 +47,7 @@ from .tiles import (
 )
 
 #: Maximum number of elements per layer and step. Metal's convolutions have silently returned zeros for inputs of more
-#: than about 1.6e9 elements; this is a third of that.
+#: than about 1.6e9 elements; this is a third of that, since one joins `TAPS` frames.
 MAX_LAYER_ELEMENTS = 2**29
 
 #: MLX's kernels compute with 32-bit indices, and no array of a run reaches this number of elements.
@@ -58,7 +59,7 @@ _STEP_MULTIPLY_ADDS = 16 * 10**11
 
 # Of the frames that ranks gather: those of each rank, padded to one height, all of them, and whole frames.
 _GATHERED_COPIES = 3
-_READ_COPIES = 2  # of frames from the disk: those that are read, and those before them, which the caller may hold
+_READ_COPIES = 2.1  # of frames from the disk: read, and before these held by the caller; with what is small beside
 _LEVEL_BYTES = 2
 
 
@@ -221,7 +222,7 @@ class _Planner:
     def _single(self) -> Plan:
         clip = self._clip
         largest = largest_layer(self._spec, clip.grid, clip.batch)
-        if largest > (most := min(MAX_LAYER_ELEMENTS, self._limit)):
+        if largest > (most := min(MAX_LAYER_ELEMENTS, self._limit // TAPS)):
             raise PlanError(
                 f"a single pass of {clip.describe()} would give one layer {largest / 1e6:.0f} million elements, but "
                 f"only {most / 1e6:.0f} million are safe; use mode exact, which gives the same result."
@@ -278,7 +279,7 @@ class _Planner:
             whole = StreamRun(axis, pieces, (MAX_ARRAY_ELEMENTS,) * len(self._spec.layers), 0, self._machine)
             return tuple(map(max, layer_pieces(self._spec, grid, whole)))[:-1]
         batch = self._clip.batch
-        steps = make_steps(self._spec, grid, axis, step, min(MAX_LAYER_ELEMENTS, self._limit) // batch)
+        steps = make_steps(self._spec, grid, axis, step, min(MAX_LAYER_ELEMENTS, self._limit // TAPS) // batch)
         if self._machine.backend is Backend.CPU:
             return steps
         position_work = (
@@ -297,8 +298,8 @@ class _Planner:
             memory = replace(memory, work=max(memory.work, made))
         if run.axis is not Axis.TIME:  # of a light network, the whole frames that are read at the end are the peak
             frames = min(FRAMES_PER_CONVERSION, clip.video[0]) * clip.out_frame
-            level = clip.value_bytes(self._machine.itemsize)
-            memory = replace(memory, work=max(memory.work, _READ_COPIES * frames * level - memory.caches))
+            value = clip.value_bytes(self._machine.itemsize) + (0 if clip.format else _LEVEL_BYTES)
+            memory = replace(memory, work=max(memory.work, math.ceil(_READ_COPIES * frames * value) - memory.caches))
         return replace(memory, inputs=clip.input_bytes(self._machine.itemsize, chunk, axis=run.axis))
 
     def _tiled(self, tiling: TilingConfig) -> Iterator[Plan]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,7 +14,7 @@ from ...streaming.axis import Axis
 from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.window import Delay, Trim, View, window_starts
 from ..convolution.prepared import PreparedModule
-from ..layers.activation import Modulation, gated_silu, inverse_rms, pixel_norm
+from ..layers.activation import gated_silu, inverse_rms
 from ..layers.blocks import sinusoid
 from ..layers.conv import depth_to_space, make_window
 from ..layers.weights import add_weights, linear
@@ -26,28 +27,42 @@ _NORM_EPS = 1e-6
 _BOUND_MARGIN = 1.1  # for rounding of normalized queries and keys
 
 
+#: (bias, matrix (in, out)) of each linear layer; a bias may be None.
+Matrices = Sequence[tuple[mx.array | None, mx.array]]
+
+
 class RMSNorm(nn.Module):
     """RMS norm with a weight, computed in float32. Checkpoint keys: `weight`."""
 
-    def __call__(self, x: mx.array, modulation: Modulation | None = None) -> mx.array:
-        """The norm of `x`; with what `modulated` returns, modulated."""
-        if modulation is not None:
-            return _modulate(x, inverse_rms(x, _NORM_EPS), *modulation)
+    def __call__(self, x: mx.array, weight: mx.array | None = None) -> mx.array:
+        """The norm of `x`, in one kernel on a GPU; with what `modulated` returns in place of the weight."""
+        weight = self.weight if weight is None else weight
         if not is_cpu():
-            return mx.fast.rms_norm(x, self.weight, _NORM_EPS)
-        weight = self.weight.astype(mx.float32)
-        return (pixel_norm(x.astype(mx.float32), _NORM_EPS) * weight).astype(x.dtype)
+            return mx.fast.rms_norm(x, weight, _NORM_EPS)
+        return _scale(x, inverse_rms(x, _NORM_EPS), weight)
 
-    def modulated(self, scale: mx.array, shift: mx.array) -> Modulation:
-        """The modulation by (C,) float32 each, together with the weight: one multiplication for each element."""
-        modulation = Modulation(scale=self.weight.astype(mx.float32) * (1 + scale), shift=shift)
-        mx.eval(modulation)
-        return modulation
+    def modulated(self, scale: mx.array, shift: mx.array, matrices: Matrices) -> tuple[mx.array, Matrices]:
+        """The weight and the matrices behind the norm, with a modulation (C,) float32: the shift is in their biases.
+
+        A kernel of a GPU that adds a shift would take the sum over the channels as another one.
+        """
+        weight = (self.weight.astype(mx.float32) * (1 + scale)).astype(self.weight.dtype)
+        shifted = []
+        for bias, matrix in matrices:
+            constant = shift @ matrix.astype(mx.float32)
+            shifted.append(((constant if bias is None else bias + constant).astype(matrix.dtype), matrix))
+        mx.eval(weight, [bias for bias, _ in shifted])
+        return weight, shifted
 
 
 @mx.compile
-def _modulate(x: mx.array, inverse: mx.array, shift: mx.array, scale: mx.array) -> mx.array:
-    return (x.astype(mx.float32) * inverse * scale + shift).astype(x.dtype)
+def _scale(x: mx.array, inverse: mx.array, weight: mx.array) -> mx.array:
+    return (x.astype(mx.float32) * inverse * weight.astype(mx.float32)).astype(x.dtype)
+
+
+def _apply(x: mx.array, layer: tuple[mx.array | None, mx.array]) -> mx.array:
+    bias, matrix = layer
+    return x @ matrix if bias is None else mx.addmm(bias, x, matrix)
 
 
 class Attention(nn.Module):
@@ -67,23 +82,25 @@ class Attention(nn.Module):
         largest = mx.abs(self.q_norm.weight).max().astype(mx.float32) * mx.abs(self.k_norm.weight).max()
         return to_float(largest) * self._head_dim**0.5 * _BOUND_MARGIN
 
-    def queries(self, x: mx.array, first: Grid, tables: Tables, times: Times = ()) -> mx.array:
-        """(B, T, H, W, heads, D), rotated; `first` is the position of the first, and `times` those of planes."""
-        return rotate(self.q_norm(self._split(self._project(x, 0))), first, tables.turns, times)
-
-    def keys_values(self, x: mx.array, first: Grid, tables: Tables, times: Times = ()) -> tuple[mx.array, mx.array]:
-        """(B, T, H, W, heads * D) each: keys, which are rotated, and values."""
-        keys = rotate(self.k_norm(self._split(self._project(x, 1))), first, tables.turns, times)
-        values = self._project(x, 2)
-        return keys.reshape(values.shape), values
-
-    def _project(self, x: mx.array, index: int) -> mx.array:
-        """Queries, keys or values."""
+    @property
+    def matrices(self) -> Matrices:
+        """Those of queries, keys and values."""
         if "qkv" not in self:
-            return (self.to_q, self.to_k, self.to_v)[index](x)
-        channels = x.shape[-1]
-        rows = slice(index * channels, (index + 1) * channels)
-        return mx.addmm(self.qkv.bias[rows], x, self.qkv.weight[rows].T)
+            return [(layer.bias, layer.weight.T) for layer in (self.to_q, self.to_k, self.to_v)]
+        parts = zip(mx.split(self.qkv.bias, 3), mx.split(self.qkv.weight, 3), strict=True)
+        return [(bias, weight.T) for bias, weight in parts]
+
+    def queries(self, x: mx.array, matrices: Matrices, first: Grid, tables: Tables, times: Times = ()) -> mx.array:
+        """(B, T, H, W, heads, D), rotated; `first` is the position of the first, and `times` those of planes."""
+        return rotate(self.q_norm(self._split(_apply(x, matrices[0]))), first, tables.turns, times)
+
+    def keys_values(
+        self, x: mx.array, matrices: Matrices, first: Grid, tables: Tables, times: Times = ()
+    ) -> tuple[mx.array, mx.array]:
+        """(B, T, H, W, heads * D) each: keys, which are rotated, and values."""
+        keys = rotate(self.k_norm(self._split(_apply(x, matrices[1]))), first, tables.turns, times)
+        values = _apply(x, matrices[2])
+        return keys.reshape(values.shape), values
 
     def _split(self, x: mx.array) -> mx.array:
         return x.reshape(*x.shape[:-1], -1, self._head_dim)
@@ -92,8 +109,14 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """w_down(silu(w_gate x) * w_up x). Checkpoint keys: `w_up`, `w_gate`, `w_down`, without biases."""
 
-    def __call__(self, x: mx.array) -> mx.array:
-        return self.w_down(gated_silu(self.w_gate(x), self.w_up(x)))
+    @property
+    def matrices(self) -> Matrices:
+        """Those of the gate and of what it multiplies."""
+        return [(None, layer.weight.T) for layer in (self.w_gate, self.w_up)]
+
+    def __call__(self, x: mx.array, matrices: Matrices) -> mx.array:
+        gate, up = (_apply(x, layer) for layer in matrices)
+        return self.w_down(gated_silu(gate, up))
 
 
 class NeighborhoodBlock(PreparedModule):
@@ -152,20 +175,23 @@ class NeighborhoodBlock(PreparedModule):
         """
         assert not self._gated(), "prepare was called"
         first = second = None
+        to_attention, to_mlp = self.attn.matrices, self.mlp.matrices
         if modulation is not None:
             rows = modulation + self.scale_shift_table.astype(mx.float32)
-            norms = (self.norm1, 0), (self.norm2, 3)
-            first, second = (norm.modulated(scale=rows[at], shift=rows[at + 1]) for norm, at in norms)
+            first, to_attention = self.norm1.modulated(rows[0], rows[1], to_attention)
+            second, to_mlp = self.norm2.modulated(rows[3], rows[4], to_mlp)
         spec, tables = spec or self._specs[0], tables or Tables()
-        attention = self._attention(spec, context, rate, first, latent_context, tables)
-        return [attention, pointwise(lambda x: self.feed(x, second))]
+        attention = self._attention(
+            spec, context, rate, partial(self.norm1, weight=first), to_attention, latent_context, tables
+        )
+        return [attention, pointwise(partial(self.feed, norm=partial(self.norm2, weight=second), matrices=to_mlp))]
 
-    def feed(self, x: mx.array, modulation: Modulation | None) -> mx.array:
+    def feed(self, x: mx.array, norm: Callable[[mx.array], mx.array], matrices: Matrices) -> mx.array:
         """The second half of the block. Results are evaluated here, some tokens at a time (see `attend`)."""
         queue, tokens = Queue(), x.reshape(-1, x.shape[-1])
         size, count = tokens_at_once(backend(), self._specs[1].hidden), len(tokens)
         parts = (tokens[start : start + size] for start in range(0, count, size))
-        results = [queue.add(part + self.mlp(self.norm2(part, modulation))) for part in parts]
+        results = [queue.add(part + self.mlp(norm(part), matrices)) for part in parts]
         return (results[0] if len(results) == 1 else mx.concatenate(results)).reshape(x.shape)
 
     def _attention(
@@ -173,7 +199,8 @@ class NeighborhoodBlock(PreparedModule):
         spec: AttentionSpec,
         context: StreamContext,
         rate: Rate,
-        modulation: Modulation | None,
+        norm: Callable[[mx.array], mx.array],
+        matrices: Matrices,
         latent_context: Callable[[int], mx.array] | None,
         tables: Tables,
     ) -> Stage:
@@ -199,17 +226,15 @@ class NeighborhoodBlock(PreparedModule):
                     given = latent_context(x.shape[axis])
                     x = x + self.context_proj(given)
                 waiting.push(x)
-                normed = self.norm1(x, modulation)
-                made = [
-                    queue.add(each) for each in self.attn.keys_values(normed, position(entered), tables, spec.times)
-                ]
+                new = self.attn.keys_values(norm(x), matrices, position(entered), tables, spec.times)
+                made = [queue.add(each) for each in new]
                 entered += x.shape[axis]
             keys, values = (window.push(each, last) for window, each in zip(windows, made, strict=True))
             if keys is None or values is None:
                 return None
             own = waiting.take(keys.output, keys.results)
-            normed = self.norm1(own, modulation)
-            queries = queue.add(self.attn.queries(normed, position(keys.output), tables, spec.times))
+            queries = self.attn.queries(norm(own), matrices, position(keys.output), tables, spec.times)
+            queue.add(queries)
             (seen, starts), (contents, _) = (_extend(view, spec, context) for view in (keys, values))
             result = attend(queries, (seen, contents), starts, spec.kernel, bound, tables, spec.times)
             return own + self.attn.proj(result)
