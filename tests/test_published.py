@@ -212,7 +212,7 @@ def test_an_estimate_has_the_decoder_and_the_dtype_that_are_asked_for():
         (LatentsError, "size is .1280.0, 704.; expected", {"size": (1280.0, 704)}),
         (LatentsError, "frames is '121'; expected a whole number", {"frames": "121"}),
         (LatentsError, "keyframes need one frame number from 0", {"keyframes": [-1]}),
-        (LatentsError, "keyframes are 5; expected Keyframes, or frame numbers", {"keyframes": 5}),
+        (LatentsError, "keyframes have the type int; expected Keyframes", {"keyframes": 5}),
         (PlanError, "the generation is None; expected one of 0.9.0, ", {"generation": None}),
     ],
 )

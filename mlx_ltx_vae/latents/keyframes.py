@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.mlx_utils import native_array
-from ..errors import LatentsError, excerpt, quote
+from ..errors import LatentsError, excerpt
 from ..shapes import LatentShape
 from ..units import format_count
 from .metadata import parse_metadata
@@ -63,7 +63,10 @@ class Keyframes:
 def check_keyframes(given: object) -> None:
     """Raise a `LatentsError` unless this is a `Keyframes`."""
     if not isinstance(given, Keyframes):
-        raise LatentsError(f"keyframes are a {type(given).__name__}; expected Keyframes(latents, frames).")
+        raise LatentsError(
+            f"keyframes have the type {type(given).__name__}; expected Keyframes(latents, frames), or in a plan their "
+            "frame numbers, such as [0, 120]."
+        )
 
 
 def frame_numbers(given: Keyframes | Sequence[int] | None) -> tuple[int, ...]:
@@ -72,7 +75,7 @@ def frame_numbers(given: Keyframes | Sequence[int] | None) -> tuple[int, ...]:
         return tuple(given.frames)
     numbers = given.tolist() if isinstance(given, np.ndarray) else [] if given is None else given
     if not isinstance(numbers, Sequence) or not all(isinstance(each, int) for each in numbers):
-        raise LatentsError(f"keyframes are {quote(numbers)}; expected Keyframes, or frame numbers such as [0, 120].")
+        check_keyframes(given)
     return _check_frames(np.array(numbers), len(numbers)) if numbers else ()
 
 
