@@ -128,4 +128,4 @@ def test_the_command_decodes_frames_of_a_file_with_their_noise(clip, tmp_path, c
     assert main([*command, "--frames", "120:123", "--dry-run"]) == 0
     assert "video    3 frames of 32x32" in capsys.readouterr().out
     assert main([*command, "--frames", "600:"]) == 1
-    assert f"{path}: the video has 153 frames, and none of the frames 600:." in capsys.readouterr().err
+    assert f"{path}: the video has 153 frames, and none of 600:; choose frames within 0:153." in capsys.readouterr().err

@@ -209,7 +209,7 @@ def choose_frames(wanted: slice | None, num_frames: int, source: str) -> tuple[i
     start = wanted.start if wanted.start >= 0 else max(0, num_frames + wanted.start)
     asked, length = format_range(wanted), format_count(num_frames, "frame")
     if start >= end:
-        raise PlanError(f"{source}: the video has {length}, and none of the frames {asked}.")
+        raise PlanError(f"{source}: the video has {length}, and none of {asked}; choose frames within 0:{num_frames}.")
     if end < (wanted.stop or end):
         found = f"the video has {length}, so of the frames {asked} only {format_are(end - start)} decoded"
         warnings.warn(f"{source}: {found}.", stacklevel=2)

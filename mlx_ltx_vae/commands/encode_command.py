@@ -149,8 +149,8 @@ class EncodeTask(Task):
             count = sum(map(len, video))
         start, end, _ = wanted.indices(count)
         if start >= end:
-            found = f"has {format_count(count, 'frame')}, and none of the frames {format_range(wanted)}"
-            raise ReaderError(f"{self._item.source}: {found}.")
+            found = f"has {format_count(count, 'frame')}, and none of {format_range(wanted)}"
+            raise ReaderError(f"{self._item.source}: {found}; choose frames within 0:{count}.")
         return slice(start, end)
 
     def describe(self) -> dict[str, Any]:
