@@ -28,7 +28,7 @@ from benchmarks.roofline import roofline, roofline_table
 from benchmarks.scaling import DEFAULT_TFLOPS, scaling_tables
 from benchmarks.sound import SECONDS, share_jobs, share_table, sound_table, work_share
 from benchmarks.validation import validation_jobs, validation_table
-from mlx_ltx_vae.bench.command import chosen_modes, make_case, report
+from mlx_ltx_vae.bench.command import Job, Run, chosen_modes, make_case, report
 from mlx_ltx_vae.bench.decoding import open_case
 from mlx_ltx_vae.bench.metal_command import full_report
 from mlx_ltx_vae.bench.parsers import (
@@ -38,7 +38,6 @@ from mlx_ltx_vae.bench.parsers import (
     plot_file,
     with_new_names,
 )
-from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.commands.cli import CommandParser, add_common_options, positive, print_report, run_command
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.latents import load_latents

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.others import load_diffusers, load_mlx_video, load_ports
-from mlx_ltx_vae.bench.command import timing_table
+from mlx_ltx_vae.bench.command import Job, Run, timing_table
 from mlx_ltx_vae.bench.decoding import (
     Case,
     count_weight_bytes,
@@ -18,7 +18,6 @@ from mlx_ltx_vae.bench.decoding import (
     measure,
     open_case,
 )
-from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.models.base import Config
 from mlx_ltx_vae.models.video_vae.block_types import RES_STACK, UPSAMPLE
 from mlx_ltx_vae.models.video_vae.config import VAEConfig

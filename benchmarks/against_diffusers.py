@@ -19,9 +19,8 @@ from safetensors.numpy import load_file, save_file
 
 from mlx_ltx_vae.audio_vae import AudioVAE
 from mlx_ltx_vae.backend.mlx_utils import max_difference, rms
-from mlx_ltx_vae.bench.command import median, table
+from mlx_ltx_vae.bench.command import Job, Run, median, table
 from mlx_ltx_vae.bench.decoding import Case, footprint
-from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.units import MB
 from mlx_ltx_vae.vae import VideoVAE
 

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from mlx_ltx_vae.bench.command import format_psnr, median, table
+from mlx_ltx_vae.bench.command import Job, Run, format_psnr, median, table
 from mlx_ltx_vae.bench.decoding import Case, decode
-from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.models.preview_vae.family import PREVIEW_VAE
 from mlx_ltx_vae.units import MB
 

@@ -12,9 +12,8 @@ import mlx.core as mx
 from benchmarks.metal_emulation import ConvOptions, EmulatedGPU, emulated, load_decoder
 from mlx_ltx_vae import VideoVAE, demo
 from mlx_ltx_vae.backend.mlx_utils import DtypeName
-from mlx_ltx_vae.bench.command import format_psnr, table
+from mlx_ltx_vae.bench.command import Job, Run, format_psnr, table
 from mlx_ltx_vae.bench.decoding import Case, compare, load_case_latents, load_vae
-from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.checkpoint import Checkpoint, open_checkpoint, open_weights
 from mlx_ltx_vae.models.convolution.rules import Formulation
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig

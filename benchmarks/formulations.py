@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from benchmarks.decoders import time_ratio
-from mlx_ltx_vae.bench.command import median, table
+from mlx_ltx_vae.bench.command import Job, Run, median, table
 from mlx_ltx_vae.bench.decoding import Case, decode, encode
-from mlx_ltx_vae.bench.processes import Job, Run
 
 #: Base width, width, height and frames.
 _DECODES = ((32, 768, 512, 17), (64, 256, 256, 57), (128, 384, 256, 9), (32, 256, 256, 57), (32, 192, 128, 97))

@@ -14,9 +14,8 @@ import mlx.core as mx
 from benchmarks.others import original_weights
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import load_safetensors
-from mlx_ltx_vae.bench.command import median, table
+from mlx_ltx_vae.bench.command import Job, Run, median, table
 from mlx_ltx_vae.bench.decoding import Case, count_weight_bytes, open_case
-from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.models.diffusion_decoder.config import raw_ltx_2_5
 from mlx_ltx_vae.models.video_vae.config import VAEConfig
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS

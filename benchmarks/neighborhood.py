@@ -13,9 +13,8 @@ import mlx.core as mx
 
 from mlx_ltx_vae.backend.device import freed_memory_kept
 from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.bench.command import table
+from mlx_ltx_vae.bench.command import Job, Run, table
 from mlx_ltx_vae.bench.decoding import Case
-from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.models.diffusion_decoder.attention import LARGEST_SCORE, Tables, attend, exponentials
 from mlx_ltx_vae.models.diffusion_decoder.blocks import Attention, NeighborhoodBlock
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5

@@ -11,9 +11,8 @@ import numpy as np
 from benchmarks.against import decode_with_other
 from examples.preview_while_denoising import DEMO_PREVIEW, STEPS, Previews, denoise
 from mlx_ltx_vae import PreviewVAE, demo, load_latents
-from mlx_ltx_vae.bench.command import new_figure
+from mlx_ltx_vae.bench.command import Job, new_figure, run_fresh
 from mlx_ltx_vae.bench.decoding import Case, decode
-from mlx_ltx_vae.bench.processes import Job, run_fresh
 from mlx_ltx_vae.units import MB
 from mlx_ltx_vae.video import open_sink
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from benchmarks.convolutions import Convolution, make_operands, recorded, run_alone
 from benchmarks.counts import Counts, count_chunks
-from mlx_ltx_vae.bench.command import table
+from mlx_ltx_vae.bench.command import Run, table
 from mlx_ltx_vae.bench.decoding import Case, Decode
-from mlx_ltx_vae.bench.processes import Run
 
 _GIGA = 1e9
 

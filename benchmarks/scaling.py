@@ -15,8 +15,7 @@ from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
 from mlx_ltx_vae.planning.options import split_rows
 from mlx_ltx_vae.planning.plan import DecodePlan
 from mlx_ltx_vae.planning.planner import plan_decode
-from mlx_ltx_vae.shapes import LatentShape
-from mlx_ltx_vae.streaming.axis import Axis
+from mlx_ltx_vae.shapes import Axis, LatentShape
 from mlx_ltx_vae.units import GB, MB
 
 #: An assumption: trillions of multiplications and additions per second, convolutions counted as direct ones.

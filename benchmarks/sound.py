@@ -11,9 +11,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_ltx_vae.audio_vae import AudioVAE
-from mlx_ltx_vae.bench.command import median, table
+from mlx_ltx_vae.bench.command import Job, Run, median, table
 from mlx_ltx_vae.bench.decoding import Case, Decode, load_case_latents
-from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.audio_vae.family import AUDIO_VAE
 from mlx_ltx_vae.models.base import SOUND, Decoder, Statistics

@@ -13,9 +13,8 @@ import numpy as np
 
 from benchmarks.loading import write_checkpoint
 from mlx_ltx_vae import VideoVAE, demo
-from mlx_ltx_vae.bench.command import table
+from mlx_ltx_vae.bench.command import Job, Run, table
 from mlx_ltx_vae.bench.decoding import Case, Decode, describe, encode, measure
-from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from mlx_ltx_vae.units import MB
 

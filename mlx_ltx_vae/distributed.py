@@ -20,8 +20,8 @@ from .backend.machine import Machine, Work, launched_rank
 from .backend.mlx_utils import take
 from .errors import DistributedError, PlanError, describe_error
 from .process import WORDS, clean_up_for_good, uninterrupted
+from .shapes import Axis
 from .startup import is_command
-from .streaming.axis import Axis
 
 Value = TypeVar("Value")
 

@@ -12,7 +12,7 @@ from mlx_ltx_vae.backend.machine import Machine
 from mlx_ltx_vae.models.layers.blocks import FrameAttention
 from mlx_ltx_vae.models.specs import PaddingMode, Step
 from mlx_ltx_vae.models.video_vae.block_types import ATTENTION, BlockConfig, NetworkOptions
-from mlx_ltx_vae.streaming.axis import Axis
+from mlx_ltx_vae.shapes import Axis
 
 (SPEC,) = ATTENTION.specs(BlockConfig(ATTENTION, 16, 16), NetworkOptions(False, PaddingMode.ZEROS), "attention")
 

@@ -10,7 +10,7 @@ from benchmarks.metal.host import host_table
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import computed_scores
 from mlx_ltx_vae.models.diffusion_decoder.network_specs import AttentionSpec, network_spec
-from mlx_ltx_vae.streaming.axis import Axis
+from mlx_ltx_vae.shapes import Axis
 
 KERNEL = (11, 11, 11)
 FAST = 1e12  # so much of anything a second that it takes no time

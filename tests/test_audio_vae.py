@@ -31,7 +31,7 @@ from mlx_ltx_vae.models.vocoder.specs import conv_layer
 from mlx_ltx_vae.pipeline.audio_run import plan_sound, unpack_latents
 from mlx_ltx_vae.pipeline.run import Run
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
-from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
+from mlx_ltx_vae.shapes import Axis, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext
 from mlx_ltx_vae.streaming.driver import run, run_chain, run_whole
 from mlx_ltx_vae.streaming.window import View

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae.backend.mlx_utils import max_difference, psnr
-from mlx_ltx_vae.bench import processes
+from mlx_ltx_vae.bench import command
 from mlx_ltx_vae.bench.__main__ import main
-from mlx_ltx_vae.bench.command import format_psnr, table
+from mlx_ltx_vae.bench.command import Job, format_psnr, table
 from mlx_ltx_vae.bench.decoding import Case, Decode, compare, decode, footprint, load_vae, measure
 from mlx_ltx_vae.bench.parsers import with_new_names
-from mlx_ltx_vae.bench.processes import Job
 from mlx_ltx_vae.models.families import published
 from mlx_ltx_vae.planning.plan import Mode
 from mlx_ltx_vae.tiling import TilingConfig, preset
@@ -59,7 +58,7 @@ def test_decoding_is_measured_and_drawn(bench, tmp_path):
 
 
 def test_the_json_object_is_all_of_standard_output_and_the_same_is_saved(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(processes, "run_fresh", lambda job: {"task": "decode", **asdict(job.case), **MEASURED})
+    monkeypatch.setattr(command, "run_fresh", lambda job: {"task": "decode", **asdict(job.case), **MEASURED})
     path = tmp_path / "report.json"
     arguments = ["--mode", "exact", "--order", "rows", "--order", "time", "--mode", "tiled", "--tile", "64:32"]
     assert main([*TINY, *arguments, "--num-frames", "9", "--num-frames", "17", "--json", "--save", str(path)]) == 0
@@ -192,10 +191,10 @@ def test_a_case_survives_json():
 
 def test_jobs_run_in_turns_and_those_that_need_one_run_once(monkeypatch):
     ran = []
-    monkeypatch.setattr(processes, "run_fresh", lambda job: ran.append(job) or {"run": len(ran)})
+    monkeypatch.setattr(command, "run_fresh", lambda job: ran.append(job) or {"run": len(ran)})
     short, long = Job(decode, Case(frames=9)), Job(decode, Case(frames=17))
     alone = Job(decode, Case(), once=True)
-    runs = processes.run_interleaved([short, alone, long], 2)
+    runs = command.run_interleaved([short, alone, long], 2)
     assert ran == [short, alone, long, short, long]
     assert [[run["run"] for run in results] for results in runs] == [[1, 4], [2], [3, 5]]
 

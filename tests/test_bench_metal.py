@@ -14,10 +14,10 @@ from benchmarks.convolutions import recorded
 from benchmarks.metal.verdicts import list_verdicts
 from mlx_ltx_vae.backend.device import backend
 from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.bench import decoding, metal_command, metal_tasks, processes
+from mlx_ltx_vae.bench import command, decoding, metal_command, metal_tasks
 from mlx_ltx_vae.bench.__main__ import main
+from mlx_ltx_vae.bench.command import describe_machine
 from mlx_ltx_vae.bench.decoding import Case, Decode, open_case
-from mlx_ltx_vae.bench.processes import describe_machine
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.models.convolution.conv3d import Conv3d
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import BLOCKS
@@ -268,9 +268,9 @@ def test_a_job_has_its_variables_in_its_process(monkeypatch):
         seen.update(env)
         raise ChildProcessError
 
-    monkeypatch.setattr(processes.subprocess, "Popen", fake)
+    monkeypatch.setattr(command.subprocess, "Popen", fake)
     with pytest.raises(ChildProcessError):
-        processes.run_fresh(processes.Job(decoding.decode, Case(), variables={"MLX_ENABLE_TF32": "0", "PROBE": "1"}))
+        command.run_fresh(command.Job(decoding.decode, Case(), variables={"MLX_ENABLE_TF32": "0", "PROBE": "1"}))
     assert (seen["MLX_ENABLE_TF32"], seen["PROBE"], seen["PATH"]) == ("0", "1", os.environ["PATH"])
     assert "PROBE" not in os.environ
 

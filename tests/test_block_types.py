@@ -14,8 +14,8 @@ from mlx_ltx_vae.models.video_vae import block_types, networks
 from mlx_ltx_vae.models.video_vae.block_types import BlockName, BlockType
 from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec, parse_vae_config
 from mlx_ltx_vae.models.video_vae.networks import ConvDecoder, ConvEncoder
-from mlx_ltx_vae.planning.receptive_field import lookahead, receptive_field
-from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
+from mlx_ltx_vae.planning.clip import lookahead, receptive_field
+from mlx_ltx_vae.shapes import Axis, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext
 from mlx_ltx_vae.streaming.window import Window
 from tolerances import tolerance

@@ -17,8 +17,7 @@ from mlx_ltx_vae.models.diffusion_decoder.network_specs import decoder_spec, hid
 from mlx_ltx_vae.models.diffusion_decoder.networks import DiffusionDecoder
 from mlx_ltx_vae.models.noise import draw
 from mlx_ltx_vae.planning.planner import plan_decode
-from mlx_ltx_vae.shapes import LatentShape
-from mlx_ltx_vae.streaming.axis import Axis
+from mlx_ltx_vae.shapes import Axis, LatentShape
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run_whole
 from mlx_ltx_vae.streaming.window import Delay

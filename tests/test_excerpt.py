@@ -9,7 +9,7 @@ import pytest
 
 from mlx_ltx_vae import PlanError, VideoVAE, save_latents
 from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.planning.receptive_field import make_excerpt, receptive_field
+from mlx_ltx_vae.planning.clip import make_excerpt, receptive_field
 from mlx_ltx_vae.shapes import LatentShape
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from tolerances import tolerance

@@ -19,8 +19,7 @@ from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec, pars
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 from mlx_ltx_vae.planning.clip import Clip
 from mlx_ltx_vae.planning.memory import StreamRun, make_steps
-from mlx_ltx_vae.shapes import LatentShape
-from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
+from mlx_ltx_vae.shapes import Axis, LatentShape, WindowSpec
 from mlx_ltx_vae.streaming.window import Window
 
 CONFIG = parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3")

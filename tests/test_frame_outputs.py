@@ -9,7 +9,7 @@ from PIL import Image
 
 from conftest import active_memory
 from mlx_ltx_vae import DecodeError, FrameChunk, PlanError, VideoVAE, WriterError, demo, load_latents
-from mlx_ltx_vae.commands import decode_options
+from mlx_ltx_vae.commands import options
 from mlx_ltx_vae.commands.parsers import decode_parser
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.pipeline.postprocess import write_chunk
@@ -24,7 +24,7 @@ HALF, SINGLE = FrameFormat("rgbf16le"), FrameFormat("rgbf32le")
 @pytest.fixture
 def tables(monkeypatch):
     monkeypatch.setattr(sinks, "SINKS", (*sinks.SINKS, PPM))
-    monkeypatch.setattr(decode_options, "STEP_OPTIONS", (RAMP,))
+    monkeypatch.setattr(options, "STEP_OPTIONS", (RAMP,))
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 from benchmarks.validation import validation_cases, validation_jobs
 from mlx_ltx_vae import PlanError, demo
 from mlx_ltx_vae.backend.machine import Backend, Machine
+from mlx_ltx_vae.bench.command import Job, run_fresh
 from mlx_ltx_vae.bench.decoding import Case, decode
-from mlx_ltx_vae.bench.processes import Job, run_fresh
 from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.network_specs import decoder_spec as diffusion_spec
@@ -21,7 +21,7 @@ from mlx_ltx_vae.planning import planner
 from mlx_ltx_vae.planning.memory import StreamRun, stream_memory
 from mlx_ltx_vae.planning.plan import Mode, Order
 from mlx_ltx_vae.planning.planner import plan_decode
-from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
+from mlx_ltx_vae.shapes import Axis, WindowSpec
 from mlx_ltx_vae.tiling import TilingConfig
 from tolerances import cpu_only
 

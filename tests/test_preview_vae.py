@@ -22,7 +22,7 @@ from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.models.convolution.conv2d import Conv2d
 from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
 from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder, PreviewEncoder
-from mlx_ltx_vae.planning.receptive_field import receptive_field
+from mlx_ltx_vae.planning.clip import receptive_field
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 from tolerances import ON_CPU, PEAK_MARGIN, tolerance
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import take
 from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.streaming.axis import Axis, Border, WindowSpec
+from mlx_ltx_vae.shapes import Axis, Border, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
 from mlx_ltx_vae.streaming.driver import run, run_whole
 from mlx_ltx_vae.streaming.window import Delay, Window

@@ -14,7 +14,7 @@ import pytest
 from mlx_ltx_vae import LatentsError, PreviewVAE, VideoVAE, load_latents, save_latents
 from mlx_ltx_vae.backend import mlx_utils
 from mlx_ltx_vae.inspect import inspect
-from mlx_ltx_vae.latents.audio import open_audio_latents
+from mlx_ltx_vae.latents import open_audio_latents
 from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.video_vae.networks import ConvDecoder
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig

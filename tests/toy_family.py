@@ -14,8 +14,7 @@ import numpy as np
 from mlx_ltx_vae.errors import CheckpointError
 from mlx_ltx_vae.models.base import Configuration, Decoder, Description, Family, Found, NetworkDescription, Stored
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, Shapes
-from mlx_ltx_vae.shapes import ScaleFactors
-from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
+from mlx_ltx_vae.shapes import Axis, ScaleFactors, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
 from mlx_ltx_vae.streaming.window import Window
 

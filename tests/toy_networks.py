@@ -15,8 +15,7 @@ from mlx_ltx_vae.models.base import Decoder
 from mlx_ltx_vae.models.layers.conv import make_window, pad
 from mlx_ltx_vae.models.noise import LatentNoise
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, PaddingMode, Step
-from mlx_ltx_vae.shapes import Grid
-from mlx_ltx_vae.streaming.axis import Axis, Border, WindowSpec
+from mlx_ltx_vae.shapes import Axis, Border, Grid, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
 from mlx_ltx_vae.streaming.window import Delay, Trim, View, Window, window_starts
 

@@ -24,8 +24,7 @@ from mlx_ltx_vae.models.specs import LayerSpec
 from mlx_ltx_vae.planning.memory import StreamRun, cut, layer_pieces, step_results
 from mlx_ltx_vae.planning.plan import DecodePlan
 from mlx_ltx_vae.planning.planner import plan_decode
-from mlx_ltx_vae.shapes import Grid
-from mlx_ltx_vae.streaming.axis import Axis
+from mlx_ltx_vae.shapes import Axis, Grid
 
 VIDEO = (121, 512, 768)
 SIZES = (2, 3, 4, 5, 6, 8)  # queries of a block along each axis

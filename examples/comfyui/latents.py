@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from mlx_ltx_vae import Keyframes, LatentsError
 from mlx_ltx_vae.errors import quote
-from mlx_ltx_vae.latents.audio import looks_like_audio
+from mlx_ltx_vae.latents import looks_like_audio
 from mlx_ltx_vae.models.noise import CONVENTIONS, DEFAULT_CONVENTION, MAX_SEED
 
 MAX_CHANNELS = 8  # of a sound in a video file

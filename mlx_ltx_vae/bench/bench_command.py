@@ -10,10 +10,9 @@ from ..backend.machine import launched_rank
 from ..commands.cli import CommandParser, run_command
 from ..errors import CheckpointError
 from ..process import temporary_folder
-from .command import chosen_modes, make_case, report, timing_table
+from .command import Job, chosen_modes, make_case, report, timing_table
 from .decoding import Case, decode, encode, open_case
 from .parsers import COMPARABLE, FRAMES
-from .processes import Job
 
 
 def run(parser: CommandParser, options: argparse.Namespace) -> int:

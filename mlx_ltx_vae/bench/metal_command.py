@@ -21,10 +21,9 @@ from ..errors import LTXVAEError
 from ..files import PartFile
 from ..process import temporary_folder
 from ..units import GB, format_bytes
-from .command import make_case, progress, publisher, table, timing_table, write_document
+from .command import describe_machine, make_case, progress, publisher, run_fresh, table, timing_table, write_document
 from .metal_tasks import FORMS, GPU_FORMS, make_tasks
 from .parsers import METAL_SIZE
-from .processes import describe_machine, run_fresh
 
 #: Changes when fields of the document change their meaning or disappear.
 SCHEMA = 2

@@ -18,9 +18,9 @@ from ..models.diffusion_decoder.neighborhood import BLOCKS
 from ..models.layers.conv import CausalConv3d
 from ..models.specs import Activation, ConvSpec
 from ..units import GB
+from .command import Job
 from .decoding import Case, Decode, decode, open_case
 from .parsers import FORM_NAMES
-from .processes import Job
 
 
 class Way(NamedTuple):

@@ -36,11 +36,9 @@ from ..video.sink import SinkOptions
 from ..video.sinks import files_of_all, name_others
 from ..video.sound import check_sound_length
 from .cli import CommandParser, run_command
-from .decode_options import choose_exr_output, choose_frames, choose_hdr_frames, chosen_steps
 from .items import Item, all_exist, are_many, find_pattern, has_table, name_outputs
-from .job import Job, LazyVAE, Task, run_job
-from .keyframes import check_keyframes_option, find_keyframes
-from .options import pick, take
+from .job import Job, LazyVAE, Task, check_keyframes_option, find_keyframes, run_job
+from .options import choose_exr_output, choose_frames, choose_hdr_frames, chosen_steps, pick, take
 from .published_plan import is_without_files, print_published_plan, with_preset
 from .sound import FoundSound, SoundSettings, SoundTask, find_sound
 

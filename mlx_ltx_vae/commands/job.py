@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -19,9 +20,12 @@ from ..backend.machine import Work
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
 from ..distributed import Ranks, join_ranks
-from ..errors import ItemsError, describe_error, printable
+from ..errors import ItemsError, LatentsError, describe_error, printable
 from ..files import check_absent
+from ..latents import LatentsFile
+from ..latents.keyframes import KEYFRAME_NAMES, KeyframesFile, open_keyframes
 from ..models.base import Statistics
+from ..models.specs import NetworkSpec
 from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
 from ..process import Cleanup
@@ -354,3 +358,30 @@ class _Run:
             print_report("\n".join(lines))
         if failed:
             raise ItemsError(f"{failed} of {len(items)} inputs failed.")
+
+
+def check_keyframes_option(given: str | None, sources: Sequence[str]) -> None:
+    """Refuse a file of keyframes for several inputs, as arguments name them."""
+    if given and are_many(sources):
+        raise ItemsError("--keyframes goes with one input; decode each on its own, or store them in its latent file")
+
+
+def find_keyframes(given: str | None, clip: LatentsFile, decoder: NetworkSpec) -> KeyframesFile | None:
+    """The keyframes of a file that is given, or those in the latent file; None if there are none.
+
+    A warning if the decoder takes none. A `LatentsError` for bad ones.
+    """
+    source = given or clip.info.source
+    if given is None and not clip.has_keyframes:
+        return None
+    if decoder.variant is None:
+        text = "its keyframes are ignored, as this VAE takes none; the diffusion decoder of LTX-2.5 does."
+        warnings.warn(f"{source}: {text}", stacklevel=2)
+        return None
+    if given is None:
+        return clip.find_keyframes()
+    file = open_keyframes(given)
+    if file is None:
+        raise LatentsError(f"{given}: has no keyframes; name a file with the tensors {' and '.join(KEYFRAME_NAMES)}.")
+    file.check(clip.shape)
+    return file

@@ -1,11 +1,36 @@
-"""The options that several commands have, and what becomes of them below the commands: typed values."""
+"""The options of the commands, and what becomes of them below the commands: typed values. Imports no MLX."""
 
 import argparse
-from dataclasses import fields
-from typing import Any, TypeVar, get_args
+import os
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from ..backend.machine import DEFAULT_TIMEOUT, DtypeName, Work
-from .cli import add_report_options, grid, memory_budget, positive
+from ..errors import ItemsError, PlanError
+from ..models.specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName
+from ..planning.options import BitDepth, ModeName, OrderName
+from ..tiling import PRESETS
+from ..units import ExrSpaceName, SignalName, Transfer, format_are, format_count
+from .cli import (
+    CommandParser,
+    add_report_options,
+    argument_type,
+    duration,
+    format_range,
+    frame_range,
+    frame_rate,
+    frame_size,
+    grid,
+    memory_budget,
+    positive,
+    share,
+    tile,
+    tile_frames,
+)
+from .items import are_many, has_table
 
 ValueT = TypeVar("ValueT")
 
@@ -67,3 +92,247 @@ def pick(kind: type[ValueT], arguments: argparse.Namespace, **values: object) ->
     """A dataclass of the arguments that have the names of its fields, and of other values."""
     names = {field.name for field in fields(kind)} - values.keys()  # type: ignore[arg-type]
     return kind(**take(arguments, *names), **values)
+
+
+if TYPE_CHECKING:
+    from ..video.frame_format import FrameStep
+    from ..video.sink import SinkOptions
+
+
+@dataclass(frozen=True)
+class StepOption:
+    """An option of `decode` that adds a step between decoder and outputs.
+
+    `make` returns the step of an argument, or raises a `ValueError` or a `WriterError` that says what it may be.
+    """
+
+    name: str  # such as "--grain"
+    make: "Callable[[str], FrameStep]"
+    metavar: str
+    help: str
+
+    @property
+    def dest(self) -> str:
+        return f"step{self.name}"  # unlike any other
+
+
+#: In the order in which the steps run.
+STEP_OPTIONS: tuple[StepOption, ...] = ()
+
+
+def add_input_options(parser: CommandParser, *, output: str, demo: str, model: str = "VAE", more: str) -> None:
+    """Add the latents, their output and what `more` it may be, the checkpoint, and what to decode."""
+    files = """latent files: .safetensors, .latent, .npy, .npz; - for standard input; @clips.txt for those that a list
+        names, one a line; clips.csv for a table with a column path, and optionally output"""
+    parser.add_argument("latents", nargs="*", metavar="LATENTS", help=files)
+    formats = f"""the output, by its ending .mp4 .mov .mkv .webm .gif .webp .avif .npy; {more}folder/ or %%05d.png for
+        stills; - for raw frames on standard output (default with --demo: {output}). For several inputs: folder/ for
+        videos named after them, folder/clip.mp4; or a pattern such as folder/{{name}}.mkv, or folder/{{name}}/ for
+        stills"""
+    parser.add_argument("-o", "--output", metavar="OUT", help=formats)
+    add_network_options(parser, demo=demo, metavar=model)
+    rate = "frames per second: 24, 23.976, 30000/1001 (default: the file's, else 24)"
+    parser.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
+    some = parser.add_mutually_exclusive_group()
+    frames = """decode these frames only, as they are in the whole video: A is the first, counted from 0, and B is one
+        more than the last; :48 for the first 48, 24: for those from 24 on, -24: for the last 24"""
+    some.add_argument("--frames", type=frame_range, metavar="A:B", help=frames)
+    some.add_argument("--first-seconds", type=duration, metavar="S", help="decode only the first S seconds, at --fps")
+    add_latents_options(parser)
+    unnormalized = "the latents are unnormalized, as diffusers' LTX-2 pipelines return them"
+    # None: what the file states.
+    parser.add_argument("--unnormalized", action="store_true", default=None, help=unnormalized)
+
+
+def add_mode_options(how: argparse._ArgumentGroup) -> None:
+    """Add the options of how it is decoded."""
+    mode = """exact: in pieces, with the same frames as a single pass. single: the whole clip at once, in memory that
+        grows with it. tiled: in overlapping tiles that are blended, so not exact. auto (default): exact, and tiles only
+        if nothing exact fits the memory budget"""
+    how.add_argument("--mode", choices=get_args(ModeName), default="auto", help=mode)
+    order = """which way the exact mode goes through the clip. This does not reorder the video, whose frames are the
+        same; it changes memory, and when the first frame is written. time: one latent frame after the other; frames are
+        written early, and memory grows with the size of a frame. rows, columns: strips of all frames, from top to
+        bottom or from left to right; less memory for a short clip of large frames, which are all written at the end.
+        auto (default): the first of the three that fits the memory budget"""
+    how.add_argument("--order", choices=get_args(OrderName), default="auto", help=order)
+    chunk = """how many latent frames (or rows, columns) the exact mode takes at a time. This does not split the video;
+        a larger N takes more memory, and may be faster (default: 1 or 2, by device and memory)"""
+    how.add_argument("--chunk", type=positive, metavar="N", help=chunk)
+    space = "decode in tiles of SIZE pixels that share OVERLAP pixels with their neighbors, such as 512:64; not exact"
+    how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help=space)
+    time = """decode in tiles of SIZE frames of the video that share OVERLAP frames with the next, such as 64:24; the
+        shared frames are blended, so not exact. Without --tile the frames stay whole"""
+    how.add_argument("--tile-frames", type=tile_frames, metavar="SIZE:OVERLAP", help=time)
+    presets = """tiles by name: default is --tile 512:64 --tile-frames 64:24, aggressive 256:64 and 32:8 (least memory),
+        conservative 768:64 and 96:24 (fewest seams); spatial_only and temporal_only are one half of default; auto is
+        default, along axes of more than 512 pixels or 65 frames; wide, for the diffusion decoder of LTX-2.5, 512:160
+        and 96:40"""
+    how.add_argument("--preset", choices=list(PRESETS), metavar="NAME", help=presets)
+    add_tile_batch_option(how)
+
+
+def add_noise_options(how: argparse._ArgumentGroup) -> None:
+    """Add the options of VAEs that take a timestep."""
+    timestep = "for VAEs 0.9.1 to 0.9.8: how noisy the latents are taken to be, 0 to 1 (default: 0.05)"
+    how.add_argument("--timestep", type=share, metavar="T", help=timestep)
+    seed = f"for VAEs that add noise: the same number, 0 to {MAX_SEED}, gives the same frames (default: 0)"
+    how.add_argument("--seed", type=argument_type(_parse_seed), metavar="N", help=seed)
+    scale = "for VAEs 0.9.1 to 0.9.8: the share of the latents that is replaced by noise, 0 to 1 (default: 0.025)"
+    how.add_argument("--noise-scale", type=share, metavar="S", help=scale)
+    convention = """for VAEs 0.9.1 to 0.9.8: whose convention. ltx-video (default): the values above. diffusers:
+        timestep 0 and no noise by default, and noise is mixed into denormalized latents"""
+    for name, text in (("--convention", convention), ("--like", argparse.SUPPRESS)):  # the second is its old name
+        how.add_argument(name, dest="like", choices=get_args(ConventionName), default=DEFAULT_CONVENTION, help=text)
+
+
+def _parse_seed(text: str) -> int:
+    from ..models.noise import check_seed
+
+    return check_seed(int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else text)
+
+
+def add_steps_option(how: argparse._ArgumentGroup) -> None:
+    """Add the option of decoders that denoise."""
+    steps = "denoising steps, for the diffusion decoder of LTX-2.5 (default: the checkpoint's own)"
+    how.add_argument("--steps", type=positive, metavar="N", help=steps)
+
+
+def add_keyframes_option(how: argparse._ArgumentGroup) -> None:
+    """Add the option of decoders that see keyframes."""
+    keyframes = """keyframe latents and their frame numbers, for the diffusion decoder of LTX-2.5: a file with
+        keyframe_latents and keyframe_frame_indices (default: those in the file of the latents, if it has any)"""
+    how.add_argument("--keyframes", metavar="FILE", help=keyframes)
+
+
+def add_sound_options(video: argparse._ArgumentGroup) -> None:
+    """Add the options of the sound of the video."""
+    model = """the audio VAE and its vocoder, which decode the audio latents beside those of the video: file, folder,
+        or hub repository id (default: the checkpoint of -m, if that has them)"""
+    video.add_argument("--audio-model", metavar="AUDIO", help=model)
+    latents = "the audio latents, if they are not in the file of the video's latents"
+    video.add_argument("--audio-latents", metavar="FILE", help=latents)
+    codec = """aac or alac (.mp4, .mov, .mkv), pcm (.mov, .mkv), flac (.mp4, .mkv), opus (.webm, .mkv); default: aac, or
+        opus for .webm"""
+    video.add_argument("--audio-codec", metavar="NAME", help=codec)
+    audio = "audio file to add in place of latents, in full length even if the video is shorter"
+    video.add_argument("--audio", metavar="FILE", help=audio)
+    shortest = "cut longer sound where the video ends; all frames are kept"
+    video.add_argument("--shortest", action="store_true", help=shortest)
+
+
+def _parse_entry(text: str) -> tuple[str, str]:
+    from ..video.metadata import parse_entry
+
+    return parse_entry(text)
+
+
+def add_video_options(video: argparse._ArgumentGroup) -> None:
+    """Add the options of the video."""
+    codec = """h264, hevc (or h265), prores, prores4444, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm);
+        on a Mac also h264_videotoolbox and hevc_videotoolbox"""
+    video.add_argument("--codec", metavar="NAME", help=codec)
+    crf = "constant quality: 0 is best, 51 worst, or 63 for vp9 and av1 (default: h264 18, hevc 20, vp9 and av1 24)"
+    video.add_argument("--crf", type=int, metavar="N", help=crf)
+    preset = "for h264 and hevc: ultrafast to veryslow; slower ones make smaller files (default: medium)"
+    video.add_argument("--encoder-preset", metavar="NAME", help=preset)
+    formats = "a pixel format of ffmpeg's encoder, such as yuv444p (default: 4:2:0, 4:2:2 for prores, RGB for ffv1)"
+    video.add_argument("--pix-fmt", metavar="FORMAT", help=formats)
+    live = """an .mp4 or .mov that plays while it grows, or with -o - an mp4 on standard output; the file appears under
+        its name at once, and is removed if the decode fails"""
+    video.add_argument("--live", dest="fragmented", action="store_true", help=live)
+    entry = """an entry of text in an .mp4, .mov, .mkv or .webm, or in stills; may be given more than once. ComfyUI's
+        prompt and workflow go from the latent file to the video by themselves"""
+    video.add_argument(
+        "--metadata", action="append", type=argument_type(_parse_entry), default=[], metavar="KEY=VALUE", help=entry
+    )
+    sheet = """also write a picture of up to 16 frames with their times: clip.png beside clip.mp4, frames.png beside
+        frames/; with -o clip.png only this picture"""
+    video.add_argument("--contact-sheet", action="store_true", help=sheet)
+    depth = "bits per color and pixel (default: 8)"
+    video.add_argument("--bit-depth", type=int, choices=get_args(BitDepth), default=8, help=depth)
+    add_hdr_options(video)
+    for step in STEP_OPTIONS:
+        make = argument_type(step.make)
+        video.add_argument(step.name, dest=step.dest, type=make, metavar=step.metavar, help=step.help)
+
+
+def chosen_steps(arguments: argparse.Namespace) -> "tuple[FrameStep, ...]":
+    """The steps that the arguments ask for, in order."""
+    steps = (getattr(arguments, option.dest) for option in STEP_OPTIONS)
+    return tuple(step for step in steps if step is not None)
+
+
+def choose_frames(wanted: slice | None, num_frames: int, source: str) -> tuple[int, int] | None:
+    """The frames that are wanted of a video, as `plan_decode` takes them. None for all.
+
+    Like a slice, they end with the video; a warning if they were to end later, and a `PlanError` if there are none.
+    """
+    if wanted is None:
+        return None
+    _, end, _ = wanted.indices(num_frames)
+    start = wanted.start if wanted.start >= 0 else max(0, num_frames + wanted.start)
+    asked, length = format_range(wanted), format_count(num_frames, "frame")
+    if start >= end:
+        raise PlanError(f"{source}: the video has {length}, and none of {asked}; choose frames within 0:{num_frames}.")
+    if end < (wanted.stop or end):
+        found = f"the video has {length}, so of the frames {asked} only {format_are(end - start)} decoded"
+        warnings.warn(f"{source}: {found}.", stacklevel=2)
+    return start, end
+
+
+def add_hdr_options(video: argparse._ArgumentGroup) -> None:
+    """Add the options of HDR latents."""
+    curve = """the latents are HDR: acescct for those of LTX-2.5, logc3 for those of the HDR LoRA of LTX-2.3. Decodes in
+        float32, unless --dtype says otherwise, to an HLG master in HEVC"""
+    video.add_argument("--hdr", choices=get_args(Transfer), help=curve)
+    signal = """what --hdr writes: hlg (default); pq, with diffuse white at 203 cd/m2; or sdr, tone-mapped"""
+    video.add_argument("--hdr-output", choices=get_args(SignalName), help=signal)
+    video.add_argument("--exposure", type=float, metavar="STOPS", help="brighten --hdr-output sdr (default: 0)")
+    folder = """with --hdr, also write EXR images into this folder, for several inputs into one in it for each; alone
+        without -o. -o frames.exr/ writes no others"""
+    video.add_argument("--exr", metavar="FOLDER", help=folder)
+    space = "of EXR images: linear sRGB (default), linear ACEScg, or ACEScct codes"
+    video.add_argument("--exr-space", choices=get_args(ExrSpaceName), help=space)
+
+
+def choose_exr_output(arguments: argparse.Namespace) -> bool:
+    """Whether EXR images are the only output. The arguments then have it as theirs, in place of none."""
+    if arguments.output or not arguments.exr or has_table(arguments.latents):
+        return False
+    arguments.output, arguments.exr = _exr_folder(arguments), None
+    return True
+
+
+def _exr_folder(arguments: argparse.Namespace) -> str | None:
+    """That of --exr, with one in it for each of several inputs."""
+    if not arguments.exr or not are_many(arguments.latents) or "{name}" in arguments.exr:
+        return arguments.exr and os.path.join(arguments.exr, "")
+    return os.path.join(arguments.exr, "{name}", "")
+
+
+def choose_hdr_frames(arguments: argparse.Namespace, sinks: "SinkOptions", *, is_exr: bool) -> "SinkOptions":
+    """The options of outputs with the frames that the arguments want of HDR, which may be EXR alone."""
+    from ..pipeline.hdr_frames import HDROptions
+
+    if arguments.hdr is None:
+        given = [
+            name for name in ("hdr_output", "exposure", "exr", "exr_space") if getattr(arguments, name) is not None
+        ]
+        if given or is_exr:
+            name = given[0] if given else "exr"
+            raise ItemsError(f"--{name.replace('_', '-')} is for HDR latents; add --hdr acescct or logc3")
+        return sinks
+    wanted = {"signal": arguments.hdr_output, "exposure": arguments.exposure, "exr_space": arguments.exr_space}
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    return HDROptions(arguments.hdr, exr=_exr_folder(arguments), **wanted).choose_frames(sinks, is_exr=is_exr)
+
+
+def add_generation_options(parser: CommandParser) -> None:
+    """Add the options of plans without a checkpoint."""
+    group = parser.add_argument_group("with --dry-run, in place of LATENTS and -m")
+    names = "plan for a published VAE, without a file: ltx-2.3, ltx-2.5, ltx-2.5-diffusion and others"
+    group.add_argument("--generation", metavar="NAME", help=names)
+    group.add_argument("--size", type=frame_size, metavar="WxH", help="of the video, multiples of 32")
+    group.add_argument("--num-frames", type=positive, metavar="N", help="of the video, 1 + 8*k")
+    group.add_argument("--sound", action="store_true", help="with its sound, at --fps")

@@ -26,18 +26,21 @@ from .cli import (
     tile,
     write_line,
 )
-from .decode_options import (
+from .options import (
     add_generation_options,
     add_hdr_options,
     add_input_options,
+    add_job_options,
     add_keyframes_option,
+    add_latents_options,
     add_mode_options,
+    add_network_options,
     add_noise_options,
     add_sound_options,
     add_steps_option,
+    add_tile_batch_option,
     add_video_options,
 )
-from .options import add_job_options, add_latents_options, add_network_options, add_tile_batch_option
 
 SHELLS = ("bash", "zsh", "tcsh")
 # Of arguments that are files or folders.

@@ -15,8 +15,7 @@ from ..backend.machine import Machine, Work
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt
-from ..latents import LatentsFile
-from ..latents.audio import AudioLatentsFile, open_audio_latents
+from ..latents import AudioLatentsFile, LatentsFile, open_audio_latents
 from ..models.base import SoundConfig
 from ..pipeline.audio_run import every_chunk
 from ..pipeline.progress import FrameBar

@@ -11,9 +11,9 @@ from ..checkpoint.locate import locate, recognize
 from ..checkpoint.weight_files import is_index
 from ..errors import CheckpointError, LatentsError, ReaderError, excerpt
 from ..files import START_BYTES, Format, expand_home, find_format
-from ..latents import KNOWN_NAMES
-from ..latents.audio import AUDIO_NAMES, find_audio_latents, is_sound_alone
+from ..latents import KNOWN_NAMES, find_audio_latents, is_sound_alone
 from ..latents.keyframes import KEYFRAME_NAMES, find_keyframes
+from ..latents.metadata import AUDIO_NAMES
 from ..latents.tensor_files import open_tensor_file
 from ..shapes import Grid
 from ..video.codecs import ANIMATIONS, CONTAINER_ENDINGS

@@ -10,9 +10,9 @@ from ..checkpoint.files import StoredNetwork
 from ..checkpoint.locate import Location, locate, recognize
 from ..errors import CheckpointError, PlanError, excerpt, printable
 from ..models.base import NETWORKS, SOUND, Description
+from ..planning.clip import lookahead, receptive_field
 from ..planning.plan import DecodePlan, Mode
 from ..planning.planner import plan_decode
-from ..planning.receptive_field import lookahead, receptive_field
 from ..shapes import Grid, format_size
 from ..units import format_bytes, format_count
 from .report import Report

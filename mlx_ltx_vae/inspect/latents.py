@@ -12,8 +12,7 @@ import numpy as np
 from ..backend.mlx_utils import to_float
 from ..checkpoint import Checkpoint
 from ..errors import LatentsError, excerpt, printable
-from ..latents import LatentsFile, open_latents
-from ..latents.audio import AudioLatentsFile
+from ..latents import AudioLatentsFile, LatentsFile, open_latents
 from ..latents.keyframes import KeyframesFile, describe_keyframes
 from ..latents.stored import MappedLatents, channel_moments, read_frames
 from ..models.base import SoundConfig

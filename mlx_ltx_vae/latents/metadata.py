@@ -22,6 +22,15 @@ from ..units import parse_fps
 from .stored import StoredArray
 
 AXES_KEY, CHANNELS_FIRST = "layout", "BCFHW"  # the layout of this package: one letter per axis
+#: Names of audio latents beside those of a video, the final ones first.
+AUDIO_NAMES = (
+    "audio_latents",
+    "audio_latent",
+    "final_audio_latent",
+    "stage_2_audio_latent",
+    "stage_1_audio_latent",
+    "audio_samples",
+)
 _LAYOUTS = {5: (CHANNELS_FIRST, "BFHWC"), 4: ("CFHW", "FHWC"), 3: ("BNC",), 2: ("NC",)}  # by the number of axes
 _AXIS_NAMES = {"F": "F'", "H": "H'", "W": "W'", "N": "tokens"}
 Sizes = tuple[int | None, int | None, int | None]

@@ -16,9 +16,8 @@ from ..files import PartFile, writing_to
 from ..process import uninterrupted
 from ..shapes import LatentShape
 from ..units import Rate, find_fps
-from .audio import AUDIO_NAMES
 from .keyframes import KEYFRAME_NAMES, Keyframes
-from .metadata import AXES_KEY, CHANNELS_FIRST, LatentsMetadata, find_video_sizes
+from .metadata import AUDIO_NAMES, AXES_KEY, CHANNELS_FIRST, LatentsMetadata, find_video_sizes
 from .stored import check_finite
 
 _FLOATS = ("float32", "float16", "bfloat16")

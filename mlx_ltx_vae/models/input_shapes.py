@@ -5,8 +5,7 @@ from itertools import count
 from numbers import Integral
 
 from ..errors import LatentsError, quote
-from ..shapes import MAX_PIXELS, Grid, LatentShape, format_size, is_possible_size
-from ..streaming.axis import Axis, Border
+from ..shapes import MAX_PIXELS, Axis, Border, Grid, LatentShape, format_size, is_possible_size
 from .specs import NetworkSpec, PaddingMode
 
 _MAX_LATENT_FRAMES = 2**17  # 12 hours at 24 frames per second

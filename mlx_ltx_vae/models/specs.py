@@ -12,8 +12,7 @@ from fractions import Fraction
 from typing import Literal, NamedTuple
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
-from ..shapes import Grid, ScaleFactors, Shape, SoundRules, TileRules
-from ..streaming.axis import Axis, Border, WindowSpec
+from ..shapes import Axis, Border, Grid, ScaleFactors, Shape, SoundRules, TileRules, WindowSpec
 from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 
 #: What is behind the name of a layer in that of the noise of its keyframe planes.

@@ -18,7 +18,7 @@ from ..models.noise import LatentNoise, draw
 from ..models.specs import NetworkSpec
 from ..planning.plan import AudioEncodePlan, AudioPlan, Mode, SoundPlan
 from ..planning.planner import plan_decode
-from ..streaming.axis import Axis
+from ..shapes import Axis
 from ..streaming.context import Stage, StreamContext
 from .chunk_stream import ChunkStream, check_cancelled, join_parts
 from .encode_run import encoded

@@ -24,15 +24,12 @@ from ..models.specs import LONG_CLIP, NetworkSpec
 from ..planning.options import choose_variant
 from ..planning.plan import DecodePlan, Order
 from ..planning.tiles import tile_spec
-from ..shapes import Grid
-from ..streaming.axis import Axis
+from ..shapes import Axis, Grid
 from ..streaming.context import StreamContext
 from ..tiling.layout import Interval
 from ..video.frame_format import FrameFormat
 from .chunk_stream import ChunkStream, check_cancelled
 from .decode_options import DecodeOptions
-from .frame_buffer import FrameBuffer
-from .keyframe_padding import pad_as_noise
 from .latent_sources import (
     KeyframeSource,
     LatentParts,
@@ -44,8 +41,10 @@ from .latent_sources import (
     as_latents,
     check_part,
     is_whole,
+    pad_as_noise,
 )
 from .postprocess import (
+    FrameBuffer,
     FrameChunk,
     OutputCheck,
     explain_not_finite,

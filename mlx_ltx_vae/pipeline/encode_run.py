@@ -18,8 +18,7 @@ from ..errors import LatentsError, PlanError, TilingError, option
 from ..models.base import Encoder, SoundEncoder
 from ..models.specs import LONG_CLIP, NetworkSpec
 from ..planning.plan import EncodePlan
-from ..shapes import ScaleFactors, format_size
-from ..streaming.axis import Axis
+from ..shapes import Axis, ScaleFactors, format_size
 from ..streaming.context import StreamContext
 from ..tiling.config import TilingConfig
 from ..tiling.layout import TileBox, check_batch_size

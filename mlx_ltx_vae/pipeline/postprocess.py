@@ -1,7 +1,12 @@
-"""Checks a network's output, and converts pixels in [-1, 1] to the frames that sinks write."""
+"""Checks a network's output, buffers parts of frames, and converts pixels in [-1, 1] to what sinks write."""
 
+import errno
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 
 import imageio.v3 as iio
@@ -11,16 +16,79 @@ import numpy as np
 
 from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import count_nonfinite, dtype_name, named_parameters, to_bool, to_list
-from ..errors import DecodeError, LatentsError
+from ..errors import DecodeError, LatentsError, PlanError
 from ..files import writing_to
 from ..models.base import Network
 from ..planning.clip import FRAMES_PER_CONVERSION
 from ..planning.planner import MAX_ARRAY_ELEMENTS
-from ..shapes import format_size
-from ..streaming.axis import Axis
+from ..process import uninterrupted
+from ..shapes import Axis, format_size
+from ..units import format_bytes
 from ..video.frame_format import RGB8, RGB16, FrameFormat, FrameOutput, FrameStep
 from ..video.sink import Sink
 from .chunk_stream import join_parts
+
+_FRAMES_AT_ONCE = 8
+_ZEROS_AT_ONCE = 2**20  # bytes
+
+# numpy has no bfloat16, so the bits are stored as unsigned integers.
+_BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
+
+
+class FrameBuffer(AbstractContextManager["FrameBuffer"]):
+    """A context manager that stores frames (B, F, H, W, 3) in a mapped file without a name in the temporary folder."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
+        self._dtype = dtype
+        size = math.prod(shape) * dtype.size
+        try:
+            # It has no name, so that nothing stays even if the process is killed.
+            with uninterrupted():
+                self._file = tempfile.TemporaryFile(prefix="mlx_ltx_vae-")  # noqa: SIM115
+            with ExitStack() as stack:
+                stack.callback(self._file.close)
+                _reserve(self._file.fileno(), size)
+                self._frames = np.memmap(self._file, np.dtype(f"u{dtype.size}"), "r+", shape=shape)
+                stack.pop_all()
+        except OSError as error:
+            raise PlanError(
+                f"decoding by rows or columns keeps {format_bytes(size)} of frames in "
+                f"{tempfile.tempdir or 'the folder for temporary files'}, which does not take them "
+                f"({error.strerror or error}); set TMPDIR to a larger disk, or decode with order time."
+            ) from error
+
+    def write(self, part: mx.array, axis: Axis, start: int) -> None:
+        """Store a part of every frame, (B, F, h, w, 3), at index `start` along `axis`."""
+        index = [slice(None)] * part.ndim
+        index[axis] = slice(start, start + part.shape[axis])
+        self._frames[tuple(index)] = np.asarray(part.view(_BITS[self._dtype.size]))
+
+    def read(self) -> Iterator[mx.array]:
+        """Yield the stored frames in order, a few at a time: (B, n, H, W, 3)."""
+        for start in range(0, self._frames.shape[1], _FRAMES_AT_ONCE):
+            bits = mx.array(np.array(self._frames[:, start : start + _FRAMES_AT_ONCE]))
+            yield bits.view(self._dtype)
+
+    def __exit__(self, *_: object) -> None:
+        del self._frames
+        self._file.close()
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Give an empty file this size in bytes, and all its blocks on the disk, or raise an `OSError`.
+
+    A mapped file whose blocks are missing when the disk is full ends the process with SIGBUS.
+    """
+    free = shutil.disk_usage(descriptor).free  # the folder may be gone
+    if size > free:  # do not fill the disk first
+        raise OSError(errno.ENOSPC, f"{format_bytes(free)} left")
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+        return
+    zeros = memoryview(bytes(_ZEROS_AT_ONCE))  # macOS
+    while size:
+        size -= os.write(descriptor, zeros[:size])
+
 
 _NOT_FINITE = "the decoded pixels are not finite"
 _FLAT = "the decoded pixels are one flat patch everywhere"

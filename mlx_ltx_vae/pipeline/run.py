@@ -18,8 +18,7 @@ from ..distributed import Ranks, RowBands
 from ..errors import LatentsError, PlanError
 from ..models.base import Network
 from ..planning.plan import DecodePlan, Mode, Order, Plan
-from ..shapes import Grid
-from ..streaming.axis import Axis
+from ..shapes import Axis, Grid
 from ..streaming.context import StreamContext, TilePart
 from ..streaming.driver import run, run_chain, run_whole
 from ..tiling.blend import SpatialBlender, blend_tiles

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..models.specs import LayerSpec, NetworkSpec, Step
-from ..shapes import Grid
-from ..streaming.axis import Axis
+from ..shapes import Axis, Grid
 
 _HELD = 0.45  # of the final output, what the consumer still refers to while the next one is computed
 _LEAST_STEP = 2**12  # elements; smaller steps take longer to start than to compute

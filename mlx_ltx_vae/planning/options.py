@@ -6,8 +6,7 @@ from typing import Any, Literal, TypeVar
 
 from ..errors import PlanError, option
 from ..models.specs import NetworkSpec
-from ..shapes import Grid
-from ..streaming.axis import Axis
+from ..shapes import Axis, Grid
 from ..tiling.config import TilingConfig
 from ..tiling.layout import Interval, check_batch_size
 from .plan import Mode, Order

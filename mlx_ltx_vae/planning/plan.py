@@ -2,19 +2,45 @@
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..backend.machine import Machine
-from ..shapes import Grid, LatentShape, SoundRules, format_size
-from ..streaming.axis import Axis
+from ..shapes import Axis, Grid, LatentShape, SoundRules, format_size
 from ..tiling.config import TilingConfig
 from ..tiling.layout import Interval, TileLayout
 from ..units import byte_unit, format_bytes, format_count, format_seconds
 from .memory import Memory, is_cache_tight
-from .receptive_field import Excerpt
 
 if TYPE_CHECKING:
     from ..video.frame_format import FrameFormat, FrameOutput
+
+
+class Excerpt(NamedTuple):
+    """Frames of a video that are decoded without the others, as they are in the whole decode.
+
+    Attributes:
+        frames: the frames, of `num_frames`.
+        latents: the latent frames that are decoded for them, of `num_latents`.
+        skipped: the frames that these make before the first of `frames`.
+    """
+
+    frames: Interval
+    num_frames: int
+    latents: Interval
+    num_latents: int
+    skipped: int
+
+    @property
+    def kept(self) -> Interval:
+        """The frames, counted from the first that the latent frames make."""
+        return Interval(self.skipped, self.skipped + self.frames.length)
+
+    def __str__(self) -> str:
+        frames, latents = self.frames, self.latents
+        return (
+            f"{frames.start} to {frames.end - 1} of {self.num_frames}, from the latent frames {latents.start} to "
+            f"{latents.end - 1} of {self.num_latents}"
+        )
 
 
 class Mode(enum.Enum):

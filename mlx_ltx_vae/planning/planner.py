@@ -11,13 +11,12 @@ from ..errors import PlanError, TilingError
 from ..models.convolution.rules import TAPS
 from ..models.input_shapes import check_frame_shape, check_latent_shape
 from ..models.specs import NetworkSpec
-from ..shapes import Grid, LatentShape
-from ..streaming.axis import Axis
+from ..shapes import Axis, Grid, LatentShape
 from ..tiling.config import TilingConfig
 from ..tiling.layout import Interval, tile_batches
 from ..units import MB, format_bytes, parse_bytes
 from ..video.frame_format import FrameOutput
-from .clip import FRAMES_PER_CONVERSION, Clip, with_conversions
+from .clip import FRAMES_PER_CONVERSION, Clip, first_output_work, make_excerpt, needed, with_conversions
 from .memory import (
     Memory,
     Pace,
@@ -33,7 +32,6 @@ from .memory import (
 )
 from .options import PlanOptions, check_bands, check_order, choose_variant, parse_options, split_rows, why_not
 from .plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan, Mode, Order, Plan, SoundPlan
-from .receptive_field import first_output_work, make_excerpt, needed
 from .tiles import (
     blended_frame,
     call_kind,

@@ -9,13 +9,11 @@ from ..backend.machine import FLOAT32_BYTES
 from ..errors import TilingError
 from ..models.input_shapes import least_cells
 from ..models.specs import NetworkSpec
-from ..shapes import Grid, ScaleFactors
-from ..streaming.axis import Axis
+from ..shapes import Axis, Grid, ScaleFactors
 from ..tiling.config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from ..tiling.layout import Tile, TileLayout, fitting_presets
-from .clip import FRAMES_PER_CONVERSION, Clip
+from .clip import FRAMES_PER_CONVERSION, Clip, needed
 from .memory import Memory, StreamRun, layer_pieces, stream_memory
-from .receptive_field import needed
 
 # Tiles to try if no exact plan fits: side lengths, largest first, and overlap, in latent cells.
 _LAST_RESORT_TILES = (32, 24, 16, 12, 8, 6)

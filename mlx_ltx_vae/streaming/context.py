@@ -6,8 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 
-from ..shapes import Grid
-from .axis import Axis
+from ..shapes import Axis, Grid
 
 #: Where the results begin in the whole video, (F, H, W) in frames and pixels; for a batch of tiles, of each.
 Origins = tuple[Grid, ...]

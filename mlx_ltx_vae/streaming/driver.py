@@ -21,7 +21,7 @@ import mlx.core as mx
 from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import take
 from ..errors import LatentsError
-from .axis import Axis
+from ..shapes import Axis
 from .context import Stage
 from .window import Delay
 

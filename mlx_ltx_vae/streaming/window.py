@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ..backend.mlx_utils import take
 from ..errors import LatentsError
-from .axis import Axis, Border, WindowSpec
+from ..shapes import Axis, Border, WindowSpec
 from .context import Cache, Neighbors, Stage
 
 

@@ -10,14 +10,14 @@ from mlx.utils import tree_unflatten
 
 from ...backend.device import is_cpu
 from ...backend.mlx_utils import take
-from ...streaming.axis import Axis
+from ...shapes import Axis
 from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.window import Delay, Trim, View, Window, windowed
 from ..base import Decoder, Network, SoundEncoder, Statistics
 from ..convolution.conv2d import arrange, by_phases, by_taps
 from ..convolution.prepared import PreparedModule
 from ..layers.activation import pixel_norm, silu
-from ..layers.weights import add_weights
+from ..layers.conv import add_weights
 from ..specs import LayerSpec
 from .config import AudioConfig
 from .specs import (

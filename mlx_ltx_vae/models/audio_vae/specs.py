@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...errors import CheckpointError
-from ...shapes import Grid, SoundRules
-from ...streaming.axis import Axis, WindowSpec
+from ...shapes import Axis, Grid, SoundRules, WindowSpec
 from ..specs import LayerSpec, NetworkSpec, Step, Weights, linear_weights
 from .config import AudioConfig, Causality, Norm
 

@@ -9,15 +9,13 @@ import mlx.nn as nn
 
 from ...backend.device import backend, is_cpu
 from ...backend.mlx_utils import to_float
-from ...shapes import Grid
-from ...streaming.axis import Axis
+from ...shapes import Axis, Grid
 from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.window import Delay, Trim, View, window_starts
 from ..convolution.prepared import PreparedModule
 from ..layers.activation import gated_silu, inverse_rms
 from ..layers.blocks import sinusoid
-from ..layers.conv import depth_to_space, make_window
-from ..layers.weights import add_weights, linear
+from ..layers.conv import add_weights, depth_to_space, linear, make_window
 from ..specs import LayerSpec, Rate, Shapes
 from .attention import Queue, Tables, attend, rotate
 from .neighborhood import Times, WindowStarts, tokens_at_once

@@ -7,8 +7,7 @@ from functools import partial
 
 from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...errors import CheckpointError
-from ...shapes import Grid, TileRules
-from ...streaming.axis import Axis, Border, WindowSpec
+from ...shapes import Axis, Border, Grid, TileRules, WindowSpec
 from ..specs import PLANES, LayerSpec, NetworkSpec, Step, Weights, linear_weights
 from ..video_vae.config import encoder_spec
 from .config import DecoderConfig, DiffusionVAEConfig, Prediction, StageConfig

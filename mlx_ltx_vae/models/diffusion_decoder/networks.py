@@ -7,13 +7,11 @@ from functools import partial
 import mlx.core as mx
 
 from ...backend.mlx_utils import take
-from ...shapes import Grid, ScaleFactors
-from ...streaming.axis import Axis
+from ...shapes import Axis, Grid, ScaleFactors
 from ...streaming.context import Stage, StreamContext
 from ...streaming.window import Delay
 from ..base import Decoder, Statistics
-from ..layers.conv import unpatchify
-from ..layers.weights import add_weights
+from ..layers.conv import add_weights, unpatchify
 from ..specs import PLANES, NetworkSpec
 from .attention import Tables
 from .blocks import LinearUpsample, NeighborhoodBlock, RMSNorm, SharedModulation, TimestepEmbedder

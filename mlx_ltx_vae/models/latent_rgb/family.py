@@ -20,8 +20,7 @@ from ..base import (
     Statistics,
     Stored,
 )
-from ..layers.conv import interleave
-from ..layers.weights import add_weights
+from ..layers.conv import add_weights, interleave
 from ..specs import LayerSpec, NetworkSpec, Shapes
 from ..stored import Key, grid, is_number, read_config, word
 

@@ -8,13 +8,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...backend.mlx_utils import take
-from ...streaming.axis import Axis
+from ...shapes import Axis
 from ...streaming.context import Neighbors, Stage, StreamContext, pointwise
 from ...streaming.window import Delay, View, windowed
 from ..specs import ConvSpec, FrameAttentionSpec
 from .activation import Modulation, activate, read_modulations
-from .conv import CausalConv3d
-from .weights import add_weights
+from .conv import CausalConv3d, add_weights
 
 _LAYER_NORM_EPS = 1e-6
 _NORM_EPS = 1e-12  # of the attention

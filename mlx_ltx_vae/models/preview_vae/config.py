@@ -11,8 +11,7 @@ from typing import Any
 
 from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...errors import CheckpointError
-from ...shapes import DEFAULT_SCALE, Grid, Scaled, ScaleFactors
-from ...streaming.axis import Axis, WindowSpec
+from ...shapes import DEFAULT_SCALE, Axis, Grid, Scaled, ScaleFactors, WindowSpec
 from ..specs import LayerSpec, NetworkSpec, PaddingMode, Step, Stride, Weights, linear_weights
 
 #: Channels of LTX's latents, by which files of other models are told apart.

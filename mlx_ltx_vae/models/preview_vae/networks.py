@@ -9,13 +9,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...backend.mlx_utils import take
-from ...streaming.axis import Axis, WindowSpec
+from ...shapes import Axis, WindowSpec
 from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.window import Delay, Trim, View, Window, windowed
 from ..base import Decoder, Encoder
 from ..convolution.conv2d import Conv2d
-from ..layers.conv import depth_to_space_order, interleave, make_window, pad
-from ..layers.weights import add_weights
+from ..layers.conv import add_weights, depth_to_space_order, interleave, make_window, pad
 from ..specs import LayerSpec, Weights
 from .config import (
     BLOCKS,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, quote
-from ...streaming.axis import Axis, WindowSpec
+from ...shapes import Axis, WindowSpec
 from ..convolution.rules import ConvRule, choose
 from ..specs import (
     Activation,

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, quote
-from ...shapes import Scaled, ScaleFactors
-from ...streaming.axis import Axis, WindowSpec
+from ...shapes import Axis, Scaled, ScaleFactors, WindowSpec
 from ..convolution.rules import ConvRule, choose
 from ..specs import Activation, ConvSpec, LayerSpec, NetworkSpec, PaddingMode, Shapes
 from ..stored import Key, anything, flag, listing, only, read_config, whole, word

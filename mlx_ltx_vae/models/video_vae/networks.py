@@ -17,11 +17,11 @@ from ..layers.conv import (
     CausalConv3d,
     DepthToSpaceUpsample,
     SpaceToDepthDownsample,
+    add_weights,
     interleave,
     patch_order,
     patchify,
 )
-from ..layers.weights import add_weights
 from .block_types import ATTENTION, DOWNSAMPLE, RES_CHANGE, RES_STACK, STRIDED, UPSAMPLE, BlockType
 from .config import VAEConfig, decoder_parts, decoder_spec, encoder_parts, encoder_spec
 

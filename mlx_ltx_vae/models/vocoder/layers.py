@@ -12,11 +12,11 @@ import mlx.nn as nn
 import numpy as np
 
 from ...backend.device import is_cpu
-from ...streaming.axis import Axis
+from ...shapes import Axis
 from ...streaming.context import Stage, StreamContext
 from ...streaming.window import Delay, View, Window, windowed
 from ..convolution.prepared import PreparedModule
-from ..layers.weights import add_weights
+from ..layers.conv import add_weights
 from .specs import FILTER_BLOCK, FILTER_REACH, SignalSpec, TransposedSpec
 
 SLOPE = 0.1  # of leaky ReLU

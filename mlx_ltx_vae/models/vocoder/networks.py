@@ -9,12 +9,12 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ...streaming.axis import Axis, WindowSpec
+from ...shapes import Axis, WindowSpec
 from ...streaming.context import Stage, StreamContext
 from ...streaming.driver import branches
 from ...streaming.window import Delay, Window
 from ..base import Network
-from ..layers.weights import add_weights
+from ..layers.conv import add_weights
 from ..specs import LayerSpec
 from .layers import (
     ROLLOFF,

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from ...backend.machine import FLOAT32_BYTES, Backend, Machine
-from ...shapes import Grid
-from ...streaming.axis import Axis, WindowSpec
+from ...shapes import Axis, Grid, WindowSpec
 from ..specs import LayerSpec, NetworkSpec, Step
 
 #: Taps of the stored low-pass filters of an antialiased activation, whose rate is twice that of its input.
