@@ -150,7 +150,7 @@ def test_a_small_budget_takes_smaller_pieces_or_says_the_least_that_works(audio_
         vae.plan(500, memory_budget=least.peak_bytes // 2)
 
 
-@pytest.mark.parametrize("is_cache_mixed", [False, True])
+@pytest.mark.parametrize("is_cache_mixed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_planned_memory_holds(audio_vae, is_cache_mixed):
     """Also where MLX's cache of freed buffers holds many that are larger than the arrays that take them."""
     for name, chunk in (("ltx2", 1), ("ltx2", 10), ("ltx2_3", 1), ("ltx2_3", 10)):
@@ -315,7 +315,7 @@ def test_a_plan_for_other_latents_is_refused(audio_vae):
     [
         ("ltx2", 38, 5, 1e-5, "exact"),
         ("ltx2", 38, 5, 1e-5, "single"),
-        ("ltx2_3", 47, 13, 2e-5, "exact"),
+        pytest.param("ltx2_3", 47, 13, 2e-5, "exact", marks=pytest.mark.slow),
         # Its strides begin anew at every third latent.
         pytest.param("ltx2_3_options", 47, 13, 1e-4, "exact", marks=pytest.mark.slow),
     ],

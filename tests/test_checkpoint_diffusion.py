@@ -99,6 +99,7 @@ def to_diffusers(case, tensors):
     return stored, config
 
 
+@pytest.mark.slow
 def test_a_folder_of_diffusers_decodes_alike(golden, expected, tmp_path):
     stored, config = to_diffusers(golden(PLAIN), load_file(golden(PLAIN).checkpoint))
     folder = tmp_path / "diffusion_decoder"

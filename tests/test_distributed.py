@@ -470,7 +470,7 @@ def test_a_stopped_rank_ends_all_with_one_line(folders, rank):
     assert not list(folders.glob("*/*out*"))
 
 
-@pytest.mark.parametrize(("rank", "name"), [(0, ""), (1, "rank 1: ")])
+@pytest.mark.parametrize(("rank", "name"), [(0, ""), pytest.param(1, "rank 1: ", marks=pytest.mark.slow)])
 def test_a_time_limit_cleans_up_and_ends_the_other_processes_of_the_launcher(tmp_path, rank, name):
     script = """
 import signal, subprocess, sys, threading

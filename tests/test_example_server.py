@@ -316,6 +316,7 @@ def test_a_client_that_disconnects_before_the_first_byte_ends_the_decode(vae: He
     assert children() == []
 
 
+@pytest.mark.slow
 def test_clients_are_served_at_once_and_those_beyond_the_limit_wait(vae: HeldVAE, upload: bytes) -> None:
     with serving(vae, decodes=2) as address:
         with post(address, upload) as one, post(address, upload) as two:
@@ -365,6 +366,7 @@ class NoiseVAE(HeldVAE):
         return self.streams[-1]
 
 
+@pytest.mark.slow
 def test_the_decode_waits_for_a_client_that_does_not_read(demo_vae: VideoVAE, upload: bytes) -> None:
     vae = NoiseVAE(demo_vae)
     small = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)])
@@ -496,6 +498,7 @@ def test_a_decode_beyond_a_limit_ends(vae: HeldVAE, upload: bytes, name: str) ->
     assert children() == []
 
 
+@pytest.mark.slow
 def test_a_decode_that_takes_too_long_after_its_first_bytes_is_broken_off(vae: HeldVAE, upload: bytes) -> None:
     with serving(vae, max_seconds=3) as address, post(address, upload) as response:
         assert response.status_code == 200
@@ -630,6 +633,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return with_sound(path.read_bytes(), path.parent, random_latents(33327))
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_server_at_once(
     example: list[str], endless: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -651,8 +655,11 @@ def test_a_second_signal_ends_the_server_at_once(
 
 @pytest.mark.parametrize(
     ("number", "path"),
-    [(signal.SIGINT, ""), (signal.SIGTERM, ""), (signal.SIGINT, "/ltx")],
-    ids=["interrupted", "terminated", "mounted"],
+    [
+        pytest.param(signal.SIGINT, "", id="interrupted"),
+        pytest.param(signal.SIGTERM, "", id="terminated", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, "/ltx", id="mounted", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_ends_the_server_and_its_decodes(
     example: list[str], endless: bytes, number: signal.Signals, path: str

@@ -164,6 +164,7 @@ def some(vae, frames, *, latents=(1, 8, 3, 3, 3)):
     return mx.random.normal(latents, key=mx.random.key(1)), Keyframes(planes, frames)
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_in_every_order_and_from_latents_that_arrive(vaes):
     vae = vaes(GATED)
     latents, keyframes = some(vae, [3, 16])
@@ -214,7 +215,13 @@ def test_plans_take_columns_and_name_their_keyframes(vaes):
         vae.decode(latents, plan)
 
 
-@pytest.mark.parametrize("order", ["single", "rows", "columns", "tiled", "single in bfloat16"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        "columns",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("single", "rows", "tiled", "single in bfloat16")),
+    ],
+)
 def test_planned_memory_holds(golden, vaes, order):
     """In bfloat16, of a narrow network, whose noise is the most that it holds at once."""
     vae = vaes(GATED)
