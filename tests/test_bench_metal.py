@@ -19,9 +19,9 @@ from mlx_ltx_vae.bench.__main__ import main
 from mlx_ltx_vae.bench.command import describe_machine
 from mlx_ltx_vae.bench.decoding import Case, Decode, open_case
 from mlx_ltx_vae.errors import LTXVAEError
+from mlx_ltx_vae.models.conv_spec import Activation
 from mlx_ltx_vae.models.convolution.conv3d import Conv3d
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import BLOCKS
-from mlx_ltx_vae.models.specs import Activation
 
 TINY = ["--metal", "--any-device", "--base-width", "8", "--size", "64x64", "--num-frames", "9"]
 

@@ -16,6 +16,7 @@ from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.bench.decoding import Case, FixedRule, open_case
 from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.models.conv_spec import ConvSpec
 from mlx_ltx_vae.models.convolution import conv3d, rules
 from mlx_ltx_vae.models.convolution.conv3d import Conv3d, HalfScale, half_scale, scale_factors, scale_to_half
 from mlx_ltx_vae.models.convolution.prepared import lay_out, prepare, runs
@@ -38,7 +39,6 @@ from mlx_ltx_vae.models.layers.conv import (
     patch_order,
     patchify,
 )
-from mlx_ltx_vae.models.specs import ConvSpec
 from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run

@@ -9,7 +9,7 @@ from benchmarks.emulation import stored_in_bfloat16
 from benchmarks.metal_emulation import EmulatedGPU, emulated
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.models.specs import ConvSpec
+from mlx_ltx_vae.models.conv_spec import ConvSpec
 from mlx_ltx_vae.models.video_vae.config import decoder_spec, parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 from mlx_ltx_vae.planning.planner import plan_decode

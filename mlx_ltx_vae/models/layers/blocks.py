@@ -11,7 +11,8 @@ from ...backend.mlx_utils import take
 from ...shapes import Axis
 from ...streaming.context import Neighbors, Stage, StreamContext, pointwise
 from ...streaming.window import Delay, View, windowed
-from ..specs import ConvSpec, FrameAttentionSpec
+from ..conv_spec import ConvSpec
+from ..specs import FrameAttentionSpec
 from .activation import Modulation, activate, read_modulations
 from .conv import CausalConv3d, add_weights
 

@@ -18,8 +18,9 @@ from ...backend.mlx_utils import take
 from ...shapes import Axis
 from ...streaming.context import Stage, StreamContext
 from ...streaming.window import Halo, View, Window, windowed
+from ..conv_spec import Activation, ConvSpec
 from ..convolution.conv3d import Conv3d
-from ..specs import Activation, ConvSpec, LayerSpec, PaddingMode, Shapes, Stride, Weights
+from ..specs import LayerSpec, PaddingMode, Shapes, Stride, Weights
 from .activation import Modulation, activate, norm_bound
 
 
