@@ -18,7 +18,8 @@ from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec
 from mlx_ltx_vae.models.video_vae.config import decoder_spec, parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 from mlx_ltx_vae.planning import planner
-from mlx_ltx_vae.planning.memory import StreamRun, stream_memory
+from mlx_ltx_vae.planning.memory import stream_memory
+from mlx_ltx_vae.planning.moments import StreamRun
 from mlx_ltx_vae.planning.plan import Mode, Order
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import Axis, WindowSpec

@@ -14,7 +14,8 @@ from ..shapes import Axis, Border, Grid, LatentShape, ScaleFactors, format_size
 from ..tiling.layout import Interval, Tile, TileLayout
 from ..units import format_count
 from ..video.frame_format import FrameFormat, FrameOutput, common_format
-from .memory import Memory, StreamRun, cut, layer_pieces
+from .memory import Memory, cut, layer_pieces
+from .moments import StreamRun
 from .plan import Excerpt
 
 

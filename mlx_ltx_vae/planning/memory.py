@@ -8,12 +8,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import accumulate
 from typing import NamedTuple
 
-from ..backend.machine import FLOAT32_BYTES, Backend, Machine
-from ..models.specs import LayerSpec, NetworkSpec, Step
+from ..backend.machine import FLOAT32_BYTES, Backend
+from ..models.specs import LayerSpec, NetworkSpec
 from ..shapes import Axis, Grid
+from .moments import Load, StreamRun, layer_moments
 
 _HELD = 0.45  # of the final output, what the consumer still refers to while the next one is computed
 _LEAST_STEP = 2**12  # elements; smaller steps take longer to start than to compute
@@ -106,24 +106,6 @@ def paces(spec: NetworkSpec, backend: Backend, axis: Axis) -> Sequence[Pace]:
     return _PACES[backend]
 
 
-@dataclass(frozen=True)
-class StreamRun:
-    """The parameters of running a network as one stream.
-
-    Attributes:
-        pieces: the lengths of the input pieces.
-        steps: positions per step of each layer; None for everything in one step, with nothing cached.
-        is_band: whether the picture is a band with neighbors.
-    """
-
-    axis: Axis
-    pieces: tuple[int, ...]
-    steps: tuple[int, ...] | None
-    prefetch: int
-    machine: Machine
-    is_band: bool = False
-
-
 def position_elements(layer: LayerSpec, grid: Grid, axis: Axis) -> int:
     """Elements of one position along `axis` of a layer's input, per batch item."""
     return layer.in_channels * math.prod(grid) // grid[axis.grid]
@@ -174,7 +156,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     """The peak memory of one stream with an input (T, H, W), without MLX's buffer cache."""
     axis, itemsize = run.axis, run.machine.itemsize
     pieces, extents, waiting = list(run.pieces), grid, 0
-    caches, works, bursts = [], [], []
+    caches, loads, bursts = [], [], []
     for index, layer in enumerate(spec.layers):
         cells = batch * math.prod(extents) // extents[axis.grid]
         if run.steps is None:
@@ -190,21 +172,21 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         # Of a band, the rows of its neighbors are cached with its own, and copied to be sent.
         beyond = Fraction(sum(layer.halo(Axis.HEIGHT)), extents[1]) if run.is_band else Fraction(0)
         caches.append(math.ceil(batch * layer.cache_bytes(axis, extents, max(pieces), run.machine) * (1 + beyond)))
-        step_grid = _replace(extents, axis, taken)
-        is_whole = run.steps is None or extents[axis.grid] == 1  # of one position, nothing is joined to the cache
-        work = layer.work_bytes(Step(axis, step_grid, is_whole, run.machine, run.is_band))
         halo_bytes = math.ceil(2 * beyond * taken * position)
-        works.append(waiting + batch * work + halo_bytes + layer.weight_copy_bytes(run.machine))
+        beside = waiting + halo_bytes + layer.weight_copy_bytes(run.machine)
+        loads.append(Load(layer, extents, batch, run, taken, beside))
         pieces = _advance(pieces, step, layer, axis, flushes_with_last=spec.sound is not None)
         extents = layer.out_grid(extents)
     out_position = batch * spec.out_channels * math.prod(extents) // extents[axis.grid]
     # The final output is checked and converted to levels in float32.
     results = out_position * max(pieces) * (itemsize + max(itemsize, 2 * FLOAT32_BYTES + 1))
-    works[-1] = max(works[-1], waiting + results)
+    # Beside the output and what it was made of, long chunks are converted in parts, whose levels count twice.
+    loads[-1].least = waiting + max(results, out_position * max(pieces) * (2 * itemsize + FLOAT32_BYTES + 2))
     # Between two results, a stream that yields several for each of its input pieces has not consumed what waits.
+    held = math.ceil(_HELD * results) if len(pieces) > 1 or run.prefetch else 0
     queued = waiting if len(pieces) > len(run.pieces) else 0
-    moments = _moments(spec.layers, run, caches if run.steps is not None else [0] * len(caches), works, bursts)
-    cached, work = max(moments, key=sum)
+    moments = layer_moments(run, caches if run.steps is not None else [0] * len(caches), loads, bursts, held)
+    cached, work, held = max(moments, key=sum)
     margin = _MARGIN * _BAND_MARGIN if run.is_band else _MARGIN
     return Memory(
         weights=spec.num_weights * itemsize,
@@ -212,64 +194,9 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         caches=math.ceil(margin * cached) + sum(layer.fixed_bytes() for layer in spec.layers),
         work=math.ceil(_WHOLE_MARGIN * work)
         if run.steps is None
-        else math.ceil(margin * work * (1 + run.prefetch)) + math.ceil(_HELD * results),
+        else math.ceil(margin * work * (1 + run.prefetch)) + held,
         idle_caches=math.ceil(_MARGIN * moments[-1][0]) + queued,
     )
-
-
-def _moments(
-    layers: Sequence[LayerSpec], run: StreamRun, caches: Sequence[int], works: Sequence[int], bursts: Sequence[int]
-) -> list[tuple[int, int]]:
-    """The bytes of all caches, and of everything else, while each layer runs.
-
-    `bursts` are those by which a long piece in front of a layer exceeds the usual ones.
-    """
-    before = list(accumulate(caches, initial=0))  # the caches of the layers before each one
-    held = [(0, 0)] * len(layers)  # by the layers in front, and by this one and those behind it
-    for first, last in _occupied(layers, run.pieces, run.axis):
-        # A residual block's second layer adds the block's input, which its first one caches.
-        start, end = before[max(0, first - 1)], before[last + 1]
-        for index in range(first, last + 1):
-            held[index] = max(held[index], (before[index] - start, end - before[index]), key=sum)
-    # While the first long piece waits, the layers from here on cache less than later, and while the last one does,
-    # those in front.
-    bursting = accumulate(max(0, burst - min(each)) for burst, each in zip(bursts, held, strict=True))
-    return [(sum(each), work + more) for each, work, more in zip(held, works, bursting, strict=True)]
-
-
-def _occupied(layers: Sequence[LayerSpec], pieces: Iterable[int], axis: Axis) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last layer that cache positions, after each piece, and while each layer is flushed.
-
-    Layers behind have not received any yet, and those in front were flushed: a clip shorter than the network's delay
-    never occupies all of them. When the last layer is reached, no later moment occupies more.
-    """
-    seen = last = 0
-    for piece in pieces:
-        seen += piece
-        last = _reached(layers, 0, seen, axis)
-        yield 0, last
-        if last == len(layers) - 1:
-            return
-    for first, layer in enumerate(layers):
-        seen = layer.results(axis, seen)
-        last = max(first, _reached(layers, first + 1, seen, axis))
-        yield first, last
-        if last == len(layers) - 1:
-            return
-
-
-def _reached(layers: Sequence[LayerSpec], first: int, seen: int, axis: Axis) -> int:
-    """The last layer that has received positions, when layer `first` has received `seen` of them."""
-    for index in range(first, len(layers)):
-        if not seen:
-            return index - 1
-        seen = layers[index].ready(axis, seen)
-    return len(layers) - 1
-
-
-def _replace(grid: Grid, axis: Axis, extent: int) -> Grid:
-    time, height, width = (extent if index == axis.grid else other for index, other in enumerate(grid))
-    return time, height, width
 
 
 def cut(length: int, size: int) -> Iterator[int]:

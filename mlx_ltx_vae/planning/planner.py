@@ -20,7 +20,6 @@ from .clip import FRAMES_PER_CONVERSION, Clip, first_output_work, make_excerpt, 
 from .memory import (
     Memory,
     Pace,
-    StreamRun,
     exceeded_limit,
     is_cache_tight,
     largest_layer,
@@ -30,6 +29,7 @@ from .memory import (
     stream_memory,
     with_buffer_cache,
 )
+from .moments import StreamRun
 from .options import PlanOptions, check_bands, check_order, choose_variant, parse_options, split_rows, why_not
 from .plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan, Mode, Order, Plan, SoundPlan
 from .tiles import (

@@ -13,7 +13,8 @@ from ..shapes import Axis, Grid, ScaleFactors
 from ..tiling.config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from ..tiling.layout import Tile, TileLayout, fitting_presets
 from .clip import FRAMES_PER_CONVERSION, Clip, needed
-from .memory import Memory, StreamRun, layer_pieces, stream_memory
+from .memory import Memory, layer_pieces, stream_memory
+from .moments import StreamRun
 
 # Tiles to try if no exact plan fits: side lengths, largest first, and overlap, in latent cells.
 _LAST_RESORT_TILES = (32, 24, 16, 12, 8, 6)

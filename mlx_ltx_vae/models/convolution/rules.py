@@ -137,7 +137,7 @@ def scratch_bytes(
         unfolded = shape.results * TAPS**3 * shape.in_channels if on_cpu else 0
         elements = padded + unfolded + (output if on_cpu else TAPS * output)
     elif formulation is Formulation.TAPS:
-        elements = padded + output
+        elements = padded + output * width // shape.grid[2]  # two of each row's sums are left out
     elif formulation is Formulation.COLUMNS:
         columns = frames * height * shape.grid[2] * TAPS * shape.in_channels
         # Nine products are few enough for MLX to allocate the output in half precision before the first one is freed.
