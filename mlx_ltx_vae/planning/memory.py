@@ -174,16 +174,19 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         caches.append(math.ceil(batch * layer.cache_bytes(axis, extents, max(pieces), run.machine) * (1 + beyond)))
         halo_bytes = math.ceil(2 * beyond * taken * position)
         beside = waiting + halo_bytes + layer.weight_copy_bytes(run.machine)
+        if run.steps is None:  # a residual block, of two layers, holds the frames that were dropped in front of it
+            beside += max((each.trim for each in spec.layers[max(0, index - 2) : index]), default=0) * position
         loads.append(Load(layer, extents, batch, run, taken, beside))
         pieces = _advance(pieces, step, layer, axis, flushes_with_last=spec.sound is not None)
         extents = layer.out_grid(extents)
     out_position = batch * spec.out_channels * math.prod(extents) // extents[axis.grid]
     # The final output is checked and converted to levels in float32.
     results = out_position * max(pieces) * (itemsize + max(itemsize, 2 * FLOAT32_BYTES + 1))
-    # Beside the output and what it was made of, long chunks are converted in parts, whose levels count twice.
-    loads[-1].least = waiting + max(results, out_position * max(pieces) * (2 * itemsize + FLOAT32_BYTES + 2))
-    # Between two results, a stream that yields several for each of its input pieces has not consumed what waits.
     held = math.ceil(_HELD * results) if len(pieces) > 1 or run.prefetch else 0
+    # What checks the output is evaluated with its conversion, when no earlier output is held any more.
+    checked = out_position * max(pieces) * (itemsize + 3 * FLOAT32_BYTES)
+    loads[-1].least = waiting + max(results, checked - (0 if run.steps is None else held))
+    # Between two results, a stream that yields several for each of its input pieces has not consumed what waits.
     queued = waiting if len(pieces) > len(run.pieces) else 0
     moments = layer_moments(run, caches if run.steps is not None else [0] * len(caches), loads, bursts, held)
     cached, work, held = max(moments, key=sum)
