@@ -2,7 +2,8 @@
 
 import enum
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..shapes import Axis, Grid
@@ -30,7 +31,15 @@ class ConvSpec(LayerSpec):
     is_modulated: bool = False  # a timestep shifts and scales the normalized input
     skip_channels: int = 0  # of the skip connection that is added to the output; 0 for none
     has_residual: bool = False  # the layer adds its own input, rearranged like its output
+    # The number of frames, modulo 2, before the first pair that a CPU convolves together; None if it makes no pairs.
+    pairing: int | None = None
     rule: ConvRule = choose
+
+    def parity(self, output: int) -> int | None:
+        """That of the first frame that is convolved for its output at this index: 0 if it begins a pair."""
+        if self.pairing is None:
+            return None
+        return (self.window(Axis.TIME).stride * output - self.pairing) % 2
 
     def has_parts(self, machine: Machine) -> bool:
         return machine.backend is Backend.CPU
@@ -182,3 +191,20 @@ class ConvSpec(LayerSpec):
         is_scaled = is_half and not machine.keeps_dtype and self.activation is Activation.NONE
         formulation, on_cpu = self._formulation(step, grid), machine.backend is Backend.CPU
         return scratch_bytes(self._shape(grid), formulation, machine.itemsize, on_cpu=on_cpu, is_scaled=is_scaled)
+
+
+def with_pairs(layers: Sequence[LayerSpec], arrivals: Sequence[int]) -> list[LayerSpec]:
+    """The layers of a network, each with pairs of frames that become ready together.
+
+    `arrivals` are numbers of input frames, at which a long stream has taken another piece.
+    """
+    paired = []
+    for layer in layers:
+        if isinstance(layer, ConvSpec) and layer.conv_stride == (1, 1, 1):
+            window = layer.window(Axis.TIME)
+            ends = {window.stride * window.ready(seen) % 2 for seen in arrivals}
+            # Where one frame becomes ready at a time, none has a partner.
+            layer = replace(layer, pairing=ends.pop() if len(ends) == 1 else None)
+        paired.append(layer)
+        arrivals = [layer.ready(Axis.TIME, seen) for seen in arrivals]
+    return paired

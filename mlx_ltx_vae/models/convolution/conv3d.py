@@ -3,10 +3,6 @@
 A formulation takes frames (B, T + 2, H, W, C) that are padded in time, zero padding in space, and a weight in the
 layout of `rules.LAYOUTS`, and returns (B, T, H', W', O).
 
-Products over shifted views: in padded frames with rows of V = W + 2 positions, the input of tap (h, w) for the output
-at position p = row * V + column is the position p + h * V + w. All outputs of a tap are therefore one contiguous slice
-of the flattened frame and one matrix product; the last two outputs of each row belong to no window and are left out.
-
 Precision on Apple GPUs: MLX's Winograd kernels for Metal round their transforms to the operands' dtype. In an
 emulation of that rounding, bfloat16 loses 2.7 to 6 % of a convolution's result, float16 0.35 to 0.8 %, and a bfloat16
 convolution without Winograd 0.2 to 0.3 %. The operands of a bfloat16 network are therefore float16: same size, more
@@ -32,19 +28,19 @@ from ...backend.device import backend
 from ...backend.machine import Backend
 from ...backend.mlx_utils import to_float
 from .prepared import PreparedModule, arrange, lay_out
+from .products import Padding, by_products, pad
 from .rules import (
     LAYOUTS,
+    PRODUCTS,
     TAPS,
     ConvRule,
     ConvShape,
     Formulation,
     KernelLayout,
-    blocks,
     choose,
     is_padded_first,
+    takes_pairs,
 )
-
-Padding = tuple[int, int, int]
 
 _HALF_MAX = 65504.0
 _NORM_MARGIN = 4  # of the length of an input behind a norm, for a timestep's modulation
@@ -186,10 +182,13 @@ class Conv3d(PreparedModule):
         """
         return self.dtype if self._scale is None or norm_bound() > self._scale.longest else mx.float16
 
-    def __call__(self, frames: mx.array, padding: Padding, skip: mx.array | None = None) -> mx.array:
+    def __call__(
+        self, frames: mx.array, padding: Padding, skip: mx.array | None = None, *, parity: int | None = None
+    ) -> mx.array:
         """Convolve frames (B, T, H, W, I), padded in time, in the dtype of `operands` or `dtype`, and add `skip`.
 
         `padding` is that to add with zeros at both ends of each axis, none in time. (B, T', H', W', O) in `dtype`.
+        `parity` is for a CPU: see `products.by_products`.
         """
         bias = self._ordered_bias()
         extents = zip(frames.shape[1:4], padding, self._stride, strict=True)
@@ -197,11 +196,12 @@ class Conv3d(PreparedModule):
         shape = ConvShape((time, height, width), frames.shape[-1], len(bias), self._is_strided)
         formulation = self._rule(shape, backend(), allows_winograd=self.weight.dtype != mx.bfloat16)
         weight = lay_out(self.weight, self._layout, LAYOUTS[formulation], self._order)
-        if formulation in (Formulation.TAPS, Formulation.COLUMNS):
-            products = by_taps if formulation is Formulation.TAPS else by_columns
+        if formulation in PRODUCTS:
             frames, weight, bias = (array.astype(mx.float32) for array in (frames, weight, bias))
             weight = weight if self._scale is None else weight * self._scale.inverse
-            result = products(frames, weight, bias, padding)
+            parity = parity if takes_pairs(shape, formulation) else None
+            joins_columns = formulation is Formulation.COLUMNS
+            result = by_products(frames, weight, bias, padding, joins_columns=joins_columns, parity=parity)
             return (result if skip is None else result + skip).astype(self.dtype)
         factors, inverse = None, None if self._scale is None else self._scale.inverse
         if formulation is Formulation.CONV3D:
@@ -227,45 +227,6 @@ def add_bias(
     total = result.astype(mx.float32)
     total = (total if factors is None else total * factors) + bias.astype(mx.float32)
     return (total if skip is None else total + skip.astype(mx.float32)).astype(bias.dtype)
-
-
-def by_taps(frames: mx.array, weight: mx.array, bias: mx.array, padding: Padding) -> mx.array:
-    """27 matrix products over shifted views, added up in blocks of rows. In float32, for the CPU."""
-    padded = _pad(frames, padding)
-    batch, length, height, width, channels = padded.shape
-    time = length - TAPS + 1
-    views = padded.flatten(2, 3)
-    taps = weight.reshape(1, TAPS**3, channels, -1)
-    outputs = taps.shape[-1]
-    parts = []
-    for start, end in blocks(height - 2, width * outputs * taps.itemsize, channels):
-        rows, length = end - start, (end - start) * width - 2
-        result = bias
-        for tap in range(TAPS**3):
-            depth, row, column = tap // TAPS**2, tap // TAPS % TAPS, tap % TAPS
-            first = (start + row) * width + column
-            view = views[:, depth : depth + time, first : first + length]
-            # A slice of one: an index would copy the weight.
-            result = mx.addmm(result, view, taps[:, tap : tap + 1])
-        strides = (time * length * outputs, length * outputs, width * outputs, outputs, 1)
-        parts.append(mx.as_strided(result, (batch, time, rows, width - 2, outputs), strides))
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
-
-
-def by_columns(frames: mx.array, weight: mx.array, bias: mx.array, padding: Padding) -> mx.array:
-    """9 matrix products over views of three neighboring columns joined along channels. In float32, for the CPU."""
-    padded = _pad(frames, padding)
-    batch, length, height, width, channels = padded.shape
-    time, rows, columns = length - TAPS + 1, height - 2, width - 2
-    joined = mx.concatenate([padded[:, :, :, tap : tap + columns] for tap in range(TAPS)], axis=-1)
-    joined = joined.reshape(batch, length, height * columns, TAPS * channels)
-    taps = weight.reshape(1, TAPS**2, TAPS * channels, -1)
-    result = bias
-    for tap in range(TAPS**2):
-        depth, row = divmod(tap, TAPS)
-        view = joined[:, depth : depth + time, row * columns : (row + rows) * columns]
-        result = mx.addmm(result, view, taps[:, tap : tap + 1])
-    return result.reshape(batch, time, rows, columns, -1)
 
 
 def by_joined_frames(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.array | None = None) -> mx.array:
@@ -322,7 +283,7 @@ def _transform_back(
 def _pad_for_winograd(frames: mx.array, padding: Padding, time: int) -> tuple[mx.array, Padding]:
     """Frames for 2D convolutions with so many results in time, padded if MLX takes Winograd only then."""
     _, height, width = (extent + 2 * added - TAPS + 1 for extent, added in zip(frames.shape[1:4], padding, strict=True))
-    return (_pad(frames, padding), (0, 0, 0)) if is_padded_first((time, height, width)) else (frames, padding)
+    return (pad(frames, padding), (0, 0, 0)) if is_padded_first((time, height, width)) else (frames, padding)
 
 
 def _conv2d(frames: mx.array, kernel: mx.array, padding: Padding) -> mx.array:
@@ -333,7 +294,7 @@ def _conv2d(frames: mx.array, kernel: mx.array, padding: Padding) -> mx.array:
 
 def by_rows(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.array | None = None) -> mx.array:
     """Three matrix products over overlapping rows of three joined frames (copied on a CPU), for a GPU, without bias."""
-    padded = _pad(join_frames(frames, factors), padding)
+    padded = pad(join_frames(frames, factors), padding)
     batch, time, height, width, channels = padded.shape
     positions = height * width
     rows, length, depth = height - 2, (height - 2) * width - 2, TAPS * channels
@@ -350,12 +311,6 @@ def by_rows(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.ar
     result = product(2, product(1, product(0, None)))
     strides = (time * length * outputs, length * outputs, width * outputs, outputs, 1)
     return mx.as_strided(result, (batch, time, rows, width - 2, outputs), strides)
-
-
-def _pad(frames: mx.array, padding: Padding) -> mx.array:
-    if not any(padding):
-        return frames
-    return mx.pad(frames, [(0, 0), *((extent, extent) for extent in padding), (0, 0)])
 
 
 def join_frames(frames: mx.array, factors: mx.array | None = None) -> mx.array:

@@ -20,6 +20,9 @@ TAPS = 3  # of the kernel along each axis
 # Frames with fewer positions are convolved by columns on a CPU: the two columns of padding that a product per tap also
 # computes are no longer negligible there.
 _COLUMNS_BELOW = 1024
+# Pairs of frames take transformed weights, which every step makes anew on a CPU: at most so many times the elements of
+# a frame's input and output. More of them take more memory than the frames, and the time that the pairs save.
+_TRANSFORMED_WEIGHTS = 3
 # Bytes of output that one chain of matrix products on a CPU adds up: it should stay in the processor's caches, but with
 # few channels a product of less is too short to be shared by several threads.
 _BLOCK_BYTES = 2**21
@@ -67,6 +70,9 @@ LAYOUTS = {
     Formulation.PAIRS: KernelLayout.JOINED,
 }
 
+#: Those that are sums of products in float32.
+PRODUCTS = (Formulation.TAPS, Formulation.COLUMNS)
+
 
 class ConvShape(NamedTuple):
     """The shape of one convolution; `grid` is (T, H, W) of the output."""
@@ -99,6 +105,17 @@ def choose(shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) 
     is_large = frame >= _WINOGRAD_MIN_FRAME
     is_possible = allows_winograd and is_large and _can_take_winograd(TAPS * shape.in_channels, shape.out_channels)
     return Formulation.JOINED if is_possible and _are_filters_affordable(shape) else Formulation.ROWS
+
+
+def takes_pairs(shape: ConvShape, formulation: Formulation) -> bool:
+    """Whether neighboring frames can be computed together (see `products`)."""
+    frame = shape.grid[1] * shape.grid[2] * (shape.in_channels + shape.out_channels)
+    return formulation in PRODUCTS and _transformed_weights(shape) <= _TRANSFORMED_WEIGHTS * frame
+
+
+def _transformed_weights(shape: ConvShape) -> int:
+    """Elements of the two kernels of a pair that are no taps of the weight."""
+    return 2 * TAPS**2 * shape.in_channels * shape.out_channels
 
 
 def _are_filters_affordable(shape: ConvShape) -> bool:
