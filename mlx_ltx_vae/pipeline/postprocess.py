@@ -19,7 +19,7 @@ from ..backend.mlx_utils import count_nonfinite, dtype_name, named_parameters, t
 from ..errors import DecodeError, LatentsError, PlanError
 from ..files import writing_to
 from ..models.base import Network
-from ..planning.clip import FRAMES_PER_CONVERSION
+from ..planning.memory import FRAMES_PER_CONVERSION
 from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..process import uninterrupted
 from ..shapes import Axis, format_size

@@ -14,7 +14,7 @@ from ..shapes import Axis, Border, Grid, LatentShape, ScaleFactors, format_size
 from ..tiling.layout import Interval, Tile, TileLayout
 from ..units import format_count
 from ..video.frame_format import FrameFormat, FrameOutput, common_format
-from .memory import Memory, cut, layer_pieces
+from .memory import FRAMES_PER_CONVERSION, Memory, cut, layer_pieces
 from .moments import StreamRun
 from .plan import Excerpt
 
@@ -123,8 +123,6 @@ def _first_latent(spec: NetworkSpec, frame: int) -> int:
 
 _DECODE_CHUNK = 1  # latent positions; 1 takes the least memory between layers
 _ENCODE_CHUNK = 8  # frames, rounded to a multiple of the time scale
-#: Frames that are converted to levels at once.
-FRAMES_PER_CONVERSION = 8
 _CONVERSION_COPIES = 3  # in float32, of frames that are converted: in [-1, 1], what a step is given, and returns
 
 

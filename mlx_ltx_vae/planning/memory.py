@@ -25,6 +25,8 @@ _WHOLE_MARGIN = 1.03  # the same in a single pass, whose arrays are large and fe
 # 1.3 to 1.45 times the peak active memory (simulated allocator, not measured on a Mac). CPU builds keep at most 32 MB,
 # unless an app sets another limit.
 _CACHE_SHARE = {Backend.CPU: 0.0, Backend.METAL: 0.45, Backend.CUDA: 0.45}
+#: Frames that are converted to levels at once.
+FRAMES_PER_CONVERSION = 8
 #: On a GPU, a cache limit below this costs time if the run would fill the cache.
 COMFORTABLE_CACHE_BYTES = 2_000_000_000
 
@@ -184,7 +186,9 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     results = out_position * max(pieces) * (itemsize + max(itemsize, 2 * FLOAT32_BYTES + 1))
     held = math.ceil(_HELD * results) if len(pieces) > 1 or run.prefetch else 0
     # What checks the output is evaluated with its conversion, when no earlier output is held any more.
-    checked = out_position * max(pieces) * (itemsize + 3 * FLOAT32_BYTES)
+    count = max(pieces)
+    converted = min(count, FRAMES_PER_CONVERSION) if axis is Axis.TIME else count
+    checked = out_position * (count * itemsize + converted * 3 * FLOAT32_BYTES)
     loads[-1].least = waiting + max(results, checked - (0 if run.steps is None else held))
     # Between two results, a stream that yields several for each of its input pieces has not consumed what waits.
     queued = waiting if len(pieces) > len(run.pieces) else 0

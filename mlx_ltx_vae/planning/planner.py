@@ -16,8 +16,9 @@ from ..tiling.config import TilingConfig
 from ..tiling.layout import Interval, tile_batches
 from ..units import MB, format_bytes, parse_bytes
 from ..video.frame_format import FrameOutput
-from .clip import FRAMES_PER_CONVERSION, Clip, first_output_work, make_excerpt, needed, with_conversions
+from .clip import Clip, first_output_work, make_excerpt, needed, with_conversions
 from .memory import (
+    FRAMES_PER_CONVERSION,
     Memory,
     Pace,
     exceeded_limit,

@@ -12,8 +12,8 @@ from ..models.specs import NetworkSpec
 from ..shapes import Axis, Grid, ScaleFactors
 from ..tiling.config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from ..tiling.layout import Tile, TileLayout, fitting_presets
-from .clip import FRAMES_PER_CONVERSION, Clip, needed
-from .memory import Memory, layer_pieces, stream_memory
+from .clip import Clip, needed
+from .memory import FRAMES_PER_CONVERSION, Memory, layer_pieces, stream_memory
 from .moments import StreamRun
 
 # Tiles to try if no exact plan fits: side lengths, largest first, and overlap, in latent cells.
