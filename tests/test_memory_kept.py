@@ -138,7 +138,7 @@ def test_the_encoder_is_loaded_when_it_is_first_used_and_counts_from_then_on(gol
     assert active_memory() - before < sizes["decoder"] + SMALL
     expected = VideoVAE.from_pretrained(path, decoder=False).encode(pixels()[:9])
     assert mx.array_equal(vae.encode(pixels()[:9]), expected)
-    assert active_memory() - before > sizes["decoder"] + sizes["encoder"]
+    assert active_memory() - before > sizes["decoder"] + sizes["encoder"] - SMALL
     assert vae.plan(LATENTS).memory.weights == sizes["decoder"] + sizes["encoder"]
     alone = VideoVAE.from_pretrained(path, decoder=False)
     assert alone.plan_encode((9, 64, 96, 3)).memory.weights == sizes["encoder"]

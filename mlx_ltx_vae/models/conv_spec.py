@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..shapes import Axis, Grid
-from .convolution.rules import TAPS, ConvRule, ConvShape, Formulation, blocks, choose, scratch_bytes
+from .convolution.rules import (
+    TAPS,
+    ConvRule,
+    ConvShape,
+    Formulation,
+    blocks,
+    choose,
+    pair_sums,
+    scratch_bytes,
+    takes_pairs,
+)
 from .specs import LayerSpec, PaddingMode, Part, Step, Stride
 
 _LANES = 16  # by which the norm sums channels first (see `activation.inverse_rms`)
@@ -98,10 +108,13 @@ class ConvSpec(LayerSpec):
         out = (grid[0], grid[1], grid[2])
         scratch, behind = self._scratch(step, out), self._behind(step, out)
         before = new + joined + kept + activated + self._padding_bytes(step, seen, padded)
-        if self._formulation(step, out) is not Formulation.TAPS:
-            return skip + before + scratch + behind
+        formulation = self._formulation(step, out)
+        sums = pair_sums(self._shape(out), formulation) * FLOAT32_BYTES if self._makes_pairs(step, out) else 0
+        if formulation is not Formulation.TAPS:
+            return skip + before + scratch + sums + behind
         is_referred = self.activation is Activation.INPUT or self.has_residual
-        return skip + scratch + max(before, new + (joined if is_referred else 0) + behind + self._sum_bytes(step, out))
+        after = new + (joined if is_referred else 0) + behind + self._sum_bytes(step, out)
+        return skip + scratch + max(before, after + sums)
 
     def _positions(self, step: Step) -> tuple[int, int, int]:
         """Of a step along its axis: those that arrive, those in view, and those in view with padding."""
@@ -181,6 +194,9 @@ class ConvSpec(LayerSpec):
         allows_winograd = step.machine.itemsize == FLOAT32_BYTES or not step.machine.keeps_dtype
         return self.rule(self._shape(grid), step.machine.backend, allows_winograd=allows_winograd)
 
+    def _makes_pairs(self, step: Step, grid: Grid) -> bool:
+        return self.pairing is not None and takes_pairs(self._shape(grid), self._formulation(step, grid))
+
     def _shape(self, grid: Grid) -> ConvShape:
         is_strided = self.conv_stride != (1, 1, 1)
         return ConvShape(self._conv_grid(grid), self.in_channels, self.conv_channels, is_strided)
@@ -190,7 +206,14 @@ class ConvSpec(LayerSpec):
         is_half = machine.itemsize != FLOAT32_BYTES
         is_scaled = is_half and not machine.keeps_dtype and self.activation is Activation.NONE
         formulation, on_cpu = self._formulation(step, grid), machine.backend is Backend.CPU
-        return scratch_bytes(self._shape(grid), formulation, machine.itemsize, on_cpu=on_cpu, is_scaled=is_scaled)
+        return scratch_bytes(
+            self._shape(grid),
+            formulation,
+            machine.itemsize,
+            on_cpu=on_cpu,
+            is_scaled=is_scaled,
+            makes_pairs=self._makes_pairs(step, grid),
+        )
 
 
 def with_pairs(layers: Sequence[LayerSpec], arrivals: Sequence[int]) -> list[LayerSpec]:

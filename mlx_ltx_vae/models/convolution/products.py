@@ -58,7 +58,7 @@ def by_products(
         kernels = [kernels[0], [one for one, _ in middle], [two for _, two in middle], kernels[2]]
     views, outputs = padded.flatten(2, 3), taps.shape[-1]
     parts = []
-    for start, end in blocks(height, row * outputs * weight.itemsize, channels):
+    for start, end in blocks(height, row * outputs * weight.itemsize, frames.shape[-1]):
         rows = _Rows(views[:, :, start * row : (end + TAPS - 1) * row], offsets, (end - start) * row - (row - width))
         sums = [rows.add_frames(kernels, bias)] if parity is None else rows.add_pairs(kernels, bias, parity)
         parts.append([_frames(each, (end - start, row, width)) for each in sums])

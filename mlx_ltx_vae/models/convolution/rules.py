@@ -138,11 +138,18 @@ def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]
 
 
 def scratch_bytes(
-    shape: ConvShape, formulation: Formulation, itemsize: int, *, on_cpu: bool, is_scaled: bool = False
+    shape: ConvShape,
+    formulation: Formulation,
+    itemsize: int,
+    *,
+    on_cpu: bool,
+    is_scaled: bool = False,
+    makes_pairs: bool = False,
 ) -> int:
     """Bytes that a convolution allocates per batch item: copies of its input, intermediate results and the output.
 
-    `is_scaled`: the input is scaled to float16, once for each tap in time.
+    `is_scaled`: the input is scaled to float16, once for each tap in time. `makes_pairs`: frames are computed in pairs,
+    whose sums are not counted here (see `pair_sums`).
     """
     frames, height, width = (extent + TAPS - 1 for extent in shape.grid)  # of the padded input
     size = FLOAT32_BYTES if on_cpu else itemsize
@@ -172,9 +179,38 @@ def scratch_bytes(
     else:
         joined = shape.grid[0] * height * width * TAPS * shape.in_channels
         elements = 2 * joined + 4 * output
+    if makes_pairs:
+        elements += _pair_elements(shape, formulation)
     if is_scaled and not on_cpu:
         elements += TAPS * shape.results * shape.in_channels
     return elements * size
+
+
+def _pair_elements(shape: ConvShape, formulation: Formulation) -> int:
+    """Transformed inputs and weights of pairs of frames."""
+    time, height, width = shape.grid
+    is_joined = formulation is Formulation.COLUMNS
+    # Each block of rows transforms the two rows that it shares with the next one.
+    rows = height + (TAPS - 1) * _pair_blocks(shape, formulation)
+    row = (width * TAPS if is_joined else width + TAPS - 1) * shape.in_channels
+    return (2 * -(-time // 2) + time) * rows * row + (1 + is_joined) * _transformed_weights(shape)
+
+
+def pair_sums(shape: ConvShape, formulation: Formulation) -> int:
+    """Elements of the sums of pairs of frames that are in memory beside the results."""
+    time, height, width = shape.grid
+    pairs, blocks = -(-time // 2), _pair_blocks(shape, formulation)
+    sums = height * (width if formulation is Formulation.COLUMNS else width + TAPS - 1) * shape.out_channels
+    if blocks == 1:
+        return sums * (2 if time == 1 else 4 * pairs + time % 2)
+    # Those of a block are joined while the next one is computed, but for parts of an odd number of frames.
+    return (4 * pairs + 1) * sums // blocks if time % 2 and time > 1 else 0
+
+
+def _pair_blocks(shape: ConvShape, formulation: Formulation) -> int:
+    _, height, width = shape.grid
+    row = (width if formulation is Formulation.COLUMNS else width + TAPS - 1) * shape.out_channels
+    return len(blocks(height, row * FLOAT32_BYTES, shape.in_channels))
 
 
 def winograd_elements(shape: ConvShape, joined: int = TAPS) -> int:
