@@ -13,7 +13,8 @@ import mlx.nn as nn
 from ..backend.device import backend
 from ..backend.mlx_utils import to_float
 from ..models.conv_spec import Activation, ConvSpec
-from ..models.convolution.conv3d import Conv3d, Padding
+from ..models.convolution.conv3d import Conv3d
+from ..models.convolution.products import Padding
 from ..models.convolution.rules import ConvShape, Formulation, choose
 from ..models.diffusion_decoder.neighborhood import BLOCKS
 from ..models.layers.conv import CausalConv3d

@@ -28,7 +28,7 @@ from ...backend.device import backend
 from ...backend.machine import Backend
 from ...backend.mlx_utils import to_float
 from .prepared import PreparedModule, arrange, lay_out
-from .products import Padding, by_products, pad
+from .products import Padding, by_products, pad, transform_taps
 from .rules import (
     LAYOUTS,
     PRODUCTS,
@@ -251,9 +251,11 @@ def by_pairs(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.a
         into = into * mx.minimum(*back)
     one, two, three, four = (frames[:, at : frames.shape[1] - 3 + at : 2] for at in range(4))
     inputs = _transform_frames(one, two, three, four, into)
+    first, second, third = (weight[:, :, :, at] for at in range(TAPS))
+    kernels = (first, *transform_taps(first, second, third), third)
     products = [
         _conv2d(each.astype(dtype), kernel.astype(weight.dtype), padding)
-        for each, kernel in zip(inputs, _transform_taps(*(weight[:, :, :, at] for at in range(TAPS))), strict=True)
+        for each, kernel in zip(inputs, kernels, strict=True)
     ]
     results = _transform_back(*products, *(factor / into for factor in back))
     pairs = mx.stack([each.astype(products[0].dtype) for each in results], axis=2)
@@ -264,12 +266,6 @@ def by_pairs(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.a
 def _transform_frames(one: mx.array, two: mx.array, three: mx.array, four: mx.array, factor: mx.array) -> Any:
     one, two, three, four = (each.astype(mx.float32) * factor for each in (one, two, three, four))
     return one - three, two + three, three - two, two - four
-
-
-@mx.compile
-def _transform_taps(before: mx.array, at: mx.array, behind: mx.array) -> Any:
-    before, at, behind = (each.astype(mx.float32) for each in (before, at, behind))
-    return before, (before + at + behind) / 2, (before - at + behind) / 2, behind
 
 
 @partial(mx.compile, shapeless=True)

@@ -54,7 +54,7 @@ def by_products(
     # Slices of one: an index would copy the weight.
     kernels = [[taps[depth : depth + 1, tap : tap + 1] for tap in range(len(offsets))] for depth in range(TAPS)]
     if parity is not None:
-        middle = [_transform_taps(*each) for each in zip(*kernels, strict=True)]
+        middle = [transform_taps(*each) for each in zip(*kernels, strict=True)]
         kernels = [kernels[0], [one for one, _ in middle], [two for _, two in middle], kernels[2]]
     views, outputs = padded.flatten(2, 3), taps.shape[-1]
     parts = []
@@ -111,10 +111,10 @@ class _Rows(NamedTuple):
 
 # Not `shapeless`, as in `layers.activation`: such a kernel takes no input for contiguous.
 @mx.compile
-def _transform_taps(before: mx.array, at: mx.array, behind: mx.array) -> Any:
-    """The kernels of the middle two products of a pair."""
-    outer, inner = (before + behind) * 0.5, at * 0.5
-    return outer + inner, outer - inner
+def transform_taps(before: mx.array, at: mx.array, behind: mx.array) -> Any:
+    """The kernels of the middle two products of a pair, in float32. Those of the others are the outer taps."""
+    before, at, behind = (each.astype(mx.float32) for each in (before, at, behind))
+    return (before + at + behind) / 2, (before - at + behind) / 2
 
 
 @mx.compile
