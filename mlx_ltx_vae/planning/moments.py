@@ -104,7 +104,7 @@ def layer_moments(
     for first, last, given, parts in _passes([load.layer for load in loads], run.pieces, run.axis):
         # A residual block's second layer adds the block's input, which its first one caches.
         start, is_one_step = before[max(0, first - 1)], True
-        out = held if last == len(loads) - 1 or run.prefetch else 0
+        out = held if max(last, reached) == len(loads) - 1 or run.prefetch else 0
         for index in range(first, last + 1):
             load, front = loads[index], before[index] - start
             # The first step is done before what it makes has reached layers behind.
@@ -135,9 +135,11 @@ def _passes(layers: Sequence[LayerSpec], pieces: Iterable[int], axis: Axis) -> I
         if counts[-1].seen:
             yield _Moment(0, len(layers) - 1, [sys.maxsize] * len(layers), [Part.MIDDLE] * len(layers))
             break
+    is_full = counts[-1].seen > 0
     for first, count in enumerate(counts):
-        moment = _pass(counts, first + 1, count.flush())
         given, parts = [0] * (first + 1), [Part.LAST] * (first + 1)
+        # Behind a layer that is flushed when all have been full, steps are no larger than they were.
+        moment = _Moment(first, first, [], []) if is_full else _pass(counts, first + 1, count.flush())
         yield _Moment(first, max(first, moment.last), [*given, *moment.given], [*parts, *moment.parts])
 
 
