@@ -108,9 +108,13 @@ def choose(shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) 
 
 
 def takes_pairs(shape: ConvShape, formulation: Formulation) -> bool:
-    """Whether neighboring frames can be computed together (see `products`)."""
+    """Whether neighboring frames are computed together (see `products`), if a layer has pairs.
+
+    Few layers have more outputs than inputs, and their sums would take more memory than any other step.
+    """
     frame = shape.grid[1] * shape.grid[2] * (shape.in_channels + shape.out_channels)
-    return formulation in PRODUCTS and _transformed_weights(shape) <= _TRANSFORMED_WEIGHTS * frame
+    has_few_sums = shape.out_channels <= shape.in_channels
+    return formulation in PRODUCTS and has_few_sums and _transformed_weights(shape) <= _TRANSFORMED_WEIGHTS * frame
 
 
 def _transformed_weights(shape: ConvShape) -> int:
@@ -202,7 +206,7 @@ def pair_sums(shape: ConvShape, formulation: Formulation) -> int:
     pairs, blocks = -(-time // 2), _pair_blocks(shape, formulation)
     sums = height * (width if formulation is Formulation.COLUMNS else width + TAPS - 1) * shape.out_channels
     if blocks == 1:
-        return sums * (2 if time == 1 else 4 * pairs + time % 2)
+        return sums * (1 if time == 1 else 4 * pairs + time % 2)
     # Those of a block are joined while the next one is computed, but for parts of an odd number of frames.
     return (4 * pairs + 1) * sums // blocks if time % 2 and time > 1 else 0
 
