@@ -203,12 +203,12 @@ def _pair_elements(shape: ConvShape, formulation: Formulation) -> int:
 def pair_sums(shape: ConvShape, formulation: Formulation) -> int:
     """Elements of the sums of pairs of frames that are in memory beside the results."""
     time, height, width = shape.grid
-    pairs, blocks = -(-time // 2), _pair_blocks(shape, formulation)
+    pairs, count = -(-time // 2), _pair_blocks(shape, formulation)
     sums = height * (width if formulation is Formulation.COLUMNS else width + TAPS - 1) * shape.out_channels
-    if blocks == 1:
+    if count == 1:
         return sums * (1 if time == 1 else 4 * pairs + time % 2)
     # Those of a block are joined while the next one is computed, but for parts of an odd number of frames.
-    return (4 * pairs + 1) * sums // blocks if time % 2 and time > 1 else 0
+    return (4 * pairs + 1) * sums // count if time % 2 and time > 1 else 0
 
 
 def _pair_blocks(shape: ConvShape, formulation: Formulation) -> int:
