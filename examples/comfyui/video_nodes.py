@@ -284,7 +284,7 @@ def decode_to_file(job: Job, clip: Clip, output: Output, sound: dict) -> str:
             sink.write(frames)
             picture = frames[-1] if frames.dtype == np.uint8 else (frames[-1] >> 8).astype(np.uint8)
             job.reports.put(Report(chunk.start + len(frames), plan.num_frames, None if output.is_shown else picture))
-    return path
+    return sink.name  # the next number, if a file has taken this one meanwhile
 
 
 def load_sound_vae(clip: Clip) -> AudioVAE | None:

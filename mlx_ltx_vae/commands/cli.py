@@ -98,7 +98,8 @@ class CommandParser(argparse.ArgumentParser):
     def refuse_others(self, arguments: argparse.Namespace, known: Collection[str], reason: str) -> None:
         """Refuse options that were given and whose destination is not known."""
         for action in self._actions:
-            is_given = getattr(arguments, action.dest, action.default) != action.default
+            value = getattr(arguments, action.dest, action.default)
+            is_given = value != action.default and action.const in (None, value)  # two flags may have one destination
             if action.option_strings and action.dest not in known and is_given:
                 self.error(f"{reason}; leave out {action.option_strings[0]}")
 

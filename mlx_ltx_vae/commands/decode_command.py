@@ -2,12 +2,14 @@
 
 import argparse
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import partial
+from itertools import chain
 from math import ceil, prod
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from .. import demo
 from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import ItemsError, LatentsError, PlanError
-from ..files import check_absent, is_pipe
+from ..files import is_pipe, numbered_names
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
 from ..latents.keyframes import Keyframes, describe_keyframes
 from ..latents.stored import MappedLatents
@@ -35,32 +37,28 @@ from ..video.frame_format import FrameOutput, frame_format
 from ..video.sink import SinkOptions
 from ..video.sinks import files_of_all, name_others
 from ..video.sound import check_sound_length
-from .cli import CommandParser, run_command
+from .cli import CommandParser, run_command, write_line
 from .items import Item, all_exist, are_many, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, check_keyframes_option, find_keyframes, run_job
 from .options import choose_exr_output, choose_frames, choose_hdr_frames, chosen_steps, pick, take
-from .published_plan import is_without_files, print_published_plan, with_preset
+from .published_plan import PublishedSettings, find_published, print_published_plan, with_preset
 from .sound import FoundSound, SoundSettings, SoundTask, find_sound
-
-_OF_SOUND = (
-    "model", "demo", "output", "audio_model", "audio_latents", "unnormalized", "dtype", "memory_budget", "distributed",
-    "rank_timeout", "dry_run", "skip_existing", "no_overwrite", "json", "quiet", "debug",
-)  # fmt: skip
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    if is_without_files(parser, arguments):
+    if published := find_published(parser, arguments):
         with parser.wrong_usage():
-            options = _plan_options(arguments)
-        return print_published_plan(parser, arguments, options)
+            options = _plan_options(published)
+        return print_published_plan(parser, arguments, published, options)
     missing: str | None = "-m VAE is missing: the checkpoint to decode with"
     if is_sound(arguments.output or ""):
-        parser.refuse_others(arguments, _OF_SOUND, "a .wav file is the sound alone")
+        known = ["demo", "output", *(field.name for kind in (SoundSettings, Job) for field in fields(kind))]
+        parser.refuse_others(arguments, known, "a .wav file is the sound alone")
         missing = None if arguments.audio_model else "--audio-model AUDIO is missing: the checkpoint of the sound"
     complete_inputs(parser, arguments, demo.VAE, "demo.mp4", missing)
     with parser.wrong_usage():
-        given = {"overwrite": not arguments.no_overwrite, "metadata": dict(arguments.metadata), "sample_rate": None}
+        given = {"overwrite": arguments.overwrite, "metadata": dict(arguments.metadata), "sample_rate": None}
         given["hdr"] = None
         given["frames"] = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
         settings = pick(
@@ -86,11 +84,23 @@ def complete_inputs(
         if arguments.latents or arguments.model:
             parser.error("--demo comes with latents and a VAE; leave out LATENTS and -m")
         arguments.latents, arguments.model = [str(demo.LATENTS)], str(model)
-        arguments.output = arguments.output or output
+        if not arguments.output:
+            arguments.output = output
+            if arguments.overwrite is None and not arguments.skip_existing:
+                arguments.output, arguments.overwrite = _free_name(output), False
     if not arguments.latents:
         parser.error("LATENTS is missing (or --demo)")
     if missing and not arguments.model:
         parser.error(missing)
+
+
+def _free_name(name: str) -> str:
+    """A default name, or the next free number if there is such a file, which is said."""
+    path = Path(name)
+    free = next(each for each in chain([path], numbered_names(path)) if not os.path.lexists(each))
+    if free != path:
+        write_line(f"warning: {name}: already exists, so the output is {free}; -y replaces it.", sys.stderr)
+    return str(free)
 
 
 def run_decode(
@@ -136,11 +146,11 @@ def run_decode(
     )
     task: Callable[[LazyVAE, Item], Task] = partial(DecodeTask, replace(settings, sinks=sinks))
     if alone:
-        task = partial(SoundTask, alone, arguments.memory_budget)
+        task = partial(SoundTask, alone)
     return run_command(lambda _: run_job(job, task), arguments, computes=not job.dry_run)
 
 
-def _plan_options(arguments: argparse.Namespace) -> PlanOptions:
+def _plan_options(arguments: argparse.Namespace | PublishedSettings) -> PlanOptions:
     """The options of plans. The tiles of a preset are chosen for each video."""
     tiling, mode = None, arguments.mode
     options = take(arguments, "memory_budget", "order", "tile_batch_size", "chunk")
@@ -253,7 +263,9 @@ class DecodeTask(Task):
             done = [each for each in ranks.gather(own) if each[0]]  # there may be more ranks than videos
         else:
             done = [self._decode(latents, bar)]
-        counts, times, first_times, sent_bytes = zip(*done, strict=True)
+        counts, times, first_times, sent_bytes, moved = zip(*done, strict=True)
+        for names in moved:
+            self._item.rename(names)
         frames, seconds, first, fps = sum(counts), max(times), min(first_times), float(self._fps)
         rate = None if self._sound is None else self._sound.sample_rate
         seen, length, batch = self.plan.keyframes, self.plan.num_frames, self._file.shape.batch
@@ -275,9 +287,10 @@ class DecodeTask(Task):
             first_frame_seconds=first,
         )
 
-    def _decode(self, latents: MappedLatents, bar: FrameBar) -> tuple[int, float, float, int]:
-        """Decode this rank's videos: the frames, the seconds, those to the first frame, and the bytes sent."""
+    def _decode(self, latents: MappedLatents, bar: FrameBar) -> tuple[int, float, float, int, dict[str, str]]:
+        """Decode this rank's videos: the frames, the seconds, those to the first, the bytes sent, and changed names."""
         frames, seconds, first, sent = 0, 0.0, 0.0, 0
+        moved: dict[str, str] = {}
         options, keyframes = dict(self._settings.stream), self._read_keyframes()
         group = self._vae.ranks.group if self._work is Work.ROWS else None
 
@@ -291,11 +304,12 @@ class DecodeTask(Task):
             stream = self._vae.load().stream(latents.item(index), self.plan, group=group, **options)
             files = self._files[index] if self._writes else {}
             with_sound = {file: self._with_sound(each, index) for file, each in files.items()}
-            count, until_first = write_files(map(shown, stream), with_sound, start, **self._video)
+            count, until_first, names = write_files(map(shown, stream), with_sound, start, **self._video)
+            moved |= names
             frames, first = frames + count, first or until_first
             seconds += time.perf_counter() - start
             sent += stream.sent_bytes
-        return frames, seconds, first, sent
+        return frames, seconds, first, sent, moved
 
     def _read_keyframes(self) -> Keyframes | None:
         """Those of all videos."""
@@ -343,8 +357,6 @@ class DecodeTask(Task):
         for files in [] if self._item.is_skipped else own:
             for file in files:
                 files[file] = options = add_metadata(file, files[file], self._file.info.workflow)
-                if job.no_overwrite:
-                    check_absent(file)
                 check_output(file, options=options, makes_folders=job.is_many, **self._video)
 
     def _check_statistics(self, latents: MappedLatents) -> None:

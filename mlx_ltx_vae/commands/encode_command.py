@@ -176,7 +176,7 @@ class EncodeTask(Task):
 
         with ExitStack() as stack:
             # Opened at once: an error if it cannot be written.
-            overwrite = not self._vae.job.no_overwrite
+            overwrite = self._vae.job.overwrite is not False
             writer = stack.enter_context(LatentsWriter(output, overwrite=overwrite)) if ranks.is_first else None
             vae = self._vae.load()
             bar.enter("encoding")
@@ -188,7 +188,8 @@ class EncodeTask(Task):
             audio = None
             if writer is not None:
                 audio = self._encode_sound(num_frames)
-                writer.complete(fps=video.fps, num_frames=num_frames, height=height, width=width, audio=audio)
+                moved = writer.complete(fps=video.fps, num_frames=num_frames, height=height, width=width, audio=audio)
+                self._item.rename({} if moved is None else {output: str(moved)})
         seconds = time.perf_counter() - start
         sound = "" if audio is None else f" and {format_count(audio.shape[2], 'audio latent')}"
         self._warn_of_missing(num_read)

@@ -58,7 +58,7 @@ class Job:
     rank_timeout: int
     dry_run: bool
     skip_existing: bool
-    no_overwrite: bool
+    overwrite: bool | None  # None for the rule of each kind of output
     json: bool
     quiet: bool
     debug: bool
@@ -119,7 +119,7 @@ class Task(ABC):
         """Complete the item with its outputs, and find out whether to skip it; an error if they must not exist."""
         job, self._item.outputs = self._vae.job, outputs
         self._item.is_skipped = job.skip_existing and all_exist(outputs)
-        for output in outputs if job.no_overwrite else ():
+        for output in outputs if job.overwrite is False else ():
             check_absent(output)
 
     def networks(self) -> dict[str, dict[str, str]]:

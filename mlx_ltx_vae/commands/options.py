@@ -55,6 +55,13 @@ def add_tile_batch_option(how: argparse._ActionsContainer) -> None:
     how.add_argument("--tile-batch-size", type=positive, default=1, metavar="N", help=batch)
 
 
+#: What happens to files that exist, also in docs/usage.md.
+OVERWRITE_RULE = (
+    "replace files of the same names, and no others (default: videos, animations, .wav, .npy and latent files are "
+    "replaced; pictures, stills and contact sheets are refused; a default name gets the next free number)"
+)
+
+
 def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsContainer) -> None:
     """Add the options of commands that run a network.
 
@@ -77,13 +84,13 @@ def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsCon
     group.add_argument("--dry-run", action="store_true", help="print the plan with its peak memory, and stop")
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--skip-existing", action="store_true", help="leave out inputs whose output exists")
-    existing.add_argument("-y", "--overwrite", action="store_true", help="replace outputs that exist (default)")
+    existing.add_argument("-y", "--overwrite", action="store_true", default=None, help=OVERWRITE_RULE)
     absent = "fail for inputs whose output exists, and replace nothing"
-    existing.add_argument("-n", "--no-overwrite", action="store_true", help=absent)
+    existing.add_argument("-n", "--no-overwrite", dest="overwrite", action="store_false", default=None, help=absent)
     add_report_options(parser)
 
 
-def take(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+def take(arguments: object, *names: str) -> dict[str, Any]:
     """The arguments of these names, by name."""
     return {name: getattr(arguments, name) for name in names}
 

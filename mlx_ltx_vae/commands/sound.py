@@ -35,6 +35,7 @@ class SoundSettings:
     audio_latents: str | None
     unnormalized: bool | None
     dtype: DtypeName | None
+    memory_budget: str | int | None  # of sound alone
 
     @property
     def is_wanted(self) -> bool:
@@ -156,14 +157,14 @@ class SoundTask(Task):
 
     plan: AudioPlan
 
-    def __init__(self, settings: SoundSettings, memory_budget: str | int | None, vae: LazyVAE, item: Item) -> None:
+    def __init__(self, settings: SoundSettings, vae: LazyVAE, item: Item) -> None:
         super().__init__(vae, item)
         path = settings.audio_latents or item.source
         file = open_audio_latents(path, is_alone=True)
         if file is None:
             raise LatentsError(f"{path}: has no audio latents; name the file that has them with --audio-latents.")
         self._sound = FoundSound(settings, file)
-        self.plan = self._sound.plan(vae.machine, memory_budget=memory_budget)
+        self.plan = self._sound.plan(vae.machine, memory_budget=settings.memory_budget)
         item.inputs = self._sound.files
         self._name_outputs(name_outputs(item.output, file.batch) if item.output else [])
 
@@ -172,9 +173,10 @@ class SoundTask(Task):
 
     def run(self, bar: FrameBar) -> None:
         bar.enter("decoding")
-        start, overwrite = time.perf_counter(), not self._vae.job.no_overwrite
-        streams = ((output, self._sound.stream(i, self.plan)) for i, output in enumerate(self._item.outputs))
-        samples = [write_wav(output, stream, overwrite=overwrite) for output, stream in streams][0]
+        start, overwrite, samples = time.perf_counter(), self._vae.job.overwrite is not False, 0
+        for index, output in enumerate(self._item.outputs):
+            samples, moved = write_wav(output, self._sound.stream(index, self.plan), overwrite=overwrite)
+            self._item.rename({} if moved is None else {output: str(moved)})
         seconds, rate = time.perf_counter() - start, self._sound.sample_rate
         length = f"{format_seconds(samples / rate)} of sound at {rate} Hz"
         text = f"{length}, in {format_seconds(seconds)}"

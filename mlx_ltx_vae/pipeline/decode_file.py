@@ -100,10 +100,10 @@ class FileDecode:
         if batch > 1:
             raise LatentsError(f"{self.path}: is one video, and these latents are {batch}; write each.")
         shown = show_progress(chunks, progress, self.video.get("num_frames"), name=os.fspath(self.path))
-        num_frames, first_frame = write_files(shown, self.files, self.start, fps=self.fps, **self.video)
+        num_frames, first_frame, moved = write_files(shown, self.files, self.start, fps=self.fps, **self.video)
         width, height = self.video["size"]
         return DecodeReport(
-            output=os.fspath(self.path),
+            output=moved.get(os.fspath(self.path), os.fspath(self.path)),
             frames=num_frames,
             width=width,
             height=height,
@@ -118,21 +118,22 @@ class FileDecode:
 
 def write_files(
     chunks: Iterable[FrameChunk], files: Mapping[str, SinkOptions], start: float, **video: Any
-) -> tuple[int, float]:
-    """Write chunks to files. Returns the number of frames, and the seconds from `start` to the first of them.
+) -> tuple[int, float, dict[str, str]]:
+    """Write chunks to files. Returns the number of frames, the seconds from `start` to the first, and changed names.
 
     `video` are further arguments of `open_sink`. Without files, as on all ranks but the first, nothing is written.
     """
     num_frames, first_frame = 0, 0.0
     with ExitStack() as stack:  # which closes a contact sheet after its video, and so only beside a whole one
-        sinks = {}
+        sinks, given = {}, {}
         for file, options in files.items():
-            sinks[stack.enter_context(open_sink(file, options=options, **video))] = options.frames
+            sink = stack.enter_context(open_sink(file, options=options, **video))
+            sinks[sink], given[sink] = options.frames, (file, sink.name)
         for chunk in chunks:
             write_chunk(chunk, sinks)
             first_frame = first_frame or time.perf_counter() - start
             num_frames += chunk.frames.shape[1]
-    return num_frames, first_frame
+    return num_frames, first_frame, {file: sink.name for sink, (file, name) in given.items() if sink.name != name}
 
 
 def open_file_decode(

@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -39,7 +39,6 @@ _MAX_GIF_FPS = 50  # delays are in hundredths of a second, and players slow down
 _PIXEL_FORMATS = {"rgb24": "8 bits", "rgb48le": "16 bits", "rgbf16le": "half floats", "rgbf32le": "floats"}
 _LEVELS = ("rgb24", "rgb48le")
 OUTPUT_NAME = "{name}"  # stands for the name of the output, in that of what is written beside it
-_OF_VIDEOS = ("audio", "codec", "crf", "shortest", "encoder_preset", "pix_fmt", "audio_codec")  # of `SinkOptions`
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,7 @@ class SinkKind:
         pixel_formats: of the frames that it takes, see `FrameFormat`.
         is_video: whether it has a codec and sound.
         is_stills: whether it may be a folder of numbered files.
+        replaces: whether it replaces files of the same names where `SinkOptions.overwrite` is None.
         has_metadata: whether it has entries of text.
         check_options: raises a `WriterError` for a name, options, and a frame rate, that it does not support. The rate
             is None if it is not known yet.
@@ -78,20 +78,15 @@ class SinkKind:
     pixel_formats: tuple[str, ...] = _LEVELS
     is_video: bool = False
     is_stills: bool = False
+    replaces: bool = True
     has_metadata: bool = False
     check_options: Callable[[str, SinkOptions, Rate | None], object] = lambda *_: None
     check: Callable[[Output], Path] = lambda output: Path(output.path)
 
 
 def _open_video(output: Output) -> VideoWriter:
-    options = output.options
     target = StandardOutput("the video") if output.name == "-" else output.path
-    others = {name: value for name, value in vars(options).items() if name not in ("contact_sheet", "frames", "hdr")}
-    writer = VideoWriter(
-        target, size=output.size, fps=output.fps, num_frames=output.num_frames, format=options.format, **others
-    )
-    writer._warns_of_audio = output.num_frames is None
-    return writer
+    return VideoWriter.from_options(target, output.size, output.fps, output.options, output.num_frames)
 
 
 def _check_video(output: Output) -> Path:
@@ -132,7 +127,6 @@ def _open_sheet(output: Output) -> ContactSheet:
 def _check_picture(output: Output) -> Path:
     if os.path.isdir(output.path):
         raise WriterError(f"{output.name}: cannot be written (it is a folder).")
-    check_absent(output.path)
     return Path(output.path)
 
 
@@ -162,7 +156,7 @@ def stills_kind(
     def check(output: Output) -> Path:
         check_library()
         if not _is_picture(output.name):
-            return find_stills_target(output.path, endings)[0]
+            return find_stills_target(output.path, endings, overwrite=bool(output.options.overwrite))[0]
         target = _check_picture(output)
         check_one_frame(output.name, output.num_frames or 1)
         return target
@@ -172,6 +166,7 @@ def stills_kind(
         open_stills,
         pixel_formats,
         is_stills=True,
+        replaces=False,
         has_metadata=has_metadata,
         check_options=check_options,
         check=check,
@@ -198,7 +193,7 @@ _EXR = stills_kind(
     check_frames=check_is_light,
     check_library=partial(import_library, WriterError),
 )
-_SHEET = SinkKind((), _open_sheet, has_metadata=True, check=_check_picture)
+_SHEET = SinkKind((), _open_sheet, replaces=False, has_metadata=True, check=_check_picture)
 _SOUND = SinkKind((".wav",), _refuse_frames, ())
 #: A name selects the first kind that has its ending.
 SINKS: tuple[SinkKind, ...] = (
@@ -239,6 +234,9 @@ def find_kind(name: str, options: SinkOptions = DEFAULT_OPTIONS) -> SinkKind:
         return next(kind for kind in SINKS if kind.is_video)
     if named:
         return named[0]
+    if os.path.exists(name) and not os.path.isfile(name):
+        text = "is a device or a named pipe, whose name has no ending that says what to write into it"
+        raise WriterError(f"{name}: {text}; use -o - > {name} for raw frames.")
     if not ending:
         raise WriterError(f"{name}: is no folder and has no ending; write {name}/ for PNG stills, or {name}.mp4.")
     others = "a folder (ending in /) or %05d.png for stills, or - for raw frames"
@@ -268,7 +266,12 @@ def open_sink(
     `num_frames` is given by callers that gave it to `check_output`, which has then warned of the audio.
     """
     kind = check_output_options(path, options, fps=fps)
-    return kind.open(Output(path, size, fps, options, num_frames))
+    return kind.open(Output(path, size, fps, _with_rule(kind, options), num_frames))
+
+
+def _with_rule(kind: SinkKind, options: SinkOptions) -> SinkOptions:
+    """The options with what the kind of output does with files of the same names."""
+    return replace(options, overwrite=kind.replaces) if options.overwrite is None else options
 
 
 def output_files(output: str, options: SinkOptions) -> dict[str, SinkOptions]:
@@ -280,7 +283,11 @@ def output_files(output: str, options: SinkOptions) -> dict[str, SinkOptions]:
     files, hdr = {}, options.hdr
     if options.contact_sheet:
         sheet = sheet_beside(output)
-        of_sheet = options if sheet == output else SinkOptions(metadata=options.metadata, contact_sheet=True)
+        of_sheet = (
+            options
+            if sheet == output
+            else SinkOptions(metadata=options.metadata, contact_sheet=True, overwrite=options.overwrite)
+        )
         files[sheet] = replace(of_sheet, frames=options.frames if hdr is None else hdr.sheet)
     if output not in files:
         is_exr = Path(output).suffix.lower() in _EXR.endings
@@ -332,10 +339,13 @@ def check_output(
     """
     name, kind = os.fspath(path), check_output_options(path, options, fps=fps)
     check_size(name, size)
-    target = kind.check(Output(path, size, fps, options, num_frames))
+    output = Output(path, size, fps, _with_rule(kind, options), num_frames)
+    target = kind.check(output)
     if name == "-":
         return
     check_name(target)
+    if not output.options.overwrite:
+        check_absent(target)
     folder = target if os.path.isdir(target) else Path(os.path.realpath(target)).parent
     while makes_folders and not os.path.exists(folder):
         folder = folder.parent
@@ -352,9 +362,9 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
     if not kind.is_video:
         if options.fragmented:
             check_fragmented(name, Path(path).suffix.lower())
-        for given in _OF_VIDEOS:
-            if getattr(options, given) is not getattr(DEFAULT_OPTIONS, given):
-                raise WriterError(f"{name}: takes no {given.replace('_', ' ')}; only {_endings('is_video')} do.")
+        for given in fields(options):
+            if given.metadata.get("of_videos") and getattr(options, given.name) is not given.default:
+                raise WriterError(f"{name}: takes no {given.name.replace('_', ' ')}; only {_endings('is_video')} do.")
     if options.metadata and not kind.has_metadata:
         raise WriterError(f"{name}: takes no metadata; only {_endings('has_metadata')} do.")
     if (found := options.format.pixel_format) not in kind.pixel_formats:
