@@ -356,7 +356,7 @@ def sync(descriptor: int, *, drive: bool = True) -> None:
 
 
 def sync_file(descriptor: int, *, drive: bool = True) -> None:
-    """As `sync`, for a finished file. An empty one is an `OSError`: its writer failed without an error."""
+    """Call `sync` for a finished file. An empty one is an `OSError`: its writer failed without an error."""
     if not os.fstat(descriptor).st_size:
         raise OSError("what was written is empty; check the free disk space")
     sync(descriptor, drive=drive)
@@ -408,7 +408,7 @@ def warn_of_name(name: str | os.PathLike, other: str | os.PathLike) -> None:
 
 
 def _move(part: Path, target: Path, replaces: bool, is_folder: bool) -> Path:
-    """As `take_name`. A folder that is renamed replaces nothing but an empty one."""
+    """Rename `part` to the first name that it can have. A renamed folder replaces nothing but an empty one."""
     for path in chain([target], numbered_names(target, is_folder=is_folder)):
         is_reserved = False
         try:

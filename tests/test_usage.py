@@ -63,6 +63,7 @@ WRONG = [
     ),
     (decode, "--generation ltx-2.3 --dry-run", "--generation needs --size WxH and --num-frames N"),
     (decode, "--generation ltx-2.3 --dry-run -m vae", "--generation plans without files; leave out -m"),
+    (decode, "--generation ltx-2.3 --dry-run -n", "--generation plans without files; leave out -n"),
     (decode, "--generation ltx-2.3 --dry-run clip.npy", "--generation plans without files; leave out LATENTS"),
     (decode, "--generation ltx2.3 --dry-run", "(did you mean ltx-2.3?)"),
     (decode, "--generation ltx-2.3 --dry-run --size 64x64 --num-frames 8", "8 frames of 64x64 do not fit the latent"),

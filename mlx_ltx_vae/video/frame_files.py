@@ -46,7 +46,7 @@ class StillsWriter(Sink):
 
     They are moved there at the end, in one rename if the folder is new. A folder that has files of this pattern is
     refused: the rest of a longer clip would mix with this one. If it gets some meanwhile, the stills go to the folder
-    with the next free number. With `overwrite` they replace those of the same names, and a warning counts the others.
+    with the next free number. With `overwrite` they replace stills of the same names, and a warning names the others.
     """
 
     def __init__(
