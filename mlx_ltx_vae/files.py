@@ -480,7 +480,7 @@ class PartFile:
 class PartFolder:
     """A folder of `part_folder`."""
 
-    path: Path  # whose name is that of the target, since errors name it
+    path: Path  # ends in the name of the target, which errors show
     target: Path  # where it is in the end
 
 

@@ -411,7 +411,7 @@ def empty_still(path, *_):
 
 
 def test_an_output_that_is_empty_is_an_error(here, monkeypatch):
-    """As after a program that reports success and has written nothing."""
+    """A program reports success and has written nothing."""
     text = r"cannot be written \(what was written is empty; check the free disk space\)"
     Path("out.mp4").write_bytes(PRECIOUS)
     with pytest.raises(WriterError, match=f"^out.mp4: {text}"), VideoWriter("out.mp4", size=SIZE, fps=24) as out:
