@@ -10,9 +10,9 @@ from importlib.metadata import version
 import pytest
 
 from benchmarks.__main__ import main as benchmarks
-from mlx_ltx_vae.__main__ import COMMANDS
 from mlx_ltx_vae.__main__ import main as mlx_ltx_vae
 from mlx_ltx_vae.bench.__main__ import main as bench
+from mlx_ltx_vae.commands.entry import COMMANDS
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
@@ -128,7 +128,6 @@ WRONG = [
     (decode, f"{DECODE} --crf -1", "a crf of -1 is not between 0 and 51"),
     (decode, f"{DECODE} --crf good", "--crf: invalid int value: 'good'"),
     (decode, f"{DECODE} --convention difusers", "--convention: invalid choice: 'difusers'"),
-    (decode, f"{DECODE} --like difusers", "--like: invalid choice: 'difusers'"),  # its old name
     (decode, f"{DECODE} --bit-depth 9", "--bit-depth: invalid choice: 9"),
     (decode, "clip.npy -m vae -o out.avi", "out.avi: its ending is not supported; use .mp4"),
     (decode, "clip.npy -m vae -o out", "out: is no folder and has no ending; write out/ for PNG stills, or out.mp4"),
@@ -175,7 +174,7 @@ WRONG = [
     (encode, f"{ENCODE} --size 0x64", "--size: '0x64' is not a width and a height"),
     (encode, f"{ENCODE} --size -64x64", "--size: expected one argument"),
     (encode, f"{ENCODE} --crop --resize", "--resize: not allowed with argument --crop"),
-    (encode, f"{ENCODE} --frames 0", "--frames: '0' is not a whole number of at least 1"),
+    (encode, f"{ENCODE} --frames 24", "--frames: '24' is not a range of frames; write A:B, such as :24 for"),
     (encode, f"{ENCODE} --fps fast", "--fps: 'fast' is not a frame rate"),
     (encode, f"{ENCODE} --tile big", "--tile: 'big' is not a tile size with an optional overlap; write it as 512"),
     (encode, f"{ENCODE} --tile 64:64", "--tile: the overlap of tiles of 64 pixels"),
@@ -313,6 +312,9 @@ def test_the_package_lists_its_commands():
         assert line.endswith(what)
     shown = run("mlx_ltx_vae", "--version")
     assert (shown.returncode, shown.stdout) == (0, f"mlx_ltx_vae {version('mlx_ltx_vae')}\n")
+    assert run("mlx_ltx_vae", "version").stdout == shown.stdout
+    assert run("mlx_ltx_vae", "help").stdout == listed.stdout
+    assert run("mlx_ltx_vae", "help", "info").stdout == run("mlx_ltx_vae.info", "--help").stdout
     unknown = run("mlx_ltx_vae", "decoed")
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert "there is no command 'decoed' (did you mean decode?); choose one of decode, " in unknown.stderr

@@ -38,10 +38,11 @@ from ..units import HDRInput, format_are, format_count, format_seconds
 from ..video import ExrReader, Fit, VideoReader
 from ..video.sound_files import SoundReader, find_shift
 from ..video.source import source_files
-from .cli import CommandParser, format_range, run_command
+from .cli import CommandParser, format_range
 from .items import Item, find_pattern, has_table
 from .job import Job, LazyVAE, Task, run_job
 from .options import pick, take
+from .running import run_command
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:

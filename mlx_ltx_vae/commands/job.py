@@ -31,7 +31,6 @@ from ..planning.plan import Plan
 from ..process import Cleanup
 from ..units import format_bytes, format_rate
 from ..vae import VideoVAE
-from .cli import print_report, print_traceback, write_line
 from .items import (
     Item,
     all_exist,
@@ -43,6 +42,7 @@ from .items import (
     name_items,
     read_inputs,
 )
+from .running import print_report, print_traceback, write_line
 
 
 @dataclass(frozen=True)

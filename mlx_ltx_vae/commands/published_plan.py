@@ -13,8 +13,9 @@ from ..shapes import Grid
 from ..tiling import preset
 from ..units import DEFAULT_FPS
 from ..video.frame_format import FrameOutput, frame_format
-from .cli import CommandParser, print_report, run_command
+from .cli import CommandParser
 from .job import plan_report
+from .running import print_report, run_command
 
 #: Those that only go with `--generation`.
 _OWN = ("size", "num_frames", "sound")
