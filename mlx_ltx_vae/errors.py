@@ -1,9 +1,8 @@
 """The exceptions of this package. A message is one sentence: the file or shape, what was expected, what to do."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
 
 
 class LTXVAEError(Exception):
@@ -138,14 +137,38 @@ def option(argument: str, flag: str) -> str:
     return flag if _speaks_of_options else argument
 
 
-def suggest(word: str, known: Iterable[str], other_names: Mapping[str, str] | None = None) -> str:
-    """What a mistyped word should have been, as a remark for a message; "" if nothing known is like it.
+def suggest(word: str, known: Collection[str], other_names: Mapping[str, str] | None = None) -> str:
+    """Suggest what a mistyped word should have been, as a remark for a message; "" if nothing known is like it.
 
-    `other_names` are those that something known has elsewhere.
+    That is the only name that begins with the word, or one that differs from it by a typing error, or by two if it is
+    long: words that are only alike mean something else. `other_names` are those that something known has elsewhere.
     """
-    names = list(known)
     if other_names and word in other_names:
         return f" (did you mean {other_names[word]}?)"
-    begin = [name for name in names if name.startswith(word)] if len(word) > 2 else []
-    found = begin or get_close_matches(word, names, 1, 0.75)
+    plain = _plain(word)
+    found = [name for name in known if len(plain) > 2 and _plain(name).startswith(plain)]
+    if len(found) != 1:
+        edits = {name: _count_edits(plain, _plain(name)) for name in known}
+        limit = 0 if len(plain) < 4 else 1 if len(plain) < 6 else 2
+        found = sorted((name for name in edits if edits[name] <= limit), key=edits.__getitem__)
     return f" (did you mean {found[0]}?)" if found else ""
+
+
+def _plain(word: str) -> str:
+    return word.lstrip("-").replace("_", "-").lower()
+
+
+def _count_edits(word: str, name: str) -> int:
+    """The letters to insert, delete, replace, or exchange with the next one."""
+    if abs(len(word) - len(name)) > 2:  # a word may be of any length
+        return 3
+    before: list[int] = []
+    last = list(range(len(name) + 1))
+    for row, letter in enumerate(word, 1):
+        counts = [row]
+        for column, other in enumerate(name, 1):
+            counts.append(min(last[column] + 1, counts[-1] + 1, last[column - 1] + (letter != other)))
+            if row > 1 and column > 1 and letter == name[column - 2] and word[row - 2] == other:
+                counts[-1] = min(counts[-1], before[column - 2] + 1)
+        before, last = last, counts
+    return last[-1]

@@ -235,7 +235,6 @@ def test_of_two_decodes_into_one_folder_one_succeeds(clip, tmp_path):
         (["--codec", "prores_ks"], "(did you mean prores?)"),
         (["--dtype", "bf16"], "(did you mean bfloat16?)"),
         (["--preset", "slow"], "(did you mean --encoder-preset slow?)"),
-        (["-v"], "(did you mean --version?)"),
         (["--force"], "(did you mean --overwrite?)"),
         (["--frames", "-5"], "such as -5: for the last 5"),
         (["--frames", "5"], "such as :5 for the first 5 frames"),

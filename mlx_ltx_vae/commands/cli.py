@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from fractions import Fraction
@@ -22,21 +22,22 @@ from ..shapes import parse_grid, parse_size
 from ..startup import import_command, is_command
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
 from ..units import format_count, parse_bytes, parse_fps
+from .other_tools import find_other
 
 Value = TypeVar("Value")
 
 _RANGE = r"(-?[0-9]{1,9})?:(-?[0-9]{1,9})?"
-#: Names that options have in other programs.
-_OTHER_OPTIONS = {
-    "-v": "--version", "--verbose": "--debug", "-r": "--fps", "-f": "--overwrite", "--force": "--overwrite",
-    "--vae": "--model", "--checkpoint": "--model", "--model-path": "--model", "--tiling": "--preset",
-    "-t": "--first-seconds",
-}  # fmt: skip
 BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell reports, if a reader such as `head` has read enough
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of every command, with `--version`. Wrong usage is two lines on standard error, and exit code 2."""
+    """The parser of every command, with `--version`. Wrong usage is two lines on standard error, and exit code 2.
+
+    Attributes:
+        commands: the parsers of the other commands, for errors that name the one that has an option.
+    """
+
+    commands: "Mapping[str, Callable[[], CommandParser]]" = {}
 
     def __init__(self, *, first: Collection[str] = (), **options: Any) -> None:
         """Make a parser whose `-h` shows the options of the destinations `first` alone; all if there are none."""
@@ -96,10 +97,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def _suggestion(self, message: str) -> str:
         """What a mistyped option or choice in argparse's message should have been."""
-        if match := re.match(r"unrecognized arguments: (-[^\s=]+)", message):
-            shown = (action.option_strings for action in self._actions if action.help is not argparse.SUPPRESS)
-            known = [name for names in shown for name in names]
-            return suggest(match[1], known, {other: name for other, name in _OTHER_OPTIONS.items() if name in known})
+        if match := re.match(r"unrecognized arguments: (?:.*? )?(-[^\s=]+)", message):
+            return self._describe_unknown(match[1])
         if match := re.match(r"argument (\S+): invalid choice: '([^']*)' \(choose from (.*)\)", message):
             from ..video.codecs import ENCODER_PRESETS
 
@@ -108,6 +107,13 @@ class CommandParser(argparse.ArgumentParser):
                 return f" (did you mean --encoder-preset {word}?)"
             return suggest(word, [choice.strip("'") for choice in choices.split(", ")], OTHER_DTYPE_NAMES)
         return ""
+
+    def _describe_unknown(self, option: str) -> str:
+        known = {name for action in self._actions if action.help != argparse.SUPPRESS for name in action.option_strings}
+        if other := find_other(option, known):
+            return f" ({other})"
+        owners = [name for name, make in self.commands.items() if option in make()._option_string_actions]
+        return f" (an option of {' and '.join(owners)})" if owners else suggest(option, sorted(known))
 
     @contextmanager
     def wrong_usage(self) -> Iterator[None]:

@@ -26,6 +26,7 @@ def entry_point(name: str) -> "Callable[..., int]":
         from .parsers import PARSERS  # only now, since it takes longer than to prepare the process
 
         parser = PARSERS[name]()
+        parser.commands = PARSERS
         arguments = parser.parse_inputs(argv)
         return import_command(f"{__package__}.{name}_command:run")(parser, arguments)
 
