@@ -62,7 +62,7 @@ class TilingError(PlanError, ValueError):
 
 
 def describe_error(error: Exception) -> str:
-    """An error in one line, without the name of its class, which says nothing to who types a command."""
+    """Describe an error in one line, without the name of its class, which means nothing on a command line."""
     text = excerpt(error, 1000)  # the longest part is the name of a file
     if isinstance(error, LTXVAEError):
         return text
@@ -72,9 +72,7 @@ def describe_error(error: Exception) -> str:
         names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
         what = one_line(" and ".join(names)) if names else "a file"
         return f"{what}: cannot be read or written ({error.strerror or text or 'the system does not say why'})."
-    return (
-        f"an error that should not happen ({text or 'without words'}); run it with --debug, and report what it shows."
-    )
+    return f"internal error: {text.rstrip('.') or 'no message'}; run again with --debug and report it."
 
 
 def one_line(message: object) -> str:

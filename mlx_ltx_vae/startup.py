@@ -1,11 +1,10 @@
 """What comes before imports that take long: names that are imported at their first use, and a command's process.
 
-Ctrl-C prints a traceback until the process is prepared, so nothing is imported here that Python has not loaded by then.
+Ctrl-C prints a traceback until the process is prepared, so nothing is imported before that Python has not loaded.
 """
 
 import os
 import sys
-from importlib import import_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,6 +75,8 @@ class MissingBackend(ImportError):
 
 def check_mlx() -> None:
     """Raise a `MissingBackend` that says what to install, where MLX cannot be imported."""
+    from importlib import import_module
+
     try:
         import_module("mlx.core")
     except ImportError as error:
@@ -87,6 +88,8 @@ def check_mlx() -> None:
 
 def import_name(path: str) -> "Any":
     """Import what "module:name" names, or a module. Where MLX cannot be imported, a `MissingBackend`."""
+    from importlib import import_module
+
     module, _, name = path.partition(":")
     try:
         found = import_module(module)

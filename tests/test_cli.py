@@ -199,7 +199,7 @@ def test_dry_run_refuses_what_the_decode_would_refuse(clip, tmp_path, capsys):
     voice.write_text("not a sound")
     for output, options, words in [
         ("out.mp4", ["--audio", voice], "voice.wav: contains no audio"),
-        ("missing/out.mp4", [], "missing or read-only"),
+        ("missing/out.mp4", [], "missing is missing)"),
     ]:
         arguments = [latents, "-m", checkpoint, "-o", tmp_path / output, *options]
         text = refused(capsys, *arguments, "--dry-run")

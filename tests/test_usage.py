@@ -133,6 +133,7 @@ WRONG = [
     (decode, f"{DECODE} --convention difusers", "--convention: invalid choice: 'difusers'"),
     (decode, f"{DECODE} --bit-depth 9", "--bit-depth: invalid choice: 9"),
     (decode, "clip.npy -m vae -o out.avi", "out.avi: its ending is not supported; use .mp4"),
+    (decode, "clip.npy -m vae --audio-model a -o out.mp3", "- for raw frames, or .wav for the sound alone"),
     (decode, "clip.npy -m vae -o out", "out: is no folder and has no ending; write out/ for PNG stills, or out.mp4"),
     (decode, "clip.npy -m vae -o out.xyz --dry-run", "out.xyz: its ending is not supported"),
     (decode, "clip.npy -m vae -o a_%d_%d.png", "such as %05d.png"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import WriterError, check_is_path, option
-from ..files import check_absent, check_name
+from ..files import check_absent, check_name, explain_unwritable
 from ..shapes import Size
 from ..units import Rate, find_fps
 from .audio_codecs import warn_of_changes
@@ -241,7 +241,8 @@ def find_kind(name: str, options: SinkOptions = DEFAULT_OPTIONS) -> SinkKind:
         return named[0]
     if not ending:
         raise WriterError(f"{name}: is no folder and has no ending; write {name}/ for PNG stills, or {name}.mp4.")
-    others = "a folder (ending in /) or %05d.png for stills, or - for raw frames"
+    others = "a folder (ending in /) or %05d.png for stills, "
+    others += option("or - for raw frames", "- for raw frames, or .wav for the sound alone")
     raise WriterError(f"{name}: its ending is not supported; use {', '.join(frame_endings())}, {others}.")
 
 
@@ -341,7 +342,7 @@ def check_output(
         folder = folder.parent
     is_special = os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target)  # a named pipe
     if not is_special and not os.access(folder, os.W_OK | os.X_OK):
-        raise WriterError(f"{name}: cannot be written (the folder {folder} is missing or read-only).")
+        raise WriterError(f"{name}: cannot be written (the folder {folder} {explain_unwritable(folder)}).")
 
 
 def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: Rate | None = None) -> SinkKind:
