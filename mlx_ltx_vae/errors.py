@@ -1,6 +1,8 @@
 """The exceptions of this package. A message is one sentence: the file or shape, what was expected, what to do."""
 
 import os
+import sys
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -114,6 +116,17 @@ def check_is_path(path: object, error: type[LTXVAEError]) -> None:
         raise error(
             f"expected the path of a file, a str or a Path, and found {type(path).__name__}; check the arguments."
         )
+
+
+_PASSED_OVER = (__package__, "contextlib", "functools")
+
+
+def warn(text: str) -> None:
+    """Warn at the caller's line: the first outside this package, as by `skip_file_prefixes` of Python 3.12."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_OVER:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 _speaks_of_options = False  # messages are those of a command

@@ -3,7 +3,6 @@
 import argparse
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -15,7 +14,7 @@ from typing import Any
 from .. import demo
 from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import ItemsError, LatentsError, PlanError
+from ..errors import ItemsError, LatentsError, PlanError, warn
 from ..files import check_absent, is_pipe
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
 from ..latents.keyframes import Keyframes, describe_keyframes
@@ -391,7 +390,7 @@ class DecodeTask(Task):
         else:
             return
         text = f"the channels have the statistics of {looks} latents; if the picture is wrong, {remedy}."
-        warnings.warn(f"{self._file.info.source}: {text}", stacklevel=2)
+        warn(f"{self._file.info.source}: {text}")
 
     def _make_plan(self) -> DecodePlan:
         """The plan of one video. Files of one shape share it."""

@@ -2,13 +2,12 @@
 
 import argparse
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from ..backend.machine import DEFAULT_TIMEOUT, DtypeName, Work
-from ..errors import PlanError
+from ..errors import PlanError, warn
 from ..models.specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName
 from ..planning.options import BitDepth, ModeName, OrderName
 from ..startup import import_command
@@ -269,7 +268,7 @@ def choose_frames(wanted: slice | None, num_frames: int, source: str) -> tuple[i
         raise PlanError(f"{source}: the video has {length}, and none of {asked}; choose frames within 0:{num_frames}.")
     if end < (wanted.stop or end):
         found = f"the video has {length}, so of the frames {asked} only {format_are(end - start)} decoded"
-        warnings.warn(f"{source}: {found}.", stacklevel=2)
+        warn(f"{source}: {found}.")
     return start, end
 
 

@@ -1,14 +1,13 @@
 """The kinds of outputs in one table, by the endings of their names, and the choice of a sink from it."""
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from ..errors import WriterError, check_is_path, option
+from ..errors import WriterError, check_is_path, option, warn
 from ..files import check_absent, check_name, explain_unwritable
 from ..shapes import Size
 from ..units import Rate, find_fps
@@ -392,6 +391,6 @@ def add_metadata(path: str | os.PathLike, options: SinkOptions, entries: Mapping
     if options.fragmented and metadata_bytes(entries) > MAX_LIVE_METADATA:
         names = " and ".join(sorted(entries.keys() - options.metadata.keys()))
         long = f"{names} of the latents take more than {MAX_LIVE_METADATA:,} bytes"
-        warnings.warn(f"{os.fspath(path)}: {long}, and are left out of a live video.", stacklevel=2)
+        warn(f"{os.fspath(path)}: {long}, and are left out of a live video.")
         return options
     return replace(options, metadata=entries)
