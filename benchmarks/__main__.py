@@ -36,9 +36,9 @@ from mlx_ltx_vae.bench.parsers import (
     add_mode_options,
     add_run_options,
     plot_file,
-    with_new_names,
 )
-from mlx_ltx_vae.commands.cli import CommandParser, add_common_options, positive, print_report, run_command
+from mlx_ltx_vae.commands.cli import CommandParser, add_common_options, positive
+from mlx_ltx_vae.commands.running import print_report, run_command
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.latents import load_latents
 
@@ -113,7 +113,7 @@ def build_parser() -> CommandParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    options = build_parser().parse_args(with_new_names(sys.argv[1:] if argv is None else argv))
+    options = build_parser().parse_args(argv)
     return run_command(options.run, options)
 
 

@@ -139,6 +139,11 @@ def explain_missing(path: str | os.PathLike, kind: str) -> str:
     return f"there is no such {kind}."
 
 
+def explain_unwritable(folder: str | os.PathLike) -> str:
+    """Why no file can be made in a folder, as the end of a sentence."""
+    return "is read-only" if os.path.isdir(folder) else "is not a folder" if os.path.exists(folder) else "is missing"
+
+
 def read_small_file(path: str | os.PathLike, max_bytes: int, *, pipes: bool = False) -> bytes:
     """The content of a file that is opened as `open_file`. More than `max_bytes`, which are not read, are an error."""
     with open_file(path, pipes=pipes) as file:

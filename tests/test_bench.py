@@ -16,7 +16,6 @@ from mlx_ltx_vae.bench import command
 from mlx_ltx_vae.bench.__main__ import main
 from mlx_ltx_vae.bench.command import Job, format_psnr, table
 from mlx_ltx_vae.bench.decoding import Case, Decode, compare, decode, footprint, load_vae, measure
-from mlx_ltx_vae.bench.parsers import with_new_names
 from mlx_ltx_vae.models.families import published
 from mlx_ltx_vae.planning.plan import Mode
 from mlx_ltx_vae.tiling import TilingConfig, preset
@@ -68,37 +67,6 @@ def test_the_json_object_is_all_of_standard_output_and_the_same_is_saved(monkeyp
     cases += [(17, mode, order) for _, mode, order in cases]
     assert [(run["frames"], run["mode"], run["order"]) for run in report["runs"]] == cases
     assert {run["tiles"] for run in report["runs"]} == {"64:32"}
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("--frames 17,33", "--num-frames 17 --num-frames 33"),
-        ("--frames 17 33 -q", "--num-frames 17 --num-frames 33 -q"),
-        ("--frames=17", "--num-frames 17"),
-        ("--modes single,tiled", "--mode single --mode tiled"),
-        ("--modes exact rows", "--mode exact --order auto --order rows"),
-        ("--modes rows single columns", "--mode exact --mode single --order rows --order columns"),
-        ("--json out.json", "--save out.json"),
-        ("--json -", "--json"),
-        ("--json=- --encode", "--json --encode"),
-        ("--tile aggressive", "--preset aggressive"),
-        ("--tile-batch-size 1 2", "--tile-batch-size 1 --tile-batch-size 2"),
-    ],
-)
-def test_an_old_spelling_is_read_as_the_new_one_and_named_in_one_line(old, new, capsys):
-    assert with_new_names(old.split()) == new.split()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: --") and f"{old.split()[0].split('=')[0]} " in line
-    assert new.split()[0] in line
-    assert with_new_names(new.split()) == new.split()
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("words", ["--json", "--json -m vae", "--tile 512:64", "--num-frames -9", "subject --json"])
-def test_todays_spelling_stays_as_it_is(words, capsys):
-    assert with_new_names(words.split()) == words.split()
-    assert capsys.readouterr().err == ""
 
 
 SLOW = {"ltx-2.5", "ltx-2.5-diffusion"}  # the first has the layers of ltx-2.3

@@ -199,7 +199,7 @@ def test_dry_run_refuses_what_the_decode_would_refuse(clip, tmp_path, capsys):
     voice.write_text("not a sound")
     for output, options, words in [
         ("out.mp4", ["--audio", voice], "voice.wav: contains no audio"),
-        ("missing/out.mp4", [], "missing or read-only"),
+        ("missing/out.mp4", [], "missing is missing)"),
     ]:
         arguments = [latents, "-m", checkpoint, "-o", tmp_path / output, *options]
         text = refused(capsys, *arguments, "--dry-run")
@@ -235,7 +235,6 @@ def test_of_two_decodes_into_one_folder_one_succeeds(clip, tmp_path):
         (["--codec", "prores_ks"], "(did you mean prores?)"),
         (["--dtype", "bf16"], "(did you mean bfloat16?)"),
         (["--preset", "slow"], "(did you mean --encoder-preset slow?)"),
-        (["-v"], "(did you mean --version?)"),
         (["--force"], "(did you mean --overwrite?)"),
         (["--frames", "-5"], "such as -5: for the last 5"),
         (["--frames", "5"], "such as :5 for the first 5 frames"),

@@ -44,7 +44,7 @@ def test_a_wrong_ffmpeg_is_named_with_the_variable_that_chose_it(tmp_path, comma
 @pytest.mark.parametrize("folder", ["", "/nowhere"])
 def test_a_missing_folder_for_temporary_files_is_named_with_its_variable(tmp_path, folder):
     done = decode_demo(tmp_path, env=os.environ | {"TMPDIR": folder})
-    assert "the environment variable TMPDIR names, which is missing or read-only" in done.stderr
+    assert "the environment variable TMPDIR names, which is missing; set TMPDIR" in done.stderr
 
 
 @pytest.mark.parametrize("number", [6, 8, 10])
@@ -109,7 +109,7 @@ def test_what_is_installed_as_root_is_said_before_and_can_be_left_out(tmp_path, 
         assert "Installing" not in done.stderr
 
 
-def test_a_new_command_is_two_files_a_parser_and_a_name(tmp_path):
+def test_a_new_command_is_a_launcher_a_function_a_parser_and_two_entries(tmp_path):
     package = tmp_path / "mlx_ltx_vae"
     shutil.copytree(
         SCRIPT.parents[1] / "mlx_ltx_vae", package, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors")
@@ -117,7 +117,7 @@ def test_a_new_command_is_two_files_a_parser_and_a_name(tmp_path):
     command = (package / "info.py").read_text()
     (package / "shout.py").write_text(command.replace("info", "shout"))
     (package / "commands" / "shout_command.py").write_text(
-        "from .cli import print_report, run_command\n"
+        "from .running import print_report, run_command\n"
         "def run(parser, arguments):\n"
         "    return run_command(lambda options: print_report(options.text.upper()), arguments)\n"
     )
@@ -128,8 +128,9 @@ def test_a_new_command_is_two_files_a_parser_and_a_name(tmp_path):
             "    parser.add_argument('text')\n"
             "    add_common_options(parser)\n"
             "    return parser\n"
+            "PARSERS['shout'] = shout_parser\n"
         )
-    table = package / "__main__.py"
+    table = package / "commands" / "entry.py"
     table.write_text(table.read_text().replace("COMMANDS = {", 'COMMANDS = {\n    "shout": "text in capitals",'))
     for arguments, expected in ((["mlx_ltx_vae", "shout", "a"], "A\n"), (["mlx_ltx_vae.shout", "b"], "B\n")):
         said = subprocess.run([sys.executable, "-m", *arguments], cwd=tmp_path, capture_output=True, text=True)

@@ -10,9 +10,12 @@ from importlib.metadata import version
 import pytest
 
 from benchmarks.__main__ import main as benchmarks
-from mlx_ltx_vae.__main__ import COMMANDS
 from mlx_ltx_vae.__main__ import main as mlx_ltx_vae
 from mlx_ltx_vae.bench.__main__ import main as bench
+from mlx_ltx_vae.bench.parsers import build_parser
+from mlx_ltx_vae.commands.entry import COMMANDS
+from mlx_ltx_vae.commands.other_tools import _WORDS
+from mlx_ltx_vae.commands.parsers import PARSERS
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
@@ -129,9 +132,9 @@ WRONG = [
     (decode, f"{DECODE} --crf -1", "a crf of -1 is not between 0 and 51"),
     (decode, f"{DECODE} --crf good", "--crf: invalid int value: 'good'"),
     (decode, f"{DECODE} --convention difusers", "--convention: invalid choice: 'difusers'"),
-    (decode, f"{DECODE} --like difusers", "--like: invalid choice: 'difusers'"),  # its old name
     (decode, f"{DECODE} --bit-depth 9", "--bit-depth: invalid choice: 9"),
     (decode, "clip.npy -m vae -o out.avi", "out.avi: its ending is not supported; use .mp4"),
+    (decode, "clip.npy -m vae --audio-model a -o out.mp3", "- for raw frames, or .wav for the sound alone"),
     (decode, "clip.npy -m vae -o out", "out: is no folder and has no ending; write out/ for PNG stills, or out.mp4"),
     (decode, "clip.npy -m vae -o out.xyz --dry-run", "out.xyz: its ending is not supported"),
     (decode, "clip.npy -m vae -o a_%d_%d.png", "such as %05d.png"),
@@ -176,7 +179,7 @@ WRONG = [
     (encode, f"{ENCODE} --size 0x64", "--size: '0x64' is not a width and a height"),
     (encode, f"{ENCODE} --size -64x64", "--size: expected one argument"),
     (encode, f"{ENCODE} --crop --resize", "--resize: not allowed with argument --crop"),
-    (encode, f"{ENCODE} --frames 0", "--frames: '0' is not a whole number of at least 1"),
+    (encode, f"{ENCODE} --frames 24", "--frames: '24' is not a range of frames; write A:B, such as :24 for"),
     (encode, f"{ENCODE} --fps fast", "--fps: 'fast' is not a frame rate"),
     (encode, f"{ENCODE} --tile big", "--tile: 'big' is not a tile size with an optional overlap; write it as 512"),
     (encode, f"{ENCODE} --tile 64:64", "--tile: the overlap of tiles of 64 pixels"),
@@ -229,6 +232,67 @@ WRONG = [
     (benchmarks, "", "MEASUREMENT"),
     (benchmarks, "roofline --plot x.png", "unrecognized arguments: --plot"),
 ]
+
+
+# Command, an option of another tool, and all that is said of it.
+OTHERS = [
+    (decode, "--latents a.npy", "name the inputs without an option"),
+    (encode, "--input a.mp4", "name the inputs without an option"),
+    (decode, "-i a.npy", "name the inputs without an option"),
+    (decode, "--tile-size 512", "did you mean --tile SIZE:OVERLAP?"),
+    (decode, "--vae-tiling", "did you mean --preset NAME?"),
+    (encode, "--tiling", "did you mean --tile SIZE:OVERLAP?"),
+    (decode, "--quality 18", "did you mean --crf?"),
+    (preview, "--quality 18", None),
+    (preview, "--crf 18", "an option of decode"),
+    (encode, "--mode tiled", "an option of decode"),
+    (decode, "--no-audio", "no option leaves the sound out; ffmpeg -i clip.mp4 -c copy -an silent.mp4 removes it"),
+    (
+        decode,
+        "-v",
+        "reports are complete without an option; -q leaves them out, and --debug shows the traceback of an error",
+    ),
+    (decode, "--frame-rate 24", "did you mean --fps?"),
+    (encode, "--frame_rate 24", "did you mean --fps?"),
+    (decode, "--precision bf16", "did you mean --dtype?"),
+    (convert, "--torch_dtype float16", "did you mean --dtype?"),
+    (decode, "--fp16", "did you mean --dtype float16?"),
+    (decode, "--max-memory 8GB", "did you mean --memory-budget?"),
+    (decode, "--low-ram", "memory does not grow with the clip anyway; --memory-budget 8GB is a limit"),
+    (encode, "--device gpu", "MLX computes on its default device, which on a Mac is the GPU"),
+    (decode, "--width 768", "encode takes --size WxH; a decoded video has the size of its latents"),
+    (encode, "--num-frames 9", "did you mean --frames :N?"),
+    (bench, "--frames 9", "did you mean --num-frames?"),
+    (decode, "-c:v libx264", "did you mean --codec?"),
+    (decode, "-pix_fmt yuv420p", "did you mean --pix-fmt?"),
+    (decode, "--hdr-input pq", None),
+    (decode, "--no-shortest", None),
+    (decode, "--grain 4", None),
+    (decode, "--output-path a.mp4", "did you mean --output?"),
+    (info, "--vae vae", "did you mean --model?"),
+    (mlx_ltx_vae, "--verison", "did you mean --version?"),
+]
+
+
+@pytest.mark.parametrize(("command", "option", "remark"), OTHERS)
+def test_an_option_of_another_tool_gets_what_stands_for_it_here_or_nothing(command, option, remark, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command([*([] if command in (bench, mlx_ltx_vae) else ["clip"]), *option.split()])
+    error, _ = capsys.readouterr().err.splitlines()
+    assert error == f"error: unrecognized arguments: {option}" + (f" ({remark})" if remark else "")
+
+
+def test_what_stands_for_options_of_other_tools_exists():
+    known = {
+        name
+        for make in [*PARSERS.values(), build_parser]
+        for action in make()._actions
+        for name in action.option_strings
+    }
+    targets = [target.split()[0] for targets in _WORDS for target in targets.split(" | ") if target.startswith("--")]
+    assert {target for target in targets if target.startswith("--")} <= known
+    words = " ".join(_WORDS.values()).split()
+    assert len(words) == len(set(words))
 
 
 def run(*command):
@@ -314,6 +378,9 @@ def test_the_package_lists_its_commands():
         assert line.endswith(what)
     shown = run("mlx_ltx_vae", "--version")
     assert (shown.returncode, shown.stdout) == (0, f"mlx_ltx_vae {version('mlx_ltx_vae')}\n")
+    assert run("mlx_ltx_vae", "version").stdout == shown.stdout
+    assert run("mlx_ltx_vae", "help").stdout == listed.stdout
+    assert run("mlx_ltx_vae", "help", "info").stdout == run("mlx_ltx_vae.info", "--help").stdout
     unknown = run("mlx_ltx_vae", "decoed")
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert "there is no command 'decoed' (did you mean decode?); choose one of decode, " in unknown.stderr

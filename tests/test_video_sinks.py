@@ -342,10 +342,25 @@ def test_check_output_raises_what_open_sink_raises_and_creates_nothing(
     assert str(found.value) == str(expected.value)
 
 
-@pytest.mark.parametrize("name", ["missing/out.mp4", "missing/out.npy", "missing/more/", "file/out.gif"])
-def test_check_output_wants_an_existing_folder(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("missing/out.mp4", "missing"),
+        ("missing/out.npy", "missing"),
+        ("missing/more/", "missing"),
+        ("file/out.gif", "not a folder"),
+        ("read-only/out.mp4", "read-only"),
+    ],
+)
+def test_check_output_wants_an_existing_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reason: str
+) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(WriterError, match=f"{name}: cannot be written .the folder .* is missing or read-only"):
+    (tmp_path / "read-only").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name != "read-only")  # root may write everywhere
+    if reason != "read-only":
+        monkeypatch.undo()
+    with pytest.raises(WriterError, match=rf"{name}: cannot be written \(the folder .* is {reason}\)"):
         check_output(f"{tmp_path}/{name}", size=SIZE, fps=24)
 
 

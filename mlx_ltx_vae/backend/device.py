@@ -12,6 +12,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from ..errors import DeviceError
+from ..files import explain_unwritable
 from ..startup import was_forked
 from .machine import Backend, Machine
 from .mlx_utils import clear_streams_at_thread_end, to_int
@@ -41,7 +42,7 @@ _EXPLANATIONS = {
     "close other apps.",
     # Of the C++ library, where MLX compiles a kernel for the CPU.
     ("temp_directory_path", "cannot create directories"): "MLX keeps what it compiles for the CPU in the folder that "
-    "the environment variable TMPDIR names, which is missing or read-only; set TMPDIR to another one, or unset it.",
+    "the environment variable TMPDIR names, which {tmpdir}; set TMPDIR to another one, or unset it.",
     ("Failed to compile function", "Failed to load compiled function"): "MLX could not compile a kernel for the CPU in "
     "the folder that the environment variable TMPDIR names, which may be full; free space there, or set TMPDIR to "
     "another one.",
@@ -92,7 +93,8 @@ def explained_device_errors() -> Iterator[None]:
     except RuntimeError as error:
         for parts, explanation in _EXPLANATIONS.items():
             if any(part in str(error) for part in parts):
-                raise DeviceError(explanation) from error
+                tmpdir = explain_unwritable(os.environ.get("TMPDIR", ""))
+                raise DeviceError(explanation.format(tmpdir=tmpdir)) from error
         raise
 
 

@@ -2,7 +2,8 @@
 
 import sys
 
-from ..commands.entry import begin, import_command
+from ..commands.entry import begin
+from ..startup import import_command
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -12,7 +13,7 @@ def main(argv: list[str] | None = None) -> int:
 
     parser, options = parse(sys.argv[1:] if argv is None else argv)
     name = "metal_command" if options.metal else "bench_command"
-    return int(import_command(f"mlx_ltx_vae.bench.{name}").run(parser, options))
+    return int(import_command(f"mlx_ltx_vae.bench.{name}:run")(parser, options))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from itertools import product
 from pathlib import Path
 
 from ..backend.machine import launched_rank
-from ..commands.cli import CommandParser, run_command
+from ..commands.cli import CommandParser
+from ..commands.running import run_command
 from ..errors import CheckpointError
 from ..process import temporary_folder
 from .command import Job, chosen_modes, make_case, report, timing_table

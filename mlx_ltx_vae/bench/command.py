@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from ..backend.device import backend
 from ..checkpoint import open_checkpoint
-from ..commands.cli import print_report
+from ..commands.running import print_report
 from ..errors import LTXVAEError
 from ..files import InputFiles, PartFile
 from ..process import Cleanup, kill_program, uninterrupted

@@ -16,7 +16,8 @@ import mlx.core as mx
 from .. import __version__
 from ..backend.device import backend
 from ..backend.machine import Backend
-from ..commands.cli import CommandParser, run_command, write_line
+from ..commands.cli import CommandParser
+from ..commands.running import run_command, write_line
 from ..errors import LTXVAEError
 from ..files import PartFile
 from ..process import temporary_folder

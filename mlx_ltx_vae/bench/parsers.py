@@ -1,11 +1,7 @@
-"""The command lines of bench and of its --metal. Old options work with a warning.
-
-What is imported here takes little time, and no MLX.
-"""
+"""The command lines of bench and of its --metal. Imports no MLX."""
 
 import argparse
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -18,11 +14,10 @@ from ..commands.cli import (
     memory_budget,
     positive,
     tile,
-    write_line,
 )
-from ..commands.entry import import_command
 from ..models.convolution.rules import Formulation
 from ..planning.options import ModeName, OrderName
+from ..startup import import_command
 from ..tiling import PRESETS
 
 #: The width and height of measurements that can be compared, and the names of ways to compute a convolution.
@@ -42,9 +37,8 @@ _PLOT_ENDINGS = (".png", ".svg", ".pdf")
 
 def parse(arguments: Sequence[str]) -> tuple[CommandParser, argparse.Namespace]:
     """The parser of these arguments, and what they say."""
-    words = with_new_names(arguments)
-    parser = build_metal_parser() if "--metal" in words else build_parser()
-    return parser, parser.parse_args(words)
+    parser = build_metal_parser() if "--metal" in arguments else build_parser()
+    return parser, parser.parse_args(arguments)
 
 
 def build_parser() -> CommandParser:
@@ -140,7 +134,7 @@ def add_vae_options(parser: argparse.ArgumentParser, *, size: tuple[int, int], b
 
 
 def _generation(text: str) -> str:
-    names = import_command("mlx_ltx_vae.models.families").published()
+    names = import_command("mlx_ltx_vae.models.families:published")()
     if text not in names:
         raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(names)})")
     return text
@@ -172,48 +166,3 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
     parser.add_argument("--save", metavar="FILE", help="write that object, everything measured, to FILE")
     add_common_options(parser)
-
-
-_OLD = ("--frames", "--modes", "--json", "--tile")
-_ORDERS = ("time", "rows", "columns")
-
-
-def with_new_names(arguments: Iterable[str]) -> list[str]:
-    """Arguments with the names of today, and a warning on standard error for each option that had another."""
-    groups: list[list[str]] = [[]]  # each option with what follows it
-    for argument in arguments:
-        if argument[:1] == "-" and len(argument) > 1 and not argument[1].isdigit():
-            groups.append(argument.split("=", 1) if argument.partition("=")[0] in _OLD else [argument])
-        else:
-            groups[-1].append(argument)
-    words: list[str] = []
-    for group in groups:
-        new = _renamed(group[0], group[1:]) if group else None
-        if new is not None:
-            text = f"{' '.join(group)} is written {' '.join(new)} now; the old form goes with the next release"
-            write_line(f"warning: {text}.", sys.stderr)
-        words += group if new is None else new
-    return words
-
-
-def _renamed(option: str, values: Sequence[str]) -> list[str] | None:
-    """The option and its values as they are written now; None if they are written so."""
-    names = [name for value in values for name in value.split(",")]
-    if option == "--frames" and values:
-        return _repeat("--num-frames", names)
-    if option == "--modes" and values:
-        orders = [name for name in names if name in _ORDERS]
-        modes = dict.fromkeys("exact" if name in _ORDERS else name for name in names)
-        orders = ["auto", *orders] if orders and "exact" in names else orders
-        return [*_repeat("--mode", modes), *_repeat("--order", orders)]
-    if option == "--tile-batch-size" and len(names) > 1:
-        return _repeat(option, names)
-    if option == "--json" and values:
-        return [*(["--json"] if values[0] == "-" else ["--save", values[0]]), *values[1:]]
-    if option == "--tile" and values and values[0] in PRESETS:
-        return ["--preset", *values]
-    return None
-
-
-def _repeat(option: str, values: Iterable[str]) -> list[str]:
-    return [word for value in values for word in (option, value)]

@@ -19,7 +19,8 @@ from ..conversion import Progress, Verification, check_folder_name, convert_chec
 from ..errors import CheckpointError, printable
 from ..models.base import SOUND
 from ..units import format_bytes
-from .cli import CommandParser, print_report, run_command
+from .cli import CommandParser
+from .running import print_report, run_command
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:

@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
@@ -17,13 +16,14 @@ from typing import Any
 from .. import demo
 from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import ItemsError, LatentsError, PlanError
+from ..errors import ItemsError, LatentsError, PlanError, warn
 from ..files import is_pipe, numbered_names
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
 from ..latents.keyframes import Keyframes, describe_keyframes
 from ..latents.stored import MappedLatents
 from ..models.noise import check_takes_seed
 from ..pipeline.decode_file import write_files
+from ..pipeline.hdr_frames import HDROptions
 from ..pipeline.postprocess import FrameChunk
 from ..pipeline.progress import FrameBar
 from ..planning.options import PlanOptions, parse_options
@@ -37,11 +37,12 @@ from ..video.frame_format import FrameOutput, frame_format
 from ..video.sink import SinkOptions
 from ..video.sinks import files_of_all, name_others
 from ..video.sound import check_sound_length
-from .cli import CommandParser, run_command, write_line
+from .cli import CommandParser
 from .items import Item, all_exist, are_many, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, check_keyframes_option, find_keyframes, run_job
-from .options import choose_exr_output, choose_frames, choose_hdr_frames, chosen_steps, pick, take
+from .options import choose_frames, chosen_steps, pick, take
 from .published_plan import PublishedSettings, find_published, print_published_plan, with_preset
+from .running import run_command, write_line
 from .sound import FoundSound, SoundSettings, SoundTask, find_sound
 
 
@@ -109,7 +110,7 @@ def run_decode(
     """Decode what complete arguments name. `stills` asks for no more than one picture of each latent frame."""
     sound, audio = settings.sound, settings.sinks.audio
     alone = sound if is_sound(arguments.output or "") else None
-    is_exr = choose_exr_output(arguments)
+    is_exr = _choose_exr_output(arguments)
     if not arguments.output and not arguments.dry_run and not has_table(arguments.latents):
         parser.error("-o OUT is missing: where to write the video")
     if arguments.json and arguments.output == "-":
@@ -121,7 +122,7 @@ def run_decode(
             sound.check(audio, is_alone=alone is not None, is_many=are_many(arguments.latents))
         if audio and arguments.frames and arguments.frames.start:
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
-        sinks = choose_hdr_frames(arguments, settings.sinks, is_exr=is_exr)
+        sinks = _choose_hdr_frames(arguments, settings.sinks, is_exr=is_exr)
         if pattern and not alone:
             may_have_sound = sound and not audio and (sound.is_wanted or sinks.audio_codec)
             checked = replace(sinks, audio=(), sample_rate=1) if may_have_sound else sinks
@@ -148,6 +149,36 @@ def run_decode(
     if alone:
         task = partial(SoundTask, alone)
     return run_command(lambda _: run_job(job, task), arguments, computes=not job.dry_run)
+
+
+def _choose_exr_output(arguments: argparse.Namespace) -> bool:
+    """Whether EXR images are the only output. The arguments then have it as theirs, in place of none."""
+    if arguments.output or not arguments.exr or has_table(arguments.latents):
+        return False
+    arguments.output, arguments.exr = _exr_folder(arguments), None
+    return True
+
+
+def _exr_folder(arguments: argparse.Namespace) -> str | None:
+    """The folder of --exr, with one in it for each of several inputs."""
+    if not arguments.exr or not are_many(arguments.latents) or "{name}" in arguments.exr:
+        return arguments.exr and os.path.join(arguments.exr, "")
+    return os.path.join(arguments.exr, "{name}", "")
+
+
+def _choose_hdr_frames(arguments: argparse.Namespace, sinks: SinkOptions, *, is_exr: bool) -> SinkOptions:
+    """The options of outputs with the frames that the arguments want of HDR, which may be EXR alone."""
+    if arguments.hdr is None:
+        given = [
+            name for name in ("hdr_output", "exposure", "exr", "exr_space") if getattr(arguments, name) is not None
+        ]
+        if given or is_exr:
+            name = given[0] if given else "exr"
+            raise ItemsError(f"--{name.replace('_', '-')} is for HDR latents; add --hdr acescct or logc3")
+        return sinks
+    wanted = {"signal": arguments.hdr_output, "exposure": arguments.exposure, "exr_space": arguments.exr_space}
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    return HDROptions(arguments.hdr, exr=_exr_folder(arguments), **wanted).choose_frames(sinks, is_exr=is_exr)
 
 
 def _plan_options(arguments: argparse.Namespace | PublishedSettings) -> PlanOptions:
@@ -371,7 +402,7 @@ class DecodeTask(Task):
         else:
             return
         text = f"the channels have the statistics of {looks} latents; if the picture is wrong, {remedy}."
-        warnings.warn(f"{self._file.info.source}: {text}", stacklevel=2)
+        warn(f"{self._file.info.source}: {text}")
 
     def _make_plan(self) -> DecodePlan:
         """The plan of one video. Files of one shape share it."""

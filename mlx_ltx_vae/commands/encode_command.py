@@ -21,7 +21,7 @@ from ..audio_vae import AudioVAE, plan_sound_encode
 from ..backend.machine import Work
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import CheckpointError, ReaderError
+from ..errors import CheckpointError, ReaderError, warn
 from ..files import sample_path
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
@@ -38,10 +38,11 @@ from ..units import HDRInput, format_are, format_count, format_seconds
 from ..video import ExrReader, Fit, VideoReader
 from ..video.sound_files import SoundReader, find_shift
 from ..video.source import source_files
-from .cli import CommandParser, format_range, run_command
+from .cli import CommandParser, format_range
 from .items import Item, find_pattern, has_table
 from .job import Job, LazyVAE, Task, run_job
 from .options import pick, take
+from .running import run_command
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -218,7 +219,7 @@ class EncodeTask(Task):
                 found += f", so of the frames {format_range(self._frames)} only {format_are(num_frames)} there"
             else:
                 found += f", and not the {wanted} that were to be encoded"
-            warnings.warn(f"{self._item.source}: {found}.", stacklevel=2)
+            warn(f"{self._item.source}: {found}.")
 
     def _plan_sound(self) -> list[SoundPlan]:
         """The possible plans of the sound; none if none is wanted, or with a warning if there is none."""
@@ -233,7 +234,7 @@ class EncodeTask(Task):
                     seconds = float(self._num_frames / fps)
                     spec, machine = checkpoint.spec("encoder"), checkpoint.machine("encoder", settings.dtype)
                     return every_chunk(partial(plan_sound_encode, spec, seconds, machine))
-        warnings.warn(f"{self._video.name}: has no sound, so only its pictures are encoded.", stacklevel=2)
+        warn(f"{self._video.name}: has no sound, so only its pictures are encoded.")
         return []
 
     def _encode_sound(self, num_frames: int) -> mx.array | None:

@@ -1,17 +1,13 @@
-"""The command lines of all commands but bench.
-
-What is imported here takes little time, and no MLX: --help and --version work without its backend.
-"""
+"""The command lines of the commands. Imports no MLX: --help and --version work without its backend."""
 
 import argparse
-import sys
-from collections.abc import Iterable, Mapping
-from importlib import import_module
+from collections.abc import Callable, Iterable, Mapping
 from typing import get_args
 
 from ..backend.machine import DtypeName
 from ..errors import LTXVAEError
 from ..models.specs import NETWORKS
+from ..startup import import_command
 from ..units import HDRInput
 from .cli import (
     CommandParser,
@@ -21,10 +17,8 @@ from .cli import (
     frame_range,
     frame_rate,
     frame_size,
-    positive,
     shorten,
     tile,
-    write_line,
 )
 from .options import (
     add_generation_options,
@@ -48,7 +42,7 @@ _PATHS = ("LATENTS", "VIDEO", "FILE", "OUT", "VAE", "MODEL", "AUDIO", "FOLDER", 
 
 
 def decode_parser() -> CommandParser:
-    """That of `decode`."""
+    """The command line of `decode`."""
     parser = CommandParser(
         first=("latents", "output", "model", "fps", "frames", "memory_budget", "codec", "crf", "audio", "dry_run"),
         prog="python -m mlx_ltx_vae.decode",
@@ -81,7 +75,7 @@ def decode_parser() -> CommandParser:
 
 
 def preview_parser() -> CommandParser:
-    """That of `preview`."""
+    """The command line of `preview`."""
     parser = CommandParser(
         first=("latents", "output", "model", "demo", "fps", "frames", "memory_budget", "dry_run"),
         prog="python -m mlx_ltx_vae.preview",
@@ -106,7 +100,7 @@ def preview_parser() -> CommandParser:
 
 
 def encode_parser() -> CommandParser:
-    """That of `encode`."""
+    """The command line of `encode`."""
     parser = CommandParser(
         first=("video", "output", "model", "size", "fit", "frames", "fps", "audio_model", "memory_budget", "dry_run"),
         prog="python -m mlx_ltx_vae.encode",
@@ -136,7 +130,7 @@ def encode_parser() -> CommandParser:
     frames = """encode these frames only, at the rate of --fps: A is the first, counted from 0, and B is one more than
         the last; :121 for the first 121, 24: for those from 24 on, -25: for the last 25, for which the video is read
         twice (default: all)"""
-    video.add_argument("--frames", type=_frames_to_encode, metavar="A:B", help=frames)
+    video.add_argument("--frames", type=frame_range, metavar="A:B", help=frames)
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
     rate = "drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)"
     video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
@@ -154,17 +148,8 @@ def encode_parser() -> CommandParser:
     return parser
 
 
-def _frames_to_encode(text: str) -> slice:
-    """The type of `--frames 24:48`; also of `--frames 24` for the first 24, its old form."""
-    if text.isdecimal():
-        change = f"--frames {positive(text)} is written --frames :{text} now; the old form goes with the next release"
-        write_line(f"warning: {change}.", sys.stderr)
-        return slice(0, int(text))
-    return frame_range(text)
-
-
 def info_parser() -> CommandParser:
-    """That of `info`."""
+    """The command line of `info`."""
     parser = CommandParser(
         prog="python -m mlx_ltx_vae.info",
         usage="%(prog)s FILE... [options]",
@@ -191,7 +176,7 @@ def info_parser() -> CommandParser:
 
 
 def convert_parser() -> CommandParser:
-    """That of `convert`."""
+    """The command line of `convert`."""
     parser = CommandParser(
         prog="python -m mlx_ltx_vae.convert",
         usage="%(prog)s SOURCE -o FOLDER [options]\n       %(prog)s --verify A B [options]",
@@ -216,7 +201,17 @@ def convert_parser() -> CommandParser:
     return parser
 
 
-def completion(shell: str, commands: Mapping[str, str]) -> str:
+#: The parser of each of `entry.COMMANDS`.
+PARSERS: dict[str, Callable[[], CommandParser]] = {
+    "decode": decode_parser,
+    "preview": preview_parser,
+    "encode": encode_parser,
+    "info": info_parser,
+    "convert": convert_parser,
+}
+
+
+def completion(shell: str, commands: Mapping[str, str], parsers: Mapping[str, Callable[[], CommandParser]]) -> str:
     """The script for a shell, of commands with their descriptions. Raises `LTXVAEError` if shtab is missing.
 
     It is static: Tab starts no Python, which would take as long as an import of MLX.
@@ -227,21 +222,17 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
         raise LTXVAEError(
             'completion needs shtab, which is not installed; install it with: pip install "mlx_ltx_vae[completion]".'
         ) from None
-    from ..models.families import published
     from ..video.audio_codecs import AUDIO_CODECS
     from ..video.codecs import CODECS, ENCODER_PRESETS
 
-    names: dict[str, Iterable[str]] = {"codec": CODECS, "audio_codec": AUDIO_CODECS}
-    names |= {"encoder_preset": ENCODER_PRESETS, "generation": published()}
+    names: dict[str, Iterable[str]] = {"codec": CODECS, "audio_codec": AUDIO_CODECS, "encoder_preset": ENCODER_PRESETS}
+    names["generation"] = import_command("mlx_ltx_vae.models.families:published")()
     parser = argparse.ArgumentParser(prog="mlx_ltx_vae")
     parser.add_argument("--version", action="version", help="show the version")
     parser.add_argument("--completion", choices=SHELLS, help="print what the shell is to complete")
     subparsers = parser.add_subparsers()
     for name, description in commands.items():
-        # Commands do not import bench.
-        make = import_module("..bench.parsers", __package__).build_parser if name == "bench" else None
-        own = (make or globals()[f"{name}_parser"])()
-        added = subparsers.add_parser(name, parents=[own], add_help=False, help=description)
+        added = subparsers.add_parser(name, parents=[parsers[name]()], add_help=False, help=description)
         for action in added._actions:
             action.help = action.help and shorten(action.help)
             action.choices = action.choices or names.get(action.dest)

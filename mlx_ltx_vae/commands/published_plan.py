@@ -15,9 +15,10 @@ from ..shapes import Grid, Size
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, preset
 from ..units import DEFAULT_FPS
 from ..video.frame_format import FrameOutput, frame_format
-from .cli import CommandParser, print_report, run_command
+from .cli import CommandParser
 from .job import plan_report
 from .options import pick
+from .running import print_report, run_command
 
 _OWN = {"only_here": True}
 _REPORT = ("dry_run", "json", "quiet", "debug")

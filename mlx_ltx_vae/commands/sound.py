@@ -2,7 +2,6 @@
 
 import os
 import time
-import warnings
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
@@ -14,7 +13,7 @@ from ..audio_vae import AudioVAE, find_sound_decoder, plan_checkpoint
 from ..backend.machine import Machine, Work
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
-from ..errors import CheckpointError, ItemsError, LatentsError, excerpt
+from ..errors import CheckpointError, ItemsError, LatentsError, excerpt, warn
 from ..latents import AudioLatentsFile, LatentsFile, open_audio_latents
 from ..models.base import SoundConfig
 from ..pipeline.audio_run import every_chunk
@@ -133,7 +132,7 @@ def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
     except LatentsError as error:
         if settings.is_wanted:
             raise
-        warnings.warn(f"{str(error).rstrip('.')}; the video has no sound.", stacklevel=2)
+        warn(f"{str(error).rstrip('.')}; the video has no sound.")
         return None
     path = given or source
     if file is None and settings.is_wanted:
@@ -144,7 +143,7 @@ def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
         raise CheckpointError(f"{path}: these audio latents need an audio VAE; name it with --audio-model.")
     if settings.checkpoint is None:
         text = f"has audio latents ({excerpt(file.tensor)}) too; --audio-model AUDIO decodes them into the video."
-        warnings.warn(f"{source}: {text}", stacklevel=2)
+        warn(f"{source}: {text}")
         return None
     if file.batch != clip.shape.batch:
         found, expected = format_count(file.batch, "video"), clip.shape.batch

@@ -1,6 +1,5 @@
 """Descriptions of latents of videos and of sound: what the file states, statistics, and what they decode to."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 
 from ..backend.mlx_utils import to_float
 from ..checkpoint import Checkpoint
-from ..errors import LatentsError, excerpt, printable
+from ..errors import LatentsError, excerpt, printable, warn
 from ..latents import AudioLatentsFile, LatentsFile, open_latents
 from ..latents.keyframes import KeyframesFile, describe_keyframes
 from ..latents.stored import MappedLatents, channel_moments, read_frames
@@ -72,7 +71,7 @@ def _found(find: Callable[[], FoundT | None]) -> FoundT | None:
     try:
         return find()
     except LatentsError as error:
-        warnings.warn(str(error), stacklevel=3)
+        warn(str(error))
         return None
 
 

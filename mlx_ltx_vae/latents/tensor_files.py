@@ -239,7 +239,10 @@ def _check_format(start: bytes, source: str) -> Format:
             f"{source}: is a pickle, which could run any code when read; save the latents as safetensors, in the "
             "program that made them."
         )
-    raise LatentsError(f"{source}: is neither safetensors nor .npy nor .npz; save the latents as one of them.")
+    raise LatentsError(
+        f"{source}: is neither safetensors nor .npy nor .npz; save the latents as one of them, or turn a video into "
+        "latents with encode."
+    )
 
 
 def _torch_error(source: str) -> LatentsError:

@@ -1,7 +1,6 @@
 """Executes a decode plan: latents in, final frames out."""
 
 import threading
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -16,7 +15,7 @@ import numpy as np
 from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
 from ..distributed import RowBands
-from ..errors import DecodeError, LatentsError, PlanError
+from ..errors import DecodeError, LatentsError, PlanError, warn
 from ..latents.keyframes import check_keyframes
 from ..models.base import Decoder
 from ..models.noise import NoiseShapes, draw
@@ -100,7 +99,7 @@ class DecodePipeline:
             return self
         check_keyframes(keyframes)
         if warning := self.decoder.keyframe_warning:
-            warnings.warn(warning, stacklevel=4)
+            warn(warning)
         if spec.variant is not None:
             kept = replace(keyframes, latents=cast(mx.array, as_latents(keyframes.latents)))
         return replace(self, options=replace(self.options, keyframes=None if spec.variant is None else kept))

@@ -2,7 +2,6 @@
 
 import re
 import tempfile
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import ReaderError, WriterError, option, quote
+from ..errors import ReaderError, WriterError, option, quote, warn
 from ..process import temporary_folder
 from .ffmpeg import FfmpegEncoder, input_arguments, read_output
 from .pictures import is_png, read_png_text
@@ -89,7 +88,7 @@ def read_metadata(path: Path) -> dict[str, str]:
             if key not in _OF_CONTAINERS and not (key.lower() == "encoder" and _OWN_ENCODER.match(value)):
                 entries[key] = value
     except _TooMuchText:
-        warnings.warn(f"{path}: has more than {MAX_TEXT >> 20} MB of text; not all of it is shown.", stacklevel=2)
+        warn(f"{path}: has more than {MAX_TEXT >> 20} MB of text; not all of it is shown.")
     return entries
 
 

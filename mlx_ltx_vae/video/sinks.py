@@ -1,15 +1,14 @@
 """The kinds of outputs in one table, by the endings of their names, and the choice of a sink from it."""
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from ..errors import WriterError, check_is_path, option
-from ..files import check_absent, check_name
+from ..errors import WriterError, check_is_path, option, warn
+from ..files import check_absent, check_name, explain_unwritable
 from ..shapes import Size
 from ..units import Rate, find_fps
 from .audio_codecs import warn_of_changes
@@ -239,7 +238,8 @@ def find_kind(name: str, options: SinkOptions = DEFAULT_OPTIONS) -> SinkKind:
         raise WriterError(f"{name}: {text}; use -o - > {name} for raw frames.")
     if not ending:
         raise WriterError(f"{name}: is no folder and has no ending; write {name}/ for PNG stills, or {name}.mp4.")
-    others = "a folder (ending in /) or %05d.png for stills, or - for raw frames"
+    others = "a folder (ending in /) or %05d.png for stills, "
+    others += option("or - for raw frames", "- for raw frames, or .wav for the sound alone")
     raise WriterError(f"{name}: its ending is not supported; use {', '.join(frame_endings())}, {others}.")
 
 
@@ -351,7 +351,7 @@ def check_output(
         folder = folder.parent
     is_special = os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target)  # a named pipe
     if not is_special and not os.access(folder, os.W_OK | os.X_OK):
-        raise WriterError(f"{name}: cannot be written (the folder {folder} is missing or read-only).")
+        raise WriterError(f"{name}: cannot be written (the folder {folder} {explain_unwritable(folder)}).")
 
 
 def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: Rate | None = None) -> SinkKind:
@@ -401,6 +401,6 @@ def add_metadata(path: str | os.PathLike, options: SinkOptions, entries: Mapping
     if options.fragmented and metadata_bytes(entries) > MAX_LIVE_METADATA:
         names = " and ".join(sorted(entries.keys() - options.metadata.keys()))
         long = f"{names} of the latents take more than {MAX_LIVE_METADATA:,} bytes"
-        warnings.warn(f"{os.fspath(path)}: {long}, and are left out of a live video.", stacklevel=2)
+        warn(f"{os.fspath(path)}: {long}, and are left out of a live video.")
         return options
     return replace(options, metadata=entries)

@@ -3,7 +3,6 @@
 import io
 import os
 import sys
-import warnings
 import wave
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import WriterError, option
+from ..errors import WriterError, option, warn
 from ..files import PartFile, writing_to
 from ..process import close_in_children
 from .ffmpeg_process import make_pipe
@@ -62,7 +61,7 @@ def warn_of_sound(name: str, changes: Sequence[str], lengths: str = "") -> None:
     if changes:
         texts.append(f"its sound is {', '.join(changes)}")
     if texts:
-        warnings.warn(f"{name}: {'; '.join(texts)}.", stacklevel=6)
+        warn(f"{name}: {'; '.join(texts)}.")
 
 
 def find_peak(samples: np.ndarray) -> float:
