@@ -217,8 +217,13 @@ def run_command(
 
 
 def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace, computes: bool) -> int:
-    from ..backend.device import compiler_search, explained_device_errors, is_cpu
+    from tqdm import tqdm
 
+    from ..backend.device import compiler_search, explained_device_errors, is_cpu
+    from ..pipeline.progress import Bar
+
+    if is_command():
+        tqdm.set_lock(Bar.get_lock())  # for the bars of downloads
     try:
         if computes and is_cpu():
             delay_signals(compiler_search())
@@ -316,10 +321,10 @@ def _escape_lines(text: object) -> str:
 
 def write_line(text: str, file: TextIO) -> None:
     """Print a line at once, `printable`, also into a file, and keep a progress bar intact."""
-    from tqdm import tqdm
+    from ..pipeline.progress import Bar  # only now, since a parser needs none of it
 
     try:
-        tqdm.write(printable(text), file=file)
+        Bar.write(printable(text), file=file)
         file.flush()
     except OSError as error:
         if file is sys.stderr:
