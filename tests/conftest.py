@@ -48,7 +48,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False  # pytest rewrites the modules of the tests, which takes each process seconds
 # As on macOS, where multiprocessing starts a second process of Python for what it shares: here and, by a sitecustomize,
 # in all processes that tests start.
-multiprocessing.set_start_method("spawn")
+multiprocessing.set_start_method("spawn", force=True)  # a worker of pytest-xdist has a sitecustomize too
 path = [f"{Path(__file__).parent}/spawn", os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
 # What a shell starts in the background ignores Ctrl-C and Ctrl-\, and some tests press them.
