@@ -21,8 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     begin(argv)
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
     if name in COMMANDS:
-        module = "bench.__main__" if name == "bench" else name
-        return import_module(f".{module}", __package__).main(arguments)
+        return import_module(f".{name}", __package__).main(arguments)
     from .commands.cli import (  # only now, since it takes long
         CommandParser,
         add_common_options,

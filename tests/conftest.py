@@ -60,7 +60,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup sets it: the c
 import mlx.core as mx  # noqa: E402
 
 if os.environ.get("EMULATE_METAL"):  # so that what macOS runners run can fail before
-    from benchmarks.metal_emulation import emulated
+    from metal_emulation import emulated
 
     emulation = emulated()
     emulation.__enter__()
