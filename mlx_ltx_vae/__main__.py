@@ -13,13 +13,10 @@ def main(argv: list[str] | None = None) -> int:
     if name == "help" and arguments:
         name, arguments = arguments[0], ["--help"]
     name = {"help": "--help", "version": "--version"}.get(name, name)
-    if name == "bench":
-        return import_command(f"{__package__}.bench.__main__:main")(arguments)
     if name in COMMANDS:
         return entry_point(name)(arguments)
-    from .bench.parsers import build_parser  # only now, as all below, since it takes long
-    from .commands.cli import CommandParser, add_common_options
-    from .commands.parsers import PARSERS, SHELLS
+    from .commands.cli import CommandParser, add_common_options  # only now, as all below, since it takes long
+    from .commands.parsers import SHELLS
     from .errors import suggest
 
     commands = "\n".join(f"  python -m mlx_ltx_vae.{each:8} {what}" for each, what in COMMANDS.items())
@@ -46,8 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         import_command(f"{__package__}.commands.{path}")
         for path in ("parsers:completion", "running:run_command", "running:print_report")
     )
-    parsers = {**PARSERS, "bench": build_parser}
-    return run_command(lambda _: print_report(completion(options.completion, COMMANDS, parsers)), options)
+    return run_command(lambda _: print_report(completion(options.completion, COMMANDS)), options)
 
 
 if __name__ == "__main__":

@@ -261,7 +261,7 @@ def test_an_address_of_the_hub_gets_a_suggestion(clip, tmp_path, capsys):
         assert message.startswith(f"error: {address.rstrip('/')}")
 
 
-@pytest.mark.parametrize("command", ["decode", "encode", "preview", "bench"])
+@pytest.mark.parametrize("command", ["decode", "encode", "preview"])
 def test_the_short_help_is_a_screen_and_points_to_the_whole(command):
     def lines(option):
         arguments = [sys.executable, "-m", f"mlx_ltx_vae.{command}", option]
@@ -270,8 +270,7 @@ def test_the_short_help_is_a_screen_and_points_to_the_whole(command):
     short, whole = lines("-h"), lines("--help")
     assert len(short) < 40 < len(whole)
     assert short[-1] == f'"python -m mlx_ltx_vae.{command} --help" shows all options.'
-    first = {"-m", "--num-frames"} if command == "bench" else {"-o", "-m", "--frames"}
-    assert first <= {word.strip(",") for line in short for word in line.split()[:1]}
+    assert {"-o", "-m", "--frames"} <= {word.strip(",") for line in short for word in line.split()[:1]}
 
 
 def test_quiet_prints_nothing(clip, tmp_path, capfd):

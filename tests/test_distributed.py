@@ -90,7 +90,7 @@ def launch(ranks, *arguments, timeout=300, change=None):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(HERE.parent)},
+        env=os.environ | {"PYTHONPATH": f"{HERE.parent}:{os.environ['PYTHONPATH']}"},
         cwd=HERE.parent,
     ) as launcher:
         os.write(launcher.stdin.fileno(), LAUNCHER_INPUT)

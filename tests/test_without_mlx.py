@@ -72,7 +72,7 @@ import sys
 from importlib import import_module
 from mlx_ltx_vae.commands import options
 options.STEP_OPTIONS = (options.StepOption("--ramp", "toy_step:make_ramp", "STRENGTH", "brighten frames"),)
-for name in (".decode", ".preview", ".encode", ".info", ".convert", ".bench.__main__", ".__main__"):
+for name in (".decode", ".preview", ".encode", ".info", ".convert", ".bench", ".__main__"):
     for option in ("--help", "--version"):
         try:
             import_module(name, "mlx_ltx_vae").main([option])

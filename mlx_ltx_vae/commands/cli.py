@@ -44,6 +44,7 @@ class CommandParser(argparse.ArgumentParser):
         options = {name: _as_called(value) for name, value in options.items()}
         options["formatter_class"] = partial(_HelpFormatter, width=min(shutil.get_terminal_size().columns, 80) - 2)
         super().__init__(allow_abbrev=False, add_help=False, **options)
+        self.suggest_on_error = False  # as Python 3.15 does; `error` has its own suggestions
         # Of what begins with a minus sign and is no option: a number, and a range such as `--frames -10:`.
         self._negative_number_matcher = re.compile(rf"-[0-9]*\.?[0-9]+$|{_RANGE}$")
         self._first = first

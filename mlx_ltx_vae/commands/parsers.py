@@ -7,6 +7,7 @@ from typing import get_args
 from ..backend.machine import DtypeName
 from ..errors import LTXVAEError
 from ..models.specs import NETWORKS
+from ..planning.options import ModeName, OrderName
 from ..startup import import_command
 from ..units import HDRInput
 from .cli import (
@@ -17,6 +18,7 @@ from .cli import (
     frame_range,
     frame_rate,
     frame_size,
+    positive,
     shorten,
     tile,
 )
@@ -201,6 +203,42 @@ def convert_parser() -> CommandParser:
     return parser
 
 
+def bench_parser() -> CommandParser:
+    """The command line of `bench`."""
+    parser = CommandParser(
+        prog="python -m mlx_ltx_vae.bench",
+        usage="%(prog)s [-m VAE | --generation NAME] [options]",
+        description="Measure time and peak memory of decodes and of an encode of noise, each in a process of its own. "
+        "Without -m the VAE has random weights, which take the same time and memory. Results from a Mac are welcome: "
+        "send the table that this prints.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.bench -m vae.safetensors",
+            "python -m mlx_ltx_vae.bench --size 768x512 --num-frames 121 --mode exact",
+            "python -m mlx_ltx_vae.bench --generation ltx-2.5-diffusion --order rows",
+        ),
+    )
+    vae = parser.add_mutually_exclusive_group()
+    vae.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id")
+    names = "random weights of a published VAE: ltx-2.3 (default), ltx-2.5, ltx-2.5-diffusion, taehv and others"
+    vae.add_argument("--generation", default="ltx-2.3", metavar="NAME", help=names)
+    channels = "channels of the last layers of random weights (default: as published)"
+    parser.add_argument("--base-width", type=positive, metavar="N", help=channels)
+    precision = "compute in this precision (default: the checkpoint's, or the published one)"
+    parser.add_argument("--dtype", choices=get_args(DtypeName), help=precision)
+    size = "of the video, multiples of 32 (default: 256x256)"
+    parser.add_argument("--size", type=frame_size, default=(256, 256), metavar="WxH", help=size)
+    length = "of the video, 1 + 8*k; may be given more than once (default: 57)"
+    parser.add_argument("--num-frames", type=positive, action="append", metavar="N", help=length)
+    modes = "a mode of decode, or encode; may be given more than once (default: exact, single and encode)"
+    parser.add_argument("--mode", action="append", choices=[*get_args(ModeName), "encode"], help=modes)
+    orders = "of the exact mode, as in decode; may be given more than once (default: auto)"
+    parser.add_argument("--order", action="append", choices=get_args(OrderName), help=orders)
+    parser.add_argument("--repeat", type=positive, default=3, metavar="N", help="runs of each (default: 3)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+    add_common_options(parser)
+    return parser
+
+
 #: The parser of each of `entry.COMMANDS`.
 PARSERS: dict[str, Callable[[], CommandParser]] = {
     "decode": decode_parser,
@@ -208,10 +246,11 @@ PARSERS: dict[str, Callable[[], CommandParser]] = {
     "encode": encode_parser,
     "info": info_parser,
     "convert": convert_parser,
+    "bench": bench_parser,
 }
 
 
-def completion(shell: str, commands: Mapping[str, str], parsers: Mapping[str, Callable[[], CommandParser]]) -> str:
+def completion(shell: str, commands: Mapping[str, str]) -> str:
     """The script for a shell, of commands with their descriptions. Raises `LTXVAEError` if shtab is missing.
 
     It is static: Tab starts no Python, which would take as long as an import of MLX.
@@ -232,7 +271,7 @@ def completion(shell: str, commands: Mapping[str, str], parsers: Mapping[str, Ca
     parser.add_argument("--completion", choices=SHELLS, help="print what the shell is to complete")
     subparsers = parser.add_subparsers()
     for name, description in commands.items():
-        added = subparsers.add_parser(name, parents=[parsers[name]()], add_help=False, help=description)
+        added = subparsers.add_parser(name, parents=[PARSERS[name]()], add_help=False, help=description)
         for action in added._actions:
             action.help = action.help and shorten(action.help)
             action.choices = action.choices or names.get(action.dest)

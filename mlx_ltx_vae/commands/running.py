@@ -25,7 +25,9 @@ from ..errors import (
     printable,
     speaking_of_options,
 )
+from ..pipeline.progress import Bar
 from ..process import delay_signals, ended_by_signals
+from ..startup import is_command
 from .cli import BROKEN_PIPE, describe_output_error, finish_output, leave_it_to_the_first_rank, rank_if_launched
 
 
@@ -48,6 +50,8 @@ def run_command(
 
 
 def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace, computes: bool) -> int:
+    if is_command():
+        tqdm.set_lock(Bar.get_lock())  # for the bars of downloads
     try:
         if computes and is_cpu():
             delay_signals(compiler_search())
@@ -112,7 +116,7 @@ def _escape_lines(text: object) -> str:
 def write_line(text: str, file: TextIO) -> None:
     """Print a line at once, `printable`, also into a file, and keep a progress bar intact."""
     try:
-        tqdm.write(printable(text), file=file)
+        Bar.write(printable(text), file=file)
         file.flush()
     except OSError as error:
         if file is sys.stderr:
