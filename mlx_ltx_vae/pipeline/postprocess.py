@@ -312,6 +312,10 @@ class OutputCheck:
     # Combines flags with those of processes that compute other parts of the frames, if there are any.
     combine: Callable[[mx.array], mx.array] | None = None
     _is_flat: FrameFlags = field(default_factory=FrameFlags, init=False)
+    _has_two_patches: bool = field(default=False, init=False)  # which could differ: of one patch nothing is known
+    _corner: tuple[int, mx.array] | None = field(
+        default=None, init=False
+    )  # of a piece: its first frame, and first patch
     _is_finite: mx.array = field(default_factory=lambda: mx.array(True), init=False)
 
     @property
@@ -323,26 +327,40 @@ class OutputCheck:
         return flags if self.combine is None else self.combine(flags)
 
     def update(self, frames: mx.array, start: int) -> None:
-        """Check a piece (B, n, h, w, 3) of the frames from `start` on. A long one is checked part by part at once."""
-        count = frames.shape[1]
+        """Check a piece (B, n, h, w, 3) of the frames from `start` on. A long one is checked part by part at once.
+
+        Pieces of the same frames have the same `start`, and whole patches.
+        """
+        count, is_same = frames.shape[1], mx.array(True)
+        if step := self.patch_size:
+            corner = mx.contiguous(frames[:, :, :step, :step])
+            if self._corner is not None and self._corner[0] == start:
+                is_same = (corner == self._corner[1]).all(axis=(2, 3, 4)).any(axis=0)
+                self._has_two_patches = True
+            else:
+                self._corner = start, corner
+            self._has_two_patches |= max(frames.shape[2:4]) > step
+        is_same = mx.broadcast_to(is_same, (count,))
         for first in range(0, count, FRAMES_PER_CONVERSION):
-            self._update(frames[:, first : first + FRAMES_PER_CONVERSION], start + first)
+            part = slice(first, first + FRAMES_PER_CONVERSION)
+            self._update(frames[:, part], start + first, is_same[part])
             if count > _SHORT_PIECE:
                 mx.eval(self._is_finite)
 
-    def _update(self, frames: mx.array, start: int) -> None:
+    def _update(self, frames: mx.array, start: int, is_same: mx.array) -> None:
         if step := self.patch_size:
-            others = (2, 3, 4)
+            others, top = (2, 3, 4), frames[:, :, :step]
             down = (frames[:, :, step:] == frames[:, :, :-step]).all(axis=others)
-            across = (frames[:, :, :, step:] == frames[:, :, :, :-step]).all(axis=others)
-            is_visible = (mx.abs(frames[:, :, :step, :step]) < _NEARLY_BLACK).any(axis=others)
-            self._is_flat.update(start, (down & across & is_visible).any(axis=0))
-        self._is_finite = self._is_finite & mx.isfinite(frames).all()
+            # If all rows repeat downwards, the first ones decide.
+            across = (top[:, :, :, step:] == top[:, :, :, :-step]).all(axis=others)
+            is_visible = (mx.abs(top[:, :, :, :step]) < _NEARLY_BLACK).any(axis=others)
+            self._is_flat.update(start, (down & across & is_visible).any(axis=0) & is_same)
+        self._is_finite = self._is_finite & _are_finite(frames)
         mx.async_eval(self._is_finite)
 
     def close(self) -> None:
         """Wait for all checks. Raises a `DecodeError` if one has failed."""
-        of_frames = [self._is_flat.all(), self.may_be_flat()] if self.patch_size else []
+        of_frames = [self._is_flat.all() & self._has_two_patches, self.may_be_flat()] if self.patch_size else []
         flags = mx.concatenate([self._is_finite[None], *of_frames])
         is_finite, *flat_flags = to_list(self._combined(flags))
         if not is_finite:
@@ -353,6 +371,11 @@ class OutputCheck:
             where = f"{len(flat)} of the frames {flat[0]} to {flat[-1]} of {count}"
             found = _FLAT if len(flat) == count else f"{where} are one flat patch, and their latents are not constant"
             raise DecodeError(f"{found}: {self.find_cause() or _SILENT_FAILURE}")
+
+
+@mx.compile
+def _are_finite(frames: mx.array) -> mx.array:
+    return mx.isfinite(frames).all()
 
 
 def find_cause(network: Network, name: str, largest: float | None = None) -> str | None:
