@@ -36,6 +36,7 @@ class DecodeReport:
     sample_rate: int | None  # of sound that was decoded with it
     seconds: float  # from the first latents to the finished file
     first_frame_seconds: float
+    one_color: bool  # whether every frame is of one color
     peak_memory_bytes: int  # `mx.get_peak_memory()`, so since MLX's count was last reset
     plan: DecodePlan | None  # what was run; None for latents that arrived without one
 
@@ -100,7 +101,7 @@ class FileDecode:
         if batch > 1:
             raise LatentsError(f"{self.path}: is one video, and these latents are {batch}; write each.")
         shown = show_progress(chunks, progress, self.video.get("num_frames"), name=os.fspath(self.path))
-        num_frames, first_frame = write_files(shown, self.files, self.start, fps=self.fps, **self.video)
+        num_frames, first_frame, is_plain = write_files(shown, self.files, self.start, fps=self.fps, **self.video)
         width, height = self.video["size"]
         return DecodeReport(
             output=os.fspath(self.path),
@@ -111,6 +112,7 @@ class FileDecode:
             sample_rate=getattr(self.output.audio, "sample_rate", None),
             seconds=time.perf_counter() - self.start,
             first_frame_seconds=first_frame,
+            one_color=is_plain,
             peak_memory_bytes=mx.get_peak_memory(),
             plan=plan,
         )
@@ -118,21 +120,23 @@ class FileDecode:
 
 def write_files(
     chunks: Iterable[FrameChunk], files: Mapping[str, SinkOptions], start: float, **video: Any
-) -> tuple[int, float]:
-    """Write chunks to files. Returns the number of frames, and the seconds from `start` to the first of them.
+) -> tuple[int, float, bool]:
+    """Write chunks to files.
 
+    Returns the number of frames, the seconds from `start` to the first of them, and whether each is one color.
     `video` are further arguments of `open_sink`. Without files, as on all ranks but the first, nothing is written.
     """
-    num_frames, first_frame = 0, 0.0
+    num_frames, first_frame, is_plain = 0, 0.0, True
     with ExitStack() as stack:  # which closes a contact sheet after its video, and so only beside a whole one
         sinks = {}
         for file, options in files.items():
             sinks[stack.enter_context(open_sink(file, options=options, **video))] = options.frames
         for chunk in chunks:
             write_chunk(chunk, sinks)
+            is_plain = is_plain and chunk.is_plain()
             first_frame = first_frame or time.perf_counter() - start
             num_frames += chunk.frames.shape[1]
-    return num_frames, first_frame
+    return num_frames, first_frame, is_plain
 
 
 def open_file_decode(

@@ -15,7 +15,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..backend.device import explained_device_errors
-from ..backend.mlx_utils import count_nonfinite, dtype_name, named_parameters, to_bool, to_list
+from ..backend.mlx_utils import count_nonfinite, dtype_name, named_parameters, to_bool, to_float, to_list
 from ..errors import DecodeError, LatentsError, PlanError
 from ..files import writing_to
 from ..models.base import Network
@@ -98,6 +98,8 @@ _MAX_PARTS = 64  # of flags, so that a long clip does not hold many small arrays
 _SHORT_PIECE = 2 * FRAMES_PER_CONVERSION
 _NEARLY_BLACK = 0.95  # of 1: a flat frame of larger magnitude is black or white
 _PLAUSIBLE = 1e3  # normalized latents of a model stay below a tenth of this
+
+_PLAIN_SPREAD = 2.01 / 255  # of the distance from black to white
 
 _PEAKS = {mx.uint8: 255, mx.uint16: 65535}  # of levels
 
@@ -194,6 +196,14 @@ class FrameChunk:
         array = np.asarray(frames[0] if frames.shape[0] == 1 else frames)
         self.check()
         return array
+
+    def is_plain(self) -> bool:
+        """Whether every frame is one color, within two of 255 levels."""
+        peak = _PEAKS.get(self.frames.dtype)
+        low, high = (-1, 1) if peak is None else (0, peak)
+        limits = self.frames.max(axis=(2, 3)), self.frames.min(axis=(2, 3))
+        most, least = (mx.clip(limit.astype(mx.float32), low, high) for limit in limits)
+        return to_float((most - least).max()) <= _PLAIN_SPREAD * (high - low)
 
     def save(self, path: str | os.PathLike, index: int = 0) -> None:
         """Write one frame of a single video as a picture, in the format of the ending: .png, .jpg, ...
