@@ -13,7 +13,6 @@ import stat
 import sys
 import tempfile
 import unicodedata
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import IO, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from .errors import LTXVAEError, WriterError, excerpt, option
+from .errors import LTXVAEError, WriterError, excerpt, option, warn
 from .process import Cleanup, remove_file, remove_folder, uninterrupted
 from .units import format_bytes
 
@@ -409,7 +408,7 @@ def take_name(part: Path, target: Path, *, overwrite: bool) -> Path:
 
 def warn_of_name(name: str | os.PathLike, other: str | os.PathLike) -> None:
     """Say that an output has the name that `take_name` has given it in place of its own."""
-    warnings.warn(f"{os.fspath(name)}: the name was taken meanwhile, so the output is {other}.", stacklevel=2)
+    warn(f"{os.fspath(name)}: the name was taken meanwhile, so the output is {other}.")
 
 
 def _move(part: Path, target: Path, replaces: bool, is_folder: bool) -> Path:

@@ -215,18 +215,6 @@ def test_audio_is_read_before_the_weights_are(clip, tmp_path, capsys, monkeypatc
     assert "clip.safetensors: contains no audio" in text
 
 
-def test_of_two_decodes_into_one_folder_one_succeeds(clip, tmp_path):
-    latents, checkpoint, frames = clip
-    out = tmp_path / "stills"
-    out.mkdir()
-    command = [sys.executable, "-m", "mlx_ltx_vae.decode", latents, "-m", checkpoint, "-o", out, "-q"]
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    errors = [process.communicate()[1].splitlines() for process in processes]
-    assert sorted(process.returncode for process in processes) == [0, 1]
-    assert sorted(map(len, errors)) == [0, 1]
-    assert sorted(path.name for path in out.iterdir()) == [f"{index:05d}.png" for index in range(len(frames))]
-
-
 @pytest.mark.parametrize(
     ("options", "suggestion"),
     [

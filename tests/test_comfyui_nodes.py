@@ -88,6 +88,13 @@ def test_frames_are_images_and_their_memory_is_said_before(comfy, execute, vae):
     assert re.fullmatch(r"17 frames of 96x64 within [\d.]+ [MG]B, and 1\.3 MB for the images", text)
 
 
+def test_nodes_warn_once_of_latents_that_no_model_makes(comfy, execute):
+    for node in ("LTXDecodeFramesMLX", "LTXDecodeToVideoMLX"):
+        with pytest.warns(UserWarning, match="^latents: most channels have a standard deviation far from 1") as found:
+            execute(node, latent=latent(comfy, 0 * LATENTS))
+        assert len(found) == 1
+
+
 def test_images_and_videos_become_latents(comfy, execute, vae):
     images = np.random.default_rng(1).random((17, 64, 96, 4)).astype(np.float32)  # with alpha
     expected = np.array(vae.encode((images[..., :3] * 2 - 1).transpose(3, 0, 1, 2)[None]))

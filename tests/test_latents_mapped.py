@@ -18,8 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.latents import looks_normalized_twice, looks_unnormalized, open_latents, tensor_files
+from mlx_ltx_vae.latents import open_latents, tensor_files
 from mlx_ltx_vae.latents import stored as stored_arrays
+from mlx_ltx_vae.latents.statistics import find_notice, frame_moments, join_moments
+from mlx_ltx_vae.pipeline.latent_sources import sample_moments
 from test_latents_layouts import STORED_AS
 
 CHANNELS = 7
@@ -132,7 +134,8 @@ def test_values_that_are_not_finite_are_found_in_the_slice_that_has_them(tmp_pat
 _HOLD = """
 import resource, sys
 import mlx.core as mx
-from mlx_ltx_vae.latents import looks_unnormalized, open_latents
+from mlx_ltx_vae.latents import open_latents
+from mlx_ltx_vae.pipeline.latent_sources import sample_moments
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -146,7 +149,7 @@ for frame in range(0, 64, 4):
     latents[:, :, frame : frame + 1]
 for row in range(0, 256, 16):
     latents[:, :, :, row : row + 1]
-looks_unnormalized(latents, mx.zeros(64), mx.ones(64))
+sample_moments(latents)
 print(opened - before, peak() - before)
 """
 
@@ -230,15 +233,24 @@ def test_uint16_that_are_bfloat16_are_known_by_a_sample_of_the_clip(tmp_path: Pa
         pictures[:, :, :1]
 
 
+def notice(clip, statistics):
+    was_unnormalized = getattr(clip, "was_unnormalized", False)
+    return find_notice(*join_moments(sample_moments(clip)), 42, statistics, was_unnormalized=was_unnormalized)
+
+
 @pytest.mark.parametrize("frames", [1, 5, 40])
 def test_unnormalized_latents_are_noticed_in_a_file_as_in_an_array(tmp_path: Path, frames: int) -> None:
     mean, std = mx.linspace(-0.8, 0.9, CHANNELS), mx.linspace(0.3, 3.0, CHANNELS)
     latents = mx.array(make_latents((2, CHANNELS, frames, 6, 7)))
     for values, expected in [(latents, False), (latents * std.reshape(-1, 1, 1, 1) + mean.reshape(-1, 1, 1, 1), True)]:
         file = open_latents(write(tmp_path / "clip.safetensors", values))
-        assert looks_unnormalized(file.map(), mean, std) is looks_unnormalized(values, mean, std) is expected
-        normalized = file.map(statistics=(mean, std), unnormalized=True)
-        assert looks_normalized_twice(normalized, mean, std) is not expected
+        said, remedy = "the channels have the statistics of", "if the picture is wrong,"
+        for clip in (file.map(), values, np.array(values)):
+            found = f"{said} unnormalized latents; {remedy} add unnormalized=True."
+            assert notice(clip, (mean, std)) == (found if expected else None)
+        twice = file.map(statistics=(mean, std), unnormalized=True)
+        found = f"{said} normalized latents; {remedy} leave out unnormalized=True."
+        assert notice(twice, (mean, std)) == notice(twice.item(0), (mean, std)) == (None if expected else found)
 
 
 def test_at_most_eight_frames_spread_over_the_clip_are_looked_at(tmp_path: Path) -> None:
@@ -251,7 +263,8 @@ def test_at_most_eight_frames_spread_over_the_clip_are_looked_at(tmp_path: Path)
 
 def test_moments_of_frames_are_those_of_all_values() -> None:
     latents = make_latents((2, CHANNELS, 9, 3, 4)) * 3 + 100 + np.arange(9).reshape(-1, 1, 1)
-    means, stds = stored_arrays.channel_moments(stored_arrays.read_frames(mx.array(latents), range(9)))
+    frames = stored_arrays.read_frames(mx.array(latents), range(9))
+    means, stds = join_moments([frame_moments(frame) for frame in frames])
     assert means == pytest.approx(latents.mean(axis=(0, 2, 3, 4), dtype=np.float64), rel=1e-6)
     assert stds == pytest.approx(latents.std(axis=(0, 2, 3, 4), dtype=np.float64), rel=1e-5)
 

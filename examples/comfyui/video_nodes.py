@@ -72,7 +72,8 @@ class Clip:
 
 def describe(plan: DecodePlan | EncodePlan) -> str:
     width, height = plan.frame_size
-    return f"{plan.num_frames} frames of {width}x{height} within {format_bytes(plan.peak_bytes)}"
+    tiles = f", tiled (blended in {' and '.join(plan.blended)})" if plan.blended else ""
+    return f"{plan.num_frames} frames of {width}x{height} within {format_bytes(plan.peak_bytes)}{tiles}"
 
 
 class VideoNode(FileNode):

@@ -105,7 +105,7 @@ def compiler_search() -> Callable[[], object]:
 
 def this_machine(dtype: mx.Dtype, own: int = 0, *, keeps_dtype: bool = False) -> Machine:
     """The default device, for a network of this dtype. `own`: bytes already in use that a plan counts itself."""
-    return Machine(backend(), dtype.size, available_memory(own), keeps_dtype, largest_buffer())
+    return Machine(backend(), dtype.size, available_memory(own), keeps_dtype, largest_buffer(), total_memory())
 
 
 def largest_buffer() -> int | None:
@@ -118,10 +118,15 @@ def available_memory(own: int = 0) -> int:
     free = None if is_cpu() else _device_info("free_memory")
     if free is not None:  # CUDA: excludes this process's arrays and buffer cache
         return free + mx.get_cache_memory() + own
-    total = None if is_cpu() else _device_info("max_recommended_working_set_size") or _device_info("total_memory")
-    if total is not None:
-        return max(0, total - max(0, mx.get_active_memory() - own))
+    if not is_cpu():
+        return max(0, total_memory() - max(0, mx.get_active_memory() - own))
     return _free_host_memory() + own
+
+
+def total_memory() -> int:
+    """Bytes of memory that the device has: on Metal, those that it recommends to use."""
+    total = None if is_cpu() else _device_info("max_recommended_working_set_size") or _device_info("total_memory")
+    return total or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def is_memory_short() -> bool:

@@ -16,9 +16,9 @@ from typing import Any
 from .. import demo
 from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import ItemsError, LatentsError, PlanError, warn
+from ..errors import ItemsError, LatentsError, PlanError
 from ..files import is_pipe, numbered_names
-from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
+from ..latents import open_latents
 from ..latents.keyframes import Keyframes, describe_keyframes
 from ..latents.stored import MappedLatents
 from ..models.noise import check_takes_seed
@@ -39,7 +39,7 @@ from ..video.sinks import files_of_all, name_others
 from ..video.sound import check_sound_length
 from .cli import CommandParser
 from .items import Item, all_exist, are_many, find_pattern, has_table, name_outputs
-from .job import Job, LazyVAE, Task, check_keyframes_option, find_keyframes, run_job
+from .job import Job, LazyVAE, Task, check_keyframes_option, describe_blending, find_keyframes, run_job
 from .options import choose_frames, chosen_steps, pick, take
 from .published_plan import PublishedSettings, find_published, print_published_plan, with_preset
 from .running import run_command, write_line
@@ -285,7 +285,6 @@ class DecodeTask(Task):
     def run(self, bar: FrameBar) -> None:
         ranks = self._vae.ranks
         latents = self._file.map(statistics=self._vae.statistics, unnormalized=self._settings.unnormalized)
-        self._check_statistics(latents)
         self._vae.load()  # before the clock starts
         bar.enter("decoding")
         if self._work is Work.BATCH:
@@ -294,8 +293,8 @@ class DecodeTask(Task):
             done = [each for each in ranks.gather(own) if each[0]]  # there may be more ranks than videos
         else:
             done = [self._decode(latents, bar)]
-        counts, times, first_times, sent_bytes, moved = zip(*done, strict=True)
-        for names in moved:
+        counts, times, first_times, sent_bytes, plain, renamed = zip(*done, strict=True)
+        for names in renamed:
             self._item.rename(names)
         frames, seconds, first, fps = sum(counts), max(times), min(first_times), float(self._fps)
         rate = None if self._sound is None else self._sound.sample_rate
@@ -306,8 +305,9 @@ class DecodeTask(Task):
             sum(sent_bytes),
             f"{videos}{format_count(length, 'frame')} of {format_size(*self.plan.frame_size)}, "
             f"{format_seconds(length / fps)} at {fps:.6g} fps, {f'sound at {rate} Hz, ' if rate else ''}"
-            f"{f'{describe_keyframes(seen)}, ' if seen else ''}"
-            f"in {format_seconds(seconds)} (first frame after {format_seconds(first)})",
+            f"{f'{describe_keyframes(seen)}, ' if seen else ''}{describe_blending(self.plan)}"
+            f"in {format_seconds(seconds)} (first frame after {format_seconds(first)})"
+            f"{'; every frame is one color' if all(plain) else ''}",
             frames=frames,
             width=self.plan.width,
             height=self.plan.height,
@@ -316,12 +316,17 @@ class DecodeTask(Task):
             keyframes=list(seen),
             seconds=seconds,
             first_frame_seconds=first,
+            one_color=all(plain),
         )
 
-    def _decode(self, latents: MappedLatents, bar: FrameBar) -> tuple[int, float, float, int, dict[str, str]]:
-        """Decode this rank's videos: the frames, the seconds, those to the first, the bytes sent, and changed names."""
-        frames, seconds, first, sent = 0, 0.0, 0.0, 0
-        moved: dict[str, str] = {}
+    def _decode(self, latents: MappedLatents, bar: FrameBar) -> tuple[int, float, float, int, bool, dict[str, str]]:
+        """Decode this rank's videos.
+
+        Returns the frames, the seconds, those to the first frame, the bytes sent, whether each frame is one color, and
+        changed names.
+        """
+        frames, seconds, first, sent, is_one_color = 0, 0.0, 0.0, 0, True
+        new_names: dict[str, str] = {}
         options, keyframes = dict(self._settings.stream), self._read_keyframes()
         group = self._vae.ranks.group if self._work is Work.ROWS else None
 
@@ -335,12 +340,13 @@ class DecodeTask(Task):
             stream = self._vae.load().stream(latents.item(index), self.plan, group=group, **options)
             files = self._files[index] if self._writes else {}
             with_sound = {file: self._with_sound(each, index) for file, each in files.items()}
-            count, until_first, names = write_files(map(shown, stream), with_sound, start, **self._video)
-            moved |= names
-            frames, first = frames + count, first or until_first
+            written = write_files(map(shown, stream), with_sound, start, **self._video)
+            frames, first = frames + written.frames, first or written.first_frame_seconds
+            is_one_color = is_one_color and written.is_one_color
+            new_names |= written.new_names
             seconds += time.perf_counter() - start
             sent += stream.sent_bytes
-        return frames, seconds, first, sent, moved
+        return frames, seconds, first, sent, is_one_color, new_names
 
     def _read_keyframes(self) -> Keyframes | None:
         """Those of all videos."""
@@ -389,20 +395,6 @@ class DecodeTask(Task):
             for file in files:
                 files[file] = options = add_metadata(file, files[file], self._file.info.workflow)
                 check_output(file, options=options, makes_folders=job.is_many, **self._video)
-
-    def _check_statistics(self, latents: MappedLatents) -> None:
-        """Warn if the channels look otherwise normalized than said."""
-        statistics = self._vae.statistics
-        if statistics is None:
-            return
-        if self._settings.unnormalized and looks_normalized_twice(latents, *statistics):
-            looks, remedy = "normalized", "leave out --unnormalized"
-        elif looks_unnormalized(latents, *statistics):
-            looks, remedy = "unnormalized", "add --unnormalized"
-        else:
-            return
-        text = f"the channels have the statistics of {looks} latents; if the picture is wrong, {remedy}."
-        warn(f"{self._file.info.source}: {text}")
 
     def _make_plan(self) -> DecodePlan:
         """The plan of one video. Files of one shape share it."""

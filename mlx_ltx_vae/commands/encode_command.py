@@ -40,7 +40,7 @@ from ..video.sound_files import SoundReader, find_shift
 from ..video.source import source_files
 from .cli import CommandParser, format_range
 from .items import Item, find_pattern, has_table
-from .job import Job, LazyVAE, Task, run_job
+from .job import Job, LazyVAE, Task, describe_blending, run_job
 from .options import pick, take
 from .running import run_command
 
@@ -199,7 +199,8 @@ class EncodeTask(Task):
             stream.sent_bytes,
             f"{format_count(shape.frames, 'latent frame')}{sound} from "
             f"{format_count(num_frames, 'frame')} of {format_size(*video.size)}"
-            f"{_describe_change(video.source_fps, video.fps)}, in {format_seconds(seconds)}",
+            f"{_describe_change(video.source_fps, video.fps)}, {describe_blending(self.plan)}"
+            f"in {format_seconds(seconds)}",
             frames=num_frames,
             width=self.plan.width,
             height=self.plan.height,

@@ -179,6 +179,11 @@ def describe_networks(networks: Mapping[str, Mapping[str, str]]) -> str:
     return printable(", ".join(map(describe, networks.values())))
 
 
+def describe_blending(plan: Plan) -> str:
+    """What the last line of a run says of a plan with tiles; nothing of exact ones."""
+    return f"tiled (blended in {' and '.join(plan.blended)}), " if plan.blended else ""
+
+
 def _first_last(names: Sequence[str]) -> str:
     return printable(" to ".join(dict.fromkeys([names[0], names[-1]])))
 

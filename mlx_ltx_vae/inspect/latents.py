@@ -1,6 +1,7 @@
 """Descriptions of latents of videos and of sound: what the file states, statistics, and what they decode to."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import TypeVar, cast
@@ -13,7 +14,8 @@ from ..checkpoint import Checkpoint
 from ..errors import LatentsError, excerpt, printable, warn
 from ..latents import AudioLatentsFile, LatentsFile, open_latents
 from ..latents.keyframes import KeyframesFile, describe_keyframes
-from ..latents.stored import MappedLatents, channel_moments, read_frames
+from ..latents.statistics import are_unusual, count_unusual, frame_moments, join_moments
+from ..latents.stored import MappedLatents, read_frames
 from ..models.base import SoundConfig
 from ..shapes import DEFAULT_SCALE, Grid, format_size
 from ..units import DEFAULT_FPS, format_count
@@ -22,8 +24,6 @@ from .report import Report
 
 FoundT = TypeVar("FoundT")
 
-# Normalized latents have a standard deviation near 1 in every channel; in a plain or still clip some are smaller.
-_MIN_USUAL_STD, _MAX_USUAL_STD = 1 / 3, 3.0
 _NORMALIZED = {
     True: "normalized, as the file states",
     False: "unnormalized, as the file states",
@@ -56,7 +56,7 @@ def inspect_latents(
     how = _NORMALIZED[file.normalized]
     if file.normalized is False and vae is not None:
         how = f"unnormalized in the file; normalized with {printable(vae.name)}:"
-    _add_statistics(report, file, how, _statistics(file.map(statistics=statistics)))
+    _add_statistics(report, file, how, file.map(statistics=statistics))
     seconds = _add_video(report, file, vae)
     keyframes = _found(file.find_keyframes)
     report.include("keyframes", None if keyframes is None else inspect_keyframes(keyframes, is_alone=False))
@@ -97,9 +97,10 @@ def _add_file(report: Report, file: LatentsFile) -> None:
     )
 
 
-def _add_statistics(report: Report, file: LatentsFile, normalized: str, values: dict[str, float]) -> None:
+def _add_statistics(report: Report, file: LatentsFile, normalized: str, latents: MappedLatents) -> None:
+    values, is_unusual = _statistics(latents)
     unusual, channels = values["channels_far_from_1"], file.shape.channels
-    hint = ": perhaps not normalized, or a plain, still clip" if 2 * unusual > channels else ""
+    hint = ": perhaps not normalized, or a plain, still clip" if is_unusual else ""
     report.add("values", normalized, _describe(values), statistics=values)
     report.add(
         "channel",
@@ -145,18 +146,18 @@ def _describe(values: dict[str, float]) -> str:
     )
 
 
-def _statistics(latents: MappedLatents) -> dict[str, float]:
-    """Statistics of all values, and the extremes of those of single channels. One latent frame is read at a time."""
-    lows, highs = [], []
+def _statistics(latents: MappedLatents) -> tuple[dict[str, float], bool]:
+    """Statistics of all values, and the extremes of those of single channels; and whether these are unusual.
 
-    def frames() -> Iterator[mx.array]:
-        for values in read_frames(latents, range(latents.shape.frames)):
-            lows.append(to_float(values.min()))
-            highs.append(to_float(values.max()))
-            yield values
-
-    means, stds = channel_moments(frames())
-    return {
+    One latent frame is read at a time.
+    """
+    lows, highs, moments = [], [], []
+    for values in read_frames(latents, range(latents.shape.frames)):
+        lows.append(to_float(values.min()))
+        highs.append(to_float(values.max()))
+        moments.append(frame_moments(values))
+    means, stds = join_moments(moments)
+    statistics = {
         "mean": float(means.mean()),
         "std": float(np.sqrt((stds**2).mean() + means.var())),
         "min": min(lows),
@@ -165,8 +166,9 @@ def _statistics(latents: MappedLatents) -> dict[str, float]:
         "highest_channel_mean": float(means.max()),
         "lowest_channel_std": float(stds.min()),
         "highest_channel_std": float(stds.max()),
-        "channels_far_from_1": int(((stds < _MIN_USUAL_STD) | (stds > _MAX_USUAL_STD)).sum()),
+        "channels_far_from_1": count_unusual(stds),
     }
+    return statistics, are_unusual(stds, math.prod(latents.shape) // latents.shape.channels)
 
 
 def inspect_keyframes(file: KeyframesFile, *, is_alone: bool) -> Report:

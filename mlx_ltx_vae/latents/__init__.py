@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import mlx.core as mx
-import numpy as np
 
 from ..errors import LatentsError, excerpt, option, quote
 from ..shapes import Grid, LatentShape, ScaleFactors
@@ -28,13 +27,10 @@ from .stored import (
     GivenStatistics,
     MappedLatents,
     StoredArray,
-    channel_moments,
     check_finite,
     check_plausible,
     check_readable,
     choose_statistics,
-    read_frames,
-    sampled_frames,
 )
 from .tensor_files import open_tensor_file, source_name
 from .writer import LatentsWriter as LatentsWriter
@@ -45,8 +41,6 @@ from .writer import save_latents as save_latents
 KNOWN_NAMES = ("latents", "latent", "samples", "latent_tensor", "stage_2_video_latent", "final_video_latent")
 _STAGE_2, _FINAL = KNOWN_NAMES[-2:]
 _WORKFLOW_KEYS = ("prompt", "workflow")
-
-_LEAST_STD, _MUCH_NEARER = 1e-3, 0.5  # of `looks_unnormalized`
 
 
 @dataclass(frozen=True)
@@ -105,7 +99,7 @@ class LatentsFile:
         """The latents that `read` returns, left in the file: each slice is read, checked and normalized on its own."""
         channels = self.shape.channels
         found = choose_statistics(self.info.source, self.normalized, channels, statistics, unnormalized)
-        return MappedLatents(self._stored, found)
+        return MappedLatents(self._stored, found, was_unnormalized=unnormalized is True)
 
     def digest(self) -> str:
         """A hash of the values as they are stored. A `LatentsError` as those of `read`."""
@@ -166,24 +160,6 @@ def load_latents(
     """
     file = open_latents(path, latent_channels=latent_channels, tensor=tensor, grid=grid, scale=scale)
     return file.read(statistics=statistics, unnormalized=unnormalized), file.info
-
-
-def looks_unnormalized(latents: mx.array | MappedLatents, mean: mx.array, std: mx.array) -> bool:
-    """Whether the channels of latents (B, C, F', H', W') have the VAE's statistics (C,) rather than 0 and 1."""
-    vae_mean, vae_std = (np.array(array.astype(mx.float32)) for array in (mean, std))
-    means, spreads = channel_moments(read_frames(latents, sampled_frames(latents.shape[2])))
-    spreads = np.maximum(spreads, _LEAST_STD)
-
-    def distance(center: np.ndarray, scale: np.ndarray) -> float:
-        return float((np.abs(means - center) / scale + np.abs(np.log(spreads / scale))).mean())
-
-    standard = distance(np.zeros_like(vae_mean), np.ones_like(vae_std))
-    return distance(vae_mean, vae_std) < _MUCH_NEARER * standard
-
-
-def looks_normalized_twice(latents: mx.array | MappedLatents, mean: mx.array, std: mx.array) -> bool:
-    """Whether the channels of latents that have been normalized had the statistics 0 and 1 before it."""
-    return looks_unnormalized(latents, -mean / std, 1 / std)  # what normalization makes of the statistics 0 and 1
 
 
 def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import IO
+from typing import IO, Any
 
 import mlx.core as mx
 import numpy as np
 
 from ..backend.device import check_process
-from ..backend.mlx_utils import count_nonfinite, to_float, to_int
+from ..backend.mlx_utils import count_nonfinite, to_float, to_int, to_mlx
 from ..errors import LatentsError, excerpt, option
 from ..files import file_state
 from ..shapes import LatentShape
@@ -163,12 +163,20 @@ class MappedLatents:
     """Latents (B, C, F', H', W') in an open file. Indexing reads, checks and normalizes a slice, in any thread.
 
     Stored uint16 are the bits of bfloat16. `statistics` normalize them: mean and std (C,), evaluated. `source` is their
-    name in errors, by default that of the file.
+    name in errors, by default that of the file. `was_unnormalized` is whether the caller said that they need it.
     """
 
     ndim = 5
 
-    def __init__(self, stored: StoredArray, statistics: MeanAndStd | None, source: str | None = None) -> None:
+    def __init__(
+        self,
+        stored: StoredArray,
+        statistics: MeanAndStd | None,
+        source: str | None = None,
+        *,
+        was_unnormalized: bool = False,
+    ) -> None:
+        self.was_unnormalized = was_unnormalized
         self.source = source or stored.file.source
         self.shape = LatentShape(*stored.shape)
         self.dtype = stored.mlx_dtype if statistics is None else mx.float32  # of the slices
@@ -195,7 +203,8 @@ class MappedLatents:
         return latents
 
     def item(self, index: int) -> "MappedLatents":
-        return MappedLatents(self._stored[(slice(index, index + 1),)], self._statistics, self.source)
+        part = self._stored[(slice(index, index + 1),)]
+        return MappedLatents(part, self._statistics, self.source, was_unnormalized=self.was_unnormalized)
 
     def digest(self) -> str:
         """A hash of the values."""
@@ -255,22 +264,10 @@ def sampled_frames(num_frames: int) -> list[int]:
     return [(2 * i + 1) * num_frames // (2 * count) for i in range(count)]
 
 
-def read_frames(latents: mx.array | MappedLatents, frames: Iterable[int]) -> Iterator[mx.array]:
-    """Yield some latent frames of (B, C, F', H', W'), float32 (B, C, 1, H', W')."""
+def read_frames(latents: Any, frames: Iterable[int]) -> Iterator[mx.array]:
+    """Yield some latent frames of an array or `MappedLatents` (B, C, F', H', W'), float32 (B, C, 1, H', W')."""
     for frame in frames:
-        yield latents[(slice(None), slice(None), slice(frame, frame + 1))].astype(mx.float32)
-
-
-def channel_moments(frames: Iterable[mx.array]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation (C,), float64, of all latent frames (B, C, 1, H', W') together."""
-    means, variances = [], []
-    for values in frames:
-        # In float64, in which no square of a float32 is infinite. Channel by channel, since it takes twice the memory.
-        channels = (channel.astype(np.float64) for channel in np.moveaxis(np.array(values), 1, 0))
-        moments = np.array([(channel.mean(), channel.var()) for channel in channels])
-        means.append(moments[:, 0])
-        variances.append(moments[:, 1])
-    return np.mean(means, axis=0), np.sqrt(np.mean(variances, axis=0) + np.var(means, axis=0))
+        yield to_mlx(latents[(slice(None), slice(None), slice(frame, frame + 1))], "latents").astype(mx.float32)
 
 
 def check_readable(stored: StoredArray, name: str, source: str) -> None:

@@ -3,7 +3,6 @@
 import io
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from PIL import Image, ImageDraw, ImageFont
 
-from ..errors import WriterError, option
+from ..errors import WriterError, option, warn
 from ..files import (
     PartFile,
     check_name,
@@ -99,7 +98,7 @@ class StillsWriter(Sink):
         sync_folder(folder)
         if rest := sorted(set(others) - {still.name for still in stills}):
             found = f"{rest[0]} stays" if len(rest) == 1 else f"{rest[0]} to {rest[-1]} ({len(rest)} stills) stay"
-            warnings.warn(f"{self.name}: {found} from another clip.", stacklevel=2)
+            warn(f"{self.name}: {found} from another clip.")
         return True
 
     def _discard(self) -> None:
