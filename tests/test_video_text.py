@@ -151,7 +151,10 @@ def test_damage_is_an_error_whatever_the_file_is_named(tmp_path: Path, plain: Pa
     whole = (plain / "plain.mkv").read_bytes()
     for name in ("contains no audio stream.mkv", "matches no streams.mkv", "non positive size for width.mkv"):
         (tmp_path / name).write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(ReaderError, match="is damaged or truncated"), VideoReader(tmp_path / name) as video:
+        with (
+            pytest.raises(ReaderError, match="is damaged or truncated"),
+            VideoReader(tmp_path / name, multiple=1) as video,
+        ):
             list(video)
         (tmp_path / name).write_bytes(b"\x1aE\xdf\xa3" + bytes(200))
         with pytest.raises(ReaderError, match="contains no audio that ffmpeg can read"):

@@ -172,7 +172,8 @@ def _describe(name: str, arguments: list[str], stream: str) -> Description:
     first_frame = ["-map", stream, "-vf", f"showinfo@{MARK}=checksum=0", "-frames:v", "1", "-f", "null"]
     for _ in range(_TRIES):
         description = _describe_once(name, arguments, stream, first_frame)
-        if any(map(_FRAME.match, description.filtered)) == any(map(_COLORS.match, description.filtered)):
+        was_filtered, *is_whole = (any(map(line.match, description.filtered)) for line in (_NOMINAL, _FRAME, _COLORS))
+        if all(is_whole) or not was_filtered:
             break
     return description
 

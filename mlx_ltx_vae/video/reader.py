@@ -189,7 +189,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             if self._num_read < len(self._images):
                 raise ReaderError(f"{self.name}: ffmpeg read only {self._num_read} of {len(self._images)} images.")
         except ReaderError as error:
-            if "non positive size for width" in str(error):  # see `_filters`
+            if "non positive size for width" in str(error).removeprefix(self.name):  # see `_filters`
                 raise ReaderError(
                     f"{self.name}: its frames have different sizes; the first is {format_size(*self.source_size)}."
                 ) from error
