@@ -18,8 +18,8 @@ from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import ItemsError, LatentsError, PlanError
 from ..files import check_absent, is_pipe
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
+from ..latents.files import MappedLatents
 from ..latents.keyframes import Keyframes, describe_keyframes
-from ..latents.stored import MappedLatents
 from ..models.noise import check_takes_seed
 from ..pipeline.decode_file import write_files
 from ..pipeline.postprocess import FrameChunk
