@@ -17,7 +17,7 @@ from .codecs import animation_arguments, video_arguments
 from .ffmpeg import FfmpegEncoder
 from .frame_format import FrameFormat, FrameOutput, content_light_arguments, frame_format
 from .live import LiveOutput, Target, target_name
-from .metadata import METADATA_INPUT, metadata_file
+from .metadata import METADATA_INPUT, keep_metadata, metadata_file
 from .sink import Sink, SinkOptions
 from .sound import SOUND_INPUT, Sound, SoundPipe, SoundTrack, clipping, find_sample_rate, warn_of_sound
 
@@ -108,7 +108,8 @@ class VideoWriter(FfmpegSink):
         format: in place of the bit depth what the frames are, such as those of an HDR signal.
         overwrite: whether to replace a file of this name, also one that appears while the video is written.
         shortest: whether audio that is longer is cut at the end of the video. Needs `num_frames`.
-        metadata: entries of text by name, such as `{"comment": "take 3"}`, of any length.
+        metadata: entries of text by name, such as `{"comment": "take 3"}`, of any length. A warning names those that
+            the container does not keep as they are, which are left out.
         encoder_preset: for h264 and hevc: ultrafast to veryslow, by default medium. Slower ones make smaller files.
         pix_fmt: a pixel format of ffmpeg's encoder in place of the default, such as `"yuv444p"`.
         audio_codec: aac (the default), pcm, flac, alac or opus (the default for webm).
@@ -145,14 +146,15 @@ class VideoWriter(FfmpegSink):
         is_path = isinstance(path, (str, os.PathLike))
         if not is_path and not fragmented:
             raise WriterError(f"{self.name}: only a fragmented video needs no file name; add fragmented=True.")
+        self._ending = Path(self.name).suffix.lower() if is_path else ".mp4"
+        entries = keep_metadata(self.name, self._ending, metadata or {}, is_live=fragmented)
         self._options = options = SinkOptions(
             audio=audio, codec=codec, crf=crf, fragmented=fragmented, overwrite=overwrite, shortest=shortest,
-            metadata=metadata or {}, encoder_preset=encoder_preset, pix_fmt=pix_fmt, audio_codec=audio_codec,
+            metadata=entries, encoder_preset=encoder_preset, pix_fmt=pix_fmt, audio_codec=audio_codec,
             sample_rate=sample_rate, frames=FrameOutput(self.frames),
         )  # fmt: skip
         self._num_frames = num_frames
         self._warns_of_audio = True
-        self._ending = Path(self.name).suffix.lower() if is_path else ".mp4"
         arguments = video_arguments(self.name, self._ending, size, self.fps, options, num_frames)
         target = LiveOutput(path, overwrite) if fragmented else PartFile(Path(self.name), overwrite=overwrite)
         self._sound: SoundTrack | None = None
