@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import re
@@ -13,17 +14,18 @@ import stat
 import sys
 import tempfile
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain, count
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize
 
-from .errors import LTXVAEError, WriterError, excerpt, option, warn
+from .errors import LTXVAEError, WriterError, excerpt, option, quote, warn
 from .process import Cleanup, remove_file, remove_folder, uninterrupted
 from .units import format_bytes
 
@@ -182,7 +184,18 @@ _DTYPES = {
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
 }  # fmt: skip
-_MAX_BYTES, _MAX_TENSORS = 2**24, 2**16  # of a header: more than ten times those of any whole model
+# The budget of what a file from outside may have, whatever its format.
+MAX_HEADER_BYTES, MAX_MEMBERS = 2**24, 2**16  # read before any value: more than ten times those of any whole model
+MAX_WHOLE_BYTES = 2**31  # of values that can only be read at once: an hour of video at 768x512
+MAX_INSPECTED_VALUES = 2**26  # of which a report has statistics: seven minutes of video at 768x512
+MAX_DEFLATION, UNSUSPECTED_BYTES = 100, 10**8  # deflate makes noise 1 to 2 times smaller, and zeros 1,000 times
+
+
+def check_header(num_bytes: int, num_members: int) -> None:
+    """Raise a `ValueError` for a header that would take seconds and gigabytes to parse."""
+    if num_bytes > MAX_HEADER_BYTES or num_members > MAX_MEMBERS:
+        limits = f"{MAX_HEADER_BYTES >> 20} MB and {MAX_MEMBERS} tensors"
+        raise ValueError(f"header too large; expected at most {limits}")
 
 
 class TensorHeader(NamedTuple):
@@ -194,27 +207,38 @@ class TensorHeader(NamedTuple):
     end: int
 
 
-def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
+def read_header(stream: IO[bytes] | io.RawIOBase) -> tuple[dict[str, TensorHeader], dict[str, str]]:
     """The tensors of a safetensors file by name, in the order of their data, and its metadata; else a `ValueError`."""
-    with path.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        start = stream.read(min(length, _MAX_BYTES + 1))
-    if len(start) > _MAX_BYTES or start.count(b'"data_offsets"') > _MAX_TENSORS:  # seconds and gigabytes to parse
-        raise ValueError(f"header too large; expected at most {_MAX_BYTES >> 20} MB and {_MAX_TENSORS} tensors")
+    size, start = stream.seek(0, os.SEEK_END), 8
+    stream.seek(0)
+    text = stream.read(start)
+    length = int.from_bytes(text, "little")
+    text += stream.read(min(length, MAX_HEADER_BYTES + 1))
+    start += length
+    check_header(len(text) - 8, text.count(b'"data_offsets"'))
     try:
-        with safe_open(path, framework="numpy") as file:
-            names, metadata = file.offset_keys(), file.metadata() or {}
+        deserialize(text)  # the values are missing, which is the last thing that it complains about
     except SafetensorError as error:
-        reason = str(error).removeprefix("Error while deserializing header: ")
-        if "file not fully covered" in reason:
-            reason = f"it has {path.stat().st_size} bytes, not as many as its header says: it is truncated or damaged"
-        raise ValueError(excerpt(reason, 120)) from error
-    entries, tensors = json.loads(start), {}
-    for name in names:
-        dtype, (begin, end) = entries[name]["dtype"], entries[name]["data_offsets"]
-        shape = tuple(entries[name]["shape"])
-        tensors[name] = TensorHeader(_DTYPES.get(dtype, dtype), shape, 8 + length + begin, 8 + length + end)
+        if "file not fully covered" not in str(error):
+            raise ValueError(excerpt(str(error).removeprefix("Error while deserializing: "), 120)) from error
+    entries = json.loads(text[8:], object_pairs_hook=_unique)
+    metadata = entries.pop("__metadata__", None) or {}
+    tensors = {}
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        dtype, (begin, end) = entry["dtype"], entry["data_offsets"]
+        tensors[name] = TensorHeader(_DTYPES.get(dtype, dtype), tuple(entry["shape"]), start + begin, start + end)
+    if size != max((tensor.end for tensor in tensors.values()), default=start):
+        raise ValueError(f"it has {size} bytes, not as many as its header says: it is truncated or damaged")
     return tensors, metadata
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, no name of which stands twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"it has {quote(name, 40)} twice")
+    return found
 
 
 _STANDARD_STREAM = "-"

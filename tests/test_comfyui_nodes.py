@@ -55,6 +55,8 @@ def test_the_prompt_and_the_workflow_go_into_the_file(comfy, execute, monkeypatc
     entries = read_metadata(Path(video.get_stream_source()))
     assert json.loads(entries["prompt"]) == hidden["prompt"]
     assert json.loads(entries["workflow"]) == {"nodes": [1]}
+    video = execute("LTXDecodeToVideoMLX", hidden, latent=latent(comfy), save_metadata=False)
+    assert read_metadata(Path(video.get_stream_source())) == {}
     monkeypatch.setattr(comfy.args, "disable_metadata", True)
     video = execute("LTXDecodeToVideoMLX", hidden, latent=latent(comfy))
     assert "prompt" not in read_metadata(Path(video.get_stream_source()))

@@ -138,7 +138,6 @@ WRONG = [
     (decode, "clip.npy -m vae -o out.xyz --dry-run", "out.xyz: its ending is not supported"),
     (decode, "clip.npy -m vae -o a_%d_%d.png", "such as %05d.png"),
     (decode, "clip.npy -m vae -o a.mp4 --metadata comment", "is not KEY=VALUE"),
-    (decode, "clip.npy -m vae -o a.npy --metadata a=b", "a.npy: takes no metadata"),
     (
         decode,
         "clip.npy -m vae -o a.mp4 --shortest",

@@ -19,8 +19,8 @@ from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import ItemsError, LatentsError, PlanError
 from ..files import is_pipe, numbered_names
 from ..latents import open_latents
+from ..latents.files import MappedLatents
 from ..latents.keyframes import Keyframes, describe_keyframes
-from ..latents.stored import MappedLatents
 from ..models.noise import check_takes_seed
 from ..pipeline.decode_file import write_files
 from ..pipeline.hdr_frames import HDROptions
@@ -210,6 +210,7 @@ class DecodeSettings:
     seed: int | None  # None for the default, which every VAE takes
     keyframes: str | None  # a file; None for those in the latent file
     is_preview: bool  # which takes no keyframes
+    workflow: bool  # whether ComfyUI's entries in the latent file go into the output
     preset: str | None  # tiles that may depend on the video's size; None for those of `plan`
     plan: PlanOptions
     stream: Mapping[str, Any]  # options of `VideoVAE.stream`
@@ -267,6 +268,7 @@ class DecodeTask(Task):
         self._files = files_of_all(item.outputs, sinks)
         item.beside = name_others(item.outputs, self._files)
         item.num_frames, item.cost = self.plan.num_frames * len(self._videos), prod(shape)
+        self._copied: set[tuple[str, str]] = set()  # entries of the latent file that go into an output
         self._check_outputs()
 
     def describe(self) -> dict[str, Any]:
@@ -300,6 +302,7 @@ class DecodeTask(Task):
         rate = None if self._sound is None else self._sound.sample_rate
         seen, length, batch = self.plan.keyframes, self.plan.num_frames, self._file.shape.batch
         videos = f"{batch} videos of " if batch > 1 else ""
+        copied = " and ".join(sorted(key for key, _ in self._copied))
         self._report(
             self._work,
             sum(sent_bytes),
@@ -307,6 +310,7 @@ class DecodeTask(Task):
             f"{format_seconds(length / fps)} at {fps:.6g} fps, {f'sound at {rate} Hz, ' if rate else ''}"
             f"{f'{describe_keyframes(seen)}, ' if seen else ''}{describe_blending(self.plan)}"
             f"in {format_seconds(seconds)} (first frame after {format_seconds(first)})"
+            f"{copied and f', with the {copied} of ComfyUI (--no-workflow leaves them out)'}"
             f"{'; every frame is one color' if all(plain) else ''}",
             frames=frames,
             width=self.plan.width,
@@ -391,9 +395,11 @@ class DecodeTask(Task):
         own = [self._files[index] for index in self._videos] if outputs and self._writes else []
         is_there = not own or all_exist([file for files in own for file in files])
         self._item.is_skipped = job.skip_existing and bool(outputs) and is_there
+        workflow = self._file.info.workflow if self._settings.workflow else {}
         for files in [] if self._item.is_skipped else own:
             for file in files:
-                files[file] = options = add_metadata(file, files[file], self._file.info.workflow)
+                files[file] = options = add_metadata(file, files[file], workflow)
+                self._copied |= workflow.items() & options.metadata.items()
                 check_output(file, options=options, makes_folders=job.is_many, **self._video)
 
     def _make_plan(self) -> DecodePlan:

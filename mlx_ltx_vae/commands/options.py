@@ -135,6 +135,9 @@ def add_input_options(parser: CommandParser, *, output: str, demo: str, model: s
         videos named after them, folder/clip.mp4; or a pattern such as folder/{{name}}.mkv, or folder/{{name}}/ for
         stills"""
     parser.add_argument("-o", "--output", metavar="OUT", help=formats)
+    workflow = """leave out ComfyUI's prompt and workflow, which are copied from the latent file to the output; they may
+        have keys and paths in them"""
+    parser.add_argument("--no-workflow", dest="workflow", action="store_false", help=workflow)
     add_network_options(parser, demo=demo, metavar=model)
     rate = "frames per second: 24, 23.976, 30000/1001 (default: the file's, else 24)"
     parser.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
@@ -240,8 +243,7 @@ def add_video_options(video: argparse._ArgumentGroup) -> None:
     live = """an .mp4 or .mov that plays while it grows, or with -o - an mp4 on standard output; the file appears under
         its name at once, and is removed if the decode fails"""
     video.add_argument("--live", dest="fragmented", action="store_true", help=live)
-    entry = """an entry of text in an .mp4, .mov, .mkv or .webm, or in stills; may be given more than once. ComfyUI's
-        prompt and workflow go from the latent file to the video by themselves"""
+    entry = """an entry of text in an .mp4, .mov, .mkv or .webm, or in PNG stills; may be given more than once"""
     parse: Callable[[str], tuple[str, str]] = argument_type("mlx_ltx_vae.video.metadata:parse_entry")
     video.add_argument("--metadata", action="append", type=parse, default=[], metavar="KEY=VALUE", help=entry)
     sheet = """also write a picture of up to 16 frames with their times: clip.png beside clip.mp4, frames.png beside

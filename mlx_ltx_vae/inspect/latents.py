@@ -1,7 +1,7 @@
 """Descriptions of latents of videos and of sound: what the file states, statistics, and what they decode to."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TypeVar, cast
@@ -12,10 +12,11 @@ import numpy as np
 from ..backend.mlx_utils import to_float
 from ..checkpoint import Checkpoint
 from ..errors import LatentsError, excerpt, printable, warn
+from ..files import MAX_INSPECTED_VALUES
 from ..latents import AudioLatentsFile, LatentsFile, open_latents
+from ..latents.files import MappedLatents, read_frames, sampled_frames
 from ..latents.keyframes import KeyframesFile, describe_keyframes
 from ..latents.statistics import are_unusual, count_unusual, frame_moments, join_moments
-from ..latents.stored import MappedLatents, read_frames
 from ..models.base import SoundConfig
 from ..shapes import DEFAULT_SCALE, Grid, format_size
 from ..units import DEFAULT_FPS, format_count
@@ -41,7 +42,9 @@ def inspect_latents(
     `audio_vae` is the checkpoint of the audio latents in it. A warning if they cannot be read, or its keyframes.
 
     In JSON, `fps`, `normalized` and `stated` are what the file states, null where it states nothing. `statistics` are
-    of all normalized values; the lowest and highest ones are of single channels. `video` is one item of the batch: its
+    of the normalized values of as many latent frames as `frames_read`, which are spread over a clip of more than 2**26
+    values and are all frames of others; they are null where a single frame has more. The lowest and highest ones are of
+    single channels. `video` is one item of the batch: its
     `vae` is null if none was given and the usual `scale` was assumed; without `fps` its `seconds` are at 24 frames per
     second. `audio` are the audio latents beside them, as `inspect_audio_latents` describes them, and `keyframes` those
     of the video, as `inspect_keyframes` does; null without any.
@@ -56,7 +59,9 @@ def inspect_latents(
     how = _NORMALIZED[file.normalized]
     if file.normalized is False and vae is not None:
         how = f"unnormalized in the file; normalized with {printable(vae.name)}:"
-    _add_statistics(report, file, how, file.map(statistics=statistics))
+    frames = _frames_to_read(file)
+    values = _statistics(file.map(statistics=statistics), frames) if frames else None
+    _add_statistics(report, file, how, values, len(frames))
     seconds = _add_video(report, file, vae)
     keyframes = _found(file.find_keyframes)
     report.include("keyframes", None if keyframes is None else inspect_keyframes(keyframes, is_alone=False))
@@ -97,11 +102,25 @@ def _add_file(report: Report, file: LatentsFile) -> None:
     )
 
 
-def _add_statistics(report: Report, file: LatentsFile, normalized: str, latents: MappedLatents) -> None:
-    values, is_unusual = _statistics(latents)
-    unusual, channels = values["channels_far_from_1"], file.shape.channels
+def _frames_to_read(file: LatentsFile) -> list[int]:
+    """The latent frames that the statistics are of: all, some of a very long clip, none of very large frames."""
+    frames = file.shape.frames
+    return sampled_frames(frames, MAX_INSPECTED_VALUES * frames // math.prod(file.shape))
+
+
+def _add_statistics(
+    report: Report, file: LatentsFile, normalized: str, found: tuple[dict[str, float], bool] | None, frames_read: int
+) -> None:
+    frames, channels = file.shape.frames, file.shape.channels
+    if found is None:
+        report.add("values", f"{normalized}; not read, since a frame has too many", statistics=None, frames_read=0)
+        return
+    values, is_unusual = found
+    part = f"of {frames_read:,} of {frames:,} latent frames, spread over the clip"
+    unusual = values["channels_far_from_1"]
     hint = ": perhaps not normalized, or a plain, still clip" if is_unusual else ""
-    report.add("values", normalized, _describe(values), statistics=values)
+    lines = (normalized, *[part] * (frames_read < frames), _describe(values))
+    report.add("values", *lines, statistics=values, frames_read=frames_read)
     report.add(
         "channel",
         f"means from {values['lowest_channel_mean']:.2f} to {values['highest_channel_mean']:.2f}, "
@@ -146,13 +165,13 @@ def _describe(values: dict[str, float]) -> str:
     )
 
 
-def _statistics(latents: MappedLatents) -> tuple[dict[str, float], bool]:
-    """Statistics of all values, and the extremes of those of single channels; and whether these are unusual.
+def _statistics(latents: MappedLatents, numbers: Sequence[int]) -> tuple[dict[str, float], bool]:
+    """Statistics of some frames, and the extremes of those of single channels; and whether these are unusual.
 
-    One latent frame is read at a time.
+    One frame is read at a time.
     """
     lows, highs, moments = [], [], []
-    for values in read_frames(latents, range(latents.shape.frames)):
+    for values in read_frames(latents, numbers):
         lows.append(to_float(values.min()))
         highs.append(to_float(values.max()))
         moments.append(frame_moments(values))

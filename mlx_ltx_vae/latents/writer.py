@@ -16,9 +16,9 @@ from ..files import PartFile, writing_to
 from ..process import uninterrupted
 from ..shapes import LatentShape
 from ..units import Rate, find_fps
+from .files import check_finite
 from .keyframes import KEYFRAME_NAMES, Keyframes
 from .metadata import AUDIO_NAMES, AXES_KEY, CHANNELS_FIRST, LatentsMetadata, find_video_sizes
-from .stored import check_finite
 
 _FLOATS = ("float32", "float16", "bfloat16")
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32"}  # as safetensors calls them

@@ -14,7 +14,7 @@ from ..errors import LatentsError, PlanError, WriterError, check_is_path
 from ..planning.options import BitDepth
 from ..planning.plan import DecodePlan
 from ..units import Rate, parse_fps
-from ..video import check_output, check_output_options, open_sink, output_files
+from ..video import add_metadata, check_output, check_output_options, open_sink, output_files
 from ..video.frame_format import FrameOutput, FrameStep, common_format, frame_format
 from ..video.sink import SinkOptions
 from .decode_run import DecodeStream
@@ -67,6 +67,7 @@ class FileDecode:
         self.files = output_files(os.fspath(self.path), self.output)
         for file, options in self.files.items():
             check_output_options(file, options, fps=self.fps)
+            self.files[file] = add_metadata(file, options)
 
     @property
     def frames(self) -> tuple[FrameOutput, ...]:

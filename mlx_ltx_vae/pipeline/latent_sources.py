@@ -10,9 +10,9 @@ import numpy as np
 
 from ..backend.mlx_utils import count_nonfinite, evaluate, native_array, to_float, to_mlx
 from ..errors import LatentsError
+from ..latents.files import read_frames, sampled_frames
 from ..latents.keyframes import Keyframes
 from ..latents.statistics import frame_moments
-from ..latents.stored import read_frames, sampled_frames
 from ..models.base import Decoder
 from ..models.noise import Draws, LatentBox, Noise
 from ..models.specs import NetworkSpec

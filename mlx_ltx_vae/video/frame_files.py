@@ -31,7 +31,6 @@ from ..shapes import Size
 from ..units import Rate, find_fps
 from .frame_format import FrameFormat
 from .live import StandardOutput, write_all
-from .metadata import check_metadata
 from .pictures import encode_png
 from .sink import Sink, SinkOptions
 from .source import match_numbered
@@ -235,7 +234,6 @@ class ContactSheet(Sink):
 
     def __init__(self, path: str | os.PathLike, size: Size, fps: Rate, num_frames: int, options: SinkOptions) -> None:
         super().__init__(os.fspath(path), size, options.format)
-        check_metadata(self.name, options.metadata)
         self._metadata, self._num_frames = options.metadata, num_frames
         self._sheet = _Sheet(size, find_fps(self.name, fps, WriterError), num_frames)
         self._target = PartFile(Path(path), overwrite=bool(options.overwrite))

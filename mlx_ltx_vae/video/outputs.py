@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from .codecs import animation_arguments, video_arguments
 from .ffmpeg import FfmpegEncoder
 from .frame_format import FrameFormat, FrameOutput, content_light_arguments, frame_format
 from .live import LiveOutput, Target, target_name
-from .metadata import METADATA_INPUT, metadata_file
+from .metadata import METADATA_INPUT, keep_metadata, metadata_file
 from .sink import Sink, SinkOptions
 from .sound import SOUND_INPUT, Sound, SoundPipe, SoundTrack, clipping, find_sample_rate, warn_of_sound
 
@@ -109,7 +110,8 @@ class VideoWriter(FfmpegSink):
         overwrite: whether to replace a file of this name. If not, and one appears while the video is written, the video
             gets the next free number, with a warning.
         shortest: whether audio that is longer is cut at the end of the video. Needs `num_frames`.
-        metadata: entries of text by name, such as `{"comment": "take 3"}`, of any length.
+        metadata: entries of text by name, such as `{"comment": "take 3"}`, of any length. A warning names those that
+            the container does not keep as they are, which are left out.
         encoder_preset: for h264 and hevc: ultrafast to veryslow, by default medium. Slower ones make smaller files.
         pix_fmt: a pixel format of ffmpeg's encoder in place of the default, such as `"yuv444p"`.
         audio_codec: aac (the default), pcm, flac, alac or opus (the default for webm).
@@ -165,8 +167,10 @@ class VideoWriter(FfmpegSink):
         is_path, overwrite, audio = isinstance(path, (str, os.PathLike)), bool(options.overwrite), options.audio
         if not is_path and not options.fragmented:
             raise WriterError(f"{self.name}: only a fragmented video needs no file name; add fragmented=True.")
-        self._options, self._num_frames, self._warns_of_audio = options, num_frames, warns_of_audio
         self._ending = Path(self.name).suffix.lower() if is_path else ".mp4"
+        entries = keep_metadata(self.name, self._ending, options.metadata, is_live=options.fragmented)
+        self._options = options = replace(options, metadata=entries)
+        self._num_frames, self._warns_of_audio = num_frames, warns_of_audio
         arguments = video_arguments(self.name, self._ending, size, self.fps, options, num_frames)
         is_live = options.fragmented
         target = LiveOutput(path, overwrite) if is_live else PartFile(Path(self.name), overwrite=overwrite)

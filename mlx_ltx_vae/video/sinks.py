@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NoReturn
 
-from ..errors import WriterError, check_is_path, option, warn
+from ..errors import WriterError, check_is_path, option
 from ..files import check_absent, check_name, explain_unwritable
 from ..shapes import Size
 from ..units import Rate, find_fps
@@ -29,7 +30,7 @@ from .frame_files import (
 )
 from .frame_format import FrameFormat
 from .live import StandardOutput
-from .metadata import MAX_LIVE_METADATA, check_metadata, metadata_bytes
+from .metadata import keep_metadata, keeps_metadata
 from .outputs import AnimationWriter, VideoWriter
 from .pictures import write_png, write_tiff
 from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_size
@@ -38,6 +39,7 @@ _MAX_GIF_FPS = 50  # delays are in hundredths of a second, and players slow down
 _PIXEL_FORMATS = {"rgb24": "8 bits", "rgb48le": "16 bits", "rgbf16le": "half floats", "rgbf32le": "floats"}
 _LEVELS = ("rgb24", "rgb48le")
 OUTPUT_NAME = "{name}"  # stands for the name of the output, in that of what is written beside it
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,6 @@ class SinkKind:
         is_video: whether it has a codec and sound.
         is_stills: whether it may be a folder of numbered files.
         replaces: whether it replaces files of the same names where `SinkOptions.overwrite` is None.
-        has_metadata: whether it has entries of text.
         check_options: raises a `WriterError` for a name, options, and a frame rate, that it does not support. The rate
             is None if it is not known yet.
         check: as `check_options` with all that `open` gets; returns the file, or the folder, that would be created.
@@ -78,7 +79,6 @@ class SinkKind:
     is_video: bool = False
     is_stills: bool = False
     replaces: bool = True
-    has_metadata: bool = False
     check_options: Callable[[str, SinkOptions, Rate | None], object] = lambda *_: None
     check: Callable[[Output], Path] = lambda output: Path(output.path)
 
@@ -134,7 +134,6 @@ def stills_kind(
     write: WriteStill,
     *,
     pixel_formats: tuple[str, ...] = _LEVELS,
-    has_metadata: bool = False,
     check_frames: Callable[[str, FrameFormat], object] = lambda *_: None,
     check_library: Callable[[], object] = lambda: None,
 ) -> SinkKind:
@@ -166,7 +165,6 @@ def stills_kind(
         pixel_formats,
         is_stills=True,
         replaces=False,
-        has_metadata=has_metadata,
         check_options=check_options,
         check=check,
     )
@@ -192,7 +190,7 @@ _EXR = stills_kind(
     check_frames=check_is_light,
     check_library=partial(import_library, WriterError),
 )
-_SHEET = SinkKind((), _open_sheet, replaces=False, has_metadata=True, check=_check_picture)
+_SHEET = SinkKind((), _open_sheet, replaces=False, check=_check_picture)
 _SOUND = SinkKind((".wav",), _refuse_frames, ())
 #: A name selects the first kind that has its ending.
 SINKS: tuple[SinkKind, ...] = (
@@ -200,7 +198,6 @@ SINKS: tuple[SinkKind, ...] = (
         CONTAINER_ENDINGS,
         _open_video,
         is_video=True,
-        has_metadata=True,
         check_options=lambda name, options, _: find_codec(*_name_and_ending(name), options),
         check=_check_video,
     ),
@@ -208,7 +205,7 @@ SINKS: tuple[SinkKind, ...] = (
     SinkKind((".webp",), _open_animation, ("rgb24",), check=_check_animation),
     SinkKind((".avif",), _open_animation, check=_check_animation),
     SinkKind((".npy",), lambda output: NpyWriter(output.path, output.size, output.options), _ALL_FORMATS),
-    stills_kind((".png",), write_png, has_metadata=True),
+    stills_kind((".png",), write_png),
     stills_kind((".tif", ".tiff"), write_tiff),
     _EXR,
     SinkKind(("-",), lambda output: RawWriter(output.size, output.options.format), _ALL_FORMATS),
@@ -266,7 +263,7 @@ def open_sink(
     `num_frames` is given by callers that gave it to `check_output`, which has then warned of the audio.
     """
     kind = check_output_options(path, options, fps=fps)
-    return kind.open(Output(path, size, fps, _with_rule(kind, options), num_frames))
+    return kind.open(Output(path, size, fps, _with_rule(kind, add_metadata(path, options)), num_frames))
 
 
 def _with_rule(kind: SinkKind, options: SinkOptions) -> SinkOptions:
@@ -365,8 +362,6 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
         for given in fields(options):
             if given.metadata.get("of_videos") and getattr(options, given.name) is not given.default:
                 raise WriterError(f"{name}: takes no {given.name.replace('_', ' ')}; only {_endings('is_video')} do.")
-    if options.metadata and not kind.has_metadata:
-        raise WriterError(f"{name}: takes no metadata; only {_endings('has_metadata')} do.")
     if (found := options.format.pixel_format) not in kind.pixel_formats:
         takes = " or ".join(_PIXEL_FORMATS[each] for each in kind.pixel_formats) or "none: it is sound alone"
         way = option("bit_depth=8", "--bit-depth 8")
@@ -374,7 +369,6 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
             way = option('HDROptions(..., signal="sdr")', "--hdr-output sdr")
         way = f"; use {way}" if "rgb24" in kind.pixel_formats else ""
         raise WriterError(f"{name}: frames have {_PIXEL_FORMATS[found]} per color, and it takes {takes}{way}.")
-    check_metadata(name, options.metadata)
     kind.check_options(name, options, fps)
     return kind
 
@@ -389,18 +383,16 @@ def takes_sound(path: str | os.PathLike, options: SinkOptions) -> bool:
     return check_output_options(path, replace(options, audio_codec=None)).is_video
 
 
-def add_metadata(path: str | os.PathLike, options: SinkOptions, entries: Mapping[str, str]) -> SinkOptions:
-    """`options` with more entries, if the output takes any; those that `options` have stay.
+def add_metadata(path: str | os.PathLike, options: SinkOptions, entries: Mapping[str, str] = _NONE) -> SinkOptions:
+    """`options` with what the output keeps of their metadata, and of more entries unless they have these keys.
 
-    A warning if they are too long for a live video, which goes without them.
+    A warning names what is left out, unless it is one of the `entries` and the output keeps no metadata at all.
     """
-    if not entries or not check_output_options(path, options).has_metadata:
-        return options
-    own = {key.lower() for key in options.metadata}  # containers ignore the case of keys
-    entries = {**{key: value for key, value in entries.items() if key.lower() not in own}, **options.metadata}
-    if options.fragmented and metadata_bytes(entries) > MAX_LIVE_METADATA:
-        names = " and ".join(sorted(entries.keys() - options.metadata.keys()))
-        long = f"{names} of the latents take more than {MAX_LIVE_METADATA:,} bytes"
-        warn(f"{os.fspath(path)}: {long}, and are left out of a live video.")
-        return options
-    return replace(options, metadata=entries)
+    name, kind = os.fspath(path), find_kind(os.fspath(path), options)
+    suffix = Path(name).suffix.lower()
+    ending = suffix if suffix in kind.endings or not kind.endings else kind.endings[0]
+    own = keep_metadata(name, ending, options.metadata, is_live=options.fragmented)
+    known = {key.lower() for key in own}  # containers ignore the case of keys
+    entries = {key: value for key, value in entries.items() if key.lower() not in known}
+    kept = keep_metadata(name, ending, own | entries, is_live=options.fragmented, warns=keeps_metadata(ending))
+    return replace(options, metadata=kept)
