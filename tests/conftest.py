@@ -45,6 +45,8 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 # Hundreds of tests start processes, which without it compile the package every time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False  # pytest rewrites the modules of the tests, which takes each process seconds
+# On Linux without OpenBLAS every command would say so.
+os.environ["PYTHONWARNINGS"] = "ignore:MLX computes with the reference BLAS"
 # What a shell starts in the background ignores Ctrl-C and Ctrl-\, and some tests press them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
