@@ -51,6 +51,8 @@ sys.dont_write_bytecode = False  # pytest rewrites the modules of the tests, whi
 multiprocessing.set_start_method("spawn", force=True)  # a worker of pytest-xdist has a sitecustomize too
 path = [f"{Path(__file__).parent}/spawn", os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+# On Linux without OpenBLAS every command would say so.
+os.environ["PYTHONWARNINGS"] = "ignore:MLX computes with the reference BLAS"
 # What a shell starts in the background ignores Ctrl-C and Ctrl-\, and some tests press them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)

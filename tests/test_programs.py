@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mlx_ltx_vae.backend.device import is_reference_blas
 from tolerances import cpu_only
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "with_openblas.sh"
@@ -75,6 +76,37 @@ def decode_demo(folder, *prefix, **options):
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert list(folder.iterdir()) == []
     return done
+
+
+@cpu_only("another backend computes without a BLAS")
+@pytest.mark.skipif(sys.platform != "linux", reason="on macOS MLX links Apple's BLAS")
+def test_a_missing_openblas_is_said_once(tmp_path):
+    environment = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "PYTHONWARNINGS")}
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", "--demo", "--frames", ":1", "-o", "out.npy", "-q"]
+    for changed, expected in ((environment, 1), (environment | {"LD_PRELOAD": os.environ.get("LD_PRELOAD", "")}, 0)):
+        if expected or "openblas" in changed["LD_PRELOAD"]:
+            done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=changed, check=True)
+            lines = done.stderr.splitlines()
+            assert [line.startswith("warning: MLX computes with the reference BLAS") for line in lines] == [
+                True
+            ] * expected
+            assert "libopenblas0-pthread" in done.stderr or not expected
+
+
+@pytest.mark.parametrize(
+    ("files", "is_slow"),
+    [
+        (["venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0", "venv/mlx/lib/libmlx.so"], True),
+        (["venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0", "venv/numpy.libs/libscipy_openblas64_-ff651d7f.so"], True),
+        (["venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0", "/usr/lib/openblas-pthread/libopenblasp-r0.3.21.so"], False),
+        (["venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0", "venv/lib/libmkl_rt.so.2"], False),
+        (["/usr/lib/openblas-pthread/libblas.so.3"], False),  # Debian's alternative, for an MLX from source
+        (["/usr/lib/libblas/libblas.so.3.10"], True),
+        (["venv/mlx/lib/libmlx.so"], False),
+    ],
+)
+def test_the_reference_blas_is_known_by_the_files_of_the_process(files, is_slow):
+    assert is_reference_blas(files) is is_slow
 
 
 @pytest.mark.parametrize("option", ["--install", ""])

@@ -2,9 +2,10 @@
 
 import ctypes
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -68,6 +69,22 @@ def check_process() -> None:
 def is_cpu() -> bool:
     """Whether the default device is the CPU."""
     return mx.default_device() == mx.Device(mx.cpu)
+
+
+def has_reference_blas() -> bool:
+    """Return whether MLX computes on a CPU with the reference BLAS that its wheel for Linux links."""
+    maps = Path("/proc/self/maps")
+    if not is_cpu() or not maps.exists():
+        return False
+    return is_reference_blas({line.split()[-1] for line in maps.read_text().splitlines()})
+
+
+def is_reference_blas(files: Iterable[str]) -> bool:
+    """Return whether the reference is the only BLAS among the files of a process, apart from numpy's and scipy's."""
+    names = ["/".join(name.split("/")[-2:]) for name in files]  # Debian's alternatives differ by their folders
+    names = [name for name in names if not name.startswith(("numpy.libs/", "scipy.libs/"))]
+    others = re.compile("openblas|mkl|blis|armpl|nvpl|atlas", re.IGNORECASE)
+    return any(Path(name).name.startswith("libblas") for name in names) and not any(map(others.search, names))
 
 
 def backend() -> Backend:

@@ -13,7 +13,7 @@ from typing import TextIO
 import mlx.core as mx
 from tqdm import tqdm
 
-from ..backend.device import compiler_search, explained_device_errors, is_cpu
+from ..backend.device import compiler_search, explained_device_errors, has_reference_blas, is_cpu
 from ..distributed import end_time_limit, is_lost_peer
 from ..errors import (
     DecodeError,
@@ -24,6 +24,7 @@ from ..errors import (
     one_line,
     printable,
     speaking_of_options,
+    warn,
 )
 from ..pipeline.progress import Bar
 from ..process import delay_signals, ended_by_signals
@@ -58,6 +59,11 @@ def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Name
         # After the block signals are ignored, so that an error is the only line.
         with explained_device_errors(), ended_by_signals(_is_silent), warnings.catch_warnings(), speaking_of_options():
             warnings.showwarning = _show_warning
+            if computes and not rank_if_launched() and has_reference_blas():
+                warn(
+                    "MLX computes with the reference BLAS, several times slower than with OpenBLAS; install "
+                    "libopenblas0-pthread (Debian, Ubuntu) and start the command with LD_PRELOAD=libopenblas.so.0."
+                )
             command(arguments)
     except KeyboardInterrupt:  # where another program calls the command's function
         _print_error("interrupted\n")
