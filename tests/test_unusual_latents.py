@@ -24,7 +24,9 @@ LATENTS = {
     "zeros": (0 * NORMAL, True),
     "constant": (np.broadcast_to(CHANNEL, SHAPE).copy(), True),
     "half of the channels": (NORMAL * np.array([1, 9] * 4, np.float32).reshape(1, 8, 1, 1, 1), False),
-    "one cell": (NORMAL[:, :, :1, :1, :1], False),  # which has no standard deviation
+    "a corner": (NORMAL[:, :, :1] / 5, False),  # too few values to tell
+    "a constant corner": (0 * NORMAL[:, :, :1], True),
+    "one cell": (NORMAL[:, :, :1, :1, :1], False),
 }
 SAID = "most channels have a standard deviation far from 1: perhaps they are not normalized"
 WAYS = {

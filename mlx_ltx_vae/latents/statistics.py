@@ -7,10 +7,11 @@ import numpy as np
 
 from ..errors import option
 
-_LEAST_STD, _MUCH_NEARER = 1e-3, 0.5  # of `_is_nearer`
+_LEAST_STD = 1e-3  # of a channel that is not constant
+_MUCH_NEARER = 0.5
 # Normalized latents have a standard deviation near 1 in every channel; in a plain or still clip some are smaller.
 _MIN_USUAL_STD, _MAX_USUAL_STD = 1 / 3, 3.0
-_LEAST_VALUES = 4  # of a channel, whose standard deviation says nothing otherwise
+_LEAST_VALUES = 32  # of a channel: a corner of a clip varies less
 
 
 def frame_moments(values: mx.array) -> np.ndarray:
@@ -32,8 +33,9 @@ def count_unusual(stds: np.ndarray) -> int:
 
 
 def are_unusual(stds: np.ndarray, num_values: int) -> bool:
-    """Whether most channels, of `num_values` each, have a standard deviation far from 1."""
-    return num_values >= _LEAST_VALUES and 2 * count_unusual(stds) > len(stds)
+    """Whether most channels, of `num_values` each, are constant, or have a standard deviation far from 1."""
+    is_constant = num_values > 1 and 2 * int((stds < _LEAST_STD).sum()) > len(stds)
+    return is_constant or (num_values >= _LEAST_VALUES and 2 * count_unusual(stds) > len(stds))
 
 
 def find_notice(
