@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from mlx_ltx_vae.inspect.video import inspect_video
 from mlx_ltx_vae.video import VideoReader, reader
-from video_files import run_ffmpeg, save_images
+from video_files import noise, run_ffmpeg, save_images
 
 NUM_FRAMES = 50
 PICTURES = ["-f", "lavfi", "-i", "testsrc2=s=64x48:r=25:d=2,noise=alls=40:allf=t+u"]
@@ -80,6 +81,16 @@ def test_pictures_of_an_animation_are_counted_whatever_its_name(tmp_path: Path, 
     with VideoReader(tmp_path / name) as video:
         assert sum(len(part) for part in video) == report["frames"]
     assert report["frames"] == 6
+
+
+def test_delays_of_an_animation_are_counted_to_the_end_of_the_last(tmp_path: Path) -> None:
+    pictures = [Image.fromarray(frame) for frame in noise(6, (64, 48))]
+    delays = [100, 200, 300, 100, 100, 500]
+    for name in ("a.gif", "a.webp", "a.png"):
+        pictures[0].save(tmp_path / name, save_all=True, append_images=pictures[1:], duration=delays)
+        report = stated(tmp_path / name)
+        assert (report["frames"], report["is_variable"]) == (6, True)
+        assert report["seconds"] == pytest.approx(1.3)
 
 
 def test_what_an_edit_list_leaves_out_is_not_counted(tmp_path: Path) -> None:

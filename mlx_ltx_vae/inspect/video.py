@@ -42,9 +42,11 @@ def inspect_video(path: Path, vae: Checkpoint | None) -> Report:
 def _add_frames(report: Report, info: VideoInfo, count: FrameCount | None) -> int | None:
     """The number of frames, their size, and how long they last. Returns how many a reader returns, if that is known."""
     estimate = estimate_num_frames(info, info.fps)
-    num_stored, num_returned = (estimate, estimate) if count is None else (count.num_stored, count.num_returned)
-    is_variable = info.is_variable if count is None else count.is_variable
-    seconds = num_returned / info.fps if num_returned and info.fps else None
+    if count is None:
+        num_stored, num_returned, is_variable, seconds = estimate, estimate, info.is_variable, info.seconds
+    else:
+        num_stored, num_returned = count.num_stored, count.num_returned
+        is_variable, seconds = count.is_variable, count.seconds
     frames = "frames" if num_stored is None else format_count(num_stored, "frame")
     text = f"{'about ' * (count is None and num_stored is not None)}{frames} of {format_size(*info.size)}"
     text += f", {float(seconds):.2f} s" if seconds else ""

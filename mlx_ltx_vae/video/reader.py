@@ -229,6 +229,7 @@ class FrameCount:
     num_stored: int
     num_returned: int
     is_variable: bool  # not all are returned once
+    seconds: Fraction | None  # None for stills, and if the rate is unknown
 
 
 def count_frames(
@@ -245,10 +246,12 @@ def count_frames(
     if len(times) > _MAX_COUNTED:
         return None, damage
     if info.is_still or info.fps is None or not times:
-        return FrameCount(len(times), len(times), is_variable=False), damage
+        return FrameCount(len(times), len(times), is_variable=False, seconds=None), damage
     rate = _converter(info, info.fps)
     num_returned = sum(map(rate.add, times)) + rate.end()
-    return FrameCount(len(times), num_returned, is_variable=rate.left_out + rate.repeated > 0), damage
+    is_variable = rate.left_out + rate.repeated > 0
+    seconds = rate.seconds if is_variable else num_returned / info.fps
+    return FrameCount(len(times), num_returned, is_variable, seconds), damage
 
 
 def _converter(info: VideoInfo, fps: Fraction) -> "RateConverter":
@@ -319,6 +322,7 @@ class RateConverter:
         self.num_frames = 0
         self.left_out = 0  # frames that were returned at no tick
         self.repeated = 0  # how often one was returned again
+        self.seconds = Fraction(0)  # from the first frame to the end of the last, once that is known
         self.shortest: Fraction | None = None  # seconds between two frames, of which one came later
         self._fps = fps
         # The numbers of the frames at their own rate, in place of times, which containers round to milliseconds. That
@@ -346,8 +350,8 @@ class RateConverter:
 
     def end(self) -> int:
         """How often the last frame is returned: as long as it lasts, and at least once if it is the first."""
-        end = self._end if self._end > self._time else self._time + self._interval
-        times = max(0, max(self._tick(end - self._start), 1) - self._ticks)
+        self.seconds = (self._end if self._end > self._time else self._time + self._interval) - self._start
+        times = max(0, max(self._tick(self.seconds), 1) - self._ticks)
         self.left_out += times == 0
         return times
 
