@@ -203,15 +203,15 @@ class FfmpegDecoder(FfmpegReader):
 
     def read_all_times(self) -> list[Fraction]:
         """The times of all frames, of which none is read: the output is "null"."""
-        content, descriptor = b"", self._times.fileno()
+        content, descriptor = bytearray(), self._times.fileno()
         while True:
             self._wait_for_transfer(descriptor, select.POLLIN)
             part = os.read(descriptor, _PIPE_BYTES)
             if not part:
-                return [self._time(line) for line in content.splitlines()]
+                return [self._time(line) for line in content.split(b"\n")[:-1]]
             content += part
 
-    def _time(self, line: bytes) -> Fraction:
+    def _time(self, line: bytes | bytearray) -> Fraction:
         number, time, unit = line.decode().split()
         if int(number) != self._num_timed:
             lost = f"{self.name}: ffmpeg has lost frame {self._num_timed}"
@@ -293,8 +293,9 @@ def describe(
 ) -> Description | None:
     """Read an input, which the last of the `arguments` names, as far as an output of this stream does.
 
-    All streams take part, so that times are those of the file: of an MPEG-TS and the like, ffmpeg would let them begin
-    with the streams that it reads. None if the stream is missing. Raises `error` if the input cannot be read.
+    The arguments of the output end in its format, and may have filters with the name `MARK`. All streams take part, so
+    that times are those of the file: of an MPEG-TS and the like, ffmpeg would let them begin with the streams that it
+    reads. None if the stream is missing. Raises `error` if the input cannot be read.
     """
     mark = secrets.token_hex(_MARK_BYTES)
     path = arguments[-1].removeprefix("file:")
