@@ -84,7 +84,7 @@ def test_the_table_says_what_was_measured_where_and_is_plain_text(in_process, ca
     ]
 
 
-def test_every_length_in_every_mode_and_order_is_a_case(in_process, golden):
+def test_every_length_in_every_mode_and_order_is_a_case(in_process, golden, capsys):
     model = str(golden("ltx2_3").checkpoint)
     given = ["--mode", "exact", "--order", "rows", "--order", "time", "--mode", "tiled", "--num-frames", "9"]
     assert (
@@ -93,6 +93,7 @@ def test_every_length_in_every_mode_and_order_is_a_case(in_process, golden):
     modes = [("exact", "rows"), ("exact", "time"), ("tiled", "auto")]
     wanted = [(frames, *each) for frames in (9, 17) for each in modes]
     assert [(case.frames, case.mode, case.order) for case in in_process] == wanted
+    assert "ltx2_3.safetensors, bfloat16, 96x64" in capsys.readouterr().out.splitlines()  # without its folder
     assert {(case.model, case.dtype, case.width, case.height) for case in in_process} == {(model, "float32", 96, 64)}
 
 

@@ -18,6 +18,7 @@ from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import product
+from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
@@ -136,9 +137,9 @@ def _report(cases: Sequence[Case], results: Sequence[list[Run]]) -> str:
     """What was measured, and where; medians as a Markdown table."""
     machine, case = describe_machine(), cases[0]
     dtype = next(runs[0]["dtype"] for runs in results if runs)
-    weights = case.model or f"{case.generation} with random weights"
-    if case.base_width and not case.model:
-        weights += f", {case.base_width} base channels"
+    width = f", {case.base_width} base channels" if case.base_width else ""
+    # A table to publish has no path in it.
+    weights = Path(case.model).name if case.model else f"{case.generation} with random weights{width}"
     lines = [
         f"{machine['processor']}, {format_bytes(machine['memory_bytes'])}, {machine['platform']}, "
         f"{machine['backend']} backend, MLX {machine['mlx']}, mlx_ltx_vae {machine['version']}",

@@ -221,7 +221,7 @@ def bench_parser() -> CommandParser:
     vae.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id")
     names = "random weights of a published VAE: ltx-2.3 (default), ltx-2.5, ltx-2.5-diffusion, taehv and others"
     vae.add_argument("--generation", default="ltx-2.3", metavar="NAME", help=names)
-    channels = "channels of the last layers of random weights (default: as published)"
+    channels = "channels of the last layers of random weights (default: as published, slow on a CPU)"
     parser.add_argument("--base-width", type=positive, metavar="N", help=channels)
     precision = "compute in this precision (default: the checkpoint's, or the published one)"
     parser.add_argument("--dtype", choices=get_args(DtypeName), help=precision)
