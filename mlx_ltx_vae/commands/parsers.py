@@ -130,9 +130,9 @@ def encode_parser() -> CommandParser:
     crop = "fill --size and crop the rest, or crop to a size that can be encoded"
     fit.add_argument("--crop", dest="fit", action="store_const", const="CROP", help=crop)
     frames = """encode these frames only, at the rate of --fps: A is the first, counted from 0, and B is one more than
-        the last; :121 for the first 121, 24: for those from 24 on, -25: for the last 25, for which the video is read
-        twice (default: all)"""
-    video.add_argument("--frames", type=frame_range, metavar="A:B", help=frames)
+        the last; 121 or :121 for the first 121, 24: for those from 24 on, -25: for the last 25, for which the video is
+        read twice (default: all)"""
+    video.add_argument("--frames", type=_frames_to_encode, metavar="A:B", help=frames)
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
     rate = "drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)"
     video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
@@ -148,6 +148,11 @@ def encode_parser() -> CommandParser:
     add_tile_batch_option(how)
     add_job_options(parser, how)
     return parser
+
+
+def _frames_to_encode(text: str) -> slice:
+    """The type of `--frames 24:48`, or of `--frames 24` for the first 24."""
+    return slice(0, positive(text)) if text.isdecimal() else frame_range(text)
 
 
 def info_parser() -> CommandParser:

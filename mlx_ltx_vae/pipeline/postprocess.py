@@ -323,9 +323,8 @@ class OutputCheck:
     combine: Callable[[mx.array], mx.array] | None = None
     _is_flat: FrameFlags = field(default_factory=FrameFlags, init=False)
     _has_two_patches: bool = field(default=False, init=False)  # which could differ: of one patch nothing is known
-    _corner: tuple[int, mx.array] | None = field(
-        default=None, init=False
-    )  # of a piece: its first frame, and first patch
+    # The first frame of a piece, and its first patch of each frame.
+    _corner: tuple[int, mx.array] | None = field(default=None, init=False)
     _is_finite: mx.array = field(default_factory=lambda: mx.array(True), init=False)
 
     @property
@@ -341,7 +340,8 @@ class OutputCheck:
 
         Pieces of the same frames have the same `start`, and whole patches.
         """
-        count, is_same = frames.shape[1], mx.array(True)
+        count = frames.shape[1]
+        is_same = None  # with an earlier piece of the same frames
         if step := self.patch_size:
             corner = mx.contiguous(frames[:, :, :step, :step])
             if self._corner is not None and self._corner[0] == start:
@@ -350,21 +350,21 @@ class OutputCheck:
             else:
                 self._corner = start, corner
             self._has_two_patches |= max(frames.shape[2:4]) > step
-        is_same = mx.broadcast_to(is_same, (count,))
         for first in range(0, count, FRAMES_PER_CONVERSION):
             part = slice(first, first + FRAMES_PER_CONVERSION)
-            self._update(frames[:, part], start + first, is_same[part])
+            self._update(frames[:, part], start + first, None if is_same is None else is_same[part])
             if count > _SHORT_PIECE:
                 mx.eval(self._is_finite)
 
-    def _update(self, frames: mx.array, start: int, is_same: mx.array) -> None:
+    def _update(self, frames: mx.array, start: int, is_same: mx.array | None) -> None:
         if step := self.patch_size:
             others, top = (2, 3, 4), frames[:, :, :step]
             down = (frames[:, :, step:] == frames[:, :, :-step]).all(axis=others)
             # If all rows repeat downwards, the first ones decide.
             across = (top[:, :, :, step:] == top[:, :, :, :-step]).all(axis=others)
             is_visible = (mx.abs(top[:, :, :, :step]) < _NEARLY_BLACK).any(axis=others)
-            self._is_flat.update(start, (down & across & is_visible).any(axis=0) & is_same)
+            is_flat = (down & across & is_visible).any(axis=0)
+            self._is_flat.update(start, is_flat if is_same is None else is_flat & is_same)
         self._is_finite = self._is_finite & _are_finite(frames)
         mx.async_eval(self._is_finite)
 
