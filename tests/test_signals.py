@@ -254,7 +254,7 @@ def test_an_interrupt_during_the_imports_prints_nothing(tmp_path, entry):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("module", ["mlx_ltx_vae", *(f"mlx_ltx_vae.{name}" for name in COMMANDS if name != "bench")])
+@pytest.mark.parametrize("module", ["mlx_ltx_vae", *(f"mlx_ltx_vae.{name}" for name in COMMANDS)])
 def test_nothing_is_imported_before_the_process_is_prepared(module):
     """Until then Ctrl-C prints a traceback."""
     code = (
