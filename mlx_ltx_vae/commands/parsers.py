@@ -127,9 +127,10 @@ def encode_parser() -> CommandParser:
     parser.add_argument("-o", "--output", metavar="LATENTS", help=output)
     add_network_options(parser, demo="the small VAE that ships with the package")
     video = parser.add_argument_group("the video")
-    video.add_argument("--size", type=frame_size, metavar="WxH", help="frame size to encode (default: the video's)")
+    size = "frame size to encode; other proportions are cropped, or with --resize distorted (default: the video's)"
+    video.add_argument("--size", type=frame_size, metavar="WxH", help=size)
     fit = video.add_mutually_exclusive_group()
-    resize = "scale to --size, or to the nearest size that can be encoded"
+    resize = "scale each side to --size, or to the nearest size that can be encoded"
     fit.add_argument("--resize", dest="fit", action="store_const", const="RESIZE", help=resize)
     crop = "fill --size and crop the rest, or crop to a size that can be encoded"
     fit.add_argument("--crop", dest="fit", action="store_const", const="CROP", help=crop)

@@ -187,14 +187,14 @@ class ExrReader(Iterator[np.ndarray], AbstractContextManager["ExrReader"]):
         self._images = images[first_frame:][:max_frames]
         self.num_frames = len(self._images)
         self.source_size = exr_size(self._images[0])
-        self._scaled, self.size = fit_size(self.name, self.source_size, size, fit, multiple)
+        self.scaled_size, self.size = fit_size(self.name, self.source_size, size, fit, multiple)
         self._waiting = iter(self._images)
 
     def __next__(self) -> np.ndarray:
         frame = read_exr(next(self._waiting), self.source_size)
-        if self._scaled != self.source_size:
-            frame = resize(frame, self._scaled)
-        left, top = ((self._scaled[axis] - self.size[axis]) // 2 for axis in range(2))
+        if self.scaled_size != self.source_size:
+            frame = resize(frame, self.scaled_size)
+        left, top = ((self.scaled_size[axis] - self.size[axis]) // 2 for axis in range(2))
         return frame[None, top : top + self.size[1], left : left + self.size[0]]
 
     def __repr__(self) -> str:

@@ -70,6 +70,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
     Attributes:
         path: the file, folder or pattern; until the reader is closed, a file with what comes from standard input.
         source_size: `(width, height)` in the file, after rotation.
+        scaled_size: `(width, height)` to which frames are scaled before they are cropped.
         source_fps: frames per second in the file, exactly (on average if it varies); None for images.
         fps: frames per second that are returned; None for images without a given rate.
         num_frames: approximate; None if it is unknown.
@@ -108,7 +109,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             _warn(self.name, info, num_errors)
             source = _format_as_read(self.name, info, matrix)
             bits, has_alpha = describe_pixel_format(source.pixel_format)
-            scaled, self.size = fit_size(self.name, info.size, size, fit, multiple)
+            self.scaled_size, self.size = fit_size(self.name, info.size, size, fit, multiple)
             self.source_size, self.source_fps = info.size, info.fps
             self.fps = wanted_fps or info.fps
             end = _animation_end(info, [*arguments, "-map", source_stream])
@@ -116,7 +117,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             num_frames = len(self._images) or _estimate_num_frames(info, seconds, self.fps, end_frame)
             self.num_frames = None if num_frames is None else max(1, num_frames - first_frame)
             self.dtype = (frames := RGB16 if bits > 8 else RGB8).dtype
-            sizes = info.size, scaled, self.size
+            sizes = info.size, self.scaled_size, self.size
             turn = _find_turn(info, self._images[0] if self._images else self.path)
             filters = _filters(source, *sizes, frames, turn, has_alpha=has_alpha or info.is_pictures)
             output = ["-map", source_stream, "-vf", filters, "-fps_mode", "passthrough", "-f", "rawvideo"]
