@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import time
 import wave
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +17,7 @@ from PIL import Image
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.units import parse_fps
 from mlx_ltx_vae.video import SinkOptions, VideoWriter, open_sink
+from mlx_ltx_vae.video.codecs import ANIMATIONS, CODECS, CONTAINER_ENDINGS
 
 SATURATED = np.array(
     [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 0], [0, 255, 255], [255, 0, 255], [255, 255, 255], [0, 0, 0]],
@@ -177,6 +179,34 @@ def test_frame_rate_is_exact(tmp_path: Path, fps: object, exact: Fraction) -> No
     timebase = Fraction(re.search(r"#tb 0: (\S+)", listing)[1])
     times = sorted(int(line.split(",")[2]) * timebase for line in listing.splitlines() if line.startswith("0,"))
     assert times == [index / exact for index in range(30)]
+
+
+def write_every_container(folder: Path) -> dict[str, bytes]:
+    """The bytes of a file for each codec in each container, live ones, and animated pictures."""
+    size, frames = (96, 64), noise((96, 64), 3)
+    sound = np.random.default_rng(0).uniform(-0.5, 0.5, (1, 2, 6000)).astype(np.float32)
+    pairs = [(name, ending) for name, codec in CODECS.items() for ending in codec.endings if "toolbox" not in name]
+    files = {f"{name}{ending}": {"codec": name} for name, ending in pairs}
+    files |= {f"live{ending}": {"fragmented": True} for ending in (".mp4", ".mov")}
+    folder.mkdir()
+    for name, options in files.items():
+        metadata = {"prompt": "a hill"}
+        with VideoWriter(
+            folder / name, size=size, fps=24, audio=[sound], sample_rate=48000, metadata=metadata, **options
+        ) as out:
+            out.write(frames)
+    for ending in ANIMATIONS:
+        with open_sink(folder / f"a{ending}", size=size, fps=24) as out:
+            out.write(frames)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_equal_frames_give_equal_bytes_in_every_container(tmp_path: Path) -> None:
+    first = write_every_container(tmp_path / "first")
+    time.sleep(1.1)  # containers count seconds
+    second = write_every_container(tmp_path / "second")
+    assert {Path(name).suffix for name in first} == {*CONTAINER_ENDINGS, *ANIMATIONS}
+    assert [name for name in first if first[name] != second[name]] == []
 
 
 def test_fast_start_puts_the_index_before_the_frames(tmp_path: Path) -> None:

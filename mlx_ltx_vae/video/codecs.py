@@ -258,7 +258,8 @@ def _encoder_arguments(name: str, codec: Codec, size: Size, fps: Fraction, optio
 
 
 def _container_arguments(ending: str, options: SinkOptions) -> list[str]:
-    arguments = ["-f", _FORMATS[ending]]
+    # Equal frames give equal bytes: Matroska and WebM otherwise have random ids.
+    arguments = ["-f", _FORMATS[ending], "-fflags", "+bitexact"]
     if ending not in _FRAGMENTED_ENDINGS:
         return arguments
     if options.fragmented:
