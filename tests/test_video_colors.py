@@ -106,7 +106,6 @@ def difference(found: list[np.ndarray], expected: list[np.ndarray], bits: int) -
 
 LOSSLESS = [
     "yuv420p", "yuv422p", "yuv444p", "yuv420p10le", "yuv422p10le", "yuv444p10le", "yuv420p12le", "yuv444p16le",
-    "yuv440p", "yuv411p",
 ]  # fmt: skip
 
 

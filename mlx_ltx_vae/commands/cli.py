@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TextIO, TypeVar
 
 from .. import __version__
 from ..backend.machine import OTHER_DTYPE_NAMES, launched_rank
+from ..codec_table import ENCODER_PRESETS
 from ..errors import (
     DecodeError,
     DistributedError,
@@ -117,8 +118,6 @@ class CommandParser(argparse.ArgumentParser):
             known = [name for names in shown for name in names]
             return suggest(match[1], known, {other: name for other, name in _OTHER_OPTIONS.items() if name in known})
         if match := re.match(r"argument (\S+): invalid choice: '([^']*)' \(choose from (.*)\)", message):
-            from ..video.codecs import ENCODER_PRESETS
-
             option, word, choices = match.groups()
             if option == "--preset" and word in ENCODER_PRESETS:
                 return f" (did you mean --encoder-preset {word}?)"

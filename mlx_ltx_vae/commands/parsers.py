@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import get_args
 
 from ..backend.machine import DtypeName
+from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS
 from ..errors import LTXVAEError
 from ..models.specs import NETWORKS
 from ..units import HDRInput
@@ -229,8 +230,6 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
             'completion needs shtab, which is not installed; install it with: pip install "mlx_ltx_vae[completion]".'
         ) from None
     from ..models.families import published
-    from ..video.audio_codecs import AUDIO_CODECS
-    from ..video.codecs import CODECS, ENCODER_PRESETS
 
     names: dict[str, Iterable[str]] = {"codec": CODECS, "audio_codec": AUDIO_CODECS}
     names |= {"encoder_preset": ENCODER_PRESETS, "generation": published()}

@@ -20,13 +20,11 @@ MATRICES = frozenset(
     ("bt709", "fcc", "bt470bg", "smpte170m", "smpte240m", "ycgco", "bt2020nc", "bt2020c", "chroma-derived-nc")
     + ("chroma-derived-c", "ictcp", "gbr")
 )
-_PLANAR = re.compile(r"yuv(a?j?(410|411|420|422|440|444)p)((9|10|12|14|16)le)?|gbra?p((9|10|12|14|16|f16|f32)le)?")
 # Formats that only repack another one, which zscale has.
 _REPACKED = {
     "nv12": "yuv420p", "nv21": "yuv420p", "p010le": "yuv420p10le", "nv16": "yuv422p", "nv20le": "yuv422p10le",
     "bgr0": "gbrp", "bgra": "gbrap", "rgb24": "gbrp", "rgb48le": "gbrp16le", "rgba64le": "gbrap16le",
 }  # fmt: skip
-_WITHOUT_ZSCALE = ("yuv440p10le", "yuv440p12le")
 _RGB = re.compile("[0ax]?(2?rgb|bgr)|gbr|pal8")  # how the names of pixel formats without a matrix start
 # Of frames as arrays: the dtype, and the largest number, which is white.
 _ARRAYS = {
@@ -169,12 +167,6 @@ def check_content_light(frames: FrameFormat) -> None:
 def is_unknown(name: str) -> bool:
     """Whether a file does not say it."""
     return name in ("unknown", "unspecified", "reserved")
-
-
-def is_convertible(pixel_format: str) -> bool:
-    """Whether `conversion` can end in a pixel format."""
-    is_planar = _PLANAR.fullmatch(pixel_format) is not None and pixel_format not in _WITHOUT_ZSCALE
-    return is_planar or pixel_format in _REPACKED
 
 
 def file_format(pixel_format: str, frames: FrameFormat = RGB8) -> FrameFormat:
