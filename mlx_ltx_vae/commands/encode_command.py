@@ -36,7 +36,7 @@ from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig
 from ..units import HDRInput, format_are, format_count, format_seconds
 from ..video import ExrReader, Fit, VideoReader
-from ..video.sound_files import SoundReader, find_shift
+from ..video.sound_files import SoundReader
 from ..video.source import source_files
 from .cli import CommandParser, format_range, run_command
 from .items import Item, find_pattern, has_table
@@ -248,8 +248,7 @@ class EncodeTask(Task):
         with SoundReader(self._video.path) as sound:
             rate = sound.sample_rate
             length = max(round(num_frames * rate / fps), ceil(rate / per_second))
-            start = self._video.start + find_shift(self._video.path, "0:V:0")
-            pieces = sound.cut(max(0, round(start * rate)), length)
+            pieces = sound.cut(max(0, round(self._video.start * rate)), length)
             return audio_vae.encode(pieces, rate, plan)[:, :, :num_latents]
 
     @property

@@ -1,64 +1,67 @@
 """A description of a video or an image: what it has, and what of it the encoder of a VAE takes."""
 
-from fractions import Fraction
+import warnings
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
 from ..errors import excerpt, printable
 from ..shapes import DEFAULT_SCALE, format_size
 from ..units import format_count
-from ..video.ffmpeg import input_arguments, read_times
+from ..video.ffmpeg import input_arguments
 from ..video.frame_format import is_unknown
 from ..video.metadata import check_text, read_metadata
 from ..video.probe import VideoInfo, probe
+from ..video.reader import FrameCount, count_frames, estimate_num_frames
 from .report import Report
-
-# How far of a frame a constant rate may be off.
-_JITTER = Fraction(2, 5)
 
 
 def inspect_video(path: Path, vae: Checkpoint | None) -> Report:
-    """Describe a video or an image. A `ReaderError` for what is none. Its frames are counted, and not decoded.
+    """Describe a video or an image. A `ReaderError` for what is none, and a warning for what is damaged.
 
-    In JSON, `fps` and `seconds` are null for images and where unknown; `fps` is the average if `is_variable`. Colors
+    Its frames are decoded and counted, as `VideoReader` would return them; if there are more than 10,000, their number
+    is an estimate. In JSON, it is null where unknown, as `fps` and `seconds` are, which images do not have; `fps` is
+    the average if `is_variable`. Colors
     have ffmpeg's names, and "unknown" is what the file does not say; the size is that after a `rotation` in degrees.
     `nearest` is what encodes at the `scale` of `vae`, or at the usual one if that is null.
     """
     check_text(path)
-    arguments, stream, info, _ = probe(str(path), input_arguments(path))
-    times, end = read_times([*arguments, "-map", stream])
+    arguments, stream, info, num_errors = probe(str(path), path, input_arguments(path))
+    count, damage = count_frames(str(path), arguments, stream, info, num_errors)
+    if damage:
+        warnings.warn(damage, stacklevel=2)
     report = Report("video")
     report.add("file", printable(str(path)), name=str(path))
-    _add_frames(report, info, times, end)
+    num_frames = _add_frames(report, info, count)
     _add_format(report, info)
-    _add_nearest(report, info, max(1, len(times)), vae)
+    _add_nearest(report, info, max(1, num_frames or 1), vae)
     metadata = read_metadata(path)
     report.add("says", *(f"{excerpt(key)}: {excerpt(value)}" for key, value in metadata.items()), metadata=metadata)
     return report
 
 
-def _add_frames(report: Report, info: VideoInfo, times: list[Fraction], end: Fraction | None) -> None:
-    """The number of frames, their size, and how long they last, by the times at which they begin and the last ends."""
-    count, fps, seconds = max(1, len(times)), info.fps, None
-    duration = None if info.is_still or end is None or not times else end - times[0]
-    is_variable = info.is_variable or not _are_even(times)
-    if duration is not None and fps is not None:
-        seconds = duration if is_variable else max(count / fps, duration)
-    if is_variable and duration:
-        fps = count / duration
-    text = f"{format_count(count, 'frame')} of {format_size(*info.size)}"
+def _add_frames(report: Report, info: VideoInfo, count: FrameCount | None) -> int | None:
+    """The number of frames, their size, and how long they last. Returns how many a reader returns, if that is known."""
+    estimate = estimate_num_frames(info, info.fps)
+    if count is None:
+        num_stored, num_returned, is_variable, seconds = estimate, estimate, info.is_variable, info.seconds
+    else:
+        num_stored, num_returned = count.num_stored, count.num_returned
+        is_variable, seconds = count.is_variable, count.seconds
+    frames = "frames" if num_stored is None else format_count(num_stored, "frame")
+    text = f"{'about ' * (count is None and num_stored is not None)}{frames} of {format_size(*info.size)}"
     text += f", {float(seconds):.2f} s" if seconds else ""
-    text += f" at {'about ' * is_variable}{float(fps):.5g} fps" if fps else ""
+    text += f" at {'about ' * is_variable}{float(info.fps):.5g} fps" if info.fps else ""
     report.add(
         "video",
         text + ", which varies" * is_variable,
-        frames=count,
+        frames=num_stored,
         width=info.size[0],
         height=info.size[1],
-        fps=fps and float(fps),
+        fps=info.fps and float(info.fps),
         is_variable=is_variable,
         seconds=seconds and float(seconds),
     )
+    return num_returned
 
 
 def _add_format(report: Report, info: VideoInfo) -> None:
@@ -106,11 +109,3 @@ def _add_nearest(report: Report, info: VideoInfo, num_frames: int, vae: Checkpoi
         scale=scale._asdict(),
         vae=vae and vae.name,
     )
-
-
-def _are_even(times: list[Fraction]) -> bool:
-    """Whether times are those of a constant rate, up to what containers round and writers shift."""
-    if len(times) < 3 or times[0] == times[-1]:
-        return True
-    step = (times[-1] - times[0]) / (len(times) - 1)
-    return all(abs(time - times[0] - index * step) < step * _JITTER for index, time in enumerate(times))

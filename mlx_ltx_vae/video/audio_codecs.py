@@ -8,7 +8,7 @@ from functools import lru_cache
 from ..codec_table import AUDIO_CODECS, AudioCodec
 from ..errors import WriterError, option, quote, suggest
 from ..files import InputFiles
-from .ffmpeg import input_arguments, listing, read_log, read_times
+from .ffmpeg import input_arguments, listing, read_times, run
 from .sink import SinkOptions
 from .sound import CHANNELS, SOUND_INPUT, clipping, find_sample_rate, warn_of_sound
 from .sound_files import FILL_GAPS, ProbedSound, probe_sound, read_peak
@@ -117,10 +117,7 @@ def _sound_encoder(name: str, codec: AudioCodec, rate: int) -> str:
 @lru_cache
 def _works(encode: tuple[str, ...], rate: int) -> bool:
     silence = ["-f", "lavfi", "-i", f"anullsrc=r={rate}:cl=stereo:d=0.1"]
-    with suppress(WriterError):
-        read_log("silence", "audio", [*silence, *encode], WriterError)
-        return True
-    return False
+    return not run("silence", [*silence, *encode, "-f", "null"], WriterError).code
 
 
 def _probe_file(name: str, codec: AudioCodec, audio: str | os.PathLike) -> tuple[str, ProbedSound]:
@@ -156,14 +153,13 @@ def warn_of_changes(
 
 
 def _file_changes(ending: str, codec: AudioCodec, audio: str | os.PathLike, probed: ProbedSound) -> list[str]:
-    source, stored = probed.source, probed.stored
-    changes = []
-    if source.is_remixed(stored):
+    source, changes = probed.source, []
+    if source.is_remixed(probed.stored_layout):
         keep = [
             key for key, each in AUDIO_CODECS.items() if ending in each.endings and each.max_channels >= source.channels
         ]
         hint = f" (use {' or '.join(keep)} to keep its channels)" if keep else ""
-        changes.append(f"remixed from {source.layout} to {stored.layout}{hint}")
+        changes.append(f"remixed from {source.layout} to {probed.stored_layout}{hint}")
     if codec.kilobits is None and source.is_lossless and source.bits > _MAX_BITS:
         changes.append(f"stored with {_MAX_BITS} bits in place of {source.bits}")
     if codec.kilobits is None and source.is_float:

@@ -3,9 +3,9 @@
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, count, islice, repeat
 from math import ceil
@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import ReaderError, option
 from ..shapes import Size, format_size
 from ..units import MAX_FPS, Rate, find_fps, format_count
-from .ffmpeg import FfmpegDecoder, input_arguments, read_times
+from .ffmpeg import FfmpegDecoder, input_arguments
 from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown
 from .pictures import read_orientation
 from .probe import VideoInfo, describe_pixel_format, probe
@@ -41,6 +41,7 @@ _TURNS = {
     8: (["transpose=clock"], ["transpose=cclock"]),
 }  # fmt: skip
 _TRANSPOSED = (5, 6, 7, 8)
+_MAX_COUNTED = 10_000  # frames that are decoded to count them
 
 
 class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
@@ -74,7 +75,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         source_fps: frames per second in the file, exactly (on average if it varies); None for images.
         fps: frames per second that are returned; None for images without a given rate.
         num_frames: approximate; None if it is unknown.
-        start: the time in the file of the first frame that is returned, in seconds, once it is; 0 for images.
+        start: the time in the file of the first frame that is returned, in seconds; 0 for images.
         dtype: uint8; uint16 over the full range if the source has more than 8 bits.
 
     Raises:
@@ -105,29 +106,30 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             arguments, self._images = find_source(self.path, stack, end_frame)
             if self._images:
                 _check_image(self._images[0])  # ffmpeg would skip it and describe the next one
-            arguments, source_stream, info, num_errors = probe(self.name, arguments)
+            first_file = self._images[0] if self._images else self.path
+            arguments, source_stream, info, num_errors = probe(self.name, first_file, arguments)
             _warn(self.name, info, num_errors)
             source = _format_as_read(self.name, info, matrix)
             bits, has_alpha = describe_pixel_format(source.pixel_format)
             self.scaled_size, self.size = fit_size(self.name, info.size, size, fit, multiple)
             self.source_size, self.source_fps = info.size, info.fps
             self.fps = wanted_fps or info.fps
-            end = _animation_end(info, [*arguments, "-map", source_stream])
-            seconds = info.seconds if end is None else end
-            num_frames = len(self._images) or _estimate_num_frames(info, seconds, self.fps, end_frame)
+            num_frames = len(self._images) or estimate_num_frames(info, self.fps, end_frame)
             self.num_frames = None if num_frames is None else max(1, num_frames - first_frame)
             self.dtype = (frames := RGB16 if bits > 8 else RGB8).dtype
             sizes = info.size, self.scaled_size, self.size
-            turn = _find_turn(info, self._images[0] if self._images else self.path)
+            turn = _find_turn(info, first_file)
             filters = _filters(source, *sizes, frames, turn, has_alpha=has_alpha or info.is_pictures)
             output = ["-map", source_stream, "-vf", filters, "-fps_mode", "passthrough", "-f", "rawvideo"]
             self._ffmpeg = FfmpegDecoder(self.name, [*arguments, *output], num_errors)
             stack.callback(self._ffmpeg.close)
             self._resources = stack.pop_all()
         self._rate: RateConverter | None = None  # what has no times has none
+        self.start = info.start
         if not info.is_still and self.fps is not None:
-            self._rate = RateConverter(self.fps, info.fps, is_variable=info.is_variable, end=end)
-        self.start, self._warns_of_rate = Fraction(0), wanted_fps is None
+            self._rate = _converter(info, self.fps)
+            self.start += first_frame / self.fps
+        self._warns_of_rate = wanted_fps is None
         self._num_left = sys.maxsize if max_frames is None else max_frames
         self._first_frame, self._num_dropped = first_frame, 0
         self._num_read, self._has_ended = 0, False
@@ -176,8 +178,6 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         self._has_ended = len(held) + num_frames < len(buffer)
         self._buffer = buffer[: len(held) + num_frames]
         times = self._ffmpeg.read_times(num_frames)
-        if times and not len(held) and self.fps is not None and self._rate is not None:
-            self.start = times[0] + self._first_frame / self.fps
         # For each frame, how often the one before it is returned; the first of all has none before it.
         counts = [1 if self._rate is None else self._rate.add(time) for time in times][1 - len(held) :]
         if self._has_ended:
@@ -205,7 +205,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             if self._num_read < len(self._images):
                 raise ReaderError(f"{self.name}: ffmpeg read only {self._num_read} of {len(self._images)} images.")
         except ReaderError as error:
-            if "non positive size for width" in str(error):  # see `_filters`
+            if "non positive size for width" in str(error).removeprefix(self.name):  # see `_filters`
                 raise ReaderError(
                     f"{self.name}: its frames have different sizes; the first is {format_size(*self.source_size)}."
                 ) from error
@@ -222,14 +222,13 @@ def _check_image(path: Path) -> None:
         decoder.finish()
 
 
-def _estimate_num_frames(
-    info: VideoInfo, seconds: Fraction | None, fps: Fraction | None, max_frames: int | None
-) -> int | None:
+def estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int | None = None) -> int | None:
+    """The number of frames at a rate, by the times in the file; None if they are unknown."""
     if info.is_still:
         return 1
-    if fps is None or seconds is None:
+    if fps is None or info.seconds is None:
         return None
-    num_frames = max(1, round(seconds * fps))
+    num_frames = max(1, round(info.seconds * fps))
     return num_frames if max_frames is None else min(num_frames, max_frames)
 
 
@@ -240,9 +239,41 @@ def _warn(name: str, info: VideoInfo, num_errors: int) -> None:
         warnings.warn(text, stacklevel=3)
 
 
-def _animation_end(info: VideoInfo, arguments: Sequence[str]) -> Fraction | None:
-    """The end of an animated picture, whose last delay may be any and is in no header; None for what is none."""
-    return read_times(arguments)[1] if info.is_pictures and not info.is_still else None
+@dataclass(frozen=True)
+class FrameCount:
+    """The frames of a video: those in the file, and those that a `VideoReader` returns."""
+
+    num_stored: int
+    num_returned: int
+    is_variable: bool  # not all are returned once
+    seconds: Fraction | None  # None for stills, and if the rate is unknown
+
+
+def count_frames(
+    name: str, arguments: list[str], stream: str, info: VideoInfo, num_errors: int
+) -> tuple[FrameCount | None, str]:
+    """The frames of a video by its decoder, None if there are very many, and what is damaged, "" if nothing is."""
+    output = ["-map", stream, "-frames:v", str(_MAX_COUNTED + 1), "-fps_mode", "passthrough", "-f", "null"]
+    with closing(FfmpegDecoder(name, [*arguments, *output], num_errors)) as decoder:
+        times, damage = decoder.read_all_times(), ""
+        try:
+            decoder.finish()
+        except ReaderError as error:
+            damage = str(error)
+    if len(times) > _MAX_COUNTED:
+        return None, damage
+    if info.is_still or info.fps is None or not times:
+        return FrameCount(len(times), len(times), is_variable=False, seconds=None), damage
+    rate = _converter(info, info.fps)
+    num_returned = sum(map(rate.add, times)) + rate.end()
+    is_variable = rate.left_out + rate.repeated > 0
+    seconds = rate.seconds if is_variable else num_returned / info.fps
+    return FrameCount(len(times), num_returned, is_variable, seconds), damage
+
+
+def _converter(info: VideoInfo, fps: Fraction) -> "RateConverter":
+    # The last delay of an animated picture may be any.
+    return RateConverter(fps, info.fps, is_variable=info.is_variable, length=info.seconds if info.is_pictures else None)
 
 
 def _format_as_read(name: str, info: VideoInfo, matrix: str | None) -> FrameFormat:
@@ -302,22 +333,23 @@ def _filters(
 class RateConverter:
     """Says how often each frame is returned at a constant rate. The time of the next frame decides, or the end.
 
-    It takes the place of ffmpeg's filter `fps`, which loses a frame whenever ffmpeg rebuilds its filters. `end` is when
-    the last frame ends, if the file says so.
+    It takes the place of ffmpeg's filter `fps`, which loses a frame whenever ffmpeg rebuilds its filters. `length` is
+    the time from the first frame to the end of the last, if the file says so.
     """
 
     def __init__(
-        self, fps: Fraction, source_fps: Fraction | None, *, is_variable: bool, end: Fraction | None = None
+        self, fps: Fraction, source_fps: Fraction | None, *, is_variable: bool, length: Fraction | None = None
     ) -> None:
         self.num_frames = 0
         self.left_out = 0  # frames that were returned at no tick
         self.repeated = 0  # how often one was returned again
+        self.seconds = Fraction(0)  # from the first frame to the end of the last, once that is known
         self.shortest: Fraction | None = None  # seconds between two frames, of which one came later
         self._fps = fps
         # The numbers of the frames at their own rate, in place of times, which containers round to milliseconds. That
         # would decide between two frames that are equally near, as in every second frame from 60 to 30 fps.
         self._own_fps = None if is_variable else source_fps
-        self._end = end
+        self._length, self._end = length, Fraction(0)
         self._interval = Fraction(0) if source_fps is None else 1 / source_fps
         self._start = self._time = Fraction(0)
         self._number = Fraction(-1)
@@ -327,7 +359,7 @@ class RateConverter:
         """How often the frame before the one that comes at `time` (in seconds) is returned; 0 for the first frame."""
         step = time - self._time
         if self.num_frames == 0:
-            self._start = time
+            self._start, self._end = time, time + (self._length or 0)
         elif step > 0:
             self.shortest = min(step, self.shortest or step)
         else:  # time stands still or goes back, as in files that were put together
@@ -339,8 +371,8 @@ class RateConverter:
 
     def end(self) -> int:
         """How often the last frame is returned: as long as it lasts, and at least once if it is the first."""
-        end = self._time + self._interval if self._end is None or self._end <= self._time else self._end
-        times = max(0, max(self._tick(end - self._start), 1) - self._ticks)
+        self.seconds = (self._end if self._end > self._time else self._time + self._interval) - self._start
+        times = max(0, max(self._tick(self.seconds), 1) - self._ticks)
         self.left_out += times == 0
         return times
 
