@@ -124,8 +124,9 @@ class EncodeTask(Task):
     def open(self) -> Iterator[None]:
         settings, item = self._settings, self._item
         size = settings.size or item.size
+        is_exr = settings.hdr is not None
         reader = partial(
-            partial(VideoReader, matrix=settings.matrix) if settings.hdr is None else ExrReader,
+            partial(ExrReader, space=settings.hdr) if is_exr else partial(VideoReader, matrix=settings.matrix),
             item.source,
             size=size,
             fit=settings.fit or (Fit.CROP if size else Fit.EXACT),
