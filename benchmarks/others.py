@@ -6,8 +6,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from benchmarks.measuring import Case, make_random_network
 from mlx_ltx_vae.backend.mlx_utils import dtype_name, named_parameters
-from mlx_ltx_vae.bench.decoding import Case, make_random_network
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.video_vae.block_types import RES_STACK
 from mlx_ltx_vae.models.video_vae.config import VAEConfig

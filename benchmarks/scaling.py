@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks.exchange import Exchange, band_grid, make_exchange
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.bench.command import table
+from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.models.conv_spec import ConvSpec
 from mlx_ltx_vae.models.convolution.rules import ConvShape, Formulation, winograd_elements
 from mlx_ltx_vae.models.specs import NetworkSpec

@@ -3,10 +3,9 @@
 Everything is imported when it is first used: a command is prepared before what takes long (`commands.entry`).
 """
 
-from typing import TYPE_CHECKING
-
 from .startup import lazy_names
 
+TYPE_CHECKING = False  # as of typing, whose import takes longer than all else here
 if TYPE_CHECKING:
     from .audio_vae import AudioVAE
     from .errors import (

@@ -5,7 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +247,8 @@ def convert_checkpoint(
     """
     check_folder_name(folder)
     folder = expand_home(folder).resolve()
-    with part_folder(folder) as part:
+    with part_folder(folder) as output:
+        part = output.path
         with writing_to(folder):
             (part / "config.json").write_text(json.dumps(checkpoint.raw_config, indent=2) + "\n", encoding="utf-8")
             written = write_weights(checkpoint, part / "model.safetensors", dtype, progress)
@@ -256,7 +257,7 @@ def convert_checkpoint(
         conversion = Conversion(checkpoint.name, str(folder), generation, networks, written, verification)
         with writing_to(folder):
             (part / "README.md").write_text(_make_card(conversion, checkpoint), encoding="utf-8")
-    return conversion
+    return replace(conversion, output=str(output.target))
 
 
 def check_folder_name(folder: str | os.PathLike) -> None:

@@ -339,14 +339,15 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         pix_fmt: str | None = None,
         metadata: Mapping[str, str] | None = None,
         shortest: bool = False,
-        overwrite: bool = True,
+        overwrite: bool | None = None,
         frame_steps: Sequence[FrameStep] = (),
         hdr: HDR = None,
         **options: "Unpack[StreamOptions]",
     ) -> DecodeReport:
         """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
 
-        They may arrive, as for `stream`; a folder gets stills. For all up to `overwrite` see `VideoWriter`, for `hdr`
+        They may arrive, as for `stream`; a folder gets stills. For all up to `overwrite` see `VideoWriter` (None
+        replaces all but pictures and stills), for `hdr`
         (or a curve) `HDROptions`, for others `decode`. `audio` may be an `AudioVAE.stream`. Errors: `WriterError`.
         """
         check_options("decode_to_file", options)

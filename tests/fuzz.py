@@ -56,7 +56,7 @@ _MEMORY_FACTOR, _MEMORY_CONSTANT = 4, 64e6
 _MAX_MESSAGE = 300
 _MAX_COMMAND = 900  # an error about a file of torch has the command that converts it
 _VAE = "vae-of-the-fuzzer.safetensors"
-_CLASS = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Interrupt)\b|NoneType|should not happen")  # of what is not explained
+_CLASS = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Interrupt)\b|NoneType|internal error")  # of what is not explained
 
 
 class Hang(BaseException):

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.metal_emulation import EmulatedGPU, emulated, load_decoder
+from benchmarks.measuring import Case, FixedRule, open_case
 from conftest import active_memory
+from metal_emulation import EmulatedGPU, emulated, load_decoder
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.bench.decoding import Case, FixedRule, open_case
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.conv_spec import ConvSpec
 from mlx_ltx_vae.models.convolution import conv3d, rules

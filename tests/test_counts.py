@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from benchmarks.counts import Counts, count_chunks, counted
+from benchmarks.measuring import Decode
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.bench.decoding import Decode
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig, preset
 
 FIELDS = ("readbacks", "arrays", "evaluations")

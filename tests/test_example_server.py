@@ -610,7 +610,7 @@ def server_process(*command: str) -> Iterator[tuple[subprocess.Popen, str, list[
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(server.__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": f"{Path(server.__file__).parents[1]}:{os.environ['PYTHONPATH']}"},
     )
     log: list[str] = []
     reader = threading.Thread(target=lambda: log.extend(process.stderr))

@@ -34,7 +34,7 @@ NETWORK_KEYS = {
 BLOCK_KEYS = {"kind", "in_channels", "out_channels", "layers", "stride", "residual", "inject_noise"}
 LATENTS_KEYS = {
     "kind", "name", "tensor", "stored_shape", "stored_dtype", "layout", "shape", "fps", "normalized", "stated",
-    "statistics", "video", "keyframes", "audio",
+    "frames_read", "statistics", "video", "keyframes", "audio",
 }  # fmt: skip
 
 

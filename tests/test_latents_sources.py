@@ -130,6 +130,8 @@ def test_standard_input_without_latents_is_refused() -> None:
         assert "standard input: is empty" in refusal("-")
     with piped(b"hello, world"):
         assert "standard input: is neither safetensors nor .npy nor .npz" in refusal("-")
+    with piped(b"hello, world"):
+        assert "or turn a video into latents with encode" in refusal("-")
     with open(os.devnull, "rb") as device, standard_input(device):
         assert "standard input is a terminal or another device; pipe" in refusal("-")
         assert "/dev/stdin: cannot be read (a device or a socket in place of a file)" in refusal("/dev/stdin")

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.measuring import Case, Job, decode, run_job
 from benchmarks.validation import validation_cases, validation_jobs
 from mlx_ltx_vae import PlanError, demo
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.bench.command import Job, run_fresh
-from mlx_ltx_vae.bench.decoding import Case, decode
 from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.network_specs import decoder_spec as diffusion_spec
@@ -204,7 +203,7 @@ SAMPLE = [job for job in validation_jobs() if job.case.generation != "ltx-2.5-di
 @pytest.mark.parametrize("job", SAMPLE, ids=lambda job: f"{job.measure.__name__}-{job.case.generation}-{job.case.mode}")
 def test_the_planned_peak_holds_and_is_near(job):
     # MLX's timing moves some peaks by a tenth, so the plan is compared with the largest of two.
-    runs = [run_fresh(job) for _ in range(2)]
+    runs = [run_job(job) for _ in range(2)]
     assert 0.99 <= runs[0]["planned_bytes"] / max(run["total_peak_bytes"] for run in runs) <= 1.3
 
 
@@ -213,7 +212,7 @@ def test_the_planned_peak_holds_and_is_near(job):
 def test_the_planned_peak_of_a_clip_shorter_than_the_delay_is_near(frames):
     """Its first layers are done, and their caches free, before the last ones receive anything."""
     case = Case(base_width=8, dtype="float32", width=512, height=512, frames=frames, order="time")
-    run = run_fresh(Job(decode, case))
+    run = run_job(Job(decode, case))
     assert 1 <= run["planned_bytes"] / run["total_peak_bytes"] <= 1.3
 
 
@@ -237,7 +236,7 @@ def test_a_decode_under_a_budget_never_exceeds_it(part):
     case = replace(validation_cases()[0], generation="ltx-2.3", mode="auto", order="auto", width=256)
     generous = plan_decode(decoder_spec(config(decoder_base_channels=16)), shape(256, 96, 41))
     budget = int(part * generous.peak_bytes)
-    run = run_fresh(Job(decode, replace(case, memory_budget=budget)))
+    run = run_job(Job(decode, replace(case, memory_budget=budget)))
     assert run["planned_bytes"] < generous.peak_bytes
     assert run["total_peak_bytes"] <= budget
 
@@ -245,7 +244,7 @@ def test_a_decode_under_a_budget_never_exceeds_it(part):
 def test_the_shipped_demo_keeps_its_budget():
     """In bfloat16, on the CPU: the norms and SiLU of its narrow layers compute in float32."""
     case = Case(model=str(demo.VAE), latents=str(demo.LATENTS), width=384, height=256, memory_budget=32_000_000)
-    run = run_fresh(Job(decode, case))
+    run = run_job(Job(decode, case))
     assert run["planned_bytes"] <= 32_000_000
     assert run["total_peak_bytes"] <= 32_000_000
 

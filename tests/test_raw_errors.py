@@ -224,8 +224,8 @@ def test_a_name_may_begin_with_a_tilde_behind_a_folder(tmp_path, monkeypatch, ca
         ),
         (OSError(), "a file: cannot be read or written (the system does not say why)."),
         (MemoryError(), "the memory of this machine is exhausted; "),
-        (KeyError("x"), "an error that should not happen ('x'); run it with --debug, and report what it shows."),
-        (RuntimeError(), "an error that should not happen (without words); "),
+        (KeyError("x"), "internal error: 'x'; run again with --debug and report it."),
+        (RuntimeError(), "internal error: no message; "),
     ],
 )
 def test_errors_of_the_system_are_sentences_without_the_names_of_classes(error, line):

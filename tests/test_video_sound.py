@@ -380,7 +380,7 @@ def test_sound_may_be_one_array(tmp_path, make):
 
 def test_sound_alone(tmp_path):
     sound = tone(1.5, 24000)
-    assert write_wav(tmp_path / "a.wav", chunks_of(sound), sample_rate=24000) == 36000
+    assert write_wav(tmp_path / "a.wav", chunks_of(sound), sample_rate=24000) == (36000, None)
     assert np.abs(heard(tmp_path / "a.wav", 24000) - sound).max() < 1e-4
 
 

@@ -21,7 +21,7 @@ from ..audio_vae import AudioVAE, plan_sound_encode
 from ..backend.machine import Work
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import CheckpointError, ReaderError
+from ..errors import CheckpointError, ReaderError, warn
 from ..files import sample_path
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
@@ -38,10 +38,11 @@ from ..units import HDRInput, format_are, format_count, format_seconds
 from ..video import ExrReader, Fit, VideoReader
 from ..video.sound_files import SoundReader
 from ..video.source import source_files
-from .cli import CommandParser, format_range, run_command
+from .cli import CommandParser, format_range
 from .items import Item, find_pattern, has_table
-from .job import Job, LazyVAE, Task, run_job
+from .job import Job, LazyVAE, Task, describe_blending, run_job
 from .options import pick, take
+from .running import run_command
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -177,7 +178,7 @@ class EncodeTask(Task):
 
         with ExitStack() as stack:
             # Opened at once: an error if it cannot be written.
-            overwrite = not self._vae.job.no_overwrite
+            overwrite = self._vae.job.overwrite is not False
             writer = stack.enter_context(LatentsWriter(output, overwrite=overwrite)) if ranks.is_first else None
             vae = self._vae.load()
             bar.enter("encoding")
@@ -189,7 +190,8 @@ class EncodeTask(Task):
             audio = None
             if writer is not None:
                 audio = self._encode_sound(num_frames)
-                writer.complete(fps=video.fps, num_frames=num_frames, height=height, width=width, audio=audio)
+                moved = writer.complete(fps=video.fps, num_frames=num_frames, height=height, width=width, audio=audio)
+                self._item.rename({} if moved is None else {output: str(moved)})
         seconds = time.perf_counter() - start
         sound = "" if audio is None else f" and {format_count(audio.shape[2], 'audio latent')}"
         self._warn_of_missing(num_read)
@@ -198,7 +200,8 @@ class EncodeTask(Task):
             stream.sent_bytes,
             f"{format_count(shape.frames, 'latent frame')}{sound} from "
             f"{format_count(num_frames, 'frame')} of {format_size(*video.size)}{_describe_fit(video)}"
-            f"{_describe_change(video.source_fps, video.fps)}, in {format_seconds(seconds)}",
+            f"{_describe_change(video.source_fps, video.fps)}, {describe_blending(self.plan)}"
+            f"in {format_seconds(seconds)}",
             frames=num_frames,
             width=self.plan.width,
             height=self.plan.height,
@@ -220,7 +223,7 @@ class EncodeTask(Task):
                 found += f", so of the frames {format_range(self._frames)} only {format_are(num_frames)} there"
             else:
                 found += f", and not the {wanted} that were to be encoded"
-            warnings.warn(f"{self._item.source}: {found}.", stacklevel=2)
+            warn(f"{self._item.source}: {found}.")
 
     def _plan_sound(self) -> list[SoundPlan]:
         """The possible plans of the sound; none if none is wanted, or with a warning if there is none."""
@@ -235,7 +238,7 @@ class EncodeTask(Task):
                     seconds = float(self._num_frames / fps)
                     spec, machine = checkpoint.spec("encoder"), checkpoint.machine("encoder", settings.dtype)
                     return every_chunk(partial(plan_sound_encode, spec, seconds, machine))
-        warnings.warn(f"{self._video.name}: has no sound, so only its pictures are encoded.", stacklevel=2)
+        warn(f"{self._video.name}: has no sound, so only its pictures are encoded.")
         return []
 
     def _encode_sound(self, num_frames: int) -> mx.array | None:

@@ -6,8 +6,9 @@ import sys
 
 from ..errors import ItemsError, LTXVAEError, describe_error
 from ..inspect import inspect
-from .cli import CommandParser, print_report, run_command, write_line
+from .cli import CommandParser
 from .options import take
+from .running import print_report, run_command, write_line
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:

@@ -52,6 +52,12 @@ class Item:
     def is_pending(self) -> bool:
         return not self.values and self.error is None and not self.is_skipped
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Take over the names of outputs that have got others, since files had taken these by then."""
+        self.outputs = [names.get(output, output) for output in self.outputs]
+        self.beside = {kind: [names.get(name, name) for name in given] for kind, given in self.beside.items()}
+        self.output = None if self.output is None else names.get(self.output, self.output)
+
     def as_dict(self) -> dict[str, Any]:
         """What became of it, JSON-serializable."""
         output = list(self.outputs) if len(self.outputs) > 1 else self.output

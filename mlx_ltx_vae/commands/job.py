@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -20,7 +19,7 @@ from ..backend.machine import Work
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
 from ..distributed import Ranks, join_ranks
-from ..errors import ItemsError, LatentsError, describe_error, printable
+from ..errors import ItemsError, LatentsError, describe_error, printable, warn
 from ..files import check_absent
 from ..latents import LatentsFile
 from ..latents.keyframes import KEYFRAME_NAMES, KeyframesFile, open_keyframes
@@ -31,7 +30,6 @@ from ..planning.plan import Plan
 from ..process import Cleanup
 from ..units import format_bytes, format_rate
 from ..vae import VideoVAE
-from .cli import print_report, print_traceback, write_line
 from .items import (
     Item,
     all_exist,
@@ -43,6 +41,7 @@ from .items import (
     name_items,
     read_inputs,
 )
+from .running import print_report, print_traceback, write_line
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Job:
     rank_timeout: int
     dry_run: bool
     skip_existing: bool
-    no_overwrite: bool
+    overwrite: bool | None  # None for the rule of each kind of output
     json: bool
     quiet: bool
     debug: bool
@@ -119,7 +118,7 @@ class Task(ABC):
         """Complete the item with its outputs, and find out whether to skip it; an error if they must not exist."""
         job, self._item.outputs = self._vae.job, outputs
         self._item.is_skipped = job.skip_existing and all_exist(outputs)
-        for output in outputs if job.no_overwrite else ():
+        for output in outputs if job.overwrite is False else ():
             check_absent(output)
 
     def networks(self) -> dict[str, dict[str, str]]:
@@ -178,6 +177,11 @@ def describe_networks(networks: Mapping[str, Mapping[str, str]]) -> str:
         return f"{Path(used['file']).name} ({what})" if "file" in used else what
 
     return printable(", ".join(map(describe, networks.values())))
+
+
+def describe_blending(plan: Plan) -> str:
+    """What the last line of a run says of a plan with tiles; nothing of exact ones."""
+    return f"tiled (blended in {' and '.join(plan.blended)}), " if plan.blended else ""
 
 
 def _first_last(names: Sequence[str]) -> str:
@@ -376,7 +380,7 @@ def find_keyframes(given: str | None, clip: LatentsFile, decoder: NetworkSpec) -
         return None
     if decoder.variant is None:
         text = "its keyframes are ignored, as this VAE takes none; the diffusion decoder of LTX-2.5 does."
-        warnings.warn(f"{source}: {text}", stacklevel=2)
+        warn(f"{source}: {text}")
         return None
     if given is None:
         return clip.find_keyframes()

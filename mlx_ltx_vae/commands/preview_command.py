@@ -27,7 +27,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         preset=None,
         plan=parse_options(memory_budget=arguments.memory_budget),
         stream={},
-        sinks=SinkOptions(overwrite=not arguments.no_overwrite, contact_sheet=sheet),
+        sinks=SinkOptions(overwrite=arguments.overwrite, contact_sheet=sheet),
         sound=None,
         keyframes=None,
         is_preview=True,

@@ -12,9 +12,9 @@ from ..checkpoint.weight_files import is_index
 from ..errors import CheckpointError, LatentsError, ReaderError, excerpt
 from ..files import START_BYTES, Format, expand_home, find_format
 from ..latents import KNOWN_NAMES, find_audio_latents, is_sound_alone
+from ..latents.files import find_reader, open_tensor_file
 from ..latents.keyframes import KEYFRAME_NAMES, find_keyframes
 from ..latents.metadata import AUDIO_NAMES
-from ..latents.tensor_files import open_tensor_file
 from ..shapes import Grid
 from ..video.codecs import ANIMATIONS, CONTAINER_ENDINGS
 from .checkpoint import find_audio, inspect_checkpoint
@@ -41,15 +41,16 @@ def inspect(
     of `vae`, if it has the networks.
     """
     path = expand_home(source)
-    file_format, is_file = _start_of(path)
-    if is_file and file_format is None and (report := _inspect_video(path, vae)):
+    start = _start_of(path)
+    reader = None if start is None else find_reader(start)
+    if start is not None and (find_format(start), reader) == (None, None) and (report := _inspect_video(path, vae)):
         if (audio_vae, tensor, grid) != (None, None, None):
             raise LatentsError(
                 f"{source}: this is a video; an audio VAE, a tensor and a grid are options of latents only."
             )
         return report
     location, audio = None, None
-    if file_format not in (Format.NPY, Format.ZIP):
+    if reader is None or find_format(start or b"") is Format.SAFETENSORS:
         try:
             location = locate(source)
         except CheckpointError:
@@ -76,8 +77,7 @@ def _inspect_latents(
     checkpoint, of_sound = None if vae is None else open_checkpoint(vae), find_sound_decoder(audio_vae, vae)
     if (tensor, grid) == (None, None):
         tensors, stated = open_tensor_file(path)
-        shapes = {name: stored.shape for name, stored in tensors.items()}
-        if is_sound_alone(shapes, None if checkpoint is None else checkpoint.config.latent_channels):
+        if is_sound_alone(tensors, None if checkpoint is None else checkpoint.config.latent_channels):
             file = find_audio_latents(tensors, stated, str(path), is_alone=True)
             assert file is not None
             return inspect_audio_latents(file, of_sound)
@@ -88,13 +88,13 @@ def _inspect_latents(
     return inspect_latents(path, checkpoint, of_sound, tensor=tensor, grid=grid)
 
 
-def _start_of(path: Path) -> tuple[Format | None, bool]:
-    """The format by the first bytes, and whether there is a file that can be read; `locate` reports any other."""
+def _start_of(path: Path) -> bytes | None:
+    """The first bytes of a file that can be read; `locate` reports any other."""
     with suppress(OSError):
         if os.path.isfile(path):
             with path.open("rb") as file:
-                return find_format(file.read(START_BYTES)), True
-    return None, False
+                return file.read(START_BYTES)
+    return None
 
 
 def _inspect_video(path: Path, vae: str | None) -> Report | None:

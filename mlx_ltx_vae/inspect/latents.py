@@ -1,7 +1,7 @@
 """Descriptions of latents of videos and of sound: what the file states, statistics, and what they decode to."""
 
-import warnings
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TypeVar, cast
@@ -11,10 +11,12 @@ import numpy as np
 
 from ..backend.mlx_utils import to_float
 from ..checkpoint import Checkpoint
-from ..errors import LatentsError, excerpt, printable
+from ..errors import LatentsError, excerpt, printable, warn
+from ..files import MAX_INSPECTED_VALUES
 from ..latents import AudioLatentsFile, LatentsFile, open_latents
+from ..latents.files import MappedLatents, read_frames, sampled_frames
 from ..latents.keyframes import KeyframesFile, describe_keyframes
-from ..latents.stored import MappedLatents, channel_moments, read_frames
+from ..latents.statistics import are_unusual, count_unusual, frame_moments, join_moments
 from ..models.base import SoundConfig
 from ..shapes import DEFAULT_SCALE, Grid, format_size
 from ..units import DEFAULT_FPS, format_count
@@ -23,8 +25,6 @@ from .report import Report
 
 FoundT = TypeVar("FoundT")
 
-# Normalized latents have a standard deviation near 1 in every channel; in a plain or still clip some are smaller.
-_MIN_USUAL_STD, _MAX_USUAL_STD = 1 / 3, 3.0
 _NORMALIZED = {
     True: "normalized, as the file states",
     False: "unnormalized, as the file states",
@@ -42,7 +42,9 @@ def inspect_latents(
     `audio_vae` is the checkpoint of the audio latents in it. A warning if they cannot be read, or its keyframes.
 
     In JSON, `fps`, `normalized` and `stated` are what the file states, null where it states nothing. `statistics` are
-    of all normalized values; the lowest and highest ones are of single channels. `video` is one item of the batch: its
+    of the normalized values of as many latent frames as `frames_read`, which are spread over a clip of more than 2**26
+    values and are all frames of others; they are null where a single frame has more. The lowest and highest ones are of
+    single channels. `video` is one item of the batch: its
     `vae` is null if none was given and the usual `scale` was assumed; without `fps` its `seconds` are at 24 frames per
     second. `audio` are the audio latents beside them, as `inspect_audio_latents` describes them, and `keyframes` those
     of the video, as `inspect_keyframes` does; null without any.
@@ -57,7 +59,9 @@ def inspect_latents(
     how = _NORMALIZED[file.normalized]
     if file.normalized is False and vae is not None:
         how = f"unnormalized in the file; normalized with {printable(vae.name)}:"
-    _add_statistics(report, file, how, _statistics(file.map(statistics=statistics)))
+    frames = _frames_to_read(file)
+    values = _statistics(file.map(statistics=statistics), frames) if frames else None
+    _add_statistics(report, file, how, values, len(frames))
     seconds = _add_video(report, file, vae)
     keyframes = _found(file.find_keyframes)
     report.include("keyframes", None if keyframes is None else inspect_keyframes(keyframes, is_alone=False))
@@ -72,7 +76,7 @@ def _found(find: Callable[[], FoundT | None]) -> FoundT | None:
     try:
         return find()
     except LatentsError as error:
-        warnings.warn(str(error), stacklevel=3)
+        warn(str(error))
         return None
 
 
@@ -98,10 +102,25 @@ def _add_file(report: Report, file: LatentsFile) -> None:
     )
 
 
-def _add_statistics(report: Report, file: LatentsFile, normalized: str, values: dict[str, float]) -> None:
-    unusual, channels = values["channels_far_from_1"], file.shape.channels
-    hint = ": perhaps not normalized, or a plain, still clip" if 2 * unusual > channels else ""
-    report.add("values", normalized, _describe(values), statistics=values)
+def _frames_to_read(file: LatentsFile) -> list[int]:
+    """The latent frames that the statistics are of: all, some of a very long clip, none of very large frames."""
+    frames = file.shape.frames
+    return sampled_frames(frames, MAX_INSPECTED_VALUES * frames // math.prod(file.shape))
+
+
+def _add_statistics(
+    report: Report, file: LatentsFile, normalized: str, found: tuple[dict[str, float], bool] | None, frames_read: int
+) -> None:
+    frames, channels = file.shape.frames, file.shape.channels
+    if found is None:
+        report.add("values", f"{normalized}; not read, since a frame has too many", statistics=None, frames_read=0)
+        return
+    values, is_unusual = found
+    part = f"of {frames_read:,} of {frames:,} latent frames, spread over the clip"
+    unusual = values["channels_far_from_1"]
+    hint = ": perhaps not normalized, or a plain, still clip" if is_unusual else ""
+    lines = (normalized, *[part] * (frames_read < frames), _describe(values))
+    report.add("values", *lines, statistics=values, frames_read=frames_read)
     report.add(
         "channel",
         f"means from {values['lowest_channel_mean']:.2f} to {values['highest_channel_mean']:.2f}, "
@@ -146,18 +165,18 @@ def _describe(values: dict[str, float]) -> str:
     )
 
 
-def _statistics(latents: MappedLatents) -> dict[str, float]:
-    """Statistics of all values, and the extremes of those of single channels. One latent frame is read at a time."""
-    lows, highs = [], []
+def _statistics(latents: MappedLatents, numbers: Sequence[int]) -> tuple[dict[str, float], bool]:
+    """Statistics of some frames, and the extremes of those of single channels; and whether these are unusual.
 
-    def frames() -> Iterator[mx.array]:
-        for values in read_frames(latents, range(latents.shape.frames)):
-            lows.append(to_float(values.min()))
-            highs.append(to_float(values.max()))
-            yield values
-
-    means, stds = channel_moments(frames())
-    return {
+    One frame is read at a time.
+    """
+    lows, highs, moments = [], [], []
+    for values in read_frames(latents, numbers):
+        lows.append(to_float(values.min()))
+        highs.append(to_float(values.max()))
+        moments.append(frame_moments(values))
+    means, stds = join_moments(moments)
+    statistics = {
         "mean": float(means.mean()),
         "std": float(np.sqrt((stds**2).mean() + means.var())),
         "min": min(lows),
@@ -166,8 +185,9 @@ def _statistics(latents: MappedLatents) -> dict[str, float]:
         "highest_channel_mean": float(means.max()),
         "lowest_channel_std": float(stds.min()),
         "highest_channel_std": float(stds.max()),
-        "channels_far_from_1": int(((stds < _MIN_USUAL_STD) | (stds > _MAX_USUAL_STD)).sum()),
+        "channels_far_from_1": count_unusual(stds),
     }
+    return statistics, are_unusual(stds, math.prod(latents.shape) // latents.shape.channels)
 
 
 def inspect_keyframes(file: KeyframesFile, *, is_alone: bool) -> Report:

@@ -113,7 +113,7 @@ def check_cancelled(cancelled: threading.Event) -> None:
 
 
 def join_parts(parts: Iterable[mx.array], axis: int, length: int | None) -> mx.array:
-    """All parts along an axis, evaluated.
+    """All parts along an axis, evaluated. Takes them to their end, where a stream checks what it has yielded.
 
     If their `length` together is known, each takes its place as it comes, and none is held twice.
     """
@@ -127,12 +127,13 @@ def join_parts(parts: Iterable[mx.array], axis: int, length: int | None) -> mx.a
 def _fill(parts: Iterable[mx.array], axis: int, length: int) -> mx.array:
     whole, start = mx.array(()), 0
     for part in parts:
-        if part.shape[axis] == length:
-            return part
-        if not start:
-            whole = mx.zeros([length if at == axis else size for at, size in enumerate(part.shape)], part.dtype)
         end = start + part.shape[axis]
-        whole[(slice(None),) * axis + (slice(start, end),)] = part
+        if end - start == length:
+            whole = part
+        elif not start:
+            whole = mx.zeros([length if at == axis else size for at, size in enumerate(part.shape)], part.dtype)
+        if whole is not part:
+            whole[(slice(None),) * axis + (slice(start, end),)] = part
         start = end
         del part
         mx.eval(whole)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
@@ -14,7 +14,7 @@ from ..errors import LatentsError, PlanError, WriterError, check_is_path
 from ..planning.options import BitDepth
 from ..planning.plan import DecodePlan
 from ..units import Rate, parse_fps
-from ..video import check_output, check_output_options, open_sink, output_files
+from ..video import add_metadata, check_output, check_output_options, open_sink, output_files
 from ..video.frame_format import FrameOutput, FrameStep, common_format, frame_format
 from ..video.sink import SinkOptions
 from .decode_run import DecodeStream
@@ -36,6 +36,7 @@ class DecodeReport:
     sample_rate: int | None  # of sound that was decoded with it
     seconds: float  # from the first latents to the finished file
     first_frame_seconds: float
+    one_color: bool  # whether every frame is of one color
     peak_memory_bytes: int  # `mx.get_peak_memory()`, so since MLX's count was last reset
     plan: DecodePlan | None  # what was run; None for latents that arrived without one
 
@@ -66,6 +67,7 @@ class FileDecode:
         self.files = output_files(os.fspath(self.path), self.output)
         for file, options in self.files.items():
             check_output_options(file, options, fps=self.fps)
+            self.files[file] = add_metadata(file, options)
 
     @property
     def frames(self) -> tuple[FrameOutput, ...]:
@@ -100,39 +102,51 @@ class FileDecode:
         if batch > 1:
             raise LatentsError(f"{self.path}: is one video, and these latents are {batch}; write each.")
         shown = show_progress(chunks, progress, self.video.get("num_frames"), name=os.fspath(self.path))
-        num_frames, first_frame = write_files(shown, self.files, self.start, fps=self.fps, **self.video)
+        written = write_files(shown, self.files, self.start, fps=self.fps, **self.video)
         width, height = self.video["size"]
         return DecodeReport(
-            output=os.fspath(self.path),
-            frames=num_frames,
+            output=written.new_names.get(os.fspath(self.path), os.fspath(self.path)),
+            frames=written.frames,
             width=width,
             height=height,
             fps=parse_fps(self.fps),
             sample_rate=getattr(self.output.audio, "sample_rate", None),
             seconds=time.perf_counter() - self.start,
-            first_frame_seconds=first_frame,
+            first_frame_seconds=written.first_frame_seconds,
+            one_color=written.is_one_color,
             peak_memory_bytes=mx.get_peak_memory(),
             plan=plan,
         )
 
 
-def write_files(
-    chunks: Iterable[FrameChunk], files: Mapping[str, SinkOptions], start: float, **video: Any
-) -> tuple[int, float]:
-    """Write chunks to files. Returns the number of frames, and the seconds from `start` to the first of them.
+class Written(NamedTuple):
+    """What was written of one decode."""
 
-    `video` are further arguments of `open_sink`. Without files, as on all ranks but the first, nothing is written.
+    frames: int
+    first_frame_seconds: float  # from the start of the decode
+    is_one_color: bool  # each frame, on its own
+    new_names: dict[str, str]  # of files whose name another program took meanwhile, by that name
+
+
+def write_files(chunks: Iterable[FrameChunk], files: Mapping[str, SinkOptions], start: float, **video: Any) -> Written:
+    """Write chunks to files.
+
+    `start` is when the decode began, by `time.perf_counter`. `video` are further arguments of `open_sink`. Without
+    files, as on all ranks but the first, nothing is written.
     """
-    num_frames, first_frame = 0, 0.0
+    num_frames, first_frame, is_one_color = 0, 0.0, True
     with ExitStack() as stack:  # which closes a contact sheet after its video, and so only beside a whole one
-        sinks = {}
+        sinks, given = {}, {}
         for file, options in files.items():
-            sinks[stack.enter_context(open_sink(file, options=options, **video))] = options.frames
+            sink = stack.enter_context(open_sink(file, options=options, **video))
+            sinks[sink], given[sink] = options.frames, (file, sink.name)
         for chunk in chunks:
             write_chunk(chunk, sinks)
+            is_one_color = is_one_color and chunk.is_plain()
             first_frame = first_frame or time.perf_counter() - start
             num_frames += chunk.frames.shape[1]
-    return num_frames, first_frame
+    names = {file: sink.name for sink, (file, name) in given.items() if sink.name != name}
+    return Written(num_frames, first_frame, is_one_color, names)
 
 
 def open_file_decode(

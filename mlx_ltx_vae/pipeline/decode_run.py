@@ -1,10 +1,9 @@
 """Executes a decode plan: latents in, final frames out."""
 
 import threading
-import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -16,8 +15,9 @@ import numpy as np
 from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
 from ..distributed import RowBands
-from ..errors import DecodeError, LatentsError, PlanError
+from ..errors import DecodeError, LatentsError, PlanError, warn
 from ..latents.keyframes import check_keyframes
+from ..latents.statistics import find_notice, join_moments
 from ..models.base import Decoder
 from ..models.noise import NoiseShapes, draw
 from ..models.specs import LONG_CLIP, NetworkSpec
@@ -42,6 +42,7 @@ from .latent_sources import (
     check_part,
     is_whole,
     pad_as_noise,
+    sample_moments,
 )
 from .postprocess import (
     FrameBuffer,
@@ -100,7 +101,7 @@ class DecodePipeline:
             return self
         check_keyframes(keyframes)
         if warning := self.decoder.keyframe_warning:
-            warnings.warn(warning, stacklevel=4)
+            warn(warning)
         if spec.variant is not None:
             kept = replace(keyframes, latents=cast(mx.array, as_latents(keyframes.latents)))
         return replace(self, options=replace(self.options, keyframes=None if spec.variant is None else kept))
@@ -120,6 +121,7 @@ class DecodePipeline:
                 options = replace(self.options, keyframes=padded.keyframes, format=self.options.format or plan.format)
                 run = replace(self, options=options)._decode_whole(padded.latents, self.make_plan(padded.latents.shape))
                 return padded.crop(run)
+        self._check_values(sample_moments(latents), shape, latents)
         interval = plan.excerpt.latents if plan.excerpt else None
         return self._run(plan, partial(LatentSource, latents, frames=interval)).chunks()
 
@@ -147,7 +149,22 @@ class DecodePipeline:
         needs_all = spec.has_latent_noise or any(layer.noise_channels for layer in spec.layers)
         if self.options.noise is not None and self.options.noise != "zeros" and needs_all:
             raise LatentsError('noise arrays need the whole latents; with an iterator use a seed or noise="zeros".')
-        yield from self._run(plan, partial(LatentStreamSource, parts, plan.latent_shape)).chunks()
+        moments: list[np.ndarray] = []
+        yield from self._run(plan, partial(LatentStreamSource, parts, plan.latent_shape, moments)).chunks()
+        self._check_values(moments, plan.latent_shape)
+
+    def _check_values(self, moments: Sequence[np.ndarray], shape: Sequence[int], latents: object = None) -> None:
+        """Warn if a sample of the latents looks unlike those of a model. Of ranks, the first does."""
+        if self.group is not None and self.group.rank():
+            return
+        (means, stds), statistics = join_moments(moments), self.decoder.statistics
+        if self.options.unnormalized and statistics is not None:
+            mean, std = (np.array(values.astype(mx.float32)) for values in statistics)
+            means, stds = (means - mean) / std, stds / std
+        num_values = len(moments) * shape[0] * shape[3] * shape[4]
+        was_unnormalized = self.options.unnormalized or getattr(latents, "was_unnormalized", False)
+        if notice := find_notice(means, stds, num_values, statistics, was_unnormalized=was_unnormalized):
+            warn(f"{getattr(latents, 'source', 'latents')}: {notice}")
 
     def _run(self, plan: DecodePlan, make_source: Callable[[LatentPreprocess, Interval | None], Source]) -> "DecodeRun":
         shape, options, keyframes = plan.whole_shape, self.options, self.options.keyframes

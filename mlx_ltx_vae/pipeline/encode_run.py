@@ -1,7 +1,6 @@
 """Executes an encode plan: checks and converts frames, cuts them into pieces, and yields normalized latents."""
 
 import threading
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +13,7 @@ import numpy as np
 from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import dtype_name, evaluate, native_array, to_bool, to_float
 from ..distributed import RowBands
-from ..errors import LatentsError, PlanError, TilingError, option
+from ..errors import LatentsError, PlanError, TilingError, option, warn
 from ..models.base import Encoder, SoundEncoder
 from ..models.specs import LONG_CLIP, NetworkSpec
 from ..planning.plan import EncodePlan
@@ -98,10 +97,9 @@ class Preprocess:
             rest = mx.concatenate([rest] + [rest[:, -1:]] * (usable - count), axis=1)
         elif usable < count:
             left_out = "the last is" if count - usable == 1 else f"the last {count - usable} are"
-            warnings.warn(
+            warn(
                 f"{count} frames are not 1 + {self.scale.time}*k; {left_out} left out "
-                f"({option('pad=True', '--pad')} repeats the last frame instead).",
-                stacklevel=2,
+                f"({option('pad=True', '--pad')} repeats the last frame instead)."
             )
             rest = rest[:, : usable - count]
         if rest.shape[1]:
@@ -227,10 +225,9 @@ class EncodePipeline:
         if plan is not None and (self.tiling is not None or self.tile_batch_size != 1):
             raise PlanError("the plan says how to tile; leave out tiling and tile_batch_size.")
         if self.is_promoted:
-            warnings.warn(
+            warn(
                 "float16 may overflow in the encoders of LTX, so this one computes in float32; bfloat16 takes half "
-                "the memory.",
-                stacklevel=3,
+                "the memory."
             )
         tiles = self.tiling or (plan.tiling if plan is not None else None)
         if not isinstance(frames, Frames) and tiles is not None and tiles.temporal_config is not None:

@@ -1,7 +1,6 @@
 """Frames of HDR: what a decoder's are for videos and stills, and what the pixels of EXR images are for an encoder."""
 
 import os
-import warnings
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -9,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.mlx_utils import dtype_name
-from ..errors import WriterError, option, quote, suggest
+from ..errors import WriterError, option, quote, suggest, warn
 from ..hdr import Primaries, to_codes, to_hlg, to_linear, to_pq, to_sdr
 from ..units import ExrSpaceName, HDRInput, SignalName, Transfer
 from ..video.exr import EXR_SPACES
@@ -89,7 +88,7 @@ def choose_hdr(options: SinkOptions, hdr: HDR, dtype: mx.Dtype) -> SinkOptions:
         return options
     if dtype != mx.float32:
         name = dtype_name(dtype)
-        warnings.warn(f"HDR is decoded in {name}, which shows as bands; load the VAE with dtype float32.", stacklevel=4)
+        warn(f"HDR is decoded in {name}, which shows as bands; load the VAE with dtype float32.")
     return (hdr if isinstance(hdr, HDROptions) else HDROptions(hdr)).choose_frames(options)
 
 

@@ -10,7 +10,9 @@ import numpy as np
 
 from ..backend.mlx_utils import count_nonfinite, evaluate, native_array, to_float, to_mlx
 from ..errors import LatentsError
+from ..latents.files import read_frames, sampled_frames
 from ..latents.keyframes import Keyframes
+from ..latents.statistics import frame_moments
 from ..models.base import Decoder
 from ..models.noise import Draws, LatentBox, Noise
 from ..models.specs import NetworkSpec
@@ -142,9 +144,16 @@ class LatentStreamSource(Source):
     """Latents that arrive along time as arrays of `shape`, for any n, or a band of them. `grid` grows meanwhile."""
 
     def __init__(
-        self, parts: LatentParts, shape: Sequence[int], preprocess: LatentPreprocess, band: Interval | None
+        self,
+        parts: LatentParts,
+        shape: Sequence[int],
+        moments: list[np.ndarray],
+        preprocess: LatentPreprocess,
+        band: Interval | None,
     ) -> None:
+        """Make a source that adds the moments of a sample of the latents to `moments` as they arrive."""
         self._parts = parts
+        self._moments = moments
         self._shape = shape
         self._preprocess = preprocess
         self._rows = band.as_slice if band else slice(0, shape[3])
@@ -155,11 +164,17 @@ class LatentStreamSource(Source):
         for part in (native_array(part, "latents") for part in self._parts):
             check_part(part, self._shape)
             check_finite(part)
+            self._moments += sample_moments(part)
             for start in range(0, part.shape[2], chunk):
                 cut = part[:, :, start : start + chunk, self._rows]
                 before, height, width = self.grid
                 self.grid = (before + cut.shape[2], height, width)
                 yield self._preprocess(cut, (slice(before, self.grid[0]), self._rows, slice(0, width)))
+
+
+def sample_moments(latents: Latents) -> list[np.ndarray]:
+    """The `frame_moments` of a few frames."""
+    return list(map(frame_moments, read_frames(latents, sampled_frames(latents.shape[2]))))
 
 
 def check_part(part: Any, shape: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..backend.device import explained_device_errors
-from ..backend.mlx_utils import count_nonfinite, dtype_name, named_parameters, to_bool, to_list
+from ..backend.mlx_utils import count_nonfinite, dtype_name, named_parameters, to_bool, to_float, to_list
 from ..errors import DecodeError, LatentsError, PlanError
 from ..files import writing_to
 from ..models.base import Network
@@ -98,6 +98,8 @@ _MAX_PARTS = 64  # of flags, so that a long clip does not hold many small arrays
 _SHORT_PIECE = 2 * FRAMES_PER_CONVERSION
 _NEARLY_BLACK = 0.95  # of 1: a flat frame of larger magnitude is black or white
 _PLAUSIBLE = 1e3  # normalized latents of a model stay below a tenth of this
+
+_PLAIN_SPREAD = 2.01 / 255  # of the distance from black to white
 
 _PEAKS = {mx.uint8: 255, mx.uint16: 65535}  # of levels
 
@@ -194,6 +196,14 @@ class FrameChunk:
         array = np.asarray(frames[0] if frames.shape[0] == 1 else frames)
         self.check()
         return array
+
+    def is_plain(self) -> bool:
+        """Whether every frame is one color, within two of 255 levels."""
+        peak = _PEAKS.get(self.frames.dtype)
+        low, high = (-1, 1) if peak is None else (0, peak)
+        limits = self.frames.max(axis=(2, 3)), self.frames.min(axis=(2, 3))
+        most, least = (mx.clip(limit.astype(mx.float32), low, high) for limit in limits)
+        return to_float((most - least).max()) <= _PLAIN_SPREAD * (high - low)
 
     def save(self, path: str | os.PathLike, index: int = 0) -> None:
         """Write one frame of a single video as a picture, in the format of the ending: .png, .jpg, ...
@@ -312,6 +322,10 @@ class OutputCheck:
     # Combines flags with those of processes that compute other parts of the frames, if there are any.
     combine: Callable[[mx.array], mx.array] | None = None
     _is_flat: FrameFlags = field(default_factory=FrameFlags, init=False)
+    _has_two_patches: bool = field(default=False, init=False)  # which could differ: of one patch nothing is known
+    _corner: tuple[int, mx.array] | None = field(
+        default=None, init=False
+    )  # of a piece: its first frame, and first patch
     _is_finite: mx.array = field(default_factory=lambda: mx.array(True), init=False)
 
     @property
@@ -323,26 +337,40 @@ class OutputCheck:
         return flags if self.combine is None else self.combine(flags)
 
     def update(self, frames: mx.array, start: int) -> None:
-        """Check a piece (B, n, h, w, 3) of the frames from `start` on. A long one is checked part by part at once."""
-        count = frames.shape[1]
+        """Check a piece (B, n, h, w, 3) of the frames from `start` on. A long one is checked part by part at once.
+
+        Pieces of the same frames have the same `start`, and whole patches.
+        """
+        count, is_same = frames.shape[1], mx.array(True)
+        if step := self.patch_size:
+            corner = mx.contiguous(frames[:, :, :step, :step])
+            if self._corner is not None and self._corner[0] == start:
+                is_same = (corner == self._corner[1]).all(axis=(2, 3, 4)).any(axis=0)
+                self._has_two_patches = True
+            else:
+                self._corner = start, corner
+            self._has_two_patches |= max(frames.shape[2:4]) > step
+        is_same = mx.broadcast_to(is_same, (count,))
         for first in range(0, count, FRAMES_PER_CONVERSION):
-            self._update(frames[:, first : first + FRAMES_PER_CONVERSION], start + first)
+            part = slice(first, first + FRAMES_PER_CONVERSION)
+            self._update(frames[:, part], start + first, is_same[part])
             if count > _SHORT_PIECE:
                 mx.eval(self._is_finite)
 
-    def _update(self, frames: mx.array, start: int) -> None:
+    def _update(self, frames: mx.array, start: int, is_same: mx.array) -> None:
         if step := self.patch_size:
-            others = (2, 3, 4)
+            others, top = (2, 3, 4), frames[:, :, :step]
             down = (frames[:, :, step:] == frames[:, :, :-step]).all(axis=others)
-            across = (frames[:, :, :, step:] == frames[:, :, :, :-step]).all(axis=others)
-            is_visible = (mx.abs(frames[:, :, :step, :step]) < _NEARLY_BLACK).any(axis=others)
-            self._is_flat.update(start, (down & across & is_visible).any(axis=0))
-        self._is_finite = self._is_finite & mx.isfinite(frames).all()
+            # If all rows repeat downwards, the first ones decide.
+            across = (top[:, :, :, step:] == top[:, :, :, :-step]).all(axis=others)
+            is_visible = (mx.abs(top[:, :, :, :step]) < _NEARLY_BLACK).any(axis=others)
+            self._is_flat.update(start, (down & across & is_visible).any(axis=0) & is_same)
+        self._is_finite = self._is_finite & _are_finite(frames)
         mx.async_eval(self._is_finite)
 
     def close(self) -> None:
         """Wait for all checks. Raises a `DecodeError` if one has failed."""
-        of_frames = [self._is_flat.all(), self.may_be_flat()] if self.patch_size else []
+        of_frames = [self._is_flat.all() & self._has_two_patches, self.may_be_flat()] if self.patch_size else []
         flags = mx.concatenate([self._is_finite[None], *of_frames])
         is_finite, *flat_flags = to_list(self._combined(flags))
         if not is_finite:
@@ -353,6 +381,11 @@ class OutputCheck:
             where = f"{len(flat)} of the frames {flat[0]} to {flat[-1]} of {count}"
             found = _FLAT if len(flat) == count else f"{where} are one flat patch, and their latents are not constant"
             raise DecodeError(f"{found}: {self.find_cause() or _SILENT_FAILURE}")
+
+
+@mx.compile
+def _are_finite(frames: mx.array) -> mx.array:
+    return mx.isfinite(frames).all()
 
 
 def find_cause(network: Network, name: str, largest: float | None = None) -> str | None:

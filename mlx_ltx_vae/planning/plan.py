@@ -124,6 +124,14 @@ class Plan:
         return self.num_frames, self.height, self.width
 
     @property
+    def blended(self) -> tuple[str, ...]:
+        """Where tiles are blended, so that the result is not the single pass's: in "space", in "time"."""
+        if self.layout is None:
+            return ()
+        axes = {"space": (self.layout.height, self.layout.width), "time": (self.layout.time,)}
+        return tuple(name for name, tiles in axes.items() if any(len(each.latent) > 1 for each in tiles))
+
+    @property
     def peak_bytes(self) -> int:
         """Estimated upper bound of the run's peak memory, including weights and MLX's buffer cache."""
         return self.memory.total
@@ -296,10 +304,11 @@ def _mode(plan: Plan, unit: str) -> str:
         )
     if plan.mode is Mode.EXACT:
         return f"exact: the single pass's result, streamed by {plan.order.value}, {pieces} at a time"
-    if plan.layout is not None and plan.layout.is_streamed:
-        return f"tiled: blended in space, so not exact; exact in time, each tile streamed {pieces} at a time"
-    axes = "space" if plan.layout is not None and len(plan.layout.time.latent) == 1 else "space and time"
-    return f"tiled: blended in {axes}, so not exact"
+    if not plan.blended:
+        return f"tiled: one tile, so the single pass's result, streamed {pieces} at a time"
+    streamed = plan.layout is not None and plan.layout.is_streamed
+    exact = f"; exact in time, each tile streamed {pieces} at a time" if streamed else ""
+    return f"tiled: blended in {' and '.join(plan.blended)}, so not exact{exact}"
 
 
 def _tiles(tiling: TilingConfig, batch_size: int) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
-from ..errors import PlanError, TilingError
+from ..errors import PlanError, TilingError, option, warn
 from ..models.convolution.rules import TAPS
 from ..models.input_shapes import check_frame_shape, check_latent_shape
 from ..models.specs import NetworkSpec
@@ -149,11 +149,26 @@ class _Planner:
             self._budget = parse_bytes(options.memory_budget, available or 0)
 
     def choose(self) -> Plan:
+        """The best plan. A warning if its tiles are blended, and nobody has asked for tiles."""
+        seen: list[Plan] = []
+        plan = self._best(seen)
+        if plan.blended and self._options.mode is None:
+            exact = [each.memory.active for each in seen if not each.blended]
+            needed = (
+                f"takes at least {format_bytes(min(exact), round_up=True)}" if exact else "is too large for any step"
+            )
+            budget = option("memory_budget", "--memory-budget")
+            warn(
+                f"{self._clip.describe()}: tiles are blended, which changes the result and may show seams, since an "
+                f"exact plan {needed}; give a larger {budget}, or use a smaller size.",
+            )
+        return plan
+
+    def _best(self, seen: list[Plan]) -> Plan:
         """The first way with a plan that fits the budget; within a way, a plan whose buffer cache is not tight.
 
         The sound takes a small part of the time, and so the least memory where the pictures need the rest.
         """
-        seen: list[Plan] = []
         backend = self._machine.backend
         for way in self._ways():
             plans = list(way)
@@ -181,7 +196,23 @@ class _Planner:
                 f"a memory budget of {budget} is too small for {self._clip.describe()}; the least "
                 f"that works is {needed} ({least.mode.value} by {least.order.value}){sound}."
             )
-        return replace(least, memory=with_buffer_cache(least.memory, backend, None))
+        memory = self._machine.memory
+        if memory is not None and least.memory.active > memory:
+            raise PlanError(
+                f"{self._clip.describe()} cannot be computed: the least plan takes "
+                f"{format_bytes(least.memory.active, round_up=True)} ({least.mode.value} by {least.order.value}), and "
+                f"this machine has {format_bytes(memory)} for it; {self._advice(least)}."
+            )
+        return replace(least, memory=with_buffer_cache(least.memory, backend, memory))
+
+    def _advice(self, least: Plan) -> str:
+        """What makes a plan that is too large for the machine smaller."""
+        ways, is_chosen = [], self._options.mode is not None or self._options.order not in (None, Order.COLUMNS)
+        if least.memory.result:
+            ways.append("write a file, or take the frames from stream, in place of one array")
+        if is_chosen and why_not(self._spec, Order.COLUMNS) is None:
+            ways.append("use order columns in mode exact")
+        return ", or ".join([*ways, "use a smaller size or fewer frames"])
 
     def _with_more_sound(self, plan: Plan) -> Plan:
         """The plan with the fastest plan of the sound in what it leaves of the budget."""

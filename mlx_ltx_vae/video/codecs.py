@@ -10,7 +10,7 @@ from ..shapes import Size, format_size
 from .audio_codecs import audio_arguments, find_audio_codec
 from .ffmpeg import listing
 from .frame_format import check_content_light, check_zscale, conversion, file_format, tags
-from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_kept, check_metadata, metadata_arguments
+from .metadata import METADATA_INPUT, metadata_arguments
 from .sink import SinkOptions
 
 _SUBSAMPLED = re.compile(r"4[124][0-2]p|nv")  # those with chroma planes of half the size
@@ -33,7 +33,6 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
             raise WriterError(f"{name}: {field} is {quote(value)}; expected {'a name' if kind is str else 'a number'}.")
     if options.fragmented:
         check_fragmented(name, ending)
-    check_metadata(name, options.metadata, MAX_LIVE_METADATA if options.fragmented else None)
     find_audio_codec(name, ending, options)
     if options.shortest and options.audio is None:
         flag, add = option("shortest", "--shortest"), option("audio", "--audio")
@@ -61,8 +60,6 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     if options.encoder_preset not in (None, *ENCODER_PRESETS):
         given = quote(options.encoder_preset)
         raise WriterError(f"{name}: the encoder preset {given} is not known; use one of {', '.join(ENCODER_PRESETS)}.")
-    if options.metadata:
-        check_kept(name, ending, _container_arguments(ending, options), options.metadata)
     return codec
 
 

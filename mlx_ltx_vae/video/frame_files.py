@@ -1,5 +1,6 @@
 """Outputs that need no ffmpeg: numbered stills, one picture, a contact sheet, a .npy file, and raw frames."""
 
+import io
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -12,14 +13,24 @@ import numpy as np
 from numpy.lib import format as npy_format
 from PIL import Image, ImageDraw, ImageFont
 
-from ..errors import WriterError, option
-from ..files import PartFile, check_name, create_part, remove_part, writing_to
+from ..errors import WriterError, option, warn
+from ..files import (
+    PartFile,
+    check_name,
+    create_part,
+    keep_mode,
+    remove_part,
+    sync_files,
+    sync_folder,
+    take_name,
+    warn_of_name,
+    writing_to,
+)
 from ..process import Cleanup, remove_file, uninterrupted
 from ..shapes import Size
 from ..units import Rate, find_fps
 from .frame_format import FrameFormat
 from .live import StandardOutput, write_all
-from .metadata import check_metadata
 from .pictures import encode_png
 from .sink import Sink, SinkOptions
 from .source import match_numbered
@@ -31,48 +42,74 @@ WriteStill = Callable[[Path, np.ndarray, SinkOptions], object]
 class StillsWriter(Sink):
     """Stills, numbered from 0, in a folder (00000.png, 00001.png, ...) or of a pattern such as `a_%05d.png`.
 
-    They are moved there at the end, in one rename if the folder is new. A folder that has, or meanwhile gets, files of
-    this pattern is refused: the rest of a longer clip would mix with this one.
+    They are moved there at the end, in one rename if the folder is new. A folder that has files of this pattern is
+    refused: the rest of a longer clip would mix with this one. If it gets some meanwhile, the stills go to the folder
+    with the next free number. With `overwrite` they replace stills of the same names, and a warning names the others.
     """
 
     def __init__(
         self, path: str | os.PathLike, size: Size, options: SinkOptions, write: WriteStill, endings: tuple[str, ...]
     ) -> None:
         super().__init__(os.fspath(path), size, options.format)
-        self.folder, self._pattern = find_stills_target(path, endings)
+        self._overwrite = bool(options.overwrite)
+        self.folder, self._pattern = find_stills_target(path, endings, overwrite=self._overwrite)
         self._moved: list[Path] = []
         # Inside an existing folder, which may be on another file system than its parent; beside a new one.
-        beside = self.folder / "stills" if os.path.isdir(self.folder) else self.folder
+        self._beside = self.folder / "stills" if os.path.isdir(self.folder) else self.folder
         with uninterrupted(), writing_to(self.name):
-            self._part, lock = create_part(beside, Path.mkdir)
+            self._part, lock = create_part(self._beside, Path.mkdir)
             self._remove = Cleanup(self, _remove_stills, self._part, lock, self._moved)
         self._write = partial(_write_stills, self._part / self._pattern, count(), write, options)
 
     def _finish(self) -> None:
+        if not os.path.isdir(self.folder) or not self._move_into(self.folder):
+            folder = take_name(self._part, self._beside, overwrite=False)
+            if folder != self.folder:
+                is_pattern = Path(self.name) != self.folder
+                given, self.name = self.name, os.path.join(folder, self._pattern if is_pattern else "")
+                warn_of_name(given, self.name)
+        self._remove()
+
+    def _move_into(self, folder: Path) -> bool:
+        """Move the stills into a folder that exists, unless others are there by now."""
+        stills = [self._part / (self._pattern % index) for index in range(self.frames_written)]
+        sync_files(stills)
         with uninterrupted():
-            if os.path.isdir(self.folder):
-                _refuse_other_stills(self.name, self.folder, self._pattern)
-                for index in range(self.frames_written):
-                    target = self.folder / (self._pattern % index)
-                    # Created first, since a rename replaces a file that another program has just moved here.
-                    target.open("xb").close()
+            others = _find_stills(self.name, folder, self._pattern)
+            if others and not self._overwrite or any((folder / still.name).is_dir() for still in stills):
+                return False
+            for still in stills:
+                target = folder / still.name
+                if self._overwrite:
+                    keep_mode(target, still)
+                else:
+                    try:
+                        # Created first, since a rename replaces a file that another program has just moved here.
+                        target.open("xb").close()
+                    except FileExistsError:
+                        for moved in self._moved:
+                            os.replace(moved, self._part / moved.name)
+                        self._moved.clear()
+                        return False
                     self._moved.append(target)
-                    os.replace(self._part / target.name, target)
-            else:
-                os.rename(self._part, self.folder)  # fails if another program has created and filled the folder since
+                os.replace(still, target)
             self._moved.clear()  # they stay
-            self._remove()
+        sync_folder(folder)
+        if rest := sorted(set(others) - {still.name for still in stills}):
+            found = f"{rest[0]} stays" if len(rest) == 1 else f"{rest[0]} to {rest[-1]} ({len(rest)} stills) stay"
+            warn(f"{self.name}: {found} from another clip.")
+        return True
 
     def _discard(self) -> None:
         self._remove()
 
 
 class PictureWriter(Sink):
-    """The only frame of a clip, as a file like one of `StillsWriter`. It replaces no picture."""
+    """The only frame of a clip, as a file like one of `StillsWriter`."""
 
     def __init__(self, path: str | os.PathLike, size: Size, options: SinkOptions, write: WriteStill) -> None:
         super().__init__(os.fspath(path), size, options.format)
-        self._target = PartFile(Path(path), overwrite=False)
+        self._target = PartFile(Path(path), overwrite=bool(options.overwrite))
         self._write = partial(_write_picture, self.name, self._target.path, write, options)
 
 
@@ -103,13 +140,17 @@ def _remove_stills(part: Path, lock: int, moved: list[Path]) -> None:
         remove_file(still)
 
 
-def find_stills_target(path: str | os.PathLike, endings: tuple[str, ...]) -> tuple[Path, str]:
+def find_stills_target(path: str | os.PathLike, endings: tuple[str, ...], *, overwrite: bool) -> tuple[Path, str]:
     """The folder and the pattern of the names of stills, see `StillsWriter`. Nothing is created."""
     name = os.fspath(path)
     folder, pattern = parse_stills_path(path, endings)
     check_name(folder)
     if os.path.isdir(folder):
-        _refuse_other_stills(name, folder, pattern)
+        if not overwrite and (present := _find_stills(name, folder, pattern)):
+            way = option("pass overwrite=True", "add -y")
+            raise WriterError(
+                f"{name}: {present[0]} already exists; use a new folder, or {way} to replace stills of the same names."
+            )
     elif os.path.exists(folder):
         raise WriterError(f"{name}: cannot be written ({folder} is a file, not a folder).")
     return folder, pattern
@@ -127,13 +168,12 @@ def parse_stills_path(path: str | os.PathLike, endings: tuple[str, ...]) -> tupl
     return folder, pattern
 
 
-def _refuse_other_stills(name: str, folder: Path, pattern: str) -> None:
+def _find_stills(name: str, folder: Path, pattern: str) -> list[str]:
+    """The names of files of a pattern, sorted."""
     numbered = match_numbered(pattern)
     assert numbered is not None
     with writing_to(name):
-        present = next((file for file in sorted(os.listdir(folder)) if numbered.fullmatch(file)), None)
-    if present:
-        raise WriterError(f"{name}: {present} already exists; remove the old stills or use a new folder.")
+        return [file for file in sorted(os.listdir(folder)) if numbered.fullmatch(file)]
 
 
 class NpyWriter(Sink):
@@ -141,23 +181,26 @@ class NpyWriter(Sink):
 
     def __init__(self, path: str | os.PathLike, size: Size, options: SinkOptions) -> None:
         super().__init__(os.fspath(path), size, options.format)
-        self._target = PartFile(Path(path), overwrite=options.overwrite)
+        self._target = PartFile(Path(path), overwrite=bool(options.overwrite))
         with writing_to(self.name):
             # Unbuffered: what a forked process has in a buffer, it writes when it ends.
             self._file = self._target.path.open("wb", buffering=0)
+            self._file.seek(len(self._header()))
         self._write = partial(write_all, self._file)
-        self._write_header()
 
-    def _write_header(self) -> None:
+    def _header(self) -> bytes:
         width, height = self.size
         shape = self.frames_written, height, width, 3
-        header = {"descr": self.frames.dtype.str, "fortran_order": False, "shape": shape}
+        header = io.BytesIO()
         # numpy (since 1.23) pads it for a first axis of any length, so that its size does not change.
-        npy_format.write_array_header_1_0(self._file, header)
+        npy_format.write_array_header_1_0(
+            header, {"descr": self.frames.dtype.str, "fortran_order": False, "shape": shape}
+        )
+        return header.getvalue()
 
     def _finish(self) -> None:
         self._file.seek(0)
-        self._write_header()
+        write_all(self._file, self._header())
         self._file.close()
         super()._finish()
 
@@ -186,15 +229,14 @@ class ContactSheet(Sink):
     """A PNG file with at most 16 pictures of a video, each with its time, in rows from left to right.
 
     They are evenly spaced, and the first and the last frame are among them. The longer side of each is 384 pixels. No
-    more than the sheet is in memory. It replaces no picture.
+    more than the sheet is in memory.
     """
 
     def __init__(self, path: str | os.PathLike, size: Size, fps: Rate, num_frames: int, options: SinkOptions) -> None:
         super().__init__(os.fspath(path), size, options.format)
-        check_metadata(self.name, options.metadata)
         self._metadata, self._num_frames = options.metadata, num_frames
         self._sheet = _Sheet(size, find_fps(self.name, fps, WriterError), num_frames)
-        self._target = PartFile(Path(path), overwrite=False)
+        self._target = PartFile(Path(path), overwrite=bool(options.overwrite))
         self._path = self._target.path
         self._write = self._sheet.add
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from .codecs import animation_arguments, video_arguments
 from .ffmpeg import FfmpegEncoder
 from .frame_format import FrameFormat, FrameOutput, content_light_arguments, frame_format
 from .live import LiveOutput, Target, target_name
-from .metadata import METADATA_INPUT, metadata_file
+from .metadata import METADATA_INPUT, keep_metadata, metadata_file
 from .sink import Sink, SinkOptions
 from .sound import SOUND_INPUT, Sound, SoundPipe, SoundTrack, clipping, find_sample_rate, warn_of_sound
 
@@ -106,9 +107,11 @@ class VideoWriter(FfmpegSink):
         crf: quality, 0 is the best; by default 18 for h264, 20 for hevc, 24 for vp9 and av1.
         bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
         format: in place of the bit depth what the frames are, such as those of an HDR signal.
-        overwrite: whether to replace a file of this name, also one that appears while the video is written.
+        overwrite: whether to replace a file of this name. If not, and one appears while the video is written, the video
+            gets the next free number, with a warning.
         shortest: whether audio that is longer is cut at the end of the video. Needs `num_frames`.
-        metadata: entries of text by name, such as `{"comment": "take 3"}`, of any length.
+        metadata: entries of text by name, such as `{"comment": "take 3"}`, of any length. A warning names those that
+            the container does not keep as they are, which are left out.
         encoder_preset: for h264 and hevc: ultrafast to veryslow, by default medium. Slower ones make smaller files.
         pix_fmt: a pixel format of ffmpeg's encoder in place of the default, such as `"yuv444p"`.
         audio_codec: aac (the default), pcm, flac, alac or opus (the default for webm).
@@ -140,26 +143,42 @@ class VideoWriter(FfmpegSink):
         sample_rate: int | None = None,
         num_frames: int | None = None,
     ) -> None:
-        name = target_name(path)
-        super().__init__(name, size, fps, format or frame_format(bit_depth, WriterError, name))
-        is_path = isinstance(path, (str, os.PathLike))
-        if not is_path and not fragmented:
-            raise WriterError(f"{self.name}: only a fragmented video needs no file name; add fragmented=True.")
-        self._options = options = SinkOptions(
+        frames = format or frame_format(bit_depth, WriterError, target_name(path))
+        options = SinkOptions(
             audio=audio, codec=codec, crf=crf, fragmented=fragmented, overwrite=overwrite, shortest=shortest,
             metadata=metadata or {}, encoder_preset=encoder_preset, pix_fmt=pix_fmt, audio_codec=audio_codec,
-            sample_rate=sample_rate, frames=FrameOutput(self.frames),
+            sample_rate=sample_rate, frames=FrameOutput(frames),
         )  # fmt: skip
-        self._num_frames = num_frames
-        self._warns_of_audio = True
+        self._open(path, size, fps, options, num_frames, warns_of_audio=True)
+
+    @classmethod
+    def from_options(
+        cls, path: Target, size: Size, fps: Rate, options: SinkOptions, num_frames: int | None
+    ) -> "VideoWriter":
+        """The writer of a `SinkOptions`, for `open_sink`, whose callers are warned of the audio by `check_output`."""
+        writer = cls.__new__(cls)
+        writer._open(path, size, fps, options, num_frames, warns_of_audio=num_frames is None)
+        return writer
+
+    def _open(
+        self, path: Target, size: Size, fps: Rate, options: SinkOptions, num_frames: int | None, *, warns_of_audio: bool
+    ) -> None:
+        super().__init__(target_name(path), size, fps, options.format)
+        is_path, overwrite, audio = isinstance(path, (str, os.PathLike)), bool(options.overwrite), options.audio
+        if not is_path and not options.fragmented:
+            raise WriterError(f"{self.name}: only a fragmented video needs no file name; add fragmented=True.")
         self._ending = Path(self.name).suffix.lower() if is_path else ".mp4"
+        entries = keep_metadata(self.name, self._ending, options.metadata, is_live=options.fragmented)
+        self._options = options = replace(options, metadata=entries)
+        self._num_frames, self._warns_of_audio = num_frames, warns_of_audio
         arguments = video_arguments(self.name, self._ending, size, self.fps, options, num_frames)
-        target = LiveOutput(path, overwrite) if fragmented else PartFile(Path(self.name), overwrite=overwrite)
+        is_live = options.fragmented
+        target = LiveOutput(path, overwrite) if is_live else PartFile(Path(self.name), overwrite=overwrite)
         self._sound: SoundTrack | None = None
         self._pipe: SoundPipe | None = None
         if audio is not None and not isinstance(audio, (str, os.PathLike)):
-            rate = find_sample_rate(self.name, audio, sample_rate)
-            self._sound = SoundTrack(self.name, audio, rate, self.fps, num_frames, cuts=shortest)
+            rate = find_sample_rate(self.name, audio, options.sample_rate)
+            self._sound = SoundTrack(self.name, audio, rate, self.fps, num_frames, cuts=options.shortest)
             self._pipe = SoundPipe()
         self._start(target, arguments, options.metadata, self._pipe)
 
@@ -205,4 +224,4 @@ class AnimationWriter(FfmpegSink):
     def __init__(self, path: str | os.PathLike, size: Size, fps: Rate, options: SinkOptions) -> None:
         super().__init__(os.fspath(path), size, fps, options.format)
         arguments = animation_arguments(self.name, Path(path).suffix.lower(), size, self.fps, options)
-        self._start(PartFile(Path(path), overwrite=options.overwrite), arguments)
+        self._start(PartFile(Path(path), overwrite=bool(options.overwrite)), arguments)

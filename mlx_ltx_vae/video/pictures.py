@@ -30,7 +30,7 @@ _SAME_COLORS = 4  # of 255
 
 
 def encode_png(frame: np.ndarray, metadata: Mapping[str, str], transfer: str = "bt709") -> bytes:
-    """The file of a frame `(height, width, 3)`, uint8 or uint16. The metadata is that of `check_metadata`.
+    """The file of a frame `(height, width, 3)`, uint8 or uint16. The metadata is what `keep_metadata` returns.
 
     HLG and PQ (`transfer`) are tagged, with the primaries of BT.2020; what has no tag is sRGB.
     """

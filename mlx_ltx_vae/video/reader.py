@@ -2,7 +2,6 @@
 
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import ReaderError, option
+from ..errors import ReaderError, option, warn
 from ..shapes import Size, format_size
 from ..units import MAX_FPS, Rate, find_fps, format_count
 from .ffmpeg import FfmpegDecoder, input_arguments
@@ -183,7 +182,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             if self._num_read:
                 counts.append(1 if self._rate is None else self._rate.end())
             if self._rate is not None and self._warns_of_rate and (text := self._rate.warning(self.name)):
-                warnings.warn(text, stacklevel=3)
+                warn(text)
         indices = chain.from_iterable(map(repeat, count(), counts))
         dropped = min(sum(counts), self._first_frame - self._num_dropped)
         self._num_dropped += dropped
@@ -233,7 +232,7 @@ def _warn(name: str, info: VideoInfo, num_errors: int) -> None:
     """Warn of what is read otherwise than a user may expect, in the name of who opens the reader."""
     late = "starts within a group of pictures; those that need pictures before it are left out."
     for text in [*info.warnings(name), *([f"{name}: {late}"] if num_errors else [])]:
-        warnings.warn(text, stacklevel=3)
+        warn(text)
 
 
 @dataclass(frozen=True)
@@ -284,7 +283,7 @@ def _format_as_read(name: str, info: VideoInfo, matrix: str | None) -> FrameForm
         if info.size[0] >= _HD_WIDTH or info.size[1] >= _HD_HEIGHT:
             untagged = f"{name}: does not state its color matrix, and is read as BT.601, as ffmpeg does"
             way = option('matrix="bt709"', "--matrix bt709")
-            warnings.warn(f"{untagged}; {way} reads it as players do.", stacklevel=3)
+            warn(f"{untagged}; {way} reads it as players do.")
     if not is_unknown(tagged.matrix) and tagged.matrix not in MATRICES:
         raise ReaderError(f"{name}: its color matrix ({tagged.matrix}) is not supported; convert the video first.")
     if is_rgb:

@@ -3,7 +3,6 @@
 import io
 import os
 import sys
-import warnings
 import wave
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import WriterError, option
+from ..errors import WriterError, option, warn
 from ..files import PartFile, writing_to
 from ..process import close_in_children
 from .ffmpeg_process import make_pipe
@@ -62,7 +61,7 @@ def warn_of_sound(name: str, changes: Sequence[str], lengths: str = "") -> None:
     if changes:
         texts.append(f"its sound is {', '.join(changes)}")
     if texts:
-        warnings.warn(f"{name}: {'; '.join(texts)}.", stacklevel=6)
+        warn(f"{name}: {'; '.join(texts)}.")
 
 
 def find_peak(samples: np.ndarray) -> float:
@@ -213,11 +212,13 @@ def _send(pipe: io.FileIO, samples: np.ndarray) -> None:
         write_all(pipe, samples)
 
 
-def write_wav(path: str | os.PathLike, chunks: Sound, *, sample_rate: int | None = None, overwrite: bool = True) -> int:
+def write_wav(
+    path: str | os.PathLike, chunks: Sound, *, sample_rate: int | None = None, overwrite: bool = True
+) -> tuple[int, Path | None]:
     """Write chunks of sound as they come, with 24 bits, to a file that appears when it is whole.
 
-    Returns the number of samples. `sample_rate` is that of the chunks if it is None. Sound that is clipped is a
-    warning. Errors are `WriterError`s and those of the chunks; they leave no file.
+    Returns the number of samples, and what `PartFile.complete` does. `sample_rate` is that of the chunks if it is None.
+    Sound that is clipped is a warning. Errors are `WriterError`s and those of the chunks; they leave no file.
     """
     name = os.fspath(path)
     rate = find_sample_rate(name, chunks, sample_rate)
@@ -238,8 +239,8 @@ def write_wav(path: str | os.PathLike, chunks: Sound, *, sample_rate: int | None
                 file.flush()
             if not count:
                 raise WriterError(f"{name}: the sound has no samples.")
-        part.complete()
+        moved = part.complete()
         warn_of_sound(name, clipping(peak))
     finally:
         part.discard()
-    return count
+    return count, moved

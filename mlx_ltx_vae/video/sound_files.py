@@ -2,7 +2,6 @@
 
 import os
 import re
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
+from ..errors import LTXVAEError, ReaderError, WriterError, excerpt, warn
 from ..files import explain_missing
 from .ffmpeg import MARK, FfmpegReader, describe, input_arguments, listing, parse_packets, read_times, run
 from .sound import SAMPLE_RATES
@@ -216,4 +215,4 @@ class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
         if code:
             raise ReaderError(f"{self.name}: contains no audio that ffmpeg can read: {reason}.")
         if not code and reason:
-            warnings.warn(f"{self.name}: parts of its sound are damaged; ffmpeg says: {reason}.", stacklevel=3)
+            warn(f"{self.name}: parts of its sound are damaged; ffmpeg says: {reason}.")

@@ -4,6 +4,7 @@ It tells what a GPU's precision does to a decode, not how long a decode takes. R
 source (0.32); nothing was measured on a Mac. Attention and the exact exponentials of Metal are not emulated.
 """
 
+import json
 import os
 import sys
 from collections import Counter
@@ -11,22 +12,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 
 import mlx.core as mx
 
-from benchmarks.winograd import winograd_conv2d
+from benchmarks.measuring import with_rule
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.backend.mlx_utils import DtypeName
-from mlx_ltx_vae.bench.decoding import with_rule
-from mlx_ltx_vae.checkpoint import Checkpoint
+from mlx_ltx_vae.checkpoint import Checkpoint, open_weights
 from mlx_ltx_vae.models.conv_spec import ConvSpec
 from mlx_ltx_vae.models.convolution import conv3d, rules
 from mlx_ltx_vae.models.convolution.rules import ConvRule, ConvShape, Formulation
 from mlx_ltx_vae.models.layers.conv import CausalConv3d
 from mlx_ltx_vae.vae import VideoVAE
+from winograd import winograd_conv2d
 
 # Not the emulated ones.
 _conv2d: Callable[..., mx.array] = mx.conv2d
@@ -135,6 +136,13 @@ def load_decoder(checkpoint: Checkpoint, rule: ConvRule, dtype: DtypeName | None
     """A VAE with a checkpoint's decoder, as `VideoVAE.from_pretrained` loads it, with another rule for convolutions."""
     checkpoint = replace(checkpoint, family=with_rule(checkpoint.family, rule))
     return VideoVAE.from_pretrained(checkpoint, dtype=dtype, encoder=False)
+
+
+def stored_in_bfloat16(model: str | os.PathLike) -> Checkpoint:
+    """A checkpoint in float32, as one that is stored in bfloat16."""
+    weights, metadata = cast(Any, mx.load(os.fspath(model), return_metadata=True))
+    stored = {name: array if "statistics" in name else array.astype(mx.bfloat16) for name, array in weights.items()}
+    return open_weights(stored, json.loads(metadata["config"]))
 
 
 class _Window(NamedTuple):
