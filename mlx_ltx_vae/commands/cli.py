@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 from .. import __version__
 from ..backend.machine import OTHER_DTYPE_NAMES, launched_rank
+from ..codec_table import ENCODER_PRESETS
 from ..errors import DistributedError, LTXVAEError, excerpt, quote, speaking_of_options, suggest
 from ..process import die_by_termination
 from ..shapes import parse_grid, parse_size
@@ -102,8 +103,6 @@ class CommandParser(argparse.ArgumentParser):
         if match := re.match(r"unrecognized arguments: (?:.*? )?(-[^\s=]+)", message):
             return self._describe_unknown(match[1])
         if match := re.match(r"argument (\S+): invalid choice: '([^']*)' \(choose from (.*)\)", message):
-            from ..video.codecs import ENCODER_PRESETS
-
             option, word, choices = match.groups()
             if option == "--preset" and word in ENCODER_PRESETS:
                 return f" (did you mean --encoder-preset {word}?)"

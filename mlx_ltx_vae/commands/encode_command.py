@@ -125,11 +125,12 @@ class EncodeTask(Task):
     def open(self) -> Iterator[None]:
         settings, item = self._settings, self._item
         size = settings.size or item.size
+        is_exr = settings.hdr is not None
         reader = partial(
-            partial(VideoReader, matrix=settings.matrix) if settings.hdr is None else ExrReader,
+            partial(ExrReader, space=settings.hdr) if is_exr else partial(VideoReader, matrix=settings.matrix),
             item.source,
             size=size,
-            fit=settings.fit or (Fit.RESIZE if size else Fit.EXACT),
+            fit=settings.fit or (Fit.CROP if size else Fit.EXACT),
             multiple=self._vae.checkpoint.config.spatial_scale,
             fps=settings.fps or item.fps,
         )
@@ -198,12 +199,14 @@ class EncodeTask(Task):
             Work.ROWS,
             stream.sent_bytes,
             f"{format_count(shape.frames, 'latent frame')}{sound} from "
-            f"{format_count(num_frames, 'frame')} of {format_size(*video.size)}"
+            f"{format_count(num_frames, 'frame')} of {format_size(*video.size)}{_describe_fit(video)}"
             f"{_describe_change(video.source_fps, video.fps)}, {describe_blending(self.plan)}"
             f"in {format_seconds(seconds)}",
             frames=num_frames,
             width=self.plan.width,
             height=self.plan.height,
+            source_width=video.source_size[0],
+            source_height=video.source_size[1],
             fps=None if video.fps is None else float(video.fps),
             source_fps=None if video.source_fps is None else float(video.source_fps),
             seconds=seconds,
@@ -287,6 +290,15 @@ def _write_all(stream: Iterable[mx.array], writer: LatentsWriter | None) -> Late
         if writer is not None:
             writer.write(latents)
     return LatentShape(batch, channels, num_latents, height, width)
+
+
+def _describe_fit(video: VideoReader | ExrReader) -> str:
+    """What is said of another frame size."""
+    steps = [
+        *["scaled"] * (video.scaled_size != video.source_size),
+        *["cropped"] * (video.size != video.scaled_size),
+    ]
+    return f" ({' and '.join(steps)} from {format_size(*video.source_size)})" if steps else ""
 
 
 def _describe_change(before: Fraction | None, after: Fraction | None) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from ..backend.machine import DEFAULT_TIMEOUT, DtypeName, Work
+from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS
 from ..errors import PlanError, warn
 from ..models.specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName
 from ..planning.options import BitDepth, ModeName, OrderName
@@ -220,8 +221,8 @@ def add_sound_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     latents = "the audio latents, if they are not in the file of the video's latents"
     video.add_argument("--audio-latents", metavar="FILE", help=latents)
-    codec = """aac or alac (.mp4, .mov, .mkv), pcm (.mov, .mkv), flac (.mp4, .mkv), opus (.webm, .mkv); default: aac, or
-        opus for .webm"""
+    codecs = ", ".join(f"{name} ({', '.join(codec.endings)})" for name, codec in AUDIO_CODECS.items())
+    codec = f"{codecs}; default: aac, or opus for .webm"
     video.add_argument("--audio-codec", metavar="NAME", help=codec)
     audio = "audio file to add in place of latents, in full length even if the video is shorter"
     video.add_argument("--audio", metavar="FILE", help=audio)
@@ -231,14 +232,21 @@ def add_sound_options(video: argparse._ArgumentGroup) -> None:
 
 def add_video_options(video: argparse._ArgumentGroup) -> None:
     """Add the options of the video."""
-    codec = """h264, hevc (or h265), prores, prores4444, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm);
-        on a Mac also h264_videotoolbox and hevc_videotoolbox"""
+    names = {name: f"{name} ({codec.about})" if codec.about else name for name, codec in CODECS.items()}
+    usual, mac = (
+        ", ".join(names[name] for name, codec in CODECS.items() if codec.is_mac_only is is_mac)
+        for is_mac in (False, True)
+    )
+    codec = f"{usual}; default: h264, or vp9 for .webm; on a Mac also {mac}"
     video.add_argument("--codec", metavar="NAME", help=codec)
-    crf = "constant quality: 0 is best, 51 worst, or 63 for vp9 and av1 (default: h264 18, hevc 20, vp9 and av1 24)"
+    with_crf = {name: codec.crf for name, codec in CODECS.items() if codec.crf is not None}
+    defaults = ", ".join(f"{name} {best} of {worst}" for name, (best, worst) in with_crf.items())
+    crf = f"constant quality: 0 is best (default, of the worst: {defaults})"
     video.add_argument("--crf", type=int, metavar="N", help=crf)
-    preset = "for h264 and hevc: ultrafast to veryslow; slower ones make smaller files (default: medium)"
-    video.add_argument("--encoder-preset", metavar="NAME", help=preset)
-    formats = "a pixel format of ffmpeg's encoder, such as yuv444p (default: 4:2:0, 4:2:2 for prores, RGB for ffv1)"
+    with_presets = " and ".join(name for name, codec in CODECS.items() if codec.has_presets)
+    preset = f"for {with_presets}: {ENCODER_PRESETS[0]} to {ENCODER_PRESETS[-1]}; slower ones make smaller files"
+    video.add_argument("--encoder-preset", metavar="NAME", help=f"{preset} (default: medium)")
+    formats = "a pixel format of the codec, such as yuv444p (default: 4:2:0, 4:2:2 for prores, RGB for ffv1)"
     video.add_argument("--pix-fmt", metavar="FORMAT", help=formats)
     live = """an .mp4 or .mov that plays while it grows, or with -o - an mp4 on standard output; the file appears under
         its name at once, and is removed if the decode fails"""

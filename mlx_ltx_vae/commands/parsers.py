@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import get_args
 
 from ..backend.machine import DtypeName
+from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS
 from ..errors import LTXVAEError
 from ..models.specs import NETWORKS
 from ..planning.options import ModeName, OrderName
@@ -123,9 +124,10 @@ def encode_parser() -> CommandParser:
     parser.add_argument("-o", "--output", metavar="LATENTS", help=output)
     add_network_options(parser, demo="the small VAE that ships with the package")
     video = parser.add_argument_group("the video")
-    video.add_argument("--size", type=frame_size, metavar="WxH", help="frame size to encode (default: the video's)")
+    size = "frame size to encode; other proportions are cropped, or with --resize distorted (default: the video's)"
+    video.add_argument("--size", type=frame_size, metavar="WxH", help=size)
     fit = video.add_mutually_exclusive_group()
-    resize = "scale to --size, or to the nearest size that can be encoded"
+    resize = "scale each side to --size, or to the nearest size that can be encoded"
     fit.add_argument("--resize", dest="fit", action="store_const", const="RESIZE", help=resize)
     crop = "fill --size and crop the rest, or crop to a size that can be encoded"
     fit.add_argument("--crop", dest="fit", action="store_const", const="CROP", help=crop)
@@ -261,8 +263,6 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
         raise LTXVAEError(
             'completion needs shtab, which is not installed; install it with: pip install "mlx_ltx_vae[completion]".'
         ) from None
-    from ..video.audio_codecs import AUDIO_CODECS
-    from ..video.codecs import CODECS, ENCODER_PRESETS
 
     names: dict[str, Iterable[str]] = {"codec": CODECS, "audio_codec": AUDIO_CODECS, "encoder_preset": ENCODER_PRESETS}
     names["generation"] = import_command("mlx_ltx_vae.models.families:published")()

@@ -1,11 +1,11 @@
-"""The supported audio codecs, their ffmpeg arguments, and what is said of sound that they change."""
+"""ffmpeg's arguments for audio codecs, and what is said of sound that they change."""
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from ..codec_table import AUDIO_CODECS, AudioCodec
 from ..errors import WriterError, option, quote, suggest
 from ..files import InputFiles
 from .ffmpeg import input_arguments, listing, read_times, run
@@ -13,29 +13,6 @@ from .sink import SinkOptions
 from .sound import CHANNELS, SOUND_INPUT, clipping, find_sample_rate, warn_of_sound
 from .sound_files import FILL_GAPS, ProbedSound, probe_sound, read_peak
 
-
-@dataclass(frozen=True)
-class AudioCodec:
-    """An audio codec of ffmpeg."""
-
-    encoders: tuple[str, ...]  # of which the first is taken that works here
-    endings: tuple[str, ...]  # of the containers that support it
-    kilobits: int | None = None  # per second and channel; None if it is lossless
-    wide_encoder: str | None = None  # for samples of more than 16 bits, if that is another one
-    layouts: tuple[str, ...] = ()  # of channels, if ffmpeg does not choose one of them by itself
-    max_channels: int = 2  # of which it keeps any layout
-
-
-#: AAC has as many bits as ffmpeg's own encoder needs for sound that begins at once, and for drums: see docs/sound.md.
-AUDIO_CODECS: dict[str, AudioCodec] = {
-    "aac": AudioCodec(("aac_at", "aac"), (".mp4", ".mov", ".mkv"), 160),
-    "pcm": AudioCodec(("pcm_s16le",), (".mov", ".mkv"), wide_encoder="pcm_s24le", max_channels=64),
-    "flac": AudioCodec(("flac",), (".mp4", ".mkv"), max_channels=8),
-    "alac": AudioCodec(("alac",), (".mp4", ".mov", ".mkv")),
-    "opus": AudioCodec(
-        ("libopus",), (".webm", ".mkv"), 80, layouts=("mono", "stereo", "3.0", "quad", "5.0", "5.1", "6.1", "7.1")
-    ),
-}
 #: Seconds of a file's sound that are kept behind the end of the video. A small file may have days of silence.
 MAX_REST = 3600
 _MAX_FRAMES = 2**20  # more than any video has that is decoded

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+from PIL import ExifTags, Image
 
 from .sink import SinkOptions
 
@@ -63,6 +64,16 @@ def is_png(path: Path) -> bool:
     with suppress(OSError), path.open("rb") as file:
         return file.read(len(_SIGNATURE)) == _SIGNATURE
     return False
+
+
+def read_orientation(path: Path) -> int:
+    """The orientation of a picture by EXIF, 1 to 8; 1 if it states none that can be read."""
+    try:
+        with Image.open(path) as picture:
+            found = picture.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # of many types, for damaged pictures and for those of other formats, which ffmpeg may read
+        return 1
+    return found if found in range(1, 9) else 1
 
 
 def read_png_chunk(path: Path, kind: bytes, max_bytes: int) -> bytes:

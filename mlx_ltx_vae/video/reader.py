@@ -16,7 +16,8 @@ from ..errors import ReaderError, option, warn
 from ..shapes import Size, format_size
 from ..units import MAX_FPS, Rate, find_fps, format_count
 from .ffmpeg import FfmpegDecoder, input_arguments
-from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown, turned
+from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown
+from .pictures import read_orientation
 from .probe import VideoInfo, describe_pixel_format, probe
 from .source import MATRIX_NAMES, Fit, check_wanted, copy_standard_input, find_source, fit_size
 
@@ -26,6 +27,19 @@ _HD_WIDTH, _HD_HEIGHT = 1280, 577
 # A frame of a constant rate may come this much of an interval early or late without being moved to another tick.
 _JITTER = Fraction(2, 5)
 _ROUNDING = Fraction(1, 4)  # the same after a pause
+# The orientations of EXIF by quarter turns counterclockwise, and ffmpeg's filters that undo and make each of them.
+_ORIENTATIONS = (1, 8, 3, 6)
+_TURNS = {
+    1: ([], []),
+    2: (["hflip"], ["hflip"]),
+    3: (["hflip", "vflip"], ["hflip", "vflip"]),
+    4: (["vflip"], ["vflip"]),
+    5: (["transpose=cclock_flip"], ["transpose=cclock_flip"]),
+    6: (["transpose=cclock"], ["transpose=clock"]),
+    7: (["transpose=clock_flip"], ["transpose=clock_flip"]),
+    8: (["transpose=clock"], ["transpose=cclock"]),
+}  # fmt: skip
+_TRANSPOSED = (5, 6, 7, 8)
 _MAX_COUNTED = 10_000  # frames that are decoded to count them
 
 
@@ -56,6 +70,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
     Attributes:
         path: the file, folder or pattern; until the reader is closed, a file with what comes from standard input.
         source_size: `(width, height)` in the file, after rotation.
+        scaled_size: `(width, height)` to which frames are scaled before they are cropped.
         source_fps: frames per second in the file, exactly (on average if it varies); None for images.
         fps: frames per second that are returned; None for images without a given rate.
         num_frames: approximate; None if it is unknown.
@@ -95,14 +110,15 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             _warn(self.name, info, num_errors)
             source = _format_as_read(self.name, info, matrix)
             bits, has_alpha = describe_pixel_format(source.pixel_format)
-            scaled, self.size = fit_size(self.name, info.size, size, fit, multiple)
+            self.scaled_size, self.size = fit_size(self.name, info.size, size, fit, multiple)
             self.source_size, self.source_fps = info.size, info.fps
             self.fps = wanted_fps or info.fps
             num_frames = len(self._images) or estimate_num_frames(info, self.fps, end_frame)
             self.num_frames = None if num_frames is None else max(1, num_frames - first_frame)
             self.dtype = (frames := RGB16 if bits > 8 else RGB8).dtype
-            sizes = info.size, scaled, self.size
-            filters = _filters(source, *sizes, frames, has_alpha=has_alpha or info.is_pictures)
+            sizes = info.size, self.scaled_size, self.size
+            turn = _find_turn(info, first_file)
+            filters = _filters(source, *sizes, frames, turn, has_alpha=has_alpha or info.is_pictures)
             output = ["-map", source_stream, "-vf", filters, "-fps_mode", "passthrough", "-f", "rawvideo"]
             self._ffmpeg = FfmpegDecoder(self.name, [*arguments, *output], num_errors)
             stack.callback(self._ffmpeg.close)
@@ -278,31 +294,35 @@ def _format_as_read(name: str, info: VideoInfo, matrix: str | None) -> FrameForm
     site = tagged.site
     if is_unknown(site):
         site = "center" if info.is_still else "left"  # as JPEG has it, and as videos usually do
-    return replace(
-        tagged,
-        matrix="input" if matrix is None else MATRIX_NAMES[matrix],
-        levels="input",
-        site=turned(site, info.rotation),
-    )
+    matrix = "input" if matrix is None else MATRIX_NAMES[matrix]
+    return replace(tagged, matrix=matrix, levels="input", site=site)
+
+
+def _find_turn(info: VideoInfo, path: Path) -> int:
+    """How ffmpeg turns frames before its filters, as an orientation of EXIF, which its log does not state."""
+    if info.is_still and not info.rotation:
+        return read_orientation(path)
+    return _ORIENTATIONS[round(info.rotation / 90) % 4]
 
 
 def _filters(
-    source: FrameFormat, size: Size, scaled: Size, target: Size, frames: FrameFormat, *, has_alpha: bool
+    source: FrameFormat, size: Size, scaled: Size, target: Size, frames: FrameFormat, turn: int, *, has_alpha: bool
 ) -> str:
     """ffmpeg's filters from a file's frames to RGB, scaled, then cropped evenly to `target`."""
     # None holds a frame back, since it would be lost when ffmpeg rebuilds them for another pixel format. The first
     # fails for frames of another size, which ffmpeg would otherwise rescale without a warning.
     same_size = "crop=w='iw*eq(iw,{})':h='ih*eq(ih,{})':exact=1".format(*size)
     filters = [same_size]
-    pixels = frames.planar if scaled == size else "gbrp16le"
+    pixels = frames.planar if scaled == size or has_alpha else "gbrp16le"
+    converted = pixels.replace("gbrp", "gbrap") if has_alpha else pixels
+    if has_alpha and source.is_rgb:  # ffmpeg would choose a format without alpha for a palette
+        filters.append("format=gbrap|gbrap16le")
+    # The place of chroma is that in the file, so frames are converted as they lie there.
+    turn_back, turn_again = _TURNS[turn]
+    stored_size = size[::-1] if turn in _TRANSPOSED else size
+    filters += [*turn_back, *conversion(source, replace(frames, pixel_format=converted), stored_size), *turn_again]
     if has_alpha:  # before scaling, which would mix the colors of transparent pixels into their neighbors
-        pixels = frames.planar
-        if source.is_rgb:  # ffmpeg would choose a format without alpha for a palette
-            filters.append("format=gbrap|gbrap16le")
-        filters += conversion(source, replace(frames, pixel_format=pixels.replace("gbrp", "gbrap")), size)
         filters += ["scale=alphablend=uniform_color", f"format={pixels}"]  # over black
-    else:
-        filters += conversion(source, replace(frames, pixel_format=pixels), size)
     if scaled != size:
         filters += [f"zscale={scaled[0]}:{scaled[1]}:filter=bicubic", f"format={frames.planar}"]
     left, top = ((scaled[axis] - target[axis]) // 2 for axis in range(2))
