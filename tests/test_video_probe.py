@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.video import Fit
 from mlx_ltx_vae.video.ffmpeg import Description
+from mlx_ltx_vae.video.pictures import PictureInfo
 from mlx_ltx_vae.video.probe import VideoInfo, parse_description
 from mlx_ltx_vae.video.source import fit_size
 
@@ -67,7 +68,7 @@ def parse(
     streams = [[line.replace(*change) if change[0] else line] for line in lines]
     filtered = [line.replace(*change) if change[0] else line for line in filtered]
     found = {"demuxer": "matroska,webm", "streams": streams, "filtered": filtered, "log": [], "output": ""} | options
-    return parse_description(NAME, Description(**found), STREAM, "", Fraction(3), 1 / 2.2)
+    return parse_description(NAME, Description(**found), STREAM, "", Fraction(3), 1 / 2.2, PictureInfo())
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,18 @@
 Written here, since neither Pillow nor imageio writes 16 bits of color, and ffmpeg would be started for each file.
 """
 
+import io
 import struct
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageCms
 
 from .sink import SinkOptions
 
@@ -23,6 +26,7 @@ _SHORT, _LONG, _RATIONAL = 3, 4, 5  # types of fields of a TIFF
 _FORMATS = {_SHORT: "H", _LONG: "I", _RATIONAL: "I"}
 _RGB_PIXELS, _DEFLATE, _INCHES, _HORIZONTAL_DIFFERENCES = 2, 8, 2, 2
 _DOTS_PER_INCH = 72
+_SAME_COLORS = 4  # of 255
 
 
 def encode_png(frame: np.ndarray, metadata: Mapping[str, str], transfer: str = "bt709") -> bytes:
@@ -66,14 +70,51 @@ def is_png(path: Path) -> bool:
     return False
 
 
-def read_orientation(path: Path) -> int:
-    """The orientation of a picture by EXIF, 1 to 8; 1 if it states none that can be read."""
+@dataclass(frozen=True)
+class PictureInfo:
+    """What a picture says beside its pixels.
+
+    Attributes:
+        orientation: by EXIF, 1 to 8.
+        profile: the name of its ICC profile; "" for one that gives the colors of sRGB; None if it has none.
+    """
+
+    orientation: int = 1
+    profile: str | None = None
+
+
+def read_picture(path: Path) -> PictureInfo:
+    """What a PNG, JPEG, TIFF or WebP says; nothing of other and of damaged files, which ffmpeg may be able to read."""
+    info = PictureInfo()
     try:
-        with Image.open(path) as picture:
-            found = picture.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # of many types, for damaged pictures and for those of other formats, which ffmpeg may read
-        return 1
-    return found if found in range(1, 9) else 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # nothing is decompressed
+            with Image.open(path, formats=("PNG", "JPEG", "TIFF", "WEBP")) as picture:
+                orientation = picture.getexif().get(ExifTags.Base.Orientation)
+                info = PictureInfo(orientation if orientation in range(1, 9) else 1)
+                return replace(info, profile=_name_profile(picture.info.get("icc_profile")))
+    except Exception:  # of many types
+        return info
+
+
+def _name_profile(data: bytes | None) -> str | None:
+    """The `profile` of `PictureInfo`, by the colors that it gives a few levels."""
+    if not data:
+        return None
+    profile = ImageCms.ImageCmsProfile(io.BytesIO(data))
+    name = ImageCms.getProfileDescription(profile).strip() or "without a name"
+    mode = {"RGB": "RGB", "GRAY": "L"}.get(profile.profile.xcolor_space.strip())
+    if mode is None:
+        return name
+    levels = np.array([64, 128, 192, 255], np.uint8)  # darker ones also differ between sRGB and a gamma of 2.2
+    colors = Image.fromarray(
+        np.stack(np.meshgrid(*[levels] * 3), -1).reshape(-1, 4, 3) if mode == "RGB" else levels[None]
+    )
+    to_srgb = ImageCms.buildTransform(
+        profile, ImageCms.createProfile("sRGB"), mode, "RGB", ImageCms.Intent.RELATIVE_COLORIMETRIC
+    )
+    found = np.asarray(ImageCms.applyTransform(colors, to_srgb), np.int32)
+    return name if np.abs(found - np.asarray(colors.convert("RGB"))).max() > _SAME_COLORS else ""
 
 
 def read_png_chunk(path: Path, kind: bytes, max_bytes: int) -> bytes:

@@ -14,12 +14,12 @@ from fractions import Fraction
 from itertools import takewhile
 from pathlib import Path
 
-from ..errors import ReaderError
+from ..errors import ReaderError, quote
 from ..shapes import Size
 from ..units import MAX_FPS, parse_fps
 from .ffmpeg import MARK, Description, describe, listing, read_ends
 from .frame_format import HDR_TRANSFERS, FrameFormat, is_unknown
-from .pictures import is_png, read_png_chunk
+from .pictures import PictureInfo, is_png, read_picture, read_png_chunk
 
 _FIRST_STREAM = "0:V:0"  # ffmpeg's name of the first video stream that is not a picture of a cover
 _BRAND_END = 12  # bytes of a QuickTime file
@@ -31,9 +31,19 @@ _NOMINAL = re.compile(r"config in time_base: (\S+), frame_rate: (\d+)/(\d+)")
 _FRAME = re.compile(r"n: +0 pts: *(\S+) .* fmt:(\S+) cl:(\S+) sar:(\d+)/(\d+) s:(\d+)x(\d+) i:(\S)")
 _COLORS = re.compile(r"color_range:(\S+) color_space:(\S+) color_primaries:(\S+) color_trc:(\S+)")
 _DISPOSITION = re.compile(r" \(([a-z ]+)\)")
+_DEFAULTS = {"default", "attached pic"}  # a cover is no default
 _ROTATION = re.compile(r"(?:Display Matrix|displaymatrix): rotation of (-?[\d.]+) degrees")
 _BROADCASTS = {"mpegts", "mpeg", "mpegvideo", "h264", "hevc", "vvc", "m4v", "dv"}  # formats, without an index
 _WIDE_PRIMARIES = {"bt2020": "BT.2020", "smpte432": "Display P3", "smpte431": "DCI-P3", "smpte428": "XYZ"}
+# The transfer functions that no display has, and those that ffmpeg takes from the gamma of a PNG.
+_TRANSFERS = {
+    "linear": "linear light", "bt470bg": "a gamma of 2.8", "smpte428": "a gamma of 2.6",
+    "log100": "a logarithmic transfer function", "log316": "a logarithmic transfer function",
+}  # fmt: skip
+_OF_GAMMA = ("bt470m", "bt470bg", "linear")
+_WITHOUT_ZSCALE = ("smpte428",)
+_DOLBY_VISION = re.compile(r"DOVI configuration record: .*\bprofile: (\d+),.*\bcompatibility id: 0\b")
+_ORIENTATIONS = (1, 8, 3, 6)  # of EXIF, by quarter turns counterclockwise
 _TRIES = 3  # of a line of the log into which another thread has written
 
 # A nominal rate above this multiple of the average is not a frame rate. Of a video with a variable rate ffmpeg reports
@@ -53,6 +63,7 @@ _TO_SDR = (
     "zscale=t=bt709:m=bt709:r=tv,format=yuv420p"
 )
 _TO_BT709 = "zscale=pin={primaries}:tin={transfer}:p=709:t={target},format={pixel_format}"
+_FROM_DOLBY_VISION = "libplacebo=colorspace=bt709:color_primaries=bt709:color_trc=bt709:format=yuv420p"
 _TO_SRGB = "lutrgb=" + ":".join(f"{color}='pow(val/maxval,{{power:.4f}})*maxval'" for color in "rgb")
 _TO_SQUARE = "scale='trunc(iw*sar/2)*2':ih,setsar=1"
 
@@ -63,6 +74,7 @@ class VideoInfo:
 
     size: Size  # of a frame, after the rotation in the file's metadata
     rotation: float  # that rotation, in degrees
+    orientation: int  # that rotation, or the one of a picture, by the numbers of EXIF
     pixel_shape: Fraction  # width by height of a pixel
     is_still: bool  # an image or a sequence of images, which have no times
     fps: Fraction | None  # None for stills, and if unknown
@@ -72,6 +84,9 @@ class VideoInfo:
     codec: str
     frames: FrameFormat  # of the first one
     gamma: float  # of a PNG: the power of light that its numbers are
+    profile: str | None  # see `PictureInfo`
+    dolby_vision: str  # its profile, if only Dolby's decoders know the colors
+    default: int | None  # the number of another video stream, which the file marks as the default
     is_pictures: bool  # frames are coded as pictures that may have transparency if the first one has none
     is_interlaced: bool  # the stream or its first frame is marked so
     apart: tuple[str, str] | None  # the streams with its color and its transparency, if they are two
@@ -79,21 +94,31 @@ class VideoInfo:
     def warnings(self, name: str) -> list[str]:
         """What looks wrong if the frames are read as they are, and how to convert the video: a sentence each."""
         found = []
-        if self.frames.transfer in HDR_TRANSFERS:
+        if self.dolby_vision:
+            found.append(
+                f"{name}: is Dolby Vision of profile {self.dolby_vision}, and its colors are read as they are; convert "
+                f"it first, with Vulkan: ffmpeg -i VIDEO -vf {_FROM_DOLBY_VISION} NEW."
+            )
+        elif self.frames.transfer in HDR_TRANSFERS:
             hdr = f"{name}: is HDR ({HDR_TRANSFERS[self.frames.transfer]}), and its colors are read as they are"
             found.append(f"{hdr}; tone-map it first: ffmpeg -i VIDEO -vf {_TO_SDR} NEW.")
         elif colors := self._unusual_colors():
-            convert = _TO_BT709.format(
+            way = _TO_BT709.format(
                 primaries="bt709" if is_unknown(self.frames.primaries) else self.frames.primaries,
                 transfer="bt709" if is_unknown(self.frames.transfer) else self.frames.transfer,
                 target="iec61966-2-1" if self.frames.is_rgb else "709:m=709:r=limited",
                 pixel_format="rgb24" if self.frames.is_rgb else "yuv420p",
             )
+            command = "" if self.frames.transfer in _WITHOUT_ZSCALE else f": ffmpeg -i VIDEO -vf {way} NEW"
             found.append(
-                f"{name}: has {colors}, and its colors are read as they are; convert it to BT.709 first: "
-                f"ffmpeg -i VIDEO -vf {convert} NEW."
+                f"{name}: has {colors}, and its colors are read as they are; convert it to BT.709 first{command}."
             )
-        elif abs(self.gamma - _USUAL_GAMMA) > _GAMMA_TOLERANCE:
+        elif self.profile:
+            found.append(
+                f"{name}: has the color profile {quote(self.profile)}, and its colors are read as they are; convert it "
+                "to sRGB first."
+            )
+        elif self.profile is None and abs(self.gamma - _USUAL_GAMMA) > _GAMMA_TOLERANCE:
             gamma = f"{name}: has a gamma of {self.gamma:.4g}, and its colors are read as they are"
             convert = _TO_SRGB.format(power=_USUAL_GAMMA / self.gamma)
             found.append(f'{gamma}; convert it to sRGB first: ffmpeg -i VIDEO -vf "{convert}" NEW.')
@@ -104,6 +129,9 @@ class VideoInfo:
         if self.is_interlaced:
             fields = f"{name}: is marked as interlaced, and both fields are read as one frame"
             found.append(f"{fields}; deinterlace it first: ffmpeg -i VIDEO -vf yadif NEW.")
+        if self.default is not None:
+            second = f"{name}: has a second video stream, which it marks as the default, and the first is read"
+            found.append(f"{second}; choose it first: ffmpeg -i VIDEO -map 0:v:{self.default} -c copy NEW.")
         if self.apart is not None:
             join = f"-filter_complex '[{']['.join(self.apart)}]alphamerge' -c:v ffv1"
             found.append(f"{name}: its transparency is not read; join it first: ffmpeg -i VIDEO {join} NEW.mkv.")
@@ -111,9 +139,10 @@ class VideoInfo:
 
     def _unusual_colors(self) -> str:
         """What the colors have that frames here do not have; "" for nothing."""
+        is_stated = self.gamma == _USUAL_GAMMA  # otherwise these are a number in a PNG
+        transfer = None if self.frames.transfer in _OF_GAMMA and not is_stated else _TRANSFERS.get(self.frames.transfer)
         primaries = _WIDE_PRIMARIES.get(self.frames.primaries)
-        is_linear = self.frames.transfer == "linear" and self.gamma == _USUAL_GAMMA
-        return " and ".join([*([f"{primaries} primaries"] if primaries else []), *["linear light"] * is_linear])
+        return " and ".join([*([f"{primaries} primaries"] if primaries else []), *([transfer] if transfer else [])])
 
 
 @dataclass(frozen=True)
@@ -157,7 +186,11 @@ def probe(name: str, path: Path, arguments: list[str]) -> tuple[list[str], str, 
     if options or stream != _FIRST_STREAM:
         arguments = [*options, *arguments]
         description = _describe(name, arguments, stream)
-    info, num_errors = parse_description(name, description, stream, brand, seconds, _read_gamma(path)), 0
+    is_picture = (
+        _is_still(description, brand) or find_streams(description)[_index(description, stream)].codec in _PICTURES
+    )
+    picture = read_picture(path) if is_picture else PictureInfo()
+    info, num_errors = parse_description(name, description, stream, brand, seconds, _read_gamma(path), picture), 0
     if description.demuxer in _BROADCASTS and _count_errors(description.log):
         # A broadcast may start with pictures that depend on others which it does not have. Its errors until ffmpeg has
         # decoded a frame are always the same with one thread.
@@ -223,7 +256,13 @@ def _index(description: Description, stream: str) -> int:
 
 
 def parse_description(
-    name: str, description: Description, stream: str, brand: str, seconds: Fraction | None, gamma: float
+    name: str,
+    description: Description,
+    stream: str,
+    brand: str,
+    seconds: Fraction | None,
+    gamma: float,
+    picture: PictureInfo,
 ) -> VideoInfo:
     """The properties of a stream. Raises a `ReaderError` for what cannot be read as a video."""
     streams, index = find_streams(description), _index(description, stream)
@@ -245,15 +284,21 @@ def parse_description(
     colors = next((line.groups() for line in map(_COLORS.match, description.filtered) if line), ("unknown",) * 4)
     levels, matrix, primaries, transfer = colors
     time, pixel_format, site, shape, height, *size, field = frame.groups()
-    rotation = next(filter(None, map(_ROTATION.match, chosen.side_data)), None)
+    turned = next((float(line[1]) for line in map(_ROTATION.match, chosen.side_data) if line), 0.0)
+    dolby_vision = next((line[1] for line in map(_DOLBY_VISION.match, chosen.side_data) if line), "")
+    kinds = [each.dispositions for each in streams]
+    defaults = [
+        number for number, kind in enumerate(kinds) if stream == _FIRST_STREAM and {"default"} == kind & _DEFAULTS
+    ]
     # A named transfer function counts more than a gamma. These names say no more than the number.
-    is_named = transfer not in ("bt470m", "bt470bg", "linear") and not is_unknown(transfer)
+    is_named = transfer not in _OF_GAMMA and not is_unknown(transfer)
     apart = (
         streams[index + 1 : index + 2] if brand in ("avif", "avis") else []
     )  # color and transparency follow each other
     return VideoInfo(
         size=(int(size[0]), int(size[1])),
-        rotation=float(rotation[1]) if rotation else 0,
+        rotation=turned,
+        orientation=_ORIENTATIONS[round(turned / 90) % 4] if turned else picture.orientation,
         pixel_shape=Fraction(int(shape) or 1, int(height)),
         is_still=is_still,
         fps=fps,
@@ -263,6 +308,9 @@ def parse_description(
         codec=chosen.codec,
         frames=FrameFormat(pixel_format, levels, matrix, primaries, transfer, site),
         gamma=_USUAL_GAMMA if is_named else gamma,
+        profile=picture.profile,
+        dolby_vision=dolby_vision,
+        default=defaults[0] if defaults and index not in defaults else None,
         is_pictures=chosen.codec in _PICTURES,
         apart=(f"0:v:{index}", f"0:v:{index + 1}") if any(map(_is_alpha, apart)) else None,
         is_interlaced=field in "TB" or _FIELDS.search(chosen.line) is not None,

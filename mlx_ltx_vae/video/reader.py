@@ -17,7 +17,6 @@ from ..shapes import Size, format_size
 from ..units import MAX_FPS, Rate, find_fps, format_count
 from .ffmpeg import FfmpegDecoder, input_arguments
 from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown
-from .pictures import read_orientation
 from .probe import VideoInfo, describe_pixel_format, probe
 from .source import MATRIX_NAMES, Fit, check_wanted, copy_standard_input, find_source, fit_size
 
@@ -27,8 +26,7 @@ _HD_WIDTH, _HD_HEIGHT = 1280, 577
 # A frame of a constant rate may come this much of an interval early or late without being moved to another tick.
 _JITTER = Fraction(2, 5)
 _ROUNDING = Fraction(1, 4)  # the same after a pause
-# The orientations of EXIF by quarter turns counterclockwise, and ffmpeg's filters that undo and make each of them.
-_ORIENTATIONS = (1, 8, 3, 6)
+# ffmpeg's filters that undo and make each of the orientations of EXIF.
 _TURNS = {
     1: ([], []),
     2: (["hflip"], ["hflip"]),
@@ -117,8 +115,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             self.num_frames = None if num_frames is None else max(1, num_frames - first_frame)
             self.dtype = (frames := RGB16 if bits > 8 else RGB8).dtype
             sizes = info.size, self.scaled_size, self.size
-            turn = _find_turn(info, first_file)
-            filters = _filters(source, *sizes, frames, turn, has_alpha=has_alpha or info.is_pictures)
+            filters = _filters(source, *sizes, frames, info.orientation, has_alpha=has_alpha or info.is_pictures)
             output = ["-map", source_stream, "-vf", filters, "-fps_mode", "passthrough", "-f", "rawvideo"]
             self._ffmpeg = FfmpegDecoder(self.name, [*arguments, *output], num_errors)
             stack.callback(self._ffmpeg.close)
@@ -298,13 +295,6 @@ def _format_as_read(name: str, info: VideoInfo, matrix: str | None) -> FrameForm
     return replace(tagged, matrix=matrix, levels="input", site=site)
 
 
-def _find_turn(info: VideoInfo, path: Path) -> int:
-    """How ffmpeg turns frames before its filters, as an orientation of EXIF, which its log does not state."""
-    if info.is_still and not info.rotation:
-        return read_orientation(path)
-    return _ORIENTATIONS[round(info.rotation / 90) % 4]
-
-
 def _filters(
     source: FrameFormat, size: Size, scaled: Size, target: Size, frames: FrameFormat, turn: int, *, has_alpha: bool
 ) -> str:
@@ -312,7 +302,8 @@ def _filters(
     # None holds a frame back, since it would be lost when ffmpeg rebuilds them for another pixel format. The first
     # fails for frames of another size, which ffmpeg would otherwise rescale without a warning.
     same_size = "crop=w='iw*eq(iw,{})':h='ih*eq(ih,{})':exact=1".format(*size)
-    filters = [same_size]
+    # The transfer function stays what it is, and some of ffmpeg's filters refuse to keep a logarithmic one.
+    filters = [same_size, "setparams=color_trc=bt709"]
     pixels = frames.planar if scaled == size or has_alpha else "gbrp16le"
     converted = pixels.replace("gbrp", "gbrap") if has_alpha else pixels
     if has_alpha and source.is_rgb:  # ffmpeg would choose a format without alpha for a palette
