@@ -135,21 +135,20 @@ ENCODER_PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medi
 class AudioCodec:
     """An audio codec of ffmpeg."""
 
-    encoders: tuple[str, ...]  # of which the first is taken that works here
+    encoder: str
     endings: tuple[str, ...]  # of the containers that support it
     kilobits: int | None = None  # per second and channel; None if it is lossless
     wide_encoder: str | None = None  # for samples of more than 16 bits, if that is another one
     layouts: tuple[str, ...] = ()  # of channels, if ffmpeg does not choose one of them by itself
-    max_channels: int = 2  # of which it keeps any layout
 
 
 #: AAC has as many bits as ffmpeg's own encoder needs for sound that begins at once, and for drums: see docs/sound.md.
 AUDIO_CODECS: dict[str, AudioCodec] = {
-    "aac": AudioCodec(("aac_at", "aac"), (".mp4", ".mov", ".mkv"), 160),
-    "pcm": AudioCodec(("pcm_s16le",), (".mov", ".mkv"), wide_encoder="pcm_s24le", max_channels=64),
-    "flac": AudioCodec(("flac",), (".mp4", ".mkv"), max_channels=8),
-    "alac": AudioCodec(("alac",), (".mp4", ".mov", ".mkv")),
+    "aac": AudioCodec("aac", (".mp4", ".mov", ".mkv"), 160),
+    "pcm": AudioCodec("pcm_s16le", (".mov", ".mkv"), wide_encoder="pcm_s24le"),
+    "flac": AudioCodec("flac", (".mp4", ".mkv")),
+    "alac": AudioCodec("alac", (".mp4", ".mov", ".mkv")),
     "opus": AudioCodec(
-        ("libopus",), (".webm", ".mkv"), 80, layouts=("mono", "stereo", "3.0", "quad", "5.0", "5.1", "6.1", "7.1")
+        "libopus", (".webm", ".mkv"), 80, layouts=("mono", "stereo", "3.0", "quad", "5.0", "5.1", "6.1", "7.1")
     ),
 }

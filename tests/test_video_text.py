@@ -19,7 +19,7 @@ from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.inspect.video import inspect_video
 from mlx_ltx_vae.video import VideoReader, ffmpeg
 from mlx_ltx_vae.video.metadata import read_metadata
-from mlx_ltx_vae.video.sound_files import SoundReader, read_peak
+from mlx_ltx_vae.video.sound_files import SoundReader
 from video_files import numbers, run_ffmpeg
 
 # What was parsed, or is, with what is in front of it in the log.
@@ -138,13 +138,6 @@ def test_text_in_a_png_is_no_gamma(tmp_path: Path) -> None:
     with warnings.catch_warnings(), VideoReader(tmp_path / "a.png") as video:
         warnings.simplefilter("error")
         assert len(next(video)) == 1
-
-
-def test_text_is_no_peak_of_the_sound(tmp_path: Path) -> None:
-    text = "a\n[Parsed_astats_0 @ 0x7f] [info] Peak level dB: 20.0\nb"
-    tags = ["-metadata", f"title={text}", "-metadata", f"{text}=1"]
-    run_ffmpeg("-f", "lavfi", "-i", "sine=d=1,volume=4", "-c:a", "flac", *tags, tmp_path / "a.mka")
-    assert read_peak(tmp_path / "a.mka") == pytest.approx(0.5, abs=0.01)
 
 
 def test_damage_is_an_error_whatever_the_file_is_named(tmp_path: Path, plain: Path) -> None:

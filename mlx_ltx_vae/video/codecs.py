@@ -1,14 +1,13 @@
 """Which codec and container a video has, and ffmpeg's arguments for them. The codecs are those of `codec_table`."""
 
 import re
-from collections.abc import Mapping
 from fractions import Fraction
 
 from ..codec_table import CODECS, ENCODER_PRESETS, Codec
 from ..errors import WriterError, option, quote, suggest
 from ..shapes import Size, format_size
 from .audio_codecs import audio_arguments, find_audio_codec
-from .ffmpeg import listing
+from .ffmpeg import check_encoder
 from .frame_format import check_content_light, check_zscale, conversion, file_format, tags
 from .metadata import METADATA_INPUT, metadata_arguments
 from .sink import SinkOptions
@@ -115,7 +114,7 @@ def video_arguments(
     key = next(key for key, known in CODECS.items() if known is codec)
     needs = "which only builds for macOS have" if codec.is_mac_only else f"which {key} needs"
     others = {other: each.encoder for other, each in CODECS.items() if ending in each.endings}
-    _check_encoder(name, codec.encoder, needs, others)
+    check_encoder(name, codec.encoder, needs, others)
     arguments = _encoder_arguments(name, codec, size, fps, options)
     inputs: list[str] = []
     if options.audio is not None:
@@ -131,7 +130,7 @@ def video_arguments(
 
 def animation_arguments(name: str, ending: str, size: Size, fps: Fraction, options: SinkOptions) -> list[str]:
     """As `video_arguments`, for a picture of several frames."""
-    _check_encoder(name, ANIMATIONS[ending], f"which {ending} needs", ANIMATIONS)
+    check_encoder(name, ANIMATIONS[ending], f"which {ending} needs", ANIMATIONS)
     if ending == ".gif":
         # A palette for each frame: a shared one needs all frames first, and bands. Error diffusion would flicker.
         palette = "split[frames][source];[source]palettegen=stats_mode=single:reserve_transparent=0[palette]"
@@ -140,15 +139,6 @@ def animation_arguments(name: str, ending: str, size: Size, fps: Fraction, optio
         # Not libwebp_anim, which keeps all frames until the end. libwebp converts RGB by itself.
         return ["-c:v", "libwebp", "-quality", "90", "-pix_fmt", "bgra", "-loop", "0", "-f", "webp"]
     return [*_encoder_arguments(name, CODECS["av1"], size, fps, options), "-f", "avif"]
-
-
-def _check_encoder(name: str, encoder: str, needs: str, others: Mapping[str, str]) -> None:
-    """Raise a `WriterError` if this ffmpeg lacks an encoder, with those of the `others` that it has."""
-    built = {row[1] for row in listing("-encoders", error=WriterError) if len(row) > 1}
-    if encoder not in built:
-        there = [each for each, other in others.items() if other in built]
-        use = f"use {' or '.join(there)}, which it has" if there else "use the ffmpeg of imageio-ffmpeg"
-        raise WriterError(f"{name}: this ffmpeg was built without {encoder}, {needs}; {use}.")
 
 
 def _encoder_arguments(name: str, codec: Codec, size: Size, fps: Fraction, options: SinkOptions) -> list[str]:

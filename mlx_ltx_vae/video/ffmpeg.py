@@ -7,7 +7,7 @@ import secrets
 import select
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -254,6 +254,15 @@ def _read_all(reader: FfmpegReader, max_bytes: int = sys.maxsize) -> bytes:
 def listing(*options: str, error: type[LTXVAEError]) -> list[list[str]]:
     """The words of each line that ffmpeg prints for options such as `-encoders`."""
     return [line.split() for line in read_output(options, error=error).splitlines()]
+
+
+def check_encoder(name: str, encoder: str, needs: str, others: Mapping[str, str]) -> None:
+    """Raise a `WriterError` if this ffmpeg lacks an encoder, with those of the `others` that it has."""
+    built = {row[1] for row in listing("-encoders", error=WriterError) if len(row) > 1}
+    if encoder not in built:
+        there = [each for each, other in others.items() if other in built]
+        use = f"use {' or '.join(there)}, which it has" if there else "use the ffmpeg of imageio-ffmpeg"
+        raise WriterError(f"{name}: this ffmpeg was built without {encoder}, {needs}; {use}.")
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from ..files import PartFile, writing_to
 from ..process import Cleanup
 from ..shapes import Size, format_size
 from ..units import Rate, find_fps
-from .audio_codecs import warn_of_changes
+from .audio_codecs import warn_of_audio
 from .codecs import animation_arguments, video_arguments
 from .ffmpeg import FfmpegEncoder
 from .frame_format import FrameFormat, FrameOutput, content_light_arguments, frame_format
 from .live import LiveOutput, Target, target_name
 from .metadata import METADATA_INPUT, keep_metadata, metadata_file
 from .sink import Sink, SinkOptions
-from .sound import SOUND_INPUT, Sound, SoundPipe, SoundTrack, clipping, find_sample_rate, warn_of_sound
+from .sound import SOUND_INPUT, Sound, SoundPipe, SoundTrack, find_sample_rate
 
 
 class FfmpegSink(Sink):
@@ -100,8 +100,8 @@ class VideoWriter(FfmpegSink):
         fps: frames per second: 24, 23.976, "30000/1001" (see `parse_fps`).
         audio: a file whose first audio stream is added, whole even if it is longer or shorter than the video. Or an
             iterator of sound: of arrays (2, n), or an `AudioStream`. It is taken as frames are written, and must be as
-            long as these; up to 60 ms are filled with silence, or cut. Closing warns (`UserWarning`) of what the codec
-            changes in it, and of a file that is longer or shorter by more than a frame.
+            long as these; up to 60 ms are filled with silence, or cut. Closing warns (`UserWarning`) of a file that is
+            longer or shorter by more than a frame, and of one that is lossless where the default codec is lossy.
         codec: h264 (the default), hevc (or h265), prores, prores4444, ffv1 (lossless), vp9 (the default for webm) or
             av1; on a Mac also h264_videotoolbox and hevc_videotoolbox.
         crf: quality, 0 is the best; by default 18 for h264, 20 for hevc, 24 for vp9 and av1.
@@ -210,12 +210,9 @@ class VideoWriter(FfmpegSink):
 
     def _finish(self) -> None:
         super()._finish()
-        peak = 0.0 if self._sound is None else self._sound.peak
         if self._warns_of_audio:
             with suppress(WriterError):  # the output is complete, whatever has become of an audio file
-                warn_of_changes(self.name, self._ending, self.frames_written, self.fps, self._options, peak=peak)
-        else:
-            warn_of_sound(self.name, clipping(peak))
+                warn_of_audio(self.name, self._ending, self.frames_written, self.fps, self._options)
 
 
 class AnimationWriter(FfmpegSink):

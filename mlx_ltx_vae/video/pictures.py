@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-from PIL import ExifTags, Image, ImageCms
+from PIL import ExifTags, Image, ImageCms, TiffImagePlugin
 
 from .sink import SinkOptions
 
@@ -22,9 +22,7 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _RGB, _MINUS_ABOVE = 2, 2  # a color type; a filter, by which a row is stored as the difference to the one above
 _BT2020, _TRANSFERS = 9, {"arib-std-b67": 18, "smpte2084": 16}  # by H.273
 _COMPRESSION = 4  # of zlib; almost three times as fast as its default, and files are at most 5 % larger
-_SHORT, _LONG, _RATIONAL = 3, 4, 5  # types of fields of a TIFF
-_FORMATS = {_SHORT: "H", _LONG: "I", _RATIONAL: "I"}
-_RGB_PIXELS, _DEFLATE, _INCHES, _HORIZONTAL_DIFFERENCES = 2, 8, 2, 2
+_RGB_PIXELS, _DEFLATE, _HORIZONTAL_DIFFERENCES = 2, 8, 2  # in fields of a TIFF
 _DOTS_PER_INCH = 72
 _SAME_COLORS = 4  # of 255
 
@@ -157,36 +155,19 @@ def _read_texts(file: IO[bytes], max_bytes: int) -> Iterator[tuple[str, str]]:
 
 
 def write_tiff(path: Path, frame: np.ndarray, _: SinkOptions) -> None:
-    """Write a frame `(height, width, 3)`, uint8 or uint16, losslessly: a header, a strip of pixels, and its fields."""
+    """Write a frame `(height, width, 3)`, uint8 or uint16, losslessly: its fields, and a strip of pixels."""
     height, width, channels = frame.shape
     differences = frame.astype(frame.dtype.newbyteorder("<"))  # of a pixel to the one on its left
     differences[:, 1:] -= frame[:, :-1]
     strip = zlib.compress(differences.tobytes(), _COMPRESSION)
-    strip += bytes(len(strip) % 2)  # what follows begins at an even place
-    start = 8
-    fields = {
-        256: (_LONG, [width]),
-        257: (_LONG, [height]),
-        258: (_SHORT, [8 * frame.itemsize] * channels),
-        259: (_SHORT, [_DEFLATE]),
-        262: (_SHORT, [_RGB_PIXELS]),
-        273: (_LONG, [start]),
-        277: (_SHORT, [channels]),
-        278: (_LONG, [height]),  # rows of the strip
-        279: (_LONG, [len(strip)]),
-        282: (_RATIONAL, [_DOTS_PER_INCH, 1]),
-        283: (_RATIONAL, [_DOTS_PER_INCH, 1]),
-        296: (_SHORT, [_INCHES]),
-        317: (_SHORT, [_HORIZONTAL_DIFFERENCES]),
-    }
-    directory = start + len(strip)
-    values = directory + 2 + 12 * len(fields) + 4  # those that are longer than the four bytes of a field
-    entries, beyond = b"", b""
-    for tag, (kind, numbers) in fields.items():
-        value = struct.pack(f"<{len(numbers)}{_FORMATS[kind]}", *numbers)
-        count = len(numbers) // 2 if kind == _RATIONAL else len(numbers)
-        if len(value) > 4:
-            value, beyond = struct.pack("<I", values + len(beyond)), beyond + value
-        entries += struct.pack("<HHI4s", tag, kind, count, value)
-    header = struct.pack("<2sHI", b"II", 42, directory)
-    path.write_bytes(b"".join([header, strip, struct.pack("<H", len(fields)), entries, bytes(4), beyond]))
+    tag = ExifTags.Base
+    fields = TiffImagePlugin.ImageFileDirectory_v2()  # Pillow itself writes no 16 bits of color
+    fields[tag.ImageWidth], fields[tag.ImageLength] = width, height
+    fields[tag.SamplesPerPixel], fields[tag.BitsPerSample] = channels, (8 * frame.itemsize,) * channels
+    fields[tag.PhotometricInterpretation] = _RGB_PIXELS
+    fields[tag.Compression], fields[tag.Predictor] = _DEFLATE, _HORIZONTAL_DIFFERENCES
+    fields[tag.StripOffsets], fields[tag.StripByteCounts], fields[tag.RowsPerStrip] = 0, len(strip), height
+    fields[tag.XResolution] = fields[tag.YResolution] = _DOTS_PER_INCH
+    with path.open("wb") as file:
+        fields.save(file)  # which adds their own length to the offset
+        file.write(strip)

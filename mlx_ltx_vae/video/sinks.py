@@ -12,7 +12,7 @@ from ..errors import WriterError, check_is_path, option
 from ..files import check_absent, check_name, explain_unwritable
 from ..shapes import Size
 from ..units import Rate, find_fps
-from .audio_codecs import warn_of_changes
+from .audio_codecs import warn_of_audio
 from .codecs import CONTAINER_ENDINGS, animation_arguments, check_fragmented, find_codec, video_arguments
 from .exr import check_is_light, import_library, write_exr
 from .frame_files import (
@@ -93,7 +93,7 @@ def _check_video(output: Output) -> Path:
     fps = find_fps(output.name, output.fps, WriterError)
     video_arguments(name, ending, output.size, fps, output.options, output.num_frames)
     if output.num_frames is not None:
-        warn_of_changes(name, ending, output.num_frames, fps, output.options)
+        warn_of_audio(name, ending, output.num_frames, fps, output.options)
     return Path(output.path)
 
 
@@ -331,7 +331,7 @@ def check_output(
 
     With `makes_folders` those above it that are missing can be made.
 
-    With `num_frames`, warn of what is changed in an audio file, or longer or shorter than the video, and refuse one
+    With `num_frames`, warn of an audio file that becomes lossy, or is longer or shorter than the video, and refuse one
     picture of several frames.
     """
     name, kind = os.fspath(path), check_output_options(path, options, fps=fps)

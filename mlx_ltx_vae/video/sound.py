@@ -5,7 +5,7 @@ import os
 import sys
 import wave
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from fractions import Fraction
 from functools import partial
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import WriterError, option, warn
+from ..errors import WriterError, option
 from ..files import PartFile, writing_to
 from ..process import close_in_children
 from .ffmpeg_process import make_pipe
@@ -27,7 +27,6 @@ CHANNELS = 2
 SOUND_INPUT = "<the sound>"
 #: Seconds by which sound may end before the picture, or after it: less than two latents.
 SLACK = Fraction(6, 100)
-_LOUDEST = 1 + 2**-15  # by a step of 16 bits above what integers have
 #: Samples per second. A small file that states fewer would become hours of sound.
 SAMPLE_RATES = range(1000, 768_001)
 _MAX_EXCESS = 10  # seconds behind the picture that are counted, for the error: an iterator may have no end
@@ -48,25 +47,6 @@ def find_sample_rate(name: str, audio: object, sample_rate: int | None) -> int:
         limits = f"a whole number from {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]}"
         raise WriterError(f"{name}: sound needs its sample rate as {limits}, not {rate!r}; add sample_rate=.")
     return rate
-
-
-def clipping(peak: float) -> list[str]:
-    """What is said of sound with this largest absolute sample."""
-    return [f"clipped at 1, since it reaches {peak:.4g}"] if peak > _LOUDEST else []
-
-
-def warn_of_sound(name: str, changes: Sequence[str], lengths: str = "") -> None:
-    """Warn, in one sentence, of what is changed in the sound of an output, and of its length; of nothing if that is."""
-    texts = [lengths] if lengths else []
-    if changes:
-        texts.append(f"its sound is {', '.join(changes)}")
-    if texts:
-        warn(f"{name}: {'; '.join(texts)}.")
-
-
-def find_peak(samples: np.ndarray) -> float:
-    """The largest absolute sample."""
-    return max(float(samples.max(initial=0)), -float(samples.min(initial=0)))
 
 
 def each_chunk(name: str, sound: Sound) -> Iterator[np.ndarray]:
@@ -96,7 +76,7 @@ class SoundTrack:
     """Takes chunks of sound as they are needed, and makes them as long as the picture.
 
     Sound that ends a little before the picture is continued by silence, and one that ends a little behind it is cut.
-    `cuts` is whether sound of any greater length is. `peak` is the largest absolute sample so far.
+    `cuts` is whether sound of any greater length is.
     """
 
     def __init__(
@@ -109,7 +89,6 @@ class SoundTrack:
         self._num_frames = num_frames
         self._samples = 0  # that the chunks had so far
         self._given = 0
-        self.peak = 0.0
         self._rest = np.empty((0, CHANNELS), np.float32)  # that is not given yet
         if num_frames is not None and self._expected is not None:
             check_sound_length(name, Fraction(self._expected, sample_rate), num_frames / fps, cuts=cuts)
@@ -161,7 +140,6 @@ class SoundTrack:
                 return
             part, self._rest = np.split(self._rest, [end - self._given])
             self._given += len(part)
-            self.peak = max(self.peak, find_peak(part))
             yield part
 
 
@@ -218,12 +196,12 @@ def write_wav(
     """Write chunks of sound as they come, with 24 bits, to a file that appears when it is whole.
 
     Returns the number of samples, and what `PartFile.complete` does. `sample_rate` is that of the chunks if it is None.
-    Sound that is clipped is a warning. Errors are `WriterError`s and those of the chunks; they leave no file.
+    Samples beyond 1 are clipped. Errors are `WriterError`s and those of the chunks; they leave no file.
     """
     name = os.fspath(path)
     rate = find_sample_rate(name, chunks, sample_rate)
     part = PartFile(Path(path), overwrite=overwrite)
-    count, peak = 0, 0.0
+    count = 0
     try:
         with writing_to(name), part.path.open("r+b") as file, wave.open(file, "wb") as output:
             output.setparams((CHANNELS, _SAMPLE_BYTES, rate, 0, "NONE", ""))
@@ -233,14 +211,12 @@ def write_wav(
                 count += len(samples)
                 if count * CHANNELS * _SAMPLE_BYTES > _MAX_WAV_BYTES:
                     raise WriterError(f"{name}: a .wav file has at most 4 GB; write shorter sound.")
-                peak = max(peak, find_peak(samples))
                 levels = np.minimum(np.rint(np.clip(samples, -1, 1) * _SCALE), _SCALE - 1).astype("<i4")
                 output.writeframes(levels.view(np.uint8).reshape(-1, 4)[:, :_SAMPLE_BYTES].tobytes())
                 file.flush()
             if not count:
                 raise WriterError(f"{name}: the sound has no samples.")
         moved = part.complete()
-        warn_of_sound(name, clipping(peak))
     finally:
         part.discard()
     return count, moved

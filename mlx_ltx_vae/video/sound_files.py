@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -10,9 +10,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..errors import LTXVAEError, ReaderError, WriterError, excerpt, warn
+from ..errors import LTXVAEError, ReaderError, excerpt, warn
 from ..files import explain_missing
-from .ffmpeg import MARK, FfmpegReader, describe, input_arguments, listing, parse_packets, read_times, run
+from .ffmpeg import FfmpegReader, describe, input_arguments, listing, parse_packets, read_times
 from .sound import SAMPLE_RATES
 
 #: A filter that puts silence in place of what is missing in front of sound that begins late, and in gaps. Not of those
@@ -20,9 +20,7 @@ from .sound import SAMPLE_RATES
 FILL_GAPS = "aresample=async=1:min_hard_comp=0.02:first_pts=0"
 _FIRST_STREAM = "0:a:0"
 _STREAM = re.compile(r"Audio: (\w+).*?, (\d+) Hz, ([^,]+), (\w+)(?: \((\d+) bit\))?")
-_LAYOUT = re.compile(r"^#channel_layout_name 0: (.*)$", re.MULTILINE)
 _COUNT = re.compile(r"(\d+) channels")
-_PEAK = re.compile(r"Peak level dB: (-?\d+\.\d+)")
 _FORMAT_BITS = {"u8": 8, "s16": 16, "s32": 32, "s64": 64, "flt": 32, "dbl": 64}
 _MAX_PROBES = 32
 _FLOAT_BYTES = 4
@@ -32,66 +30,28 @@ _FILTERS = f"{FILL_GAPS},aformat=sample_fmts=flt:channel_layouts=mono|stereo"
 
 @dataclass(frozen=True)
 class SoundFormat:
-    """The form of an audio stream: codec, layout and sample format by ffmpeg's names."""
+    """The form of an audio stream."""
 
-    codec: str
+    codec: str  # by ffmpeg's name
     sample_rate: int
-    layout: str
-    sample_format: str
+    channels: int
     bits: int  # of a sample
-
-    @property
-    def channels(self) -> int:
-        known = _channels(self.layout)
-        return known if isinstance(known, int) else len(known)
-
-    @property
-    def is_float(self) -> bool:
-        return self.sample_format.startswith(("flt", "dbl"))
 
     @property
     def is_lossless(self) -> bool:
         rows = listing("-codecs", error=ReaderError)  # flags, name, description
         return any(row[1:2] == [self.codec] and row[0].endswith("S") for row in rows)
 
-    def is_remixed(self, stored_layout: str) -> bool:
-        """Whether another layout has other channels. Those at the sides may be those at the back."""
-        own, other = _channels(self.layout), _channels(stored_layout)
-        if isinstance(own, int) or isinstance(other, int):
-            return self.channels != (other if isinstance(other, int) else len(other))
-        return own != other
-
-
-@dataclass(frozen=True)
-class ProbedSound:
-    """The first audio stream of a file, and the layout in which an encoder stores it.
-
-    `shift` is how many seconds later it begins than ffmpeg says where it reads nothing else of an MPEG-TS or the like.
-    """
-
-    source: SoundFormat
-    stored_layout: str
-    shift: Fraction
-
-
-def probe_sound(path: str | os.PathLike, encode: Sequence[str]) -> ProbedSound:
-    """The sound of a file, for the arguments of an encoder. A `WriterError` if ffmpeg cannot read or store it."""
-    found = find_sound(path, WriterError)
-    if found is None:
-        raise WriterError(f"{path}: contains no audio stream.")
-    return ProbedSound(found[0], _stored_layout(os.fspath(path), tuple(encode), _state(path)), found[1])
-
 
 def find_sound(path: str | os.PathLike, error: type[LTXVAEError]) -> tuple[SoundFormat, Fraction] | None:
-    """The first audio stream of a file, and its shift, see `ProbedSound`; None without one."""
+    """The first audio stream of a file, and its shift; None without one. Raises `error` if ffmpeg cannot read it.
+
+    The shift is how many seconds later it begins than ffmpeg says where it reads nothing else, as of an MPEG-TS.
+    """
     if not os.path.isfile(path):
         raise error(f"{excerpt(path, 200)}: {explain_missing(path, 'audio file')}")
-    return _find(os.fspath(path), error, _state(path))  # type: ignore[arg-type]
-
-
-def _state(path: str | os.PathLike) -> tuple[int, int]:
     state = os.stat(path)
-    return state.st_size, state.st_mtime_ns
+    return _find(os.fspath(path), error, (state.st_size, state.st_mtime_ns))  # type: ignore[arg-type]
 
 
 @lru_cache(_MAX_PROBES)
@@ -112,44 +72,23 @@ def _find(path: str, error: type[LTXVAEError], _: tuple[int, int]) -> tuple[Soun
     return source, begins[0] - alone[0] if alone else Fraction(0)
 
 
-@lru_cache(_MAX_PROBES)
-def _stored_layout(path: str, encode: tuple[str, ...], _: tuple[int, int]) -> str:
-    first_frame = [*input_arguments(path), "-map", _FIRST_STREAM, "-frames:a", "1", *encode, "-f", "framecrc"]
-    done = run(path, first_frame, WriterError)
-    layout = _LAYOUT.search(done.output)
-    if done.code or layout is None:
-        raise WriterError(f"{path}: its sound cannot be stored with this audio codec ({done.reason}); use another one.")
-    return layout[1]
-
-
 def _parse(line: str) -> SoundFormat | None:
     stream = _STREAM.match(line)
     if stream is None:
         return None
     codec, rate, layout, sample_format, bits = stream.groups()
     usual = _FORMAT_BITS.get(sample_format.removesuffix("p"), 32)
-    return SoundFormat(codec, int(rate), layout, sample_format, int(bits) if bits else usual)
+    return SoundFormat(codec, int(rate), _count_channels(layout), int(bits) if bits else usual)
 
 
-def read_peak(path: str | os.PathLike) -> float:
-    """The largest absolute sample of a file's sound, which is decoded; 1 is the largest that integers have."""
-    level = f"astats@{MARK}=measure_perchannel=none:measure_overall=Peak_level"
-    output = ["-map", _FIRST_STREAM, "-af", level, "-f", "null"]
-    found = describe(os.fspath(path), "audio", input_arguments(path), _FIRST_STREAM, output, WriterError)
-    peak = found and next(filter(None, map(_PEAK.match, found.filtered)), None)
-    return 10 ** (float(peak[1]) / 20) if peak else 0.0  # silence has -inf
-
-
-def _channels(layout: str) -> frozenset[str] | int:
-    """The channels of a layout, or only their number if they have no places."""
-    counted = _COUNT.match(layout)
+def _count_channels(layout: str) -> int:
+    """The channels of a layout, by ffmpeg's name."""
+    counted = _COUNT.match(layout)  # those without places
     if counted:
         return int(counted[1])
     rows = listing("-layouts", error=ReaderError)  # name, channels joined by +
-    names = frozenset(next((row[1] for row in rows if row[:1] == [layout] and len(row) == 2), layout).split("+"))
-    if names & {"BL", "BR"}:
-        return names
-    return frozenset({"SL": "BL", "SR": "BR"}.get(name, name) for name in names)
+    channels = next((row[1] for row in rows if row[:1] == [layout] and len(row) == 2), layout)
+    return len(channels.split("+"))
 
 
 class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
