@@ -17,14 +17,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import uvicorn
-from imageio_ffmpeg import get_ffmpeg_exe
 
 from conftest import active_memory
 from examples import server
 from mlx_ltx_vae import DecodeCancelled, DecodeError, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.mlx_utils import psnr
 from mlx_ltx_vae.pipeline.postprocess import FrameChunk
-from video_files import children
+from video_files import children, run_ffmpeg
 
 PATIENCE = 60  # seconds, for what must happen at all
 ROOT = Path(server.__file__).parents[1]
@@ -135,8 +134,7 @@ def send(address: str, data: bytes, length: int | None = None) -> socket.socket:
 
 
 def play(data: bytes) -> np.ndarray:
-    command = [get_ffmpeg_exe(), "-v", "error", "-i", "pipe:0", "-pix_fmt", "rgb24", "-f", "rawvideo", "-"]
-    raw = subprocess.run(command, input=data, capture_output=True, check=True).stdout
+    raw = run_ffmpeg("-i", "pipe:0", "-pix_fmt", "rgb24", "-f", "rawvideo", "-", data=data)
     return np.frombuffer(raw, np.uint8).reshape(-1, SIZE[1], SIZE[0], 3)
 
 
@@ -159,8 +157,7 @@ def test_the_video_plays_before_it_is_decoded_and_has_the_frames_of_a_decode(
         assert vae.streams[0].frames < FRAMES
         vae.streams[0].released.set()
         data += b"".join(parts)
-    latents, _ = load_latents(demo.LATENTS)
-    expected = np.concatenate([chunk.to_uint8() for chunk in demo_vae.stream(latents[:, :, :5, :3, :4])])
+    expected = demo_vae.decode_uint8(load_latents(demo.LATENTS)[0][:, :, :5, :3, :4])
     result = play(data)
     assert result.shape == expected.shape == (FRAMES, 96, 128, 3)
     assert psnr(mx.array(result), mx.array(expected), span=255) > 35
@@ -248,7 +245,6 @@ def test_an_error_after_the_first_bytes_breaks_the_response_off(vae: HeldVAE, up
 
 BAD_FILES = {
     "text": b"these are no latents",
-    "nothing": b"",
     "channels": {"samples": (1, 7, 2, 3, 4)},
     "batch": {"samples": (2, 64, 2, 3, 4)},
     "names": {"\x1b[2J\x00\u202e": (1, 64, 2, 3, 4), "b\x07": (1, 64, 2, 3, 4)},
@@ -265,8 +261,7 @@ def test_a_file_that_cannot_be_decoded_is_one_line_and_400(vae: HeldVAE, tmp_pat
     with serving(vae) as address:
         answer = post(address, path.read_bytes())
     assert answer.status_code == 400
-    assert answer.headers["content-type"].startswith("text/plain")
-    assert answer.text.startswith("the file: ") and answer.text.endswith(".") and answer.text.isprintable()
+    assert re.fullmatch("the file: .*[.]", answer.text) and answer.text.isprintable()
     assert "latents-" not in answer.text  # no path of the server
     assert not vae.streams
 
