@@ -23,7 +23,6 @@ from mlx_ltx_vae.video import (
     VideoReader,
     VideoWriter,
     check_output,
-    codecs,
     ffmpeg,
     ffmpeg_process,
     open_sink,
@@ -81,7 +80,7 @@ def test_invalid_options_are_refused_before_ffmpeg_starts(
 
 
 def test_codec_that_this_ffmpeg_lacks_is_named(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "listing", lambda *_, **__: [[], ["V....D", "libx264"], ["V....D", "gif"]])
+    monkeypatch.setattr(ffmpeg, "listing", lambda *_, **__: [[], ["V....D", "libx264"], ["V....D", "gif"]])
     with pytest.raises(WriterError, match="built without libx265, which hevc needs; use h264, which it has"):
         VideoWriter(target, size=SIZE, fps=24, codec="hevc")
     with pytest.raises(WriterError, match="built without prores_ks, which prores needs; use h264, which it has"):
