@@ -33,7 +33,7 @@ from .pipeline.audio_run import (
 from .pipeline.chunk_stream import arrays_released, join_parts
 from .planning.plan import AudioEncodePlan, AudioPlan
 from .planning.planner import plan_encode
-from .video.sound import SAMPLE_RATES
+from .video.sound_files import SAMPLE_RATES
 
 _PIECE = 2**15  # samples that are encoded at a time
 _LONG = 60  # seconds, after which an encode takes no more memory but for its latents

@@ -25,7 +25,7 @@ from mlx_ltx_vae.conversion import convert_checkpoint
 from mlx_ltx_vae.files import PartFile, numbered_names
 from mlx_ltx_vae.latents import LatentsWriter
 from mlx_ltx_vae.video import SinkOptions, VideoWriter, check_output, open_sink, sinks
-from mlx_ltx_vae.video.sound import write_wav
+from mlx_ltx_vae.video.audio import write_wav
 from test_full_disk import fill, small_disk  # noqa: F401
 from video_files import SIZE, noise, read
 

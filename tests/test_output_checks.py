@@ -14,7 +14,7 @@ from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
 from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder
 from mlx_ltx_vae.pipeline import audio_run, decode_run, encode_run
 from mlx_ltx_vae.pipeline.postprocess import OutputCheck
-from mlx_ltx_vae.video.sound import write_wav
+from mlx_ltx_vae.video.audio import write_wav
 
 
 def latents_of(frames, channels=8):

@@ -136,7 +136,7 @@ FORKS = """
 import os, sys, time
 import numpy as np
 from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, open_sink
-from mlx_ltx_vae.video.sound import write_wav
+from mlx_ltx_vae.video.audio import write_wav
 
 def fork(act):
     if (child := os.fork()) == 0:

@@ -12,7 +12,7 @@ import pytest
 from mlx_ltx_vae import demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import ReaderError, WriterError
-from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, audio_codecs, check_output, open_sink, outputs
+from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, audio, check_output, open_sink, writer
 from mlx_ltx_vae.video.sound_files import SoundReader
 from video_files import numbered, numbers, read, run_ffmpeg
 
@@ -74,7 +74,7 @@ def test_longer_audio_is_a_warning_with_both_lengths(tmp_path: Path, audio: str)
 
 def test_audio_is_kept_for_a_limited_time_after_the_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour, which is a second here."""
-    monkeypatch.setattr(audio_codecs, "MAX_REST", 1)
+    monkeypatch.setattr(audio, "MAX_REST", 1)
     source = make_audio(tmp_path / "a.wav", 3)
     message = r"its audio 3.00 s, of which 1 s after the video are kept; shortest=True"
     with pytest.warns(UserWarning, match=message):
@@ -261,13 +261,13 @@ def test_audio_that_begins_late_is_cut_where_the_video_ends(tmp_path: Path) -> N
 def test_a_file_that_is_removed_once_it_is_in_the_video_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, warn = make_audio(tmp_path / "a.wav", 2), outputs.warn_of_audio
+    source, warn = make_audio(tmp_path / "a.wav", 2), writer.warn_of_audio
 
     def remove_and_warn(*arguments: object, **options: object) -> None:
         source.unlink()
         warn(*arguments, **options)
 
-    monkeypatch.setattr(outputs, "warn_of_audio", remove_and_warn)
+    monkeypatch.setattr(writer, "warn_of_audio", remove_and_warn)
     write(tmp_path / "out.mp4", audio=source)
     assert len(sound(tmp_path / "out.mp4")) >= 2 * RATE
 

@@ -11,7 +11,7 @@ from mlx_ltx_vae.codec_table import AUDIO_CODECS, CODECS, AudioCodec, Codec
 from mlx_ltx_vae.commands.parsers import decode_parser
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import SinkOptions, VideoWriter, check_output, codecs
+from mlx_ltx_vae.video import SinkOptions, VideoWriter, check_output, codecs, ffmpeg
 from test_video_writer import PATCH, SATURATED, patches, probe, read_back
 from video_files import noise
 
@@ -103,7 +103,7 @@ def _mac(monkeypatch: pytest.MonkeyPatch) -> None:
     """An ffmpeg with the encoders of a Mac, by what it lists."""
     rows = [["V....D", name, "VideoToolbox"] for name in ("h264_videotoolbox", "hevc_videotoolbox")]
     formats = [["Supported", "pixel", "formats:", "videotoolbox_vld", "nv12", "yuv420p", "p010le"]]
-    monkeypatch.setattr(codecs, "listing", lambda *words, error: rows if words == ("-encoders",) else formats)
+    monkeypatch.setattr(ffmpeg, "listing", lambda *words, error: rows if words == ("-encoders",) else formats)
 
 
 @pytest.mark.usefixtures("_mac")
@@ -132,7 +132,7 @@ def test_what_the_encoders_of_a_mac_cannot_do_is_refused() -> None:
 
 
 def test_the_encoders_of_a_mac_are_refused_elsewhere() -> None:
-    if not any(row[1:2] == ["h264_videotoolbox"] for row in codecs.listing("-encoders", error=WriterError)):
+    if not any(row[1:2] == ["h264_videotoolbox"] for row in ffmpeg.listing("-encoders", error=WriterError)):
         without = "a.mp4: this ffmpeg was built without h264_videotoolbox, which only builds for macOS have"
         others = "use h264 or hevc or vp9 or av1, which it has."
         assert refusal("a.mp4", codec="h264_videotoolbox") == f"{without}; {others}"

@@ -15,7 +15,7 @@ import pytest
 from conftest import file_size_limit
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.video import VideoWriter, ffmpeg
-from mlx_ltx_vae.video.sound import SoundTrack, write_wav
+from mlx_ltx_vae.video.audio import SoundTrack, write_wav
 from video_files import numbered, numbers, read, run_ffmpeg
 
 SIZE, NUM_FRAMES = (32, 32), 48  # two seconds

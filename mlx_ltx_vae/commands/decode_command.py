@@ -33,10 +33,10 @@ from ..shapes import Grid, format_size
 from ..tiling import TilingConfig
 from ..units import DEFAULT_FPS, format_count, format_seconds
 from ..video import add_metadata, check_output, check_output_options, is_sound, output_files, takes_sound
+from ..video.audio import check_sound_length
 from ..video.frame_format import FrameOutput, frame_format
 from ..video.sink import SinkOptions
 from ..video.sinks import files_of_all, name_others
-from ..video.sound import check_sound_length
 from .cli import CommandParser
 from .items import Item, all_exist, are_many, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, check_keyframes_option, describe_blending, find_keyframes, run_job

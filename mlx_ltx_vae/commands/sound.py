@@ -20,7 +20,7 @@ from ..pipeline.audio_run import every_chunk
 from ..pipeline.progress import FrameBar
 from ..planning.plan import AudioPlan, SoundPlan
 from ..units import format_count, format_seconds
-from ..video.sound import Sound, write_wav
+from ..video.audio import Sound, write_wav
 from .items import Item, name_outputs
 from .job import LazyVAE, Task
 

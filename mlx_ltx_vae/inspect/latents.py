@@ -20,7 +20,7 @@ from ..latents.statistics import are_unusual, count_unusual, frame_moments, join
 from ..models.base import SoundConfig
 from ..shapes import DEFAULT_SCALE, Grid, format_size
 from ..units import DEFAULT_FPS, format_count
-from ..video.sound import SLACK
+from ..video.audio import SLACK
 from .report import Report
 
 FoundT = TypeVar("FoundT")

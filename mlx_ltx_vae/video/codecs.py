@@ -6,7 +6,7 @@ from fractions import Fraction
 from ..codec_table import CODECS, ENCODER_PRESETS, Codec
 from ..errors import WriterError, option, quote, suggest
 from ..shapes import Size, format_size
-from .audio_codecs import audio_arguments, find_audio_codec
+from .audio import audio_arguments, find_audio_codec
 from .ffmpeg import check_encoder
 from .frame_format import check_content_light, check_zscale, conversion, file_format, tags
 from .metadata import METADATA_INPUT, metadata_arguments

@@ -1,4 +1,4 @@
-"""What ffmpeg does here: it writes and reads videos and sound, and describes files and itself."""
+"""What ffmpeg reads and says: videos and sound, and what it knows of files and of itself."""
 
 import io
 import os
@@ -6,22 +6,15 @@ import re
 import secrets
 import select
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-import numpy as np
-
 from ..errors import LTXVAEError, ReaderError, WriterError
-from ..files import file_state
-from ..process import close_in_children
-from .ffmpeg_process import FfmpegProcess, find_reason, pipe_from_ffmpeg
+from .ffmpeg_process import PIPE_BYTES, FfmpegProcess, find_reason, pipe_from_ffmpeg
 
-_PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
-_PIPE_BYTES = 1 << 16  # what a pipe holds
 #: Stands in ffmpeg's arguments for a random word: the lines of a filter of this name are its own.
 MARK = "<mark>"
 _MARK_BYTES = 6
@@ -38,113 +31,6 @@ _REFERRING = {
     "hls", "dash", "webm_dash_manifest", "concat", "imf", "sdp", "sap", "rtp", "rtsp", "avisynth", "vapoursynth",
     "vobsub", "dvdvideo", "svg_pipe",
 }  # fmt: skip
-
-
-class FfmpegEncoder(FfmpegProcess):
-    """A running ffmpeg that reads raw frames from its standard input (`-i pipe:0` among its arguments).
-
-    Its output is a URL, or a function that a thread calls with the bytes, and that raises a `WriterError` to end it.
-    It also gets the `inherited` open files.
-    """
-
-    def __init__(
-        self, name: str, arguments: Sequence[str], output: str | Callable[[bytes], None], inherited: Sequence[int] = ()
-    ) -> None:
-        self._forwarder, self._path = None, None
-        if isinstance(output, str):
-            self._path = output.removeprefix("file:")
-            super().__init__(name, WriterError, [*arguments, output], inherited, takes_input=True)
-        else:
-            with pipe_from_ffmpeg(WriterError) as (pipe, write_end):
-                arguments, inherited = [*arguments, f"pipe:{write_end}"], [*inherited, write_end]
-                super().__init__(name, WriterError, arguments, inherited, takes_input=True)
-            self._forwarder = Forwarder(pipe, output)
-        assert self.process.stdin is not None
-        self._stdin = self.process.stdin
-        close_in_children(self._stdin)  # where it would keep ffmpeg waiting for more
-        os.set_blocking(self._stdin.fileno(), False)
-
-    def write(self, frames: np.ndarray) -> None:
-        """Send frames, waiting while ffmpeg is busy. Raises `WriterError` if ffmpeg or its output has failed."""
-        descriptor, data = self._stdin.fileno(), frames.data.cast("B")
-        try:
-            while data:
-                self._raise_output_error()
-                self._wait_for_transfer(descriptor, select.POLLOUT)
-                with suppress(BlockingIOError):  # the room may be too small for now
-                    data = data[os.write(descriptor, data) :]
-        except OSError:
-            raise self._failure(*self.wait_for_end()) from None
-
-    def _signs(self) -> object:
-        if self._forwarder is not None and self._forwarder.is_consuming:
-            return object()  # ffmpeg waits for the reader of its output, which may pause
-        with suppress(OSError):
-            # At the end, ffmpeg may rewrite the file for minutes without a report.
-            return super()._signs(), None if self._path is None else file_state(self._path)
-        return super()._signs()
-
-    def finish(self) -> int:
-        """End the input, wait for ffmpeg and its output, and return the number of frames it reports as written."""
-        self._stdin.close()
-        code, log = self.wait_for_end()
-        if code:
-            raise self._failure(code, log)
-        if self._forwarder is not None:
-            self._forwarder.join()
-        self._raise_output_error()
-        counts = [line.removeprefix("frame=") for line in self._progress.join() if line.startswith("frame=")]
-        self.release()
-        return int(counts[-1]) if counts else 0
-
-    def end(self) -> None:
-        """As `kill`, where nobody waits for the end of a transfer."""
-        self._drop_output()
-        self._end()
-
-    def kill(self) -> None:
-        self._drop_output()
-        super().kill()
-
-    def release(self) -> None:
-        if self._forwarder is not None:
-            self._forwarder.join(_PATIENCE)
-        super().release()
-
-    def _drop_output(self) -> None:
-        if self._forwarder is not None:
-            self._forwarder.is_cancelled = True
-
-    def _raise_output_error(self) -> None:
-        if self._forwarder is not None and self._forwarder.error is not None:
-            raise self._forwarder.error
-
-    def _failure(self, code: int, log: Sequence[str]) -> WriterError:
-        self._raise_output_error()  # the cause, if ffmpeg has failed because nobody reads what it writes
-        return WriterError(f"{self.name}: ffmpeg failed: {find_reason(log, code)}.")
-
-
-class Forwarder(threading.Thread):
-    """Passes on what arrives in a pipe until `is_cancelled`, and closes the pipe."""
-
-    def __init__(self, pipe: io.FileIO, consume: Callable[[bytes], None]) -> None:
-        super().__init__(name="ffmpeg-output", daemon=True)
-        self.error: WriterError | None = None
-        self.is_cancelled = self.is_consuming = False
-        self._pipe = pipe
-        close_in_children(pipe)  # where it would keep ffmpeg waiting for somebody to read
-        self._consume = consume
-        self.start()
-
-    def run(self) -> None:
-        with self._pipe:  # once it is closed, ffmpeg cannot write and ends
-            try:
-                while (data := self._pipe.read(_PIPE_BYTES)) and not self.is_cancelled:
-                    self.is_consuming = True  # which takes as long as its reader pauses
-                    self._consume(data)
-                    self.is_consuming = False
-            except WriterError as error:  # raised on the thread that writes frames
-                self.error = error
 
 
 class FfmpegReader(FfmpegProcess):
@@ -206,7 +92,7 @@ class FfmpegDecoder(FfmpegReader):
         content, descriptor = bytearray(), self._times.fileno()
         while True:
             self._wait_for_transfer(descriptor, select.POLLIN)
-            part = os.read(descriptor, _PIPE_BYTES)
+            part = os.read(descriptor, PIPE_BYTES)
             if not part:
                 return [self._time(line) for line in content.split(b"\n")[:-1]]
             content += part
@@ -245,7 +131,7 @@ def read_output(
 
 def _read_all(reader: FfmpegReader, max_bytes: int = sys.maxsize) -> bytes:
     content = bytearray()
-    while len(content) < max_bytes and (part := reader.read(_PIPE_BYTES)):
+    while len(content) < max_bytes and (part := reader.read(PIPE_BYTES)):
         content += part
     return bytes(content[:max_bytes])
 

@@ -24,6 +24,7 @@ from ..process import Cleanup, kill_program, uninterrupted
 
 MAX_SILENCE = 60  # seconds without a sign of life, before it counts as dead
 TICK = 1.0  # seconds between two looks for one
+PIPE_BYTES = 1 << 16  # what a pipe holds
 _PIPES = 4  # of a program: its standard streams, and one for an error of its start
 _PROGRAM_VARIABLE = "IMAGEIO_FFMPEG_EXE"  # read by imageio-ffmpeg
 _REMEDIES = {

@@ -12,10 +12,15 @@ from ..errors import WriterError, check_is_path, option
 from ..files import check_absent, check_name, explain_unwritable
 from ..shapes import Size
 from ..units import Rate, find_fps
-from .audio_codecs import warn_of_audio
+from .audio import warn_of_audio
 from .codecs import CONTAINER_ENDINGS, animation_arguments, check_fragmented, find_codec, video_arguments
 from .exr import check_is_light, import_library, write_exr
-from .frame_files import (
+from .frame_format import FrameFormat
+from .live import StandardOutput
+from .metadata import keep_metadata, keeps_metadata
+from .pictures import write_png, write_tiff
+from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_size
+from .stills import (
     ContactSheet,
     NpyWriter,
     PictureWriter,
@@ -28,12 +33,7 @@ from .frame_files import (
     parse_stills_path,
     sheet_beside,
 )
-from .frame_format import FrameFormat
-from .live import StandardOutput
-from .metadata import keep_metadata, keeps_metadata
-from .outputs import AnimationWriter, VideoWriter
-from .pictures import write_png, write_tiff
-from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_size
+from .writer import AnimationWriter, VideoWriter
 
 _MAX_GIF_FPS = 50  # delays are in hundredths of a second, and players slow down those below two
 _PIXEL_FORMATS = {"rgb24": "8 bits", "rgb48le": "16 bits", "rgbf16le": "half floats", "rgbf32le": "floats"}

@@ -13,8 +13,9 @@ import numpy as np
 from ..errors import LTXVAEError, ReaderError, excerpt, warn
 from ..files import explain_missing
 from .ffmpeg import FfmpegReader, describe, input_arguments, listing, parse_packets, read_times
-from .sound import SAMPLE_RATES
 
+#: Samples per second. A small file that states fewer would become hours of sound.
+SAMPLE_RATES = range(1000, 768_001)
 #: A filter that puts silence in place of what is missing in front of sound that begins late, and in gaps. Not of those
 #: under 0.02 s: the times of Ogg Vorbis are wrong by up to that.
 FILL_GAPS = "aresample=async=1:min_hard_comp=0.02:first_pts=0"

@@ -1,6 +1,9 @@
-"""The files that ffmpeg writes while frames are computed."""
+"""Videos and animations, which ffmpeg writes while their frames are computed."""
 
+import io
 import os
+import select
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -9,18 +12,126 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import WriterError
-from ..files import PartFile, writing_to
-from ..process import Cleanup
+from ..files import PartFile, file_state, writing_to
+from ..process import Cleanup, close_in_children
 from ..shapes import Size, format_size
 from ..units import Rate, find_fps
-from .audio_codecs import warn_of_audio
+from .audio import SOUND_INPUT, Sound, SoundPipe, SoundTrack, find_sample_rate, warn_of_audio
 from .codecs import animation_arguments, video_arguments
-from .ffmpeg import FfmpegEncoder
+from .ffmpeg_process import PIPE_BYTES, FfmpegProcess, find_reason, pipe_from_ffmpeg
 from .frame_format import FrameFormat, FrameOutput, content_light_arguments, frame_format
 from .live import LiveOutput, Target, target_name
 from .metadata import METADATA_INPUT, keep_metadata, metadata_file
 from .sink import Sink, SinkOptions
-from .sound import SOUND_INPUT, Sound, SoundPipe, SoundTrack, find_sample_rate
+
+_PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
+
+
+class FfmpegEncoder(FfmpegProcess):
+    """A running ffmpeg that reads raw frames from its standard input (`-i pipe:0` among its arguments).
+
+    Its output is a URL, or a function that a thread calls with the bytes, and that raises a `WriterError` to end it.
+    It also gets the `inherited` open files.
+    """
+
+    def __init__(
+        self, name: str, arguments: Sequence[str], output: str | Callable[[bytes], None], inherited: Sequence[int] = ()
+    ) -> None:
+        self._forwarder, self._path = None, None
+        if isinstance(output, str):
+            self._path = output.removeprefix("file:")
+            super().__init__(name, WriterError, [*arguments, output], inherited, takes_input=True)
+        else:
+            with pipe_from_ffmpeg(WriterError) as (pipe, write_end):
+                arguments, inherited = [*arguments, f"pipe:{write_end}"], [*inherited, write_end]
+                super().__init__(name, WriterError, arguments, inherited, takes_input=True)
+            self._forwarder = Forwarder(pipe, output)
+        assert self.process.stdin is not None
+        self._stdin = self.process.stdin
+        close_in_children(self._stdin)  # where it would keep ffmpeg waiting for more
+        os.set_blocking(self._stdin.fileno(), False)
+
+    def write(self, frames: np.ndarray) -> None:
+        """Send frames, waiting while ffmpeg is busy. Raises `WriterError` if ffmpeg or its output has failed."""
+        descriptor, data = self._stdin.fileno(), frames.data.cast("B")
+        try:
+            while data:
+                self._raise_output_error()
+                self._wait_for_transfer(descriptor, select.POLLOUT)
+                with suppress(BlockingIOError):  # the room may be too small for now
+                    data = data[os.write(descriptor, data) :]
+        except OSError:
+            raise self._failure(*self.wait_for_end()) from None
+
+    def _signs(self) -> object:
+        if self._forwarder is not None and self._forwarder.is_consuming:
+            return object()  # ffmpeg waits for the reader of its output, which may pause
+        with suppress(OSError):
+            # At the end, ffmpeg may rewrite the file for minutes without a report.
+            return super()._signs(), None if self._path is None else file_state(self._path)
+        return super()._signs()
+
+    def finish(self) -> int:
+        """End the input, wait for ffmpeg and its output, and return the number of frames it reports as written."""
+        self._stdin.close()
+        code, log = self.wait_for_end()
+        if code:
+            raise self._failure(code, log)
+        if self._forwarder is not None:
+            self._forwarder.join()
+        self._raise_output_error()
+        counts = [line.removeprefix("frame=") for line in self._progress.join() if line.startswith("frame=")]
+        self.release()
+        return int(counts[-1]) if counts else 0
+
+    def end(self) -> None:
+        """As `kill`, where nobody waits for the end of a transfer."""
+        self._drop_output()
+        self._end()
+
+    def kill(self) -> None:
+        self._drop_output()
+        super().kill()
+
+    def release(self) -> None:
+        if self._forwarder is not None:
+            self._forwarder.join(_PATIENCE)
+        super().release()
+
+    def _drop_output(self) -> None:
+        if self._forwarder is not None:
+            self._forwarder.is_cancelled = True
+
+    def _raise_output_error(self) -> None:
+        if self._forwarder is not None and self._forwarder.error is not None:
+            raise self._forwarder.error
+
+    def _failure(self, code: int, log: Sequence[str]) -> WriterError:
+        self._raise_output_error()  # the cause, if ffmpeg has failed because nobody reads what it writes
+        return WriterError(f"{self.name}: ffmpeg failed: {find_reason(log, code)}.")
+
+
+class Forwarder(threading.Thread):
+    """Passes on what arrives in a pipe until `is_cancelled`, and closes the pipe."""
+
+    def __init__(self, pipe: io.FileIO, consume: Callable[[bytes], None]) -> None:
+        super().__init__(name="ffmpeg-output", daemon=True)
+        self.error: WriterError | None = None
+        self.is_cancelled = self.is_consuming = False
+        self._pipe = pipe
+        close_in_children(pipe)  # where it would keep ffmpeg waiting for somebody to read
+        self._consume = consume
+        self.start()
+
+    def run(self) -> None:
+        with self._pipe:  # once it is closed, ffmpeg cannot write and ends
+            try:
+                while (data := self._pipe.read(PIPE_BYTES)) and not self.is_cancelled:
+                    self.is_consuming = True  # which takes as long as its reader pauses
+                    self._consume(data)
+                    self.is_consuming = False
+            except WriterError as error:  # raised on the thread that writes frames
+                self.error = error
 
 
 class FfmpegSink(Sink):
