@@ -20,7 +20,7 @@ from .errors import CheckpointError, LatentsError, PlanError
 from .models.base import SOUND, Decoder, Network, SoundConfig, SoundEncoder
 from .models.specs import NetworkSpec
 from .network_pair import NetworkPair, load_encoder
-from .pipeline.audio_run import (
+from .pipeline.audio import (
     AudioStream,
     SoundNetwork,
     encode_sound,
@@ -30,7 +30,7 @@ from .pipeline.audio_run import (
     stream_sound,
     unpack_latents,
 )
-from .pipeline.chunk_stream import arrays_released, join_parts
+from .pipeline.run import arrays_released, join_parts
 from .planning.plan import AudioEncodePlan, AudioPlan
 from .planning.planner import plan_encode
 from .video.sound import SAMPLE_RATES

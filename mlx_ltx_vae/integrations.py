@@ -41,10 +41,10 @@ from .backend.mlx_utils import named_parameters
 from .checkpoint import open_weights
 from .errors import CheckpointError, PlanError, TilingError, quote
 from .models.video_vae.config import CLASS_NAME
-from .pipeline.chunk_stream import arrays_released
-from .pipeline.decode_options import StreamOptions
-from .pipeline.postprocess import FrameChunk, OnFramesReady
+from .pipeline.decode import StreamOptions
+from .pipeline.frames import FrameChunk, OnFramesReady
 from .pipeline.progress import show_progress as with_progress
+from .pipeline.run import arrays_released
 from .planning.plan import DecodePlan, Mode
 from .shapes import DEFAULT_SCALE
 from .tiling.blend import decode_tiles

@@ -9,8 +9,7 @@ import numpy as np
 from .checkpoint import Checkpoint
 from .errors import CheckpointError, warn
 from .models.preview_vae.networks import PreviewDecoder
-from .pipeline.decode_options import StreamOptions
-from .pipeline.decode_run import PushedDecode
+from .pipeline.decode import PushedDecode, StreamOptions
 from .vae import VideoVAE
 
 if TYPE_CHECKING:

@@ -17,15 +17,25 @@ from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
 from .models.noise import Noise
 from .models.specs import DEFAULT_CONVENTION, ConventionName
 from .network_pair import NetworkPair, load_encoder
-from .pipeline.chunk_stream import arrays_released, join_parts
-from .pipeline.decode_file import DecodeReport, open_file_decode
-from .pipeline.decode_options import DecodeOptions, StreamOptions, WholeOptions, check_options, default_plan
-from .pipeline.decode_run import DecodePipeline, DecodeStream
-from .pipeline.encode_run import EncodeOptions, EncodePipeline, EncodeStream, Frames
-from .pipeline.hdr_frames import HDR
-from .pipeline.latent_sources import LatentInput, is_whole
-from .pipeline.postprocess import OnFramesReady, hand_over, join_chunks, join_levels
+from .pipeline.decode import (
+    DecodeOptions,
+    DecodePipeline,
+    DecodeReport,
+    DecodeStream,
+    StreamOptions,
+    WholeOptions,
+    check_options,
+    default_plan,
+    hand_over,
+    join_chunks,
+    join_levels,
+    open_file_decode,
+)
+from .pipeline.encode import EncodeOptions, EncodePipeline, EncodeStream, Frames
+from .pipeline.frames import HDR, OnFramesReady
 from .pipeline.progress import Progress, show_progress
+from .pipeline.run import arrays_released, join_parts
+from .pipeline.sources import LatentInput, is_whole
 from .planning.options import BitDepth, ModeName, OrderName
 from .planning.plan import DecodePlan, EncodePlan, SoundPlan
 from .planning.planner import plan_decode, plan_encode

@@ -22,9 +22,8 @@ from ..latents import open_latents
 from ..latents.files import MappedLatents
 from ..latents.keyframes import Keyframes, describe_keyframes
 from ..models.noise import check_takes_seed
-from ..pipeline.decode_file import write_files
-from ..pipeline.hdr_frames import HDROptions
-from ..pipeline.postprocess import FrameChunk
+from ..pipeline.decode import write_files
+from ..pipeline.frames import FrameChunk, HDROptions
 from ..pipeline.progress import FrameBar
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import DecodePlan

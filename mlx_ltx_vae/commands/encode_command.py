@@ -26,8 +26,8 @@ from ..files import sample_path
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
-from ..pipeline.audio_run import every_chunk
-from ..pipeline.hdr_frames import to_encoder_pixels
+from ..pipeline.audio import every_chunk
+from ..pipeline.frames import to_encoder_pixels
 from ..pipeline.progress import FrameBar
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import AudioEncodePlan, EncodePlan, SoundPlan

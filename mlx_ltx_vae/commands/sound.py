@@ -16,7 +16,7 @@ from ..checkpoint import Checkpoint
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt, warn
 from ..latents import AudioLatentsFile, LatentsFile, open_audio_latents
 from ..models.base import SoundConfig
-from ..pipeline.audio_run import every_chunk
+from ..pipeline.audio import every_chunk
 from ..pipeline.progress import FrameBar
 from ..planning.plan import AudioPlan, SoundPlan
 from ..units import format_count, format_seconds

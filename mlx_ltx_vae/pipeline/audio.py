@@ -20,10 +20,9 @@ from ..planning.plan import AudioEncodePlan, AudioPlan, Mode, SoundPlan
 from ..planning.planner import plan_decode
 from ..shapes import Axis
 from ..streaming.context import Stage, StreamContext
-from .chunk_stream import ChunkStream, check_cancelled, join_parts
-from .encode_run import encoded
-from .latent_sources import LatentPreprocess, LatentSource, check_finite
-from .run import Run, Source, peek
+from .encode import encoded
+from .run import ChunkStream, Run, check_cancelled, join_parts, peek
+from .sources import LatentPreprocess, LatentSource, Source, check_finite
 
 
 @dataclass(frozen=True)

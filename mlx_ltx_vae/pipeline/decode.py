@@ -1,13 +1,17 @@
-"""Executes a decode plan: latents in, final frames out."""
+"""Decodes: latents in, final frames out, as a stream, as one array, or into a file."""
 
+import os
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, TypedDict, cast
 
 import mlx.core as mx
 import numpy as np
@@ -15,46 +19,121 @@ import numpy as np
 from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
 from ..distributed import RowBands
-from ..errors import DecodeError, LatentsError, PlanError, warn
-from ..latents.keyframes import check_keyframes
+from ..errors import DecodeError, LatentsError, PlanError, WriterError, check_is_path, warn
+from ..latents.keyframes import Keyframes, check_keyframes
 from ..latents.statistics import find_notice, join_moments
 from ..models.base import Decoder
-from ..models.noise import NoiseShapes, draw
-from ..models.specs import LONG_CLIP, NetworkSpec
-from ..planning.options import choose_variant
+from ..models.noise import Noise, NoiseShapes, draw
+from ..models.specs import DEFAULT_CONVENTION, LONG_CLIP, ConventionName, NetworkSpec
+from ..planning.options import BitDepth, PlanOptions, choose_variant
 from ..planning.plan import DecodePlan, Order
+from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..planning.tiles import tile_spec
 from ..shapes import Axis, Grid
 from ..streaming.context import StreamContext
 from ..tiling.layout import Interval
-from ..video.frame_format import FrameFormat
-from .chunk_stream import ChunkStream, check_cancelled
-from .decode_options import DecodeOptions
-from .latent_sources import (
-    KeyframeSource,
+from ..units import Rate, parse_fps
+from ..video import add_metadata, check_output, check_output_options, open_sink, output_files
+from ..video.frame_format import FrameFormat, FrameOutput, FrameStep, common_format, frame_format
+from ..video.sink import SinkOptions
+from .frames import (
+    HDR,
+    FrameBuffer,
+    FrameChunk,
+    OnFramesReady,
+    OutputCheck,
+    choose_hdr,
+    explain_not_finite,
+    find_cause,
+    mlx_dtype,
+    to_format,
+    to_format_in_parts,
+    write_chunk,
+)
+from .keyframes import KeyframeSource, pad_as_noise
+from .progress import Progress, show_progress
+from .run import ChunkStream, Run, check_cancelled, crop_map, join_parts, make_bands, peek, tile_origin
+from .sources import (
+    LatentInput,
     LatentParts,
     LatentPreprocess,
     Latents,
     LatentSource,
     LatentStreamSource,
     Magnitude,
+    Source,
     as_latents,
     check_part,
     is_whole,
-    pad_as_noise,
     sample_moments,
 )
-from .postprocess import (
-    FrameBuffer,
-    FrameChunk,
-    OutputCheck,
-    explain_not_finite,
-    find_cause,
-    mlx_dtype,
-    to_format,
-    to_format_in_parts,
-)
-from .run import Run, Source, crop_map, make_bands, peek, tile_origin
+
+
+@dataclass(frozen=True)
+class DecodeOptions:
+    """The options of `VideoVAE.stream`, which documents them."""
+
+    timestep: float | None = None
+    seed: int = 0
+    noise: Noise = None
+    noise_scale: float | None = None
+    like: str = DEFAULT_CONVENTION
+    unnormalized: bool = False
+    steps: int | None = None
+    keyframes: Keyframes | None = None
+    format: FrameFormat | None = None
+
+
+_PLANNED = {"frames", "joined", *PlanOptions.__dataclass_fields__}  # options of `VideoVAE.plan`
+
+
+class StreamOptions(TypedDict, total=False):
+    """The options of `VideoVAE.stream` that all decodes have."""
+
+    timestep: float | None
+    seed: int
+    noise: Noise
+    noise_scale: float | None
+    like: ConventionName
+    unnormalized: bool
+    steps: int | None
+    keyframes: Keyframes | None
+
+
+class WholeOptions(StreamOptions, total=False):
+    """The options of `VideoVAE.decode`, which documents them."""
+
+    memory_budget: str | int | None
+    progress: Progress
+
+
+def check_options(function: str, options: Mapping[str, object], known: type = StreamOptions) -> None:
+    """Raise a `TypeError`, as Python does, unless options are those of a `TypedDict`."""
+    plan, given, planned = "plan", "latents", _PLANNED
+    if known is not StreamOptions:
+        plan, given, planned = "plan_encode", "pixels", {"memory_budget", "mode", "ranks", "joined"}
+    for name in options.keys() - known.__annotations__.keys():
+        hint = f"; it is one of {plan}(): {function}(..., plan=vae.{plan}({given}.shape, {name}=...))"
+        text = f"{function}() got an unexpected keyword argument {name!r}"
+        raise TypeError(text + (hint if name in planned else ""))
+
+
+def default_plan(
+    make_plan: Callable[..., DecodePlan],
+    latents: LatentInput,
+    plan: DecodePlan | None,
+    options: StreamOptions,
+    *,
+    memory_budget: str | int | None,
+    **more: Any,
+) -> DecodePlan | None:
+    """The plan of whole latents if none is given; None for those that arrive."""
+    if plan is None and is_whole(latents):
+        more |= {"steps": options.get("steps"), "keyframes": options.get("keyframes")}
+        return make_plan(latents.shape, memory_budget=memory_budget, **more)
+    if memory_budget is not None:
+        raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
+    return plan
 
 
 class DecodeStream(ChunkStream[FrameChunk]):
@@ -360,3 +439,174 @@ class PushedDecode:
         frames = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
         mx.async_eval(frames)  # so that another thread can use them
         return frames
+
+
+def join_chunks(chunks: Iterable[FrameChunk], num_frames: int | None) -> mx.array:
+    """The pixels of all chunks, (B, 3, F, H, W). `num_frames` is F; None if it is not known."""
+    size = 0
+
+    def frames_of(chunk: FrameChunk) -> mx.array:
+        nonlocal size
+        frames = chunk.frames
+        size += frames.size
+        if max(size, frames[:, :1].size * (num_frames or 0)) >= MAX_ARRAY_ELEMENTS:
+            raise LatentsError(
+                "the video would be an array of 2^31 elements or more, which MLX computes wrongly; take its frames "
+                "from stream, or pass on_frames_ready."
+            )
+        return frames
+
+    pixels = join_parts(map(frames_of, chunks), Axis.TIME, num_frames).transpose(0, 4, 1, 2, 3)
+    mx.eval(pixels)  # so that another thread can use them
+    return pixels
+
+
+def join_levels(chunks: Iterable[FrameChunk]) -> np.ndarray:
+    """The frames of all chunks as uint8, (F, H, W, 3), or (B, F, H, W, 3) for several videos."""
+    return np.concatenate([chunk.to_uint8() for chunk in chunks], axis=-4)
+
+
+def hand_over(chunks: Iterable[FrameChunk], on_frames_ready: OnFramesReady) -> None:
+    """Call a function with the pixels of each chunk, checked."""
+    for chunk in chunks:
+        chunk.check()
+        on_frames_ready(chunk.pixels, chunk.start)
+
+
+@dataclass(frozen=True)
+class DecodeReport:
+    """What `decode --json` prints, but for the networks."""
+
+    output: str  # the file, or the folder
+    frames: int  # that were written
+    width: int
+    height: int
+    fps: Fraction
+    sample_rate: int | None  # of sound that was decoded with it
+    seconds: float  # from the first latents to the finished file
+    first_frame_seconds: float
+    one_color: bool  # whether every frame is of one color
+    peak_memory_bytes: int  # `mx.get_peak_memory()`, so since MLX's count was last reset
+    plan: DecodePlan | None  # what was run; None for latents that arrived without one
+
+    @property
+    def keyframes(self) -> tuple[int, ...]:
+        """The frame numbers of those that were seen."""
+        return self.plan.keyframes if self.plan else ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-serializable, with the keys of `decode --json`."""
+        plan = None if self.plan is None else self.plan.as_dict()
+        return {**vars(self), "fps": float(self.fps), "keyframes": list(self.keyframes), "plan": plan}
+
+
+@dataclass
+class FileDecode:
+    """Writes a decode to a file; see `VideoVAE.decode_to_file`. A `WriterError` for options that it cannot have."""
+
+    path: str | os.PathLike
+    fps: Rate
+    output: SinkOptions
+    start: float = field(default_factory=time.perf_counter)
+    video: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, SinkOptions] = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_is_path(self.path, WriterError)
+        self.files = output_files(os.fspath(self.path), self.output)
+        for file, options in self.files.items():
+            check_output_options(file, options, fps=self.fps)
+            self.files[file] = add_metadata(file, options)
+
+    @property
+    def frames(self) -> tuple[FrameOutput, ...]:
+        """Those of all files."""
+        return tuple(options.frames for options in self.files.values())
+
+    @property
+    def bit_depth(self) -> BitDepth | None:
+        """That of levels to which the stream can convert frames."""
+        frames = common_format(self.frames)
+        return None if frames is None else cast(BitDepth, frames.bit_depth)
+
+    def check(self, plan: DecodePlan | None) -> None:
+        """Raise what writing would raise, for the frames of a plan. Those of latents that arrive are not known yet."""
+        if plan is None:
+            return
+        if plan.format is not None and plan.format != common_format(self.frames):
+            raise PlanError(f"{self.path}: the plan was made for other frames; plan with outputs=, or leave it out.")
+        self.video = {"size": plan.frame_size, "num_frames": plan.num_frames}
+        for file, options in self.files.items():
+            check_output(file, fps=self.fps, options=options, **self.video)
+
+    def write(self, stream: DecodeStream, plan: DecodePlan | None, progress: Progress) -> DecodeReport:
+        """Write all chunks."""
+        chunks: Iterable[FrameChunk] = stream
+        batch = plan.latent_shape.batch if plan else 1
+        if not self.video:
+            first, chunks = peek(stream, "there are no latents to decode.")
+            batch, _, height, width, _ = first.frames.shape
+            self.video["size"] = width, height
+            del first  # its buffer is free when it is written
+        if batch > 1:
+            raise LatentsError(f"{self.path}: is one video, and these latents are {batch}; write each.")
+        shown = show_progress(chunks, progress, self.video.get("num_frames"), name=os.fspath(self.path))
+        written = write_files(shown, self.files, self.start, fps=self.fps, **self.video)
+        width, height = self.video["size"]
+        return DecodeReport(
+            output=written.new_names.get(os.fspath(self.path), os.fspath(self.path)),
+            frames=written.frames,
+            width=width,
+            height=height,
+            fps=parse_fps(self.fps),
+            sample_rate=getattr(self.output.audio, "sample_rate", None),
+            seconds=time.perf_counter() - self.start,
+            first_frame_seconds=written.first_frame_seconds,
+            one_color=written.is_one_color,
+            peak_memory_bytes=mx.get_peak_memory(),
+            plan=plan,
+        )
+
+
+class Written(NamedTuple):
+    """What was written of one decode."""
+
+    frames: int
+    first_frame_seconds: float  # from the start of the decode
+    is_one_color: bool  # each frame, on its own
+    new_names: dict[str, str]  # of files whose name another program took meanwhile, by that name
+
+
+def write_files(chunks: Iterable[FrameChunk], files: Mapping[str, SinkOptions], start: float, **video: Any) -> Written:
+    """Write chunks to files.
+
+    `start` is when the decode began, by `time.perf_counter`. `video` are further arguments of `open_sink`. Without
+    files, as on all ranks but the first, nothing is written.
+    """
+    num_frames, first_frame, is_one_color = 0, 0.0, True
+    with ExitStack() as stack:  # which closes a contact sheet after its video, and so only beside a whole one
+        sinks, given = {}, {}
+        for file, options in files.items():
+            sink = stack.enter_context(open_sink(file, options=options, **video))
+            sinks[sink], given[sink] = options.frames, (file, sink.name)
+        for chunk in chunks:
+            write_chunk(chunk, sinks)
+            is_one_color = is_one_color and chunk.is_plain()
+            first_frame = first_frame or time.perf_counter() - start
+            num_frames += chunk.frames.shape[1]
+    names = {file: sink.name for sink, (file, name) in given.items() if sink.name != name}
+    return Written(num_frames, first_frame, is_one_color, names)
+
+
+def open_file_decode(
+    path: str | os.PathLike,
+    fps: Rate,
+    given: Mapping[str, Any],
+    bit_depth: BitDepth,
+    steps: Sequence[FrameStep],
+    hdr: HDR,
+    dtype: mx.Dtype,
+) -> FileDecode:
+    """The decode to a file of a VAE with a dtype; `given` are other `SinkOptions`. Nothing is written yet."""
+    frames = FrameOutput(frame_format(bit_depth, WriterError, str(path)), tuple(steps))
+    return FileDecode(path, fps, choose_hdr(SinkOptions(frames=frames, **given), hdr, dtype))
