@@ -20,11 +20,11 @@ from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
 from ..distributed import RowBands
 from ..errors import DecodeError, LatentsError, PlanError, WriterError, check_is_path, warn
-from ..latents.keyframes import Keyframes, check_keyframes
+from ..latents.keyframes import Keyframes
 from ..latents.statistics import find_notice, join_moments
 from ..models.base import Decoder
 from ..models.noise import Noise, NoiseShapes, draw
-from ..models.specs import DEFAULT_CONVENTION, LONG_CLIP, ConventionName, NetworkSpec
+from ..models.specs import LONG_CLIP, ConventionName, NetworkSpec
 from ..planning.options import BitDepth, PlanOptions, choose_variant
 from ..planning.plan import DecodePlan, Order
 from ..planning.planner import MAX_ARRAY_ELEMENTS
@@ -50,7 +50,7 @@ from .frames import (
     to_format_in_parts,
     write_chunk,
 )
-from .keyframes import KeyframeSource, pad_as_noise
+from .keyframes import KeyframeSource, check_planned, pad_as_noise, usable_keyframes
 from .progress import Progress, show_progress
 from .run import ChunkStream, Run, check_cancelled, crop_map, join_parts, make_bands, peek, tile_origin
 from .sources import (
@@ -69,26 +69,8 @@ from .sources import (
 )
 
 
-@dataclass(frozen=True)
-class DecodeOptions:
-    """The options of `VideoVAE.stream`, which documents them."""
-
-    timestep: float | None = None
-    seed: int = 0
-    noise: Noise = None
-    noise_scale: float | None = None
-    like: str = DEFAULT_CONVENTION
-    unnormalized: bool = False
-    steps: int | None = None
-    keyframes: Keyframes | None = None
-    format: FrameFormat | None = None
-
-
-_PLANNED = {"frames", "joined", *PlanOptions.__dataclass_fields__}  # options of `VideoVAE.plan`
-
-
-class StreamOptions(TypedDict, total=False):
-    """The options of `VideoVAE.stream` that all decodes have."""
+class DecodeOptions(TypedDict, total=False):
+    """The options of `VideoVAE.stream`, which documents them and has their defaults."""
 
     timestep: float | None
     seed: int
@@ -100,17 +82,13 @@ class StreamOptions(TypedDict, total=False):
     keyframes: Keyframes | None
 
 
-class WholeOptions(StreamOptions, total=False):
-    """The options of `VideoVAE.decode`, which documents them."""
-
-    memory_budget: str | int | None
-    progress: Progress
+_PLANNED = {"frames", "joined", *PlanOptions.__dataclass_fields__}  # options of `VideoVAE.plan`
 
 
-def check_options(function: str, options: Mapping[str, object], known: type = StreamOptions) -> None:
+def check_options(function: str, options: Mapping[str, object], known: type = DecodeOptions) -> None:
     """Raise a `TypeError`, as Python does, unless options are those of a `TypedDict`."""
     plan, given, planned = "plan", "latents", _PLANNED
-    if known is not StreamOptions:
+    if known is not DecodeOptions:
         plan, given, planned = "plan_encode", "pixels", {"memory_budget", "mode", "ranks", "joined"}
     for name in options.keys() - known.__annotations__.keys():
         hint = f"; it is one of {plan}(): {function}(..., plan=vae.{plan}({given}.shape, {name}=...))"
@@ -122,7 +100,7 @@ def default_plan(
     make_plan: Callable[..., DecodePlan],
     latents: LatentInput,
     plan: DecodePlan | None,
-    options: StreamOptions,
+    options: DecodeOptions,
     *,
     memory_budget: str | int | None,
     **more: Any,
@@ -146,7 +124,8 @@ class DecodePipeline:
 
     decoder: Decoder
     make_plan: Callable[..., DecodePlan]
-    options: DecodeOptions
+    options: DecodeOptions  # all of them
+    format: FrameFormat | None = None  # of the frames, if they are levels
     group: mx.distributed.Group | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
     bands: list[RowBands] = field(default_factory=list)  # those of the run, if it has any, once it is made
@@ -154,18 +133,19 @@ class DecodePipeline:
     def stream(self, latents: Any, plan: DecodePlan | None) -> DecodeStream:
         """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily."""
         check_process()
-        if plan is not None and self.options.steps not in (None, plan.denoising_steps):
+        steps = self.options["steps"]
+        if plan is not None and steps not in (None, plan.denoising_steps):
             raise PlanError(
-                f"the plan was made for {plan.denoising_steps or 'no'} denoising steps, not {self.options.steps}; plan "
-                f"with steps={self.options.steps}, or leave the steps to the plan."
+                f"the plan was made for {plan.denoising_steps or 'no'} denoising steps, not {steps}; plan with "
+                f"steps={steps}, or leave the steps to the plan."
             )
-        wanted = self.options.format
-        if plan is not None and wanted is not None and plan.format not in (None, wanted):
+        if plan is not None and self.format is not None and plan.format not in (None, self.format):
             raise PlanError("the plan was made for frames with another bit depth; plan with that of the stream.")
-        given, pipeline = as_latents(latents), self._with_keyframes()
+        given, keyframes = as_latents(latents), usable_keyframes(self.decoder, self.options["keyframes"])
+        pipeline = replace(self, options={**self.options, "keyframes": keyframes})
         if is_whole(given):
             chunks = pipeline._decode_whole(given, plan)
-        elif pipeline.options.keyframes is not None:
+        elif keyframes is not None:
             chunks = pipeline._decode_joined(cast(LatentParts, given), plan)
         else:
             if plan is not None:
@@ -173,36 +153,21 @@ class DecodePipeline:
             chunks = pipeline._decode_arriving(cast(LatentParts, given), plan)
         return DecodeStream(chunks, self.cancelled, self.bands)
 
-    def _with_keyframes(self) -> "DecodePipeline":
-        """With keyframes that were checked as latents are; without them for a network that takes none."""
-        keyframes, spec = self.options.keyframes, self.decoder.spec
-        if keyframes is None:
-            return self
-        check_keyframes(keyframes)
-        if warning := self.decoder.keyframe_warning:
-            warn(warning)
-        if spec.variant is not None:
-            kept = replace(keyframes, latents=cast(mx.array, as_latents(keyframes.latents)))
-        return replace(self, options=replace(self.options, keyframes=None if spec.variant is None else kept))
-
     def _decode_whole(self, latents: Latents, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
         """Decode latents that are all known."""
-        plan, shape, keyframes = plan or self.make_plan(latents.shape), tuple(latents.shape), self.options.keyframes
+        plan, shape, keyframes = plan or self.make_plan(latents.shape), tuple(latents.shape), self.options["keyframes"]
         if plan.whole_shape != shape:
             raise PlanError(f"the plan was made for latents of shape {tuple(plan.whole_shape)}; these are {shape}.")
-        frames = () if keyframes is None else keyframes.frames
-        if plan.keyframes != frames:
-            made, given = (", ".join(map(str, each)) or "no frame" for each in (plan.keyframes, frames))
-            raise PlanError(f"the plan was made for keyframes at {made}, and these are at {given}; plan with the same.")
+        check_planned(plan, keyframes)
         if keyframes is not None:
             keyframes.check(shape)
-            if padded := pad_as_noise(self.decoder.spec, latents, keyframes, self.options.noise):
-                options = replace(self.options, keyframes=padded.keyframes, format=self.options.format or plan.format)
-                run = replace(self, options=options)._decode_whole(padded.latents, self.make_plan(padded.latents.shape))
-                return padded.crop(run)
+            if padded := pad_as_noise(self.decoder.spec, latents, keyframes, self.options["noise"]):
+                options: DecodeOptions = {**self.options, "keyframes": padded.keyframes}
+                run = replace(self, options=options, format=self.format or plan.format)
+                return padded.crop(run._decode_whole(padded.latents, self.make_plan(padded.latents.shape)))
         self._check_values(sample_moments(latents), shape, latents)
         interval = plan.excerpt.latents if plan.excerpt else None
-        return self._run(plan, partial(LatentSource, latents, frames=interval)).chunks()
+        return self._run(plan, partial(LatentSource, latents, frames=interval))
 
     def _decode_joined(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
         """Decode latents when all have arrived."""
@@ -226,10 +191,11 @@ class DecodePipeline:
         del first  # its buffer is free when it is decoded
         spec = self.decoder.spec
         needs_all = spec.has_latent_noise or any(layer.noise_channels for layer in spec.layers)
-        if self.options.noise is not None and self.options.noise != "zeros" and needs_all:
+        noise = self.options["noise"]
+        if noise is not None and noise != "zeros" and needs_all:
             raise LatentsError('noise arrays need the whole latents; with an iterator use a seed or noise="zeros".')
         moments: list[np.ndarray] = []
-        yield from self._run(plan, partial(LatentStreamSource, parts, plan.latent_shape, moments)).chunks()
+        yield from self._run(plan, partial(LatentStreamSource, parts, plan.latent_shape, moments))
         self._check_values(moments, plan.latent_shape)
 
     def _check_values(self, moments: Sequence[np.ndarray], shape: Sequence[int], latents: object = None) -> None:
@@ -237,16 +203,19 @@ class DecodePipeline:
         if self.group is not None and self.group.rank():
             return
         (means, stds), statistics = join_moments(moments), self.decoder.statistics
-        if self.options.unnormalized and statistics is not None:
+        was_unnormalized = self.options["unnormalized"] or getattr(latents, "was_unnormalized", False)
+        if self.options["unnormalized"] and statistics is not None:
             mean, std = (np.array(values.astype(mx.float32)) for values in statistics)
             means, stds = (means - mean) / std, stds / std
         num_values = len(moments) * shape[0] * shape[3] * shape[4]
-        was_unnormalized = self.options.unnormalized or getattr(latents, "was_unnormalized", False)
         if notice := find_notice(means, stds, num_values, statistics, was_unnormalized=was_unnormalized):
             warn(f"{getattr(latents, 'source', 'latents')}: {notice}")
 
-    def _run(self, plan: DecodePlan, make_source: Callable[[LatentPreprocess, Interval | None], Source]) -> "DecodeRun":
-        shape, options, keyframes = plan.whole_shape, self.options, self.options.keyframes
+    def _run(
+        self, plan: DecodePlan, make_source: Callable[[LatentPreprocess, Interval | None], Source]
+    ) -> Generator[FrameChunk, None, None]:
+        """Start a decode. The chunks are computed as they are taken."""
+        shape, options, keyframes = plan.whole_shape, self.options, self.options["keyframes"]
         decoder, spec = self.decoder, choose_variant(self.decoder.spec, plan.denoising_steps, plan.keyframes)
         first = plan.excerpt.latents.start if plan.excerpt else 0
         scale = decoder.spec.scale
@@ -254,21 +223,21 @@ class DecodePipeline:
             spec,
             shape,
             decoder.dtype,
-            noise=options.noise,
-            seed=options.seed,
-            timestep=options.timestep,
-            noise_scale=options.noise_scale,
-            like=options.like,
+            noise=options["noise"],
+            seed=options["seed"],
+            timestep=options["timestep"],
+            noise_scale=options["noise_scale"],
+            like=options["like"],
             tiles=_tile_noise(spec, plan, scale.time * first),
         )
-        preprocess = LatentPreprocess(decoder, draws, unnormalized=options.unnormalized, first_frame=first)
+        preprocess = LatentPreprocess(decoder, draws, unnormalized=options["unnormalized"], first_frame=first)
         bands = make_bands(self.group, plan)
         if bands is not None:
             self.bands.append(bands)
         band = None if bands is None else plan.bands[bands.rank]
         source = make_source(preprocess, band)
         if keyframes is not None:
-            planes = LatentPreprocess(decoder, draws, unnormalized=options.unnormalized)
+            planes = LatentPreprocess(decoder, draws, unnormalized=options["unnormalized"])
             source = KeyframeSource(source, LatentSource(keyframes.latents, planes, band))
         timesteps, maps = draws.timesteps(shape.batch), draws.maps
         if band is not None:
@@ -293,7 +262,7 @@ class DecodePipeline:
             keyframes=plan.keyframes,
         )
         run = Run(decoder, plan, source, context, partial(check_cancelled, self.cancelled))
-        return DecodeRun(run, check, bands, options.format or plan.format)
+        return _decode_chunks(run, plan, check, bands, self.format or plan.format)
 
 
 def _explain(decoder: Callable[[], Decoder | None], largest: Magnitude) -> str:
@@ -324,72 +293,59 @@ def _check_arriving(plan: DecodePlan) -> None:
         )
 
 
-@dataclass(frozen=True)
-class DecodeRun:
-    """The execution of one decode.
+def _decode_chunks(
+    run: Run, plan: DecodePlan, check: OutputCheck, bands: RowBands | None, levels: FrameFormat | None
+) -> Generator[FrameChunk, None, None]:
+    """Yield every frame once, in order, as floats in the network's dtype or as levels.
 
     `bands` joins the bands of all ranks to whole frames. The number of frames of the source is final when all is done.
     """
+    dtype = run.network.dtype if levels is None else mlx_dtype(levels)
+    is_by_time, excerpt = plan.order is Order.TIME, plan.excerpt
+    offset, start = excerpt.frames.start if excerpt else 0, 0
 
-    run: Run
-    check: OutputCheck
-    bands: RowBands | None
-    format: FrameFormat | None  # of the frames that are yielded, if they are levels
-
-    def chunks(self) -> Generator[FrameChunk, None, None]:
-        """Yield every frame once, in order."""
-        start, excerpt = 0, self._plan.excerpt
-        offset = excerpt.frames.start if excerpt else 0
-
-        def chunk(piece: mx.array) -> FrameChunk:
-            nonlocal start
-            frames = piece
-            if self._plan.order is Order.TIME:  # those of a buffer are finished
-                self.check.update(piece, start)
-                frames = self._finish(piece)
-            first, start = start, start + piece.shape[1]
-            mx.async_eval(frames)  # so that another thread can use them
-            return FrameChunk(offset + first, frames, self.check.is_finite, self.check.explain)
-
-        yield from map(chunk, self.run.results() if self._plan.order is Order.TIME else self._buffered())
-        expected, _, _ = self.run.network.spec.out_grid(self.run.source.grid)
-        expected = excerpt.frames.length if excerpt else expected
-        if start != expected:
-            raise DecodeError(f"{start} frames came out of the network, and {expected} should have.")
-        self.check.close()
-        confirm_device()
-
-    @property
-    def _plan(self) -> DecodePlan:
-        return cast(DecodePlan, self.run.plan)
-
-    @property
-    def _dtype(self) -> mx.Dtype:
-        return self.run.network.dtype if self.format is None else mlx_dtype(self.format)
-
-    def _finish(self, frames: mx.array) -> mx.array:
+    def finish(frames: mx.array) -> mx.array:
         """Convert frames to the yielded dtype, and join the bands."""
-        if self.format is None:
-            frames = frames.astype(self._dtype)
-        elif frames.dtype != self._dtype:
+        if levels is None:
+            frames = frames.astype(dtype)
+        elif frames.dtype != dtype:
             # Along rows and columns, pieces have all frames, and are small already.
-            convert = to_format_in_parts if self.run.plan.order is Order.TIME else to_format
-            frames = convert(frames, self.format)
-        return frames if self.bands is None else self.bands.gather(frames)
+            convert = to_format_in_parts if is_by_time else to_format
+            frames = convert(frames, levels)
+        return frames if bands is None else bands.gather(frames)
 
-    def _buffered(self) -> Iterator[mx.array]:
-        """Stream along rows or columns. No frame is complete before the last one, so all are buffered on disk."""
-        plan = self.run.plan
-        axis = plan.order.axis
-        shape = (plan.latent_shape.batch, *plan.video_grid, self.run.network.spec.out_channels)
-        with FrameBuffer(shape, self._dtype) as buffer:
-            start = 0
-            for part in self.run.results():
-                self.check.update(part, 0)
-                buffer.write(self._finish(part), axis, start)
-                start += part.shape[axis]
-                del part
-            yield from buffer.read()
+    def chunk(piece: mx.array) -> FrameChunk:
+        nonlocal start
+        frames = piece
+        if is_by_time:  # those of a buffer are finished
+            check.update(piece, start)
+            frames = finish(piece)
+        first, start = start, start + piece.shape[1]
+        mx.async_eval(frames)  # so that another thread can use them
+        return FrameChunk(offset + first, frames, check.is_finite, check.explain)
+
+    yield from map(chunk, run.results() if is_by_time else _buffered(run, plan, check, finish, dtype))
+    expected, _, _ = run.network.spec.out_grid(run.source.grid)
+    expected = excerpt.frames.length if excerpt else expected
+    if start != expected:
+        raise DecodeError(f"{start} frames came out of the network, and {expected} should have.")
+    check.close()
+    confirm_device()
+
+
+def _buffered(
+    run: Run, plan: DecodePlan, check: OutputCheck, finish: Callable[[mx.array], mx.array], dtype: mx.Dtype
+) -> Iterator[mx.array]:
+    """Stream along rows or columns. No frame is complete before the last one, so all are buffered on disk."""
+    axis, start = plan.order.axis, 0
+    shape = (plan.latent_shape.batch, *plan.video_grid, run.network.spec.out_channels)
+    with FrameBuffer(shape, dtype) as buffer:
+        for part in run.results():
+            check.update(part, 0)
+            buffer.write(finish(part), axis, start)
+            start += part.shape[axis]
+            del part
+        yield from buffer.read()
 
 
 class PushedDecode:

@@ -3,18 +3,41 @@
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 
 from ..backend.mlx_utils import to_mlx
-from ..latents.keyframes import Keyframes
+from ..errors import PlanError, warn
+from ..latents.keyframes import Keyframes, check_keyframes
+from ..models.base import Decoder
 from ..models.noise import Noise
 from ..models.specs import NetworkSpec
+from ..planning.plan import DecodePlan
 from ..shapes import Axis, Grid
 from ..tiling.layout import Interval, TileBox
 from .frames import FrameChunk
-from .sources import Latents, Source
+from .sources import Latents, Source, as_latents
+
+
+def usable_keyframes(decoder: Decoder, keyframes: Keyframes | None) -> Keyframes | None:
+    """Check what a caller passed as keyframes, as latents are. A warning and None for a network that takes none."""
+    if keyframes is None:
+        return None
+    check_keyframes(keyframes)
+    if warning := decoder.keyframe_warning:
+        warn(warning)
+    if decoder.spec.variant is None:
+        return None
+    return replace(keyframes, latents=cast(mx.array, as_latents(keyframes.latents)))
+
+
+def check_planned(plan: DecodePlan, keyframes: Keyframes | None) -> None:
+    """Raise a `PlanError` if a plan was made for keyframes at other frames."""
+    frames = () if keyframes is None else keyframes.frames
+    if plan.keyframes != frames:
+        made, given = (", ".join(map(str, each)) or "no frame" for each in (plan.keyframes, frames))
+        raise PlanError(f"the plan was made for keyframes at {made}, and these are at {given}; plan with the same.")
 
 
 class KeyframeSource(Source):
