@@ -37,7 +37,7 @@ from mlx_ltx_vae.files import PartFile
 from mlx_ltx_vae.latents import load_latents
 from mlx_ltx_vae.models.base import NETWORKS, Family
 from mlx_ltx_vae.models.convolution.rules import ConvRule, ConvShape, Formulation
-from mlx_ltx_vae.pipeline.postprocess import FrameChunk
+from mlx_ltx_vae.pipeline.frames import FrameChunk
 from mlx_ltx_vae.pipeline.progress import Bar
 from mlx_ltx_vae.planning.options import OrderName
 from mlx_ltx_vae.planning.plan import DecodePlan, Plan

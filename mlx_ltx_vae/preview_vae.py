@@ -9,8 +9,7 @@ import numpy as np
 from .checkpoint import Checkpoint
 from .errors import CheckpointError, warn
 from .models.preview_vae.networks import PreviewDecoder
-from .pipeline.decode_options import StreamOptions
-from .pipeline.decode_run import PushedDecode
+from .pipeline.decode import DecodeOptions, PushedDecode
 from .vae import VideoVAE
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class PreviewVAE(VideoVAE):
         return None if pushed is None else pushed.flush()
 
     def decode_stills(
-        self, latents: mx.array | np.ndarray, *, small: bool = False, **options: "Unpack[StreamOptions]"
+        self, latents: mx.array | np.ndarray, *, small: bool = False, **options: "Unpack[DecodeOptions]"
     ) -> mx.array:
         """One picture (B, 3, F', H, W) for each latent frame, in an eighth of the time or less.
 

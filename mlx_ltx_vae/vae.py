@@ -17,15 +17,23 @@ from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
 from .models.noise import Noise
 from .models.specs import DEFAULT_CONVENTION, ConventionName
 from .network_pair import NetworkPair, load_encoder
-from .pipeline.chunk_stream import arrays_released, join_parts
-from .pipeline.decode_file import DecodeReport, open_file_decode
-from .pipeline.decode_options import DecodeOptions, StreamOptions, WholeOptions, check_options, default_plan
-from .pipeline.decode_run import DecodePipeline, DecodeStream
-from .pipeline.encode_run import EncodeOptions, EncodePipeline, EncodeStream, Frames
-from .pipeline.hdr_frames import HDR
-from .pipeline.latent_sources import LatentInput, is_whole
-from .pipeline.postprocess import OnFramesReady, hand_over, join_chunks, join_levels
+from .pipeline.decode import (
+    DecodeOptions,
+    DecodePipeline,
+    DecodeReport,
+    DecodeStream,
+    check_options,
+    default_plan,
+    hand_over,
+    join_chunks,
+    join_levels,
+    open_file_decode,
+)
+from .pipeline.encode import EncodeOptions, EncodePipeline, EncodeStream, Frames
+from .pipeline.frames import HDR, OnFramesReady
 from .pipeline.progress import Progress, show_progress
+from .pipeline.run import arrays_released, join_parts
+from .pipeline.sources import LatentInput, is_whole
 from .planning.options import BitDepth, ModeName, OrderName
 from .planning.plan import DecodePlan, EncodePlan, SoundPlan
 from .planning.planner import plan_decode, plan_encode
@@ -264,14 +272,20 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             unnormalized=unnormalized,
             steps=steps,
             keyframes=keyframes,
-            format=None if bit_depth is None else frame_format(bit_depth, LatentsError),
         )
+        levels = None if bit_depth is None else frame_format(bit_depth, LatentsError)
         make_plan = partial(self.plan, ranks=1 if group is None else group.size(), steps=steps, keyframes=keyframes)
-        return DecodePipeline(self._decoder, make_plan, options, group).stream(latents, plan)
+        return DecodePipeline(self._decoder, make_plan, options, levels, group).stream(latents, plan)
 
     @overload
     def decode(
-        self, latents: LatentInput, plan: DecodePlan | None = None, **options: "Unpack[WholeOptions]"
+        self,
+        latents: LatentInput,
+        plan: DecodePlan | None = None,
+        *,
+        memory_budget: str | int | None = None,
+        progress: Progress = False,
+        **options: "Unpack[DecodeOptions]",
     ) -> mx.array: ...
 
     @overload
@@ -281,7 +295,9 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         plan: DecodePlan | None = None,
         *,
         on_frames_ready: OnFramesReady,
-        **options: "Unpack[WholeOptions]",
+        memory_budget: str | int | None = None,
+        progress: Progress = False,
+        **options: "Unpack[DecodeOptions]",
     ) -> None: ...
 
     def decode(
@@ -292,7 +308,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         on_frames_ready: OnFramesReady | None = None,
         memory_budget: str | int | None = None,
         progress: Progress = False,
-        **options: "Unpack[StreamOptions]",
+        **options: "Unpack[DecodeOptions]",
     ) -> mx.array | None:
         """Decode a whole clip to pixels (B, 3, F, H, W), approximately in [-1, 1]. Otherwise as `stream`.
 
@@ -316,7 +332,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             return None
 
     def decode_uint8(
-        self, latents: LatentInput, plan: DecodePlan | None = None, **options: "Unpack[StreamOptions]"
+        self, latents: LatentInput, plan: DecodePlan | None = None, **options: "Unpack[DecodeOptions]"
     ) -> np.ndarray:
         """Decode to uint8 (F, H, W, 3), or (B, F, H, W, 3) for several videos. As `stream`, without `bit_depth`."""
         check_options("decode_uint8", options)
@@ -342,7 +358,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         overwrite: bool | None = None,
         frame_steps: Sequence[FrameStep] = (),
         hdr: HDR = None,
-        **options: "Unpack[StreamOptions]",
+        **options: "Unpack[DecodeOptions]",
     ) -> DecodeReport:
         """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
 

@@ -38,7 +38,7 @@ from fuzz_mutations import Damage
 from mlx_ltx_vae import LTXVAEError, VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.files import read_json
-from mlx_ltx_vae.commands.items import read_inputs
+from mlx_ltx_vae.commands.jobs import read_inputs
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.errors import PlanError

@@ -28,7 +28,7 @@ from mlx_ltx_vae.models.audio_vae.specs import PlaneSpec
 from mlx_ltx_vae.models.convolution.prepared import prepare
 from mlx_ltx_vae.models.vocoder.layers import Conv1d, as_frames
 from mlx_ltx_vae.models.vocoder.specs import conv_layer
-from mlx_ltx_vae.pipeline.audio_run import plan_sound, unpack_latents
+from mlx_ltx_vae.pipeline.audio import plan_sound, unpack_latents
 from mlx_ltx_vae.pipeline.run import Run
 from mlx_ltx_vae.planning.memory import layer_pieces
 from mlx_ltx_vae.planning.moments import StreamRun

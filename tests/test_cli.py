@@ -14,7 +14,7 @@ import pytest
 
 from mlx_ltx_vae import VideoVAE, demo, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.commands.items import name_outputs
+from mlx_ltx_vae.commands.jobs import name_outputs
 from mlx_ltx_vae.decode import main
 
 

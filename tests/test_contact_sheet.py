@@ -12,7 +12,7 @@ from PIL import Image
 
 from many_files import VAE, failed, names, run
 from mlx_ltx_vae import VideoVAE, VideoWriter, WriterError, demo, load_latents, save_latents
-from mlx_ltx_vae.commands.items import Item
+from mlx_ltx_vae.commands.jobs import Item
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.preview import main as preview
 from mlx_ltx_vae.video import SinkOptions, open_sink, output_files

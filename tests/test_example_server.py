@@ -22,7 +22,7 @@ from conftest import active_memory
 from examples import server
 from mlx_ltx_vae import DecodeCancelled, DecodeError, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.mlx_utils import psnr
-from mlx_ltx_vae.pipeline.postprocess import FrameChunk
+from mlx_ltx_vae.pipeline.frames import FrameChunk
 from video_files import children, run_ffmpeg
 
 PATIENCE = 60  # seconds, for what must happen at all

@@ -21,7 +21,7 @@ from mlx_ltx_vae.errors import LatentsError
 from mlx_ltx_vae.latents import files as latent_files
 from mlx_ltx_vae.latents import open_latents
 from mlx_ltx_vae.latents.statistics import find_notice, frame_moments, join_moments
-from mlx_ltx_vae.pipeline.latent_sources import sample_moments
+from mlx_ltx_vae.pipeline.sources import sample_moments
 from test_latents_layouts import STORED_AS
 
 CHANNELS = 7
@@ -135,7 +135,7 @@ _HOLD = """
 import resource, sys
 import mlx.core as mx
 from mlx_ltx_vae.latents import open_latents
-from mlx_ltx_vae.pipeline.latent_sources import sample_moments
+from mlx_ltx_vae.pipeline.sources import sample_moments
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

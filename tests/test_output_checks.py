@@ -12,8 +12,8 @@ from mlx_ltx_vae import AudioVAE, DecodeError, PreviewVAE, VideoVAE, integration
 from mlx_ltx_vae.decode import main as decode_command
 from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
 from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder
-from mlx_ltx_vae.pipeline import audio_run, decode_run, encode_run
-from mlx_ltx_vae.pipeline.postprocess import OutputCheck
+from mlx_ltx_vae.pipeline import audio, decode, encode
+from mlx_ltx_vae.pipeline.frames import OutputCheck
 from mlx_ltx_vae.video.audio import write_wav
 
 
@@ -129,7 +129,7 @@ def test_sound_that_is_not_finite_raises(audio_case, tmp_path):
 @pytest.mark.parametrize("frames", [1, 2])
 def test_every_run_that_ends_well_confirms_the_device(golden, audio_vae, monkeypatch, frames):
     confirmed = []
-    for module in (decode_run, audio_run, encode_run):
+    for module in (decode, audio, encode):
         monkeypatch.setattr(module, "confirm_device", lambda: confirmed.append(True))
     vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
     latents = latents_of(frames)

@@ -15,7 +15,7 @@ from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.models.noise import NoiseVolume, draw
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.pipeline.postprocess import OutputCheck
+from mlx_ltx_vae.pipeline.frames import OutputCheck
 from mlx_ltx_vae.pipeline.run import Run
 from mlx_ltx_vae.planning.plan import Order
 from mlx_ltx_vae.shapes import LatentShape
@@ -375,7 +375,7 @@ def test_frames_that_a_device_leaves_constant_are_named(vae, monkeypatch, option
 
 
 def test_a_video_that_is_too_large_for_one_array_is_refused_and_streams(vae, monkeypatch):
-    monkeypatch.setattr("mlx_ltx_vae.pipeline.postprocess.MAX_ARRAY_ELEMENTS", 17 * 64 * 96 * 3)
+    monkeypatch.setattr("mlx_ltx_vae.pipeline.decode.MAX_ARRAY_ELEMENTS", 17 * 64 * 96 * 3)
     assert vae.decode(latents_of(2)).shape == (1, 3, 9, 64, 96)
     with pytest.raises(LatentsError, match=r"an array of 2\^31 elements or more, .* take its frames from stream"):
         vae.decode(latents_of(3))

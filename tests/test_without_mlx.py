@@ -86,7 +86,7 @@ def test_a_step_that_needs_mlx_says_what_to_install(without_backend):
     code = (
         "from mlx_ltx_vae.commands import options\n"
         "from mlx_ltx_vae.decode import main\n"
-        "step = options.StepOption('--ramp', 'mlx_ltx_vae.pipeline.postprocess:make_ramp', 'STRENGTH', 'brighten')\n"
+        "step = options.StepOption('--ramp', 'mlx_ltx_vae.pipeline.frames:make_ramp', 'STRENGTH', 'brighten')\n"
         "options.STEP_OPTIONS = (step,)\n"
         "main(['--demo', '--ramp', '1'])\n"
     )

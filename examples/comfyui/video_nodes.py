@@ -12,7 +12,7 @@ from comfy_api.latest import InputImpl, io, ui
 
 from mlx_ltx_vae import AudioVAE, DecodePlan, EncodePlan, HDROptions, VideoVAE
 from mlx_ltx_vae.audio_vae import find_sound_decoder
-from mlx_ltx_vae.pipeline.audio_run import every_chunk
+from mlx_ltx_vae.pipeline.audio import every_chunk
 from mlx_ltx_vae.units import format_bytes
 from mlx_ltx_vae.video import SinkOptions, open_sink
 

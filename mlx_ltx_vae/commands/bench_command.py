@@ -32,7 +32,7 @@ from ..checkpoint import open_checkpoint
 from ..errors import CheckpointError, LTXVAEError, describe_error
 from ..models.base import NETWORKS, Family, Statistics
 from ..models.convolution.prepared import prepare
-from ..pipeline.postprocess import FrameChunk
+from ..pipeline.frames import FrameChunk
 from ..pipeline.progress import Bar
 from ..planning.memory import cut
 from ..planning.plan import Plan

@@ -22,9 +22,8 @@ from ..latents import open_latents
 from ..latents.files import MappedLatents
 from ..latents.keyframes import Keyframes, describe_keyframes
 from ..models.noise import check_takes_seed
-from ..pipeline.decode_file import write_files
-from ..pipeline.hdr_frames import HDROptions
-from ..pipeline.postprocess import FrameChunk
+from ..pipeline.decode import write_files
+from ..pipeline.frames import FrameChunk, HDROptions
 from ..pipeline.progress import FrameBar
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import DecodePlan
@@ -38,8 +37,19 @@ from ..video.frame_format import FrameOutput, frame_format
 from ..video.sink import SinkOptions
 from ..video.sinks import files_of_all, name_others
 from .cli import CommandParser
-from .items import Item, all_exist, are_many, find_pattern, has_table, name_outputs
-from .job import Job, LazyVAE, Task, check_keyframes_option, describe_blending, find_keyframes, run_job
+from .jobs import (
+    Item,
+    Job,
+    Task,
+    all_exist,
+    are_many,
+    check_keyframes_option,
+    describe_blending,
+    find_keyframes,
+    find_pattern,
+    has_table,
+    name_outputs,
+)
 from .options import choose_frames, chosen_steps, pick, take
 from .published_plan import PublishedSettings, find_published, print_published_plan, with_preset
 from .running import run_command, write_line
@@ -145,10 +155,10 @@ def run_decode(
         dtype=arguments.dtype or ("float32" if arguments.hdr else None),
         distributed=Work.OFF.value if alone else arguments.distributed,
     )
-    task: Callable[[LazyVAE, Item], Task] = partial(DecodeTask, replace(settings, sinks=sinks))
+    task: Callable[[Job, Item], Task] = partial(DecodeTask, replace(settings, sinks=sinks))
     if alone:
         task = partial(SoundTask, alone)
-    return run_command(lambda _: run_job(job, task), arguments, computes=not job.dry_run)
+    return run_command(lambda _: job.run(task), arguments, computes=not job.dry_run)
 
 
 def _choose_exr_output(arguments: argparse.Namespace) -> bool:
@@ -223,16 +233,16 @@ class DecodeTask(Task):
 
     plan: DecodePlan
 
-    def __init__(self, settings: DecodeSettings, vae: LazyVAE, item: Item) -> None:
-        super().__init__(vae, item)
+    def __init__(self, settings: DecodeSettings, job: Job, item: Item) -> None:
+        super().__init__(job, item)
         self._settings = settings
-        config, ranks = vae.checkpoint.config, vae.ranks
-        if vae.job.skip_existing and item.output and ranks.size == 1:
+        config, ranks = job.checkpoint.config, job.ranks
+        if job.skip_existing and item.output and ranks.size == 1:
             item.is_skipped = all_exist(list(output_files(item.output, settings.sinks)))
             if item.is_skipped:  # before the latents are read
                 item.outputs = [item.output]
                 return
-        if vae.job.is_many and is_pipe(item.source):
+        if job.is_many and is_pipe(item.source):
             raise ItemsError(f"{item.source}: is a pipe, which can be read only once; decode it alone.")
         self._file = open_latents(
             item.source,
@@ -241,23 +251,23 @@ class DecodeTask(Task):
             grid=settings.grid,
             scale=config.scale,
         )
-        if vae.checkpoint.statistics is None and (settings.unnormalized or self._file.normalized is False):
+        if job.checkpoint.statistics is None and (settings.unnormalized or self._file.normalized is False):
             raise LatentsError(
-                f"{item.source}: these latents are unnormalized, and {vae.checkpoint.name} has no statistics to "
+                f"{item.source}: these latents are unnormalized, and {job.checkpoint.name} has no statistics to "
                 "normalize them; give normalized latents, without --unnormalized."
             )
         if settings.seed is not None:
-            check_takes_seed(vae.checkpoint.spec("decoder"))
+            check_takes_seed(job.checkpoint.spec("decoder"))
         shape = self._file.shape
         self._work = ranks.choose(shape.batch)
         is_batch = self._work is Work.BATCH
         self._videos = range(ranks.rank, shape.batch, ranks.size) if is_batch else range(shape.batch)
         self._writes = is_batch or ranks.is_first
         # A decoder of previews may make fewer frames, which take as long as those of the video.
-        own, whole = vae.checkpoint.spec("decoder").out_grid(shape.grid), config.scale.video_grid(shape.grid)
+        own, whole = job.checkpoint.spec("decoder").out_grid(shape.grid), config.scale.video_grid(shape.grid)
         self._fps = Fraction(own[0], whole[0]) * (settings.fps or self._file.info.fps or DEFAULT_FPS)
         self._sound = self._find_sound()
-        decoder = vae.checkpoint.spec("decoder")
+        decoder = job.checkpoint.spec("decoder")
         self._keyframes = None if settings.is_preview else find_keyframes(settings.keyframes, self._file, decoder)
         item.inputs = [*self._sound_files(), *([settings.keyframes] if settings.keyframes else [])]
         self.plan = self._make_plan()
@@ -285,9 +295,9 @@ class DecodeTask(Task):
         return {"the values of the latents": file.digest(), "the keyframes": digest}
 
     def run(self, bar: FrameBar) -> None:
-        ranks = self._vae.ranks
-        latents = self._file.map(statistics=self._vae.statistics, unnormalized=self._settings.unnormalized)
-        self._vae.load()  # before the clock starts
+        ranks = self._job.ranks
+        latents = self._file.map(statistics=self._job.statistics, unnormalized=self._settings.unnormalized)
+        self._job.load()  # before the clock starts
         bar.enter("decoding")
         if self._work is Work.BATCH:
             ranks.work_alone()
@@ -332,7 +342,7 @@ class DecodeTask(Task):
         frames, seconds, first, sent, is_one_color = 0, 0.0, 0.0, 0, True
         new_names: dict[str, str] = {}
         options, keyframes = dict(self._settings.stream), self._read_keyframes()
-        group = self._vae.ranks.group if self._work is Work.ROWS else None
+        group = self._job.ranks.group if self._work is Work.ROWS else None
 
         def shown(chunk: FrameChunk) -> FrameChunk:
             bar.update(chunk.frames.shape[1])
@@ -341,7 +351,7 @@ class DecodeTask(Task):
         for index in self._videos:
             start = time.perf_counter()
             options["keyframes"] = None if keyframes is None else keyframes.item(index)
-            stream = self._vae.load().stream(latents.item(index), self.plan, group=group, **options)
+            stream = self._job.load().stream(latents.item(index), self.plan, group=group, **options)
             files = self._files[index] if self._writes else {}
             with_sound = {file: self._with_sound(each, index) for file, each in files.items()}
             written = write_files(map(shown, stream), with_sound, start, **self._video)
@@ -356,7 +366,7 @@ class DecodeTask(Task):
         """Those of all videos."""
         if self._keyframes is None:
             return None
-        return self._keyframes.read(statistics=self._vae.statistics, unnormalized=self._settings.unnormalized)
+        return self._keyframes.read(statistics=self._job.statistics, unnormalized=self._settings.unnormalized)
 
     def _find_sound(self) -> FoundSound | None:
         """The sound of the video, unless a file has it, or the output takes none."""
@@ -391,7 +401,7 @@ class DecodeTask(Task):
 
     def _check_outputs(self) -> None:
         """Find out whether to skip, and raise what `open_sink` would raise, before the weights are read."""
-        job, outputs = self._vae.job, self._item.outputs
+        job, outputs = self._job, self._item.outputs
         own = [self._files[index] for index in self._videos] if outputs and self._writes else []
         is_there = not own or all_exist([file for files in own for file in files])
         self._item.is_skipped = job.skip_existing and bool(outputs) and is_there
@@ -405,11 +415,11 @@ class DecodeTask(Task):
     def _make_plan(self) -> DecodePlan:
         """The plan of one video. Files of one shape share it."""
         shape = self._file.shape._replace(batch=1)
-        plans, spec, ranks = self._vae.plans, self._vae.checkpoint.spec("decoder"), self._vae.ranks
+        plans, spec, ranks = self._job.plans, self._job.checkpoint.spec("decoder"), self._job.ranks
         wanted, seconds = self._settings.frames, self._settings.first_seconds
         wanted = wanted if seconds is None else slice(0, ceil(seconds * self._fps))
         frames = choose_frames(wanted, spec.out_grid(shape.grid)[0], self._item.source)
-        sound = [] if self._sound is None else self._sound.plans(self._vae.machine, frames, self._fps)
+        sound = [] if self._sound is None else self._sound.plans(self._job.machine, frames, self._fps)
         files = output_files(self._item.output or "out.mp4", self._settings.sinks)
         outputs = tuple(options.frames for options in files.values())
         keyframes = () if self._keyframes is None else self._keyframes.frames
@@ -419,6 +429,6 @@ class DecodeTask(Task):
             options = replace(options, keyframes=keyframes)
             options = with_preset(options, self._settings.preset, spec.out_grid(shape.grid))
             run: dict[str, Any] = {"holds_latents": False, "outputs": outputs, "frames": frames}
-            machine = self._vae.machine
+            machine = self._job.machine
             plans[key] = plan_decode(spec, shape, machine, sound=sound, **run, **vars(options))
         return plans[key]

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
 from math import ceil, prod
@@ -26,8 +26,8 @@ from ..files import sample_path
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
-from ..pipeline.audio_run import every_chunk
-from ..pipeline.hdr_frames import to_encoder_pixels
+from ..pipeline.audio import every_chunk
+from ..pipeline.frames import to_encoder_pixels
 from ..pipeline.progress import FrameBar
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import AudioEncodePlan, EncodePlan, SoundPlan
@@ -39,8 +39,7 @@ from ..video import ExrReader, Fit, VideoReader
 from ..video.sound_files import SoundReader
 from ..video.source import source_files
 from .cli import CommandParser, format_range
-from .items import Item, find_pattern, has_table
-from .job import Job, LazyVAE, Task, describe_blending, run_job
+from .jobs import Item, Job, Task, describe_blending, find_pattern, has_table
 from .options import pick, take
 from .running import run_command
 
@@ -70,7 +69,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     job = pick(Job, arguments, network="encoder", open=model, sources=arguments.video, pattern=pattern)
     fit = None if arguments.fit is None else Fit[arguments.fit]
     settings = pick(EncodeSettings, arguments, plan=plan, fit=fit)
-    return run_command(lambda _: run_job(job, partial(EncodeTask, settings)), arguments, computes=not job.dry_run)
+    return run_command(lambda _: job.run(partial(EncodeTask, settings)), arguments, computes=not job.dry_run)
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,8 @@ class EncodeTask(Task):
 
     plan: EncodePlan
 
-    def __init__(self, settings: EncodeSettings, vae: LazyVAE, item: Item) -> None:
-        super().__init__(vae, item)
+    def __init__(self, settings: EncodeSettings, job: Job, item: Item) -> None:
+        super().__init__(job, item)
         self._settings = settings
         audio = settings.audio_checkpoint  # its errors, before anything is encoded
         item.inputs = [*source_files(Path(item.source)), *(audio.files if audio else [])]
@@ -131,7 +130,7 @@ class EncodeTask(Task):
             item.source,
             size=size,
             fit=settings.fit or (Fit.CROP if size else Fit.EXACT),
-            multiple=self._vae.checkpoint.config.spatial_scale,
+            multiple=self._job.checkpoint.config.spatial_scale,
             fps=settings.fps or item.fps,
         )
         self._frames = self._choose_frames(reader)
@@ -167,7 +166,7 @@ class EncodeTask(Task):
         return {"the contents of the videos": sample_path(self._video.path)}
 
     def run(self, bar: FrameBar) -> None:
-        video, ranks, (output,), hdr = self._video, self._vae.ranks, self._item.outputs, self._settings.hdr
+        video, ranks, (output,), hdr = self._video, self._job.ranks, self._item.outputs, self._settings.hdr
         num_read = 0
 
         def shown(frames: np.ndarray) -> np.ndarray:
@@ -178,9 +177,9 @@ class EncodeTask(Task):
 
         with ExitStack() as stack:
             # Opened at once: an error if it cannot be written.
-            overwrite = self._vae.job.overwrite is not False
+            overwrite = self._job.overwrite is not False
             writer = stack.enter_context(LatentsWriter(output, overwrite=overwrite)) if ranks.is_first else None
-            vae = self._vae.load()
+            vae = self._job.load()
             bar.enter("encoding")
             start = time.perf_counter()
             pixels = map(shown, video) if hdr is None else (to_encoder_pixels(shown(each), hdr) for each in video)
@@ -266,18 +265,22 @@ class EncodeTask(Task):
     @property
     def _num_frames(self) -> int:
         """Those of the video, or of a long one if their number is not known until all of them are read."""
-        return self._video.num_frames or 1 + LONG_CLIP * self._vae.checkpoint.spec("encoder").scale.time
+        return self._video.num_frames or 1 + LONG_CLIP * self._job.checkpoint.spec("encoder").scale.time
 
     def _make_plan(self) -> EncodePlan:
-        (width, height), spec, ranks = self._video.size, self._vae.checkpoint.spec("encoder"), self._vae.ranks
-        options = replace(self._settings.plan, ranks=ranks.size if ranks.choose(1) is Work.ROWS else 1)
+        (width, height), spec, ranks = self._video.size, self._job.checkpoint.spec("encoder"), self._job.ranks
+        options = self._settings.plan
         return plan_encode(
             spec,
             (self._num_frames, height, width, 3),
-            self._vae.machine,
+            self._job.machine,
             pad=self._settings.pad,
             sound=self._plan_sound(),
-            **vars(options),
+            memory_budget=options.memory_budget,
+            mode=options.mode,
+            tiling=options.tiling,
+            tile_batch_size=options.tile_batch_size,
+            ranks=ranks.size if ranks.choose(1) is Work.ROWS else 1,
         )
 
 

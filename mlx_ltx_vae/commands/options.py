@@ -96,7 +96,7 @@ def take(arguments: object, *names: str) -> dict[str, Any]:
 
 def pick(kind: type[ValueT], arguments: argparse.Namespace, **values: object) -> ValueT:
     """A dataclass of the arguments that have the names of its fields, and of other values."""
-    names = {field.name for field in fields(kind)} - values.keys()  # type: ignore[arg-type]
+    names = {field.name for field in fields(kind) if field.init} - values.keys()  # type: ignore[arg-type]
     return kind(**take(arguments, *names), **values)
 
 

@@ -16,7 +16,7 @@ from ..tiling import SpatialTilingConfig, TemporalTilingConfig, preset
 from ..units import DEFAULT_FPS
 from ..video.frame_format import FrameOutput, frame_format
 from .cli import CommandParser
-from .job import plan_report
+from .jobs import plan_report
 from .options import pick
 from .running import print_report, run_command
 

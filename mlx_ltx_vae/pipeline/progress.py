@@ -11,7 +11,7 @@ from ..errors import printable
 from ..units import format_count
 
 if TYPE_CHECKING:
-    from .postprocess import FrameChunk
+    from .frames import FrameChunk
 
 #: Whether to show a progress bar, or a function that is called with the frames that are done and all of them.
 Progress = bool | Callable[[int, int], object]

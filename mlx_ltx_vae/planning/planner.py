@@ -31,7 +31,17 @@ from .memory import (
     with_buffer_cache,
 )
 from .moments import StreamRun
-from .options import PlanOptions, check_bands, check_order, choose_variant, parse_options, split_rows, why_not
+from .options import (
+    ModeName,
+    OrderName,
+    PlanOptions,
+    check_bands,
+    check_order,
+    choose_variant,
+    parse_options,
+    split_rows,
+    why_not,
+)
 from .plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan, Mode, Order, Plan, SoundPlan
 from .tiles import (
     blended_frame,
@@ -73,9 +83,17 @@ def plan_decode(
     joined: bool = False,
     sound: Sequence[SoundPlan] = (),
     weight_bytes: int | None = None,
-    **options: Any,
+    memory_budget: str | int | None = None,
+    mode: ModeName | Mode | None = "auto",
+    order: OrderName | Order | None = "auto",
+    tiling: TilingConfig | None = None,
+    tile_batch_size: int = 1,
+    chunk: int | None = None,
+    ranks: int = 1,
+    denoising_steps: int | None = None,
+    keyframes: tuple[int, ...] = (),
 ) -> DecodePlan:
-    """Plan the decode of latents (B, C, F', H', W'), with the options and errors of `VideoVAE.plan`.
+    """Plan the decode of latents (B, C, F', H', W'), with the errors of `VideoVAE.plan`, which documents the others.
 
     Those of sound are (B, C, T, 1, 1), and the plan is an `AudioPlan`.
 
@@ -88,8 +106,18 @@ def plan_decode(
         sound: possible plans of the sound that is decoded meanwhile, the fastest first; the plan has one of them.
         weight_bytes: those of all networks that are in memory; None for those of this one alone.
     """
-    parsed = parse_options(**options)
-    spec = choose_variant(spec, parsed.denoising_steps, parsed.keyframes)
+    options = parse_options(
+        memory_budget=memory_budget,
+        mode=mode,
+        order=order,
+        tiling=tiling,
+        tile_batch_size=tile_batch_size,
+        chunk=chunk,
+        ranks=ranks,
+        denoising_steps=denoising_steps,
+        keyframes=keyframes,
+    )
+    spec = choose_variant(spec, denoising_steps, keyframes)
     whole = shape = check_latent_shape(spec, latent_shape)
     num_frames, height, width = spec.out_grid(shape.grid)
     num_frames = num_frames if spec.sound is None else spec.sound.num_samples(shape.frames)
@@ -100,7 +128,7 @@ def plan_decode(
     video, held = (num_frames, height, width), tuple(whole) if holds_latents else None
     held = held if spec.sound is None else (2, *whole)  # as they are given, and packed
     clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, outputs, excerpt, joined, weight_bytes)
-    return cast(DecodePlan, _Planner(clip, parsed, machine or Machine(), sound).choose())
+    return cast(DecodePlan, _Planner(clip, options, machine or Machine(), sound).choose())
 
 
 def plan_encode(
@@ -112,7 +140,13 @@ def plan_encode(
     joined: bool = False,
     sound: Sequence[SoundPlan] = (),
     weight_bytes: int | None = None,
-    **options: Any,
+    memory_budget: str | int | None = None,
+    mode: ModeName | Mode | None = "auto",
+    order: OrderName | Order | None = "auto",
+    tiling: TilingConfig | None = None,
+    tile_batch_size: int = 1,
+    chunk: int | None = None,
+    ranks: int = 1,
 ) -> EncodePlan:
     """Plan the encode of frames (B, 3, F, H, W) or (F, H, W, 3), padded to 1 + t*k or without excess frames.
 
@@ -125,8 +159,16 @@ def plan_encode(
     clip = Clip(
         spec, batch, grid, latents, grid, is_decode=False, held=held, is_joined=joined, weight_bytes=weight_bytes
     )
-    parsed = parse_options(**options)
-    return cast(EncodePlan, _Planner(clip, parsed, machine or Machine(), sound).choose())
+    options = parse_options(
+        memory_budget=memory_budget,
+        mode=mode,
+        order=order,
+        tiling=tiling,
+        tile_batch_size=tile_batch_size,
+        chunk=chunk,
+        ranks=ranks,
+    )
+    return cast(EncodePlan, _Planner(clip, options, machine or Machine(), sound).choose())
 
 
 class _Planner:

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -16,14 +16,14 @@ from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder, Network, SoundEncoder
 from ..models.noise import LatentNoise, draw
 from ..models.specs import NetworkSpec
+from ..planning.options import ModeName
 from ..planning.plan import AudioEncodePlan, AudioPlan, Mode, SoundPlan
 from ..planning.planner import plan_decode
 from ..shapes import Axis
 from ..streaming.context import Stage, StreamContext
-from .chunk_stream import ChunkStream, check_cancelled, join_parts
-from .encode_run import encoded
-from .latent_sources import LatentPreprocess, LatentSource, check_finite
-from .run import Run, Source, peek
+from .encode import encoded
+from .run import ChunkStream, Run, check_cancelled, join_parts, peek
+from .sources import LatentPreprocess, LatentSource, Source, check_finite
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,33 @@ def join_specs(decoder: NetworkSpec, vocoder: NetworkSpec) -> NetworkSpec:
 
 
 def plan_sound(
-    spec: NetworkSpec, latents: int, machine: Machine | None = None, *, batch: int = 1, **options: Any
+    spec: NetworkSpec,
+    latents: int,
+    machine: Machine | None = None,
+    *,
+    batch: int = 1,
+    memory_budget: str | int | None = None,
+    mode: ModeName = "auto",
+    chunk: int | None = None,
+    frames: tuple[int, int] | None = None,
+    joined: bool = False,
+    weight_bytes: int | None = None,
 ) -> AudioPlan:
     """Plan the decode of so many latents, with the options of `plan_decode`."""
     if any(isinstance(number, bool) or not isinstance(number, int) or number < 1 for number in (latents, batch)):
         raise LatentsError(f"{batch!r} x {latents!r} audio latents cannot be decoded; give whole numbers from 1 on.")
-    return cast(AudioPlan, plan_decode(spec, (batch, spec.in_channels, latents, 1, 1), machine, **options))
+    plan = plan_decode(
+        spec,
+        (batch, spec.in_channels, latents, 1, 1),
+        machine,
+        frames=frames,
+        joined=joined,
+        weight_bytes=weight_bytes,
+        memory_budget=memory_budget,
+        mode=mode,
+        chunk=chunk,
+    )
+    return cast(AudioPlan, plan)
 
 
 def plan_networks(
@@ -82,11 +103,21 @@ def plan_networks(
     machine: Machine | None = None,
     *,
     dtype: DtypeName,
-    **options: Any,
+    memory_budget: str | int | None = None,
+    chunk: int | None = None,
+    frames: tuple[int, int] | None = None,
 ) -> AudioPlan:
     """The plan of a decode by networks that are not loaded: a decoder in `dtype`, and a vocoder in float32."""
     weights = decoder.num_weights * DTYPES[dtype].size + vocoder.num_weights * mx.float32.size
-    return plan_sound(join_specs(decoder, vocoder), latents, machine, weight_bytes=weights, **options)
+    return plan_sound(
+        join_specs(decoder, vocoder),
+        latents,
+        machine,
+        memory_budget=memory_budget,
+        chunk=chunk,
+        frames=frames,
+        weight_bytes=weights,
+    )
 
 
 def every_chunk(make_plan: Callable[..., SoundPlan]) -> list[SoundPlan]:

@@ -1,13 +1,14 @@
-"""Checks a network's output, buffers parts of frames, and converts pixels in [-1, 1] to what sinks write."""
+"""Checks a decoder's output, and converts it to frames for sinks: levels, further steps, and HDR."""
 
 import errno
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import get_args
 
 import imageio.v3 as iio
 import mlx.core as mx
@@ -16,17 +17,17 @@ import numpy as np
 
 from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import count_nonfinite, dtype_name, named_parameters, to_bool, to_float, to_list
-from ..errors import DecodeError, LatentsError, PlanError
+from ..errors import DecodeError, PlanError, WriterError, option, quote, suggest, warn
 from ..files import writing_to
+from ..hdr import Primaries, to_codes, to_hlg, to_linear, to_pq, to_sdr
 from ..models.base import Network
 from ..planning.memory import FRAMES_PER_CONVERSION
-from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..process import uninterrupted
 from ..shapes import Axis, format_size
-from ..units import format_bytes
+from ..units import ExrSpaceName, HDRInput, SignalName, Transfer, format_bytes
+from ..video.exr import EXR_SPACES
 from ..video.frame_format import RGB8, RGB16, FrameFormat, FrameOutput, FrameStep
-from ..video.sink import Sink
-from .chunk_stream import join_parts
+from ..video.sink import HDRFrames, Sink, SinkOptions
 
 _FRAMES_AT_ONCE = 8
 _ZEROS_AT_ONCE = 2**20  # bytes
@@ -241,44 +242,12 @@ class FrameChunk:
         return self.frames if peak is None else self.frames.astype(mx.float32) * (2 / peak) - 1
 
 
-def join_chunks(chunks: Iterable[FrameChunk], num_frames: int | None) -> mx.array:
-    """The pixels of all chunks, (B, 3, F, H, W). `num_frames` is F; None if it is not known."""
-    size = 0
-
-    def frames_of(chunk: FrameChunk) -> mx.array:
-        nonlocal size
-        frames = chunk.frames
-        size += frames.size
-        if max(size, frames[:, :1].size * (num_frames or 0)) >= MAX_ARRAY_ELEMENTS:
-            raise LatentsError(
-                "the video would be an array of 2^31 elements or more, which MLX computes wrongly; take its frames "
-                "from stream, or pass on_frames_ready."
-            )
-        return frames
-
-    pixels = join_parts(map(frames_of, chunks), Axis.TIME, num_frames).transpose(0, 4, 1, 2, 3)
-    mx.eval(pixels)  # so that another thread can use them
-    return pixels
-
-
-def join_levels(chunks: Iterable[FrameChunk]) -> np.ndarray:
-    """The frames of all chunks as uint8, (F, H, W, 3), or (B, F, H, W, 3) for several videos."""
-    return np.concatenate([chunk.to_uint8() for chunk in chunks], axis=-4)
-
-
 def write_chunk(chunk: FrameChunk, sinks: Mapping[Sink, FrameOutput]) -> None:
     """Write a chunk to sinks, each with its frames, converted once for those that have the same."""
     for output in dict.fromkeys(sinks.values()):
         frames = chunk.to_frames(output)
         for sink in (sink for sink, own in sinks.items() if own == output):
             sink.write(frames)
-
-
-def hand_over(chunks: Iterable[FrameChunk], on_frames_ready: OnFramesReady) -> None:
-    """Call a function with the pixels of each chunk, checked."""
-    for chunk in chunks:
-        chunk.check()
-        on_frames_ready(chunk.pixels, chunk.start)
 
 
 class FrameFlags:
@@ -412,3 +381,117 @@ def explain_not_finite(network: Network, name: str, largest: float | None = None
     if network.dtype == mx.float32:
         return f"the {name} overflowed in float32, which no trained weights do; download the checkpoint again."
     return f"the {name} overflowed in {dtype_name(network.dtype)}; try dtype float32."
+
+
+_SIGNALS = {"hlg": to_hlg, "pq": to_pq}
+_TRANSFERS = {"hlg": "arib-std-b67", "pq": "smpte2084"}  # by ffmpeg's names
+_PRIMARIES: dict[str, Primaries] = {"srgb": "rec709", "srgb_linear": "rec709", "acescg": "acescg"}
+_MAX_EXPOSURE = 20  # stops, beyond which all is black or white
+_NUM_PARTS = 8  # of a conversion, which takes up to 14 arrays of the size of a part
+_STEP_BYTES = 36  # of a pixel: its result, and these arrays
+
+
+@dataclass(frozen=True)
+class HDROptions:
+    """How HDR latents are written.
+
+    Attributes:
+        transfer: the curve that pixels are codes of: "acescct" for LTX-2.5, "logc3" for the HDR LoRA of LTX-2.3.
+        signal: of videos and of all other outputs but EXR: "hlg", "pq" or "sdr".
+        exposure: in stops, for "sdr".
+        exr: a folder for EXR images beside the output; None for none.
+        exr_space: of EXR images: light with the primaries of sRGB or of ACEScg ("acescg"), or codes ("acescct").
+
+    Raises:
+        WriterError: for names that are not known, and an exposure that is not finite, or of a signal that takes none.
+    """
+
+    transfer: Transfer
+    signal: SignalName = "hlg"
+    exposure: float = 0
+    exr: str | os.PathLike | None = None
+    exr_space: ExrSpaceName = "srgb"
+
+    def __post_init__(self) -> None:
+        known = {"transfer": Transfer, "signal": SignalName, "exr_space": ExrSpaceName}
+        for name, kind in known.items():
+            value, names = getattr(self, name), get_args(kind)
+            if value not in names:
+                hint = suggest(value, names) if isinstance(value, str) else ""
+                raise WriterError(f"HDR: {name} is {quote(value)}{hint}; expected one of {', '.join(names)}.")
+        if not abs(self.exposure) <= _MAX_EXPOSURE:
+            raise WriterError(f"HDR: an exposure of {self.exposure} stops is not within {_MAX_EXPOSURE} of 0.")
+        if self.exposure and self.signal != "sdr":
+            goes = option("an exposure is for the signal sdr", "--exposure is for --hdr-output sdr")
+            raise WriterError(f"HDR: {goes}, not {self.signal}, which keeps the light.")
+
+    def choose_frames(self, options: SinkOptions, *, is_exr: bool = False) -> SinkOptions:
+        """The options of an output with the frames of HDR, of which an SDR signal has the format that they had.
+
+        With `is_exr` the output is EXR, whatever its name.
+        """
+
+        def step(target: str, exposure: float = 0) -> FrameStep:
+            return FrameStep(_Convert(self.transfer, target, exposure), _STEP_BYTES)
+
+        own, sdr = options.frames, step("sdr", self.exposure)
+        frames = FrameOutput(own.format, (sdr, *own.steps))
+        if self.signal != "sdr":
+            format = FrameFormat(RGB16.pixel_format, primaries="bt2020", transfer=_TRANSFERS[self.signal])
+            frames = FrameOutput(format, (step(self.signal), *own.steps))
+        light = FrameOutput(EXR_SPACES[self.exr_space].format, (step(self.exr_space),))
+        folder = None if self.exr is None else os.fspath(self.exr)
+        return replace(
+            options, frames=light if is_exr else frames, hdr=HDRFrames(light, FrameOutput(RGB8, (sdr,)), folder)
+        )
+
+
+#: What `decode_to_file` takes: options, or the curve alone; None for what is no HDR.
+HDR = HDROptions | Transfer | None
+
+
+def choose_hdr(options: SinkOptions, hdr: HDR, dtype: mx.Dtype) -> SinkOptions:
+    """The options of an output of a VAE that decodes in a dtype, with the frames of HDR if it has any."""
+    if hdr is None:
+        return options
+    if dtype != mx.float32:
+        name = dtype_name(dtype)
+        warn(f"HDR is decoded in {name}, which shows as bands; load the VAE with dtype float32.")
+    return (hdr if isinstance(hdr, HDROptions) else HDROptions(hdr)).choose_frames(options)
+
+
+# A value, so that outputs with the same frames are equal, and these are computed once.
+@dataclass(frozen=True)
+class _Convert:
+    """Converts codes to a signal or to the pixels of EXR images, part by part, which takes a fraction of the memory."""
+
+    transfer: Transfer
+    target: str  # a `SignalName` or an `ExrSpaceName`
+    exposure: float = 0
+
+    def __call__(self, frames: mx.array, _: FrameFormat) -> mx.array:
+        pixels = frames.reshape(-1, 3)
+        converted = mx.zeros(pixels.shape)
+        length = -(-pixels.shape[0] // _NUM_PARTS)
+        for start in range(0, pixels.shape[0], length):
+            part = slice(start, start + length)
+            converted[part] = self._convert(pixels[part])
+            mx.eval(converted)
+        return converted.reshape(frames.shape)
+
+    def _convert(self, codes: mx.array) -> mx.array:
+        if self.target == self.transfer:
+            return mx.clip(codes, 0, 1)
+        if self.target == "acescct":
+            return to_codes(to_linear(codes, self.transfer, "acescg"), "acescct", "acescg")
+        light = to_linear(codes, self.transfer, _PRIMARIES.get(self.target, "rec709"))
+        if self.target == "sdr":
+            return to_sdr(light, self.exposure)
+        return _SIGNALS[self.target](light) if self.target in _SIGNALS else light
+
+
+def to_encoder_pixels(frames: np.ndarray, meaning: HDRInput) -> mx.array:
+    """The pixels (1, 3, n, H, W) in [-1, 1] that LTX-2.5 encodes, of the frames (n, H, W, 3) of EXR images."""
+    light = mx.array(frames)
+    codes = mx.clip(light, 0, 1) if meaning == "acescct" else to_codes(light, "acescct", _PRIMARIES[meaning])
+    return (2 * codes - 1)[None].transpose(0, 4, 1, 2, 3)

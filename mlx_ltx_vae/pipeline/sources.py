@@ -1,9 +1,10 @@
-"""Provides latents as the input of a decoder, piece by piece: from an array, a file, or arrays that arrive in time."""
+"""Provides the input of a run piece by piece: latents of an array, of a file or that arrive, or results of layers."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import tee
+from typing import Any, Protocol, TypeGuard
 
 import mlx.core as mx
 import numpy as np
@@ -11,15 +12,74 @@ import numpy as np
 from ..backend.mlx_utils import count_nonfinite, evaluate, native_array, to_float, to_mlx
 from ..errors import LatentsError
 from ..latents.files import read_frames, sampled_frames
-from ..latents.keyframes import Keyframes
 from ..latents.statistics import frame_moments
 from ..models.base import Decoder
-from ..models.noise import Draws, LatentBox, Noise
-from ..models.specs import NetworkSpec
+from ..models.noise import Draws, LatentBox
 from ..shapes import Axis, Grid
 from ..tiling.layout import Interval, TileBox
-from .postprocess import FrameChunk, FrameFlags
-from .run import Source
+from .frames import FrameFlags
+
+
+class Source(ABC):
+    """The input of a run."""
+
+    batch: int
+    grid: Grid  # its extents
+
+    @abstractmethod
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        """Yield the whole input in order along `axis`, `chunk` positions at a time: (B, T, H, W, C) each."""
+
+    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
+        """For each batch of boxes of equal shape, an iterator of its pieces in order along time.
+
+        All items of the first box come first in a piece. The iterators are advanced in turns. Here the boxes must span
+        the input in time.
+        """
+        copies = tee(self.pieces(Axis.TIME, chunk), len(batches))
+        return [map(partial(crop_space, boxes=boxes), copy) for copy, boxes in zip(copies, batches, strict=True)]
+
+
+def crop_space(frames: mx.array | np.ndarray, boxes: Sequence[TileBox]) -> mx.array:
+    """Crop (B, n, H, W, C) to the rows and columns of some boxes, as a batch with all items of the first box first."""
+    return mx.concatenate([mx.array(frames[:, :, rows.as_slice, columns.as_slice]) for _, rows, columns in boxes])
+
+
+class LayerSource(Source):
+    """The results of a network's first layers for a source, of which tiles are cut in the order of their frames.
+
+    Positions before those of the tiles under way are dropped.
+    """
+
+    def __init__(self, source: Source, results: Iterator[mx.array]) -> None:
+        self.batch, self.grid = source.batch, source.grid
+        self._results = results
+        self._held: list[mx.array] = []
+        self._start = self._end = 0
+
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        return self._results
+
+    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
+        return [self._crops(boxes, chunk) for boxes in batches]
+
+    def _crops(self, boxes: Sequence[TileBox], chunk: int) -> Iterator[mx.array]:
+        time = boxes[0][0]  # all boxes of a batch have the same
+        while self._held and self._start + self._held[0].shape[1] <= time.start:
+            self._start += self._held.pop(0).shape[1]
+        while self._end < time.end:
+            self._held.append(next(self._results))
+            self._end += self._held[-1].shape[1]
+        for start in range(time.start, time.end, chunk):
+            yield crop_space(self._take(start, min(start + chunk, time.end)), boxes)
+
+    def _take(self, start: int, end: int) -> mx.array:
+        parts, first = [], self._start
+        for held in self._held:
+            if first < end and start < first + held.shape[1]:
+                parts.append(held[:, max(0, start - first) : end - first])
+            first += held.shape[1]
+        return mx.concatenate(parts, axis=1)
 
 
 class Latents(Protocol):
@@ -127,19 +187,6 @@ class LatentSource(Source):
         return self._preprocess(self._latents[:, :, frames, rows, columns], (frames, rows, columns))
 
 
-class KeyframeSource(Source):
-    """Latents of a video with keyframe planes behind the frames of each piece, which is not cut along time."""
-
-    def __init__(self, video: Source, planes: Source) -> None:
-        self._video, self._planes = video, planes
-        self.batch, self.grid = video.batch, video.grid
-
-    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        axis, chunk = (Axis.HEIGHT, self.grid[1]) if axis is Axis.TIME else (axis, chunk)
-        pieces = zip(self._video.pieces(axis, chunk), self._planes.pieces(axis, chunk), strict=True)
-        return (mx.concatenate(list(pair), axis=Axis.TIME) for pair in pieces)
-
-
 class LatentStreamSource(Source):
     """Latents that arrive along time as arrays of `shape`, for any n, or a band of them. `grid` grows meanwhile."""
 
@@ -228,39 +275,3 @@ def as_latents(latents: Any) -> LatentInput:
 def is_whole(latents: Any) -> TypeGuard[Latents]:
     """Whether latents are known from the start to the end, rather than arriving."""
     return hasattr(latents, "shape")
-
-
-class PaddedClip(NamedTuple):
-    """Latents and keyframes with repeated edges, and where the video lies in what they decode to."""
-
-    latents: mx.array
-    keyframes: Keyframes
-    start: Grid
-    size: Grid
-
-    def crop(self, chunks: Generator[FrameChunk, None, None]) -> Generator[FrameChunk, None, None]:
-        """The part of each chunk that belongs to the video."""
-        (_, top, left), (frames, height, width) = self.start, self.size
-        with closing(chunks):
-            for chunk in chunks:
-                if chunk.start < frames:
-                    kept = chunk.frames[:, : frames - chunk.start, top : top + height, left : left + width]
-                    yield replace(chunk, frames=kept)
-
-
-def pad_as_noise(spec: NetworkSpec, latents: Latents, keyframes: Keyframes, noise: Noise) -> PaddedClip | None:
-    """The clip padded as the first noise array (B, C, T, H, W) is; None if it has the size of the clip itself."""
-    time, height, width = latents.shape[2:]
-    added = [spec.added(axis, length) for axis, length in zip(Axis, (time, height, width), strict=True)]
-    first = noise[0] if isinstance(noise, (list, tuple)) and noise else None
-    if not any(map(sum, added)) or first is None or first.ndim != 5:
-        return None
-    out, scale = spec.out_grid((time, height, width)), spec.scale
-    whole = [length + sum(more) * factor for length, more, factor in zip(out, added, scale, strict=True)]
-    sizes = [(whole[0], whole[1] // side, whole[2] // side) for side in (1, spec.patch_size or 1)]
-    if tuple(first.shape[2:]) not in sizes:
-        return None
-    padded = mx.pad(to_mlx(latents[:, :, :, :, :], "latents"), [(0, 0), (0, 0), *added], mode="edge")
-    planes = mx.pad(to_mlx(keyframes.latents, "latents"), [(0, 0)] * 3 + added[1:], mode="edge")
-    starts = [before * factor for (before, _), factor in zip(added, scale, strict=True)]
-    return PaddedClip(padded, Keyframes(planes, keyframes.frames), (starts[0], starts[1], starts[2]), out)

@@ -21,9 +21,9 @@ from ..shapes import Axis, ScaleFactors, format_size
 from ..streaming.context import StreamContext
 from ..tiling.config import TilingConfig
 from ..tiling.layout import TileBox, check_batch_size
-from .chunk_stream import ChunkStream, check_cancelled
-from .postprocess import explain_not_finite
-from .run import Run, Source, crop_space, make_bands, peek
+from .frames import explain_not_finite
+from .run import ChunkStream, Run, check_cancelled, make_bands, peek
+from .sources import Source, crop_space
 
 Frames = mx.array | np.ndarray
 
