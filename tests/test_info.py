@@ -132,7 +132,7 @@ def test_a_checkpoint_is_described_as_it_is(golden: Callable, info: Callable, ca
     path, manifest = golden(case).checkpoint, golden(case).manifest
     config = parse_vae_config(manifest["vae_config"], case)
     said = info(path)
-    assert said.keys() == CHECKPOINT_KEYS | ({"work_share"} if case == "pruna" else set())
+    assert said.keys() == CHECKPOINT_KEYS | ({"work_relative_to_ltx_2_3"} if case == "pruna" else set())
     assert (said["kind"], said["name"], said["configuration"]) == ("checkpoint", path.name, "stated")
     assert (said["generation"], said["class"]) == (config.generation, "CausalVideoAutoencoder")
     assert (said["latent_channels"], said["patch_size"]) == (config.latent_channels, config.patch_size)

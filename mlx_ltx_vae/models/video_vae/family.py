@@ -265,13 +265,13 @@ def _published(name: str, base_channels: int | None = None) -> VAEConfig:
 
 
 def _describe(config: VAEConfig) -> dict[str, Any]:
-    """`work_share` is what a pruned decoder computes, as a share of LTX-2.3's."""
-    pruned = {"work_share": _work_share(config)} if config.generation == PRUNA_VAED and config.decoder else {}
+    """`work_relative_to_ltx_2_3` is of a pruned decoder: the share of the multiply-adds that it computes."""
+    is_pruned = config.generation == PRUNA_VAED and config.decoder is not None
     return {
         "patch_size": config.patch_size,
         "causal_decoder": config.causal_decoder,
         "timestep_conditioning": config.timestep_conditioning,
-        **pruned,
+        **({"work_relative_to_ltx_2_3": _work_share(config)} if is_pruned else {}),
         **{name: _describe_network(network) for name, network in config.networks.items()},
     }
 
