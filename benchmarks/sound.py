@@ -52,7 +52,7 @@ def sound_table(model: str, lengths: tuple[int, ...] = SECONDS) -> str:
 def work_share(model: str, vae: str) -> str:
     """The multiply-adds of a second of sound, and those of a second of the video that it belongs to."""
     audio, video = open_checkpoint(model, medium=SOUND), open_checkpoint(vae, encoder=False)
-    rate = round(audio.family.describe(audio.config).entries["latents_per_second"])
+    rate = round(audio.family.describe(audio.config)["latents_per_second"])
     spec = join_specs(audio.spec("decoder"), audio.spec("vocoder"))
     sound = spec.multiply_adds((10 * rate, 1, 1)) / 10
     scale = video.config.scale

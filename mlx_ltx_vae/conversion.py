@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -18,7 +18,7 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.files import WEIGHT_LAYOUT_KEY, WeightLayout
 from .errors import CheckpointError, CheckpointsDiffer, WriterError, printable
 from .files import expand_home, part_folder, writing_to
-from .models.base import SOUND
+from .models.base import SOUND, SoundConfig
 from .shapes import format_size
 from .units import format_bytes
 from .vae import VideoVAE
@@ -301,11 +301,9 @@ def _make_card(conversion: Conversion, checkpoint: Checkpoint) -> str:
     written, config = conversion.written, checkpoint.config
     is_sound = checkpoint.medium is SOUND
     calls = _SOUND_CALLS if is_sound else _CALLS
-    description, widths = checkpoint.family.describe(config), {}
-    for name in () if is_sound else conversion.networks:
-        (_, _, first_width), *layers = description.networks[name].layers
-        changes = [after for _, before, after in layers[:-1] if after != before]
-        widths[f"{name} widths"] = f"{' -> '.join(map(str, [first_width, *changes]))} channels"
+    described = checkpoint.family.describe(config)
+    found = {name: described.get(name, {}).get("widths") for name in conversion.networks}
+    widths = {f"{name} widths": f"{' -> '.join(map(str, each))} channels" for name, each in found.items() if each}
     statistics = " (the statistics of the latents are always float32)" if checkpoint.statistics else ""
     facts = {
         "networks": " and ".join(conversion.networks),
@@ -331,8 +329,7 @@ def _make_card(conversion: Conversion, checkpoint: Checkpoint) -> str:
 def _describe_latents(checkpoint: Checkpoint) -> str:
     config = checkpoint.config
     if checkpoint.medium is SOUND:
-        entries = checkpoint.family.describe(config).entries
-        channels, bins = entries["latent_channels"], entries["latent_bins"]
-        return f"{channels} channels of {bins} bins, {entries['latents_per_second']:g} per second"
+        sound = cast(SoundConfig, config)
+        return f"{sound.channels} channels of {sound.bins} bins, {sound.latents_per_second:g} per second"
     time, height, width = config.scale
     return f"{config.latent_channels} channels; a cell is {time} frames of {format_size(width, height)}"

@@ -43,7 +43,7 @@ from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.errors import PlanError
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.inspect import inspect
+from mlx_ltx_vae.inspect import format_report, inspect
 from mlx_ltx_vae.latents import load_keyframes, open_latents
 from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec, parse_vae_config
 from mlx_ltx_vae.models.video_vae.diffusers import is_diffusers_config, read_diffusers_config
@@ -202,11 +202,11 @@ def _read_latents_for_a_vae(path: Path) -> None:
 
 def _inspect(path: Path) -> None:
     report = inspect(str(path))
-    json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    json.loads(json.dumps(report, allow_nan=False))
 
 
 def _inspect_for_a_vae(path: Path) -> None:
-    str(inspect(str(path), vae=str(path.parents[1] / _VAE)))
+    format_report(inspect(str(path), vae=str(path.parents[1] / _VAE)))
 
 
 def _load(path: Path) -> None:

@@ -205,7 +205,7 @@ def test_a_name_may_begin_with_a_tilde_behind_a_folder(tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     Path(f"./{name}").write_bytes(demo.LATENTS.read_bytes())
     assert info([f"./{name}"]) == 0
-    assert "10 x 8 x 12" in capsys.readouterr().out
+    assert "1, 64, 10, 8, 12" in capsys.readouterr().out
     assert info(["~no-such-user/a.safetensors"]) == 1
     assert (
         capsys.readouterr().err

@@ -19,7 +19,7 @@ from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.inspect.video import inspect_video
+from mlx_ltx_vae.inspect import inspect_video
 from mlx_ltx_vae.video import SinkOptions, VideoWriter, metadata, open_sink
 from mlx_ltx_vae.video.metadata import read_metadata
 from test_video_audio import make_audio, sound

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from mlx_ltx_vae.errors import ReaderError
-from mlx_ltx_vae.inspect.video import inspect_video
+from mlx_ltx_vae.inspect import inspect_video
 from mlx_ltx_vae.video import VideoReader, ffmpeg
 from mlx_ltx_vae.video.metadata import read_metadata
 from mlx_ltx_vae.video.sound_files import SoundReader
@@ -88,7 +88,7 @@ def add_text(source: Path, path: Path, key: str, value: str, *, is_attached: boo
 
 def found(path: Path) -> dict[str, Any]:
     """All that is said of a video and of its sound."""
-    report = inspect_video(path, None).as_dict()
+    report = inspect_video(path, None)
     with VideoReader(path, multiple=1) as video:
         report |= {"start": video.start, "estimate": video.num_frames, "size": video.size, "rate": video.fps}
         report["checksum"] = sum(int(part.sum(dtype=np.int64)) for part in video)
