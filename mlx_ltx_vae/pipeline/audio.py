@@ -156,7 +156,7 @@ def _chunks(run: Run, plan: AudioPlan) -> Generator[AudioChunk, None, None]:
             )
         return AudioChunk(start, samples)
 
-    yield from map(chunk, run.results())
+    yield from map(chunk, run.outputs())
     if done - first != plan.num_samples:
         raise DecodeError(f"{done - first} samples came out of the network, and {plan.num_samples} should have.")
     confirm_device()
