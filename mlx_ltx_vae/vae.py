@@ -326,7 +326,9 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         """
         check_options("decode", options)
         pipeline = self._decode_pipeline(options)
-        return pipeline.decode(latents, plan, on_frames_ready, memory_budget, progress)
+        return pipeline.decode(
+            latents, plan, on_frames_ready=on_frames_ready, memory_budget=memory_budget, progress=progress
+        )
 
     def decode_uint8(
         self, latents: LatentInput, plan: DecodePlan | None = None, **options: "Unpack[DecodeOptions]"
@@ -377,7 +379,9 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         )
         output = choose_hdr(output, hdr, self._decoder.dtype)
         pipeline = self._decode_pipeline(options)
-        return pipeline.decode_to_file(latents, plan, path, output, fps, memory_budget, progress)
+        return pipeline.decode_to_file(
+            latents, plan, path, output, fps=fps, memory_budget=memory_budget, progress=progress
+        )
 
     def encode(
         self, pixels: Frames | Iterable[Frames], plan: EncodePlan | None = None, **options: "Unpack[EncodeOptions]"

@@ -112,7 +112,7 @@ class DecodeStream(ChunkStream[FrameChunk]):
 class DecodePipeline:
     """Starts a decode, in this process or together with a group.
 
-    `make_plan` makes a plan of a latent shape, with the steps and keyframes of the options, and others of a plan.
+    `make_plan` is called with a latent shape, and further options of `VideoVAE.plan`; it knows the steps and keyframes.
     """
 
     decoder: Decoder
@@ -130,6 +130,7 @@ class DecodePipeline:
         self,
         latents: LatentInput,
         plan: DecodePlan | None,
+        *,
         on_frames_ready: OnFramesReady | None,
         memory_budget: str | int | None,
         progress: Progress,
@@ -152,6 +153,7 @@ class DecodePipeline:
         plan: DecodePlan | None,
         path: str | os.PathLike,
         output: SinkOptions,
+        *,
         fps: Rate,
         memory_budget: str | int | None,
         progress: Progress,
@@ -186,20 +188,20 @@ class DecodePipeline:
                 raise LatentsError(f"{name}: is one video, and these latents are {batch}; write each.")
             shown = show_progress(chunks, progress, video.get("num_frames"), name=name)
             written = write_files(shown, files, start, fps=fps, **video)
-        width, height = video["size"]
-        return DecodeReport(
-            output=written.new_names.get(name, name),
-            frames=written.frames,
-            width=width,
-            height=height,
-            fps=parse_fps(fps),
-            sample_rate=getattr(output.audio, "sample_rate", None),
-            seconds=time.perf_counter() - start,
-            first_frame_seconds=written.first_frame_seconds,
-            one_color=written.is_one_color,
-            peak_memory_bytes=mx.get_peak_memory(),
-            plan=plan,
-        )
+            width, height = video["size"]
+            return DecodeReport(
+                output=written.new_names.get(name, name),
+                frames=written.frames,
+                width=width,
+                height=height,
+                fps=parse_fps(fps),
+                sample_rate=getattr(output.audio, "sample_rate", None),
+                seconds=time.perf_counter() - start,
+                first_frame_seconds=written.first_frame_seconds,
+                one_color=written.is_one_color,
+                peak_memory_bytes=mx.get_peak_memory(),
+                plan=plan,
+            )
 
     def _plan(
         self, latents: LatentInput, plan: DecodePlan | None, memory_budget: str | int | None, **more: Any
