@@ -30,8 +30,7 @@ from .pipeline.frames import HDR, OnFramesReady, choose_hdr
 from .pipeline.progress import Progress
 from .pipeline.run import arrays_released, join_parts
 from .pipeline.sources import LatentInput
-from .planning.options import BitDepth, ModeName, OrderName
-from .planning.plan import DecodePlan, EncodePlan, SoundPlan
+from .planning.plan import BitDepth, DecodePlan, EncodePlan, ModeName, OrderName, SoundPlan
 from .planning.planner import plan_decode, plan_encode
 from .published import estimate
 from .tiling.config import TilingConfig

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from ..backend.machine import DEFAULT_TIMEOUT, DtypeName, Work
 from ..errors import PlanError, warn
 from ..models.specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName
-from ..planning.options import BitDepth, ModeName, OrderName
+from ..planning.plan import BitDepth, ModeName, OrderName
 from ..startup import import_command
 from ..tiling import PRESETS
 from ..units import ExrSpaceName, SignalName, Transfer, format_are, format_count

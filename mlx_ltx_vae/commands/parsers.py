@@ -7,7 +7,7 @@ from typing import get_args
 from ..backend.machine import DtypeName
 from ..errors import LTXVAEError
 from ..models.specs import NETWORKS
-from ..planning.options import ModeName, OrderName
+from ..planning.plan import ModeName, OrderName
 from ..startup import import_command
 from ..units import HDRInput
 from .cli import (

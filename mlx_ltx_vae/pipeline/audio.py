@@ -16,8 +16,7 @@ from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder, Network, SoundEncoder
 from ..models.noise import LatentNoise, draw
 from ..models.specs import NetworkSpec
-from ..planning.options import ModeName
-from ..planning.plan import AudioEncodePlan, AudioPlan, Mode, SoundPlan
+from ..planning.plan import AudioEncodePlan, AudioPlan, Mode, ModeName, SoundPlan
 from ..planning.planner import plan_decode
 from ..shapes import Axis
 from ..streaming.context import Stage, StreamContext

@@ -24,8 +24,7 @@ from ..latents.keyframes import Keyframes
 from ..models.base import Decoder
 from ..models.noise import Noise, NoiseShapes, draw
 from ..models.specs import DEFAULT_CONVENTION, LONG_CLIP, ConventionName, NetworkSpec
-from ..planning.options import PlanOptions, choose_variant
-from ..planning.plan import DecodePlan, Order
+from ..planning.plan import DecodePlan, Order, PlanOptions, choose_variant
 from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..planning.tiles import tile_spec
 from ..shapes import Axis, Grid
