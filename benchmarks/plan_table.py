@@ -4,8 +4,7 @@ from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.errors import PlanError
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE
-from mlx_ltx_vae.planning.options import ModeName
-from mlx_ltx_vae.planning.plan import DecodePlan, Mode
+from mlx_ltx_vae.planning.plan import DecodePlan, Mode, ModeName
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.units import GB
 

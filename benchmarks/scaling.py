@@ -14,8 +14,7 @@ from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from mlx_ltx_vae.planning.clip import Clip
 from mlx_ltx_vae.planning.memory import layer_pieces
 from mlx_ltx_vae.planning.moments import StreamRun
-from mlx_ltx_vae.planning.options import split_rows
-from mlx_ltx_vae.planning.plan import DecodePlan
+from mlx_ltx_vae.planning.plan import DecodePlan, split_rows
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import Axis, LatentShape
 from mlx_ltx_vae.units import GB, MB

@@ -31,8 +31,7 @@ from .pipeline.audio import (
     unpack_latents,
 )
 from .pipeline.run import arrays_released, join_parts
-from .planning.options import ModeName
-from .planning.plan import AudioEncodePlan, AudioPlan
+from .planning.plan import AudioEncodePlan, AudioPlan, ModeName
 from .planning.planner import plan_encode
 from .video.sound_files import SAMPLE_RATES
 

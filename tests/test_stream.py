@@ -22,7 +22,7 @@ from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.networks import ConvDecoder, ConvEncoder
 from mlx_ltx_vae.planning import planner
 from mlx_ltx_vae.streaming.context import StreamContext
-from mlx_ltx_vae.streaming.driver import run, run_whole
+from mlx_ltx_vae.streaming.driver import run_stream, run_whole
 from tolerances import cpu_only, tolerance
 
 TOLERANCE = tolerance(2e-5)
@@ -81,7 +81,7 @@ def test_stream_equals_single_pass_for_irregular_pieces_and_any_step(cuts, step,
     pieces = [latents[:, start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
     context = StreamContext()
     steps = [step] * len(vae.decoder.spec.layers)
-    result = mx.concatenate(list(run(vae.decoder.stages(context), pieces, steps=steps)), axis=1)
+    result = mx.concatenate(list(run_stream(vae.decoder.stages(context), pieces, steps=steps)), axis=1)
     assert largest_difference(result, run_whole(vae.decoder.stages(context), latents)) < TOLERANCE
 
 
@@ -117,7 +117,7 @@ def test_caches_do_not_pin_the_arrays_they_were_cut_from():
     before = active_memory()
     stages = block.stages(StreamContext())
     pieces = (mx.random.normal((1, 6, 64, 64, 16)) for _ in range(2))
-    flow = run(stages, pieces)
+    flow = run_stream(stages, pieces)
     next(flow)
     next(flow)
     assert active_memory() - before < 4.5 * frame_bytes
@@ -136,7 +136,7 @@ def test_first_frame_leaves_after_as_many_latent_frames_as_the_plan_says(golden,
             fed += 1
             yield latents[:, at : at + 1]
 
-    next(run(vae.decoder.stages(StreamContext()), feed()))
+    next(run_stream(vae.decoder.stages(StreamContext()), feed()))
     assert fed == lookahead
 
 

@@ -25,8 +25,7 @@ from ..models.noise import check_takes_seed
 from ..pipeline.decode import write_files
 from ..pipeline.frames import FrameChunk, HDROptions
 from ..pipeline.progress import FrameBar
-from ..planning.options import PlanOptions, parse_options
-from ..planning.plan import DecodePlan
+from ..planning.plan import DecodePlan, PlanOptions, parse_options
 from ..planning.planner import plan_decode
 from ..shapes import Grid, format_size
 from ..tiling import TilingConfig

@@ -29,8 +29,7 @@ from ..models.specs import LONG_CLIP
 from ..pipeline.audio import every_chunk
 from ..pipeline.frames import to_encoder_pixels
 from ..pipeline.progress import FrameBar
-from ..planning.options import PlanOptions, parse_options
-from ..planning.plan import AudioEncodePlan, EncodePlan, SoundPlan
+from ..planning.plan import AudioEncodePlan, EncodePlan, PlanOptions, SoundPlan, parse_options
 from ..planning.planner import plan_encode
 from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig

@@ -10,7 +10,7 @@ from ..backend.machine import DEFAULT_TIMEOUT, DtypeName, Work
 from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS
 from ..errors import PlanError, warn
 from ..models.specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName
-from ..planning.options import BitDepth, ModeName, OrderName
+from ..planning.plan import BitDepth, ModeName, OrderName
 from ..startup import import_command
 from ..tiling import PRESETS
 from ..units import ExrSpaceName, SignalName, Transfer, format_are, format_count

@@ -8,7 +8,7 @@ from ..backend.machine import DtypeName
 from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS
 from ..errors import LTXVAEError
 from ..models.specs import NETWORKS
-from ..planning.options import ModeName, OrderName
+from ..planning.plan import ModeName, OrderName
 from ..startup import import_command
 from ..units import HDRInput
 from .cli import (

@@ -3,7 +3,7 @@
 import argparse
 
 from .. import demo
-from ..planning.options import parse_options
+from ..planning.plan import parse_options
 from ..video import is_sheet
 from ..video.sink import SinkOptions
 from .cli import CommandParser

@@ -8,8 +8,7 @@ from typing import Any
 
 from ..backend.mlx_utils import DtypeName
 from ..errors import PlanError
-from ..planning.options import BitDepth, ModeName, OrderName, PlanOptions
-from ..planning.plan import Mode
+from ..planning.plan import BitDepth, Mode, ModeName, OrderName, PlanOptions
 from ..published import PublishedVAE
 from ..shapes import Grid, Size
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, preset

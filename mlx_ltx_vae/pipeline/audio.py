@@ -16,8 +16,7 @@ from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder, Network, SoundEncoder
 from ..models.noise import LatentNoise, draw
 from ..models.specs import NetworkSpec
-from ..planning.options import ModeName
-from ..planning.plan import AudioEncodePlan, AudioPlan, Mode, SoundPlan
+from ..planning.plan import AudioEncodePlan, AudioPlan, Mode, ModeName, SoundPlan
 from ..planning.planner import plan_decode
 from ..shapes import Axis
 from ..streaming.context import Stage, StreamContext
@@ -156,7 +155,7 @@ def _chunks(run: Run, plan: AudioPlan) -> Generator[AudioChunk, None, None]:
             )
         return AudioChunk(start, samples)
 
-    yield from map(chunk, run.results())
+    yield from map(chunk, run.outputs())
     if done - first != plan.num_samples:
         raise DecodeError(f"{done - first} samples came out of the network, and {plan.num_samples} should have.")
     confirm_device()

@@ -5,7 +5,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -19,14 +19,12 @@ import numpy as np
 from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
 from ..distributed import RowBands
-from ..errors import DecodeError, LatentsError, PlanError, WriterError, check_is_path, warn
+from ..errors import DecodeError, LatentsError, PlanError, WriterError, check_is_path
 from ..latents.keyframes import Keyframes
-from ..latents.statistics import find_notice, join_moments
 from ..models.base import Decoder
 from ..models.noise import Noise, NoiseShapes, draw
-from ..models.specs import LONG_CLIP, ConventionName, NetworkSpec
-from ..planning.options import BitDepth, PlanOptions, choose_variant
-from ..planning.plan import DecodePlan, Order
+from ..models.specs import DEFAULT_CONVENTION, LONG_CLIP, ConventionName, NetworkSpec
+from ..planning.plan import DecodePlan, Order, PlanOptions, choose_variant
 from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..planning.tiles import tile_spec
 from ..shapes import Axis, Grid
@@ -34,15 +32,13 @@ from ..streaming.context import StreamContext
 from ..tiling.layout import Interval
 from ..units import Rate, parse_fps
 from ..video import add_metadata, check_output, check_output_options, open_sink, output_files
-from ..video.frame_format import FrameFormat, FrameOutput, FrameStep, common_format, frame_format
+from ..video.frame_format import FrameFormat, common_format
 from ..video.sink import SinkOptions
 from .frames import (
-    HDR,
     FrameBuffer,
     FrameChunk,
     OnFramesReady,
     OutputCheck,
-    choose_hdr,
     explain_not_finite,
     find_cause,
     mlx_dtype,
@@ -52,7 +48,7 @@ from .frames import (
 )
 from .keyframes import KeyframeSource, check_planned, pad_as_noise, usable_keyframes
 from .progress import Progress, show_progress
-from .run import ChunkStream, Run, check_cancelled, crop_map, join_parts, make_bands, peek, tile_origin
+from .run import ChunkStream, Run, arrays_released, check_cancelled, crop_map, join_parts, make_bands, peek, tile_origin
 from .sources import (
     LatentInput,
     LatentParts,
@@ -66,11 +62,12 @@ from .sources import (
     check_part,
     is_whole,
     sample_moments,
+    warn_of_unusual,
 )
 
 
 class DecodeOptions(TypedDict, total=False):
-    """The options of `VideoVAE.stream`, which documents them and has their defaults."""
+    """The options of a decode, which `VideoVAE.stream` documents."""
 
     timestep: float | None
     seed: int
@@ -82,6 +79,16 @@ class DecodeOptions(TypedDict, total=False):
     keyframes: Keyframes | None
 
 
+_DEFAULTS = DecodeOptions(
+    timestep=None,
+    seed=0,
+    noise=None,
+    noise_scale=None,
+    like=DEFAULT_CONVENTION,
+    unnormalized=False,
+    steps=None,
+    keyframes=None,
+)
 _PLANNED = {"frames", "joined", *PlanOptions.__dataclass_fields__}  # options of `VideoVAE.plan`
 
 
@@ -96,39 +103,114 @@ def check_options(function: str, options: Mapping[str, object], known: type = De
         raise TypeError(text + (hint if name in planned else ""))
 
 
-def default_plan(
-    make_plan: Callable[..., DecodePlan],
-    latents: LatentInput,
-    plan: DecodePlan | None,
-    options: DecodeOptions,
-    *,
-    memory_budget: str | int | None,
-    **more: Any,
-) -> DecodePlan | None:
-    """The plan of whole latents if none is given; None for those that arrive."""
-    if plan is None and is_whole(latents):
-        more |= {"steps": options.get("steps"), "keyframes": options.get("keyframes")}
-        return make_plan(latents.shape, memory_budget=memory_budget, **more)
-    if memory_budget is not None:
-        raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
-    return plan
-
-
 class DecodeStream(ChunkStream[FrameChunk]):
     """The chunks of one decode of a video, in order."""
 
 
 @dataclass(frozen=True)
 class DecodePipeline:
-    """Starts a decode, in this process or together with a group. `make_plan` makes the default plan."""
+    """Starts a decode, in this process or together with a group.
+
+    `make_plan` is called with a latent shape, and further options of `VideoVAE.plan`; it knows the steps and keyframes.
+    """
 
     decoder: Decoder
     make_plan: Callable[..., DecodePlan]
-    options: DecodeOptions  # all of them
+    options: DecodeOptions
     format: FrameFormat | None = None  # of the frames, if they are levels
     group: mx.distributed.Group | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
     bands: list[RowBands] = field(default_factory=list)  # those of the run, if it has any, once it is made
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", {**_DEFAULTS, **self.options})
+
+    def decode(
+        self,
+        latents: LatentInput,
+        plan: DecodePlan | None,
+        *,
+        on_frames_ready: OnFramesReady | None,
+        memory_budget: str | int | None,
+        progress: Progress,
+    ) -> mx.array | None:
+        """The pixels of a whole clip, or None if they are handed over; see `VideoVAE.decode`."""
+        plan = self._plan(latents, plan, memory_budget, joined=on_frames_ready is None)
+        if plan is not None and plan.format is not None:
+            raise PlanError("the plan was made for levels, and decode returns floats; plan without a bit depth.")
+        num_frames = plan.num_frames if plan is not None and is_whole(latents) else None
+        with arrays_released(), self.stream(latents, plan) as stream:
+            chunks = show_progress(stream, progress, plan.num_frames if plan else None)
+            if on_frames_ready is None:
+                return join_chunks(chunks, num_frames)
+            hand_over(chunks, on_frames_ready)
+            return None
+
+    def decode_to_file(
+        self,
+        latents: LatentInput,
+        plan: DecodePlan | None,
+        path: str | os.PathLike,
+        output: SinkOptions,
+        *,
+        fps: Rate,
+        memory_budget: str | int | None,
+        progress: Progress,
+    ) -> "DecodeReport":
+        """Write a decode to a file; see `VideoVAE.decode_to_file`."""
+        start = time.perf_counter()
+        check_is_path(path, WriterError)
+        name = os.fspath(path)
+        files = output_files(name, output)
+        for file, options in files.items():
+            check_output_options(file, options, fps=fps)
+            files[file] = add_metadata(file, options)
+        outputs = tuple(options.frames for options in files.values())
+        levels = common_format(outputs)
+        plan = self._plan(latents, plan, memory_budget, outputs=outputs)
+        video: dict[str, Any] = {}
+        if plan is not None and is_whole(latents):  # what writing would raise
+            if plan.format is not None and plan.format != levels:
+                raise PlanError(f"{name}: the plan was made for other frames; plan with outputs=, or leave it out.")
+            video = {"size": plan.frame_size, "num_frames": plan.num_frames}
+            for file, options in files.items():
+                check_output(file, fps=fps, options=options, **video)
+        with arrays_released(), replace(self, format=levels).stream(latents, plan) as stream:
+            chunks: Iterable[FrameChunk] = stream
+            batch = plan.latent_shape.batch if plan else 1
+            if not video:
+                first, chunks = peek(stream, "there are no latents to decode.")
+                batch, _, height, width, _ = first.frames.shape
+                video["size"] = width, height
+                del first  # its buffer is free when it is written
+            if batch > 1:
+                raise LatentsError(f"{name}: is one video, and these latents are {batch}; write each.")
+            shown = show_progress(chunks, progress, video.get("num_frames"), name=name)
+            written = write_files(shown, files, start, fps=fps, **video)
+            width, height = video["size"]
+            return DecodeReport(
+                output=written.new_names.get(name, name),
+                frames=written.frames,
+                width=width,
+                height=height,
+                fps=parse_fps(fps),
+                sample_rate=getattr(output.audio, "sample_rate", None),
+                seconds=time.perf_counter() - start,
+                first_frame_seconds=written.first_frame_seconds,
+                one_color=written.is_one_color,
+                peak_memory_bytes=mx.get_peak_memory(),
+                plan=plan,
+            )
+
+    def _plan(
+        self, latents: LatentInput, plan: DecodePlan | None, memory_budget: str | int | None, **more: Any
+    ) -> DecodePlan | None:
+        """The plan of whole latents if none is given; None for those that arrive."""
+        if plan is None and is_whole(latents):
+            return self.make_plan(latents.shape, memory_budget=memory_budget, **more)
+        if memory_budget is not None:
+            raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
+        return plan
 
     def stream(self, latents: Any, plan: DecodePlan | None) -> DecodeStream:
         """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily."""
@@ -165,7 +247,8 @@ class DecodePipeline:
                 options: DecodeOptions = {**self.options, "keyframes": padded.keyframes}
                 run = replace(self, options=options, format=self.format or plan.format)
                 return padded.crop(run._decode_whole(padded.latents, self.make_plan(padded.latents.shape)))
-        self._check_values(sample_moments(latents), shape, latents)
+        if self._is_first:
+            warn_of_unusual(sample_moments(latents), shape, self.decoder, latents, self.options["unnormalized"])
         interval = plan.excerpt.latents if plan.excerpt else None
         return self._run(plan, partial(LatentSource, latents, frames=interval))
 
@@ -196,20 +279,13 @@ class DecodePipeline:
             raise LatentsError('noise arrays need the whole latents; with an iterator use a seed or noise="zeros".')
         moments: list[np.ndarray] = []
         yield from self._run(plan, partial(LatentStreamSource, parts, plan.latent_shape, moments))
-        self._check_values(moments, plan.latent_shape)
+        if self._is_first:
+            warn_of_unusual(moments, plan.latent_shape, self.decoder, "latents", self.options["unnormalized"])
 
-    def _check_values(self, moments: Sequence[np.ndarray], shape: Sequence[int], latents: object = None) -> None:
-        """Warn if a sample of the latents looks unlike those of a model. Of ranks, the first does."""
-        if self.group is not None and self.group.rank():
-            return
-        (means, stds), statistics = join_moments(moments), self.decoder.statistics
-        was_unnormalized = self.options["unnormalized"] or getattr(latents, "was_unnormalized", False)
-        if self.options["unnormalized"] and statistics is not None:
-            mean, std = (np.array(values.astype(mx.float32)) for values in statistics)
-            means, stds = (means - mean) / std, stds / std
-        num_values = len(moments) * shape[0] * shape[3] * shape[4]
-        if notice := find_notice(means, stds, num_values, statistics, was_unnormalized=was_unnormalized):
-            warn(f"{getattr(latents, 'source', 'latents')}: {notice}")
+    @property
+    def _is_first(self) -> bool:
+        """Whether this is the first of the ranks, which warns."""
+        return self.group is None or not self.group.rank()
 
     def _run(
         self, plan: DecodePlan, make_source: Callable[[LatentPreprocess, Interval | None], Source]
@@ -324,7 +400,7 @@ def _decode_chunks(
         mx.async_eval(frames)  # so that another thread can use them
         return FrameChunk(offset + first, frames, check.is_finite, check.explain)
 
-    yield from map(chunk, run.results() if is_by_time else _buffered(run, plan, check, finish, dtype))
+    yield from map(chunk, run.outputs() if is_by_time else _buffered(run, plan, check, finish, dtype))
     expected, _, _ = run.network.spec.out_grid(run.source.grid)
     expected = excerpt.frames.length if excerpt else expected
     if start != expected:
@@ -340,7 +416,7 @@ def _buffered(
     axis, start = plan.order.axis, 0
     shape = (plan.latent_shape.batch, *plan.video_grid, run.network.spec.out_channels)
     with FrameBuffer(shape, dtype) as buffer:
-        for part in run.results():
+        for part in run.outputs():
             check.update(part, 0)
             buffer.write(finish(part), axis, start)
             start += part.shape[axis]
@@ -456,74 +532,6 @@ class DecodeReport:
         return {**vars(self), "fps": float(self.fps), "keyframes": list(self.keyframes), "plan": plan}
 
 
-@dataclass
-class FileDecode:
-    """Writes a decode to a file; see `VideoVAE.decode_to_file`. A `WriterError` for options that it cannot have."""
-
-    path: str | os.PathLike
-    fps: Rate
-    output: SinkOptions
-    start: float = field(default_factory=time.perf_counter)
-    video: dict[str, Any] = field(default_factory=dict)
-    files: dict[str, SinkOptions] = field(init=False)
-
-    def __post_init__(self) -> None:
-        check_is_path(self.path, WriterError)
-        self.files = output_files(os.fspath(self.path), self.output)
-        for file, options in self.files.items():
-            check_output_options(file, options, fps=self.fps)
-            self.files[file] = add_metadata(file, options)
-
-    @property
-    def frames(self) -> tuple[FrameOutput, ...]:
-        """Those of all files."""
-        return tuple(options.frames for options in self.files.values())
-
-    @property
-    def bit_depth(self) -> BitDepth | None:
-        """That of levels to which the stream can convert frames."""
-        frames = common_format(self.frames)
-        return None if frames is None else cast(BitDepth, frames.bit_depth)
-
-    def check(self, plan: DecodePlan | None) -> None:
-        """Raise what writing would raise, for the frames of a plan. Those of latents that arrive are not known yet."""
-        if plan is None:
-            return
-        if plan.format is not None and plan.format != common_format(self.frames):
-            raise PlanError(f"{self.path}: the plan was made for other frames; plan with outputs=, or leave it out.")
-        self.video = {"size": plan.frame_size, "num_frames": plan.num_frames}
-        for file, options in self.files.items():
-            check_output(file, fps=self.fps, options=options, **self.video)
-
-    def write(self, stream: DecodeStream, plan: DecodePlan | None, progress: Progress) -> DecodeReport:
-        """Write all chunks."""
-        chunks: Iterable[FrameChunk] = stream
-        batch = plan.latent_shape.batch if plan else 1
-        if not self.video:
-            first, chunks = peek(stream, "there are no latents to decode.")
-            batch, _, height, width, _ = first.frames.shape
-            self.video["size"] = width, height
-            del first  # its buffer is free when it is written
-        if batch > 1:
-            raise LatentsError(f"{self.path}: is one video, and these latents are {batch}; write each.")
-        shown = show_progress(chunks, progress, self.video.get("num_frames"), name=os.fspath(self.path))
-        written = write_files(shown, self.files, self.start, fps=self.fps, **self.video)
-        width, height = self.video["size"]
-        return DecodeReport(
-            output=written.new_names.get(os.fspath(self.path), os.fspath(self.path)),
-            frames=written.frames,
-            width=width,
-            height=height,
-            fps=parse_fps(self.fps),
-            sample_rate=getattr(self.output.audio, "sample_rate", None),
-            seconds=time.perf_counter() - self.start,
-            first_frame_seconds=written.first_frame_seconds,
-            one_color=written.is_one_color,
-            peak_memory_bytes=mx.get_peak_memory(),
-            plan=plan,
-        )
-
-
 class Written(NamedTuple):
     """What was written of one decode."""
 
@@ -552,17 +560,3 @@ def write_files(chunks: Iterable[FrameChunk], files: Mapping[str, SinkOptions], 
             num_frames += chunk.frames.shape[1]
     names = {file: sink.name for sink, (file, name) in given.items() if sink.name != name}
     return Written(num_frames, first_frame, is_one_color, names)
-
-
-def open_file_decode(
-    path: str | os.PathLike,
-    fps: Rate,
-    given: Mapping[str, Any],
-    bit_depth: BitDepth,
-    steps: Sequence[FrameStep],
-    hdr: HDR,
-    dtype: mx.Dtype,
-) -> FileDecode:
-    """The decode to a file of a VAE with a dtype; `given` are other `SinkOptions`. Nothing is written yet."""
-    frames = FrameOutput(frame_format(bit_depth, WriterError, str(path)), tuple(steps))
-    return FileDecode(path, fps, choose_hdr(SinkOptions(frames=frames, **given), hdr, dtype))

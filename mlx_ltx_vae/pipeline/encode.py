@@ -272,5 +272,5 @@ def encoded(
             raise LatentsError(f"the encoded latents are not finite: {explain_not_finite(encoder, 'encoder')}")
         return latents
 
-    yield from map(to_latents, run.results())
+    yield from map(to_latents, run.outputs())
     confirm_device()

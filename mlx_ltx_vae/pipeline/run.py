@@ -22,7 +22,7 @@ from ..models.base import Network
 from ..planning.plan import DecodePlan, Mode, Order, Plan
 from ..shapes import Axis, Grid
 from ..streaming.context import StreamContext, TilePart
-from ..streaming.driver import run, run_chain, run_whole
+from ..streaming.driver import run_chain, run_stream, run_whole
 from ..tiling.blend import SpatialBlender, blend_tiles
 from ..tiling.layout import Interval, Tile, TileBox, TileLayout, tile_batches
 from .keyframes import PlaneSource
@@ -175,7 +175,7 @@ class Run:
     context: StreamContext = field(default_factory=StreamContext)
     check: Callable[[], None] = lambda: None
 
-    def results(self) -> Iterator[mx.array]:
+    def outputs(self) -> Iterator[mx.array]:
         """The network's output, (B, T, H, W, C) each, in order along the axis of the plan's order.
 
         Of an excerpt, those are the frames that it keeps. The dtype is float32 if tiles are blended, otherwise that of
@@ -183,21 +183,21 @@ class Run:
         """
         excerpt = self.plan.excerpt if isinstance(self.plan, DecodePlan) else None
         if excerpt is None:
-            return self._results()
+            return self._outputs()
         if self.plan.order is Order.TIME:
             return self._until(excerpt.kept)
-        return map(itemgetter((slice(None), excerpt.kept.as_slice)), self._results())
+        return map(itemgetter((slice(None), excerpt.kept.as_slice)), self._outputs())
 
     def _until(self, kept: Interval) -> Iterator[mx.array]:
         """Yield some frames of a run along time, and end it with the last of them."""
         start = 0
-        with closing(self._results()) as results:
+        with closing(self._outputs()) as results:
             while start < kept.end and (box := list(islice(results, 1))):
                 first, start = start, start + box[0].shape[1]
                 if start > kept.start:
                     yield box.pop()[:, max(0, kept.start - first) : kept.end - first]
 
-    def _results(self) -> Generator[mx.array, None, None]:
+    def _outputs(self) -> Generator[mx.array, None, None]:
         with run_settings():
             if self.plan.mode is Mode.SINGLE:
                 results = self._single()
@@ -243,7 +243,7 @@ class Run:
         plan, stages = self.plan, self.network.stages(replace(context, axis=self._axis))[layers]
         if self.network.spec.sound is not None:
             return run_chain(stages, pieces, axis=self._axis, around_step=self._around_step)
-        return run(
+        return run_stream(
             stages,
             pieces,
             axis=self._axis,

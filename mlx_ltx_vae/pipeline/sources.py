@@ -10,9 +10,9 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.mlx_utils import count_nonfinite, evaluate, native_array, to_float, to_mlx
-from ..errors import LatentsError
+from ..errors import LatentsError, warn
 from ..latents.files import read_frames, sampled_frames
-from ..latents.statistics import frame_moments
+from ..latents.statistics import find_notice, frame_moments, join_moments
 from ..models.base import Decoder
 from ..models.noise import Draws, LatentBox
 from ..shapes import Axis, Grid
@@ -222,6 +222,20 @@ class LatentStreamSource(Source):
 def sample_moments(latents: Latents) -> list[np.ndarray]:
     """The `frame_moments` of a few frames."""
     return list(map(frame_moments, read_frames(latents, sampled_frames(latents.shape[2]))))
+
+
+def warn_of_unusual(
+    moments: Sequence[np.ndarray], shape: Sequence[int], decoder: Decoder, latents: object, unnormalized: bool
+) -> None:
+    """Warn if a sample of latents of a shape, whose moments these are, looks unlike the latents of a model."""
+    (means, stds), statistics = join_moments(moments), decoder.statistics
+    if unnormalized and statistics is not None:
+        mean, std = (np.array(values.astype(mx.float32)) for values in statistics)
+        means, stds = (means - mean) / std, stds / std
+    num_values = len(moments) * shape[0] * shape[3] * shape[4]
+    was_unnormalized = unnormalized or getattr(latents, "was_unnormalized", False)
+    if notice := find_notice(means, stds, num_values, statistics, was_unnormalized=was_unnormalized):
+        warn(f"{getattr(latents, 'source', 'latents')}: {notice}")
 
 
 def check_part(part: Any, shape: Sequence[int]) -> None:

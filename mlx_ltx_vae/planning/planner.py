@@ -31,10 +31,18 @@ from .memory import (
     with_buffer_cache,
 )
 from .moments import StreamRun
-from .options import (
+from .plan import (
+    AudioEncodePlan,
+    AudioPlan,
+    DecodePlan,
+    EncodePlan,
+    Mode,
     ModeName,
+    Order,
     OrderName,
+    Plan,
     PlanOptions,
+    SoundPlan,
     check_bands,
     check_order,
     choose_variant,
@@ -42,7 +50,6 @@ from .options import (
     split_rows,
     why_not,
 )
-from .plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan, Mode, Order, Plan, SoundPlan
 from .tiles import (
     blended_frame,
     call_kind,
