@@ -175,13 +175,11 @@ class _TimedConv(nn.Module):
         self.dtype, self.operands = conv.dtype, conv.operands
         self.bias = conv.bias  # by which a network tells its dtype
 
-    def __call__(
-        self, frames: mx.array, padding: Padding, skip: mx.array | None = None, *, parity: int | None = None
-    ) -> mx.array:
+    def __call__(self, frames: mx.array, padding: Padding, skip: mx.array | None = None) -> mx.array:
         mx.eval([frames] if skip is None else [frames, skip])
         mx.synchronize()
         start = time.perf_counter()
-        output = self._conv(frames, padding, skip, parity=parity)
+        output = self._conv(frames, padding, skip)
         mx.eval(output)
         mx.synchronize()
         seconds = time.perf_counter() - start
