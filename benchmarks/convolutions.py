@@ -22,7 +22,6 @@ class Convolution:
 
     Attributes:
         dtype: of its input.
-        parity: see `Conv3d`.
     """
 
     module: Conv3d
@@ -30,7 +29,6 @@ class Convolution:
     output_shape: tuple[int, ...]
     dtype: mx.Dtype
     padding: Padding
-    parity: int | None = None
 
     @property
     def operations(self) -> int:
@@ -42,11 +40,9 @@ def recorded(record: Callable[[Convolution], object]) -> AbstractContextManager:
     """Calls `record` with every convolution while the block runs."""
     convolve = Conv3d.__call__
 
-    def recording(
-        module: Conv3d, frames: mx.array, padding: Padding, skip: mx.array | None = None, *, parity: int | None = None
-    ) -> mx.array:
-        output = convolve(module, frames, padding, skip, parity=parity)
-        record(Convolution(module, frames.shape, output.shape, frames.dtype, padding, parity))
+    def recording(module: Conv3d, frames: mx.array, padding: Padding, skip: mx.array | None = None) -> mx.array:
+        output = convolve(module, frames, padding, skip)
+        record(Convolution(module, frames.shape, output.shape, frames.dtype, padding))
         return output
 
     return patch.object(Conv3d, "__call__", recording)
@@ -66,7 +62,7 @@ def run_alone(convolutions: list[Convolution], operands: Operands, prefetch: int
     pending: deque[mx.array] = deque()
     start = time.perf_counter()
     for each in convolutions:
-        pending.append(each.module(operands[each.input_shape, each.dtype], each.padding, parity=each.parity))
+        pending.append(each.module(operands[each.input_shape, each.dtype], each.padding))
         mx.async_eval(pending[-1])
         if len(pending) > prefetch:
             mx.eval(pending.popleft())

@@ -2,22 +2,11 @@
 
 import enum
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..shapes import Axis, Grid
-from .convolution.rules import (
-    TAPS,
-    ConvRule,
-    ConvShape,
-    Formulation,
-    blocks,
-    choose,
-    pair_sums,
-    scratch_bytes,
-    takes_pairs,
-)
+from .convolution.rules import TAPS, ConvRule, ConvShape, Formulation, blocks, choose, scratch_bytes
 from .specs import LayerSpec, PaddingMode, Part, Step, Stride
 
 _LANES = 16  # by which the norm sums channels first (see `activation.inverse_rms`)
@@ -41,15 +30,7 @@ class ConvSpec(LayerSpec):
     is_modulated: bool = False  # a timestep shifts and scales the normalized input
     skip_channels: int = 0  # of the skip connection that is added to the output; 0 for none
     has_residual: bool = False  # the layer adds its own input, rearranged like its output
-    # The number of frames, modulo 2, before the first pair that a CPU convolves together; None if it makes no pairs.
-    pairing: int | None = None
     rule: ConvRule = choose
-
-    def parity(self, output: int) -> int | None:
-        """That of the first frame that is convolved for its output at this index: 0 if it begins a pair."""
-        if self.pairing is None:
-            return None
-        return (self.window(Axis.TIME).stride * output - self.pairing) % 2
 
     def has_parts(self, machine: Machine) -> bool:
         return machine.backend is Backend.CPU
@@ -109,12 +90,11 @@ class ConvSpec(LayerSpec):
         scratch, behind = self._scratch(step, out), self._behind(step, out)
         before = new + joined + kept + activated + self._padding_bytes(step, seen, padded)
         formulation = self._formulation(step, out)
-        sums = pair_sums(self._shape(out), formulation) * FLOAT32_BYTES if self._makes_pairs(step, out) else 0
         if formulation is not Formulation.TAPS:
-            return skip + before + scratch + sums + behind
+            return skip + before + scratch + behind
         is_referred = self.activation is Activation.INPUT or self.has_residual
         after = new + (joined if is_referred else 0) + behind + self._sum_bytes(step, out)
-        return skip + scratch + max(before, after + sums)
+        return skip + scratch + max(before, after)
 
     def _positions(self, step: Step) -> tuple[int, int, int]:
         """Of a step along its axis: those that arrive, those in view, and those in view with padding."""
@@ -194,9 +174,6 @@ class ConvSpec(LayerSpec):
         allows_winograd = step.machine.itemsize == FLOAT32_BYTES or not step.machine.keeps_dtype
         return self.rule(self._shape(grid), step.machine.backend, allows_winograd=allows_winograd)
 
-    def _makes_pairs(self, step: Step, grid: Grid) -> bool:
-        return self.pairing is not None and takes_pairs(self._shape(grid), self._formulation(step, grid))
-
     def _shape(self, grid: Grid) -> ConvShape:
         is_strided = self.conv_stride != (1, 1, 1)
         return ConvShape(self._conv_grid(grid), self.in_channels, self.conv_channels, is_strided)
@@ -206,28 +183,4 @@ class ConvSpec(LayerSpec):
         is_half = machine.itemsize != FLOAT32_BYTES
         is_scaled = is_half and not machine.keeps_dtype and self.activation is Activation.NONE
         formulation, on_cpu = self._formulation(step, grid), machine.backend is Backend.CPU
-        return scratch_bytes(
-            self._shape(grid),
-            formulation,
-            machine.itemsize,
-            on_cpu=on_cpu,
-            is_scaled=is_scaled,
-            makes_pairs=self._makes_pairs(step, grid),
-        )
-
-
-def with_pairs(layers: Sequence[LayerSpec], arrivals: Sequence[int]) -> list[LayerSpec]:
-    """The layers of a network, each with pairs of frames that become ready together.
-
-    `arrivals` are numbers of input frames, at which a long stream has taken another piece.
-    """
-    paired = []
-    for layer in layers:
-        if isinstance(layer, ConvSpec) and layer.conv_stride == (1, 1, 1):
-            window = layer.window(Axis.TIME)
-            ends = {window.stride * window.ready(seen) % 2 for seen in arrivals}
-            # Where one frame becomes ready at a time, none has a partner.
-            layer = replace(layer, pairing=ends.pop() if len(ends) == 1 else None)
-        paired.append(layer)
-        arrivals = [layer.ready(Axis.TIME, seen) for seen in arrivals]
-    return paired
+        return scratch_bytes(self._shape(grid), formulation, machine.itemsize, on_cpu=on_cpu, is_scaled=is_scaled)

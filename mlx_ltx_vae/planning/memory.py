@@ -103,9 +103,6 @@ _PACES = {
 
 def paces(spec: NetworkSpec, backend: Backend, axis: Axis) -> Sequence[Pace]:
     """The possible paces of a stream of pictures, the fastest first."""
-    if backend is Backend.CPU and any(layer.down[0] > 1 for layer in spec.layers):
-        # A step has fewer frames behind each layer that halves them, and should have pairs there, too.
-        return Pace(4, 0), *_PACES[backend]
     if _PACES[backend] is _ON_GPU and axis is not Axis.TIME:
         return Pace(spec.rows_on_gpu, 1), *_ON_GPU[1:]
     return _PACES[backend]

@@ -20,7 +20,7 @@ powers of 16, so that parts of a picture usually have the same one.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -28,7 +28,7 @@ from ...backend.device import backend
 from ...backend.machine import Backend
 from ...backend.mlx_utils import to_float
 from .prepared import PreparedModule, arrange, lay_out
-from .products import Padding, by_products, pad, transform_taps
+from .products import Padding, by_products, pad
 from .rules import (
     LAYOUTS,
     PRODUCTS,
@@ -39,7 +39,6 @@ from .rules import (
     KernelLayout,
     choose,
     is_padded_first,
-    takes_pairs,
 )
 
 _HALF_MAX = 65504.0
@@ -182,13 +181,10 @@ class Conv3d(PreparedModule):
         """
         return self.dtype if self._scale is None or norm_bound() > self._scale.longest else mx.float16
 
-    def __call__(
-        self, frames: mx.array, padding: Padding, skip: mx.array | None = None, *, parity: int | None = None
-    ) -> mx.array:
+    def __call__(self, frames: mx.array, padding: Padding, skip: mx.array | None = None) -> mx.array:
         """Convolve frames (B, T, H, W, I), padded in time, in the dtype of `operands` or `dtype`, and add `skip`.
 
         `padding` is that to add with zeros at both ends of each axis, none in time. (B, T', H', W', O) in `dtype`.
-        `parity` is for a CPU: see `products.by_products`.
         """
         bias = self._ordered_bias()
         extents = zip(frames.shape[1:4], padding, self._stride, strict=True)
@@ -199,9 +195,7 @@ class Conv3d(PreparedModule):
         if formulation in PRODUCTS:
             frames, weight, bias = (array.astype(mx.float32) for array in (frames, weight, bias))
             weight = weight if self._scale is None else weight * self._scale.inverse
-            parity = parity if takes_pairs(shape, formulation) else None
-            joins_columns = formulation is Formulation.COLUMNS
-            result = by_products(frames, weight, bias, padding, joins_columns=joins_columns, parity=parity)
+            result = by_products(frames, weight, bias, padding, joins_columns=formulation is Formulation.COLUMNS)
             return (result if skip is None else result + skip).astype(self.dtype)
         factors, inverse = None, None if self._scale is None else self._scale.inverse
         if formulation is Formulation.CONV3D:
@@ -209,8 +203,8 @@ class Conv3d(PreparedModule):
             return add_bias(result, bias, skip, inverse)
         if self._scale is not None and frames.dtype != mx.float16:  # an input without a bound
             factors, inverse = scale_factors(frames, self._scale)
-        ways = {Formulation.JOINED: by_joined_frames, Formulation.ROWS: by_rows, Formulation.PAIRS: by_pairs}
-        return add_bias(ways[formulation](frames, weight, padding, factors), bias, skip, inverse)
+        compute = by_joined_frames if formulation is Formulation.JOINED else by_rows
+        return add_bias(compute(frames, weight, padding, factors), bias, skip, inverse)
 
     def _ordered_bias(self) -> mx.array:
         return self.bias if self._order is None else mx.take(self.bias, mx.array(self._order))
@@ -231,61 +225,13 @@ def add_bias(
 
 def by_joined_frames(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.array | None = None) -> mx.array:
     """One 2D convolution over three neighboring frames joined along channels, for a GPU, without bias."""
-    frames, padding = _pad_for_winograd(frames, padding, frames.shape[1] - TAPS + 1)
+    extents = zip(frames.shape[1:4], padding, strict=True)
+    time, height, width = (extent + 2 * added - TAPS + 1 for extent, added in extents)
+    if is_padded_first((time, height, width)):
+        frames, padding = pad(frames, padding), (0, 0, 0)
     joined = join_frames(frames, factors)
-    return _conv2d(joined, weight.reshape(*weight.shape[:3], -1), padding)
-
-
-def by_pairs(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.array | None = None) -> mx.array:
-    """Winograd's F(2, 3) in time: four 2D convolutions for each two frames in place of six, for a GPU, without bias."""
-    dtype, time = frames.dtype if factors is None else mx.float16, frames.shape[1] - TAPS + 1
-    missing = [(0, 0), (0, time % 2), *[(0, 0)] * 3]
-    frames = mx.pad(frames, missing)
-    frames, padding = _pad_for_winograd(frames, padding, frames.shape[1] // 2 - 1)
-    # Transforms double an input at most, for which float16 has no room. Both frames of a pair have the smaller factor.
-    into = mx.array(0.5 if dtype == mx.float16 else 1.0)
-    back = [mx.array(1.0)] * 2
-    if factors is not None:
-        padded = mx.pad(factors, missing, mode="edge")
-        back = [padded[:, at::2] for at in range(2)]
-        into = into * mx.minimum(*back)
-    one, two, three, four = (frames[:, at : frames.shape[1] - 3 + at : 2] for at in range(4))
-    inputs = _transform_frames(one, two, three, four, into)
-    first, second, third = (weight[:, :, :, at] for at in range(TAPS))
-    kernels = (first, *transform_taps(first, second, third), third)
-    products = [
-        _conv2d(each.astype(dtype), kernel.astype(weight.dtype), padding)
-        for each, kernel in zip(inputs, kernels, strict=True)
-    ]
-    results = _transform_back(*products, *(factor / into for factor in back))
-    pairs = mx.stack([each.astype(products[0].dtype) for each in results], axis=2)
-    return pairs.flatten(1, 2)[:, :time]
-
-
-@partial(mx.compile, shapeless=True)
-def _transform_frames(one: mx.array, two: mx.array, three: mx.array, four: mx.array, factor: mx.array) -> Any:
-    one, two, three, four = (each.astype(mx.float32) * factor for each in (one, two, three, four))
-    return one - three, two + three, three - two, two - four
-
-
-@partial(mx.compile, shapeless=True)
-def _transform_back(
-    one: mx.array, two: mx.array, three: mx.array, four: mx.array, first: mx.array, second: mx.array
-) -> Any:
-    one, two, three, four = (each.astype(mx.float32) for each in (one, two, three, four))
-    return (one + two + three) * first, (two - three - four) * second
-
-
-def _pad_for_winograd(frames: mx.array, padding: Padding, time: int) -> tuple[mx.array, Padding]:
-    """Frames for 2D convolutions with so many results in time, padded if MLX takes Winograd only then."""
-    _, height, width = (extent + 2 * added - TAPS + 1 for extent, added in zip(frames.shape[1:4], padding, strict=True))
-    return (pad(frames, padding), (0, 0, 0)) if is_padded_first((time, height, width)) else (frames, padding)
-
-
-def _conv2d(frames: mx.array, kernel: mx.array, padding: Padding) -> mx.array:
-    """The convolution of each frame (B, T, H, W, I) with a kernel (O, 3, 3, I)."""
-    result = mx.conv2d(frames.flatten(0, 1), kernel, padding=padding[1:])
-    return result.reshape(*frames.shape[:2], *result.shape[1:])
+    result = mx.conv2d(joined.flatten(0, 1), weight.reshape(*weight.shape[:3], -1), padding=padding[1:])
+    return result.reshape(*joined.shape[:2], *result.shape[1:])
 
 
 def by_rows(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.array | None = None) -> mx.array:

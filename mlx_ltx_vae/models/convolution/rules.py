@@ -20,9 +20,6 @@ TAPS = 3  # of the kernel along each axis
 # Frames with fewer positions are convolved by columns on a CPU: the two columns of padding that a product per tap also
 # computes are no longer negligible there.
 _COLUMNS_BELOW = 1024
-# Pairs of frames take transformed weights, which every step makes anew on a CPU: at most so many times the elements of
-# a frame's input and output. More of them take more memory than the frames, and the time that the pairs save.
-_TRANSFORMED_WEIGHTS = 3
 # Bytes of output that one chain of matrix products on a CPU adds up: it should stay in the processor's caches, but with
 # few channels a product of less is too short to be shared by several threads.
 _BLOCK_BYTES = 2**21
@@ -49,7 +46,6 @@ class Formulation(enum.Enum):
     COLUMNS = "columns"  # 9 matrix products over three neighboring columns joined along channels
     JOINED = "joined"  # one mx.conv2d over three neighboring frames joined along channels
     ROWS = "rows"  # 3 matrix products over overlapping rows of three joined frames
-    PAIRS = "pairs"  # 4 mx.conv2d for each two frames, by Winograd's F(2, 3) in time; in no rule, for measurements
 
 
 class KernelLayout(enum.Enum):
@@ -67,7 +63,6 @@ LAYOUTS = {
     Formulation.COLUMNS: KernelLayout.PRODUCTS,
     Formulation.JOINED: KernelLayout.JOINED,
     Formulation.ROWS: KernelLayout.JOINED,
-    Formulation.PAIRS: KernelLayout.JOINED,
 }
 
 #: Those that are sums of products in float32.
@@ -107,21 +102,6 @@ def choose(shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) 
     return Formulation.JOINED if is_possible and _are_filters_affordable(shape) else Formulation.ROWS
 
 
-def takes_pairs(shape: ConvShape, formulation: Formulation) -> bool:
-    """Whether neighboring frames are computed together (see `products`), if a layer has pairs.
-
-    Few layers have more outputs than inputs, and their sums would take more memory than any other step.
-    """
-    frame = shape.grid[1] * shape.grid[2] * (shape.in_channels + shape.out_channels)
-    has_few_sums = shape.out_channels <= shape.in_channels
-    return formulation in PRODUCTS and has_few_sums and _transformed_weights(shape) <= _TRANSFORMED_WEIGHTS * frame
-
-
-def _transformed_weights(shape: ConvShape) -> int:
-    """Elements of the two kernels of a pair that are no taps of the weight."""
-    return 2 * TAPS**2 * shape.in_channels * shape.out_channels
-
-
 def _are_filters_affordable(shape: ConvShape) -> bool:
     """Whether Winograd's transformed filters do not dominate the memory of a whole decode."""
     filters = _filter_elements(shape)
@@ -142,18 +122,11 @@ def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]
 
 
 def scratch_bytes(
-    shape: ConvShape,
-    formulation: Formulation,
-    itemsize: int,
-    *,
-    on_cpu: bool,
-    is_scaled: bool = False,
-    makes_pairs: bool = False,
+    shape: ConvShape, formulation: Formulation, itemsize: int, *, on_cpu: bool, is_scaled: bool = False
 ) -> int:
     """Bytes that a convolution allocates per batch item: copies of its input, intermediate results and the output.
 
-    `is_scaled`: the input is scaled to float16, once for each tap in time. `makes_pairs`: frames are computed in pairs,
-    whose sums are not counted here (see `pair_sums`).
+    `is_scaled`: the input is scaled to float16, once for each tap in time.
     """
     frames, height, width = (extent + TAPS - 1 for extent in shape.grid)  # of the padded input
     size = FLOAT32_BYTES if on_cpu else itemsize
@@ -173,53 +146,17 @@ def scratch_bytes(
         elements = padded + columns + output + half
     elif formulation is Formulation.JOINED:
         elements = _joined_elements(shape) + winograd_elements(shape)
-    elif formulation is Formulation.PAIRS:
-        pairs = -(-shape.grid[0] // 2)
-        transformed = 4 * pairs * height * width * shape.in_channels
-        filters = 4 * TAPS**2 * shape.in_channels * shape.out_channels
-        products = (4 + 2) * pairs * math.prod(shape.grid[1:]) * shape.out_channels
-        of_pairs = shape._replace(grid=(pairs, *shape.grid[1:]))
-        elements = padded + transformed + filters + products + output + winograd_elements(of_pairs, joined=1)
     else:
         joined = shape.grid[0] * height * width * TAPS * shape.in_channels
         elements = 2 * joined + 4 * output
-    if makes_pairs:
-        elements += _pair_elements(shape, formulation)
     if is_scaled and not on_cpu:
         elements += TAPS * shape.results * shape.in_channels
     return elements * size
 
 
-def _pair_elements(shape: ConvShape, formulation: Formulation) -> int:
-    """Transformed inputs and weights of pairs of frames."""
-    time, height, width = shape.grid
-    is_joined = formulation is Formulation.COLUMNS
-    # Each block of rows transforms the two rows that it shares with the next one.
-    rows = height + (TAPS - 1) * _pair_blocks(shape, formulation)
-    row = (width * TAPS if is_joined else width + TAPS - 1) * shape.in_channels
-    return (2 * -(-time // 2) + time) * rows * row + (1 + is_joined) * _transformed_weights(shape)
-
-
-def pair_sums(shape: ConvShape, formulation: Formulation) -> int:
-    """Elements of the sums of pairs of frames that are in memory beside the results."""
-    time, height, width = shape.grid
-    pairs, count = -(-time // 2), _pair_blocks(shape, formulation)
-    sums = height * (width if formulation is Formulation.COLUMNS else width + TAPS - 1) * shape.out_channels
-    if count == 1:
-        return sums * (1 if time == 1 else 4 * pairs + time % 2)
-    # Those of a block are joined while the next one is computed, but for parts of an odd number of frames.
-    return (4 * pairs + 1) * sums // count if time % 2 and time > 1 else 0
-
-
-def _pair_blocks(shape: ConvShape, formulation: Formulation) -> int:
-    _, height, width = shape.grid
-    row = (width if formulation is Formulation.COLUMNS else width + TAPS - 1) * shape.out_channels
-    return len(blocks(height, row * FLOAT32_BYTES, shape.in_channels))
-
-
-def winograd_elements(shape: ConvShape, joined: int = TAPS) -> int:
-    """Scratch elements of Metal's Winograd kernel, a frame at a time, for so many joined ones; 0 if it is not used."""
-    joined *= shape.in_channels
+def winograd_elements(shape: ConvShape) -> int:
+    """Scratch elements of Metal's Winograd kernel for a joined convolution, a frame at a time; 0 if it is not used."""
+    joined = TAPS * shape.in_channels
     is_large = _padded_positions(shape.grid) >= _WINOGRAD_MIN_POSITIONS
     if not (is_large and _can_take_winograd(joined, shape.out_channels)):
         return 0

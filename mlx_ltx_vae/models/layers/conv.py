@@ -53,8 +53,7 @@ class CausalConv3d(nn.Module):
         The padding of all axes is added here; axes other than the stream's are complete, or bands with neighbors.
         """
         frames, conv_padding = pad(frames, view, self.spec, context)
-        output = view.output if context.axis is Axis.TIME else 0
-        return self.conv(frames, conv_padding, skip, parity=self.spec.parity(output))
+        return self.conv(frames, conv_padding, skip)
 
     def stages(self, context: StreamContext, *, modulation: Modulation | None = None) -> list[Stage]:
         window, enter = self.window(context), None

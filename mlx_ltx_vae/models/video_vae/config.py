@@ -4,16 +4,15 @@ Strings from a checkpoint become enums and block types here.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, quote, warn
 from ...shapes import Axis, Scaled, ScaleFactors, WindowSpec
-from ..conv_spec import Activation, ConvSpec, with_pairs
+from ..conv_spec import Activation, ConvSpec
 from ..convolution.rules import ConvRule, choose
-from ..specs import LONG_CLIP, LayerSpec, NetworkSpec, PaddingMode, Shapes
+from ..specs import LayerSpec, NetworkSpec, PaddingMode, Shapes
 from ..stored import Key, anything, flag, listing, only, read_config, whole, word
 from .block_types import (
     ENCODER_BLOCKS,
@@ -294,9 +293,4 @@ def _parts(config: VAEConfig, name: str, rule: ConvRule) -> ConvNetworkParts:
     first, last = network.blocks[0], network.blocks[-1]
     conv_in = conv_layer("conv_in", network.in_channels, first.in_channels, options)
     conv_out = conv_layer("conv_out", last.out_channels, network.out_channels, options, activation=Activation.CACHED)
-    arrivals = [LONG_CLIP, LONG_CLIP + 1]
-    if name == "encoder":
-        arrivals = [config.scale.video_grid((length, 1, 1))[0] for length in arrivals]
-    layers: Iterator[Any] = iter(with_pairs(ConvNetworkParts(conv_in, blocks, conv_out).layers, arrivals))
-    conv_in, blocks = next(layers), [(kind, list(islice(layers, len(each)))) for kind, each in blocks]
-    return ConvNetworkParts(conv_in, blocks, next(layers))
+    return ConvNetworkParts(conv_in, blocks, conv_out)
