@@ -21,8 +21,7 @@ from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import BLOCKS, Segment, segments, shared_axis, whole_starts
 from mlx_ltx_vae.models.diffusion_decoder.network_specs import AttentionSpec, MLPSpec, network_spec
 from mlx_ltx_vae.models.specs import LayerSpec
-from mlx_ltx_vae.planning.memory import cut, layer_pieces, step_results
-from mlx_ltx_vae.planning.moments import StreamRun
+from mlx_ltx_vae.planning.memory import StreamRun, cut, layer_pieces, step_results
 from mlx_ltx_vae.planning.plan import DecodePlan
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import Axis, Grid

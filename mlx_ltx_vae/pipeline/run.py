@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.device import freed_memory_kept, run_settings, step_settings
-from ..backend.mlx_utils import split
+from ..backend.mlx_utils import split, to_mlx
 from ..distributed import Ranks, RowBands
 from ..errors import LatentsError, PlanError
 from ..models.base import Network
@@ -49,7 +49,8 @@ class Source(ABC):
 
 def crop_space(frames: mx.array | np.ndarray, boxes: Sequence[TileBox]) -> mx.array:
     """Crop (B, n, H, W, C) to the rows and columns of some boxes, as a batch with all items of the first box first."""
-    return mx.concatenate([mx.array(frames[:, :, rows.as_slice, columns.as_slice]) for _, rows, columns in boxes])
+    crops = (frames[:, :, rows.as_slice, columns.as_slice] for _, rows, columns in boxes)
+    return mx.concatenate([to_mlx(crop, "frames") for crop in crops])
 
 
 class LayerSource(Source):
