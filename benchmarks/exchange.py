@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from mlx_ltx_vae.models.specs import NetworkSpec
 from mlx_ltx_vae.planning.clip import Clip
-from mlx_ltx_vae.planning.memory import layer_pieces
-from mlx_ltx_vae.planning.moments import StreamRun
+from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
 from mlx_ltx_vae.shapes import Axis, Grid
 
 _ROWS = Axis.HEIGHT

@@ -12,8 +12,7 @@ from mlx_ltx_vae.models.convolution.rules import ConvShape, Formulation, winogra
 from mlx_ltx_vae.models.specs import NetworkSpec
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from mlx_ltx_vae.planning.clip import Clip
-from mlx_ltx_vae.planning.memory import layer_pieces
-from mlx_ltx_vae.planning.moments import StreamRun
+from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
 from mlx_ltx_vae.planning.plan import DecodePlan, split_rows
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import Axis, LatentShape

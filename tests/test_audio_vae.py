@@ -30,8 +30,7 @@ from mlx_ltx_vae.models.vocoder.layers import Conv1d, as_frames
 from mlx_ltx_vae.models.vocoder.specs import conv_layer
 from mlx_ltx_vae.pipeline.audio import plan_sound, unpack_latents
 from mlx_ltx_vae.pipeline.run import Run
-from mlx_ltx_vae.planning.memory import layer_pieces
-from mlx_ltx_vae.planning.moments import StreamRun
+from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
 from mlx_ltx_vae.shapes import Axis, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext
 from mlx_ltx_vae.streaming.driver import run_chain, run_stream, run_whole

@@ -19,8 +19,7 @@ from mlx_ltx_vae.models.specs import FrameAttentionSpec, LayerSpec, NetworkSpec
 from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec, parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 from mlx_ltx_vae.planning.clip import Clip
-from mlx_ltx_vae.planning.memory import make_steps
-from mlx_ltx_vae.planning.moments import StreamRun
+from mlx_ltx_vae.planning.memory import StreamRun, make_steps
 from mlx_ltx_vae.shapes import Axis, LatentShape, WindowSpec
 from mlx_ltx_vae.streaming.window import Window
 

@@ -10,8 +10,7 @@ from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.machine import Machine
 from mlx_ltx_vae.errors import DecodeError, LatentsError, PlanError, TilingError
 from mlx_ltx_vae.models.noise import draw
-from mlx_ltx_vae.planning.memory import layer_pieces
-from mlx_ltx_vae.planning.moments import StreamRun
+from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
 from mlx_ltx_vae.shapes import LatentShape
 from mlx_ltx_vae.streaming.context import Stage, StreamContext
 from mlx_ltx_vae.streaming.driver import run_stream

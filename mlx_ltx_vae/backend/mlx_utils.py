@@ -123,7 +123,8 @@ def native_array(values: Any, what: str, error: type[LTXVAEError] = LatentsError
 def to_mlx(values: Any, what: str, error: type[LTXVAEError] = LatentsError) -> mx.array:
     """A caller's array as one of MLX, see `native_array`. That of numpy is copied."""
     array = native_array(values, what, error)
-    return array if isinstance(array, mx.array) else mx.array(np.asarray(array, order="C"))  # no reversed axes
+    # MLX takes no reversed axes, and of a strided view memory for all that lies between its values.
+    return array if isinstance(array, mx.array) else mx.array(np.asarray(array, order="C"))
 
 
 def count_nonfinite(array: mx.array) -> int:

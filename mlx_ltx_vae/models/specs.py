@@ -50,16 +50,6 @@ class PaddingMode(enum.Enum):
     REPLICATE = "replicate"
 
 
-class Part(enum.Enum):
-    """The part of a stream that a step of a layer belongs to."""
-
-    WHOLE = enum.auto()  # the clip in one step
-    ENTERING = enum.auto()  # too few positions have arrived for a result
-    FIRST = enum.auto()  # with the first result
-    MIDDLE = enum.auto()
-    LAST = enum.auto()  # the flush: nothing arrives, and `grid` is what is cached
-
-
 class Step(NamedTuple):
     """The properties of one step of a layer that its memory depends on."""
 
@@ -68,7 +58,6 @@ class Step(NamedTuple):
     is_whole: bool  # the input is the whole clip, so that nothing is cached or concatenated
     machine: Machine
     is_band: bool = False  # rows of neighboring bands are joined to the input
-    part: Part = Part.MIDDLE
 
 
 @dataclass(frozen=True)
@@ -159,10 +148,6 @@ class LayerSpec:
         """Bytes that one step allocates per batch item: the input concatenated to the cache, and the output."""
         results = math.ceil(math.prod(step.grid) * math.prod(self.up) / math.prod(self.down))
         return (self.seen(step) * self.in_channels + results * self.out_channels) * step.machine.itemsize
-
-    def has_parts(self, machine: Machine) -> bool:
-        """Whether `work_bytes` depends on `Step.part`; else one number, of the longest step, stands for all of them."""
-        return False
 
     def weight_copy_bytes(self, machine: Machine) -> int:
         """Bytes of copies of the weights that one step makes, whatever the batch."""

@@ -42,7 +42,8 @@ class Source(ABC):
 
 def crop_space(frames: mx.array | np.ndarray, boxes: Sequence[TileBox]) -> mx.array:
     """Crop (B, n, H, W, C) to the rows and columns of some boxes, as a batch with all items of the first box first."""
-    return mx.concatenate([mx.array(frames[:, :, rows.as_slice, columns.as_slice]) for _, rows, columns in boxes])
+    crops = (frames[:, :, rows.as_slice, columns.as_slice] for _, rows, columns in boxes)
+    return mx.concatenate([to_mlx(crop, "frames") for crop in crops])
 
 
 class LayerSource(Source):

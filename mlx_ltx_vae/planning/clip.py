@@ -14,8 +14,7 @@ from ..shapes import Axis, Border, Grid, LatentShape, ScaleFactors, format_size
 from ..tiling.layout import Interval, Tile, TileLayout
 from ..units import format_count
 from ..video.frame_format import FrameFormat, FrameOutput, common_format
-from .memory import FRAMES_PER_CONVERSION, Memory, cut, layer_pieces
-from .moments import StreamRun
+from .memory import FRAMES_PER_CONVERSION, Memory, StreamRun, cut, layer_pieces
 from .plan import Excerpt
 
 
@@ -123,6 +122,9 @@ def _first_latent(spec: NetworkSpec, frame: int) -> int:
 
 _DECODE_CHUNK = 1  # latent positions; 1 takes the least memory between layers
 _ENCODE_CHUNK = 8  # frames, rounded to a multiple of the time scale
+# Copies of a piece of frames that are made of its parts: joined, with some of the next one, and their magnitudes; or in
+# float32, of levels.
+_MADE_COPIES, _MADE_OF_LEVELS = 2.5, 1.5
 _CONVERSION_COPIES = 3  # in float32, of frames that are converted: in [-1, 1], what a step is given, and returns
 
 
@@ -136,6 +138,7 @@ class Clip:
             parts, and for levels, which are no arrays of MLX.
         excerpt: the frames to decode, if they are not all; the grid and the shapes are then theirs.
         outputs: what becomes of a decode's frames; empty if they stay floats in the network's dtype.
+        level_bytes: those of each value of frames to encode that are levels; 0 for floats.
         is_joined: whether all output becomes one array, and of an encode the input is one.
         weight_bytes: those of all networks that are in memory; None for those of this one alone.
     """
@@ -151,6 +154,7 @@ class Clip:
     excerpt: Excerpt | None = None
     is_joined: bool = False
     weight_bytes: int | None = None
+    level_bytes: int = 0
 
     @property
     def scale(self) -> ScaleFactors:
@@ -171,17 +175,31 @@ class Clip:
         if not self.is_decode:
             frame = self.batch * self.spec.in_channels * (frame_size or math.prod(self.grid[1:]))
             held = math.prod(self.held) * itemsize if self.held else 0
-            # Frames that are given in parts are joined, and cut into pieces.
-            return min(2 * chunk + 1, self.grid[0]) * frame * FLOAT32_BYTES + held
+            # Frames that are given in parts are joined, and cut into pieces; those of an array into parts first.
+            if held:
+                return min(2 * chunk, self.grid[0] - 1) * frame * itemsize + held
+            return min(chunk + 1, self.grid[0]) * frame * (self.level_bytes or FLOAT32_BYTES)
         extents = list(self.grid)
         extents[axis.grid] = min(chunk, extents[axis.grid])
         positions = extents[0] * frame_size if frame_size else math.prod(extents)
         # In float32 as read, denormalized and with noise; then in the network's dtype.
-        piece = self.batch * self.spec.in_channels * positions * (3 * FLOAT32_BYTES + itemsize)
+        copies = 3 if self.spec.has_latent_noise else 1 if self.held else 2
+        value_bytes = copies * FLOAT32_BYTES + (0 if itemsize == FLOAT32_BYTES else itemsize)
+        piece = self.batch * self.spec.in_channels * positions * value_bytes
         whole = math.prod(self.latent_shape) * FLOAT32_BYTES
         has_noise = self.spec.has_latent_noise and axis is not Axis.TIME  # drawn by frame, for all frames of the piece
-        held = math.prod(self.held) * FLOAT32_BYTES if self.held else 0
-        return piece + held + (whole if has_noise else 0)
+        num_held = math.prod(self.held) if self.held else 0
+        # Before they are read, flags of three kinds say which values are finite.
+        return num_held * FLOAT32_BYTES + max(3 * num_held, piece + (whole if has_noise else 0))
+
+    def piece_bytes(self, itemsize: int, chunk: int) -> int:
+        """Bytes that an encode takes to make a piece of its input: of a spectrogram, or of frames that are joined."""
+        if self.spec.sound is not None:
+            return self.batch * min(chunk * self.cell, self.grid[0]) * self.spec.sound.frame_bytes
+        frames = min(chunk + 1, self.grid[0])
+        position = self.batch * self.spec.in_channels * math.prod(self.grid[1:])
+        copies = _MADE_OF_LEVELS if self.level_bytes else _MADE_COPIES
+        return math.ceil(copies * frames * position * (itemsize if self.held else FLOAT32_BYTES))
 
     def result_bytes(self, itemsize: int) -> int:
         """Bytes of the whole output, if it becomes one array in the network's dtype."""

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from ..backend.machine import FLOAT32_BYTES, Backend
-from ..models.specs import LayerSpec, NetworkSpec
+from ..backend.machine import FLOAT32_BYTES, Backend, Machine
+from ..models.specs import LayerSpec, NetworkSpec, Step
 from ..shapes import Axis, Grid
-from .moments import Load, StreamRun, layer_moments
 
 _HELD = 0.45  # of the final output, what the consumer still refers to while the next one is computed
 _LEAST_STEP = 2**12  # elements; smaller steps take longer to start than to compute
-_MARGIN = 1.06  # for uncounted memory: small arrays, rounding of allocations to pages
+# For uncounted memory: small arrays, rounding of allocations to pages, and on a CPU what its kernels differ in.
+_MARGIN = {Backend.CPU: 1.13, Backend.METAL: 1.06, Backend.CUDA: 1.06}
 _BAND_MARGIN = 1.18  # for what waits to be sent or received; the least that held for bands of one row
-_WHOLE_MARGIN = 1.03  # the same in a single pass, whose arrays are large and few
+_WHOLE = 0.97  # of that margin in a single pass, whose arrays are large and few
 
 # MLX keeps freed buffers and reuses only those of nearly the same size. On Metal, active memory plus buffer cache is
 # 1.3 to 1.45 times the peak active memory (simulated allocator, not measured on a Mac). CPU builds keep at most 32 MB,
@@ -29,6 +29,24 @@ _CACHE_SHARE = {Backend.CPU: 0.0, Backend.METAL: 0.45, Backend.CUDA: 0.45}
 FRAMES_PER_CONVERSION = 8
 #: On a GPU, a cache limit below this costs time if the run would fill the cache.
 COMFORTABLE_CACHE_BYTES = 2_000_000_000
+
+
+@dataclass(frozen=True)
+class StreamRun:
+    """The parameters of running a network as one stream.
+
+    Attributes:
+        pieces: the lengths of the input pieces.
+        steps: positions per step of each layer; None for everything in one step, with nothing cached.
+        is_band: whether the picture is a band with neighbors.
+    """
+
+    axis: Axis
+    pieces: tuple[int, ...]
+    steps: tuple[int, ...] | None
+    prefetch: int
+    machine: Machine
+    is_band: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,54 +174,81 @@ def make_steps(spec: NetworkSpec, grid: Grid, axis: Axis, positions: int, limit:
 
 def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> Memory:
     """The peak memory of one stream with an input (T, H, W), without MLX's buffer cache."""
-    axis, itemsize = run.axis, run.machine.itemsize
-    pieces, extents, waiting = list(run.pieces), grid, 0
-    caches, loads, bursts = [], [], []
+    axis, machine = run.axis, run.machine
+    pieces, extents = list(run.pieces), grid
+    caches, works, waiting = [], [], 0
+    # A chain, which runs sound, is flushed with its last piece.
+    is_whole_clip = run.steps is None or (spec.sound is not None and len(pieces) == 1)
     for index, layer in enumerate(spec.layers):
-        cells = batch * math.prod(extents) // extents[axis.grid]
+        length = extents[axis.grid]
         if run.steps is None:
-            pieces = [extents[axis.grid]]
-        step = max(pieces) if run.steps is None else run.steps[index]
-        position = cells * layer.in_channels * itemsize
-        # Where windows shift at the borders, the first piece and the last one are longer than the others.
-        usual = max(pieces[1:-1], default=max(pieces))
-        usual, burst = (each if each > step else 0 for each in (usual, max(pieces)))
-        waiting += usual * position
-        bursts.append(max(0, burst - usual) * position)
-        taken = min(step, max(pieces))
+            pieces = [length]
+        step, longest = run.steps[index] if run.steps else length, max(pieces)
+        position = batch * position_elements(layer, extents, axis) * machine.itemsize
+        # Where windows shift at the borders, the first piece and the last one are longer than the others; while they
+        # wait, the layers behind or in front cache less.
+        usual = max(pieces[1:-1], default=longest)
+        waiting += usual * position if usual > step else 0
         # Of a band, the rows of its neighbors are cached with its own, and copied to be sent.
         beyond = Fraction(sum(layer.halo(Axis.HEIGHT)), extents[1]) if run.is_band else Fraction(0)
-        caches.append(math.ceil(batch * layer.cache_bytes(axis, extents, max(pieces), run.machine) * (1 + beyond)))
-        halo_bytes = math.ceil(2 * beyond * taken * position)
-        beside = waiting + halo_bytes + layer.weight_copy_bytes(run.machine)
-        if run.steps is None:  # a residual block, of two layers, holds the frames that were dropped in front of it
-            beside += max((each.trim for each in spec.layers[max(0, index - 2) : index]), default=0) * position
-        loads.append(Load(layer, extents, batch, run, taken, beside))
+        cache = math.ceil(batch * layer.cache_bytes(axis, extents, longest, machine) * (1 + beyond))
+        caches.append(0 if is_whole_clip else cache)
+        taken = min(step, longest)
+        is_whole = run.steps is None or length == 1  # of one position, nothing is joined to the cache
+        own = layer.work_bytes(Step(axis, replace_extent(extents, axis, taken), is_whole, machine, run.is_band))
+        own = batch * own + layer.weight_copy_bytes(machine) + math.ceil(2 * beyond * taken * position)
+        if length == 1 and not is_whole_clip:
+            own -= min(cache, position)  # it is cached as it came
+        works.append(waiting + own)
         pieces = _advance(pieces, step, layer, axis, flushes_with_last=spec.sound is not None)
         extents = layer.out_grid(extents)
-    out_position = batch * spec.out_channels * math.prod(extents) // extents[axis.grid]
     # The final output is checked and converted to levels in float32.
-    results = out_position * max(pieces) * (itemsize + max(itemsize, 2 * FLOAT32_BYTES + 1))
+    position = batch * spec.out_channels * math.prod(extents) // extents[axis.grid]
+    results = max(pieces) * position * (machine.itemsize + max(machine.itemsize, 2 * FLOAT32_BYTES + 1))
+    works[-1] = max(works[-1], waiting + results)
+    occupied = _occupied(spec.layers, axis, grid[axis.grid])
+    # A residual block's second layer adds the block's input, which its first one caches.
+    moments = [(sum(caches[max(0, first - 1) : last]), max(works[first:last])) for first, last in occupied]
+    cached, work = max(moments, key=sum)
     held = math.ceil(_HELD * results) if len(pieces) > 1 or run.prefetch else 0
-    # What checks the output is evaluated with its conversion, when no earlier output is held any more.
-    count = max(pieces)
-    converted = min(count, FRAMES_PER_CONVERSION) if axis is Axis.TIME else count
-    checked = out_position * (count * itemsize + converted * 3 * FLOAT32_BYTES)
-    loads[-1].least = waiting + max(results, checked - (0 if run.steps is None else held))
+    margin = _MARGIN[machine.backend] * (_WHOLE if run.steps is None else _BAND_MARGIN if run.is_band else 1)
     # Between two results, a stream that yields several for each of its input pieces has not consumed what waits.
-    queued = waiting if len(pieces) > len(run.pieces) else 0
-    moments = layer_moments(run, caches if run.steps is not None else [0] * len(caches), loads, bursts, held)
-    cached, work, held = max(moments, key=sum)
-    margin = _MARGIN * _BAND_MARGIN if run.is_band else _MARGIN
+    queued = waiting if len(pieces) > len(run.pieces) + 1 else 0  # but for the flush
     return Memory(
-        weights=spec.num_weights * itemsize,
+        weights=spec.num_weights * machine.itemsize,
         inputs=0,
-        caches=math.ceil(margin * cached) + sum(layer.fixed_bytes() for layer in spec.layers),
-        work=math.ceil(_WHOLE_MARGIN * work)
-        if run.steps is None
-        else math.ceil(margin * work * (1 + run.prefetch)) + held,
-        idle_caches=math.ceil(_MARGIN * moments[-1][0]) + queued,
+        caches=math.ceil(margin * (cached + sum(layer.fixed_bytes() for layer in spec.layers))),
+        work=math.ceil(margin * work * (1 + run.prefetch)) + held,
+        idle_caches=math.ceil(_MARGIN[machine.backend] * cached) + queued,
     )
+
+
+def _occupied(layers: Sequence[LayerSpec], axis: Axis, length: int) -> Iterator[tuple[int, int]]:
+    """Yield the layers that hold positions together, (first, end): when all have arrived, and as each is flushed.
+
+    Those in front of a flushed layer hold nothing any more, so a clip shorter than the network's delay never occupies
+    all layers.
+    """
+    yield 0, _reached(layers, axis, 0, length)
+    seen = length
+    for first, layer in enumerate(layers):
+        seen = layer.results(axis, seen)
+        yield first, _reached(layers, axis, first + 1, seen)
+
+
+def _reached(layers: Sequence[LayerSpec], axis: Axis, first: int, seen: int) -> int:
+    """The end of the layers that have received any position, when layer `first` has received `seen`."""
+    for index in range(first, len(layers)):
+        if not seen:
+            return index
+        seen = layers[index].ready(axis, seen)
+    return len(layers)
+
+
+def replace_extent(grid: Grid, axis: Axis, extent: int) -> Grid:
+    """The grid with another extent along one axis."""
+    time, height, width = (extent if index == axis.grid else other for index, other in enumerate(grid))
+    return time, height, width
 
 
 def cut(length: int, size: int) -> Iterator[int]:

@@ -21,6 +21,7 @@ from .memory import (
     FRAMES_PER_CONVERSION,
     Memory,
     Pace,
+    StreamRun,
     exceeded_limit,
     is_cache_tight,
     largest_layer,
@@ -30,7 +31,6 @@ from .memory import (
     stream_memory,
     with_buffer_cache,
 )
-from .moments import StreamRun
 from .plan import (
     AudioEncodePlan,
     AudioPlan,
@@ -164,7 +164,16 @@ def plan_encode(
     latents = LatentShape(batch, spec.out_channels, *spec.out_grid(grid))
     held = frame_shape if joined and len(frame_shape) == 5 and spec.sound is None else None
     clip = Clip(
-        spec, batch, grid, latents, grid, is_decode=False, held=held, is_joined=joined, weight_bytes=weight_bytes
+        spec,
+        batch,
+        grid,
+        latents,
+        grid,
+        is_decode=False,
+        held=held,
+        is_joined=joined,
+        weight_bytes=weight_bytes,
+        level_bytes=_LEVEL_BYTES if len(frame_shape) == 4 else 0,
     )
     options = parse_options(
         memory_budget=memory_budget,
@@ -372,12 +381,11 @@ class _Planner:
 
     def _stream_memory(self, clip: Clip, run: StreamRun, chunk: int) -> Memory:
         memory = stream_memory(self._spec, clip.grid, clip.batch, run)
-        if self._spec.sound is not None:  # a piece of a spectrogram is made before the network takes it
-            made = clip.batch * min(chunk * clip.cell, clip.grid[0]) * self._spec.sound.frame_bytes
-            memory = replace(memory, work=max(memory.work, made))
+        if not clip.is_decode:  # a piece is made, and checked, before the network takes it
+            memory = replace(memory, work=max(memory.work, clip.piece_bytes(self._machine.itemsize, chunk)))
         if run.axis is not Axis.TIME:  # of a light network, the whole frames that are read at the end are the peak
             frames = min(FRAMES_PER_CONVERSION, clip.video[0]) * clip.out_frame
-            value = clip.value_bytes(self._machine.itemsize) + (0 if clip.format else _LEVEL_BYTES)
+            value = clip.value_bytes(self._machine.itemsize) + (0 if clip.format or clip.is_joined else _LEVEL_BYTES)
             memory = replace(memory, work=max(memory.work, math.ceil(_READ_COPIES * frames * value) - memory.caches))
         return replace(memory, inputs=clip.input_bytes(self._machine.itemsize, chunk, axis=run.axis))
 

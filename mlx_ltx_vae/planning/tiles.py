@@ -13,8 +13,7 @@ from ..shapes import Axis, Grid, ScaleFactors
 from ..tiling.config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from ..tiling.layout import Tile, TileLayout, fitting_presets
 from .clip import Clip, needed
-from .memory import FRAMES_PER_CONVERSION, Memory, layer_pieces, stream_memory
-from .moments import StreamRun
+from .memory import FRAMES_PER_CONVERSION, Memory, StreamRun, layer_pieces, stream_memory
 
 # Tiles to try if no exact plan fits: side lengths, largest first, and overlap, in latent cells.
 _LAST_RESORT_TILES = (32, 24, 16, 12, 8, 6)
@@ -135,7 +134,9 @@ def tiled_memory(
     kinds = {call_kind(clip.spec, layout, call): call for call in calls}
     memories = {kind: stream(*call) for kind, call in kinds.items()}
     if layout.is_streamed:
-        return _side_by_side(clip, [memories[call_kind(clip.spec, layout, call)] for call in calls], run, chunk)
+        tiles = [memories[call_kind(clip.spec, layout, call)] for call in calls]
+        crops = sum(count * math.prod(clip.boxes(tile)[0][1:]) for count, tile in calls)
+        return _side_by_side(clip, tiles, crops, run, chunk)
     largest = max(memories.values(), key=lambda memory: memory.active)
     memory = _one_by_one(clip, layout, calls, largest, run, chunk)
     return _with_whole_layers(clip, layout, memory, run, chunk) if layout.start else memory
@@ -161,8 +162,8 @@ def _with_whole_layers(clip: Clip, layout: TileLayout, tiles: Memory, run: Strea
     )
 
 
-def _side_by_side(clip: Clip, tiles: Sequence[Memory], run: StreamRun, chunk: int) -> Memory:
-    """Tiles in space only: each is a separate stream, and all streams are interleaved."""
+def _side_by_side(clip: Clip, tiles: Sequence[Memory], crops: int, run: StreamRun, chunk: int) -> Memory:
+    """Tiles in space only: each is a separate stream, and all streams are interleaved; `crops` are their positions."""
     # The number of frames that are blended at once is that of the last layer's output.
     *_, results = layer_pieces(clip.spec, clip.grid, replace(run, pieces=clip.pieces(clip.grid[0], chunk)))
     frames = max(results) * clip.out_frame * FLOAT32_BYTES
@@ -171,8 +172,9 @@ def _side_by_side(clip: Clip, tiles: Sequence[Memory], run: StreamRun, chunk: in
     waiting = 0 if is_alone and run.machine.itemsize == FLOAT32_BYTES else frames
     largest = max(tiles, key=lambda tile: tile.caches + tile.work - tile.idle_caches)
     caches = largest.caches + sum(tile.idle_caches for tile in tiles) - largest.idle_caches
-    inputs = clip.input_bytes(run.machine.itemsize, chunk)
-    work = max(largest.work + waiting, 4 * frames)
+    inputs = clip.input_bytes(run.machine.itemsize, chunk, frame_size=crops)
+    made = 0 if clip.is_decode or clip.is_joined else clip.piece_bytes(run.machine.itemsize, chunk)
+    work = max(largest.work + waiting, (3 if is_alone else 4) * frames, made)
     return Memory(largest.weights, inputs, math.ceil(_MARGIN * caches), math.ceil(_MARGIN * work))
 
 

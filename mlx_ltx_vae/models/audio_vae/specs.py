@@ -59,10 +59,13 @@ class PlaneSpec(LayerSpec):
         return super().work_bytes(step) + elements * FLOAT32_BYTES
 
     def weight_copy_bytes(self, machine: Machine) -> int:
-        """The weight in float32, and on a CPU the 4x4 taps that nine of repeated positions become."""
+        """The weight in float32, and on a CPU the 4x4 taps that nine of repeated positions become.
+
+        The dtype of the machine is the vocoder's, which says nothing of this weight's.
+        """
         size = math.prod(self.weights[0][1]) * FLOAT32_BYTES
         phases = 16 * size // 9 if max(self.up) > 1 and machine.backend is Backend.CPU else 0
-        return phases + (0 if machine.itemsize == FLOAT32_BYTES else size)
+        return phases + size
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
         return math.prod(self.up) * super().multiply_adds(part, whole)
@@ -145,7 +148,7 @@ def encoder_spec(config: AudioConfig) -> NetworkSpec:
     windows = (_ALONE, WindowSpec(bins, bins), _ALONE)
     pack = LayerSpec("pack", 2 * config.channels, config.latent_channels, down=(1, bins, 1), windows=windows)
     mel = config.mel
-    frame_bytes = 3 * FLOAT32_BYTES * config.audio_channels * mel.window  # cut out, windowed, and in frequencies
+    frame_bytes = 4 * FLOAT32_BYTES * config.audio_channels * mel.window  # cut, windowed, transformed
     return NetworkSpec(
         (*_layers(encoder_parts(config)), pack),
         stream_axes=(Axis.TIME,),

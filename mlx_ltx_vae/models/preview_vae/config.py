@@ -108,8 +108,9 @@ class FrameLayerSpec(LayerSpec):
         out_channels = self.weights[0][1][0]
         results = positions // math.prod(self.down) * (4 if self.is_upsampled else 1)
         time, height, width = step.grid
-        joined = self.window(Axis.TIME).kernel * self.in_channels
-        padded = time * (height + 2) * (width + 2) * joined
+        window, is_point = self.window(Axis.TIME), len(self.weights[0][1]) == 2
+        joined = window.kernel // window.stride * self.in_channels
+        padded = joined * (math.prod(step.grid) if is_point else time * (height + 2) * (width + 2))
         # The input with what is cached, the next cache, and the skip connection.
         own = (2 * seen * self.in_channels + seen * self.skip_channels) * itemsize
         own += results * out_channels * itemsize if itemsize != FLOAT32_BYTES else 0
@@ -117,7 +118,7 @@ class FrameLayerSpec(LayerSpec):
         copies = 1 + (joined > self.in_channels) + (self.groups > 1) + (itemsize != FLOAT32_BYTES)
         if self.is_upsampled:
             copies += 4  # the 2x2 positions that an output sees
-        if math.prod(self.down) > 1 and step.machine.backend is Backend.CPU:
+        if math.prod(self.down) > 1 and not is_point and step.machine.backend is Backend.CPU:
             copies += 9 // math.prod(self.down)  # unfolded by MLX's CPU backend
         # The products, one part per block of rows and joined, and after bias and activation.
         return own + (copies * padded + 3 * results * out_channels) * FLOAT32_BYTES
@@ -135,6 +136,14 @@ class WholeGroupsSpec(LayerSpec):
 
     def needed(self, axis: Axis, count: int) -> int:
         return FRAMES * -(-count // FRAMES) if axis is Axis.TIME else count
+
+    def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
+        """None: a group is cached until it is whole, and then waits for the next layer, which counts it."""
+        return 0
+
+    def work_bytes(self, step: Step) -> int:
+        """A group, as it is joined of its frames."""
+        return FRAMES * math.prod(step.grid[1:]) * self.in_channels * step.machine.itemsize
 
 
 def decoder_spec(config: PreviewConfig) -> NetworkSpec:
