@@ -71,8 +71,7 @@ MISTAKES = {
     "plan parts": (lambda vae, latents: vae.plan((1, 64, 1.5, 2, 2)), "expected five whole numbers"),
     "size None": (lambda vae, latents: VideoWriter("w.mp4", size=None, fps=24), "the size of frames is"),
     "size of 3": (lambda vae, latents: VideoWriter("w.mp4", size=(8, 8, 3), fps=24), "the size of frames is"),
-    "metadata": (lambda vae, latents: VideoWriter("w.mp4", size=(8, 8), fps=24, metadata={"a": 5}), "metadata is text"),
-    "key": (lambda vae, latents: VideoWriter("w.mp4", size=(8, 8), fps=24, metadata={5: "a"}), "metadata is text"),
+    "metadata": (lambda vae, latents: VideoWriter("w.mp4", size=(8, 8), fps=24, metadata=["a"]), "metadata is text"),
 }  # fmt: skip
 
 

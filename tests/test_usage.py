@@ -177,7 +177,6 @@ WRONG = [
     (encode, f"{ENCODE} --size 0x64", "--size: '0x64' is not a width and a height"),
     (encode, f"{ENCODE} --size -64x64", "--size: expected one argument"),
     (encode, f"{ENCODE} --crop --resize", "--resize: not allowed with argument --crop"),
-    (encode, f"{ENCODE} --frames 24", "--frames: '24' is not a range of frames; write A:B, such as :24 for"),
     (encode, f"{ENCODE} --fps fast", "--fps: 'fast' is not a frame rate"),
     (encode, f"{ENCODE} --tile big", "--tile: 'big' is not a tile size with an optional overlap; write it as 512"),
     (encode, f"{ENCODE} --tile 64:64", "--tile: the overlap of tiles of 64 pixels"),

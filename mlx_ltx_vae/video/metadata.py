@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import ReaderError, quote, warn
+from ..errors import ReaderError, WriterError, quote, warn
 from ..files import MAX_HEADER_BYTES
 from .ffmpeg import input_arguments, read_output
 from .pictures import is_png, read_png_text
@@ -50,6 +50,9 @@ def keep_metadata(
     name: str, ending: str, metadata: Mapping[str, object], *, is_live: bool = False, warns: bool = True
 ) -> dict[str, str]:
     """The entries that a file with this ending keeps as they are. A warning names the others, which are left out."""
+    if not isinstance(metadata, Mapping):
+        found_type = type(metadata).__name__
+        raise WriterError(f'{name}: metadata is text by name, such as {{"comment": "take 3"}}, not {found_type}.')
     kept: dict[str, str] = {}
     found, room = set(), MAX_LIVE_METADATA if is_live else math.inf
     for key, value in ((str(key), str(value)) for key, value in metadata.items()):
