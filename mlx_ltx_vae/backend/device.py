@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -120,9 +121,22 @@ def compiler_search() -> Callable[[], object]:
     return partial(mx.compile(mx.abs), mx.array(0.0))  # traced, and never evaluated
 
 
+def compiles_kernels() -> bool:
+    """Whether MLX compiles functions for the default device: on a CPU it needs g++, and else runs their operations."""
+    return "MLX_DISABLE_COMPILE" not in os.environ and not (is_cpu() and shutil.which("g++") is None)
+
+
 def this_machine(dtype: mx.Dtype, own: int = 0, *, keeps_dtype: bool = False) -> Machine:
     """The default device, for a network of this dtype. `own`: bytes already in use that a plan counts itself."""
-    return Machine(backend(), dtype.size, available_memory(own), keeps_dtype, largest_buffer(), total_memory())
+    return Machine(
+        backend(),
+        dtype.size,
+        available_memory(own),
+        keeps_dtype,
+        largest_buffer(),
+        memory=total_memory(),
+        compiles=compiles_kernels(),
+    )
 
 
 def largest_buffer() -> int | None:

@@ -36,6 +36,7 @@ class Machine:
     keeps_dtype: bool = False  # convolutions take operands in the network's dtype although another is more accurate
     largest_buffer: int | None = None  # bytes of the largest array; None for unlimited
     memory: int | None = None  # bytes of memory for a plan if nothing else is in it; None for unlimited
+    compiles: bool = True  # chains of operations are single kernels, which on a CPU takes a compiler
 
 
 #: Set by `mlx.launch` for its backends, and by the launchers of MPI.

@@ -18,6 +18,7 @@ _HELD = 0.45  # of the final output, what the consumer still refers to while the
 _LEAST_STEP = 2**12  # elements; smaller steps take longer to start than to compute
 # For uncounted memory: small arrays, rounding of allocations to pages, and on a CPU what its kernels differ in.
 _MARGIN = {Backend.CPU: 1.13, Backend.METAL: 1.06, Backend.CUDA: 1.06}
+_NOT_COMPILED = 2.1  # times the work of a step whose operations are not compiled, each of which makes an array
 _BAND_MARGIN = 1.18  # for what waits to be sent or received; the least that held for bands of one row
 _WHOLE = 0.97  # of that margin in a single pass, whose arrays are large and few
 
@@ -199,7 +200,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         own = batch * own + layer.weight_copy_bytes(machine) + math.ceil(2 * beyond * taken * position)
         if length == 1 and not is_whole_clip:
             own -= min(cache, position)  # it is cached as it came
-        works.append(waiting + own)
+        works.append(waiting + own * (1 if machine.compiles else _NOT_COMPILED))
         pieces = _advance(pieces, step, layer, axis, flushes_with_last=spec.sound is not None)
         extents = layer.out_grid(extents)
     # The final output is checked and converted to levels in float32.
