@@ -8,10 +8,16 @@ from benchmarks.counts import Counts, count_chunks, counted
 from benchmarks.measuring import Decode
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig, preset
+from tolerances import skip_where_arrays_cannot_be_patched
 
 FIELDS = ("readbacks", "arrays", "evaluations")
 IN_SPACE = TilingConfig(SpatialTilingConfig(64, 32))
 AGGRESSIVE = preset("aggressive", 64, 320, 97)  # 256 px sharing 64, and 4 latent frames sharing 1
+
+
+@pytest.fixture(autouse=True)
+def patchable_arrays():
+    skip_where_arrays_cannot_be_patched()
 
 
 def counts_of(vae, frames, width=2, **options):
