@@ -7,18 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.against import OTHERS, OURS, against_jobs, against_table
 from benchmarks.against_diffusers import SUBJECTS, diffusers_jobs, diffusers_table
 from benchmarks.decoders import DECODERS, decoder_jobs, decoder_table
-from benchmarks.emulation import emulation_jobs, emulation_table
 from benchmarks.formulations import formulation_jobs, formulation_table
 from benchmarks.loading import loading_jobs, loading_table
-from benchmarks.metal.attention_model import metal_table
-from benchmarks.metal.host import host_table
-from benchmarks.metal.pages import ROOT, check_files, read_document, submit, write_pages
-from benchmarks.metal.verdicts import sums_and_verdicts
+from benchmarks.measuring import Job, Run, chosen_modes, make_case, open_case, report
 from benchmarks.neighborhood import neighborhood_jobs, neighborhood_table
 from benchmarks.overlap import overlap, overlap_table
 from benchmarks.pictures import draw_pictures
@@ -28,27 +24,26 @@ from benchmarks.roofline import roofline, roofline_table
 from benchmarks.scaling import DEFAULT_TFLOPS, scaling_tables
 from benchmarks.sound import SECONDS, share_jobs, share_table, sound_table, work_share
 from benchmarks.validation import validation_jobs, validation_table
-from mlx_ltx_vae.bench.command import Job, Run, chosen_modes, make_case, report
-from mlx_ltx_vae.bench.decoding import open_case
-from mlx_ltx_vae.bench.metal_command import full_report
-from mlx_ltx_vae.bench.parsers import (
-    add_decode_options,
-    add_mode_options,
-    add_run_options,
-    plot_file,
-    with_new_names,
+from mlx_ltx_vae.backend.machine import DtypeName
+from mlx_ltx_vae.commands.cli import (
+    CommandParser,
+    add_common_options,
+    frame_size,
+    memory_budget,
+    positive,
+    tile,
 )
-from mlx_ltx_vae.commands.cli import CommandParser, add_common_options, positive, print_report, run_command
+from mlx_ltx_vae.commands.running import print_report, run_command
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.latents import load_latents
+from mlx_ltx_vae.models.families import published
+from mlx_ltx_vae.planning.plan import ModeName, OrderName
+from mlx_ltx_vae.tiling import PRESETS
+
+_DOCS = Path(__file__).parents[1] / "docs"
 
 #: Measurements of fixed cases: what makes their jobs and their table, and a description.
 _FIXED = {
-    "emulation": (
-        emulation_jobs,
-        emulation_table,
-        "what Metal's convolutions cost in quality, emulated on the CPU, on the demo clip",
-    ),
     "formulations": (formulation_jobs, formulation_table, "what the package's convolutions gain over plain MLX"),
     "attention": (
         neighborhood_jobs,
@@ -61,14 +56,8 @@ _FIXED = {
 #: What needs no options: what makes the text that is printed, and a description.
 _PRINTED = {
     "plan-table": (plan_table, "LTX-2.3's planned peaks on a Mac"),
-    "metal-model": (metal_table, "the diffusion decoder's time on Apple GPUs, by a model of MLX's kernels"),
-    "metal-host": (host_table, "what a host does for the diffusion decoder on Metal: its graphs, without a GPU"),
-    "measurements": (
-        lambda: f"changed: {', '.join(write_pages(ROOT)) or 'nothing'}",
-        "write the tables of README.md and docs/performance.md from docs/measurements/",
-    ),
     "pictures": (
-        lambda: f"written: {', '.join(draw_pictures(ROOT / 'docs'))}",
+        lambda: f"written: {', '.join(draw_pictures(_DOCS))}",
         "draw docs/demo.gif, docs/tiles.png and docs/previews.png from the demo clip",
     ),
 }
@@ -92,7 +81,7 @@ def build_parser() -> CommandParser:
     _add_decode_options(overlapping, 241, ["exact"])
     overlapping.add_argument("--ffmpeg", action="store_true", help="write an mp4 too")
     _add_decode_options(add("precision", _precision, "time, memory and accuracy of each dtype"), 57)
-    add_run_options(add("quality", _quality, "what tiles and half precision cost in quality, on the demo clip"))
+    _add_run_options(add("quality", _quality, "what tiles and half precision cost in quality, on the demo clip"))
     _add_loading(add("loading", _loading, "time and memory of loading a checkpoint"))
     _add_sound(add("sound", _sound, "speed and memory of an audio VAE, and its share of a video's decode"))
     share = "sound's share of the time of a decode of 768x512, at reduced widths"
@@ -100,20 +89,16 @@ def build_parser() -> CommandParser:
     limits = add("roofline", _roofline, "decodes against their convolutions alone, and synchronizations")
     _add_decode_options(limits, 57, ["exact", "single"])
     for name, (jobs, make_table, description) in _FIXED.items():
-        add_run_options(add(name, partial(_report_fixed, jobs, make_table), description))
+        _add_run_options(add(name, partial(_report_fixed, jobs, make_table), description))
     for name, (make_text, description) in _PRINTED.items():
         add_common_options(add(name, partial(_print_text, make_text), description))
-    _add_metal(add("metal", _metal, "what a file of python -m mlx_ltx_vae.bench --metal --save says about our rules"))
-    checked = add("check-measurements", _check_measurements, "whether files can be added to docs/measurements/")
-    checked.add_argument("files", nargs="*", type=Path, metavar="FILE")
-    add_common_options(checked)
     _add_scaling(add("scaling", _scaling, "a simulation of row bands on 2 to 16 machines"))
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    options = build_parser().parse_args(with_new_names(sys.argv[1:] if argv is None else argv))
+    options = build_parser().parse_args(argv)
     return run_command(options.run, options)
 
 
@@ -123,9 +108,33 @@ def _add_decode_options(parser: argparse.ArgumentParser, frames: int, modes: Seq
     several: dict[str, Any] = {"action": "append"} if modes else {"default": frames}
     parser.add_argument("--num-frames", type=positive, metavar="N", help=length, **several)
     if modes:
-        add_mode_options(parser, " and ".join(modes))
+        given = f"as in decode; may be given more than once (default: {' and '.join(modes)})"
+        parser.add_argument("--mode", action="append", choices=get_args(ModeName), help=given)
+        orders = "of the exact mode, as in decode; may be given more than once (default: auto)"
+        parser.add_argument("--order", action="append", choices=get_args(OrderName), help=orders)
         parser.set_defaults(default_modes=modes, default_frames=frames)
-    add_decode_options(parser)
+    parser.add_argument("-m", "--model", metavar="VAE", help="checkpoint (default: random weights)")
+    parser.add_argument("--size", type=frame_size, default=(256, 256), metavar="WxH", help="(default: 256x256)")
+    layers = "whose layers random weights have (default: ltx-2.3)"
+    parser.add_argument("--generation", choices=published(), default="ltx-2.3", metavar="NAME", help=layers)
+    channels = "channels of the last layers of random weights (default: 32; the published VAEs have 128)"
+    parser.add_argument("--base-width", type=positive, default=32, metavar="N", help=channels)
+    precision = "compute in this precision (default: the checkpoint's, float32 for random weights)"
+    parser.add_argument("--dtype", choices=get_args(DtypeName), help=precision)
+    parser.add_argument("--memory-budget", type=memory_budget, metavar="SIZE", help="as in decode")
+    parser.add_argument("--chunk", type=positive, metavar="N", help="as in decode")
+    tiles = parser.add_mutually_exclusive_group()
+    tiles.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="tiles of mode tiled, as in decode")
+    tiles.add_argument("--preset", choices=PRESETS, metavar="NAME", help="tiles of mode tiled, as in decode")
+    _add_run_options(parser)
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Options that every measurement has."""
+    parser.add_argument("--repeat", type=positive, default=3, metavar="N", help="runs, or rounds, of each (default: 3)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of a table")
+    parser.add_argument("--save", metavar="FILE", help="write that object to FILE")
+    add_common_options(parser)
 
 
 def _report_fixed(
@@ -136,24 +145,6 @@ def _report_fixed(
 
 def _print_text(make_text: Callable[[], str], _: argparse.Namespace) -> None:
     print_report(make_text())
-
-
-def _add_metal(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE")
-    publish = "copy it to docs/measurements/, without paths and names, and write the tables"
-    parser.add_argument("--submit", action="store_true", help=publish)
-    add_common_options(parser)
-
-
-def _metal(options: argparse.Namespace) -> None:
-    document = read_document(options.file)
-    print_report(f"{full_report(document)}\n\n{sums_and_verdicts(document)}")
-    if options.submit:
-        print_report(f"\nwritten: {', '.join(submit(document))}")
-
-
-def _check_measurements(options: argparse.Namespace) -> None:
-    print_report(check_files(options.files))
 
 
 def _add_scaling(parser: argparse.ArgumentParser) -> None:
@@ -172,14 +163,12 @@ def _add_against(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", nargs="+", choices=[*OURS, *OTHERS], default=[*OURS, *OTHERS], help="the single pass always runs"
     )
-    parser.add_argument("--plot", type=plot_file, metavar="FILE", help="draw memory and times to FILE")
 
 
 def _against(options: argparse.Namespace) -> None:
     case = make_case(options, frames=options.num_frames)
     with tempfile.TemporaryDirectory() as folder:
-        jobs = against_jobs(case, options.only, f"{folder}/single.npy", sampled=options.plot is not None)
-        report(options, jobs, against_table, options.plot)
+        report(options, against_jobs(case, options.only, f"{folder}/single.npy"), against_table)
 
 
 def _add_diffusers(parser: argparse.ArgumentParser) -> None:
@@ -190,7 +179,7 @@ def _add_diffusers(parser: argparse.ArgumentParser) -> None:
 def _add_reduced(parser: argparse.ArgumentParser) -> None:
     width = "1/N of the published widths, with random weights: 1, 2, 4 or 8 (default: 4)"
     parser.add_argument("--divisor", type=int, choices=(1, 2, 4, 8), default=4, metavar="N", help=width)
-    add_run_options(parser)
+    _add_run_options(parser)
 
 
 def _reduced(
@@ -242,7 +231,7 @@ def _add_loading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--model", metavar="FILE", help="a checkpoint file (default: random weights, in float32)")
     width = "channels of the last layers of random weights (default: that of the published VAEs, 128)"
     parser.add_argument("--base-width", type=positive, default=128, metavar="N", help=width)
-    add_run_options(parser)
+    _add_run_options(parser)
 
 
 def _loading(options: argparse.Namespace) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.others import load_diffusers, load_mlx_video, load_ports
-from mlx_ltx_vae.bench.command import Job, Run, timing_table
-from mlx_ltx_vae.bench.decoding import (
+from benchmarks.measuring import (
     Case,
+    Job,
+    Run,
     count_weight_bytes,
     decode,
     footprint,
@@ -17,7 +17,9 @@ from mlx_ltx_vae.bench.decoding import (
     load_vae,
     measure,
     open_case,
+    timing_table,
 )
+from benchmarks.others import load_diffusers, load_mlx_video, load_ports
 from mlx_ltx_vae.models.base import Config
 from mlx_ltx_vae.models.video_vae.block_types import RES_STACK, UPSAMPLE
 from mlx_ltx_vae.models.video_vae.config import VAEConfig
@@ -41,7 +43,7 @@ _NOTES = {
 }
 
 
-def against_jobs(case: Case, names: Sequence[str], reference: str, *, sampled: bool) -> list[Job]:
+def against_jobs(case: Case, names: Sequence[str], reference: str) -> list[Job]:
     """Decodes by the single pass and by others, whose frames are compared with those of the single pass.
 
     A program that cannot decode the case is left out with a warning.
@@ -50,10 +52,9 @@ def against_jobs(case: Case, names: Sequence[str], reference: str, *, sampled: b
         case: what to decode.
         names: of `OURS` and `OTHERS`.
         reference: a file for the frames of the single pass.
-        sampled: whether to sample the memory.
     """
     config = open_case(case).config
-    jobs = [Job(decode, replace(case, mode="single"), {"sampled": sampled, "save": reference})]
+    jobs = [Job(decode, replace(case, mode="single"), {"save": reference})]
     for name in (*OURS[1:], *OTHERS):
         if name not in names:
             continue
@@ -62,7 +63,7 @@ def against_jobs(case: Case, names: Sequence[str], reference: str, *, sampled: b
             warnings.warn(f"{name} is skipped: {reason}.", stacklevel=2)
             continue
         function = decode_with_other if name in OTHERS else decode
-        jobs.append(Job(function, replace(case, mode=name), {"sampled": sampled, "reference": reference}))
+        jobs.append(Job(function, replace(case, mode=name), {"reference": reference}))
     return jobs
 
 
@@ -87,7 +88,7 @@ def is_installed(name: str) -> bool:
         return False
 
 
-def decode_with_other(case: Case, *, sampled: bool = False, **options: str) -> dict[str, Any]:
+def decode_with_other(case: Case, **options: str) -> dict[str, Any]:
     """Decode with the program that `case.mode` names.
 
     Args:
@@ -95,19 +96,18 @@ def decode_with_other(case: Case, *, sampled: bool = False, **options: str) -> d
 
     Returns:
         weights_bytes and what `measure` returns, without first_frame_seconds and between_bytes: these programs
-        return all frames at the end. For diffusers the memory is the process's, without samples.
+        return all frames at the end. For diffusers the memory is the process's.
     """
     vae = load_vae(case)
     latents = load_case_latents(case, vae)
     weights_bytes = count_weight_bytes(vae)
     decoder = _LOADERS[case.mode](vae, case)
     del vae
-    _, before = footprint()
-    uses_mlx = case.mode != "diffusers"
-    measured = measure(decoder(latents), case, sampled=sampled and uses_mlx, **options)
+    before = footprint()
+    measured = measure(decoder(latents), case, **options)
     del measured["first_frame_seconds"], measured["between_bytes"]
-    _, total = footprint()
-    if not uses_mlx and before is not None and total is not None:
+    total = footprint()
+    if case.mode == "diffusers" and before is not None and total is not None:
         measured |= {"peak_bytes": total - before, "total_peak_bytes": total}
         measured["bytes_per_pixel"] = measured["peak_bytes"] / (case.width * case.height)
     return {"weights_bytes": weights_bytes, **measured}

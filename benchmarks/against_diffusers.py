@@ -17,10 +17,10 @@ import mlx.core as mx
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from benchmarks.measuring import Case, Job, Run, footprint, median
 from mlx_ltx_vae.audio_vae import AudioVAE
 from mlx_ltx_vae.backend.mlx_utils import max_difference, rms
-from mlx_ltx_vae.bench.command import Job, Run, median, table
-from mlx_ltx_vae.bench.decoding import Case, footprint
+from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.units import MB
 from mlx_ltx_vae.vae import VideoVAE
 
@@ -206,13 +206,13 @@ def _measure(
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """The last of some results, the seconds that it took, and the growth of the process's resident memory by all."""
     inputs = load_file(Path(folder, "inputs.safetensors"))
-    before, _ = footprint()
+    before = footprint()
     mx.reset_peak_memory()
     for _ in range(rounds):
         start, processor_start = time.perf_counter(), time.process_time()
         result = run(inputs)
         seconds = {"seconds": time.perf_counter() - start, "processor_seconds": time.process_time() - processor_start}
-    _, peak = footprint()
+    peak = footprint()
     assert before is not None and peak is not None, "the system says how much memory a process takes"
     return result, {**seconds, "peak_bytes": peak - before, "process_bytes": peak}
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from mlx_ltx_vae.bench.command import Job, Run, format_psnr, median, table
-from mlx_ltx_vae.bench.decoding import Case, decode
+from benchmarks.measuring import Case, Job, Run, decode, format_psnr, median
+from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.models.preview_vae.family import PREVIEW_VAE
 from mlx_ltx_vae.units import MB
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from benchmarks.decoders import time_ratio
-from mlx_ltx_vae.bench.command import Job, Run, median, table
-from mlx_ltx_vae.bench.decoding import Case, decode, encode
+from benchmarks.measuring import Case, Job, Run, decode, encode, median
+from mlx_ltx_vae.commands.bench_command import table
 
 #: Base width, width, height and frames.
 _DECODES = ((32, 768, 512, 17), (64, 256, 256, 57), (128, 384, 256, 9), (32, 256, 256, 57), (32, 192, 128, 97))

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
+from benchmarks.measuring import Case, Job, Run, count_weight_bytes, median, open_case
 from benchmarks.others import original_weights
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import load_safetensors
-from mlx_ltx_vae.bench.command import Job, Run, median, table
-from mlx_ltx_vae.bench.decoding import Case, count_weight_bytes, open_case
+from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.models.diffusion_decoder.config import raw_ltx_2_5
 from mlx_ltx_vae.models.video_vae.config import VAEConfig
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS

@@ -11,10 +11,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from benchmarks.measuring import Case, Job, Run
 from mlx_ltx_vae.backend.device import freed_memory_kept
 from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.bench.command import Job, Run, table
-from mlx_ltx_vae.bench.decoding import Case
+from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.models.diffusion_decoder.attention import LARGEST_SCORE, Tables, attend, exponentials
 from mlx_ltx_vae.models.diffusion_decoder.blocks import Attention, NeighborhoodBlock
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5

@@ -6,13 +6,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from benchmarks.measuring import Case, make_random_network
 from mlx_ltx_vae.backend.mlx_utils import dtype_name, named_parameters
-from mlx_ltx_vae.bench.decoding import Case, make_random_network
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.video_vae.block_types import RES_STACK
 from mlx_ltx_vae.models.video_vae.config import VAEConfig
 from mlx_ltx_vae.models.video_vae.diffusers import read_diffusers_config
-from mlx_ltx_vae.pipeline.postprocess import FrameChunk
+from mlx_ltx_vae.pipeline.frames import FrameChunk
 from mlx_ltx_vae.tiling import TilingConfig, decode_with_tiling
 from mlx_ltx_vae.vae import VideoVAE
 

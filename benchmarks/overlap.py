@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from mlx_ltx_vae.bench.command import Run, median, table
-from mlx_ltx_vae.bench.decoding import Case, Decode
+from benchmarks.measuring import Case, Decode, Run, median
+from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.units import DEFAULT_FPS
 from mlx_ltx_vae.video import Sink, VideoWriter
 from mlx_ltx_vae.video.frame_format import RGB8

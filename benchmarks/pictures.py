@@ -7,12 +7,12 @@ from pathlib import Path
 
 import imageio.v3 as iio
 import numpy as np
+from matplotlib.figure import Figure
 
 from benchmarks.against import decode_with_other
+from benchmarks.measuring import Case, Job, decode, run_job
 from examples.preview_while_denoising import DEMO_PREVIEW, STEPS, Previews, denoise
 from mlx_ltx_vae import PreviewVAE, demo, load_latents
-from mlx_ltx_vae.bench.command import Job, new_figure, run_fresh
-from mlx_ltx_vae.bench.decoding import Case, decode
 from mlx_ltx_vae.units import MB
 from mlx_ltx_vae.video import open_sink
 
@@ -34,7 +34,7 @@ def draw_pictures(folder: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as results:
         for name, job in jobs.items():
             path = Path(results) / f"{name}.npy"
-            peaks[name] = run_fresh(replace(job, options={"save": str(path)}))["total_peak_bytes"]
+            peaks[name] = run_job(replace(job, options={"save": str(path)}))["total_peak_bytes"]
             clips[name] = np.load(path)
     single, tiles, exact = clips.values()
     if not np.array_equal(single, exact):
@@ -63,7 +63,7 @@ def find_crop(frames: np.ndarray, reference: np.ndarray, size: Sequence[int] = _
 def _draw_tiles(tiles: np.ndarray, exact: np.ndarray, peaks: dict[str, int], path: Path) -> None:
     """The crop in which tiles differ most, beside the exact decode; below, bars of memory."""
     crop = find_crop(tiles, exact)
-    figure = new_figure()
+    figure = Figure(layout="constrained")
     figure.set_size_inches(9, 5.2)
     places = figure.add_gridspec(2, 2, height_ratios=(3.7, 1.2))
     size, _, frames = _TILES.partition(",")
@@ -91,7 +91,7 @@ def _draw_tiles(tiles: np.ndarray, exact: np.ndarray, peaks: dict[str, int], pat
 
 def _draw_previews(path: Path) -> None:
     """What `examples/preview_while_denoising.py` shows after some of its steps."""
-    figure = new_figure()
+    figure = Figure(layout="constrained")
     figure.set_size_inches(7.2, 5.2)
     with tempfile.TemporaryDirectory() as results:
         projection, vae = (PreviewVAE.from_pretrained(file) for file in (demo.LATENT_RGB, DEMO_PREVIEW))

@@ -1,10 +1,10 @@
 """How the real LTX-2.3 decoder would be run on a Mac."""
 
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.bench.command import table
+from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.errors import PlanError
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE
-from mlx_ltx_vae.planning.plan import DecodePlan, Mode
+from mlx_ltx_vae.planning.plan import DecodePlan, Mode, ModeName
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.units import GB
 
@@ -35,7 +35,7 @@ def plan_table() -> str:
     return table(rows)
 
 
-def _plan(width: int, height: int, frames: int, *, mode: str = "auto", budget: int | None = None) -> DecodePlan:
+def _plan(width: int, height: int, frames: int, *, mode: ModeName = "auto", budget: int | None = None) -> DecodePlan:
     config = CONV_VAE.published["ltx-2.3"](128)
     return plan_decode(
         CONV_VAE.spec(config, "decoder"),

@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.convolutions import Convolution, make_operands, recorded, run_alone
 from benchmarks.counts import Counts, count_chunks
-from mlx_ltx_vae.bench.command import Run, table
-from mlx_ltx_vae.bench.decoding import Case, Decode
+from benchmarks.measuring import Case, Decode, Run
+from mlx_ltx_vae.commands.bench_command import table
 
 _GIGA = 1e9
 

@@ -10,15 +10,15 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 
+from benchmarks.measuring import Case, Decode, Job, Run, load_case_latents, median
 from mlx_ltx_vae.audio_vae import AudioVAE
-from mlx_ltx_vae.bench.command import Job, Run, median, table
-from mlx_ltx_vae.bench.decoding import Case, Decode, load_case_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.models.audio_vae.family import AUDIO_VAE
 from mlx_ltx_vae.models.base import SOUND, Decoder, Statistics
 from mlx_ltx_vae.models.convolution.prepared import prepare
 from mlx_ltx_vae.models.specs import NetworkSpec
-from mlx_ltx_vae.pipeline.audio_run import join_specs
+from mlx_ltx_vae.pipeline.audio import join_specs
 from mlx_ltx_vae.units import format_bytes, format_seconds
 
 SECONDS = (20, 300)
@@ -52,7 +52,7 @@ def sound_table(model: str, lengths: tuple[int, ...] = SECONDS) -> str:
 def work_share(model: str, vae: str) -> str:
     """The multiply-adds of a second of sound, and those of a second of the video that it belongs to."""
     audio, video = open_checkpoint(model, medium=SOUND), open_checkpoint(vae, encoder=False)
-    rate = round(audio.family.describe(audio.config).entries["latents_per_second"])
+    rate = round(audio.family.describe(audio.config)["latents_per_second"])
     spec = join_specs(audio.spec("decoder"), audio.spec("vocoder"))
     sound = spec.multiply_adds((10 * rate, 1, 1)) / 10
     scale = video.config.scale

@@ -48,7 +48,7 @@ class Previews:
         shown = 0
         for index in range(estimate.shape[2]):
             frames = self.vae.push(estimate[:, :, index : index + 1])  # the first gives 1 frame, each other one 8
-            for frame in frames[0].transpose(1, 2, 3, 0):
+            for frame in () if frames is None else frames[0].transpose(1, 2, 3, 0):
                 show(to_uint8(frame))
                 shown += 1
             if self.is_stale():

@@ -3,10 +3,9 @@
 Everything is imported when it is first used: a command is prepared before what takes long (`commands.entry`).
 """
 
-from typing import TYPE_CHECKING
-
 from .startup import lazy_names
 
+TYPE_CHECKING = False  # as of typing, whose import takes longer than all else here
 if TYPE_CHECKING:
     from .audio_vae import AudioVAE
     from .errors import (
@@ -24,11 +23,9 @@ if TYPE_CHECKING:
     from .latents import LatentsInfo, load_audio_latents, load_latents, save_latents
     from .latents.keyframes import Keyframes, load_keyframes
     from .models.video_vae.config import VAEConfig
-    from .pipeline.audio_run import AudioChunk, AudioStream
-    from .pipeline.decode_file import DecodeReport
-    from .pipeline.decode_run import DecodeStream
-    from .pipeline.hdr_frames import HDROptions
-    from .pipeline.postprocess import FrameChunk
+    from .pipeline.audio import AudioChunk, AudioStream
+    from .pipeline.decode import DecodeReport, DecodeStream
+    from .pipeline.frames import FrameChunk, HDROptions
     from .planning.plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan
     from .preview_vae import PreviewVAE
     from .shapes import ScaleFactors
@@ -56,11 +53,9 @@ _MODULES = {
     ".latents": ("LatentsInfo", "load_audio_latents", "load_latents", "save_latents"),
     ".latents.keyframes": ("Keyframes", "load_keyframes"),
     ".models.video_vae.config": ("VAEConfig",),
-    ".pipeline.audio_run": ("AudioChunk", "AudioStream"),
-    ".pipeline.decode_file": ("DecodeReport",),
-    ".pipeline.decode_run": ("DecodeStream",),
-    ".pipeline.hdr_frames": ("HDROptions",),
-    ".pipeline.postprocess": ("FrameChunk",),
+    ".pipeline.audio": ("AudioChunk", "AudioStream"),
+    ".pipeline.decode": ("DecodeReport", "DecodeStream"),
+    ".pipeline.frames": ("FrameChunk", "HDROptions"),
     ".planning.plan": ("AudioEncodePlan", "AudioPlan", "DecodePlan", "EncodePlan"),
     ".preview_vae": ("PreviewVAE",),
     ".shapes": ("ScaleFactors",),

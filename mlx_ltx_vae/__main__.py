@@ -1,34 +1,22 @@
 """`python -m mlx_ltx_vae`: lists the commands, and runs one of them: `python -m mlx_ltx_vae decode ...`."""
 
 import sys
-from importlib import import_module
 
-from .commands.entry import begin
-
-#: What each command does. Each is a module with a function `main(argv)`, which returns the exit code.
-COMMANDS = {
-    "decode": "latents to videos",
-    "preview": "latents to small videos or pictures, in seconds",
-    "encode": "videos to latents",
-    "info": "describe a checkpoint or a latent file",
-    "convert": "a checkpoint to a folder that MLX loads faster",
-    "bench": "measure time and memory on this machine",
-}
+from .commands.entry import COMMANDS, begin, entry_point
+from .startup import import_command
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command that `argv` begins with, or list the commands. Returns the exit code."""
     begin(argv)
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
+    if name == "help" and arguments:
+        name, arguments = arguments[0], ["--help"]
+    name = {"help": "--help", "version": "--version"}.get(name, name)
     if name in COMMANDS:
-        module = "bench.__main__" if name == "bench" else name
-        return import_module(f".{module}", __package__).main(arguments)
-    from .commands.cli import (  # only now, since it takes long
-        CommandParser,
-        add_common_options,
-        print_report,
-        run_command,
-    )
+        return entry_point(name)(arguments)
+    from .commands.cli import CommandParser, add_common_options  # only now, as all below, since it takes long
+    from .commands.parsers import SHELLS
     from .errors import suggest
 
     commands = "\n".join(f"  python -m mlx_ltx_vae.{each:8} {what}" for each, what in COMMANDS.items())
@@ -43,15 +31,18 @@ def main(argv: list[str] | None = None) -> int:
     add_common_options(parser)
     parser.add_argument("--completion", metavar="SHELL", help=shells)
     if name and not name.startswith("-"):
-        parser.error(f"there is no command {name!r}{suggest(name, COMMANDS)}; choose one of {', '.join(COMMANDS)}")
+        known = [*COMMANDS, "help", "version"]
+        parser.error(f"there is no command {name!r}{suggest(name, known)}; choose one of {', '.join(COMMANDS)}")
     options = parser.parse_args([name, *arguments] if name else [])
     if options.completion is None:
         parser.print_help()
         return 0
-    from .commands.parsers import SHELLS, completion
-
     if options.completion not in SHELLS:
         parser.error(f"--completion is for {', '.join(SHELLS)}, not {options.completion}")
+    completion, run_command, print_report = (
+        import_command(f"{__package__}.commands.{path}")
+        for path in ("parsers:completion", "running:run_command", "running:print_report")
+    )
     return run_command(lambda _: print_report(completion(options.completion, COMMANDS)), options)
 
 

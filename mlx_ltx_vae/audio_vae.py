@@ -20,7 +20,7 @@ from .errors import CheckpointError, LatentsError, PlanError
 from .models.base import SOUND, Decoder, Network, SoundConfig, SoundEncoder
 from .models.specs import NetworkSpec
 from .network_pair import NetworkPair, load_encoder
-from .pipeline.audio_run import (
+from .pipeline.audio import (
     AudioStream,
     SoundNetwork,
     encode_sound,
@@ -30,10 +30,10 @@ from .pipeline.audio_run import (
     stream_sound,
     unpack_latents,
 )
-from .pipeline.chunk_stream import arrays_released, join_parts
-from .planning.plan import AudioEncodePlan, AudioPlan
+from .pipeline.run import arrays_released, join_parts
+from .planning.plan import AudioEncodePlan, AudioPlan, ModeName
 from .planning.planner import plan_encode
-from .video.sound import SAMPLE_RATES
+from .video.sound_files import SAMPLE_RATES
 
 _PIECE = 2**15  # samples that are encoded at a time
 _LONG = 60  # seconds, after which an encode takes no more memory but for its latents
@@ -109,7 +109,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         *,
         batch: int = 1,
         memory_budget: str | int | None = None,
-        mode: str = "auto",
+        mode: ModeName = "auto",
         chunk: int | None = None,
         samples: tuple[int, int] | None = None,
         joined: bool = False,
@@ -256,7 +256,14 @@ def find_sound_decoder(model: str | None, vae: str | None) -> Checkpoint | None:
 
 
 def plan_sound_encode(
-    spec: NetworkSpec, seconds: float, machine: Machine, *, batch: int = 1, **options: Any
+    spec: NetworkSpec,
+    seconds: float,
+    machine: Machine,
+    *,
+    batch: int = 1,
+    weight_bytes: int | None = None,
+    memory_budget: str | int | None = None,
+    chunk: int | None = None,
 ) -> AudioEncodePlan:
     """Plan the encode of so many seconds of sound, with the options of `planner.plan_encode`."""
     rules = spec.sound
@@ -265,16 +272,29 @@ def plan_sound_encode(
         raise LatentsError(f"{batch} x {seconds} seconds of sound cannot be encoded; there must be some.")
     frames = spec.scale.time * math.ceil(seconds * rules.sample_rate / rules.hop / spec.scale.time)
     shape = (batch, spec.in_channels, frames, rules.bins, 1)
-    return cast(AudioEncodePlan, plan_encode(spec, shape, machine, joined=True, **options))
+    plan = plan_encode(
+        spec, shape, machine, joined=True, weight_bytes=weight_bytes, memory_budget=memory_budget, chunk=chunk
+    )
+    return cast(AudioEncodePlan, plan)
 
 
 def plan_checkpoint(
-    checkpoint: Checkpoint, latents: int, machine: Machine | None = None, *, dtype: DtypeName | None, **options: Any
+    checkpoint: Checkpoint,
+    latents: int,
+    machine: Machine | None = None,
+    *,
+    dtype: DtypeName | None,
+    memory_budget: str | int | None = None,
+    chunk: int | None = None,
+    frames: tuple[int, int] | None = None,
 ) -> AudioPlan:
     """The plan of a decode by networks that are not loaded."""
     decoder, vocoder = (checkpoint.spec(name) for name in ("decoder", "vocoder"))
     stored = cast(DtypeName, checkpoint.networks["decoder"].dtype)
-    return plan_networks(decoder, vocoder, latents, machine, dtype=dtype or stored, **options)
+    dtype = dtype or stored
+    return plan_networks(
+        decoder, vocoder, latents, machine, dtype=dtype, memory_budget=memory_budget, chunk=chunk, frames=frames
+    )
 
 
 def _read_pieces(waveform: object) -> Iterator[np.ndarray]:

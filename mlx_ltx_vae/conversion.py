@@ -5,9 +5,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -18,7 +18,7 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.files import WEIGHT_LAYOUT_KEY, WeightLayout
 from .errors import CheckpointError, CheckpointsDiffer, WriterError, printable
 from .files import expand_home, part_folder, writing_to
-from .models.base import SOUND
+from .models.base import SOUND, SoundConfig
 from .shapes import format_size
 from .units import format_bytes
 from .vae import VideoVAE
@@ -247,7 +247,8 @@ def convert_checkpoint(
     """
     check_folder_name(folder)
     folder = expand_home(folder).resolve()
-    with part_folder(folder) as part:
+    with part_folder(folder) as output:
+        part = output.path
         with writing_to(folder):
             (part / "config.json").write_text(json.dumps(checkpoint.raw_config, indent=2) + "\n", encoding="utf-8")
             written = write_weights(checkpoint, part / "model.safetensors", dtype, progress)
@@ -256,7 +257,7 @@ def convert_checkpoint(
         conversion = Conversion(checkpoint.name, str(folder), generation, networks, written, verification)
         with writing_to(folder):
             (part / "README.md").write_text(_make_card(conversion, checkpoint), encoding="utf-8")
-    return conversion
+    return replace(conversion, output=str(output.target))
 
 
 def check_folder_name(folder: str | os.PathLike) -> None:
@@ -300,11 +301,9 @@ def _make_card(conversion: Conversion, checkpoint: Checkpoint) -> str:
     written, config = conversion.written, checkpoint.config
     is_sound = checkpoint.medium is SOUND
     calls = _SOUND_CALLS if is_sound else _CALLS
-    description, widths = checkpoint.family.describe(config), {}
-    for name in () if is_sound else conversion.networks:
-        (_, _, first_width), *layers = description.networks[name].layers
-        changes = [after for _, before, after in layers[:-1] if after != before]
-        widths[f"{name} widths"] = f"{' -> '.join(map(str, [first_width, *changes]))} channels"
+    described = checkpoint.family.describe(config)
+    found = {name: described.get(name, {}).get("widths") for name in conversion.networks}
+    widths = {f"{name} widths": f"{' -> '.join(map(str, each))} channels" for name, each in found.items() if each}
     statistics = " (the statistics of the latents are always float32)" if checkpoint.statistics else ""
     facts = {
         "networks": " and ".join(conversion.networks),
@@ -330,8 +329,7 @@ def _make_card(conversion: Conversion, checkpoint: Checkpoint) -> str:
 def _describe_latents(checkpoint: Checkpoint) -> str:
     config = checkpoint.config
     if checkpoint.medium is SOUND:
-        entries = checkpoint.family.describe(config).entries
-        channels, bins = entries["latent_channels"], entries["latent_bins"]
-        return f"{channels} channels of {bins} bins, {entries['latents_per_second']:g} per second"
+        sound = cast(SoundConfig, config)
+        return f"{sound.channels} channels of {sound.bins} bins, {sound.latents_per_second:g} per second"
     time, height, width = config.scale
     return f"{config.latent_channels} channels; a cell is {time} frames of {format_size(width, height)}"

@@ -93,8 +93,9 @@ class Ranks:
 
     def smallest(self, machine: Machine) -> Machine:
         """This rank's machine with the memory of the smallest of all, so that all ranks make the same plan."""
-        available = [memory for memory in self.gather(machine.available) if memory is not None]
-        return replace(machine, available=min(available)) if available else machine
+        gathered = zip(*self.gather([machine.available, machine.memory]), strict=True)
+        available, memory = (min((each for each in sizes if each is not None), default=None) for sizes in gathered)
+        return replace(machine, available=available, memory=memory)
 
     def check_same(self, read: Callable[[], Mapping[str, Any]]) -> None:
         """Check that all ranks `read` the same things, JSON-serializable by name, by a hash of each.

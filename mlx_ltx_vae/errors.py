@@ -1,9 +1,10 @@
 """The exceptions of this package. A message is one sentence: the file or shape, what was expected, what to do."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
 
 
 class LTXVAEError(Exception):
@@ -63,7 +64,7 @@ class TilingError(PlanError, ValueError):
 
 
 def describe_error(error: Exception) -> str:
-    """An error in one line, without the name of its class, which says nothing to who types a command."""
+    """Describe an error in one line, without the name of its class, which means nothing on a command line."""
     text = excerpt(error, 1000)  # the longest part is the name of a file
     if isinstance(error, LTXVAEError):
         return text
@@ -73,9 +74,7 @@ def describe_error(error: Exception) -> str:
         names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
         what = one_line(" and ".join(names)) if names else "a file"
         return f"{what}: cannot be read or written ({error.strerror or text or 'the system does not say why'})."
-    return (
-        f"an error that should not happen ({text or 'without words'}); run it with --debug, and report what it shows."
-    )
+    return f"internal error: {text.rstrip('.') or 'no message'}; run again with --debug and report it."
 
 
 def one_line(message: object) -> str:
@@ -119,6 +118,17 @@ def check_is_path(path: object, error: type[LTXVAEError]) -> None:
         )
 
 
+_PASSED_OVER = (__package__, "contextlib", "functools")
+
+
+def warn(text: str) -> None:
+    """Warn at the caller's line: the first outside this package, as by `skip_file_prefixes` of Python 3.12."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_OVER:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
+
+
 _speaks_of_options = False  # messages are those of a command
 
 
@@ -138,14 +148,38 @@ def option(argument: str, flag: str) -> str:
     return flag if _speaks_of_options else argument
 
 
-def suggest(word: str, known: Iterable[str], other_names: Mapping[str, str] | None = None) -> str:
-    """What a mistyped word should have been, as a remark for a message; "" if nothing known is like it.
+def suggest(word: str, known: Collection[str], other_names: Mapping[str, str] | None = None) -> str:
+    """Suggest what a mistyped word should have been, as a remark for a message; "" if nothing known is like it.
 
-    `other_names` are those that something known has elsewhere.
+    That is the only name that begins with the word, or one that differs from it by a typing error, or by two if it is
+    long: words that are only alike mean something else. `other_names` are those that something known has elsewhere.
     """
-    names = list(known)
     if other_names and word in other_names:
         return f" (did you mean {other_names[word]}?)"
-    begin = [name for name in names if name.startswith(word)] if len(word) > 2 else []
-    found = begin or get_close_matches(word, names, 1, 0.75)
+    plain = _plain(word)
+    found = [name for name in known if len(plain) > 2 and _plain(name).startswith(plain)]
+    if len(found) != 1:
+        edits = {name: _count_edits(plain, _plain(name)) for name in known}
+        limit = 0 if len(plain) < 4 else 1 if len(plain) < 6 else 2
+        found = sorted((name for name in edits if edits[name] <= limit), key=edits.__getitem__)
     return f" (did you mean {found[0]}?)" if found else ""
+
+
+def _plain(word: str) -> str:
+    return word.lstrip("-").replace("_", "-").lower()
+
+
+def _count_edits(word: str, name: str) -> int:
+    """The letters to insert, delete, replace, or exchange with the next one."""
+    if abs(len(word) - len(name)) > 2:  # a word may be of any length
+        return 3
+    before: list[int] = []
+    last = list(range(len(name) + 1))
+    for row, letter in enumerate(word, 1):
+        counts = [row]
+        for column, other in enumerate(name, 1):
+            counts.append(min(last[column] + 1, counts[-1] + 1, last[column - 1] + (letter != other)))
+            if row > 1 and column > 1 and letter == name[column - 2] and word[row - 2] == other:
+                counts[-1] = min(counts[-1], before[column - 2] + 1)
+        before, last = last, counts
+    return last[-1]

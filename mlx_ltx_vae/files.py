@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import re
@@ -13,15 +14,18 @@ import stat
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from enum import Enum
+from itertools import chain, count
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize
 
-from .errors import LTXVAEError, WriterError, excerpt
+from .errors import LTXVAEError, WriterError, excerpt, option, quote, warn
 from .process import Cleanup, remove_file, remove_folder, uninterrupted
 from .units import format_bytes
 
@@ -136,6 +140,11 @@ def explain_missing(path: str | os.PathLike, kind: str) -> str:
     return f"there is no such {kind}."
 
 
+def explain_unwritable(folder: str | os.PathLike) -> str:
+    """Why no file can be made in a folder, as the end of a sentence."""
+    return "is read-only" if os.path.isdir(folder) else "is not a folder" if os.path.exists(folder) else "is missing"
+
+
 def read_small_file(path: str | os.PathLike, max_bytes: int, *, pipes: bool = False) -> bytes:
     """The content of a file that is opened as `open_file`. More than `max_bytes`, which are not read, are an error."""
     with open_file(path, pipes=pipes) as file:
@@ -175,7 +184,18 @@ _DTYPES = {
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
 }  # fmt: skip
-_MAX_BYTES, _MAX_TENSORS = 2**24, 2**16  # of a header: more than ten times those of any whole model
+# The budget of what a file from outside may have, whatever its format.
+MAX_HEADER_BYTES, MAX_MEMBERS = 2**24, 2**16  # read before any value: more than ten times those of any whole model
+MAX_WHOLE_BYTES = 2**31  # of values that can only be read at once: an hour of video at 768x512
+MAX_INSPECTED_VALUES = 2**26  # of which a report has statistics: seven minutes of video at 768x512
+MAX_DEFLATION, UNSUSPECTED_BYTES = 100, 10**8  # deflate makes noise 1 to 2 times smaller, and zeros 1,000 times
+
+
+def check_header(num_bytes: int, num_members: int) -> None:
+    """Raise a `ValueError` for a header that would take seconds and gigabytes to parse."""
+    if num_bytes > MAX_HEADER_BYTES or num_members > MAX_MEMBERS:
+        limits = f"{MAX_HEADER_BYTES >> 20} MB and {MAX_MEMBERS} tensors"
+        raise ValueError(f"header too large; expected at most {limits}")
 
 
 class TensorHeader(NamedTuple):
@@ -187,27 +207,38 @@ class TensorHeader(NamedTuple):
     end: int
 
 
-def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
+def read_header(stream: IO[bytes] | io.RawIOBase) -> tuple[dict[str, TensorHeader], dict[str, str]]:
     """The tensors of a safetensors file by name, in the order of their data, and its metadata; else a `ValueError`."""
-    with path.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        start = stream.read(min(length, _MAX_BYTES + 1))
-    if len(start) > _MAX_BYTES or start.count(b'"data_offsets"') > _MAX_TENSORS:  # seconds and gigabytes to parse
-        raise ValueError(f"header too large; expected at most {_MAX_BYTES >> 20} MB and {_MAX_TENSORS} tensors")
+    size, start = stream.seek(0, os.SEEK_END), 8
+    stream.seek(0)
+    text = stream.read(start)
+    length = int.from_bytes(text, "little")
+    text += stream.read(min(length, MAX_HEADER_BYTES + 1))
+    start += length
+    check_header(len(text) - 8, text.count(b'"data_offsets"'))
     try:
-        with safe_open(path, framework="numpy") as file:
-            names, metadata = file.offset_keys(), file.metadata() or {}
+        deserialize(text)  # the values are missing, which is the last thing that it complains about
     except SafetensorError as error:
-        reason = str(error).removeprefix("Error while deserializing header: ")
-        if "file not fully covered" in reason:
-            reason = f"it has {path.stat().st_size} bytes, not as many as its header says: it is truncated or damaged"
-        raise ValueError(excerpt(reason, 120)) from error
-    entries, tensors = json.loads(start), {}
-    for name in names:
-        dtype, (begin, end) = entries[name]["dtype"], entries[name]["data_offsets"]
-        shape = tuple(entries[name]["shape"])
-        tensors[name] = TensorHeader(_DTYPES.get(dtype, dtype), shape, 8 + length + begin, 8 + length + end)
+        if "file not fully covered" not in str(error):
+            raise ValueError(excerpt(str(error).removeprefix("Error while deserializing: "), 120)) from error
+    entries = json.loads(text[8:], object_pairs_hook=_unique)
+    metadata = entries.pop("__metadata__", None) or {}
+    tensors = {}
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        dtype, (begin, end) = entry["dtype"], entry["data_offsets"]
+        tensors[name] = TensorHeader(_DTYPES.get(dtype, dtype), tuple(entry["shape"]), start + begin, start + end)
+    if size != max((tensor.end for tensor in tensors.values()), default=start):
+        raise ValueError(f"it has {size} bytes, not as many as its header says: it is truncated or damaged")
     return tensors, metadata
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, no name of which stands twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"it has {quote(name, 40)} twice")
+    return found
 
 
 _STANDARD_STREAM = "-"
@@ -251,6 +282,7 @@ def _identity(file: str | os.PathLike | int) -> _Identity | None:
 
 _MAX_STEM = 200  # bytes
 _MAX_ENDING = 20  # characters
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without fsync
 _LOCK_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW  # never of what a link points to; a pipe is not waited for
 
 
@@ -275,7 +307,22 @@ def check_name(target: str | os.PathLike) -> None:
 def check_absent(target: str | os.PathLike) -> None:
     """Raise a `WriterError` for a file that exists. Named pipes, devices and folders are never replaced anyway."""
     if os.path.isfile(target):
-        raise WriterError(f"{target}: already exists; remove it, or choose another name.")
+        way = option("pass overwrite=True", "add -y")
+        raise WriterError(f"{target}: already exists; choose another name, or {way} to replace it.")
+
+
+def numbered_names(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
+    """The names that follow one: clip.mp4 -> clip-1.mp4, clip-2.mp4; LTX_00009_.mp4 -> LTX_00010_.mp4."""
+    stem, suffix = (path.name, "") if is_folder else (path.stem, path.suffix)
+    match = re.fullmatch(r"(.*[-_])([0-9]{1,9})(_?)", stem, re.DOTALL)
+    head, number, tail = match.groups() if match else (f"{_cut(stem)}-", "0", "")
+    for value in count(int(number) + 1):
+        yield path.with_name(f"{head}{value:0{len(number)}}{tail}{suffix}")
+
+
+def _cut(stem: str) -> str:
+    """The beginning of a long name, which leaves room for more."""
+    return os.fsencode(stem)[:_MAX_STEM].decode(sys.getfilesystemencoding(), "ignore")
 
 
 def create_part(target: Path, create: Callable[[Path], object]) -> tuple[Path, int]:
@@ -284,8 +331,7 @@ def create_part(target: Path, create: Callable[[Path], object]) -> tuple[Path, i
     It is locked until `remove_part`, or the end of this process, after which the next one for the same target removes
     it. Its name has the same ending and at most 255 bytes.
     """
-    stem = os.fsencode(target.stem)[:_MAX_STEM].decode(sys.getfilesystemencoding(), "ignore")
-    head, tail = f".{stem}.", f".part{target.suffix if len(target.suffix) <= _MAX_ENDING else ''}"
+    head, tail = f".{_cut(target.stem)}.", f".part{target.suffix if len(target.suffix) <= _MAX_ENDING else ''}"
     _remove_abandoned(target.parent, re.compile(re.escape(head) + "[0-9a-f]{8}" + re.escape(tail)))
     while True:
         path = target.with_name(head + secrets.token_hex(4) + tail)
@@ -323,13 +369,99 @@ def _remove_abandoned(folder: Path, name: re.Pattern[str]) -> None:
                         remove_part(path, lock)
 
 
+def sync(descriptor: int, *, drive: bool = True) -> None:
+    """Wait until an open file or folder is on the disk, and with `drive` no longer in the memory of the drive alone."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)  # of macOS, whose fsync leaves data in that memory
+    if full is not None and drive:
+        with suppress(OSError):  # file systems of networks have fsync only
+            fcntl.fcntl(descriptor, full)
+            return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+
+
+def sync_file(descriptor: int, *, drive: bool = True) -> None:
+    """Call `sync` for a finished file. An empty one is an `OSError`: its writer failed without an error."""
+    if not os.fstat(descriptor).st_size:
+        raise OSError("what was written is empty; check the free disk space")
+    sync(descriptor, drive=drive)
+
+
+def sync_files(files: Sequence[Path]) -> None:
+    """Wait until finished files are on the disk, see `sync_file`."""
+    for index, path in enumerate(files, 1):
+        with path.open("rb") as file:
+            sync_file(file.fileno(), drive=index == len(files))
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names of the files in a folder are on the disk."""
+    with suppress(PermissionError):  # a folder may take files and not be readable
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def keep_mode(old: Path, new: Path, more: int = 0) -> None:
+    """Give a file the permissions of the one that it replaces, if there is one, and `more`."""
+    if os.path.isfile(old):
+        with suppress(OSError):  # of a file system without permissions
+            os.chmod(new, os.stat(old).st_mode & 0o777 | more)
+
+
+def take_name(part: Path, target: Path, *, overwrite: bool) -> Path:
+    """Move a finished file, or a folder of such, to `target`, and return its name, once both are on the disk.
+
+    A power cut leaves the old file or the whole new one. If the name is taken, or cannot be replaced, a finished output
+    is not lost: it gets the next free number.
+    """
+    is_folder = part.is_dir()
+    sync_files(sorted(part.iterdir()) if is_folder else [part])
+    if is_folder:
+        sync_folder(part)
+    with uninterrupted():
+        path = _move(part, target, is_folder or overwrite, is_folder)
+    sync_folder(path.parent)
+    return path
+
+
+def warn_of_name(name: str | os.PathLike, other: str | os.PathLike) -> None:
+    """Say that an output has the name that `take_name` has given it in place of its own."""
+    warn(f"{os.fspath(name)}: the name was taken meanwhile, so the output is {other}.")
+
+
+def _move(part: Path, target: Path, replaces: bool, is_folder: bool) -> Path:
+    """Rename `part` to the first name that it can have. A renamed folder replaces nothing but an empty one."""
+    for path in chain([target], numbered_names(target, is_folder=is_folder)):
+        is_reserved = False
+        try:
+            if replaces and path == target:
+                keep_mode(path, part)
+            elif not is_folder:
+                path.open("xb").close()  # reserves the name, or fails: a rename would replace another file
+                is_reserved = True
+            os.replace(part, path)
+            return path
+        except OSError:
+            if is_reserved:
+                remove_file(path)
+            if not os.path.lexists(path):
+                raise
+    raise AssertionError("there is always a next number")
+
+
 class PartFile:
     """An empty file beside `target`, to be filled and then renamed. It is removed with this object.
 
     It is created at once, so that a missing or read-only folder is refused before any work is done. A symbolic link
-    stays, and the file that it points to is replaced. A named pipe or a device stays too, and gets the bytes of the
-    file when it is whole, which until then is in the folder for temporary files. Without `overwrite`, a file at
-    `target` is refused, also one that appears meanwhile.
+    stays, and the file that it points to is replaced; the new one keeps its permissions. A named pipe or a device stays
+    too, and gets the bytes of the file when it is whole, which until then is in the folder for temporary files. Without
+    `overwrite`, a file at `target` is refused; for one that appears meanwhile see `take_name`.
     """
 
     def __init__(self, target: Path, *, overwrite: bool = True) -> None:
@@ -348,37 +480,54 @@ class PartFile:
         with uninterrupted(), writing_to(target):
             self.path, lock = create_part(beside, lambda path: path.open("xb").close())
             self._remove = Cleanup(self, remove_part, self.path, lock)
+            if not self._is_special:
+                keep_mode(self._real, self.path, stat.S_IRUSR | stat.S_IWUSR)  # what is private is so at once
 
-    def complete(self) -> None:
-        if self._is_special:
-            with writing_to(self.target), self.path.open("rb") as whole, self.target.open("wb") as target:
-                shutil.copyfileobj(whole, target)
-            self._remove()
-            return
-        with uninterrupted(), writing_to(self.target):
-            if not self._overwrite:
-                self._real.open("xb").close()  # takes the name, or fails: a rename would replace another file
-            os.replace(self.path, self._real)
-            self._remove()
+    def complete(self) -> Path | None:
+        """Move the file to its target. Returns another name if it has got that, see `take_name`."""
+        with writing_to(self.target):
+            if self._is_special:
+                sync_files([self.path])
+                with self.path.open("rb") as whole, self.target.open("wb") as target:
+                    shutil.copyfileobj(whole, target)
+                path = self._real
+            else:
+                path = take_name(self.path, self._real, overwrite=self._overwrite)
+        self._remove()
+        if path == self._real:
+            return None
+        moved = path if self.target.is_symlink() else self.target.with_name(path.name)
+        warn_of_name(self.target, moved)
+        return moved
 
     def discard(self) -> None:
         self._remove()
 
 
+@dataclass
+class PartFolder:
+    """A folder of `part_folder`."""
+
+    path: Path  # ends in the name of the target, which errors show
+    target: Path  # where it is in the end
+
+
 @contextmanager
-def part_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder on the same disk, which is renamed to `folder` on success and deleted on failure."""
-    with writing_to(folder):
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise WriterError(f"{folder}: already exists and is not an empty folder; remove it or choose another name.")
+def part_folder(target: Path) -> Iterator[PartFolder]:
+    """An empty folder on the same disk, which is moved to `target` on success (see `take_name`), and else deleted."""
+    with writing_to(target):
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise WriterError(f"{target}: already exists and is not an empty folder; remove it or choose another name.")
         with uninterrupted():
-            parent, lock = create_part(folder, Path.mkdir)
+            parent, lock = create_part(target, Path.mkdir)
             remove = Cleanup(None, remove_part, parent, lock)
     try:
-        part = parent / folder.name  # which errors name
-        part.mkdir()
+        part = PartFolder(parent / target.name, target)
+        part.path.mkdir()
         yield part
-        with uninterrupted(), writing_to(folder):
-            part.rename(folder)
+        with writing_to(target):
+            part.target = take_name(part.path, target, overwrite=False)
+        if part.target != target:
+            warn_of_name(target, part.target)
     finally:
         remove()

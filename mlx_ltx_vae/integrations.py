@@ -41,10 +41,10 @@ from .backend.mlx_utils import named_parameters
 from .checkpoint import open_weights
 from .errors import CheckpointError, PlanError, TilingError, quote
 from .models.video_vae.config import CLASS_NAME
-from .pipeline.chunk_stream import arrays_released
-from .pipeline.decode_options import StreamOptions
-from .pipeline.postprocess import FrameChunk, OnFramesReady
+from .pipeline.decode import DecodeOptions
+from .pipeline.frames import FrameChunk, OnFramesReady
 from .pipeline.progress import show_progress as with_progress
+from .pipeline.run import arrays_released
 from .planning.plan import DecodePlan, Mode
 from .shapes import DEFAULT_SCALE
 from .tiling.blend import decode_tiles
@@ -197,13 +197,13 @@ def _plan(vae: VideoVAE, latents: mx.array, tiling_config: Any) -> DecodePlan:
     return plan
 
 
-def _conditioning(vae: VideoVAE, decoder: nn.Module, timestep: mx.array | float | None) -> StreamOptions:
+def _conditioning(vae: VideoVAE, decoder: nn.Module, timestep: mx.array | float | None) -> DecodeOptions:
     """The timestep and the share of noise for a VAE that takes them. The apps pass a timestep to any VAE."""
     if vae.decoder is None or not vae.decoder.spec.has_timestep:
-        return StreamOptions()
+        return DecodeOptions()
     given = getattr(decoder, "decode_timestep", None) if timestep is None else timestep
     scale = getattr(decoder, "decode_noise_scale", None)
-    return StreamOptions(timestep=None if given is None else float(given), noise_scale=scale)
+    return DecodeOptions(timestep=None if given is None else float(given), noise_scale=scale)
 
 
 def _take_all(chunks: Iterable[FrameChunk], on_frames_ready: OnFramesReady | None, dtype: mx.Dtype) -> mx.array:

@@ -1,18 +1,21 @@
 """`PreviewVAE`: tiny autoencoders, for previews while a model still denoises."""
 
+import os
 from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 import numpy as np
 
-from .errors import CheckpointError
+from .checkpoint import Checkpoint
+from .errors import CheckpointError, warn
 from .models.preview_vae.networks import PreviewDecoder
-from .pipeline.decode_options import StreamOptions
-from .pipeline.decode_run import PushedDecode
+from .pipeline.decode import DecodeOptions, PushedDecode
 from .vae import VideoVAE
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
+
+    from .backend.mlx_utils import GivenDtype
 
 
 class PreviewVAE(VideoVAE):
@@ -47,6 +50,27 @@ class PreviewVAE(VideoVAE):
 
     _pushed: PushedDecode | None = None
 
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | os.PathLike | Checkpoint,
+        *,
+        dtype: "GivenDtype" = None,
+        encoder: bool = True,
+        decoder: bool = True,
+    ) -> "Self":
+        """Load a tiny autoencoder or a projection, as `VideoVAE.from_pretrained`. A warning for another VAE."""
+        vae = super().from_pretrained(source, dtype=dtype, encoder=encoder, decoder=decoder)
+        if decoder and not vae._makes_stills:
+            name = source.name if isinstance(source, Checkpoint) else source
+            what = f"is a whole VAE ({vae.config.generation}), whose previews take as long as decodes"
+            warn(f"{name}: {what}; load a tiny autoencoder (taeltx2_3.safetensors) or a projection.")
+        return vae
+
+    @property
+    def _makes_stills(self) -> bool:
+        return isinstance(self._decoder, PreviewDecoder) or self._decoder.spec.scale.time == 1
+
     def push(self, latents: mx.array | np.ndarray) -> mx.array | None:
         """Decode the next latents (B, C, n, H', W') of the clip to the frames (B, 3, n', H, W) that they give.
 
@@ -66,13 +90,18 @@ class PreviewVAE(VideoVAE):
         return None if pushed is None else pushed.flush()
 
     def decode_stills(
-        self, latents: mx.array | np.ndarray, *, small: bool = False, **options: "Unpack[StreamOptions]"
+        self, latents: mx.array | np.ndarray, *, small: bool = False, **options: "Unpack[DecodeOptions]"
     ) -> mx.array:
         """One picture (B, 3, F', H, W) for each latent frame, in an eighth of the time or less.
 
-        Each stands for the last of the frames of its latent frame. `small` pictures have 4x4 pixels per latent cell.
+        Each stands for the last of the frames of its latent frame. `small` pictures have 4x4 pixels per latent cell. A
+        projection makes no others than its own.
         """
-        if not isinstance(self._decoder, PreviewDecoder):
-            raise CheckpointError("this decoder makes no stills; load a tiny autoencoder: taeltx2_3.safetensors.")
-        stills = VideoVAE(self.config, None, self._decoder.stills(small=small))
-        return cast(Any, stills.decode(latents, **options))
+        if not self._makes_stills:
+            raise CheckpointError(
+                f"this decoder ({self.config.generation}) makes no stills; load a tiny autoencoder: "
+                "taeltx2_3.safetensors."
+            )
+        decoder = self._decoder
+        stills = decoder.stills(small=small) if isinstance(decoder, PreviewDecoder) else decoder
+        return cast(Any, VideoVAE(self.config, None, stills).decode(latents, **options))

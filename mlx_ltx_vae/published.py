@@ -15,9 +15,8 @@ from .latents.keyframes import frame_numbers
 from .models.base import SOUND, Config, Family, SoundConfig
 from .models.families import published
 from .models.specs import NetworkSpec
-from .pipeline.audio_run import every_chunk, plan_networks
-from .planning.options import ModeName, OrderName
-from .planning.plan import DecodePlan, SoundPlan
+from .pipeline.audio import every_chunk, plan_networks
+from .planning.plan import DecodePlan, ModeName, OrderName, SoundPlan
 from .planning.planner import plan_decode
 from .shapes import Grid, LatentShape, Size, format_size, parse_size
 from .tiling.config import TilingConfig

@@ -1,11 +1,15 @@
-"""What comes before imports that take long: names that are imported at their first use, and a command's process."""
+"""What comes before imports that take long: names that are imported at their first use, and a command's process.
+
+Ctrl-C prints a traceback until the process is prepared, so nothing is imported before that Python has not loaded.
+"""
 
 import os
-import signal
 import sys
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
 STANDARD_ERROR = 2
 
@@ -21,6 +25,8 @@ def prepare_process() -> None:
     """Make this process a command."""
     global _is_command
     _is_command = True
+    import _signal as signal  # type: ignore[import-not-found]  # the module `signal` imports enum, during which Ctrl-C could come
+
     # Until the command begins, nothing has to be cleaned up: Ctrl-C ends the imports without a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -63,32 +69,55 @@ def was_forked() -> bool:
     return _was_forked
 
 
+class MissingBackend(ImportError):
+    """MLX cannot be imported. Plans can be made without it."""
+
+
 def check_mlx() -> None:
-    """Raise an `ImportError` that says what to install, where MLX cannot be imported. Plans can be made without it."""
+    """Raise a `MissingBackend` that says what to install, where MLX cannot be imported."""
+    from importlib import import_module
+
     try:
         import_module("mlx.core")
     except ImportError as error:
-        raise ImportError(
+        raise MissingBackend(
             "MLX has no backend on this machine: on Linux install mlx_ltx_vae[cpu] or mlx_ltx_vae[cuda13]; on macOS "
             "MLX needs Apple Silicon and a native (arm64) Python."
         ) from error
 
 
-def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+def import_name(path: str) -> "Any":
+    """Import what "module:name" names, or a module. Where MLX cannot be imported, a `MissingBackend`."""
+    from importlib import import_module
+
+    module, _, name = path.partition(":")
+    try:
+        found = import_module(module)
+    except ImportError:
+        check_mlx()
+        raise
+    return getattr(found, name) if name else found
+
+
+def import_command(path: str) -> "Any":
+    """Import what "module:name" names. Where MLX cannot be imported, this exits with 1 and says what to install."""
+    try:
+        return import_name(path)
+    except MissingBackend as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def lazy_names(package: str, modules: "Mapping[str, str]") -> "Callable[[str], Any]":
     """The `__getattr__` of a package, some of whose names are imported from `modules` when they are first used.
 
     The name of a module there stands for the module itself.
     """
 
-    def get(name: str) -> Any:
+    def get(name: str) -> "Any":
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        try:
-            module = import_module(modules[name], package)
-        except ImportError:
-            check_mlx()
-            raise
-        value = module if modules[name] == f".{name}" else getattr(module, name)
+        module = package + modules[name]
+        value = import_name(module if modules[name] == f".{name}" else f"{module}:{name}")
         setattr(sys.modules[package], name, value)
         return value
 

@@ -45,8 +45,10 @@ def format_are(count: int) -> str:
 
 
 def format_rate(frames: int, seconds: float) -> str:
-    """The speed as text, such as 12.345 frames-per-sec, also where the clock stands still."""
-    return f"{frames / seconds:.3f} frames-per-sec" if seconds > 0 else "speed unknown"
+    """The speed as text, such as 3.45 frames per second, also where the clock stands still."""
+    rate = frames / seconds if seconds > 0 else 0
+    digits = 2 if rate < 10 else 1 if rate < 100 else 0
+    return f"{rate:.{digits}f} frames per second" if seconds > 0 else "speed unknown"
 
 
 def parse_bytes(text: str | int | float, available: int) -> int:

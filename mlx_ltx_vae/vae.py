@@ -11,28 +11,32 @@ import numpy as np
 from .backend.mlx_utils import GivenDtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, open_weights
 from .checkpoint.loading import LazyNetwork, load_network
-from .errors import LatentsError, PlanError
+from .errors import LatentsError, PlanError, WriterError
 from .latents.keyframes import Keyframes, frame_numbers
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
 from .models.noise import Noise
 from .models.specs import DEFAULT_CONVENTION, ConventionName
 from .network_pair import NetworkPair, load_encoder
-from .pipeline.chunk_stream import arrays_released, join_parts
-from .pipeline.decode_file import DecodeReport, open_file_decode
-from .pipeline.decode_options import DecodeOptions, StreamOptions, WholeOptions, check_options, default_plan
-from .pipeline.decode_run import DecodePipeline, DecodeStream
-from .pipeline.encode_run import EncodeOptions, EncodePipeline, EncodeStream, Frames
-from .pipeline.hdr_frames import HDR
-from .pipeline.latent_sources import LatentInput, is_whole
-from .pipeline.postprocess import OnFramesReady, hand_over, join_chunks, join_levels
-from .pipeline.progress import Progress, show_progress
-from .planning.options import BitDepth, ModeName, OrderName
-from .planning.plan import DecodePlan, EncodePlan, SoundPlan
+from .pipeline.decode import (
+    DecodeOptions,
+    DecodePipeline,
+    DecodeReport,
+    DecodeStream,
+    check_options,
+    join_levels,
+)
+from .pipeline.encode import EncodeOptions, EncodePipeline, EncodeStream, Frames
+from .pipeline.frames import HDR, OnFramesReady, choose_hdr
+from .pipeline.progress import Progress
+from .pipeline.run import arrays_released, join_parts
+from .pipeline.sources import LatentInput
+from .planning.plan import BitDepth, DecodePlan, EncodePlan, ModeName, OrderName, SoundPlan
 from .planning.planner import plan_decode, plan_encode
 from .published import estimate
 from .tiling.config import TilingConfig
 from .units import DEFAULT_FPS, Rate
-from .video.frame_format import FrameOutput, FrameStep, frame_format
+from .video.frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
+from .video.sink import SinkOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -264,14 +268,29 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             unnormalized=unnormalized,
             steps=steps,
             keyframes=keyframes,
-            format=None if bit_depth is None else frame_format(bit_depth, LatentsError),
         )
-        make_plan = partial(self.plan, ranks=1 if group is None else group.size(), steps=steps, keyframes=keyframes)
-        return DecodePipeline(self._decoder, make_plan, options, group).stream(latents, plan)
+        levels = None if bit_depth is None else frame_format(bit_depth, LatentsError)
+        return self._decode_pipeline(options, levels, group).stream(latents, plan)
+
+    def _decode_pipeline(
+        self,
+        options: DecodeOptions,
+        levels: FrameFormat | None = None,
+        group: mx.distributed.Group | None = None,
+    ) -> DecodePipeline:
+        planned: dict[str, Any] = {"steps": options.get("steps"), "keyframes": options.get("keyframes")}
+        make_plan = partial(self.plan, ranks=1 if group is None else group.size(), **planned)
+        return DecodePipeline(self._decoder, make_plan, options, levels, group)
 
     @overload
     def decode(
-        self, latents: LatentInput, plan: DecodePlan | None = None, **options: "Unpack[WholeOptions]"
+        self,
+        latents: LatentInput,
+        plan: DecodePlan | None = None,
+        *,
+        memory_budget: str | int | None = None,
+        progress: Progress = False,
+        **options: "Unpack[DecodeOptions]",
     ) -> mx.array: ...
 
     @overload
@@ -281,7 +300,9 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         plan: DecodePlan | None = None,
         *,
         on_frames_ready: OnFramesReady,
-        **options: "Unpack[WholeOptions]",
+        memory_budget: str | int | None = None,
+        progress: Progress = False,
+        **options: "Unpack[DecodeOptions]",
     ) -> None: ...
 
     def decode(
@@ -292,7 +313,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         on_frames_ready: OnFramesReady | None = None,
         memory_budget: str | int | None = None,
         progress: Progress = False,
-        **options: "Unpack[StreamOptions]",
+        **options: "Unpack[DecodeOptions]",
     ) -> mx.array | None:
         """Decode a whole clip to pixels (B, 3, F, H, W), approximately in [-1, 1]. Otherwise as `stream`.
 
@@ -303,20 +324,13 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         `np.array(pixels.astype(mx.float32))`.
         """
         check_options("decode", options)
-        joined = on_frames_ready is None
-        plan = default_plan(self.plan, latents, plan, options, memory_budget=memory_budget, joined=joined)
-        if plan is not None and plan.format is not None:
-            raise PlanError("the plan was made for levels, and decode returns floats; plan without a bit depth.")
-        num_frames = plan.num_frames if plan is not None and is_whole(latents) else None
-        with arrays_released(), self.stream(latents, plan, **options) as stream:
-            chunks = show_progress(stream, progress, plan.num_frames if plan else None)
-            if on_frames_ready is None:
-                return join_chunks(chunks, num_frames)
-            hand_over(chunks, on_frames_ready)
-            return None
+        pipeline = self._decode_pipeline(options)
+        return pipeline.decode(
+            latents, plan, on_frames_ready=on_frames_ready, memory_budget=memory_budget, progress=progress
+        )
 
     def decode_uint8(
-        self, latents: LatentInput, plan: DecodePlan | None = None, **options: "Unpack[StreamOptions]"
+        self, latents: LatentInput, plan: DecodePlan | None = None, **options: "Unpack[DecodeOptions]"
     ) -> np.ndarray:
         """Decode to uint8 (F, H, W, 3), or (B, F, H, W, 3) for several videos. As `stream`, without `bit_depth`."""
         check_options("decode_uint8", options)
@@ -339,24 +353,34 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         pix_fmt: str | None = None,
         metadata: Mapping[str, str] | None = None,
         shortest: bool = False,
-        overwrite: bool = True,
+        overwrite: bool | None = None,
         frame_steps: Sequence[FrameStep] = (),
         hdr: HDR = None,
-        **options: "Unpack[StreamOptions]",
+        **options: "Unpack[DecodeOptions]",
     ) -> DecodeReport:
         """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
 
-        They may arrive, as for `stream`; a folder gets stills. For all up to `overwrite` see `VideoWriter`, for `hdr`
+        They may arrive, as for `stream`; a folder gets stills. For all up to `overwrite` see `VideoWriter` (None
+        replaces all but pictures and stills), for `hdr`
         (or a curve) `HDROptions`, for others `decode`. `audio` may be an `AudioVAE.stream`. Errors: `WriterError`.
         """
         check_options("decode_to_file", options)
-        given = {"audio": audio, "codec": codec, "crf": crf, "pix_fmt": pix_fmt, "metadata": metadata or {}}
-        given |= {"shortest": shortest, "overwrite": overwrite}
-        file = open_file_decode(path, fps, given, bit_depth, frame_steps, hdr, self._decoder.dtype)
-        plan = default_plan(self.plan, latents, plan, options, memory_budget=memory_budget, outputs=file.frames)
-        file.check(plan if is_whole(latents) else None)
-        with arrays_released(), self.stream(latents, plan, bit_depth=file.bit_depth, **options) as stream:
-            return file.write(stream, plan, progress)
+        frames = FrameOutput(frame_format(bit_depth, WriterError, str(path)), tuple(frame_steps))
+        output = SinkOptions(
+            audio=audio,
+            codec=codec,
+            crf=crf,
+            overwrite=overwrite,
+            shortest=shortest,
+            metadata=metadata or {},
+            pix_fmt=pix_fmt,
+            frames=frames,
+        )
+        output = choose_hdr(output, hdr, self._decoder.dtype)
+        pipeline = self._decode_pipeline(options)
+        return pipeline.decode_to_file(
+            latents, plan, path, output, fps=fps, memory_budget=memory_budget, progress=progress
+        )
 
     def encode(
         self, pixels: Frames | Iterable[Frames], plan: EncodePlan | None = None, **options: "Unpack[EncodeOptions]"

@@ -26,7 +26,7 @@ PY
 
 find_python() {
     reasons=
-    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10 python}; do
+    for candidate in ${PYTHON:-python3 python3.15 python3.14 python3.13 python3.12 python3.11 python3.10 python}; do
         reason=$(why_not "$candidate")
         if [ -z "$reason" ]; then
             echo "$candidate"

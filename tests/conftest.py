@@ -2,6 +2,7 @@
 
 import gc
 import json
+import multiprocessing
 import os
 import re
 import resource
@@ -45,6 +46,13 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 # Hundreds of tests start processes, which without it compile the package every time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False  # pytest rewrites the modules of the tests, which takes each process seconds
+# As on macOS, where multiprocessing starts a second process of Python for what it shares: here and, by a sitecustomize,
+# in all processes that tests start.
+multiprocessing.set_start_method("spawn", force=True)  # a worker of pytest-xdist has a sitecustomize too
+path = [f"{Path(__file__).parent}/spawn", os.environ.get("PYTHONPATH", "")]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+# On Linux without OpenBLAS every command would say so.
+os.environ["PYTHONWARNINGS"] = "ignore:MLX computes with the reference BLAS"
 # What a shell starts in the background ignores Ctrl-C and Ctrl-\, and some tests press them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
@@ -54,7 +62,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup sets it: the c
 import mlx.core as mx  # noqa: E402
 
 if os.environ.get("EMULATE_METAL"):  # so that what macOS runners run can fail before
-    from benchmarks.metal_emulation import emulated
+    from metal_emulation import emulated
 
     emulation = emulated()
     emulation.__enter__()

@@ -15,7 +15,7 @@ from mlx_ltx_vae import Keyframes, VideoVAE, save_latents
 from mlx_ltx_vae.decode import main as main_of_decode
 from mlx_ltx_vae.distributed import Ranks
 from mlx_ltx_vae.errors import LTXVAEError
-from mlx_ltx_vae.pipeline.decode_run import DecodeStream
+from mlx_ltx_vae.pipeline.decode import DecodeStream
 from toy_networks import TOYS
 
 

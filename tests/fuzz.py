@@ -38,12 +38,12 @@ from fuzz_mutations import Damage
 from mlx_ltx_vae import LTXVAEError, VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.files import read_json
-from mlx_ltx_vae.commands.items import read_inputs
+from mlx_ltx_vae.commands.jobs import read_inputs
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.errors import PlanError
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.inspect import inspect
+from mlx_ltx_vae.inspect import format_report, inspect
 from mlx_ltx_vae.latents import load_keyframes, open_latents
 from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec, parse_vae_config
 from mlx_ltx_vae.models.video_vae.diffusers import is_diffusers_config, read_diffusers_config
@@ -56,7 +56,7 @@ _MEMORY_FACTOR, _MEMORY_CONSTANT = 4, 64e6
 _MAX_MESSAGE = 300
 _MAX_COMMAND = 900  # an error about a file of torch has the command that converts it
 _VAE = "vae-of-the-fuzzer.safetensors"
-_CLASS = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Interrupt)\b|NoneType|should not happen")  # of what is not explained
+_CLASS = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Interrupt)\b|NoneType|internal error")  # of what is not explained
 
 
 class Hang(BaseException):
@@ -202,11 +202,11 @@ def _read_latents_for_a_vae(path: Path) -> None:
 
 def _inspect(path: Path) -> None:
     report = inspect(str(path))
-    json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    json.loads(json.dumps(report, allow_nan=False))
 
 
 def _inspect_for_a_vae(path: Path) -> None:
-    str(inspect(str(path), vae=str(path.parents[1] / _VAE)))
+    format_report(inspect(str(path), vae=str(path.parents[1] / _VAE)))
 
 
 def _load(path: Path) -> None:

@@ -8,7 +8,7 @@ from audio_cases import VAE_CASES, VOCODER_CASES, from_frames, to_frames, to_sam
 from mlx_ltx_vae import AudioVAE
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.streaming.context import StreamContext
-from mlx_ltx_vae.streaming.driver import run, run_whole
+from mlx_ltx_vae.streaming.driver import run_stream, run_whole
 from tolerances import tolerance
 
 FULL_WIDTH = ["full_width_ltx2", "full_width_ltx2_3", "full_width_encoder"]
@@ -117,5 +117,5 @@ def test_an_encode_in_pieces_is_that_in_one(audio_case, audio_vae):
     whole = run_whole(vae.encoder.stages(StreamContext()), frames)
     for size in (1, 4, 7):
         pieces = (frames[:, start : start + size] for start in range(0, 33, size))
-        parts = list(run(vae.encoder.stages(StreamContext()), pieces))
+        parts = list(run_stream(vae.encoder.stages(StreamContext()), pieces))
         assert mx.abs(mx.concatenate(parts, axis=1) - whole).max().item() < tolerance(1e-5), size

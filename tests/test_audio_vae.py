@@ -28,12 +28,12 @@ from mlx_ltx_vae.models.audio_vae.specs import PlaneSpec
 from mlx_ltx_vae.models.convolution.prepared import prepare
 from mlx_ltx_vae.models.vocoder.layers import Conv1d, as_frames
 from mlx_ltx_vae.models.vocoder.specs import conv_layer
-from mlx_ltx_vae.pipeline.audio_run import plan_sound, unpack_latents
+from mlx_ltx_vae.pipeline.audio import plan_sound, unpack_latents
 from mlx_ltx_vae.pipeline.run import Run
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
 from mlx_ltx_vae.shapes import Axis, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext
-from mlx_ltx_vae.streaming.driver import run, run_chain, run_whole
+from mlx_ltx_vae.streaming.driver import run_chain, run_stream, run_whole
 from mlx_ltx_vae.streaming.window import View
 from tolerances import cpu_only, tolerance
 
@@ -86,7 +86,7 @@ def test_in_float64_a_streamed_vocoder_is_the_single_pass(audio_case, name):
     whole = run_whole(vocoder.stages(StreamContext()), mel)
     assert whole.dtype == mx.float64
     pieces = (mel[:, start : start + 4] for start in range(0, 10, 4))
-    streamed = mx.concatenate(list(run(vocoder.stages(StreamContext()), pieces)), axis=1)
+    streamed = mx.concatenate(list(run_stream(vocoder.stages(StreamContext()), pieces)), axis=1)
     assert streamed.shape == whole.shape
     assert mx.abs(streamed - whole).max().item() < 1e-10
 
@@ -255,7 +255,7 @@ def test_upsampled_sound_is_a_convolution_of_repeated_positions(causal):
             prepare(layer.conv, keeps_dtype=False)
         whole = run_whole(layer.stages(StreamContext()), mx.array(x, mx.float32))
         pieces = (mx.array(x[:, start : start + 2], mx.float32) for start in range(0, 5, 2))
-        streamed = mx.concatenate(list(run(layer.stages(StreamContext()), pieces)), axis=1)
+        streamed = mx.concatenate(list(run_stream(layer.stages(StreamContext()), pieces)), axis=1)
         for result in (whole, streamed):
             assert result.shape == (1, *expected.shape[:2], 1, 32)
             assert np.abs(np.array(result)[0, :, :, 0] - expected).max() < tolerance(1e-5)
@@ -466,8 +466,8 @@ def test_the_planned_memory_of_an_encode_holds(audio_vae, name, mode):
 
 def test_an_encode_runs_its_plan(audio_vae, monkeypatch):
     vae, waveform = audio_vae("encoder"), np.random.default_rng(0).uniform(-1, 1, (1, 2, 48_000)).astype(np.float32)
-    ran, results = [], Run.results
-    monkeypatch.setattr(Run, "results", lambda run: ran.append((type(run.plan), run.plan.as_dict())) or results(run))
+    ran, outputs = [], Run.outputs
+    monkeypatch.setattr(Run, "outputs", lambda run: ran.append((type(run.plan), run.plan.as_dict())) or outputs(run))
     pieces, convolve = [], type(vae.encoder.conv_in).__call__
     monkeypatch.setattr(
         type(vae.encoder.conv_in),

@@ -1,8 +1,10 @@
 """The developers' measurements end to end, small; and their arithmetic. Nothing depends on how long a run takes."""
 
 import json
+import math
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 
 import mlx.core as mx
@@ -10,14 +12,16 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import against, decoders, formulations, validation
+from benchmarks import against, decoders, formulations, measuring, validation
 from benchmarks.convolutions import Convolution, recorded
+from benchmarks.measuring import Case, Decode, Job, compare, decode, footprint, format_psnr, load_vae
+from benchmarks.measuring import measure as measure_frames
 from benchmarks.others import diffusers_config, original_weights
 from benchmarks.overlap import WaitingSink, least_seconds
 from benchmarks.pictures import find_crop
 from benchmarks.sound import random_audio_vae
 from mlx_ltx_vae import VideoVAE, demo
-from mlx_ltx_vae.bench.decoding import Case, load_vae
+from mlx_ltx_vae.backend.mlx_utils import max_difference, psnr
 from mlx_ltx_vae.checkpoint import open_weights
 from mlx_ltx_vae.latents import save_latents
 from mlx_ltx_vae.models.convolution.conv3d import Conv3d
@@ -109,15 +113,6 @@ def test_quality_of_every_mode_and_dtype_is_printed(measure, small_demo):
 
 
 @pytest.mark.slow
-def test_what_metal_costs_is_emulated_and_printed(measure, small_demo):
-    (run,), printed = measure("emulation")
-    psnr = {way["way"]: way["psnr"] for way in run["ways"]}
-    assert 20 < psnr["conv3d: bfloat16"] < psnr["conv3d: float16"] < psnr["conv3d: float32"]
-    assert psnr["conv3d: bfloat16"] < psnr["bfloat16 as stored: the package's default"] < psnr["--dtype float32"]
-    assert "| emulated on the CPU " in printed and "nothing was measured on a GPU" in printed
-
-
-@pytest.mark.slow
 def test_plans_are_validated(measure, monkeypatch):
     case = Case(base_width=8, dtype="float32", width=64, height=64, frames=9)
     monkeypatch.setattr(validation, "validation_cases", lambda: [case])
@@ -191,7 +186,6 @@ def test_against_compares_other_decoders_with_the_single_pass_and_skips_missing_
     assert "psnr" not in single
     assert exact["largest"] <= 1
     assert ports["frames"] == 9 and ports["peak_bytes"] > 0
-    assert not any("samples" in run for run in runs), "only a plot needs samples"
     # Both blend the same pixels of tiles in space; these differ from the single pass.
     assert ports["largest"] == pytest.approx(tiled["largest"], abs=1)
     assert ports["largest"] > 1
@@ -350,3 +344,73 @@ def test_tiles_of_a_case_may_be_cut_in_time_too():
     tiling = Case(tiles="256:32,16").make_tiling()
     assert tiling == TilingConfig(SpatialTilingConfig(256, 32), TemporalTilingConfig(16, 0))
     assert Case(tiles="256:32").make_tiling() == TilingConfig(SpatialTilingConfig(256, 32))
+
+
+def test_a_case_survives_json():
+    case = Case(frames=17, mode="tiled", tiles="256:64", memory_budget="8GB")
+    assert Case(**json.loads(json.dumps(asdict(case)))) == case
+
+
+def test_jobs_run_in_turns_and_those_that_need_one_run_once(monkeypatch):
+    ran = []
+    monkeypatch.setattr(measuring, "run_job", lambda job: ran.append(job) or {"run": len(ran)})
+    short, long = Job(decode, Case(frames=9)), Job(decode, Case(frames=17))
+    alone = Job(decode, Case(), once=True)
+    runs = measuring.run_interleaved([short, alone, long], 2)
+    assert ran == [short, alone, long, short, long]
+    assert [[run["run"] for run in results] for results in runs] == [[1, 4], [2], [3, 5]]
+
+
+def test_a_run_that_fails_says_why_in_one_line(capsys):
+    assert command.main(["precision", *TINY, "--num-frames", "10"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: decode of 10 frames") and "1 + 8*k" in line
+
+
+def test_results_that_cannot_be_stored_are_an_error_before_anything_runs(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(measuring, "run_job", lambda job: pytest.fail("it runs"))
+    assert command.main(["precision", *TINY, "--save", str(tmp_path / "missing" / "out.json")]) == 1
+    assert "out.json: cannot be written" in capsys.readouterr().err
+
+
+def test_frames_are_saved_and_compared_with_saved_ones(tmp_path):
+    def chunks(value: int) -> Iterator[np.ndarray]:
+        yield from (np.full((frames, 4, 6, 3), value, np.uint8) for frames in (1, 2))
+
+    path, case = str(tmp_path / "frames.npy"), Case(width=6, height=4)
+    measured = measure_frames(chunks(100), case, save=path)
+    assert (measured["frames"], measured["bytes_per_pixel"]) == (3, measured["peak_bytes"] / 24)
+    assert np.load(path).shape == (3, 4, 6, 3)
+    same, other = (measure_frames(chunks(value), case, reference=path) for value in (100, 151))
+    assert (same["psnr"], same["largest"]) == (None, 0)
+    assert (other["psnr"], other["largest"]) == (pytest.approx(20 * math.log10(5)), 51)
+
+
+def test_psnr_is_decibels_of_the_span():
+    black = mx.zeros((2, 3))
+    assert psnr(black, black) == math.inf
+    assert psnr(black + 0.02, black) == pytest.approx(40, abs=1e-3)
+    white = black.astype(mx.uint8) + 255
+    assert psnr(white, black, span=255) == pytest.approx(0, abs=1e-6)
+    assert max_difference(white, black) == 255
+
+
+def test_equal_arrays_have_no_difference():
+    black = mx.zeros((2, 3))
+    assert compare(black, black) == {"psnr": None, "largest": 0}
+    assert compare(black + 1e-6, black)["psnr"] == pytest.approx(126, abs=0.1)
+    assert (format_psnr(None), format_psnr(59.06)) == ("identical", "59.1 dB")
+
+
+def test_the_footprint_grows_with_memory_in_use():
+    held = bytearray(b"x" * 100_000_000)
+    assert len(held) < footprint()
+
+
+def test_a_case_with_a_formulation_is_loaded_planned_and_run_with_it():
+    case = Case(base_width=8, width=64, height=64, frames=9)
+    ours, other = (Decode.from_case(each) for each in (case, replace(case, formulation="conv3d")))
+    assert ours.plan.memory.work < other.plan.memory.work
+    plans = [replace(each.plan, outputs=()) for each in (ours, other)]  # of floats
+    decoded = (each.vae.decode(each.latents, plan) for each, plan in zip((ours, other), plans, strict=True))
+    assert mx.allclose(*decoded, atol=1e-3)

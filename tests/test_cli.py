@@ -14,7 +14,7 @@ import pytest
 
 from mlx_ltx_vae import VideoVAE, demo, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.commands.items import name_outputs
+from mlx_ltx_vae.commands.jobs import name_outputs
 from mlx_ltx_vae.decode import main
 
 
@@ -199,7 +199,7 @@ def test_dry_run_refuses_what_the_decode_would_refuse(clip, tmp_path, capsys):
     voice.write_text("not a sound")
     for output, options, words in [
         ("out.mp4", ["--audio", voice], "voice.wav: contains no audio"),
-        ("missing/out.mp4", [], "missing or read-only"),
+        ("missing/out.mp4", [], "missing is missing)"),
     ]:
         arguments = [latents, "-m", checkpoint, "-o", tmp_path / output, *options]
         text = refused(capsys, *arguments, "--dry-run")
@@ -215,18 +215,6 @@ def test_audio_is_read_before_the_weights_are(clip, tmp_path, capsys, monkeypatc
     assert "clip.safetensors: contains no audio" in text
 
 
-def test_of_two_decodes_into_one_folder_one_succeeds(clip, tmp_path):
-    latents, checkpoint, frames = clip
-    out = tmp_path / "stills"
-    out.mkdir()
-    command = [sys.executable, "-m", "mlx_ltx_vae.decode", latents, "-m", checkpoint, "-o", out, "-q"]
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    errors = [process.communicate()[1].splitlines() for process in processes]
-    assert sorted(process.returncode for process in processes) == [0, 1]
-    assert sorted(map(len, errors)) == [0, 1]
-    assert sorted(path.name for path in out.iterdir()) == [f"{index:05d}.png" for index in range(len(frames))]
-
-
 @pytest.mark.parametrize(
     ("options", "suggestion"),
     [
@@ -235,7 +223,6 @@ def test_of_two_decodes_into_one_folder_one_succeeds(clip, tmp_path):
         (["--codec", "prores_ks"], "(did you mean prores?)"),
         (["--dtype", "bf16"], "(did you mean bfloat16?)"),
         (["--preset", "slow"], "(did you mean --encoder-preset slow?)"),
-        (["-v"], "(did you mean --version?)"),
         (["--force"], "(did you mean --overwrite?)"),
         (["--frames", "-5"], "such as -5: for the last 5"),
         (["--frames", "5"], "such as :5 for the first 5 frames"),
@@ -262,7 +249,7 @@ def test_an_address_of_the_hub_gets_a_suggestion(clip, tmp_path, capsys):
         assert message.startswith(f"error: {address.rstrip('/')}")
 
 
-@pytest.mark.parametrize("command", ["decode", "encode", "preview", "bench"])
+@pytest.mark.parametrize("command", ["decode", "encode", "preview"])
 def test_the_short_help_is_a_screen_and_points_to_the_whole(command):
     def lines(option):
         arguments = [sys.executable, "-m", f"mlx_ltx_vae.{command}", option]
@@ -271,8 +258,7 @@ def test_the_short_help_is_a_screen_and_points_to_the_whole(command):
     short, whole = lines("-h"), lines("--help")
     assert len(short) < 40 < len(whole)
     assert short[-1] == f'"python -m mlx_ltx_vae.{command} --help" shows all options.'
-    first = {"-m", "--num-frames"} if command == "bench" else {"-o", "-m", "--frames"}
-    assert first <= {word.strip(",") for line in short for word in line.split()[:1]}
+    assert {"-o", "-m", "--frames"} <= {word.strip(",") for line in short for word in line.split()[:1]}
 
 
 def test_quiet_prints_nothing(clip, tmp_path, capfd):

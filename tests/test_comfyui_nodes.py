@@ -55,6 +55,8 @@ def test_the_prompt_and_the_workflow_go_into_the_file(comfy, execute, monkeypatc
     entries = read_metadata(Path(video.get_stream_source()))
     assert json.loads(entries["prompt"]) == hidden["prompt"]
     assert json.loads(entries["workflow"]) == {"nodes": [1]}
+    video = execute("LTXDecodeToVideoMLX", hidden, latent=latent(comfy), save_metadata=False)
+    assert read_metadata(Path(video.get_stream_source())) == {}
     monkeypatch.setattr(comfy.args, "disable_metadata", True)
     video = execute("LTXDecodeToVideoMLX", hidden, latent=latent(comfy))
     assert "prompt" not in read_metadata(Path(video.get_stream_source()))
@@ -86,6 +88,13 @@ def test_frames_are_images_and_their_memory_is_said_before(comfy, execute, vae):
     ((node, text),) = comfy.texts
     assert node == "7"
     assert re.fullmatch(r"17 frames of 96x64 within [\d.]+ [MG]B, and 1\.3 MB for the images", text)
+
+
+def test_nodes_warn_once_of_latents_that_no_model_makes(comfy, execute):
+    for node in ("LTXDecodeFramesMLX", "LTXDecodeToVideoMLX"):
+        with pytest.warns(UserWarning, match="^latents: most channels have a standard deviation far from 1") as found:
+            execute(node, latent=latent(comfy, 0 * LATENTS))
+        assert len(found) == 1
 
 
 def test_images_and_videos_become_latents(comfy, execute, vae):

@@ -83,6 +83,23 @@ def test_a_file_that_appears_under_the_name_stays(comfy, execute, monkeypatch):
     assert [file.read_text() for file in comfy.output.glob("late*")] == ["of another program"]
 
 
+def test_a_file_that_appears_while_it_decodes_costs_the_video_no_more_than_its_number(comfy, execute, monkeypatch):
+    name, taken = comfy.host.next_file, comfy.output / "race_00001_.mkv"
+    make_room = comfy.host.make_room
+
+    def late(*given):
+        taken.write_text("of another program")
+        make_room(*given)
+
+    monkeypatch.setattr(comfy.host, "make_room", late)
+    with pytest.warns(UserWarning, match="race_00001_.mkv: the name was taken meanwhile"):
+        path, shown = save(execute, latent=latent(comfy), filename_prefix="race")
+    assert (path.name, shown["filename"]) == ("race_00002_.mkv", "race_00002_.mkv")
+    assert len(frames_of(path)) == FRAMES
+    assert taken.read_text() == "of another program"
+    assert Path(name("race", ".mkv", (96, 64))).name == "race_00003_.mkv"
+
+
 @pytest.mark.parametrize(
     ("format", "more", "stream"),
     [

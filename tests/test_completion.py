@@ -19,7 +19,7 @@ def script():
         (("decode", "--mo"), ["--model", "--mode"]),
         (("decode", "--mode", "s"), ["single"]),
         (("encode", "--dtype", ""), ["float32", "bfloat16", "float16"]),
-        (("bench", "--against", "ex"), ["exact"]),
+        (("bench", "--mode", "e"), ["exact", "encode"]),
         (("decode", "--codec", "prores4"), ["prores4444"]),
         (("--comp",), ["--completion"]),
     ],

@@ -12,12 +12,12 @@ from PIL import Image
 
 from many_files import VAE, failed, names, run
 from mlx_ltx_vae import VideoVAE, VideoWriter, WriterError, demo, load_latents, save_latents
-from mlx_ltx_vae.commands.items import Item
+from mlx_ltx_vae.commands.jobs import Item
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.preview import main as preview
 from mlx_ltx_vae.video import SinkOptions, open_sink, output_files
-from mlx_ltx_vae.video.frame_files import GAP, LABEL_HEIGHT, LONG_SIDE, sheet_beside
 from mlx_ltx_vae.video.metadata import read_metadata
+from mlx_ltx_vae.video.stills import GAP, LABEL_HEIGHT, LONG_SIDE, sheet_beside
 from video_files import numbered, numbers, read, run_ffmpeg
 
 SHEET = SinkOptions(contact_sheet=True)

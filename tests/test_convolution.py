@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.metal_emulation import EmulatedGPU, emulated, load_decoder
+from benchmarks.measuring import Case, FixedRule, open_case
 from conftest import active_memory
+from metal_emulation import EmulatedGPU, emulated, load_decoder
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.bench.decoding import Case, FixedRule, open_case
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.conv_spec import ConvSpec
 from mlx_ltx_vae.models.convolution import conv3d, rules
@@ -41,7 +41,7 @@ from mlx_ltx_vae.models.layers.conv import (
 )
 from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec
 from mlx_ltx_vae.streaming.context import StreamContext
-from mlx_ltx_vae.streaming.driver import run
+from mlx_ltx_vae.streaming.driver import run_stream
 from tolerances import tolerance
 
 FORMULATIONS = list(Formulation)
@@ -364,7 +364,7 @@ def test_a_stream_of_an_upsampling_layer_by_time_is_the_same_however_it_is_cut()
         results = []
         for cuts in ([6], [1] * 6, [2, 4], [5, 1]):
             pieces = iter(mx.split(x, np.cumsum(cuts)[:-1].tolist(), axis=1))
-            decoded = mx.concatenate(list(run(layer.stages(StreamContext()), pieces)), axis=1)
+            decoded = mx.concatenate(list(run_stream(layer.stages(StreamContext()), pieces)), axis=1)
             results.append(decoded.astype(mx.float32))
             mx.eval(results)
     assert routes["winograd"] > 4

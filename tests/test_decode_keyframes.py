@@ -12,7 +12,7 @@ from mlx_ltx_vae.commands import decode_command
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.distributed import Ranks
 from mlx_ltx_vae.latents.keyframes import describe_keyframes
-from mlx_ltx_vae.pipeline.postprocess import FrameChunk
+from mlx_ltx_vae.pipeline.frames import FrameChunk
 from mlx_ltx_vae.preview import main as preview
 
 RNG = np.random.default_rng(0)

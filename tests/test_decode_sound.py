@@ -20,7 +20,7 @@ from mlx_ltx_vae import AudioVAE, LatentsError, PlanError, VideoVAE, load_audio_
 from mlx_ltx_vae.audio_vae import AudioVAE as LoadedVAE
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.models.audio_vae.networks import AudioDecoder
-from mlx_ltx_vae.pipeline import audio_run
+from mlx_ltx_vae.pipeline import audio as audio_pipeline
 from mlx_ltx_vae.units import format_bytes
 from mlx_ltx_vae.video import ffmpeg_process
 from test_video_sound import heard
@@ -312,7 +312,7 @@ def test_sound_of_another_length_is_an_error_before_anything_is_decoded(tmp_path
 
 
 def test_sound_that_fails_leaves_no_file(tmp_path, video, model, capsys, monkeypatch):
-    monkeypatch.setattr(audio_run, "count_nonfinite", lambda samples: 1)
+    monkeypatch.setattr(audio_pipeline, "count_nonfinite", lambda samples: 1)
     clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
     run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mp4", code=1)
     assert "are NaN or infinite" in capsys.readouterr().err
@@ -441,7 +441,7 @@ def test_the_sound_is_the_same_whatever_way_the_picture_is_decoded(tmp_path, vid
 @pytest.mark.parametrize(("number", "fragmented"), [(signal.SIGKILL, []), (signal.SIGTERM, ["--live"])])
 def test_an_ffmpeg_that_dies_in_a_decode_with_sound_is_an_error(tmp_path, video, model, capsys, monkeypatch, number,
                                                                 fragmented):  # fmt: skip
-    chunks, decode_chunks = [], audio_run._chunks
+    chunks, decode_chunks = [], audio_pipeline._chunks
 
     def slow_chunks(*arguments):
         for chunk in decode_chunks(*arguments):
@@ -450,7 +450,7 @@ def test_an_ffmpeg_that_dies_in_a_decode_with_sound_is_an_error(tmp_path, video,
                 kill_children(number)
             yield chunk
 
-    monkeypatch.setattr(audio_run, "_chunks", slow_chunks)
+    monkeypatch.setattr(audio_pipeline, "_chunks", slow_chunks)
     monkeypatch.setattr(ffmpeg_process, "MAX_SILENCE", 3)  # after SIGTERM it may wait for sound
     clip = tmp_path / "clip.safetensors"
     channels = VideoVAE.from_pretrained(video, encoder=False).config.latent_channels

@@ -103,7 +103,7 @@ def test_they_are_explained_where_frames_are_read(monkeypatch):
     for read in (chunk.to_uint8, chunk.to_uint16):
         with pytest.raises(DeviceError, match="ran out of memory"):
             read()
-    monkeypatch.setattr("mlx_ltx_vae.pipeline.postprocess.to_bool", out_of_memory)
+    monkeypatch.setattr("mlx_ltx_vae.pipeline.frames.to_bool", out_of_memory)
     with pytest.raises(DeviceError, match="ran out of memory"):
         chunk.check()
 

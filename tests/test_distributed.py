@@ -90,7 +90,7 @@ def launch(ranks, *arguments, timeout=300, change=None):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(HERE.parent)},
+        env=os.environ | {"PYTHONPATH": f"{HERE.parent}:{os.environ['PYTHONPATH']}"},
         cwd=HERE.parent,
     ) as launcher:
         os.write(launcher.stdin.fileno(), LAUNCHER_INPUT)
@@ -415,7 +415,7 @@ def test_a_digest_of_latents_is_that_of_their_values_in_any_layout_and_of_all_of
     save_latents(paths[2], mx.array(values))
     values[0, 7, 4, 2, 3] += 1e-6
     np.save(paths[3], values)
-    monkeypatch.setattr("mlx_ltx_vae.latents.stored._HASHED_VALUES", 200)  # two frames at a time
+    monkeypatch.setattr("mlx_ltx_vae.latents.files._BLOCK_BYTES", 800)  # two frames at a time
     digests = [open_latents(path, latent_channels=8, grid=(5, 3, 4)).digest() for path in paths]
     assert digests[0] == digests[1] == digests[2] != digests[3]
 

@@ -21,8 +21,7 @@ import mlx_ltx_vae.__main__ as list_commands
 import weights_convert.__main__ as convert_command
 from benchmarks.__main__ import build_parser as benchmarks_parser
 from mlx_ltx_vae import decode, demo, encode, info, load_latents, preview, save_latents
-from mlx_ltx_vae.bench.parsers import build_metal_parser as metal_parser
-from mlx_ltx_vae.bench.parsers import build_parser as bench_parser
+from mlx_ltx_vae.commands.parsers import bench_parser
 from video_files import noise, run_ffmpeg, write
 
 ROOT = Path(__file__).parents[1]
@@ -147,8 +146,7 @@ def test_a_documented_command_runs(words, folder, monkeypatch):
 @pytest.mark.parametrize("words", PARSED, ids=" ".join)
 def test_the_options_of_a_documented_measurement_exist(words, folder, capsys):
     name, *arguments = words
-    # --metal has a command line of its own.
-    parser = metal_parser() if "--metal" in arguments else PARSERS[name]()
+    parser = PARSERS[name]()
     try:
         parser.parse_args(arguments)
         code = 0

@@ -175,7 +175,7 @@ def test_a_picture_is_planned_as_one_frame(golden, tmp_path, capsys):
     assert encode(*arguments, "--dry-run") == 0
     assert "video    1 frame of 96x64\n" in capsys.readouterr().out
     assert encode(*arguments) == 0
-    assert ": 1 latent frame from 1 frame of 96x64, in" in capsys.readouterr().out
+    assert ": 1 latent frame from 1 frame of 96x64 (scaled from 100x70), in" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["folder", "pattern", "gif"])
@@ -247,14 +247,12 @@ def test_frames_of_the_middle_are_encoded(clip, golden, tmp_path, capsys):
     path, frames = clip
     arguments = (path, "-m", golden("small_ltx2_3").checkpoint)
     vae = VideoVAE.from_pretrained(arguments[2], decoder=False)
-    middle = [("3:12", frames[3:12]), ("8:", frames[8:]), (":9", frames[:9])]
+    middle = [("3:12", frames[3:12]), ("8:", frames[8:]), (":9", frames[:9]), ("9", frames[:9])]
     for wanted, expected in [*middle, ("-9:", frames[-9:]), ("-12:-3", frames[-12:-3])]:
         report, latents, _ = encoded(capsys, tmp_path, *arguments, "--frames", wanted)
         assert report["frames"] == 9
         assert_close(latents, vae.encode(expected))
     out = ["-o", tmp_path / "latents.safetensors"]
-    assert encode(*arguments, *out, "--frames", "9", "-q") == 0
-    assert capsys.readouterr().err.startswith("warning: --frames 9 is written --frames :9 now")
     assert encode(*arguments, *out, "--frames", f":-{len(frames)}") == 1
     assert f"has {len(frames)} frames, and none of 0:-{len(frames)}; choose" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
@@ -289,10 +287,30 @@ def test_sizes_are_refused_or_made_to_fit(golden, tmp_path, capsys):
         (["--size", "64x64", "--crop"], (64, 64)),
     ]:
         report, _, _ = encoded(capsys, tmp_path, *arguments, *options)
-        assert (report["width"], report["height"]) == size
+        assert (report["width"], report["height"], report["source_width"], report["source_height"]) == (*size, 100, 70)
     vae = VideoVAE.from_pretrained(checkpoint, decoder=False)
     _, latents, _ = encoded(capsys, tmp_path, *arguments, "--crop")
     assert_close(latents, vae.encode(make_frames(1, (100, 70))[:, 3:67, 2:98]))
+
+
+@pytest.mark.parametrize("way", ["options", "table"])
+def test_a_size_of_other_proportions_crops_unless_told_to_resize_and_both_are_said(golden, tmp_path, capsys, way):
+    frames = np.full((1, 128, 384, 3), (200, 30, 30), np.uint8)
+    frames[:, :, 128:256] = blue = (30, 60, 200)  # the middle square
+    path, checkpoint = write_video(tmp_path / "clip.mkv", frames), golden("small_ltx2_3").checkpoint
+    sources = [path, "--size", "64x64"]
+    if way == "table":
+        (tmp_path / "clips.csv").write_text(f"path,width,height\n{path},64,64\n")
+        sources = [tmp_path / "clips.csv"]
+    out = tmp_path / "{name}.safetensors" if way == "table" else tmp_path / "clip.safetensors"
+    middle = VideoVAE.from_pretrained(checkpoint, decoder=False).encode(np.full((1, 64, 64, 3), blue, np.uint8))
+    for options, said in [([], "scaled and cropped"), (["--crop"], "scaled and cropped"), (["--resize"], "scaled")]:
+        assert encode(*sources, "-m", checkpoint, "-o", out, *options) == 0
+        report = capsys.readouterr().out  # that of a table has a line for each input, without details
+        assert way == "table" or f"from 1 frame of 64x64 ({said} from 384x128), in" in report
+        latents, _ = load_latents(tmp_path / "clip.safetensors")
+        is_middle = mx.abs(latents - middle).max().item() < 0.1  # levels of the video are rounded
+        assert is_middle == (said != "scaled")
 
 
 def test_tiles_blend_latents_whatever_their_batches(golden, tmp_path, capsys, monkeypatch):

@@ -15,11 +15,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import toy_family
+from benchmarks.measuring import Case
+from benchmarks.measuring import decode as measured_decode
 from mlx_ltx_vae import CheckpointError, LatentsError, VideoVAE, save_latents
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
-from mlx_ltx_vae.bench.decoding import Case
-from mlx_ltx_vae.bench.decoding import decode as measured_decode
-from mlx_ltx_vae.bench.parsers import build_parser as bench_parser
 from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
 from mlx_ltx_vae.checkpoint.files import open_archive
 from mlx_ltx_vae.checkpoint.locate import recognize
@@ -171,18 +170,11 @@ def test_info_describes_it(path, capsys):
     assert (said["latent_channels"], said["scale"]) == (3, {"time": 1, "height": 4, "width": 4})
     parameters = 9 * 8 * 3 + 8 + 3 * 8 * 8 + 48 * 8
     assert said["decoder"] == {
-        "width": 8, "parameters": parameters, "dtypes": {"float32": parameters}, "bytes": 4 * parameters,
+        "widths": [8], "parameters": parameters, "dtypes": {"float32": parameters}, "bytes": 4 * parameters,
         "weight_layout": "O, I, D, H, W",
     }  # fmt: skip
     assert (said["encoder"], said["lookahead"]) == (None, 1)
     assert said["plans"][0]["frames"] == 121
-    assert info([str(path)]) == 0
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "VAE toy, inferred from its tensors: it has no configuration" in lines
-    assert "latents 3 channels; a cell is 1 frames of 4x4 pixels" in lines
-    assert "decoder a toy" in lines
-    assert "blocks decoder (no encoder here)" in lines
-    assert "mix 3 -> 8" in lines
 
 
 def test_the_command_decodes_with_it(path, latents, tmp_path):
@@ -254,7 +246,6 @@ def test_unnormalized_latents_are_refused(path, latents, tmp_path, capsys):
 def test_a_published_vae_of_a_family_is_measured_by_its_name(monkeypatch):
     toy = replace(TOY, published={"toy-1": lambda base_channels: toy_family.ToyConfig(CHANNELS, base_channels)})
     monkeypatch.setattr(families, "FAMILIES", (*families.FAMILIES, toy))
-    assert bench_parser().parse_args(["--generation", "toy-1"]).generation == "toy-1"
     run = measured_decode(Case(generation="toy-1", base_width=WIDTH, width=32, height=16, frames=5))
     assert (run["frames"], run["weights_bytes"]) == (5, 4 * sum(math.prod(shape) for shape in SHAPES.values()))
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import WriterError
-from mlx_ltx_vae.pipeline.postprocess import FrameBuffer
+from mlx_ltx_vae.pipeline.frames import FrameBuffer
 from mlx_ltx_vae.shapes import Axis
 from mlx_ltx_vae.video import FrameOutput, SinkOptions, open_sink
 from mlx_ltx_vae.video.exr import EXR_SPACES

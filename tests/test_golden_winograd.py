@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 import winograd_ltx2_3
-from benchmarks.emulation import stored_in_bfloat16
-from benchmarks.metal_emulation import EmulatedGPU, emulated
+from metal_emulation import EmulatedGPU, emulated, stored_in_bfloat16
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.models.conv_spec import ConvSpec

@@ -28,7 +28,7 @@ from hdr_formulas import (
 )
 from mlx_ltx_vae import FrameChunk, HDROptions, PreviewVAE, VideoVAE, WriterError, demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.pipeline.postprocess import write_chunk
+from mlx_ltx_vae.pipeline.frames import write_chunk
 from mlx_ltx_vae.preview import main as preview
 from mlx_ltx_vae.video import SinkOptions, frame_format, open_sink, output_files
 from test_distributed import launch

@@ -1,6 +1,7 @@
 """`encode --hdr`: EXR images, written by ffmpeg, become the latents of codes that numpy computes from the formulas."""
 
 import json
+import re
 
 import mlx.core as mx
 import numpy as np
@@ -10,6 +11,8 @@ from conftest import active_memory
 from hdr_formulas import ACESCG_TO_REC709, encode_acescct
 from mlx_ltx_vae import VideoVAE, demo, load_latents
 from mlx_ltx_vae.encode import main
+from mlx_ltx_vae.errors import ReaderError
+from mlx_ltx_vae.video import ExrReader
 from tolerances import PEAK_MARGIN, tolerance
 from video_files import run_ffmpeg
 
@@ -122,3 +125,43 @@ def test_frames_are_chosen_cropped_and_scaled_in_light(tmp_path, capsys):
     flat = write_exr(tmp_path / "flat", np.full((1, 48, 80, 3), 3, np.float32))
     assert main([str(flat), *given[1:], "--size", "96x64", "--resize"]) == 0
     assert mx.abs(load_latents(out)[0] - expected(np.full((1, 64, 96, 3), 3))).max().item() < tolerance(1e-3)
+
+
+CHROMATICITIES = {  # of red, green, blue and white
+    "sRGB": (0.64, 0.33, 0.3, 0.6, 0.15, 0.06, 0.3127, 0.329),
+    "ACEScg": (0.713, 0.293, 0.165, 0.83, 0.128, 0.044, 0.32168, 0.33767),
+    "ACES2065-1": (0.7347, 0.2653, 0, 1, 0.0001, -0.077, 0.32168, 0.33767),
+    "Rec.2020": (0.708, 0.292, 0.17, 0.797, 0.131, 0.046, 0.3127, 0.329),
+    "no known space (0.7, 0.3, 0.2, 0.7, 0.1, 0.1, 0.3, 0.3)": (0.7, 0.3, 0.2, 0.7, 0.1, 0.1, 0.3, 0.3),
+}
+
+
+def state_chromaticities(path, numbers):
+    """Write the image again, as other programs write it."""
+    library = pytest.importorskip("OpenImageIO")
+    image = library.ImageBuf(str(path))
+    pixels = image.get_pixels(library.FLOAT)
+    spec = library.ImageSpec(pixels.shape[1], pixels.shape[0], 3, "half")
+    spec.attribute("chromaticities", "float[8]", numbers)
+    output = library.ImageOutput.create(str(path))
+    assert output.open(str(path), spec)
+    assert output.write_image(pixels)
+    assert output.close()
+
+
+@pytest.mark.parametrize("name", CHROMATICITIES)
+@pytest.mark.parametrize("meaning", ["srgb_linear", "acescg", "acescct"])
+def test_chromaticities_of_another_space_are_an_error_that_names_both(tmp_path, capsys, meaning, name):
+    folder, out = write_exr(tmp_path / "shot", light(9)), tmp_path / "a.safetensors"
+    last = folder / "frame_8.exr"
+    state_chromaticities(last, CHROMATICITIES[name])
+    own = "sRGB" if meaning == "srgb_linear" else "ACEScg"
+    if name == own:
+        assert main([str(folder), "--demo", "--hdr", meaning, "-o", str(out), "-q"]) == 0
+        return
+    fitting = {"sRGB": "use --hdr srgb_linear", "ACEScg": "use --hdr acescg"}.get(name, "convert it first")
+    message = refusal(capsys, folder, "--demo", "--hdr", meaning, "-o", out)
+    assert message == f"error: {last}: has the primaries of {name}, and {meaning} has those of {own}; {fitting}."
+    assert not out.exists()
+    with pytest.raises(ReaderError, match=f"has the primaries of {re.escape(name)}"):
+        ExrReader(last, multiple=1, space=meaning)

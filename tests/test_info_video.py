@@ -16,6 +16,7 @@ from video_files import noise, run_ffmpeg
 KEYS = {
     "kind", "name", "frames", "width", "height", "fps", "is_variable", "seconds", "codec", "pixel_format", "nearest",
     "scale", "vae", "metadata", "matrix", "range", "primaries", "transfer", "is_interlaced", "pixel_shape", "rotation",
+    "notices",
 }  # fmt: skip
 
 
@@ -52,7 +53,7 @@ def test_frames_that_are_missing_make_a_video_no_shorter(info, tmp_path: Path) -
     assert report["seconds"] == pytest.approx(1.2, abs=0.1)
 
 
-def test_colors_and_shape_are_described(info, text, tmp_path: Path) -> None:  # noqa: F811
+def test_colors_and_shape_are_described(info, tmp_path: Path) -> None:  # noqa: F811
     tags = ["-colorspace", "bt2020nc", "-color_primaries", "bt2020", "-color_trc", "smpte2084", "-color_range", "pc"]
     source = ["-f", "lavfi", "-i", "testsrc2=s=64x48:r=24:d=0.5", "-pix_fmt", "yuv420p10le"]
     filters = (
@@ -69,23 +70,20 @@ def test_colors_and_shape_are_described(info, text, tmp_path: Path) -> None:  # 
     ]
     assert (report["is_interlaced"], report["pixel_shape"], report["rotation"]) == (True, [3, 4], 90)
     assert (report["width"], report["height"]) == (48, 64)
-    shown = text(tmp_path / "b.mp4")
-    assert "stored   as h264, yuv420p10le, interlaced, pixels of 3:4, turned by 90 degrees\n" in shown
-    assert "colors   matrix bt2020nc, primaries bt2020, transfer smpte2084, full range\n" in shown
     run_ffmpeg(*source[:4], "-pix_fmt", "yuv420p", "-c:v", "libx264", tmp_path / "c.mp4")
-    assert "colors   not stated: matrix, primaries, transfer, range\n" in text(tmp_path / "c.mp4")
+    report = info(tmp_path / "c.mp4")
+    assert {report[key] for key in ("matrix", "primaries", "transfer", "range")} == {"unknown"}
 
 
 @pytest.mark.parametrize("drop", ["", "not(eq(n\\,7))", "not(eq(mod(n\\,5)\\,3))"])
-def test_a_rate_is_said_to_vary_where_times_are_uneven(info, text, tmp_path: Path, drop: str) -> None:  # noqa: F811
+def test_a_rate_is_said_to_vary_where_times_are_uneven(info, tmp_path: Path, drop: str) -> None:  # noqa: F811
     source = ["-f", "lavfi", "-i", "testsrc2=s=64x64:r=24:d=2"]
     filters = ["-vf", f"select={drop}"] if drop else []
     run_ffmpeg(*source, *filters, "-fps_mode", "passthrough", "-c:v", "libx264", tmp_path / "a.mkv")
     assert info(tmp_path / "a.mkv")["is_variable"] == bool(drop)
-    assert (", which varies" in text(tmp_path / "a.mkv")) == bool(drop)
 
 
-def test_a_variable_rate_is_said_to_be_an_average(info, text, tmp_path: Path) -> None:  # noqa: F811
+def test_a_variable_rate_is_said_to_be_an_average(info, tmp_path: Path) -> None:  # noqa: F811
     write(tmp_path / "a.mkv", 30, (32, 32))
     times = "setpts=if(lt(N\\,15)\\,N\\,3*N-30)/25/TB"
     run_ffmpeg(
@@ -93,7 +91,6 @@ def test_a_variable_rate_is_said_to_be_an_average(info, text, tmp_path: Path) ->
     )
     report = info(tmp_path / "b.mp4")
     assert (report["frames"], report["is_variable"]) == (30, True)
-    assert " at about " in text(tmp_path / "b.mp4")
 
 
 def test_what_it_says_is_nearest_encodes(info, golden, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:  # noqa: F811
@@ -118,18 +115,17 @@ def test_metadata_is_shown_in_one_line_and_whole_in_json(info, text, tmp_path: P
         found = info(path)["metadata"]
         assert {key: found[key] for key in entries} == entries
         lines = text(path).splitlines()
-        assert any('prompt: {"a": "b\\n"} {"a"' in line and line.endswith("...") for line in lines)
+        assert any(line.startswith(r'  prompt: {"a": "b\n"}\n{"a"') and line.endswith("...") for line in lines)
         assert any(line.endswith("comment: \\x1b[2J") for line in lines)
-        assert max(map(len, lines)) < 200
+        assert max(map(len, lines)) < 400
 
 
-def test_an_image_has_no_rate(info, text, tmp_path: Path) -> None:  # noqa: F811
+def test_an_image_has_no_rate(info, tmp_path: Path) -> None:  # noqa: F811
     with open_sink(f"{tmp_path}/a/", size=(64, 33), fps=24, options=SinkOptions(bit_depth=10)) as out:
         out.write(noise(1, (64, 33), np.uint16))
     report = info(tmp_path / "a" / "00000.png")
     assert (report["frames"], report["fps"], report["seconds"], report["pixel_format"]) == (1, None, None, "rgb48be")
-    assert "1 frame of 64x33\n" in text(tmp_path / "a" / "00000.png")
-    assert "encodes  as 64x32, 1 frame" in text(tmp_path / "a" / "00000.png")
+    assert report["nearest"] == {"frames": 1, "width": 64, "height": 32}
 
 
 def test_options_of_latents_are_refused_for_a_video(refused, tmp_path: Path) -> None:  # noqa: F811

@@ -11,7 +11,6 @@ import pytest
 
 from audio_cases import random_latents
 from mlx_ltx_vae import VideoVAE, VideoWriter, WriterError, demo, load_latents
-from mlx_ltx_vae.bench.__main__ import main as bench
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.preview import main as preview
@@ -76,8 +75,6 @@ WAYS = [
     (decode, ["s.npy", "-o", "model.wav", *SOUND]),
     (preview, ["demo.npy", "-o", "demo.npy"]),
     (preview, ["demo.npy", "-o", "preview.mkv"]),
-    (bench, ["--save", "vae.safetensors"]),
-    (bench, ["--plot", "vae.png"]),
     (encode, ["video.mp4", "-o", "vae.safetensors"]),
     (encode, ["video.mp4", "-o", "VAE.safetensors"]),
     (encode, ["video.mp4", "-o", "video.safetensors"]),

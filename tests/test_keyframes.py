@@ -1,6 +1,7 @@
 """Keyframe planes of the diffusion decoder: golden data, streams, tiles, plans and what is refused."""
 
 import warnings
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -268,7 +269,8 @@ def test_bad_keyframes_are_refused_in_one_sentence(vaes):
 def test_a_plan_takes_the_frame_numbers_of_keyframes(vaes):
     vae = vaes(GATED)
     latents, keyframes = some(vae, [8, 0], latents=(1, 8, 2, 3, 3))
-    assert vae.plan(latents.shape, keyframes=[8, 0]) == vae.plan(latents.shape, keyframes=keyframes)
+    by_numbers, by_keyframes = (vae.plan(latents.shape, keyframes=each) for each in ([8, 0], keyframes))
+    assert replace(by_numbers, machine=by_keyframes.machine) == by_keyframes  # its available memory changes meanwhile
 
 
 def test_who_gives_keyframes_in_vain_is_told(golden, vaes):

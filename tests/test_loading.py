@@ -8,10 +8,10 @@ import mlx.core as mx
 import pytest
 
 from benchmarks.loading import write_checkpoint
-from benchmarks.metal_emulation import emulated
+from benchmarks.measuring import Case, count_weight_bytes
 from conftest import active_memory
+from metal_emulation import emulated
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.bench.decoding import Case, count_weight_bytes
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from tolerances import PEAK_MARGIN
 

@@ -45,7 +45,7 @@ def test_many_files_become_the_videos_that_each_becomes_alone_with_one_load(clip
         "three.safetensors -> out/three.npy: 17 frames, S",
     ]
     assert summary == "Inputs: 3 done, 0 skipped, 0 failed"
-    assert re.fullmatch(r"Frames: 27, [\d.]+ frames-per-sec", frames)
+    assert re.fullmatch(r"Frames: 27, [\d.]+ frames per second", frames)
     assert re.fullmatch(r"Peak MLX memory: [\d.]+ MB", peak)
     assert vae == "VAE: vae.safetensors (custom, convolutional decoder)"
     assert names("out") == ["one.npy", "three.npy", "two.npy"]

@@ -1,20 +1,35 @@
 """The emulation of Metal: its convolutions against MLX's own in float32, its routes, and whole decodes of the demo."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import mlx.core as mx
 import pytest
 
-from benchmarks.emulation import CONV3D, LIKE_REAL, WAYS, emulation_jobs, measure_ways
-from benchmarks.metal_emulation import ConvOptions, EmulatedGPU, emulated, load_decoder, round_to_tf32
-from benchmarks.winograd import winograd_conv2d
+from metal_emulation import (
+    ConvOptions,
+    EmulatedGPU,
+    emulated,
+    load_decoder,
+    round_to_tf32,
+    stored_in_bfloat16,
+)
+from mlx_ltx_vae import VideoVAE, demo, load_latents
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
+from mlx_ltx_vae.backend.mlx_utils import max_difference, psnr
 from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.models.convolution.rules import Formulation
 from mlx_ltx_vae.models.layers import activation
+from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
+from winograd import winograd_conv2d
 
-DIRECT = ConvOptions(winograd=False)
+DIRECT, HALF = ConvOptions(winograd=False), ConvOptions(operands=mx.float16)
+#: The demo VAE is narrow and its clip small. Winograd is taken as for a real video.
+LIKE_REAL = EmulatedGPU(any_width=True, magnification=6)
+#: The same, with every convolution as one call of mx.conv3d.
+CONV3D = replace(LIKE_REAL, formulation=Formulation.CONV3D)
 DTYPES = [mx.bfloat16, mx.float16, mx.float32]
 
 
@@ -206,43 +221,81 @@ def test_the_operands_of_layers_can_be_cast_and_upsampling_layers_differ(golden)
     assert not any(mx.array_equal(one, other) for one, other in pairwise(decoded))
 
 
-def decodes(ways):
-    (job,) = emulation_jobs()
-    return {way.name: result for way, result in measure_ways(job.case, tuple(ways))}
+@pytest.fixture(scope="module")
+def demo_latents():
+    """The start of the demo clip, 25 frames of 384x256."""
+    return load_latents(demo.LATENTS)[0][:, :, :4]
+
+
+@pytest.fixture(scope="module")
+def in_float32(demo_latents):
+    """`in_float32(mode)`: the pixels of a decode in float32 on the CPU."""
+    vae = VideoVAE.from_pretrained(demo.VAE, dtype="float32", encoder=False)
+    return cache(lambda mode: decode(vae, demo_latents, mode))
+
+
+def decode(vae, latents, mode):
+    """Pixels in float32, clipped to [-1, 1], by a mode or by rows."""
+    order = {"mode": "exact", "order": "rows"} if mode == "rows" else {"mode": mode}
+    tiling = TilingConfig(SpatialTilingConfig(192, 64)) if mode == "tiled" else None
+    pixels = mx.clip(vae.decode(latents, vae.plan(latents.shape, tiling=tiling, **order)).astype(mx.float32), -1, 1)
+    mx.eval(pixels)
+    return pixels
+
+
+def decode_emulated(latents, dtype, gpu=LIKE_REAL, mode="exact"):
+    """As `decode`, and the share of convolutions and products that took Winograd; None for weights in bfloat16."""
+    with emulated(gpu) as routes:
+        # Loaded inside, since weights are laid out for the device.
+        checkpoint = open_checkpoint(demo.VAE, encoder=False) if dtype else stored_in_bfloat16(demo.VAE)
+        vae = load_decoder(checkpoint, gpu.choose, dtype)
+        routes.clear()  # of products that bound the weights
+        pixels = decode(vae, latents, mode)
+    return pixels, routes["winograd"] / sum(routes.values())
 
 
 @pytest.mark.slow
-def test_decodes_of_the_demo_lose_what_an_independent_emulation_says():
-    """By mx.conv3d, with bias and skip rounded one by one."""
-    expected = {
-        "bfloat16": 46.02,
-        "bfloat16, single pass against exact": 44.12,
-        "bfloat16, no Winograd": 47.69,
-        "bfloat16, float16 operands": 48.64,
-        "bfloat16, float16 operands but for upsampling": 46.93,
-        "bfloat16, float16 operands but for upsampling without Winograd": 48.08,
-        "float16": 63.83,
-        "float32, TF32 products": 71.34,
+def test_decodes_of_the_demo_lose_what_an_independent_emulation_says(demo_latents, in_float32):
+    """By mx.conv3d, with bias and skip rounded one by one; in dB, against float32."""
+    ways = {
+        "bfloat16": ("bfloat16", {}, 46.02),
+        "no Winograd": ("bfloat16", {"convolutions": DIRECT}, 47.69),
+        "float16 operands": ("bfloat16", {"convolutions": HALF}, 48.64),
+        "but for upsampling": ("bfloat16", {"convolutions": HALF, "upsampling": ConvOptions()}, 46.93),
+        "but for upsampling without Winograd": ("bfloat16", {"convolutions": HALF, "upsampling": DIRECT}, 48.08),
+        "float16": ("float16", {}, 63.83),
+        "TF32 products": ("float32", {"tf32": True}, 71.34),
     }
-    found = decodes(way for way in WAYS if way.name.startswith("conv3d: "))
-    measured = {name.removeprefix("conv3d: "): way for name, way in found.items()}
-    assert {name: measured[name]["psnr"] for name in expected} == pytest.approx(expected, abs=0.5)
-    assert measured["float32"]["psnr"] > 120
-    assert measured["bfloat16, no Winograd"]["winograd"] == 0
-    assert measured["bfloat16"]["winograd"] > 0.5
+    reference, largest, shares = in_float32("exact"), {}, {}
+    for name, (dtype, changes, expected) in ways.items():
+        pixels, shares[name] = decode_emulated(demo_latents, dtype, replace(CONV3D, **changes))
+        assert psnr(pixels, reference) == pytest.approx(expected, abs=0.5), name
+        largest[name] = max_difference(pixels, reference)
+    assert shares["no Winograd"] == 0 and shares["bfloat16"] > 0.5
     # Largest differences depend on single pixels; those of Winograd in bfloat16 are a multiple of the others.
-    largest = {name: result["largest"] for name, result in measured.items()}
-    assert largest["bfloat16"] > 2 * largest["bfloat16, no Winograd"]
-    assert largest["bfloat16, float16 operands"] < 1.3 * largest["bfloat16, no Winograd"]
+    assert largest["bfloat16"] > 2 * largest["no Winograd"]
+    assert largest["float16 operands"] < 1.3 * largest["no Winograd"]
+    assert psnr(decode_emulated(demo_latents, "float32", CONV3D)[0], reference) > 120
+    exact, single = (decode_emulated(demo_latents, "bfloat16", CONV3D, mode)[0] for mode in ("exact", "single"))
+    assert psnr(single, exact) == pytest.approx(44.12, abs=0.5)
 
 
 @pytest.mark.slow
-def test_the_default_precision_is_at_least_as_good_as_bfloat16_without_winograd():
-    defaults = [way for way in WAYS if way.dtype is None]
-    assert {way.mode for way in defaults} == {"exact", "single", "rows", "tiled"}
-    found = decodes([*defaults, *(way for way in WAYS if way.name == "--dtype bfloat16")])
-    for way in defaults:
-        measured = found[way.name]
-        assert measured["winograd"] > 0.05, "the decode reaches the route that is inaccurate in bfloat16"
-        assert measured["psnr"] >= 49 and measured["largest"] <= 0.05, (way.name, measured)
-    assert found["--dtype bfloat16"]["psnr"] >= 47
+@pytest.mark.parametrize("mode", ["exact", "single", "rows", "tiled"])
+def test_the_default_precision_is_at_least_as_good_as_bfloat16_without_winograd(demo_latents, in_float32, mode):
+    """What docs/performance.md says of the package's default, in every mode."""
+    pixels, share = decode_emulated(demo_latents, None, mode=mode)
+    reference = in_float32("tiled" if mode == "tiled" else "exact")
+    assert share > 0.05, "the decode reaches the route that is inaccurate in bfloat16"
+    assert psnr(pixels, reference) >= 49 and max_difference(pixels, reference) <= 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "changes", "expected"),
+    [("bfloat16", {}, 48.3), ("float16", {}, 64.0), ("float32", {"tf32": True}, 69.5), ("float32", {}, 128.4)],
+)
+def test_every_other_precision_loses_what_the_documentation_says(demo_latents, in_float32, dtype, changes, expected):
+    """The other rows of the table in docs/performance.md."""
+    pixels, _ = decode_emulated(demo_latents, dtype, replace(LIKE_REAL, **changes))
+    assert psnr(pixels, in_float32("exact")) == pytest.approx(expected, abs=1)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import PlanError, VideoVAE
-from mlx_ltx_vae.pipeline import postprocess
+from mlx_ltx_vae.pipeline import frames as frame_module
 from tolerances import tolerance
 
 TOLERANCE = tolerance(2e-5)
@@ -90,13 +90,13 @@ def test_a_buffer_folder_that_is_removed_meanwhile_does_not_matter(golden, tmp_p
     plan = vae.plan(latents.shape, order="rows")
     expected = vae.decode(latents, plan)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    reserve = postprocess._reserve
+    reserve = frame_module._reserve
 
     def remove_folder(descriptor, size):
         folder.rmdir()
         reserve(descriptor, size)
 
-    monkeypatch.setattr(postprocess, "_reserve", remove_folder)
+    monkeypatch.setattr(frame_module, "_reserve", remove_folder)
     folder.mkdir()
     assert mx.array_equal(vae.decode(latents, plan), expected)
     assert not folder.exists()
@@ -121,8 +121,8 @@ def test_a_missing_buffer_folder_is_one_sentence(golden, tmp_path, monkeypatch, 
 
 def test_a_full_disk_is_said_before_anything_is_decoded(golden, buffer_folder, monkeypatch):
     vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
-    usage = postprocess.shutil.disk_usage(buffer_folder)
-    monkeypatch.setattr(postprocess.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    usage = frame_module.shutil.disk_usage(buffer_folder)
+    monkeypatch.setattr(frame_module.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(
         PlanError, match=r"keeps 1.3 MB of frames in .*, which does not take them \(1 kB left\); set TMPDIR"
     ):

@@ -22,6 +22,11 @@ sys.stdin.read()
 """
 
 
+def finish(part: PartFile) -> None:
+    part.path.write_bytes(b"whole")
+    part.complete()
+
+
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
@@ -44,7 +49,7 @@ def test_the_part_of_a_living_process_stays_and_that_of_a_killed_one_goes(tmp_pa
         (tmp_path / name).touch()
     part = PartFile(tmp_path / "out.mp4")
     assert names(tmp_path) == {theirs, part.path.name} | others
-    part.complete()
+    finish(part)
     assert names(tmp_path) == {theirs, "out.mp4"} | others
     other.kill()
     other.wait()
@@ -54,7 +59,7 @@ def test_the_part_of_a_living_process_stays_and_that_of_a_killed_one_goes(tmp_pa
 
 def test_two_of_one_process_do_not_remove_each_other(tmp_path):
     first, second = PartFile(tmp_path / "out.mp4"), PartFile(tmp_path / "out.mp4")
-    second.complete()
+    finish(second)
     first.path.write_bytes(b"first")
     first.complete()
     assert (tmp_path / "out.mp4").read_bytes() == b"first"
@@ -97,7 +102,7 @@ def test_a_part_that_is_removed_before_it_is_locked_is_made_again(tmp_path, monk
     monkeypatch.setattr(fcntl, "flock", late)
     part = PartFile(tmp_path / "out.mp4")
     assert part.path.exists()
-    part.complete()
+    finish(part)
     assert names(tmp_path) == {"out.mp4"}
 
 
@@ -107,13 +112,13 @@ def test_file_systems_without_locks_keep_what_was_left(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     (tmp_path / ".out.0a1b2c3d.part.mp4").touch()
-    PartFile(tmp_path / "out.mp4").complete()
+    finish(PartFile(tmp_path / "out.mp4"))
     assert names(tmp_path) == {".out.0a1b2c3d.part.mp4", "out.mp4"}
 
 
 def test_no_descriptor_stays_open(tmp_path):
     before = os.listdir("/dev/fd")
-    PartFile(tmp_path / "out.mp4").complete()
+    finish(PartFile(tmp_path / "out.mp4"))
     PartFile(tmp_path / "out.mp4").discard()
     with pytest.raises(WriterError):
         PartFile(tmp_path / "missing" / "out.mp4")

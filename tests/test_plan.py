@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.measuring import Case, Job, decode, run_job
 from benchmarks.validation import validation_cases, validation_jobs
 from mlx_ltx_vae import PlanError, demo
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.bench.command import Job, run_fresh
-from mlx_ltx_vae.bench.decoding import Case, decode
 from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.network_specs import decoder_spec as diffusion_spec
@@ -213,7 +212,7 @@ def test_a_decode_under_a_budget_never_exceeds_it(part):
     case = replace(validation_cases()[0], generation="ltx-2.3", mode="auto", order="auto", width=256)
     generous = plan_decode(decoder_spec(config(decoder_base_channels=16)), shape(256, 96, 41))
     budget = int(part * generous.peak_bytes)
-    run = run_fresh(Job(decode, replace(case, memory_budget=budget)))
+    run = run_job(Job(decode, replace(case, memory_budget=budget)))
     assert run["planned_bytes"] < generous.peak_bytes
     assert run["total_peak_bytes"] <= budget
 
@@ -221,7 +220,7 @@ def test_a_decode_under_a_budget_never_exceeds_it(part):
 def test_the_shipped_demo_keeps_its_budget():
     """In bfloat16, on the CPU: the norms and SiLU of its narrow layers compute in float32."""
     case = Case(model=str(demo.VAE), latents=str(demo.LATENTS), width=384, height=256, memory_budget=32_000_000)
-    run = run_fresh(Job(decode, case))
+    run = run_job(Job(decode, case))
     assert run["planned_bytes"] <= 32_000_000
     assert run["total_peak_bytes"] <= 32_000_000
 

@@ -90,10 +90,10 @@ def test_videos_show_names_escaped(folder, capsys):
 
 def test_reports_show_names_escaped(folder, capsys):
     vae = f"{HOSTILE}-vae.safetensors"
-    assert printed(capsys, info, vae)[0].startswith(f"file     {SHOWN}-vae.safetensors, ")
+    assert printed(capsys, info, vae)[1] == f"name: {SHOWN}-vae.safetensors"
     lines = printed(capsys, info, f"{HOSTILE}.safetensors", "-m", vae)
-    assert lines[0] == f"file     {SHOWN}.safetensors"
-    assert any(f"with {SHOWN}-vae.safetensors: " in line for line in lines)
+    assert lines[1] == f"name: {SHOWN}.safetensors"
+    assert f"  vae: {SHOWN}-vae.safetensors" in lines
     assert printed(capsys, convert, vae, "-o", f"{HOSTILE}-out")[0].startswith(f"{folder}/{SHOWN}-out: encoder and ")
     card = Path(f"{HOSTILE}-out", "README.md").read_text()
     assert f"`{SHOWN}-vae.safetensors`" in card
@@ -106,4 +106,4 @@ def test_reports_show_names_escaped(folder, capsys):
 def test_names_that_are_no_text_are_shown_escaped(folder, capsys):
     name = "\udcff\udc80.safetensors"
     Path("b.safetensors").rename(name)
-    assert printed(capsys, info, name)[0] == r"file     \udcff\udc80.safetensors"
+    assert printed(capsys, info, name)[1] == r"name: \udcff\udc80.safetensors"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mlx_ltx_vae.backend.device import is_reference_blas
 from tolerances import cpu_only
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "with_openblas.sh"
@@ -44,7 +45,7 @@ def test_a_wrong_ffmpeg_is_named_with_the_variable_that_chose_it(tmp_path, comma
 @pytest.mark.parametrize("folder", ["", "/nowhere"])
 def test_a_missing_folder_for_temporary_files_is_named_with_its_variable(tmp_path, folder):
     done = decode_demo(tmp_path, env=os.environ | {"TMPDIR": folder})
-    assert "the environment variable TMPDIR names, which is missing or read-only" in done.stderr
+    assert "the environment variable TMPDIR names, which is missing; set TMPDIR" in done.stderr
 
 
 @pytest.mark.parametrize("number", [6, 8, 10])
@@ -75,6 +76,37 @@ def decode_demo(folder, *prefix, **options):
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert list(folder.iterdir()) == []
     return done
+
+
+@cpu_only("another backend computes without a BLAS")
+@pytest.mark.skipif(sys.platform != "linux", reason="on macOS MLX links Apple's BLAS")
+def test_a_missing_openblas_is_said_once(tmp_path):
+    environment = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "PYTHONWARNINGS")}
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", "--demo", "--frames", ":1", "-o", "out.npy", "-q"]
+    for changed, expected in ((environment, 1), (environment | {"LD_PRELOAD": os.environ.get("LD_PRELOAD", "")}, 0)):
+        if expected or "openblas" in changed["LD_PRELOAD"]:
+            done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=changed, check=True)
+            lines = done.stderr.splitlines()
+            assert [line.startswith("warning: MLX computes with the reference BLAS") for line in lines] == [
+                True
+            ] * expected
+            assert "libopenblas0-pthread" in done.stderr or not expected
+
+
+@pytest.mark.parametrize(
+    ("files", "is_slow"),
+    [
+        (["venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0", "venv/mlx/lib/libmlx.so"], True),
+        (["venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0", "venv/numpy.libs/libscipy_openblas64_-ff651d7f.so"], True),
+        (["venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0", "/usr/lib/openblas-pthread/libopenblasp-r0.3.21.so"], False),
+        (["venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0", "venv/lib/libmkl_rt.so.2"], False),
+        (["/usr/lib/openblas-pthread/libblas.so.3"], False),  # Debian's alternative, for an MLX from source
+        (["/usr/lib/libblas/libblas.so.3.10"], True),
+        (["venv/mlx/lib/libmlx.so"], False),
+    ],
+)
+def test_the_reference_blas_is_known_by_the_files_of_the_process(files, is_slow):
+    assert is_reference_blas(files) is is_slow
 
 
 @pytest.mark.parametrize("option", ["--install", ""])
@@ -109,7 +141,7 @@ def test_what_is_installed_as_root_is_said_before_and_can_be_left_out(tmp_path, 
         assert "Installing" not in done.stderr
 
 
-def test_a_new_command_is_two_files_a_parser_and_a_name(tmp_path):
+def test_a_new_command_is_a_launcher_a_function_a_parser_and_two_entries(tmp_path):
     package = tmp_path / "mlx_ltx_vae"
     shutil.copytree(
         SCRIPT.parents[1] / "mlx_ltx_vae", package, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors")
@@ -117,7 +149,7 @@ def test_a_new_command_is_two_files_a_parser_and_a_name(tmp_path):
     command = (package / "info.py").read_text()
     (package / "shout.py").write_text(command.replace("info", "shout"))
     (package / "commands" / "shout_command.py").write_text(
-        "from .cli import print_report, run_command\n"
+        "from .running import print_report, run_command\n"
         "def run(parser, arguments):\n"
         "    return run_command(lambda options: print_report(options.text.upper()), arguments)\n"
     )
@@ -128,8 +160,9 @@ def test_a_new_command_is_two_files_a_parser_and_a_name(tmp_path):
             "    parser.add_argument('text')\n"
             "    add_common_options(parser)\n"
             "    return parser\n"
+            "PARSERS['shout'] = shout_parser\n"
         )
-    table = package / "__main__.py"
+    table = package / "commands" / "entry.py"
     table.write_text(table.read_text().replace("COMMANDS = {", 'COMMANDS = {\n    "shout": "text in capitals",'))
     for arguments, expected in ((["mlx_ltx_vae", "shout", "a"], "A\n"), (["mlx_ltx_vae.shout", "b"], "B\n")):
         said = subprocess.run([sys.executable, "-m", *arguments], cwd=tmp_path, capture_output=True, text=True)

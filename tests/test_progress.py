@@ -2,12 +2,15 @@
 
 import io
 import re
+import subprocess
+import sys
 import time
 
 import mlx.core as mx
 import pytest
+from tqdm import tqdm
 
-from mlx_ltx_vae import save_latents
+from mlx_ltx_vae import VideoVAE, save_latents
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.pipeline import progress
 from mlx_ltx_vae.pipeline.progress import FrameBar
@@ -63,3 +66,32 @@ def test_what_is_left_is_estimated_from_the_first_frames_on(monkeypatch):
             now += seconds
             bar.update(frames)
     assert re.search(r"clip\.mp4 .* 17/73 frames, 2 frames/s, 00:28 left\s*$", out.getvalue())
+
+
+LOCK = """
+import sys
+from multiprocessing import resource_tracker
+from mlx_ltx_vae.decode import main
+code = main()
+from tqdm import tqdm  # as downloads use it
+bar = tqdm([], disable=True)
+print(code, resource_tracker._resource_tracker._pid)
+"""
+
+
+def test_a_command_starts_no_second_python_for_the_lock_of_its_bars(golden, tmp_path):
+    save_latents(tmp_path / "clip.safetensors", mx.random.normal((1, 8, 1, 2, 2), key=mx.random.key(1)))
+    decode = [tmp_path / "clip.safetensors", "-m", golden("small_ltx2_3").checkpoint, "-o", tmp_path / "a.npy", "-q"]
+    done = subprocess.run([sys.executable, "-c", LOCK, *decode], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("0 None\n", "")
+
+
+def test_an_app_keeps_the_lock_of_its_bars(golden, monkeypatch, capsys):
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
+    for chosen in (object(), None):  # one that must not be used, and none yet
+        monkeypatch.delattr(tqdm, "_lock", raising=False)
+        if chosen is not None:
+            monkeypatch.setattr(tqdm, "_lock", chosen, raising=False)
+        vae.decode(mx.zeros((1, 8, 1, 2, 2)), progress=True)
+        assert "1/1 frames" in capsys.readouterr().err
+        assert vars(tqdm).get("_lock") is chosen

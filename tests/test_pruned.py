@@ -1,7 +1,6 @@
 """PrunaVAED in every layout that people have, alone and in a pack beside the whole decoder."""
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,10 +76,10 @@ def test_every_layout_has_the_same_networks(golden: Callable, layout: Path) -> N
 
 
 def test_every_layout_is_named_with_its_share_of_the_work(layout: Path, capsys: pytest.CaptureFixture) -> None:
-    assert info([str(layout)]) == 0
-    share = re.search(r"^VAE +PrunaVAED, (\d+) % of LTX-2\.3's work, ", capsys.readouterr().out, re.MULTILINE)
+    assert info([str(layout), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
     # Fewer channels: conv_in and conv_out, which are not pruned, are a larger part than at the published widths.
-    assert share and 45 <= int(share[1]) <= 46
+    assert said["generation"] == "PrunaVAED" and 0.45 <= said["work_relative_to_ltx_2_3"] <= 0.46
 
 
 def test_the_published_widths_are_345_million_values_and_45_percent_of_the_work(

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 import wave
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -127,6 +128,10 @@ def test_the_map_of_the_architecture_page_is_that_of_the_contracts():
     assert [re.split("  +", line)[0] for line in shown.splitlines()] == layers
 
 
+def decode_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
+
+
 def test_the_server_is_mounted_in_an_app_as_its_page_says(tmp_path, monkeypatch):
     shutil.copy(demo.VAE, tmp_path / "ltx-2.5-video-vae-conv-bf16.safetensors")
     monkeypatch.chdir(tmp_path)
@@ -139,9 +144,11 @@ def test_the_server_is_mounted_in_an_app_as_its_page_says(tmp_path, monkeypatch)
     run_examples("examples/server.md", names)
     with TestClient(names["app"], base_url="http://app.example") as client:
         response = client.get("/ltx/")
-    assert names["ltx"].state.pool.is_closed
-    assert response.status_code == 200
-    assert "MediaSource" in response.text
+        assert response.status_code == 200
+        assert "MediaSource" in response.text
+        assert "the file: " in client.post("/ltx/video").text
+        assert decode_threads()
+    assert not decode_threads()
 
 
 def test_every_python_block_of_the_pages_is_run_by_a_test():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import real_width_layers
-from benchmarks.metal_emulation import EmulatedGPU, emulated
+from metal_emulation import EmulatedGPU, emulated
 from mlx_ltx_vae.models.base import PICTURES, SOUND
 from mlx_ltx_vae.models.convolution.rules import Formulation
 from mlx_ltx_vae.models.families import published

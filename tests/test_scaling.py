@@ -76,7 +76,7 @@ def test_speed_and_length_are_options(capsys, monkeypatch):
     monkeypatch.setattr(scaling, "_VIDEOS", ((32, 512),))
     printed = []
     for tflops in ("25", "50"):
-        assert command.main(["scaling", "--tflops", tflops, "--frames", "1"]) == 0
+        assert command.main(["scaling", "--tflops", tflops, "--num-frames", "1"]) == 0
         printed.append(capsys.readouterr().out)
     assert "50 TFLOP/s per machine, 1 frame" in printed[1]
     assert printed[0].replace("25 TFLOP", "50 TFLOP") != printed[1]

@@ -14,6 +14,7 @@ import pytest
 
 from entry_points import BIN, ENTRY_POINTS, LAUNCHER_INPUT
 from mlx_ltx_vae import demo
+from mlx_ltx_vae.commands.entry import COMMANDS
 from mlx_versions import ignores_signals
 from signal_runs import SIGNALS, WORDS, Commands, running
 from tolerances import cpu_only
@@ -251,3 +252,22 @@ def test_an_interrupt_during_the_imports_prints_nothing(tmp_path, entry):
     assert process.returncode == -signal.SIGINT
     assert [line for line in errors.splitlines() if not line.startswith("import")] == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("module", ["mlx_ltx_vae", *(f"mlx_ltx_vae.{name}" for name in COMMANDS)])
+def test_nothing_is_imported_before_the_process_is_prepared(module):
+    """Until then Ctrl-C prints a traceback."""
+    code = (
+        "import _signal, os, runpy, sys\n"
+        "before = set(sys.modules)\n"
+        "def prepared(*_):\n"
+        "    os.write(1, ' '.join(set(sys.modules) - before).encode())\n"
+        "    os._exit(0)\n"
+        "_signal.signal = prepared\n"
+        "sys.argv = ['', '--version']\n"
+        f"runpy.run_module({module!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    imported = done.stdout.split()
+    assert "mlx_ltx_vae.commands.entry" in imported, done.stderr
+    assert [name for name in imported if not name.startswith("mlx_ltx_vae")] == []

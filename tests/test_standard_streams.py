@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from entry_points import ENTRY_POINTS
-from mlx_ltx_vae.bench import parsers as bench_parsers
 from mlx_ltx_vae.commands import parsers
 
 NAME = "vä漢é"
@@ -125,7 +124,7 @@ def test_names_are_printed_and_written_in_any_encoding(shell, tmp_path, environm
 def test_help_fits_any_terminal(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
     own = [make for name, make in vars(parsers).items() if name.endswith("_parser")]
-    for make in (bench_parsers.build_parser, *own):
+    for make in own:
         assert "--help" in make().format_help()
 
 
@@ -133,10 +132,3 @@ def test_json_is_whole_in_any_encoding(shell, tmp_path):
     code, out, _ = shell("decode {} -o '漢.mp4' --json", PYTHONIOENCODING="ascii")
     assert code == 0
     assert json.loads(out)["output"] == "漢.mp4"
-
-
-def test_a_bench_that_cannot_store_its_results_fails_before_it_measures(shell, tmp_path):
-    code, out, errors = shell("bench --save out.json --plot missing/out.png --repeat 1000")
-    assert (code, out) == (1, "")
-    assert errors == "error: missing/out.png: cannot be written (No such file or directory).\n"
-    assert not list(tmp_path.glob("*out*"))

@@ -15,7 +15,7 @@ from mlx_ltx_vae.backend.mlx_utils import take
 from mlx_ltx_vae.errors import LatentsError
 from mlx_ltx_vae.shapes import Axis, Border, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
-from mlx_ltx_vae.streaming.driver import run, run_whole
+from mlx_ltx_vae.streaming.driver import run_stream, run_whole
 from mlx_ltx_vae.streaming.window import Delay, Window
 from tolerances import tolerance
 
@@ -75,7 +75,7 @@ def full_attention(clip, axis, kernel):
 def test_attention_with_shifted_windows_streams_exactly(cuts, step, kernel, axis):
     clip = clip_of(axis=axis)
     stages = [shifted_attention(axis, kernel), shifted_attention(axis, 3)]
-    result = mx.concatenate(list(run(stages, cut(clip, cuts, axis), axis=axis, steps=[step, step])), axis=axis)
+    result = mx.concatenate(list(run_stream(stages, cut(clip, cuts, axis), axis=axis, steps=[step, step])), axis=axis)
     expected = full_attention(full_attention(clip, axis, kernel), axis, 3)
     assert result.shape == expected.shape
     assert mx.abs(result - expected).max().item() < tolerance(1e-5)
@@ -132,7 +132,7 @@ def test_a_delay_hands_each_position_on_when_the_other_path_has_it(cuts, lag):
     expected = clip[:, :count] + sum(clip[:, at : at + count] for at in range(1, lag + 1)) / lag
     for shared in (True, False):
         delayed, delay = stage(shared)
-        result = mx.concatenate(list(run([delayed], cut(clip, cuts))), axis=1)
+        result = mx.concatenate(list(run_stream([delayed], cut(clip, cuts))), axis=1)
         assert mx.abs(result - expected).max().item() < tolerance(1e-6)
         held = sum(array.shape[1] for array in delay.arrays)
         assert held <= (0 if shared else 2 * lag), "with a window, positions that it keeps are not kept twice"
@@ -190,7 +190,7 @@ def test_two_bands_that_exchange_rows_decode_what_one_stream_decodes(golden, nam
             stages = vae.decoder.stages(replace(context, neighbors=neighbors[index]))
             band = mx.array(bands[index])
             pieces = (band[:, at : at + 1] for at in range(3))
-            results[index] = np.array(mx.concatenate(list(run(stages, pieces)), axis=1))
+            results[index] = np.array(mx.concatenate(list(run_stream(stages, pieces)), axis=1))
 
     threads = [threading.Thread(target=decode, args=(index,)) for index in range(2)]
     for thread in threads:

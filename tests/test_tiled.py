@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import PlanError, VideoVAE
-from mlx_ltx_vae.pipeline.latent_sources import LatentSource
 from mlx_ltx_vae.pipeline.run import Run
+from mlx_ltx_vae.pipeline.sources import LatentSource
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from mlx_ltx_vae.tiling.layout import Interval, Tile

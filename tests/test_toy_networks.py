@@ -13,7 +13,7 @@ from mlx_ltx_vae.models.noise import draw
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
 from mlx_ltx_vae.shapes import LatentShape
 from mlx_ltx_vae.streaming.context import Stage, StreamContext
-from mlx_ltx_vae.streaming.driver import run
+from mlx_ltx_vae.streaming.driver import run_stream
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from tolerances import ON_CPU, PEAK_MARGIN, tolerance
 from toy_networks import TOYS, WIDTH
@@ -72,7 +72,7 @@ def test_pieces_are_as_long_as_planned_at_every_stage(name, order):
     stages = [counted(stage, axis, each) for stage, each in zip(vae.decoder.stages(context), taken, strict=True)]
     clip = vae.decoder.prepare(latents, None)
     pieces = mx.split(clip, list(range(2, clip.shape[axis], 2)), axis)
-    lengths = [piece.shape[axis] for piece in run(stages, pieces, axis=axis, steps=plan.steps)]
+    lengths = [piece.shape[axis] for piece in run_stream(stages, pieces, axis=axis, steps=plan.steps)]
     stream = StreamRun(axis, tuple(piece.shape[axis] for piece in pieces), plan.steps, 0, Machine())
     *expected, output = layer_pieces(vae.decoder.spec, SIZES[name], stream)
     assert taken == expected

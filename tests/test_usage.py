@@ -10,9 +10,11 @@ from importlib.metadata import version
 import pytest
 
 from benchmarks.__main__ import main as benchmarks
-from mlx_ltx_vae.__main__ import COMMANDS
 from mlx_ltx_vae.__main__ import main as mlx_ltx_vae
-from mlx_ltx_vae.bench.__main__ import main as bench
+from mlx_ltx_vae.bench import main as bench
+from mlx_ltx_vae.commands.entry import COMMANDS
+from mlx_ltx_vae.commands.other_tools import _WORDS
+from mlx_ltx_vae.commands.parsers import PARSERS
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
@@ -63,13 +65,14 @@ WRONG = [
     ),
     (decode, "--generation ltx-2.3 --dry-run", "--generation needs --size WxH and --num-frames N"),
     (decode, "--generation ltx-2.3 --dry-run -m vae", "--generation plans without files; leave out -m"),
+    (decode, "--generation ltx-2.3 --dry-run -n", "--generation plans without files; leave out -n"),
     (decode, "--generation ltx-2.3 --dry-run clip.npy", "--generation plans without files; leave out LATENTS"),
     (decode, "--generation ltx2.3 --dry-run", "(did you mean ltx-2.3?)"),
     (decode, "--generation ltx-2.3 --dry-run --size 64x64 --num-frames 8", "8 frames of 64x64 do not fit the latent"),
     (decode, "--generation 0.9.5 --dry-run --size 64x64 --num-frames 9 --sound", "0.9.5 has no sound; those that have"),
     (decode, f"{DECODE} --num-frames 9", "--num-frames goes with --generation"),
     (decode, f"{DECODE} --bogus", "unrecognized arguments: --bogus"),
-    (decode, f"{DECODE} --memory_budget 8GB", "--memory_budget 8GB (did you mean --memory-budget?)"),
+    (decode, f"{DECODE} --memory_budget 8GB", "(did you mean --memory-budget?)"),
     (decode, f"{DECODE} --memory_budget=8GB", "--memory_budget=8GB (did you mean --memory-budget?)"),
     (decode, f"{DECODE} --no-overwite", "--no-overwite (did you mean --no-overwrite?)"),
     (decode, f"{DECODE} --mode tield", "(did you mean tiled?)"),
@@ -128,14 +131,13 @@ WRONG = [
     (decode, f"{DECODE} --crf -1", "a crf of -1 is not between 0 and 51"),
     (decode, f"{DECODE} --crf good", "--crf: invalid int value: 'good'"),
     (decode, f"{DECODE} --convention difusers", "--convention: invalid choice: 'difusers'"),
-    (decode, f"{DECODE} --like difusers", "--like: invalid choice: 'difusers'"),  # its old name
-    (decode, f"{DECODE} --bit-depth 9", "--bit-depth: invalid choice: 9"),
+    (decode, f"{DECODE} --bit-depth 9", "--bit-depth: invalid choice: "),
     (decode, "clip.npy -m vae -o out.avi", "out.avi: its ending is not supported; use .mp4"),
+    (decode, "clip.npy -m vae --audio-model a -o out.mp3", "- for raw frames, or .wav for the sound alone"),
     (decode, "clip.npy -m vae -o out", "out: is no folder and has no ending; write out/ for PNG stills, or out.mp4"),
     (decode, "clip.npy -m vae -o out.xyz --dry-run", "out.xyz: its ending is not supported"),
     (decode, "clip.npy -m vae -o a_%d_%d.png", "such as %05d.png"),
     (decode, "clip.npy -m vae -o a.mp4 --metadata comment", "is not KEY=VALUE"),
-    (decode, "clip.npy -m vae -o a.npy --metadata a=b", "a.npy: takes no metadata"),
     (
         decode,
         "clip.npy -m vae -o a.mp4 --shortest",
@@ -175,7 +177,6 @@ WRONG = [
     (encode, f"{ENCODE} --size 0x64", "--size: '0x64' is not a width and a height"),
     (encode, f"{ENCODE} --size -64x64", "--size: expected one argument"),
     (encode, f"{ENCODE} --crop --resize", "--resize: not allowed with argument --crop"),
-    (encode, f"{ENCODE} --frames 0", "--frames: '0' is not a whole number of at least 1"),
     (encode, f"{ENCODE} --fps fast", "--fps: 'fast' is not a frame rate"),
     (encode, f"{ENCODE} --tile big", "--tile: 'big' is not a tile size with an optional overlap; write it as 512"),
     (encode, f"{ENCODE} --tile 64:64", "--tile: the overlap of tiles of 64 pixels"),
@@ -200,34 +201,76 @@ WRONG = [
     (convert, "--verify a b -o out", "--verify A B writes nothing; leave out SOURCE, -o"),
     (convert, "vae --verify a b", "--verify A B writes nothing; leave out SOURCE, -o"),
     (convert, f"{CONVERT} --dtyp float16", "unrecognized arguments: --dtyp"),
-    (bench, "--mode exact --against", "--mode is of decodes that are not compared"),
-    (bench, "--order rows --encode", "--order is of decodes that are not compared"),
     (bench, "--mode single --order rows", "--order is of the exact mode; add --mode exact"),
     (bench, "--mode fast", "--mode: invalid choice: 'fast'"),
-    (bench, "--tile 512:64 --preset wide", "--preset: not allowed with argument --tile"),
-    (bench, "--preset huge", "--preset: invalid choice: 'huge'"),
-    (bench, "--encode --plot x.png", "--plot draws decodes; leave out --encode"),
-    (bench, "--num-frames 9 --num-frames 17 --plot x.png", "--plot draws decodes of one length"),
-    (bench, "--plot x.doc", "--plot: 'x.doc' does not end in .png, .svg, .pdf"),
-    (bench, "--against exact torch", "--against: invalid choice: 'torch'"),
     (bench, "--size 64", "--size: '64' is not a width and a height"),
     (bench, "--size 64x0", "--size: '64x0' is not a width and a height"),
     (bench, "--num-frames -9", "--num-frames: '-9' is not a whole number"),
     (bench, "--repeat 0", "--repeat: '0' is not a whole number"),
-    (bench, "--chunk 0", "--chunk: '0' is not a whole number"),
-    (bench, "--memory-budget 8", "--memory-budget: a memory budget needs a unit"),
     (bench, "--dtype x", "--dtype: invalid choice: 'x'"),
-    (bench, "--tile huge", "--tile: 'huge' is not a tile size"),
-    (bench, "--tile 64:64", "--tile: the overlap of tiles of 64 pixels"),
-    (bench, "--tile-batch-size 0", "--tile-batch-size: '0' is not a whole number"),
-    (bench, "--generation sora", "--generation: invalid choice: 'sora'"),
+    (bench, "--generation sora", "no published VAE is named 'sora'"),
     (bench, "--base-width nan", "--base-width: 'nan' is not a whole number"),
     (mlx_ltx_vae, "decoed clip.npy", "there is no command 'decoed' (did you mean decode?); choose one of decode"),
     (mlx_ltx_vae, "--bogus", "unrecognized arguments: --bogus"),
-    (mlx_ltx_vae, f"decode {DECODE} --chunk 0", "--chunk: '0' is not a whole number"),
     (benchmarks, "", "MEASUREMENT"),
     (benchmarks, "roofline --plot x.png", "unrecognized arguments: --plot"),
 ]
+
+
+# Command, an option of another tool, and all that is said of it.
+OTHERS = [
+    (decode, "--latents a.npy", "name the inputs without an option"),
+    (encode, "--input a.mp4", "name the inputs without an option"),
+    (decode, "-i a.npy", "name the inputs without an option"),
+    (decode, "--tile-size 512", "did you mean --tile SIZE:OVERLAP?"),
+    (decode, "--vae-tiling", "did you mean --preset NAME?"),
+    (encode, "--tiling", "did you mean --tile SIZE:OVERLAP?"),
+    (decode, "--quality 18", "did you mean --crf?"),
+    (preview, "--quality 18", None),
+    (preview, "--crf 18", "an option of decode"),
+    (encode, "--mode tiled", "an option of decode and bench"),
+    (decode, "--no-audio", "no option leaves the sound out; ffmpeg -i clip.mp4 -c copy -an silent.mp4 removes it"),
+    (
+        decode,
+        "-v",
+        "reports are complete without an option; -q leaves them out, and --debug shows the traceback of an error",
+    ),
+    (decode, "--frame-rate 24", "did you mean --fps?"),
+    (encode, "--frame_rate 24", "did you mean --fps?"),
+    (decode, "--precision bf16", "did you mean --dtype?"),
+    (convert, "--torch_dtype float16", "did you mean --dtype?"),
+    (decode, "--fp16", "did you mean --dtype float16?"),
+    (decode, "--max-memory 8GB", "did you mean --memory-budget?"),
+    (decode, "--low-ram", "memory does not grow with the clip anyway; --memory-budget 8GB is a limit"),
+    (encode, "--device gpu", "MLX computes on its default device, which on a Mac is the GPU"),
+    (decode, "--width 768", "encode takes --size WxH; a decoded video has the size of its latents"),
+    (encode, "--num-frames 9", "did you mean --frames :N?"),
+    (bench, "--frames 9", "did you mean --num-frames?"),
+    (decode, "-c:v libx264", "did you mean --codec?"),
+    (decode, "-pix_fmt yuv420p", "did you mean --pix-fmt?"),
+    (decode, "--hdr-input pq", None),
+    (decode, "--no-shortest", None),
+    (decode, "--grain 4", None),
+    (decode, "--output-path a.mp4", "did you mean --output?"),
+    (info, "--vae vae", "did you mean --model?"),
+    (mlx_ltx_vae, "--verison", "did you mean --version?"),
+]
+
+
+@pytest.mark.parametrize(("command", "option", "remark"), OTHERS)
+def test_an_option_of_another_tool_gets_what_stands_for_it_here_or_nothing(command, option, remark, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command([*([] if command in (bench, mlx_ltx_vae) else ["clip"]), *option.split()])
+    error, _ = capsys.readouterr().err.splitlines()
+    assert error == f"error: unrecognized arguments: {option}" + (f" ({remark})" if remark else "")
+
+
+def test_what_stands_for_options_of_other_tools_exists():
+    known = {name for make in PARSERS.values() for action in make()._actions for name in action.option_strings}
+    targets = [target.split()[0] for targets in _WORDS for target in targets.split(" | ") if target.startswith("--")]
+    assert {target for target in targets if target.startswith("--")} <= known
+    words = " ".join(_WORDS.values()).split()
+    assert len(words) == len(set(words))
 
 
 def run(*command):
@@ -291,10 +334,7 @@ def test_help_fits_80_columns_describes_every_option_and_ends_with_examples(name
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_of_the_help_are_correct_usage(name, capsys, monkeypatch):
     """Each example gets as far as reading its files."""
-    runner = {"bench": "bench.bench_command", "preview": "commands.decode_command"}.get(
-        name, f"commands.{name}_command"
-    )
-    module = import_module(f"mlx_ltx_vae.{runner}")
+    module = import_module(f"mlx_ltx_vae.commands.{'decode' if name == 'preview' else name}_command")
     ran = []
     monkeypatch.setattr(module, "run_command", lambda command, arguments, **_: ran.append(arguments) or 0)
     with pytest.raises(SystemExit):
@@ -313,6 +353,9 @@ def test_the_package_lists_its_commands():
         assert line.endswith(what)
     shown = run("mlx_ltx_vae", "--version")
     assert (shown.returncode, shown.stdout) == (0, f"mlx_ltx_vae {version('mlx_ltx_vae')}\n")
+    assert run("mlx_ltx_vae", "version").stdout == shown.stdout
+    assert run("mlx_ltx_vae", "help").stdout == listed.stdout
+    assert run("mlx_ltx_vae", "help", "info").stdout == run("mlx_ltx_vae.info", "--help").stdout
     unknown = run("mlx_ltx_vae", "decoed")
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert "there is no command 'decoed' (did you mean decode?); choose one of decode, " in unknown.stderr

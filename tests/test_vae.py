@@ -15,7 +15,7 @@ from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.models.noise import NoiseVolume, draw
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.pipeline.postprocess import OutputCheck
+from mlx_ltx_vae.pipeline.frames import OutputCheck
 from mlx_ltx_vae.pipeline.run import Run
 from mlx_ltx_vae.planning.plan import Order
 from mlx_ltx_vae.shapes import LatentShape
@@ -353,19 +353,19 @@ def test_frames_that_a_device_leaves_constant_are_named(vae, monkeypatch, option
     latents = latents_of(5)
     latents[:, :, 3:] = latents[:, :, 3:, :1, :1]  # the latents of the frames from 17 on
     plan = vae.plan(latents.shape, **options)
-    results = Run.results
+    outputs = Run.outputs
 
     def gray(first):
         """Makes the network's frames gray, from the one of this index on."""
 
         def change(run):
             start = 0
-            for frames in results(run):
+            for frames in outputs(run):
                 frames[:, max(0, first - start) :] = 0.1
                 start += frames.shape[1] if plan.order is Order.TIME else 0
                 yield frames
 
-        monkeypatch.setattr(Run, "results", change)
+        monkeypatch.setattr(Run, "outputs", change)
 
     gray(17)
     list(vae.stream(latents, plan))
@@ -375,7 +375,7 @@ def test_frames_that_a_device_leaves_constant_are_named(vae, monkeypatch, option
 
 
 def test_a_video_that_is_too_large_for_one_array_is_refused_and_streams(vae, monkeypatch):
-    monkeypatch.setattr("mlx_ltx_vae.pipeline.postprocess.MAX_ARRAY_ELEMENTS", 17 * 64 * 96 * 3)
+    monkeypatch.setattr("mlx_ltx_vae.pipeline.decode.MAX_ARRAY_ELEMENTS", 17 * 64 * 96 * 3)
     assert vae.decode(latents_of(2)).shape == (1, 3, 9, 64, 96)
     with pytest.raises(LatentsError, match=r"an array of 2\^31 elements or more, .* take its frames from stream"):
         vae.decode(latents_of(3))
@@ -431,7 +431,7 @@ def test_a_convolution_that_returns_zeros_is_noticed(golden):
 
 def test_a_network_that_loses_frames_is_noticed(vae, monkeypatch):
     short = iter([mx.random.normal((1, 3, 64, 96, 3))])
-    monkeypatch.setattr("mlx_ltx_vae.pipeline.run.run", lambda *args, **kwargs: short)
+    monkeypatch.setattr("mlx_ltx_vae.pipeline.run.run_stream", lambda *args, **kwargs: short)
     with pytest.raises(DecodeError, match="3 frames came out of the network, and 9 should have"):
         list(vae.stream(latents_of(2)))
 

@@ -136,7 +136,7 @@ FORKS = """
 import os, sys, time
 import numpy as np
 from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, open_sink
-from mlx_ltx_vae.video.sound import write_wav
+from mlx_ltx_vae.video.audio import write_wav
 
 def fork(act):
     if (child := os.fork()) == 0:
@@ -211,7 +211,8 @@ os.waitpid(child, 0)
 @pytest.mark.parametrize("kind", ["file", "live", "sound", "gif", "npy", "stills", "wav", "reader"])
 def test_a_forked_child_leaves_what_its_parent_writes_and_reads(tmp_path: Path, kind: str) -> None:
     """It exits, drops its copy, leaves the with-block by an error, or writes; and it may outlive the file."""
-    command = [sys.executable, "-c", FORKS, str(tmp_path), kind]
+    allowed = "ignore:This process:DeprecationWarning"  # from Python 3.12 on: it has threads and forks
+    command = [sys.executable, "-W", allowed, "-c", FORKS, str(tmp_path), kind]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     (output,) = tmp_path.iterdir()

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlx_ltx_vae.codec_table import AUDIO_CODECS, CODECS, AudioCodec, Codec
+from mlx_ltx_vae.commands.parsers import decode_parser
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import SinkOptions, VideoWriter, check_output, codecs
+from mlx_ltx_vae.video import SinkOptions, VideoWriter, check_output, codecs, ffmpeg
 from test_video_writer import PATCH, SATURATED, patches, probe, read_back
 from video_files import noise
 
@@ -69,9 +71,12 @@ def test_pixel_formats_keep_the_colors_and_the_tags(
 
 def test_pixel_formats_that_an_encoder_lacks_are_refused() -> None:
     text = refusal("a.mp4", pix_fmt="yuv420p12le")
-    assert "libx264 has no pixel format 'yuv420p12le'; use one of yuv420p, yuvj420p" in text
-    assert "has no pixel format 'gray'" in refusal("a.mkv", codec="ffv1", pix_fmt="gray")
-    assert "prores_ks has no pixel format 'yuv420p'" in refusal("a.mov", codec="prores", pix_fmt="yuv420p")
+    assert "'yuv420p12le' is not supported for libx264 (did you mean yuv420p10le?); use one of yuv420p, " in text
+    assert "'gray' is not supported for ffv1; use one of bgr0, gbrp16le, " in refusal(
+        "a.mkv", codec="ffv1", pix_fmt="gray"
+    )
+    text = refusal("a.mov", codec="prores", pix_fmt="yuv420p")
+    assert text.endswith("use one of yuv422p10le, yuv444p10le.")
     assert "yuv420p has even sizes, not 33x17; use yuv444p" in refusal("a.mp4", (33, 17), pix_fmt="yuv420p")
     check_output("a.mp4", size=(33, 17), fps=24, options=SinkOptions(pix_fmt="yuv444p"))
     check_output("a.webm", size=(33, 17), fps=24, options=SinkOptions(pix_fmt="yuv422p"))
@@ -84,7 +89,7 @@ def test_the_command_checks_both_before_the_weights_are_read(
     command = ["--demo", "-o", str(tmp_path / "a.mp4"), "--dry-run"]
     assert main([*command, "--encoder-preset", "fast", "--pix-fmt", "yuv422p"]) == 0
     assert main([*command, "--pix-fmt", "nonsense"]) == 1
-    assert "no pixel format 'nonsense'" in capsys.readouterr().err
+    assert "'nonsense' is not supported for libx264" in capsys.readouterr().err
     assert loads == []
 
 
@@ -98,7 +103,7 @@ def _mac(monkeypatch: pytest.MonkeyPatch) -> None:
     """An ffmpeg with the encoders of a Mac, by what it lists."""
     rows = [["V....D", name, "VideoToolbox"] for name in ("h264_videotoolbox", "hevc_videotoolbox")]
     formats = [["Supported", "pixel", "formats:", "videotoolbox_vld", "nv12", "yuv420p", "p010le"]]
-    monkeypatch.setattr(codecs, "listing", lambda *words, error: rows if words == ("-encoders",) else formats)
+    monkeypatch.setattr(ffmpeg, "listing", lambda *words, error: rows if words == ("-encoders",) else formats)
 
 
 @pytest.mark.usefixtures("_mac")
@@ -127,19 +132,52 @@ def test_what_the_encoders_of_a_mac_cannot_do_is_refused() -> None:
 
 
 def test_the_encoders_of_a_mac_are_refused_elsewhere() -> None:
-    if not any(row[1:2] == ["h264_videotoolbox"] for row in codecs.listing("-encoders", error=WriterError)):
+    if not any(row[1:2] == ["h264_videotoolbox"] for row in ffmpeg.listing("-encoders", error=WriterError)):
         without = "a.mp4: this ffmpeg was built without h264_videotoolbox, which only builds for macOS have"
         others = "use h264 or hevc or vp9 or av1, which it has."
         assert refusal("a.mp4", codec="h264_videotoolbox") == f"{without}; {others}"
 
 
-def test_a_listing_of_formats_is_that_of_the_encoder(tmp_path: Path) -> None:
-    for codec in ("h264", "hevc", "prores", "prores4444", "ffv1", "vp9", "av1"):
-        known = codecs.CODECS[codec]
-        ending = known.endings[0]
-        for bit_depth, pix_fmt in known.pixel_formats.items():
-            options = SinkOptions(codec=codec, bit_depth=bit_depth, pix_fmt=pix_fmt)
-            check_output(tmp_path / f"a{ending}", size=SIZE, fps=24, options=options)
+@pytest.mark.parametrize("codec", [name for name, codec in CODECS.items() if not codec.is_mac_only])
+def test_every_pixel_format_of_the_table_is_written_and_has_the_colors(tmp_path: Path, codec: str) -> None:
+    known = CODECS[codec]
+    formats = {*known.pixel_formats.values(), *(known.odd_pixel_formats or {}).values(), *known.more_pixel_formats}
+    frames = patches(2)
+    size = (frames.shape[2], frames.shape[1])
+    for pix_fmt in sorted(formats):
+        path = tmp_path / f"{pix_fmt}{known.endings[-1]}"
+        with VideoWriter(path, size=size, fps=24, codec=codec, pix_fmt=pix_fmt) as out:
+            out.write(frames)
+        centers = read_back(path, size).astype(int)[:, PATCH // 2, PATCH // 2 :: PATCH]
+        assert np.abs(centers - SATURATED).max() <= 4
+
+
+def test_a_codec_is_an_entry_that_help_errors_and_arguments_follow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    toy = Codec("mpeg4", (".mkv",), {8: "yuv420p"}, about="a toy", other_names=("divx",), max_fps=60, min_size=(9, 9))
+    monkeypatch.setitem(CODECS, "toy", toy)
+    monkeypatch.setitem(AUDIO_CODECS, "beep", AudioCodec(("mp2",), (".mkv",), 128))
+    shown = " ".join(decode_parser().format_help().split())
+    assert "av1, toy (a toy); default: h264" in shown
+    assert "beep (.mkv); default: aac" in shown
+    assert "use one of h264, hevc, prores, prores4444, ffv1, vp9, av1, h264_videotoolbox, " in refusal(
+        "a.mkv", codec="theora"
+    )
+    assert "toy is not supported in .mp4; use .mkv." in refusal("a.mp4", codec="toy")
+    assert "frames are 64x8, and mpeg4 takes 9x9 and more" in refusal("a.mkv", (64, 8), codec="toy")
+    with VideoWriter(tmp_path / "a.mkv", size=SIZE, fps=24, codec="DivX") as out:
+        out.write(noise(2, SIZE))
+    assert "Video: mpeg4" in probe(tmp_path / "a.mkv")
+
+
+def test_help_and_documents_name_every_codec() -> None:
+    shown, usage = decode_parser().format_help(), Path("docs/usage.md").read_text()
+    for name in (*CODECS, *AUDIO_CODECS):
+        assert re.search(rf"\b{name}\b", shown)
+    for name in CODECS:
+        assert f"`{name}`" in usage
+        assert re.search(rf"\b{name}\b", VideoWriter.__doc__ or "")
 
 
 def test_default_qualities_stay_as_they_are() -> None:

@@ -1,6 +1,7 @@
-"""Pure functions of reading: sizes that fit, and properties parsed from ffmpeg's log."""
+"""Pure functions of reading: sizes that fit, and properties by what ffmpeg says."""
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 
 from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.video import Fit
-from mlx_ltx_vae.video.probe import parse_log
+from mlx_ltx_vae.video.ffmpeg import Description
+from mlx_ltx_vae.video.pictures import PictureInfo
+from mlx_ltx_vae.video.probe import VideoInfo, parse_description
 from mlx_ltx_vae.video.source import fit_size
 
 sides = st.integers(1, 5000)
@@ -38,20 +41,34 @@ def test_fitted_sizes_are_multiples_within_the_scaled_size(
         assert fit is Fit.RESIZE or target == source
 
 
-LOG = """\
-[info] Input #0, matroska,webm, from 'file:clip.mkv':
-[info]   Duration: 01:02:03.50, start: 0.000000, bitrate: 79 kb/s
-[info]   Stream #0:0: Video: mjpeg, yuvj420p(pc), 600x600, 90k tbr, 90k tbn (attached pic)
-[info]   Stream #0:1(eng): Video: h264 (High), yuv420p10le(tv, bt709), 96x64, {average}{nominal} tbr, 1k tbn (default)
-[info]   Stream #0:11: Video: vp9, 32x32, 5 fps, 5 tbr, 1k tbn
-[info] Stream mapping:
-[info]   Stream #0:1 -> #0:0 (h264 (native) -> wrapped_avframe (native))
-[Parsed_showinfo_0 @ 0x7f] [info] config in time_base: 1/1000, frame_rate: {nominal}
-[Parsed_showinfo_0 @ 0x7f] [info] config out time_base: 0/0, frame_rate: 0/0
-[Parsed_showinfo_0 @ 0x7f] [info] n:   0 pts:      0 fmt:yuv420p10le cl:left sar:1/1 s:64x96 i:P iskey:1 type:I
-[Parsed_showinfo_0 @ 0x7f] [info]   side data - something of 8x8
-[Parsed_showinfo_0 @ 0x7f] [info] color_range:tv color_space:{matrix} color_primaries:unknown color_trc:unknown
+NAME, STREAM = "clip.mkv", "0:V:0"
+COVER = "Video: mjpeg, yuvj420p(pc), 600x600, q=2-31, 90k tbr, 90k tbn (attached pic)"
+VIDEO = "Video: h264 (High), yuv420p10le(tv, bt709), 96x64, q=2-31, {average}{tick} tbr, 1k tbn (default)"
+OTHER = "Video: vp9, yuv420p(tv), 32x32, q=2-31, 5 fps, 5 tbr, 1k tbn"
+FILTERED = """\
+config in time_base: 1/1000, frame_rate: {nominal}
+config out time_base: 0/0, frame_rate: 0/0
+n:   0 pts:   1500 pts_time:1.5 fmt:yuv420p10le cl:left sar:1/1 s:64x96 i:P iskey:1 type:I
+  side data - something of 8x8
+color_range:tv color_space:{matrix} color_primaries:unknown color_trc:unknown
 """
+
+
+def parse(
+    nominal: str = "24/1",
+    average: str = "24 fps, ",
+    matrix: str = "bt709",
+    *,
+    tick: str = "24",
+    change: tuple[str, str] = ("", ""),
+    **options: Any,
+) -> VideoInfo:
+    lines = [COVER, VIDEO.format(average=average, tick=tick), OTHER]
+    filtered = FILTERED.format(nominal=nominal, matrix=matrix).splitlines()
+    streams = [[line.replace(*change) if change[0] else line] for line in lines]
+    filtered = [line.replace(*change) if change[0] else line for line in filtered]
+    found = {"demuxer": "matroska,webm", "streams": streams, "filtered": filtered, "log": [], "output": ""} | options
+    return parse_description(NAME, Description(**found), STREAM, "", Fraction(3), 1 / 2.2, PictureInfo())
 
 
 @pytest.mark.parametrize(
@@ -71,35 +88,33 @@ LOG = """\
 def test_rate_is_the_nominal_rate_unless_only_the_average_is_plausible(
     nominal: str, average: str, fps: Fraction | None
 ) -> None:
-    info = parse_log(LOG.format(nominal=nominal, average=average, matrix="bt709"), "clip.mkv")
+    info = parse(nominal, average)
     assert (info.fps, info.size, info.frames.pixel_format) == (fps, (64, 96), "yuv420p10le")
-    assert info.seconds == Fraction(7447, 2)
+    assert (info.start, info.seconds, info.codec) == (Fraction(3, 2), 3, "h264")
     assert (info.frames.matrix, info.frames.levels, info.frames.site) == ("bt709", "tv", "left")
-    assert info.warnings("clip.mkv") == []
+    assert info.warnings(NAME) == []
 
 
-def test_logs_with_missing_properties_are_parsed_or_refused() -> None:
-    log = LOG.format(nominal="24/1", average="24 fps, ", matrix="unknown")
-    assert parse_log(log, "clip").frames.matrix == "unknown"
-    assert parse_log(log.replace("Duration: 01:02:03.50", "Duration: N/A"), "clip").seconds is None
-    assert parse_log(log.replace("color_space", "color"), "clip").frames.matrix == "unknown"
-    with pytest.raises(ReaderError, match="clip: contains no frames"):
-        parse_log(log.replace("n:   0", "n:   1"), "clip")
-    with pytest.raises(ReaderError, match="clip: is a picture in several tiles"):
-        parse_log(f"{log}[info]   Stream group #0:0[0x31]: Tile Grid: hevc (Main), yuv420p, 4032x3024", "clip")
-    with pytest.raises(ReaderError, match="clip: a frame rate must be"):
-        parse_log(LOG.format(nominal="90000/1", average="", matrix="bt709"), "clip")
+def test_missing_properties_are_unknown_or_refused() -> None:
+    assert parse(matrix="unknown").frames.matrix == "unknown"
+    assert parse(change=("color_space", "color")).frames.matrix == "unknown"
+    assert parse(change=("pts:   1500", "pts: NOPTS")).start == 0
+    with pytest.raises(ReaderError, match=f"{NAME}: contains no frames"):
+        parse(filtered=[])
+    with pytest.raises(ReaderError, match=f"{NAME}: is text"):
+        parse(demuxer="tty")
+    with pytest.raises(ReaderError, match=f"{NAME}: is a picture in several tiles"):
+        parse(change=("1k tbn (default)", "1k tbn (default) (dependent)"))
+    with pytest.raises(ReaderError, match=f"{NAME}: a frame rate must be"):
+        parse("90000/1", "")
 
 
 @pytest.mark.parametrize(
-    ("nominal", "average", "clock", "is_variable"),
+    ("nominal", "average", "tick", "is_variable"),
     [("30/1", "29.87 fps, ", "30", False), ("40000/2803", "14.27 fps, ", "1k", True), ("1/0", "", "25", False)],
 )
-def test_rate_is_variable_if_the_clock_is_much_faster(
-    nominal: str, average: str, clock: str, is_variable: bool
-) -> None:
-    log = LOG.format(nominal=nominal, average=average, matrix="bt709").replace(f"{nominal} tbr", f"{clock} tbr", 2)
-    assert parse_log(log, "clip.mkv").is_variable == is_variable
+def test_rate_is_variable_if_the_clock_is_much_faster(nominal: str, average: str, tick: str, is_variable: bool) -> None:
+    assert parse(nominal, average, tick=tick).is_variable == is_variable
 
 
 @pytest.mark.parametrize(
@@ -111,12 +126,10 @@ def test_rate_is_variable_if_the_clock_is_much_faster(
         ("color_trc:unknown", "color_trc:smpte2084", "HDR (PQ)"),
         ("color_trc:unknown", "color_trc:arib-std-b67", "HDR (HLG)"),
         ("color_primaries:unknown", "color_primaries:bt2020", "BT.2020 primaries"),
-        ("vp9, 32x32", "vp9, yuv420p(tv, top first), 32x32", None),  # another stream
+        ("vp9, yuv420p(tv)", "vp9, yuv420p(tv, top first)", None),  # another stream
         ("mjpeg, yuvj420p(pc)", "mjpeg, yuvj420p(pc, top first)", None),
     ],
 )
 def test_what_is_read_as_it_is_is_one_warning(written: str, instead: str, words: str | None) -> None:
-    log = LOG.format(nominal="24/1", average="24 fps, ", matrix="bt709")
-    assert log.count(written) == 1
-    found = parse_log(log.replace(written, instead), "clip.mkv").warnings("clip.mkv")
+    found = parse(change=(written, instead)).warnings(NAME)
     assert [words in text for text in found] == ([] if words is None else [True])

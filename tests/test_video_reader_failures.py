@@ -8,6 +8,7 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 
+from mlx_ltx_vae import demo
 from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.video import Fit, VideoReader
 from video_files import children, noise, numbered, read, refusal, run_ffmpeg, save_images, write
@@ -62,7 +63,12 @@ def test_inputs_that_are_not_videos_are_refused(tmp_path: Path) -> None:
     empty.mkdir()
     save_images(pictures, ["1.png", "2.jpg"])
     save_images(tmp_path, ["n1.png", "n3.png"])
+    np.savez(tmp_path / "clip.npz", latents=np.zeros((1, 128, 1, 1, 1), np.float32))
+    shutil.copy(demo.LATENTS, tmp_path / "clip.mp4")  # whatever it is called
     for path, words in [
+        (demo.LATENTS, "contains arrays, and no video; to turn latents into a video, use decode"),
+        (tmp_path / "clip.npz", "contains arrays"),
+        (tmp_path / "clip.mp4", "contains arrays"),
         (tmp_path / "missing.mp4", "there is no such file or folder"),
         (text, "is text, not a video"),
         (fake, "contains no video that ffmpeg can read"),

@@ -1,5 +1,6 @@
 """Reading unusual streams: every frame of streams that change, start late or have their transparency apart."""
 
+import base64
 import re
 import shlex
 import struct
@@ -180,6 +181,37 @@ def test_transparency_of_avif_is_reported_and_the_given_line_joins_it(tmp_path: 
     result = read(tmp_path / "new.mkv")
     assert len(result) == num_frames
     check_composited(result, 5)
+
+
+# Two tiles of 64x64, by `avifenc --grid 2x1`.
+TILES = """
+AAAAIGZ0eXBhdmlmAAAAAGF2aWZtaWYxbWlhZk1BMUEAAAF/bWV0YQAAAAAAAAAoaGRscgAAAAAAAAAAcGljdAAAAAAAAAAAAAAA
+AGxpYmF2aWYAAAAADnBpdG0AAAAAAAEAAAA6aWxvYwAAAABEAAADAAEAAAABAAABpwAAAAgAAgAAAAEAAAGvAAAAJQADAAAAAQAA
+Aa8AAAAlAAAAXGlpbmYAAAAAAAMAAAAaaW5mZQIAAAAAAQAAZ3JpZENvbG9yAAAAABppbmZlAgAAAQACAABhdjAxQ29sb3IAAAAA
+GmluZmUCAAABAAMAAGF2MDFDb2xvcgAAAAAcaXJlZgAAAAAAAAAQZGltZwABAAIAAgADAAAAi2lwcnAAAABfaXBjbwAAABRpc3Bl
+AAAAAAAAAIAAAABAAAAAEHBpeGkAAAAAAwgICAAAABNjb2xybmNseAABAA0ABoAAAAAUaXNwZQAAAAAAAABAAAAAQAAAAAxhdjFD
+gSAAAAAAACRpcG1hAAAAAAAAAAMAAQMBAgMAAgQEAoUDAAMEBAKFAwAAADVtZGF0AAAAAQCAAEASAAoJOBV//YQENBpAMhYWQAYY
+YYQAwbY/ZRhe4tIsEiYP1BHA
+"""
+
+
+def test_a_picture_in_tiles_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.avif").write_bytes(base64.b64decode(TILES))
+    assert "a.avif: is a picture in several tiles, which are not joined" in refusal(tmp_path / "a.avif")
+
+
+def test_a_video_beside_a_stream_that_nothing_is_known_of_is_read(tmp_path: Path) -> None:
+    """ffmpeg cannot copy the second stream, which has no codec and no size."""
+    second = ["-f", "lavfi", "-i", "testsrc2=s=66x48:r=24:d=1"]
+    run_ffmpeg("-f", "lavfi", "-i", "testsrc2=s=64x32:r=24:d=1", *second, "-map", 0, "-map", 1, "-c:v", "ffv1",
+               tmp_path / "a.mkv")  # fmt: skip
+    data = (tmp_path / "a.mkv").read_bytes()
+    start = data.rindex(b"V_FFV1")
+    rest = data[start:].replace(b"V_FFV1", b"V_NONE").replace(b"\xb0\x81\x42", b"\xb0\x81\0", 1)
+    (tmp_path / "b.mkv").write_bytes(data[:start] + rest.replace(b"\xba\x81\x30", b"\xba\x81\0", 1))
+    with VideoReader(tmp_path / "b.mkv") as video:
+        assert (video.size, video.fps, video.num_frames) == ((64, 32), 24, 24)
+        assert sum(len(frames) for frames in video) == 24
 
 
 @pytest.mark.filterwarnings("ignore:.*is marked as interlaced")

@@ -14,6 +14,7 @@ from mlx_ltx_vae.video import VideoReader, VideoWriter, ffmpeg, ffmpeg_process
 from mlx_ltx_vae.video.ffmpeg import FfmpegDecoder
 from mlx_ltx_vae.video.metadata import read_metadata
 from mlx_ltx_vae.video.sound_files import SoundReader
+from mlx_ltx_vae.video.writer import FfmpegEncoder
 from video_files import SIZE, children, kill_children, noise, save_images, write
 
 SILENT = r"ffmpeg failed: it has not responded for 0\.2 seconds\.$"
@@ -77,7 +78,7 @@ def test_a_stopped_ffmpeg_ends_a_read(tmp_path: Path, stop: Callable[[], None], 
 @pytest.mark.parametrize(
     "read",
     [
-        lambda path: ffmpeg.read_log("in.mp4", "video", ["-i", path], ReaderError),
+        lambda path: ffmpeg.run("in.mp4", ["-i", path], ReaderError),
         lambda path: FfmpegDecoder("in.mp4", ["-i", path]).finish(),
         lambda _: SoundReader(__file__),
         lambda path: read_metadata(Path(path)),
@@ -102,7 +103,7 @@ def test_a_file_that_ffmpeg_rewrites_is_a_sign_of_life(tmp_path: Path) -> None:
     """As it does at the end of an mp4, for minutes if that has many gigabytes, and without a report."""
     out = tmp_path / "out.mkv"
     arguments = ["-f", "rawvideo", "-pixel_format", "rgb24", "-video_size", "96x64", "-i", "pipe:0"]
-    encoder = ffmpeg.FfmpegEncoder("out.mkv", [*arguments, "-c:v", "ffv1"], f"file:{out}")
+    encoder = FfmpegEncoder("out.mkv", [*arguments, "-c:v", "ffv1"], f"file:{out}")
     encoder.write(noise(1, SIZE))
     kill_children(signal.SIGSTOP)
     out.touch()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mlx_ltx_vae.video import Fit, VideoReader
 from video_files import noise, numbered, read, run_ffmpeg, write
@@ -122,6 +123,190 @@ def test_linear_video_is_reported_and_the_given_line_is_bt709(tmp_path: Path) ->
     assert warning.startswith(f"{path}: has linear light, and its colors are read as they are; convert it to BT.709")
     light = 60 / 255  # of a display that follows ITU-R BT.1886
     assert np.abs(converted(path, warning)[0, 32, 48] / 255 - light ** (1 / 2.4)).max() < 0.005
+
+
+#: x and y of red, green, blue and white.
+PRIMARIES = {
+    "sRGB": (0.64, 0.33, 0.3, 0.6, 0.15, 0.06, 0.3127, 0.329),
+    "Display P3": (0.68, 0.32, 0.265, 0.69, 0.15, 0.06, 0.3127, 0.329),
+    "Adobe RGB": (0.64, 0.33, 0.21, 0.71, 0.15, 0.06, 0.3127, 0.329),
+    "ProPhoto": (0.7347, 0.2653, 0.1596, 0.8404, 0.0366, 0.0001, 0.3457, 0.3585),
+}
+BRADFORD = np.array([[0.8951, 0.2664, -0.1614], [-0.7502, 1.7135, 0.0367], [0.0389, -0.0685, 1.0296]])
+D50 = np.array([0.9642, 1.0, 0.8249])
+
+
+def icc_profile(name: str, primaries: tuple[float, ...] | None, gamma: float | None) -> bytes:
+    """A profile by the ICC's specification; gray without primaries, with the curve of sRGB without a gamma."""
+    numbers = lambda *values: struct.pack(f">{len(values)}i", *(round(value * 65536) for value in values))  # noqa: E731
+    curve = b"curv" + struct.pack(">IIH", 0, 1, round((gamma or 0) * 256))
+    if gamma is None:
+        curve = b"para" + struct.pack(">IHH", 0, 3, 0) + numbers(2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045)
+    tags = {
+        b"desc": b"desc" + struct.pack(">II", 0, len(name) + 1) + name.encode() + bytes(79),
+        b"wtpt": b"XYZ \0\0\0\0" + numbers(*D50),
+    }
+    if primaries is None:
+        tags[b"kTRC"] = curve
+    else:
+        points = np.array([[x, y, 1 - x - y] for x, y in zip(primaries[::2], primaries[1::2], strict=True)]).T
+        white = points[:, 3] / points[1, 3]
+        to_xyz = points[:, :3] * np.linalg.solve(points[:, :3], white)
+        to_xyz = np.linalg.inv(BRADFORD) @ np.diag((BRADFORD @ D50) / (BRADFORD @ white)) @ BRADFORD @ to_xyz
+        for letter, column in zip("rgb", to_xyz.T, strict=True):
+            tags[f"{letter}XYZ".encode()] = b"XYZ \0\0\0\0" + numbers(*column)
+            tags[f"{letter}TRC".encode()] = curve
+    table, data = struct.pack(">I", len(tags)), b""
+    for tag, value in tags.items():
+        table += tag + struct.pack(">II", 128 + 4 + 12 * len(tags) + len(data), len(value))
+        data += value + bytes(-len(value) % 4)
+    space = b"GRAY" if primaries is None else b"RGB "
+    header = struct.pack(
+        ">I4sI4s4s4s12s4s", 128 + len(table + data), b"", 0x02400000, b"mntr", space, b"XYZ ", b"", b"acsp"
+    )
+    return header.ljust(68, b"\0") + numbers(*D50) + bytes(128 - 80) + table + data
+
+
+WRITERS = {"a.png": {}, "a.jpg": {"quality": 95}, "a.tif": {}, "a.webp": {"lossless": True}}
+
+
+@pytest.mark.parametrize("file", WRITERS)
+@pytest.mark.parametrize("source", ["file", "folder"])
+@pytest.mark.parametrize(
+    ("name", "gamma", "is_reported"),
+    [
+        ("sRGB", None, False),
+        ("sRGB", 2.2, False),
+        ("sRGB", 1.8, True),
+        ("Display P3", None, True),
+        ("Adobe RGB", 2.2, True),
+        ("ProPhoto", 1.8, True),
+    ],
+)
+def test_color_profiles_that_are_not_srgb_by_their_colors_are_reported(
+    tmp_path: Path, file: str, source: str, name: str, gamma: float | None, is_reported: bool
+) -> None:
+    other = f"not {name}"  # the colors count, and not the name
+    path = tmp_path / f"0{file}"
+    profile = icc_profile(other, PRIMARIES[name], gamma)
+    Image.new("RGB", (64, 64), (200, 100, 50)).save(path, icc_profile=profile, **WRITERS[file])
+    given = path if source == "file" else tmp_path
+    text = f"{given}: has the color profile '{other}', and its colors are read as they are; convert it to sRGB first."
+    assert warnings_of(given) == ([text] if is_reported else [])
+
+
+@pytest.mark.parametrize(("gamma", "is_reported"), [(2.2, False), (1.8, True)])
+def test_color_profiles_of_gray_pictures_are_reported(tmp_path: Path, gamma: float, is_reported: bool) -> None:
+    Image.new("L", (64, 64), 100).save(tmp_path / "a.png", icc_profile=icc_profile("dots", None, gamma))
+    assert ["has the color profile 'dots'" in text for text in warnings_of(tmp_path / "a.png")] == [True] * is_reported
+
+
+def test_a_profile_counts_more_than_a_gamma_and_a_damaged_one_is_none(tmp_path: Path) -> None:
+    make_png(tmp_path / "gamma.png", 0.5, b"gAMA" + struct.pack(">I", 100_000))
+    data = (tmp_path / "gamma.png").read_bytes()
+    for content, words in [
+        (icc_profile("p3", PRIMARIES["Display P3"], None), "color profile 'p3'"),
+        (icc_profile("srgb", PRIMARIES["sRGB"], None), ""),
+        (b"no profile at all", "gamma of 1"),
+    ]:
+        body = b"iCCPname\0\0" + zlib.compress(content)
+        chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
+        (tmp_path / "a.png").write_bytes(data[:33] + chunk + data[33:])
+        texts = warnings_of(tmp_path / "a.png")
+        assert len(texts) == bool(words)
+        assert all(words in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("transfer", "words"),
+    [("bt470bg", "a gamma of 2.8"), ("log100", "a logarithmic transfer"), ("log316", "a logarithmic transfer")],
+)
+def test_transfer_functions_that_no_display_has_are_reported_and_the_given_line_converts_them(
+    tmp_path: Path, transfer: str, words: str
+) -> None:
+    color = (200, 90, 90)
+    path = write_color(tmp_path / "a.mkv", color, f"{SRGB}bt709,zscale=p=709:t={transfer}:m=709:r=limited")
+    (text,) = warnings_of(path)
+    assert text.startswith(f"{path}: has {words}")
+    assert np.abs(read_quietly(path)[0, 32, 48] / 257 - color).max() > 10
+    assert np.abs(converted(path, text)[0, 32, 48].astype(int) - color).max() <= 3
+
+
+def test_transfer_functions_like_that_of_a_display_are_read_without_a_warning(tmp_path: Path) -> None:
+    for transfer in ("bt709", "smpte170m", "smpte240m", "bt470m", "iec61966-2-1", "iec61966-2-4", "bt2020-10"):
+        run_ffmpeg(
+            "-f",
+            "lavfi",
+            "-i",
+            f"color=gray:s=64x64:d=0.1,setparams=color_trc={transfer}",
+            tmp_path / f"{transfer}.mp4",
+        )
+        assert warnings_of(tmp_path / f"{transfer}.mp4") == []
+
+
+def dolby_vision(path: Path, profile: int, compatibility: int) -> Path:
+    """HEVC in an mp4 with the box of Dolby Vision, which no encoder here writes."""
+    run_ffmpeg("-f", "lavfi", "-i", "testsrc2=s=64x64:d=0.1:r=20", "-c:v", "libx265", "-tag:v", "hvc1", path)
+    box = struct.pack(">I4sBBHB19x", 32, b"dvcC", 1, 0, profile << 9 | 6 << 3 | 1 << 2 | 1, compatibility << 4)
+    beginnings = {b"moov": 8, b"trak": 8, b"mdia": 8, b"minf": 8, b"stbl": 8, b"stsd": 16, b"hvc1": 86}
+    data = bytearray(path.read_bytes())  # moov is last, so that no offset changes
+
+    def insert(start: int, end: int) -> bool:
+        while start < end:
+            size, kind = int.from_bytes(data[start : start + 4], "big"), bytes(data[start + 4 : start + 8])
+            if kind == b"hvc1":
+                data[start + size : start + size] = box
+            if kind == b"hvc1" or (kind in beginnings and insert(start + beginnings[kind], start + size)):
+                data[start : start + 4] = struct.pack(">I", size + len(box))
+                return True
+            start += size
+        return False
+
+    assert insert(0, len(data))
+    path.write_bytes(data)
+    return path
+
+
+def test_dolby_vision_without_a_compatible_layer_is_reported(tmp_path: Path) -> None:
+    (text,) = warnings_of(dolby_vision(tmp_path / "5.mp4", 5, 0))
+    assert "5.mp4: is Dolby Vision of profile 5, and its colors are read as they are; convert it first" in text
+    for profile, compatibility in ((8, 1), (8, 2), (8, 4)):
+        assert warnings_of(dolby_vision(tmp_path / "8.mp4", profile, compatibility)) == []
+
+
+@pytest.mark.parametrize("ending", [".mkv", ".mp4"])
+@pytest.mark.parametrize(
+    ("first", "second", "is_reported"), [("0", "default", True), ("default", "0", False), ("0", "0", False)]
+)
+def test_a_second_video_that_is_the_default_is_reported_and_the_given_line_chooses_it(
+    tmp_path: Path, ending: str, first: str, second: str, is_reported: bool
+) -> None:
+    path = tmp_path / f"a{ending}"
+    inputs = [
+        "-f",
+        "lavfi",
+        "-i",
+        "color=black:s=64x64:d=0.1:r=20",
+        "-f",
+        "lavfi",
+        "-i",
+        "color=white:s=64x64:d=0.1:r=20",
+    ]
+    run_ffmpeg(*inputs, "-map", 0, "-map", 1, "-disposition:v:0", first, "-disposition:v:1", second, path)
+    texts = warnings_of(path)
+    assert len(texts) == is_reported
+    assert read_quietly(path).max() < 20
+    if texts:
+        assert "has a second video stream, which it marks as the default, and the first is read" in texts[0]
+        line = (
+            texts[0]
+            .split("ffmpeg ")[1]
+            .rstrip(".")
+            .replace("VIDEO", str(path))
+            .replace("NEW", str(tmp_path / f"b{ending}"))
+        )
+        run_ffmpeg(*line.split())
+        assert read_quietly(tmp_path / f"b{ending}").min() > 230
 
 
 def test_oblong_pixels_are_reported_and_the_given_line_makes_them_square(tmp_path: Path) -> None:

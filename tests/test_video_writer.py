@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import time
 import wave
 from fractions import Fraction
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 from PIL import Image
 
+from mlx_ltx_vae.codec_table import CODECS
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.units import parse_fps
-from mlx_ltx_vae.video import SinkOptions, VideoWriter, open_sink
+from mlx_ltx_vae.video import SinkOptions, VideoWriter, check_output, open_sink
+from mlx_ltx_vae.video.codecs import ANIMATIONS, CONTAINER_ENDINGS
 
 SATURATED = np.array(
     [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 0], [0, 255, 255], [255, 0, 255], [255, 255, 255], [0, 0, 0]],
@@ -93,11 +96,40 @@ def test_saturated_colors_are_kept_and_tagged(
     assert np.abs(centers - SATURATED).max() <= 3
 
 
-def test_av1_is_refused_for_frames_that_crash_its_encoder(tmp_path: Path) -> None:
-    for size in ((63, 64), (64, 63), (8, 8)):
-        what = f"frames are {size[0]}x{size[1]}, and libsvtav1 takes 64 pixels and more; use another codec"
-        with pytest.raises(WriterError, match=what):
-            VideoWriter(tmp_path / "out.mp4", size=size, fps=24, codec="av1")
+@pytest.mark.parametrize(
+    ("name", "codec", "size", "least"),
+    [
+        ("out.mp4", "av1", (63, 64), (64, 64)),
+        ("out.avif", None, (64, 63), (64, 64)),
+        ("out.mkv", "hevc", (34, 18), (49, 16)),  # below it writes outside its memory
+        ("out.mp4", "hevc", (48, 64), (49, 16)),
+        ("out.mp4", "hevc", (64, 15), (49, 16)),
+        ("out.mkv", "ffv1", (1, 24), (2, 1)),
+    ],
+)
+@pytest.mark.parametrize("bit_depth", [8, 10])
+def test_encoders_take_no_smaller_frames_than_measured(
+    tmp_path: Path, name: str, codec: str | None, size: tuple, least: tuple, bit_depth: int
+) -> None:
+    options = SinkOptions(codec=codec, bit_depth=bit_depth)
+    found = rf"frames are {size[0]}x{size[1]}, and \w+ takes {least[0]}x{least[1]} and more; use another codec\.$"
+    with pytest.raises(WriterError, match=found):
+        check_output(tmp_path / name, size=size, fps=24, options=options)
+    with open_sink(tmp_path / name, size=least, fps=24, options=options) as out:
+        out.write(noise(least, 3, out.frames.dtype.type))
+    assert run_ffmpeg("-v", "error", "-i", tmp_path / name, "-f", "null", "-").stderr == b""
+
+
+@pytest.mark.parametrize(("name", "codec"), [("out.mp4", "av1"), ("out.webm", "av1"), ("out.avif", None)])
+def test_rates_that_the_encoder_of_av1_refuses_are_refused_first(tmp_path: Path, name: str, codec: str | None) -> None:
+    options = SinkOptions(codec=codec)
+    for fps in (241, 1000):
+        found = f"libsvtav1 takes at most 240 frames per second, not {fps}"
+        with pytest.raises(WriterError, match=found):
+            check_output(tmp_path / name, size=(64, 64), fps=fps, options=options)
+    with open_sink(tmp_path / name, size=(64, 64), fps=240, options=options) as out:
+        out.write(noise((64, 64), 3))
+    assert (tmp_path / name).stat().st_size > 1000
 
 
 @pytest.mark.parametrize(("name", "codec"), [("a.mp4", "h264"), ("a.mov", "hevc"), ("a.webm", "vp9"), ("a.mp4", "av1")])
@@ -137,8 +169,8 @@ def test_default_codecs_are_h264_and_vp9(tmp_path: Path) -> None:
     ("name", "codec"), [("h265", "hevc"), ("H265", "hevc"), ("HEVC", "hevc"), ("H264", "h264"), ("ProRes", "prores")]
 )
 def test_codecs_are_found_by_their_other_names_and_in_any_case(tmp_path: Path, name: str, codec: str) -> None:
-    with VideoWriter(tmp_path / "out.mov", size=(32, 32), fps=24, codec=name) as out:
-        out.write(noise((32, 32), 2))
+    with VideoWriter(tmp_path / "out.mov", size=(64, 32), fps=24, codec=name) as out:
+        out.write(noise((64, 32), 2))
     assert f"Video: {codec}" in probe(tmp_path / "out.mov")
 
 
@@ -146,7 +178,7 @@ def test_codecs_are_found_by_their_other_names_and_in_any_case(tmp_path: Path, n
     ("ending", "codec", "size"),
     [
         *((".mp4", "h264", size) for size in ((33, 17), (34, 17), (33, 18), (16, 16), (1920, 1080))),
-        *((".mp4", "hevc", size) for size in ((33, 17), (1920, 1080))),
+        *((".mp4", "hevc", size) for size in ((65, 17), (1920, 1080))),
         *((*name, size) for name in ((".mov", "prores"), (".webm", "vp9"), (".webm", "av1"))
           for size in ((33, 17), (16, 16))),
     ],
@@ -177,6 +209,34 @@ def test_frame_rate_is_exact(tmp_path: Path, fps: object, exact: Fraction) -> No
     timebase = Fraction(re.search(r"#tb 0: (\S+)", listing)[1])
     times = sorted(int(line.split(",")[2]) * timebase for line in listing.splitlines() if line.startswith("0,"))
     assert times == [index / exact for index in range(30)]
+
+
+def write_every_container(folder: Path) -> dict[str, bytes]:
+    """The bytes of a file for each codec in each container, live ones, and animated pictures."""
+    size, frames = (96, 64), noise((96, 64), 3)
+    sound = np.random.default_rng(0).uniform(-0.5, 0.5, (1, 2, 6000)).astype(np.float32)
+    pairs = [(name, ending) for name, codec in CODECS.items() for ending in codec.endings if not codec.is_mac_only]
+    files = {f"{name}{ending}": {"codec": name} for name, ending in pairs}
+    files |= {f"live{ending}": {"fragmented": True} for ending in (".mp4", ".mov")}
+    folder.mkdir()
+    for name, options in files.items():
+        metadata = {"prompt": "a hill"}
+        with VideoWriter(
+            folder / name, size=size, fps=24, audio=[sound], sample_rate=48000, metadata=metadata, **options
+        ) as out:
+            out.write(frames)
+    for ending in ANIMATIONS:
+        with open_sink(folder / f"a{ending}", size=size, fps=24) as out:
+            out.write(frames)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_equal_frames_give_equal_bytes_in_every_container(tmp_path: Path) -> None:
+    first = write_every_container(tmp_path / "first")
+    time.sleep(1.1)  # containers count seconds
+    second = write_every_container(tmp_path / "second")
+    assert {Path(name).suffix for name in first} == {*CONTAINER_ENDINGS, *ANIMATIONS}
+    assert [name for name in first if first[name] != second[name]] == []
 
 
 def test_fast_start_puts_the_index_before_the_frames(tmp_path: Path) -> None:

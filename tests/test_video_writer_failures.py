@@ -23,11 +23,10 @@ from mlx_ltx_vae.video import (
     VideoReader,
     VideoWriter,
     check_output,
-    codecs,
     ffmpeg,
     ffmpeg_process,
     open_sink,
-    outputs,
+    writer,
 )
 from mlx_ltx_vae.video.ffmpeg import FfmpegDecoder
 from mlx_ltx_vae.video.frame_format import RGB8
@@ -73,7 +72,7 @@ def test_invalid_options_are_refused_before_ffmpeg_starts(
 ) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder.mp4").mkdir()
-    monkeypatch.setattr(outputs, "FfmpegEncoder", None)
+    monkeypatch.setattr(writer, "FfmpegEncoder", None)
     with pytest.raises(WriterError) as refusal:
         VideoWriter(tmp_path / name, **({"size": SIZE, "fps": 24} | options))
     assert words in str(refusal.value)
@@ -81,7 +80,7 @@ def test_invalid_options_are_refused_before_ffmpeg_starts(
 
 
 def test_codec_that_this_ffmpeg_lacks_is_named(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "listing", lambda *_, **__: [[], ["V....D", "libx264"], ["V....D", "gif"]])
+    monkeypatch.setattr(ffmpeg, "listing", lambda *_, **__: [[], ["V....D", "libx264"], ["V....D", "gif"]])
     with pytest.raises(WriterError, match="built without libx265, which hevc needs; use h264, which it has"):
         VideoWriter(target, size=SIZE, fps=24, codec="hevc")
     with pytest.raises(WriterError, match="built without prores_ks, which prores needs; use h264, which it has"):
@@ -259,7 +258,7 @@ def test_audio_file_without_audio_is_named_before_ffmpeg_starts(
         voice.write_bytes(b"RIFF\x24\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x40\x1f\0\0\x80\x3e\0\0\2\0\x10\0")
     else:
         voice.write_text({"text": "not a sound", "nothing": ""}[content])
-    monkeypatch.setattr(outputs, "FfmpegEncoder", None)
+    monkeypatch.setattr(writer, "FfmpegEncoder", None)
     with pytest.raises(WriterError) as refusal:
         VideoWriter(target, size=SIZE, fps=24, audio=voice)
     assert str(refusal.value).startswith(f"{voice}: {words}")
@@ -278,7 +277,7 @@ def test_full_disk_gives_ffmpegs_reason(
         def discard(self) -> None:
             """Keep the device."""
 
-    monkeypatch.setattr(outputs, "PartFile", FullDisk)
+    monkeypatch.setattr(writer, "PartFile", FullDisk)
     with (
         pytest.raises(WriterError, match=rf"{name}: ffmpeg failed: .*No space left on device"),
         VideoWriter(tmp_path / name, size=size, fps=24) as out,

@@ -70,7 +70,9 @@ def test_wrong_usage_needs_no_backend(without_backend):
 HELP = """
 import sys
 from importlib import import_module
-for name in (".decode", ".preview", ".encode", ".info", ".convert", ".bench.__main__", ".__main__"):
+from mlx_ltx_vae.commands import options
+options.STEP_OPTIONS = (options.StepOption("--ramp", "toy_step:make_ramp", "STRENGTH", "brighten frames"),)
+for name in (".decode", ".preview", ".encode", ".info", ".convert", ".bench", ".__main__"):
     for option in ("--help", "--version"):
         try:
             import_module(name, "mlx_ltx_vae").main([option])
@@ -80,10 +82,24 @@ print(sorted(name for name in sys.modules if name.partition(".")[0] in ("mlx", "
 """
 
 
+def test_a_step_that_needs_mlx_says_what_to_install(without_backend):
+    code = (
+        "from mlx_ltx_vae.commands import options\n"
+        "from mlx_ltx_vae.decode import main\n"
+        "step = options.StepOption('--ramp', 'mlx_ltx_vae.pipeline.frames:make_ramp', 'STRENGTH', 'brighten')\n"
+        "options.STEP_OPTIONS = (step,)\n"
+        "main(['--demo', '--ramp', '1'])\n"
+    )
+    done = without_backend("-c", code)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {REMEDY}")
+
+
 def test_help_and_version_import_nothing_that_takes_long(without_backend):
     done = without_backend("-c", HELP)
     assert done.returncode == 0, done.stderr
     *printed, imported = done.stdout.splitlines()
     assert imported == "[]"
     assert sum(line.startswith("usage: ") for line in printed) == 7
+    assert any("--ramp STRENGTH" in line for line in printed)
     assert printed.count(f"mlx_ltx_vae {version('mlx_ltx_vae')}") == 7

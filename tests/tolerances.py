@@ -52,3 +52,11 @@ def cpu_only(reason: str) -> pytest.MarkDecorator:
 def gpu_only(reason: str) -> pytest.MarkDecorator:
     """Skips a test on the CPU whose assertion is about GPUs."""
     return pytest.mark.skipif(ON_CPU, reason=reason)
+
+
+def skip_where_arrays_cannot_be_patched() -> None:
+    """Skip a test that replaces methods of `mx.array`: on Python 3.15 MLX's classes are immutable."""
+    try:
+        mx.array.__matmul__ = mx.array.__matmul__
+    except TypeError as error:
+        pytest.skip(str(error))

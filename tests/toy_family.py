@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 
 from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.models.base import Configuration, Decoder, Description, Family, Found, NetworkDescription, Stored
+from mlx_ltx_vae.models.base import Configuration, Decoder, Family, Found, Stored
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, Shapes
 from mlx_ltx_vae.shapes import Axis, ScaleFactors, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
@@ -111,12 +111,6 @@ def spec(config: ToyConfig, network: str) -> NetworkSpec:
     return NetworkSpec(layers, stream_axes=(Axis.TIME,))
 
 
-def describe(config: ToyConfig) -> Description:
-    layers = [(layer.name, layer.in_channels, layer.out_channels) for layer in spec(config, "decoder").layers[:3]]
-    entries = {"latent_channels": config.latent_channels, "scale": config.scale._asdict()}
-    return Description(entries, {"decoder": NetworkDescription({"width": config.width}, layers)}, decoder="a toy")
-
-
 TOY = Family(
     name="toy",
     decoder="toy",
@@ -128,5 +122,5 @@ TOY = Family(
     configure=configure,
     spec=spec,
     make=lambda config, network, statistics: ToyDecoder(config),
-    describe=describe,
+    describe=lambda config: {"decoder": {"widths": [config.width]}},
 )

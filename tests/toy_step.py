@@ -19,4 +19,4 @@ def make_ramp(text: str) -> FrameStep:
     return FrameStep(brighten, PIXEL_BYTES)
 
 
-RAMP = StepOption("--ramp", make_ramp, "STRENGTH", "brighten frames towards the bottom right")
+RAMP = StepOption("--ramp", "toy_step:make_ramp", "STRENGTH", "brighten frames towards the bottom right")

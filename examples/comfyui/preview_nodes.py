@@ -157,8 +157,7 @@ def sample_with_pictures(
 def sheet_of(job: Job, path: str, latents: np.ndarray, count: int) -> np.ndarray:
     """Pictures (H, W, 3) of so many moments of a clip, in rows."""
     vae = host.networks.load(PreviewVAE, path, "decoder")
-    has_stills = vae.decoder.spec.scale.time > 1
-    pixels = vae.decode_stills(latents) if has_stills else vae.decode(latents)
+    pixels = vae.decode_stills(latents)
     picked = np.unique(np.linspace(0, pixels.shape[2] - 1, count).round().astype(int))
     chosen = pixels[0, :, mx.array(picked)].astype(mx.float32).transpose(0, 2, 3, 1)
     stills = np.array(mx.round((mx.clip(chosen, -1, 1) + 1) * 127.5).astype(mx.uint8))  # (n, H, W, 3)

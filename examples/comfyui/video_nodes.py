@@ -12,7 +12,7 @@ from comfy_api.latest import InputImpl, io, ui
 
 from mlx_ltx_vae import AudioVAE, DecodePlan, EncodePlan, HDROptions, VideoVAE
 from mlx_ltx_vae.audio_vae import find_sound_decoder
-from mlx_ltx_vae.pipeline.audio_run import every_chunk
+from mlx_ltx_vae.pipeline.audio import every_chunk
 from mlx_ltx_vae.units import format_bytes
 from mlx_ltx_vae.video import SinkOptions, open_sink
 
@@ -72,7 +72,13 @@ class Clip:
 
 def describe(plan: DecodePlan | EncodePlan) -> str:
     width, height = plan.frame_size
-    return f"{plan.num_frames} frames of {width}x{height} within {format_bytes(plan.peak_bytes)}"
+    tiles = f", tiled (blended in {' and '.join(plan.blended)})" if plan.blended else ""
+    return f"{plan.num_frames} frames of {width}x{height} within {format_bytes(plan.peak_bytes)}{tiles}"
+
+
+def metadata_input() -> io.Boolean.Input:
+    text = "Whether the prompt and the workflow, which may have keys and paths in them, go into the file."
+    return io.Boolean.Input("save_metadata", default=True, optional=True, tooltip=text)
 
 
 class VideoNode(FileNode):
@@ -124,15 +130,17 @@ class LTXDecodeToVideo(VideoNode):
                 *sound_inputs(),
                 *stream_inputs(),
                 *keyframe_inputs(),
+                metadata_input(),
             ],
             outputs=[io.Video.Output(tooltip="A file in ComfyUI's folder for temporary files.")],
             hidden=[io.Hidden.prompt, io.Hidden.extra_pnginfo, io.Hidden.unique_id],
         )
 
     @classmethod
-    def execute(cls, codec: str, fps: float, **inputs: Any) -> io.NodeOutput:
+    def execute(cls, codec: str, fps: float, save_metadata: bool = True, **inputs: Any) -> io.NodeOutput:
         made = CODECS[codec]
-        options = {"codec": made.codec, "bit_depth": made.bit_depth, "fps": fps, "metadata": host.metadata(cls.hidden)}
+        entries = host.metadata(cls.hidden) if save_metadata else {}
+        options = {"codec": made.codec, "bit_depth": made.bit_depth, "fps": fps, "metadata": entries}
         output = Output(lambda size: host.new_file(made.ending), options)
         return io.NodeOutput(InputImpl.VideoFromFile(cls.decode(output, **inputs)))
 
@@ -175,12 +183,7 @@ class LTXSaveVideo(VideoNode):
                     advanced=True,
                     tooltip="auto: the one that most players support.",
                 ),
-                io.Boolean.Input(
-                    "save_metadata",
-                    default=True,
-                    optional=True,
-                    tooltip="Whether the prompt and the workflow go into the file, from which ComfyUI loads them.",
-                ),
+                metadata_input(),
                 *stream_inputs(),
                 io.Combo.Input(
                     "hdr",
@@ -284,7 +287,7 @@ def decode_to_file(job: Job, clip: Clip, output: Output, sound: dict) -> str:
             sink.write(frames)
             picture = frames[-1] if frames.dtype == np.uint8 else (frames[-1] >> 8).astype(np.uint8)
             job.reports.put(Report(chunk.start + len(frames), plan.num_frames, None if output.is_shown else picture))
-    return path
+    return sink.name  # the next number, if a file has taken this one meanwhile
 
 
 def load_sound_vae(clip: Clip) -> AudioVAE | None:

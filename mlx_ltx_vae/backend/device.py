@@ -2,10 +2,11 @@
 
 import ctypes
 import os
+import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from ..errors import DeviceError
+from ..files import explain_unwritable
 from ..startup import was_forked
 from .machine import Backend, Machine
 from .mlx_utils import clear_streams_at_thread_end, to_int
@@ -42,7 +44,7 @@ _EXPLANATIONS = {
     "close other apps.",
     # Of the C++ library, where MLX compiles a kernel for the CPU.
     ("temp_directory_path", "cannot create directories"): "MLX keeps what it compiles for the CPU in the folder that "
-    "the environment variable TMPDIR names, which is missing or read-only; set TMPDIR to another one, or unset it.",
+    "the environment variable TMPDIR names, which {tmpdir}; set TMPDIR to another one, or unset it.",
     ("Failed to compile function", "Failed to load compiled function"): "MLX could not compile a kernel for the CPU in "
     "the folder that the environment variable TMPDIR names, which may be full; free space there, or set TMPDIR to "
     "another one.",
@@ -70,6 +72,22 @@ def is_cpu() -> bool:
     return mx.default_device() == mx.Device(mx.cpu)
 
 
+def has_reference_blas() -> bool:
+    """Return whether MLX computes on a CPU with the reference BLAS that its wheel for Linux links."""
+    maps = Path("/proc/self/maps")
+    if not is_cpu() or not maps.exists():
+        return False
+    return is_reference_blas({line.split()[-1] for line in maps.read_text().splitlines()})
+
+
+def is_reference_blas(files: Iterable[str]) -> bool:
+    """Return whether the reference is the only BLAS among the files of a process, apart from numpy's and scipy's."""
+    names = ["/".join(name.split("/")[-2:]) for name in files]  # Debian's alternatives differ by their folders
+    names = [name for name in names if not name.startswith(("numpy.libs/", "scipy.libs/"))]
+    others = re.compile("openblas|mkl|blis|armpl|nvpl|atlas", re.IGNORECASE)
+    return any(Path(name).name.startswith("libblas") for name in names) and not any(map(others.search, names))
+
+
 def backend() -> Backend:
     """That of the default device."""
     if is_cpu():
@@ -93,7 +111,8 @@ def explained_device_errors() -> Iterator[None]:
     except RuntimeError as error:
         for parts, explanation in _EXPLANATIONS.items():
             if any(part in str(error) for part in parts):
-                raise DeviceError(explanation) from error
+                tmpdir = explain_unwritable(os.environ.get("TMPDIR", ""))
+                raise DeviceError(explanation.format(tmpdir=tmpdir)) from error
         raise
 
 
@@ -109,7 +128,15 @@ def compiles_kernels() -> bool:
 
 def this_machine(dtype: mx.Dtype, own: int = 0, *, keeps_dtype: bool = False) -> Machine:
     """The default device, for a network of this dtype. `own`: bytes already in use that a plan counts itself."""
-    return Machine(backend(), dtype.size, available_memory(own), keeps_dtype, largest_buffer(), compiles_kernels())
+    return Machine(
+        backend(),
+        dtype.size,
+        available_memory(own),
+        keeps_dtype,
+        largest_buffer(),
+        memory=total_memory(),
+        compiles=compiles_kernels(),
+    )
 
 
 def largest_buffer() -> int | None:
@@ -122,10 +149,15 @@ def available_memory(own: int = 0) -> int:
     free = None if is_cpu() else _device_info("free_memory")
     if free is not None:  # CUDA: excludes this process's arrays and buffer cache
         return free + mx.get_cache_memory() + own
-    total = None if is_cpu() else _device_info("max_recommended_working_set_size") or _device_info("total_memory")
-    if total is not None:
-        return max(0, total - max(0, mx.get_active_memory() - own))
+    if not is_cpu():
+        return max(0, total_memory() - max(0, mx.get_active_memory() - own))
     return _free_host_memory() + own
+
+
+def total_memory() -> int:
+    """Bytes of memory that the device has: on Metal, those that it recommends to use."""
+    total = None if is_cpu() else _device_info("max_recommended_working_set_size") or _device_info("total_memory")
+    return total or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def is_memory_short() -> bool:

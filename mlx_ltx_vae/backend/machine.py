@@ -35,6 +35,7 @@ class Machine:
     available: int | None = None  # bytes of memory for a plan; None for unlimited
     keeps_dtype: bool = False  # convolutions take operands in the network's dtype although another is more accurate
     largest_buffer: int | None = None  # bytes of the largest array; None for unlimited
+    memory: int | None = None  # bytes of memory for a plan if nothing else is in it; None for unlimited
     compiles: bool = True  # chains of operations are single kernels, which on a CPU takes a compiler
 
 

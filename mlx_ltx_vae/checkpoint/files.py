@@ -19,6 +19,8 @@ import numpy as np
 from ..backend.mlx_utils import DTYPES, evaluate, load_safetensors, to_mlx
 from ..errors import CheckpointError, excerpt, name_json, quote
 from ..files import (
+    MAX_HEADER_BYTES,
+    MAX_MEMBERS,
     START_BYTES,
     FileState,
     Format,
@@ -31,8 +33,6 @@ from ..files import (
 )
 from ..shapes import Shape
 from .weight_files import is_index, shard_problem
-
-_MAX_JSON = 16_000_000  # bytes
 
 # What is said of other formats that users pass.
 _OTHER_FORMATS = {
@@ -78,16 +78,20 @@ def open_archive(path: Path, *shards: Path) -> Archive:
                 raise CheckpointError(
                     f"{path}: its shard {excerpt(name)} is missing; download all the files that the index names."
                 )
-        parts = [_open_file(path.parent / name) for name in names]
+        shards = tuple(path.parent / name for name in names)
     elif problem := shard_problem(tuple(shard.name for shard in (path, *shards))):
         raise CheckpointError(f"{path}: {problem}.")
     else:
-        parts = [_open_file(shard) for shard in (path, *shards)]
+        shards = (path, *shards)
     tensors: dict[str, TensorInfo] = {}
     metadata: dict[str, str] = {}
-    for part in parts:
+    for part in map(_open_file, shards):
         tensors |= part.tensors
         metadata |= part.metadata
+        if len(tensors) > MAX_MEMBERS:
+            raise CheckpointError(
+                f"{path}: expected at most {MAX_MEMBERS} tensors in all its files; give that of the VAE."
+            )
     return Archive(path, tensors, metadata)
 
 
@@ -107,9 +111,9 @@ def shard_names(index: Path) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a configuration or an index, which have at most 16 MB."""
+    """The JSON object in a configuration or an index, within the budget of a header."""
     try:
-        content = json.loads(read_small_file(path, _MAX_JSON).decode())
+        content = json.loads(read_small_file(path, MAX_HEADER_BYTES).decode())
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
@@ -185,14 +189,13 @@ def _read_by_offset(path: Path, tensors: Mapping[str, TensorInfo]) -> Iterator[t
 def _open_file(path: Path) -> Archive:
     try:
         with open_file(path) as stream:
-            found = find_format(stream.read(START_BYTES))
-        if found in _OTHER_FORMATS:
-            remedy = f"; {torch_conversion(path)}" if found in (Format.ZIP, Format.PICKLE) else "."
-            raise CheckpointError(f"{path}: this is {_OTHER_FORMATS[found]}{remedy}")
-        if found is not Format.SAFETENSORS:
-            raise CheckpointError(f"{path}: not a safetensors file; give the .safetensors file of the VAE.")
-        state = file_state(path)
-        headers, metadata = read_header(path)
+            found, state = find_format(stream.read(START_BYTES)), file_state(stream.fileno())
+            if found in _OTHER_FORMATS:
+                remedy = f"; {torch_conversion(path)}" if found in (Format.ZIP, Format.PICKLE) else "."
+                raise CheckpointError(f"{path}: this is {_OTHER_FORMATS[found]}{remedy}")
+            if found is not Format.SAFETENSORS:
+                raise CheckpointError(f"{path}: not a safetensors file; give the .safetensors file of the VAE.")
+            headers, metadata = read_header(stream)
     except ValueError as error:
         raise CheckpointError(f"{path}: not a whole safetensors file ({error}); download it again.") from error
     except FileNotFoundError as error:

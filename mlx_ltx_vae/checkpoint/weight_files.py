@@ -9,9 +9,10 @@ set, which differ in dtype:
 """
 
 import re
-import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
+
+from ..errors import warn
 
 #: What the configuration of all files in a folder is called; each file may have its own (see `own_config_names`).
 CONFIG_NAMES = ("config.json", "embedded_config.json")
@@ -94,10 +95,9 @@ def prefer_convolutional(names: Sequence[str]) -> list[str]:
     if not chosen or not all(_is_vae(name) and not _is_pruned(name) for name in others):
         return list(names)
     if others:
-        warnings.warn(
+        warn(
             f"{' and '.join(chosen)} is used, whose decoder is convolutional, and not {' and '.join(others)}, whose "
-            "decoder may be another one (LTX-2.5's denoises, and takes longer); to use that, give its file.",
-            stacklevel=2,
+            "decoder may be another one (LTX-2.5's denoises, and takes longer); to use that, give its file."
         )
     return chosen
 

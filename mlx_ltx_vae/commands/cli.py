@@ -1,64 +1,51 @@
-"""What every command has: parser, types of arguments, exit codes, one-line errors and warnings."""
+"""The parser of every command, and the types of arguments. Imports no MLX."""
 
 import argparse
-import atexit
 import os
 import re
 import shutil
 import signal
 import sys
 import time
-import traceback
-import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from fractions import Fraction
 from functools import partial
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from .. import __version__
 from ..backend.machine import OTHER_DTYPE_NAMES, launched_rank
-from ..errors import (
-    DecodeError,
-    DistributedError,
-    LTXVAEError,
-    OutputClosed,
-    WriterError,
-    describe_error,
-    excerpt,
-    one_line,
-    printable,
-    quote,
-    speaking_of_options,
-    suggest,
-)
-from ..process import delay_signals, die_by_termination, ended_by_signals
+from ..codec_table import ENCODER_PRESETS
+from ..errors import DistributedError, LTXVAEError, excerpt, quote, speaking_of_options, suggest
+from ..process import die_by_termination
 from ..shapes import parse_grid, parse_size
-from ..startup import is_command
+from ..startup import import_command, is_command
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
 from ..units import format_count, parse_bytes, parse_fps
+from .other_tools import find_other
 
 Value = TypeVar("Value")
 
 _RANGE = r"(-?[0-9]{1,9})?:(-?[0-9]{1,9})?"
-#: Names that options have in other programs.
-_OTHER_OPTIONS = {
-    "-v": "--version", "--verbose": "--debug", "-r": "--fps", "-f": "--overwrite", "--force": "--overwrite",
-    "--vae": "--model", "--checkpoint": "--model", "--model-path": "--model", "--tiling": "--preset",
-    "-t": "--first-seconds",
-}  # fmt: skip
-_BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell reports, if a reader such as `head` has read enough
+BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell reports, if a reader such as `head` has read enough
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of every command, with `--version`. Wrong usage is two lines on standard error, and exit code 2."""
+    """The parser of every command, with `--version`. Wrong usage is two lines on standard error, and exit code 2.
+
+    Attributes:
+        commands: the parsers of the other commands, for errors that name the one that has an option.
+    """
+
+    commands: "Mapping[str, Callable[[], CommandParser]]" = {}
 
     def __init__(self, *, first: Collection[str] = (), **options: Any) -> None:
         """Make a parser whose `-h` shows the options of the destinations `first` alone; all if there are none."""
         options = {name: _as_called(value) for name, value in options.items()}
         options["formatter_class"] = partial(_HelpFormatter, width=min(shutil.get_terminal_size().columns, 80) - 2)
         super().__init__(allow_abbrev=False, add_help=False, **options)
+        self.suggest_on_error = False  # as Python 3.15 does; `error` has its own suggestions
         # Of what begins with a minus sign and is no option: a number, and a range such as `--frames -10:`.
         self._negative_number_matcher = re.compile(rf"-[0-9]*\.?[0-9]+$|{_RANGE}$")
         self._first = first
@@ -98,32 +85,36 @@ class CommandParser(argparse.ArgumentParser):
     def refuse_others(self, arguments: argparse.Namespace, known: Collection[str], reason: str) -> None:
         """Refuse options that were given and whose destination is not known."""
         for action in self._actions:
-            is_given = getattr(arguments, action.dest, action.default) != action.default
+            value = getattr(arguments, action.dest, action.default)
+            is_given = value != action.default and action.const in (None, value)  # two flags may have one destination
             if action.option_strings and action.dest not in known and is_given:
                 self.error(f"{reason}; leave out {action.option_strings[0]}")
 
     def error(self, message: str) -> NoReturn:
         # Of several ranks with the same command line, the first says why.
         text = excerpt(message, 260) + self._suggestion(message)  # it quotes an argument of any length
-        if rank := _rank():
+        if rank := rank_if_launched():
             leave_it_to_the_first_rank()
             text = f"rank {rank}: {text}"
         self.exit(2, f'error: {text}\nrun "{self.prog} --help" for the options\n')
 
     def _suggestion(self, message: str) -> str:
         """What a mistyped option or choice in argparse's message should have been."""
-        if match := re.match(r"unrecognized arguments: (-[^\s=]+)", message):
-            shown = (action.option_strings for action in self._actions if action.help is not argparse.SUPPRESS)
-            known = [name for names in shown for name in names]
-            return suggest(match[1], known, {other: name for other, name in _OTHER_OPTIONS.items() if name in known})
+        if match := re.match(r"unrecognized arguments: (?:.*? )?(-[^\s=]+)", message):
+            return self._describe_unknown(match[1])
         if match := re.match(r"argument (\S+): invalid choice: '([^']*)' \(choose from (.*)\)", message):
-            from ..video.codecs import ENCODER_PRESETS
-
             option, word, choices = match.groups()
             if option == "--preset" and word in ENCODER_PRESETS:
                 return f" (did you mean --encoder-preset {word}?)"
             return suggest(word, [choice.strip("'") for choice in choices.split(", ")], OTHER_DTYPE_NAMES)
         return ""
+
+    def _describe_unknown(self, option: str) -> str:
+        known = {name for action in self._actions if action.help != argparse.SUPPRESS for name in action.option_strings}
+        if other := find_other(option, known):
+            return f" ({other})"
+        owners = [name for name, make in self.commands.items() if option in make()._option_string_actions]
+        return f" (an option of {' and '.join(owners)})" if owners else suggest(option, sorted(known))
 
     @contextmanager
     def wrong_usage(self) -> Iterator[None]:
@@ -196,55 +187,6 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     add_common_options(parser)
 
 
-def run_command(
-    command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace, *, computes: bool = False
-) -> int:
-    """Run a command, which `computes` if it runs a network in this process, and return its exit code.
-
-    0: done. 1: failed, with one line on standard error. 130, 143, 129, 131: ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT.
-    (`CommandParser` exits with 2.) Each warning is one line on standard error.
-    """
-    import mlx.core as mx  # only now, since a parser needs none of it
-
-    # MLX asks for this before Python shuts down; some versions are reported to abort at exit (134) without it.
-    atexit.unregister(mx.clear_streams)
-    atexit.register(mx.clear_streams)
-    code = _run(command, arguments, computes)
-    if (problem := finish_output()) and code == 0:
-        code, message = problem
-        _print_error(message)
-    return code
-
-
-def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace, computes: bool) -> int:
-    from ..backend.device import compiler_search, explained_device_errors, is_cpu
-
-    try:
-        if computes and is_cpu():
-            delay_signals(compiler_search())
-        # After the block signals are ignored, so that an error is the only line.
-        with explained_device_errors(), ended_by_signals(_is_silent), warnings.catch_warnings(), speaking_of_options():
-            warnings.showwarning = _show_warning
-            command(arguments)
-    except KeyboardInterrupt:  # where another program calls the command's function
-        _print_error("interrupted\n")
-        return 130
-    except (BrokenPipeError, OutputClosed):  # of standard output: those of ffmpeg have become errors that name the file
-        return _BROKEN_PIPE
-    except Exception as error:  # every failure becomes one line and an exit code
-        if arguments.debug:
-            print_traceback(error)
-        _print_error(f"error: {_describe_for_rank(error)}\n")
-        return 1
-    return 0
-
-
-def _print_error(text: str) -> None:
-    with suppress(OSError):  # nobody can be told then, but by the exit code
-        sys.stderr.write(text)
-        sys.stderr.flush()
-
-
 def finish_output(text: str = "") -> tuple[int, str] | None:
     """Write what standard output holds back and a text; if that fails, the code, and the error unless nobody reads."""
     try:
@@ -255,23 +197,18 @@ def finish_output(text: str = "") -> tuple[int, str] | None:
         if is_command():  # Python writes the rest when it exits, which would be one more error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
-            return _BROKEN_PIPE, ""
-        return 1, f"error: {_describe_output_error(error)}\n"
+            return BROKEN_PIPE, ""
+        return 1, f"error: {describe_output_error(error)}\n"
     return None
 
 
-def _describe_output_error(error: OSError) -> str:
+def describe_output_error(error: OSError) -> str:
+    """Describe why standard output cannot be written."""
     return f"standard output: cannot be written ({error.strerror or error})."
 
 
-def _is_silent(number: signal.Signals) -> bool:
-    """Whether others report the end by a signal: of several ranks, the launcher ends all when one has failed."""
-    rank = _rank()
-    return rank is not None and (rank > 0 or number is not signal.SIGINT)
-
-
-def _rank() -> int | None:
-    """As `launched_rank`; None also if it is not a number, which is an error where ranks are joined."""
+def rank_if_launched() -> int | None:
+    """Return `launched_rank`; None also if it is not a number, which is an error where ranks are joined."""
     with suppress(DistributedError):
         return launched_rank()
     return None
@@ -281,52 +218,6 @@ def leave_it_to_the_first_rank() -> None:
     """Let the first rank report an error that it has, too: the launcher then ends this process before this returns."""
     die_by_termination()
     time.sleep(10)  # more than the ranks start one after the other
-
-
-def _describe_for_rank(error: Exception) -> str:
-    """An error in one line. If it may be for the first rank to report, this returns only if that rank does not."""
-    from ..distributed import end_time_limit, is_lost_peer
-
-    rank = _rank()
-    if rank is None:
-        return describe_error(error)
-    end_time_limit()
-    is_lost = is_lost_peer(error)
-    text = "another rank has ended before the work was done." if is_lost else describe_error(error)
-    if rank == 0:
-        return text
-    if is_lost or isinstance(error, (DecodeError, DistributedError)):  # all ranks raise it, or another one caused it
-        leave_it_to_the_first_rank()
-    return f"rank {rank}: {text}"
-
-
-def print_report(report: object, file: TextIO | None = None) -> None:
-    """Print a text of several lines, each `printable`. Names in it must be so before: they may have line breaks."""
-    print(_escape_lines(report), file=file)
-
-
-def print_traceback(error: Exception) -> None:
-    """As Python does, `printable`."""
-    _print_error(_escape_lines("".join(traceback.format_exception(error))))
-
-
-def _escape_lines(text: object) -> str:
-    return "\n".join(map(printable, str(text).split("\n")))
-
-
-def write_line(text: str, file: TextIO) -> None:
-    """Print a line at once, `printable`, also into a file, and keep a progress bar intact."""
-    from tqdm import tqdm
-
-    try:
-        tqdm.write(printable(text), file=file)
-        file.flush()
-    except OSError as error:
-        if file is sys.stderr:
-            return
-        if isinstance(error, BrokenPipeError):
-            raise
-        raise WriterError(_describe_output_error(error)) from error
 
 
 def positive(text: str) -> int:
@@ -372,12 +263,16 @@ def share(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{quote(text)} is not a number from 0 to 1")
 
 
-def argument_type(parse: Callable[[str], Value]) -> Callable[[str], Value]:
-    """An argparse type that shows the message of `parse`'s error, which argparse would replace."""
+def argument_type(parse: Callable[[str], Value] | str) -> Callable[[str], Value]:
+    """An argparse type that shows the message of `parse`'s error, which argparse would replace.
+
+    A function that takes long to import is given as "module:name".
+    """
 
     def convert(text: str) -> Value:
+        function: Callable[[str], Value] = import_command(parse) if isinstance(parse, str) else parse
         try:
-            return parse(text)
+            return function(text)
         except (ValueError, LTXVAEError) as error:
             raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -393,7 +288,3 @@ tile = argument_type(lambda text: SpatialTilingConfig(*parse_tile(text)))
 tile_frames = argument_type(lambda text: TemporalTilingConfig(*parse_tile(text)))
 # Only checked, since a percentage depends on the machine.
 memory_budget = argument_type(lambda text: (parse_bytes(text, available=1), text)[1])
-
-
-def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    write_line(f"warning: {one_line(message)}", sys.stderr)

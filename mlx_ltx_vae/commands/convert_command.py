@@ -11,15 +11,16 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
-from tqdm import tqdm
 
 from ..backend.mlx_utils import DTYPES
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..conversion import Progress, Verification, check_folder_name, convert_checkpoint, verify_conversion
 from ..errors import CheckpointError, printable
 from ..models.base import SOUND
+from ..pipeline.progress import Bar
 from ..units import format_bytes
-from .cli import CommandParser, print_report, run_command
+from .cli import CommandParser
+from .running import print_report, run_command
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -83,4 +84,4 @@ def _report(arguments: argparse.Namespace, values: dict[str, Any], summary: str,
 
 
 def _progress(arguments: argparse.Namespace) -> Progress:
-    return partial(tqdm, unit="tensor", disable=arguments.quiet or arguments.json or not sys.stderr.isatty())
+    return partial(Bar, unit="tensor", disable=arguments.quiet or arguments.json or not sys.stderr.isatty())

@@ -2,12 +2,13 @@
 
 import argparse
 import os
+import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import partial
+from itertools import chain
 from math import ceil, prod
 from pathlib import Path
 from typing import Any
@@ -16,51 +17,58 @@ from .. import demo
 from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import ItemsError, LatentsError, PlanError
-from ..files import check_absent, is_pipe
-from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
+from ..files import is_pipe, numbered_names
+from ..latents import open_latents
+from ..latents.files import MappedLatents
 from ..latents.keyframes import Keyframes, describe_keyframes
-from ..latents.stored import MappedLatents
 from ..models.noise import check_takes_seed
-from ..pipeline.decode_file import write_files
-from ..pipeline.postprocess import FrameChunk
+from ..pipeline.decode import write_files
+from ..pipeline.frames import FrameChunk, HDROptions
 from ..pipeline.progress import FrameBar
-from ..planning.options import PlanOptions, parse_options
-from ..planning.plan import DecodePlan
+from ..planning.plan import DecodePlan, PlanOptions, parse_options
 from ..planning.planner import plan_decode
 from ..shapes import Grid, format_size
 from ..tiling import TilingConfig
 from ..units import DEFAULT_FPS, format_count, format_seconds
 from ..video import add_metadata, check_output, check_output_options, is_sound, output_files, takes_sound
+from ..video.audio import check_sound_length
 from ..video.frame_format import FrameOutput, frame_format
 from ..video.sink import SinkOptions
 from ..video.sinks import files_of_all, name_others
-from ..video.sound import check_sound_length
-from .cli import CommandParser, run_command
-from .items import Item, all_exist, are_many, find_pattern, has_table, name_outputs
-from .job import Job, LazyVAE, Task, check_keyframes_option, find_keyframes, run_job
-from .options import choose_exr_output, choose_frames, choose_hdr_frames, chosen_steps, pick, take
-from .published_plan import is_without_files, print_published_plan, with_preset
+from .cli import CommandParser
+from .jobs import (
+    Item,
+    Job,
+    Task,
+    all_exist,
+    are_many,
+    check_keyframes_option,
+    describe_blending,
+    find_keyframes,
+    find_pattern,
+    has_table,
+    name_outputs,
+)
+from .options import choose_frames, chosen_steps, pick, take
+from .published_plan import PublishedSettings, find_published, print_published_plan, with_preset
+from .running import run_command, write_line
 from .sound import FoundSound, SoundSettings, SoundTask, find_sound
-
-_OF_SOUND = (
-    "model", "demo", "output", "audio_model", "audio_latents", "unnormalized", "dtype", "memory_budget", "distributed",
-    "rank_timeout", "dry_run", "skip_existing", "no_overwrite", "json", "quiet", "debug",
-)  # fmt: skip
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    if is_without_files(parser, arguments):
+    if published := find_published(parser, arguments):
         with parser.wrong_usage():
-            options = _plan_options(arguments)
-        return print_published_plan(parser, arguments, options)
+            options = _plan_options(published)
+        return print_published_plan(parser, arguments, published, options)
     missing: str | None = "-m VAE is missing: the checkpoint to decode with"
     if is_sound(arguments.output or ""):
-        parser.refuse_others(arguments, _OF_SOUND, "a .wav file is the sound alone")
+        known = ["demo", "output", *(field.name for kind in (SoundSettings, Job) for field in fields(kind))]
+        parser.refuse_others(arguments, known, "a .wav file is the sound alone")
         missing = None if arguments.audio_model else "--audio-model AUDIO is missing: the checkpoint of the sound"
     complete_inputs(parser, arguments, demo.VAE, "demo.mp4", missing)
     with parser.wrong_usage():
-        given = {"overwrite": not arguments.no_overwrite, "metadata": dict(arguments.metadata), "sample_rate": None}
+        given = {"overwrite": arguments.overwrite, "metadata": dict(arguments.metadata), "sample_rate": None}
         given["hdr"] = None
         given["frames"] = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
         settings = pick(
@@ -86,11 +94,23 @@ def complete_inputs(
         if arguments.latents or arguments.model:
             parser.error("--demo comes with latents and a VAE; leave out LATENTS and -m")
         arguments.latents, arguments.model = [str(demo.LATENTS)], str(model)
-        arguments.output = arguments.output or output
+        if not arguments.output:
+            arguments.output = output
+            if arguments.overwrite is None and not arguments.skip_existing:
+                arguments.output, arguments.overwrite = _free_name(output), False
     if not arguments.latents:
         parser.error("LATENTS is missing (or --demo)")
     if missing and not arguments.model:
         parser.error(missing)
+
+
+def _free_name(name: str) -> str:
+    """A default name, or the next free number if there is such a file, which is said."""
+    path = Path(name)
+    free = next(each for each in chain([path], numbered_names(path)) if not os.path.lexists(each))
+    if free != path:
+        write_line(f"warning: {name}: already exists, so the output is {free}; -y replaces it.", sys.stderr)
+    return str(free)
 
 
 def run_decode(
@@ -99,7 +119,7 @@ def run_decode(
     """Decode what complete arguments name. `stills` asks for no more than one picture of each latent frame."""
     sound, audio = settings.sound, settings.sinks.audio
     alone = sound if is_sound(arguments.output or "") else None
-    is_exr = choose_exr_output(arguments)
+    is_exr = _choose_exr_output(arguments)
     if not arguments.output and not arguments.dry_run and not has_table(arguments.latents):
         parser.error("-o OUT is missing: where to write the video")
     if arguments.json and arguments.output == "-":
@@ -111,7 +131,7 @@ def run_decode(
             sound.check(audio, is_alone=alone is not None, is_many=are_many(arguments.latents))
         if audio and arguments.frames and arguments.frames.start:
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
-        sinks = choose_hdr_frames(arguments, settings.sinks, is_exr=is_exr)
+        sinks = _choose_hdr_frames(arguments, settings.sinks, is_exr=is_exr)
         if pattern and not alone:
             may_have_sound = sound and not audio and (sound.is_wanted or sinks.audio_codec)
             checked = replace(sinks, audio=(), sample_rate=1) if may_have_sound else sinks
@@ -134,13 +154,43 @@ def run_decode(
         dtype=arguments.dtype or ("float32" if arguments.hdr else None),
         distributed=Work.OFF.value if alone else arguments.distributed,
     )
-    task: Callable[[LazyVAE, Item], Task] = partial(DecodeTask, replace(settings, sinks=sinks))
+    task: Callable[[Job, Item], Task] = partial(DecodeTask, replace(settings, sinks=sinks))
     if alone:
-        task = partial(SoundTask, alone, arguments.memory_budget)
-    return run_command(lambda _: run_job(job, task), arguments, computes=not job.dry_run)
+        task = partial(SoundTask, alone)
+    return run_command(lambda _: job.run(task), arguments, computes=not job.dry_run)
 
 
-def _plan_options(arguments: argparse.Namespace) -> PlanOptions:
+def _choose_exr_output(arguments: argparse.Namespace) -> bool:
+    """Whether EXR images are the only output. The arguments then have it as theirs, in place of none."""
+    if arguments.output or not arguments.exr or has_table(arguments.latents):
+        return False
+    arguments.output, arguments.exr = _exr_folder(arguments), None
+    return True
+
+
+def _exr_folder(arguments: argparse.Namespace) -> str | None:
+    """The folder of --exr, with one in it for each of several inputs."""
+    if not arguments.exr or not are_many(arguments.latents) or "{name}" in arguments.exr:
+        return arguments.exr and os.path.join(arguments.exr, "")
+    return os.path.join(arguments.exr, "{name}", "")
+
+
+def _choose_hdr_frames(arguments: argparse.Namespace, sinks: SinkOptions, *, is_exr: bool) -> SinkOptions:
+    """The options of outputs with the frames that the arguments want of HDR, which may be EXR alone."""
+    if arguments.hdr is None:
+        given = [
+            name for name in ("hdr_output", "exposure", "exr", "exr_space") if getattr(arguments, name) is not None
+        ]
+        if given or is_exr:
+            name = given[0] if given else "exr"
+            raise ItemsError(f"--{name.replace('_', '-')} is for HDR latents; add --hdr acescct or logc3")
+        return sinks
+    wanted = {"signal": arguments.hdr_output, "exposure": arguments.exposure, "exr_space": arguments.exr_space}
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    return HDROptions(arguments.hdr, exr=_exr_folder(arguments), **wanted).choose_frames(sinks, is_exr=is_exr)
+
+
+def _plan_options(arguments: argparse.Namespace | PublishedSettings) -> PlanOptions:
     """The options of plans. The tiles of a preset are chosen for each video."""
     tiling, mode = None, arguments.mode
     options = take(arguments, "memory_budget", "order", "tile_batch_size", "chunk")
@@ -169,6 +219,7 @@ class DecodeSettings:
     seed: int | None  # None for the default, which every VAE takes
     keyframes: str | None  # a file; None for those in the latent file
     is_preview: bool  # which takes no keyframes
+    workflow: bool  # whether ComfyUI's entries in the latent file go into the output
     preset: str | None  # tiles that may depend on the video's size; None for those of `plan`
     plan: PlanOptions
     stream: Mapping[str, Any]  # options of `VideoVAE.stream`
@@ -181,16 +232,16 @@ class DecodeTask(Task):
 
     plan: DecodePlan
 
-    def __init__(self, settings: DecodeSettings, vae: LazyVAE, item: Item) -> None:
-        super().__init__(vae, item)
+    def __init__(self, settings: DecodeSettings, job: Job, item: Item) -> None:
+        super().__init__(job, item)
         self._settings = settings
-        config, ranks = vae.checkpoint.config, vae.ranks
-        if vae.job.skip_existing and item.output and ranks.size == 1:
+        config, ranks = job.checkpoint.config, job.ranks
+        if job.skip_existing and item.output and ranks.size == 1:
             item.is_skipped = all_exist(list(output_files(item.output, settings.sinks)))
             if item.is_skipped:  # before the latents are read
                 item.outputs = [item.output]
                 return
-        if vae.job.is_many and is_pipe(item.source):
+        if job.is_many and is_pipe(item.source):
             raise ItemsError(f"{item.source}: is a pipe, which can be read only once; decode it alone.")
         self._file = open_latents(
             item.source,
@@ -199,23 +250,23 @@ class DecodeTask(Task):
             grid=settings.grid,
             scale=config.scale,
         )
-        if vae.checkpoint.statistics is None and (settings.unnormalized or self._file.normalized is False):
+        if job.checkpoint.statistics is None and (settings.unnormalized or self._file.normalized is False):
             raise LatentsError(
-                f"{item.source}: these latents are unnormalized, and {vae.checkpoint.name} has no statistics to "
+                f"{item.source}: these latents are unnormalized, and {job.checkpoint.name} has no statistics to "
                 "normalize them; give normalized latents, without --unnormalized."
             )
         if settings.seed is not None:
-            check_takes_seed(vae.checkpoint.spec("decoder"))
+            check_takes_seed(job.checkpoint.spec("decoder"))
         shape = self._file.shape
         self._work = ranks.choose(shape.batch)
         is_batch = self._work is Work.BATCH
         self._videos = range(ranks.rank, shape.batch, ranks.size) if is_batch else range(shape.batch)
         self._writes = is_batch or ranks.is_first
         # A decoder of previews may make fewer frames, which take as long as those of the video.
-        own, whole = vae.checkpoint.spec("decoder").out_grid(shape.grid), config.scale.video_grid(shape.grid)
+        own, whole = job.checkpoint.spec("decoder").out_grid(shape.grid), config.scale.video_grid(shape.grid)
         self._fps = Fraction(own[0], whole[0]) * (settings.fps or self._file.info.fps or DEFAULT_FPS)
         self._sound = self._find_sound()
-        decoder = vae.checkpoint.spec("decoder")
+        decoder = job.checkpoint.spec("decoder")
         self._keyframes = None if settings.is_preview else find_keyframes(settings.keyframes, self._file, decoder)
         item.inputs = [*self._sound_files(), *([settings.keyframes] if settings.keyframes else [])]
         self.plan = self._make_plan()
@@ -226,6 +277,7 @@ class DecodeTask(Task):
         self._files = files_of_all(item.outputs, sinks)
         item.beside = name_others(item.outputs, self._files)
         item.num_frames, item.cost = self.plan.num_frames * len(self._videos), prod(shape)
+        self._copied: set[tuple[str, str]] = set()  # entries of the latent file that go into an output
         self._check_outputs()
 
     def describe(self) -> dict[str, Any]:
@@ -242,10 +294,9 @@ class DecodeTask(Task):
         return {"the values of the latents": file.digest(), "the keyframes": digest}
 
     def run(self, bar: FrameBar) -> None:
-        ranks = self._vae.ranks
-        latents = self._file.map(statistics=self._vae.statistics, unnormalized=self._settings.unnormalized)
-        self._check_statistics(latents)
-        self._vae.load()  # before the clock starts
+        ranks = self._job.ranks
+        latents = self._file.map(statistics=self._job.statistics, unnormalized=self._settings.unnormalized)
+        self._job.load()  # before the clock starts
         bar.enter("decoding")
         if self._work is Work.BATCH:
             ranks.work_alone()
@@ -253,18 +304,23 @@ class DecodeTask(Task):
             done = [each for each in ranks.gather(own) if each[0]]  # there may be more ranks than videos
         else:
             done = [self._decode(latents, bar)]
-        counts, times, first_times, sent_bytes = zip(*done, strict=True)
+        counts, times, first_times, sent_bytes, plain, renamed = zip(*done, strict=True)
+        for names in renamed:
+            self._item.rename(names)
         frames, seconds, first, fps = sum(counts), max(times), min(first_times), float(self._fps)
         rate = None if self._sound is None else self._sound.sample_rate
         seen, length, batch = self.plan.keyframes, self.plan.num_frames, self._file.shape.batch
         videos = f"{batch} videos of " if batch > 1 else ""
+        copied = " and ".join(sorted(key for key, _ in self._copied))
         self._report(
             self._work,
             sum(sent_bytes),
             f"{videos}{format_count(length, 'frame')} of {format_size(*self.plan.frame_size)}, "
             f"{format_seconds(length / fps)} at {fps:.6g} fps, {f'sound at {rate} Hz, ' if rate else ''}"
-            f"{f'{describe_keyframes(seen)}, ' if seen else ''}"
-            f"in {format_seconds(seconds)} (first frame after {format_seconds(first)})",
+            f"{f'{describe_keyframes(seen)}, ' if seen else ''}{describe_blending(self.plan)}"
+            f"in {format_seconds(seconds)} (first frame after {format_seconds(first)})"
+            f"{copied and f', with the {copied} of ComfyUI (--no-workflow leaves them out)'}"
+            f"{'; every frame is one color' if all(plain) else ''}",
             frames=frames,
             width=self.plan.width,
             height=self.plan.height,
@@ -273,13 +329,19 @@ class DecodeTask(Task):
             keyframes=list(seen),
             seconds=seconds,
             first_frame_seconds=first,
+            one_color=all(plain),
         )
 
-    def _decode(self, latents: MappedLatents, bar: FrameBar) -> tuple[int, float, float, int]:
-        """Decode this rank's videos: the frames, the seconds, those to the first frame, and the bytes sent."""
-        frames, seconds, first, sent = 0, 0.0, 0.0, 0
+    def _decode(self, latents: MappedLatents, bar: FrameBar) -> tuple[int, float, float, int, bool, dict[str, str]]:
+        """Decode this rank's videos.
+
+        Returns the frames, the seconds, those to the first frame, the bytes sent, whether each frame is one color, and
+        changed names.
+        """
+        frames, seconds, first, sent, is_one_color = 0, 0.0, 0.0, 0, True
+        new_names: dict[str, str] = {}
         options, keyframes = dict(self._settings.stream), self._read_keyframes()
-        group = self._vae.ranks.group if self._work is Work.ROWS else None
+        group = self._job.ranks.group if self._work is Work.ROWS else None
 
         def shown(chunk: FrameChunk) -> FrameChunk:
             bar.update(chunk.frames.shape[1])
@@ -288,20 +350,22 @@ class DecodeTask(Task):
         for index in self._videos:
             start = time.perf_counter()
             options["keyframes"] = None if keyframes is None else keyframes.item(index)
-            stream = self._vae.load().stream(latents.item(index), self.plan, group=group, **options)
+            stream = self._job.load().stream(latents.item(index), self.plan, group=group, **options)
             files = self._files[index] if self._writes else {}
             with_sound = {file: self._with_sound(each, index) for file, each in files.items()}
-            count, until_first = write_files(map(shown, stream), with_sound, start, **self._video)
-            frames, first = frames + count, first or until_first
+            written = write_files(map(shown, stream), with_sound, start, **self._video)
+            frames, first = frames + written.frames, first or written.first_frame_seconds
+            is_one_color = is_one_color and written.is_one_color
+            new_names |= written.new_names
             seconds += time.perf_counter() - start
             sent += stream.sent_bytes
-        return frames, seconds, first, sent
+        return frames, seconds, first, sent, is_one_color, new_names
 
     def _read_keyframes(self) -> Keyframes | None:
         """Those of all videos."""
         if self._keyframes is None:
             return None
-        return self._keyframes.read(statistics=self._vae.statistics, unnormalized=self._settings.unnormalized)
+        return self._keyframes.read(statistics=self._job.statistics, unnormalized=self._settings.unnormalized)
 
     def _find_sound(self) -> FoundSound | None:
         """The sound of the video, unless a file has it, or the output takes none."""
@@ -336,39 +400,25 @@ class DecodeTask(Task):
 
     def _check_outputs(self) -> None:
         """Find out whether to skip, and raise what `open_sink` would raise, before the weights are read."""
-        job, outputs = self._vae.job, self._item.outputs
+        job, outputs = self._job, self._item.outputs
         own = [self._files[index] for index in self._videos] if outputs and self._writes else []
         is_there = not own or all_exist([file for files in own for file in files])
         self._item.is_skipped = job.skip_existing and bool(outputs) and is_there
+        workflow = self._file.info.workflow if self._settings.workflow else {}
         for files in [] if self._item.is_skipped else own:
             for file in files:
-                files[file] = options = add_metadata(file, files[file], self._file.info.workflow)
-                if job.no_overwrite:
-                    check_absent(file)
+                files[file] = options = add_metadata(file, files[file], workflow)
+                self._copied |= workflow.items() & options.metadata.items()
                 check_output(file, options=options, makes_folders=job.is_many, **self._video)
-
-    def _check_statistics(self, latents: MappedLatents) -> None:
-        """Warn if the channels look otherwise normalized than said."""
-        statistics = self._vae.statistics
-        if statistics is None:
-            return
-        if self._settings.unnormalized and looks_normalized_twice(latents, *statistics):
-            looks, remedy = "normalized", "leave out --unnormalized"
-        elif looks_unnormalized(latents, *statistics):
-            looks, remedy = "unnormalized", "add --unnormalized"
-        else:
-            return
-        text = f"the channels have the statistics of {looks} latents; if the picture is wrong, {remedy}."
-        warnings.warn(f"{self._file.info.source}: {text}", stacklevel=2)
 
     def _make_plan(self) -> DecodePlan:
         """The plan of one video. Files of one shape share it."""
         shape = self._file.shape._replace(batch=1)
-        plans, spec, ranks = self._vae.plans, self._vae.checkpoint.spec("decoder"), self._vae.ranks
+        plans, spec, ranks = self._job.plans, self._job.checkpoint.spec("decoder"), self._job.ranks
         wanted, seconds = self._settings.frames, self._settings.first_seconds
         wanted = wanted if seconds is None else slice(0, ceil(seconds * self._fps))
         frames = choose_frames(wanted, spec.out_grid(shape.grid)[0], self._item.source)
-        sound = [] if self._sound is None else self._sound.plans(self._vae.machine, frames, self._fps)
+        sound = [] if self._sound is None else self._sound.plans(self._job.machine, frames, self._fps)
         files = output_files(self._item.output or "out.mp4", self._settings.sinks)
         outputs = tuple(options.frames for options in files.values())
         keyframes = () if self._keyframes is None else self._keyframes.frames
@@ -378,6 +428,6 @@ class DecodeTask(Task):
             options = replace(options, keyframes=keyframes)
             options = with_preset(options, self._settings.preset, spec.out_grid(shape.grid))
             run: dict[str, Any] = {"holds_latents": False, "outputs": outputs, "frames": frames}
-            machine = self._vae.machine
+            machine = self._job.machine
             plans[key] = plan_decode(spec, shape, machine, sound=sound, **run, **vars(options))
         return plans[key]

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
 from math import ceil, prod
@@ -21,27 +21,26 @@ from ..audio_vae import AudioVAE, plan_sound_encode
 from ..backend.machine import Work
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import CheckpointError, ReaderError
+from ..errors import CheckpointError, ReaderError, warn
 from ..files import sample_path
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
-from ..pipeline.audio_run import every_chunk
-from ..pipeline.hdr_frames import to_encoder_pixels
+from ..pipeline.audio import every_chunk
+from ..pipeline.frames import to_encoder_pixels
 from ..pipeline.progress import FrameBar
-from ..planning.options import PlanOptions, parse_options
-from ..planning.plan import AudioEncodePlan, EncodePlan, SoundPlan
+from ..planning.plan import AudioEncodePlan, EncodePlan, PlanOptions, SoundPlan, parse_options
 from ..planning.planner import plan_encode
 from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig
 from ..units import HDRInput, format_are, format_count, format_seconds
 from ..video import ExrReader, Fit, VideoReader
-from ..video.sound_files import SoundReader, find_shift
+from ..video.sound_files import SoundReader
 from ..video.source import source_files
-from .cli import CommandParser, format_range, run_command
-from .items import Item, find_pattern, has_table
-from .job import Job, LazyVAE, Task, run_job
+from .cli import CommandParser, format_range
+from .jobs import Item, Job, Task, describe_blending, find_pattern, has_table
 from .options import pick, take
+from .running import run_command
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -69,7 +68,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     job = pick(Job, arguments, network="encoder", open=model, sources=arguments.video, pattern=pattern)
     fit = None if arguments.fit is None else Fit[arguments.fit]
     settings = pick(EncodeSettings, arguments, plan=plan, fit=fit)
-    return run_command(lambda _: run_job(job, partial(EncodeTask, settings)), arguments, computes=not job.dry_run)
+    return run_command(lambda _: job.run(partial(EncodeTask, settings)), arguments, computes=not job.dry_run)
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,8 @@ class EncodeTask(Task):
 
     plan: EncodePlan
 
-    def __init__(self, settings: EncodeSettings, vae: LazyVAE, item: Item) -> None:
-        super().__init__(vae, item)
+    def __init__(self, settings: EncodeSettings, job: Job, item: Item) -> None:
+        super().__init__(job, item)
         self._settings = settings
         audio = settings.audio_checkpoint  # its errors, before anything is encoded
         item.inputs = [*source_files(Path(item.source)), *(audio.files if audio else [])]
@@ -124,12 +123,13 @@ class EncodeTask(Task):
     def open(self) -> Iterator[None]:
         settings, item = self._settings, self._item
         size = settings.size or item.size
+        is_exr = settings.hdr is not None
         reader = partial(
-            partial(VideoReader, matrix=settings.matrix) if settings.hdr is None else ExrReader,
+            partial(ExrReader, space=settings.hdr) if is_exr else partial(VideoReader, matrix=settings.matrix),
             item.source,
             size=size,
-            fit=settings.fit or (Fit.RESIZE if size else Fit.EXACT),
-            multiple=self._vae.checkpoint.config.spatial_scale,
+            fit=settings.fit or (Fit.CROP if size else Fit.EXACT),
+            multiple=self._job.checkpoint.config.spatial_scale,
             fps=settings.fps or item.fps,
         )
         self._frames = self._choose_frames(reader)
@@ -165,7 +165,7 @@ class EncodeTask(Task):
         return {"the contents of the videos": sample_path(self._video.path)}
 
     def run(self, bar: FrameBar) -> None:
-        video, ranks, (output,), hdr = self._video, self._vae.ranks, self._item.outputs, self._settings.hdr
+        video, ranks, (output,), hdr = self._video, self._job.ranks, self._item.outputs, self._settings.hdr
         num_read = 0
 
         def shown(frames: np.ndarray) -> np.ndarray:
@@ -176,9 +176,9 @@ class EncodeTask(Task):
 
         with ExitStack() as stack:
             # Opened at once: an error if it cannot be written.
-            overwrite = not self._vae.job.no_overwrite
+            overwrite = self._job.overwrite is not False
             writer = stack.enter_context(LatentsWriter(output, overwrite=overwrite)) if ranks.is_first else None
-            vae = self._vae.load()
+            vae = self._job.load()
             bar.enter("encoding")
             start = time.perf_counter()
             pixels = map(shown, video) if hdr is None else (to_encoder_pixels(shown(each), hdr) for each in video)
@@ -188,7 +188,8 @@ class EncodeTask(Task):
             audio = None
             if writer is not None:
                 audio = self._encode_sound(num_frames)
-                writer.complete(fps=video.fps, num_frames=num_frames, height=height, width=width, audio=audio)
+                moved = writer.complete(fps=video.fps, num_frames=num_frames, height=height, width=width, audio=audio)
+                self._item.rename({} if moved is None else {output: str(moved)})
         seconds = time.perf_counter() - start
         sound = "" if audio is None else f" and {format_count(audio.shape[2], 'audio latent')}"
         self._warn_of_missing(num_read)
@@ -196,11 +197,14 @@ class EncodeTask(Task):
             Work.ROWS,
             stream.sent_bytes,
             f"{format_count(shape.frames, 'latent frame')}{sound} from "
-            f"{format_count(num_frames, 'frame')} of {format_size(*video.size)}"
-            f"{_describe_change(video.source_fps, video.fps)}, in {format_seconds(seconds)}",
+            f"{format_count(num_frames, 'frame')} of {format_size(*video.size)}{_describe_fit(video)}"
+            f"{_describe_change(video.source_fps, video.fps)}, {describe_blending(self.plan)}"
+            f"in {format_seconds(seconds)}",
             frames=num_frames,
             width=self.plan.width,
             height=self.plan.height,
+            source_width=video.source_size[0],
+            source_height=video.source_size[1],
             fps=None if video.fps is None else float(video.fps),
             source_fps=None if video.source_fps is None else float(video.source_fps),
             seconds=seconds,
@@ -217,7 +221,7 @@ class EncodeTask(Task):
                 found += f", so of the frames {format_range(self._frames)} only {format_are(num_frames)} there"
             else:
                 found += f", and not the {wanted} that were to be encoded"
-            warnings.warn(f"{self._item.source}: {found}.", stacklevel=2)
+            warn(f"{self._item.source}: {found}.")
 
     def _plan_sound(self) -> list[SoundPlan]:
         """The possible plans of the sound; none if none is wanted, or with a warning if there is none."""
@@ -232,7 +236,7 @@ class EncodeTask(Task):
                     seconds = float(self._num_frames / fps)
                     spec, machine = checkpoint.spec("encoder"), checkpoint.machine("encoder", settings.dtype)
                     return every_chunk(partial(plan_sound_encode, spec, seconds, machine))
-        warnings.warn(f"{self._video.name}: has no sound, so only its pictures are encoded.", stacklevel=2)
+        warn(f"{self._video.name}: has no sound, so only its pictures are encoded.")
         return []
 
     def _encode_sound(self, num_frames: int) -> mx.array | None:
@@ -246,8 +250,7 @@ class EncodeTask(Task):
         with SoundReader(self._video.path) as sound:
             rate = sound.sample_rate
             length = max(round(num_frames * rate / fps), ceil(rate / per_second))
-            start = self._video.start + find_shift(self._video.path, "0:V:0")
-            pieces = sound.cut(max(0, round(start * rate)), length)
+            pieces = sound.cut(max(0, round(self._video.start * rate)), length)
             return audio_vae.encode(pieces, rate, plan)[:, :, :num_latents]
 
     @property
@@ -261,18 +264,22 @@ class EncodeTask(Task):
     @property
     def _num_frames(self) -> int:
         """Those of the video, or of a long one if their number is not known until all of them are read."""
-        return self._video.num_frames or 1 + LONG_CLIP * self._vae.checkpoint.spec("encoder").scale.time
+        return self._video.num_frames or 1 + LONG_CLIP * self._job.checkpoint.spec("encoder").scale.time
 
     def _make_plan(self) -> EncodePlan:
-        (width, height), spec, ranks = self._video.size, self._vae.checkpoint.spec("encoder"), self._vae.ranks
-        options = replace(self._settings.plan, ranks=ranks.size if ranks.choose(1) is Work.ROWS else 1)
+        (width, height), spec, ranks = self._video.size, self._job.checkpoint.spec("encoder"), self._job.ranks
+        options = self._settings.plan
         return plan_encode(
             spec,
             (self._num_frames, height, width, 3),
-            self._vae.machine,
+            self._job.machine,
             pad=self._settings.pad,
             sound=self._plan_sound(),
-            **vars(options),
+            memory_budget=options.memory_budget,
+            mode=options.mode,
+            tiling=options.tiling,
+            tile_batch_size=options.tile_batch_size,
+            ranks=ranks.size if ranks.choose(1) is Work.ROWS else 1,
         )
 
 
@@ -285,6 +292,15 @@ def _write_all(stream: Iterable[mx.array], writer: LatentsWriter | None) -> Late
         if writer is not None:
             writer.write(latents)
     return LatentShape(batch, channels, num_latents, height, width)
+
+
+def _describe_fit(video: VideoReader | ExrReader) -> str:
+    """What is said of another frame size."""
+    steps = [
+        *["scaled"] * (video.scaled_size != video.source_size),
+        *["cropped"] * (video.size != video.scaled_size),
+    ]
+    return f" ({' and '.join(steps)} from {format_size(*video.source_size)})" if steps else ""
 
 
 def _describe_change(before: Fraction | None, after: Fraction | None) -> str:

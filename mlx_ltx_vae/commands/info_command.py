@@ -5,9 +5,10 @@ import json
 import sys
 
 from ..errors import ItemsError, LTXVAEError, describe_error
-from ..inspect import inspect
-from .cli import CommandParser, print_report, run_command, write_line
+from ..inspect import format_report, inspect
+from .cli import CommandParser
 from .options import take
+from .running import print_report, run_command, write_line
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -28,7 +29,7 @@ def _info(arguments: argparse.Namespace) -> None:
             num_failed += 1
             write_line(f"error: {describe_error(error)}", sys.stderr)
             continue
-        text = json.dumps(report.as_dict()) if arguments.json else str(report)
+        text = json.dumps(report) if arguments.json else format_report(report)
         print_report(f"\n{text}" if index and not arguments.json else text)
     if num_failed:
         raise ItemsError(f"{num_failed} of {len(arguments.file)} files cannot be described.")

@@ -1,17 +1,17 @@
-"""The options of the commands, and what becomes of them below the commands: typed values. Imports no MLX."""
+"""The options of the commands, as typed values. Imports no MLX."""
 
 import argparse
-import os
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from ..backend.machine import DEFAULT_TIMEOUT, DtypeName, Work
-from ..errors import ItemsError, PlanError
+from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS
+from ..errors import PlanError, warn
 from ..models.specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName
-from ..planning.options import BitDepth, ModeName, OrderName
+from ..planning.plan import BitDepth, ModeName, OrderName
+from ..startup import import_command
 from ..tiling import PRESETS
 from ..units import ExrSpaceName, SignalName, Transfer, format_are, format_count
 from .cli import (
@@ -30,7 +30,6 @@ from .cli import (
     tile,
     tile_frames,
 )
-from .items import are_many, has_table
 
 ValueT = TypeVar("ValueT")
 
@@ -55,6 +54,13 @@ def add_tile_batch_option(how: argparse._ActionsContainer) -> None:
     how.add_argument("--tile-batch-size", type=positive, default=1, metavar="N", help=batch)
 
 
+#: What happens to files that exist, also in docs/usage.md.
+OVERWRITE_RULE = (
+    "replace files of the same names, and no others (default: videos, animations, .wav, .npy and latent files are "
+    "replaced; pictures, stills and contact sheets are refused; a default name gets the next free number)"
+)
+
+
 def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsContainer) -> None:
     """Add the options of commands that run a network.
 
@@ -77,37 +83,37 @@ def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsCon
     group.add_argument("--dry-run", action="store_true", help="print the plan with its peak memory, and stop")
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--skip-existing", action="store_true", help="leave out inputs whose output exists")
-    existing.add_argument("-y", "--overwrite", action="store_true", help="replace outputs that exist (default)")
+    existing.add_argument("-y", "--overwrite", action="store_true", default=None, help=OVERWRITE_RULE)
     absent = "fail for inputs whose output exists, and replace nothing"
-    existing.add_argument("-n", "--no-overwrite", action="store_true", help=absent)
+    existing.add_argument("-n", "--no-overwrite", dest="overwrite", action="store_false", default=None, help=absent)
     add_report_options(parser)
 
 
-def take(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+def take(arguments: object, *names: str) -> dict[str, Any]:
     """The arguments of these names, by name."""
     return {name: getattr(arguments, name) for name in names}
 
 
 def pick(kind: type[ValueT], arguments: argparse.Namespace, **values: object) -> ValueT:
     """A dataclass of the arguments that have the names of its fields, and of other values."""
-    names = {field.name for field in fields(kind)} - values.keys()  # type: ignore[arg-type]
+    names = {field.name for field in fields(kind) if field.init} - values.keys()  # type: ignore[arg-type]
     return kind(**take(arguments, *names), **values)
 
 
 if TYPE_CHECKING:
     from ..video.frame_format import FrameStep
-    from ..video.sink import SinkOptions
 
 
 @dataclass(frozen=True)
 class StepOption:
     """An option of `decode` that adds a step between decoder and outputs.
 
-    `make` returns the step of an argument, or raises a `ValueError` or a `WriterError` that says what it may be.
+    `make` names a function, "module:function", which is imported when the option is given. It returns the step of an
+    argument, or raises a `ValueError` or a `WriterError` that says what it may be.
     """
 
     name: str  # such as "--grain"
-    make: "Callable[[str], FrameStep]"
+    make: str
     metavar: str
     help: str
 
@@ -130,6 +136,9 @@ def add_input_options(parser: CommandParser, *, output: str, demo: str, model: s
         videos named after them, folder/clip.mp4; or a pattern such as folder/{{name}}.mkv, or folder/{{name}}/ for
         stills"""
     parser.add_argument("-o", "--output", metavar="OUT", help=formats)
+    workflow = """leave out ComfyUI's prompt and workflow, which are copied from the latent file to the output; they may
+        have keys and paths in them"""
+    parser.add_argument("--no-workflow", dest="workflow", action="store_false", help=workflow)
     add_network_options(parser, demo=demo, metavar=model)
     rate = "frames per second: 24, 23.976, 30000/1001 (default: the file's, else 24)"
     parser.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
@@ -182,13 +191,13 @@ def add_noise_options(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--noise-scale", type=share, metavar="S", help=scale)
     convention = """for VAEs 0.9.1 to 0.9.8: whose convention. ltx-video (default): the values above. diffusers:
         timestep 0 and no noise by default, and noise is mixed into denormalized latents"""
-    for name, text in (("--convention", convention), ("--like", argparse.SUPPRESS)):  # the second is its old name
-        how.add_argument(name, dest="like", choices=get_args(ConventionName), default=DEFAULT_CONVENTION, help=text)
+    how.add_argument(
+        "--convention", dest="like", choices=get_args(ConventionName), default=DEFAULT_CONVENTION, help=convention
+    )
 
 
 def _parse_seed(text: str) -> int:
-    from ..models.noise import check_seed
-
+    check_seed = import_command("mlx_ltx_vae.models.noise:check_seed")
     return check_seed(int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else text)
 
 
@@ -212,8 +221,8 @@ def add_sound_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     latents = "the audio latents, if they are not in the file of the video's latents"
     video.add_argument("--audio-latents", metavar="FILE", help=latents)
-    codec = """aac or alac (.mp4, .mov, .mkv), pcm (.mov, .mkv), flac (.mp4, .mkv), opus (.webm, .mkv); default: aac, or
-        opus for .webm"""
+    codecs = ", ".join(f"{name} ({', '.join(codec.endings)})" for name, codec in AUDIO_CODECS.items())
+    codec = f"{codecs}; default: aac, or opus for .webm"
     video.add_argument("--audio-codec", metavar="NAME", help=codec)
     audio = "audio file to add in place of latents, in full length even if the video is shorter"
     video.add_argument("--audio", metavar="FILE", help=audio)
@@ -221,31 +230,30 @@ def add_sound_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--shortest", action="store_true", help=shortest)
 
 
-def _parse_entry(text: str) -> tuple[str, str]:
-    from ..video.metadata import parse_entry
-
-    return parse_entry(text)
-
-
 def add_video_options(video: argparse._ArgumentGroup) -> None:
     """Add the options of the video."""
-    codec = """h264, hevc (or h265), prores, prores4444, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm);
-        on a Mac also h264_videotoolbox and hevc_videotoolbox"""
+    names = {name: f"{name} ({codec.about})" if codec.about else name for name, codec in CODECS.items()}
+    usual, mac = (
+        ", ".join(names[name] for name, codec in CODECS.items() if codec.is_mac_only is is_mac)
+        for is_mac in (False, True)
+    )
+    codec = f"{usual}; default: h264, or vp9 for .webm; on a Mac also {mac}"
     video.add_argument("--codec", metavar="NAME", help=codec)
-    crf = "constant quality: 0 is best, 51 worst, or 63 for vp9 and av1 (default: h264 18, hevc 20, vp9 and av1 24)"
+    with_crf = {name: codec.crf for name, codec in CODECS.items() if codec.crf is not None}
+    defaults = ", ".join(f"{name} {best} of {worst}" for name, (best, worst) in with_crf.items())
+    crf = f"constant quality: 0 is best (default, of the worst: {defaults})"
     video.add_argument("--crf", type=int, metavar="N", help=crf)
-    preset = "for h264 and hevc: ultrafast to veryslow; slower ones make smaller files (default: medium)"
-    video.add_argument("--encoder-preset", metavar="NAME", help=preset)
-    formats = "a pixel format of ffmpeg's encoder, such as yuv444p (default: 4:2:0, 4:2:2 for prores, RGB for ffv1)"
+    with_presets = " and ".join(name for name, codec in CODECS.items() if codec.has_presets)
+    preset = f"for {with_presets}: {ENCODER_PRESETS[0]} to {ENCODER_PRESETS[-1]}; slower ones make smaller files"
+    video.add_argument("--encoder-preset", metavar="NAME", help=f"{preset} (default: medium)")
+    formats = "a pixel format of the codec, such as yuv444p (default: 4:2:0, 4:2:2 for prores, RGB for ffv1)"
     video.add_argument("--pix-fmt", metavar="FORMAT", help=formats)
     live = """an .mp4 or .mov that plays while it grows, or with -o - an mp4 on standard output; the file appears under
         its name at once, and is removed if the decode fails"""
     video.add_argument("--live", dest="fragmented", action="store_true", help=live)
-    entry = """an entry of text in an .mp4, .mov, .mkv or .webm, or in stills; may be given more than once. ComfyUI's
-        prompt and workflow go from the latent file to the video by themselves"""
-    video.add_argument(
-        "--metadata", action="append", type=argument_type(_parse_entry), default=[], metavar="KEY=VALUE", help=entry
-    )
+    entry = """an entry of text in an .mp4, .mov, .mkv or .webm, or in PNG stills; may be given more than once"""
+    parse: Callable[[str], tuple[str, str]] = argument_type("mlx_ltx_vae.video.metadata:parse_entry")
+    video.add_argument("--metadata", action="append", type=parse, default=[], metavar="KEY=VALUE", help=entry)
     sheet = """also write a picture of up to 16 frames with their times: clip.png beside clip.mp4, frames.png beside
         frames/; with -o clip.png only this picture"""
     video.add_argument("--contact-sheet", action="store_true", help=sheet)
@@ -253,7 +261,7 @@ def add_video_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--bit-depth", type=int, choices=get_args(BitDepth), default=8, help=depth)
     add_hdr_options(video)
     for step in STEP_OPTIONS:
-        make = argument_type(step.make)
+        make: Callable[[str], FrameStep] = argument_type(step.make)
         video.add_argument(step.name, dest=step.dest, type=make, metavar=step.metavar, help=step.help)
 
 
@@ -277,7 +285,7 @@ def choose_frames(wanted: slice | None, num_frames: int, source: str) -> tuple[i
         raise PlanError(f"{source}: the video has {length}, and none of {asked}; choose frames within 0:{num_frames}.")
     if end < (wanted.stop or end):
         found = f"the video has {length}, so of the frames {asked} only {format_are(end - start)} decoded"
-        warnings.warn(f"{source}: {found}.", stacklevel=2)
+        warn(f"{source}: {found}.")
     return start, end
 
 
@@ -294,38 +302,6 @@ def add_hdr_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--exr", metavar="FOLDER", help=folder)
     space = "of EXR images: linear sRGB (default), linear ACEScg, or ACEScct codes"
     video.add_argument("--exr-space", choices=get_args(ExrSpaceName), help=space)
-
-
-def choose_exr_output(arguments: argparse.Namespace) -> bool:
-    """Whether EXR images are the only output. The arguments then have it as theirs, in place of none."""
-    if arguments.output or not arguments.exr or has_table(arguments.latents):
-        return False
-    arguments.output, arguments.exr = _exr_folder(arguments), None
-    return True
-
-
-def _exr_folder(arguments: argparse.Namespace) -> str | None:
-    """That of --exr, with one in it for each of several inputs."""
-    if not arguments.exr or not are_many(arguments.latents) or "{name}" in arguments.exr:
-        return arguments.exr and os.path.join(arguments.exr, "")
-    return os.path.join(arguments.exr, "{name}", "")
-
-
-def choose_hdr_frames(arguments: argparse.Namespace, sinks: "SinkOptions", *, is_exr: bool) -> "SinkOptions":
-    """The options of outputs with the frames that the arguments want of HDR, which may be EXR alone."""
-    from ..pipeline.hdr_frames import HDROptions
-
-    if arguments.hdr is None:
-        given = [
-            name for name in ("hdr_output", "exposure", "exr", "exr_space") if getattr(arguments, name) is not None
-        ]
-        if given or is_exr:
-            name = given[0] if given else "exr"
-            raise ItemsError(f"--{name.replace('_', '-')} is for HDR latents; add --hdr acescct or logc3")
-        return sinks
-    wanted = {"signal": arguments.hdr_output, "exposure": arguments.exposure, "exr_space": arguments.exr_space}
-    wanted = {name: value for name, value in wanted.items() if value is not None}
-    return HDROptions(arguments.hdr, exr=_exr_folder(arguments), **wanted).choose_frames(sinks, is_exr=is_exr)
 
 
 def add_generation_options(parser: CommandParser) -> None:

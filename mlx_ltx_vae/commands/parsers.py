@@ -1,17 +1,15 @@
-"""The command lines of all commands but bench.
-
-What is imported here takes little time, and no MLX: --help and --version work without its backend.
-"""
+"""The command lines of the commands. Imports no MLX: --help and --version work without its backend."""
 
 import argparse
-import sys
-from collections.abc import Iterable, Mapping
-from importlib import import_module
+from collections.abc import Callable, Iterable, Mapping
 from typing import get_args
 
 from ..backend.machine import DtypeName
+from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS
 from ..errors import LTXVAEError
 from ..models.specs import NETWORKS
+from ..planning.plan import ModeName, OrderName
+from ..startup import import_command
 from ..units import HDRInput
 from .cli import (
     CommandParser,
@@ -24,7 +22,6 @@ from .cli import (
     positive,
     shorten,
     tile,
-    write_line,
 )
 from .options import (
     add_generation_options,
@@ -48,7 +45,7 @@ _PATHS = ("LATENTS", "VIDEO", "FILE", "OUT", "VAE", "MODEL", "AUDIO", "FOLDER", 
 
 
 def decode_parser() -> CommandParser:
-    """That of `decode`."""
+    """The command line of `decode`."""
     parser = CommandParser(
         first=("latents", "output", "model", "fps", "frames", "memory_budget", "codec", "crf", "audio", "dry_run"),
         prog="python -m mlx_ltx_vae.decode",
@@ -81,7 +78,7 @@ def decode_parser() -> CommandParser:
 
 
 def preview_parser() -> CommandParser:
-    """That of `preview`."""
+    """The command line of `preview`."""
     parser = CommandParser(
         first=("latents", "output", "model", "demo", "fps", "frames", "memory_budget", "dry_run"),
         prog="python -m mlx_ltx_vae.preview",
@@ -106,7 +103,7 @@ def preview_parser() -> CommandParser:
 
 
 def encode_parser() -> CommandParser:
-    """That of `encode`."""
+    """The command line of `encode`."""
     parser = CommandParser(
         first=("video", "output", "model", "size", "fit", "frames", "fps", "audio_model", "memory_budget", "dry_run"),
         prog="python -m mlx_ltx_vae.encode",
@@ -127,15 +124,16 @@ def encode_parser() -> CommandParser:
     parser.add_argument("-o", "--output", metavar="LATENTS", help=output)
     add_network_options(parser, demo="the small VAE that ships with the package")
     video = parser.add_argument_group("the video")
-    video.add_argument("--size", type=frame_size, metavar="WxH", help="frame size to encode (default: the video's)")
+    size = "frame size to encode; other proportions are cropped, or with --resize distorted (default: the video's)"
+    video.add_argument("--size", type=frame_size, metavar="WxH", help=size)
     fit = video.add_mutually_exclusive_group()
-    resize = "scale to --size, or to the nearest size that can be encoded"
+    resize = "scale each side to --size, or to the nearest size that can be encoded"
     fit.add_argument("--resize", dest="fit", action="store_const", const="RESIZE", help=resize)
     crop = "fill --size and crop the rest, or crop to a size that can be encoded"
     fit.add_argument("--crop", dest="fit", action="store_const", const="CROP", help=crop)
     frames = """encode these frames only, at the rate of --fps: A is the first, counted from 0, and B is one more than
-        the last; :121 for the first 121, 24: for those from 24 on, -25: for the last 25, for which the video is read
-        twice (default: all)"""
+        the last; 121 or :121 for the first 121, 24: for those from 24 on, -25: for the last 25, for which the video is
+        read twice (default: all)"""
     video.add_argument("--frames", type=_frames_to_encode, metavar="A:B", help=frames)
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
     rate = "drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)"
@@ -155,16 +153,12 @@ def encode_parser() -> CommandParser:
 
 
 def _frames_to_encode(text: str) -> slice:
-    """The type of `--frames 24:48`; also of `--frames 24` for the first 24, its old form."""
-    if text.isdecimal():
-        change = f"--frames {positive(text)} is written --frames :{text} now; the old form goes with the next release"
-        write_line(f"warning: {change}.", sys.stderr)
-        return slice(0, int(text))
-    return frame_range(text)
+    """The type of `--frames 24:48`, or of `--frames 24` for the first 24."""
+    return slice(0, positive(text)) if text.isdecimal() else frame_range(text)
 
 
 def info_parser() -> CommandParser:
-    """That of `info`."""
+    """The command line of `info`."""
     parser = CommandParser(
         prog="python -m mlx_ltx_vae.info",
         usage="%(prog)s FILE... [options]",
@@ -191,7 +185,7 @@ def info_parser() -> CommandParser:
 
 
 def convert_parser() -> CommandParser:
-    """That of `convert`."""
+    """The command line of `convert`."""
     parser = CommandParser(
         prog="python -m mlx_ltx_vae.convert",
         usage="%(prog)s SOURCE -o FOLDER [options]\n       %(prog)s --verify A B [options]",
@@ -216,6 +210,53 @@ def convert_parser() -> CommandParser:
     return parser
 
 
+def bench_parser() -> CommandParser:
+    """The command line of `bench`."""
+    parser = CommandParser(
+        prog="python -m mlx_ltx_vae.bench",
+        usage="%(prog)s [-m VAE | --generation NAME] [options]",
+        description="Measure time and peak memory of decodes and of an encode of noise, each in a process of its own. "
+        "Without -m the VAE has random weights, which take the same time and memory. Results from a Mac are welcome: "
+        "send the table that this prints.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.bench -m vae.safetensors",
+            "python -m mlx_ltx_vae.bench --size 768x512 --num-frames 121 --mode exact",
+            "python -m mlx_ltx_vae.bench --generation ltx-2.5-diffusion --order rows",
+        ),
+    )
+    vae = parser.add_mutually_exclusive_group()
+    vae.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id")
+    names = "random weights of a published VAE: ltx-2.3 (default), ltx-2.5, ltx-2.5-diffusion, taehv and others"
+    vae.add_argument("--generation", default="ltx-2.3", metavar="NAME", help=names)
+    channels = "channels of the last layers of random weights (default: as published, slow on a CPU)"
+    parser.add_argument("--base-width", type=positive, metavar="N", help=channels)
+    precision = "compute in this precision (default: the checkpoint's, or the published one)"
+    parser.add_argument("--dtype", choices=get_args(DtypeName), help=precision)
+    size = "of the video, multiples of 32 (default: 256x256)"
+    parser.add_argument("--size", type=frame_size, default=(256, 256), metavar="WxH", help=size)
+    length = "of the video, 1 + 8*k; may be given more than once (default: 57)"
+    parser.add_argument("--num-frames", type=positive, action="append", metavar="N", help=length)
+    modes = "a mode of decode, or encode; may be given more than once (default: exact, single and encode)"
+    parser.add_argument("--mode", action="append", choices=[*get_args(ModeName), "encode"], help=modes)
+    orders = "of the exact mode, as in decode; may be given more than once (default: auto)"
+    parser.add_argument("--order", action="append", choices=get_args(OrderName), help=orders)
+    parser.add_argument("--repeat", type=positive, default=3, metavar="N", help="runs of each (default: 3)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+    add_common_options(parser)
+    return parser
+
+
+#: The parser of each of `entry.COMMANDS`.
+PARSERS: dict[str, Callable[[], CommandParser]] = {
+    "decode": decode_parser,
+    "preview": preview_parser,
+    "encode": encode_parser,
+    "info": info_parser,
+    "convert": convert_parser,
+    "bench": bench_parser,
+}
+
+
 def completion(shell: str, commands: Mapping[str, str]) -> str:
     """The script for a shell, of commands with their descriptions. Raises `LTXVAEError` if shtab is missing.
 
@@ -227,21 +268,15 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
         raise LTXVAEError(
             'completion needs shtab, which is not installed; install it with: pip install "mlx_ltx_vae[completion]".'
         ) from None
-    from ..models.families import published
-    from ..video.audio_codecs import AUDIO_CODECS
-    from ..video.codecs import CODECS, ENCODER_PRESETS
 
-    names: dict[str, Iterable[str]] = {"codec": CODECS, "audio_codec": AUDIO_CODECS}
-    names |= {"encoder_preset": ENCODER_PRESETS, "generation": published()}
+    names: dict[str, Iterable[str]] = {"codec": CODECS, "audio_codec": AUDIO_CODECS, "encoder_preset": ENCODER_PRESETS}
+    names["generation"] = import_command("mlx_ltx_vae.models.families:published")()
     parser = argparse.ArgumentParser(prog="mlx_ltx_vae")
     parser.add_argument("--version", action="version", help="show the version")
     parser.add_argument("--completion", choices=SHELLS, help="print what the shell is to complete")
     subparsers = parser.add_subparsers()
     for name, description in commands.items():
-        # Commands do not import bench.
-        make = import_module("..bench.parsers", __package__).build_parser if name == "bench" else None
-        own = (make or globals()[f"{name}_parser"])()
-        added = subparsers.add_parser(name, parents=[own], add_help=False, help=description)
+        added = subparsers.add_parser(name, parents=[PARSERS[name]()], add_help=False, help=description)
         for action in added._actions:
             action.help = action.help and shorten(action.help)
             action.choices = action.choices or names.get(action.dest)

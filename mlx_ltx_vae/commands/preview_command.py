@@ -3,7 +3,7 @@
 import argparse
 
 from .. import demo
-from ..planning.options import parse_options
+from ..planning.plan import parse_options
 from ..video import is_sheet
 from ..video.sink import SinkOptions
 from .cli import CommandParser
@@ -27,7 +27,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         preset=None,
         plan=parse_options(memory_budget=arguments.memory_budget),
         stream={},
-        sinks=SinkOptions(overwrite=not arguments.no_overwrite, contact_sheet=sheet),
+        sinks=SinkOptions(overwrite=arguments.overwrite, contact_sheet=sheet),
         sound=None,
         keyframes=None,
         is_preview=True,

@@ -2,46 +2,67 @@
 
 import argparse
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
 from typing import Any
 
+from ..backend.mlx_utils import DtypeName
 from ..errors import PlanError
-from ..planning.options import PlanOptions
-from ..planning.plan import Mode
+from ..planning.plan import BitDepth, Mode, ModeName, OrderName, PlanOptions
 from ..published import PublishedVAE
-from ..shapes import Grid
-from ..tiling import preset
+from ..shapes import Grid, Size
+from ..tiling import SpatialTilingConfig, TemporalTilingConfig, preset
 from ..units import DEFAULT_FPS
 from ..video.frame_format import FrameOutput, frame_format
-from .cli import CommandParser, print_report, run_command
-from .job import plan_report
+from .cli import CommandParser
+from .jobs import plan_report
+from .options import pick
+from .running import print_report, run_command
 
-#: Those that only go with `--generation`.
-_OWN = ("size", "num_frames", "sound")
-#: What else it takes.
-_OTHERS = (
-    "generation", "dry_run", "json", "quiet", "debug", "memory_budget", "dtype", "mode", "order", "chunk", "tile",
-    "tile_frames", "preset", "tile_batch_size", "steps", "bit_depth", "fps",
-)  # fmt: skip
+_OWN = {"only_here": True}
+_REPORT = ("dry_run", "json", "quiet", "debug")
 
 
-def is_without_files(parser: CommandParser, arguments: argparse.Namespace) -> bool:
-    """Whether a published VAE is to be planned for. Wrong usage if an option does not go with that, or only with it."""
+@dataclass(frozen=True)
+class PublishedSettings:
+    """The options of a plan without files, of which some go with `--generation` only."""
+
+    generation: str
+    size: Size = field(metadata=_OWN)
+    num_frames: int = field(metadata=_OWN)
+    sound: bool = field(metadata=_OWN)
+    memory_budget: str | int | None
+    dtype: DtypeName | None
+    mode: ModeName
+    order: OrderName
+    chunk: int | None
+    tile: SpatialTilingConfig | None
+    tile_frames: TemporalTilingConfig | None
+    preset: str | None
+    tile_batch_size: int
+    steps: int | None
+    bit_depth: BitDepth
+    fps: Fraction | None
+
+
+def find_published(parser: CommandParser, arguments: argparse.Namespace) -> PublishedSettings | None:
+    """The plan without files that is wanted, if any. Wrong usage if an option does not go with it, or only with it."""
     if arguments.generation is None:
-        for name in _OWN:
-            if getattr(arguments, name):
-                parser.error(f"--{name.replace('_', '-')} goes with --generation, for a plan without files")
-        return False
+        for own in fields(PublishedSettings):
+            if own.metadata.get("only_here") and getattr(arguments, own.name):
+                parser.error(f"--{own.name.replace('_', '-')} goes with --generation, for a plan without files")
+        return None
     if not arguments.dry_run:
         parser.error("--generation names no file to decode with; add --dry-run for the plan, or give -m VAE")
     if arguments.latents:
         parser.error("--generation plans without files; leave out LATENTS")
-    parser.refuse_others(arguments, [*_OWN, *_OTHERS], "--generation plans without files")
+    known = [*_REPORT, *(field.name for field in fields(PublishedSettings))]
+    parser.refuse_others(arguments, known, "--generation plans without files")
     with parser.wrong_usage():
         PublishedVAE.find(arguments.generation)
     if arguments.size is None or arguments.num_frames is None:
         parser.error("--generation needs --size WxH and --num-frames N, of the video")
-    return True
+    return pick(PublishedSettings, arguments)
 
 
 def with_preset(options: PlanOptions, name: str | None, video: Grid) -> PlanOptions:
@@ -51,24 +72,26 @@ def with_preset(options: PlanOptions, name: str | None, video: Grid) -> PlanOpti
     return replace(options, mode=Mode.TILED, tiling=tiling) if tiling else options
 
 
-def print_published_plan(parser: CommandParser, arguments: argparse.Namespace, options: PlanOptions) -> int:
+def print_published_plan(
+    parser: CommandParser, arguments: argparse.Namespace, settings: PublishedSettings, options: PlanOptions
+) -> int:
     """Print the plan that `decode` would follow; returns the exit code."""
-    width, height = arguments.size
-    video = arguments.num_frames, height, width
+    width, height = settings.size
+    video = settings.num_frames, height, width
     with parser.wrong_usage():
-        vae = PublishedVAE.find(arguments.generation)
+        vae = PublishedVAE.find(settings.generation)
         vae.latent_shape(video)
-        if arguments.sound:
+        if settings.sound:
             vae.find_sound()
 
     def report(_: argparse.Namespace) -> None:
         plan = vae.plan(
             video,
-            dtype=arguments.dtype,
-            sound_fps=arguments.fps or DEFAULT_FPS if arguments.sound else None,
+            dtype=settings.dtype,
+            sound_fps=settings.fps or DEFAULT_FPS if settings.sound else None,
             holds_latents=False,
-            outputs=(FrameOutput(frame_format(arguments.bit_depth, PlanError)),),
-            **vars(with_preset(options, arguments.preset, video)),
+            outputs=(FrameOutput(frame_format(settings.bit_depth, PlanError)),),
+            **vars(with_preset(options, settings.preset, video)),
         )
         used: dict[str, Any] = {"generation": vae.config.generation, "decoder": vae.family.decoder}
         values, text = plan_report(plan, {"vae": used})

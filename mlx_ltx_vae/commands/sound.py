@@ -2,11 +2,10 @@
 
 import os
 import time
-import warnings
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import cast
 
 import mlx.core as mx
 
@@ -14,16 +13,15 @@ from ..audio_vae import AudioVAE, find_sound_decoder, plan_checkpoint
 from ..backend.machine import Machine, Work
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
-from ..errors import CheckpointError, ItemsError, LatentsError, excerpt
+from ..errors import CheckpointError, ItemsError, LatentsError, excerpt, warn
 from ..latents import AudioLatentsFile, LatentsFile, open_audio_latents
 from ..models.base import SoundConfig
-from ..pipeline.audio_run import every_chunk
+from ..pipeline.audio import every_chunk
 from ..pipeline.progress import FrameBar
 from ..planning.plan import AudioPlan, SoundPlan
 from ..units import format_count, format_seconds
-from ..video.sound import Sound, write_wav
-from .items import Item, name_outputs
-from .job import LazyVAE, Task
+from ..video.audio import Sound, write_wav
+from .jobs import Item, Job, Task, name_outputs
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,7 @@ class SoundSettings:
     audio_latents: str | None
     unnormalized: bool | None
     dtype: DtypeName | None
+    memory_budget: str | int | None  # of sound alone
 
     @property
     def is_wanted(self) -> bool:
@@ -95,11 +94,24 @@ class FoundSound:
         """Those of each video."""
         return cast(SoundConfig, self.settings.open().config).num_samples(self.file.length)
 
-    def plan(self, machine: Machine, **options: Any) -> AudioPlan:
-        """That of the sound of one video, with the options of `plan_decode`."""
-        machine = replace(machine, itemsize=mx.float32.size)
-        dtype, checkpoint = self.settings.dtype, self.settings.open()
-        return plan_checkpoint(checkpoint, self.file.length, machine, dtype=dtype, **options)
+    def plan(
+        self,
+        machine: Machine,
+        *,
+        memory_budget: str | int | None = None,
+        chunk: int | None = None,
+        frames: tuple[int, int] | None = None,
+    ) -> AudioPlan:
+        """Plan the sound of one video, with the options of `plan_decode`."""
+        return plan_checkpoint(
+            self.settings.open(),
+            self.file.length,
+            replace(machine, itemsize=mx.float32.size),
+            dtype=self.settings.dtype,
+            memory_budget=memory_budget,
+            chunk=chunk,
+            frames=frames,
+        )
 
     def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[SoundPlan]:
         """The possible ones, the fastest first, for some frames of the video; none if these have no sound."""
@@ -132,7 +144,7 @@ def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
     except LatentsError as error:
         if settings.is_wanted:
             raise
-        warnings.warn(f"{str(error).rstrip('.')}; the video has no sound.", stacklevel=2)
+        warn(f"{str(error).rstrip('.')}; the video has no sound.")
         return None
     path = given or source
     if file is None and settings.is_wanted:
@@ -143,7 +155,7 @@ def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
         raise CheckpointError(f"{path}: these audio latents need an audio VAE; name it with --audio-model.")
     if settings.checkpoint is None:
         text = f"has audio latents ({excerpt(file.tensor)}) too; --audio-model AUDIO decodes them into the video."
-        warnings.warn(f"{source}: {text}", stacklevel=2)
+        warn(f"{source}: {text}")
         return None
     if file.batch != clip.shape.batch:
         found, expected = format_count(file.batch, "video"), clip.shape.batch
@@ -156,14 +168,14 @@ class SoundTask(Task):
 
     plan: AudioPlan
 
-    def __init__(self, settings: SoundSettings, memory_budget: str | int | None, vae: LazyVAE, item: Item) -> None:
-        super().__init__(vae, item)
+    def __init__(self, settings: SoundSettings, job: Job, item: Item) -> None:
+        super().__init__(job, item)
         path = settings.audio_latents or item.source
         file = open_audio_latents(path, is_alone=True)
         if file is None:
             raise LatentsError(f"{path}: has no audio latents; name the file that has them with --audio-latents.")
         self._sound = FoundSound(settings, file)
-        self.plan = self._sound.plan(vae.machine, memory_budget=memory_budget)
+        self.plan = self._sound.plan(job.machine, memory_budget=settings.memory_budget)
         item.inputs = self._sound.files
         self._name_outputs(name_outputs(item.output, file.batch) if item.output else [])
 
@@ -172,9 +184,10 @@ class SoundTask(Task):
 
     def run(self, bar: FrameBar) -> None:
         bar.enter("decoding")
-        start, overwrite = time.perf_counter(), not self._vae.job.no_overwrite
-        streams = ((output, self._sound.stream(i, self.plan)) for i, output in enumerate(self._item.outputs))
-        samples = [write_wav(output, stream, overwrite=overwrite) for output, stream in streams][0]
+        start, overwrite, samples = time.perf_counter(), self._job.overwrite is not False, 0
+        for index, output in enumerate(self._item.outputs):
+            samples, moved = write_wav(output, self._sound.stream(index, self.plan), overwrite=overwrite)
+            self._item.rename({} if moved is None else {output: str(moved)})
         seconds, rate = time.perf_counter() - start, self._sound.sample_rate
         length = f"{format_seconds(samples / rate)} of sound at {rate} Hz"
         text = f"{length}, in {format_seconds(seconds)}"

@@ -13,30 +13,28 @@ Facts about the files of other programs:
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import mlx.core as mx
-import numpy as np
 
 from ..errors import LatentsError, excerpt, option, quote
 from ..shapes import Grid, LatentShape, ScaleFactors
-from .keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
-from .keyframes import load_keyframes as load_keyframes
-from .metadata import AUDIO_NAMES, find_layout, find_video_sizes, parse_metadata
-from .stored import (
+from .files import (
     GivenStatistics,
     MappedLatents,
     StoredArray,
-    channel_moments,
+    StoredLatents,
     check_finite,
     check_plausible,
     check_readable,
     choose_statistics,
-    read_frames,
-    sampled_frames,
+    open_tensor_file,
+    source_name,
 )
-from .tensor_files import open_tensor_file, source_name
+from .keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
+from .keyframes import load_keyframes as load_keyframes
+from .metadata import AUDIO_NAMES, find_layout, find_video_sizes, parse_metadata
 from .writer import LatentsWriter as LatentsWriter
 from .writer import check_latents_name as check_latents_name
 from .writer import check_shape
@@ -45,8 +43,6 @@ from .writer import save_latents as save_latents
 KNOWN_NAMES = ("latents", "latent", "samples", "latent_tensor", "stage_2_video_latent", "final_video_latent")
 _STAGE_2, _FINAL = KNOWN_NAMES[-2:]
 _WORKFLOW_KEYS = ("prompt", "workflow")
-
-_LEAST_STD, _MUCH_NEARER = 1e-3, 0.5  # of `looks_unnormalized`
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ class LatentsFile:
     normalized: bool | None  # what the metadata states; None if nothing, which `read` takes for True
     stored_dtype: str  # such as "bfloat16"
     layout: str  # the axes in the file, such as "(B, tokens, C)"
-    _stored: StoredArray = field(repr=False)
+    _stored: StoredLatents = field(repr=False)
     _tensors: Mapping[str, StoredArray] = field(repr=False, hash=False)  # this and `_stated`: all of the file
     _stated: Mapping[str, str] = field(repr=False, hash=False)
 
@@ -105,7 +101,7 @@ class LatentsFile:
         """The latents that `read` returns, left in the file: each slice is read, checked and normalized on its own."""
         channels = self.shape.channels
         found = choose_statistics(self.info.source, self.normalized, channels, statistics, unnormalized)
-        return MappedLatents(self._stored, found)
+        return MappedLatents(self._stored, found, was_unnormalized=unnormalized is True)
 
     def digest(self) -> str:
         """A hash of the values as they are stored. A `LatentsError` as those of `read`."""
@@ -146,8 +142,8 @@ def open_latents(
     sizes = find_video_sizes(metadata, layout.shape.grid, scale, source)
     workflow = {key: stated[key] for key in _WORKFLOW_KEYS if key in stated and "\0" not in stated[key]}
     info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, workflow)
-    latents = layout.to_channels_first(stored)
-    return LatentsFile(info, layout.shape, metadata.normalized, stored.name, str(layout), latents, tensors, stated)
+    latents, dtype = StoredLatents(stored, layout), stored.dtype_name
+    return LatentsFile(info, layout.shape, metadata.normalized, dtype, str(layout), latents, tensors, stated)
 
 
 def load_latents(
@@ -166,24 +162,6 @@ def load_latents(
     """
     file = open_latents(path, latent_channels=latent_channels, tensor=tensor, grid=grid, scale=scale)
     return file.read(statistics=statistics, unnormalized=unnormalized), file.info
-
-
-def looks_unnormalized(latents: mx.array | MappedLatents, mean: mx.array, std: mx.array) -> bool:
-    """Whether the channels of latents (B, C, F', H', W') have the VAE's statistics (C,) rather than 0 and 1."""
-    vae_mean, vae_std = (np.array(array.astype(mx.float32)) for array in (mean, std))
-    means, spreads = channel_moments(read_frames(latents, sampled_frames(latents.shape[2])))
-    spreads = np.maximum(spreads, _LEAST_STD)
-
-    def distance(center: np.ndarray, scale: np.ndarray) -> float:
-        return float((np.abs(means - center) / scale + np.abs(np.log(spreads / scale))).mean())
-
-    standard = distance(np.zeros_like(vae_mean), np.ones_like(vae_std))
-    return distance(vae_mean, vae_std) < _MUCH_NEARER * standard
-
-
-def looks_normalized_twice(latents: mx.array | MappedLatents, mean: mx.array, std: mx.array) -> bool:
-    """Whether the channels of latents that have been normalized had the statistics 0 and 1 before it."""
-    return looks_unnormalized(latents, -mean / std, 1 / std)  # what normalization makes of the statistics 0 and 1
 
 
 def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
@@ -228,7 +206,7 @@ class AudioLatentsFile:
     batch: int
     length: int  # along time
     normalized: bool | None  # what the metadata states
-    _stored: StoredArray = field(repr=False)  # (B, 8, T, 16), or packed (B, T, 128)
+    _stored: StoredArray = field(repr=False)  # (B, 8, T, 16), packed (B, T, 128), or one of these without B
 
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> mx.array:
         """Normalized latents (B, 8, T, 16), or packed (B, T, 128). Arguments and errors: see `load_audio_latents`."""
@@ -244,8 +222,9 @@ class AudioLatentsFile:
     def read_stored(self) -> mx.array:
         """As they are stored, normalized or not. A `LatentsError` if they are not finite."""
         source = f"{self.source}: audio latents {quote(self.tensor)}"
-        values = self._stored.read_floats()
-        if self._stored.name == "uint16":
+        values = self._stored.to_floats(self._stored.read())
+        values = values if self.layout.startswith("(B") else values[None]
+        if self._stored.dtype_name == "uint16":
             check_plausible([values], source)
         check_finite(values, source, axes="btc" if values.ndim == 3 else "bctf")
         return values
@@ -293,10 +272,10 @@ def find_audio_latents(
     if not names:
         return None
     name, stored = names[0], tensors[names[0]]
-    whole, layout = stored, "(B, 8, T, 16)"
-    if _is_audio_shape(stored.shape) and len(stored.shape) == 3:
-        whole, layout = replace(stored, shape=(1, *stored.shape), strides=(0, *stored.strides)), "(8, T, 16)"
-    batch, *rest = whole.shape or (0,)
+    shape, layout = stored.shape, "(B, 8, T, 16)"
+    if _is_audio_shape(shape) and len(shape) == 3:
+        shape, layout = (1, *shape), "(8, T, 16)"
+    batch, *rest = shape or (0,)
     if len(rest) == 3 and (rest[0], rest[2]) == (_CHANNELS, _BINS):
         length = rest[1]
     elif len(rest) == 2 and rest[1] == _CHANNELS * _BINS:
@@ -313,14 +292,15 @@ def find_audio_latents(
         raise LatentsError(f"{source}: audio latents {quote(name)} are empty.")
     check_readable(stored, f"audio latents {quote(name)}", source)
     normalized = parse_metadata(dict(stated), source).normalized
-    return AudioLatentsFile(source, name, stored.shape, stored.name, layout, batch, length, normalized, whole)
+    return AudioLatentsFile(source, name, stored.shape, stored.dtype_name, layout, batch, length, normalized, stored)
 
 
-def is_sound_alone(shapes: Mapping[str, Sequence[int]], latent_channels: int | None) -> bool:
-    """Whether a file with tensors of these shapes has audio latents and no others."""
-    others = [name for name in shapes if name not in AUDIO_NAMES]
+def is_sound_alone(tensors: Mapping[str, StoredArray], latent_channels: int | None) -> bool:
+    """Whether a file with these tensors has audio latents and no others."""
+    others = [name for name in tensors if name not in AUDIO_NAMES]
     others = [name for name in others if name in _OWN_NAMES] or others
-    return bool(shapes) and (not others or (len(others) == 1 and looks_like_audio(shapes[others[0]], latent_channels)))
+    is_alone = len(others) == 1 and looks_like_audio(tensors[others[0]].shape, latent_channels)
+    return bool(tensors) and (not others or is_alone)
 
 
 def looks_like_audio(shape: Sequence[int], latent_channels: int | None) -> bool:

@@ -11,9 +11,18 @@ from ..backend.mlx_utils import native_array
 from ..errors import LatentsError, excerpt
 from ..shapes import LatentShape
 from ..units import format_count
-from .metadata import parse_metadata
-from .stored import GivenStatistics, MappedLatents, MeanAndStd, StoredArray, check_readable, choose_statistics
-from .tensor_files import open_tensor_file, source_name
+from .files import (
+    GivenStatistics,
+    MappedLatents,
+    MeanAndStd,
+    StoredArray,
+    StoredLatents,
+    check_readable,
+    choose_statistics,
+    open_tensor_file,
+    source_name,
+)
+from .metadata import CHANNELS_FIRST, Layout, parse_metadata
 
 #: Names of the stills and their frame numbers in files, which are the names of diffusers' arguments.
 KEYFRAME_NAMES = _LATENTS, _FRAMES = "keyframe_latents", "keyframe_frame_indices"
@@ -88,7 +97,7 @@ class KeyframesFile:
     frames: tuple[int, ...]
     normalized: bool | None  # what the metadata states, also of the latents; None if nothing
     stored_dtype: str  # such as "bfloat16"
-    _stored: StoredArray = field(repr=False)
+    _stored: StoredLatents = field(repr=False)
 
     def check(self, shape: Sequence[int]) -> None:
         """As `Keyframes.check`. The error names the file."""
@@ -145,14 +154,15 @@ def find_keyframes(tensors: Mapping[str, StoredArray], stated: Mapping[str, str]
     _check_axes(stored.shape, f"{source}: ")
     check_readable(stored, _LATENTS, source)
     shape = LatentShape(*stored.shape)
-    if numbers.shape != (shape.frames,) or not numbers.name.startswith(("int", "uint")):
+    if numbers.shape != (shape.frames,) or not numbers.dtype_name.startswith(("int", "uint")):
         raise LatentsError(
-            f"{source}: {_FRAMES} has the shape {excerpt(numbers.shape)} in {excerpt(numbers.name)}; expected "
+            f"{source}: {_FRAMES} has the shape {excerpt(numbers.shape)} in {excerpt(numbers.dtype_name)}; expected "
             f"({shape.frames},) whole numbers, one for each of {_LATENTS}."
         )
     frames = _check_frames(numbers.read(), shape.frames, f"{source}: ")
     normalized = parse_metadata(stated, source).normalized
-    return KeyframesFile(source, shape, frames, normalized, stored.name, stored)
+    latents = StoredLatents(stored, Layout(dict(zip(CHANNELS_FIRST, shape, strict=True))))
+    return KeyframesFile(source, shape, frames, normalized, stored.dtype_name, latents)
 
 
 def describe_keyframes(frames: Sequence[int]) -> str:

@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+
 from ..errors import LatentsError, excerpt, option, quote
 from ..shapes import DEFAULT_SCALE, Grid, LatentShape, ScaleFactors, parse_grid
 from ..units import parse_fps
-from .stored import StoredArray
 
 AXES_KEY, CHANNELS_FIRST = "layout", "BCFHW"  # the layout of this package: one letter per axis
 #: Names of audio latents beside those of a video, the final ones first.
@@ -71,13 +72,11 @@ class Layout:
             return self.sizes["N"] == math.prod(grid)
         return (self.sizes["F"], self.sizes["H"], self.sizes["W"]) == tuple(grid)
 
-    def to_channels_first(self, stored: StoredArray) -> StoredArray:
-        strides = dict(zip(self.sizes, stored.strides, strict=True))
-        if self.packed_grid:
-            _, height, width = self.packed_grid
-            token = strides["N"]
-            strides |= {"F": height * width * token, "H": width * token, "W": token}
-        return replace(stored, shape=self.shape, strides=tuple(strides.get(axis, 0) for axis in CHANNELS_FIRST))
+    def to_channels_first(self, values: np.ndarray) -> np.ndarray:
+        """The values of a stored array as a view (B, C, F', H', W')."""
+        axes = "B" + "".join(self.sizes).removeprefix("B").replace("N", "FHW")
+        sizes = dict(zip(CHANNELS_FIRST, self.shape, strict=True))
+        return values.reshape([sizes[axis] for axis in axes]).transpose([axes.index(axis) for axis in CHANNELS_FIRST])
 
 
 def _format_grid(grid: Grid) -> str:

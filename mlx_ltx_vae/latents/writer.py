@@ -16,9 +16,9 @@ from ..files import PartFile, writing_to
 from ..process import uninterrupted
 from ..shapes import LatentShape
 from ..units import Rate, find_fps
+from .files import check_finite
 from .keyframes import KEYFRAME_NAMES, Keyframes
 from .metadata import AUDIO_NAMES, AXES_KEY, CHANNELS_FIRST, LatentsMetadata, find_video_sizes
-from .stored import check_finite
 
 _FLOATS = ("float32", "float16", "bfloat16")
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32"}  # as safetensors calls them
@@ -72,8 +72,8 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         width: int | None = None,
         audio: mx.array | None = None,
         keyframes: Keyframes | None = None,
-    ) -> None:
-        """Write the file, with arguments and errors of `save_latents`."""
+    ) -> Path | None:
+        """Write the file, with arguments and errors of `save_latents`. Returns as `PartFile.complete`."""
         assert self._shape is not None, "latents were written"
         exact_fps = None if fps is None else find_fps(self._name, fps, WriterError)
         find_video_sizes(LatentsMetadata((num_frames, height, width)), self._shape.grid, None, self._name)
@@ -90,7 +90,7 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
             file.write(_header({name: (dtype, shape) for name, dtype, shape, _ in tensors}, metadata))
             for *_, blocks in tensors:
                 file.writelines(blocks)
-        self._part.complete()
+        return self._part.complete()
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):  # of a full disk, where not all was written

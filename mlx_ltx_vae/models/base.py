@@ -4,7 +4,7 @@ A `Family` finds its networks in a checkpoint, describes and makes them. A `Netw
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -229,23 +229,6 @@ class Configuration(Generic[ConfigT]):
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-class NetworkDescription(NamedTuple):
-    """What `info` says about an encoder or a decoder: JSON entries, and its layers with input and output channels."""
-
-    entries: Mapping[str, Any]
-    layers: Sequence[tuple[str, int, int]]
-
-
-class Description(NamedTuple):
-    """What `info` says about a VAE."""
-
-    entries: Mapping[str, Any]  # of its JSON object, with at least `latent_channels` and `scale`
-    networks: Mapping[str, NetworkDescription]  # those that the configuration describes
-    latents: str = ""  # more about these, in a few words, about the decoder, and about the generation
-    decoder: str = ""
-    generation: str = ""
-
-
 @dataclass(frozen=True)
 class Family(Generic[ConfigT]):
     """A kind of VAE, as functions of plain data: a family opens no file.
@@ -261,6 +244,8 @@ class Family(Generic[ConfigT]):
         spec: the layers of a network, with the name and the shape of every weight. Raises `CheckpointError` if the
             configuration does not describe this network.
         make: a network with random weights: an `Encoder` or a `Decoder`.
+        describe: entries of the report of `info`: what is special about a configuration, and a dict for each network
+            that it describes, which may have the `widths` of its layers.
         stills: the same configuration for a decoder of the same weights that makes one picture per latent frame, with
             less work; None if there is none.
         computes_in_half: the networks whose values fit float16. Others compute in float32 if they are stored in it.
@@ -281,7 +266,7 @@ class Family(Generic[ConfigT]):
     configure: Callable[[Mapping[str, Any] | ConfigT | None, Stored], Configuration[ConfigT]]
     spec: Callable[[ConfigT, str], NetworkSpec]
     make: Callable[[ConfigT, str, Statistics | None], Network]
-    describe: Callable[[ConfigT], Description]
+    describe: Callable[[ConfigT], dict[str, Any]]
     stills: Callable[[ConfigT], ConfigT] | None = None
     computes_in_half: Collection[str] = ("decoder",)
     published: Mapping[str, Callable[..., ConfigT]] = field(default_factory=dict)

@@ -1,11 +1,10 @@
 """What families read in checkpoints: the keys of configurations, and the names of latent statistics. No MLX."""
 
 import math
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import CheckpointError, quote
+from ..errors import CheckpointError, quote, warn
 from .specs import Shapes
 
 #: Where latent statistics are, behind the prefix of a network or a VAE.
@@ -117,7 +116,7 @@ def read_config(
                 f"{what} has the unknown key {quote(name, 40)} = {quote(raw[name])}, which could change the result; "
                 "update mlx_ltx_vae, or remove the key if it changes nothing that the VAE computes."
             )
-        warnings.warn(f"{what} has the unknown key {quote(name)}, which is switched off and ignored.", stacklevel=5)
+        warn(f"{what} has the unknown key {quote(name)}, which is switched off and ignored.")
     return values
 
 

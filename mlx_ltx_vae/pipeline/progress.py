@@ -1,14 +1,17 @@
 """The progress bar, or lines of a log: frames done, frames per second, and the time that is left."""
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from ..errors import printable
 from ..units import format_count
-from .postprocess import FrameChunk
+
+if TYPE_CHECKING:
+    from .frames import FrameChunk
 
 #: Whether to show a progress bar, or a function that is called with the frames that are done and all of them.
 Progress = bool | Callable[[int, int], object]
@@ -18,7 +21,18 @@ _MIN_NAME = 6
 SECONDS_PER_LINE = 60  # of a log
 
 
-class FrameBar(tqdm):
+class Bar(tqdm):
+    """A progress bar with a lock of threads.
+
+    tqdm's default lock contains a semaphore of multiprocessing, for which Python starts a second process where it does
+    not fork. An app keeps the lock of its own bars.
+    """
+
+    _lock = threading.RLock()
+    monitor_interval = 0  # no thread, which would draw the app's bars under this lock
+
+
+class FrameBar(Bar):
     """A bar that counts frames, under the name of a file.
 
     Its rate, and what it says is left, count from the first frames on: those come late, since the network needs later
@@ -80,8 +94,8 @@ class FrameBar(tqdm):
 
 
 def show_progress(
-    chunks: Iterable[FrameChunk], progress: Progress, total: int | None, *, name: str = "video"
-) -> Iterator[FrameChunk]:
+    chunks: "Iterable[FrameChunk]", progress: Progress, total: int | None, *, name: str = "video"
+) -> "Iterator[FrameChunk]":
     """The chunks; as each is taken, the frames so far are shown. `total` is None if it is not known."""
     if progress is False:
         return iter(chunks)
@@ -90,7 +104,7 @@ def show_progress(
         bar.start(name, "decoding")
     done = 0
 
-    def advance(chunk: FrameChunk) -> FrameChunk:
+    def advance(chunk: "FrameChunk") -> "FrameChunk":
         nonlocal done
         done += chunk.frames.shape[1]
         if bar is not None:

@@ -1,133 +1,159 @@
 """Executes a plan, for decoding and encoding: a single pass, a stream, or tiles. A `Source` provides the input."""
 
-from abc import ABC, abstractmethod
+import inspect
+import sys
+import threading
+import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice, tee
+from itertools import chain, islice
 from operator import itemgetter
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import mlx.core as mx
-import numpy as np
 
-from ..backend.device import freed_memory_kept, run_settings, step_settings
-from ..backend.mlx_utils import split, to_mlx
+from ..backend.device import explained_device_errors, freed_memory_kept, give_back_cache, run_settings, step_settings
+from ..backend.mlx_utils import split
 from ..distributed import Ranks, RowBands
-from ..errors import LatentsError, PlanError
+from ..errors import DecodeCancelled, LatentsError, PlanError
 from ..models.base import Network
 from ..planning.plan import DecodePlan, Mode, Order, Plan
 from ..shapes import Axis, Grid
 from ..streaming.context import StreamContext, TilePart
-from ..streaming.driver import run, run_chain, run_whole
+from ..streaming.driver import run_chain, run_stream, run_whole
 from ..tiling.blend import SpatialBlender, blend_tiles
 from ..tiling.layout import Interval, Tile, TileBox, TileLayout, tile_batches
+from .keyframes import PlaneSource
+from .sources import LayerSource, Source
 
 Part = TypeVar("Part")
 
+Chunk = TypeVar("Chunk")
+StreamT = TypeVar("StreamT", bound="ChunkStream")
 
-class Source(ABC):
-    """The input of a run."""
-
-    batch: int
-    grid: Grid  # its extents
-
-    @abstractmethod
-    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        """Yield the whole input in order along `axis`, `chunk` positions at a time: (B, T, H, W, C) each."""
-
-    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
-        """For each batch of boxes of equal shape, an iterator of its pieces in order along time.
-
-        All items of the first box come first in a piece. The iterators are advanced in turns. Here the boxes must span
-        the input in time.
-        """
-        copies = tee(self.pieces(Axis.TIME, chunk), len(batches))
-        return [map(partial(crop_space, boxes=boxes), copy) for copy, boxes in zip(copies, batches, strict=True)]
+_PACKAGE = __name__.partition(".")[0]
 
 
-def crop_space(frames: mx.array | np.ndarray, boxes: Sequence[TileBox]) -> mx.array:
-    """Crop (B, n, H, W, C) to the rows and columns of some boxes, as a batch with all items of the first box first."""
-    crops = (frames[:, :, rows.as_slice, columns.as_slice] for _, rows, columns in boxes)
-    return mx.concatenate([to_mlx(crop, "frames") for crop in crops])
+class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"], Generic[Chunk]):
+    """The chunks of one run, in order. Usable as a context manager, which closes it.
 
-
-class LayerSource(Source):
-    """The results of a network's first layers for a source, of which tiles are cut in the order of their frames.
-
-    Positions before those of the tiles under way are dropped.
-    """
-
-    def __init__(self, source: Source, results: Iterator[mx.array]) -> None:
-        self.batch, self.grid = source.batch, source.grid
-        self._results = results
-        self._held: list[mx.array] = []
-        self._start = self._end = 0
-
-    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        return self._results
-
-    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
-        return [self._crops(boxes, chunk) for boxes in batches]
-
-    def _crops(self, boxes: Sequence[TileBox], chunk: int) -> Iterator[mx.array]:
-        time = boxes[0][0]  # all boxes of a batch have the same
-        while self._held and self._start + self._held[0].shape[1] <= time.start:
-            self._start += self._held.pop(0).shape[1]
-        while self._end < time.end:
-            self._held.append(next(self._results))
-            self._end += self._held[-1].shape[1]
-        for start in range(time.start, time.end, chunk):
-            yield crop_space(self._take(start, min(start + chunk, time.end)), boxes)
-
-    def _take(self, start: int, end: int) -> mx.array:
-        parts, first = [], self._start
-        for held in self._held:
-            if first < end and start < first + held.shape[1]:
-                parts.append(held[:, max(0, start - first) : end - first])
-            first += held.shape[1]
-        return mx.concatenate(parts, axis=1)
-
-
-class PlaneSource(Source):
-    """The results of a network's first layers, all of them, of which tiles with keyframe planes are cut.
-
-    They come in order of rows, with `count` planes behind the frames; `planes` are the indices of those of each
-    interval of frames.
+    One thread at a time takes chunks; `cancel` may be called from any thread at any time. `next` is a `ValueError`
+    while a chunk is being computed, as that of a generator: the latents may come from an iterator that uses the stream.
+    `bands`, which exchange data with other ranks, are empty without these, and before the first chunk is computed.
     """
 
     def __init__(
-        self, source: Source, results: Iterator[mx.array], count: int, planes: Mapping[Interval, Sequence[int]]
+        self, chunks: Generator[Chunk, None, None], cancelled: threading.Event, bands: Sequence[RowBands] = ()
     ) -> None:
-        self.batch, self.grid = source.batch, source.grid
-        self._results, self._count, self._planes = results, count, planes
-        self._held: list[mx.array] = []
+        self._chunks, self._cancelled, self._bands = chunks, cancelled, bands
+        self._running = threading.Lock()
+        self._is_computing = False
 
-    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        return self._results
+    def __next__(self) -> Chunk:
+        check_cancelled(self._cancelled)
+        if self._is_computing:
+            raise ValueError("the stream is already computing a chunk; take the next one when that is done.")
+        with self._running:
+            check_cancelled(self._cancelled)
+            self._is_computing = True
+            try:
+                with arrays_released(), explained_device_errors():
+                    return next(self._chunks)
+            finally:
+                self._is_computing = False
 
-    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
-        self._held += self._results
-        return [self._crops(boxes, chunk) for boxes in batches]
+    def close(self) -> None:
+        """End the run and free its memory; later calls of `next` raise StopIteration.
 
-    def _crops(self, boxes: Sequence[TileBox], chunk: int) -> Iterator[mx.array]:
-        for start in range(0, boxes[0][1].length, chunk):
-            yield mx.concatenate([self._crop(box, start, chunk) for box in boxes])
+        If a chunk is being computed, in another thread, this is `cancel`.
+        """
+        if self._running.acquire(blocking=False):
+            try:
+                self._chunks.close()
+            finally:
+                self._running.release()
+        else:
+            self._cancelled.set()
 
-    def _crop(self, box: TileBox, start: int, count: int) -> mx.array:
-        """`count` rows of a box, or those that it has left."""
-        time, rows, columns = box
-        start, end = rows.start + start, min(rows.start + start + count, rows.end)
-        parts, first = [], 0
-        for held in self._held:
-            last = first + held.shape[Axis.HEIGHT]
-            if first < end and start < last:
-                own = held[:, :, max(0, start - first) : end - first, columns.as_slice]
-                planes = mx.array([own.shape[1] - self._count + plane for plane in self._planes[time]])
-                parts.append(mx.concatenate([own[:, time.as_slice], own[:, planes]], axis=1))
-            first = last
-        return mx.concatenate(parts, axis=Axis.HEIGHT)
+    def cancel(self) -> None:
+        """End the run from any thread, without waiting.
+
+        The thread that takes chunks gets `DecodeCancelled`, at the end of the running step or at its next call, so that
+        a file that it writes does not count as whole. Memory is freed then, or now if no chunk is being computed.
+        """
+        self._cancelled.set()
+        self.close()
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this process has sent to other ranks so far."""
+        return sum(bands.sent_bytes for bands in self._bands)
+
+    def __repr__(self) -> str:
+        states = {inspect.GEN_CREATED: "not started", inspect.GEN_CLOSED: "ended"}
+        state = states.get(inspect.getgeneratorstate(self._chunks), "started")
+        return f"{type(self).__name__}({'cancelled' if self._cancelled.is_set() else state})"
+
+    def __enter__(self: StreamT) -> StreamT:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        give_back_cache()  # with the last chunks
+
+
+@contextmanager
+def arrays_released() -> Iterator[None]:
+    """Let an exception of the block keep no arrays alive: a notebook keeps the last one, with its traceback."""
+    handled = sys.exc_info()[1]
+    try:
+        yield
+    except BaseException as error:
+        each: BaseException | None = error
+        while each is not None and each is not handled:
+            for frame, _ in traceback.walk_tb(each.__traceback__):
+                # Those of callers and of their callbacks stay as they are, for a debugger.
+                if frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+                    with suppress(RuntimeError):  # it still runs
+                        frame.clear()
+            each = each.__context__
+        raise
+
+
+def check_cancelled(cancelled: threading.Event) -> None:
+    """Called between the steps of a run. Any thread may set the flag."""
+    if cancelled.is_set():
+        raise DecodeCancelled("the run was cancelled.")
+
+
+def join_parts(parts: Iterable[mx.array], axis: int, length: int | None) -> mx.array:
+    """All parts along an axis, evaluated. Takes them to their end, where a stream checks what it has yielded.
+
+    If their `length` together is known, each takes its place as it comes, and none is held twice.
+    """
+    whole = mx.concatenate(list(parts), axis=axis) if length is None else _fill(parts, axis, length)
+    with explained_device_errors():
+        mx.eval(whole)
+    return whole
+
+
+@explained_device_errors()
+def _fill(parts: Iterable[mx.array], axis: int, length: int) -> mx.array:
+    whole, start = mx.array(()), 0
+    for part in parts:
+        end = start + part.shape[axis]
+        if end - start == length:
+            whole = part
+        elif not start:
+            whole = mx.zeros([length if at == axis else size for at, size in enumerate(part.shape)], part.dtype)
+        if whole is not part:
+            whole[(slice(None),) * axis + (slice(start, end),)] = part
+        start = end
+        del part
+        mx.eval(whole)
+    return whole
 
 
 def peek(parts: Iterable[Part], missing: str) -> tuple[Part, Iterator[Part]]:
@@ -149,7 +175,7 @@ class Run:
     context: StreamContext = field(default_factory=StreamContext)
     check: Callable[[], None] = lambda: None
 
-    def results(self) -> Iterator[mx.array]:
+    def outputs(self) -> Iterator[mx.array]:
         """The network's output, (B, T, H, W, C) each, in order along the axis of the plan's order.
 
         Of an excerpt, those are the frames that it keeps. The dtype is float32 if tiles are blended, otherwise that of
@@ -157,21 +183,21 @@ class Run:
         """
         excerpt = self.plan.excerpt if isinstance(self.plan, DecodePlan) else None
         if excerpt is None:
-            return self._results()
+            return self._outputs()
         if self.plan.order is Order.TIME:
             return self._until(excerpt.kept)
-        return map(itemgetter((slice(None), excerpt.kept.as_slice)), self._results())
+        return map(itemgetter((slice(None), excerpt.kept.as_slice)), self._outputs())
 
     def _until(self, kept: Interval) -> Iterator[mx.array]:
         """Yield some frames of a run along time, and end it with the last of them."""
         start = 0
-        with closing(self._results()) as results:
+        with closing(self._outputs()) as results:
             while start < kept.end and (box := list(islice(results, 1))):
                 first, start = start, start + box[0].shape[1]
                 if start > kept.start:
                     yield box.pop()[:, max(0, kept.start - first) : kept.end - first]
 
-    def _results(self) -> Generator[mx.array, None, None]:
+    def _outputs(self) -> Generator[mx.array, None, None]:
         with run_settings():
             if self.plan.mode is Mode.SINGLE:
                 results = self._single()
@@ -217,7 +243,7 @@ class Run:
         plan, stages = self.plan, self.network.stages(replace(context, axis=self._axis))[layers]
         if self.network.spec.sound is not None:
             return run_chain(stages, pieces, axis=self._axis, around_step=self._around_step)
-        return run(
+        return run_stream(
             stages,
             pieces,
             axis=self._axis,

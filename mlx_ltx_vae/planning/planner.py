@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
-from ..errors import PlanError, TilingError
+from ..errors import PlanError, TilingError, option, warn
 from ..models.convolution.rules import TAPS
 from ..models.input_shapes import check_frame_shape, check_latent_shape
 from ..models.specs import NetworkSpec
@@ -31,8 +31,25 @@ from .memory import (
     stream_memory,
     with_buffer_cache,
 )
-from .options import PlanOptions, check_bands, check_order, choose_variant, parse_options, split_rows, why_not
-from .plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan, Mode, Order, Plan, SoundPlan
+from .plan import (
+    AudioEncodePlan,
+    AudioPlan,
+    DecodePlan,
+    EncodePlan,
+    Mode,
+    ModeName,
+    Order,
+    OrderName,
+    Plan,
+    PlanOptions,
+    SoundPlan,
+    check_bands,
+    check_order,
+    choose_variant,
+    parse_options,
+    split_rows,
+    why_not,
+)
 from .tiles import (
     blended_frame,
     call_kind,
@@ -73,9 +90,17 @@ def plan_decode(
     joined: bool = False,
     sound: Sequence[SoundPlan] = (),
     weight_bytes: int | None = None,
-    **options: Any,
+    memory_budget: str | int | None = None,
+    mode: ModeName | Mode | None = "auto",
+    order: OrderName | Order | None = "auto",
+    tiling: TilingConfig | None = None,
+    tile_batch_size: int = 1,
+    chunk: int | None = None,
+    ranks: int = 1,
+    denoising_steps: int | None = None,
+    keyframes: tuple[int, ...] = (),
 ) -> DecodePlan:
-    """Plan the decode of latents (B, C, F', H', W'), with the options and errors of `VideoVAE.plan`.
+    """Plan the decode of latents (B, C, F', H', W'), with the errors of `VideoVAE.plan`, which documents the others.
 
     Those of sound are (B, C, T, 1, 1), and the plan is an `AudioPlan`.
 
@@ -88,8 +113,18 @@ def plan_decode(
         sound: possible plans of the sound that is decoded meanwhile, the fastest first; the plan has one of them.
         weight_bytes: those of all networks that are in memory; None for those of this one alone.
     """
-    parsed = parse_options(**options)
-    spec = choose_variant(spec, parsed.denoising_steps, parsed.keyframes)
+    options = parse_options(
+        memory_budget=memory_budget,
+        mode=mode,
+        order=order,
+        tiling=tiling,
+        tile_batch_size=tile_batch_size,
+        chunk=chunk,
+        ranks=ranks,
+        denoising_steps=denoising_steps,
+        keyframes=keyframes,
+    )
+    spec = choose_variant(spec, denoising_steps, keyframes)
     whole = shape = check_latent_shape(spec, latent_shape)
     num_frames, height, width = spec.out_grid(shape.grid)
     num_frames = num_frames if spec.sound is None else spec.sound.num_samples(shape.frames)
@@ -100,7 +135,7 @@ def plan_decode(
     video, held = (num_frames, height, width), tuple(whole) if holds_latents else None
     held = held if spec.sound is None else (2, *whole)  # as they are given, and packed
     clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, outputs, excerpt, joined, weight_bytes)
-    return cast(DecodePlan, _Planner(clip, parsed, machine or Machine(), sound).choose())
+    return cast(DecodePlan, _Planner(clip, options, machine or Machine(), sound).choose())
 
 
 def plan_encode(
@@ -112,7 +147,13 @@ def plan_encode(
     joined: bool = False,
     sound: Sequence[SoundPlan] = (),
     weight_bytes: int | None = None,
-    **options: Any,
+    memory_budget: str | int | None = None,
+    mode: ModeName | Mode | None = "auto",
+    order: OrderName | Order | None = "auto",
+    tiling: TilingConfig | None = None,
+    tile_batch_size: int = 1,
+    chunk: int | None = None,
+    ranks: int = 1,
 ) -> EncodePlan:
     """Plan the encode of frames (B, 3, F, H, W) or (F, H, W, 3), padded to 1 + t*k or without excess frames.
 
@@ -134,8 +175,16 @@ def plan_encode(
         weight_bytes=weight_bytes,
         level_bytes=_LEVEL_BYTES if len(frame_shape) == 4 else 0,
     )
-    parsed = parse_options(**options)
-    return cast(EncodePlan, _Planner(clip, parsed, machine or Machine(), sound).choose())
+    options = parse_options(
+        memory_budget=memory_budget,
+        mode=mode,
+        order=order,
+        tiling=tiling,
+        tile_batch_size=tile_batch_size,
+        chunk=chunk,
+        ranks=ranks,
+    )
+    return cast(EncodePlan, _Planner(clip, options, machine or Machine(), sound).choose())
 
 
 class _Planner:
@@ -158,11 +207,26 @@ class _Planner:
             self._budget = parse_bytes(options.memory_budget, available or 0)
 
     def choose(self) -> Plan:
+        """The best plan. A warning if its tiles are blended, and nobody has asked for tiles."""
+        seen: list[Plan] = []
+        plan = self._best(seen)
+        if plan.blended and self._options.mode is None:
+            exact = [each.memory.active for each in seen if not each.blended]
+            needed = (
+                f"takes at least {format_bytes(min(exact), round_up=True)}" if exact else "is too large for any step"
+            )
+            budget = option("memory_budget", "--memory-budget")
+            warn(
+                f"{self._clip.describe()}: tiles are blended, which changes the result and may show seams, since an "
+                f"exact plan {needed}; give a larger {budget}, or use a smaller size.",
+            )
+        return plan
+
+    def _best(self, seen: list[Plan]) -> Plan:
         """The first way with a plan that fits the budget; within a way, a plan whose buffer cache is not tight.
 
         The sound takes a small part of the time, and so the least memory where the pictures need the rest.
         """
-        seen: list[Plan] = []
         backend = self._machine.backend
         for way in self._ways():
             plans = list(way)
@@ -190,7 +254,23 @@ class _Planner:
                 f"a memory budget of {budget} is too small for {self._clip.describe()}; the least "
                 f"that works is {needed} ({least.mode.value} by {least.order.value}){sound}."
             )
-        return replace(least, memory=with_buffer_cache(least.memory, backend, None))
+        memory = self._machine.memory
+        if memory is not None and least.memory.active > memory:
+            raise PlanError(
+                f"{self._clip.describe()} cannot be computed: the least plan takes "
+                f"{format_bytes(least.memory.active, round_up=True)} ({least.mode.value} by {least.order.value}), and "
+                f"this machine has {format_bytes(memory)} for it; {self._advice(least)}."
+            )
+        return replace(least, memory=with_buffer_cache(least.memory, backend, memory))
+
+    def _advice(self, least: Plan) -> str:
+        """What makes a plan that is too large for the machine smaller."""
+        ways, is_chosen = [], self._options.mode is not None or self._options.order not in (None, Order.COLUMNS)
+        if least.memory.result:
+            ways.append("write a file, or take the frames from stream, in place of one array")
+        if is_chosen and why_not(self._spec, Order.COLUMNS) is None:
+            ways.append("use order columns in mode exact")
+        return ", or ".join([*ways, "use a smaller size or fewer frames"])
 
     def _with_more_sound(self, plan: Plan) -> Plan:
         """The plan with the fastest plan of the sound in what it leaves of the budget."""

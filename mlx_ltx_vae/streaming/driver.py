@@ -8,8 +8,9 @@ Pieces travel in one-element lists, and the consumer pops them, so that a suspen
 their arrays can be freed. Elsewhere in the package, arrays that are yielded pass through `map` for the same reason: a
 suspended `for` would hold its variable.
 
-Unlike `run`, a `Chain` flushes all of its stages in one step each, with the last piece. That step is longer by the
-chain's lookahead, which suits networks whose pieces are small, and takes far fewer steps where there are many stages.
+Unlike `run_stream`, a `Chain` flushes all of its stages in one step each, with the last piece. That step is longer by
+the chain's lookahead, which suits networks whose pieces are small, and takes far fewer steps where there are many
+stages.
 """
 
 from collections import deque
@@ -29,7 +30,7 @@ Flow = Iterator[list[mx.array]]
 AroundStep = Callable[[], AbstractContextManager[object]]
 
 
-def run(
+def run_stream(
     stages: Sequence[Stage],
     pieces: Iterable[mx.array],
     *,
@@ -61,7 +62,7 @@ def run(
 
 
 def run_whole(stages: Sequence[Stage], clip: mx.array, *, around_step: AroundStep = nullcontext) -> mx.array:
-    """The output for a whole clip: each stage runs once, in a single step. See `run` for `around_step`.
+    """The output for a whole clip: each stage runs once, in a single step. See `run_stream` for `around_step`.
 
     Raises:
         DeviceError: if the device runs out of memory, or is stopped.
@@ -184,7 +185,7 @@ class Chain:
 def run_chain(
     stages: Sequence[Stage], pieces: Iterable[mx.array], *, axis: Axis, around_step: AroundStep
 ) -> Iterator[mx.array]:
-    """As `run`, but that each stage takes whatever comes in one step."""
+    """As `run_stream`, but that each stage takes whatever comes in one step."""
     running = Chain(axis, stages, around_step=around_step)
 
     def push(box: list[mx.array], last: bool) -> list[mx.array]:

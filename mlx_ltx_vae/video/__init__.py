@@ -1,9 +1,7 @@
 """Reading and writing videos, as numpy arrays. `ffmpeg_process.py` is the only module that starts a program."""
 
 from .exr import ExrReader
-from .frame_files import is_sheet
 from .frame_format import FrameFormat, FrameOutput, FrameStep
-from .outputs import VideoWriter
 from .reader import VideoReader
 from .sink import Sink, SinkOptions
 from .sinks import (
@@ -17,6 +15,8 @@ from .sinks import (
     takes_sound,
 )
 from .source import Fit
+from .stills import is_sheet
+from .writer import VideoWriter
 
 __all__ = ["ExrReader", "Fit", "FrameFormat", "FrameOutput", "FrameStep", "Sink", "SinkOptions", "VideoReader"]
 __all__ += ["VideoWriter", "add_metadata", "check_output", "check_output_options", "frame_endings", "is_sheet"]

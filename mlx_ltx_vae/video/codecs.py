@@ -1,70 +1,18 @@
-"""The supported codecs and containers, and their ffmpeg arguments.
-
-Color: frames are full-range RGB. All codecs but FFV1 store limited range, by default BT.709, see `file_format`, and say
-so: without tags many players assume the BT.601 matrix for small frames. HDR is an HEVC master by default.
-
-Odd sizes: H.264 and HEVC with 4:2:0 chroma can neither code nor crop to an odd number of pixels, so odd sizes are
-stored as 4:4:4. The size is exact, but many players (QuickTime, browsers, hardware decoders) support 4:2:0 only; the
-VAE's own sizes are always even. ffmpeg's ProRes 4:2:2 encoder corrupts the last columns of an odd width, so odd sizes
-use ProRes 4444. VP9 and AV1 round the chroma planes up and support odd sizes with 4:2:0.
-"""
+"""Which codec and container a video has, and ffmpeg's arguments for them. The codecs are those of `codec_table`."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 
-from ..errors import WriterError, excerpt, option, quote, suggest
+from ..codec_table import CODECS, ENCODER_PRESETS, Codec
+from ..errors import WriterError, option, quote, suggest
 from ..shapes import Size, format_size
-from .audio_codecs import audio_arguments, find_audio_codec
-from .ffmpeg import listing
-from .frame_format import check_content_light, check_zscale, conversion, file_format, is_convertible, tags
-from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_kept, check_metadata, metadata_arguments
+from .audio import audio_arguments, find_audio_codec
+from .ffmpeg import check_encoder
+from .frame_format import check_content_light, check_zscale, conversion, file_format, tags
+from .metadata import METADATA_INPUT, metadata_arguments
 from .sink import SinkOptions
 
 _SUBSAMPLED = re.compile(r"4[124][0-2]p|nv")  # those with chroma planes of half the size
-
-
-@dataclass(frozen=True)
-class Codec:
-    """A codec of ffmpeg."""
-
-    encoder: str
-    endings: tuple[str, ...]  # of the containers that support it
-    pixel_formats: Mapping[int, str]  # by bit depth
-    odd_pixel_formats: Mapping[int, str] | None = None  # for an odd width or height, if they differ; {} for none
-    crf: tuple[int, int] | None = None  # the default constant quality, and the worst; 0 is the best
-    has_presets: bool = False
-    has_gops: bool = True  # not every frame is a keyframe
-    min_side: int = 1  # pixels
-    tag: str | None = None  # in mp4 and mov, in place of ffmpeg's own
-    options: tuple[str, ...] = ()
-    live_options: tuple[str, ...] = ()  # encoders otherwise hold 20 to 50 frames back
-
-    def pixel_format(self, name: str, size: Size, options: SinkOptions) -> str:
-        """The format that the options name, or the default for frames of a size; a `WriterError` if there is none."""
-        is_odd = any(side % 2 for side in size) and self.odd_pixel_formats is not None
-        formats = self.odd_pixel_formats if is_odd else self.pixel_formats
-        if min(size) < self.min_side:
-            found = f"frames are {format_size(*size)}, and {self.encoder} takes {self.min_side} pixels and more"
-            raise WriterError(f"{name}: {found}; use another codec.")
-        if not formats:
-            raise WriterError(f"{name}: {self.encoder} takes even sizes, not {format_size(*size)}; use another codec.")
-        if options.pix_fmt is None:
-            return formats[options.format.bit_depth]
-        rows = listing("-h", f"encoder={self.encoder}", error=WriterError)
-        known = next((row[3:] for row in rows if row[:3] == ["Supported", "pixel", "formats:"]), [])
-        known = [each for each in known if is_convertible(each)]
-        if options.pix_fmt not in known:
-            found = f"{self.encoder} has no pixel format {quote(options.pix_fmt)}"
-            raise WriterError(f"{name}: {found}; use one of {excerpt(', '.join(known), 400)}.")
-        if is_odd and _SUBSAMPLED.search(options.pix_fmt):
-            found = f"{options.pix_fmt} has even sizes, not {format_size(*size)}"
-            raise WriterError(
-                f"{name}: {found}; use {formats[options.format.bit_depth]}, or leave the pixel format out."
-            )
-        return options.pix_fmt
 
 
 _FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
@@ -72,69 +20,8 @@ CONTAINER_ENDINGS = tuple(_FORMATS)
 #: The encoders of pictures with several frames, by ending.
 ANIMATIONS = {".gif": "gif", ".webp": "libwebp", ".avif": "libsvtav1"}
 _FRAGMENTED_ENDINGS = (".mp4", ".mov")
-_MPEG_ENDINGS = (".mp4", ".mov", ".mkv")
-_WEB_ENDINGS = (".webm", ".mkv", ".mp4")
-_YUV420 = {8: "yuv420p", 10: "yuv420p10le"}
-_YUV444 = {8: "yuv444p", 10: "yuv444p10le"}
-_YUV422P10, _YUV444P10 = dict.fromkeys((8, 10), "yuv422p10le"), dict.fromkeys((8, 10), "yuv444p10le")
-_QUICKTIME_TAG = "hvc1"  # QuickTime does not play ffmpeg's default, hev1
-_APPLE_QUALITY, _REAL_TIME = ("-q:v", "65"), ("-realtime", "1")  # a quality of 100 is the best
-_NO_LOOKAHEAD = ("-tune", "zerolatency")
-_VP9_LOW_DELAY = ("-lag-in-frames", "0")
-_AV1_SPEED = ("-preset", "8")
-_AV1_LOW_DELAY = ("-svtav1-params", "pred-struct=1")
-_VP9_SPEED = ("-b:v", "0", "-deadline", "good", "-cpu-used", "4", "-row-mt", "1")
-
-_MPEG = partial(
-    Codec,
-    endings=_MPEG_ENDINGS,
-    pixel_formats=_YUV420,
-    odd_pixel_formats=_YUV444,
-    has_presets=True,
-    live_options=_NO_LOOKAHEAD,
-)
-_PRORES = partial(
-    Codec,
-    "prores_ks",
-    (".mov", ".mkv"),
-    has_gops=False,
-    options=("-vendor", "apl0"),  # editors on macOS expect Apple's vendor id
-)
-# The hardware of a Mac.
-_TOOLBOX = partial(Codec, endings=_MPEG_ENDINGS, odd_pixel_formats={}, options=_APPLE_QUALITY, live_options=_REAL_TIME)
-
-#: The default qualities are visually lossless.
-CODECS: dict[str, Codec] = {
-    "h264": _MPEG("libx264", crf=(18, 51)),
-    "hevc": _MPEG("libx265", crf=(20, 51), tag=_QUICKTIME_TAG, options=("-x265-params", "log-level=error")),
-    "prores": _PRORES(_YUV422P10, _YUV444P10),  # stored as ProRes 422 HQ, and 4:4:4 as ProRes 4444
-    "prores4444": _PRORES(_YUV444P10),
-    # Lossless RGB. A bit depth of 10 comes as 16-bit RGB, and all 16 bits are stored.
-    "ffv1": Codec(
-        "ffv1",
-        (".mkv",),
-        {8: "bgr0", 10: "gbrp16le"},
-        has_gops=False,
-        options=("-level", "3", "-g", "1", "-slicecrc", "1"),
-    ),
-    "vp9": Codec("libvpx-vp9", _WEB_ENDINGS, _YUV420, crf=(24, 63), options=_VP9_SPEED, live_options=_VP9_LOW_DELAY),
-    "av1": Codec(
-        "libsvtav1",
-        _WEB_ENDINGS,
-        _YUV420,
-        crf=(24, 63),
-        min_side=64,  # it writes outside its memory below
-        options=_AV1_SPEED,
-        live_options=_AV1_LOW_DELAY,
-    ),
-    "h264_videotoolbox": _TOOLBOX("h264_videotoolbox", pixel_formats={8: "yuv420p"}),
-    "hevc_videotoolbox": _TOOLBOX("hevc_videotoolbox", pixel_formats={8: "yuv420p", 10: "p010le"}, tag=_QUICKTIME_TAG),
-}
-_OTHER_NAMES = {"h265": "hevc", "prores_4444": "prores4444"}
 _OTHER_ENCODERS = {"prores_ks": "prores", "prores_aw": "prores", "libaom-av1": "av1", "librav1e": "av1"}
-_HDR_CRF = 12  # of a master in HEVC
 _H264_SITES = {"left": 0, "center": 1}
-ENCODER_PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 
 
 def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
@@ -145,15 +32,15 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
             raise WriterError(f"{name}: {field} is {quote(value)}; expected {'a name' if kind is str else 'a number'}.")
     if options.fragmented:
         check_fragmented(name, ending)
-    check_metadata(name, options.metadata, MAX_LIVE_METADATA if options.fragmented else None)
     find_audio_codec(name, ending, options)
     if options.shortest and options.audio is None:
         flag, add = option("shortest", "--shortest"), option("audio", "--audio")
         raise WriterError(f"{name}: {flag} ends the audio with the video; add {add}, or leave it out.")
     key = (options.codec or _default_codec(ending, options)).lower()
-    key = _OTHER_NAMES.get(key, key)
+    other_names = {other: each for each, codec in CODECS.items() for other in codec.other_names}
+    key = other_names.get(key, key)
     if key not in CODECS:
-        known, encoders = [*CODECS, *_OTHER_NAMES], {codec.encoder: each for each, codec in CODECS.items()}
+        known, encoders = [*CODECS, *other_names], {codec.encoder: each for each, codec in CODECS.items()}
         what = f"the codec {quote(options.codec)} is not supported{suggest(key, known, encoders | _OTHER_ENCODERS)}"
         raise WriterError(f"{name}: {what}; use one of {', '.join(CODECS)}.")
     codec = CODECS[key]
@@ -167,12 +54,11 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
         depths = " and ".join(map(str, codec.pixel_formats))
         raise WriterError(f"{name}: {key} has a bit depth of {depths}, not {depth}; use another codec.")
     if options.encoder_preset is not None and not codec.has_presets:
-        raise WriterError(f"{name}: {codec.encoder} has no presets; leave out the encoder preset, or use h264 or hevc.")
+        named = " or ".join(key for key, each in CODECS.items() if each.has_presets)
+        raise WriterError(f"{name}: {codec.encoder} has no presets; leave out the encoder preset, or use {named}.")
     if options.encoder_preset not in (None, *ENCODER_PRESETS):
         given = quote(options.encoder_preset)
         raise WriterError(f"{name}: the encoder preset {given} is not known; use one of {', '.join(ENCODER_PRESETS)}.")
-    if options.metadata:
-        check_kept(name, ending, _container_arguments(ending, options), options.metadata)
     return codec
 
 
@@ -180,6 +66,36 @@ def _default_codec(ending: str, options: SinkOptions) -> str:
     if ending == ".webm":
         return "vp9"
     return "hevc" if options.format.is_hdr else "h264"
+
+
+def _check_frames(name: str, codec: Codec, size: Size, fps: Fraction) -> None:
+    """Raise a `WriterError` for frames on which the encoder fails, or writes outside its memory."""
+    if any(side < least for side, least in zip(size, codec.min_size, strict=True)):
+        found = f"frames are {format_size(*size)}, and {codec.encoder} takes {format_size(*codec.min_size)} and more"
+        raise WriterError(f"{name}: {found}; use another codec.")
+    if codec.max_fps is not None and fps > codec.max_fps:
+        found = f"{codec.encoder} takes at most {codec.max_fps} frames per second, not {fps}"
+        raise WriterError(f"{name}: {found}; use another codec.")
+
+
+def _choose_pixel_format(name: str, codec: Codec, size: Size, options: SinkOptions) -> str:
+    """The pixel format that the options name, or the default for frames of a size. A `WriterError` if there is none."""
+    is_odd = any(side % 2 for side in size) and codec.odd_pixel_formats is not None
+    formats = codec.odd_pixel_formats if is_odd else codec.pixel_formats
+    if not formats:
+        raise WriterError(f"{name}: {codec.encoder} takes even sizes, not {format_size(*size)}; use another codec.")
+    default = formats[options.format.bit_depth]
+    if options.pix_fmt is None:
+        return default
+    odd = (codec.odd_pixel_formats or {}).values()
+    known = dict.fromkeys([*codec.pixel_formats.values(), *odd, *codec.more_pixel_formats])
+    if options.pix_fmt not in known:
+        found = f"the pixel format {quote(options.pix_fmt)} is not supported for {codec.encoder}"
+        raise WriterError(f"{name}: {found}{suggest(options.pix_fmt, known)}; use one of {', '.join(known)}.")
+    if is_odd and _SUBSAMPLED.search(options.pix_fmt):
+        found = f"{options.pix_fmt} has even sizes, not {format_size(*size)}"
+        raise WriterError(f"{name}: {found}; use {default}, or leave the pixel format out.")
+    return options.pix_fmt
 
 
 def check_fragmented(name: str, ending: str) -> None:
@@ -196,9 +112,9 @@ def video_arguments(
         raise WriterError(f"{name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
     codec = find_codec(name, ending, options)
     key = next(key for key, known in CODECS.items() if known is codec)
-    needs = "which only builds for macOS have" if "toolbox" in key else f"which {key} needs"
+    needs = "which only builds for macOS have" if codec.is_mac_only else f"which {key} needs"
     others = {other: each.encoder for other, each in CODECS.items() if ending in each.endings}
-    _check_encoder(name, codec.encoder, needs, others)
+    check_encoder(name, codec.encoder, needs, others)
     arguments = _encoder_arguments(name, codec, size, fps, options)
     inputs: list[str] = []
     if options.audio is not None:
@@ -214,7 +130,7 @@ def video_arguments(
 
 def animation_arguments(name: str, ending: str, size: Size, fps: Fraction, options: SinkOptions) -> list[str]:
     """As `video_arguments`, for a picture of several frames."""
-    _check_encoder(name, ANIMATIONS[ending], f"which {ending} needs", ANIMATIONS)
+    check_encoder(name, ANIMATIONS[ending], f"which {ending} needs", ANIMATIONS)
     if ending == ".gif":
         # A palette for each frame: a shared one needs all frames first, and bands. Error diffusion would flicker.
         palette = "split[frames][source];[source]palettegen=stats_mode=single:reserve_transparent=0[palette]"
@@ -225,25 +141,17 @@ def animation_arguments(name: str, ending: str, size: Size, fps: Fraction, optio
     return [*_encoder_arguments(name, CODECS["av1"], size, fps, options), "-f", "avif"]
 
 
-def _check_encoder(name: str, encoder: str, needs: str, others: Mapping[str, str]) -> None:
-    """Raise a `WriterError` if this ffmpeg lacks an encoder, with those of the `others` that it has."""
-    built = {row[1] for row in listing("-encoders", error=WriterError) if len(row) > 1}
-    if encoder not in built:
-        there = [each for each, other in others.items() if other in built]
-        use = f"use {' or '.join(there)}, which it has" if there else "use the ffmpeg of imageio-ffmpeg"
-        raise WriterError(f"{name}: this ffmpeg was built without {encoder}, {needs}; {use}.")
-
-
 def _encoder_arguments(name: str, codec: Codec, size: Size, fps: Fraction, options: SinkOptions) -> list[str]:
     check_zscale(WriterError)
     check_content_light(options.format)
+    _check_frames(name, codec, size, fps)
     arguments = ["-map", "0:v:0", "-c:v", codec.encoder, *codec.options]
     if codec.crf is not None:
-        default = _HDR_CRF if options.format.is_hdr and codec is CODECS["hevc"] else codec.crf[0]
+        default = codec.hdr_crf if options.format.is_hdr and codec.hdr_crf is not None else codec.crf[0]
         arguments += ["-crf", str(default if options.crf is None else options.crf)]
     if options.encoder_preset is not None:
         arguments += ["-preset", options.encoder_preset]
-    stored = file_format(codec.pixel_format(name, size, options), options.format)
+    stored = file_format(_choose_pixel_format(name, codec, size, options), options.format)
     to_planar = f"format={options.format.planar}"
     arguments += ["-vf", ",".join([to_planar, *conversion(options.format, stored, size), tags(stored)])]
     arguments += ["-chroma_sample_location", stored.site]
@@ -258,7 +166,8 @@ def _encoder_arguments(name: str, codec: Codec, size: Size, fps: Fraction, optio
 
 
 def _container_arguments(ending: str, options: SinkOptions) -> list[str]:
-    arguments = ["-f", _FORMATS[ending]]
+    # Equal frames give equal bytes: Matroska and WebM otherwise have random ids.
+    arguments = ["-f", _FORMATS[ending], "-fflags", "+bitexact"]
     if ending not in _FRAGMENTED_ENDINGS:
         return arguments
     if options.fragmented:

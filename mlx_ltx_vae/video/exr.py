@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt, one_line, option
 from ..shapes import Size, format_size, is_possible_size
-from ..units import Rate, find_fps, format_count
+from ..units import HDRInput, Rate, find_fps, format_count
 from .frame_format import FrameFormat
 from .sink import SinkOptions
 from .source import Fit, check_wanted, exr_images, fit_size
@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 
 _REC709 = (0.64, 0.33, 0.30, 0.60, 0.15, 0.06, 0.3127, 0.3290)
 _AP1 = (0.713, 0.293, 0.165, 0.830, 0.128, 0.044, 0.32168, 0.33767)
+_AP0 = (0.7347, 0.2653, 0.0, 1.0, 0.0001, -0.077, 0.32168, 0.33767)
+_REC2020 = (0.708, 0.292, 0.170, 0.797, 0.131, 0.046, 0.3127, 0.3290)
+_P3_D65 = (0.680, 0.320, 0.265, 0.690, 0.150, 0.060, 0.3127, 0.3290)
+_NAMES: dict[tuple[float, ...], str] = {
+    _REC709: "sRGB",
+    _AP1: "ACEScg",
+    _AP0: "ACES2065-1",
+    _REC2020: "Rec.2020",
+    _P3_D65: "P3-D65",
+}
+_SAME = 0.002  # white is stated with four digits, or with five
 
 
 class ExrSpace(NamedTuple):
@@ -43,6 +54,10 @@ EXR_SPACES = {
     "acescg": ExrSpace(FrameFormat("rgbf16le", primaries="ap1", transfer="linear"), _AP1, "ACEScg"),
     "acescct": ExrSpace(FrameFormat("rgbf16le", primaries="ap1", transfer="acescct"), _AP1, "ACEScct"),
 }
+
+
+#: What users state of images that they encode.
+_INPUT_CHROMATICITIES: dict[HDRInput, tuple[float, ...]] = {"srgb_linear": _REC709, "acescg": _AP1, "acescct": _AP1}
 
 
 def import_library(error: type[LTXVAEError]) -> Any:
@@ -86,20 +101,21 @@ def write_exr(path: Path, frame: np.ndarray, options: SinkOptions) -> None:
         raise OSError(_reason(output or library))
 
 
-def exr_size(path: Path) -> Size:
+def exr_size(path: Path, space: HDRInput | None = None) -> Size:
     """`(width, height)` of an image. Raises as `read_exr` does."""
     with _opened(path) as file:
-        return _find_rgb(path, file, None)[0]
+        return _find_rgb(path, file, None, space)[0]
 
 
-def read_exr(path: Path, size: Size | None = None) -> np.ndarray:
+def read_exr(path: Path, size: Size | None = None, space: HDRInput | None = None) -> np.ndarray:
     """The RGB pixels of an image as they are, `(height, width, 3)` float32. Alpha is dropped; gray becomes RGB.
 
     Raises:
-        ReaderError: for a file that is none or is damaged, NaN, other channels, and another `size` than expected.
+        ReaderError: for a file that is none or is damaged, NaN, other channels, another `size` than expected, and
+            `chromaticities` that are not those of the `space`.
     """
     with _opened(path) as file:
-        _, channels = _find_rgb(path, file, size)
+        _, channels = _find_rgb(path, file, size, space)
         pixels = file.read_image("float")
         if pixels is None:
             raise ReaderError(f"{path}: is damaged ({_reason(file)}); write it again.")
@@ -129,7 +145,9 @@ def _opened(path: Path) -> "Iterator[OpenImageIO.ImageInput]":
         file.close()
 
 
-def _find_rgb(path: Path, file: "OpenImageIO.ImageInput", size: Size | None) -> tuple[Size, list[int]]:
+def _find_rgb(
+    path: Path, file: "OpenImageIO.ImageInput", size: Size | None, space: HDRInput | None
+) -> tuple[Size, list[int]]:
     """The size, and the indices of red, green and blue, after all checks of the header."""
     spec = file.spec()
     if file.format_name() != "openexr" or spec.deep:
@@ -152,7 +170,28 @@ def _find_rgb(path: Path, file: "OpenImageIO.ImageInput", size: Size | None) -> 
     channels = [0, 0, 0] if len(names) == 1 else [names.index(name) for name in "RGB"]
     if any(str(spec.channelformat(channel)) not in ("half", "float") for channel in channels):
         raise ReaderError(f"{path}: has integers, which are no light; expected half or float.")
+    if space is not None:
+        _check_chromaticities(path, spec.getattribute("chromaticities"), space)
     return found_size, channels
+
+
+def _check_chromaticities(path: Path, found: tuple[float, ...] | None, space: HDRInput) -> None:
+    """Raise a `ReaderError` if an image states other primaries than the space that was chosen."""
+    expected = _INPUT_CHROMATICITIES[space]
+    if found is None or _are_close(found, expected):
+        return
+    stated = next((name for known, name in _NAMES.items() if _are_close(found, known)), None)
+    numbers = excerpt(", ".join(f"{number:.4g}" for number in found))
+    fitting = [each for each, known in _INPUT_CHROMATICITIES.items() if _are_close(found, known)]
+    way = option(f"space={fitting[0]!r}", f"--hdr {fitting[0]}") if fitting else "convert it first"
+    raise ReaderError(
+        f"{path}: has the primaries of {stated or f'no known space ({numbers})'}, and {space} has those of "
+        f"{_NAMES[expected]}; {'use ' * bool(fitting)}{way}."
+    )
+
+
+def _are_close(found: tuple[float, ...], known: tuple[float, ...]) -> bool:
+    return len(found) == len(known) and all(abs(a - b) < _SAME for a, b in zip(found, known, strict=True))
 
 
 def _reason(source: Any) -> str:
@@ -163,7 +202,8 @@ class ExrReader(Iterator[np.ndarray], AbstractContextManager["ExrReader"]):
     """Reads EXR images, in natural order: an iterator over single frames (1, height, width, 3), float32, as they are.
 
     Alpha is dropped, and gray becomes RGB. Arguments, attributes and errors are those of `VideoReader`; `path` may be
-    one image. Frames of another size are scaled in the values that the images have.
+    one image. Frames of another size are scaled in the values that the images have. An image that states other
+    primaries than those of the `space` is an error.
     """
 
     def __init__(
@@ -176,6 +216,7 @@ class ExrReader(Iterator[np.ndarray], AbstractContextManager["ExrReader"]):
         first_frame: int = 0,
         max_frames: int | None = None,
         fps: Rate | None = None,
+        space: HDRInput | None = None,
     ) -> None:
         self.name, self.path = os.fspath(path), Path(path)
         check_wanted(self.name, None, first_frame, max_frames)
@@ -184,17 +225,17 @@ class ExrReader(Iterator[np.ndarray], AbstractContextManager["ExrReader"]):
         images = exr_images(self.path)
         if first_frame >= len(images):
             raise ReaderError(f"{self.name}: ends with frame {len(images) - 1}, before frame {first_frame}.")
-        self._images = images[first_frame:][:max_frames]
+        self._images, self._space = images[first_frame:][:max_frames], space
         self.num_frames = len(self._images)
-        self.source_size = exr_size(self._images[0])
-        self._scaled, self.size = fit_size(self.name, self.source_size, size, fit, multiple)
+        self.source_size = exr_size(self._images[0], space)
+        self.scaled_size, self.size = fit_size(self.name, self.source_size, size, fit, multiple)
         self._waiting = iter(self._images)
 
     def __next__(self) -> np.ndarray:
-        frame = read_exr(next(self._waiting), self.source_size)
-        if self._scaled != self.source_size:
-            frame = resize(frame, self._scaled)
-        left, top = ((self._scaled[axis] - self.size[axis]) // 2 for axis in range(2))
+        frame = read_exr(next(self._waiting), self.source_size, self._space)
+        if self.scaled_size != self.source_size:
+            frame = resize(frame, self.scaled_size)
+        left, top = ((self.scaled_size[axis] - self.size[axis]) // 2 for axis in range(2))
         return frame[None, top : top + self.size[1], left : left + self.size[0]]
 
     def __repr__(self) -> str:

@@ -1,24 +1,30 @@
-"""What ffmpeg does here: it writes and reads videos and sound, and describes files and itself."""
+"""What ffmpeg reads and says: videos and sound, and what it knows of files and of itself."""
 
 import io
 import os
+import re
+import secrets
 import select
 import sys
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-import numpy as np
-
 from ..errors import LTXVAEError, ReaderError, WriterError
-from ..files import file_state
-from ..process import close_in_children
-from .ffmpeg_process import FfmpegProcess, find_reason, pipe_from_ffmpeg
+from .ffmpeg_process import PIPE_BYTES, FfmpegProcess, find_reason, pipe_from_ffmpeg
 
-_PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
-_PIPE_BYTES = 1 << 16  # what a pipe holds
+#: Stands in ffmpeg's arguments for a random word: the lines of a filter of this name are its own.
+MARK = "<mark>"
+_MARK_BYTES = 6
+_MISSING = re.compile(r"(\[out#\d+/\w+ @ \w+\] )?Stream map '[\w:]*' matches no streams\.")
+_STREAM = re.compile(r"\[info\]   Stream #0:\d+\S*: (.*)")
+_FILTER = re.compile(r"\[\w+@(\w+) @ \w+\] \[info\] (.*)")
+_NO_TEXT = ("-map_metadata", "-1", "-map_chapters", "-1")
+#: The longest end of a stream that is read to find its length, in seconds and packets.
+_LAST_SECONDS, _MAX_PACKETS = "1", 10_000
+_NO_TIME = -(2**63)  # of a packet, as ffmpeg writes it
 _TIME = "{ni} {pts} {tb}"  # for each frame: its number in the file and its time, in units of the time base
 # Formats that are lists, scripts and descriptions of other files and addresses, which ffmpeg would open.
 _REFERRING = {
@@ -27,120 +33,18 @@ _REFERRING = {
 }  # fmt: skip
 
 
-class FfmpegEncoder(FfmpegProcess):
-    """A running ffmpeg that reads raw frames from its standard input (`-i pipe:0` among its arguments).
-
-    Its output is a URL, or a function that a thread calls with the bytes, and that raises a `WriterError` to end it.
-    It also gets the `inherited` open files.
-    """
-
-    def __init__(
-        self, name: str, arguments: Sequence[str], output: str | Callable[[bytes], None], inherited: Sequence[int] = ()
-    ) -> None:
-        self._forwarder, self._path = None, None
-        if isinstance(output, str):
-            self._path = output.removeprefix("file:")
-            super().__init__(name, WriterError, [*arguments, output], inherited, takes_input=True)
-        else:
-            with pipe_from_ffmpeg(WriterError) as (pipe, write_end):
-                arguments, inherited = [*arguments, f"pipe:{write_end}"], [*inherited, write_end]
-                super().__init__(name, WriterError, arguments, inherited, takes_input=True)
-            self._forwarder = Forwarder(pipe, output)
-        assert self.process.stdin is not None
-        self._stdin = self.process.stdin
-        close_in_children(self._stdin)  # where it would keep ffmpeg waiting for more
-        os.set_blocking(self._stdin.fileno(), False)
-
-    def write(self, frames: np.ndarray) -> None:
-        """Send frames, waiting while ffmpeg is busy. Raises `WriterError` if ffmpeg or its output has failed."""
-        descriptor, data = self._stdin.fileno(), frames.data.cast("B")
-        try:
-            while data:
-                self._raise_output_error()
-                self._wait_for_transfer(descriptor, select.POLLOUT)
-                with suppress(BlockingIOError):  # the room may be too small for now
-                    data = data[os.write(descriptor, data) :]
-        except OSError:
-            raise self._failure(*self.wait_for_end()) from None
-
-    def _signs(self) -> object:
-        if self._forwarder is not None and self._forwarder.is_consuming:
-            return object()  # ffmpeg waits for the reader of its output, which may pause
-        with suppress(OSError):
-            # At the end, ffmpeg may rewrite the file for minutes without a report.
-            return super()._signs(), None if self._path is None else file_state(self._path)
-        return super()._signs()
-
-    def finish(self) -> int:
-        """End the input, wait for ffmpeg and its output, and return the number of frames it reports as written."""
-        self._stdin.close()
-        code, log = self.wait_for_end()
-        if code:
-            raise self._failure(code, log)
-        if self._forwarder is not None:
-            self._forwarder.join()
-        self._raise_output_error()
-        counts = [line.removeprefix("frame=") for line in self._progress.join() if line.startswith("frame=")]
-        self.release()
-        return int(counts[-1]) if counts else 0
-
-    def end(self) -> None:
-        """As `kill`, where nobody waits for the end of a transfer."""
-        self._drop_output()
-        self._end()
-
-    def kill(self) -> None:
-        self._drop_output()
-        super().kill()
-
-    def release(self) -> None:
-        if self._forwarder is not None:
-            self._forwarder.join(_PATIENCE)
-        super().release()
-
-    def _drop_output(self) -> None:
-        if self._forwarder is not None:
-            self._forwarder.is_cancelled = True
-
-    def _raise_output_error(self) -> None:
-        if self._forwarder is not None and self._forwarder.error is not None:
-            raise self._forwarder.error
-
-    def _failure(self, code: int, log: Sequence[str]) -> WriterError:
-        self._raise_output_error()  # the cause, if ffmpeg has failed because nobody reads what it writes
-        return WriterError(f"{self.name}: ffmpeg failed: {find_reason(log, code)}.")
-
-
-class Forwarder(threading.Thread):
-    """Passes on what arrives in a pipe until `is_cancelled`, and closes the pipe."""
-
-    def __init__(self, pipe: io.FileIO, consume: Callable[[bytes], None]) -> None:
-        super().__init__(name="ffmpeg-output", daemon=True)
-        self.error: WriterError | None = None
-        self.is_cancelled = self.is_consuming = False
-        self._pipe = pipe
-        close_in_children(pipe)  # where it would keep ffmpeg waiting for somebody to read
-        self._consume = consume
-        self.start()
-
-    def run(self) -> None:
-        with self._pipe:  # once it is closed, ffmpeg cannot write and ends
-            try:
-                while (data := self._pipe.read(_PIPE_BYTES)) and not self.is_cancelled:
-                    self.is_consuming = True  # which takes as long as its reader pauses
-                    self._consume(data)
-                    self.is_consuming = False
-            except WriterError as error:  # raised on the thread that writes frames
-                self.error = error
-
-
 class FfmpegReader(FfmpegProcess):
     """A running ffmpeg that writes to its standard output (`pipe:1`, the last of its arguments)."""
 
     def __init__(
-        self, name: str, arguments: Sequence[str], inherited: Sequence[int] = (), error: type[LTXVAEError] = ReaderError
+        self,
+        name: str,
+        arguments: Sequence[str],
+        inherited: Sequence[int] = (),
+        error: type[LTXVAEError] = ReaderError,
+        marks: Sequence[str] = (),
     ) -> None:
-        super().__init__(name, error, [*arguments, "pipe:1"], inherited, writes_output=True)
+        super().__init__(name, error, [*arguments, "pipe:1"], inherited, writes_output=True, marks=marks)
 
     def read_into(self, buffer: memoryview) -> int:
         """Fill a buffer of bytes and return their number, which is less than its length only at the end."""
@@ -181,15 +85,25 @@ class FfmpegDecoder(FfmpegReader):
 
     def read_times(self, num_frames: int) -> list[Fraction]:
         """The times in seconds of the next frames, of which the last has been read."""
-        times = []
-        for expected in range(self._num_timed, self._num_timed + num_frames):
-            number, time, unit = self._times.readline().decode().split()  # written before the frame itself
-            if int(number) != expected:
-                lost = f"{self.name}: ffmpeg has lost frame {expected}"
-                raise ReaderError(f"{lost}; convert the video first: ffmpeg -i VIDEO -c:v ffv1 NEW.mkv.")
-            times.append(int(time) * Fraction(unit))
-        self._num_timed += num_frames
-        return times
+        return [self._time(self._times.readline()) for _ in range(num_frames)]  # written before the frame itself
+
+    def read_all_times(self) -> list[Fraction]:
+        """The times of all frames, of which none is read: the output is "null"."""
+        content, descriptor = bytearray(), self._times.fileno()
+        while True:
+            self._wait_for_transfer(descriptor, select.POLLIN)
+            part = os.read(descriptor, PIPE_BYTES)
+            if not part:
+                return [self._time(line) for line in content.split(b"\n")[:-1]]
+            content += part
+
+    def _time(self, line: bytes | bytearray) -> Fraction:
+        number, time, unit = line.decode().split()
+        if int(number) != self._num_timed:
+            lost = f"{self.name}: ffmpeg has lost frame {self._num_timed}"
+            raise ReaderError(f"{lost}; convert the video first: ffmpeg -i VIDEO -c:v ffv1 NEW.mkv.")
+        self._num_timed += 1
+        return int(time) * Fraction(unit)
 
     def finish(self, *, is_enough: bool = False) -> None:
         """Wait for ffmpeg, whose output has ended, or end it if it `is_enough`. Any error in its log is raised."""
@@ -208,13 +122,18 @@ def read_output(
     arguments: Sequence[str], max_bytes: int = sys.maxsize, name: str = "ffmpeg", error: type[LTXVAEError] = ReaderError
 ) -> str:
     """What ffmpeg writes to its standard output, also if it fails, or the beginning of that."""
-    content = bytearray()
     with closing(FfmpegReader(name, arguments, error=error)) as reader:
-        while len(content) < max_bytes and (part := reader.read(_PIPE_BYTES)):
-            content += part
+        content = _read_all(reader, max_bytes)
         if len(content) < max_bytes:
             reader.wait()
-    return content[:max_bytes].decode(errors="replace")
+    return content.decode(errors="replace")
+
+
+def _read_all(reader: FfmpegReader, max_bytes: int = sys.maxsize) -> bytes:
+    content = bytearray()
+    while len(content) < max_bytes and (part := reader.read(PIPE_BYTES)):
+        content += part
+    return bytes(content[:max_bytes])
 
 
 @lru_cache
@@ -223,25 +142,99 @@ def listing(*options: str, error: type[LTXVAEError]) -> list[list[str]]:
     return [line.split() for line in read_output(options, error=error).splitlines()]
 
 
-def read_log(name: str, kind: str, arguments: Sequence[str], error: type[LTXVAEError]) -> str:
-    """ffmpeg's log of reading an input without writing anything. Raises `error` if it fails."""
-    process = FfmpegProcess(name, error, [*arguments, "-f", "null", "-"], keeps_head=True)
-    try:
-        code, lines = process.wait_for_end()
-    finally:
-        process.close()
-    log = "\n".join(lines)
-    if code:
-        if "matches no streams" in log:
-            raise error(f"{name}: contains no {kind} stream.")
-        if "Format not on whitelist" in log:
-            raise error(
-                f"{name}: is a playlist or the like, which names other files; they are never followed, so name the "
-                f"{kind} itself."
-            )
-        errors = [line for line in log.splitlines() if "[error]" in line or "[fatal]" in line]
-        raise error(f"{name}: contains no {kind} that ffmpeg can read: {find_reason(errors, code)}.")
-    return log
+def check_encoder(name: str, encoder: str, needs: str, others: Mapping[str, str]) -> None:
+    """Raise a `WriterError` if this ffmpeg lacks an encoder, with those of the `others` that it has."""
+    built = {row[1] for row in listing("-encoders", error=WriterError) if len(row) > 1}
+    if encoder not in built:
+        there = [each for each, other in others.items() if other in built]
+        use = f"use {' or '.join(there)}, which it has" if there else "use the ffmpeg of imageio-ffmpeg"
+        raise WriterError(f"{name}: this ffmpeg was built without {encoder}, {needs}; {use}.")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What ffmpeg returned, wrote and logged."""
+
+    code: int
+    output: str
+    log: list[str]
+
+    @property
+    def reason(self) -> str:
+        return find_reason(self.log, self.code)
+
+
+def run(name: str, arguments: Sequence[str], error: type[LTXVAEError], marks: Sequence[str] = ()) -> Run:
+    """Run an ffmpeg that writes to its standard output, to its end."""
+    with closing(FfmpegReader(name, arguments, error=error, marks=marks)) as reader:
+        output = _read_all(reader).decode(errors="replace")
+        code, log = reader.wait_for_end()
+        return Run(code, output, log)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What ffmpeg says of an input, without any text of the file, which may say the same of something else."""
+
+    demuxer: str
+    streams: list[list[str]]  # first those with pictures; of each a line, and the lines of its side data
+    filtered: list[str]  # what filters with the name `MARK` say
+    log: list[str]
+    output: str
+
+
+def describe(
+    name: str, kind: str, arguments: Sequence[str], stream: str, output: Sequence[str], error: type[LTXVAEError]
+) -> Description | None:
+    """Read an input, which the last of the `arguments` names, as far as an output of this stream does.
+
+    The arguments of the output end in its format, and may have filters with the name `MARK`. All streams take part, so
+    that times are those of the file: of an MPEG-TS and the like, ffmpeg would let them begin with the streams that it
+    reads. None if the stream is missing. Raises `error` if the input cannot be read.
+    """
+    mark = secrets.token_hex(_MARK_BYTES)
+    path = arguments[-1].removeprefix("file:")
+    path = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+    # In front of ffmpeg's name of the format is no text of the file, and behind it the mark in place of the path's /.
+    slashes = "".join("/." if bit == "1" else "/" for bit in f"{int(mark, 16):b}") + "/"
+    url, marks = [*arguments[:-1], f"file:{slashes}{path}"], (f", from 'file:{slashes}", mark)
+    output = [word.replace(MARK, mark) for word in (*output[:-2], *_NO_TEXT, *output[-2:])]
+    for streams in (["-map", "0:v?", "-map", "0:a?"], ["-map", stream]):  # a stream may be too damaged to take part
+        # Copied streams are described before anything is read, and no other thread writes into the log.
+        all_streams = [*streams, "-c", "copy", "-frames", "0", *_NO_TEXT, "-f", "null", mark]
+        words = [*url, *all_streams, *output]
+        done = run(name, words, error, marks)
+        if not done.code and (description := _parse(done, *marks)):
+            return description
+    done = run(name, words, error)  # whose log has errors only, and no text of the file
+    if any(map(_MISSING.fullmatch, done.log)):
+        return None
+    if any("Format not on whitelist" in line for line in done.log):
+        raise error(
+            f"{name}: is a playlist or the like, which names other files; they are never followed, so name the "
+            f"{kind} itself."
+        )
+    raise error(f"{name}: contains no {kind} that ffmpeg can read: {done.reason}.")
+
+
+def _parse(done: Run, mark_of_input: str, mark: str) -> Description | None:
+    opened = next((index for index, line in enumerate(done.log) if mark_of_input in line), None)
+    copied = f"[info] Output #0, null, to '{mark}':"
+    if opened is None or copied not in done.log:
+        return None
+    start = done.log.index(copied) + 1
+    streams: list[list[str]] = []
+    for line in done.log[start:]:
+        if not line.startswith("[info]   "):
+            break
+        stream = _STREAM.fullmatch(line)
+        if stream:
+            streams.append([stream[1]])
+        elif streams:
+            streams[-1].append(line.removeprefix("[info]").strip())
+    filtered = [line[2] for line in map(_FILTER.fullmatch, done.log[start:]) if line and line[1] == mark]
+    demuxer = done.log[opened].split(", ")[1]
+    return Description(demuxer, streams, filtered, [*done.log[:opened], *done.log[start:]], done.output)
 
 
 def read_times(arguments: Sequence[str]) -> tuple[list[Fraction], Fraction | None]:
@@ -249,12 +242,52 @@ def read_times(arguments: Sequence[str]) -> tuple[list[Fraction], Fraction | Non
 
     The file is read, and nothing decoded: headers state the duration of the longest stream, or estimate it.
     """
-    lines = read_output([*arguments, "-c", "copy", "-f", "framecrc"]).splitlines()
-    unit = Fraction(next((line.split(":")[1].strip() for line in lines if line.startswith("#tb ")), "1"))
-    rows = [line.split(",") for line in lines if not line.startswith("#")]  # stream, dts, pts, duration, bytes, sum
-    times = sorted((int(row[2]), int(row[3])) for row in rows)
-    end = max((time + length for time, length in times), default=None)
-    return [time * unit for time, _ in times], None if end is None else end * unit
+    packets = parse_packets(read_output([*arguments, "-c", "copy", "-f", "framecrc"]))
+    return [packet.time for packet in packets], max((packet.time + packet.length for packet in packets), default=None)
+
+
+@dataclass(frozen=True, order=True)
+class Packet:
+    """When a packet is shown and how long, in seconds, and whether it has data besides that of the decoder."""
+
+    time: Fraction
+    length: Fraction
+    has_side_data: bool
+
+
+def parse_packets(text: str) -> list[Packet]:
+    """The packets that ffmpeg lists as "framecrc", by their times: a line for each, without any text of the file."""
+    unit, packets = Fraction(1), []
+    for line in text.splitlines():
+        if line.startswith("#tb "):
+            unit = Fraction(line.split(":")[1].strip())
+        elif not line.startswith("#"):
+            _, decoded, shown, length, *rest = (word.strip() for word in line.split(","))
+            time = int(decoded) if int(shown) == _NO_TIME else int(shown)
+            packets.append(Packet(time * unit, int(length) * unit, any(word.startswith("S=") for word in rest)))
+    return sorted(packets)
+
+
+def read_ends(name: str, arguments: Sequence[str], stream: str) -> tuple[Packet | None, Fraction | None]:
+    """The first packet of a stream, and how long the stream takes from there on; None for what is not known.
+
+    Only its end is read, if the file says where that is, and nothing decoded.
+    """
+    copied = ["-c", "copy", "-copyinkf", "-f", "framecrc"]
+    with pipe_from_ffmpeg(ReaderError) as (pipe, write_end):
+        first = ["-map", f"0:{stream.removeprefix('0:')}", "-frames", "1", *copied, f"pipe:{write_end}"]
+        last = ["-map", f"1:{stream.removeprefix('0:')}", "-frames", str(_MAX_PACKETS), *copied]
+        both = ["-copyts", *arguments, "-sseof", f"-{_LAST_SECONDS}", *arguments]
+        reader = FfmpegReader(name, [*both, *first, *last], [write_end])
+    with closing(reader), pipe:
+        end = parse_packets(_read_all(reader).decode())
+        code, _ = reader.wait()
+        start = parse_packets(pipe.readall().decode())  # a line, which the pipe holds
+    if not start or not end or code or len(end) == _MAX_PACKETS:
+        return (start[0] if start else None), None
+    # Times of a stream without a container may be wrong, and its packets are all read.
+    lengths = sum(packet.length for packet in end)
+    return start[0], max(*(packet.time + packet.length - start[0].time for packet in end), Fraction(lengths))
 
 
 def input_arguments(path: str | os.PathLike) -> list[str]:

@@ -24,6 +24,7 @@ from ..process import Cleanup, kill_program, uninterrupted
 
 MAX_SILENCE = 60  # seconds without a sign of life, before it counts as dead
 TICK = 1.0  # seconds between two looks for one
+PIPE_BYTES = 1 << 16  # what a pipe holds
 _PIPES = 4  # of a program: its standard streams, and one for an error of its start
 _PROGRAM_VARIABLE = "IMAGEIO_FFMPEG_EXE"  # read by imageio-ffmpeg
 _REMEDIES = {
@@ -33,8 +34,7 @@ _REMEDIES = {
 _GLOBAL_OPTIONS = ("-hide_banner", "-nostdin", "-y", "-nostats")
 
 _MAX_LINE = 1 << 13  # bytes of a line of ffmpeg's log; it may name two files
-_MAX_LOG = 1 << 24  # characters of the log of an input, whose metadata may be longer
-_CONTINUED = re.compile(r" +: |\[\w+\] +: ")  # another line of a value
+_MAX_DUMP = 10_000  # lines of the log before the input, and of that from the first output on
 _ADDRESS = re.compile(r"^(\[[^\]]*\] )+")  # "[vost#0:0/libx264 @ 0x55cb] [enc:libx264 @ 0x55cc] "
 # After the cause, ffmpeg logs its consequences, one line for each of its threads.
 _CONSEQUENCE = re.compile(
@@ -49,7 +49,7 @@ class FfmpegProcess:
     """A running ffmpeg. Its log is kept, as the reason of a failure. Raises `error` if it cannot start.
 
     It writes its progress, twice a second and at the end, to a pipe of its own if it `writes_output`, and otherwise to
-    its standard output. It also gets the `inherited` open files.
+    its standard output. It also gets the `inherited` open files. With `marks` its log is that of a `DumpReader`.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class FfmpegProcess:
         *,
         takes_input: bool = False,
         writes_output: bool = False,
-        keeps_head: bool = False,
+        marks: Sequence[str] = (),
     ) -> None:
         self.name, self._error = name, error
         self._owner = os.getpid()
-        level = "repeat+level+info" if keeps_head else "repeat+error"
+        level = "repeat+level+info" if marks else "repeat+error"
         stdin = subprocess.PIPE if takes_input else subprocess.DEVNULL
         with ExitStack() as stack:
             progress, end = stack.enter_context(pipe_from_ffmpeg(error)) if writes_output else (None, 1)
@@ -76,7 +76,7 @@ class FfmpegProcess:
         self._stdout = self.process.stdout
         self._progress = TailReader(progress or self._stdout)
         # Read all the time: an ffmpeg whose log pipe is full stops.
-        self._log = HeadReader(self.process.stderr) if keeps_head else TailReader(self.process.stderr)
+        self._log = DumpReader(self.process.stderr, marks) if marks else TailReader(self.process.stderr)
 
     def kill(self) -> None:
         """End ffmpeg at once; a transfer on another thread fails. Call `release` when no transfer is running."""
@@ -162,17 +162,30 @@ class TailReader:
         self.count += bool(self._lines[-1])
 
 
-class HeadReader(TailReader):
-    """As `TailReader`, for the log of an input: it keeps the first lines, and of metadata the first of each value."""
+class DumpReader(TailReader):
+    """As `TailReader`, for a log of the level "info": it keeps the lines that only ffmpeg can have written.
+
+    Between the marked lines in which it names the input and the first output, that log has all text in the file: tags
+    and their names, chapters, languages, with line breaks where they have some. These lines are left out. The `marks`
+    are random, so nobody who wrote a file knows them.
+    """
 
     _num_kept = None
-    _room = _MAX_LOG
+
+    def __init__(self, pipe: IO[bytes], marks: Sequence[str]) -> None:
+        self._marks, self._is_open, self._room = marks, True, _MAX_DUMP
+        super().__init__(pipe)
 
     def _take(self, line: str) -> None:
         self.count += 1
-        if self._room > 0 and not _CONTINUED.match(line):
-            self._room -= len(line)
+        if any(mark in line for mark in self._marks):
+            if line.startswith(("[info] Input #", "[info] Output #")):
+                self._is_open, self._room = line.startswith("[info] Output #"), _MAX_DUMP
+        elif not self._is_open:
+            return
+        if self._room:
             self._lines.append(line.rstrip("\n"))
+            self._room -= 1
 
 
 def find_reason(lines: Sequence[str], return_code: int) -> str:

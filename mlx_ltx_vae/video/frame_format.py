@@ -20,13 +20,11 @@ MATRICES = frozenset(
     ("bt709", "fcc", "bt470bg", "smpte170m", "smpte240m", "ycgco", "bt2020nc", "bt2020c", "chroma-derived-nc")
     + ("chroma-derived-c", "ictcp", "gbr")
 )
-_PLANAR = re.compile(r"yuv(a?j?(410|411|420|422|440|444)p)((9|10|12|14|16)le)?|gbra?p((9|10|12|14|16|f16|f32)le)?")
 # Formats that only repack another one, which zscale has.
 _REPACKED = {
     "nv12": "yuv420p", "nv21": "yuv420p", "p010le": "yuv420p10le", "nv16": "yuv422p", "nv20le": "yuv422p10le",
     "bgr0": "gbrp", "bgra": "gbrap", "rgb24": "gbrp", "rgb48le": "gbrp16le", "rgba64le": "gbrap16le",
 }  # fmt: skip
-_WITHOUT_ZSCALE = ("yuv440p10le", "yuv440p12le")
 _RGB = re.compile("[0ax]?(2?rgb|bgr)|gbr|pal8")  # how the names of pixel formats without a matrix start
 # Of frames as arrays: the dtype, and the largest number, which is white.
 _ARRAYS = {
@@ -38,11 +36,6 @@ _LIGHT_OPTION = "-content_light"
 # The brightest pixel, and the brightest frame on average, in cd/m2. The frames are not known when the file is begun, so
 # these are the most that PQ has, and what masters commonly state.
 _LIGHT_LEVELS = "10000,400"
-# Where a chroma sample is among its luma samples, right and down. ffmpeg has no name for places on the right.
-_SITES = {
-    "left": (-1, 0), "topleft": (-1, -1), "center": (0, 0), "top": (0, -1), "bottomleft": (-1, 1), "bottom": (0, 1),
-    "right": (1, 0), "topright": (1, -1), "bottomright": (1, 1),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -176,12 +169,6 @@ def is_unknown(name: str) -> bool:
     return name in ("unknown", "unspecified", "reserved")
 
 
-def is_convertible(pixel_format: str) -> bool:
-    """Whether `conversion` can end in a pixel format."""
-    is_planar = _PLANAR.fullmatch(pixel_format) is not None and pixel_format not in _WITHOUT_ZSCALE
-    return is_planar or pixel_format in _REPACKED
-
-
 def file_format(pixel_format: str, frames: FrameFormat = RGB8) -> FrameFormat:
     """How files store frames with a pixel format: their colors, in limited range, chroma as H.264 and HEVC have it.
 
@@ -195,25 +182,16 @@ def file_format(pixel_format: str, frames: FrameFormat = RGB8) -> FrameFormat:
     return replace(stored, levels=levels, matrix=_MATRICES.get(frames.primaries, "bt709"), site=site)
 
 
-def turned(site: str, degrees: float) -> str:
-    """Where chroma samples are once frames are turned counterclockwise, which ffmpeg does without changing the tag."""
-    right, down = _SITES[site]
-    for _ in range(round(degrees / 90) % 4):
-        right, down = down, -right
-    return next(name for name, place in _SITES.items() if place == (right, down))
-
-
 def conversion(source: FrameFormat, target: FrameFormat, size: Size) -> list[str]:
     """ffmpeg's filters from one format to another, for frames `(width, height)`.
 
     Matrix, levels, depth and chroma site are converted; primaries and transfer function stay what they are. What the
     source has as "input" is what each frame says.
     """
-    flip = ["hflip"] * source.site.endswith("right")
     settings = {
         "matrixin": source.matrix,
         "rangein": source.levels,
-        "chromalin": source.site.replace("right", "left"),
+        "chromalin": source.site,
         "matrix": target.matrix,
         "range": target.levels,
         "chromal": target.site,
@@ -225,7 +203,7 @@ def conversion(source: FrameFormat, target: FrameFormat, size: Size) -> list[str
         # zscale has no filter for the mean of 2x2 pixels. swscale is exact between depths of limited range.
         formats[0] = f"format=yuv444p16le,scale=flags=area+accurate_rnd,{formats[0]}"
     before, after = _whole_chroma(source, target, size)
-    return [*before, *flip, convert, formats[0], *flip, *after, *formats[1:]]
+    return [*before, convert, formats[0], *after, *formats[1:]]
 
 
 def tags(target: FrameFormat) -> str:
@@ -242,8 +220,13 @@ def _whole_chroma(source: FrameFormat, target: FrameFormat, size: Size) -> tuple
     right, bottom = -width % multiple, -height % multiple
     if not right and not bottom:
         return [], []
+    crop = "crop={}:{}:0:0:exact=1"
     if source.is_rgb:  # the last pixels are repeated
-        pad = [f"pad={width + right}:{height + bottom}", f"fillborders=right={right}:bottom={bottom}:mode=smear"]
-        return pad, [f"crop={width}:{height}:0:0:exact=1"]
-    # ffmpeg's other filters cut odd frames; this one stretches their chroma by half a pixel over the whole picture.
-    return [f"scale=flags=bicubic+accurate_rnd,format={re.sub('4[0-4]+p', '444p', source.planar)}"], []
+        grow = [f"pad={width + right}:{height + bottom}", f"fillborders=right={right}:bottom={bottom}:mode=smear"]
+    else:
+        # The only filter that keeps the last chroma samples of an odd frame: others cut or stretch them. It draws an
+        # empty tile beside the frame, after a gap that completes the chroma sample; what is empty is cut off again.
+        tiles = f"{1 + (right > 0)}x{1 + (bottom > 0)}"
+        whole = crop.format(width + right, height + bottom)
+        grow = [f"format={source.planar},tile={tiles}:nb_frames=1:padding={multiple - 1},{whole}"]
+    return grow, [crop.format(width, height)]

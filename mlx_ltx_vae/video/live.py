@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ..errors import OutputClosed, WriterError
-from ..files import check_absent, writing_to
+from ..files import check_absent, sync_file, sync_folder, writing_to
 from ..process import Cleanup, close_in_children, remove_file, uninterrupted
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without locks, such as some of networks
@@ -130,7 +130,9 @@ class LiveOutput:
     def complete(self) -> None:
         if self._opened is not None and self._remove is not None:
             self._check_name(self._opened)
+            sync_file(self._opened.fileno())
             self._remove.cancel()
+            sync_folder(self._path.resolve().parent)
         self.discard()
 
     def remove(self) -> None:

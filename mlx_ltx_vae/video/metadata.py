@@ -1,30 +1,38 @@
 """Entries of text in videos and stills, such as ComfyUI's `prompt` and `workflow`."""
 
+import math
 import re
 import tempfile
-import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
-
-from ..errors import ReaderError, WriterError, option, quote
-from ..process import temporary_folder
-from .ffmpeg import FfmpegEncoder, input_arguments, read_output
+from ..errors import ReaderError, WriterError, quote, warn
+from ..files import MAX_HEADER_BYTES
+from .ffmpeg import input_arguments, read_output
 from .pictures import is_png, read_png_text
 
 #: Stands in ffmpeg's arguments for what `metadata_file` yields: an argument has a limited length, and a value has not.
 METADATA_INPUT = "pipe:metadata"
 #: Bytes. A larger header leaves ffmpeg in parts, with a length of 0: an output that plays at once has no way back.
 MAX_LIVE_METADATA = 20_000
-_MAX_KEY = 79  # characters, of PNG
-_KEY = re.compile(rf"(?! )[ -<>-~]{{1,{_MAX_KEY}}}(?<! )")
+_MAX_ARGUMENT = 20_000  # characters
+_SHOWN = 6
+# Keys that ffmpeg's containers drop or change: measured, by writing each and reading it back.
+_OF_ALL = r"creation_time|encoder(-eng)?|company_name|product_(name|version)"
+_MP4 = r"com\.apple\.quicktime\.artwork|compatible_brands|location|major_brand|minor_version"
+_MATROSKA = r"duration|encoding_tool|lead_performer|part_number|stereo_mode"
+# Behind a hyphen, Matroska takes them for languages, some of which it writes otherwise.
+_LANGUAGES = "[a-z]{2}|bod|ces|cym|deu|ell|eus|fas|fra|hye|isl|kat|mkd|mri|msa|mya|nld|ron|slk|sqi|und|zho"
+_KEPT_BY_MP4 = re.compile(rf"(?!({_OF_ALL}|{_MP4})\Z).+", re.DOTALL | re.IGNORECASE)
+_KEPT_BY_MATROSKA = re.compile(rf"(?!({_OF_ALL}|{_MATROSKA}|.*-({_LANGUAGES}))\Z).{{1,255}}", re.DOTALL | re.IGNORECASE)
+_OF_FFMPEG = {".mp4": _KEPT_BY_MP4, ".mov": _KEPT_BY_MP4, ".mkv": _KEPT_BY_MATROSKA, ".webm": _KEPT_BY_MATROSKA}
+#: By ending, the keys of entries that come back from a file. Files with other endings have no entries.
+_KEPT = {**_OF_FFMPEG, ".png": re.compile(r"(?! )[ -~]{1,79}(?<! )")}
 _ESCAPED = re.compile(r"([=;#\[\\\n\r])")
 #: What is read of all entries of a file, in characters, of which each entry takes some for itself.
-MAX_TEXT, _ENTRY_COST = 2**25, 100
+MAX_TEXT, _ENTRY_COST = 2 * MAX_HEADER_BYTES, 100
 # What ffmpeg says of a file with the entries: how a QuickTime file begins, and who wrote it.
 _OF_CONTAINERS = ("major_brand", "minor_version", "compatible_brands")
 _OWN_ENCODER = re.compile(r"Lav[cf]\d")
@@ -33,32 +41,52 @@ _OWN_ENCODER = re.compile(r"Lav[cf]\d")
 def parse_entry(text: str) -> tuple[str, str]:
     """The key and the value of "KEY=VALUE". Raises a `ValueError` for anything else."""
     key, separator, value = text.partition("=")
-    if not separator or not _KEY.fullmatch(key):
-        raise ValueError(f"{quote(text)} is not KEY=VALUE, with 1 to {_MAX_KEY} ASCII characters as the key")
+    if not separator or not key:
+        raise ValueError(f"{quote(text)} is not KEY=VALUE")
     return key, value
 
 
-def metadata_bytes(metadata: Mapping[str, str]) -> int:
-    """The length of all values."""
-    return sum(len(value.encode(errors="replace")) for value in metadata.values())
+def keep_metadata(
+    name: str, ending: str, metadata: Mapping[str, object], *, is_live: bool = False, warns: bool = True
+) -> dict[str, str]:
+    """The entries that a file with this ending keeps as they are. A warning names the others, which are left out."""
+    if not isinstance(metadata, Mapping):
+        found_type = type(metadata).__name__
+        raise WriterError(f'{name}: metadata is text by name, such as {{"comment": "take 3"}}, not {found_type}.')
+    kept: dict[str, str] = {}
+    found, room = set(), MAX_LIVE_METADATA if is_live else math.inf
+    for key, value in ((str(key), str(value)) for key, value in metadata.items()):
+        known, size = _same_key(ending, key), len(value.encode(errors="replace"))
+        if known not in found and size <= room and _is_kept(ending, key, value):
+            kept[key] = value
+            found.add(known)
+            room -= size
+    if warns and (left_out := [quote(key, 40) for key in map(str, metadata) if key not in kept]):
+        shown = ", ".join(left_out[:_SHOWN]) + ", ..." * (len(left_out) > _SHOWN)
+        what = f"{ending} files" if ending != "-" else "raw frames"
+        what = f"live videos (at most {MAX_LIVE_METADATA:,} bytes)" if is_live else what
+        warn(f"{name}: is written without the metadata {shown}, which {what} do not keep.")
+    return kept
 
 
-def check_metadata(name: str, metadata: Mapping[str, str], max_bytes: int | None = None) -> None:
-    """Raise a `WriterError` for entries that not all formats can have, and for more than `max_bytes`."""
-    for key, value in metadata.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise WriterError(
-                f"{name}: metadata is text by name, not {quote(value)} by {quote(key)}; convert it to str."
-            )
-        if not _KEY.fullmatch(key):
-            raise WriterError(
-                f"{name}: cannot have metadata named {quote(key)}; use 1 to {_MAX_KEY} ASCII characters other than =."
-            )
-        if "\0" in value or value.encode(errors="replace").decode() != value:
-            raise WriterError(f"{name}: the metadata {key} has a NUL or is not Unicode text; remove what is not text.")
-    if max_bytes is not None and metadata_bytes(metadata) > max_bytes:
-        way = option("fragmented=True", "--live")
-        raise WriterError(f"{name}: a live video takes {max_bytes:,} bytes of metadata; leave some out, or {way}.")
+def keeps_metadata(ending: str) -> bool:
+    """Whether a file with this ending has entries at all."""
+    return ending in _KEPT
+
+
+def _is_kept(ending: str, key: str, value: str) -> bool:
+    pattern, text = _KEPT.get(ending), key + value
+    if pattern is None or "\0" in text or text.encode(errors="replace").decode() != text:  # half of a surrogate pair
+        return False
+    is_argument = value.endswith("\\") and ending in _OF_FFMPEG  # see `metadata_arguments`
+    return pattern.fullmatch(key) is not None and not (is_argument and ("=" in key or len(value) > _MAX_ARGUMENT))
+
+
+def _same_key(ending: str, key: str) -> str:
+    """The same for keys that a container takes for one."""
+    if ending not in _OF_FFMPEG:
+        return key
+    return key.upper().replace(" ", "_") if ending in (".mkv", ".webm") else key.upper()
 
 
 @contextmanager
@@ -89,60 +117,8 @@ def read_metadata(path: Path) -> dict[str, str]:
             if key not in _OF_CONTAINERS and not (key.lower() == "encoder" and _OWN_ENCODER.match(value)):
                 entries[key] = value
     except _TooMuchText:
-        warnings.warn(f"{path}: has more than {MAX_TEXT >> 20} MB of text; not all of it is shown.", stacklevel=2)
+        warn(f"{path}: has more than {MAX_TEXT >> 20} MB of text; not all of it is shown.")
     return entries
-
-
-def check_kept(name: str, ending: str, container: Sequence[str], metadata: Mapping[str, str]) -> None:
-    """Raise a `WriterError` for entries that ffmpeg does not write into a container, or changes.
-
-    They depend on the container, on ffmpeg's version and on the values, so a video of one frame is written and read.
-    """
-    lost = _find_lost(ending, tuple(container), tuple(metadata.items()))
-    if lost is not None:
-        key, reason = lost
-        raise WriterError(f"{name}: cannot have the metadata {quote(key)} as it is, since {reason}; rename it.")
-
-
-@lru_cache(maxsize=32)  # the same are checked with the arguments of a command, and again with each output
-def _find_lost(ending: str, container: tuple[str, ...], entries: tuple[tuple[str, str], ...]) -> tuple[str, str] | None:
-    """The first entry that does not come back, and why."""
-    is_matroska = ending in (".mkv", ".webm")
-    try:
-        found = _write_and_read(ending, container, dict(entries))
-    except WriterError as error:
-        if len(entries) == 1:
-            return entries[0][0], str(error).rstrip(".")
-        half = len(entries) // 2  # one of them is at fault
-        return _find_lost(ending, container, entries[:half]) or _find_lost(ending, container, entries[half:])
-    if is_matroska:  # the keys of a few become lower case
-        found = {_in_matroska(key): value for key, value in found.items()}
-    for key, value in entries:
-        stored = found.get(_in_matroska(key) if is_matroska else key)
-        if stored != value:
-            return key, f"{ending} " + ("drops it" if stored is None else f"makes it {quote(stored, 40)}")
-    return None
-
-
-def _write_and_read(ending: str, container: Sequence[str], metadata: Mapping[str, str]) -> dict[str, str]:
-    with temporary_folder() as folder, metadata_file(metadata) as (file,):
-        path = folder / f"video{ending}"
-        video = ["-f", "rawvideo", "-pixel_format", "gray", "-video_size", "16x16", "-i", "pipe:0"]
-        codec = ["-map", "0:v:0", "-c:v", "libvpx-vp9" if ending == ".webm" else "mpeg4", "-map_metadata", "1"]
-        inputs = [*video, "-f", "ffmetadata", "-i", f"pipe:{file}"]
-        arguments = [*inputs, *codec, *metadata_arguments(metadata), *container]
-        encoder = FfmpegEncoder("metadata", arguments, f"file:{path}", [file])
-        try:
-            encoder.write(np.zeros(256, np.uint8))
-            encoder.finish()
-        except WriterError:
-            encoder.close()
-            raise
-        return read_metadata(path)
-
-
-def _in_matroska(key: str) -> str:
-    return key.upper().replace(" ", "_")
 
 
 def check_text(path: Path) -> None:

@@ -3,14 +3,18 @@
 Written here, since neither Pillow nor imageio writes 16 bits of color, and ffmpeg would be started for each file.
 """
 
+import io
 import struct
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 import numpy as np
+from PIL import ExifTags, Image, ImageCms, TiffImagePlugin
 
 from .sink import SinkOptions
 
@@ -18,14 +22,13 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _RGB, _MINUS_ABOVE = 2, 2  # a color type; a filter, by which a row is stored as the difference to the one above
 _BT2020, _TRANSFERS = 9, {"arib-std-b67": 18, "smpte2084": 16}  # by H.273
 _COMPRESSION = 4  # of zlib; almost three times as fast as its default, and files are at most 5 % larger
-_SHORT, _LONG, _RATIONAL = 3, 4, 5  # types of fields of a TIFF
-_FORMATS = {_SHORT: "H", _LONG: "I", _RATIONAL: "I"}
-_RGB_PIXELS, _DEFLATE, _INCHES, _HORIZONTAL_DIFFERENCES = 2, 8, 2, 2
+_RGB_PIXELS, _DEFLATE, _HORIZONTAL_DIFFERENCES = 2, 8, 2  # in fields of a TIFF
 _DOTS_PER_INCH = 72
+_SAME_COLORS = 4  # of 255
 
 
 def encode_png(frame: np.ndarray, metadata: Mapping[str, str], transfer: str = "bt709") -> bytes:
-    """The file of a frame `(height, width, 3)`, uint8 or uint16. The metadata is that of `check_metadata`.
+    """The file of a frame `(height, width, 3)`, uint8 or uint16. The metadata is what `keep_metadata` returns.
 
     HLG and PQ (`transfer`) are tagged, with the primaries of BT.2020; what has no tag is sRGB.
     """
@@ -65,6 +68,65 @@ def is_png(path: Path) -> bool:
     return False
 
 
+@dataclass(frozen=True)
+class PictureInfo:
+    """What a picture says beside its pixels.
+
+    Attributes:
+        orientation: by EXIF, 1 to 8.
+        profile: the name of its ICC profile; "" for one that gives the colors of sRGB; None if it has none.
+    """
+
+    orientation: int = 1
+    profile: str | None = None
+
+
+def read_picture(path: Path) -> PictureInfo:
+    """What a PNG, JPEG, TIFF or WebP says; nothing of other and of damaged files, which ffmpeg may be able to read."""
+    info = PictureInfo()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # nothing is decompressed
+            with Image.open(path, formats=("PNG", "JPEG", "TIFF", "WEBP")) as picture:
+                orientation = picture.getexif().get(ExifTags.Base.Orientation)
+                info = PictureInfo(orientation if orientation in range(1, 9) else 1)
+                return replace(info, profile=_name_profile(picture.info.get("icc_profile")))
+    except Exception:  # of many types
+        return info
+
+
+def _name_profile(data: bytes | None) -> str | None:
+    """The `profile` of `PictureInfo`, by the colors that it gives a few levels."""
+    if not data:
+        return None
+    profile = ImageCms.ImageCmsProfile(io.BytesIO(data))
+    name = ImageCms.getProfileDescription(profile).strip() or "without a name"
+    mode = {"RGB": "RGB", "GRAY": "L"}.get(profile.profile.xcolor_space.strip())
+    if mode is None:
+        return name
+    levels = np.array([64, 128, 192, 255], np.uint8)  # darker ones also differ between sRGB and a gamma of 2.2
+    colors = Image.fromarray(
+        np.stack(np.meshgrid(*[levels] * 3), -1).reshape(-1, 4, 3) if mode == "RGB" else levels[None]
+    )
+    to_srgb = ImageCms.buildTransform(
+        profile, ImageCms.createProfile("sRGB"), mode, "RGB", ImageCms.Intent.RELATIVE_COLORIMETRIC
+    )
+    found = np.asarray(ImageCms.applyTransform(colors, to_srgb), np.int32)
+    return name if np.abs(found - np.asarray(colors.convert("RGB"))).max() > _SAME_COLORS else ""
+
+
+def read_png_chunk(path: Path, kind: bytes, max_bytes: int) -> bytes:
+    """The data of the first chunk of a kind in front of a PNG's pixels; b"" if there is none, or a larger one."""
+    with path.open("rb") as file:
+        file.seek(len(_SIGNATURE))
+        while len(start := file.read(8)) == 8 and start[4:] != b"IDAT":
+            length = int.from_bytes(start[:4], "big")
+            if start[4:] == kind:
+                return file.read(length) if length <= max_bytes else b""
+            file.seek(length + 4, 1)
+    return b""
+
+
 def read_png_text(path: Path, max_bytes: int) -> Iterator[tuple[str, str]]:
     """Yield the entries of text of a PNG file, each up to `max_bytes`. Damaged text is shown as it is."""
     with path.open("rb") as file:
@@ -93,36 +155,19 @@ def _read_texts(file: IO[bytes], max_bytes: int) -> Iterator[tuple[str, str]]:
 
 
 def write_tiff(path: Path, frame: np.ndarray, _: SinkOptions) -> None:
-    """Write a frame `(height, width, 3)`, uint8 or uint16, losslessly: a header, a strip of pixels, and its fields."""
+    """Write a frame `(height, width, 3)`, uint8 or uint16, losslessly: its fields, and a strip of pixels."""
     height, width, channels = frame.shape
     differences = frame.astype(frame.dtype.newbyteorder("<"))  # of a pixel to the one on its left
     differences[:, 1:] -= frame[:, :-1]
     strip = zlib.compress(differences.tobytes(), _COMPRESSION)
-    strip += bytes(len(strip) % 2)  # what follows begins at an even place
-    start = 8
-    fields = {
-        256: (_LONG, [width]),
-        257: (_LONG, [height]),
-        258: (_SHORT, [8 * frame.itemsize] * channels),
-        259: (_SHORT, [_DEFLATE]),
-        262: (_SHORT, [_RGB_PIXELS]),
-        273: (_LONG, [start]),
-        277: (_SHORT, [channels]),
-        278: (_LONG, [height]),  # rows of the strip
-        279: (_LONG, [len(strip)]),
-        282: (_RATIONAL, [_DOTS_PER_INCH, 1]),
-        283: (_RATIONAL, [_DOTS_PER_INCH, 1]),
-        296: (_SHORT, [_INCHES]),
-        317: (_SHORT, [_HORIZONTAL_DIFFERENCES]),
-    }
-    directory = start + len(strip)
-    values = directory + 2 + 12 * len(fields) + 4  # those that are longer than the four bytes of a field
-    entries, beyond = b"", b""
-    for tag, (kind, numbers) in fields.items():
-        value = struct.pack(f"<{len(numbers)}{_FORMATS[kind]}", *numbers)
-        count = len(numbers) // 2 if kind == _RATIONAL else len(numbers)
-        if len(value) > 4:
-            value, beyond = struct.pack("<I", values + len(beyond)), beyond + value
-        entries += struct.pack("<HHI4s", tag, kind, count, value)
-    header = struct.pack("<2sHI", b"II", 42, directory)
-    path.write_bytes(b"".join([header, strip, struct.pack("<H", len(fields)), entries, bytes(4), beyond]))
+    tag = ExifTags.Base
+    fields = TiffImagePlugin.ImageFileDirectory_v2()  # Pillow itself writes no 16 bits of color
+    fields[tag.ImageWidth], fields[tag.ImageLength] = width, height
+    fields[tag.SamplesPerPixel], fields[tag.BitsPerSample] = channels, (8 * frame.itemsize,) * channels
+    fields[tag.PhotometricInterpretation] = _RGB_PIXELS
+    fields[tag.Compression], fields[tag.Predictor] = _DEFLATE, _HORIZONTAL_DIFFERENCES
+    fields[tag.StripOffsets], fields[tag.StripByteCounts], fields[tag.RowsPerStrip] = 0, len(strip), height
+    fields[tag.XResolution] = fields[tag.YResolution] = _DOTS_PER_INCH
+    with path.open("wb") as file:
+        fields.save(file)  # which adds their own length to the offset
+        file.write(strip)

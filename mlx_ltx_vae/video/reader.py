@@ -2,10 +2,9 @@
 
 import os
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, count, islice, repeat
 from math import ceil
@@ -13,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import ReaderError, option
+from ..errors import ReaderError, option, warn
 from ..shapes import Size, format_size
 from ..units import MAX_FPS, Rate, find_fps, format_count
-from .ffmpeg import FfmpegDecoder, input_arguments, read_times
-from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown, turned
+from .ffmpeg import FfmpegDecoder, input_arguments
+from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown
 from .probe import VideoInfo, describe_pixel_format, probe
 from .source import MATRIX_NAMES, Fit, check_wanted, copy_standard_input, find_source, fit_size
 
@@ -27,6 +26,19 @@ _HD_WIDTH, _HD_HEIGHT = 1280, 577
 # A frame of a constant rate may come this much of an interval early or late without being moved to another tick.
 _JITTER = Fraction(2, 5)
 _ROUNDING = Fraction(1, 4)  # the same after a pause
+# ffmpeg's filters that undo and make each of the orientations of EXIF.
+_TURNS = {
+    1: ([], []),
+    2: (["hflip"], ["hflip"]),
+    3: (["hflip", "vflip"], ["hflip", "vflip"]),
+    4: (["vflip"], ["vflip"]),
+    5: (["transpose=cclock_flip"], ["transpose=cclock_flip"]),
+    6: (["transpose=cclock"], ["transpose=clock"]),
+    7: (["transpose=clock_flip"], ["transpose=clock_flip"]),
+    8: (["transpose=clock"], ["transpose=cclock"]),
+}  # fmt: skip
+_TRANSPOSED = (5, 6, 7, 8)
+_MAX_COUNTED = 10_000  # frames that are decoded to count them
 
 
 class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
@@ -56,10 +68,11 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
     Attributes:
         path: the file, folder or pattern; until the reader is closed, a file with what comes from standard input.
         source_size: `(width, height)` in the file, after rotation.
+        scaled_size: `(width, height)` to which frames are scaled before they are cropped.
         source_fps: frames per second in the file, exactly (on average if it varies); None for images.
         fps: frames per second that are returned; None for images without a given rate.
         num_frames: approximate; None if it is unknown.
-        start: the time in the file of the first frame that is returned, in seconds, once it is; 0 for images.
+        start: the time in the file of the first frame that is returned, in seconds; 0 for images.
         dtype: uint8; uint16 over the full range if the source has more than 8 bits.
 
     Raises:
@@ -90,28 +103,29 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             arguments, self._images = find_source(self.path, stack, end_frame)
             if self._images:
                 _check_image(self._images[0])  # ffmpeg would skip it and describe the next one
-            arguments, source_stream, info, num_errors = probe(self.name, arguments)
+            first_file = self._images[0] if self._images else self.path
+            arguments, source_stream, info, num_errors = probe(self.name, first_file, arguments)
             _warn(self.name, info, num_errors)
             source = _format_as_read(self.name, info, matrix)
             bits, has_alpha = describe_pixel_format(source.pixel_format)
-            scaled, self.size = fit_size(self.name, info.size, size, fit, multiple)
+            self.scaled_size, self.size = fit_size(self.name, info.size, size, fit, multiple)
             self.source_size, self.source_fps = info.size, info.fps
             self.fps = wanted_fps or info.fps
-            end = _animation_end(info, [*arguments, "-map", source_stream])
-            seconds = info.seconds if end is None else end
-            num_frames = len(self._images) or _estimate_num_frames(info, seconds, self.fps, end_frame)
+            num_frames = len(self._images) or estimate_num_frames(info, self.fps, end_frame)
             self.num_frames = None if num_frames is None else max(1, num_frames - first_frame)
             self.dtype = (frames := RGB16 if bits > 8 else RGB8).dtype
-            sizes = info.size, scaled, self.size
-            filters = _filters(source, *sizes, frames, has_alpha=has_alpha or info.is_pictures)
+            sizes = info.size, self.scaled_size, self.size
+            filters = _filters(source, *sizes, frames, info.orientation, has_alpha=has_alpha or info.is_pictures)
             output = ["-map", source_stream, "-vf", filters, "-fps_mode", "passthrough", "-f", "rawvideo"]
             self._ffmpeg = FfmpegDecoder(self.name, [*arguments, *output], num_errors)
             stack.callback(self._ffmpeg.close)
             self._resources = stack.pop_all()
         self._rate: RateConverter | None = None  # what has no times has none
+        self.start = info.start
         if not info.is_still and self.fps is not None:
-            self._rate = RateConverter(self.fps, info.fps, is_variable=info.is_variable, end=end)
-        self.start, self._warns_of_rate = Fraction(0), wanted_fps is None
+            self._rate = _converter(info, self.fps)
+            self.start += first_frame / self.fps
+        self._warns_of_rate = wanted_fps is None
         self._num_left = sys.maxsize if max_frames is None else max_frames
         self._first_frame, self._num_dropped = first_frame, 0
         self._num_read, self._has_ended = 0, False
@@ -160,8 +174,6 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         self._has_ended = len(held) + num_frames < len(buffer)
         self._buffer = buffer[: len(held) + num_frames]
         times = self._ffmpeg.read_times(num_frames)
-        if times and not len(held) and self.fps is not None and self._rate is not None:
-            self.start = times[0] + self._first_frame / self.fps
         # For each frame, how often the one before it is returned; the first of all has none before it.
         counts = [1 if self._rate is None else self._rate.add(time) for time in times][1 - len(held) :]
         if self._has_ended:
@@ -170,7 +182,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             if self._num_read:
                 counts.append(1 if self._rate is None else self._rate.end())
             if self._rate is not None and self._warns_of_rate and (text := self._rate.warning(self.name)):
-                warnings.warn(text, stacklevel=3)
+                warn(text)
         indices = chain.from_iterable(map(repeat, count(), counts))
         dropped = min(sum(counts), self._first_frame - self._num_dropped)
         self._num_dropped += dropped
@@ -189,7 +201,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             if self._num_read < len(self._images):
                 raise ReaderError(f"{self.name}: ffmpeg read only {self._num_read} of {len(self._images)} images.")
         except ReaderError as error:
-            if "non positive size for width" in str(error):  # see `_filters`
+            if "non positive size for width" in str(error).removeprefix(self.name):  # see `_filters`
                 raise ReaderError(
                     f"{self.name}: its frames have different sizes; the first is {format_size(*self.source_size)}."
                 ) from error
@@ -206,14 +218,13 @@ def _check_image(path: Path) -> None:
         decoder.finish()
 
 
-def _estimate_num_frames(
-    info: VideoInfo, seconds: Fraction | None, fps: Fraction | None, max_frames: int | None
-) -> int | None:
+def estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int | None = None) -> int | None:
+    """The number of frames at a rate, by the times in the file; None if they are unknown."""
     if info.is_still:
         return 1
-    if fps is None or seconds is None:
+    if fps is None or info.seconds is None:
         return None
-    num_frames = max(1, round(seconds * fps))
+    num_frames = max(1, round(info.seconds * fps))
     return num_frames if max_frames is None else min(num_frames, max_frames)
 
 
@@ -221,12 +232,44 @@ def _warn(name: str, info: VideoInfo, num_errors: int) -> None:
     """Warn of what is read otherwise than a user may expect, in the name of who opens the reader."""
     late = "starts within a group of pictures; those that need pictures before it are left out."
     for text in [*info.warnings(name), *([f"{name}: {late}"] if num_errors else [])]:
-        warnings.warn(text, stacklevel=3)
+        warn(text)
 
 
-def _animation_end(info: VideoInfo, arguments: Sequence[str]) -> Fraction | None:
-    """The end of an animated picture, whose last delay may be any and is in no header; None for what is none."""
-    return read_times(arguments)[1] if info.is_pictures and not info.is_still else None
+@dataclass(frozen=True)
+class FrameCount:
+    """The frames of a video: those in the file, and those that a `VideoReader` returns."""
+
+    num_stored: int
+    num_returned: int
+    is_variable: bool  # not all are returned once
+    seconds: Fraction | None  # None for stills, and if the rate is unknown
+
+
+def count_frames(
+    name: str, arguments: list[str], stream: str, info: VideoInfo, num_errors: int
+) -> tuple[FrameCount | None, str]:
+    """The frames of a video by its decoder, None if there are very many, and what is damaged, "" if nothing is."""
+    output = ["-map", stream, "-frames:v", str(_MAX_COUNTED + 1), "-fps_mode", "passthrough", "-f", "null"]
+    with closing(FfmpegDecoder(name, [*arguments, *output], num_errors)) as decoder:
+        times, damage = decoder.read_all_times(), ""
+        try:
+            decoder.finish()
+        except ReaderError as error:
+            damage = str(error)
+    if len(times) > _MAX_COUNTED:
+        return None, damage
+    if info.is_still or info.fps is None or not times:
+        return FrameCount(len(times), len(times), is_variable=False, seconds=None), damage
+    rate = _converter(info, info.fps)
+    num_returned = sum(map(rate.add, times)) + rate.end()
+    is_variable = rate.left_out + rate.repeated > 0
+    seconds = rate.seconds if is_variable else num_returned / info.fps
+    return FrameCount(len(times), num_returned, is_variable, seconds), damage
+
+
+def _converter(info: VideoInfo, fps: Fraction) -> "RateConverter":
+    # The last delay of an animated picture may be any.
+    return RateConverter(fps, info.fps, is_variable=info.is_variable, length=info.seconds if info.is_pictures else None)
 
 
 def _format_as_read(name: str, info: VideoInfo, matrix: str | None) -> FrameFormat:
@@ -240,7 +283,7 @@ def _format_as_read(name: str, info: VideoInfo, matrix: str | None) -> FrameForm
         if info.size[0] >= _HD_WIDTH or info.size[1] >= _HD_HEIGHT:
             untagged = f"{name}: does not state its color matrix, and is read as BT.601, as ffmpeg does"
             way = option('matrix="bt709"', "--matrix bt709")
-            warnings.warn(f"{untagged}; {way} reads it as players do.", stacklevel=3)
+            warn(f"{untagged}; {way} reads it as players do.")
     if not is_unknown(tagged.matrix) and tagged.matrix not in MATRICES:
         raise ReaderError(f"{name}: its color matrix ({tagged.matrix}) is not supported; convert the video first.")
     if is_rgb:
@@ -248,31 +291,29 @@ def _format_as_read(name: str, info: VideoInfo, matrix: str | None) -> FrameForm
     site = tagged.site
     if is_unknown(site):
         site = "center" if info.is_still else "left"  # as JPEG has it, and as videos usually do
-    return replace(
-        tagged,
-        matrix="input" if matrix is None else MATRIX_NAMES[matrix],
-        levels="input",
-        site=turned(site, info.rotation),
-    )
+    matrix = "input" if matrix is None else MATRIX_NAMES[matrix]
+    return replace(tagged, matrix=matrix, levels="input", site=site)
 
 
 def _filters(
-    source: FrameFormat, size: Size, scaled: Size, target: Size, frames: FrameFormat, *, has_alpha: bool
+    source: FrameFormat, size: Size, scaled: Size, target: Size, frames: FrameFormat, turn: int, *, has_alpha: bool
 ) -> str:
     """ffmpeg's filters from a file's frames to RGB, scaled, then cropped evenly to `target`."""
     # None holds a frame back, since it would be lost when ffmpeg rebuilds them for another pixel format. The first
     # fails for frames of another size, which ffmpeg would otherwise rescale without a warning.
     same_size = "crop=w='iw*eq(iw,{})':h='ih*eq(ih,{})':exact=1".format(*size)
-    filters = [same_size]
-    pixels = frames.planar if scaled == size else "gbrp16le"
+    # The transfer function stays what it is, and some of ffmpeg's filters refuse to keep a logarithmic one.
+    filters = [same_size, "setparams=color_trc=bt709"]
+    pixels = frames.planar if scaled == size or has_alpha else "gbrp16le"
+    converted = pixels.replace("gbrp", "gbrap") if has_alpha else pixels
+    if has_alpha and source.is_rgb:  # ffmpeg would choose a format without alpha for a palette
+        filters.append("format=gbrap|gbrap16le")
+    # The place of chroma is that in the file, so frames are converted as they lie there.
+    turn_back, turn_again = _TURNS[turn]
+    stored_size = size[::-1] if turn in _TRANSPOSED else size
+    filters += [*turn_back, *conversion(source, replace(frames, pixel_format=converted), stored_size), *turn_again]
     if has_alpha:  # before scaling, which would mix the colors of transparent pixels into their neighbors
-        pixels = frames.planar
-        if source.is_rgb:  # ffmpeg would choose a format without alpha for a palette
-            filters.append("format=gbrap|gbrap16le")
-        filters += conversion(source, replace(frames, pixel_format=pixels.replace("gbrp", "gbrap")), size)
         filters += ["scale=alphablend=uniform_color", f"format={pixels}"]  # over black
-    else:
-        filters += conversion(source, replace(frames, pixel_format=pixels), size)
     if scaled != size:
         filters += [f"zscale={scaled[0]}:{scaled[1]}:filter=bicubic", f"format={frames.planar}"]
     left, top = ((scaled[axis] - target[axis]) // 2 for axis in range(2))
@@ -282,22 +323,23 @@ def _filters(
 class RateConverter:
     """Says how often each frame is returned at a constant rate. The time of the next frame decides, or the end.
 
-    It takes the place of ffmpeg's filter `fps`, which loses a frame whenever ffmpeg rebuilds its filters. `end` is when
-    the last frame ends, if the file says so.
+    It takes the place of ffmpeg's filter `fps`, which loses a frame whenever ffmpeg rebuilds its filters. `length` is
+    the time from the first frame to the end of the last, if the file says so.
     """
 
     def __init__(
-        self, fps: Fraction, source_fps: Fraction | None, *, is_variable: bool, end: Fraction | None = None
+        self, fps: Fraction, source_fps: Fraction | None, *, is_variable: bool, length: Fraction | None = None
     ) -> None:
         self.num_frames = 0
         self.left_out = 0  # frames that were returned at no tick
         self.repeated = 0  # how often one was returned again
+        self.seconds = Fraction(0)  # from the first frame to the end of the last, once that is known
         self.shortest: Fraction | None = None  # seconds between two frames, of which one came later
         self._fps = fps
         # The numbers of the frames at their own rate, in place of times, which containers round to milliseconds. That
         # would decide between two frames that are equally near, as in every second frame from 60 to 30 fps.
         self._own_fps = None if is_variable else source_fps
-        self._end = end
+        self._length, self._end = length, Fraction(0)
         self._interval = Fraction(0) if source_fps is None else 1 / source_fps
         self._start = self._time = Fraction(0)
         self._number = Fraction(-1)
@@ -307,7 +349,7 @@ class RateConverter:
         """How often the frame before the one that comes at `time` (in seconds) is returned; 0 for the first frame."""
         step = time - self._time
         if self.num_frames == 0:
-            self._start = time
+            self._start, self._end = time, time + (self._length or 0)
         elif step > 0:
             self.shortest = min(step, self.shortest or step)
         else:  # time stands still or goes back, as in files that were put together
@@ -319,8 +361,8 @@ class RateConverter:
 
     def end(self) -> int:
         """How often the last frame is returned: as long as it lasts, and at least once if it is the first."""
-        end = self._time + self._interval if self._end is None or self._end <= self._time else self._end
-        times = max(0, max(self._tick(end - self._start), 1) - self._ticks)
+        self.seconds = (self._end if self._end > self._time else self._time + self._interval) - self._start
+        times = max(0, max(self._tick(self.seconds), 1) - self._ticks)
         self.left_out += times == 0
         return times
 

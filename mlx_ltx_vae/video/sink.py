@@ -39,27 +39,32 @@ class HDRFrames:
     folder: str | None = None
 
 
+#: Metadata of a field of `SinkOptions` that goes with videos only.
+OF_VIDEOS = {"of_videos": True}
+
+
 @dataclass(frozen=True)
 class SinkOptions:
     """What users choose about an output, see `VideoWriter`. Most of it is for videos only.
 
     Attributes:
         bit_depth: 8 or 10, in place of `frames`.
+        overwrite: whether files of the same names are replaced; None for the rule of the kind of output.
         frames: what frames are written.
         contact_sheet, hdr: see `output_files`.
     """
 
-    audio: str | os.PathLike | Iterable[Any] | None = None
-    codec: str | None = None
-    crf: int | None = None
+    audio: str | os.PathLike | Iterable[Any] | None = field(default=None, metadata=OF_VIDEOS)
+    codec: str | None = field(default=None, metadata=OF_VIDEOS)
+    crf: int | None = field(default=None, metadata=OF_VIDEOS)
     bit_depth: InitVar[int | None] = None
     fragmented: bool = False
-    overwrite: bool = True
-    shortest: bool = False
+    overwrite: bool | None = None
+    shortest: bool = field(default=False, metadata=OF_VIDEOS)
     metadata: Mapping[str, str] = field(default_factory=dict)
-    encoder_preset: str | None = None
-    pix_fmt: str | None = None
-    audio_codec: str | None = None
+    encoder_preset: str | None = field(default=None, metadata=OF_VIDEOS)
+    pix_fmt: str | None = field(default=None, metadata=OF_VIDEOS)
+    audio_codec: str | None = field(default=None, metadata=OF_VIDEOS)
     sample_rate: int | None = None
     contact_sheet: bool = False
     frames: FrameOutput = FrameOutput()
@@ -258,9 +263,10 @@ class Sink:
         return frames
 
     def _finish(self) -> None:
-        """Complete the output and rename it to its target. The thread has ended."""
-        if self._target is not None:
-            self._target.complete()
+        """Complete the output and move it to its target. The thread has ended."""
+        moved = None if self._target is None else self._target.complete()
+        if moved is not None:
+            self.name = os.fspath(moved)
 
     def _discard(self) -> None:
         """Remove the partial output. `_finish` may have run in part."""

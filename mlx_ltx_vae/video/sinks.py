@@ -1,21 +1,26 @@
 """The kinds of outputs in one table, by the endings of their names, and the choice of a sink from it."""
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NoReturn
 
 from ..errors import WriterError, check_is_path, option
-from ..files import check_absent, check_name
+from ..files import check_absent, check_name, explain_unwritable
 from ..shapes import Size
 from ..units import Rate, find_fps
-from .audio_codecs import warn_of_changes
+from .audio import warn_of_audio
 from .codecs import CONTAINER_ENDINGS, animation_arguments, check_fragmented, find_codec, video_arguments
 from .exr import check_is_light, import_library, write_exr
-from .frame_files import (
+from .frame_format import FrameFormat
+from .live import StandardOutput
+from .metadata import keep_metadata, keeps_metadata
+from .pictures import write_png, write_tiff
+from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_size
+from .stills import (
     ContactSheet,
     NpyWriter,
     PictureWriter,
@@ -28,18 +33,13 @@ from .frame_files import (
     parse_stills_path,
     sheet_beside,
 )
-from .frame_format import FrameFormat
-from .live import StandardOutput
-from .metadata import MAX_LIVE_METADATA, check_metadata, metadata_bytes
-from .outputs import AnimationWriter, VideoWriter
-from .pictures import write_png, write_tiff
-from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_size
+from .writer import AnimationWriter, VideoWriter
 
 _MAX_GIF_FPS = 50  # delays are in hundredths of a second, and players slow down those below two
 _PIXEL_FORMATS = {"rgb24": "8 bits", "rgb48le": "16 bits", "rgbf16le": "half floats", "rgbf32le": "floats"}
 _LEVELS = ("rgb24", "rgb48le")
 OUTPUT_NAME = "{name}"  # stands for the name of the output, in that of what is written beside it
-_OF_VIDEOS = ("audio", "codec", "crf", "shortest", "encoder_preset", "pix_fmt", "audio_codec")  # of `SinkOptions`
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SinkKind:
         pixel_formats: of the frames that it takes, see `FrameFormat`.
         is_video: whether it has a codec and sound.
         is_stills: whether it may be a folder of numbered files.
-        has_metadata: whether it has entries of text.
+        replaces: whether it replaces files of the same names where `SinkOptions.overwrite` is None.
         check_options: raises a `WriterError` for a name, options, and a frame rate, that it does not support. The rate
             is None if it is not known yet.
         check: as `check_options` with all that `open` gets; returns the file, or the folder, that would be created.
@@ -78,20 +78,14 @@ class SinkKind:
     pixel_formats: tuple[str, ...] = _LEVELS
     is_video: bool = False
     is_stills: bool = False
-    has_metadata: bool = False
+    replaces: bool = True
     check_options: Callable[[str, SinkOptions, Rate | None], object] = lambda *_: None
     check: Callable[[Output], Path] = lambda output: Path(output.path)
 
 
 def _open_video(output: Output) -> VideoWriter:
-    options = output.options
     target = StandardOutput("the video") if output.name == "-" else output.path
-    others = {name: value for name, value in vars(options).items() if name not in ("contact_sheet", "frames", "hdr")}
-    writer = VideoWriter(
-        target, size=output.size, fps=output.fps, num_frames=output.num_frames, format=options.format, **others
-    )
-    writer._warns_of_audio = output.num_frames is None
-    return writer
+    return VideoWriter.from_options(target, output.size, output.fps, output.options, output.num_frames)
 
 
 def _check_video(output: Output) -> Path:
@@ -99,7 +93,7 @@ def _check_video(output: Output) -> Path:
     fps = find_fps(output.name, output.fps, WriterError)
     video_arguments(name, ending, output.size, fps, output.options, output.num_frames)
     if output.num_frames is not None:
-        warn_of_changes(name, ending, output.num_frames, fps, output.options)
+        warn_of_audio(name, ending, output.num_frames, fps, output.options)
     return Path(output.path)
 
 
@@ -132,7 +126,6 @@ def _open_sheet(output: Output) -> ContactSheet:
 def _check_picture(output: Output) -> Path:
     if os.path.isdir(output.path):
         raise WriterError(f"{output.name}: cannot be written (it is a folder).")
-    check_absent(output.path)
     return Path(output.path)
 
 
@@ -141,7 +134,6 @@ def stills_kind(
     write: WriteStill,
     *,
     pixel_formats: tuple[str, ...] = _LEVELS,
-    has_metadata: bool = False,
     check_frames: Callable[[str, FrameFormat], object] = lambda *_: None,
     check_library: Callable[[], object] = lambda: None,
 ) -> SinkKind:
@@ -162,7 +154,7 @@ def stills_kind(
     def check(output: Output) -> Path:
         check_library()
         if not _is_picture(output.name):
-            return find_stills_target(output.path, endings)[0]
+            return find_stills_target(output.path, endings, overwrite=bool(output.options.overwrite))[0]
         target = _check_picture(output)
         check_one_frame(output.name, output.num_frames or 1)
         return target
@@ -172,7 +164,7 @@ def stills_kind(
         open_stills,
         pixel_formats,
         is_stills=True,
-        has_metadata=has_metadata,
+        replaces=False,
         check_options=check_options,
         check=check,
     )
@@ -198,7 +190,7 @@ _EXR = stills_kind(
     check_frames=check_is_light,
     check_library=partial(import_library, WriterError),
 )
-_SHEET = SinkKind((), _open_sheet, has_metadata=True, check=_check_picture)
+_SHEET = SinkKind((), _open_sheet, replaces=False, check=_check_picture)
 _SOUND = SinkKind((".wav",), _refuse_frames, ())
 #: A name selects the first kind that has its ending.
 SINKS: tuple[SinkKind, ...] = (
@@ -206,7 +198,6 @@ SINKS: tuple[SinkKind, ...] = (
         CONTAINER_ENDINGS,
         _open_video,
         is_video=True,
-        has_metadata=True,
         check_options=lambda name, options, _: find_codec(*_name_and_ending(name), options),
         check=_check_video,
     ),
@@ -214,7 +205,7 @@ SINKS: tuple[SinkKind, ...] = (
     SinkKind((".webp",), _open_animation, ("rgb24",), check=_check_animation),
     SinkKind((".avif",), _open_animation, check=_check_animation),
     SinkKind((".npy",), lambda output: NpyWriter(output.path, output.size, output.options), _ALL_FORMATS),
-    stills_kind((".png",), write_png, has_metadata=True),
+    stills_kind((".png",), write_png),
     stills_kind((".tif", ".tiff"), write_tiff),
     _EXR,
     SinkKind(("-",), lambda output: RawWriter(output.size, output.options.format), _ALL_FORMATS),
@@ -239,9 +230,13 @@ def find_kind(name: str, options: SinkOptions = DEFAULT_OPTIONS) -> SinkKind:
         return next(kind for kind in SINKS if kind.is_video)
     if named:
         return named[0]
+    if os.path.exists(name) and not os.path.isfile(name):
+        text = "is a device or a named pipe, whose name has no ending that says what to write into it"
+        raise WriterError(f"{name}: {text}; use -o - > {name} for raw frames.")
     if not ending:
         raise WriterError(f"{name}: is no folder and has no ending; write {name}/ for PNG stills, or {name}.mp4.")
-    others = "a folder (ending in /) or %05d.png for stills, or - for raw frames"
+    others = "a folder (ending in /) or %05d.png for stills, "
+    others += option("or - for raw frames", "- for raw frames, or .wav for the sound alone")
     raise WriterError(f"{name}: its ending is not supported; use {', '.join(frame_endings())}, {others}.")
 
 
@@ -268,7 +263,12 @@ def open_sink(
     `num_frames` is given by callers that gave it to `check_output`, which has then warned of the audio.
     """
     kind = check_output_options(path, options, fps=fps)
-    return kind.open(Output(path, size, fps, options, num_frames))
+    return kind.open(Output(path, size, fps, _with_rule(kind, add_metadata(path, options)), num_frames))
+
+
+def _with_rule(kind: SinkKind, options: SinkOptions) -> SinkOptions:
+    """The options with what the kind of output does with files of the same names."""
+    return replace(options, overwrite=kind.replaces) if options.overwrite is None else options
 
 
 def output_files(output: str, options: SinkOptions) -> dict[str, SinkOptions]:
@@ -280,7 +280,11 @@ def output_files(output: str, options: SinkOptions) -> dict[str, SinkOptions]:
     files, hdr = {}, options.hdr
     if options.contact_sheet:
         sheet = sheet_beside(output)
-        of_sheet = options if sheet == output else SinkOptions(metadata=options.metadata, contact_sheet=True)
+        of_sheet = (
+            options
+            if sheet == output
+            else SinkOptions(metadata=options.metadata, contact_sheet=True, overwrite=options.overwrite)
+        )
         files[sheet] = replace(of_sheet, frames=options.frames if hdr is None else hdr.sheet)
     if output not in files:
         is_exr = Path(output).suffix.lower() in _EXR.endings
@@ -327,21 +331,24 @@ def check_output(
 
     With `makes_folders` those above it that are missing can be made.
 
-    With `num_frames`, warn of what is changed in an audio file, or longer or shorter than the video, and refuse one
+    With `num_frames`, warn of an audio file that becomes lossy, or is longer or shorter than the video, and refuse one
     picture of several frames.
     """
     name, kind = os.fspath(path), check_output_options(path, options, fps=fps)
     check_size(name, size)
-    target = kind.check(Output(path, size, fps, options, num_frames))
+    output = Output(path, size, fps, _with_rule(kind, options), num_frames)
+    target = kind.check(output)
     if name == "-":
         return
     check_name(target)
+    if not output.options.overwrite:
+        check_absent(target)
     folder = target if os.path.isdir(target) else Path(os.path.realpath(target)).parent
     while makes_folders and not os.path.exists(folder):
         folder = folder.parent
     is_special = os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target)  # a named pipe
     if not is_special and not os.access(folder, os.W_OK | os.X_OK):
-        raise WriterError(f"{name}: cannot be written (the folder {folder} is missing or read-only).")
+        raise WriterError(f"{name}: cannot be written (the folder {folder} {explain_unwritable(folder)}).")
 
 
 def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: Rate | None = None) -> SinkKind:
@@ -352,11 +359,9 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
     if not kind.is_video:
         if options.fragmented:
             check_fragmented(name, Path(path).suffix.lower())
-        for given in _OF_VIDEOS:
-            if getattr(options, given) is not getattr(DEFAULT_OPTIONS, given):
-                raise WriterError(f"{name}: takes no {given.replace('_', ' ')}; only {_endings('is_video')} do.")
-    if options.metadata and not kind.has_metadata:
-        raise WriterError(f"{name}: takes no metadata; only {_endings('has_metadata')} do.")
+        for given in fields(options):
+            if given.metadata.get("of_videos") and getattr(options, given.name) is not given.default:
+                raise WriterError(f"{name}: takes no {given.name.replace('_', ' ')}; only {_endings('is_video')} do.")
     if (found := options.format.pixel_format) not in kind.pixel_formats:
         takes = " or ".join(_PIXEL_FORMATS[each] for each in kind.pixel_formats) or "none: it is sound alone"
         way = option("bit_depth=8", "--bit-depth 8")
@@ -364,7 +369,6 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
             way = option('HDROptions(..., signal="sdr")', "--hdr-output sdr")
         way = f"; use {way}" if "rgb24" in kind.pixel_formats else ""
         raise WriterError(f"{name}: frames have {_PIXEL_FORMATS[found]} per color, and it takes {takes}{way}.")
-    check_metadata(name, options.metadata)
     kind.check_options(name, options, fps)
     return kind
 
@@ -379,18 +383,16 @@ def takes_sound(path: str | os.PathLike, options: SinkOptions) -> bool:
     return check_output_options(path, replace(options, audio_codec=None)).is_video
 
 
-def add_metadata(path: str | os.PathLike, options: SinkOptions, entries: Mapping[str, str]) -> SinkOptions:
-    """`options` with more entries, if the output takes any; those that `options` have stay.
+def add_metadata(path: str | os.PathLike, options: SinkOptions, entries: Mapping[str, str] = _NONE) -> SinkOptions:
+    """`options` with what the output keeps of their metadata, and of more entries unless they have these keys.
 
-    A warning if they are too long for a live video, which goes without them.
+    A warning names what is left out, unless it is one of the `entries` and the output keeps no metadata at all.
     """
-    if not entries or not check_output_options(path, options).has_metadata:
-        return options
-    own = {key.lower() for key in options.metadata}  # containers ignore the case of keys
-    entries = {**{key: value for key, value in entries.items() if key.lower() not in own}, **options.metadata}
-    if options.fragmented and metadata_bytes(entries) > MAX_LIVE_METADATA:
-        names = " and ".join(sorted(entries.keys() - options.metadata.keys()))
-        long = f"{names} of the latents take more than {MAX_LIVE_METADATA:,} bytes"
-        warnings.warn(f"{os.fspath(path)}: {long}, and are left out of a live video.", stacklevel=2)
-        return options
-    return replace(options, metadata=entries)
+    name, kind = os.fspath(path), find_kind(os.fspath(path), options)
+    suffix = Path(name).suffix.lower()
+    ending = suffix if suffix in kind.endings or not kind.endings else kind.endings[0]
+    own = keep_metadata(name, ending, options.metadata, is_live=options.fragmented)
+    known = {key.lower() for key in own}  # containers ignore the case of keys
+    entries = {key: value for key, value in entries.items() if key.lower() not in known}
+    kept = keep_metadata(name, ending, own | entries, is_live=options.fragmented, warns=keeps_metadata(ending))
+    return replace(options, metadata=kept)

@@ -1,29 +1,27 @@
-"""The sound of a video or of a sound file: its form, that in which an encoder stores it, and its samples."""
+"""The sound of a video or of a sound file: its form, and its samples."""
 
 import os
 import re
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
 
-from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
+from ..errors import LTXVAEError, ReaderError, excerpt, warn
 from ..files import explain_missing
-from .ffmpeg import FfmpegReader, input_arguments, listing, read_log
-from .sound import SAMPLE_RATES
+from .ffmpeg import FfmpegReader, describe, input_arguments, listing, parse_packets, read_times
 
+#: Samples per second. A small file that states fewer would become hours of sound.
+SAMPLE_RATES = range(1000, 768_001)
 #: A filter that puts silence in place of what is missing in front of sound that begins late, and in gaps. Not of those
 #: under 0.02 s: the times of Ogg Vorbis are wrong by up to that.
 FILL_GAPS = "aresample=async=1:min_hard_comp=0.02:first_pts=0"
-_STREAM = re.compile(r"Stream #.*: Audio: (\w+).*?, (\d+) Hz, ([^,]+), (\w+)(?: \((\d+) bit\))?")
-_START = re.compile(r"Duration: .*, start: (-?\d+\.\d+)")
-_SHIFT = re.compile(r"demuxer\+ffmpeg -> .* off:(-?\d+) ")  # in microseconds
+_FIRST_STREAM = "0:a:0"
+_STREAM = re.compile(r"Audio: (\w+).*?, (\d+) Hz, ([^,]+), (\w+)(?: \((\d+) bit\))?")
 _COUNT = re.compile(r"(\d+) channels")
-_PEAK = re.compile(r"Peak level dB: (-?\d+\.\d+)")
 _FORMAT_BITS = {"u8": 8, "s16": 16, "s32": 32, "s64": 64, "flt": 32, "dbl": 64}
 _MAX_PROBES = 32
 _FLOAT_BYTES = 4
@@ -33,119 +31,65 @@ _FILTERS = f"{FILL_GAPS},aformat=sample_fmts=flt:channel_layouts=mono|stereo"
 
 @dataclass(frozen=True)
 class SoundFormat:
-    """The form of an audio stream: codec, layout and sample format by ffmpeg's names."""
+    """The form of an audio stream."""
 
-    codec: str
+    codec: str  # by ffmpeg's name
     sample_rate: int
-    layout: str
-    sample_format: str
+    channels: int
     bits: int  # of a sample
-
-    @property
-    def channels(self) -> int:
-        known = _channels(self.layout)
-        return known if isinstance(known, int) else len(known)
-
-    @property
-    def is_float(self) -> bool:
-        return self.sample_format.startswith(("flt", "dbl"))
 
     @property
     def is_lossless(self) -> bool:
         rows = listing("-codecs", error=ReaderError)  # flags, name, description
         return any(row[1:2] == [self.codec] and row[0].endswith("S") for row in rows)
 
-    def is_remixed(self, stored: "SoundFormat") -> bool:
-        """Whether another format has other channels. Those at the sides may be those at the back."""
-        own, other = _channels(self.layout), _channels(stored.layout)
-        return self.channels != stored.channels if isinstance(own, int) or isinstance(other, int) else own != other
 
+def find_sound(path: str | os.PathLike, error: type[LTXVAEError]) -> tuple[SoundFormat, Fraction] | None:
+    """The first audio stream of a file, and its shift; None without one. Raises `error` if ffmpeg cannot read it.
 
-@dataclass(frozen=True)
-class ProbedSound:
-    """The first audio stream of a file, as it is and as an encoder stores it.
-
-    `shift` is how many seconds later than ffmpeg says it begins.
+    The shift is how many seconds later it begins than ffmpeg says where it reads nothing else, as of an MPEG-TS.
     """
-
-    source: SoundFormat
-    stored: SoundFormat
-    shift: Fraction
-
-
-def probe_sound(path: str | os.PathLike, encode: Sequence[str], error: type[LTXVAEError] = WriterError) -> ProbedSound:
-    """The sound of a file, for the arguments of an encoder. An `error` if ffmpeg cannot read or store it."""
     if not os.path.isfile(path):
         raise error(f"{excerpt(path, 200)}: {explain_missing(path, 'audio file')}")
     state = os.stat(path)
-    return _probe(os.fspath(path), tuple(encode), error, (state.st_size, state.st_mtime_ns))  # type: ignore[arg-type]
+    return _find(os.fspath(path), error, (state.st_size, state.st_mtime_ns))  # type: ignore[arg-type]
 
 
 @lru_cache(_MAX_PROBES)
-def _probe(path: str, encode: tuple[str, ...], error: type[LTXVAEError], state: tuple[int, int]) -> ProbedSound:
-    first = [*input_arguments(path), "-map", "0:a:0", "-frames:a", "1"]
-    try:
-        log = read_log(path, "audio", ["-debug_ts", *first, *encode], error)
-    except error as problem:
-        read_log(path, "audio", first, error)
-        reason = str(problem).partition("ffmpeg can read: ")[2]
-        raise error(
-            f"{path}: its sound cannot be stored with this audio codec ({reason.rstrip('.')}); use another one."
-        ) from problem
-    before, _, after = log.partition("Output #0")
-    source, stored = _parse(before), _parse(after)
-    if source is None or stored is None:
+def _find(path: str, error: type[LTXVAEError], _: tuple[int, int]) -> tuple[SoundFormat, Fraction] | None:
+    first_packet = ["-map", _FIRST_STREAM, "-c", "copy", "-frames", "1", "-f", "framecrc"]
+    arguments = input_arguments(path)
+    found = describe(path, "audio", arguments, _FIRST_STREAM, first_packet, error)
+    if found is None:
+        return None
+    source = next((stream for line, *_ in found.streams if (stream := _parse(line))), None)
+    if source is None:
         raise error(f"{path}: the format of its sound is not known; convert it with ffmpeg first.")
     if source.sample_rate not in SAMPLE_RATES:  # which only the file states
         limits = f"expected are {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]}"
         raise error(f"{path}: its sound has {source.sample_rate} samples per second; {limits}, so correct its header.")
-    return ProbedSound(source, stored, _find_shift(log))
+    begins = [packet.time for packet in parse_packets(found.output)] or [Fraction(0)]
+    alone = read_times([*arguments, *first_packet[:-2]])[0] if begins != [0] else begins
+    return source, begins[0] - alone[0] if alone else Fraction(0)
 
 
-def _parse(log: str) -> SoundFormat | None:
-    stream = _STREAM.search(log)
+def _parse(line: str) -> SoundFormat | None:
+    stream = _STREAM.match(line)
     if stream is None:
         return None
     codec, rate, layout, sample_format, bits = stream.groups()
     usual = _FORMAT_BITS.get(sample_format.removesuffix("p"), 32)
-    return SoundFormat(codec, int(rate), layout, sample_format, int(bits) if bits else usual)
+    return SoundFormat(codec, int(rate), _count_channels(layout), int(bits) if bits else usual)
 
 
-def find_shift(path: str | os.PathLike, stream: str) -> Fraction:
-    """How many seconds later than ffmpeg says a stream of a file begins, by the times of the whole file.
-
-    ffmpeg lets an MPEG-TS and the like begin with the stream that it reads. 0 for a file that cannot be read, which is
-    an error where it is.
-    """
-    with suppress(ReaderError):
-        first = ["-debug_ts", *input_arguments(path), "-map", stream, "-c", "copy", "-frames", "1"]
-        return _find_shift(read_log(os.fspath(path), "stream", first, ReaderError))
-    return Fraction(0)
-
-
-def _find_shift(log: str) -> Fraction:
-    start, shift = _START.search(log), _SHIFT.search(log)
-    return Fraction(-int(shift[1]), 10**6) - Fraction(start[1]) if start and shift else Fraction(0)
-
-
-def read_peak(path: str | os.PathLike) -> float:
-    """The largest absolute sample of a file's sound, which is decoded; 1 is the largest that integers have."""
-    level = ["-af", "astats=measure_perchannel=none:measure_overall=Peak_level"]
-    arguments = [*input_arguments(path), "-map", "0:a:0", *level]
-    peak = _PEAK.search(read_log(os.fspath(path), "audio", arguments, WriterError))
-    return 10 ** (float(peak[1]) / 20) if peak else 0.0  # silence has -inf
-
-
-def _channels(layout: str) -> frozenset[str] | int:
-    """The channels of a layout, or only their number if they have no places."""
-    counted = _COUNT.match(layout)
+def _count_channels(layout: str) -> int:
+    """The channels of a layout, by ffmpeg's name."""
+    counted = _COUNT.match(layout)  # those without places
     if counted:
         return int(counted[1])
     rows = listing("-layouts", error=ReaderError)  # name, channels joined by +
-    names = frozenset(next((row[1] for row in rows if row[:1] == [layout] and len(row) == 2), layout).split("+"))
-    if names & {"BL", "BR"}:
-        return names
-    return frozenset({"SL": "BL", "SR": "BR"}.get(name, name) for name in names)
+    channels = next((row[1] for row in rows if row[:1] == [layout] and len(row) == 2), layout)
+    return len(channels.split("+"))
 
 
 class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
@@ -159,16 +103,13 @@ class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
         self.name = os.fspath(path)
         self.channels = self.sample_rate = 0
         self._is_closed = True
-        encode = ["-af", _FILTERS, "-c:a", "pcm_f32le"]
-        try:
-            found = probe_sound(path, encode, ReaderError)
-        except ReaderError as error:
-            if "contains no audio stream" not in str(error):
-                raise
+        found = find_sound(path, ReaderError)
+        if found is None:
             return
-        self.channels, self.sample_rate = found.stored.channels, found.stored.sample_rate
-        shift = ["-itsoffset", f"{float(found.shift):.6f}"]
-        arguments = [*shift, *input_arguments(path), "-map", "0:a:0", *encode, "-f", "f32le"]
+        source, shift = found
+        self.channels, self.sample_rate = min(2, source.channels), source.sample_rate
+        decode = ["-map", _FIRST_STREAM, "-af", _FILTERS, "-c:a", "pcm_f32le", "-f", "f32le"]
+        arguments = ["-itsoffset", f"{float(shift):.6f}", *input_arguments(path), *decode]
         self._ffmpeg, self._is_closed = FfmpegReader(self.name, arguments), False
 
     def __next__(self) -> np.ndarray:
@@ -214,4 +155,4 @@ class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
         if code:
             raise ReaderError(f"{self.name}: contains no audio that ffmpeg can read: {reason}.")
         if not code and reason:
-            warnings.warn(f"{self.name}: parts of its sound are damaged; ffmpeg says: {reason}.", stacklevel=3)
+            warn(f"{self.name}: parts of its sound are damaged; ffmpeg says: {reason}.")

@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from ..errors import ReaderError, excerpt, option, quote
-from ..files import copy_stream, explain_missing, standard_input
+from ..files import START_BYTES, Format, copy_stream, explain_missing, find_format, standard_input
 from ..process import temporary_folder
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
 from .ffmpeg import input_arguments
@@ -61,6 +61,13 @@ def _refuse_exr(path: Path, first: Path) -> None:
         raise ReaderError(f"{path}: is EXR, whose numbers mean light of a color space that must be known; {way}.")
 
 
+def _refuse_arrays(path: Path, name: str) -> None:
+    """Raise a `ReaderError` for a file of latents."""
+    with suppress(OSError), path.open("rb") as file:
+        if find_format(file.read(START_BYTES)) in (Format.SAFETENSORS, Format.NPY, Format.ZIP):
+            raise ReaderError(f"{name}: contains arrays, and no video; to turn latents into a video, use decode.")
+
+
 def copy_standard_input(stack: ExitStack) -> Path:
     """Copy the video that comes from standard input to a file, which `stack` removes: ffmpeg has to seek in it."""
     stream = standard_input("a video", ReaderError)
@@ -68,6 +75,7 @@ def copy_standard_input(stack: ExitStack) -> Path:
     copy_stream(stream, path, "standard input", ReaderError)
     if not path.stat().st_size:
         raise ReaderError("standard input is empty; pipe a video into it, or name one.")
+    _refuse_arrays(path, "standard input")
     return path
 
 
@@ -75,6 +83,7 @@ def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[l
     """The arguments for ffmpeg to read `path`, and the images that it reads. `stack` removes links to them."""
     if os.path.isfile(path):  # which, unlike `Path.is_file`, takes a name that is too long
         _refuse_exr(path, path)
+        _refuse_arrays(path, str(path))
         check_text(path)
         return input_arguments(path), []
     images = _images(path)[:max_images]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import CheckpointError
-from ..base import NETWORKS, Configuration, Description, Family, Found, Network, NetworkDescription, Statistics, Stored
+from ..base import NETWORKS, Configuration, Family, Found, Network, Statistics, Stored
 from ..specs import NetworkSpec, Shapes
 from ..stored import find_statistics
 from ..vocoder.networks import make_vocoder
@@ -301,17 +301,8 @@ def _make(config: AudioConfig, network: str, statistics: Statistics | None) -> N
     return AudioEncoder(config, statistics) if network == "encoder" else AudioDecoder(config, statistics)
 
 
-def _describe(config: AudioConfig) -> Description:
-    names = ["encoder", "decoder"] + ([] if config.vocoder is None else ["vocoder"])
-    networks = {}
-    for name in names:
-        layers = [
-            (layer.name, layer.in_channels, layer.out_channels)
-            for layer in _spec(config, name).layers
-            if layer.in_channels != layer.out_channels or "conv" not in layer.name
-        ]
-        networks[name] = NetworkDescription({}, layers)
-    entries = {
+def _describe(config: AudioConfig) -> dict[str, Any]:
+    return {
         "latent_channels": config.channels,
         "latent_bins": config.bins,
         "latents_per_second": config.latents_per_second,
@@ -319,7 +310,6 @@ def _describe(config: AudioConfig) -> Description:
         "mel_bins": config.mel.bins,
         "causality": config.causality.value,
     }
-    return Description(entries, networks)
 
 
 AUDIO_VAE = Family(

@@ -5,7 +5,7 @@ rounding. A `ConvRule` decides, for a network's modules and its memory estimates
 number of frames has no part in it, so that a clip gives the same result however it is cut into steps.
 
 CPU rules are measured (docs/performance.md). Metal's follow MLX 0.32's dispatch code and an emulation of its rounding,
-and have not been measured on a Mac; `python -m mlx_ltx_vae.bench --metal` tests them.
+and have not been measured on a Mac.
 """
 
 import enum

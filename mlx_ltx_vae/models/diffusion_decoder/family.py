@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import CheckpointError, option
-from ..base import Configuration, Description, Family, Found, Network, NetworkDescription, Statistics, Stored
+from ..base import Configuration, Family, Found, Network, Statistics, Stored
 from ..specs import Shapes
 from ..stored import anything, needed, read_config
 from ..video_vae.block_types import KERNEL
@@ -17,7 +17,6 @@ from .config import (
     DECODER_CLASS_NAME,
     DecoderConfig,
     DiffusionVAEConfig,
-    StageConfig,
     ltx_2_5,
     parse_decoder_config,
 )
@@ -190,56 +189,32 @@ def _make(config: DiffusionVAEConfig, network: str, statistics: Statistics | Non
     return DiffusionDecoder(config.decoder, statistics)
 
 
-def _describe(config: DiffusionVAEConfig) -> Description:
-    entries: dict[str, Any] = {"latent_channels": config.latent_channels, "scale": config.scale._asdict()}
-    networks: dict[str, NetworkDescription] = {}
-    if config.encoder is not None:
-        networks["encoder"] = CONV_VAE.describe(config.encoder).networks["encoder"]
+def _describe(config: DiffusionVAEConfig) -> dict[str, Any]:
+    encoder = {} if config.encoder is None else {"encoder": CONV_VAE.describe(config.encoder)["encoder"]}
     if config.decoder is None:
-        return Description(entries, networks)
+        return encoder
     decoder = config.decoder
-    entries |= {"patch_size": decoder.patch_size, "denoising_steps": decoder.steps}
-    networks["decoder"] = _describe_decoder(decoder)
-    steps = "1 step" if decoder.steps == 1 else f"{decoder.steps} steps"
-    words = f"denoises in {steps} (predicts {decoder.prediction.name.lower()}), takes noise"
-    embedding = "with type_emb" if decoder.has_type_embedding else "without type_emb: untagged"
-    words += f" and keyframes ({embedding})"
-    return Description(entries, networks, f"patches are {decoder.patch_size}x{decoder.patch_size}", words)
-
-
-def _describe_decoder(config: DecoderConfig) -> NetworkDescription:
-    stages = [*config.context_stages, config.pixel_stage]
-    entries = {
-        "in_channels": config.latent_channels,
-        "out_channels": config.pixel_channels,
-        "head_dim": config.head_dim,
-        "prediction": config.prediction.value,
-        "denoising_steps": config.steps,
-        "type_embedding": config.has_type_embedding,
+    stages = [*decoder.context_stages, decoder.pixel_stage]
+    described = {
+        "in_channels": decoder.latent_channels,
+        "out_channels": decoder.pixel_channels,
+        "head_dim": decoder.head_dim,
+        "prediction": decoder.prediction.value,
+        "denoising_steps": decoder.steps,
+        "type_embedding": decoder.has_type_embedding,
+        "widths": [stage.channels for stage in stages],
         "stages": [
             {
                 "channels": stage.channels,
                 "depth": stage.depth,
                 "kernel": list(stage.kernel),
                 "up": list(stage.up),
-                "out_channels": stage.out_channels or config.pixel_channels,
+                "out_channels": stage.out_channels or decoder.pixel_channels,
             }
             for stage in stages
         ],
     }
-    layers = [("conv_in", config.latent_channels, stages[0].channels)]
-    layers += [(_describe_stage(stage), stage.channels, stage.out_channels) for stage in config.context_stages]
-    pixels = config.pixel_stage
-    layers.append((f"{pixels.depth} denoising {_by(pixels.kernel)}", config.pixel_channels, pixels.channels))
-    return NetworkDescription(entries, [*layers, ("conv_out", pixels.channels, config.pixel_channels)])
-
-
-def _describe_stage(stage: StageConfig) -> str:
-    return f"{stage.depth} attention {_by(stage.kernel)}, up {_by(stage.up)}"
-
-
-def _by(extents: tuple[int, int, int]) -> str:
-    return "x".join(map(str, extents))
+    return {"patch_size": decoder.patch_size, "denoising_steps": decoder.steps, **encoder, "decoder": described}
 
 
 DIFFUSION_VAE = Family(

@@ -18,7 +18,7 @@ from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...shapes import Grid
 
 #: Queries of a block along each axis. Small blocks mask fewer scores, and large ones have larger products. The CPU's
-#: is measured; for Metal there is a model (docs/performance.md), and `bench --metal` measures it.
+#: is measured.
 BLOCKS = {Backend.CPU: 4, Backend.METAL: 4, Backend.CUDA: 4}
 # Scores of one call of the attention, for all heads together, and elements of its copies of keys and values. A fused
 # attention keeps no scores; its calls are large, since each takes the host as long as its graph takes to build.

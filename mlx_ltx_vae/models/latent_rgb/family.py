@@ -6,20 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ...errors import CheckpointError, excerpt
+from ...errors import CheckpointError
 from ...shapes import DEFAULT_SCALE, Scaled, ScaleFactors
 from ...streaming.context import Stage, StreamContext, pointwise
-from ..base import (
-    Configuration,
-    Decoder,
-    Description,
-    Family,
-    Found,
-    Network,
-    NetworkDescription,
-    Statistics,
-    Stored,
-)
+from ..base import Configuration, Decoder, Family, Found, Network, Statistics, Stored
 from ..layers.conv import add_weights, interleave
 from ..specs import LayerSpec, NetworkSpec, Shapes
 from ..stored import Key, grid, is_number, read_config, word
@@ -122,20 +112,8 @@ def _make(config: LatentRGBConfig, network: str, statistics: Statistics | None) 
     return LatentRGBDecoder(config)
 
 
-def _describe(config: LatentRGBConfig) -> Description:
-    size = config.patch_size
-    entries = {
-        "latent_channels": config.latent_channels,
-        "patch_size": size,
-        "scale": config.scale._asdict(),
-        "fitted_to": config.vae,
-        "psnr": config.psnr,
-    }
-    layers = [(layer.name, layer.in_channels, layer.out_channels) for layer in decoder_spec(config).layers]
-    fit = f", fitted to {excerpt(config.vae)}" if config.vae else ""
-    quality = "" if config.psnr is None else f" ({config.psnr:.1f} dB)"
-    pictures = f"one picture per latent frame, {size}x{size} pixels per cell{fit}{quality}"
-    return Description(entries, {"decoder": NetworkDescription({}, layers)}, decoder=pictures)
+def _describe(config: LatentRGBConfig) -> dict[str, Any]:
+    return {"patch_size": config.patch_size, "fitted_to": config.vae, "psnr": config.psnr, "decoder": {}}
 
 
 LATENT_RGB = Family(

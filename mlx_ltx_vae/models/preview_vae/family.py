@@ -7,17 +7,7 @@ from functools import partial
 from typing import Any
 
 from ...errors import CheckpointError
-from ..base import (
-    NETWORKS,
-    Configuration,
-    Description,
-    Family,
-    Found,
-    Network,
-    NetworkDescription,
-    Statistics,
-    Stored,
-)
+from ..base import NETWORKS, Configuration, Family, Found, Network, Statistics, Stored
 from ..specs import Shapes
 from ..stored import only, read_config, whole, word
 from .config import (
@@ -131,29 +121,13 @@ def _published(widths: tuple[int, ...], group_width: int | None, base_channels: 
     return PreviewConfig((n0, n1, n2, n3), encoder, group_width)
 
 
-def _describe(config: PreviewConfig) -> Description:
-    entries = {"latent_channels": config.latent_channels, "patch_size": PATCH, "scale": config.scale._asdict()}
-    networks = {}
-    for network, width in (("encoder", config.encoder_width), ("decoder", config.decoder_widths)):
-        if width is not None:
-            layers = [
-                (layer.name.removeprefix(_STEM), layer.in_channels, layer.out_channels)
-                for layer in network_spec(config, network).layers
-                if layer.name.startswith(_STEM)
-            ]
-            widths = list(width) if isinstance(width, tuple) else [width]
-            networks[network] = NetworkDescription({"widths": widths}, layers)
-    return Description(entries, networks, f"patches are {PATCH}x{PATCH}, normalized", _describe_decoder(config))
-
-
-def _describe_decoder(config: PreviewConfig) -> str:
-    kind = "tiny, for previews; causal"
-    if config.generation == _UNKNOWN:
-        return f"{kind}; of LTX-2 or LTX-2.3, whose files have equal shapes and tell it by their names only"
-    if config.generation in _NAMES.values():
-        model = "LTX-2" if config.generation == "taeltx_2" else "LTX-2.3"
-        return f"{kind}; of {model} by the file's name, since the shapes of LTX-2's and LTX-2.3's are equal"
-    return kind
+def _describe(config: PreviewConfig) -> dict[str, Any]:
+    """`model` is which LTX it belongs to, where the files of two have equal shapes."""
+    models = {"taeltx_2": "LTX-2, by the file's name", "taeltx2_3": "LTX-2.3, by the file's name"}
+    models[_UNKNOWN] = "LTX-2 or LTX-2.3: their files have equal shapes and differ by their names only"
+    widths = {"encoder": config.encoder_width and [config.encoder_width], "decoder": config.decoder_widths}
+    networks = {name: {"widths": list(each)} for name, each in widths.items() if each}
+    return {"patch_size": PATCH, "model": models.get(config.generation), **networks}
 
 
 PREVIEW_VAE = Family(

@@ -4,12 +4,11 @@ Strings from a checkpoint become enums and block types here.
 """
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ...errors import CheckpointError, quote
+from ...errors import CheckpointError, quote, warn
 from ...shapes import Axis, Scaled, ScaleFactors, WindowSpec
 from ..conv_spec import Activation, ConvSpec
 from ..convolution.rules import ConvRule, choose
@@ -220,10 +219,9 @@ def _default_padding(values: Mapping[str, Any], decoder_blocks: Sequence[Any] | 
     kinds = (ENCODER_BLOCKS.get(name) for name, _ in values["encoder_blocks"] or ())
     padding = "zeros" if any(kind is not None and kind.type is STRIDED for kind in kinds) else "reflect"
     if generation == "custom" and decoder_blocks:
-        warnings.warn(
+        warn(
             f"{source}: its configuration lists decoder blocks of no published VAE and no padding, so {padding} is "
-            'assumed; if the picture is wrong, add the key "spatial_padding_mode": "zeros", "reflect" or "replicate".',
-            stacklevel=2,
+            'assumed; if the picture is wrong, add the key "spatial_padding_mode": "zeros", "reflect" or "replicate".'
         )
     return padding
 

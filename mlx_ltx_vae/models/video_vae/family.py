@@ -8,21 +8,11 @@ from functools import partial
 from typing import Any
 
 from ...errors import CheckpointError
-from ..base import (
-    NETWORKS,
-    Configuration,
-    Description,
-    Family,
-    Found,
-    Network,
-    NetworkDescription,
-    Statistics,
-    Stored,
-)
+from ..base import NETWORKS, Configuration, Family, Found, Network, Statistics, Stored
 from ..convolution.rules import ConvRule, choose
 from ..specs import Shapes
 from ..stored import STATISTICS_PREFIXES, find_statistics, plain_name
-from .block_types import BLOCKS, KERNEL, STEMS, BlockConfig
+from .block_types import BLOCKS, KERNEL, STEMS
 from .config import CLASS_NAME, NetworkConfig, VAEConfig, check_config, decoder_spec, network_spec, parse_vae_config
 from .diffusers import has_diffusers_names, is_diffusers_config, read_diffusers_config
 from .generations import GENERATIONS, PRUNA_VAED, PrunedDecoder, name_generation, read_pruned_decoder
@@ -274,74 +264,51 @@ def _published(name: str, base_channels: int | None = None) -> VAEConfig:
     return parse_vae_config({**GENERATIONS[name], **widths}, name)
 
 
-def _describe(config: VAEConfig) -> Description:
-    """Each block has its `stride` as (time, height, width)."""
-    entries = {
-        "latent_channels": config.latent_channels,
+def _describe(config: VAEConfig) -> dict[str, Any]:
+    """`work_relative_to_ltx_2_3` is of a pruned decoder: the share of the multiply-adds that it computes."""
+    is_pruned = config.generation == PRUNA_VAED and config.decoder is not None
+    return {
         "patch_size": config.patch_size,
-        "scale": config.scale._asdict(),
         "causal_decoder": config.causal_decoder,
         "timestep_conditioning": config.timestep_conditioning,
+        **({"work_relative_to_ltx_2_3": _work_share(config)} if is_pruned else {}),
+        **{name: _describe_network(network) for name, network in config.networks.items()},
     }
-    networks = {name: _describe_network(network) for name, network in config.networks.items()}
-    patches = f"patches are {config.patch_size}x{config.patch_size}"
-    return Description(entries, networks, patches, _describe_decoder(config), _describe_work(config))
 
 
-def _describe_network(network: NetworkConfig) -> NetworkDescription:
-    blocks = [
-        {
-            "kind": block.type.name,
-            "in_channels": block.in_channels,
-            "out_channels": block.out_channels,
-            "layers": block.num_layers,
-            "stride": list(block.stride),
-            "residual": block.residual,
-            "inject_noise": block.inject_noise,
-        }
-        for block in network.blocks
-    ]
-    entries = {
+def _describe_network(network: NetworkConfig) -> dict[str, Any]:
+    """Each block has its `stride` as (time, height, width)."""
+    changes = [block.out_channels for block in network.blocks if block.out_channels != block.in_channels]
+    return {
         "in_channels": network.in_channels,
         "out_channels": network.out_channels,
         "causal": network.options.causal,
         "padding": network.options.padding.value,
-        "blocks": blocks,
+        "widths": [network.blocks[0].in_channels, *changes],
+        "blocks": [
+            {
+                "kind": block.type.name,
+                "in_channels": block.in_channels,
+                "out_channels": block.out_channels,
+                "layers": block.num_layers,
+                "stride": list(block.stride),
+                "residual": block.residual,
+                "inject_noise": block.inject_noise,
+            }
+            for block in network.blocks
+        ],
     }
-    layers = [("conv_in", network.in_channels, network.blocks[0].in_channels)]
-    layers += [(_describe_block(block), block.in_channels, block.out_channels) for block in network.blocks]
-    return NetworkDescription(entries, [*layers, ("conv_out", network.blocks[-1].out_channels, network.out_channels)])
 
 
-def _describe_decoder(config: VAEConfig) -> str:
-    if config.decoder is None:
-        return ""
-    causal = "causal" if config.causal_decoder else "not causal"
-    timestep = "takes a timestep and noise" if config.timestep_conditioning else "takes no timestep"
-    decoder = config.decoder.options.padding.value
-    encoder = decoder if config.encoder is None else config.encoder.options.padding.value
-    other = "" if encoder == decoder else f" (the encoder with {encoder})"
-    return f"{causal}, {timestep}, pads with {decoder}{other}"
-
-
-def _describe_work(config: VAEConfig) -> str:
-    """What a pruned decoder computes, as a share of the whole decoder with the same first width."""
-    if config.generation != PRUNA_VAED or config.decoder is None:
-        return ""
+def _work_share(config: VAEConfig) -> float:
+    """The work of a decoder, as a share of LTX-2.3's with the same first width."""
     published = parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3").network("decoder").blocks
-    base = max(1, published[-1].out_channels * config.decoder.blocks[0].in_channels // published[0].in_channels)
+    first_width = config.network("decoder").blocks[0].in_channels
+    base = max(1, published[-1].out_channels * first_width // published[0].in_channels)
     ends = {"latent_channels": config.latent_channels, "patch_size": config.patch_size}
     whole = parse_vae_config({**GENERATIONS["LTX-2.3"], **ends, "decoder_base_channels": base}, "LTX-2.3")
     work, of_whole = (decoder_spec(each).multiply_adds(_USUAL_LATENTS) for each in (config, whole))
-    return f"{100 * work / of_whole:.0f} % of LTX-2.3's work"
-
-
-def _describe_block(block: BlockConfig) -> str:
-    """A block in a few words, such as "4 residual" or "depth to space 2x2x2 + skip" (time x height x width)."""
-    count = f"{block.num_layers} " if block.num_layers > 1 else ""
-    stride = "" if set(block.stride) == {1} else f" {'x'.join(map(str, block.stride))}"
-    extras = (" + skip" if block.residual else "") + (" + noise" if block.inject_noise else "")
-    return f"{count}{block.type.name}{stride}{extras}"
+    return round(work / of_whole, 2)
 
 
 CONV_VAE = Family(

@@ -1,1 +1,0 @@
-"""What follows from files of `python -m mlx_ltx_vae.bench --metal --save`."""

@@ -1,0 +1,8 @@
+"""`python -m mlx_ltx_vae.bench`: measures time and memory on this machine."""
+
+from .commands.entry import entry_point
+
+main = entry_point("bench")
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,72 @@
+"""What people type who know other tools: ltx-2-mlx, mlx-video, scripts with diffusers, ComfyUI, ffmpeg."""
+
+from collections.abc import Collection
+
+#: Options here, the first that a command has, or a sentence; and the words for them elsewhere, without dashes.
+_WORDS = {
+    "--output": "out output-path output-file output-dir output-folder output-directory save-path save-to destination",
+    "--model": "vae vae-path vae-model checkpoint checkpoint-path ckpt ckpt-path model-path model-id model-name "
+    "model-repo weights weights-path pretrained-model-name-or-path",
+    "--fps": "r frame-rate framerate rate video-fps",
+    "--dtype": "precision torch-dtype mixed-precision vae-dtype compute-dtype",
+    "--dtype float16": "fp16 half float16 fp16-vae force-fp16",
+    "--dtype bfloat16": "bf16 bfloat16 bf16-vae",
+    "--dtype float32": "fp32 float32 fp32-vae force-fp32 full-precision",
+    "--memory-budget": "memory max-memory memory-limit mem mem-limit ram max-ram vram max-vram budget limit-memory",
+    "--frames :N | --num-frames": "frames num-frames n-frames nframes max-frames vframes frames:v frame-count "
+    "video-length length",
+    "--frames A:B": "ss start start-time start-frame first-frame seek to end end-time end-frame last-frame trim",
+    "--first-seconds": "t duration seconds",
+    "--crf": "quality q:v qp cq qscale",
+    "--codec": "c:v vcodec video-codec c encoder",
+    "--audio-codec": "c:a acodec",
+    "--encoder-preset": "speed x264-preset preset-speed",
+    "--tile SIZE:OVERLAP": "tile-size tile-width tile-height tile-overlap overlap tile-sample-min-size "
+    "tile-sample-min-height tile-sample-min-width spatial-tile-size spatial-overlap",
+    "--tile-frames SIZE:OVERLAP": "temporal-size temporal-overlap temporal-tile-size tile-sample-min-num-frames",
+    "--preset NAME | --tile SIZE:OVERLAP": "tiling vae-tiling enable-tiling enable-vae-tiling use-tiling tiled",
+    "--mode exact": "no-tiling disable-tiling",
+    "--chunk": "chunk-size frames-per-chunk",
+    "--steps": "num-steps num-inference-steps inference-steps denoising-steps",
+    "--timestep": "decode-timestep",
+    "--noise-scale": "decode-noise-scale",
+    "--unnormalized": "unnormalize denormalize denormalized normalize normalize-latents",
+    "--audio-model": "audio-vae audio-vae-path audio-checkpoint vocoder",
+    "--audio": "audio-path audio-file audio-input soundtrack wav",
+    "--quiet": "silent no-progress no-report",
+    "--overwrite": "force overwrite-output",
+    "--no-overwrite": "no-clobber",
+    "--skip-existing": "resume continue skip",
+    "name the inputs without an option": "i input inputs input-file input-path latents latent latents-path "
+    "latents-file latent-path video video-path samples source file",
+    "encode takes --size WxH; a decoded video has the size of its latents": "s width height resolution video-size "
+    "image-size frame-size",
+    "the ending of the output's name chooses the format": "format output-format ext extension container",
+    "-o folder/ writes stills": "save-frames png image-sequence save-images",
+    "memory does not grow with the clip anyway; --memory-budget 8GB is a limit": "low-ram lowram low-vram lowvram "
+    "low-memory lowmem novram medvram save-memory cpu-offload enable-model-cpu-offload enable-sequential-cpu-offload",
+    "MLX computes on its default device, which on a Mac is the GPU": "device cpu gpu cuda mps metal use-cpu use-gpu "
+    "device-map",
+    "no option leaves the sound out; ffmpeg -i clip.mp4 -c copy -an silent.mp4 removes it": "no-audio an no-sound mute "
+    "without-audio skip-audio",
+    "reports are complete without an option; -q leaves them out, and --debug shows the traceback of an error": "v "
+    "verbose verbosity loglevel log-level",
+    "frames are written while the next ones are decoded; --live makes a file that plays meanwhile": "stream streaming",
+    "a folder of a repository is written owner/name:folder": "subfolder vae-subfolder",
+    "the quality is constant, not the bit rate; see --crf of decode": "b:v bitrate video-bitrate",
+    "prompts are for the app that makes the latents": "p prompt negative-prompt guidance-scale cfg cfg-scale lora "
+    "lora-path",
+}  # fmt: skip
+
+
+def find_other(option: str, known: Collection[str]) -> str | None:
+    """What stands here for an option of another tool, among the `known` ones of a command, or a sentence."""
+    word = option.lstrip("-").replace("_", "-").lower()
+    for targets, words in _WORDS.items():
+        if word in words.split():
+            if not targets.startswith("--"):
+                return targets
+            found = (target for target in targets.split(" | ") if target.split()[0] in known)
+            target = next(found, None)
+            return target and f"did you mean {target}?"
+    return None

@@ -1,0 +1,136 @@
+"""Runs commands: exit codes, reports, and one-line errors and warnings."""
+
+import argparse
+import atexit
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TextIO
+
+import mlx.core as mx
+from tqdm import tqdm
+
+from ..backend.device import compiler_search, explained_device_errors, has_reference_blas, is_cpu
+from ..distributed import end_time_limit, is_lost_peer
+from ..errors import (
+    DecodeError,
+    DistributedError,
+    OutputClosed,
+    WriterError,
+    describe_error,
+    one_line,
+    printable,
+    speaking_of_options,
+    warn,
+)
+from ..pipeline.progress import Bar
+from ..process import delay_signals, ended_by_signals
+from ..startup import is_command
+from .cli import BROKEN_PIPE, describe_output_error, finish_output, leave_it_to_the_first_rank, rank_if_launched
+
+
+def run_command(
+    command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace, *, computes: bool = False
+) -> int:
+    """Run a command, which `computes` if it runs a network in this process, and return its exit code.
+
+    0: done. 1: failed, with one line on standard error. 130, 143, 129, 131: ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT.
+    (`CommandParser` exits with 2.) Each warning is one line on standard error.
+    """
+    # MLX asks for this before Python shuts down; some versions are reported to abort at exit (134) without it.
+    atexit.unregister(mx.clear_streams)
+    atexit.register(mx.clear_streams)
+    code = _run(command, arguments, computes)
+    if (problem := finish_output()) and code == 0:
+        code, message = problem
+        _print_error(message)
+    return code
+
+
+def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace, computes: bool) -> int:
+    if is_command():
+        tqdm.set_lock(Bar.get_lock())  # for the bars of downloads
+    try:
+        if computes and is_cpu():
+            delay_signals(compiler_search())
+        # After the block signals are ignored, so that an error is the only line.
+        with explained_device_errors(), ended_by_signals(_is_silent), warnings.catch_warnings(), speaking_of_options():
+            warnings.showwarning = _show_warning
+            if computes and not rank_if_launched() and has_reference_blas():
+                warn(
+                    "MLX computes with the reference BLAS, several times slower than with OpenBLAS; install "
+                    "libopenblas0-pthread (Debian, Ubuntu) and start the command with LD_PRELOAD=libopenblas.so.0."
+                )
+            command(arguments)
+    except KeyboardInterrupt:  # where another program calls the command's function
+        _print_error("interrupted\n")
+        return 130
+    except (BrokenPipeError, OutputClosed):  # of standard output: those of ffmpeg have become errors that name the file
+        return BROKEN_PIPE
+    except Exception as error:  # every failure becomes one line and an exit code
+        if arguments.debug:
+            print_traceback(error)
+        _print_error(f"error: {_describe_for_rank(error)}\n")
+        return 1
+    return 0
+
+
+def _print_error(text: str) -> None:
+    with suppress(OSError):  # nobody can be told then, but by the exit code
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _is_silent(number: signal.Signals) -> bool:
+    """Whether others report the end by a signal: of several ranks, the launcher ends all when one has failed."""
+    rank = rank_if_launched()
+    return rank is not None and (rank > 0 or number is not signal.SIGINT)
+
+
+def _describe_for_rank(error: Exception) -> str:
+    """An error in one line. If it may be for the first rank to report, this returns only if that rank does not."""
+    rank = rank_if_launched()
+    if rank is None:
+        return describe_error(error)
+    end_time_limit()
+    is_lost = is_lost_peer(error)
+    text = "another rank has ended before the work was done." if is_lost else describe_error(error)
+    if rank == 0:
+        return text
+    if is_lost or isinstance(error, (DecodeError, DistributedError)):  # all ranks raise it, or another one caused it
+        leave_it_to_the_first_rank()
+    return f"rank {rank}: {text}"
+
+
+def print_report(report: object, file: TextIO | None = None) -> None:
+    """Print a text of several lines, each `printable`. Names in it must be so before: they may have line breaks."""
+    print(_escape_lines(report), file=file)
+
+
+def print_traceback(error: Exception) -> None:
+    """As Python does, `printable`."""
+    _print_error(_escape_lines("".join(traceback.format_exception(error))))
+
+
+def _escape_lines(text: object) -> str:
+    return "\n".join(map(printable, str(text).split("\n")))
+
+
+def write_line(text: str, file: TextIO) -> None:
+    """Print a line at once, `printable`, also into a file, and keep a progress bar intact."""
+    try:
+        Bar.write(printable(text), file=file)
+        file.flush()
+    except OSError as error:
+        if file is sys.stderr:
+            return
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise WriterError(describe_output_error(error)) from error
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    write_line(f"warning: {one_line(message)}", sys.stderr)

@@ -1,0 +1,523 @@
+"""What a file is, as one dict, and its text: a checkpoint, latents, or a video. First bytes and tensor names decide."""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import mlx.core as mx
+import numpy as np
+
+from .audio_vae import find_sound_decoder, plan_checkpoint
+from .backend.mlx_utils import to_float
+from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint.files import Archive, StoredNetwork
+from .checkpoint.locate import Location, locate, recognize
+from .checkpoint.weight_files import is_index
+from .errors import CheckpointError, LatentsError, PlanError, ReaderError, excerpt, printable, warn
+from .files import MAX_INSPECTED_VALUES, START_BYTES, Format, expand_home, find_format
+from .latents import KNOWN_NAMES, AudioLatentsFile, find_audio_latents, is_sound_alone, open_latents
+from .latents.files import MappedLatents, find_reader, open_tensor_file, read_frames, sampled_frames
+from .latents.keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
+from .latents.metadata import AUDIO_NAMES
+from .latents.statistics import are_unusual, count_unusual, frame_moments, join_moments
+from .models.base import NETWORKS, SOUND, SoundConfig
+from .planning.clip import lookahead, receptive_field
+from .planning.planner import plan_decode
+from .shapes import DEFAULT_SCALE, Grid, format_size
+from .units import DEFAULT_FPS, format_bytes
+from .video.audio import SLACK
+from .video.codecs import ANIMATIONS, CONTAINER_ENDINGS
+from .video.ffmpeg import input_arguments
+from .video.metadata import check_text, read_metadata
+from .video.probe import probe
+from .video.reader import count_frames, estimate_num_frames
+
+#: What a file is, JSON-serializable: `kind`, `name` and more. null is what the file does not have or does not state.
+Report = dict[str, Any]
+FoundT = TypeVar("FoundT")
+
+_NAMED_TENSORS = 3
+_PICTURE_ENDINGS = (*CONTAINER_ENDINGS, *ANIMATIONS, ".png", ".tif", ".tiff", ".jpg", ".jpeg")
+#: (F, H, W) of videos that people make.
+_USUAL_VIDEOS = ((121, 512, 768), (121, 704, 1280), (121, 1088, 1920))
+_SECONDS = (5, 20, 300)  # of sound that is planned
+_LATENTS_PER_SECOND = 25  # of sound, in every release, as the following
+_MISSING_SECONDS = Fraction(3, 100)  # by which sound is shorter than its latents, since the first one makes less
+_LINE = 100  # characters
+_LONGEST_TEXT = 240
+_NULL = {"cells": "unlimited", "normalized": "not stated; assumed", "single_pass_peak_bytes": "not possible"}
+
+
+def inspect(
+    source: str,
+    *,
+    vae: str | None = None,
+    audio_vae: str | None = None,
+    tensor: str | None = None,
+    grid: Grid | None = None,
+) -> Report:
+    """Describe what `open_checkpoint`, `open_latents` or `VideoReader` (one file) accepts, with their errors.
+
+    The options are those of latents, and an error for a checkpoint. `vae` is the checkpoint of latents, which states
+    the scale and normalizes unnormalized latents, or of a video. `audio_vae` is that of audio latents; None for that
+    of `vae`, if it has the networks.
+    """
+    path = expand_home(source)
+    start = _start_of(path)
+    reader = None if start is None else find_reader(start)
+    if start is not None and (find_format(start), reader) == (None, None) and (report := _try_video(path, vae)):
+        if (audio_vae, tensor, grid) != (None, None, None):
+            raise LatentsError(
+                f"{source}: this is a video; an audio VAE, a tensor and a grid are options of latents only."
+            )
+        return report
+    location, audio = None, None
+    if reader is None or find_format(start or b"") is Format.SAFETENSORS:
+        try:
+            location = locate(source)
+        except CheckpointError:
+            audio = _find_audio(source) if os.path.isdir(path) else None
+            if audio is None:
+                raise
+        else:
+            audio = _find_audio(location)
+    if audio is not None and (location is None or not _has_pictures(location.archives)):
+        if (vae, audio_vae, tensor, grid) != (None, None, None, None):
+            raise CheckpointError(f"{source}: this is a checkpoint of sound, which takes no such options.")
+        return audio
+    is_single_file = os.path.isfile(path) and not is_index(path.name)
+    if location is None or (is_single_file and _has_latents(location.archives[0], tensor)):
+        return _inspect_tensors(path, vae, audio_vae, tensor, grid)
+    if (vae, audio_vae, tensor, grid) != (None, None, None, None):
+        raise CheckpointError(f"{source}: this is a checkpoint; VAEs, a tensor and a grid are options of latents only.")
+    report = inspect_checkpoint(open_checkpoint(location))
+    return report if audio is None else {**report, "audio": audio}
+
+
+def format_report(report: Mapping[str, Any], indent: str = "") -> str:
+    """The text of a report: a line `name: value` for each entry, with what is nested indented by two spaces.
+
+    Bytes have a unit. Numbers that belong together are one line, and a list of objects is a table.
+    """
+    lines = []
+    for key, value in report.items():
+        label = f"{indent}{excerpt(key)}:"
+        if not _is_nested(value):
+            lines.append(f"{label} {_format(key, value)}")
+            continue
+        lines.append(label)
+        inner = f"{indent}  "
+        if isinstance(value, Mapping):
+            lines.append(format_report(value, inner))
+        elif isinstance(value[0], Mapping):
+            lines += _table(value, inner)
+        else:
+            lines += [f"{inner}{_format(key, each)}" for each in value]
+    return "\n".join(lines)
+
+
+def _is_nested(value: object) -> bool:
+    """Whether a value takes lines of its own. A number, a text or a few numbers do not."""
+    if isinstance(value, Mapping):
+        is_plain = all(each is None or isinstance(each, (int, float)) for each in value.values())
+        return not is_plain or len(_format("", value)) > _LINE
+    return isinstance(value, list) and any(isinstance(each, (str, Mapping)) for each in value)
+
+
+def _table(rows: Sequence[Mapping[str, Any]], indent: str) -> list[str]:
+    """Lines of a table with an object in each row; in each column if that would be too wide."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    cells: Sequence[Sequence[str]] = [keys, *([_format(key, row.get(key)) for key in keys] for row in rows)]
+    for _ in range(2):
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [indent + "  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+        if max(map(len, lines)) <= _LINE:
+            break
+        cells = list(zip(*cells, strict=True))
+    return lines
+
+
+def _format(key: str, value: object) -> str:
+    """A value in one line."""
+    if value is None or value in ([], {}):
+        return _NULL.get(key, "none")
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_format(name, each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(_format(key, each) for each in value)
+    if not isinstance(value, (int, float)):
+        text = str(value)
+        return printable(text[:_LONGEST_TEXT]) + "..." * (len(text) > _LONGEST_TEXT)
+    if key.endswith("bytes"):
+        return format_bytes(value)
+    return f"{value:.2f}" if key == "seconds" else f"{value:,}" if isinstance(value, int) else f"{value:.5g}"
+
+
+def _inspect_tensors(
+    path: Path, vae: str | None, audio_vae: str | None, tensor: str | None, grid: Grid | None
+) -> Report:
+    checkpoint, of_sound = None if vae is None else open_checkpoint(vae), find_sound_decoder(audio_vae, vae)
+    if (tensor, grid) == (None, None):
+        tensors, stated = open_tensor_file(path)
+        if is_sound_alone(tensors, None if checkpoint is None else checkpoint.config.latent_channels):
+            file = find_audio_latents(tensors, stated, str(path), is_alone=True)
+            assert file is not None
+            return _inspect_audio_latents(file, of_sound)
+        if KEYFRAME_NAMES[0] in tensors and tensors.keys() <= set(KEYFRAME_NAMES):
+            keyframes = find_keyframes(tensors, stated, str(path))
+            assert keyframes is not None
+            return _inspect_keyframes(keyframes)
+    return _inspect_latents(path, checkpoint, of_sound, tensor=tensor, grid=grid)
+
+
+def _start_of(path: Path) -> bytes | None:
+    """The first bytes of a file that can be read; `locate` reports any other."""
+    with suppress(OSError):
+        if os.path.isfile(path):
+            with path.open("rb") as file:
+                return file.read(START_BYTES)
+    return None
+
+
+def _try_video(path: Path, vae: str | None) -> Report | None:
+    """None for a file that neither is a video nor is named as one."""
+    try:
+        return inspect_video(path, None if vae is None else open_checkpoint(vae))
+    except ReaderError:
+        if path.suffix.lower() in _PICTURE_ENDINGS:
+            raise
+        return None
+
+
+def _has_pictures(archives: list[Archive]) -> bool:
+    return any(found.networks for found in recognize(archives)[1])
+
+
+def _has_latents(archive: Archive, tensor: str | None) -> bool:
+    """Whether to read a safetensors file as latents. Raises `CheckpointError` if it has neither these nor a network."""
+    if _has_pictures([archive]):
+        return False
+    others = archive.tensors.keys() - set(AUDIO_NAMES) - set(KEYFRAME_NAMES)
+    is_known = len(others) <= 1 or not others.isdisjoint(KNOWN_NAMES)
+    if not archive.tensors or (tensor is None and not is_known):
+        names = list(archive.tensors)
+        shown = excerpt(", ".join(names[:_NAMED_TENSORS])) + (", ..." if len(names) > _NAMED_TENSORS else "")
+        found = f"{len(names)} tensors ({shown})" if names else "no tensor"
+        raise CheckpointError(
+            f"{archive.path}: expected a video VAE (vae.encoder.*, vae.decoder.* or the like) or latents "
+            f"({', '.join(KNOWN_NAMES[:3])} or the like) and found {found}; if one of them is latents, name it with "
+            "--tensor."
+        )
+    return True
+
+
+# --- checkpoints: headers and configurations, of which no tensor is read ----------------------------------------------
+
+
+def inspect_checkpoint(checkpoint: Checkpoint) -> Report:
+    """Describe a checkpoint, and what decoding with it takes on this machine.
+
+    `configuration` is "stated" by the file or "inferred" from its tensors; `scale` is pixels per latent cell; a network
+    that does not exist is null, `dtypes` counts its parameters stored in each dtype, and `weight_layout` is the axis
+    order of its stored convolution weights; `receptive_field` is in latent frames and cells beyond a pixel's own, null
+    where it is unlimited; it and `lookahead`, the latent frames that the first frame needs, are null without a decoder
+    in the configuration. Each of `plans` is a plan as `decode --dry-run --json` prints it, with
+    `single_pass_peak_bytes`, null where a single pass is not possible.
+    """
+    config, networks = checkpoint.config, checkpoint.networks
+    described = checkpoint.family.describe(config)
+    paths = {info.path for archive in checkpoint.archives for info in archive.tensors.values()}
+    spec = checkpoint.spec("decoder") if "decoder" in described else None
+    return {
+        "kind": "checkpoint",
+        "name": checkpoint.name,
+        "generation": config.generation,
+        "class": checkpoint.class_name,
+        "configuration": _configuration(checkpoint),
+        "file_bytes": sum(path.stat().st_size for path in paths),
+        "vae_bytes": sum(stored.num_bytes for stored in networks.values()),
+        "latent_channels": config.latent_channels,
+        "scale": config.scale._asdict(),
+        **{name: value for name, value in described.items() if name not in NETWORKS},
+        "receptive_field": None if spec is None else receptive_field(spec)._asdict(),
+        "lookahead": None if spec is None else lookahead(spec),
+        **_networks(NETWORKS, networks, described),
+        "plans": [_plan(checkpoint, video) for video in _USUAL_VIDEOS] if "decoder" in networks else [],
+    }
+
+
+def _configuration(checkpoint: Checkpoint) -> str:
+    return "inferred" if checkpoint.is_inferred else "stated"
+
+
+def _networks(names: Iterable[str], stored: Mapping[str, StoredNetwork], described: Mapping[str, Any]) -> Report:
+    return {
+        name: {
+            **described.get(name, {}),
+            "parameters": stored[name].parameters_by_dtype.total(),
+            "dtypes": dict(stored[name].parameters_by_dtype),
+            "bytes": stored[name].num_bytes,
+            "weight_layout": stored[name].layout.value,
+        }
+        if name in stored
+        else None
+        for name in names
+    }
+
+
+def _plan(checkpoint: Checkpoint, video: Grid) -> Report:
+    """How the smallest video of at least this (F, H, W) is decoded here, and its single pass if that is possible."""
+    config = checkpoint.config
+    shape = (1, config.latent_channels, *config.scale.covering_latent_grid(video))
+    plan = partial(plan_decode, checkpoint.spec("decoder"), shape, checkpoint.machine("decoder", None))
+    try:
+        single = plan(mode="single").peak_bytes
+    except PlanError:
+        single = None
+    return {**plan().as_dict(), "single_pass_peak_bytes": single}
+
+
+def _find_audio(source: str | Location) -> Report | None:
+    """The report of the audio networks of a path, or of a location that has been opened; None if it has none."""
+    try:
+        location = source if isinstance(source, Location) else locate(source, SOUND)
+        if not any(found.networks for found in recognize(location.archives, SOUND)[1]):
+            return None
+    except CheckpointError:
+        return None
+    checkpoint = open_checkpoint(location, medium=SOUND)
+    config, networks = cast(SoundConfig, checkpoint.config), checkpoint.networks
+    seconds = _SECONDS if {"decoder", "vocoder"} <= networks.keys() else ()
+    lengths = [round(each * config.latents_per_second) for each in seconds]
+    return {
+        "kind": "audio checkpoint",
+        "name": checkpoint.name,
+        "generation": config.generation,
+        "configuration": _configuration(checkpoint),
+        **checkpoint.family.describe(config),
+        **_networks(SOUND.networks, networks, {}),
+        "plans": [plan_checkpoint(checkpoint, length, dtype=None).as_dict() for length in lengths],
+    }
+
+
+# --- latents ----------------------------------------------------------------------------------------------------------
+
+
+def _inspect_latents(
+    path: Path, vae: Checkpoint | None, audio_vae: Checkpoint | None, *, tensor: str | None, grid: Grid | None
+) -> Report:
+    """Describe a latent file. Arguments as `open_latents`; errors as it and `LatentsFile.read`.
+
+    `audio_vae` is the checkpoint of the audio latents in it. A warning if they cannot be read, or its keyframes.
+
+    `fps`, `normalized` and `stated` are what the file states. `statistics` are of the normalized values of as many
+    latent frames as `frames_read`, which are spread over a clip of more than 2**26 values and are all frames of others;
+    they are null where a single frame has more. The lowest and highest ones are of single channels. `video` is one item
+    of the batch: its `vae` is null if none was given and the usual `scale` was assumed; without `fps` its `seconds` are
+    at 24 frames per second.
+    """
+    channels, known_scale = (None, None) if vae is None else (vae.config.latent_channels, vae.config.scale)
+    file = open_latents(path, latent_channels=channels, tensor=tensor, grid=grid, scale=known_scale)
+    normalization = None if vae is None else vae.read_statistics()
+    if file.normalized is False and normalization is None:
+        raise LatentsError(f"{path}: these latents are unnormalized; give -m VAE, whose statistics normalize them.")
+    info, shape = file.info, file.shape
+    numbers = sampled_frames(shape.frames, MAX_INSPECTED_VALUES * shape.frames // math.prod(shape))
+    statistics, notices = _statistics(file.map(statistics=normalization), numbers) if numbers else (None, [])
+    if not numbers:
+        notices.append("no values were read, since a single latent frame has too many")
+    elif len(numbers) < shape.frames:
+        notices.append(f"the statistics are of {len(numbers):,} of {shape.frames:,} latent frames, over the whole clip")
+    if file.normalized is False and vae is not None:
+        notices.append(f"the statistics are of the latents after their normalization with {vae.name}")
+    fps = info.fps or DEFAULT_FPS
+    if info.fps is None:
+        notices.append(f"the file states no frame rate; the seconds are at {float(fps):g} fps")
+    scale = known_scale or DEFAULT_SCALE
+    frames, height, width = scale.video_grid(shape.grid)
+    stated = (info.num_frames, info.height, info.width)
+    if None not in stated and stated != (frames, height, width):
+        notices.append(f"the file states {info.num_frames} frames of {info.width}x{info.height}")
+    if vae is None:
+        notices.append("the scale is the usual one; give -m VAE to be sure")
+    keyframes, audio = _found(file.find_keyframes), _found(file.find_audio)
+    seconds = frames / fps
+    return {
+        "kind": "latents",
+        "name": info.source,
+        "tensor": info.tensor,
+        "stored_shape": list(info.stored_shape),
+        "stored_dtype": file.stored_dtype,
+        "layout": file.layout,
+        "shape": list(shape),
+        "fps": None if info.fps is None else float(info.fps),
+        "normalized": file.normalized,
+        "stated": {"frames": info.num_frames, "width": info.width, "height": info.height},
+        "frames_read": len(numbers),
+        "statistics": statistics,
+        "video": {
+            "frames": frames,
+            "width": width,
+            "height": height,
+            "seconds": float(seconds),
+            "scale": scale._asdict(),
+            "vae": vae and vae.name,
+        },
+        "keyframes": keyframes and _inspect_keyframes(keyframes),
+        "audio": audio and _inspect_audio_latents(audio, audio_vae, seconds),
+        "notices": notices,
+    }
+
+
+def _found(find: Callable[[], FoundT | None]) -> FoundT | None:
+    """What is found beside latents; a warning and None if it cannot be read."""
+    try:
+        return find()
+    except LatentsError as error:
+        warn(str(error))
+        return None
+
+
+def _statistics(latents: MappedLatents, numbers: Sequence[int]) -> tuple[dict[str, float], list[str]]:
+    """Statistics of some frames, with the extremes of single channels, and a notice if they are unusual.
+
+    One frame is read at a time.
+    """
+    lows, highs, moments = [], [], []
+    for values in read_frames(latents, numbers):
+        lows.append(to_float(values.min()))
+        highs.append(to_float(values.max()))
+        moments.append(frame_moments(values))
+    means, stds = join_moments(moments)
+    unusual, channels = count_unusual(stds), latents.shape.channels
+    statistics = {
+        "mean": float(means.mean()),
+        "std": float(np.sqrt((stds**2).mean() + means.var())),
+        "min": min(lows),
+        "max": max(highs),
+        "lowest_channel_mean": float(means.min()),
+        "highest_channel_mean": float(means.max()),
+        "lowest_channel_std": float(stds.min()),
+        "highest_channel_std": float(stds.max()),
+        "channels_far_from_1": unusual,
+    }
+    notice = f"{unusual} of {channels} channels have a std far from 1: perhaps not normalized, or a plain, still clip"
+    return statistics, [notice] if are_unusual(stds, math.prod(latents.shape) // channels) else []
+
+
+def _inspect_keyframes(file: KeyframesFile) -> Report:
+    """Describe keyframes, of which no value is read. `frames` are the frame numbers."""
+    return {
+        "kind": "keyframes",
+        "name": file.source,
+        "frames": list(file.frames),
+        "shape": list(file.shape),
+        "stored_dtype": file.stored_dtype,
+        "normalized": file.normalized,
+    }
+
+
+def _inspect_audio_latents(
+    file: AudioLatentsFile, vae: Checkpoint | None, video_seconds: Fraction | None = None
+) -> Report:
+    """Describe audio latents. `vae` is the checkpoint that decodes them, if it is known.
+
+    `video_seconds` is the length of the video that is in the same file; None for sound alone.
+
+    `statistics` are of all values, as they are stored. `sound` is one item of the batch: without the `vae` of sound,
+    the length is that of the published releases, and `samples` and `sample_rate` are null.
+    """
+    seconds = float(Fraction(file.length, _LATENTS_PER_SECOND) - _MISSING_SECONDS)
+    samples, rate, notices = None, None, []
+    if vae is None:
+        notices.append(f"the length is at the usual {_LATENTS_PER_SECOND} latents per second; --audio-model to be sure")
+    else:
+        config = cast(SoundConfig, vae.config)
+        samples, rate = config.num_samples(file.length), config.sample_rate
+        seconds = samples / rate
+    difference = 0 if video_seconds is None else seconds - float(video_seconds)
+    if abs(difference) > SLACK:
+        how = f"{abs(difference):.2f} s {'after' if difference > 0 else 'before'} the video"
+        notices.append(f"the sound ends {how}; a decode fills or cuts at most {float(SLACK):g} s")
+    array = file.read_stored().astype(mx.float32)
+    functions = {"mean": mx.mean, "std": mx.std, "min": mx.min, "max": mx.max}
+    return {
+        "kind": "audio latents",
+        "name": file.source,
+        "tensor": file.tensor,
+        "stored_shape": list(file.stored_shape),
+        "stored_dtype": file.stored_dtype,
+        "layout": file.layout,
+        "batch": file.batch,
+        "latents": file.length,
+        "normalized": file.normalized,
+        "statistics": {name: to_float(function(array)) for name, function in functions.items()},
+        "sound": {"seconds": seconds, "samples": samples, "sample_rate": rate, "vae": vae and vae.name},
+        "notices": notices,
+    }
+
+
+# --- videos -----------------------------------------------------------------------------------------------------------
+
+
+def inspect_video(path: Path, vae: Checkpoint | None) -> Report:
+    """Describe a video or an image. A `ReaderError` for what is none, and a warning for what is damaged.
+
+    Its frames are decoded and counted, as `VideoReader` would return them; if there are more than 10,000, their number
+    is an estimate. It is null where unknown, as `fps` and `seconds` are, which images do not have; `fps` is the average
+    if `is_variable`. Colors have ffmpeg's names, and "unknown" is what the file does not say; the size is that after a
+    `rotation` in degrees. `nearest` is what encodes at the `scale` of `vae`, or at the usual one if that is null; of
+    its frames none are made up.
+    """
+    check_text(path)
+    arguments, stream, info, num_errors = probe(str(path), path, input_arguments(path))
+    count, damage = count_frames(str(path), arguments, stream, info, num_errors)
+    if damage:
+        warn(damage)
+    frames = returned = estimate_num_frames(info, info.fps)
+    is_variable, seconds = info.is_variable, info.seconds
+    notices = ["the number of frames is an estimate"] if count is None and frames is not None else []
+    if count is not None:
+        frames, returned = count.num_stored, count.num_returned
+        is_variable, seconds = count.is_variable, count.seconds
+    scale = DEFAULT_SCALE if vae is None else vae.config.scale
+    (width, height), shape = info.size, info.pixel_shape
+    cells = (
+        1 + (max(1, returned or 1) - 1) // scale.time,
+        max(1, round(height / scale.height)),
+        max(1, round(width / scale.width)),
+    )
+    nearest = scale.video_grid(cells)
+    rule = f"1 + {scale.time}k frames of multiples of {format_size(scale.width, scale.height)}"
+    notices.append(f"nearest is what encodes: {rule}{'' if vae else ', as usual; give -m VAE to be sure'}")
+    return {
+        "kind": "video",
+        "name": str(path),
+        "frames": frames,
+        "width": width,
+        "height": height,
+        "fps": info.fps and float(info.fps),
+        "is_variable": is_variable,
+        "seconds": seconds and float(seconds),
+        "codec": info.codec,
+        "pixel_format": info.frames.pixel_format,
+        "is_interlaced": info.is_interlaced,
+        "pixel_shape": [shape.numerator, shape.denominator],
+        "rotation": info.rotation,
+        "matrix": info.frames.matrix,
+        "primaries": info.frames.primaries,
+        "transfer": info.frames.transfer,
+        "range": info.frames.levels,
+        "nearest": {"frames": nearest[0], "width": nearest[2], "height": nearest[1]},
+        "scale": scale._asdict(),
+        "vae": vae and vae.name,
+        "metadata": read_metadata(path),
+        "notices": notices,
+    }

@@ -1,0 +1,616 @@
+"""Latent files: a table of readers, tensors whose values are read when they are used, and checks of these values.
+
+Pickles are never read. Files are not mapped: reading a mapped page past the end of a file that has shrunk ends the
+process (SIGBUS).
+"""
+
+import hashlib
+import io
+import math
+import os
+import stat
+import weakref
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any, Literal, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+from numpy.lib import format as npy_format
+
+from ..backend.device import check_process
+from ..backend.mlx_utils import count_nonfinite, to_float, to_int, to_mlx
+from ..errors import LatentsError, check_is_path, excerpt, option, quote
+from ..files import (
+    MAX_DEFLATION,
+    MAX_WHOLE_BYTES,
+    START_BYTES,
+    UNSUSPECTED_BYTES,
+    Format,
+    check_header,
+    copy_stream,
+    file_state,
+    find_format,
+    open_file,
+    read_header,
+    standard_input,
+    torch_conversion,
+)
+from ..process import temporary_folder
+from ..units import format_bytes
+from .metadata import METADATA_KEYS, Layout
+
+_STANDARD_INPUT = "-"
+# The first value in files of torch.save before PyTorch 1.6; later ones are zip files.
+_OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9"
+_PICKLE_ENDINGS = (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin")
+_MAX_METADATA_BYTES = 1024  # of one value
+_NPY_HEADER_BYTES = 2**14  # numpy refuses headers of more than 10,000
+_ZIP_ENTRY = b"PK\x01\x02"
+_MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
+_BLOCK_BYTES, _INFLATED_BYTES = 2**25, 2**20  # read at a time
+_READ_BYTES = 2**30  # macOS reads less than 2**31 at once
+
+# uint16 may be the bits of bfloat16: the files of programs whose numpy has no bfloat16.
+_BITS = ("bfloat16", "uint16")
+_READABLE_DTYPES = ("float16", "float32", "float64", *_BITS)
+_MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest magnitude
+_SAMPLED_FRAMES = 8
+
+MeanAndStd = tuple[mx.array, mx.array]  # mean and standard deviation of each channel, (C,)
+GivenStatistics = tuple[mx.array | None, mx.array | None]  # `(vae.mean, vae.std)`; a VAE may have none
+
+
+class OpenFile(io.RawIOBase):
+    """A file that stays open as long as this object exists, also if its name is deleted or becomes another file's.
+
+    As a stream it is for parsers of headers, which it keeps within the budget whatever a header makes them ask for.
+    """
+
+    def __init__(self, file: IO[bytes], source: str) -> None:
+        self.source = source  # its name in errors
+        self._descriptor, self._offset = os.dup(file.fileno()), 0
+        weakref.finalize(self, os.close, self._descriptor)
+        self._state = file_state(self._descriptor)
+        self.size = self._state[2]
+
+    def pread(self, offset: int, size: int) -> bytes:
+        """Bytes at an offset, fewer at the end of the file."""
+        content = bytearray(max(0, min(size, self.size - offset)))
+        return bytes(content[: self.pread_into(content, offset)])
+
+    def pread_into(self, buffer: bytearray | memoryview, offset: int) -> int:
+        """Fill a buffer from an offset on, and return how many bytes were read."""
+        done, view = 0, memoryview(buffer).cast("B")
+        while count := os.preadv(self._descriptor, [view[done : done + _READ_BYTES]], offset + done):
+            done += count
+        return done
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._offset = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self.size}[whence]
+        if self._offset < 0:
+            raise ValueError("a part of it would begin before the file")
+        return self._offset
+
+    def tell(self) -> int:
+        return self._offset
+
+    def read(self, size: int = -1) -> bytes:
+        size = self.size - self._offset if size < 0 else size
+        check_header(size, 0)
+        content = self.pread(self._offset, size)
+        check_header(0, content.count(_ZIP_ENTRY))
+        self._offset += len(content)
+        return content
+
+    def check_unchanged(self) -> None:
+        if file_state(self._descriptor) != self._state:
+            raise self.changed()
+
+    def changed(self) -> LatentsError:
+        return LatentsError(
+            f"{self.source}: cannot be read, as the file changed while it was read; wait until the program that "
+            "writes it is done."
+        )
+
+
+@contextmanager
+def reading(file: OpenFile) -> Iterator[None]:
+    """Turn any error of a parser into a `LatentsError` of one line. A file that changes meanwhile is one, too."""
+    try:
+        yield
+    except LatentsError:
+        raise
+    except Exception as error:  # a damaged header can make each of the parsers fail in its own way
+        file.check_unchanged()
+        names = [reader.name for reader in READERS]
+        reason = excerpt(str(error).split("\n")[0].rstrip("."), 120) or "it is damaged"
+        raise LatentsError(f"{file.source}: cannot be read as {_join(names)} ({reason}).") from error
+    file.check_unchanged()
+
+
+class Header(NamedTuple):
+    """How a tensor is stored."""
+
+    dtype_name: str  # "float32", "bfloat16"; for what numpy does not have, the file's own, such as "F8_E4M3"
+    dtype: np.dtype  # uint16 for bfloat16; a void, such as `V1`, for other types that numpy does not have
+    shape: tuple[int, ...]
+    offset: int | None = None  # of the first value, if they lie in the file as they are
+    order: Literal["C", "F"] = "C"
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class TensorFile:
+    """The tensors in a file of one format.
+
+    A reader sets `names` and defines `header`, and `read_whole` for tensors without an offset. It may raise anything:
+    an error becomes the reason in a `LatentsError`.
+    """
+
+    names: Sequence[str] = ()
+    metadata: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, file: OpenFile) -> None:
+        self.file = file
+
+    def header(self, name: str) -> Header:
+        raise NotImplementedError
+
+    def read_whole(self, name: str, header: Header) -> np.ndarray:
+        """A tensor whose offset is not known."""
+        raise NotImplementedError
+
+    def read(self, name: str, frames: range | None = None) -> np.ndarray:
+        """A tensor, or some frames in a row of (..., F', H', W') in C order whose offset is known."""
+        header = self.header(name)
+        if header.dtype.hasobject:
+            raise ValueError("it holds Python objects, which could run any code when read")
+        if header.offset is None:
+            return self.read_whole(name, header)
+        if frames is None:
+            values = np.empty(math.prod(header.shape), header.dtype)
+            self._fill(values, header.offset)
+            return values.reshape(header.shape, order=header.order)
+        *planes, length, height, width = header.shape
+        values = np.empty((math.prod(planes), len(frames), height, width), header.dtype)
+        frame = height * width * header.dtype.itemsize
+        for plane, part in enumerate(values):
+            self._fill(part, header.offset + (plane * length + frames.start) * frame)
+        return values.reshape(*planes, len(frames), height, width)
+
+    def _fill(self, values: np.ndarray, offset: int) -> None:
+        if values.size and self.file.pread_into(values.view(np.uint8).data, offset) < values.nbytes:
+            raise self.file.changed()
+
+
+class _Safetensors(TensorFile):
+    def __init__(self, file: OpenFile) -> None:
+        super().__init__(file)
+        self._headers, self.metadata = read_header(file)
+        self.names = list(self._headers)
+
+    def header(self, name: str) -> Header:
+        dtype_name, shape, begin, end = self._headers[name]
+        size = (end - begin) // max(1, math.prod(shape))
+        dtype = "u2" if dtype_name == "bfloat16" else f"V{size}" if dtype_name.isupper() else dtype_name
+        return Header(dtype_name, np.dtype(dtype).newbyteorder("<"), shape, begin)
+
+
+class _Npy(TensorFile):
+    def __init__(self, file: OpenFile) -> None:
+        super().__init__(file)
+        self._header = _read_npy(file)
+        expected = (self._header.offset or 0) + self._header.num_bytes
+        if not self._header.dtype.hasobject and file.size < expected:  # pickles of objects have any size
+            raise ValueError(f"it has {file.size} bytes of {expected}, so it was cut short")
+        self.names = [Path(file.source).stem]
+
+    def header(self, name: str) -> Header:
+        return self._header
+
+
+def _read_npy(stream: IO[bytes] | io.RawIOBase) -> Header:
+    """The header of a .npy file that begins where the stream is."""
+    text = io.BytesIO(stream.read(_NPY_HEADER_BYTES))
+    version = npy_format.read_magic(text)
+    read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+    shape, is_fortran, dtype = read(text)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its shape is {excerpt(shape)}")
+    is_bfloat16 = dtype == np.dtype("V2")
+    name, dtype = ("bfloat16", np.dtype("<u2")) if is_bfloat16 else (dtype.name, dtype)
+    return Header(name, dtype, shape, text.tell(), "F" if is_fortran else "C")
+
+
+class _Npz(TensorFile):
+    def __init__(self, file: OpenFile) -> None:
+        super().__init__(file)
+        self._archive = zipfile.ZipFile(file)
+        members = self._archive.infolist()
+        if any(member.filename.endswith("data.pkl") for member in members):  # whatever the file is called
+            raise _torch_error(file.source)
+        arrays = [member for member in members if member.filename.endswith(".npy")]
+        self._members = {member.filename.removesuffix(".npy"): member for member in arrays}
+        if len(self._members) < len(arrays):
+            twice = Counter(member.filename for member in arrays).most_common(1)[0][0]
+            raise ValueError(f"it has two members {quote(twice, 40)}")
+        self.names = list(self._members)
+
+    def header(self, name: str) -> Header:
+        member, shown = self._members[name], excerpt(name, 40)
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{shown} is compressed in a way that numpy does not write")
+        with self._archive.open(member) as stream:
+            header = _read_npy(stream)
+        expected = (header.offset or 0) + header.num_bytes
+        if not header.dtype.hasobject and member.file_size != expected:
+            found = f"{shown} has {member.file_size} bytes"
+            raise ValueError(f"{found}, where its shape {excerpt(header.shape, 40)} takes {expected}")
+        return header._replace(offset=None)
+
+    def read_whole(self, name: str, header: Header) -> np.ndarray:
+        member = self._members[name]
+        if member.file_size > max(UNSUSPECTED_BYTES, MAX_DEFLATION * member.compress_size):
+            sizes = f"takes {format_bytes(member.compress_size)} and would take {format_bytes(member.file_size)}"
+            raise LatentsError(
+                f"{self.file.source}: {sizes} decompressed, which is a decompression bomb, or values that are all "
+                "alike; save it uncompressed."
+            )
+        content = bytearray()
+        with self._archive.open(member) as stream:
+            stream.seek(member.file_size - header.num_bytes)
+            while block := stream.read(_INFLATED_BYTES):
+                content += block
+        return np.ndarray(header.shape, header.dtype, content, order=header.order)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A format of latent files. A new one is a file with its `TensorFile` and an entry in `READERS`."""
+
+    name: str  # in messages
+    endings: tuple[str, ...]  # of names, for `--help`; the content decides
+    starts: Callable[[bytes], bool]  # whether a file that starts with these bytes is one
+    open: Callable[[OpenFile], TensorFile]
+
+
+def _starts_safetensors(start: bytes) -> bool:
+    is_text = int.from_bytes(start[:8], "little") > _MAX_SAFETENSORS_HEADER
+    return find_format(start) is Format.SAFETENSORS and not is_text
+
+
+READERS = [
+    Reader("safetensors", (".safetensors", ".latent"), _starts_safetensors, _Safetensors),
+    Reader(".npy", (".npy",), lambda start: find_format(start) is Format.NPY, _Npy),
+    Reader(".npz", (".npz",), lambda start: find_format(start) is Format.ZIP, _Npz),
+]
+
+
+def find_reader(start: bytes) -> Reader | None:
+    """The reader of a file that starts with these bytes; None if it has another format."""
+    return next((reader for reader in READERS if reader.starts(start)), None)
+
+
+def _join(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+class StoredArray:
+    """A tensor of a file. Its header and its values are read when they are used; errors are `LatentsError`s."""
+
+    def __init__(self, tensors: TensorFile, name: str) -> None:
+        self.source = tensors.file.source
+        self._tensors, self._name = tensors, name
+
+    @cached_property
+    def header(self) -> Header:
+        with reading(self._tensors.file):
+            return self._tensors.header(self._name)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.header.shape
+
+    @property
+    def dtype_name(self) -> str:
+        return self.header.dtype_name
+
+    def read(self, frames: range | None = None) -> np.ndarray:
+        """Its values, or those of some frames in a row, along the third axis from the end."""
+        if frames is None and (size := self.header.num_bytes) > MAX_WHOLE_BYTES:
+            found = f"{excerpt(self._name, 40)} {self.shape} takes {format_bytes(size)}"
+            way = f"and more than {format_bytes(MAX_WHOLE_BYTES)} are read frame by frame only"
+            raise LatentsError(f"{self.source}: {found}, {way}; save latents (1, C, F', H', W') as safetensors.")
+        with reading(self._tensors.file):
+            return self._tensors.read(self._name, frames)
+
+    @property
+    def mlx_dtype(self) -> mx.Dtype:
+        """The dtype of `to_floats`."""
+        name = self.dtype_name
+        return mx.bfloat16 if name in _BITS else mx.float16 if name == "float16" else mx.float32
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        """The dtype from which `to_floats` makes floats: numpy has no bfloat16."""
+        return np.dtype({mx.float16: np.float16, mx.bfloat16: np.uint16}.get(self.mlx_dtype, np.float32))
+
+    def to_floats(self, values: np.ndarray) -> mx.array:
+        """Some of its values as float16, bfloat16 or float32, evaluated."""
+        with mx.stream(mx.cpu):  # to wait for a GPU would stop the decode that these are for
+            array = mx.array(values.astype(self.numpy_dtype, copy=False)).view(self.mlx_dtype)
+            mx.eval(array)
+        return array
+
+
+class StoredLatents:
+    """A stored tensor as latents (B, C, F', H', W').
+
+    Frames of one that is stored so, with a batch of one or none, are read on their own. Any other tensor is read at
+    once when it is used, and kept.
+    """
+
+    def __init__(self, stored: StoredArray, layout: Layout) -> None:
+        self.stored, self.shape, self._layout = stored, layout.shape, layout
+        is_in_order = "".join(layout.sizes).removeprefix("B") == "CFHW" and stored.header.order == "C"
+        self._is_plain = is_in_order and self.shape.batch == 1 and stored.header.offset is not None
+
+    def read(self, frames: range) -> np.ndarray:
+        """The values of some frames, in any steps."""
+        first, stop = min(frames), max(frames) + 1
+        if self._is_plain:
+            values = self.stored.read(range(first, stop)).reshape(1, self.shape.channels, -1, *self.shape[3:])
+        else:
+            values = self._whole[:, :, first:stop]
+        return values[:, :, :: frames.step]
+
+    @cached_property
+    def _whole(self) -> np.ndarray:
+        return self._layout.to_channels_first(self.stored.read())
+
+
+class MappedLatents:
+    """Latents (B, C, F', H', W') in an open file. Indexing reads, checks and normalizes a slice, in any thread.
+
+    Stored uint16 are the bits of bfloat16. `statistics` normalize them: mean and std (C,), evaluated. `source` is their
+    name in errors, by default that of the file. `items` are some in a row of the batch, all by default.
+    `was_unnormalized` is whether the caller said that they are not normalized.
+    """
+
+    ndim = 5
+
+    def __init__(
+        self,
+        latents: StoredLatents,
+        statistics: MeanAndStd | None,
+        source: str | None = None,
+        items: range | None = None,
+        *,
+        was_unnormalized: bool = False,
+    ) -> None:
+        self.was_unnormalized = was_unnormalized
+        self.source = source or latents.stored.source
+        self._items = range(latents.shape.batch) if items is None else items
+        self.shape = latents.shape._replace(batch=len(self._items))
+        self.dtype = latents.stored.mlx_dtype if statistics is None else mx.float32  # of the slices
+        self._latents = latents
+        self._statistics = statistics
+        self._has_checked_bits = False
+
+    def __getitem__(self, index: tuple[slice, ...]) -> mx.array:
+        """The slice, normalized and evaluated. `index` has a slice for each of the first axes, at most five.
+
+        A `LatentsError` if the file is damaged or has changed, or has values in the slice that are not finite.
+        """
+        if not isinstance(index, tuple) or len(index) > self.ndim or not all(isinstance(each, slice) for each in index):
+            raise TypeError(f"latents in a file are indexed with a tuple of up to five slices, not {index!r}.")
+        check_process()
+        self._check_bits()
+        index += (slice(None),) * (self.ndim - len(index))
+        latents = self._read(index)
+        with mx.stream(mx.cpu):
+            part = [range(size)[axis] for size, axis in zip(self.shape, index, strict=True)]
+            check_finite(latents, self.source, None if latents.shape == self.shape else part)
+            if self._statistics is not None:
+                mean, std = (array[index[1]].reshape(-1, 1, 1, 1) for array in self._statistics)
+                latents = (latents.astype(mx.float32) - mean) / std
+                mx.eval(latents)
+        return latents
+
+    def _read(self, index: tuple[slice, ...]) -> mx.array:
+        """A slice as it is stored. Of large frames, not many are in memory at a time beside it."""
+        parts = [range(size)[axis] for size, axis in zip(self.shape, index, strict=True)]
+        stored, frames, step = self._latents.stored, parts[2], self._frames_at_once
+        values = np.empty([len(part) for part in parts], stored.numpy_dtype)
+        items, cut = slice(self._items.start, self._items.stop), (*index[:2], slice(None), *index[3:])
+        for start in range(0, len(frames) if values.size else 0, step):
+            values[:, :, start : start + step] = self._latents.read(frames[start : start + step])[items][cut]
+        return stored.to_floats(values)
+
+    @property
+    def _frames_at_once(self) -> int:
+        return max(1, _BLOCK_BYTES * self.shape.frames // self._latents.stored.header.num_bytes)
+
+    def _check_bits(self) -> None:
+        """Raise a `LatentsError` for uint16 that are not the bits of bfloat16, by a sample."""
+        if not self._has_checked_bits and self._latents.stored.dtype_name == "uint16":
+            every = slice(None)
+            frames = (slice(frame, frame + 1) for frame in sampled_frames(self.shape.frames))
+            check_plausible((self._read((every, every, frame, every, every)) for frame in frames), self.source)
+        self._has_checked_bits = True
+
+    def item(self, index: int) -> "MappedLatents":
+        items, was_unnormalized = self._items[index : index + 1], self.was_unnormalized
+        return MappedLatents(self._latents, self._statistics, self.source, items, was_unnormalized=was_unnormalized)
+
+    def digest(self) -> str:
+        """A hash of the values."""
+        total, step = hashlib.sha256(), self._frames_at_once
+        for start in range(0, self.shape.frames, step):
+            total.update(np.array(self[:, :, start : start + step].view(mx.uint8)).tobytes())
+        return total.hexdigest()
+
+
+def open_tensor_file(path: str | os.PathLike) -> tuple[dict[str, StoredArray], dict[str, str]]:
+    """The tensors of a file by name, and its metadata. Headers of tensors may be read later."""
+    with _open_source(path) as file, reading(file):
+        tensors = _find_reader(file.pread(0, START_BYTES), file.source).open(file)
+        arrays = {name: StoredArray(tensors, name) for name in tensors.names}
+        return arrays, _take_metadata(arrays) | dict(tensors.metadata)
+
+
+def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
+    """Remove the one-element tensors in which some programs store metadata, and return their values as text."""
+    metadata: dict[str, str] = {}
+    for name in [key for key in METADATA_KEYS if key in tensors and math.prod(tensors[key].shape) == 1]:
+        tensor = tensors.pop(name)
+        if (size := tensor.header.dtype.itemsize) > _MAX_METADATA_BYTES:
+            what = f"{name} takes {format_bytes(size)}, where a single value was expected"
+            raise LatentsError(f"{tensor.source}: {what}.")
+        values = tensor.read()
+        # As the shortest text that stands for the value: 23.976 in float32 is "23.976".
+        values = np.array(tensor.to_floats(values).astype(mx.float32)) if tensor.dtype_name == "bfloat16" else values
+        metadata[name] = str(values.flat[0])
+    return metadata
+
+
+def source_name(path: str | os.PathLike) -> str:
+    """The name of a source in errors."""
+    check_is_path(path, LatentsError)
+    return "standard input" if os.fspath(path) == _STANDARD_INPUT else os.fspath(path)
+
+
+@contextmanager
+def _open_source(path: str | os.PathLike) -> Iterator[OpenFile]:
+    """The open file; a copy without a name of a pipe and of standard input."""
+    source, is_standard_input = source_name(path), os.fspath(path) == _STANDARD_INPUT
+    with nullcontext(standard_input("a latent file", LatentsError)) if is_standard_input else _open(source) as stream:
+        if not is_standard_input and stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            yield OpenFile(stream, source)
+            return
+        start = stream.read(START_BYTES)
+        _find_reader(start, source)  # refuses an endless stream of something else
+        with temporary_folder() as folder:
+            copy_stream(stream, folder / "latents", source, LatentsError, start)
+            with (folder / "latents").open("rb") as file:
+                yield OpenFile(file, source)
+
+
+def _open(source: str) -> IO[bytes]:
+    shown = excerpt(source, 200)
+    try:
+        return open_file(source, pipes=True)
+    except IsADirectoryError:
+        raise LatentsError(f"{source}: is a folder; name one latent file.") from None
+    except FileNotFoundError:
+        raise LatentsError(f"{shown}: there is no such file.") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise LatentsError(f"{shown}: cannot be read ({reason}).") from error
+
+
+def _find_reader(start: bytes, source: str) -> Reader:
+    """The reader of a file that starts with these bytes. Raises a `LatentsError` if none reads it."""
+    if reader := find_reader(start):
+        return reader
+    names = [reader.name for reader in READERS]
+    if not start:
+        raise LatentsError(f"{source}: is empty; expected latents as {_join(names)}.")
+    if start.startswith(_OLD_TORCH):
+        raise _torch_error(source)
+    if find_format(start) is Format.PICKLE or source.lower().endswith(_PICKLE_ENDINGS):
+        raise LatentsError(
+            f"{source}: is a pickle, which could run any code when read; save the latents as safetensors, in the "
+            "program that made them."
+        )
+    raise LatentsError(
+        f"{source}: is neither {' nor '.join(names)}; save the latents as one of them, or turn a video into latents "
+        "with encode."
+    )
+
+
+def _torch_error(source: str) -> LatentsError:
+    return LatentsError(
+        f"{source}: is a pickle of torch.save, which could run any code when read; {torch_conversion(source)}"
+    )
+
+
+def choose_statistics(
+    source: str, stated: bool | None, channels: int, statistics: GivenStatistics | None, unnormalized: bool | None
+) -> MeanAndStd | None:
+    """The statistics that normalize latents of a file, float32 (C,) and evaluated; None if they are normalized.
+
+    `stated` is what the metadata says of normalization, and `unnormalized` what the caller says. A `LatentsError` if
+    these contradict each other, or if statistics are missing or of other channels.
+    """
+    if unnormalized is not None and unnormalized is stated:
+        first, second = ("normalized", "unnormalized") if unnormalized else ("unnormalized", "normalized")
+        raise LatentsError(
+            f"{source}: its metadata says that these latents are {first}, and {option('the caller', '--unnormalized')} "
+            f"that they are {second}; leave out {option('unnormalized=', '--unnormalized')}."
+        )
+    if not (stated is False if unnormalized is None else unnormalized):
+        return None
+    mean, std = statistics or (None, None)
+    if mean is None or std is None:
+        raise LatentsError(f"{source}: is unnormalized; give the VAE's statistics=(vae.mean, vae.std) with it.")
+    if any(array.shape != (channels,) for array in (mean, std)):
+        found = f"{mean.shape} and {std.shape}"
+        raise LatentsError(f"{source}: these latents need statistics {(channels,)}, and these are {found}.")
+    mean, std = mean.astype(mx.float32), std.astype(mx.float32)
+    mx.eval(mean, std)  # lazy, they could be used in this thread only
+    return mean, std
+
+
+def check_plausible(sample: Iterable[mx.array], source: str) -> None:
+    """Raise a `LatentsError` unless a sample of values stored as uint16 can be the bits of bfloat16."""
+    largest = max(to_float(mx.abs(values.astype(mx.float32)).max()) for values in sample)
+    if not _MIN_PLAUSIBLE < largest < _MAX_PLAUSIBLE:
+        raise LatentsError(f"{source}: latents are stored as uint16 and are not bfloat16; save them as float32.")
+
+
+def sampled_frames(num_frames: int, most: int = _SAMPLED_FRAMES) -> list[int]:
+    """The numbers of some latent frames, spread over a clip, or of all."""
+    count = min(num_frames, most)
+    return [(2 * i + 1) * num_frames // (2 * count) for i in range(count)]
+
+
+def read_frames(latents: Any, frames: Iterable[int]) -> Iterator[mx.array]:
+    """Yield some latent frames of an array or `MappedLatents` (B, C, F', H', W'), float32 (B, C, 1, H', W')."""
+    for frame in frames:
+        yield to_mlx(latents[(slice(None), slice(None), slice(frame, frame + 1))], "latents").astype(mx.float32)
+
+
+def check_readable(stored: StoredArray, name: str, source: str) -> None:
+    """Raise a `LatentsError` for values that are not floating-point numbers."""
+    if stored.dtype_name not in _READABLE_DTYPES:
+        raise LatentsError(
+            f"{source}: {name} is stored as {stored.dtype_name}; save it as float32, float16 or bfloat16."
+        )
+
+
+def check_finite(
+    latents: mx.array, source: str, part: Sequence[range] | None = None, axes: Sequence[str] = "bcfhw"
+) -> None:
+    """Raise a `LatentsError` for values that are not finite. `part` is where in the whole latents these are."""
+    if count := count_nonfinite(latents):
+        first = np.unravel_index(to_int(mx.argmax(mx.logical_not(mx.isfinite(latents)))), latents.shape)
+        ranges = part or [range(size) for size in latents.shape]
+        index = tuple(axis[int(i)] for axis, i in zip(ranges, first, strict=True))
+        where = "" if part is None else f" in [{', '.join(f'{axis.start}:{axis.stop}' for axis in part)}]"
+        raise LatentsError(
+            f"{source}: {count} of {latents.size} values{where} are not finite (NaN or infinite), the first at "
+            f"({', '.join(axes)}) = {index}; check the program that made these latents."
+        )

@@ -1,0 +1,208 @@
+"""Plans and runs of sound: packed latents in, final samples out; and pieces of sound in, packed latents out."""
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend.device import check_process, confirm_device
+from ..backend.machine import Machine
+from ..backend.mlx_utils import DTYPES, DtypeName, count_nonfinite, to_mlx
+from ..errors import DecodeError, LatentsError, PlanError
+from ..models.base import Decoder, Network, SoundEncoder
+from ..models.noise import LatentNoise, draw
+from ..models.specs import NetworkSpec
+from ..planning.plan import AudioEncodePlan, AudioPlan, Mode, ModeName, SoundPlan
+from ..planning.planner import plan_decode
+from ..shapes import Axis
+from ..streaming.context import Stage, StreamContext
+from .encode import encoded
+from .run import ChunkStream, Run, check_cancelled, join_parts, peek
+from .sources import LatentPreprocess, LatentSource, Source, check_finite
+
+
+@dataclass(frozen=True)
+class AudioChunk:
+    """Samples of all batch items, (B, 2, n) float32 in [-1, 1], of which the first is sample `start` of the sound."""
+
+    start: int
+    waveform: mx.array
+
+    def __repr__(self) -> str:
+        return f"AudioChunk(samples {self.start} to {self.start + self.waveform.shape[-1] - 1})"
+
+
+class AudioStream(ChunkStream[AudioChunk]):
+    """The chunks of one decode of sound, in order. `sample_rate` is theirs, and `num_samples` that of all together."""
+
+    def __init__(self, chunks: Generator[AudioChunk, None, None], cancelled: threading.Event, plan: AudioPlan) -> None:
+        super().__init__(chunks, cancelled)
+        self.sample_rate, self.num_samples = plan.sample_rate, plan.num_samples
+
+
+class SoundNetwork(Decoder):
+    """An audio decoder and its vocoder as one `Decoder`, of packed latents (B, C, T, 1, 1) to (B, T', 1, 1, 2)."""
+
+    dtype = mx.float32  # of the vocoder
+
+    def __init__(self, decoder: Decoder, vocoder: Network) -> None:
+        super().__init__(join_specs(decoder.spec, vocoder.spec), decoder.statistics)
+        self.decoder, self.vocoder = decoder, vocoder
+
+    def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
+        return self.decoder.prepare(latents, noise)
+
+    def stages(self, context: StreamContext) -> list[Stage]:
+        return [*self.decoder.stages(context), *self.vocoder.stages(context)]
+
+
+def join_specs(decoder: NetworkSpec, vocoder: NetworkSpec) -> NetworkSpec:
+    """The spec of a `SoundNetwork`."""
+    return replace(decoder, layers=decoder.layers + vocoder.layers)
+
+
+def plan_sound(
+    spec: NetworkSpec,
+    latents: int,
+    machine: Machine | None = None,
+    *,
+    batch: int = 1,
+    memory_budget: str | int | None = None,
+    mode: ModeName = "auto",
+    chunk: int | None = None,
+    frames: tuple[int, int] | None = None,
+    joined: bool = False,
+    weight_bytes: int | None = None,
+) -> AudioPlan:
+    """Plan the decode of so many latents, with the options of `plan_decode`."""
+    if any(isinstance(number, bool) or not isinstance(number, int) or number < 1 for number in (latents, batch)):
+        raise LatentsError(f"{batch!r} x {latents!r} audio latents cannot be decoded; give whole numbers from 1 on.")
+    plan = plan_decode(
+        spec,
+        (batch, spec.in_channels, latents, 1, 1),
+        machine,
+        frames=frames,
+        joined=joined,
+        weight_bytes=weight_bytes,
+        memory_budget=memory_budget,
+        mode=mode,
+        chunk=chunk,
+    )
+    return cast(AudioPlan, plan)
+
+
+def plan_networks(
+    decoder: NetworkSpec,
+    vocoder: NetworkSpec,
+    latents: int,
+    machine: Machine | None = None,
+    *,
+    dtype: DtypeName,
+    memory_budget: str | int | None = None,
+    chunk: int | None = None,
+    frames: tuple[int, int] | None = None,
+) -> AudioPlan:
+    """The plan of a decode by networks that are not loaded: a decoder in `dtype`, and a vocoder in float32."""
+    weights = decoder.num_weights * DTYPES[dtype].size + vocoder.num_weights * mx.float32.size
+    return plan_sound(
+        join_specs(decoder, vocoder),
+        latents,
+        machine,
+        memory_budget=memory_budget,
+        chunk=chunk,
+        frames=frames,
+        weight_bytes=weights,
+    )
+
+
+def every_chunk(make_plan: Callable[..., SoundPlan]) -> list[SoundPlan]:
+    """The plans of one sound with all possible chunks, the fastest first."""
+    plan = make_plan()
+    return [make_plan(chunk=chunk) for chunk in plan.rules.chunks] if plan.mode is Mode.EXACT else [plan]
+
+
+def stream_sound(network: Decoder, plan: AudioPlan, latents: mx.array, *, unnormalized: bool) -> AudioStream:
+    """Decode packed latents (B, C, T, 1, 1) lazily. A `PlanError` if the plan was made for others."""
+    check_process()
+    if plan.whole_shape != latents.shape:
+        (batch, _, length, *_), (given, _, found, *_) = plan.whole_shape, latents.shape
+        raise PlanError(f"the plan was made for {batch} x {length} audio latents; these are {given} x {found}.")
+    no_noise = draw(network.spec, plan.whole_shape, network.dtype)
+    preprocess = LatentPreprocess(network, no_noise, unnormalized=unnormalized)
+    source = LatentSource(latents, preprocess, frames=plan.excerpt.latents if plan.excerpt else None)
+    cancelled = threading.Event()
+    run = Run(network, plan, source, check=partial(check_cancelled, cancelled))
+    return AudioStream(_chunks(run, plan), cancelled, plan)
+
+
+def _chunks(run: Run, plan: AudioPlan) -> Generator[AudioChunk, None, None]:
+    """Yield every sample once, in order."""
+    first = done = plan.excerpt.frames.start if plan.excerpt else 0
+
+    def chunk(frames: mx.array) -> AudioChunk:
+        nonlocal done
+        samples = frames[:, :, 0, 0].transpose(0, 2, 1)
+        start, done = done, done + samples.shape[2]
+        mx.eval(samples)
+        if bad := count_nonfinite(samples):
+            raise DecodeError(
+                f"{bad} of the samples {start} to {done} are NaN or infinite; check that the latents and the audio VAE "
+                "belong together, or use dtype float32."
+            )
+        return AudioChunk(start, samples)
+
+    yield from map(chunk, run.outputs())
+    if done - first != plan.num_samples:
+        raise DecodeError(f"{done - first} samples came out of the network, and {plan.num_samples} should have.")
+    confirm_device()
+
+
+class _SpectrogramSource(Source):
+    """Sound as the input of an encoder: the spectrogram of a waveform in pieces (B, channels, n) float32."""
+
+    def __init__(self, encoder: SoundEncoder, waveform: Iterable[np.ndarray], sample_rate: int) -> None:
+        self._encoder, self._waveform, self._rate = encoder, waveform, sample_rate
+
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        return self._encoder.prepare(self._waveform, self._rate, chunk * self._encoder.spec.scale.time)
+
+
+def encode_sound(
+    encoder: SoundEncoder, plan: AudioEncodePlan, waveform: Iterable[np.ndarray], sample_rate: int
+) -> mx.array:
+    """Packed latents (B, C, T, 1, 1) of a waveform in pieces (B, channels, n) float32."""
+    check_process()
+    run = Run(encoder, plan, _SpectrogramSource(encoder, waveform, sample_rate))
+    _, latents = peek(encoded(run, encoder), "the sound is too short for the network: a layer has no result.")
+    return join_parts(latents, 2, None)
+
+
+def pack_latents(latents: mx.array | np.ndarray, channels: int, bins: int) -> mx.array:
+    """(B, C, T, 1, 1) from audio latents (B, channels, T, bins) or (B, T, channels * bins), evaluated and finite."""
+    if not isinstance(latents, (mx.array, np.ndarray)):
+        raise LatentsError(f"audio latents are {type(latents).__name__}; expected an array (B, {channels}, T, {bins}).")
+    shape, array = tuple(latents.shape), to_mlx(latents, "audio latents")
+    is_packed = len(shape) == 3 and shape[2] == channels * bins
+    if not is_packed and (len(shape) != 4 or (shape[1], shape[3]) != (channels, bins)):
+        raise LatentsError(
+            f"audio latents have the shape {shape}; this VAE decodes (B, {channels}, T, {bins}), or packed (B, T, "
+            f"{channels * bins})."
+        )
+    if 0 in shape:
+        raise LatentsError(f"audio latents have the shape {shape}, which is empty.")
+    if not mx.issubdtype(array.dtype, mx.floating):
+        raise LatentsError(f"audio latents are {latents.dtype}; expected float32, float16 or bfloat16.")
+    array = array.transpose(0, 2, 1) if is_packed else array.transpose(0, 1, 3, 2).flatten(1, 2)
+    packed = mx.contiguous(array.astype(mx.float32))[..., None, None]
+    check_finite(packed)
+    return packed
+
+
+def unpack_latents(packed: mx.array, channels: int, bins: int) -> mx.array:
+    """(B, C, T, 1, 1) to (B, channels, T, bins)."""
+    batch, _, length, *_ = packed.shape
+    return packed.reshape(batch, channels, bins, length).transpose(0, 1, 3, 2)

@@ -1,0 +1,562 @@
+"""Decodes: latents in, final frames out, as a stream, as one array, or into a file."""
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple, TypedDict, cast
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend.device import check_process, confirm_device
+from ..backend.mlx_utils import to_mlx
+from ..distributed import RowBands
+from ..errors import DecodeError, LatentsError, PlanError, WriterError, check_is_path
+from ..latents.keyframes import Keyframes
+from ..models.base import Decoder
+from ..models.noise import Noise, NoiseShapes, draw
+from ..models.specs import DEFAULT_CONVENTION, LONG_CLIP, ConventionName, NetworkSpec
+from ..planning.plan import DecodePlan, Order, PlanOptions, choose_variant
+from ..planning.planner import MAX_ARRAY_ELEMENTS
+from ..planning.tiles import tile_spec
+from ..shapes import Axis, Grid
+from ..streaming.context import StreamContext
+from ..tiling.layout import Interval
+from ..units import Rate, parse_fps
+from ..video import add_metadata, check_output, check_output_options, open_sink, output_files
+from ..video.frame_format import FrameFormat, common_format
+from ..video.sink import SinkOptions
+from .frames import (
+    FrameBuffer,
+    FrameChunk,
+    OnFramesReady,
+    OutputCheck,
+    explain_not_finite,
+    find_cause,
+    mlx_dtype,
+    to_format,
+    to_format_in_parts,
+    write_chunk,
+)
+from .keyframes import KeyframeSource, check_planned, pad_as_noise, usable_keyframes
+from .progress import Progress, show_progress
+from .run import ChunkStream, Run, arrays_released, check_cancelled, crop_map, join_parts, make_bands, peek, tile_origin
+from .sources import (
+    LatentInput,
+    LatentParts,
+    LatentPreprocess,
+    Latents,
+    LatentSource,
+    LatentStreamSource,
+    Magnitude,
+    Source,
+    as_latents,
+    check_part,
+    is_whole,
+    sample_moments,
+    warn_of_unusual,
+)
+
+
+class DecodeOptions(TypedDict, total=False):
+    """The options of a decode, which `VideoVAE.stream` documents."""
+
+    timestep: float | None
+    seed: int
+    noise: Noise
+    noise_scale: float | None
+    like: ConventionName
+    unnormalized: bool
+    steps: int | None
+    keyframes: Keyframes | None
+
+
+_DEFAULTS = DecodeOptions(
+    timestep=None,
+    seed=0,
+    noise=None,
+    noise_scale=None,
+    like=DEFAULT_CONVENTION,
+    unnormalized=False,
+    steps=None,
+    keyframes=None,
+)
+_PLANNED = {"frames", "joined", *PlanOptions.__dataclass_fields__}  # options of `VideoVAE.plan`
+
+
+def check_options(function: str, options: Mapping[str, object], known: type = DecodeOptions) -> None:
+    """Raise a `TypeError`, as Python does, unless options are those of a `TypedDict`."""
+    plan, given, planned = "plan", "latents", _PLANNED
+    if known is not DecodeOptions:
+        plan, given, planned = "plan_encode", "pixels", {"memory_budget", "mode", "ranks", "joined"}
+    for name in options.keys() - known.__annotations__.keys():
+        hint = f"; it is one of {plan}(): {function}(..., plan=vae.{plan}({given}.shape, {name}=...))"
+        text = f"{function}() got an unexpected keyword argument {name!r}"
+        raise TypeError(text + (hint if name in planned else ""))
+
+
+class DecodeStream(ChunkStream[FrameChunk]):
+    """The chunks of one decode of a video, in order."""
+
+
+@dataclass(frozen=True)
+class DecodePipeline:
+    """Starts a decode, in this process or together with a group.
+
+    `make_plan` is called with a latent shape, and further options of `VideoVAE.plan`; it knows the steps and keyframes.
+    """
+
+    decoder: Decoder
+    make_plan: Callable[..., DecodePlan]
+    options: DecodeOptions
+    format: FrameFormat | None = None  # of the frames, if they are levels
+    group: mx.distributed.Group | None = None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    bands: list[RowBands] = field(default_factory=list)  # those of the run, if it has any, once it is made
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", {**_DEFAULTS, **self.options})
+
+    def decode(
+        self,
+        latents: LatentInput,
+        plan: DecodePlan | None,
+        *,
+        on_frames_ready: OnFramesReady | None,
+        memory_budget: str | int | None,
+        progress: Progress,
+    ) -> mx.array | None:
+        """The pixels of a whole clip, or None if they are handed over; see `VideoVAE.decode`."""
+        plan = self._plan(latents, plan, memory_budget, joined=on_frames_ready is None)
+        if plan is not None and plan.format is not None:
+            raise PlanError("the plan was made for levels, and decode returns floats; plan without a bit depth.")
+        num_frames = plan.num_frames if plan is not None and is_whole(latents) else None
+        with arrays_released(), self.stream(latents, plan) as stream:
+            chunks = show_progress(stream, progress, plan.num_frames if plan else None)
+            if on_frames_ready is None:
+                return join_chunks(chunks, num_frames)
+            hand_over(chunks, on_frames_ready)
+            return None
+
+    def decode_to_file(
+        self,
+        latents: LatentInput,
+        plan: DecodePlan | None,
+        path: str | os.PathLike,
+        output: SinkOptions,
+        *,
+        fps: Rate,
+        memory_budget: str | int | None,
+        progress: Progress,
+    ) -> "DecodeReport":
+        """Write a decode to a file; see `VideoVAE.decode_to_file`."""
+        start = time.perf_counter()
+        check_is_path(path, WriterError)
+        name = os.fspath(path)
+        files = output_files(name, output)
+        for file, options in files.items():
+            check_output_options(file, options, fps=fps)
+            files[file] = add_metadata(file, options)
+        outputs = tuple(options.frames for options in files.values())
+        levels = common_format(outputs)
+        plan = self._plan(latents, plan, memory_budget, outputs=outputs)
+        video: dict[str, Any] = {}
+        if plan is not None and is_whole(latents):  # what writing would raise
+            if plan.format is not None and plan.format != levels:
+                raise PlanError(f"{name}: the plan was made for other frames; plan with outputs=, or leave it out.")
+            video = {"size": plan.frame_size, "num_frames": plan.num_frames}
+            for file, options in files.items():
+                check_output(file, fps=fps, options=options, **video)
+        with arrays_released(), replace(self, format=levels).stream(latents, plan) as stream:
+            chunks: Iterable[FrameChunk] = stream
+            batch = plan.latent_shape.batch if plan else 1
+            if not video:
+                first, chunks = peek(stream, "there are no latents to decode.")
+                batch, _, height, width, _ = first.frames.shape
+                video["size"] = width, height
+                del first  # its buffer is free when it is written
+            if batch > 1:
+                raise LatentsError(f"{name}: is one video, and these latents are {batch}; write each.")
+            shown = show_progress(chunks, progress, video.get("num_frames"), name=name)
+            written = write_files(shown, files, start, fps=fps, **video)
+            width, height = video["size"]
+            return DecodeReport(
+                output=written.new_names.get(name, name),
+                frames=written.frames,
+                width=width,
+                height=height,
+                fps=parse_fps(fps),
+                sample_rate=getattr(output.audio, "sample_rate", None),
+                seconds=time.perf_counter() - start,
+                first_frame_seconds=written.first_frame_seconds,
+                one_color=written.is_one_color,
+                peak_memory_bytes=mx.get_peak_memory(),
+                plan=plan,
+            )
+
+    def _plan(
+        self, latents: LatentInput, plan: DecodePlan | None, memory_budget: str | int | None, **more: Any
+    ) -> DecodePlan | None:
+        """The plan of whole latents if none is given; None for those that arrive."""
+        if plan is None and is_whole(latents):
+            return self.make_plan(latents.shape, memory_budget=memory_budget, **more)
+        if memory_budget is not None:
+            raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
+        return plan
+
+    def stream(self, latents: Any, plan: DecodePlan | None) -> DecodeStream:
+        """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily."""
+        check_process()
+        steps = self.options["steps"]
+        if plan is not None and steps not in (None, plan.denoising_steps):
+            raise PlanError(
+                f"the plan was made for {plan.denoising_steps or 'no'} denoising steps, not {steps}; plan with "
+                f"steps={steps}, or leave the steps to the plan."
+            )
+        if plan is not None and self.format is not None and plan.format not in (None, self.format):
+            raise PlanError("the plan was made for frames with another bit depth; plan with that of the stream.")
+        given, keyframes = as_latents(latents), usable_keyframes(self.decoder, self.options["keyframes"])
+        pipeline = replace(self, options={**self.options, "keyframes": keyframes})
+        if is_whole(given):
+            chunks = pipeline._decode_whole(given, plan)
+        elif keyframes is not None:
+            chunks = pipeline._decode_joined(cast(LatentParts, given), plan)
+        else:
+            if plan is not None:
+                _check_arriving(plan)
+            chunks = pipeline._decode_arriving(cast(LatentParts, given), plan)
+        return DecodeStream(chunks, self.cancelled, self.bands)
+
+    def _decode_whole(self, latents: Latents, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
+        """Decode latents that are all known."""
+        plan, shape, keyframes = plan or self.make_plan(latents.shape), tuple(latents.shape), self.options["keyframes"]
+        if plan.whole_shape != shape:
+            raise PlanError(f"the plan was made for latents of shape {tuple(plan.whole_shape)}; these are {shape}.")
+        check_planned(plan, keyframes)
+        if keyframes is not None:
+            keyframes.check(shape)
+            if padded := pad_as_noise(self.decoder.spec, latents, keyframes, self.options["noise"]):
+                options: DecodeOptions = {**self.options, "keyframes": padded.keyframes}
+                run = replace(self, options=options, format=self.format or plan.format)
+                return padded.crop(run._decode_whole(padded.latents, self.make_plan(padded.latents.shape)))
+        if self._is_first:
+            warn_of_unusual(sample_moments(latents), shape, self.decoder, latents, self.options["unnormalized"])
+        interval = plan.excerpt.latents if plan.excerpt else None
+        return self._run(plan, partial(LatentSource, latents, frames=interval))
+
+    def _decode_joined(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
+        """Decode latents when all have arrived."""
+        first, parts = peek(parts, "there are no latents to decode.")
+        check_part(first, getattr(first, "shape", ()))
+        arrived = []
+        for part in parts:
+            check_part(part, first.shape)
+            arrived.append(to_mlx(part, "latents"))
+        joined = mx.concatenate(arrived, axis=2)
+        yield from self._decode_whole(cast(Latents, as_latents(joined)), plan)
+
+    def _decode_arriving(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
+        """Decode latents as they arrive."""
+        first, parts = peek(parts, "there are no latents to decode.")
+        check_part(first, getattr(first, "shape", ()))
+        if plan is None:
+            order = "time" if self.decoder.spec.takes_least_memory else "auto"
+            plan = self.make_plan((*first.shape[:2], LONG_CLIP, *first.shape[3:]), order=order)
+            _check_arriving(plan)
+        del first  # its buffer is free when it is decoded
+        spec = self.decoder.spec
+        needs_all = spec.has_latent_noise or any(layer.noise_channels for layer in spec.layers)
+        noise = self.options["noise"]
+        if noise is not None and noise != "zeros" and needs_all:
+            raise LatentsError('noise arrays need the whole latents; with an iterator use a seed or noise="zeros".')
+        moments: list[np.ndarray] = []
+        yield from self._run(plan, partial(LatentStreamSource, parts, plan.latent_shape, moments))
+        if self._is_first:
+            warn_of_unusual(moments, plan.latent_shape, self.decoder, "latents", self.options["unnormalized"])
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether this is the first of the ranks, which warns."""
+        return self.group is None or not self.group.rank()
+
+    def _run(
+        self, plan: DecodePlan, make_source: Callable[[LatentPreprocess, Interval | None], Source]
+    ) -> Generator[FrameChunk, None, None]:
+        """Start a decode. The chunks are computed as they are taken."""
+        shape, options, keyframes = plan.whole_shape, self.options, self.options["keyframes"]
+        decoder, spec = self.decoder, choose_variant(self.decoder.spec, plan.denoising_steps, plan.keyframes)
+        first = plan.excerpt.latents.start if plan.excerpt else 0
+        scale = decoder.spec.scale
+        draws = draw(
+            spec,
+            shape,
+            decoder.dtype,
+            noise=options["noise"],
+            seed=options["seed"],
+            timestep=options["timestep"],
+            noise_scale=options["noise_scale"],
+            like=options["like"],
+            tiles=_tile_noise(spec, plan, scale.time * first),
+        )
+        preprocess = LatentPreprocess(decoder, draws, unnormalized=options["unnormalized"], first_frame=first)
+        bands = make_bands(self.group, plan)
+        if bands is not None:
+            self.bands.append(bands)
+        band = None if bands is None else plan.bands[bands.rank]
+        source = make_source(preprocess, band)
+        if keyframes is not None:
+            planes = LatentPreprocess(decoder, draws, unnormalized=options["unnormalized"])
+            source = KeyframeSource(source, LatentSource(keyframes.latents, planes, band))
+        timesteps, maps = draws.timesteps(shape.batch), draws.maps
+        if band is not None:
+            whole = Interval(0, shape.width)
+            maps = {name: mx.contiguous(crop_map(noise, shape[-2:], band, whole)) for name, noise in maps.items()}
+        check = OutputCheck(
+            decoder.spec.patch_size,
+            may_be_flat=lambda: preprocess.may_be_flat()[plan.excerpt.kept.as_slice if plan.excerpt else slice(None)],
+            explain=partial(_explain, weakref.ref(decoder), preprocess.largest),
+            find_cause=lambda: find_cause(decoder, "decoder", preprocess.largest.value()),
+            combine=None if bands is None else bands.all_true,
+        )
+        mx.eval(timesteps, maps)  # another thread may run the decode, and could not evaluate what is lazy here
+        origins = ((scale.time * first, 0 if band is None else scale.height * band.start, 0),)
+        context = StreamContext(
+            timesteps=timesteps,
+            noise_maps=maps,
+            noise=draws.volumes,
+            neighbors=bands,
+            origins=origins,
+            denoising_steps=plan.denoising_steps,
+            keyframes=plan.keyframes,
+        )
+        run = Run(decoder, plan, source, context, partial(check_cancelled, self.cancelled))
+        return _decode_chunks(run, plan, check, bands, self.format or plan.format)
+
+
+def _explain(decoder: Callable[[], Decoder | None], largest: Magnitude) -> str:
+    """Why pixels are not finite. A chunk has this, and keeps no weights alive by it."""
+    if (found := decoder()) is None:
+        return "their VAE is gone; decode again."
+    return explain_not_finite(found, "decoder", largest.value())
+
+
+def _tile_noise(spec: NetworkSpec, plan: DecodePlan, first_frame: int) -> dict[Grid, NoiseShapes]:
+    """The shapes of each tile's noise by where it begins, if the layers that take noise run on tiles alone."""
+    if plan.layout is None or not plan.layout.start:
+        return {}
+    return {
+        tile_origin(tile, first_frame): tile_spec(spec, plan.layout, tile).noise_shapes(tile.input_size(spec.keyframes))
+        for tile in chain.from_iterable(plan.layout.groups())
+    }
+
+
+def _check_arriving(plan: DecodePlan) -> None:
+    """Check that a plan can decode latents as they arrive."""
+    if plan.excerpt is not None:
+        raise PlanError("some frames are decoded from the whole latents; pass them as one array, or plan all frames.")
+    if plan.order is not Order.TIME or (plan.layout is not None and not plan.layout.is_streamed):
+        raise PlanError(
+            f"an iterator of latents is decoded by time, and the plan needs all latents first ({plan.mode.value} by "
+            f"{plan.order.value}); use mode exact with order time, tiles in space only, or a larger budget."
+        )
+
+
+def _decode_chunks(
+    run: Run, plan: DecodePlan, check: OutputCheck, bands: RowBands | None, levels: FrameFormat | None
+) -> Generator[FrameChunk, None, None]:
+    """Yield every frame once, in order, as floats in the network's dtype or as levels.
+
+    `bands` joins the bands of all ranks to whole frames. The number of frames of the source is final when all is done.
+    """
+    dtype = run.network.dtype if levels is None else mlx_dtype(levels)
+    is_by_time, excerpt = plan.order is Order.TIME, plan.excerpt
+    offset, start = excerpt.frames.start if excerpt else 0, 0
+
+    def finish(frames: mx.array) -> mx.array:
+        """Convert frames to the yielded dtype, and join the bands."""
+        if levels is None:
+            frames = frames.astype(dtype)
+        elif frames.dtype != dtype:
+            # Along rows and columns, pieces have all frames, and are small already.
+            convert = to_format_in_parts if is_by_time else to_format
+            frames = convert(frames, levels)
+        return frames if bands is None else bands.gather(frames)
+
+    def chunk(piece: mx.array) -> FrameChunk:
+        nonlocal start
+        frames = piece
+        if is_by_time:  # those of a buffer are finished
+            check.update(piece, start)
+            frames = finish(piece)
+        first, start = start, start + piece.shape[1]
+        mx.async_eval(frames)  # so that another thread can use them
+        return FrameChunk(offset + first, frames, check.is_finite, check.explain)
+
+    yield from map(chunk, run.outputs() if is_by_time else _buffered(run, plan, check, finish, dtype))
+    expected, _, _ = run.network.spec.out_grid(run.source.grid)
+    expected = excerpt.frames.length if excerpt else expected
+    if start != expected:
+        raise DecodeError(f"{start} frames came out of the network, and {expected} should have.")
+    check.close()
+    confirm_device()
+
+
+def _buffered(
+    run: Run, plan: DecodePlan, check: OutputCheck, finish: Callable[[mx.array], mx.array], dtype: mx.Dtype
+) -> Iterator[mx.array]:
+    """Stream along rows or columns. No frame is complete before the last one, so all are buffered on disk."""
+    axis, start = plan.order.axis, 0
+    shape = (plan.latent_shape.batch, *plan.video_grid, run.network.spec.out_channels)
+    with FrameBuffer(shape, dtype) as buffer:
+        for part in run.outputs():
+            check.update(part, 0)
+            buffer.write(finish(part), axis, start)
+            start += part.shape[axis]
+            del part
+        yield from buffer.read()
+
+
+class PushedDecode:
+    """One clip whose latents are pushed. `start` makes the stream of an iterator of latents."""
+
+    def __init__(self, spec: NetworkSpec, start: Callable[[LatentParts], DecodeStream]) -> None:
+        self._spec = spec
+        self._waiting: deque[mx.array] = deque()
+        self._stream = start(self._pull())
+        self._seen = self._done = 0
+
+    def push(self, latents: mx.array | np.ndarray) -> mx.array | None:
+        """The frames (B, 3, n, H, W) that are final with these latents (B, C, n', H', W'); None if there are none."""
+        if getattr(latents, "ndim", 0) != 5 or latents.shape[2] < 1:
+            shape = getattr(latents, "shape", type(latents).__name__)
+            raise LatentsError(f"pushed latents are {shape}; expected an array (B, C, n, H', W') with n of at least 1.")
+        self._waiting.append(to_mlx(latents, "latents"))  # a copy of one of numpy, which the caller may assign to
+        self._seen += latents.shape[2]
+        ready = self._seen
+        for layer in self._spec.layers:
+            ready = layer.ready(Axis.TIME, ready)
+        return self._take(ready)
+
+    def flush(self) -> mx.array | None:
+        """End the clip. Returns its remaining frames; None if all are out, as with a causal network."""
+        try:
+            return self._take(None) if self._seen else None
+        finally:
+            self._stream.close()
+
+    def _pull(self) -> Iterator[mx.array]:
+        while self._waiting:  # the stream asks for more than is there only when the clip ends
+            yield self._waiting.popleft()
+
+    def _take(self, end: int | None) -> mx.array | None:
+        """The frames up to `end`, or all; the stream computes no further than it is asked."""
+        parts = []
+        while end is None or self._done < end:
+            chunk = next(self._stream, None)
+            if chunk is None:
+                break
+            self._done += chunk.frames.shape[1]
+            chunk.check()
+            parts.append(chunk.pixels)
+        if not parts:
+            return None
+        frames = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+        mx.async_eval(frames)  # so that another thread can use them
+        return frames
+
+
+def join_chunks(chunks: Iterable[FrameChunk], num_frames: int | None) -> mx.array:
+    """The pixels of all chunks, (B, 3, F, H, W). `num_frames` is F; None if it is not known."""
+    size = 0
+
+    def frames_of(chunk: FrameChunk) -> mx.array:
+        nonlocal size
+        frames = chunk.frames
+        size += frames.size
+        if max(size, frames[:, :1].size * (num_frames or 0)) >= MAX_ARRAY_ELEMENTS:
+            raise LatentsError(
+                "the video would be an array of 2^31 elements or more, which MLX computes wrongly; take its frames "
+                "from stream, or pass on_frames_ready."
+            )
+        return frames
+
+    pixels = join_parts(map(frames_of, chunks), Axis.TIME, num_frames).transpose(0, 4, 1, 2, 3)
+    mx.eval(pixels)  # so that another thread can use them
+    return pixels
+
+
+def join_levels(chunks: Iterable[FrameChunk]) -> np.ndarray:
+    """The frames of all chunks as uint8, (F, H, W, 3), or (B, F, H, W, 3) for several videos."""
+    return np.concatenate([chunk.to_uint8() for chunk in chunks], axis=-4)
+
+
+def hand_over(chunks: Iterable[FrameChunk], on_frames_ready: OnFramesReady) -> None:
+    """Call a function with the pixels of each chunk, checked."""
+    for chunk in chunks:
+        chunk.check()
+        on_frames_ready(chunk.pixels, chunk.start)
+
+
+@dataclass(frozen=True)
+class DecodeReport:
+    """What `decode --json` prints, but for the networks."""
+
+    output: str  # the file, or the folder
+    frames: int  # that were written
+    width: int
+    height: int
+    fps: Fraction
+    sample_rate: int | None  # of sound that was decoded with it
+    seconds: float  # from the first latents to the finished file
+    first_frame_seconds: float
+    one_color: bool  # whether every frame is of one color
+    peak_memory_bytes: int  # `mx.get_peak_memory()`, so since MLX's count was last reset
+    plan: DecodePlan | None  # what was run; None for latents that arrived without one
+
+    @property
+    def keyframes(self) -> tuple[int, ...]:
+        """The frame numbers of those that were seen."""
+        return self.plan.keyframes if self.plan else ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-serializable, with the keys of `decode --json`."""
+        plan = None if self.plan is None else self.plan.as_dict()
+        return {**vars(self), "fps": float(self.fps), "keyframes": list(self.keyframes), "plan": plan}
+
+
+class Written(NamedTuple):
+    """What was written of one decode."""
+
+    frames: int
+    first_frame_seconds: float  # from the start of the decode
+    is_one_color: bool  # each frame, on its own
+    new_names: dict[str, str]  # of files whose name another program took meanwhile, by that name
+
+
+def write_files(chunks: Iterable[FrameChunk], files: Mapping[str, SinkOptions], start: float, **video: Any) -> Written:
+    """Write chunks to files.
+
+    `start` is when the decode began, by `time.perf_counter`. `video` are further arguments of `open_sink`. Without
+    files, as on all ranks but the first, nothing is written.
+    """
+    num_frames, first_frame, is_one_color = 0, 0.0, True
+    with ExitStack() as stack:  # which closes a contact sheet after its video, and so only beside a whole one
+        sinks, given = {}, {}
+        for file, options in files.items():
+            sink = stack.enter_context(open_sink(file, options=options, **video))
+            sinks[sink], given[sink] = options.frames, (file, sink.name)
+        for chunk in chunks:
+            write_chunk(chunk, sinks)
+            is_one_color = is_one_color and chunk.is_plain()
+            first_frame = first_frame or time.perf_counter() - start
+            num_frames += chunk.frames.shape[1]
+    names = {file: sink.name for sink, (file, name) in given.items() if sink.name != name}
+    return Written(num_frames, first_frame, is_one_color, names)

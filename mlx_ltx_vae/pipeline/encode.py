@@ -1,0 +1,276 @@
+"""Executes an encode plan: checks and converts frames, cuts them into pieces, and yields normalized latents."""
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import TypedDict
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend.device import check_process, confirm_device
+from ..backend.mlx_utils import dtype_name, evaluate, native_array, to_bool, to_float
+from ..distributed import RowBands
+from ..errors import LatentsError, PlanError, TilingError, option, warn
+from ..models.base import Encoder, SoundEncoder
+from ..models.specs import LONG_CLIP, NetworkSpec
+from ..planning.plan import EncodePlan
+from ..shapes import Axis, ScaleFactors, format_size
+from ..streaming.context import StreamContext
+from ..tiling.config import TilingConfig
+from ..tiling.layout import TileBox, check_batch_size
+from .frames import explain_not_finite
+from .run import ChunkStream, Run, check_cancelled, make_bands, peek
+from .sources import Source, crop_space
+
+Frames = mx.array | np.ndarray
+
+_PEAKS = {"uint8": 255, "uint16": 65535}
+# Decoded pixels exceed [-1, 1] slightly. Values larger than this are assumed to be in 0 to 255.
+_FAR_OUT = 16
+
+
+def to_channels_last(frames: Frames) -> Frames:
+    """A caller's frames as (B, n, H, W, 3): levels (n, H, W, 3), or floats (B, 3, n, H, W) in [-1, 1]."""
+    frames = native_array(frames, "frames")
+    shape = tuple(frames.shape)
+    if isinstance(frames, mx.array):
+        evaluate("frames", frames)
+    dtype = dtype_name(frames.dtype)
+    if dtype in _PEAKS:
+        if frames.ndim == 4 and shape[-1] == 3:
+            return frames[None]
+    elif frames.ndim == 5 and shape[1] == 3 and "float" in dtype:
+        return frames.transpose(0, 2, 3, 4, 1)
+    raise LatentsError(
+        f"frames have the shape {shape} and the type {dtype}; expected floats (B, 3, F, H, W) in "
+        "[-1, 1], or uint8 or uint16 (F, H, W, 3)."
+    )
+
+
+@dataclass
+class Preprocess:
+    """Converts frames, or some `rows` of them, to the input of an encoder.
+
+    With `pad`, the last frame is repeated until the clip fills its last latent frame. Otherwise excess frames at the
+    end are dropped, with a warning, unless the network takes any number.
+    """
+
+    spec: NetworkSpec
+    dtype: mx.Dtype
+    pad: bool
+    rows: slice | None = None
+
+    @property
+    def scale(self) -> ScaleFactors:
+        return self.spec.scale
+
+    def check_size(self, frames: Frames) -> None:
+        """Raise a `LatentsError` with the nearest valid size unless frames (B, n, H, W, 3) are whole latent cells."""
+        _, _, height, width, _ = frames.shape
+        if 0 in frames.shape:
+            raise LatentsError(f"frames (B, F, H, W, 3) have the shape {tuple(frames.shape)}, which is empty.")
+        scale = self.scale
+        if height % scale.height or width % scale.width:
+            near = [max(1, round(side / cell)) * cell for side, cell in ((width, scale.width), (height, scale.height))]
+            raise LatentsError(
+                f"frames are {format_size(width, height)}; both sides must be multiples of {scale.height}, and the "
+                f"nearest such size is {format_size(*near)}."
+            )
+
+    def pieces(self, frames: Iterable[Frames], chunk: int) -> Iterator[mx.array]:
+        """Yield frames (B, n, H, W, 3), with any n, in the encoder's dtype: 1 + `chunk` frames, then `chunk` each."""
+        waiting: list[mx.array] = []
+        count, wanted = 0, 1 + chunk
+        for part in self._parts(frames, chunk):
+            waiting.append(part)
+            count += part.shape[1]
+            del part
+            if sum(each.shape[1] for each in waiting) >= wanted:  # at most once: a part is no longer than a piece
+                yield self._to_pixels(_take_first(waiting, wanted))
+                wanted = chunk
+        usable = self.spec.usable_frames(count, pad=self.pad)
+        rest = mx.concatenate(waiting, axis=1)
+        if usable > count:
+            rest = mx.concatenate([rest] + [rest[:, -1:]] * (usable - count), axis=1)
+        elif usable < count:
+            left_out = "the last is" if count - usable == 1 else f"the last {count - usable} are"
+            warn(
+                f"{count} frames are not 1 + {self.scale.time}*k; {left_out} left out "
+                f"({option('pad=True', '--pad')} repeats the last frame instead)."
+            )
+            rest = rest[:, : usable - count]
+        if rest.shape[1]:
+            yield self._to_pixels(rest)
+
+    def _parts(self, clip: Iterable[Frames], chunk: int) -> Iterator[mx.array]:
+        """Yield the frames as MLX arrays of at most `chunk` frames, so that a long array is not held twice."""
+        first = None
+        for frames in clip:
+            kind = (frames.shape[0], *frames.shape[2:], dtype_name(frames.dtype))
+            first = first or kind
+            if kind != first:
+                raise LatentsError(
+                    f"frames (batch, height, width, 3, type) {kind} follow frames of {first}; all must be alike."
+                )
+            for start in range(0, frames.shape[1], chunk):
+                part = frames[:, start : start + chunk, self.rows or slice(None)]
+                yield part if isinstance(part, mx.array) else mx.array(np.ascontiguousarray(part))
+
+    def _to_pixels(self, frames: mx.array) -> mx.array:
+        if peak := _PEAKS.get(dtype_name(frames.dtype)):
+            return (frames.astype(mx.float32) * (2 / peak) - 1).astype(self.dtype)
+        largest = to_float(mx.abs(frames).max())  # NaN if any value is NaN
+        if not largest < float("inf"):
+            raise LatentsError("frames contain NaN or infinite values.")
+        if largest > _FAR_OUT:
+            raise LatentsError(
+                f"frames reach {largest:g}; expected is [-1, 1]: divide by 127.5 and subtract 1, or pass uint8."
+            )
+        return frames.astype(self.dtype)
+
+
+class FrameStreamSource(Source):
+    """An iterator of frames as the input of an encoder; only a few frames are in memory at a time.
+
+    `grid` has the frame size, and the plan's number of frames, or one that keeps every layer busy: a longer clip takes
+    no more memory.
+    """
+
+    def __init__(self, frames: Iterable[Frames], preprocess: Preprocess, plan: EncodePlan | None = None) -> None:
+        first, self._frames = peek(map(to_channels_last, frames), "there are no frames to encode.")
+        preprocess.check_size(first)
+        self._preprocess = preprocess
+        self.batch = first.shape[0]
+        num_frames = 1 + LONG_CLIP * preprocess.scale.time if plan is None else plan.num_frames
+        self.grid = (num_frames, first.shape[2], first.shape[3])
+
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        frames, self._frames = self._frames, chain()
+        return self._preprocess.pieces(frames, chunk)
+
+
+class ClipSource(FrameStreamSource):
+    """A whole clip as the input of an encoder. `grid` is (F, H, W) after padding or dropping frames."""
+
+    def __init__(self, clip: Frames, preprocess: Preprocess) -> None:
+        super().__init__([clip], preprocess)
+        self._clip = to_channels_last(clip)
+        frames = preprocess.spec.usable_frames(self._clip.shape[1], pad=preprocess.pad)
+        self.grid = (frames, *self.grid[1:])
+
+    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
+        # The last tile may extend beyond the clip and is padded.
+        return [self._preprocess.pieces(self._crops(boxes), chunk) for boxes in batches]
+
+    def _crops(self, boxes: Sequence[TileBox]) -> Iterator[mx.array]:
+        """Yield single frames of some boxes that have the same time interval."""
+        time = boxes[0][0]
+        for frame in range(time.start, min(time.end, self._clip.shape[1])):
+            yield crop_space(self._clip[:, frame : frame + 1], boxes)
+
+
+def _take_first(parts: list[mx.array], count: int) -> mx.array:
+    """The first frames of some parts, which keep the others."""
+    joined = mx.concatenate(parts, axis=1)
+    parts[:] = [joined[:, count:]]
+    mx.async_eval(parts)  # the next piece may be taken in another thread
+    return joined[:, :count]
+
+
+class EncodeOptions(TypedDict, total=False):
+    """The options of `VideoVAE.encode`, which documents them."""
+
+    tiling: TilingConfig | None
+    tile_batch_size: int
+    pad: bool
+    group: mx.distributed.Group | None
+
+
+class EncodeStream(ChunkStream[mx.array]):
+    """The latents of one encode, (B, C, n, H', W') each, in order along time."""
+
+
+@dataclass(frozen=True)
+class EncodePipeline:
+    """Starts encodes with one encoder, in this process or together with a group. `VideoVAE.encode` has the options.
+
+    `is_promoted` is whether the encoder is float16 as stored and computes in float32. `make_plan` is called with a
+    frame shape and the options of a plan.
+    """
+
+    encoder: Encoder
+    is_promoted: bool
+    make_plan: Callable[..., EncodePlan]
+    tiling: TilingConfig | None = None
+    tile_batch_size: int = 1
+    pad: bool = False
+    group: mx.distributed.Group | None = None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    bands: list[RowBands] = field(default_factory=list)  # those of the run, if it has any, once it is made
+
+    def stream(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> EncodeStream:
+        """Check the options, and return the latents of a whole clip, or of frames as they arrive."""
+        check_process()
+        check_batch_size(self.tile_batch_size)
+        if hasattr(frames, "__array__"):  # of another library, too, which may be iterable
+            frames = native_array(frames, "frames")
+        if isinstance(frames, str) or not isinstance(frames, (Frames, Iterable)):
+            raise LatentsError(
+                f"frames are {type(frames).__name__}; expected an array or an iterator of them, which "
+                "for a video file is VideoReader(path)."
+            )
+        if plan is not None and (self.tiling is not None or self.tile_batch_size != 1):
+            raise PlanError("the plan says how to tile; leave out tiling and tile_batch_size.")
+        if self.is_promoted:
+            warn(
+                "float16 may overflow in the encoders of LTX, so this one computes in float32; bfloat16 takes half "
+                "the memory."
+            )
+        tiles = self.tiling or (plan.tiling if plan is not None else None)
+        if not isinstance(frames, Frames) and tiles is not None and tiles.temporal_config is not None:
+            raise TilingError(
+                "tiles in time take the whole clip as one array; leave out temporal_config, since a stream is exact in "
+                "time and shorter tiles save no memory."
+            )
+        return EncodeStream(self._encode(frames, plan), self.cancelled, self.bands)
+
+    def _encode(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> Generator[mx.array, None, None]:
+        """Yield latents in the encoder's dtype, evaluated."""
+        encoder, preprocess = self.encoder, Preprocess(self.encoder.spec, self.encoder.dtype, self.pad)
+        source = (
+            ClipSource(frames, preprocess)
+            if isinstance(frames, Frames)
+            else FrameStreamSource(frames, preprocess, plan)
+        )
+        shape = (source.batch, 3, *source.grid)
+        if plan is None:
+            mode = "tiled" if self.tiling else "auto"
+            plan = self.make_plan(shape, mode=mode, tiling=self.tiling, tile_batch_size=self.tile_batch_size)
+        planned = (plan.latent_shape.batch, 3, *plan.video_grid)
+        if planned != shape:
+            raise PlanError(f"the plan was made for frames (B, 3, F, H, W) of {planned}; these are {shape}.")
+        bands = make_bands(self.group, plan)
+        if bands is not None:
+            self.bands.append(bands)
+            rows, scale = plan.bands[bands.rank], encoder.spec.scale.height
+            preprocess.rows = slice(rows.start * scale, rows.end * scale)
+        run = Run(encoder, plan, source, StreamContext(neighbors=bands), partial(check_cancelled, self.cancelled))
+        yield from encoded(run, encoder, bands)
+
+
+def encoded(
+    run: Run, encoder: Encoder | SoundEncoder, bands: RowBands | None = None
+) -> Generator[mx.array, None, None]:
+    """Yield the latents of a run in the encoder's dtype, evaluated; a `LatentsError` if they are not finite."""
+
+    def to_latents(outputs: mx.array) -> mx.array:
+        latents = encoder.to_latents(outputs if bands is None else bands.gather(outputs))
+        if not to_bool(mx.isfinite(latents).all()):
+            raise LatentsError(f"the encoded latents are not finite: {explain_not_finite(encoder, 'encoder')}")
+        return latents
+
+    yield from map(to_latents, run.outputs())
+    confirm_device()

@@ -1,0 +1,292 @@
+"""Provides the input of a run piece by piece: latents of an array, of a file or that arrive, or results of layers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import tee
+from typing import Any, Protocol, TypeGuard
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend.mlx_utils import count_nonfinite, evaluate, native_array, to_float, to_mlx
+from ..errors import LatentsError, warn
+from ..latents.files import read_frames, sampled_frames
+from ..latents.statistics import find_notice, frame_moments, join_moments
+from ..models.base import Decoder
+from ..models.noise import Draws, LatentBox
+from ..shapes import Axis, Grid
+from ..tiling.layout import Interval, TileBox
+from .frames import FrameFlags
+
+
+class Source(ABC):
+    """The input of a run."""
+
+    batch: int
+    grid: Grid  # its extents
+
+    @abstractmethod
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        """Yield the whole input in order along `axis`, `chunk` positions at a time: (B, T, H, W, C) each."""
+
+    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
+        """For each batch of boxes of equal shape, an iterator of its pieces in order along time.
+
+        All items of the first box come first in a piece. The iterators are advanced in turns. Here the boxes must span
+        the input in time.
+        """
+        copies = tee(self.pieces(Axis.TIME, chunk), len(batches))
+        return [map(partial(crop_space, boxes=boxes), copy) for copy, boxes in zip(copies, batches, strict=True)]
+
+
+def crop_space(frames: mx.array | np.ndarray, boxes: Sequence[TileBox]) -> mx.array:
+    """Crop (B, n, H, W, C) to the rows and columns of some boxes, as a batch with all items of the first box first."""
+    crops = (frames[:, :, rows.as_slice, columns.as_slice] for _, rows, columns in boxes)
+    return mx.concatenate([to_mlx(crop, "frames") for crop in crops])
+
+
+class LayerSource(Source):
+    """The results of a network's first layers for a source, of which tiles are cut in the order of their frames.
+
+    Positions before those of the tiles under way are dropped.
+    """
+
+    def __init__(self, source: Source, results: Iterator[mx.array]) -> None:
+        self.batch, self.grid = source.batch, source.grid
+        self._results = results
+        self._held: list[mx.array] = []
+        self._start = self._end = 0
+
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        return self._results
+
+    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
+        return [self._crops(boxes, chunk) for boxes in batches]
+
+    def _crops(self, boxes: Sequence[TileBox], chunk: int) -> Iterator[mx.array]:
+        time = boxes[0][0]  # all boxes of a batch have the same
+        while self._held and self._start + self._held[0].shape[1] <= time.start:
+            self._start += self._held.pop(0).shape[1]
+        while self._end < time.end:
+            self._held.append(next(self._results))
+            self._end += self._held[-1].shape[1]
+        for start in range(time.start, time.end, chunk):
+            yield crop_space(self._take(start, min(start + chunk, time.end)), boxes)
+
+    def _take(self, start: int, end: int) -> mx.array:
+        parts, first = [], self._start
+        for held in self._held:
+            if first < end and start < first + held.shape[1]:
+                parts.append(held[:, max(0, start - first) : end - first])
+            first += held.shape[1]
+        return mx.concatenate(parts, axis=1)
+
+
+class Latents(Protocol):
+    """Latents (B, C, F', H', W') that are read in parts: an MLX or numpy array, or a mapped file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, index: tuple[slice, ...]) -> mx.array | np.ndarray: ...
+
+
+#: What callers pass: all latents, or arrays along time as they become available.
+LatentParts = Iterable[mx.array | np.ndarray]
+LatentInput = Latents | LatentParts
+
+
+class Magnitude:
+    """The largest magnitude of all arrays so far, on the device. It outlives its decode, in an error's explanation."""
+
+    def __init__(self) -> None:
+        self._largest = mx.array(0.0)
+
+    def update(self, array: mx.array) -> None:
+        self._largest = mx.maximum(self._largest, mx.abs(array).max())
+        mx.async_eval(self._largest)
+
+    def value(self) -> float:
+        return to_float(self._largest)
+
+
+class LatentPreprocess:
+    """Converts parts of the latents, which may be unnormalized, to the input of a decoder's first stage.
+
+    `first_frame` is where the latents that are decoded begin in the whole latents. `largest` is their largest
+    magnitude, normalized.
+    """
+
+    def __init__(self, decoder: Decoder, draws: Draws, *, unnormalized: bool, first_frame: int = 0) -> None:
+        if unnormalized and decoder.statistics is None:
+            raise LatentsError(
+                "these latents are unnormalized, and this VAE has no statistics to normalize them; give normalized "
+                "latents, without unnormalized=True."
+            )
+        self._decoder = decoder
+        self._draws = draws
+        self._first_frame = first_frame
+        self._statistics = decoder.statistics if unnormalized else None
+        self._is_constant = FrameFlags()
+        self.largest = Magnitude()
+
+    def __call__(self, latents: mx.array | np.ndarray, box: LatentBox) -> mx.array:
+        """The input (B, n, h, w, C) for the part `box` of the whole latents, (B, C, n, h, w)."""
+        latents = to_mlx(latents, "latents")
+        # Parts that are constant, and differ, would make a picture that is not flat, which is no error either.
+        is_constant = (latents == latents[:, :, :, :1, :1]).all(axis=(1, 3, 4)).any(axis=0)
+        self._is_constant.update(box[0].start - self._first_frame, is_constant)
+        if self._statistics is not None:
+            latents = self._statistics.normalize(latents)
+        self.largest.update(latents)
+        return self._decoder.prepare(latents, self._draws.crop(box))
+
+    def may_be_flat(self) -> mx.array:
+        """A flag on the device for each frame, (F,): whether its latents are constant per channel."""
+        is_constant, spec = self._is_constant.all(), self._decoder.spec
+        first, others = mx.repeat(is_constant[:1], spec.first_frames), mx.repeat(is_constant[1:], spec.scale.time)
+        return mx.concatenate([first, others])
+
+
+class LatentSource(Source):
+    """Whole latents as the input of a decoder, or some of their frames, or a band of their rows."""
+
+    def __init__(
+        self,
+        latents: Latents,
+        preprocess: LatentPreprocess,
+        band: Interval | None = None,
+        frames: Interval | None = None,
+    ) -> None:
+        self._latents = latents
+        self._preprocess = preprocess
+        self._first_row, last = (band.start, band.end) if band else (0, latents.shape[3])
+        self.batch = latents.shape[0]
+        self._first_frame, end = (frames.start, frames.end) if frames else (0, latents.shape[2])
+        self.grid = (end - self._first_frame, last - self._first_row, latents.shape[4])
+
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        length = self.grid[axis.grid]
+        for start in range(0, length, chunk):
+            box = [slice(0, extent) for extent in self.grid]
+            box[axis.grid] = slice(start, min(start + chunk, length))
+            yield self._read(box[0], box[1], box[2])
+
+    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
+        return [self._crops(boxes, chunk) for boxes in batches]
+
+    def _crops(self, boxes: Sequence[TileBox], chunk: int) -> Iterator[mx.array]:
+        time = boxes[0][0]  # all boxes of a batch have the same
+        for start in range(time.start, time.end, chunk):
+            frames = slice(start, min(start + chunk, time.end))
+            yield mx.concatenate([self._read(frames, rows.as_slice, columns.as_slice) for _, rows, columns in boxes])
+
+    def _read(self, frames: slice, rows: slice, columns: slice) -> mx.array:
+        frames = slice(frames.start + self._first_frame, frames.stop + self._first_frame)
+        rows = slice(rows.start + self._first_row, rows.stop + self._first_row)
+        return self._preprocess(self._latents[:, :, frames, rows, columns], (frames, rows, columns))
+
+
+class LatentStreamSource(Source):
+    """Latents that arrive along time as arrays of `shape`, for any n, or a band of them. `grid` grows meanwhile."""
+
+    def __init__(
+        self,
+        parts: LatentParts,
+        shape: Sequence[int],
+        moments: list[np.ndarray],
+        preprocess: LatentPreprocess,
+        band: Interval | None,
+    ) -> None:
+        """Make a source that adds the moments of a sample of the latents to `moments` as they arrive."""
+        self._parts = parts
+        self._moments = moments
+        self._shape = shape
+        self._preprocess = preprocess
+        self._rows = band.as_slice if band else slice(0, shape[3])
+        self.batch = shape[0]
+        self.grid = (0, self._rows.stop - self._rows.start, shape[4])
+
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        for part in (native_array(part, "latents") for part in self._parts):
+            check_part(part, self._shape)
+            check_finite(part)
+            self._moments += sample_moments(part)
+            for start in range(0, part.shape[2], chunk):
+                cut = part[:, :, start : start + chunk, self._rows]
+                before, height, width = self.grid
+                self.grid = (before + cut.shape[2], height, width)
+                yield self._preprocess(cut, (slice(before, self.grid[0]), self._rows, slice(0, width)))
+
+
+def sample_moments(latents: Latents) -> list[np.ndarray]:
+    """The `frame_moments` of a few frames."""
+    return list(map(frame_moments, read_frames(latents, sampled_frames(latents.shape[2]))))
+
+
+def warn_of_unusual(
+    moments: Sequence[np.ndarray], shape: Sequence[int], decoder: Decoder, latents: object, unnormalized: bool
+) -> None:
+    """Warn if a sample of latents of a shape, whose moments these are, looks unlike the latents of a model."""
+    (means, stds), statistics = join_moments(moments), decoder.statistics
+    if unnormalized and statistics is not None:
+        mean, std = (np.array(values.astype(mx.float32)) for values in statistics)
+        means, stds = (means - mean) / std, stds / std
+    num_values = len(moments) * shape[0] * shape[3] * shape[4]
+    was_unnormalized = unnormalized or getattr(latents, "was_unnormalized", False)
+    if notice := find_notice(means, stds, num_values, statistics, was_unnormalized=was_unnormalized):
+        warn(f"{getattr(latents, 'source', 'latents')}: {notice}")
+
+
+def check_part(part: Any, shape: Sequence[int]) -> None:
+    """Raise a `LatentsError` unless a part that arrives is an array, and of the first one's `shape` but for frames."""
+    if getattr(part, "ndim", 0) != 5:
+        given = tuple(part.shape) if hasattr(part, "shape") else type(part).__name__
+        raise LatentsError(f"an iterator of latents gave {given}; expected arrays of five axes, (B, C, n, H', W').")
+    found, expected = tuple(part.shape), tuple(shape)
+    if (found[:2], found[3:]) != (expected[:2], expected[3:]):
+        raise LatentsError(f"latents of shape {found} follow latents of {expected}; only the frames may differ.")
+
+
+def check_finite(latents: mx.array | np.ndarray) -> None:
+    """Evaluate latents, and raise a `LatentsError` if values are complex or not finite."""
+    if "complex" in str(latents.dtype):
+        raise LatentsError(f"latents are {latents.dtype}; expected float32, float16 or bfloat16.")
+    if isinstance(latents, mx.array):
+        evaluate("latents", latents)
+        bad = count_nonfinite(latents)
+    else:  # frame by frame, since the check copies
+        try:
+            bad = sum(int((~np.isfinite(latents[:, :, frame])).sum()) for frame in range(latents.shape[2]))
+        except TypeError as error:
+            raise LatentsError(f"latents are {latents.dtype}; expected float32, float16 or bfloat16.") from error
+    if bad:
+        raise LatentsError(f"{bad} of {latents.size} latent values are NaN or infinite.")
+
+
+def as_latents(latents: Any) -> LatentInput:
+    """What a caller passed as latents: an array or a mapped file, which are checked if in memory, or an iterable.
+
+    They are read piece by piece, and the caller may assign to them meanwhile. So arrays of numpy are copied, except
+    `np.memmap`, and those of MLX are taken by a second name, which an assignment to the first does not change.
+    """
+    if isinstance(latents, (mx.array, np.ndarray)):
+        if latents.ndim == 5:  # otherwise the plan refuses it
+            check_finite(latents)
+        if isinstance(latents, np.memmap):
+            return latents
+        return latents.view(latents.dtype) if isinstance(latents, mx.array) else latents.copy()
+    if hasattr(latents, "__array__"):  # of another library
+        return as_latents(native_array(latents, "latents"))
+    if is_whole(latents) or (isinstance(latents, Iterable) and not isinstance(latents, str)):
+        return latents
+    raise LatentsError(
+        f"latents are {type(latents).__name__}; expected an array (B, C, F', H', W') or an iterator of them; for a "
+        "file, pass what load_latents(path) returns first."
+    )
+
+
+def is_whole(latents: Any) -> TypeGuard[Latents]:
+    """Whether latents are known from the start to the end, rather than arriving."""
+    return hasattr(latents, "shape")

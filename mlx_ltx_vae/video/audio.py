@@ -1,0 +1,342 @@
+"""The sound of outputs: its codecs, the track beside the frames of a video, the pipe to ffmpeg, and .wav files."""
+
+import io
+import os
+import sys
+import wave
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..codec_table import AUDIO_CODECS, AudioCodec
+from ..errors import WriterError, option, quote, suggest, warn
+from ..files import InputFiles, PartFile, writing_to
+from ..process import close_in_children
+from .ffmpeg import check_encoder, input_arguments, listing, read_times
+from .ffmpeg_process import make_pipe
+from .live import write_all
+from .sink import FrameQueue, SinkOptions
+from .sound_files import FILL_GAPS, SAMPLE_RATES, SoundFormat, find_sound
+
+#: The channels of all sound here.
+CHANNELS = 2
+#: Stands for the pipe among ffmpeg's arguments.
+SOUND_INPUT = "<the sound>"
+#: Seconds by which sound may end before the picture, or after it: less than two latents.
+SLACK = Fraction(6, 100)
+#: Seconds of a file's sound that are kept behind the end of the video. A small file may have days of silence.
+MAX_REST = 3600
+_MAX_EXCESS = 10  # seconds behind the picture that are counted, for the error: an iterator may have no end
+_MAX_EMPTY = 10_000  # chunks without samples in a row
+_SAMPLE_BYTES = 3  # of a .wav file
+_SCALE = 2**23  # as ffmpeg's: 1 is one step above the largest level
+_MAX_WAV_BYTES = 2**32 - 2**10  # of a .wav file
+_LEAD = 1  # seconds of sound that are given to ffmpeg ahead of the picture
+_MAX_FRAMES = 2**20  # more than any video has that is decoded
+# A second output: a line for each packet of the audio, in the pipe that this process reads. ffmpeg ends when it cannot
+# write them. Otherwise, if this process is killed, it goes on to the end of the audio, which may be hours long.
+_END_WITH_READER = ("-map", "1:a:0", "-c", "copy", "-flush_packets", "1", "-f", "framecrc", "pipe:1")
+
+#: Arrays (2, n) or (1, 2, n), or chunks of an `AudioStream`; or one such array.
+Sound = Iterable[Any]
+
+
+def find_sample_rate(name: str, audio: object, sample_rate: int | None) -> int:
+    """The rate that is given, or that of an `AudioStream`."""
+    rate = getattr(audio, "sample_rate", None) if sample_rate is None else sample_rate
+    if isinstance(rate, bool) or not isinstance(rate, int) or rate not in SAMPLE_RATES:
+        limits = f"a whole number from {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]}"
+        raise WriterError(f"{name}: sound needs its sample rate as {limits}, not {rate!r}; add sample_rate=.")
+    return rate
+
+
+def find_audio_codec(name: str, ending: str, options: SinkOptions) -> AudioCodec:
+    """The audio codec that the options name, or the default."""
+    key = (options.audio_codec or ("opus" if ending == ".webm" else "aac")).lower()
+    if key not in AUDIO_CODECS:
+        what = f"the audio codec {quote(options.audio_codec)} is not supported{suggest(key, AUDIO_CODECS)}"
+        raise WriterError(f"{name}: {what}; use one of {', '.join(AUDIO_CODECS)}.")
+    codec = AUDIO_CODECS[key]
+    if ending not in codec.endings:
+        allowed = " or ".join(each for each, known in AUDIO_CODECS.items() if ending in known.endings)
+        raise WriterError(
+            f"{name}: {key} sound is not supported in {ending}; use {allowed}, or a file that ends in "
+            f"{' or '.join(codec.endings)}."
+        )
+    if options.audio_codec is not None and options.audio is None:
+        goes = option("an audio codec goes with audio; add audio", "--audio-codec goes with sound; add --audio")
+        raise WriterError(f"{name}: {goes}, or leave it out.")
+    return codec
+
+
+def audio_arguments(
+    name: str, ending: str, fps: Fraction, options: SinkOptions, num_frames: int | None
+) -> tuple[list[str], list[str], list[str]]:
+    """ffmpeg's arguments of the audio input, and those in front of the ones of the video's stream and behind them."""
+    codec, output = find_audio_codec(name, ending, options), ["-map", "1:a:0"]
+    others = {key: each.encoder for key, each in AUDIO_CODECS.items() if ending in each.endings}
+    check_encoder(name, codec.encoder, "which stores its sound", others)
+    if not isinstance(options.audio, (str, os.PathLike)):
+        rate = find_sample_rate(name, options.audio, options.sample_rate)
+        # The format is known, so that ffmpeg need not wait for more samples to find it.
+        format_ = ["-f", "f32le", "-ar", str(rate), "-ac", str(CHANNELS), "-probesize", "32"]
+        return [*format_, "-i", SOUND_INPUT], [], [*output, *_encode(codec, rate, CHANNELS)]
+    InputFiles([options.audio]).check_output(name)
+    if options.shortest and num_frames is None:
+        raise WriterError(f"{name}: shortest needs the number of frames to come; add num_frames.")
+    video = (_MAX_FRAMES if num_frames is None else num_frames) / fps
+    seconds = video if options.shortest else None
+    source, shift = _find_file(options.audio)
+    end = None if seconds is None else round(seconds * source.sample_rate)
+    output += [*_filters(codec, end), *_encode(codec, source.sample_rate, source.channels, bits=source.bits)]
+    before = [] if options.fragmented else list(_END_WITH_READER)
+    # What is read ends near there. Not ffmpeg's -shortest, which may cut the video, and cuts the audio late.
+    limit = ["-t", f"{float(video + (0 if options.shortest else MAX_REST)):.6f}"]
+    return [*limit, *_file_input(options.audio, shift)], before, output
+
+
+def _file_input(audio: str | os.PathLike, shift: Fraction) -> list[str]:
+    return ["-itsoffset", f"{float(shift):.6f}", *input_arguments(audio)]
+
+
+def _filters(codec: AudioCodec, end: int | None = None) -> list[str]:
+    """The filters of a file's sound, which ends after so many samples."""
+    filters = [FILL_GAPS]
+    if end is not None:
+        filters.append(f"atrim=end_sample={end}")
+    if codec.layouts:
+        filters.append(f"aformat=channel_layouts={'|'.join(codec.layouts)}")
+    return ["-af", ",".join(filters)]
+
+
+def _encode(codec: AudioCodec, rate: int, channels: int, *, bits: int = 32) -> list[str]:
+    """The arguments of the encoder, for sound of so many bits per sample."""
+    encoder = codec.wide_encoder if bits > 16 and codec.wide_encoder is not None else codec.encoder
+    arguments = ["-c:a", encoder]
+    if codec.kilobits is not None:
+        arguments += ["-b:a", f"{codec.kilobits * max(2, channels)}k"]
+    stored = _stored_rate(encoder, rate)
+    return arguments if stored == rate else [*arguments, "-ar", str(stored)]
+
+
+def _stored_rate(encoder: str, rate: int) -> int:
+    """The least of the rates of an encoder that loses nothing, or the highest. ffmpeg takes the nearest."""
+    rows = listing("-h", f"encoder={encoder}", error=WriterError)
+    words = next((row[3:] for row in rows if row[:3] == ["Supported", "sample", "rates:"]), [])
+    known = sorted(map(int, words)) or [rate]
+    return next((each for each in known if each >= rate), known[-1])
+
+
+def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, options: SinkOptions) -> None:
+    """Warn of a lossless audio file that the default codec does not store as such, and of one of another length."""
+    if not isinstance(options.audio, (str, os.PathLike)):
+        return
+    codec, (source, shift) = find_audio_codec(name, ending, options), _find_file(options.audio)
+    lossless = [key for key, each in AUDIO_CODECS.items() if ending in each.endings and each.kilobits is None]
+    if lossless and options.audio_codec is None and codec.kilobits is not None and source.is_lossless:
+        way = option(f'audio_codec="{lossless[0]}"', f"--audio-codec {lossless[0]}")
+        warn(f"{name}: its sound is stored as {codec.encoder.upper()}, which is lossy; {way} keeps it lossless.")
+    if lengths := _describe_lengths(num_frames, fps, options, options.audio, shift):
+        warn(f"{name}: {lengths}.")
+
+
+def _find_file(audio: str | os.PathLike) -> tuple[SoundFormat, Fraction]:
+    """As `find_sound`. A file without sound is an error."""
+    found = find_sound(audio, WriterError)
+    if found is None:
+        raise WriterError(f"{audio}: contains no audio stream.")
+    return found
+
+
+def _describe_lengths(
+    num_frames: int, fps: Fraction, options: SinkOptions, audio: str | os.PathLike, shift: Fraction
+) -> str:
+    """What is said of audio that is not as long as a video of so many frames; "" if nothing."""
+    video, (_, last) = num_frames / fps, read_times([*_file_input(audio, shift), "-map", "0:a:0"])
+    end = last or Fraction(0)  # without a packet
+    if abs(end - video) <= 1 / fps or (end > video and options.shortest):
+        return ""
+    lengths = f"the video takes {float(video):.2f} s and its audio {float(end):.2f} s"
+    if end > video:
+        kept = f", of which {MAX_REST} s after the video are kept" if end > video + MAX_REST else ""
+        return f"{lengths}{kept}; {option('shortest=True', '--shortest')} cuts the audio"
+    return f"{lengths}, and the rest is silent"
+
+
+def each_chunk(name: str, sound: Sound) -> Iterator[np.ndarray]:
+    """(n, 2) float32 of each chunk that has samples. A `WriterError` for what is no sound."""
+    num_empty = 0
+    for chunk in [sound] if hasattr(sound, "shape") else sound:
+        given = getattr(chunk, "waveform", chunk)
+        try:
+            samples = np.asarray(given)
+        except (TypeError, ValueError, RuntimeError):  # such as bfloat16, which numpy does not have
+            samples = np.empty(0, object)
+        if samples.ndim == 3 and len(samples) == 1:
+            samples = samples[0]
+        if samples.dtype.kind != "f" or samples.ndim != 2 or samples.shape[0] != CHANNELS:
+            found = f"{getattr(given, 'dtype', type(given).__name__)} {tuple(getattr(given, 'shape', ()))}"
+            raise WriterError(f"{name}: takes sound (2, n) of one video, floats in [-1, 1], not {found}.")
+        if not np.isfinite(samples).all():
+            raise WriterError(f"{name}: the sound has values that are NaN or infinite.")
+        num_empty = 0 if samples.size else num_empty + 1
+        if num_empty > _MAX_EMPTY:
+            raise WriterError(f"{name}: the sound goes on without samples; end its iterator, or give chunks of some.")
+        if samples.size:
+            yield np.ascontiguousarray(samples.T, np.float32)
+
+
+class SoundTrack:
+    """Takes chunks of sound as they are needed, and makes them as long as the picture.
+
+    Sound that ends a little before the picture is continued by silence, and one that ends a little behind it is cut.
+    `cuts` is whether sound of any greater length is.
+    """
+
+    def __init__(
+        self, name: str, chunks: Sound, sample_rate: int, fps: Fraction, num_frames: int | None, *, cuts: bool
+    ) -> None:
+        self._name, self._rate, self._fps, self._cuts = name, sample_rate, fps, cuts
+        self._sound = chunks
+        self._chunks = each_chunk(name, chunks)
+        self._expected = getattr(chunks, "num_samples", None)
+        self._num_frames = num_frames
+        self._samples = 0  # that the chunks had so far
+        self._given = 0
+        self._rest = np.empty((0, CHANNELS), np.float32)  # that is not given yet
+        if num_frames is not None and self._expected is not None:
+            check_sound_length(name, Fraction(self._expected, sample_rate), num_frames / fps, cuts=cuts)
+
+    def until(self, num_frames: int) -> Iterator[np.ndarray]:
+        """The next samples (n, 2) float32, at least up to the end of so many frames."""
+        end = self._count(num_frames)
+        if self._num_frames is not None:
+            end = min(end + _LEAD * self._rate, self._count(self._num_frames))
+        return self._take(end)
+
+    def finish(self, num_frames: int) -> Iterator[np.ndarray]:
+        """The remaining samples of so many frames. Raises a `WriterError` if the lengths do not match."""
+        end = self._count(num_frames)
+        yield from self._take(end)
+        video, is_whole = num_frames / self._fps, True
+        if self._given == end and self._expected is not None:
+            self._samples = self._expected
+        elif not self._cuts:
+            is_whole = self._count_rest(video)
+        check_sound_length(self._name, Fraction(self._samples, self._rate), video, cuts=self._cuts, is_whole=is_whole)
+        if self._given < end:
+            yield np.zeros((end - self._given, CHANNELS), np.float32)
+
+    def close(self) -> None:
+        """End the stream of the chunks, if they are one."""
+        close = getattr(self._sound, "close", None)
+        if close is not None:
+            close()
+
+    def _count(self, num_frames: int) -> int:
+        """The samples of so many frames."""
+        return round(num_frames * self._rate / self._fps)
+
+    def _count_rest(self, video: Fraction) -> bool:
+        """Count the remaining samples, until they are too many for a video of so many seconds. Whether that is all."""
+        for samples in self._chunks:
+            self._samples += len(samples)
+            if self._samples > (video + _MAX_EXCESS) * self._rate:
+                return False
+        return True
+
+    def _take(self, end: int) -> Iterator[np.ndarray]:
+        while self._given < end:
+            if not len(self._rest):
+                self._rest = next(self._chunks, self._rest)
+                self._samples += len(self._rest)
+            if not len(self._rest):  # the end: no chunk is empty
+                return
+            part, self._rest = np.split(self._rest, [end - self._given])
+            self._given += len(part)
+            yield part
+
+
+def check_sound_length(name: str, sound: Fraction, video: Fraction, *, cuts: bool, is_whole: bool = True) -> None:
+    """Raise a `WriterError` if sound is not as long as its video, both in seconds. `cuts` allows it to be longer.
+
+    Sound that is not whole may be longer than these seconds.
+    """
+    if sound < video - SLACK or (sound > video + SLACK and not cuts):
+        remedy = f"give the sound of this video, or correct the frame rate ({option('fps=', '--fps')})"
+        remedy += f"; {option('shortest=True', '--shortest')} cuts longer sound" if sound > video else ""
+        lengths = f"the video takes {float(video):.2f} s and its sound {'' if is_whole else 'at least '}"
+        raise WriterError(f"{name}: {lengths}{float(sound):.2f} s; {remedy}.")
+
+
+class SoundPipe:
+    """A pipe that ffmpeg reads. A thread writes, so that neither the picture nor the sound waits for the other."""
+
+    def __init__(self) -> None:
+        read_end, write_end = make_pipe(WriterError)
+        self.read_end = io.FileIO(read_end)
+        write = io.FileIO(write_end, "w")
+        close_in_children(write)  # where it would keep ffmpeg waiting for more
+        self._queue = FrameQueue(partial(_send, write), max_frames=sys.maxsize, at_end=write.close)
+        weakref.finalize(self, self._queue.arrays.put, None)  # as in `Sink`
+
+    def start(self) -> None:
+        """Start to write, once ffmpeg has the other end, which is closed here."""
+        self.read_end.close()
+        self._queue.start()
+
+    def put(self, samples: np.ndarray) -> None:
+        """Queue samples (n, 2), C-contiguous."""
+        self._queue.put(samples)
+
+    def end(self) -> None:
+        """End the sound behind what is queued, without waiting."""
+        self._queue.end()
+
+    def cancel(self) -> None:
+        """Drop what is queued, and end the thread. ffmpeg must have ended."""
+        self.read_end.close()
+        self._queue.cancel()
+
+
+def _send(pipe: io.FileIO, samples: np.ndarray) -> None:
+    with suppress(BrokenPipeError):  # ffmpeg has failed, which is found where frames are written
+        write_all(pipe, samples)
+
+
+def write_wav(
+    path: str | os.PathLike, chunks: Sound, *, sample_rate: int | None = None, overwrite: bool = True
+) -> tuple[int, Path | None]:
+    """Write chunks of sound as they come, with 24 bits, to a file that appears when it is whole.
+
+    Returns the number of samples, and what `PartFile.complete` does. `sample_rate` is that of the chunks if it is None.
+    Samples beyond 1 are clipped. Errors are `WriterError`s and those of the chunks; they leave no file.
+    """
+    name = os.fspath(path)
+    rate = find_sample_rate(name, chunks, sample_rate)
+    part = PartFile(Path(path), overwrite=overwrite)
+    count = 0
+    try:
+        with writing_to(name), part.path.open("r+b") as file, wave.open(file, "wb") as output:
+            output.setparams((CHANNELS, _SAMPLE_BYTES, rate, 0, "NONE", ""))
+            output.writeframes(b"")
+            file.flush()  # while a chunk is computed, the app may fork, and a process writes its buffer when it ends
+            for samples in each_chunk(name, chunks):
+                count += len(samples)
+                if count * CHANNELS * _SAMPLE_BYTES > _MAX_WAV_BYTES:
+                    raise WriterError(f"{name}: a .wav file has at most 4 GB; write shorter sound.")
+                levels = np.minimum(np.rint(np.clip(samples, -1, 1) * _SCALE), _SCALE - 1).astype("<i4")
+                output.writeframes(levels.view(np.uint8).reshape(-1, 4)[:, :_SAMPLE_BYTES].tobytes())
+                file.flush()
+            if not count:
+                raise WriterError(f"{name}: the sound has no samples.")
+        moved = part.complete()
+    finally:
+        part.discard()
+    return count, moved

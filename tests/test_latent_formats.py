@@ -1,0 +1,89 @@
+"""Formats of latent files are entries in a table: messages, help and `info` follow from it."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlx_ltx_vae import demo, load_latents
+from mlx_ltx_vae.commands.parsers import decode_parser
+from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.errors import LatentsError
+from mlx_ltx_vae.info import main as info
+from mlx_ltx_vae.latents import files, open_latents
+from toy_format import START, TOY
+
+SHAPE = (1, 64, 2, 3, 4)
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, np.ndarray]:
+    """A file in the toy format, which is in the table, and its values."""
+    monkeypatch.setattr(files, "READERS", [*files.READERS, TOY])
+    values = np.random.default_rng(0).standard_normal(SHAPE).astype("<f4")
+    path = tmp_path / "clip.toy"
+    path.write_bytes(START + " ".join(map(str, SHAPE)).encode() + b"\n" + values.tobytes())
+    return path, values
+
+
+def test_a_format_of_one_file_and_one_entry_is_read(toy: tuple, capsys: pytest.CaptureFixture) -> None:
+    path, values = toy
+    assert np.array_equal(np.array(load_latents(path)[0]), values)
+    assert np.array_equal(np.array(open_latents(path).map()[:, :, 1:]), values[:, :, 1:])
+    assert info([str(path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["shape"] == list(SHAPE)
+    assert report["statistics"]["mean"] == pytest.approx(values.mean(), abs=1e-6)
+    output = path.with_name("out")
+    assert decode([str(path), "-m", str(demo.VAE), "-o", f"{output}/", "-q"]) == 0
+    assert len(list(output.iterdir())) == 9
+
+
+def test_a_damaged_file_of_a_new_format_is_one_sentence(toy: tuple) -> None:
+    path, values = toy
+    path.write_bytes(START + b"one two\n")
+    with pytest.raises(LatentsError, match="clip.toy: cannot be read as .*, .npz or the toy format .invalid literal"):
+        open_latents(path)
+    path.write_bytes(START + b"1 64 2 3 4\n" + values.tobytes()[:-1])
+    with pytest.raises(LatentsError, match="clip.toy: cannot be read"):
+        load_latents(path)
+    path.write_bytes(b"something else")
+    with pytest.raises(LatentsError, match="is neither safetensors nor .npy nor .npz nor the toy format; save"):
+        load_latents(path)
+
+
+def test_help_lists_the_endings_of_the_table() -> None:
+    endings = [ending for reader in files.READERS for ending in reader.endings]
+    assert f"latent files: {', '.join(endings)};" in " ".join(decode_parser().format_help().split())
+
+
+def write_sparse(path: Path, shape: tuple) -> Path:
+    """A file of zeros that takes no space on the disk."""
+    num_bytes = 4 * int(np.prod(shape, dtype=object))
+    header = json.dumps({"latents": {"dtype": "F32", "shape": shape, "data_offsets": [0, num_bytes]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + num_bytes)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shape", "frames_read", "words"),
+    [
+        ((1, 64, 2**22, 32, 32), 10, "of 10 of 4,194,304 latent frames"),
+        ((1, 64, 2, 2**16, 2**16), 0, "since a single latent frame has too many"),
+    ],
+)
+def test_of_a_terabyte_a_stated_part_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, shape: tuple, frames_read: int,
+    words: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("mlx_ltx_vae.inspect.MAX_INSPECTED_VALUES", 10 * 64 * 32 * 32)
+    path = write_sparse(tmp_path / "clip.safetensors", shape)
+    assert info([str(path)]) == 0
+    assert words in capsys.readouterr().out
+    assert info([str(path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["frames_read"] == frames_read
+    assert (report["statistics"] is None) == (frames_read == 0)
