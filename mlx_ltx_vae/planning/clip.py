@@ -124,7 +124,7 @@ _DECODE_CHUNK = 1  # latent positions; 1 takes the least memory between layers
 _ENCODE_CHUNK = 8  # frames, rounded to a multiple of the time scale
 # Copies of a piece of frames that are made of its parts: joined, with some of the next one, and their magnitudes; or in
 # float32, of levels.
-_MADE_COPIES, _MADE_OF_LEVELS = 2.5, 2
+_MADE_COPIES, _MADE_OF_LEVELS = 2.5, 2.3
 _CONVERSION_COPIES = 3  # in float32, of frames that are converted: in [-1, 1], what a step is given, and returns
 
 

@@ -220,7 +220,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         inputs=0,
         caches=math.ceil(margin * (cached + sum(layer.fixed_bytes() for layer in spec.layers))),
         work=math.ceil(margin * work * (1 + run.prefetch)) + held,
-        idle_caches=math.ceil(_MARGIN[machine.backend] * cached) + queued,
+        idle_caches=math.ceil(_MARGIN[machine.backend] * max(each for each, _ in moments)) + queued,
     )
 
 

@@ -386,7 +386,9 @@ class _Planner:
         if run.axis is not Axis.TIME:  # of a light network, the whole frames that are read at the end are the peak
             frames = min(FRAMES_PER_CONVERSION, clip.video[0]) * clip.out_frame
             value = clip.value_bytes(self._machine.itemsize) + (0 if clip.format or clip.is_joined else _LEVEL_BYTES)
-            memory = replace(memory, work=max(memory.work, math.ceil(_READ_COPIES * frames * value) - memory.caches))
+            read = math.ceil(_READ_COPIES * frames * value) - memory.caches
+            # The whole output is joined of what is read, when the network's arrays are gone.
+            memory = replace(memory, work=max(memory.work - clip.result_bytes(self._machine.itemsize), read))
         return replace(memory, inputs=clip.input_bytes(self._machine.itemsize, chunk, axis=run.axis))
 
     def _tiled(self, tiling: TilingConfig) -> Iterator[Plan]:

@@ -49,7 +49,7 @@ class PlaneSpec(LayerSpec):
         positions = (time + self.window(Axis.TIME).cached) * math.prod(rest)  # with the cache, or padding
         products = positions * math.prod(self.up) // math.prod(self.down)
         # Norm and SiLU in float32; the padded input of the convolution, its result, and the sum with the skip.
-        elements = positions * (5 if self.is_activated else 1) * self.in_channels
+        elements = positions * (4 if self.is_activated else 1) * self.in_channels
         elements += products * (self.in_channels + self.out_channels + self.skip_channels)
         if step.machine.backend is Backend.CPU:
             if self.is_strided:  # unfolded by MLX's CPU backend
