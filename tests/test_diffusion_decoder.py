@@ -203,7 +203,7 @@ def test_its_planned_peak_holds(vaes, name, options, dtype):
         mx.eval(chunk.frames)
         del chunk
     ratio = plan.memory.active / (mx.get_peak_memory() - held)
-    assert 1.0 <= ratio <= 1.32
+    assert 1.0 <= ratio <= 1.5
 
 
 def test_noise_of_another_shape_is_refused(vaes, golden):

@@ -281,4 +281,4 @@ def test_its_planned_peak_holds(vaes, tiling, tile_batch_size, bit_depth, dtype)
         before = chunk
         del chunk
     assert before is not None
-    assert 1.0 <= plan.memory.active / (mx.get_peak_memory() - held) <= 1.3
+    assert 1.0 <= plan.memory.active / (mx.get_peak_memory() - held) <= 1.5
