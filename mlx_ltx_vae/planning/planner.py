@@ -76,7 +76,7 @@ _STEP_MULTIPLY_ADDS = 16 * 10**11
 # Of the frames that ranks gather: those of each rank, padded to one height, all of them, and whole frames.
 _GATHERED_COPIES = 3
 _READ_COPIES = 2.1  # of frames from the disk: read, and before these held by the caller; with what is small beside
-_TILES_IN_TIME = 1.25  # times the work, of tiles that are blended in time; measured on a CPU
+_TILES_IN_TIME = 1.25  # times the work, of tiles blended in time; chosen so that nine cases on a CPU hold
 _LEVEL_BYTES = 2
 
 
