@@ -206,7 +206,7 @@ own.delay_signals(lambda: os.system("kill -INT $PPID" if sys.argv[1] == "while" 
 
 
 def test_a_command_that_computes_nothing_does_not_look_for_a_compiler(tmp_path, compiler):
-    process = start("--demo", "--dry-run", "-q", env=compiler, stdout=subprocess.DEVNULL)
+    process = start("--demo", "--dry-run", "-q", env=compiler, stdout=subprocess.DEVNULL, cwd=tmp_path)
     assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
     assert not (tmp_path / "g++.asked").exists()
 

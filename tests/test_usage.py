@@ -282,7 +282,10 @@ def run(*command):
     WRONG,
     ids=[f"{NAMES.get(command, command.__module__)}: {rest}" for command, rest, _ in WRONG],
 )
-def test_wrong_usage_exits_with_2_and_names_the_option_in_two_lines(command, arguments, words, capsys, monkeypatch):
+def test_wrong_usage_exits_with_2_and_names_the_option_in_two_lines(
+    command, arguments, words, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)  # where no demo.mp4 is
     monkeypatch.setattr("sys.stdout", None)  # nothing is printed there
     with pytest.raises(SystemExit) as caught:
         command(shlex.split(arguments))
