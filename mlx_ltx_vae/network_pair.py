@@ -1,4 +1,4 @@
-"""What a VAE is loaded into: its encoder and its decoder, of which one may be missing."""
+"""Pair of a VAE's encoder and decoder. One may be missing."""
 
 import os
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
         self._own_encoder = encoder
 
     def __getstate__(self) -> dict[str, Any]:
-        """What `copy` and `pickle` take: with all weights, since the file may not be there where they are needed."""
+        """State for `copy` and `pickle`: with all weights, since the file may not be there where they are needed."""
         return {**vars(self), "_own_encoder": self.encoder}
 
     @staticmethod
@@ -103,7 +103,7 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
         return this_machine(dtype, self._weight_bytes(), keeps_dtype=self._keeps_dtype)
 
     def _weight_bytes(self, running: object = None) -> int:
-        """Bytes of the weights that are in memory, with those of a network that runs."""
+        """Bytes of the weights that are in memory, including a network that runs."""
         known = (each for each in self._known.values() if each is not None)
         return sum(num_bytes(each) for each in known if each is running or not _is_waiting(each))
 
@@ -120,7 +120,7 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
 
     @property
     def _known_encoder(self) -> EncoderT | LazyNetwork[EncoderT]:
-        """The encoder, of which plans need no weights."""
+        """The encoder. Plans need none of its weights."""
         if self._own_encoder is None:
             raise self._lacks("encoder")
         return self._own_encoder
@@ -141,7 +141,7 @@ def load_encoder(
 
 
 def _is_waiting(network: Network | LazyNetwork[Any]) -> bool:
-    """Whether the weights of a network have not been read."""
+    """Return whether the weights of a network have not been read."""
     return isinstance(network, LazyNetwork) and network.loaded is None
 
 

@@ -28,7 +28,7 @@ class PreviewVAE(VideoVAE):
     preview = PreviewVAE.from_pretrained("taeltx2_3.safetensors")
     for latents in model:  # (B, 128, n, H', W'), normalized
         show(preview.push(latents))  # (B, 3, 8n, H, W), 7 fewer for the first latents
-    preview.flush()  # the next latents are those of another clip
+    preview.flush()  # the next latents belong to another clip
     ```
 
     A model that denoises has an estimate of all latents after each step. Stills of it are one picture for each latent
@@ -75,7 +75,7 @@ class PreviewVAE(VideoVAE):
         """Decode the next latents (B, C, n, H', W') of the clip to the frames (B, 3, n', H, W) that they give.
 
         None if there are none yet, which happens with decoders that are not causal only. After an error, the next
-        latents are those of another clip. Errors are those of `stream`.
+        latents belong to another clip. Raises the errors of `stream`.
         """
         pushed, self._pushed = self._pushed, None
         if pushed is None:

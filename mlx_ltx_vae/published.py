@@ -71,7 +71,7 @@ class PublishedVAE:
         return self.family.spec(self.config, network)
 
     def machine(self, dtype: GivenDtype = None) -> Machine:
-        """The default device, for its decoder in this dtype; None for that of the published file."""
+        """The default device, for its decoder in this dtype; None for the published file's."""
         given = parse_dtype(dtype)
         return this_machine(DTYPES[given or self.family.published_dtype], keeps_dtype=given is not None)
 
@@ -84,7 +84,7 @@ class PublishedVAE:
     ) -> DecodePlan:
         """The plan of the decode of a video (F, H, W), with the options of `plan_decode`.
 
-        With `sound_fps`, at which the video is played, it is that of the video and its sound.
+        With `sound_fps`, the frame rate of playback, the plan covers the video and its sound.
         """
         machine = self.machine(dtype)
         sound = [] if sound_fps is None else self._sound(video[0], sound_fps, machine, dtype)
@@ -94,11 +94,11 @@ class PublishedVAE:
         """The audio VAE of the same generation. A `PlanError` if it makes no sound."""
         name, families = self.name.removesuffix("-diffusion"), published(SOUND)
         if name not in families:
-            raise PlanError(f"{self.name} has no sound; those that have it are {', '.join(families)}.")
+            raise PlanError(f"{self.name} has no sound; choose one of {', '.join(families)}.")
         return PublishedVAE(name, families[name], families[name].published[name]())
 
     def _sound(self, frames: int, fps: Rate, machine: Machine, dtype: GivenDtype) -> list[SoundPlan]:
-        """The plans of the sound of so many frames."""
+        """The plans of the sound of this many frames."""
         vae = self.find_sound()
         decoder, vocoder = map(vae.spec, ("decoder", "vocoder"))
         per_second = cast(SoundConfig, vae.config).latents_per_second
@@ -135,7 +135,7 @@ def estimate(
         frames: 1 + 8*k.
         size: "1280x704", or (width, height), multiples of 32.
         memory_budget, mode, order, tiling, chunk, steps, joined: as for `plan`.
-        dtype: as for `from_pretrained`; None for that of the published file.
+        dtype: as for `from_pretrained`; None for the published file's.
         decoder: "diffusion" for the other decoder of LTX-2.5.
         keyframes: the frame numbers of keyframe planes.
         sound: whether the sound of the video, which has `fps` frames per second, is decoded meanwhile.

@@ -142,10 +142,10 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             tiling: for mode "tiled"; default: the first preset that fits the VAE, such as `TilingConfig.default()`.
             tile_batch_size: maximum number of tiles of equal shape that are decoded together.
             chunk: latent frames (rows, columns) per piece; None to choose automatically.
-            ranks: the number of processes that decode together, each a band of rows; the budget is that of each.
+            ranks: the number of processes that decode together, each a band of rows; the budget is for each.
             steps: of the denoising, for VAEs that denoise; None for the checkpoint's default.
-            keyframes: those of the decode, or their frame numbers. VAEs that take none ignore them.
-            bit_depth: that of the stream's frames; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
+            keyframes: the keyframes of the decode, or their frame numbers. VAEs that take none ignore them.
+            bit_depth: 8 or 10, as in `stream`; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
             frames: the first frame to decode, as it is in the whole clip, and one more than the last; None for all.
             joined: whether all frames become one array, as by `decode`, which then counts too.
             sound: possible plans of sound that is decoded meanwhile, the fastest first; `plan.sound` is the one to use.
@@ -190,7 +190,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     ) -> EncodePlan:
         """Plan the encode of frames (B, 3, F, H, W), or (F, H, W, 3) as for uint8. Encodes stream along time.
 
-        Arguments and errors are those of `plan`, and `pad` is that of `encode`. With `joined`, as `encode` runs it, all
+        Arguments and errors are as in `plan`, and `pad` is as in `encode`. With `joined`, as `encode` runs it, all
         latents count, and floats (B, 3, F, H, W) as an array of MLX in the encoder's dtype.
         """
         encoder = self._known_encoder
@@ -238,16 +238,16 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             timestep: 0 to 1 (default 0.05), for VAEs that take one.
             steps: as for `plan`.
             keyframes: stills that LTX-2.5's diffusion decoder sees beside the latents. Others ignore them, and warn.
-            seed: 0 (the default) to 2^32 - 1, for VAEs that add noise: those that take a timestep, and LTX-2.5's
+            seed: 0 (the default) to 2^32 - 1, for VAEs that add noise: VAEs that take a timestep, and LTX-2.5's
                 diffusion decoder.
-            noise: the noise itself, as the network draws it, or "zeros"; in tiles also one array for each tile. That of
-                the diffusion decoder is a picture (B, 3, T, H, W), or its patches (B, 48, T, H/4, W/4).
+            noise: the noise itself, as the network draws it, or "zeros"; in tiles also one array for each tile. For
+                the diffusion decoder it is a picture (B, 3, T, H, W), or its patches (B, 48, T, H/4, W/4).
             noise_scale: the fraction of the latents that is replaced by noise (default 0.025).
             like: whose convention such VAEs follow: "ltx-video"; or "diffusers", where the default timestep is 0, the
                 default noise scale the timestep, and the noise replaces a fraction of the denormalized latents.
             unnormalized: whether the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
             bit_depth: 8 or 10 to get integer levels instead of floats, which take less disk space in orders rows and
-                columns. None for that of the plan, or without one floats.
+                columns. None for the plan's, or floats without a plan.
             group: processes that decode together, from `mx.distributed.init()`. Each calls this with the same arguments
                 and takes all chunks, which are whole frames on every rank.
 
@@ -319,7 +319,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
 
         With `on_frames_ready` the result is None. It is called with (frames (B, 3, n, H, W), start index) as frames
         become final, each once and in order. An exception in it stops the decode and propagates to the caller.
-        `memory_budget` is that of `plan`, in place of a plan, to which its other options go. `progress` is True for a
+        `memory_budget` is as in `plan`. It replaces a plan, which takes the other options. `progress` is True for a
         progress bar on standard error, or a function `(done, total)` of frames. NumPy has no bfloat16:
         `np.array(pixels.astype(mx.float32))`.
         """

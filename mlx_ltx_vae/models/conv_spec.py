@@ -11,7 +11,7 @@ from .specs import LayerSpec, PaddingMode, Step, Stride
 
 
 class Activation(enum.Enum):
-    """Whether, and where, norm and SiLU are applied before a convolution."""
+    """Position of the norm and SiLU before a convolution, or none."""
 
     NONE = "none"
     INPUT = "input"  # applied to the whole view; the cache holds the layer's input unchanged
@@ -76,7 +76,7 @@ class ConvSpec(LayerSpec):
         return TAPS**3 * self.in_channels * self.conv_channels * FLOAT32_BYTES
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
-        """Those of the convolution, and of a skip connection that changes the number of channels."""
+        """Weights of the convolution, and of a skip connection that changes the number of channels."""
         positions = math.prod(
             window.results(extent) * window.stride // stride
             for window, extent, stride in zip(self.windows, part, self.conv_stride, strict=True)

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from ..backend.machine import FLOAT32_BYTES, Machine
 from ..shapes import Axis, Border, Grid, ScaleFactors, Shape, SoundRules, TileRules, WindowSpec
 
-#: What is behind the name of a layer in that of the noise of its keyframe planes.
+#: Suffix of a layer's name that names the noise of its keyframe planes.
 PLANES = ".keyframes"
 #: Latent frames after which a stream by time takes no more memory, and more than any window has.
 LONG_CLIP = 64
@@ -176,7 +176,7 @@ class FrameAttentionSpec(LayerSpec):
     max_scores: int = 2**27
 
     def query_block(self, frames: int, positions: int) -> int:
-        """How many queries of each frame are computed at a time, of which each attends to `positions`."""
+        """The number of queries of each frame that are computed at a time; each attends to `positions`."""
         return max(1, min(positions, self.max_scores // (frames * positions)))
 
     def work_bytes(self, step: Step) -> int:
@@ -199,7 +199,7 @@ class NetworkSpec:
     repeat from patch to patch are then an error of the device. None if it clamps them, so that they may repeat.
 
     Its first layer pads an input that is smaller than `least`, and its last stage cuts off what the padding becomes.
-    With `takes_least_memory`, a plan takes the order with the least memory in place of the first that fits.
+    With `takes_least_memory`, a plan takes the order with the least memory instead of the first that fits.
 
     `rows_on_gpu` is the pace of its fastest steps along rows and columns on a GPU: by default the six outputs of a tile
     of Metal's Winograd convolutions.
@@ -267,14 +267,14 @@ class NetworkSpec:
     def added(self, axis: Axis, length: int) -> tuple[int, int]:
         """The positions that pad a clip of `length` along an axis to `least`, before and after it.
 
-        In time all of them are behind the clip; in space half, rounded down, are in front.
+        In time all of them follow the clip; in space half, rounded down, precede it.
         """
         missing = max(0, self.least[axis.grid] - length)
         before = 0 if axis is Axis.TIME else missing // 2
         return before, missing - before
 
     def before_tiles(self) -> "NetworkSpec":
-        """The layers that run on the whole clip if it is cut into tiles behind them."""
+        """The layers that run on the whole clip if it is cut into tiles after them."""
         return replace(self, layers=self.layers[: self.tiles.start], least=(1, 1, 1))
 
     def of_tile(self, *, first: bool, last: bool) -> "NetworkSpec":

@@ -209,7 +209,7 @@ class EncodePipeline:
     pad: bool = False
     group: mx.distributed.Group | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
-    bands: list[RowBands] = field(default_factory=list)  # those of the run, if it has any, once it is made
+    bands: list[RowBands] = field(default_factory=list)  # the run's bands, if it has any, once it is made
 
     def stream(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> EncodeStream:
         """Check the options, and return the latents of a whole clip, or of frames as they arrive."""

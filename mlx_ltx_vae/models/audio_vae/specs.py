@@ -24,10 +24,10 @@ _ENCODE_CHUNKS = (64, 25, 6, 1)
 
 @dataclass(frozen=True)
 class PlaneSpec(LayerSpec):
-    """A layer around one convolution over time and frequency, behind norm and SiLU if it `is_activated`.
+    """A layer around one convolution over time and frequency, after norm and SiLU if it `is_activated`.
 
     Attributes:
-        conv_windows: those of the convolution along time and frequency, which may come behind a repetition.
+        conv_windows: windows of the convolution along time and frequency, which may follow a repetition.
         dropped_bins: frequencies that are dropped at the low end.
         skip_channels: of the skip connection that is added; 0 for none.
     """
@@ -180,7 +180,7 @@ class _Layers:
         return [self.block("mid.block_1", width, width), *attention, self.block("mid.block_2", width, width)]
 
     def level(self, path: str, count: int, width: int, own: int, is_attended: bool) -> list[Part]:
-        """The blocks of one resolution, of which the first changes the `width`, each with an attention or none."""
+        """The blocks of one resolution. The first changes the `width`; each has an attention or none."""
         parts: list[Part] = []
         for number in range(count):
             parts.append(self.block(f"{path}.block.{number}", own if number else width, own))
@@ -222,7 +222,7 @@ class _Layers:
         return Part(path, (replace(layer, down=(2, 2, 1), windows=self._halves, conv_windows=self._halves[:2]),))
 
     def _conv(self, name: str, in_channels: int, out_channels: int, norm: str = "") -> PlaneSpec:
-        """Behind a norm and SiLU, if there is the name of a norm."""
+        """A convolution, after a norm and SiLU if a norm is named."""
         weights: Weights = (
             (f"{name}.conv.weight", (out_channels, 3, 3, in_channels)),
             (f"{name}.conv.bias", (out_channels,)),

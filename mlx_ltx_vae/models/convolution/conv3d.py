@@ -8,7 +8,7 @@ emulation of that rounding, bfloat16 loses 2.7 to 6 % of a convolution's result,
 convolution without Winograd 0.2 to 0.3 %. The operands of a bfloat16 network are therefore float16: same size, more
 digits, and less range.
 
-Behind a norm the range is known, because the norm bounds the length of every position's vector. Other inputs are
+After a norm the range is known, because the norm bounds the length of every position's vector. Other inputs are
 multiplied by a power of two, which the device computes from their largest magnitude, and the result is divided by it in
 float32. The factor belongs to an output frame and depends on the frames that it sees, so that a stream by time has the
 same factors however it is cut. Along rows and columns a piece has a part of each frame, and may have another factor. A
@@ -42,7 +42,7 @@ from .rules import (
 )
 
 _HALF_MAX = 65504.0
-_NORM_MARGIN = 4  # of the length of an input behind a norm, for a timestep's modulation
+_NORM_MARGIN = 4  # of the length of an input after a norm, for a timestep's modulation
 
 # A float32 number is 2^(e - 127) times its mantissa, of 23 bits.
 _MANTISSA_BITS, _EXPONENT_BIAS, _EXPONENT_MASK = 23, 127, 0xFF
@@ -76,7 +76,7 @@ class HalfScale(NamedTuple):
 
 
 def half_scale(weight: mx.array) -> HalfScale:
-    """What makes a weight (O, 3, 3, 3, I) as large as inputs behind a norm allow.
+    """The factor that makes a weight (O, 3, 3, 3, I) as large as inputs after a norm allow.
 
     Winograd's transforms make some weights 8100 times smaller, below float16's normal range if nothing is done.
     """

@@ -14,7 +14,7 @@ Padding = tuple[int, int, int]
 
 
 def pad(frames: mx.array, padding: Padding) -> mx.array:
-    """Frames (B, T, H, W, C) with so many zeros at both ends of each axis."""
+    """Frames (B, T, H, W, C) with this many zeros at both ends of each axis."""
     if not any(padding):
         return frames
     return mx.pad(frames, [(0, 0), *((extent, extent) for extent in padding), (0, 0)])

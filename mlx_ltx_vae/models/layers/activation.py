@@ -50,7 +50,7 @@ def inverse_rms(x: mx.array, eps: float = PIXEL_NORM_EPS) -> mx.array:
     channels = x.shape[-1]
     if not is_cpu():
         return mx.rsqrt(_squares(x).sum(axis=-1, keepdims=True) / channels + eps)
-    # Summed in two steps, the first of which is vectorized: MLX's CPU backend reduces the last axis one element at
+    # Summed in two steps, the first one vectorized: MLX's CPU backend reduces the last axis one element at
     # a time. A matrix product would be faster, but its rounding depends on the length of the piece.
     squares = mx.square(x.astype(mx.float32)).reshape(*x.shape[:-1], -1, math.gcd(channels, _LANES))
     return mx.rsqrt(squares.sum(axis=-2).sum(axis=-1, keepdims=True) / channels + eps)
@@ -69,7 +69,7 @@ def _squares(x: mx.array) -> mx.array:
 
 
 def activate(x: mx.array, modulation: Modulation | None = None, dtype: mx.Dtype | None = None) -> mx.array:
-    """Apply the norm, the modulation (shift + x * (1 + scale)) and SiLU; in `dtype`, or in that of `x`."""
+    """Apply the norm, the modulation (shift + x * (1 + scale)) and SiLU; in `dtype`, or in the dtype of `x`."""
     target = dtype or x.dtype
     x = pixel_norm(x)
     if modulation is not None:
@@ -78,7 +78,7 @@ def activate(x: mx.array, modulation: Modulation | None = None, dtype: mx.Dtype 
 
 
 def silu(x: mx.array, dtype: mx.Dtype | None = None) -> mx.array:
-    """x * sigmoid(x), computed in float32; in `dtype`, or in that of `x`."""
+    """x * sigmoid(x), computed in float32; in `dtype`, or in the dtype of `x`."""
     target = dtype or x.dtype
     return _subtract(x, _series(x)).astype(target) if is_cpu() else _SILU_KERNELS[target](x)
 

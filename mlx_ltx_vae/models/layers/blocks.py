@@ -122,7 +122,7 @@ class FrameAttention(nn.Module):
         add_weights(self, spec.weights, spec.name)
 
     def __call__(self, x: mx.array, neighbors: Neighbors | None = None) -> mx.array:
-        """(B, T, H, W, C) -> (B, T, H, W, C); the positions of a band attend to those of all bands."""
+        """(B, T, H, W, C) -> (B, T, H, W, C); the positions of a band attend to all bands."""
         batch, time, _, _, channels = x.shape
         queries, keys, values = mx.split(self.to_qkv(self._normalize(x)), 3, axis=-1)
         if neighbors is not None:
@@ -133,7 +133,7 @@ class FrameAttention(nn.Module):
     def _attend(self, queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
         """Single-head attention, (N, 1, L, C), in blocks of queries.
 
-        MLX fuses no attention of so many channels, so all scores of a block are in memory. Each block is evaluated
+        MLX fuses no attention with this many channels, so all scores of a block are in memory. Each block is evaluated
         before the next one, since otherwise their memory would be taken together.
         """
         attend = partial(mx.fast.scaled_dot_product_attention, scale=keys.shape[-1] ** -0.5)

@@ -41,7 +41,7 @@ class CausalConv3d(nn.Module):
         self.spec = spec
 
     def operands(self, modulation: Modulation | None) -> mx.Dtype:
-        """The dtype in which it takes its input, which is behind a norm with this modulation."""
+        """The dtype in which it takes its input, which follows a norm with this modulation."""
         return self.conv.operands(lambda: norm_bound(self.spec.in_channels, modulation))
 
     def window(self, context: StreamContext) -> Window:
@@ -227,7 +227,7 @@ _SCALES = ("weight", "gamma")  # vectors that multiply
 
 
 def add_weights(module: nn.Module, weights: Weights, path: str = "") -> None:
-    """Add those of a network's weights that lie below the `path` of a module, and that it does not have yet.
+    """Add a network's weights that lie below the `path` of a module, and that it does not have yet.
 
     A matrix `name.weight` becomes a linear layer `name`, unless the module has something else there. All else is an
     array, of ones if it scales, and otherwise of zeros. What no module stands for is an `nn.Module` of its own.

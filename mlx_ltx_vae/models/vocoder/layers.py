@@ -1,4 +1,4 @@
-"""The layers of a vocoder, and operations on signals (B, T, C). Checkpoint names are those of the original files.
+"""The layers of a vocoder, and operations on signals (B, T, C). Checkpoint names are as in the original files.
 
 Short filters are shared by all channels.
 """
@@ -189,7 +189,7 @@ def conv_stage(
     skip: Delay | None = None,
     end: Callable[[mx.array], mx.array] | None = None,
 ) -> Stage:
-    """A convolution behind a leaky ReLU with a `slope`, whose input enters one delay, and to which another is added.
+    """A convolution after a leaky ReLU with a `slope`, whose input enters one delay, and to which another is added.
 
     `end` is applied to what it returns.
     """

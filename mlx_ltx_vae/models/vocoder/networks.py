@@ -1,6 +1,6 @@
 """The networks of a vocoder: a generator, and in LTX-2.3 and later its bandwidth extension.
 
-Checkpoint names are those of the original files.
+Checkpoint names are as in the original files.
 """
 
 from functools import partial
@@ -131,8 +131,8 @@ class MelSTFT(nn.Module):
 class ExtendedVocoder(Network):
     """The vocoder of LTX-2.3 and later: a generator at 16 kHz, and one that extends its bandwidth to 48 kHz.
 
-    The waveform of the first, resampled, is added to that of the second, which takes its spectrogram. Checkpoint keys:
-    `vocoder`, `bwe_generator`, `mel_stft`.
+    The first one's waveform, resampled, is added to the output of the second, which takes its spectrogram. Checkpoint
+    keys: `vocoder`, `bwe_generator`, `mel_stft`.
     """
 
     dtype = mx.float32

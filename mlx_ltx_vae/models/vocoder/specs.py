@@ -12,7 +12,7 @@ from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...shapes import Axis, Grid, WindowSpec
 from ..specs import LayerSpec, NetworkSpec, Step
 
-#: Taps of the stored low-pass filters of an antialiased activation, whose rate is twice that of its input.
+#: Taps of the stored low-pass filters of an antialiased activation, whose rate is twice its input's.
 FILTER_TAPS = 12
 #: Input positions before and after its own that an output of such an activation depends on.
 FILTER_REACH = 5
@@ -25,7 +25,7 @@ _ALONE = WindowSpec()
 
 
 class End(enum.Enum):
-    """What a generator's samples go through at the end."""
+    """Function applied to a generator's samples at the end."""
 
     TANH = "tanh"
     CLAMP = "clamp"
@@ -41,7 +41,7 @@ class GeneratorConfig:
         width: channels before the first stage; each stage halves them.
         rates, kernels: for each stage, the samples that it makes of one, and the size of its convolution.
         block_kernels, dilations: of the residual blocks, which all stages have alike.
-        is_antialiased: whether activations are SnakeBeta at twice the rate, in place of leaky ReLU.
+        is_antialiased: True if activations are SnakeBeta at twice the rate, False for leaky ReLU.
     """
 
     in_channels: int
@@ -140,7 +140,7 @@ class TransposedSpec(SignalSpec):
         return math.ceil((count + self.cut) / self.rate) if axis is Axis.TIME else count
 
     def fixed_bytes(self) -> int:
-        """What its weight takes more once it is laid out in whole blocks."""
+        """Additional bytes of its weight once it is laid out in whole blocks."""
         added = -self.kernel % self.rate
         return added * self.in_channels * self.out_channels * FLOAT32_BYTES
 
@@ -231,7 +231,7 @@ def vocoder_spec(config: VocoderConfig) -> NetworkSpec:
 
 
 def extension_layers(config: ExtensionConfig, second: tuple[LayerSpec, ...]) -> tuple[SignalSpec, SignalSpec]:
-    """The layers in front of the second generator and behind it, between which the resampled waveform waits."""
+    """The layers before and after the second generator, between which the resampled waveform waits."""
     frequencies = config.window // 2 + 1
     channels = config.generator.out_channels
     stft = WindowSpec(config.window, config.hop, config.window - config.hop, 0)
@@ -325,7 +325,7 @@ def _branches(config: GeneratorConfig, prefix: str, stage: int, width: int) -> B
 def block_layers(
     config: GeneratorConfig, name: str, width: int, kernel: int, dilations: tuple[int, ...]
 ) -> tuple[SignalSpec, ...]:
-    """A residual block: per dilation two convolutions, behind an activation each, and a skip connection."""
+    """A residual block: per dilation two convolutions, each after an activation, and a skip connection."""
     layers: list[SignalSpec] = []
     for index, dilation in enumerate(dilations):
         pair: list[SignalSpec] = []
