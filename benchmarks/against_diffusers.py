@@ -177,8 +177,8 @@ def decode_by_diffusers(
     """Decode with diffusers, and compare the result with this package's.
 
     Args:
-        compiles: whether torch compiles the attention, as diffusers leaves to its users; the first of two decodes does.
-        clamps: whether the first of two waveforms is clamped, as the original does, and diffusers not.
+        compiles: True if torch compiles the attention, as diffusers leaves to its users; the first of two decodes does.
+        clamps: True if the first of two waveforms is clamped, as the original does, and diffusers not.
     """
     import torch
     import torch.nn.attention.flex_attention as flex

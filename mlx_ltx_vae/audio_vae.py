@@ -148,7 +148,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         Args:
             latents: (B, 8, T, 16), or packed (B, T, 128).
             plan: from `plan`; None for the default.
-            unnormalized: whether the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
+            unnormalized: True if the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
 
         Raises:
             LatentsError: at once, if the network cannot take the latents.
@@ -239,7 +239,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
 def find_sound_decoder(model: str | None, vae: str | None) -> Checkpoint | None:
     """Open the checkpoint of an audio VAE and its vocoder: `model`, or without it the pictures' checkpoint `vae`.
 
-    None if `vae` has no such networks. A `CheckpointError` if `model` cannot be opened, or lacks one of them.
+    None if `vae` has no such networks. Raises a `CheckpointError` if `model` cannot be opened, or lacks one of them.
     """
     # The pictures' may be on the hub, where a download would be needed to find out.
     if model is None and (vae is None or parse_reference(vae) is not None):

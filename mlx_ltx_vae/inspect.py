@@ -315,7 +315,7 @@ def _inspect_latents(
 ) -> Report:
     """Describe a latent file. Arguments as `open_latents`; errors as it and `LatentsFile.read`.
 
-    `audio_vae` is the checkpoint of the audio latents in it. A warning if they cannot be read, or its keyframes.
+    `audio_vae` is the checkpoint of the audio latents in it. Warns if they cannot be read, or its keyframes.
 
     `fps`, `normalized` and `stated` are what the file states. `statistics` are of the normalized values of as many
     latent frames as `frames_read`, which are spread over a clip of more than 2**26 values and are all frames of others;
@@ -468,7 +468,7 @@ def _inspect_audio_latents(
 
 
 def inspect_video(path: Path, vae: Checkpoint | None) -> Report:
-    """Describe a video or an image. A `ReaderError` for what is none, and a warning for what is damaged.
+    """Describe a video or an image. Raises a `ReaderError` for anything else, and warns of damage.
 
     Its frames are decoded and counted, as `VideoReader` would return them; if there are more than 10,000, their number
     is an estimate. It is null where unknown, as `fps` and `seconds` are, which images do not have; `fps` is the average

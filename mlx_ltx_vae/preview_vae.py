@@ -59,7 +59,7 @@ class PreviewVAE(VideoVAE):
         encoder: bool = True,
         decoder: bool = True,
     ) -> "Self":
-        """Load a tiny autoencoder or a projection, as `VideoVAE.from_pretrained`. A warning for another VAE."""
+        """Load a tiny autoencoder or a projection, as `VideoVAE.from_pretrained`. Warns for another VAE."""
         vae = super().from_pretrained(source, dtype=dtype, encoder=encoder, decoder=decoder)
         if decoder and not vae._makes_stills:
             name = source.name if isinstance(source, Checkpoint) else source

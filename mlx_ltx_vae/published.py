@@ -67,7 +67,7 @@ class PublishedVAE:
         return cls(name, family, family.published[name](*widths))
 
     def spec(self, network: str) -> NetworkSpec:
-        """The layers of a network. A `CheckpointError` if it has no such network."""
+        """The layers of a network. Raises a `CheckpointError` if it has no such network."""
         return self.family.spec(self.config, network)
 
     def machine(self, dtype: GivenDtype = None) -> Machine:
@@ -76,7 +76,7 @@ class PublishedVAE:
         return this_machine(DTYPES[given or self.family.published_dtype], keeps_dtype=given is not None)
 
     def latent_shape(self, video: Grid) -> LatentShape:
-        """The shape of the latents of a video (F, H, W). A `LatentsError` if there are none."""
+        """The shape of the latents of a video (F, H, W). Raises a `LatentsError` if there are none."""
         return LatentShape(1, self.config.latent_channels, *self.config.scale.latent_grid(video))
 
     def plan(
@@ -91,7 +91,7 @@ class PublishedVAE:
         return plan_decode(self.spec("decoder"), self.latent_shape(video), machine, sound=sound, **options)
 
     def find_sound(self) -> "PublishedVAE":
-        """The audio VAE of the same generation. A `PlanError` if it makes no sound."""
+        """The audio VAE of the same generation. Raises a `PlanError` if it makes no sound."""
         name, families = self.name.removesuffix("-diffusion"), published(SOUND)
         if name not in families:
             raise PlanError(f"{self.name} has no sound; choose one of {', '.join(families)}.")
@@ -138,7 +138,7 @@ def estimate(
         dtype: as for `from_pretrained`; None for the published file's.
         decoder: "diffusion" for the other decoder of LTX-2.5.
         keyframes: the frame numbers of keyframe planes.
-        sound: whether the sound of the video, which has `fps` frames per second, is decoded meanwhile.
+        sound: True if the sound of the video, which has `fps` frames per second, is decoded meanwhile.
 
     Raises:
         LatentsError: if the size or the number of frames is not possible.

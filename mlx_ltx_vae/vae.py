@@ -85,7 +85,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
                 network take float16 where their range allows it, which is more accurate; given explicitly, bfloat16 is
                 used throughout. A float16 encoder computes in float32, since float16 may overflow there, and warns when
                 it is used.
-            encoder, decoder: whether to load it. Beside a decoder, the encoder's weights are read from the file when
+            encoder, decoder: True to load it. Beside a decoder, the encoder's weights are read from the file when
                 they are first used; only what its header tells is checked before.
 
         Raises:
@@ -147,7 +147,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             keyframes: the keyframes of the decode, or their frame numbers. VAEs that take none ignore them.
             bit_depth: 8 or 10, as in `stream`; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
             frames: the first frame to decode, as it is in the whole clip, and one more than the last; None for all.
-            joined: whether all frames become one array, as by `decode`, which then counts too.
+            joined: True if all frames become one array, as by `decode`, which then counts too.
             sound: possible plans of sound that is decoded meanwhile, the fastest first; `plan.sound` is the one to use.
 
         Raises:
@@ -245,7 +245,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             noise_scale: the fraction of the latents that is replaced by noise (default 0.025).
             like: whose convention such VAEs follow: "ltx-video"; or "diffusers", where the default timestep is 0, the
                 default noise scale the timestep, and the noise replaces a fraction of the denormalized latents.
-            unnormalized: whether the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
+            unnormalized: True if the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
             bit_depth: 8 or 10 to get integer levels instead of floats, which take less disk space in orders rows and
                 columns. None for the plan's, or floats without a plan.
             group: processes that decode together, from `mx.distributed.init()`. Each calls this with the same arguments
@@ -392,7 +392,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
                 F should be 1 + t*k; H and W must be multiples of the spatial scale.
             plan: from `plan_encode`; None for the default.
             tiling: overlapping tiles, blended and so not exact; in time only of one array. None for whole frames.
-            pad: whether to repeat the last frame up to 1 + t*k. Otherwise excess frames are dropped, with a warning.
+            pad: True to repeat the last frame up to 1 + t*k. Otherwise excess frames are dropped, with a warning.
             tile_batch_size, group: as for `plan` and `stream`. All ranks get the whole latents.
 
         Raises:

@@ -27,7 +27,7 @@ def dtype_name(dtype: mx.Dtype | np.dtype) -> str:
 
 
 def parse_dtype(dtype: GivenDtype) -> DtypeName | None:
-    """The name of a given dtype. A `CheckpointError` if no network can have it."""
+    """The name of a given dtype. Raises a `CheckpointError` if no network can have it."""
     name = dtype_name(dtype) if isinstance(dtype, mx.Dtype) else dtype
     if name is not None and name not in DTYPES:
         hint = suggest(name, DTYPES, OTHER_DTYPE_NAMES) if isinstance(name, str) else ""

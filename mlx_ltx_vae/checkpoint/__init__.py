@@ -51,7 +51,7 @@ class Checkpoint:
     Attributes:
         name: what error messages call it.
         class_name: the class that its configuration names, if any.
-        is_inferred: whether it has no configuration, so that `config` was inferred from its tensors.
+        is_inferred: True if it has no configuration, so that `config` was inferred from its tensors.
         raw_config: the configuration as a converted checkpoint states it; empty if a parsed one was given.
         networks: the networks that were asked for and exist.
         statistics: location of the mean and standard deviation of the latents; None if the networks need none.
@@ -135,7 +135,7 @@ class Checkpoint:
         return [*tensors, *(self.statistics or ())]
 
     def evaluate(self, what: str, *arrays: mx.array) -> None:
-        """Evaluate tensors of it. A `CheckpointError` if they cannot be read."""
+        """Evaluate tensors of it. Raises a `CheckpointError` if they cannot be read."""
         try:
             # Arrays in memory may belong to another thread, which is no failure of the device.
             with nullcontext() if self.is_in_memory else explained_device_errors():

@@ -641,7 +641,7 @@ def check_keyframes_option(given: str | None, sources: Sequence[str]) -> None:
 def find_keyframes(given: str | None, clip: LatentsFile, decoder: NetworkSpec) -> KeyframesFile | None:
     """The keyframes of a file that is given, or those in the latent file; None if there are none.
 
-    A warning if the decoder takes none. A `LatentsError` for bad ones.
+    Warns if the decoder takes none. Raises a `LatentsError` for bad ones.
     """
     source = given or clip.info.source
     if given is None and not clip.has_keyframes:

@@ -241,8 +241,8 @@ def load_audio_latents(
 
     Args:
         path: as of `load_latents`, which reads the video's latents beside them.
-        alone: whether they are all that the file has, under any name.
-        unnormalized: whether the file stores `latents * std + mean`; None follows the metadata.
+        alone: True if they are all that the file has, under any name.
+        unnormalized: True if the file stores `latents * std + mean`; None follows the metadata.
         statistics: `(audio_vae.mean, audio_vae.std)`, each (128,), which normalize unnormalized latents.
 
     Raises:
@@ -262,7 +262,7 @@ def open_audio_latents(path: str | os.PathLike, *, is_alone: bool = False) -> Au
 def find_audio_latents(
     tensors: Mapping[str, StoredArray], stated: Mapping[str, str], source: str, *, is_alone: bool = False
 ) -> AudioLatentsFile | None:
-    """The audio latents among tensors; None if there are none. `is_alone` is whether there may be nothing else.
+    """The audio latents among tensors; None if there are none. `is_alone` is True if there may be nothing else.
 
     Stored are (B, 8, T, 16), the same without a batch, or packed (B, T, 128). A `LatentsError` for another shape.
     """

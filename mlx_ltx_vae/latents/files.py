@@ -412,7 +412,7 @@ class MappedLatents:
     def __getitem__(self, index: tuple[slice, ...]) -> mx.array:
         """The slice, normalized and evaluated. `index` has a slice for each of the first axes, at most five.
 
-        A `LatentsError` if the file is damaged or has changed, or has values in the slice that are not finite.
+        Raises a `LatentsError` if the file is damaged or has changed, or has values in the slice that are not finite.
         """
         if not isinstance(index, tuple) or len(index) > self.ndim or not all(isinstance(each, slice) for each in index):
             raise TypeError(f"latents in a file are indexed with a tuple of up to five slices, not {index!r}.")

@@ -124,7 +124,7 @@ def load_keyframes(
     Args:
         path: as of `load_latents`. The tensors are `keyframe_latents` (B, C, P, H', W') and `keyframe_frame_indices`
             (P,).
-        unnormalized: whether the file stores `latents * std + mean`; None follows the metadata.
+        unnormalized: True if the file stores `latents * std + mean`; None follows the metadata.
         statistics: `(vae.mean, vae.std)`, each (C,), which normalize unnormalized latents.
 
     Raises:
@@ -144,7 +144,7 @@ def open_keyframes(path: str | os.PathLike) -> KeyframesFile | None:
 def find_keyframes(tensors: Mapping[str, StoredArray], stated: Mapping[str, str], source: str) -> KeyframesFile | None:
     """The keyframes among tensors; None if there are none. Frame numbers without latents are ignored.
 
-    A `LatentsError` for latents without frame numbers, of other axes, or of a dtype that is not read.
+    Raises a `LatentsError` for latents without frame numbers, of other axes, or of a dtype that is not read.
     """
     if _LATENTS not in tensors:
         return None

@@ -70,13 +70,13 @@ class ConvSpec(LayerSpec):
         return scratch_bytes(shape, formulation, machine.itemsize, on_cpu=on_cpu, is_scaled=is_scaled)
 
     def weight_copy_bytes(self, machine: Machine) -> int:
-        """Bytes of the kernel in float32, in which the CPU backend computes in any precision."""
+        """Bytes of the kernel in float32: the CPU backend computes in it in any precision."""
         if machine.backend is not Backend.CPU or machine.itemsize == FLOAT32_BYTES:
             return 0
         return TAPS**3 * self.in_channels * self.conv_channels * FLOAT32_BYTES
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
-        """Weights of the convolution, and of a skip connection that changes the number of channels."""
+        """Multiply-adds of the convolution, and of a skip connection that changes the number of channels."""
         positions = math.prod(
             window.results(extent) * window.stride // stride
             for window, extent, stride in zip(self.windows, part, self.conv_stride, strict=True)

@@ -93,7 +93,7 @@ def read_config(
 ) -> dict[str, Any]:
     """The values of `keys` in a configuration, defaults included. An invalid value raises a `CheckpointError`.
 
-    With `refuses_others`, so does an unknown key, since it could change what the networks compute, unless it is
+    With `refuses_others`, an unknown key raises it too, since it could change what the networks compute, unless it is
     switched off or private (`_diffusers_version`). `what` names the configuration in errors.
     """
     values = {}

@@ -126,7 +126,7 @@ def every_chunk(make_plan: Callable[..., SoundPlan]) -> list[SoundPlan]:
 
 
 def stream_sound(network: Decoder, plan: AudioPlan, latents: mx.array, *, unnormalized: bool) -> AudioStream:
-    """Decode packed latents (B, C, T, 1, 1) lazily. A `PlanError` if the plan was made for others."""
+    """Decode packed latents (B, C, T, 1, 1) lazily. Raises a `PlanError` if the plan was made for others."""
     check_process()
     if plan.whole_shape != latents.shape:
         (batch, _, length, *_), (given, _, found, *_) = plan.whole_shape, latents.shape

@@ -197,7 +197,7 @@ class EncodeStream(ChunkStream[mx.array]):
 class EncodePipeline:
     """Starts encodes with one encoder, in this process or together with a group. `VideoVAE.encode` has the options.
 
-    `is_promoted` is whether the encoder is float16 as stored and computes in float32. `make_plan` is called with a
+    `is_promoted` is True if the encoder is float16 as stored and computes in float32. `make_plan` is called with a
     frame shape and the options of a plan.
     """
 

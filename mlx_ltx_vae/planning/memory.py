@@ -39,7 +39,7 @@ class StreamRun:
     Attributes:
         pieces: the lengths of the input pieces.
         steps: positions per step of each layer; None for everything in one step, with nothing cached.
-        is_band: whether the picture is a band with neighbors.
+        is_band: True if the picture is a band with neighbors.
     """
 
     axis: Axis

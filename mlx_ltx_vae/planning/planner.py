@@ -107,10 +107,10 @@ def plan_decode(
 
     Args:
         machine: the machine to plan for; by default float32 on the CPU with unlimited memory.
-        holds_latents: whether all latents are in memory, rather than in a file that is read in parts.
+        holds_latents: True if all latents are in memory, rather than in a file that is read in parts.
         outputs: what the consumer makes of the frames; without any they are floats in the network's dtype.
         frames: the first frame or sample to decode, and one more than the last; None for all.
-        joined: whether all output becomes one array.
+        joined: True if all output becomes one array.
         sound: possible plans of the sound that is decoded meanwhile, the fastest first; the plan has one of them.
         weight_bytes: bytes of the weights of all networks in memory; None to count this network's alone.
     """
@@ -208,7 +208,7 @@ class _Planner:
             self._budget = parse_bytes(options.memory_budget, available or 0)
 
     def choose(self) -> Plan:
-        """The best plan. A warning if its tiles are blended, and nobody has asked for tiles."""
+        """The best plan. Warns if its tiles are blended, and nobody has asked for tiles."""
         seen: list[Plan] = []
         plan = self._best(seen)
         if plan.blended and self._options.mode is None:

@@ -170,7 +170,7 @@ def _describe_lengths(
 
 
 def each_chunk(name: str, sound: Sound) -> Iterator[np.ndarray]:
-    """(n, 2) float32 of each chunk that has samples. A `WriterError` for what is no sound."""
+    """(n, 2) float32 of each chunk that has samples. Raises a `WriterError` for anything but sound."""
     num_empty = 0
     for chunk in [sound] if hasattr(sound, "shape") else sound:
         given = getattr(chunk, "waveform", chunk)

@@ -105,7 +105,7 @@ def metadata_file(metadata: Mapping[str, str]) -> Iterator[list[int]]:
 def read_metadata(path: Path) -> dict[str, str]:
     """The entries of a video or an image, without ffmpeg's own.
 
-    Keys in .mkv and .webm are in capitals, and without spaces. A warning if there is more text than is read.
+    Keys in .mkv and .webm are in capitals, and without spaces. Warns if there is more text than is read.
     """
     if is_png(path):
         found = read_png_text(path, MAX_TEXT)

@@ -49,7 +49,7 @@ class SinkOptions:
 
     Attributes:
         bit_depth: 8 or 10, instead of `frames`.
-        overwrite: whether files of the same names are replaced; None for the rule of the kind of output.
+        overwrite: True if files of the same names are replaced; None for the rule of the kind of output.
         frames: what frames are written.
         contact_sheet, hdr: see `output_files`.
     """

@@ -65,9 +65,9 @@ class SinkKind:
         endings: of file names, in small letters; "-" for standard output.
         open: makes the sink.
         pixel_formats: of the frames that it takes, see `FrameFormat`.
-        is_video: whether it has a codec and sound.
-        is_stills: whether it may be a folder of numbered files.
-        replaces: whether it replaces files of the same names where `SinkOptions.overwrite` is None.
+        is_video: True if it has a codec and sound.
+        is_stills: True if it may be a folder of numbered files.
+        replaces: True if it replaces files of the same names where `SinkOptions.overwrite` is None.
         check_options: raises a `WriterError` for a name, options, and a frame rate, that it does not support. The rate
             is None if it is not known yet.
         check: as `check_options` with all that `open` gets; returns the file, or the folder, that would be created.

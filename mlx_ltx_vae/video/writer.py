@@ -199,8 +199,8 @@ class VideoWriter(FfmpegSink):
                 out.write(frames)
 
     A fragmented video plays while it is written: from a file, through a pipe, or in a browser. A fragment comes after
-    every half second of video, and the file is larger. It is the one output that appears under its name at once, in
-    place of an earlier file. It is removed after an error, Ctrl-C included, but not if the process is killed. What a
+    every half second of video, and the file is larger. It is the one output that appears under its name at once, and
+    replaces an earlier file. It is removed after an error, Ctrl-C included, but not if the process is killed. What a
     file object or a named pipe has received stays there.
 
     Args:

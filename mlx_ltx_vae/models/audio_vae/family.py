@@ -217,7 +217,7 @@ class _Tensors:
         return name in self._shapes
 
     def conv(self, name: str, dims: int) -> tuple[int, ...]:
-        """The shape of the weight of a convolution. A `CheckpointError` if it is missing, or is none."""
+        """The shape of the weight of a convolution. Raises a `CheckpointError` if it is missing, or is none."""
         shape = self._shapes.get(f"{name}.weight", ())
         if len(shape) != dims + 2:
             found = f"has tensor {name}.weight of shape {shape}" if shape else f"lacks tensor {name}.weight"
