@@ -25,7 +25,7 @@ from mlx_ltx_vae import (
 from mlx_ltx_vae.backend.machine import Machine
 from mlx_ltx_vae.models.audio_vae.networks import PlaneConv, Upsample
 from mlx_ltx_vae.models.audio_vae.specs import PlaneSpec
-from mlx_ltx_vae.models.convolution.prepared import prepare
+from mlx_ltx_vae.models.convolution.conv3d import prepare
 from mlx_ltx_vae.models.vocoder.layers import Conv1d, as_frames
 from mlx_ltx_vae.models.vocoder.specs import conv_layer
 from mlx_ltx_vae.pipeline.audio import plan_sound, unpack_latents

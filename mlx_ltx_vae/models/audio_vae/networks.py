@@ -15,9 +15,8 @@ from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.window import Delay, Trim, View, Window, windowed
 from ..base import Decoder, Network, SoundEncoder, Statistics
 from ..convolution.conv2d import arrange, by_phases, by_taps
-from ..convolution.prepared import PreparedModule
-from ..layers.activation import pixel_norm, silu
-from ..layers.conv import add_weights
+from ..convolution.conv3d import PreparedModule
+from ..layers import add_weights, pixel_norm, silu
 from ..specs import LayerSpec
 from .config import AudioConfig
 from .specs import (

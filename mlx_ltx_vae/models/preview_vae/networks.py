@@ -14,7 +14,7 @@ from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.window import Delay, Trim, View, Window, windowed
 from ..base import Decoder, Encoder
 from ..convolution.conv2d import Conv2d
-from ..layers.conv import add_weights, depth_to_space_order, interleave, make_window, pad
+from ..layers import add_weights, depth_to_space_order, interleave, make_window, pad
 from ..specs import LayerSpec, Weights
 from .config import (
     BLOCKS,

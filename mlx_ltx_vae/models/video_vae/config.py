@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, quote, warn
 from ...shapes import Axis, Scaled, ScaleFactors, WindowSpec
-from ..conv_spec import Activation, ConvSpec
 from ..convolution.rules import ConvRule, choose
-from ..specs import LayerSpec, NetworkSpec, PaddingMode, Shapes
+from ..specs import Activation, ConvSpec, LayerSpec, NetworkSpec, PaddingMode, Shapes
 from ..stored import Key, anything, flag, listing, only, read_config, whole, word
 from .block_types import (
     ENCODER_BLOCKS,

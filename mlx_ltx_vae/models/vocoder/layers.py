@@ -15,8 +15,8 @@ from ...backend.device import is_cpu
 from ...shapes import Axis
 from ...streaming.context import Stage, StreamContext
 from ...streaming.window import Delay, View, Window, windowed
-from ..convolution.prepared import PreparedModule
-from ..layers.conv import add_weights
+from ..convolution.conv3d import PreparedModule
+from ..layers import add_weights
 from .specs import FILTER_BLOCK, FILTER_REACH, SignalSpec, TransposedSpec
 
 SLOPE = 0.1  # of leaky ReLU
@@ -247,7 +247,7 @@ def _snake_kernel(x: mx.array, frequency: mx.array, amplitude: mx.array) -> mx.a
 
 # MLX's CPU backend computes sines one at a time (16 ns each). Here, the angle is reduced to half a period of the
 # square, and the sine is its Taylor series, which the compiler vectorizes: a sixth of the time, with the same rounding
-# error. Not `shapeless`, and two kernels, for the reasons that `layers/activation.py` has.
+# error. Not `shapeless`, and two kernels, for the reasons that `models/layers.py` states.
 @mx.compile
 def _reduce(x: mx.array, frequency: mx.array) -> mx.array:
     """frequency * x less a multiple of pi, between -pi/2 and pi/2."""

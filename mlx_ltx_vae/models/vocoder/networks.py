@@ -14,7 +14,7 @@ from ...streaming.context import Stage, StreamContext
 from ...streaming.driver import branches
 from ...streaming.window import Delay, Window
 from ..base import Network
-from ..layers.conv import add_weights
+from ..layers import add_weights
 from ..specs import LayerSpec
 from .layers import (
     ROLLOFF,
