@@ -23,7 +23,7 @@ from .config import (
     PATCH,
     POOLS,
     FrameLayerSpec,
-    Output,
+    OutputKind,
     PreviewConfig,
     decoder_spec,
     encoder_spec,
@@ -227,8 +227,8 @@ class PreviewDecoder(Decoder):
         self._config = config
 
     def stills(self, *, small: bool) -> "PreviewDecoder":
-        """The decoder of `Output.STILLS` or small ones with the same weights."""
-        config = replace(self._config, output=Output.SMALL_STILLS if small else Output.STILLS)
+        """The decoder of `OutputKind.STILLS` or small ones with the same weights."""
+        config = replace(self._config, output=OutputKind.SMALL_STILLS if small else OutputKind.STILLS)
         return PreviewDecoder(config, self.layers)
 
     def stages(self, context: StreamContext) -> list[Stage]:
