@@ -226,8 +226,7 @@ class PreviewDecoder(Decoder):
         self.layers = _make_layers(kinds, specs) if layers is None else layers
         self._config = config
 
-    def stills(self, *, small: bool) -> "PreviewDecoder":
-        """The decoder of `OutputKind.STILLS` or small ones with the same weights."""
+    def stills(self, *, small: bool = False) -> "PreviewDecoder":
         config = replace(self._config, output=OutputKind.SMALL_STILLS if small else OutputKind.STILLS)
         return PreviewDecoder(config, self.layers)
 
