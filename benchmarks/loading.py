@@ -17,8 +17,7 @@ from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import load_safetensors
 from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.models.diffusion_decoder.config import raw_ltx_2_5
-from mlx_ltx_vae.models.video_vae.config import VAEConfig
-from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, VAEConfig
 from mlx_ltx_vae.units import MB
 
 T = TypeVar("T")

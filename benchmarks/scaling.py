@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from benchmarks.exchange import Exchange, band_grid, make_exchange
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.commands.bench_command import table
-from mlx_ltx_vae.models.conv_spec import ConvSpec
 from mlx_ltx_vae.models.convolution.rules import ConvShape, Formulation, winograd_elements
-from mlx_ltx_vae.models.specs import NetworkSpec
+from mlx_ltx_vae.models.specs import ConvSpec, NetworkSpec
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from mlx_ltx_vae.planning.clip import Clip
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces

@@ -14,9 +14,9 @@ from benchmarks.measuring import Case, Decode, Job, Run, load_case_latents, medi
 from mlx_ltx_vae.audio_vae import AudioVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.commands.bench_command import table
-from mlx_ltx_vae.models.audio_vae.family import AUDIO_VAE
 from mlx_ltx_vae.models.base import SOUND, Decoder, Statistics
-from mlx_ltx_vae.models.convolution.prepared import prepare
+from mlx_ltx_vae.models.convolution.conv3d import prepare
+from mlx_ltx_vae.models.sound.family import AUDIO_VAE
 from mlx_ltx_vae.models.specs import NetworkSpec
 from mlx_ltx_vae.pipeline.audio import join_specs
 from mlx_ltx_vae.units import format_bytes, format_seconds

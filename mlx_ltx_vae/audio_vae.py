@@ -19,7 +19,6 @@ from .checkpoint.locate import parse_reference
 from .errors import CheckpointError, LatentsError, PlanError
 from .models.base import SOUND, Decoder, Network, SoundConfig, SoundEncoder
 from .models.specs import NetworkSpec
-from .network_pair import NetworkPair, load_encoder
 from .pipeline.audio import (
     AudioStream,
     SoundNetwork,
@@ -33,6 +32,7 @@ from .pipeline.audio import (
 from .pipeline.run import arrays_released, join_parts
 from .planning.plan import AudioEncodePlan, AudioPlan, ModeName
 from .planning.planner import plan_encode
+from .vae import NetworkPair, load_encoder
 from .video.sound_files import SAMPLE_RATES
 
 _PIECE = 2**15  # samples that are encoded at a time

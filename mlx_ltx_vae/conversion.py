@@ -208,7 +208,7 @@ def _run(checkpoint: Checkpoint) -> tuple[dict[str, mx.array], float]:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenWeights:
     """The content of `model.safetensors`: counts of tensors, parameters and bytes, and its dtypes, sorted."""
 
     tensors: int
@@ -225,7 +225,7 @@ class Conversion:
     output: str
     generation: str
     networks: tuple[str, ...]
-    written: Written
+    written: WrittenWeights
     verification: Verification
 
 
@@ -269,7 +269,9 @@ def check_folder_name(folder: str | os.PathLike) -> None:
         )
 
 
-def write_weights(checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None, progress: Progress | None) -> Written:
+def write_weights(
+    checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None, progress: Progress | None
+) -> WrittenWeights:
     """Write all tensors of a checkpoint, which are in memory then, to a safetensors file."""
     tensors = read_all(checkpoint)
     for name in one_by_one(sorted(tensors), "convert", progress):
@@ -289,7 +291,7 @@ def write_weights(checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None, pr
         mx.save_safetensors(str(path), tensors, metadata)
     except RuntimeError as error:
         raise OSError(f"{str(error).rstrip('.')}; check the free disk space") from error
-    return Written(
+    return WrittenWeights(
         tensors=len(tensors),
         parameters=sum(array.size for array in tensors.values()),
         bytes=sum(array.nbytes for array in tensors.values()),

@@ -19,7 +19,7 @@ from audio_cases import random_latents
 from mlx_ltx_vae import AudioVAE, LatentsError, PlanError, VideoVAE, load_audio_latents
 from mlx_ltx_vae.audio_vae import AudioVAE as LoadedVAE
 from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.models.audio_vae.networks import AudioDecoder
+from mlx_ltx_vae.models.sound.vae_networks import AudioDecoder
 from mlx_ltx_vae.pipeline import audio as audio_pipeline
 from mlx_ltx_vae.units import format_bytes
 from mlx_ltx_vae.video import ffmpeg_process

@@ -14,7 +14,7 @@ from ..backend.device import check_process, give_back_cache
 from ..backend.mlx_utils import DTYPES, count_nonfinite, kept_random_state, to_bool, to_float
 from ..errors import CheckpointError, excerpt
 from ..models.base import Network
-from ..models.convolution.prepared import prepared_modules
+from ..models.convolution.conv3d import prepared_modules
 from . import Checkpoint
 from .files import StoredNetwork
 

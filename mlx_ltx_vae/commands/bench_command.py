@@ -31,7 +31,7 @@ from ..backend.mlx_utils import DTYPES, DtypeName, dtype_name
 from ..checkpoint import open_checkpoint
 from ..errors import CheckpointError, LTXVAEError, describe_error
 from ..models.base import NETWORKS, Family, Statistics
-from ..models.convolution.prepared import prepare
+from ..models.convolution.conv3d import prepare
 from ..pipeline.frames import FrameChunk
 from ..pipeline.progress import Bar
 from ..planning.memory import cut

@@ -108,6 +108,10 @@ class Decoder(Network):
         prepared = self.prepare(latents, draws.crop(whole))
         return run_whole(self.stages(context), prepared).transpose(0, 4, 1, 2, 3)
 
+    def stills(self, *, small: bool = False) -> "Decoder | None":
+        """The decoder of one picture for each latent frame, or a small one, with the same weights; None without one."""
+        return self if self.spec.scale.time == 1 else None
+
     @property
     def keyframe_warning(self) -> str | None:
         """The warning for a caller that gives keyframes; None if the network was trained with them."""

@@ -17,7 +17,7 @@ import numpy as np
 from ..backend.mlx_utils import evaluate, to_mlx
 from ..errors import LatentsError, quote
 from ..shapes import Grid, LatentShape, Shape
-from .layers.conv import patchify
+from .layers import patchify
 from .specs import DEFAULT_CONVENTION, MAX_SEED, PLANES, ConventionName, NetworkSpec, Rate
 
 #: What callers pass: arrays in the order in which the network draws them, "zeros", or None to draw from a seed.

@@ -152,7 +152,7 @@ def check_encoder(name: str, encoder: str, needs: str, others: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Run:
+class FfmpegResult:
     """The return code, output and log of ffmpeg."""
 
     code: int
@@ -164,12 +164,12 @@ class Run:
         return find_reason(self.log, self.code)
 
 
-def run(name: str, arguments: Sequence[str], error: type[LTXVAEError], marks: Sequence[str] = ()) -> Run:
+def run(name: str, arguments: Sequence[str], error: type[LTXVAEError], marks: Sequence[str] = ()) -> FfmpegResult:
     """Run an ffmpeg that writes to its standard output, to its end."""
     with closing(FfmpegReader(name, arguments, error=error, marks=marks)) as reader:
         output = _read_all(reader).decode(errors="replace")
         code, log = reader.wait_for_end()
-        return Run(code, output, log)
+        return FfmpegResult(code, output, log)
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def describe(
     raise error(f"{name}: contains no {kind} that ffmpeg can read: {done.reason}.")
 
 
-def _parse(done: Run, mark_of_input: str, mark: str) -> Description | None:
+def _parse(done: FfmpegResult, mark_of_input: str, mark: str) -> Description | None:
     opened = next((index for index, line in enumerate(done.log) if mark_of_input in line), None)
     copied = f"[info] Output #0, null, to '{mark}':"
     if opened is None or copied not in done.log:

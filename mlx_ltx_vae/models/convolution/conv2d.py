@@ -4,7 +4,7 @@ Half precision is no faster on a CPU, and on Metal MLX's Winograd kernels would 
 `conv3d`).
 
 On a CPU, a convolution is nine matrix products, one per tap, over shifted views of the padded frames, as in
-`conv3d.by_taps`. That is about as fast as `mx.conv2d` with many channels, 1.3 times as fast with 64, and 50 times
+`conv3d.by_products`. That is about as fast as `mx.conv2d` with many channels, 1.3 times as fast with 64, and 50 times
 with groups, for which MLX's CPU backend has a plain loop.
 """
 
@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...backend.device import is_cpu
-from .prepared import PreparedModule
+from .conv3d import PreparedModule
 from .rules import TAPS
 
 # The taps of two rows (or columns) of outputs that an input row repeated twice gives: of the upper one, the row before

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...backend.device import backend, is_cpu
 from ...shapes import Grid
-from ..layers.activation import expm1_series
+from ..layers import expm1_series
 from .neighborhood import CALLS_UNDER_WAY, Block, Nested, Segment, Share, Times, WindowStarts, layout
 
 _KEPT = 32  # tables of each kind that a stream keeps

@@ -12,10 +12,8 @@ from ...backend.mlx_utils import to_float
 from ...shapes import Axis, Grid
 from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.window import Delay, Trim, View, window_starts
-from ..convolution.prepared import PreparedModule
-from ..layers.activation import gated_silu, inverse_rms
-from ..layers.blocks import sinusoid
-from ..layers.conv import add_weights, depth_to_space, linear, make_window
+from ..convolution.conv3d import PreparedModule
+from ..layers import add_weights, depth_to_space, gated_silu, inverse_rms, linear, make_window, sinusoid
 from ..specs import LayerSpec, Rate, Shapes
 from .attention import Queue, Tables, attend, rotate
 from .neighborhood import Times, WindowStarts, tokens_at_once

@@ -11,7 +11,7 @@ from ...shapes import Axis, Grid, ScaleFactors
 from ...streaming.context import Stage, StreamContext
 from ...streaming.window import Delay
 from ..base import Decoder, Statistics
-from ..layers.conv import add_weights, unpatchify
+from ..layers import add_weights, unpatchify
 from ..specs import PLANES, NetworkSpec
 from .attention import Tables
 from .blocks import LinearUpsample, NeighborhoodBlock, RMSNorm, SharedModulation, TimestepEmbedder

@@ -18,7 +18,7 @@ from .config import (
     STANDARD_WIDTHS,
     WIDE_GROUP_WIDTH,
     WIDE_WIDTHS,
-    Output,
+    OutputKind,
     PreviewConfig,
     network_spec,
 )
@@ -142,7 +142,7 @@ PREVIEW_VAE = Family(
     spec=network_spec,
     make=_make,
     describe=_describe,
-    stills=partial(replace, output=Output.STILLS),
+    stills=partial(replace, output=OutputKind.STILLS),
     computes_in_half=NETWORKS,
     published={
         "taehv": partial(_published, STANDARD_WIDTHS, None),

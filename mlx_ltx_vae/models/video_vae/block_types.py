@@ -7,9 +7,18 @@ from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, quote
 from ...shapes import Axis, WindowSpec
-from ..conv_spec import Activation, ConvSpec
 from ..convolution.rules import ConvRule, choose
-from ..specs import FrameAttentionSpec, LayerSpec, PaddingMode, Shapes, Stride, Weights, linear_weights
+from ..specs import (
+    Activation,
+    ConvSpec,
+    FrameAttentionSpec,
+    LayerSpec,
+    PaddingMode,
+    Shapes,
+    Stride,
+    Weights,
+    linear_weights,
+)
 from ..stored import Key, flag, is_number, read_config, whole
 
 #: The size of every convolution.

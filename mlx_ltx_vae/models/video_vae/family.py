@@ -13,9 +13,19 @@ from ..convolution.rules import ConvRule, choose
 from ..specs import Shapes
 from ..stored import STATISTICS_PREFIXES, find_statistics, plain_name
 from .block_types import BLOCKS, KERNEL, STEMS
-from .config import CLASS_NAME, NetworkConfig, VAEConfig, check_config, decoder_spec, network_spec, parse_vae_config
-from .diffusers import has_diffusers_names, is_diffusers_config, read_diffusers_config
-from .generations import GENERATIONS, PRUNA_VAED, PrunedDecoder, name_generation, read_pruned_decoder
+from .config import (
+    CLASS_NAME,
+    GENERATIONS,
+    PRUNA_VAED,
+    NetworkConfig,
+    VAEConfig,
+    check_config,
+    decoder_spec,
+    name_generation,
+    network_spec,
+    parse_vae_config,
+)
+from .names import PrunedDecoder, has_diffusers_names, is_diffusers_config, read_diffusers_config, read_pruned_decoder
 from .networks import ConvDecoder, ConvEncoder
 
 # Prefixes of a network's names: the original files, whole models of other programs, packs of MLX ports (the second for

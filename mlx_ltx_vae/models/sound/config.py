@@ -6,6 +6,7 @@ The vocoder of LTX-2 is one JSON object; the object of later releases contains a
 """
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 from ...errors import CheckpointError
 from ...shapes import Scaled, ScaleFactors
 from ..stored import Key, choice, flag, is_list, is_number, is_whole, listing, needed, only, read_config, whole
-from ..vocoder.specs import End, ExtensionConfig, GeneratorConfig, VocoderConfig
 
 
 class Norm(enum.Enum):
@@ -41,6 +41,71 @@ class MelConfig:
     bins: int = 64
     low: float = 0.0
     high: float = 8000.0
+
+
+class End(enum.Enum):
+    """Function applied to a generator's samples at the end."""
+
+    TANH = "tanh"
+    CLAMP = "clamp"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class GeneratorConfig:
+    """One generator: a convolution, stages of upsampling and residual blocks, and a convolution.
+
+    Attributes:
+        in_channels: channels of its input, the mel bins of both channels.
+        width: channels before the first stage; each stage halves them.
+        rates, kernels: for each stage, the samples that it makes of one, and the size of its convolution.
+        block_kernels, dilations: of the residual blocks, which all stages have alike.
+        is_antialiased: True if activations are SnakeBeta at twice the rate, False for leaky ReLU.
+    """
+
+    in_channels: int
+    width: int
+    rates: tuple[int, ...]
+    kernels: tuple[int, ...]
+    block_kernels: tuple[int, ...]
+    dilations: tuple[tuple[int, ...], ...]
+    is_antialiased: bool
+    end: End
+    has_final_bias: bool = True
+    out_channels: int = 2
+
+    @property
+    def scale(self) -> int:
+        """Samples per frame of its input."""
+        return math.prod(self.rates)
+
+
+@dataclass(frozen=True)
+class ExtensionConfig:
+    """The bandwidth extension: a second generator, on a spectrogram of the first one's waveform."""
+
+    generator: GeneratorConfig
+    hop: int
+    window: int
+    bins: int
+    input_rate: int
+    output_rate: int
+
+    @property
+    def ratio(self) -> int:
+        return self.output_rate // self.input_rate
+
+
+@dataclass(frozen=True)
+class VocoderConfig:
+    """A generator, and in LTX-2.3 and later its bandwidth extension."""
+
+    generator: GeneratorConfig
+    sample_rate: int
+    extension: ExtensionConfig | None = None
+
+    def num_samples(self, mel_frames: int) -> int:
+        return mel_frames * self.generator.scale * (self.extension.ratio if self.extension else 1)
 
 
 @dataclass(frozen=True)

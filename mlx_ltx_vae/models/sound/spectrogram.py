@@ -7,8 +7,8 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import LatentsError
-from ..vocoder.layers import ROLLOFF, ZERO_CROSSINGS, windowed_sinc
 from .config import MelConfig
+from .vocoder import ROLLOFF, ZERO_CROSSINGS, windowed_sinc
 
 _FLOOR = 1e-5
 _GATHERED_VALUES = 2**20  # as many as are multiplied at a time

@@ -12,11 +12,10 @@ from ...errors import CheckpointError
 from ..base import NETWORKS, Configuration, Family, Found, Network, Statistics, Stored
 from ..specs import NetworkSpec, Shapes
 from ..stored import find_statistics
-from ..vocoder.networks import make_vocoder
-from ..vocoder.specs import VocoderConfig, vocoder_spec
-from .config import LTX_2, LTX_2_3, AudioConfig, ltx_2, ltx_2_3, parse_config
-from .networks import AudioDecoder, AudioEncoder
-from .specs import decoder_spec, encoder_spec
+from .config import LTX_2, LTX_2_3, AudioConfig, VocoderConfig, ltx_2, ltx_2_3, parse_config
+from .specs import decoder_spec, encoder_spec, vocoder_spec
+from .vae_networks import AudioDecoder, AudioEncoder
+from .vocoder import make_vocoder
 
 # Prefixes of a network's names: the original files, whole models of other programs, and files of the audio VAE alone.
 _ROOTS = ("audio_vae.", "model.audio_vae.", "")
