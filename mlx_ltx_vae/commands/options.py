@@ -222,7 +222,7 @@ def add_sound_options(video: argparse._ArgumentGroup) -> None:
     latents = "the audio latents, if they are not in the latent file"
     video.add_argument("--audio-latents", metavar="FILE", help=latents)
     codecs = ", ".join(f"{name} ({', '.join(codec.endings)})" for name, codec in AUDIO_CODECS.items())
-    codec = f"{codecs}; default: aac, or opus for .webm"
+    codec = f"{codecs} (default: aac, or opus for .webm)"
     video.add_argument("--audio-codec", metavar="NAME", help=codec)
     audio = "add this audio file instead of decoded sound, in full length even if the video is shorter"
     video.add_argument("--audio", metavar="FILE", help=audio)
@@ -237,11 +237,12 @@ def add_video_options(video: argparse._ArgumentGroup) -> None:
         ", ".join(names[name] for name, codec in CODECS.items() if codec.is_mac_only is is_mac)
         for is_mac in (False, True)
     )
-    codec = f"{usual}; default: h264, or vp9 for .webm; on a Mac also {mac}"
+    codec = f"{usual}; on a Mac also {mac} (default: h264, or vp9 for .webm)"
     video.add_argument("--codec", metavar="NAME", help=codec)
     with_crf = {name: codec.crf for name, codec in CODECS.items() if codec.crf is not None}
-    defaults = ", ".join(f"{name} {best} of {worst}" for name, (best, worst) in with_crf.items())
-    crf = f"constant quality, 0 is best (default of the maximum: {defaults})"
+    worst = ", ".join(f"{most} for {name}" for name, (_, most) in with_crf.items())
+    defaults = ", ".join(f"{name} {crf}" for name, (crf, _) in with_crf.items())
+    crf = f"constant quality, 0 is best; the maximum is {worst} (default: {defaults})"
     video.add_argument("--crf", type=int, metavar="N", help=crf)
     with_presets = " and ".join(name for name, codec in CODECS.items() if codec.has_presets)
     preset = f"for {with_presets}: {ENCODER_PRESETS[0]} to {ENCODER_PRESETS[-1]}; slower ones make smaller files"
