@@ -49,7 +49,7 @@ def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> 
     """
     _check_is_shape(shape, "frames")
     what = f"frames have the shape {tuple(shape)}"
-    if len(shape) == 5 and shape[1] == (3 if spec.sound is None else spec.in_channels):
+    if len(shape) == 5 and shape[1] == (3 if spec.clip.unit == "frame" else spec.in_channels):
         batch, _, frames, height, width = shape
     elif len(shape) == 4 and shape[3] == 3:
         batch, (frames, height, width, _) = 1, shape

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Literal, NamedTuple
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
-from ..shapes import Axis, Border, Grid, ScaleFactors, Shape, SoundRules, TileRules, WindowSpec
+from ..shapes import Axis, Border, ClipRules, Grid, ScaleFactors, Shape, TileRules, WindowSpec
 from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 
 #: What is behind the name of a layer in that of the noise of its keyframe planes.
@@ -292,7 +292,7 @@ class NetworkSpec:
     takes_least_memory: bool = False
     rows_on_gpu: int = 6
     tiles: TileRules = TileRules()
-    sound: SoundRules | None = None  # None for pictures
+    clip: ClipRules = ClipRules()
     denoising_steps: int | None = None  # None if it does not denoise
     keyframes: tuple[int, ...] = ()  # the frame numbers of the keyframe planes that it sees
     # The same network with another number of denoising steps, and with keyframe planes; None if it takes neither.
@@ -340,6 +340,14 @@ class NetworkSpec:
         factors = zip(grid, added, self.scale, strict=True)
         time, height, width = (extent - more * factor for extent, more, factor in factors)
         return time, height, width
+
+    def decoded_grid(self, grid: Grid) -> Grid:
+        """(T, H, W) of what a decoder makes of latents with this grid, T in frames or samples."""
+        time, height, width = self.out_grid(grid)
+        if self.clip.lengths is None:
+            return time, height, width
+        first, others = self.clip.lengths
+        return first + others * (grid[0] - 1), height, width
 
     def added(self, axis: Axis, length: int) -> tuple[int, int]:
         """The positions that pad a clip of `length` along an axis to `least`, before and after it.
