@@ -148,7 +148,7 @@ def _to_frames(pixels: mx.array) -> np.ndarray:
 def original_weights(case: Case, network: str = "decoder") -> dict[str, mx.array]:
     """The weights of a case's decoder or encoder, named as in the original files, in torch's layout (O, I, D, H, W).
 
-    Those of a loaded network are laid out for the device.
+    Weights of a loaded network are laid out for the device.
     """
     if case.model:
         weights = dict(open_checkpoint(case.model).networks[network].read())

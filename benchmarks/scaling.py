@@ -74,11 +74,11 @@ class Run:
         return self.busiest.messages * link.latency + self.busiest.sent_bytes / link.bandwidth
 
     def speed_up(self, link: Link) -> float:
-        """With no communication behind computation."""
+        """The speed-up if no communication overlaps computation."""
         return self.seconds / (self.band_seconds + self.sending(link))
 
     def overlapped(self, link: Link) -> float:
-        """The speed-up with all communication behind computation, or all computation behind communication."""
+        """The speed-up if communication and computation overlap completely."""
         return self.seconds / max(self.band_seconds, self.sending(link))
 
     def share(self, link: Link) -> float:

@@ -23,7 +23,7 @@ from mlx_ltx_vae.units import format_bytes, format_seconds
 
 SECONDS = (20, 300)
 _VIDEO, _FPS = (512, 768), 24  # rows and columns of the video that the share is of
-_SHARE_SECONDS, _SHARE_LATENT_FRAMES = 4, 3  # of sound and of pictures, of which the share is measured
+_SHARE_SECONDS, _SHARE_LATENT_FRAMES = 4, 3  # of sound and of pictures, whose share is measured
 
 
 def sound_table(model: str, lengths: tuple[int, ...] = SECONDS) -> str:
@@ -50,7 +50,7 @@ def sound_table(model: str, lengths: tuple[int, ...] = SECONDS) -> str:
 
 
 def work_share(model: str, vae: str) -> str:
-    """The multiply-adds of a second of sound, and those of a second of the video that it belongs to."""
+    """The multiply-adds of a second of sound, and of a second of the video that it belongs to."""
     audio, video = open_checkpoint(model, medium=SOUND), open_checkpoint(vae, encoder=False)
     rate = round(audio.family.describe(audio.config)["latents_per_second"])
     spec = join_specs(audio.spec("decoder"), audio.spec("vocoder"))

@@ -83,7 +83,7 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
         self._own_encoder = encoder
 
     def __getstate__(self) -> dict[str, Any]:
-        """What `copy` and `pickle` take: with all weights, since the file may not be there where they are needed."""
+        """State for `copy` and `pickle`: with all weights, since the file may not be there where they are needed."""
         return {**vars(self), "_own_encoder": self.encoder}
 
     @staticmethod
@@ -128,7 +128,7 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
         return this_machine(dtype, self._weight_bytes(), keeps_dtype=self._keeps_dtype)
 
     def _weight_bytes(self, running: object = None) -> int:
-        """Bytes of the weights that are in memory, with those of a network that runs."""
+        """Bytes of the weights that are in memory, including a network that runs."""
         known = (each for each in self._known.values() if each is not None)
         return sum(num_bytes(each) for each in known if each is running or not _is_waiting(each))
 
@@ -145,7 +145,7 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
 
     @property
     def _known_encoder(self) -> EncoderT | LazyNetwork[EncoderT]:
-        """The encoder, of which plans need no weights."""
+        """The encoder. Plans need none of its weights."""
         if self._own_encoder is None:
             raise self._lacks("encoder")
         return self._own_encoder
@@ -199,7 +199,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
                 network take float16 where their range allows it, which is more accurate; given explicitly, bfloat16 is
                 used throughout. A float16 encoder computes in float32, since float16 may overflow there, and warns when
                 it is used.
-            encoder, decoder: whether to load it. Beside a decoder, the encoder's weights are read from the file when
+            encoder, decoder: True to load it. Beside a decoder, the encoder's weights are read from the file when
                 they are first used; only what its header tells is checked before.
 
         Raises:
@@ -256,12 +256,12 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             tiling: for mode "tiled"; default: the first preset that fits the VAE, such as `TilingConfig.default()`.
             tile_batch_size: maximum number of tiles of equal shape that are decoded together.
             chunk: latent frames (rows, columns) per piece; None to choose automatically.
-            ranks: the number of processes that decode together, each a band of rows; the budget is that of each.
+            ranks: the number of processes that decode together, each a band of rows; the budget is for each.
             steps: of the denoising, for VAEs that denoise; None for the checkpoint's default.
-            keyframes: those of the decode, or their frame numbers. VAEs that take none ignore them.
-            bit_depth: that of the stream's frames; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
+            keyframes: the keyframes of the decode, or their frame numbers. VAEs that take none ignore them.
+            bit_depth: 8 or 10, as in `stream`; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
             frames: the first frame to decode, as it is in the whole clip, and one more than the last; None for all.
-            joined: whether all frames become one array, as by `decode`, which then counts too.
+            joined: True if all frames become one array, as by `decode`, which then counts too.
             sound: possible plans of sound that is decoded meanwhile, the fastest first; `plan.sound` is the one to use.
 
         Raises:
@@ -304,7 +304,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     ) -> EncodePlan:
         """Plan the encode of frames (B, 3, F, H, W), or (F, H, W, 3) as for uint8. Encodes stream along time.
 
-        Arguments and errors are those of `plan`, and `pad` is that of `encode`. With `joined`, as `encode` runs it, all
+        Arguments and errors are as in `plan`, and `pad` is as in `encode`. With `joined`, as `encode` runs it, all
         latents count, and floats (B, 3, F, H, W) as an array of MLX in the encoder's dtype.
         """
         encoder = self._known_encoder
@@ -352,16 +352,16 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             timestep: 0 to 1 (default 0.05), for VAEs that take one.
             steps: as for `plan`.
             keyframes: stills that LTX-2.5's diffusion decoder sees beside the latents. Others ignore them, and warn.
-            seed: 0 (the default) to 2^32 - 1, for VAEs that add noise: those that take a timestep, and LTX-2.5's
+            seed: 0 (the default) to 2^32 - 1, for VAEs that add noise: VAEs that take a timestep, and LTX-2.5's
                 diffusion decoder.
-            noise: the noise itself, as the network draws it, or "zeros"; in tiles also one array for each tile. That of
-                the diffusion decoder is a picture (B, 3, T, H, W), or its patches (B, 48, T, H/4, W/4).
+            noise: the noise itself, as the network draws it, or "zeros"; in tiles also one array for each tile. For
+                the diffusion decoder it is a picture (B, 3, T, H, W), or its patches (B, 48, T, H/4, W/4).
             noise_scale: the fraction of the latents that is replaced by noise (default 0.025).
             like: whose convention such VAEs follow: "ltx-video"; or "diffusers", where the default timestep is 0, the
                 default noise scale the timestep, and the noise replaces a fraction of the denormalized latents.
-            unnormalized: whether the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
+            unnormalized: True if the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
             bit_depth: 8 or 10 to get integer levels instead of floats, which take less disk space in orders rows and
-                columns. None for that of the plan, or without one floats.
+                columns. None for the plan's, or floats without a plan.
             group: processes that decode together, from `mx.distributed.init()`. Each calls this with the same arguments
                 and takes all chunks, which are whole frames on every rank.
 
@@ -433,7 +433,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
 
         With `on_frames_ready` the result is None. It is called with (frames (B, 3, n, H, W), start index) as frames
         become final, each once and in order. An exception in it stops the decode and propagates to the caller.
-        `memory_budget` is that of `plan`, in place of a plan, to which its other options go. `progress` is True for a
+        `memory_budget` is as in `plan`. It replaces a plan, which takes the other options. `progress` is True for a
         progress bar on standard error, or a function `(done, total)` of frames. NumPy has no bfloat16:
         `np.array(pixels.astype(mx.float32))`.
         """
@@ -506,7 +506,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
                 F should be 1 + t*k; H and W must be multiples of the spatial scale.
             plan: from `plan_encode`; None for the default.
             tiling: overlapping tiles, blended and so not exact; in time only of one array. None for whole frames.
-            pad: whether to repeat the last frame up to 1 + t*k. Otherwise excess frames are dropped, with a warning.
+            pad: True to repeat the last frame up to 1 + t*k. Otherwise excess frames are dropped, with a warning.
             tile_batch_size, group: as for `plan` and `stream`. All ranks get the whole latents.
 
         Raises:
@@ -546,7 +546,7 @@ class PreviewVAE(VideoVAE):
     preview = PreviewVAE.from_pretrained("taeltx2_3.safetensors")
     for latents in model:  # (B, 128, n, H', W'), normalized
         show(preview.push(latents))  # (B, 3, 8n, H, W), 7 fewer for the first latents
-    preview.flush()  # the next latents are those of another clip
+    preview.flush()  # the next latents belong to another clip
     ```
 
     A model that denoises has an estimate of all latents after each step. Stills of it are one picture for each latent
@@ -577,7 +577,7 @@ class PreviewVAE(VideoVAE):
         encoder: bool = True,
         decoder: bool = True,
     ) -> "Self":
-        """Load a tiny autoencoder or a projection, as `VideoVAE.from_pretrained`. A warning for another VAE."""
+        """Load a tiny autoencoder or a projection, as `VideoVAE.from_pretrained`. Warns for another VAE."""
         vae = super().from_pretrained(source, dtype=dtype, encoder=encoder, decoder=decoder)
         if decoder and vae._decoder.stills() is None:
             name = source.name if isinstance(source, Checkpoint) else source
@@ -589,7 +589,7 @@ class PreviewVAE(VideoVAE):
         """Decode the next latents (B, C, n, H', W') of the clip to the frames (B, 3, n', H, W) that they give.
 
         None if there are none yet, which happens with decoders that are not causal only. After an error, the next
-        latents are those of another clip. Errors are those of `stream`.
+        latents belong to another clip. Raises the errors of `stream`.
         """
         pushed, self._pushed = self._pushed, None
         if pushed is None:
@@ -630,7 +630,7 @@ def load_encoder(
 
 
 def _is_waiting(network: Network | LazyNetwork[Any]) -> bool:
-    """Whether the weights of a network have not been read."""
+    """Return whether the weights of a network have not been read."""
     return isinstance(network, LazyNetwork) and network.loaded is None
 
 

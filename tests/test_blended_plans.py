@@ -62,7 +62,7 @@ def test_a_plan_of_tiles_says_where_it_blends(tiling, blended, mode):
             20,
             100,
             {"joined": True},
-            "write a file, or take the frames from stream, in place of one array, or use a smaller",
+            "write a file, or take the frames from stream, instead of one array, or use a smaller",
         ),
         (4, 200, {"order": "time"}, "use order columns in mode exact, or use a smaller size or fewer frames"),
         (8, 300, {}, "use a smaller size or fewer frames"),

@@ -204,7 +204,7 @@ def test_it_is_converted_and_verified(path, weights, latents, tmp_path, capsys):
 
 def test_checkpoints_of_two_families_differ(golden, path):
     conv = open_checkpoint(golden("ltx2_3").checkpoint, encoder=False)
-    with pytest.raises(CheckpointsDiffer, match="differs from that of the source .* in family"):
+    with pytest.raises(CheckpointsDiffer, match="differs from the source .* in family"):
         verify_conversion(conv, open_checkpoint(path))
 
 

@@ -126,7 +126,7 @@ def _modules_above(key: str) -> Iterator[str]:
 
 
 def _problem(weight: mx.array) -> str | None:
-    """What no trained weight is; None if there is nothing wrong with it."""
+    """The property of a weight that no trained weight has; None if there is nothing wrong with it."""
     total = to_float(weight.sum())
     if total and math.isfinite(total):  # every weight is finite and one is not 0: one pass, so that loading stays fast
         return None

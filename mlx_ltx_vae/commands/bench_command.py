@@ -134,7 +134,7 @@ def _name(case: Case) -> str:
 
 
 def _report(cases: Sequence[Case], results: Sequence[list[Run]]) -> str:
-    """What was measured, and where; medians as a Markdown table."""
+    """Report of the measurements and their machine; medians as a Markdown table."""
     machine, case = describe_machine(), cases[0]
     dtype = next(runs[0]["dtype"] for runs in results if runs)
     width = f", {case.base_width} base channels" if case.base_width else ""

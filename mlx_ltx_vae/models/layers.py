@@ -66,7 +66,7 @@ def inverse_rms(x: mx.array, eps: float = PIXEL_NORM_EPS) -> mx.array:
     channels = x.shape[-1]
     if not is_cpu():
         return mx.rsqrt(_squares(x).sum(axis=-1, keepdims=True) / channels + eps)
-    # Summed in two steps, the first of which is vectorized: MLX's CPU backend reduces the last axis one element at
+    # Summed in two steps, the first one vectorized: MLX's CPU backend reduces the last axis one element at
     # a time. A matrix product would be faster, but its rounding depends on the length of the piece.
     squares = mx.square(x.astype(mx.float32)).reshape(*x.shape[:-1], -1, math.gcd(channels, _LANES))
     return mx.rsqrt(squares.sum(axis=-2).sum(axis=-1, keepdims=True) / channels + eps)
@@ -85,7 +85,7 @@ def _squares(x: mx.array) -> mx.array:
 
 
 def activate(x: mx.array, modulation: Modulation | None = None, dtype: mx.Dtype | None = None) -> mx.array:
-    """Apply the norm, the modulation (shift + x * (1 + scale)) and SiLU; in `dtype`, or in that of `x`."""
+    """Apply the norm, the modulation (shift + x * (1 + scale)) and SiLU; in `dtype`, or in the dtype of `x`."""
     target = dtype or x.dtype
     x = pixel_norm(x)
     if modulation is not None:
@@ -94,7 +94,7 @@ def activate(x: mx.array, modulation: Modulation | None = None, dtype: mx.Dtype 
 
 
 def silu(x: mx.array, dtype: mx.Dtype | None = None) -> mx.array:
-    """x * sigmoid(x), computed in float32; in `dtype`, or in that of `x`."""
+    """x * sigmoid(x), computed in float32; in `dtype`, or in the dtype of `x`."""
     target = dtype or x.dtype
     return _subtract(x, _series(x)).astype(target) if is_cpu() else _SILU_KERNELS[target](x)
 
@@ -179,7 +179,7 @@ class CausalConv3d(nn.Module):
         self.spec = spec
 
     def operands(self, modulation: Modulation | None) -> mx.Dtype:
-        """The dtype in which it takes its input, which is behind a norm with this modulation."""
+        """The dtype in which it takes its input, which follows a norm with this modulation."""
         return self.conv.operands(lambda: norm_bound(self.spec.in_channels, modulation))
 
     def window(self, context: StreamContext) -> Window:
@@ -365,7 +365,7 @@ _SCALES = ("weight", "gamma")  # vectors that multiply
 
 
 def add_weights(module: nn.Module, weights: Weights, path: str = "") -> None:
-    """Add those of a network's weights that lie below the `path` of a module, and that it does not have yet.
+    """Add a network's weights that lie below the `path` of a module, and that it does not have yet.
 
     A matrix `name.weight` becomes a linear layer `name`, unless the module has something else there. All else is an
     array, of ones if it scales, and otherwise of zeros. What no module stands for is an `nn.Module` of its own.
@@ -491,7 +491,7 @@ class FrameAttention(nn.Module):
         add_weights(self, spec.weights, spec.name)
 
     def __call__(self, x: mx.array, neighbors: Neighbors | None = None) -> mx.array:
-        """(B, T, H, W, C) -> (B, T, H, W, C); the positions of a band attend to those of all bands."""
+        """(B, T, H, W, C) -> (B, T, H, W, C); the positions of a band attend to all bands."""
         batch, time, _, _, channels = x.shape
         queries, keys, values = mx.split(self.to_qkv(self._normalize(x)), 3, axis=-1)
         if neighbors is not None:
@@ -502,7 +502,7 @@ class FrameAttention(nn.Module):
     def _attend(self, queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
         """Single-head attention, (N, 1, L, C), in blocks of queries.
 
-        MLX fuses no attention of so many channels, so all scores of a block are in memory. Each block is evaluated
+        MLX fuses no attention with this many channels, so all scores of a block are in memory. Each block is evaluated
         before the next one, since otherwise their memory would be taken together.
         """
         attend = partial(mx.fast.scaled_dot_product_attention, scale=keys.shape[-1] ** -0.5)

@@ -15,7 +15,7 @@ from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..shapes import Axis, Border, ClipRules, Grid, ScaleFactors, Shape, TileRules, WindowSpec
 from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 
-#: What is behind the name of a layer in that of the noise of its keyframe planes.
+#: Suffix of a layer's name that names the noise of its keyframe planes.
 PLANES = ".keyframes"
 #: Latent frames after which a stream by time takes no more memory, and more than any window has.
 LONG_CLIP = 64
@@ -52,7 +52,7 @@ class PaddingMode(enum.Enum):
 
 
 class Activation(enum.Enum):
-    """Whether, and where, norm and SiLU are applied before a convolution."""
+    """Position of the norm and SiLU before a convolution, or none."""
 
     NONE = "none"
     INPUT = "input"  # applied to the whole view; the cache holds the layer's input unchanged
@@ -230,13 +230,13 @@ class ConvSpec(LayerSpec):
         return scratch_bytes(shape, formulation, machine.itemsize, on_cpu=on_cpu, is_scaled=is_scaled)
 
     def weight_copy_bytes(self, machine: Machine) -> int:
-        """Bytes of the kernel in float32, in which the CPU backend computes in any precision."""
+        """Bytes of the kernel in float32: the CPU backend computes in it in any precision."""
         if machine.backend is not Backend.CPU or machine.itemsize == FLOAT32_BYTES:
             return 0
         return TAPS**3 * self.in_channels * self.conv_channels * FLOAT32_BYTES
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
-        """Those of the convolution, and of a skip connection that changes the number of channels."""
+        """Multiply-adds of the convolution, and of a skip connection that changes the number of channels."""
         positions = math.prod(
             window.results(extent) * window.stride // stride
             for window, extent, stride in zip(self.windows, part, self.conv_stride, strict=True)
@@ -253,7 +253,7 @@ class FrameAttentionSpec(LayerSpec):
     max_scores: int = 2**27
 
     def query_block(self, frames: int, positions: int) -> int:
-        """How many queries of each frame are computed at a time, of which each attends to `positions`."""
+        """The number of queries of each frame that are computed at a time; each attends to `positions`."""
         return max(1, min(positions, self.max_scores // (frames * positions)))
 
     def work_bytes(self, step: Step) -> int:
@@ -276,7 +276,7 @@ class NetworkSpec:
     repeat from patch to patch are then an error of the device. None if it clamps them, so that they may repeat.
 
     Its first layer pads an input that is smaller than `least`, and its last stage cuts off what the padding becomes.
-    With `takes_least_memory`, a plan takes the order with the least memory in place of the first that fits.
+    With `takes_least_memory`, a plan takes the order with the least memory instead of the first that fits.
 
     `rows_on_gpu` is the pace of its fastest steps along rows and columns on a GPU: by default the six outputs of a tile
     of Metal's Winograd convolutions.
@@ -352,14 +352,14 @@ class NetworkSpec:
     def added(self, axis: Axis, length: int) -> tuple[int, int]:
         """The positions that pad a clip of `length` along an axis to `least`, before and after it.
 
-        In time all of them are behind the clip; in space half, rounded down, are in front.
+        In time all of them follow the clip; in space half, rounded down, precede it.
         """
         missing = max(0, self.least[axis.grid] - length)
         before = 0 if axis is Axis.TIME else missing // 2
         return before, missing - before
 
     def before_tiles(self) -> "NetworkSpec":
-        """The layers that run on the whole clip if it is cut into tiles behind them."""
+        """The layers that run on the whole clip if it is cut into tiles after them."""
         return replace(self, layers=self.layers[: self.tiles.start], least=(1, 1, 1))
 
     def of_tile(self, *, first: bool, last: bool) -> "NetworkSpec":

@@ -233,7 +233,7 @@ class Plan:
 
     @property
     def blended(self) -> tuple[str, ...]:
-        """Where tiles are blended, so that the result is not the single pass's: in "space", in "time"."""
+        """Axes along which tiles are blended, so that the result differs from the single pass: "space", "time"."""
         if self.layout is None:
             return ()
         axes = {"space": (self.layout.height, self.layout.width), "time": (self.layout.time,)}
@@ -275,9 +275,9 @@ class Plan:
 class DecodePlan(Plan):
     """The plan of a decode. `print(plan)` explains it.
 
-    Of an `excerpt`, the shapes are those of the latent frames and the frames that are decoded. `denoising_steps` are
-    those of a network that denoises, and `keyframes` the frame numbers of those that it sees. `outputs` are what the
-    consumer makes of the frames, and `format` the levels in which it gets them, if it is not floats.
+    With an `excerpt`, the shapes count only the latent frames and frames that are decoded. `denoising_steps` belong
+    to a network that denoises, and `keyframes` are the frame numbers of the keyframes that it sees. `outputs` is what
+    the consumer makes of the frames, and `format` the levels in which it gets them, if not floats.
     """
 
     excerpt: Excerpt | None = None
@@ -448,7 +448,7 @@ def why_not(spec: NetworkSpec, order: Order) -> str | None:
 
 
 def check_bands(spec: NetworkSpec, grid: Grid, ranks: int) -> None:
-    """Check that a band of this grid (T, H, W), the smallest of those of some ranks, has what its neighbors need."""
+    """Check that a band of this grid (T, H, W), the smallest of all ranks, has what its neighbors need."""
     for layer, (_, height, _) in spec.walk(grid):
         if height < layer.least_band(Axis.HEIGHT):
             raise PlanError(

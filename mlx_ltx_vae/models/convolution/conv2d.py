@@ -28,7 +28,7 @@ class Conv2d(PreparedModule):
     """A 3x3 convolution over each frame of (B, T, H, W, C).
 
     Args:
-        shape: that of the weight, (O, 3, 3, I / groups).
+        shape: the weight's, (O, 3, 3, I / groups).
         is_upsampled: each position of its input counts as 2x2 equal ones. They are not made: an output sees no more
             than 2x2 different positions, so there is a kernel of these for each of the four outputs of a position, and
             4/9 of the work.

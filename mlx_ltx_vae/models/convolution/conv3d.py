@@ -8,7 +8,7 @@ emulation of that rounding, bfloat16 loses 2.7 to 6 % of a convolution's result,
 convolution without Winograd 0.2 to 0.3 %. The operands of a bfloat16 network are therefore float16: same size, more
 digits, and less range.
 
-Behind a norm the range is known, because the norm bounds the length of every position's vector. Other inputs are
+After a norm the range is known, because the norm bounds the length of every position's vector. Other inputs are
 multiplied by a power of two, which the device computes from their largest magnitude, and the result is divided by it in
 float32. The factor belongs to an output frame and depends on the frames that it sees, so that a stream by time has the
 same factors however it is cut. Along rows and columns a piece has a part of each frame, and may have another factor. A
@@ -59,18 +59,18 @@ class PreparedModule(nn.Module, ABC):
     def prepare(self, *, keeps_dtype: bool = False) -> None:
         """Lay out the weights for the default device, evaluated, also in a more accurate dtype unless `keeps_dtype`.
 
-        Its own weights may be views, which it copies. Those of modules that it contains are loaded and prepared.
+        Its own weights may be views, which it copies. Weights of modules that it contains are loaded and prepared.
         """
 
 
 def prepared_modules(network: nn.Module) -> dict[str, PreparedModule]:
-    """Those of a network, by their paths."""
+    """The prepared modules of a network, by their paths."""
     return {path: module for path, module in network.named_modules() if isinstance(module, PreparedModule)}
 
 
 def prepare(network: nn.Module, *, keeps_dtype: bool) -> None:
     """Lay out the weights of all modules of a network, one by one."""
-    for module in reversed(prepared_modules(network).values()):  # modules follow those that contain them
+    for module in reversed(prepared_modules(network).values()):  # modules follow the modules that contain them
         module.prepare(keeps_dtype=keeps_dtype)
 
 
@@ -118,7 +118,7 @@ def runs(indices: Sequence[int], longest: int) -> list[slice]:
 
 
 _HALF_MAX = 65504.0
-_NORM_MARGIN = 4  # of the length of an input behind a norm, for a timestep's modulation
+_NORM_MARGIN = 4  # of the length of an input after a norm, for a timestep's modulation
 
 # A float32 number is 2^(e - 127) times its mantissa, of 23 bits.
 _MANTISSA_BITS, _EXPONENT_BIAS, _EXPONENT_MASK = 23, 127, 0xFF
@@ -152,7 +152,7 @@ class HalfScale(NamedTuple):
 
 
 def half_scale(weight: mx.array) -> HalfScale:
-    """What makes a weight (O, 3, 3, 3, I) as large as inputs behind a norm allow.
+    """The factor that makes a weight (O, 3, 3, 3, I) as large as inputs after a norm allow.
 
     Winograd's transforms make some weights 8100 times smaller, below float16's normal range if nothing is done.
     """
@@ -339,7 +339,7 @@ def join_frames(frames: mx.array, factors: mx.array | None = None) -> mx.array:
 
 
 def pad(frames: mx.array, padding: Padding) -> mx.array:
-    """Frames (B, T, H, W, C) with so many zeros at both ends of each axis."""
+    """Frames (B, T, H, W, C) with this many zeros at both ends of each axis."""
     if not any(padding):
         return frames
     return mx.pad(frames, [(0, 0), *((extent, extent) for extent in padding), (0, 0)])

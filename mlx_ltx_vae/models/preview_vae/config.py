@@ -26,7 +26,7 @@ ENCODER_WIDTH = 64
 
 
 class OutputKind(Enum):
-    """What a decoder makes of each latent frame."""
+    """Output of a decoder for each latent frame."""
 
     FRAMES = "frames"
     STILLS = "stills"  # one picture, which stands for the last of its frames

@@ -1,8 +1,8 @@
-"""The configuration of an audio VAE and its vocoder, how JSON states it, and those of the published ones. No MLX.
+"""The configuration of an audio VAE and its vocoder, how JSON states it, and the published ones. No MLX.
 
     {"audio_vae": {"model": {"params": {"ddconfig": {...}}}, "preprocessing": {...}}, "vocoder": {...}}
 
-The vocoder of LTX-2 is one JSON object; that of later releases has a `vocoder` and a `bwe` in it.
+The vocoder of LTX-2 is one JSON object; the object of later releases contains a `vocoder` and a `bwe`.
 """
 
 import enum
@@ -44,7 +44,7 @@ class MelConfig:
 
 
 class End(enum.Enum):
-    """What a generator's samples go through at the end."""
+    """Function applied to a generator's samples at the end."""
 
     TANH = "tanh"
     CLAMP = "clamp"
@@ -60,7 +60,7 @@ class GeneratorConfig:
         width: channels before the first stage; each stage halves them.
         rates, kernels: for each stage, the samples that it makes of one, and the size of its convolution.
         block_kernels, dilations: of the residual blocks, which all stages have alike.
-        is_antialiased: whether activations are SnakeBeta at twice the rate, in place of leaky ReLU.
+        is_antialiased: True if activations are SnakeBeta at twice the rate, False for leaky ReLU.
     """
 
     in_channels: int
@@ -114,7 +114,7 @@ class AudioConfig(Scaled):
 
     Attributes:
         channels: of the latents, which are not packed.
-        width: channels of the first level; `multipliers` are those of all levels relative to it.
+        width: channels of the first level; `multipliers` are the channels of all levels relative to it.
         attention_levels: levels whose blocks are each followed by an attention.
         vocoder: None for a VAE without one.
     """
@@ -145,7 +145,7 @@ class AudioConfig(Scaled):
 
     @property
     def latent_channels(self) -> int:
-        """Channels of packed latents, each of which has statistics."""
+        """Channels of packed latents. Each channel has statistics."""
         return self.channels * self.bins
 
     @property
@@ -158,12 +158,12 @@ class AudioConfig(Scaled):
         return self.mel.sample_rate / self.mel.hop / self.time_scale
 
     def mel_frames(self, latents: int) -> int:
-        """The number of mel frames that so many latents decode to."""
+        """The number of mel frames that this many latents decode to."""
         first = self.time_scale if self.causality is Causality.NONE else 1
         return first + self.time_scale * (latents - 1)
 
     def num_samples(self, latents: int) -> int:
-        """The number of samples that so many latents decode to."""
+        """The number of samples that this many latents decode to."""
         assert self.vocoder is not None
         return self.vocoder.num_samples(self.mel_frames(latents))
 
@@ -346,18 +346,18 @@ def _read(raw: Mapping[str, Any], keys: Mapping[str, Key], source: str) -> dict[
 def _object(raw: Mapping[str, Any], key: str, source: str) -> Mapping[str, Any]:
     value = raw.get(key)
     if not isinstance(value, Mapping):
-        raise CheckpointError(f"{source}: its configuration has no object {key!r}; use that of the original file.")
+        raise CheckpointError(f"{source}: its configuration has no object {key!r}; use the original configuration.")
     return value
 
 
-#: What `AudioConfig.generation` calls them; LTX-2.5 has that of LTX-2.3.
+#: Names of the generations in `AudioConfig.generation`; LTX-2.5 has the audio VAE of LTX-2.3.
 LTX_2, LTX_2_3 = "LTX-2 audio", "LTX-2.3 audio"
 
 _BASE_CHANNELS = 128
 
 
 def ltx_2(base_channels: int = _BASE_CHANNELS) -> AudioConfig:
-    """As narrow as a VAE with so many channels at its first level, of which the published one has 128."""
+    """A configuration as narrow as a VAE with this many channels at its first level; the published one has 128."""
     vocoder = GeneratorConfig(
         in_channels=128,
         width=8 * base_channels,
@@ -372,7 +372,7 @@ def ltx_2(base_channels: int = _BASE_CHANNELS) -> AudioConfig:
 
 
 def ltx_2_3(base_channels: int = _BASE_CHANNELS) -> AudioConfig:
-    """As `ltx_2`, with the antialiased vocoder and its bandwidth extension."""
+    """`ltx_2` with the antialiased vocoder and its bandwidth extension."""
     first = GeneratorConfig(
         in_channels=128,
         width=12 * base_channels,

@@ -17,7 +17,7 @@ from ...shapes import Axis, ClipRules, Grid, WindowSpec
 from ..specs import LayerSpec, NetworkSpec, Step, Weights, linear_weights
 from .config import AudioConfig, Causality, ExtensionConfig, GeneratorConfig, Norm, VocoderConfig
 
-#: Taps of the stored low-pass filters of an antialiased activation, whose rate is twice that of its input.
+#: Taps of the stored low-pass filters of an antialiased activation, whose rate is twice its input's.
 FILTER_TAPS = 12
 #: Input positions before and after its own that an output of such an activation depends on.
 FILTER_REACH = 5
@@ -36,10 +36,10 @@ _ENCODE_CHUNKS = (64, 25, 6, 1)
 
 @dataclass(frozen=True)
 class Conv2DSpec(LayerSpec):
-    """A layer around one convolution over time and frequency, behind norm and SiLU if it `is_activated`.
+    """A layer around one convolution over time and frequency, after norm and SiLU if it `is_activated`.
 
     Attributes:
-        conv_windows: those of the convolution along time and frequency, which may come behind a repetition.
+        conv_windows: windows of the convolution along time and frequency, which may follow a repetition.
         dropped_bins: frequencies that are dropped at the low end.
         skip_channels: of the skip connection that is added; 0 for none.
     """
@@ -200,7 +200,7 @@ class _Layers:
         return [self.block("mid.block_1", width, width), *attention, self.block("mid.block_2", width, width)]
 
     def level(self, path: str, count: int, width: int, own: int, is_attended: bool) -> list[NetworkPart]:
-        """The blocks of one resolution, of which the first changes the `width`, each with an attention or none."""
+        """The blocks of one resolution. The first changes the `width`; each has an attention or none."""
         parts: list[NetworkPart] = []
         for number in range(count):
             parts.append(self.block(f"{path}.block.{number}", own if number else width, own))
@@ -244,7 +244,7 @@ class _Layers:
         return NetworkPart(path, (replace(layer, down=(2, 2, 1), windows=self._halves, conv_windows=self._halves[:2]),))
 
     def _conv(self, name: str, in_channels: int, out_channels: int, norm: str = "") -> Conv2DSpec:
-        """Behind a norm and SiLU, if there is the name of a norm."""
+        """A convolution, after a norm and SiLU if a norm is named."""
         weights: Weights = (
             (f"{name}.conv.weight", (out_channels, 3, 3, in_channels)),
             (f"{name}.conv.bias", (out_channels,)),
@@ -323,7 +323,7 @@ class TransposedSpec(SignalSpec):
         return math.ceil((count + self.cut) / self.rate) if axis is Axis.TIME else count
 
     def fixed_bytes(self) -> int:
-        """What its weight takes more once it is laid out in whole blocks."""
+        """Additional bytes of its weight once it is laid out in whole blocks."""
         added = -self.kernel % self.rate
         return added * self.in_channels * self.out_channels * FLOAT32_BYTES
 
@@ -414,7 +414,7 @@ def vocoder_spec(config: VocoderConfig) -> NetworkSpec:
 
 
 def extension_layers(config: ExtensionConfig, second: tuple[LayerSpec, ...]) -> tuple[SignalSpec, SignalSpec]:
-    """The layers in front of the second generator and behind it, between which the resampled waveform waits."""
+    """The layers before and after the second generator, between which the resampled waveform waits."""
     frequencies = config.window // 2 + 1
     channels = config.generator.out_channels
     stft = WindowSpec(config.window, config.hop, config.window - config.hop, 0)
@@ -508,7 +508,7 @@ def _branches(config: GeneratorConfig, prefix: str, stage: int, width: int) -> B
 def block_layers(
     config: GeneratorConfig, name: str, width: int, kernel: int, dilations: tuple[int, ...]
 ) -> tuple[SignalSpec, ...]:
-    """A residual block: per dilation two convolutions, behind an activation each, and a skip connection."""
+    """A residual block: per dilation two convolutions, each after an activation, and a skip connection."""
     layers: list[SignalSpec] = []
     for index, dilation in enumerate(dilations):
         pair: list[SignalSpec] = []

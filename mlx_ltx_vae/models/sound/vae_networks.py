@@ -1,4 +1,4 @@
-"""The modules of the audio VAE. Checkpoint names are those of the original files."""
+"""The modules of the audio VAE. Checkpoint names are as in the original files."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -83,7 +83,7 @@ class Conv2DLayer(PreparedModule):
         return self.convolve(plane, view.before, needed - plane.shape[1])
 
     def convolve(self, plane: mx.array, before: int, after: int) -> mx.array:
-        """(B, T, F, C), with so many rows of zeros along time, to (B, T', F', 1, C')."""
+        """(B, T, F, C), with this many rows of zeros along time, to (B, T', F', 1, C')."""
         time, frequency = self.spec.conv_windows
         plane = mx.pad(plane, [(0, 0), (before, after), (frequency.before, frequency.after), (0, 0)])
         if self._uses_products:
@@ -95,7 +95,7 @@ class Conv2DLayer(PreparedModule):
         return (result.astype(dtype) + bias)[:, :, :, None]
 
     def convolve_repeated(self, rows: mx.array, first: int, end: int) -> mx.array:
-        """Convolve rows (B, T, F, C), each position of which counts as 2x2, without the `first` and the last `end`.
+        """Convolve rows (B, T, F, C), each position counted as 2x2, without the `first` and the last `end`.
 
         Of the result (B, 2 * T - first - end - 2, F', 1, C'), `dropped_bins` are left out.
         """
@@ -110,7 +110,7 @@ class Conv2DLayer(PreparedModule):
         return result[:, front : result.shape[1] - back, :bins]
 
     def _apply(self, products: Callable[[mx.array, mx.array, mx.array], mx.array], plane: mx.array) -> mx.array:
-        """What matrix products in float32 make of a padded plane."""
+        """Convolve a padded plane by matrix products in float32."""
         taps = self.conv.weight if self._is_arranged else arrange(self.conv.weight, 1)
         result = products(*(array.astype(mx.float32) for array in (plane, taps, self.conv.bias)))
         return mx.contiguous(result).astype(plane.dtype)[:, :, :, None]
@@ -250,7 +250,7 @@ class AudioDecoder(Decoder):
 class AudioEncoder(SoundEncoder):
     """Encodes log-mel spectrograms (B, T, bins, 1, 2) to the means of packed latents (B, T', 1, 1, C).
 
-    Checkpoint keys: those of `AudioDecoder`, with `down.i` and `downsample`.
+    Checkpoint keys: as `AudioDecoder`, with `down.i` and `downsample`.
     """
 
     def __init__(self, config: AudioConfig, statistics: Statistics) -> None:

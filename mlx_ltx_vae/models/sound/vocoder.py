@@ -1,6 +1,6 @@
 """A vocoder: mel spectrograms to waveforms, as a generator, and in LTX-2.3 and later its bandwidth extension.
 
-Operations are on signals (B, T, C). Checkpoint names are those of the original files. Short filters are shared by all
+Operations are on signals (B, T, C). Checkpoint names are as in the original files. Short filters are shared by all
 channels.
 """
 
@@ -203,7 +203,7 @@ def conv_stage(
     skip: Delay | None = None,
     end: Callable[[mx.array], mx.array] | None = None,
 ) -> Stage:
-    """A convolution behind a leaky ReLU with a `slope`, whose input enters one delay, and to which another is added.
+    """A convolution after a leaky ReLU with a `slope`, whose input enters one delay, and to which another is added.
 
     `end` is applied to what it returns.
     """
@@ -427,8 +427,8 @@ class MelSTFT(nn.Module):
 class ExtendedVocoder(Network):
     """The vocoder of LTX-2.3 and later: a generator at 16 kHz, and one that extends its bandwidth to 48 kHz.
 
-    The waveform of the first, resampled, is added to that of the second, which takes its spectrogram. Checkpoint keys:
-    `vocoder`, `bwe_generator`, `mel_stft`.
+    The first one's waveform, resampled, is added to the output of the second, which takes its spectrogram. Checkpoint
+    keys: `vocoder`, `bwe_generator`, `mel_stft`.
     """
 
     dtype = mx.float32

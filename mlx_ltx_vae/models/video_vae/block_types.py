@@ -238,7 +238,7 @@ class _Entry(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """What the list says about the change of width; 1 if it states the width itself."""
+        """The change of width that the list states; 1 if it states the width itself."""
         if not self.meaning.multiplier or self.options["out_channels"]:
             return 1
         factor = self.options["multiplier"] or self.meaning.multiplier
@@ -246,7 +246,7 @@ class _Entry(NamedTuple):
 
     @property
     def is_stated(self) -> bool:
-        """Whether the list says how the width changes. Lists of pruned networks leave it out."""
+        """True if the list says how the width changes. Lists of pruned networks leave it out."""
         return self.meaning.type is not RES_CHANGE or bool(self.options["multiplier"] or self.options["out_channels"])
 
     @property

@@ -180,7 +180,7 @@ class VAEConfig(Scaled):
     def network(self, name: str) -> NetworkConfig:
         """The encoder or the decoder, by its name; a `CheckpointError` if there is none."""
         if name not in self.networks:
-            raise CheckpointError(f"the configuration has no {name}; use that of a whole VAE.")
+            raise CheckpointError(f"the configuration has no {name}; use the configuration of a whole VAE.")
         return self.networks[name]
 
     @property
@@ -190,12 +190,12 @@ class VAEConfig(Scaled):
 
     @property
     def causal_decoder(self) -> bool:
-        """Whether a decoded frame depends on earlier latent frames only."""
+        """True if a decoded frame depends on earlier latent frames only."""
         return self.decoder is not None and self.decoder.options.causal
 
     @property
     def timestep_conditioning(self) -> bool:
-        """Whether the decoder takes a timestep and noise (0.9.1 to 0.9.8)."""
+        """True if the decoder takes a timestep and noise (0.9.1 to 0.9.8)."""
         return self.decoder is not None and self.decoder.options.has_timestep
 
 
@@ -295,7 +295,7 @@ def _default_padding(values: Mapping[str, Any], decoder_blocks: Sequence[Any] | 
     generation = name_generation(None, decoder_blocks, values["timestep_conditioning"])
     if generation.startswith("LTX-Video 0.9") or values["timestep_conditioning"] or values["blocks"]:
         return "zeros"
-    # The encoders of 0.9.0 and 0.9.1 have strided convolutions, and those of LTX-2 have none.
+    # The encoders of 0.9.0 and 0.9.1 have strided convolutions, and LTX-2's have none.
     kinds = (ENCODER_BLOCKS.get(name) for name, _ in values["encoder_blocks"] or ())
     padding = "zeros" if any(kind is not None and kind.type is STRIDED for kind in kinds) else "reflect"
     if generation == "custom" and decoder_blocks:

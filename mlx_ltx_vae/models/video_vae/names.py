@@ -1,4 +1,4 @@
-"""Configurations and tensor names of diffusers and of pruned decoders, translated to those of the original files.
+"""Configurations and tensor names of diffusers and of pruned decoders, translated to the original files' names.
 
 diffusers groups the original's flat list of blocks into a mid block and down or up blocks. The order of the parts of
 these groups gives each part's index in the original list, so one walk yields the configuration and the tensor names:
@@ -115,12 +115,12 @@ class DiffusersVAE(NamedTuple):
 
 
 def has_diffusers_names(names: Iterable[str]) -> bool:
-    """Whether tensor names within a network are those of diffusers."""
+    """Return whether tensor names within a network are diffusers'."""
     return any(name.startswith("mid_block.") or ".resnets." in name for name in names)
 
 
 def is_diffusers_config(raw: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is the configuration of a diffusers autoencoder, supported or not."""
+    """Return whether a JSON object is the configuration of a diffusers autoencoder, supported or not."""
     return _class_name(raw).startswith(("AutoencoderKL", _DIFFUSION_DECODER))
 
 
@@ -165,7 +165,7 @@ def _class_name(raw: Mapping[str, Any]) -> str:
 def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str, Any]:
     if class_name == _DIFFUSION_DECODER:
         raise CheckpointError(
-            f"{source}: its config.json is that of a diffusion decoder ({class_name}), and its tensors are those of a "
+            f"{source}: its config.json describes a diffusion decoder ({class_name}), and its tensors belong to a "
             "convolutional VAE; use the config.json that came with the weights."
         )
     if class_name not in _DEFAULTS:

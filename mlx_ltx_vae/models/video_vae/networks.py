@@ -68,7 +68,7 @@ class ConvDecoder(Decoder):
         debug: bool = False,
         chunked_conv: bool = False,
     ) -> mx.array:
-        """As any decoder's, with what the tilers of other ports pass.
+        """Decode like any decoder, with the arguments that the tilers of other ports pass.
 
         Args:
             causal: must agree with the checkpoint.
