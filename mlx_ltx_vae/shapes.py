@@ -71,19 +71,17 @@ class Scaled(ABC):
 
 
 class ClipRules(NamedTuple):
-    """What a network's clip is along time, frames of a video or samples of sound, and how it is run.
+    """The clip of a network along time: its unit, its lengths, and how it is run.
 
-    The last three are of an encoder of sound, which takes the frames of a spectrogram.
+    `hop`, `bins` and `frame_bytes` belong to encoders of sound, which take the frames of a spectrogram.
     """
 
     unit: Literal["frame", "sample"] = "frame"
     chunks: tuple[int, ...] = ()  # possible numbers of latents per piece, the fastest first; () for any
     flushes_with_last: bool = False  # each layer takes a piece in one step, and is flushed with the last one
-    held_copies: int = 1  # of the latents that a caller holds: sound's also as they are packed
-    lengths: tuple[int, int] | None = (
-        None  # outputs of the first latent, and of each other one; None: as the layers say
-    )
-    sample_rate: int = 0  # of the waveform that it makes, or that the spectrogram is made of
+    held_copies: int = 1  # of a caller's latents; sound's are held as given and as packed
+    lengths: tuple[int, int] | None = None  # outputs of the first latent and of each other one; None: the layers'
+    sample_rate: int = 0  # of the decoded waveform, or the one that the spectrogram is made from
     hop: int = 1  # samples per frame
     bins: int = 1  # frequencies
     frame_bytes: int = 0  # of memory that is needed to make a frame, per batch item

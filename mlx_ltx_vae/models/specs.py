@@ -273,7 +273,7 @@ class NetworkSpec:
     """A whole network: one spec per stage, in execution order.
 
     `patch_size` is the pixels per side of the patches that a decoder makes of each position at the end. Pixels that
-    repeat from patch to patch are then an error of the device. None if it clamps them, so that they may repeat.
+    repeat from patch to patch are then an error of the device. None if they are not checked.
 
     Its first layer pads an input that is smaller than `least`, and its last stage cuts off what the padding becomes.
     With `takes_least_memory`, a plan takes the order with the least memory instead of the first that fits.

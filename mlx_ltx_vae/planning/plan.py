@@ -194,7 +194,7 @@ class Plan:
 
     @property
     def unit(self) -> str:
-        """What it counts along time: "frame", or "sample" of sound."""
+        """The unit of its lengths along time: "frame", or "sample" of sound."""
         return self.clip.unit
 
     @property

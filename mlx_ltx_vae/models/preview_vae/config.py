@@ -165,7 +165,7 @@ def decoder_spec(config: PreviewConfig) -> NetworkSpec:
         layers.append(replace(spec, up=(1, 2, 2), is_upsampled=True) if upsamples else spec)
     last = _conv(f"layers.{_LAST_DECODER_LAYER}", widths[-1], _COLORS)
     layers.append(replace(last, out_channels=3, up=(1, PATCH, PATCH)))
-    return NetworkSpec(tuple(layers))
+    return NetworkSpec(tuple(layers), patch_size=PATCH)
 
 
 def encoder_spec(config: PreviewConfig) -> NetworkSpec:

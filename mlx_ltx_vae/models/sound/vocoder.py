@@ -1,6 +1,6 @@
 """A vocoder: mel spectrograms to waveforms, as a generator, and in LTX-2.3 and later its bandwidth extension.
 
-Operations are on signals (B, T, C). Checkpoint names are as in the original files. Short filters are shared by all
+Operations are on signals (B, T, C). The modules carry the original files' tensor names. Short filters are shared by all
 channels.
 """
 

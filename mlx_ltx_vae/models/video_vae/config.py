@@ -1,4 +1,4 @@
-"""The configuration of a video VAE, those of the published generations, and the layer specs of its networks. No MLX.
+"""Configurations of video VAEs, the published generations, and the layer specs of their networks. No MLX.
 
 Strings from a checkpoint become enums and block types here.
 """

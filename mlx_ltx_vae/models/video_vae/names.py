@@ -1,4 +1,4 @@
-"""Configurations and tensor names of diffusers and of pruned decoders, translated to the original files' names.
+"""Translate configurations and tensor names of diffusers and of pruned decoders to the original files' names.
 
 diffusers groups the original's flat list of blocks into a mid block and down or up blocks. The order of the parts of
 these groups gives each part's index in the original list, so one walk yields the configuration and the tensor names:
