@@ -9,8 +9,7 @@ from typing import Any, cast
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..errors import PlanError, TilingError, option, warn
 from ..models.convolution.rules import TAPS
-from ..models.input_shapes import check_frame_shape, check_latent_shape
-from ..models.specs import NetworkSpec
+from ..models.specs import NetworkSpec, check_frame_shape, check_latent_shape
 from ..shapes import Axis, Grid, LatentShape
 from ..tiling.config import TilingConfig
 from ..tiling.layout import Interval, tile_batches
