@@ -35,8 +35,8 @@ from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig
 from ..units import HDRInput, format_are, format_count, format_seconds
 from ..video import ExrReader, Fit, VideoReader
+from ..video.reader import source_files
 from ..video.sound_files import SoundReader
-from ..video.source import source_files
 from .cli import CommandParser, format_range
 from .jobs import Item, Job, Task, describe_blending, find_pattern, has_table
 from .options import pick, take
