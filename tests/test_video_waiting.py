@@ -78,7 +78,7 @@ def test_a_stopped_ffmpeg_ends_a_read(tmp_path: Path, stop: Callable[[], None], 
 @pytest.mark.parametrize(
     "read",
     [
-        lambda path: ffmpeg.run("in.mp4", ["-i", path], ReaderError),
+        lambda path: ffmpeg.run_ffmpeg("in.mp4", ["-i", path], ReaderError),
         lambda path: FfmpegDecoder("in.mp4", ["-i", path]).finish(),
         lambda _: SoundReader(__file__),
         lambda path: read_metadata(Path(path)),

@@ -447,7 +447,9 @@ class FfmpegResult:
         return find_reason(self.log, self.code)
 
 
-def run(name: str, arguments: Sequence[str], error: type[LTXVAEError], marks: Sequence[str] = ()) -> FfmpegResult:
+def run_ffmpeg(
+    name: str, arguments: Sequence[str], error: type[LTXVAEError], marks: Sequence[str] = ()
+) -> FfmpegResult:
     """Run an ffmpeg that writes to its standard output, to its end."""
     with closing(FfmpegReader(name, arguments, error=error, marks=marks)) as reader:
         output = _read_all(reader).decode(errors="replace")
@@ -486,10 +488,10 @@ def describe(
         # Copied streams are described before anything is read, and no other thread writes into the log.
         all_streams = [*streams, "-c", "copy", "-frames", "0", *_NO_TEXT, "-f", "null", mark]
         words = [*url, *all_streams, *output]
-        done = run(name, words, error, marks)
+        done = run_ffmpeg(name, words, error, marks)
         if not done.code and (description := _parse(done, *marks)):
             return description
-    done = run(name, words, error)  # whose log has errors only, and no text of the file
+    done = run_ffmpeg(name, words, error)  # whose log has errors only, and no text of the file
     if any(map(_MISSING.fullmatch, done.log)):
         return None
     if any("Format not on whitelist" in line for line in done.log):
