@@ -182,7 +182,7 @@ def test_latents_without_an_audio_vae_come_out_silent_and_the_node_says_so(comfy
 
 
 @pytest.mark.parametrize("kind", ["latents", "audio"])
-@pytest.mark.parametrize(("fps", "end"), [(12.0, "and the rest is silent"), (48.0, "of which the end is cut")])
+@pytest.mark.parametrize(("fps", "end"), [(12.0, "and the rest is silent"), (48.0, "so its end is cut")])
 def test_sound_of_another_length_becomes_as_long_as_the_video_or_is_refused(comfy, execute, audio_vae, kind, fps, end):
     own = np.array(audio_vae.decode(SOUND))[0]
     sound = {"waveform": comfy.torch.Tensor(own[None]), "sample_rate": RATE}

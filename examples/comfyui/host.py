@@ -1,4 +1,4 @@
-"""What the nodes need of ComfyUI, which is called from its own thread only: models, memory, progress and files."""
+"""Access of the nodes to ComfyUI, from its own thread only: models, memory, progress and files."""
 
 import json
 import logging
@@ -68,7 +68,7 @@ INPUTS = {
 
 
 def name_option(argument: str, flag: str) -> str:
-    """What messages call an option: the input of a node, or the flag of the command for what no node has."""
+    """The name of an option in a message: a node's input, or else the flag of the command."""
     return INPUTS.get(argument) or (f"`{flag}` of the command" if flag else "")
 
 
@@ -112,13 +112,13 @@ def show(job: Job, bar: comfy.utils.ProgressBar | None, node_id: str | None) -> 
 
 
 def tell(text: str, node_id: str | None) -> None:
-    """Show a text in a node, in place of the one before."""
+    """Show a text in a node. It replaces the one before."""
     if node_id is not None:
         PromptServer.instance.send_progress_text(text, node_id)
 
 
 def shows_pictures() -> bool:
-    """Whether the user wants pictures. "none" is also the default of ComfyUI, which is no wish."""
+    """Tell whether the user wants pictures: "none" counts only if it was given, since it is also ComfyUI's default."""
     return args.preview_method is not LatentPreviewMethod.NoPreviews or not any(
         word.startswith("--preview-method") for word in sys.argv
     )
@@ -189,12 +189,12 @@ AUTO, NO_SOUND = "auto", "no sound"
 
 
 def vae_input() -> io.Combo.Input:
-    tooltip = "A VAE, or a whole model, of which only the VAE is read. Kept in memory for the next run."
+    tooltip = "A VAE, or a whole model; only its VAE is read. Kept in memory for the next run."
     return io.Combo.Input("vae", options=[*files_in("vae", "checkpoints"), "demo VAE"], tooltip=tooltip)
 
 
 def loaded_input(name: str) -> io.Vae.Input:
-    tooltip = "The VAE of a loader of ComfyUI, in place of the file, which is not read again."
+    tooltip = "A VAE from a loader of ComfyUI. It replaces the file, which is not read."
     return io.Vae.Input(name, optional=True, tooltip=tooltip)
 
 

@@ -1,4 +1,4 @@
-"""The arrays in ComfyUI's LATENT and AUDIO, with advice for those that cannot be used."""
+"""The arrays in ComfyUI's LATENT and AUDIO, with advice for arrays that cannot be used."""
 
 import wave
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def latent_input() -> io.Latent.Input:
 
 
 def parts_of(latent: dict) -> list[Any]:
-    """The tensors of a LATENT: those of video and audio in this order, or one."""
+    """The tensors of a LATENT: video and audio in this order, or one."""
     samples = latent["samples"]
     return list(samples.unbind()) if getattr(samples, "is_nested", False) else [samples]
 
@@ -27,7 +27,7 @@ def video_latents(latent: dict) -> np.ndarray:
     """The video's part of a LATENT, (1, C, F', H', W')."""
     samples, *sound = parts_of(latent)
     if looks_like_audio(samples.shape, None):
-        raise LatentsError("these are latents of audio alone; connect those of the video, or of both.")
+        raise LatentsError("these are latents of audio alone; connect the video's, or both.")
     if samples.ndim != 5:
         raise LatentsError(f"video latents have 5 axes, and these have the shape {tuple(samples.shape)}.")
     if samples.shape[0] != 1:
@@ -62,7 +62,7 @@ def samples_of(audio: dict, max_channels: int = MAX_CHANNELS) -> np.ndarray:
 
 
 def write_sound(path: str, samples: np.ndarray, sample_rate: int, length: int) -> None:
-    """Write a sound (channels, n) as 32-bit PCM of so many samples: its end is cut, or silence follows it."""
+    """Write a sound (channels, n) as 32-bit PCM of this many samples: its end is cut, or silence follows it."""
     with wave.open(path, "wb") as file:
         levels = np.zeros((len(samples), length), "<i4")
         samples = samples[:, :length].astype(np.float64)
@@ -72,7 +72,7 @@ def write_sound(path: str, samples: np.ndarray, sample_rate: int, length: int) -
 
 
 class PaddedSound:
-    """A stream of sound, and silence behind it up to so many samples."""
+    """A stream of sound, and silence after it up to this many samples."""
 
     def __init__(self, stream: AudioStream, length: int) -> None:
         self.sample_rate, self._stream, self._length = stream.sample_rate, stream, length

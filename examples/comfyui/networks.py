@@ -17,7 +17,7 @@ Pair = VideoVAE | AudioVAE
 
 
 class Source(Protocol):
-    """Where networks come from. Those of one key are loaded once."""
+    """A source of networks, which are loaded once for each key."""
 
     @property
     def key(self) -> Hashable: ...
@@ -42,7 +42,7 @@ class VAEFile:
 
 
 class LoadedVAE:
-    """A VAE that ComfyUI has loaded, in the dtype that it has there. `name` is that of the input."""
+    """A VAE that ComfyUI has loaded, in the dtype that it has there. `name` is the input's."""
 
     def __init__(self, name: str, vae: Any) -> None:
         self._name, self._module = name, vae.first_stage_model
@@ -57,7 +57,7 @@ class LoadedVAE:
             if not name.removeprefix(prefix).startswith(other):
                 known = f"audio_vae.{name.removeprefix(prefix)}" if name.startswith(prefix) else name
                 weights[known] = to_mlx(tensor)
-        config = getattr(self._module, "config", None)  # that of a file's metadata
+        config = getattr(self._module, "config", None)  # from the file's metadata
         try:
             return kind.from_weights(weights, config if isinstance(config, dict) else None, dtype=dtype)
         except CheckpointError as error:

@@ -30,7 +30,7 @@ class DecoderOptions:
     refuses_length: bool = False  # of a sound that is not as long as the video
 
     def check_keyframes(self, num_frames: int) -> None:
-        """Raise a `LatentsError` for keyframes behind the end of a video."""
+        """Raise a `LatentsError` for keyframes after the end of a video."""
         keyframes = self.stream.get("keyframes")
         if keyframes is not None and max(keyframes.frames) >= num_frames:
             last = f"and the last frame of the video is {num_frames - 1}"
@@ -73,7 +73,7 @@ class LTXDecoderOptions(io.ComfyNode):
                 io.Latent.Input(
                     "keyframes",
                     optional=True,
-                    tooltip="Stills for LTX-2.5's diffusion decoder, each encoded alone, one behind the other along "
+                    tooltip="Stills for LTX-2.5's diffusion decoder, each encoded alone, one after another along "
                     "time. Other decoders ignore them.",
                 ),
                 io.String.Input(
@@ -85,7 +85,7 @@ class LTXDecoderOptions(io.ComfyNode):
                     "hdr",
                     options=[NO_HDR, "acescct", "logc3"],
                     default=NO_HDR,
-                    tooltip="The latents are HDR: acescct for those of LTX-2.5, logc3 for those of LTX-2.3's HDR LoRA. "
+                    tooltip="The latents are HDR: acescct for LTX-2.5, logc3 for LTX-2.3's HDR LoRA. "
                     "The file is an HLG master; mp4, hevc is what players expect.",
                 ),
                 io.Combo.Input(

@@ -34,7 +34,7 @@ SHEET_SIZE = 768  # pixels of the longer side of the pictures while sampling
 
 @cache
 def makes_stills(path: str, state: FileState) -> bool:
-    """Whether a file has a decoder of single pictures. `state` tells the same file from one that replaced it."""
+    """Tell whether a file has a decoder of single pictures. `state` changes when the file is replaced."""
     try:
         with telling_warnings(lambda text: None):
             checkpoint = open_checkpoint(path, encoder=False)
@@ -176,7 +176,7 @@ def sample_with_pictures(
 
 
 def sheet_of(job: Job, path: str, latents: np.ndarray, count: int) -> np.ndarray:
-    """Pictures (H, W, 3) of so many moments of a clip, in rows."""
+    """Pictures (H, W, 3) of this many moments of a clip, in rows."""
     vae = host.networks.load(PreviewVAE, VAEFile(path), "decoder")
     pixels = vae.decode_stills(latents)
     picked = np.unique(np.linspace(0, pixels.shape[2] - 1, count).round().astype(int))

@@ -57,7 +57,7 @@ PIXEL_FORMATS = [
 
 
 PLAYED = PIXEL_FORMATS[:2]  # by browsers
-PREVIEW_SIDE = 640  # pixels of the longer side of the video in place of one that no browser plays
+PREVIEW_SIDE = 640  # pixels of the longer side of the video shown instead of one that no browser plays
 
 
 class Sound(NamedTuple):
@@ -69,7 +69,7 @@ class Sound(NamedTuple):
 
 @dataclass(frozen=True)
 class Clip:
-    """What is decoded. `sound` are audio latents and `sound_vae` is the choice of their VAE, or it is an AUDIO."""
+    """Inputs of a decode. `sound` are audio latents and `sound_vae` is the choice of their VAE, or it is an AUDIO."""
 
     vae: Source
     latents: np.ndarray
@@ -170,7 +170,7 @@ class LTXSaveVideo(VideoNode):
             category=CATEGORY,
             search_aliases=["vae decode", "save video", "export video", "video combine", "prores", "mlx"],
             description="Decodes LTX latents straight into a video file in ComfyUI's output folder. The file appears "
-            "when it is whole, and never in place of another one.",
+            "when it is whole, and never replaces another one.",
             inputs=[
                 latent_input(),
                 vae_input(),
@@ -239,7 +239,7 @@ class LTXSaveVideo(VideoNode):
 
 @dataclass(frozen=True)
 class Output:
-    """A file. ComfyUI's thread calls `name((width, height))` for its path; `options` are those of a `VideoWriter`.
+    """A file. ComfyUI's thread calls `name((width, height))` for its path; `options` are a `VideoWriter`'s.
 
     `plays` is whether a browser plays it; otherwise the decode also makes a small video that it does.
     """
@@ -255,7 +255,7 @@ class Written(NamedTuple):
 
 
 def sound_inputs() -> list[io.Input]:
-    sound = io.Audio.Input("audio", optional=True, tooltip="Sound for the video in place of its own, as long as it.")
+    sound = io.Audio.Input("audio", optional=True, tooltip="Sound for the video instead of its own, as long as it.")
     tooltip = "Decodes the sound of latents of video and audio. auto: by the file of the VAE, if it has an audio VAE."
     choice = audio_vae_input([AUTO, NO_SOUND], tooltip, default=AUTO, optional=True)
     return [sound, choice, loaded_input("loaded_audio_vae")]
@@ -300,7 +300,7 @@ def decode_to_file(job: Job, clip: Clip, output: Output) -> Written:
 
 
 def open_preview(job: Job, size: tuple[int, int], **video: Any) -> Sink:
-    """A small video in the place of one that browsers do not play."""
+    """A small video for one that browsers do not play."""
     scale = -(-max(size) // PREVIEW_SIDE)
     width, height = (side // scale for side in size)
     return VideoWriter(job.call(host.new_file, ".mp4"), size=(width, height), **video)
@@ -346,12 +346,12 @@ def fit_sound(job: Job, clip: Clip, sound: Fraction, video: Fraction, rate: int)
         lengths = f"the video takes {float(video):.2f} s and its sound {float(sound):.2f} s"
         if clip.options.refuses_length:
             raise LatentsError(f"{lengths}; correct the fps, give the sound of this video, or set sound_length to fit.")
-        job.say(f"{lengths}, of which the end is cut" if sound > video else f"{lengths}, and the rest is silent")
+        job.say(f"{lengths}, so its end is cut" if sound > video else f"{lengths}, and the rest is silent")
     return round(video * rate)
 
 
 def load_sound_vae(clip: Clip) -> AudioVAE | None:
-    """That of the audio latents of a clip; None if it has none, or if its VAE's file has no audio VAE."""
+    """The audio VAE for a clip's sound; None if it has none, or if its VAE's file has no audio VAE."""
     if clip.sound is None or isinstance(clip.sound, Sound):
         return None
     if clip.sound_vae != AUTO:
