@@ -371,4 +371,4 @@ def test_without_mlx_there_are_no_nodes_and_one_line_says_why(comfy, monkeypatch
     assert module["NODES"] == []
     (record,) = caplog.records
     assert f"no nodes (import of {name} halted" in record.getMessage()
-    assert record.getMessage().endswith(": run `python -m pip install mlx_ltx_vae` with this Python.")
+    assert record.getMessage().endswith(": run `python -m pip install .` in its clone with this Python.")

@@ -151,8 +151,7 @@ def sample_with_pictures(
     """Wraps the sampling of a model. After the `callback` of the sampler, each step shows pictures of its estimate."""
     bar = comfy.utils.ProgressBar(len(sigmas) - 1)
     shapes, is_off = latent_shapes or [latent_image.shape], not host.shows_pictures()
-    if is_off:
-        host.tell("no pictures: ComfyUI's preview method is none", node_id)
+    host.tell("no pictures: ComfyUI's preview method is none" if is_off else "pictures after each step", node_id)
 
     def after_step(step: int, estimate: Any, current: Any, total_steps: int) -> None:
         nonlocal is_off
