@@ -19,8 +19,8 @@ from starlette.testclient import TestClient
 from examples.server import make_app
 from mlx_ltx_vae import VideoReader, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
+from mlx_ltx_vae.models import layers
 from mlx_ltx_vae.models.base import Statistics
-from mlx_ltx_vae.models.layers import blocks
 from mlx_ltx_vae.models.video_vae import block_types, networks
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.networks import ConvDecoder
@@ -108,7 +108,7 @@ def test_the_example_decoder_of_the_architecture_page_streams_along_all_axes():
 def test_the_example_block_of_the_architecture_page_streams_along_all_axes(monkeypatch):
     monkeypatch.setitem(block_types.DECODER_BLOCKS, "gate", None)  # so that the entry is removed after the test
     monkeypatch.setattr(networks, "BLOCK_MODULES", dict(networks.BLOCK_MODULES))
-    names = {**vars(blocks), **vars(block_types), **vars(networks)}
+    names = {**vars(layers), **vars(block_types), **vars(networks)}
     run_examples("docs/architecture.md", names, "gate")
     raw = {"encoder_blocks": [["compress_all", 1]], "decoder_blocks": [["gate", 1], ["compress_all", 1]]}
     raw |= {"latent_channels": 8, "encoder_base_channels": 8, "decoder_base_channels": 8}
