@@ -1,6 +1,6 @@
 """Exact, streaming decoding and encoding of LTX video latents on MLX, in constant memory.
 
-Everything is imported when it is first used: a command is prepared before what takes long (`commands.entry`).
+Everything is imported when it is first used: a command is prepared before what takes long (`startup`).
 """
 
 from .startup import lazy_names

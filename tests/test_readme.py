@@ -81,12 +81,12 @@ def test_the_example_of_the_python_page_runs(folder, capsys):
 
 def test_raw_frames_go_into_ffmpeg_as_the_page_pipes_them(tmp_path):
     (command,) = re.findall(
-        r"^    (python .* -o - \|\n .*ffmpeg .*)$", (ROOT / "docs/usage.md").read_text(), re.MULTILINE
+        r"^    (mlx_ltx_vae .* -o - \|\n .*ffmpeg .*)$", (ROOT / "docs/usage.md").read_text(), re.MULTILINE
     )
     latents, _ = load_latents(demo.LATENTS)
     save_latents(tmp_path / "clip.safetensors", latents[:, :, :2, :3, :4])
     for old, new in (
-        ("python ", f"{shlex.quote(sys.executable)} "),
+        ("mlx_ltx_vae ", f"{shlex.quote(sys.executable)} -m mlx_ltx_vae "),
         ("ffmpeg ", f"{shlex.quote(imageio_ffmpeg.get_ffmpeg_exe())} -loglevel error "),
         ("-m VAE", f"-m {shlex.quote(str(demo.VAE))}"),
         ("768x512", "128x96"),
