@@ -17,7 +17,7 @@ from ..layers import add_weights, depth_to_space, gated_silu, inverse_rms, linea
 from ..specs import LayerSpec, Rate, Shapes
 from .attention import Queue, Tables, attend, rotate
 from .neighborhood import Times, WindowStarts, tokens_at_once
-from .network_specs import MODULATION_ROWS, SINUSOID_CHANNELS, AttentionSpec, MLPSpec
+from .specs import MODULATION_ROWS, SINUSOID_CHANNELS, AttentionSpec, MLPSpec
 
 _NORM_EPS = 1e-6
 _BOUND_MARGIN = 1.1  # for rounding of normalized queries and keys
