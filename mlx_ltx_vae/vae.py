@@ -1,7 +1,8 @@
 """`VideoVAE`, the main class of the public API."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast, overload
 
@@ -27,9 +28,11 @@ from .pipeline.decode import (
 )
 from .pipeline.encode import EncodeOptions, EncodePipeline, EncodeStream, Frames
 from .pipeline.frames import HDR, OnFramesReady, choose_hdr
+from .pipeline.joined import stream_joined
 from .pipeline.progress import Progress
 from .pipeline.run import arrays_released, join_parts
 from .pipeline.sources import LatentInput
+from .planning.film import DEFAULT_CARRY, Film, Overlap
 from .planning.plan import BitDepth, DecodePlan, EncodePlan, ModeName, OrderName, SoundPlan
 from .planning.planner import plan_decode, plan_encode
 from .published import estimate
@@ -129,6 +132,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         steps: int | None = None,
         keyframes: Keyframes | Sequence[int] | None = None,
         joined: bool = False,
+        held_frames: int | None = None,
         sound: Sequence[SoundPlan] = (),
     ) -> DecodePlan:
         """Plan the decode of latents of a given shape. Pure arithmetic; nothing is decoded.
@@ -148,6 +152,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             bit_depth: that of the stream's frames; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
             frames: the first frame to decode, as it is in the whole clip, and one more than the last; None for all.
             joined: whether all frames become one array, as by `decode`, which then counts too.
+            held_frames: of a window of a film, the frames of the one before that wait meanwhile, see `stream_joined`.
             sound: possible plans of sound that is decoded meanwhile, the fastest first; `plan.sound` is the one to use.
 
         Raises:
@@ -160,6 +165,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             self._machine(self._decoder.dtype),
             weight_bytes=self._weight_bytes(self._decoder),
             joined=joined,
+            held_frames=held_frames,
             outputs=tuple(outputs) if bit_depth is None else (FrameOutput(frame_format(bit_depth, PlanError)),),
             frames=frames,
             memory_budget=memory_budget,
@@ -272,6 +278,51 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         levels = None if bit_depth is None else frame_format(bit_depth, LatentsError)
         return self._decode_pipeline(options, levels, group).stream(latents, plan)
 
+    def stream_joined(
+        self,
+        windows: Iterable[Any],
+        *,
+        carry: int = DEFAULT_CARRY,
+        blend: int | None = None,
+        frames: tuple[int, int] | None = None,
+        plan: Callable[..., DecodePlan] | None = None,
+        group: mx.distributed.Group | None = None,
+        **options: "Unpack[DecodeOptions]",
+    ) -> DecodeStream:
+        """Yield the frames of a film, whose latents are overlapping windows, in memory that does not grow with it.
+
+        Each window is decoded exactly and alone. The last `blend` frames of one are crossfaded with those of the next
+        at the same time, as floats.
+
+        ```python
+        film = vae.stream_joined([load_latents(path)[0] for path in paths], carry=25)
+        vae.decode_to_file(film, "film.mp4", fps=24)
+        ```
+
+        Args:
+            windows: latents (B, C, F', H', W'), or pairs of these and `Keyframes`, whose frame numbers are those of the
+                window. An iterator is asked for the next window when the last one has been decoded; those of a
+                sequence are all checked first.
+            carry: the frames at the start of a window that the one before has at its end: 1 + 8*k, or 0.
+            blend: how many of them are crossfaded, the last ones; None for all. The others are dropped.
+            frames: the first frame to decode, as it is in the film, and one more than the last; None for all.
+            plan: makes the plan of each window, as `self.plan` does; `partial(vae.plan, order="rows")` has an order.
+            options: those of `stream`. The number of the window is mixed into the seed.
+
+        Raises:
+            LatentsError: if windows differ in more than F', or are too short; at once for those in a sequence.
+            PlanError: at once, for a carry, a blend or frames that no film has.
+        """
+        check_options("stream_joined", options)
+        if options.get("keyframes") is not None:
+            raise LatentsError("each window has its own keyframes; give pairs (latents, keyframes) in windows.")
+        pipeline = self._decode_pipeline(options, None, group)
+        if plan is not None:
+            ranks = 1 if group is None else group.size()
+            pipeline = replace(pipeline, make_plan=partial(plan, ranks=ranks, steps=options.get("steps")))
+        film = Film(Overlap.of(self.config.scale, self._decoder.spec, carry, blend))
+        return stream_joined(pipeline, windows, film, frames)
+
     def _decode_pipeline(
         self,
         options: DecodeOptions,
@@ -339,7 +390,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
 
     def decode_to_file(
         self,
-        latents: LatentInput,
+        latents: LatentInput | DecodeStream,
         path: str | os.PathLike,
         plan: DecodePlan | None = None,
         *,
@@ -360,9 +411,9 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     ) -> DecodeReport:
         """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
 
-        They may arrive, as for `stream`; a folder gets stills. For all up to `overwrite` see `VideoWriter` (None
-        replaces all but pictures and stills), for `hdr`
-        (or a curve) `HDROptions`, for others `decode`. `audio` may be an `AudioVAE.stream`. Errors: `WriterError`.
+        They may arrive, as for `stream`, or be a stream, such as that of a film; a folder gets stills. For all up to
+        `overwrite` see `VideoWriter` (None replaces all but pictures and stills), for `hdr` (or a curve) `HDROptions`,
+        for others `decode`. `audio` may be an `AudioVAE.stream`. Errors: `WriterError`.
         """
         check_options("decode_to_file", options)
         frames = FrameOutput(frame_format(bit_depth, WriterError, str(path)), tuple(frame_steps))

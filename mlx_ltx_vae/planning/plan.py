@@ -241,19 +241,21 @@ class DecodePlan(Plan):
 
     Of an `excerpt`, the shapes are those of the latent frames and the frames that are decoded. `denoising_steps` are
     those of a network that denoises, and `keyframes` the frame numbers of those that it sees. `outputs` are what the
-    consumer makes of the frames, and `format` the levels in which it gets them, if it is not floats.
+    consumer makes of the frames, and `format` the levels in which it gets them, if it is not floats. `held_frames` are
+    those of another window that wait to be blended with this one's, see `VideoVAE.stream_joined`; else None.
     """
 
     excerpt: Excerpt | None = None
     denoising_steps: int | None = None
     keyframes: tuple[int, ...] = ()
     outputs: "tuple[FrameOutput, ...]" = ()
+    held_frames: int | None = None
 
     @property
     def format(self) -> "FrameFormat | None":
         from ..video.frame_format import common_format  # which takes long, and --help needs this module
 
-        return common_format(self.outputs)
+        return common_format(self.outputs) if self.held_frames is None else None
 
     @property
     def whole_shape(self) -> LatentShape:

@@ -89,6 +89,7 @@ def plan_decode(
     outputs: tuple[FrameOutput, ...] = (),
     frames: tuple[int, int] | None = None,
     joined: bool = False,
+    held_frames: int | None = None,
     sound: Sequence[SoundPlan] = (),
     weight_bytes: int | None = None,
     memory_budget: str | int | None = None,
@@ -111,6 +112,7 @@ def plan_decode(
         outputs: what the consumer makes of the frames; without any they are floats in the network's dtype.
         frames: the first frame or sample to decode, and one more than the last; None for all.
         joined: whether all output becomes one array.
+        held_frames: of a window of a film, those of the one before that wait meanwhile; its frames are then floats.
         sound: possible plans of the sound that is decoded meanwhile, the fastest first; the plan has one of them.
         weight_bytes: those of all networks that are in memory; None for those of this one alone.
     """
@@ -136,6 +138,7 @@ def plan_decode(
     video, held = (num_frames, height, width), tuple(whole) if holds_latents else None
     held = held if spec.sound is None else (2, *whole)  # as they are given, and packed
     clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, outputs, excerpt, joined, weight_bytes)
+    clip = replace(clip, held_frames=held_frames)
     return cast(DecodePlan, _Planner(clip, options, machine or Machine(), sound).choose())
 
 
@@ -456,7 +459,8 @@ class _Planner:
         work = memory.work if self._clip.is_decode else max(memory.work, result - memory.caches)
         weights = memory.weights if self._clip.weight_bytes is None else self._clip.weight_bytes
         sound = self._least_sound.memory.active if self._least_sound else 0
-        return replace(memory, weights=weights, work=work, result=result, sound=sound)
+        inputs = memory.inputs + self._clip.held_bytes(self._machine.itemsize)
+        return replace(memory, weights=weights, inputs=inputs, work=work, result=result, sound=sound)
 
     def _plan(
         self, mode: Mode, order: Order, chunk: int, memory: Memory, *, run: StreamRun, step: int = 0, **more: Any
@@ -468,7 +472,8 @@ class _Planner:
             more["excerpt"] = clip.excerpt
         kind: type[Plan] = DecodePlan if clip.is_decode else EncodePlan
         if clip.is_decode:
-            more |= {"denoising_steps": spec.denoising_steps, "keyframes": spec.keyframes, "outputs": clip.outputs}
+            more |= {"denoising_steps": spec.denoising_steps, "keyframes": spec.keyframes}
+            more |= {"outputs": clip.outputs, "held_frames": clip.held_frames}
         if spec.sound is not None:
             kind, more["rules"] = AudioPlan if clip.is_decode else AudioEncodePlan, spec.sound
         memory = self._with_others(with_conversions(memory, clip, more.get("layout"), run, chunk))
