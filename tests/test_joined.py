@@ -165,14 +165,14 @@ def test_what_does_not_fit_is_one_sentence_before_anything_is_decoded(vae):
     wide = mx.zeros((1, WIDTH, N, 1, 3))
     for windows, options, error, text in [
         ([*good, wide], {}, LatentsError, r"window 3: has latents \(1, 6, 10, 1, 3\), and the first window"),
-        ([*good, windows_of(4)[0]], {}, LatentsError, "window 3: has 25 frames, and the first 25 are those of the"),
-        ([good[0], windows_of(5)[0], good[1]], {}, LatentsError, "window 3: shares 25 .* 25 are blended, .* only 8 fr"),
+        ([*good, windows_of(4)[0]], {}, LatentsError, "window 3: has 25 frames, and shares the first 25"),
+        ([good[0], windows_of(5)[0], good[1]], {}, LatentsError, "window 3: shares 25 .* blend of 25, .* only 8 fr"),
         ([windows_of(4)[0], good[0]], {}, LatentsError, "window 2: shares 25 frames"),
         ([], {}, LatentsError, "there are no windows"),
         ([*good, "w2.safetensors"], {}, LatentsError, "window 3: is str; expected latents"),
         (good, {"carry": 24}, PlanError, r"windows share 1 \+ 8\*k frames, or 0 for none, not 24"),
-        (good, {"carry": 25, "blend": 26}, PlanError, "of a carry of 25 frames 0 to 25 are blended, not 26"),
-        (good, {"blend": True}, PlanError, "are blended, not True"),
+        (good, {"carry": 25, "blend": 26}, PlanError, "a carry of 25 frames allows a blend of 0 to 25, not 26"),
+        (good, {"blend": True}, PlanError, "allows a blend of 0 to 25, not True"),
         (good, {"frames": (100, 200)}, PlanError, "the film has the frames 0:121, and 100:200 are not in it"),
         (good, {"keyframes": Keyframes(good[0][:, :, :1], [0])}, LatentsError, "each window has its own keyframes"),
     ]:

@@ -1,4 +1,4 @@
-"""What latent files state, and the layouts in which programs store latents, read as `(B, C, F', H', W')`.
+"""Metadata of latent files, and the layouts in which programs store latents, read as `(B, C, F', H', W')`.
 
 In the order in which they are tried, with `N = F' * H' * W'` packed tokens:
 
@@ -23,7 +23,7 @@ from ..shapes import DEFAULT_SCALE, Grid, LatentShape, ScaleFactors, parse_grid
 from ..units import parse_fps
 
 AXES_KEY, CHANNELS_FIRST = "layout", "BCFHW"  # the layout of this package: one letter per axis
-#: Names of audio latents beside those of a video, the final ones first.
+#: Names of audio latents in files that also have video latents, the final ones first.
 AUDIO_NAMES = (
     "audio_latents",
     "audio_latent",
@@ -42,7 +42,7 @@ _GRID_SIZES = ("latent_num_frames", "latent_height", "latent_width")
 
 @dataclass(frozen=True)
 class LatentsMetadata:
-    """What a latent file states; None for what it does not."""
+    """Values that a latent file states; None where it states none."""
 
     sizes: Sizes  # of the video: frames, height, width; or, in data sets of the LTX trainers, of the latent grid
     latent_sizes: Sizes = (None, None, None)  # F', H' and W'
@@ -134,7 +134,7 @@ def _layouts_with_grid(layouts: list[Layout], grid: Grid, source: str) -> list[L
 
 
 def find_video_sizes(metadata: LatentsMetadata, grid: Grid, scale: ScaleFactors | None, source: str) -> Sizes:
-    """The stated sizes of the video. A `LatentsError` unless they, or those of the latents, fit latents (F', H', W').
+    """The stated sizes of the video. Raises a `LatentsError` unless they, or the latents' sizes, fit (F', H', W').
 
     With `scale` None, any whole numbers of pixels and frames per latent cell are possible.
     """

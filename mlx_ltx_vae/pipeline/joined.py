@@ -27,11 +27,11 @@ Chunk = TypeVar("Chunk", FrameChunk, AudioChunk)
 
 
 class Crossfade(Generic[Chunk]):
-    """Joins the chunks of overlapping parts. The last positions of a part wait for the next one, and no others.
+    """Joins the chunks of overlapping parts. Only the last positions of a part wait for the next part.
 
-    Chunks have an array `name` with their positions along `axis`, of which at most `longest` are blended at once.
-    `weights(k, n)` are those of the earlier and of the later part at the positions k of a fade of n. `check` is called
-    with what waits.
+    Chunks have an array `name`, whose positions lie along `axis`. At most `longest` positions are blended at once.
+    `weights(k, n)` returns the weights of the earlier and the later part at the positions k of a fade of length n.
+    `check` is called with each chunk that has to wait.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class Crossfade(Generic[Chunk]):
     def join(self, parts: Iterable[tuple[Interval, int, Generator[Chunk, None, None]]]) -> Generator[Chunk, None, None]:
         """Yield the chunks of all parts in order.
 
-        A part is where it fades in, the position from which on it waits, and its chunks, which begin with the fade.
+        A part is a tuple: the interval in which it fades in, the first position that waits, and its chunks, which begin
+        with the fade.
         """
         for fade, last, chunks in parts:
             yield from self._take_waiting(fade.start)
@@ -69,7 +70,7 @@ class Crossfade(Generic[Chunk]):
         yield from self._take_waiting(None)
 
     def _blend(self, box: list[Chunk], fade: Interval) -> Iterator[Chunk]:
-        """What waits, faded into the chunk of the next part at the same positions, if there is one in the box."""
+        """Blend the chunk in the box, if there is one, with the positions of the part before that wait."""
         for earlier in self._take_waiting(self._end(box[0])) if box else ():
             start, end = earlier.start, self._end(earlier)
             shape = [-1 if axis == self._axis else 1 for axis in range(self._array(earlier).ndim)]
@@ -84,7 +85,7 @@ class Crossfade(Generic[Chunk]):
             yield done.pop()
 
     def _take_waiting(self, until: int | None) -> Iterator[Chunk]:
-        """Yield what waits in front of a position, or all, a few positions at a time."""
+        """Yield the positions that wait, up to a position or all of them, a few at a time."""
         while self._waiting and (until is None or self._waiting[0].start < until):
             box = [self._waiting.popleft()]
             start, end = box[0].start, self._end(box[0])
@@ -94,7 +95,7 @@ class Crossfade(Generic[Chunk]):
             yield self._cut(box.pop(), start, cut)
 
     def _keep(self, chunk: Chunk) -> Chunk:
-        """The chunk with an array of its own, evaluated: one that is cut from another keeps that in memory."""
+        """Return the chunk with an evaluated array of its own: a slice would keep the whole array in memory."""
         self._check(chunk)
         array = mx.contiguous(self._array(chunk))
         mx.eval(array)
@@ -122,7 +123,7 @@ def _linear(positions: mx.array, length: int) -> tuple[mx.array, mx.array]:
 
 
 class Window(NamedTuple):
-    """Latents (B, C, F', H', W') of a part of a film, and its keyframes, whose frame numbers are those of the part."""
+    """Latents (B, C, F', H', W') of a part of a film, and keyframes whose numbers count the frames of the part."""
 
     latents: Latents
     keyframes: Keyframes | None = None
@@ -157,7 +158,7 @@ def stream_joined(
 
 
 def _window(given: Any, number: int) -> Window:
-    """A caller's window: latents, or a pair of latents and keyframes."""
+    """Check a caller's window: latents, or a pair of latents and keyframes."""
     name = f"window {number}"
     latents, keyframes, *names = given if isinstance(given, tuple) else (given, None)
     if keyframes is not None:
@@ -200,7 +201,7 @@ def _decode_parts(
 
 
 def _moved(box: list[DecodeStream], part: Part) -> Generator[FrameChunk, None, None]:
-    """The chunks of a window, with their frames counted from the start of the film."""
+    """Yield the chunks of a window, with their frames counted from the start of the film."""
     with closing(box.pop()) as stream:
         while chunks := list(islice(stream, 1)):
             yield replace(chunks[0], start=part.start + chunks.pop().start)

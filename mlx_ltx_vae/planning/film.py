@@ -1,4 +1,4 @@
-"""Where the frames of overlapping windows lie in the film that they make. Pure arithmetic, no MLX."""
+"""The layout of a film: which frames each of its overlapping windows makes. Pure arithmetic, no MLX."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ from ..shapes import LatentShape, ScaleFactors
 from ..tiling.layout import Interval
 from ..units import format_count
 
-#: Frames that windows share, if nothing states it: that of Lightricks' pipelines.
+#: Frames that windows share by default, as in Lightricks' pipelines.
 DEFAULT_CARRY = 25
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """What windows of a film share, in frames of the decoder.
+    """The frames that two windows of a film share, counted in frames of the decoder.
 
     Attributes:
-        carry: the frames at the start of a window that show the same time as the last ones of the window before.
-        blend: those of them that are crossfaded, at the end of the carry. The others are dropped.
+        carry: the number of frames at the start of a window that show the same time as the end of the window before.
+        blend: the number of them that are crossfaded, at the end of the carry. The others are dropped.
     """
 
     carry: int
@@ -27,9 +27,9 @@ class Overlap:
 
     @classmethod
     def of(cls, scale: ScaleFactors, spec: NetworkSpec, carry: int, blend: int | None) -> "Overlap":
-        """The overlap of frames of the video. A `PlanError` for others than a video can share.
+        """Check a carry and a blend that count frames of the video; a `PlanError` says what is possible.
 
-        A decoder of previews may make fewer frames than the VAE, whose `scale` it is, and then also shares fewer.
+        `scale` belongs to the VAE. A decoder of previews may make fewer frames, and its windows then share fewer.
         """
         steps = scale.time
         if not _is_count(carry) or (carry and (carry - 1) % steps):
@@ -38,7 +38,9 @@ class Overlap:
             )
         blend = carry if blend is None else blend
         if not _is_count(blend) or blend > carry:
-            raise PlanError(f"of a carry of {carry} frames 0 to {carry} are blended, not {quote(blend)}.")
+            raise PlanError(
+                f"a carry of {carry} frames allows a blend of 0 to {carry}, not {quote(blend)}; correct the blend."
+            )
         own = spec.out_grid((1 + (carry - 1) // steps, 1, 1))[0] if carry else 0
         return cls(own, blend if own == carry else round(blend * own / carry))
 
@@ -49,12 +51,12 @@ def _is_count(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """The frames of a film that one window makes, counted from the film's first frame.
+    """The part of a film that one window makes. Positions are frames, or samples, counted from the start of the film.
 
     Attributes:
-        start: where the window's first frame would lie.
-        frames: those that it makes, faded ones included.
-        fade: the first of them, in which the window before fades out; empty for none.
+        start: the position of the window's first frame.
+        frames: the positions that the window makes, faded ones included.
+        fade: the first of these positions, in which the window before fades out; empty for a hard cut.
     """
 
     start: int
@@ -62,7 +64,7 @@ class Part:
     fade: Interval
 
     def wanted(self, frames: tuple[int, int] | None) -> tuple[int, int] | None:
-        """The frames of the window that some frames of the film need, from the first to before the last."""
+        """Return the frames of the window that some frames of the film need, the first and one more than the last."""
         first, end = frames or self.frames[:2]
         first, end = max(first, self.frames.start) - self.start, min(end, self.frames.end) - self.start
         return (first, end) if first < end else None
@@ -70,7 +72,7 @@ class Part:
 
 @dataclass
 class Film:
-    """The parts of windows in order, each of which is checked as it is added."""
+    """The parts of all windows in order. Each window is checked when it is added."""
 
     overlap: Overlap
     parts: list[Part] = field(default_factory=list)
@@ -81,9 +83,9 @@ class Film:
         return self.parts[-1].frames.end if self.parts else 0
 
     def add(self, spec: NetworkSpec, shape: Sequence[int], name: str) -> Part:
-        """The part of the next window of latents (B, C, F', H', W').
+        """Return the part of the next window, with latents (B, C, F', H', W').
 
-        A `LatentsError` names the window, or the one before, if they do not fit.
+        A `LatentsError` names the window if it does not fit the windows before.
         """
         shape, carry, blend = LatentShape(*shape), self.overlap.carry, self.overlap.blend
         first = self._shape = self._shape or shape
@@ -99,13 +101,13 @@ class Film:
             start = before.frames.end - carry
             if carry >= num_frames:
                 raise LatentsError(
-                    f"{name}: has {format_count(num_frames, 'frame')}, and the first {carry} are those of the window "
+                    f"{name}: has {format_count(num_frames, 'frame')}, and shares the first {carry} with the window "
                     f"before; correct {option('carry=', '--carry')}, or leave this window out."
                 )
             if carry >= before.frames.end - before.start or (blend and blend >= kept):
                 raise LatentsError(
-                    f"{name}: shares {carry} frames with the window before, of which {blend} are blended, and that one "
-                    f"adds only {kept} frames; correct {option('carry=', '--carry')}, or blend fewer "
+                    f"{name}: shares {carry} frames with the window before, with a blend of {blend}, and that one adds "
+                    f"only {kept} frames; correct {option('carry=', '--carry')}, or blend fewer "
                     f"({option('blend=', '--blend')})."
                 )
             seam = start + carry
@@ -114,7 +116,7 @@ class Film:
         return part
 
     def wanted(self, frames: tuple[int, int] | None) -> Iterator[tuple[int, tuple[int, int]]]:
-        """The windows that some frames of the film need, by number, and which of their frames."""
+        """Yield the number of each window that some frames of the film need, and the frames that it needs."""
         for number, part in enumerate(self.parts):
             if (own := part.wanted(frames)) is not None:
                 yield number, own

@@ -42,7 +42,7 @@ _DIFFUSERS_PARTS = {
 _DIFFUSERS_CLASS = "LTX2VideoDiffusionDecoderModel"
 
 _KEYS = dict.fromkeys(("_class_name", "dims", "model_output_type", "encoder", "decoder"), anything())
-# Keys of diffusers' config.json by those of the original. All must be stated.
+# Keys of diffusers' config.json by the original keys. All must be stated.
 _DIFFUSERS_NAMES = {
     "in_channels": "latent_channels",
     "out_channels": "out_channels",
