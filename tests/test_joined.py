@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+from fractions import Fraction
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,9 +11,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from audio_cases import random_latents
 from mlx_ltx_vae import DecodeCancelled, DecodeError, Keyframes, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.models.base import Decoder
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec
+from mlx_ltx_vae.planning.film import sound_parts
 from mlx_ltx_vae.shapes import ScaleFactors
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
@@ -294,3 +297,63 @@ def test_noise_of_windows_and_of_batch_items_differs(golden):
     check(clips[0], np.array(vae.decode(latents, seed=7)))
     for one, other in itertools.combinations(clips, 2):
         assert np.abs(one - other).max() > 1e-3
+
+
+def joined_sound(waveforms, kept, rate):
+    """The sound of windows (2, n), of which the last `kept` samples are added."""
+    film, length = waveforms[0][:, -kept[0] :], round(0.04 * rate)
+    for waveform, count in zip(waveforms[1:], kept[1:], strict=True):
+        fade = min(length, waveform.shape[1] - count)
+        angle = np.linspace(0, 1, fade) * np.pi / 2
+        left, right = film[:, film.shape[1] - fade :], waveform[:, -count - fade : -count]
+        mixed = left * np.cos(angle) + right * np.sin(angle)
+        film = np.concatenate([film[:, : film.shape[1] - fade], mixed, waveform[:, -count:]], axis=1)
+    return film
+
+
+def test_sound_is_joined_to_the_sample(audio_vae):
+    vae, fps, carry = audio_vae("ltx2"), Fraction(24000, 1001), 17
+    rate, frames = vae.sample_rate, [33, 33, 33, 25]
+    latents = [random_latents(round(count / fps * 25), seed=seed) for seed, count in enumerate(frames)]
+    ends = np.cumsum([frames[0], *(count - carry for count in frames[1:])])
+    positions = [0, *(round(int(end) / fps * rate) for end in ends)]
+    kept = np.diff(positions)
+    expected = joined_sound([np.array(vae.decode(each))[0] for each in latents], kept.tolist(), rate)
+    stream = vae.stream_joined(latents, frames, fps=fps, carry=carry)
+    assert (stream.sample_rate, stream.num_samples) == (rate, expected.shape[1])
+    chunks = list(stream)
+    assert [chunk.start for chunk in chunks] == np.cumsum([0, *(c.waveform.shape[2] for c in chunks)])[:-1].tolist()
+    result = np.concatenate([np.array(chunk.waveform)[0] for chunk in chunks], axis=1)
+    assert result.shape == expected.shape
+    assert np.abs(result - expected).max() < 10 * TOLERANCE
+    again = list(vae.stream_joined(iter(latents), iter(frames), fps=fps, carry=carry))
+    assert sum(chunk.waveform.shape[2] for chunk in again) == expected.shape[1]
+
+
+@pytest.mark.parametrize("fps", [Fraction(24), Fraction(24000, 1001), Fraction(50), Fraction(7, 3)])
+def test_an_hour_of_sound_does_not_drift_from_the_picture(fps):
+    rate, frames, carry = 48000, 97, 25
+    count = round(3600 * fps / (frames - carry))
+    ends = [frames + number * (frames - carry) for number in range(count)]
+    for length in (round(frames / fps * rate) - 1500, round(frames / fps * rate) + 7):
+        first = min(length, round(frames / fps * rate))
+        parts = list(sound_parts(ends, [length] * count, rate, fps))
+        missing = round(frames / fps * rate) - first
+        for end, part in zip(ends, parts, strict=True):
+            assert abs(part.frames.end + missing - end / fps * rate) <= 0.5
+            assert part.frames.end - part.start == length
+        for one, other in itertools.pairwise(parts):
+            assert other.fade.end == one.frames.end
+            assert other.fade.length == 1920
+
+
+def test_a_window_with_too_little_sound_begins_with_silence(audio_vae):
+    vae = audio_vae("ltx2")
+    latents = [random_latents(25), random_latents(10, seed=1)]
+    stream = vae.stream_joined(latents, [25, 33], fps=24, carry=9)  # 24 new frames take a second
+    result = np.concatenate([np.array(chunk.waveform)[0] for chunk in stream], axis=1)
+    first, second = (np.array(vae.decode(each))[0] for each in latents)
+    assert result.shape[1] == first.shape[1] + vae.sample_rate
+    assert np.abs(result[:, : first.shape[1]] - first).max() < 10 * TOLERANCE
+    assert np.abs(result[:, -second.shape[1] :] - second).max() < 10 * TOLERANCE
+    assert not result[:, first.shape[1] : -second.shape[1]].any()

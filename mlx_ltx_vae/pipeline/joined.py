@@ -1,5 +1,7 @@
-"""Joins overlapping parts, each decoded alone, to one stream: windows of latents to the frames of a film."""
+"""Joins overlapping parts, each decoded alone, to one stream: windows to the frames of a film, or to its sound."""
 
+import math
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -13,14 +15,15 @@ from ..backend.mlx_utils import take
 from ..errors import LatentsError, PlanError
 from ..latents.keyframes import Keyframes, check_keyframes, frame_numbers
 from ..models.noise import window_seed
-from ..planning.film import Film, Part
+from ..planning.film import Film, Part, fade_length
 from ..planning.memory import FRAMES_PER_CONVERSION
 from ..planning.plan import DecodePlan
 from ..shapes import Axis, LatentShape
 from ..tiling.layout import Interval
-from .audio import AudioChunk
+from .audio import AudioChunk, AudioStream
 from .decode import DecodeOptions, DecodePipeline, DecodeStream
 from .frames import FrameChunk
+from .run import ChunkStream
 from .sources import Latents, is_whole
 
 Chunk = TypeVar("Chunk", FrameChunk, AudioChunk)
@@ -117,6 +120,51 @@ class Crossfade(Generic[Chunk]):
         return replace(chunk, **changed)
 
 
+def join_sound(
+    parts: Iterable[tuple[Part, Callable[[tuple[int, int]], AudioStream]]],
+    sample_rate: int,
+    *,
+    samples: tuple[int, int] | None = None,
+    num_samples: int | None = None,
+) -> AudioStream:
+    """Decode the sound of windows one after the other, and join it with equal power.
+
+    Args:
+        parts: the part of each window, and a function that decodes samples of the window.
+        samples: the first sample to decode, as it is in the film, and one more than the last; None for all.
+        num_samples: the number of samples that are decoded, if it is known.
+    """
+    longest, cancelled = fade_length(sample_rate), threading.Event()
+
+    def decoded() -> Iterator[tuple[Interval, int, Generator[AudioChunk, None, None]]]:
+        for part, decode in parts:
+            if (own := part.wanted(samples)) is not None:
+                last = max(part.fade.end, part.frames.end - longest)
+                yield part.fade, last, _moved([decode(own)], part)
+
+    joined: Crossfade[AudioChunk] = Crossfade(
+        "waveform", 2, _equal_power, longest=longest, check=lambda chunk: mx.eval(chunk.waveform)
+    )
+    chunks = _fill_gaps(joined.join(decoded()), samples[0] if samples else 0)
+    return AudioStream(chunks, cancelled, sample_rate, num_samples)
+
+
+def _fill_gaps(chunks: Generator[AudioChunk, None, None], done: int) -> Generator[AudioChunk, None, None]:
+    """Yield chunks, with silence where a window has less sound than frames."""
+    with closing(chunks):
+        for chunk in chunks:
+            if chunk.start > done:
+                batch, channels, _ = chunk.waveform.shape
+                yield AudioChunk(done, mx.zeros((batch, channels, chunk.start - done)))
+            done = chunk.start + chunk.waveform.shape[2]
+            yield chunk
+
+
+def _equal_power(positions: mx.array, length: int) -> tuple[mx.array, mx.array]:
+    angles = positions.astype(mx.float32) * (math.pi / 2 / max(1, length - 1))
+    return mx.cos(angles), mx.sin(angles)
+
+
 def _linear(positions: mx.array, length: int) -> tuple[mx.array, mx.array]:
     later = (positions + 1).astype(mx.float32) / (length + 1)
     return 1 - later, later
@@ -193,15 +241,15 @@ def _decode_parts(
                 "seed": window_seed(spec, seed, number),
                 "keyframes": window.keyframes,
             }
-            box = [replace(pipeline, options=options).stream(window.latents, plans[key])]
+            box: list[ChunkStream[FrameChunk]] = [replace(pipeline, options=options).stream(window.latents, plans[key])]
             del window
             yield part.fade, max(part.fade.end, part.frames.end - blend), _moved(box, part)
         if frames is not None and part.frames.end - blend >= frames[1]:
             return
 
 
-def _moved(box: list[DecodeStream], part: Part) -> Generator[FrameChunk, None, None]:
-    """Yield the chunks of a window, with their frames counted from the start of the film."""
+def _moved(box: list[ChunkStream[Chunk]], part: Part) -> Generator[Chunk, None, None]:
+    """Yield the chunks of a window, with positions counted from the start of the film."""
     with closing(box.pop()) as stream:
         while chunks := list(islice(stream, 1)):
             yield replace(chunks[0], start=part.start + chunks.pop().start)

@@ -1,16 +1,22 @@
 """The layout of a film: which frames each of its overlapping windows makes. Pure arithmetic, no MLX."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
 from ..errors import LatentsError, PlanError, option, quote
 from ..models.specs import NetworkSpec
-from ..shapes import LatentShape, ScaleFactors
+from ..shapes import LatentShape, ScaleFactors, format_size
 from ..tiling.layout import Interval
-from ..units import format_count
+from ..units import format_bytes, format_count
+from .plan import DecodePlan, SoundPlan
 
 #: Frames that windows share by default, as in Lightricks' pipelines.
 DEFAULT_CARRY = 25
+_SOUND_FADE = Fraction(40, 1000)  # seconds
 
 
 @dataclass(frozen=True)
@@ -120,3 +126,114 @@ class Film:
         for number, part in enumerate(self.parts):
             if (own := part.wanted(frames)) is not None:
                 yield number, own
+
+
+def fade_length(sample_rate: int) -> int:
+    """The samples over which the sound of a window fades into the sound of the next."""
+    return round(_SOUND_FADE * sample_rate)
+
+
+def sound_parts(ends: Iterable[int], lengths: Iterable[int], sample_rate: int, fps: Fraction) -> Iterator[Part]:
+    """Yield the part of each window in the sound of a film, in samples.
+
+    The tails of windows are aligned: a window adds its last samples, and fades in over the samples before these. Frames
+    are converted to samples from the start of the film, so that the sound does not drift.
+
+    Args:
+        ends: for each window, the number of frames of the film up to its end.
+        lengths: for each window, the samples that its audio latents make.
+    """
+    seen = added = 0
+    before: Part | None = None
+    for frames, length in zip(ends, lengths, strict=True):
+        until = round(frames * sample_rate / fps)
+        kept, seen = until - seen, until
+        if before is None:
+            kept = min(kept, length)  # of causal latents, a little less than the frames take
+            fade = Interval(0, 0)
+        else:
+            most = min(fade_length(sample_rate), before.frames.end - before.fade.end, max(0, length - kept))
+            fade = Interval(added - most, added)
+        added += kept
+        before = Part(added - length, Interval(max(fade.start, added - length), added), fade)
+        yield before
+
+
+@dataclass(frozen=True)
+class FilmPlan:
+    """How a film is decoded. `print(plan)` explains it.
+
+    Attributes:
+        excerpt: the frames of the film that are decoded; None for all.
+        windows: the plan of each window that is decoded, by its number from 0 on.
+    """
+
+    film: Film
+    excerpt: tuple[int, int] | None
+    windows: Mapping[int, DecodePlan]
+
+    @property
+    def largest(self) -> DecodePlan:
+        """The plan of the window that takes the most memory, which is the memory of the film."""
+        return max(self.windows.values(), key=lambda plan: plan.peak_bytes)
+
+    @property
+    def num_frames(self) -> int:
+        first, end = self.excerpt or (0, self.film.num_frames)
+        return end - first
+
+    @property
+    def width(self) -> int:
+        return self.largest.width
+
+    @property
+    def height(self) -> int:
+        return self.largest.height
+
+    @property
+    def frame_size(self) -> tuple[int, int]:
+        return self.largest.frame_size
+
+    @property
+    def blended(self) -> tuple[str, ...]:
+        return self.largest.blended
+
+    @property
+    def sound(self) -> SoundPlan | None:
+        return self.largest.sound
+
+    @property
+    def keyframes(self) -> tuple[int, ...]:
+        """The frame numbers of all keyframes that windows see, counted from the start of the film."""
+        starts = ((self.film.parts[number].start, plan) for number, plan in self.windows.items())
+        return tuple(sorted({start + frame for start, plan in starts for frame in plan.keyframes}))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as a JSON-serializable dict, with the keys of the largest window's plan."""
+        first = {} if self.excerpt is None else {"first_frame": self.excerpt[0]}
+        windows = [{"window": number + 1, **plan.as_dict()} for number, plan in self.windows.items()]
+        own = {"frames": self.num_frames, "carry": self.film.overlap.carry, "blend": self.film.overlap.blend}
+        return {**self.largest.as_dict(), **own, **first, "windows": windows}
+
+    def __str__(self) -> str:
+        overlap, frames = (
+            self.film.overlap,
+            f"{format_count(self.num_frames, 'frame')} of {format_size(*self.frame_size)}",
+        )
+        part = (
+            "" if self.excerpt is None else f" ({self.excerpt[0]} to {self.excerpt[1] - 1} of {self.film.num_frames})"
+        )
+        lines = [
+            f"film     {frames}{part}, {format_count(len(self.film.parts), 'window')}, carry {overlap.carry}, "
+            f"blend {overlap.blend}",
+            f"peak     {format_bytes(self.largest.peak_bytes)}: one window, and the frames that wait for the next",
+        ]
+        for numbers, plan in self._runs():
+            which = f"window {numbers[0]}" if len(numbers) == 1 else f"windows {numbers[0]} to {numbers[-1]}"
+            lines += ["", f"{which}:", str(plan)]
+        return "\n".join(lines)
+
+    def _runs(self) -> Iterator[tuple[list[int], DecodePlan]]:
+        """Yield windows in a row that have one plan, by their numbers from 1 on."""
+        for plan, group in groupby(self.windows.items(), key=itemgetter(1)):
+            yield [number + 1 for number, _ in group], plan
