@@ -11,7 +11,7 @@ from ..errors import LatentsError, PlanError, option, quote
 from ..models.specs import NetworkSpec
 from ..shapes import LatentShape, ScaleFactors, format_size
 from ..tiling.layout import Interval
-from ..units import format_bytes, format_count
+from ..units import format_bytes, format_count, format_seconds
 from .plan import DecodePlan, SoundPlan
 
 #: Frames that windows share by default, as in Lightricks' pipelines.
@@ -48,7 +48,7 @@ class Overlap:
                 f"a carry of {carry} frames allows a blend of 0 to {carry}, not {quote(blend)}; correct the blend."
             )
         own = spec.out_grid((1 + (carry - 1) // steps, 1, 1))[0] if carry else 0
-        return cls(own, blend if own == carry else round(blend * own / carry))
+        return cls(own, blend * spec.scale.time // steps)
 
 
 def _is_count(value: object) -> bool:
@@ -171,6 +171,7 @@ class FilmPlan:
     film: Film
     excerpt: tuple[int, int] | None
     windows: Mapping[int, DecodePlan]
+    fps: Fraction
 
     @property
     def largest(self) -> DecodePlan:
@@ -223,9 +224,10 @@ class FilmPlan:
         part = (
             "" if self.excerpt is None else f" ({self.excerpt[0]} to {self.excerpt[1] - 1} of {self.film.num_frames})"
         )
+        seconds = format_seconds(float(self.num_frames / self.fps))
         lines = [
-            f"film     {frames}{part}, {format_count(len(self.film.parts), 'window')}, carry {overlap.carry}, "
-            f"blend {overlap.blend}",
+            f"film     {frames}{part}, {seconds} at {float(self.fps):.6g} fps",
+            f"windows  {len(self.film.parts)}, carry {overlap.carry}, blend {overlap.blend}",
             f"peak     {format_bytes(self.largest.peak_bytes)}: one window, and the frames that wait for the next",
         ]
         for numbers, plan in self._runs():
