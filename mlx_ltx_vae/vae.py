@@ -35,7 +35,7 @@ from .pipeline.progress import Progress
 from .pipeline.run import arrays_released, join_parts
 from .pipeline.sources import LatentInput
 from .planning.film import DEFAULT_CARRY, Film, Overlap
-from .planning.plan import BitDepth, DecodePlan, EncodePlan, ModeName, OrderName, SoundPlan
+from .planning.plan import BitDepth, DecodePlan, EncodePlan, ModeName, OrderName, Plan
 from .planning.planner import plan_decode, plan_encode
 from .published import estimate
 from .tiling.config import TilingConfig
@@ -247,7 +247,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         keyframes: Keyframes | Sequence[int] | None = None,
         joined: bool = False,
         held_frames: int | None = None,
-        sound: Sequence[SoundPlan] = (),
+        sound: Sequence[Plan] = (),
     ) -> DecodePlan:
         """Plan the decode of latents of a given shape. Pure arithmetic; nothing is decoded.
 

@@ -21,7 +21,7 @@ from ..pipeline.audio import AudioStream, every_chunk
 from ..pipeline.joined import join_sound
 from ..pipeline.progress import FrameBar
 from ..planning.film import Part, sound_parts
-from ..planning.plan import AudioPlan, Mode, SoundPlan
+from ..planning.plan import DecodePlan, Mode, Plan
 from ..units import format_count, format_seconds
 from ..video.audio import Sound, write_wav
 from .jobs import Item, Job, Task, name_outputs
@@ -70,7 +70,7 @@ class SoundSettings:
         return AudioVAE.from_pretrained(self.open(), dtype=self.dtype, encoder=False)
 
 
-def plan_latents(settings: SoundSettings, length: int, machine: Machine, **options: Any) -> AudioPlan:
+def plan_latents(settings: SoundSettings, length: int, machine: Machine, **options: Any) -> DecodePlan:
     """Plan the sound of so long audio latents, with the options of `plan_decode`."""
     machine = replace(machine, itemsize=mx.float32.size)
     return plan_checkpoint(settings.open(), length, machine, dtype=settings.dtype, **options)
@@ -110,12 +110,12 @@ class FoundSound:
         memory_budget: str | int | None = None,
         chunk: int | None = None,
         frames: tuple[int, int] | None = None,
-    ) -> AudioPlan:
+    ) -> DecodePlan:
         """Plan the sound of one video, with the options of `plan_decode`."""
         options = {"memory_budget": memory_budget, "chunk": chunk, "frames": frames}
         return plan_latents(self.settings, self.file.length, machine, **options)
 
-    def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[SoundPlan]:
+    def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[Plan]:
         """The possible ones, the fastest first, for some frames of the video; none if these have no sound."""
         samples = None
         if frames is not None:
@@ -124,9 +124,9 @@ class FoundSound:
                 return []
         return every_chunk(partial(self.plan, machine, frames=samples))
 
-    def stream(self, index: int, plan: SoundPlan | None) -> Sound:
+    def stream(self, index: int, plan: Plan | None) -> Sound:
         """The sound of the video with this index, as planned; silence without a plan."""
-        if not isinstance(plan, AudioPlan):
+        if not isinstance(plan, DecodePlan):
             return ()
         vae = self.settings.loaded
         latents = self.file.read(statistics=(vae.mean, vae.std), unnormalized=self.settings.unnormalized)
@@ -147,15 +147,15 @@ class FilmSound(FoundSound):
     def num_samples(self) -> int:
         return self.parts[-1].frames.end
 
-    def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[SoundPlan]:
+    def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[Plan]:
         wanted = [(own, number) for number, part in enumerate(self.parts) if (own := part.wanted(self.samples))]
         if not wanted:
             return []
         own, number = max(wanted, key=lambda each: each[0][1] - each[0][0])
         return every_chunk(partial(self._plan_window, number, own))
 
-    def stream(self, index: int, plan: SoundPlan | None) -> Sound:
-        if not isinstance(plan, AudioPlan):
+    def stream(self, index: int, plan: Plan | None) -> Sound:
+        if not isinstance(plan, DecodePlan):
             return ()
         vae, chunk = self.settings.loaded, plan.chunk if plan.mode is Mode.EXACT else None
 
@@ -168,7 +168,7 @@ class FilmSound(FoundSound):
         first, end = self.samples or (0, self.num_samples)
         return join_sound(parts, self.sample_rate, samples=self.samples, num_samples=end - first)
 
-    def _plan_window(self, number: int, samples: tuple[int, int], *, chunk: int | None = None) -> AudioPlan:
+    def _plan_window(self, number: int, samples: tuple[int, int], *, chunk: int | None = None) -> DecodePlan:
         return plan_latents(self.settings, self.lengths[number], self.machine, frames=samples, chunk=chunk)
 
 
@@ -244,7 +244,7 @@ def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
 class SoundTask(Task):
     """The sound of a latent file, without the pictures, and each item of a batch in a .wav file of its own."""
 
-    plan: AudioPlan
+    plan: DecodePlan
 
     def __init__(self, settings: SoundSettings, job: Job, item: Item) -> None:
         super().__init__(job, item)

@@ -12,7 +12,7 @@ from ..models.specs import NetworkSpec
 from ..shapes import LatentShape, ScaleFactors, format_size
 from ..tiling.layout import Interval
 from ..units import format_bytes, format_count, format_seconds
-from .plan import DecodePlan, SoundPlan
+from .plan import DecodePlan, Plan
 
 #: Frames that windows share by default, as in Lightricks' pipelines.
 DEFAULT_CARRY = 25
@@ -200,7 +200,7 @@ class FilmPlan:
         return self.largest.blended
 
     @property
-    def sound(self) -> SoundPlan | None:
+    def sound(self) -> Plan | None:
         return self.largest.sound
 
     @property
