@@ -141,6 +141,7 @@ class Clip:
         level_bytes: bytes per value of frames to encode that are levels; 0 for floats.
         is_joined: True if all output becomes one array, and for an encode if the input is one.
         weight_bytes: bytes of the weights of all networks in memory; None to count this network's alone.
+        held_frames: see `DecodePlan`.
     """
 
     spec: NetworkSpec
@@ -155,6 +156,7 @@ class Clip:
     is_joined: bool = False
     weight_bytes: int | None = None
     level_bytes: int = 0
+    held_frames: int | None = None
 
     @property
     def scale(self) -> ScaleFactors:
@@ -208,10 +210,14 @@ class Clip:
         frames = self.video[0] if self.is_decode else self.latent_shape.frames
         return frames * self.out_frame * itemsize
 
+    def held_bytes(self, itemsize: int) -> int:
+        """Bytes of frames of another window, in the network's dtype."""
+        return (self.held_frames or 0) * self.out_frame * itemsize
+
     @property
     def format(self) -> FrameFormat | None:
         """The format of the frames that a decode yields; None for floats in the network's dtype."""
-        return common_format(self.outputs)
+        return common_format(self.outputs) if self.held_frames is None else None
 
     def value_bytes(self, itemsize: int) -> int:
         """Bytes per value of the frames that a decode yields, where the network's dtype has `itemsize` bytes."""

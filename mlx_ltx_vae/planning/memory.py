@@ -56,7 +56,8 @@ class Memory:
 
     Attributes:
         weights: of all networks that are loaded.
-        inputs: the caller's latents in float32 and the piece of them in use; for an encode, the queued frames.
+        inputs: the caller's latents in float32, the piece of them in use, and the frames of another window that wait;
+            for an encode, the queued frames.
         caches: the caches of all layers between two steps.
         work: one step of the largest layer including its queued input, times the number of steps in flight.
         result: the whole output, if it becomes one array.
