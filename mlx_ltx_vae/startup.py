@@ -1,4 +1,4 @@
-"""What comes before imports that take long: names that are imported at their first use, and a command's process.
+"""Steps before slow imports: names that are imported at their first use, and a command's process.
 
 Ctrl-C prints a traceback until the process is prepared. Before that, a command loads three files: the package, this
 module, and its own (`decode.py`). They import nothing that Python has not loaded.
@@ -18,7 +18,7 @@ _is_command = False
 
 
 def is_command() -> bool:
-    """Whether this process is a command, which may set signal handlers and exit."""
+    """Return whether this process is a command, which may set signal handlers and exit."""
     return _is_command
 
 
@@ -34,7 +34,7 @@ def entry_point(name: str) -> "Callable[..., int]":
 
 
 def begin(argv: "list[str] | None") -> None:
-    """Begin a command. Without `argv` its arguments are those of the process, which is then prepared as a command.
+    """Begin a command. Without `argv` it takes the process's arguments, and prepares the process as a command.
 
     With `argv`, another program calls the command as a function, and its process stays as it is.
     """
@@ -86,7 +86,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def was_forked() -> bool:
-    """Whether this process was forked from one that had used MLX, and had imported this package."""
+    """Return whether this process was forked from one that had used MLX, and had imported this package."""
     return _was_forked
 
 

@@ -47,7 +47,7 @@ _WORKFLOW_KEYS = ("prompt", "workflow")
 
 @dataclass(frozen=True)
 class LatentsInfo:
-    """What a latent file states about itself. A value that it does not state is None."""
+    """Metadata of a latent file. Values that the file does not state are None."""
 
     source: str
     tensor: str
@@ -56,6 +56,7 @@ class LatentsInfo:
     num_frames: int | None = None  # of the video, in frames, as height and width in pixels
     height: int | None = None
     width: int | None = None
+    carry: int | None = None  # frames that it shares with the next window, if it is one of a film
     workflow: Mapping[str, str] = field(default_factory=dict, hash=False)  # ComfyUI's entries `prompt` and `workflow`
 
 
@@ -78,7 +79,7 @@ class LatentsFile:
 
     @property
     def has_keyframes(self) -> bool:
-        """Whether the same file has keyframes, which may be bad ones."""
+        """True if the same file has keyframes, which may be bad ones."""
         return KEYFRAME_NAMES[0] in self._tensors
 
     def find_keyframes(self) -> KeyframesFile | None:
@@ -104,7 +105,7 @@ class LatentsFile:
         return MappedLatents(self._stored, found, was_unnormalized=unnormalized is True)
 
     def digest(self) -> str:
-        """A hash of the values as they are stored. A `LatentsError` as those of `read`."""
+        """A hash of the stored values. Raises the errors of `read`."""
         return MappedLatents(self._stored, None).digest()
 
 
@@ -133,7 +134,7 @@ def open_latents(
     name = _choose_tensor(list(tensors), tensor, source)
     stored = tensors[name]
     if looks_like_audio(stored.shape, latent_channels):
-        way = "give them with --audio-latents beside those of a video, or decode them alone with -o NAME.wav"
+        way = "give them with --audio-latents beside the video's latents, or decode them alone with -o NAME.wav"
         way = option("read them with load_audio_latents, for AudioVAE", way)
         raise LatentsError(f"{source}: {excerpt(name)} {stored.shape} are audio latents; {way}.")
     layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid)
@@ -141,7 +142,7 @@ def open_latents(
     check_readable(stored, excerpt(name), source)
     sizes = find_video_sizes(metadata, layout.shape.grid, scale, source)
     workflow = {key: stated[key] for key in _WORKFLOW_KEYS if key in stated and "\0" not in stated[key]}
-    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, workflow)
+    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, metadata.carry, workflow)
     latents, dtype = StoredLatents(stored, layout), stored.dtype_name
     return LatentsFile(info, layout.shape, metadata.normalized, dtype, str(layout), latents, tensors, stated)
 
@@ -158,7 +159,7 @@ def load_latents(
 ) -> tuple[mx.array, LatentsInfo]:
     """Normalized latents `(B, C, F', H', W')` and what the file states about them.
 
-    Arguments and errors are those of `open_latents` and `LatentsFile.read`.
+    Takes the arguments of `open_latents` and `LatentsFile.read`, and raises their errors.
     """
     file = open_latents(path, latent_channels=latent_channels, tensor=tensor, grid=grid, scale=scale)
     return file.read(statistics=statistics, unnormalized=unnormalized), file.info
@@ -220,7 +221,7 @@ class AudioLatentsFile:
         return values
 
     def read_stored(self) -> mx.array:
-        """As they are stored, normalized or not. A `LatentsError` if they are not finite."""
+        """The values as stored, normalized or not. Raises a `LatentsError` if they are not finite."""
         source = f"{self.source}: audio latents {quote(self.tensor)}"
         values = self._stored.to_floats(self._stored.read())
         values = values if self.layout.startswith("(B") else values[None]
@@ -241,8 +242,8 @@ def load_audio_latents(
 
     Args:
         path: as of `load_latents`, which reads the video's latents beside them.
-        alone: whether they are all that the file has, under any name.
-        unnormalized: whether the file stores `latents * std + mean`; None follows the metadata.
+        alone: True if they are all that the file has, under any name.
+        unnormalized: True if the file stores `latents * std + mean`; None follows the metadata.
         statistics: `(audio_vae.mean, audio_vae.std)`, each (128,), which normalize unnormalized latents.
 
     Raises:
@@ -254,7 +255,7 @@ def load_audio_latents(
 
 
 def open_audio_latents(path: str | os.PathLike, *, is_alone: bool = False) -> AudioLatentsFile | None:
-    """As `find_audio_latents`, in a file. A `LatentsError` for one that cannot be read, too."""
+    """`find_audio_latents` for a file. An unreadable file also raises a `LatentsError`."""
     tensors, stated = open_tensor_file(path)
     return find_audio_latents(tensors, stated, source_name(path), is_alone=is_alone)
 
@@ -262,7 +263,7 @@ def open_audio_latents(path: str | os.PathLike, *, is_alone: bool = False) -> Au
 def find_audio_latents(
     tensors: Mapping[str, StoredArray], stated: Mapping[str, str], source: str, *, is_alone: bool = False
 ) -> AudioLatentsFile | None:
-    """The audio latents among tensors; None if there are none. `is_alone` is whether there may be nothing else.
+    """The audio latents among tensors; None if there are none. `is_alone` is True if there may be nothing else.
 
     Stored are (B, 8, T, 16), the same without a batch, or packed (B, T, 128). A `LatentsError` for another shape.
     """
@@ -296,7 +297,7 @@ def find_audio_latents(
 
 
 def is_sound_alone(tensors: Mapping[str, StoredArray], latent_channels: int | None) -> bool:
-    """Whether a file with these tensors has audio latents and no others."""
+    """Return whether a file with these tensors has audio latents and no others."""
     others = [name for name in tensors if name not in AUDIO_NAMES]
     others = [name for name in others if name in _OWN_NAMES] or others
     is_alone = len(others) == 1 and looks_like_audio(tensors[others[0]].shape, latent_channels)
@@ -304,7 +305,7 @@ def is_sound_alone(tensors: Mapping[str, StoredArray], latent_channels: int | No
 
 
 def looks_like_audio(shape: Sequence[int], latent_channels: int | None) -> bool:
-    """Whether latents of this shape are those of sound rather than of a video."""
+    """Return whether latents of this shape are audio rather than video."""
     if latent_channels == _BINS or (len(shape) == 4 and shape[0] == (latent_channels or _VIDEO_CHANNELS)):
         return False  # (F', H', W', C), and (C, F', H', W') of 8 frames
     return _is_audio_shape(shape)

@@ -38,7 +38,7 @@ class Keyframes:
         latents: (B, C, P, H', W') on the grid of the video's latents and normalized like them, each still encoded as a
             clip of one frame.
         frames: the frame number of each still in the decoded video, (P,) whole numbers from 0 on. They may repeat, lie
-            behind the end of the video, and have any order.
+            after the end of the video, and have any order.
 
     Raises:
         LatentsError: if the latents have other axes or no stills, or the frame numbers do not fit them.
@@ -65,7 +65,7 @@ class Keyframes:
         _check_grid(self.latents.shape, shape, source)
 
     def item(self, index: int) -> "Keyframes":
-        """Those of one video of the batch."""
+        """The keyframes of one video of the batch."""
         return Keyframes(self.latents[index : index + 1], self.frames)
 
 
@@ -79,7 +79,7 @@ def check_keyframes(given: object) -> None:
 
 
 def frame_numbers(given: Keyframes | Sequence[int] | None) -> tuple[int, ...]:
-    """The frame numbers of keyframes, or those that are given in their place. A `LatentsError` for others."""
+    """The frame numbers of keyframes, or the given frame numbers. Anything else raises a `LatentsError`."""
     if isinstance(given, Keyframes):
         return tuple(given.frames)
     numbers = given.tolist() if isinstance(given, np.ndarray) else [] if given is None else given
@@ -90,7 +90,7 @@ def frame_numbers(given: Keyframes | Sequence[int] | None) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class KeyframesFile:
-    """Keyframes in a latent file, of which only the frame numbers have been read."""
+    """Keyframes in a latent file. Only their frame numbers have been read."""
 
     source: str
     shape: LatentShape  # (B, C, P, H', W')
@@ -100,16 +100,16 @@ class KeyframesFile:
     _stored: StoredLatents = field(repr=False)
 
     def check(self, shape: Sequence[int]) -> None:
-        """As `Keyframes.check`. The error names the file."""
+        """Run `Keyframes.check`. The error names the file."""
         _check_grid(self.shape, shape, f"{self.source}: ")
 
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> Keyframes:
-        """The keyframes with normalized latents; arguments, dtype and errors as those of `LatentsFile.read`."""
+        """The keyframes with normalized latents. Arguments, dtype and errors as for `LatentsFile.read`."""
         found = choose_statistics(self.source, self.normalized, self.shape.channels, statistics, unnormalized)
         return Keyframes(self._map(found)[()], self.frames)
 
     def digest(self) -> str:
-        """A hash of the values as they are stored. A `LatentsError` as those of `read`."""
+        """A hash of the stored values. Raises the errors of `read`."""
         return self._map(None).digest()
 
     def _map(self, statistics: MeanAndStd | None) -> MappedLatents:
@@ -124,7 +124,7 @@ def load_keyframes(
     Args:
         path: as of `load_latents`. The tensors are `keyframe_latents` (B, C, P, H', W') and `keyframe_frame_indices`
             (P,).
-        unnormalized: whether the file stores `latents * std + mean`; None follows the metadata.
+        unnormalized: True if the file stores `latents * std + mean`; None follows the metadata.
         statistics: `(vae.mean, vae.std)`, each (C,), which normalize unnormalized latents.
 
     Raises:
@@ -136,7 +136,7 @@ def load_keyframes(
 
 
 def open_keyframes(path: str | os.PathLike) -> KeyframesFile | None:
-    """As `find_keyframes`, in a file. A `LatentsError` for one that cannot be read, too."""
+    """`find_keyframes` for a file. An unreadable file also raises a `LatentsError`."""
     tensors, stated = open_tensor_file(path)
     return find_keyframes(tensors, stated, source_name(path))
 
@@ -144,7 +144,7 @@ def open_keyframes(path: str | os.PathLike) -> KeyframesFile | None:
 def find_keyframes(tensors: Mapping[str, StoredArray], stated: Mapping[str, str], source: str) -> KeyframesFile | None:
     """The keyframes among tensors; None if there are none. Frame numbers without latents are ignored.
 
-    A `LatentsError` for latents without frame numbers, of other axes, or of a dtype that is not read.
+    Raises a `LatentsError` for latents without frame numbers, of other axes, or of a dtype that is not read.
     """
     if _LATENTS not in tensors:
         return None
@@ -179,7 +179,7 @@ def _check_axes(shape: Sequence[int], source: str = "") -> None:
 
 
 def _check_frames(frames: np.ndarray, count: int, source: str = "") -> tuple[int, ...]:
-    """The frame numbers of so many stills. Raises a `LatentsError` for others."""
+    """The frame numbers of this many stills. Raises a `LatentsError` for any other number."""
     if frames.shape != (count,) or frames.dtype.kind not in "iu" or frames.min() < 0 or frames.max() > _MAX_FRAME:
         raise LatentsError(
             f"{source}keyframes need one frame number from 0 to {_MAX_FRAME} for each of their {count} stills, and "

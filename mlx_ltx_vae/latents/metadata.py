@@ -1,4 +1,4 @@
-"""What latent files state, and the layouts in which programs store latents, read as `(B, C, F', H', W')`.
+"""Metadata of latent files, and the layouts in which programs store latents, read as `(B, C, F', H', W')`.
 
 In the order in which they are tried, with `N = F' * H' * W'` packed tokens:
 
@@ -23,7 +23,7 @@ from ..shapes import DEFAULT_SCALE, Grid, LatentShape, ScaleFactors, parse_grid
 from ..units import parse_fps
 
 AXES_KEY, CHANNELS_FIRST = "layout", "BCFHW"  # the layout of this package: one letter per axis
-#: Names of audio latents beside those of a video, the final ones first.
+#: Names of audio latents in files that also have video latents, the final ones first.
 AUDIO_NAMES = (
     "audio_latents",
     "audio_latent",
@@ -42,13 +42,14 @@ _GRID_SIZES = ("latent_num_frames", "latent_height", "latent_width")
 
 @dataclass(frozen=True)
 class LatentsMetadata:
-    """What a latent file states; None for what it does not."""
+    """Values that a latent file states; None where it states none."""
 
     sizes: Sizes  # of the video: frames, height, width; or, in data sets of the LTX trainers, of the latent grid
     latent_sizes: Sizes = (None, None, None)  # F', H' and W'
     fps: Fraction | None = None
     grid: Grid | None = None
     normalized: bool | None = None
+    carry: int | None = None  # frames that a window of a film shares with the next one
     is_channels_first: bool = False  # states the layout (B, C, F', H', W'), which only this package does
 
 
@@ -134,7 +135,7 @@ def _layouts_with_grid(layouts: list[Layout], grid: Grid, source: str) -> list[L
 
 
 def find_video_sizes(metadata: LatentsMetadata, grid: Grid, scale: ScaleFactors | None, source: str) -> Sizes:
-    """The stated sizes of the video. A `LatentsError` unless they, or those of the latents, fit latents (F', H', W').
+    """The stated sizes of the video. Raises a `LatentsError` unless they, or the latents' sizes, fit (F', H', W').
 
     With `scale` None, any whole numbers of pixels and frames per latent cell are possible.
     """
@@ -210,6 +211,10 @@ def _parse_size(text: str) -> int:
     return int(text)
 
 
+def _parse_count(text: str) -> int:
+    return 0 if re.fullmatch("0{1,9}", text) else _parse_size(text)
+
+
 _SIZE = re.compile(r"0*[1-9][0-9]{0,8}")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 # The parser of each key's value, and what the value should be.
@@ -217,6 +222,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "fps": (parse_fps, "a frame rate"),
     **dict.fromkeys((*_SIZES, *_GRID_SIZES), (_parse_size, "a whole number above 0")),
     "grid": (parse_grid, "a grid such as 16x22x40"),
+    "carry": (_parse_count, "a whole number"),
     "normalized": (lambda text: _FLAGS[text.lower()], "true or false"),
 }
 METADATA_KEYS = (*_PARSERS, AXES_KEY)

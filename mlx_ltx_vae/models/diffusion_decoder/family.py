@@ -20,8 +20,8 @@ from .config import (
     ltx_2_5,
     parse_decoder_config,
 )
-from .network_specs import network_spec
 from .networks import DiffusionDecoder
+from .specs import network_spec
 
 #: A tensor that every diffusion decoder has, and no other decoder.
 _MARK = "conv_in_x_t.weight"
@@ -42,7 +42,7 @@ _DIFFUSERS_PARTS = {
 _DIFFUSERS_CLASS = "LTX2VideoDiffusionDecoderModel"
 
 _KEYS = dict.fromkeys(("_class_name", "dims", "model_output_type", "encoder", "decoder"), anything())
-# Keys of diffusers' config.json by those of the original. All must be stated.
+# Keys of diffusers' config.json by the original keys. All must be stated.
 _DIFFUSERS_NAMES = {
     "in_channels": "latent_channels",
     "out_channels": "out_channels",

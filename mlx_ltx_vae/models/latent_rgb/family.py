@@ -10,7 +10,7 @@ from ...errors import CheckpointError
 from ...shapes import DEFAULT_SCALE, Scaled, ScaleFactors
 from ...streaming.context import Stage, StreamContext, pointwise
 from ..base import Configuration, Decoder, Family, Found, Network, Statistics, Stored
-from ..layers.conv import add_weights, interleave
+from ..layers import add_weights, interleave
 from ..specs import LayerSpec, NetworkSpec, Shapes
 from ..stored import Key, grid, is_number, read_config, word
 
