@@ -32,7 +32,7 @@ from .pipeline.frames import HDR, OnFramesReady, choose_hdr
 from .pipeline.progress import Progress
 from .pipeline.run import arrays_released, join_parts
 from .pipeline.sources import LatentInput
-from .planning.plan import BitDepth, DecodePlan, EncodePlan, ModeName, OrderName, SoundPlan
+from .planning.plan import BitDepth, DecodePlan, EncodePlan, ModeName, OrderName, Plan
 from .planning.planner import plan_decode, plan_encode
 from .published import estimate
 from .tiling.config import TilingConfig
@@ -243,7 +243,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         steps: int | None = None,
         keyframes: Keyframes | Sequence[int] | None = None,
         joined: bool = False,
-        sound: Sequence[SoundPlan] = (),
+        sound: Sequence[Plan] = (),
     ) -> DecodePlan:
         """Plan the decode of latents of a given shape. Pure arithmetic; nothing is decoded.
 

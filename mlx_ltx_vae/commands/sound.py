@@ -18,7 +18,7 @@ from ..latents import AudioLatentsFile, LatentsFile, open_audio_latents
 from ..models.base import SoundConfig
 from ..pipeline.audio import every_chunk
 from ..pipeline.progress import FrameBar
-from ..planning.plan import AudioPlan, SoundPlan
+from ..planning.plan import DecodePlan, Plan
 from ..units import format_count, format_seconds
 from ..video.audio import Sound, write_wav
 from .jobs import Item, Job, Task, name_outputs
@@ -101,7 +101,7 @@ class FoundSound:
         memory_budget: str | int | None = None,
         chunk: int | None = None,
         frames: tuple[int, int] | None = None,
-    ) -> AudioPlan:
+    ) -> DecodePlan:
         """Plan the sound of one video, with the options of `plan_decode`."""
         return plan_checkpoint(
             self.settings.open(),
@@ -113,7 +113,7 @@ class FoundSound:
             frames=frames,
         )
 
-    def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[SoundPlan]:
+    def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[Plan]:
         """The possible ones, the fastest first, for some frames of the video; none if these have no sound."""
         samples = None
         if frames is not None:
@@ -123,9 +123,9 @@ class FoundSound:
             samples = start, end
         return every_chunk(partial(self.plan, machine, frames=samples))
 
-    def stream(self, index: int, plan: SoundPlan | None) -> Sound:
+    def stream(self, index: int, plan: Plan | None) -> Sound:
         """The sound of the video with this index, as planned; silence without a plan."""
-        if not isinstance(plan, AudioPlan):
+        if not isinstance(plan, DecodePlan):
             return ()
         vae = self.settings.loaded
         latents = self.file.read(statistics=(vae.mean, vae.std), unnormalized=self.settings.unnormalized)
@@ -166,7 +166,7 @@ def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
 class SoundTask(Task):
     """The sound of a latent file, without the pictures, and each item of a batch in a .wav file of its own."""
 
-    plan: AudioPlan
+    plan: DecodePlan
 
     def __init__(self, settings: SoundSettings, job: Job, item: Item) -> None:
         super().__init__(job, item)

@@ -240,7 +240,7 @@ class Run:
         self, pieces: Iterator[mx.array], context: StreamContext, layers: slice = slice(None)
     ) -> Iterator[mx.array]:
         plan, stages = self.plan, self.network.stages(replace(context, axis=self._axis))[layers]
-        if self.network.spec.sound is not None:
+        if self.network.spec.clip.flushes_with_last:
             return run_chain(stages, pieces, axis=self._axis, around_step=self._around_step)
         return run_stream(
             stages,

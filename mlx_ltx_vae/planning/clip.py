@@ -86,7 +86,7 @@ def first_output_work(spec: NetworkSpec, grid: Grid, outputs: int = 1) -> float:
 
 def make_excerpt(spec: NetworkSpec, shape: LatentShape, num_frames: int, frames: tuple[int, int]) -> Excerpt:
     """The excerpt of the frames from one to before another; a `PlanError` if the video does not have them."""
-    units, whole = ("frames", "video") if spec.sound is None else ("samples", "sound")
+    units, whole = f"{spec.clip.unit}s", spec.clip.whole
     if not isinstance(frames, Sequence) or len(frames) != 2 or not all(isinstance(each, Integral) for each in frames):
         raise PlanError(f"{units} are the first and one more than the last, such as (24, 48), not {quote(frames)}.")
     first, end = frames
@@ -162,7 +162,7 @@ class Clip:
 
     def describe(self) -> str:
         frames, height, width = self.video
-        if self.spec.sound is not None:
+        if self.spec.clip.unit == "sample":
             return format_count(self.latent_shape.frames, "audio latent")
         return f"{format_count(frames, 'frame')} of {format_size(width, height)}"
 
@@ -194,8 +194,8 @@ class Clip:
 
     def piece_bytes(self, itemsize: int, chunk: int) -> int:
         """Bytes that an encode takes to make a piece of its input: of a spectrogram, or of frames that are joined."""
-        if self.spec.sound is not None:
-            return self.batch * min(chunk * self.cell, self.grid[0]) * self.spec.sound.frame_bytes
+        if frame_bytes := self.spec.clip.frame_bytes:
+            return self.batch * min(chunk * self.cell, self.grid[0]) * frame_bytes
         frames = min(chunk + 1, self.grid[0])
         position = self.batch * self.spec.in_channels * math.prod(self.grid[1:])
         copies = _MADE_OF_LEVELS if self.level_bytes else _MADE_COPIES
@@ -225,10 +225,10 @@ class Clip:
     @property
     def cell(self) -> int:
         """Input positions of what chunks count: latents of any sound, and those or frames of pictures."""
-        return 1 if self.is_decode or self.spec.sound is None else self.scale.time
+        return self.scale.time if self.spec.clip.chunks and not self.is_decode else 1
 
     def default_chunk(self) -> int:
-        if self.spec.sound is not None:
+        if self.spec.clip.chunks:
             return 1
         return _DECODE_CHUNK if self.is_decode else self.scale.time * max(1, _ENCODE_CHUNK // self.scale.time)
 
@@ -237,8 +237,8 @@ class Clip:
 
         Those in the middle of a long clip are left out: they are like those before them.
         """
-        extra = 0 if self.is_decode or length == 1 or self.spec.sound else 1
-        if self.spec.sound is not None:
+        extra = 0 if self.is_decode or length == 1 or self.spec.clip.chunks else 1
+        if self.spec.clip.flushes_with_last:
             # Measured: smaller pieces take no less, since layers are flushed at once, and keep pieces whole.
             chunk = max(chunk * self.cell, math.ceil(needed(self.spec, Axis.TIME) / 2))
         rest, longest = max(0, length - chunk - extra), LONG_CLIP * chunk

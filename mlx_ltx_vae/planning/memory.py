@@ -179,7 +179,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     pieces, extents = list(run.pieces), grid
     caches, works, waiting = [], [], 0
     # A chain, which runs sound, is flushed with its last piece.
-    is_whole_clip = run.steps is None or (spec.sound is not None and len(pieces) == 1)
+    is_whole_clip = run.steps is None or (spec.clip.flushes_with_last and len(pieces) == 1)
     for index, layer in enumerate(spec.layers):
         length = extents[axis.grid]
         if run.steps is None:
@@ -201,7 +201,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         if length == 1 and not is_whole_clip:
             own -= min(cache, position)  # it is cached as it came
         works.append(waiting + own * (1 if machine.compiles else _NOT_COMPILED))
-        pieces = _advance(pieces, step, layer, axis, flushes_with_last=spec.sound is not None)
+        pieces = _advance(pieces, step, layer, axis, flushes_with_last=spec.clip.flushes_with_last)
         extents = layer.out_grid(extents)
     # The final output is checked and converted to levels in float32.
     position = batch * spec.out_channels * math.prod(extents) // extents[axis.grid]
@@ -265,7 +265,7 @@ def layer_pieces(spec: NetworkSpec, grid: Grid, run: StreamRun) -> Iterator[list
         step = extents[run.axis.grid] if run.steps is None else run.steps[index]
         pieces = [part for piece in pieces for part in cut(piece, step)]
         yield pieces
-        pieces = _advance(pieces, step, layer, run.axis, flushes_with_last=spec.sound is not None)
+        pieces = _advance(pieces, step, layer, run.axis, flushes_with_last=spec.clip.flushes_with_last)
     yield pieces
 
 

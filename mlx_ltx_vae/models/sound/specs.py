@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...errors import CheckpointError
-from ...shapes import Axis, Grid, SoundRules, WindowSpec
+from ...shapes import Axis, ClipRules, Grid, WindowSpec
 from ..specs import LayerSpec, NetworkSpec, Step, Weights, linear_weights
 from .config import AudioConfig, Causality, ExtensionConfig, GeneratorConfig, Norm, VocoderConfig
 
@@ -144,13 +144,13 @@ def decoder_spec(config: AudioConfig) -> NetworkSpec:
         windows=(_ALONE, WindowSpec(mel, mel, 0, mel - made[1]), _ALONE),
         crop=crop,
     )
-    samples = (0, 0)
+    lengths = None
     if config.vocoder is not None:
-        samples = config.num_samples(1), config.num_samples(2) - config.num_samples(1)
+        lengths = config.num_samples(1), config.num_samples(2) - config.num_samples(1)
     return NetworkSpec(
         (unpack, *layers, pack),
         stream_axes=(Axis.TIME,),
-        sound=SoundRules(config.sample_rate, _DECODE_CHUNKS, samples),
+        clip=ClipRules("sample", _DECODE_CHUNKS, True, 2, lengths, config.sample_rate),
     )
 
 
@@ -165,7 +165,15 @@ def encoder_spec(config: AudioConfig) -> NetworkSpec:
         (*_layers(encoder_parts(config)), pack),
         stream_axes=(Axis.TIME,),
         takes_any_length=True,
-        sound=SoundRules(mel.sample_rate, _ENCODE_CHUNKS, hop=mel.hop, bins=mel.bins, frame_bytes=frame_bytes),
+        clip=ClipRules(
+            "sample",
+            _ENCODE_CHUNKS,
+            flushes_with_last=True,
+            sample_rate=mel.sample_rate,
+            hop=mel.hop,
+            bins=mel.bins,
+            frame_bytes=frame_bytes,
+        ),
     )
 
 
