@@ -2,8 +2,10 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate, chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,9 +31,12 @@ from .pipeline.audio import (
     stream_sound,
     unpack_latents,
 )
+from .pipeline.joined import join_sound
 from .pipeline.run import arrays_released, join_parts
+from .planning.film import DEFAULT_CARRY, Part, sound_parts
 from .planning.plan import DecodePlan, EncodePlan, ModeName
 from .planning.planner import plan_encode
+from .units import Rate, parse_fps
 from .vae import NetworkPair, load_encoder
 from .video.sound_files import SAMPLE_RATES
 
@@ -156,6 +161,45 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             DecodeError: while decoding, if samples are not finite.
         """
         return self._stream(latents, plan, unnormalized)
+
+    def stream_joined(
+        self,
+        windows: Iterable[mx.array | np.ndarray],
+        frames: Iterable[int],
+        *,
+        fps: Rate,
+        carry: int = DEFAULT_CARRY,
+        unnormalized: bool = False,
+    ) -> AudioStream:
+        """Yield the sound of a film from the audio latents of its windows, see `VideoVAE.stream_joined`.
+
+        The tails of windows are aligned, and a window fades in with equal power over the 40 ms before the samples that
+        it adds. These are counted from the start of the film, so that sound and picture do not drift.
+
+        Args:
+            windows: audio latents as for `stream`; an iterator may still be generated.
+            frames: the number of video frames of each window.
+            fps: frames per second of the video.
+            carry: the number of frames that windows share.
+        """
+        waiting: deque[mx.array | np.ndarray] = deque()
+        rate, config = self.sample_rate, self.config
+
+        def lengths() -> Iterator[int]:
+            for latents in windows:
+                waiting.append(latents)
+                yield config.num_samples(pack_latents(latents, config.channels, config.bins).shape[2])
+
+        def decode(latents: mx.array | np.ndarray, samples: tuple[int, int]) -> AudioStream:
+            return self._stream(latents, None, unnormalized, samples=samples)
+
+        ends = accumulate(frames, lambda end, count: end + count - carry)
+        parts: Iterable[Part] = sound_parts(ends, lengths(), rate, parse_fps(fps))
+        num_samples = None
+        if isinstance(windows, Sequence):
+            parts = list(parts)
+            num_samples = parts[-1].frames.end if parts else 0
+        return join_sound(((part, partial(decode, waiting.popleft())) for part in parts), rate, num_samples=num_samples)
 
     def decode(
         self,

@@ -65,7 +65,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         options = take(arguments, "memory_budget", "tile_batch_size")
         plan = parse_options(mode="tiled" if tiling else "auto", tiling=tiling, **options)
     model = partial(open_checkpoint, arguments.model, decoder=False)
-    job = pick(Job, arguments, network="encoder", open=model, sources=arguments.video, pattern=pattern)
+    job = pick(Job, arguments, network="encoder", open=model, sources=arguments.video, join=False, pattern=pattern)
     fit = None if arguments.fit is None else Fit[arguments.fit]
     settings = pick(EncodeSettings, arguments, plan=plan, fit=fit)
     return run_command(lambda _: job.run(partial(EncodeTask, settings)), arguments, computes=not job.dry_run)

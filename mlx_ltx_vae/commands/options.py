@@ -18,6 +18,7 @@ from .cli import (
     CommandParser,
     add_report_options,
     argument_type,
+    count,
     duration,
     format_range,
     frame_range,
@@ -139,7 +140,17 @@ def add_input_options(parser: CommandParser, *, output: str, demo: str, model: s
     workflow = """do not copy ComfyUI's prompt and workflow, which may contain keys and paths, from the latent file to
         the output"""
     parser.add_argument("--no-workflow", dest="workflow", action="store_false", help=workflow)
+    listed = "a file that names latent files, one per line, as @FILE does"
+    parser.add_argument("--list", metavar="FILE", help=listed)
     add_network_options(parser, demo=demo, metavar=model)
+    film = parser.add_argument_group("a film of overlapping windows")
+    join = """decode the latent files, or the files of a folder by their numbers, to one video: each alone, and
+        crossfaded with the next one"""
+    film.add_argument("--join", action="store_true", help=join)
+    carry = "video frames that a window shares with the one before (default: as the files state, else 25)"
+    film.add_argument("--carry", type=count, metavar="N", help=carry)
+    blend = "how many of these frames, the last ones, are crossfaded; 0 for a hard cut (default: all)"
+    film.add_argument("--blend", type=count, metavar="N", help=blend)
     rate = "frames per second: 24, 23.976, 30000/1001 (default: the file's, else 24)"
     parser.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
     some = parser.add_mutually_exclusive_group()

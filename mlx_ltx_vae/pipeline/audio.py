@@ -36,11 +36,17 @@ class AudioChunk:
 
 
 class AudioStream(ChunkStream[AudioChunk]):
-    """The chunks of one decode of sound, in order. `sample_rate` is theirs; `num_samples` is their total."""
+    """The chunks of one decode of sound, in order. `sample_rate` is theirs; `num_samples` is their total, if known."""
 
-    def __init__(self, chunks: Generator[AudioChunk, None, None], cancelled: threading.Event, plan: DecodePlan) -> None:
+    def __init__(
+        self,
+        chunks: Generator[AudioChunk, None, None],
+        cancelled: threading.Event,
+        sample_rate: int,
+        num_samples: int | None,
+    ) -> None:
         super().__init__(chunks, cancelled)
-        self.sample_rate, self.num_samples = plan.sample_rate, plan.num_samples
+        self.sample_rate, self.num_samples = sample_rate, num_samples
 
 
 class SoundNetwork(Decoder):
@@ -134,7 +140,7 @@ def stream_sound(network: Decoder, plan: DecodePlan, latents: mx.array, *, unnor
     source = LatentSource(latents, preprocess, frames=plan.excerpt.latents if plan.excerpt else None)
     cancelled = threading.Event()
     run = Run(network, plan, source, check=partial(check_cancelled, cancelled))
-    return AudioStream(_chunks(run, plan), cancelled, plan)
+    return AudioStream(_chunks(run, plan), cancelled, plan.sample_rate, plan.num_samples)
 
 
 def _chunks(run: Run, plan: DecodePlan) -> Generator[AudioChunk, None, None]:

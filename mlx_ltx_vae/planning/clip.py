@@ -52,11 +52,11 @@ def _extent(spec: NetworkSpec, axis: Axis) -> tuple[float, float]:
     return float(before), float(after)
 
 
-def needed(spec: NetworkSpec, axis: Axis, results: int = 1) -> int:
-    """The number of input positions required before the first `results` outputs are final."""
+def needed(spec: NetworkSpec, axis: Axis, num_outputs: int = 1) -> int:
+    """The number of input positions required before the first `num_outputs` outputs are final."""
     for layer in reversed(spec.layers):
-        results = layer.needed(axis, results)
-    return results
+        num_outputs = layer.needed(axis, num_outputs)
+    return num_outputs
 
 
 def lookahead(spec: NetworkSpec) -> int:
@@ -73,13 +73,13 @@ def first_output_work(spec: NetworkSpec, grid: Grid, outputs: int = 1) -> float:
     """
     first = total = 0
     for layer, extents in reversed(list(spec.walk(grid))):
-        height, width = (layer.window(axis).results(extents[axis.grid]) for axis in (Axis.HEIGHT, Axis.WIDTH))
+        height, width = (layer.window(axis).num_outputs(extents[axis.grid]) for axis in (Axis.HEIGHT, Axis.WIDTH))
         up, dropped = layer.up[Axis.TIME.grid], layer.trim + layer.crop
-        results = math.ceil((layer.results(Axis.TIME, extents[0]) + dropped) / up)  # before some are dropped
+        num_outputs = math.ceil((layer.num_outputs(Axis.TIME, extents[0]) + dropped) / up)  # before some are dropped
         weights = sum(math.prod(shape) for _, shape in layer.weights)
         work = height * width * (weights + layer.in_channels + layer.out_channels)
-        first += min(results, math.ceil((outputs + dropped) / up)) * work
-        total += results * work
+        first += min(num_outputs, math.ceil((outputs + dropped) / up)) * work
+        total += num_outputs * work
         outputs = layer.needed(Axis.TIME, outputs)  # of the layer before
     return first / total
 
@@ -141,6 +141,7 @@ class Clip:
         level_bytes: bytes per value of frames to encode that are levels; 0 for floats.
         is_joined: True if all output becomes one array, and for an encode if the input is one.
         weight_bytes: bytes of the weights of all networks in memory; None to count this network's alone.
+        held_frames: see `DecodePlan`.
     """
 
     spec: NetworkSpec
@@ -155,6 +156,7 @@ class Clip:
     is_joined: bool = False
     weight_bytes: int | None = None
     level_bytes: int = 0
+    held_frames: int | None = None
 
     @property
     def scale(self) -> ScaleFactors:
@@ -208,10 +210,14 @@ class Clip:
         frames = self.video[0] if self.is_decode else self.latent_shape.frames
         return frames * self.out_frame * itemsize
 
+    def held_bytes(self, itemsize: int) -> int:
+        """Bytes of frames of another window, in the network's dtype."""
+        return (self.held_frames or 0) * self.out_frame * itemsize
+
     @property
     def format(self) -> FrameFormat | None:
         """The format of the frames that a decode yields; None for floats in the network's dtype."""
-        return common_format(self.outputs)
+        return common_format(self.outputs) if self.held_frames is None else None
 
     def value_bytes(self, itemsize: int) -> int:
         """Bytes per value of the frames that a decode yields, where the network's dtype has `itemsize` bytes."""

@@ -277,19 +277,21 @@ class DecodePlan(Plan):
 
     With an `excerpt`, the shapes count only the latent frames and frames that are decoded. `denoising_steps` belong
     to a network that denoises, and `keyframes` are the frame numbers of the keyframes that it sees. `outputs` is what
-    the consumer makes of the frames, and `format` the levels in which it gets them, if not floats.
+    the consumer makes of the frames, and `format` the levels in which it gets them, if not floats. `held_frames`
+    is the number of frames of another window that wait to be blended with this one's; None outside a film.
     """
 
     excerpt: Excerpt | None = None
     denoising_steps: int | None = None
     keyframes: tuple[int, ...] = ()
     outputs: "tuple[FrameOutput, ...]" = ()
+    held_frames: int | None = None
 
     @property
     def format(self) -> "FrameFormat | None":
         from ..video.frame_format import common_format  # which takes long, and --help needs this module
 
-        return common_format(self.outputs)
+        return common_format(self.outputs) if self.held_frames is None else None
 
     @property
     def whole_shape(self) -> LatentShape:

@@ -85,6 +85,7 @@ def plan_decode(
     outputs: tuple[FrameOutput, ...] = (),
     frames: tuple[int, int] | None = None,
     joined: bool = False,
+    held_frames: int | None = None,
     sound: Sequence[Plan] = (),
     weight_bytes: int | None = None,
     memory_budget: str | int | None = None,
@@ -107,6 +108,7 @@ def plan_decode(
         outputs: what the consumer makes of the frames; without any they are floats in the network's dtype.
         frames: the first frame or sample to decode, and one more than the last; None for all.
         joined: True if all output becomes one array.
+        held_frames: of a window of a film, the number of frames of the window before that wait; it yields floats.
         sound: possible plans of the sound that is decoded meanwhile, the fastest first; the plan has one of them.
         weight_bytes: bytes of the weights of all networks in memory; None to count this network's alone.
     """
@@ -130,6 +132,7 @@ def plan_decode(
         shape, num_frames = shape._replace(frames=excerpt.latents.length), excerpt.frames.length
     video, held = (num_frames, height, width), (spec.clip.held_copies, *whole) if holds_latents else None
     clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, outputs, excerpt, joined, weight_bytes)
+    clip = replace(clip, held_frames=held_frames)
     return cast(DecodePlan, _Planner(clip, options, machine or Machine(), sound).choose())
 
 
@@ -450,7 +453,8 @@ class _Planner:
         work = memory.work if self._clip.is_decode else max(memory.work, result - memory.caches)
         weights = memory.weights if self._clip.weight_bytes is None else self._clip.weight_bytes
         sound = self._least_sound.memory.active if self._least_sound else 0
-        return replace(memory, weights=weights, work=work, result=result, sound=sound)
+        inputs = memory.inputs + self._clip.held_bytes(self._machine.itemsize)
+        return replace(memory, weights=weights, inputs=inputs, work=work, result=result, sound=sound)
 
     def _plan(
         self, mode: Mode, order: Order, chunk: int, memory: Memory, *, run: StreamRun, step: int = 0, **more: Any
@@ -462,7 +466,8 @@ class _Planner:
             more["excerpt"] = clip.excerpt
         kind: type[Plan] = DecodePlan if clip.is_decode else EncodePlan
         if clip.is_decode:
-            more |= {"denoising_steps": spec.denoising_steps, "keyframes": spec.keyframes, "outputs": clip.outputs}
+            more |= {"denoising_steps": spec.denoising_steps, "keyframes": spec.keyframes}
+            more |= {"outputs": clip.outputs, "held_frames": clip.held_frames}
         memory = self._with_others(with_conversions(memory, clip, more.get("layout"), run, chunk))
         is_early = mode is not Mode.SINGLE and order is Order.TIME  # output is final before the end
         return kind(
