@@ -170,9 +170,7 @@ def _inspect_tensors(
             file = find_audio_latents(tensors, stated, str(path), is_alone=True)
             assert file is not None
             return _inspect_audio_latents(file, of_sound)
-        if KEYFRAME_NAMES[0] in tensors and tensors.keys() <= set(KEYFRAME_NAMES):
-            keyframes = find_keyframes(tensors, stated, str(path))
-            assert keyframes is not None
+        if tensors.keys() <= set(KEYFRAME_NAMES) and (keyframes := find_keyframes(tensors, stated, str(path))):
             return _inspect_keyframes(keyframes)
     return _inspect_latents(path, checkpoint, of_sound, tensor=tensor, grid=grid)
 
@@ -348,6 +346,8 @@ def _inspect_latents(
     if vae is None:
         notices.append("the scale is the usual one; give -m VAE to be sure")
     keyframes, audio = _found(file.find_keyframes), _found(file.find_audio)
+    if keyframes and vae is not None and (warning := vae.spec("decoder").keyframe_warning):
+        notices.append(warning.rstrip("."))
     seconds = frames / fps
     return {
         "kind": "latents",

@@ -78,7 +78,6 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
             sinks=pick(SinkOptions, arguments, **given),
             stream=take(arguments, "timestep", "noise_scale", "like") | {"seed": arguments.seed or 0},
             sound=pick(SoundSettings, arguments),
-            is_preview=False,
         )
     return run_decode(parser, arguments, settings)
 
@@ -218,7 +217,6 @@ class DecodeSettings:
     first_seconds: Fraction | None
     seed: int | None  # None for the default, which every VAE takes
     keyframes: str | None  # a file; None for those in the latent file
-    is_preview: bool  # which takes no keyframes
     workflow: bool  # whether ComfyUI's entries in the latent file go into the output
     preset: str | None  # tiles that may depend on the video's size; None for those of `plan`
     plan: PlanOptions
@@ -267,7 +265,7 @@ class DecodeTask(Task):
         self._fps = Fraction(own[0], whole[0]) * (settings.fps or self._file.info.fps or DEFAULT_FPS)
         self._sound = self._find_sound()
         decoder = job.checkpoint.spec("decoder")
-        self._keyframes = None if settings.is_preview else find_keyframes(settings.keyframes, self._file, decoder)
+        self._keyframes = find_keyframes(settings.keyframes, self._file, decoder, is_dry_run=job.dry_run)
         item.inputs = [*self._sound_files(), *([settings.keyframes] if settings.keyframes else [])]
         self.plan = self._make_plan()
         size, num_frames = self.plan.frame_size, self.plan.num_frames

@@ -18,8 +18,9 @@ from fractions import Fraction
 
 import mlx.core as mx
 
-from ..errors import LatentsError, excerpt, option, quote
+from ..errors import LatentsError, excerpt, option, quote, warn
 from ..shapes import Grid, LatentShape, ScaleFactors
+from ..units import format_count
 from .files import (
     GivenStatistics,
     MappedLatents,
@@ -32,7 +33,7 @@ from .files import (
     open_tensor_file,
     source_name,
 )
-from .keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
+from .keyframes import KEYFRAME_NAMES, STILL_NAMES, KeyframesFile, find_keyframes
 from .keyframes import load_keyframes as load_keyframes
 from .metadata import AUDIO_NAMES, find_layout, find_video_sizes, parse_metadata
 from .writer import LatentsWriter as LatentsWriter
@@ -40,7 +41,9 @@ from .writer import check_latents_name as check_latents_name
 from .writer import check_shape
 from .writer import save_latents as save_latents
 
-KNOWN_NAMES = ("latents", "latent", "samples", "latent_tensor", "stage_2_video_latent", "final_video_latent")
+KNOWN_NAMES = (
+    "latents", "latent", "samples", "latent_tensor", "frames", "stage_2_video_latent", "final_video_latent",
+)  # fmt: skip
 _STAGE_2, _FINAL = KNOWN_NAMES[-2:]
 _WORKFLOW_KEYS = ("prompt", "workflow")
 
@@ -79,13 +82,19 @@ class LatentsFile:
     @property
     def has_keyframes(self) -> bool:
         """Whether the same file has keyframes, which may be bad ones."""
-        return KEYFRAME_NAMES[0] in self._tensors
+        return not self._tensors.keys().isdisjoint(STILL_NAMES)
 
     def find_keyframes(self) -> KeyframesFile | None:
-        """The keyframes in the same file; None if there are none. A `LatentsError` for bad ones, or of another grid."""
-        keyframes = find_keyframes(self._tensors, self._stated, self.info.source)
+        """The keyframes in the same file; None if there are none. A `LatentsError` for bad ones, or of another grid.
+
+        A warning if they are named as by pipelines whose latents are padded, and the file does not state their length.
+        """
+        keyframes = find_keyframes(self._tensors, self._stated, self.info.source, self.info.num_frames)
         if keyframes is not None:
             keyframes.check(self.shape)
+            if STILL_NAMES[1] in self._tensors and self.info.num_frames is None:
+                text = "states no num_frames, so padding at the end that its pipeline may have added is decoded too"
+                warn(f"{self.info.source}: {text}; {option('slice it off', 'leave it out with --frames')}.")
         return keyframes
 
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> mx.array:
@@ -125,7 +134,8 @@ def open_latents(
         grid: (F', H', W'), needed for packed latents whose file does not state it, and checked for others.
         scale: of the VAE. With it, the video's size that the file states must be the size at this scale.
 
-    A `LatentsError` for a file that cannot be read, is ambiguous, or contradicts itself or what any decoder takes.
+    Latent frames behind the `num_frames` of the video that the file states are padding, and left out with a warning. A
+    `LatentsError` for a file that cannot be read, is ambiguous, or contradicts itself or what any decoder takes.
     """
     source = source_name(path)
     tensors, stated = open_tensor_file(path)
@@ -139,11 +149,15 @@ def open_latents(
     layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid)
     check_shape(layout.shape, latent_channels, source)
     check_readable(stored, excerpt(name), source)
-    sizes = find_video_sizes(metadata, layout.shape.grid, scale, source)
+    sizes, frames = find_video_sizes(metadata, layout.shape.grid, scale, source)
+    if padding := layout.shape.frames - frames:
+        left_out = format_count(padding, "latent frame")
+        warn(f"{source}: states {sizes[0]} frames, which leaves out {left_out} of padding at the end.")
+    shape = layout.shape._replace(frames=frames)
     workflow = {key: stated[key] for key in _WORKFLOW_KEYS if key in stated and "\0" not in stated[key]}
     info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, workflow)
-    latents, dtype = StoredLatents(stored, layout), stored.dtype_name
-    return LatentsFile(info, layout.shape, metadata.normalized, dtype, str(layout), latents, tensors, stated)
+    latents, dtype = StoredLatents(stored, layout, frames), stored.dtype_name
+    return LatentsFile(info, shape, metadata.normalized, dtype, str(layout), latents, tensors, stated)
 
 
 def load_latents(
@@ -158,9 +172,11 @@ def load_latents(
 ) -> tuple[mx.array, LatentsInfo]:
     """Normalized latents `(B, C, F', H', W')` and what the file states about them.
 
-    Arguments and errors are those of `open_latents` and `LatentsFile.read`.
+    Arguments and errors are those of `open_latents` and `LatentsFile.read`. A warning if the file has keyframes.
     """
     file = open_latents(path, latent_channels=latent_channels, tensor=tensor, grid=grid, scale=scale)
+    if file.has_keyframes:
+        warn(f"{file.info.source}: has keyframes too; load_keyframes reads them, for decode(keyframes=).")
     return file.read(statistics=statistics, unnormalized=unnormalized), file.info
 
 

@@ -31,6 +31,7 @@ AUDIO_NAMES = (
     "stage_2_audio_latent",
     "stage_1_audio_latent",
     "audio_samples",
+    "audio",
 )
 _LAYOUTS = {5: (CHANNELS_FIRST, "BFHWC"), 4: ("CFHW", "FHWC"), 3: ("BNC",), 2: ("NC",)}  # by the number of axes
 _AXIS_NAMES = {"F": "F'", "H": "H'", "W": "W'", "N": "tokens"}
@@ -133,14 +134,22 @@ def _layouts_with_grid(layouts: list[Layout], grid: Grid, source: str) -> list[L
     return fitting
 
 
-def find_video_sizes(metadata: LatentsMetadata, grid: Grid, scale: ScaleFactors | None, source: str) -> Sizes:
-    """The stated sizes of the video. A `LatentsError` unless they, or those of the latents, fit latents (F', H', W').
+def find_video_sizes(
+    metadata: LatentsMetadata, grid: Grid, scale: ScaleFactors | None, source: str
+) -> tuple[Sizes, int]:
+    """The stated sizes of the video, and the number of its latent frames: the others, at the end, are padding.
 
-    With `scale` None, any whole numbers of pixels and frames per latent cell are possible.
+    A `LatentsError` unless they, or those of the latents, fit latents (F', H', W'). With `scale` None, any whole
+    numbers of pixels and frames per latent cell are possible, unless height and width are those at the usual scale.
     """
-    video = (scale or DEFAULT_SCALE).video_grid(grid)
-    is_video = _fits(metadata.sizes, video) if scale else _can_be_video(metadata.sizes, grid)
+    factors, (num_frames, *size) = scale or DEFAULT_SCALE, metadata.sizes
+    video = factors.video_grid(grid)
+    is_known = scale is not None or tuple(size) == video[1:]
+    is_video = _fits(metadata.sizes, video) if is_known else _can_be_video(metadata.sizes, grid)
     if not is_video and not _fits(metadata.sizes, grid):
+        frames = 1 if num_frames is None else factors.covering_latent_grid((num_frames, 1, 1))[0]
+        if 1 < frames < grid[0] and _fits(metadata.sizes, factors.video_grid((frames, *grid[1:]))):
+            return metadata.sizes, frames
         raise LatentsError(
             f"{source}: its metadata states {_describe(metadata.sizes)}, but the latents have {_describe(grid)} and "
             f"their video {_describe(video)}{'' if scale else ' at the usual scale'}; correct the metadata."
@@ -153,7 +162,7 @@ def find_video_sizes(metadata: LatentsMetadata, grid: Grid, scale: ScaleFactors 
     # A video is larger than its latents, unless only its one frame is stated.
     is_usual = _fits(metadata.sizes, DEFAULT_SCALE.video_grid(grid))
     is_grid = not metadata.is_channels_first and not is_usual and _fits(metadata.sizes, grid)
-    return (None, None, None) if is_grid else metadata.sizes
+    return (None, None, None) if is_grid else metadata.sizes, grid[0]
 
 
 def _if_complete(sizes: Sizes) -> Grid | None:

@@ -108,11 +108,6 @@ class Decoder(Network):
         prepared = self.prepare(latents, draws.crop(whole))
         return run_whole(self.stages(context), prepared).transpose(0, 4, 1, 2, 3)
 
-    @property
-    def keyframe_warning(self) -> str | None:
-        """What to tell who gives it keyframes; None if it was trained with them."""
-        return "this VAE's decoder takes no keyframes, so they are ignored; LTX-2.5's diffusion decoder takes them."
-
     def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
         """The input of the first stage (B, T, H, W, C) in `dtype`, for all normalized latents or a part of them.
 
