@@ -23,7 +23,8 @@ from ..shapes import DEFAULT_SCALE, Grid, LatentShape, ScaleFactors, parse_grid
 from ..units import parse_fps
 
 AXES_KEY, CHANNELS_FIRST = "layout", "BCFHW"  # the layout of this package: one letter per axis
-#: Names of audio latents beside those of a video, the final ones first.
+#: Names of audio latents beside those of a video, the final ones first. The last is the second part of a nested tensor
+#: of ComfyUI, whose first part is the video.
 AUDIO_NAMES = (
     "audio_latents",
     "audio_latent",
@@ -32,7 +33,11 @@ AUDIO_NAMES = (
     "stage_1_audio_latent",
     "audio_samples",
     "audio",
+    "latent_tensor_1",
 )
+#: How many audio latents are those of the clip, in data sets of musubi-tuner. The others are padding.
+AUDIO_LENGTHS = "audio_lengths_int32"
+_SIZED_AUDIO_NAME = re.compile(r"audio_latents_\d+x\d+x\d+_\w+")  # in the same: audio_latents_126x16x8_bfloat16
 _LAYOUTS = {5: (CHANNELS_FIRST, "BFHWC"), 4: ("CFHW", "FHWC"), 3: ("BNC",), 2: ("NC",)}  # by the number of axes
 _AXIS_NAMES = {"F": "F'", "H": "H'", "W": "W'", "N": "tokens"}
 Sizes = tuple[int | None, int | None, int | None]
@@ -78,6 +83,11 @@ class Layout:
         axes = "B" + "".join(self.sizes).removeprefix("B").replace("N", "FHW")
         sizes = dict(zip(CHANNELS_FIRST, self.shape, strict=True))
         return values.reshape([sizes[axis] for axis in axes]).transpose([axes.index(axis) for axis in CHANNELS_FIRST])
+
+
+def is_audio_name(name: str) -> bool:
+    """Whether a tensor with this name belongs to the sound of a video."""
+    return name in (*AUDIO_NAMES, AUDIO_LENGTHS) or _SIZED_AUDIO_NAME.fullmatch(name) is not None
 
 
 def _format_grid(grid: Grid) -> str:
