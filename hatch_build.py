@@ -1,4 +1,4 @@
-"""What hatchling asks when it builds a package: the README and the addresses, for where relative links lead nowhere.
+"""Build hook of hatchling: the README and the addresses, for places where relative links lead nowhere.
 
 [tool.hatch.metadata.hooks.custom]
 repository = "https://github.com/OWNER/mlx_ltx_vae"

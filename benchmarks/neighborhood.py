@@ -122,7 +122,7 @@ def neighborhood_table(results: list[list[Run]]) -> str:
     ]
     notes = [
         f"{len(results[0])} fresh processes in turns; processor time; medians, least and largest.",
-        "scores: those computed, as a multiple of those of the exact windows.",
+        "scores: computed scores, as a multiple of the exact windows' scores.",
         "attention: time / (scores at the rate of its exponentials + products at the rate of a large product).",
         "with mx.softmax: the same, with scores at the rate of mx.softmax. fused: so for mx.fast's attention.",
         "MLP: time, with norm and residual, / its three products. projections: time of queries, keys and values, with",

@@ -90,7 +90,7 @@ def _draw_tiles(tiles: np.ndarray, exact: np.ndarray, peaks: dict[str, int], pat
 
 
 def _draw_previews(path: Path) -> None:
-    """What `examples/preview_while_denoising.py` shows after some of its steps."""
+    """Pictures that `examples/preview_while_denoising.py` shows after some of its steps."""
     figure = Figure(layout="constrained")
     figure.set_size_inches(7.2, 5.2)
     with tempfile.TemporaryDirectory() as results:

@@ -5,8 +5,8 @@
     curl --data-binary @clip.safetensors http://127.0.0.1:8000/video | ffplay -
 
 The VAE is loaded once. All decodes run on one thread, one after another (`VideoEndpoint`), and a step waits until the
-client has read the last one (`encode_mp4`). Uploads and decodes have limits (`save_upload`, `respond`). A client that
-disconnects ends its decode (`while_connected`), and so does the end of the server (`lifespan`, `Server`).
+client has read the last one (`encode_mp4`). Uploads and decodes have limits (`save_upload`, `respond`). A decode ends
+when its client disconnects (`while_connected`), or when the server ends (`lifespan`, `Server`).
 """
 
 import argparse

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from .pipeline.decode import DecodeReport, DecodeStream
     from .pipeline.frames import FrameChunk, HDROptions
     from .planning.plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan
-    from .preview_vae import PreviewVAE
     from .shapes import ScaleFactors
-    from .vae import VideoVAE
+    from .vae import PreviewVAE, VideoVAE
     from .video import Fit, VideoReader, VideoWriter
 
     __version__: str
@@ -57,9 +56,8 @@ _MODULES = {
     ".pipeline.decode": ("DecodeReport", "DecodeStream"),
     ".pipeline.frames": ("FrameChunk", "HDROptions"),
     ".planning.plan": ("AudioEncodePlan", "AudioPlan", "DecodePlan", "EncodePlan"),
-    ".preview_vae": ("PreviewVAE",),
     ".shapes": ("ScaleFactors",),
-    ".vae": ("VideoVAE",),
+    ".vae": ("PreviewVAE", "VideoVAE"),
     ".video": ("Fit", "VideoReader", "VideoWriter"),
     ".demo": ("demo",),
     ".hdr": ("hdr",),

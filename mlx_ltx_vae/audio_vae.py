@@ -19,7 +19,6 @@ from .checkpoint.locate import parse_reference
 from .errors import CheckpointError, LatentsError, PlanError
 from .models.base import SOUND, Decoder, Network, SoundConfig, SoundEncoder
 from .models.specs import NetworkSpec
-from .network_pair import NetworkPair, load_encoder
 from .pipeline.audio import (
     AudioStream,
     SoundNetwork,
@@ -33,6 +32,7 @@ from .pipeline.audio import (
 from .pipeline.run import arrays_released, join_parts
 from .planning.plan import AudioEncodePlan, AudioPlan, ModeName
 from .planning.planner import plan_encode
+from .vae import NetworkPair, load_encoder
 from .video.sound_files import SAMPLE_RATES
 
 _PIECE = 2**15  # samples that are encoded at a time
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
     """An LTX audio VAE and its vocoder: decodes audio latents to sound and encodes sound, exactly and in flat memory.
 
-    `encoder`, `decoder` or `vocoder` is None if the checkpoint has none. `sample_rate` is that of decoded sound.
+    `encoder`, `decoder` or `vocoder` is None if the checkpoint has none. `sample_rate` is the decoded sound's.
 
     ```python
     audio_vae = AudioVAE.from_pretrained("ltx-2.5-audio-vae-bf16.safetensors")
@@ -80,8 +80,8 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         Args:
             source: a file in any supported layout (only the tensors of sound are read, even from a 40 GB file), a
                 folder, a hub repository id, or a checkpoint that was opened for sound.
-            dtype: that of the VAE; None for the checkpoint's own. The vocoder computes in float32.
-            encoder, decoder: whether to load it; the vocoder goes with the decoder.
+            dtype: the VAE's; None for the checkpoint's own. The vocoder computes in float32.
+            encoder, decoder: True to load it; the vocoder goes with the decoder.
 
         Raises:
             CheckpointError: if the source cannot be read, is no audio VAE, is incomplete, or is not supported.
@@ -114,7 +114,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         samples: tuple[int, int] | None = None,
         joined: bool = False,
     ) -> AudioPlan:
-        """Plan the decode of so many latents along time (25 per second). Pure arithmetic; nothing is decoded.
+        """Plan the decode of this many latents along time (25 per second). Pure arithmetic; nothing is decoded.
 
         Args:
             memory_budget, joined: as for `VideoVAE.plan`.
@@ -148,7 +148,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         Args:
             latents: (B, 8, T, 16), or packed (B, T, 128).
             plan: from `plan`; None for the default.
-            unnormalized: whether the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
+            unnormalized: True if the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
 
         Raises:
             LatentsError: at once, if the network cannot take the latents.
@@ -189,7 +189,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
 
         Args:
             waveform: (B, 2, samples) or (2, samples) in [-1, 1], or (B, 1, samples) or (1, samples) for mono. Or an
-                iterator of such pieces of one waveform, of which one is in memory at a time.
+                iterator of such pieces of one waveform, held one at a time.
             sample_rate: samples per second, 1000 to 768000.
             plan: from `plan_encode`, for the same batch; None for the default.
 
@@ -214,9 +214,9 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         return latents
 
     def plan_encode(self, seconds: float, *, batch: int = 1, memory_budget: str | int | None = None) -> AudioEncodePlan:
-        """Plan the encode of so many seconds of sound. Pure arithmetic; a `LatentsError` if there are none.
+        """Plan the encode of this many seconds of sound. Pure arithmetic; a `LatentsError` if there are none.
 
-        `memory_budget` and its error are those of `VideoVAE.plan`.
+        `memory_budget` and its error are as in `VideoVAE.plan`.
         """
         encoder = self._known_encoder
         return plan_sound_encode(
@@ -237,11 +237,11 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
 
 
 def find_sound_decoder(model: str | None, vae: str | None) -> Checkpoint | None:
-    """Open the checkpoint of an audio VAE and its vocoder: `model`, or if there is none that of the pictures, `vae`.
+    """Open the checkpoint of an audio VAE and its vocoder: `model`, or without it the pictures' checkpoint `vae`.
 
-    None if `vae` has no such networks. A `CheckpointError` if `model` cannot be opened, or lacks one of them.
+    None if `vae` has no such networks. Raises a `CheckpointError` if `model` cannot be opened, or lacks one of them.
     """
-    # That of pictures may be on the hub, where a download would be needed to find out.
+    # The pictures' may be on the hub, where a download would be needed to find out.
     if model is None and (vae is None or parse_reference(vae) is not None):
         return None
     try:
@@ -265,7 +265,7 @@ def plan_sound_encode(
     memory_budget: str | int | None = None,
     chunk: int | None = None,
 ) -> AudioEncodePlan:
-    """Plan the encode of so many seconds of sound, with the options of `planner.plan_encode`."""
+    """Plan the encode of this many seconds of sound, with the options of `planner.plan_encode`."""
     rules = spec.sound
     assert rules is not None
     if not 0 < seconds < math.inf or batch < 1:

@@ -90,7 +90,7 @@ def printable(text: str) -> str:
 
 
 def excerpt(content: object, limit: int = 80, to_text: Callable[[object], str] = str) -> str:
-    """What a file contains, for a message: one line of at most `limit` characters, and "..." if there were more."""
+    """Quote of a file's content for a message: one line of at most `limit` characters, then "..." if there is more."""
     try:
         text = to_text(content)
     except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
@@ -100,12 +100,12 @@ def excerpt(content: object, limit: int = 80, to_text: Callable[[object], str] =
 
 
 def quote(value: object, limit: int = 80) -> str:
-    """As `excerpt`, of the value's `repr`: strings in quotes."""
+    """`excerpt` of the value's `repr`: strings in quotes."""
     return excerpt(value, limit, repr)
 
 
 def name_json(value: object) -> str:
-    """What a JSON value is called."""
+    """The name of a JSON value's type."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
 
@@ -129,7 +129,7 @@ def warn(text: str) -> None:
     warnings.warn(text, stacklevel=level)
 
 
-_speaks_of_options = False  # messages are those of a command
+_speaks_of_options = False  # messages name a command's options
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def speaking_of_options() -> Iterator[None]:
 
 
 def option(argument: str, flag: str) -> str:
-    """What a message says of an option: the argument of Python, or the flag of a command."""
+    """The name of an option in a message: the argument in Python, or the flag of a command."""
     return flag if _speaks_of_options else argument
 
 
@@ -152,7 +152,7 @@ def suggest(word: str, known: Collection[str], other_names: Mapping[str, str] | 
     """Suggest what a mistyped word should have been, as a remark for a message; "" if nothing known is like it.
 
     That is the only name that begins with the word, or one that differs from it by a typing error, or by two if it is
-    long: words that are only alike mean something else. `other_names` are those that something known has elsewhere.
+    long: words that are only alike mean something else. `other_names` are names that something known has elsewhere.
     """
     if other_names and word in other_names:
         return f" (did you mean {other_names[word]}?)"

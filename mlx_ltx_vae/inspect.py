@@ -1,4 +1,4 @@
-"""What a file is, as one dict, and its text: a checkpoint, latents, or a video. First bytes and tensor names decide."""
+"""Inspect a file, as one dict and its text: a checkpoint, latents, or a video, by first bytes and tensor names."""
 
 import math
 import os
@@ -64,9 +64,9 @@ def inspect(
 ) -> Report:
     """Describe what `open_checkpoint`, `open_latents` or `VideoReader` (one file) accepts, with their errors.
 
-    The options are those of latents, and an error for a checkpoint. `vae` is the checkpoint of latents, which states
-    the scale and normalizes unnormalized latents, or of a video. `audio_vae` is that of audio latents; None for that
-    of `vae`, if it has the networks.
+    The options are for latents, and an error for a checkpoint. `vae` is the checkpoint of latents, which states
+    the scale and normalizes unnormalized latents, or of a video. `audio_vae` is the checkpoint of audio latents; None
+    for `vae`, if it has the networks.
     """
     path = expand_home(source)
     start = _start_of(path)
@@ -124,7 +124,7 @@ def format_report(report: Mapping[str, Any], indent: str = "") -> str:
 
 
 def _is_nested(value: object) -> bool:
-    """Whether a value takes lines of its own. A number, a text or a few numbers do not."""
+    """Return whether a value takes lines of its own. A number, a text or a few numbers do not."""
     if isinstance(value, Mapping):
         is_plain = all(each is None or isinstance(each, (int, float)) for each in value.values())
         return not is_plain or len(_format("", value)) > _LINE
@@ -206,7 +206,7 @@ def _has_pictures(archives: list[Archive]) -> bool:
 
 
 def _has_latents(archive: Archive, tensor: str | None) -> bool:
-    """Whether to read a safetensors file as latents. Raises `CheckpointError` if it has neither these nor a network."""
+    """Return whether a safetensors file is latents. Raises `CheckpointError` if it has neither these nor a network."""
     if _has_pictures([archive]):
         return False
     others = {name for name in archive.tensors if not is_audio_name(name) and name not in KEYFRAME_NAMES}
@@ -223,7 +223,7 @@ def _has_latents(archive: Archive, tensor: str | None) -> bool:
     return True
 
 
-# --- checkpoints: headers and configurations, of which no tensor is read ----------------------------------------------
+# --- checkpoints: headers and configurations; no tensor is read -------------------------------------------------------
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Report:
@@ -326,7 +326,7 @@ def _inspect_latents(
 ) -> Report:
     """Describe a latent file. Arguments as `open_latents`; errors as it and `LatentsFile.read`.
 
-    `audio_vae` is the checkpoint of the audio latents in it. A warning if they cannot be read, or its keyframes.
+    `audio_vae` is the checkpoint of the audio latents in it. Warns if they cannot be read, or its keyframes.
 
     `fps`, `normalized` and `stated` are what the file states. `statistics` are of the normalized values of as many
     latent frames as `frames_read`, which are spread over a clip of more than 2**26 values and are all frames of others;
@@ -390,7 +390,7 @@ def _inspect_latents(
 
 
 def _found(find: Callable[[], FoundT | None]) -> FoundT | None:
-    """What is found beside latents; a warning and None if it cannot be read."""
+    """Report of something found beside latents; a warning and None if it cannot be read."""
     try:
         return find()
     except LatentsError as error:
@@ -426,7 +426,7 @@ def _statistics(latents: MappedLatents, numbers: Sequence[int]) -> tuple[dict[st
 
 
 def _inspect_keyframes(file: KeyframesFile) -> Report:
-    """Describe keyframes, of which no value is read. `frames` are the frame numbers."""
+    """Describe keyframes without reading a value. `frames` are the frame numbers."""
     return {
         "kind": "keyframes",
         "name": file.source,
@@ -445,7 +445,7 @@ def _inspect_audio_latents(
     `video_seconds` is the length of the video that is in the same file; None for sound alone.
 
     `statistics` are of all values, as they are stored. `sound` is one item of the batch: without the `vae` of sound,
-    the length is that of the published releases, and `samples` and `sample_rate` are null.
+    the length is the published releases', and `samples` and `sample_rate` are null.
     """
     seconds = float(Fraction(file.length, _LATENTS_PER_SECOND) - _MISSING_SECONDS)
     samples, rate, notices = None, None, []
@@ -481,7 +481,7 @@ def _inspect_audio_latents(
 
 
 def inspect_video(path: Path, vae: Checkpoint | None) -> Report:
-    """Describe a video or an image. A `ReaderError` for what is none, and a warning for what is damaged.
+    """Describe a video or an image. Raises a `ReaderError` for anything else, and warns of damage.
 
     Its frames are decoded and counted, as `VideoReader` would return them; if there are more than 10,000, their number
     is an estimate. It is null where unknown, as `fps` and `seconds` are, which images do not have; `fps` is the average

@@ -84,16 +84,16 @@ class SoundRules(NamedTuple):
     frame_bytes: int = 0  # of memory that is needed to make a frame, per batch item
 
     def num_samples(self, latents: int) -> int:
-        """Those of so many latents."""
+        """The samples of this many latents."""
         first, others = self.samples
         return first + others * (latents - 1)
 
 
 class TileRules(NamedTuple):
-    """Where a network is cut into tiles, and how large they must be, in cells of the grid that is cut.
+    """Position where a network is cut into tiles, and their least sizes, in cells of the grid that is cut.
 
-    The layers before index `start` run once, on the whole clip, and those from there on run on tiles of what these
-    return. With 0, tiles are crops of the latents, and the network takes each for a clip of its own.
+    The layers before index `start` run once, on the whole clip; the layers from there on run on tiles of
+    their results. With 0, tiles are crops of the latents, and the network takes each for a clip of its own.
     """
 
     start: int = 0
@@ -120,7 +120,7 @@ class LatentShape(NamedTuple):
 
 
 def is_possible_size(size: Size) -> bool:
-    """Whether ffmpeg can have frames of this size."""
+    """Return whether ffmpeg can have frames of this size."""
     width, height = size
     return (width + _ADDED_TO_SIDES) * (height + _ADDED_TO_SIDES) < MAX_PIXELS
 

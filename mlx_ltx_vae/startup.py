@@ -1,4 +1,4 @@
-"""What comes before imports that take long: names that are imported at their first use, and a command's process.
+"""Steps before slow imports: names that are imported at their first use, and a command's process.
 
 Ctrl-C prints a traceback until the process is prepared, so nothing is imported before that Python has not loaded.
 """
@@ -17,7 +17,7 @@ _is_command = False
 
 
 def is_command() -> bool:
-    """Whether this process is a command, which may set signal handlers and exit."""
+    """Return whether this process is a command, which may set signal handlers and exit."""
     return _is_command
 
 
@@ -65,7 +65,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def was_forked() -> bool:
-    """Whether this process was forked from one that had used MLX, and had imported this package."""
+    """Return whether this process was forked from one that had used MLX, and had imported this package."""
     return _was_forked
 
 

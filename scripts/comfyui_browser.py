@@ -58,7 +58,7 @@ def close_dialogs(page: Any) -> None:
 
 
 def show(page: Any, workflow: Path) -> None:
-    """Load a workflow, all nodes of which are to be known, and fit it into the window."""
+    """Load a workflow, check that all its nodes are known, and fit it into the window."""
     graph = json.loads(workflow.read_text())
     types = sorted(node["type"] for node in graph["nodes"])
     for _ in range(SECONDS):
@@ -75,7 +75,7 @@ def show(page: Any, workflow: Path) -> None:
 
 
 def check_browser(program: ComfyUI, workflows: Path, target: Path) -> str:
-    """All workflows load without unknown nodes. That of the demo is run as it is, shows its video, and is drawn."""
+    """All workflows load without unknown nodes. The demo's is run as it is, shows its video, and is drawn."""
     files = sorted(workflows.glob("*.json"))
     with open_page(program) as page:
         for file in files:
@@ -92,7 +92,7 @@ def check_browser(program: ComfyUI, workflows: Path, target: Path) -> str:
         (video,) = run(program, page)["3"]["images"]
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", video["subfolder"]), video
     assert video["filename"] == "demo preview_384_00001_.mp4", video
-    return f"{len(files)} workflows load in a browser, and that of the demo runs and shows its video; see {target}"
+    return f"{len(files)} workflows load in a browser, and the demo's runs and shows its video; see {target}"
 
 
 def run(program: ComfyUI, page: Any) -> dict:

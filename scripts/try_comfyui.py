@@ -76,7 +76,7 @@ def pair(name: str = "clip") -> Nodes:
 
 
 def check_videos(program: ComfyUI) -> str:
-    """Decoded videos are those of the command, frame by frame."""
+    """Decoded videos equal the command's, frame by frame."""
     for codec, ending, depth in (("h264", "mp4", 8), ("hevc", "mp4", 10), ("ffv1", "mkv", 8)):
         own = program.folder / "input" / f"own-{codec}.{ending}"
         options = ["-m", demo.VAE, "-o", own, "--codec", codec, "--bit-depth", depth]
@@ -224,7 +224,7 @@ def check_sound_and_metadata(program: ComfyUI) -> str:
 
 
 def check_frames_and_encode(program: ComfyUI) -> str:
-    """Frames and latents are those of the command."""
+    """Frames and latents equal the command's."""
     vae = VideoVAE.from_pretrained(demo.VAE)
     latents, _ = load_latents(program.folder / "input" / "clip.latent")
     decode: Nodes = {"latent": latent("clip"), "frames": ("LTXDecodeFramesMLX", {"latent": ["latent", 0], **VAE})}
@@ -256,7 +256,7 @@ def check_frames_and_encode(program: ComfyUI) -> str:
 
 
 def check_saved_latents(program: ComfyUI) -> str:
-    """What SaveLatent writes of the parts of a pair is read as it is."""
+    """Files that SaveLatent writes of the parts of a pair are read as they are."""
     graph: Nodes = pair() | {"parts": ("LTXVSeparateAVLatent", {"av_latent": ["pair", 0]})}
     graph |= {
         name: ("SaveLatent", {"samples": ["parts", index], "filename_prefix": name})
@@ -315,7 +315,7 @@ def check_refusals(program: ComfyUI) -> str:
 
 
 def check_interrupt(program: ComfyUI) -> str:
-    """Interrupting ends a decode, and the one that is queued behind it runs."""
+    """Interrupting ends a decode, and the one queued after it runs."""
     known = set(program.temporary("*"))
     prompt, queued = program.post(to_video("long")), program.post(to_video("clip", fps=25.0))
     program.wait_for_decode()
@@ -326,7 +326,7 @@ def check_interrupt(program: ComfyUI) -> str:
     assert "execution_interrupted" in json.dumps(history["status"]), history["status"]
     assert program.wait(queued)["status"]["status_str"] == "success"
     assert len(set(program.temporary("*")) - known) == 1, "a partial file is left"
-    return f"an interrupted decode ends after {seconds:.2f} s and leaves nothing, and the one queued behind it works"
+    return f"an interrupted decode ends after {seconds:.2f} s and leaves nothing, and the one queued after it works"
 
 
 async def listen(address: str, counts: Counter, is_on: threading.Event) -> None:

@@ -23,11 +23,10 @@ from mlx_ltx_vae import (
     PlanError,
 )
 from mlx_ltx_vae.backend.machine import Machine
-from mlx_ltx_vae.models.audio_vae.networks import PlaneConv, Upsample
-from mlx_ltx_vae.models.audio_vae.specs import PlaneSpec
-from mlx_ltx_vae.models.convolution.prepared import prepare
-from mlx_ltx_vae.models.vocoder.layers import Conv1d, as_frames
-from mlx_ltx_vae.models.vocoder.specs import conv_layer
+from mlx_ltx_vae.models.convolution.conv3d import prepare
+from mlx_ltx_vae.models.sound.specs import Conv2DSpec, conv_layer
+from mlx_ltx_vae.models.sound.vae_networks import Conv2DLayer, Upsample
+from mlx_ltx_vae.models.sound.vocoder import Conv1d, as_frames
 from mlx_ltx_vae.pipeline.audio import plan_sound, unpack_latents
 from mlx_ltx_vae.pipeline.run import Run
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
@@ -38,7 +37,7 @@ from mlx_ltx_vae.streaming.window import View
 from tolerances import cpu_only, tolerance
 
 _THREE = WindowSpec(3, 1, 1, 1)
-PLANE = PlaneSpec(
+PLANE = Conv2DSpec(
     "conv",
     32,
     32,
@@ -212,7 +211,7 @@ def test_convolutions_of_sound_do_not_unfold_their_input(kind):
         x, shape = mx.zeros((1, 4096, 32)), (1, 4096, 32)
         view = View(as_frames(x), 15, 15, 0, 0, 4096)
     else:
-        conv = PlaneConv(PLANE)
+        conv = Conv2DLayer(PLANE)
         x, shape = mx.zeros((1, 64, 64, 1, 32)), (1, 64, 64, 1, 32)
         view = View(x, 1, 1, 0, 0, 64)
     prepare(conv, keeps_dtype=False)

@@ -92,7 +92,7 @@ def test_a_pack_with_a_file_per_network_opens_as_the_original(golden, expected, 
 def test_a_pack_without_metadata_is_that_of_the_published_decoder_with_its_tensors(golden, tmp_path, capsys):
     write_pack(tmp_path, golden(PUBLISHED), "av", states_config=False)
     for source in (tmp_path, tmp_path / "vae_decoder_av.safetensors"):
-        with pytest.warns(UserWarning, match="its configuration is missing, so that of LTX-2.5, whose tensors it has"):
+        with pytest.warns(UserWarning, match="its configuration is missing; it has the tensors of LTX-2.5"):
             found = open_checkpoint(source)
         assert_reads_as_the_original(found, golden(PUBLISHED), list(found.networks))
     assert len(found.networks) == 1

@@ -117,7 +117,7 @@ def test_images_and_videos_become_latents(comfy, execute, vae):
     [
         ((2, 8, 1, 2, 2), "latents of 2 videos; take one with LatentFromBatch"),
         ((1, 4, 8, 8), "5 axes, and these have the shape (1, 4, 8, 8)"),
-        ((1, 8, 20, 16), "latents of audio alone; connect those of the video"),
+        ((1, 8, 20, 16), "latents of audio alone; connect the video's"),
     ],
 )
 def test_latents_that_are_not_one_video_are_refused_in_words(comfy, execute, shape, text):

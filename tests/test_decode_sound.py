@@ -19,7 +19,7 @@ from audio_cases import random_latents
 from mlx_ltx_vae import AudioVAE, LatentsError, PlanError, VideoVAE, load_audio_latents
 from mlx_ltx_vae.audio_vae import AudioVAE as LoadedVAE
 from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.models.audio_vae.networks import AudioDecoder
+from mlx_ltx_vae.models.sound.vae_networks import AudioDecoder
 from mlx_ltx_vae.pipeline import audio as audio_pipeline
 from mlx_ltx_vae.units import format_bytes
 from mlx_ltx_vae.video import ffmpeg_process
@@ -227,7 +227,7 @@ def test_a_plan_counts_the_sound_that_is_decoded_meanwhile(video, model):
     plan = vae.plan(shape, sound=plans)
     assert plan.sound in plans and vae.plan(shape).sound is None
     assert plan.memory.sound == plan.sound.memory.active > 0
-    with pytest.raises(PlanError, match="of which the sound takes"):
+    with pytest.raises(PlanError, match="MB for the sound"):
         vae.plan(shape, sound=plans, memory_budget="1MB")
 
 
@@ -286,7 +286,7 @@ def test_the_plan_has_both_and_the_budget_is_that_of_both(tmp_path, video, model
         text = capsys.readouterr().err
         given, least, of_sound = re.search(
             r"budget of ([\d.]+ .B) is too small for .*; the least that works is ([\d.]+) MB \(.*\), "
-            r"of which the sound takes ([\d.]+) MB", text
+            r"including ([\d.]+) MB for the sound", text
         ).groups()  # fmt: skip
         assert given == format_bytes(budget * 1000)
         assert float(of_sound) == pytest.approx(sound, abs=0.06)
@@ -478,7 +478,7 @@ def test_audio_latents_of_another_shape_are_an_error_only_where_sound_is_asked_f
         (np.ones((1, 8, LENGTH, 16), np.int32), "audio latents 'final_audio_latent' is stored as int32; save it as"),
         (np.ones((1, 8, 16, LENGTH), np.float32), "audio latents 'final_audio_latent' have the shape (1, 8, 16, 3)"),
         (np.ones((1, 8, 0, 16), np.float32), "audio latents 'final_audio_latent' are empty"),
-        (np.ones((2, 8, LENGTH, 16), np.float32), "has the sound of 2 videos, and there are 1; give that of each"),
+        (np.ones((2, 8, LENGTH, 16), np.float32), "has the sound of 2 videos, and there are 1; give the sound of each"),
     ],
 )
 def test_audio_latents_that_do_not_decode_leave_no_file(tmp_path, video, model, capsys, audio, message):

@@ -18,8 +18,7 @@ from conftest import CONV_CASES, FIXTURES, active_memory
 from mlx_ltx_vae import PlanError, VideoVAE, demo, save_latents
 from mlx_ltx_vae.info import main
 from mlx_ltx_vae.inspect import format_report, inspect
-from mlx_ltx_vae.models.video_vae.config import decoder_spec, parse_vae_config
-from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
 from mlx_ltx_vae.planning.clip import lookahead, receptive_field
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run_whole

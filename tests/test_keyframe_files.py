@@ -175,7 +175,7 @@ def test_bad_keyframes_are_refused_by_one_sentence_that_names_the_file(tmp_path,
         (STILLS, FRAMES[:2], r"3 stills, and have \[12, 4\]\."),
         (STILLS, [1, 2, 2.5], r"3 stills, and have \[1.0, 2.0, 2.5\]\."),
         (STILLS, [1, 2, 2**70], "frame numbers of keyframes are list; expected an array of numbers"),
-        (STILLS, [1, [2], 3], "frame numbers of keyframes are list, of which numpy makes no array"),
+        (STILLS, [1, [2], 3], "frame numbers of keyframes are list, which numpy cannot convert"),
         (STILLS, range(10**5), r"3 stills, and have .{0,90}\.$"),
     ],
 )

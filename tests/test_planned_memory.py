@@ -19,7 +19,7 @@ from mlx_ltx_vae import AudioVAE, PreviewVAE, VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import DTYPES
 from mlx_ltx_vae.errors import PlanError, TilingError
 from mlx_ltx_vae.models.base import SOUND, Statistics
-from mlx_ltx_vae.models.convolution.prepared import prepare
+from mlx_ltx_vae.models.convolution.conv3d import prepare
 from mlx_ltx_vae.models.families import PICTURES, published
 from mlx_ltx_vae.tiling.config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from tolerances import cpu_only

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from mlx_ltx_vae.backend.machine import Machine
 from mlx_ltx_vae.models.base import Decoder
-from mlx_ltx_vae.models.layers.conv import make_window, pad
+from mlx_ltx_vae.models.layers import make_window, pad
 from mlx_ltx_vae.models.noise import LatentNoise
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, PaddingMode, Step
 from mlx_ltx_vae.shapes import Axis, Border, Grid, WindowSpec

@@ -34,7 +34,7 @@ class LTXDecodeAudio(FileNode):
             description="Decodes the sound of LTX latents. LTX Save Video (MLX) does it by itself for its videos.",
             inputs=[
                 io.Latent.Input("latent", tooltip="Of audio, or of video and audio."),
-                audio_vae_input([], "An audio VAE, or a whole model that has one, as those of LTX-2."),
+                audio_vae_input([], "An audio VAE, or a whole model that has one, such as LTX-2."),
             ],
             outputs=[io.Audio.Output(tooltip="Stereo.")],
             hidden=[io.Hidden.unique_id],
@@ -44,7 +44,7 @@ class LTXDecodeAudio(FileNode):
     def execute(cls, latent: dict, audio_vae: str) -> io.NodeOutput:
         latents = audio_latents(latent)
         if latents is None:
-            raise LatentsError("these are latents of video alone; connect those of the audio, or of both.")
+            raise LatentsError("these are latents of video alone; connect the audio's, or both.")
         waveform, rate = host.run(decode_sound, full_path(audio_vae), latents, node_id=cls.hidden.unique_id)
         return io.NodeOutput({"waveform": torch.from_numpy(waveform), "sample_rate": rate})
 
@@ -80,9 +80,9 @@ class LTXEncodeAudio(FileNode):
             description="Encodes sound into LTX audio latents: 25 for each second.",
             inputs=[
                 io.Audio.Input("audio", tooltip="Mono or stereo, of any sample rate."),
-                audio_vae_input([], "An audio VAE with an encoder, or a whole model that has one, as those of LTX-2."),
+                audio_vae_input([], "An audio VAE with an encoder, or a whole model that has one, such as LTX-2."),
             ],
-            outputs=[io.Latent.Output(tooltip="Of audio alone; LTXVConcatAVLatent puts those of a video beside it.")],
+            outputs=[io.Latent.Output(tooltip="Audio alone; LTXVConcatAVLatent adds it to a video's latents.")],
             hidden=[io.Hidden.unique_id],
         )
 

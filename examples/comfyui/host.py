@@ -1,4 +1,4 @@
-"""What the nodes need of ComfyUI, which is called from its own thread only: models, memory, progress and files."""
+"""Access of the nodes to ComfyUI, from its own thread only: models, memory, progress and files."""
 
 import json
 import logging
@@ -143,7 +143,7 @@ AUTO, NO_SOUND = "auto", "no sound"
 
 
 def vae_input() -> io.Combo.Input:
-    tooltip = "A VAE, or a whole model, of which only the VAE is read. Kept in memory for the next run."
+    tooltip = "A VAE, or a whole model; only its VAE is read. Kept in memory for the next run."
     return io.Combo.Input("vae", options=[*files_in("vae", "checkpoints"), "demo VAE"], tooltip=tooltip)
 
 

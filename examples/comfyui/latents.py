@@ -1,4 +1,4 @@
-"""The arrays in ComfyUI's LATENT and AUDIO, with advice for those that cannot be used."""
+"""The arrays in ComfyUI's LATENT and AUDIO, with advice for arrays that cannot be used."""
 
 import wave
 from typing import Any
@@ -19,7 +19,7 @@ def latent_input() -> io.Latent.Input:
 
 
 def parts_of(latent: dict) -> list[Any]:
-    """The tensors of a LATENT: those of video and audio in this order, or one."""
+    """The tensors of a LATENT: video and audio in this order, or one."""
     samples = latent["samples"]
     return list(samples.unbind()) if getattr(samples, "is_nested", False) else [samples]
 
@@ -28,7 +28,7 @@ def video_latents(latent: dict) -> np.ndarray:
     """The video's part of a LATENT, (1, C, F', H', W')."""
     samples, *sound = parts_of(latent)
     if looks_like_audio(samples.shape, None):
-        raise LatentsError("these are latents of audio alone; connect those of the video, or of both.")
+        raise LatentsError("these are latents of audio alone; connect the video's, or both.")
     if samples.ndim != 5:
         raise LatentsError(f"video latents have 5 axes, and these have the shape {tuple(samples.shape)}.")
     if samples.shape[0] != 1:
@@ -59,7 +59,7 @@ def check_sound(audio: dict, max_channels: int = MAX_CHANNELS) -> None:
 
 
 def write_sound(path: str, audio: dict) -> None:
-    """Write an AUDIO, of which only the first item of a batch is taken, as 32-bit PCM."""
+    """Write the first item of a batch of AUDIO as 32-bit PCM."""
     with wave.open(path, "wb") as file:
         samples = audio["waveform"][0].detach().cpu().double().numpy()  # (channels, samples)
         levels = np.clip(np.rint(samples * 2**31), -(2**31), 2**31 - 1).astype("<i4")
@@ -99,12 +99,12 @@ def stream_inputs() -> list[io.Input]:
 
 
 def keyframe_inputs() -> list[io.Input]:
-    """As `stream_inputs`. They come last: saved workflows have the values of widgets in order."""
+    """Inputs that `stream_inputs` returns. They come last: saved workflows have the values of widgets in order."""
     return [
         io.Latent.Input(
             "keyframes",
             optional=True,
-            tooltip="Stills for LTX-2.5's diffusion decoder, each encoded alone, one behind the other along time. "
+            tooltip="Stills for LTX-2.5's diffusion decoder, each encoded alone, one after another along time. "
             "Other decoders ignore them.",
         ),
         io.String.Input(

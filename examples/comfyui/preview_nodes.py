@@ -155,7 +155,7 @@ def sample_with_pictures(
 
 
 def sheet_of(job: Job, path: str, latents: np.ndarray, count: int) -> np.ndarray:
-    """Pictures (H, W, 3) of so many moments of a clip, in rows."""
+    """Pictures (H, W, 3) of this many moments of a clip, in rows."""
     vae = host.networks.load(PreviewVAE, path, "decoder")
     pixels = vae.decode_stills(latents)
     picked = np.unique(np.linspace(0, pixels.shape[2] - 1, count).round().astype(int))

@@ -36,7 +36,7 @@ class Format(NamedTuple):
     ending: str
     codec: str
     bit_depth: int
-    audio_codec: str | None = None  # in place of the container's default
+    audio_codec: str | None = None  # instead of the container's default
 
 
 #: What LTX Decode to Video makes: what Save Video takes over without encoding again.
@@ -60,7 +60,7 @@ PIXEL_FORMATS = [
 
 @dataclass(frozen=True)
 class Clip:
-    """What is decoded. `sound` are audio latents, and `sound_vae` the choice of their VAE."""
+    """Inputs of a decode. `sound` are audio latents, and `sound_vae` the choice of their VAE."""
 
     vae: str
     latents: np.ndarray
@@ -95,7 +95,7 @@ class VideoNode(FileNode):
         audio_vae: str = AUTO,
         **more: Any,
     ) -> str:
-        """Write a file, and return its path. `more` are those of `stream_inputs`."""
+        """Write a file, and return its path. `more` are the inputs of `stream_inputs`."""
         sound = None if audio is not None or audio_vae == NO_SOUND else audio_latents(latent)
         sound_vae = audio_vae if audio_vae in (AUTO, NO_SOUND) else full_path(audio_vae)
         clip = Clip(
@@ -154,7 +154,7 @@ class LTXSaveVideo(VideoNode):
             category=CATEGORY,
             search_aliases=["vae decode", "save video", "export video", "video combine", "prores", "mlx"],
             description="Decodes LTX latents straight into a video file in ComfyUI's output folder. The file appears "
-            "when it is whole, and never in place of another one.",
+            "when it is whole, and never replaces another one.",
             inputs=[
                 latent_input(),
                 vae_input(),
@@ -191,7 +191,7 @@ class LTXSaveVideo(VideoNode):
                     default=NO_HDR,
                     optional=True,
                     advanced=True,
-                    tooltip="The latents are HDR: acescct for those of LTX-2.5, logc3 for those of LTX-2.3's HDR LoRA. "
+                    tooltip="The latents are HDR: acescct for LTX-2.5, logc3 for LTX-2.3's HDR LoRA. "
                     "The file is an HLG master; mp4, hevc is what players expect.",
                 ),
                 *keyframe_inputs(),
@@ -227,10 +227,10 @@ class LTXSaveVideo(VideoNode):
 
 @dataclass(frozen=True)
 class Output:
-    """A file. ComfyUI's thread calls `name((width, height))` for its path; `options` are those of a `VideoWriter`.
+    """A file. ComfyUI's thread calls `name((width, height))` for its path; `options` are a `VideoWriter`'s.
 
-    `hdr` is the curve of HDR latents, which become an HLG master. `is_shown`: the node shows the file at its end, in
-    place of which the page would show the last picture of the progress.
+    `hdr` is the curve of HDR latents, which become an HLG master. `is_shown`: the node shows the file at its end
+    instead of the last picture of the progress.
     """
 
     name: Callable[[tuple[int, int]], str]
@@ -241,7 +241,7 @@ class Output:
 
 
 def sound_inputs() -> list[io.Input]:
-    sound = io.Audio.Input("audio", optional=True, tooltip="Sound for the video in place of its own, cut at its end.")
+    sound = io.Audio.Input("audio", optional=True, tooltip="Sound for the video instead of its own, cut at its end.")
     tooltip = "Decodes the sound of latents of video and audio. auto: by the file of the VAE, if it has an audio VAE."
     return [sound, audio_vae_input([AUTO, NO_SOUND], tooltip, default=AUTO, optional=True)]
 
@@ -291,7 +291,7 @@ def decode_to_file(job: Job, clip: Clip, output: Output, sound: dict) -> str:
 
 
 def load_sound_vae(clip: Clip) -> AudioVAE | None:
-    """That of the sound of a clip; None if it has none, or if its VAE's file has no audio VAE."""
+    """The audio VAE for a clip's sound; None if it has none, or if its VAE's file has no audio VAE."""
     if clip.sound is None:
         return None
     if clip.sound_vae != AUTO:

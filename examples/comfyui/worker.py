@@ -61,7 +61,7 @@ class Job:
                 self._news.set()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether the job has ended, at the latest after a time, or when it calls."""
+        """Return whether the job has ended, at the latest after a time, or when it calls."""
         if seconds is None or self._ended.is_set():
             return self._ended.wait()
         self._news.wait(seconds)
@@ -69,7 +69,7 @@ class Job:
         return self._ended.is_set()
 
     def result(self) -> Any:
-        """What `work` has returned. Raises the error that has ended it."""
+        """The result of `work`. Raises the error that ended it."""
         if self._error is not None:
             raise self._error
         return self._result
@@ -130,7 +130,7 @@ class MLXThread:
         atexit.register(self._close_at_exit)
 
     def submit(self, job: Job) -> None:
-        """Run a job after those before it. After `close` it is abandoned like those that were running then."""
+        """Run a job after those before it. After `close` it is abandoned like the jobs that were running then."""
         with self._lock:
             if self._is_closed:
                 job.abandon()

@@ -160,7 +160,7 @@ def run_decode(
 
 
 def _choose_exr_output(arguments: argparse.Namespace) -> bool:
-    """Whether EXR images are the only output. The arguments then have it as theirs, in place of none."""
+    """Return whether EXR images are the only output, which the arguments then have as theirs."""
     if arguments.output or not arguments.exr or has_table(arguments.latents):
         return False
     arguments.output, arguments.exr = _exr_folder(arguments), None
@@ -207,7 +207,7 @@ def _plan_options(arguments: argparse.Namespace | PublishedSettings) -> PlanOpti
 
 @dataclass(frozen=True)
 class DecodeSettings:
-    """What is wanted of a decode."""
+    """Settings of a decode."""
 
     tensor: str | None
     grid: Grid | None
@@ -218,7 +218,7 @@ class DecodeSettings:
     seed: int | None  # None for the default, which every VAE takes
     keyframes: str | None  # a file; None for those in the latent file
     workflow: bool  # whether ComfyUI's entries in the latent file go into the output
-    preset: str | None  # tiles that may depend on the video's size; None for those of `plan`
+    preset: str | None  # tiles that may depend on the video's size; None for the tiles of `plan`
     plan: PlanOptions
     stream: Mapping[str, Any]  # options of `VideoVAE.stream`
     sinks: SinkOptions
@@ -260,7 +260,7 @@ class DecodeTask(Task):
         is_batch = self._work is Work.BATCH
         self._videos = range(ranks.rank, shape.batch, ranks.size) if is_batch else range(shape.batch)
         self._writes = is_batch or ranks.is_first
-        # A decoder of previews may make fewer frames, which take as long as those of the video.
+        # A decoder of previews may make fewer frames, which last as long as the video's.
         own, whole = job.checkpoint.spec("decoder").out_grid(shape.grid), config.scale.video_grid(shape.grid)
         self._fps = Fraction(own[0], whole[0]) * (settings.fps or self._file.info.fps or DEFAULT_FPS)
         self._sound = self._find_sound()
@@ -360,7 +360,7 @@ class DecodeTask(Task):
         return frames, seconds, first, sent, is_one_color, new_names
 
     def _read_keyframes(self) -> Keyframes | None:
-        """Those of all videos."""
+        """The keyframes of all videos."""
         if self._keyframes is None:
             return None
         return self._keyframes.read(statistics=self._job.statistics, unnormalized=self._settings.unnormalized)
@@ -391,7 +391,7 @@ class DecodeTask(Task):
         return replace(sinks, audio=(), sample_rate=self._sound.sample_rate)
 
     def _with_sound(self, options: SinkOptions, index: int) -> SinkOptions:
-        """Those of one file, with the sound of the video or of the frames of it that are decoded, if it takes any."""
+        """The options of one file, with the sound of the video or of its decoded frames, if it takes any."""
         if self._sound is None or options.audio is None:
             return options
         return replace(options, audio=self._sound.stream(index, self.plan.sound))

@@ -34,7 +34,7 @@ def entry_point(name: str) -> "Callable[..., int]":
 
 
 def begin(argv: "Sequence[str] | None") -> None:
-    """Begin a command. Without `argv` its arguments are those of the process, which is then prepared as a command.
+    """Begin a command. Without `argv` it takes the process's arguments, and prepares the process as a command.
 
     With `argv`, another program calls the command as a function, and its process stays as it is.
     """

@@ -52,7 +52,7 @@ class Item:
     source: str
     name: str  # for its output, without an ending; of a list's file its path in the list's folder
     output: str | None = None  # as a table states it, then as `name_items` names it; None in a dry run without one
-    folder: str = ""  # to which a table's output is relative, and in which those of lists and tables must be
+    folder: str = ""  # a table's output is relative to it, and outputs of lists and tables must be in it
     size: Size | None = None  # this, `max_frames` and `fps` are a table's
     max_frames: int | None = None
     fps: Fraction | None = None
@@ -62,7 +62,7 @@ class Item:
     outputs: Sequence[str] = ()
     beside: Mapping[str, Sequence[str]] = field(default_factory=dict)  # what else is written for each, by its kind
     num_frames: int | None = None  # of this rank's outputs; None if it is not known yet
-    cost: int = 0  # the work, relative to that of other items
+    cost: int = 0  # the work, relative to other items
     is_skipped: bool = False
     values: dict[str, Any] = field(default_factory=dict)  # its report, JSON-serializable, or its plan in a dry run
     text: str = ""  # the same as it is printed
@@ -79,7 +79,7 @@ class Item:
         self.output = None if self.output is None else names.get(self.output, self.output)
 
     def as_dict(self) -> dict[str, Any]:
-        """What became of it, JSON-serializable."""
+        """The item's result, JSON-serializable."""
         output = list(self.outputs) if len(self.outputs) > 1 else self.output
         state = {"skipped": True} if self.error is None else {"error": self.error}
         return {"source": self.source, "output": output, **(self.values or state)}
@@ -102,12 +102,12 @@ class Item:
 
 
 def is_list(argument: str) -> bool:
-    """Whether an argument names a list or a table rather than one input."""
+    """Return whether an argument names a list or a table rather than one input."""
     return argument.startswith("@") or has_table([argument])
 
 
 def has_table(arguments: Sequence[str]) -> bool:
-    """Whether arguments name a table, which may state outputs."""
+    """Return whether arguments name a table, which may state outputs."""
     return any(argument.lower().endswith(".csv") for argument in arguments)
 
 
@@ -217,7 +217,7 @@ def _whole(row: dict[str, str], name: str, where: str) -> int | None:
 
 
 def are_many(arguments: Sequence[str]) -> bool:
-    """Whether arguments name more than one input; a list always does, whatever its length."""
+    """Return whether arguments name more than one input; a list always does, whatever its length."""
     return len(arguments) > 1 or any(map(is_list, arguments))
 
 
@@ -254,7 +254,7 @@ def _with_output(item: Item, pattern: str | None) -> Item:
 
 
 def check_outputs(items: Sequence[Item]) -> None:
-    """Check that outputs differ, and that those of lists and tables stay in their folder, also through links."""
+    """Check that outputs differ, and that outputs of lists and tables stay in their folder, also through links."""
     owners: dict[str, int] = {}
     folders = {folder: os.path.realpath(folder) for folder in {item.folder for item in items}}
     for index, item in enumerate(items):
@@ -286,7 +286,7 @@ def list_files(arguments: Sequence[str]) -> list[str]:
 
 
 def all_exist(outputs: Sequence[str]) -> bool:
-    """Whether an item's outputs are there: files, or folders of stills that are not empty. False for no outputs."""
+    """True if an item's outputs are there: files, or folders of stills that are not empty. False for no outputs."""
     return bool(outputs) and all(map(_exists, outputs))
 
 
@@ -323,7 +323,7 @@ def name_outputs(output: str, batch: int) -> list[str]:
 
 @dataclass(eq=False)
 class Job:
-    """What `decode` or `encode` was asked to do, and its run by all ranks.
+    """Job of a `decode` or `encode` command, and its run by all ranks.
 
     `ranks` are the ranks that run an item together: this one alone if there are many items, which all ranks share.
     """
@@ -353,12 +353,12 @@ class Job:
 
     @property
     def is_many(self) -> bool:
-        """Whether there may be several items. An error of one then does not stop the others."""
+        """True if there may be several items. An error of one then does not stop the others."""
         return are_many(self.sources)
 
     @cached_property
     def used(self) -> dict[str, str]:
-        """What reports say of the network."""
+        """Report of the network."""
         return self.checkpoint.used(self.network)
 
     def load(self) -> VideoVAE:
@@ -441,7 +441,7 @@ class Job:
         """Run an item, or plan it in a dry run, unless it is skipped. An error becomes its own; Ctrl-C does not."""
         if not item.is_pending:
             return
-        mx.reset_peak_memory()  # each report states that of its item
+        mx.reset_peak_memory()  # each report states its item's
         ranks = self.ranks
         try:
             task = self._task or self._make_task(item)
@@ -464,7 +464,7 @@ class Job:
             self._fail(item, error)
 
     def _fail(self, item: Item, error: Exception) -> None:
-        """Note the error of an item. That of the only one is raised as it is."""
+        """Note the error of an item. A single item's error is raised as it is."""
         if not self.is_many:
             raise error
         if self.debug:
@@ -547,11 +547,11 @@ class Task(ABC):
         return nullcontext()
 
     def describe(self) -> dict[str, Any]:
-        """What is the same for all ranks that run the item together, by name: what headers state, and the plan."""
+        """Values that are the same for all ranks that run the item together, by name: headers' and the plan."""
         return {"the plans": self.plan.as_dict()}
 
     def sample(self) -> dict[str, Any]:
-        """As `describe`: the contents, or parts of them."""
+        """The contents, or parts of them, in the form of `describe`."""
         return {}
 
     def _name_outputs(self, outputs: list[str]) -> None:
@@ -562,7 +562,7 @@ class Task(ABC):
             check_absent(output)
 
     def networks(self) -> dict[str, dict[str, str]]:
-        """What reports say of the networks, by their names in these."""
+        """Reports of the networks, by their names in reports."""
         return {"vae": self._job.used}
 
     @abstractmethod
@@ -610,7 +610,7 @@ def plan_report(plan: Plan, networks: Mapping[str, Mapping[str, str]]) -> tuple[
 
 
 def describe_networks(networks: Mapping[str, Mapping[str, str]]) -> str:
-    """What `Checkpoint.used` returned, as the end of a line: "vae.safetensors (LTX-2.3, convolutional decoder)"."""
+    """The result of `Checkpoint.used` as the end of a line: "vae.safetensors (LTX-2.3, convolutional decoder)"."""
 
     def describe(used: Mapping[str, str]) -> str:
         what = used["generation"] + (f", {used['decoder']} decoder" if "decoder" in used else "")
@@ -620,7 +620,7 @@ def describe_networks(networks: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def describe_blending(plan: Plan) -> str:
-    """What the last line of a run says of a plan with tiles; nothing of exact ones."""
+    """Remark about a plan with tiles for the last line of a run; "" for exact plans."""
     return f"tiled (blended in {' and '.join(plan.blended)}), " if plan.blended else ""
 
 
@@ -643,8 +643,8 @@ def find_keyframes(
 ) -> KeyframesFile | None:
     """The keyframes of a file that is given, or those in the latent file; None if there are none.
 
-    A warning if the decoder takes none, or has no embedding for them, which a decode says itself. A `LatentsError` for
-    bad ones.
+    Warns if the decoder takes none, or does not tag them, which a decode says itself. Raises a `LatentsError` for bad
+    ones.
     """
     source = given or clip.info.source
     if given is None and not clip.has_keyframes:

@@ -65,7 +65,7 @@ def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsCon
     """Add the options of commands that run a network.
 
     To the `group`, how they may use memory, and in which precision; to the parser, what to do with outputs that exist,
-    what to report, and those of every command.
+    what to report, and the options of every command.
     """
     budget = """the most memory that this may take, weights and MLX's buffer cache included: 8GB, 500MB, or 50%% of what
         is available; what does not fit is refused (default: 50%%, or more if nothing fits in that)"""
@@ -74,7 +74,7 @@ def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsCon
         "--dtype", choices=get_args(DtypeName), help="compute in this precision (default: the checkpoint's)"
     )
     shared = """with mlx.launch, what its ranks share. rows: one video, each computes a band of its rows, exactly; the
-        memory budget is that of each. batch: several videos, each computes and writes whole ones. off: the first rank
+        memory budget is for each. batch: several videos, each computes and writes whole ones. off: the first rank
         works alone. auto (default): batch for several videos, rows for one"""
     group.add_argument("--distributed", choices=["auto", *(work.value for work in Work)], default="auto", help=shared)
     timeout = """with mlx.launch, end if the ranks exchange nothing for this long, because one is stopped or asleep
@@ -128,8 +128,8 @@ STEP_OPTIONS: tuple[StepOption, ...] = ()
 
 def add_input_options(parser: CommandParser, *, output: str, demo: str, model: str = "VAE", more: str) -> None:
     """Add the latents, their output and what `more` it may be, the checkpoint, and what to decode."""
-    files = """latent files: .safetensors, .latent, .npy, .npz; - for standard input; @clips.txt for those that a list
-        names, one a line; clips.csv for a table with a column path, and optionally output"""
+    files = """latent files: .safetensors, .latent, .npy, .npz; - for standard input; @clips.txt for files that a list
+        names, one per line; clips.csv for a table with a column path, and optionally output"""
     parser.add_argument("latents", nargs="*", metavar="LATENTS", help=files)
     formats = f"""the output, by its ending .mp4 .mov .mkv .webm .gif .webp .avif .npy; {more}folder/ or %%05d.png for
         stills; - for raw frames on standard output (default with --demo: {output}). For several inputs: folder/ for
@@ -216,7 +216,7 @@ def add_keyframes_option(how: argparse._ArgumentGroup) -> None:
 
 def add_sound_options(video: argparse._ArgumentGroup) -> None:
     """Add the options of the sound of the video."""
-    model = """the audio VAE and its vocoder, which decode the audio latents beside those of the video: file, folder,
+    model = """the audio VAE and its vocoder, which decode the audio latents beside the video's: file, folder,
         or hub repository id (default: the checkpoint of -m, if that has them)"""
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     latents = "the audio latents, if they are not in the file of the video's latents"
@@ -225,7 +225,7 @@ def add_sound_options(video: argparse._ArgumentGroup) -> None:
     codecs = ", ".join(f"{name} ({', '.join(codec.endings)})" for name, codec in AUDIO_CODECS.items())
     codec = f"{codecs}; default: aac, or opus for .webm"
     video.add_argument("--audio-codec", metavar="NAME", help=codec)
-    audio = "audio file to add in place of latents, in full length even if the video is shorter"
+    audio = "audio file to add instead of latents, in full length even if the video is shorter"
     video.add_argument("--audio", metavar="FILE", help=audio)
     shortest = "cut longer sound where the video ends; all frames are kept"
     video.add_argument("--shortest", action="store_true", help=shortest)
@@ -298,7 +298,7 @@ def choose_frames(wanted: slice | None, num_frames: int, source: str) -> tuple[i
 
 def add_hdr_options(video: argparse._ArgumentGroup) -> None:
     """Add the options of HDR latents."""
-    curve = """the latents are HDR: acescct for those of LTX-2.5, logc3 for those of the HDR LoRA of LTX-2.3. Decodes in
+    curve = """the latents are HDR: acescct for LTX-2.5, logc3 for the HDR LoRA of LTX-2.3. Decodes in
         float32, unless --dtype says otherwise, to an HLG master in HEVC"""
     video.add_argument("--hdr", choices=get_args(Transfer), help=curve)
     signal = """what --hdr writes: hlg (default); pq, with diffuse white at 203 cd/m2; or sdr, tone-mapped"""
@@ -313,7 +313,7 @@ def add_hdr_options(video: argparse._ArgumentGroup) -> None:
 
 def add_generation_options(parser: CommandParser) -> None:
     """Add the options of plans without a checkpoint."""
-    group = parser.add_argument_group("with --dry-run, in place of LATENTS and -m")
+    group = parser.add_argument_group("with --dry-run, instead of LATENTS and -m")
     names = "plan for a published VAE, without a file: ltx-2.3, ltx-2.5, ltx-2.5-diffusion and others"
     group.add_argument("--generation", metavar="NAME", help=names)
     group.add_argument("--size", type=frame_size, metavar="WxH", help="of the video, multiples of 32")

@@ -117,7 +117,7 @@ def encode_parser() -> CommandParser:
         ),
     )
     videos = """videos or GIFs, folders of images, or patterns such as %%05d.png; - for standard input; @clips.txt for
-        those that a list names, one a line; clips.csv for a table with a column path, and optionally output, width,
+        videos that a list names, one per line; clips.csv for a table with a column path, and optionally output, width,
         height, frames, fps"""
     parser.add_argument("video", nargs="+", metavar="VIDEO", help=videos)
     output = """output file, .safetensors. For several inputs: folder/ for files named after them,
@@ -139,7 +139,7 @@ def encode_parser() -> CommandParser:
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
     rate = "drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)"
     video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
-    matrix = "the color matrix, in place of the one that the video states (default: its own, or bt601)"
+    matrix = "the color matrix, instead of the one that the video states (default: its own, or bt601)"
     video.add_argument("--matrix", choices=["bt601", "bt709"], help=matrix)
     light = """the images are EXR, and their pixels light with the primaries of sRGB (srgb_linear) or of ACES
         (acescg), or codes (acescct): encode them as HDR, for LTX-2.5"""
@@ -203,7 +203,7 @@ def convert_parser() -> CommandParser:
     parser.add_argument("-o", "--output", metavar="FOLDER", help="folder to write; must not exist, or be empty")
     verify = "only check that B has the weights of A, as they are or cast"
     parser.add_argument("--verify", nargs=2, metavar=("A", "B"), help=verify)
-    dtype = "store the weights in this precision (default: that of each tensor)"
+    dtype = "store the weights in this precision (default: each tensor's own)"
     parser.add_argument("--dtype", choices=get_args(DtypeName), help=dtype)
     only = """convert, or verify, one of the two networks (default: both), or the audio VAE with its vocoder, as without
         this option where there is nothing else"""

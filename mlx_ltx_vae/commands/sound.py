@@ -26,7 +26,7 @@ from .jobs import Item, Job, Task, name_outputs
 
 @dataclass(frozen=True)
 class SoundSettings:
-    """What is wanted of the sound. `audio_model` and `audio_latents` are None for what is in the files at hand."""
+    """Settings of the sound. `audio_model` and `audio_latents` are None to use the files at hand."""
 
     model: str | None  # the checkpoint of the pictures
     audio_model: str | None
@@ -38,7 +38,7 @@ class SoundSettings:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it is an error if there is none."""
+        """True if missing sound is an error."""
         return (self.audio_model, self.audio_latents, self.audio_tensor) != (None, None, None)
 
     def check(self, audio: object, *, is_alone: bool, is_many: bool) -> None:
@@ -53,11 +53,11 @@ class SoundSettings:
 
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
-        """That of the sound, opened once; None if none is given and that of the pictures has no audio networks."""
+        """The audio checkpoint, opened once; None if none is given and the video checkpoint has no audio networks."""
         return find_sound_decoder(self.audio_model, self.model)
 
     def open(self) -> Checkpoint:
-        """As `checkpoint`, but that it is an error if there is none."""
+        """`checkpoint`, except that a missing one is an error."""
         if self.checkpoint is None:
             raise CheckpointError(f"{self.model}: audio latents need an audio VAE; name it with --audio-model.")
         return self.checkpoint
@@ -77,13 +77,13 @@ class FoundSound:
 
     @property
     def files(self) -> list[str | os.PathLike]:
-        """All that are read for it, but that of the clip."""
+        """All files that are read for it, except the clip's."""
         latents = self.settings.audio_latents
         return [*([latents] if latents else []), *self.settings.open().files]
 
     @property
     def used(self) -> dict[str, str]:
-        """What reports say of its networks."""
+        """Report of its networks."""
         return self.settings.open().used("decoder")
 
     @property
@@ -92,7 +92,7 @@ class FoundSound:
 
     @property
     def num_samples(self) -> int:
-        """Those of each video."""
+        """The number of samples of each video."""
         return cast(SoundConfig, self.settings.open().config).num_samples(self.file.length)
 
     def plan(
@@ -160,12 +160,12 @@ def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
         return None
     if file.batch != clip.shape.batch:
         found, expected = format_count(file.batch, "video"), clip.shape.batch
-        raise LatentsError(f"{path}: has the sound of {found}, and there are {expected}; give that of each.")
+        raise LatentsError(f"{path}: has the sound of {found}, and there are {expected}; give the sound of each.")
     return FoundSound(settings, file)
 
 
 def _no_sound(path: str | os.PathLike, given: str | None) -> LatentsError:
-    """Of a file that has no audio latents: `given` as --audio-latents, or that of the video."""
+    """The error for a file without audio latents: `given` as --audio-latents, or the file of the video."""
     where = "" if given else ", or their file with --audio-latents"
     return LatentsError(f"{path}: has no audio latents by a usual name; name them with --audio-tensor{where}.")
 

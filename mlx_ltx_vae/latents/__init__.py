@@ -51,7 +51,7 @@ _WORKFLOW_KEYS = ("prompt", "workflow")
 
 @dataclass(frozen=True)
 class LatentsInfo:
-    """What a latent file states about itself. A value that it does not state is None."""
+    """Metadata of a latent file. Values that the file does not state are None."""
 
     source: str
     tensor: str
@@ -77,18 +77,18 @@ class LatentsFile:
     _stated: Mapping[str, str] = field(repr=False, hash=False)
 
     def find_audio(self, tensor: str | None = None) -> "AudioLatentsFile | None":
-        """As `find_audio_latents`, in the same file."""
+        """`find_audio_latents` for the same file."""
         return find_audio_latents(self._tensors, self._stated, self.info.source, tensor=tensor)
 
     @property
     def has_keyframes(self) -> bool:
-        """Whether the same file has keyframes, which may be bad ones."""
+        """True if the same file has keyframes, which may be bad ones."""
         return not self._tensors.keys().isdisjoint(STILL_NAMES)
 
     def find_keyframes(self) -> KeyframesFile | None:
         """The keyframes in the same file; None if there are none. A `LatentsError` for bad ones, or of another grid.
 
-        A warning if they are named as by pipelines whose latents are padded, and the file does not state their length.
+        Warns if a pipeline that may have padded the latents has named them, and the file does not state `num_frames`.
         """
         keyframes = find_keyframes(self._tensors, self._stated, self.info.source, self.info.num_frames)
         if keyframes is not None:
@@ -114,7 +114,7 @@ class LatentsFile:
         return MappedLatents(self._stored, found, was_unnormalized=unnormalized is True)
 
     def digest(self) -> str:
-        """A hash of the values as they are stored. A `LatentsError` as those of `read`."""
+        """A hash of the stored values. Raises the errors of `read`."""
         return MappedLatents(self._stored, None).digest()
 
 
@@ -135,7 +135,7 @@ def open_latents(
         grid: (F', H', W'), needed for packed latents whose file does not state it, and checked for others.
         scale: of the VAE. With it, the video's size that the file states must be the size at this scale.
 
-    Latent frames behind the `num_frames` of the video that the file states are padding, and left out with a warning. A
+    Leaves out latent frames after the last of the `num_frames` that the file states, with a warning. A
     `LatentsError` for a file that cannot be read, is ambiguous, or contradicts itself or what any decoder takes.
     """
     source = source_name(path)
@@ -144,7 +144,7 @@ def open_latents(
     name = _choose_tensor(list(tensors), tensor, source)
     stored = tensors[name]
     if looks_like_audio(stored.shape, latent_channels):
-        way = "give them with --audio-latents beside those of a video, or decode them alone with -o NAME.wav"
+        way = "give them with --audio-latents beside the video's latents, or decode them alone with -o NAME.wav"
         way = option("read them with load_audio_latents, for AudioVAE", way)
         raise LatentsError(f"{source}: {excerpt(name)} {stored.shape} are audio latents; {way}.")
     layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid)
@@ -173,7 +173,8 @@ def load_latents(
 ) -> tuple[mx.array, LatentsInfo]:
     """Normalized latents `(B, C, F', H', W')` and what the file states about them.
 
-    Arguments and errors are those of `open_latents` and `LatentsFile.read`. A warning if the file has keyframes.
+    Takes the arguments of `open_latents` and `LatentsFile.read`, and raises their errors. Warns of keyframes in the
+    file.
     """
     file = open_latents(path, latent_channels=latent_channels, tensor=tensor, grid=grid, scale=scale)
     if file.has_keyframes:
@@ -238,7 +239,7 @@ class AudioLatentsFile:
         return values
 
     def read_stored(self) -> mx.array:
-        """As they are stored, normalized or not. A `LatentsError` if they are not finite."""
+        """The values as stored, normalized or not. Raises a `LatentsError` if they are not finite."""
         source = f"{self.source}: audio latents {quote(self.tensor)}"
         values = self._stored.to_floats(self._stored.read())
         values = (values if self.layout.startswith("(B") else values[None])[..., : self.length, :]
@@ -260,9 +261,9 @@ def load_audio_latents(
 
     Args:
         path: as of `load_latents`, which reads the video's latents beside them.
-        alone: whether they are all that the file has, under any name.
+        alone: True if they are all that the file has, under any name.
         tensor: their name in the file, if it is none of the usual ones.
-        unnormalized: whether the file stores `latents * std + mean`; None follows the metadata.
+        unnormalized: True if the file stores `latents * std + mean`; None follows the metadata.
         statistics: `(audio_vae.mean, audio_vae.std)`, each (128,), which normalize unnormalized latents.
 
     Raises:
@@ -276,7 +277,7 @@ def load_audio_latents(
 def open_audio_latents(
     path: str | os.PathLike, *, is_alone: bool = False, tensor: str | None = None
 ) -> AudioLatentsFile | None:
-    """As `find_audio_latents`, in a file. A `LatentsError` for one that cannot be read, too."""
+    """`find_audio_latents` for a file. An unreadable file also raises a `LatentsError`."""
     tensors, stated = open_tensor_file(path)
     return find_audio_latents(tensors, stated, source_name(path), is_alone=is_alone, tensor=tensor)
 
@@ -289,10 +290,10 @@ def find_audio_latents(
     is_alone: bool = False,
     tensor: str | None = None,
 ) -> AudioLatentsFile | None:
-    """The audio latents among tensors; None if there are none. `is_alone` is whether there may be nothing else.
+    """The audio latents among tensors; None if there are none. `is_alone` is True if there may be nothing else.
 
     Stored are (B, 8, T, 16), the same without a batch, or packed (B, T, 128). `tensor` is their name, if it is none of
-    the usual ones. A `LatentsError` for another shape, and where the name does not exist or several may be meant.
+    the usual ones. Raises a `LatentsError` for another shape, a name that does not exist, and several usual ones.
     """
     name = _choose_audio(tensors, tensor, source, is_alone=is_alone)
     if name is None:
@@ -353,7 +354,7 @@ def _used_length(stored: StoredArray, length: int, source: str) -> int:
 
 
 def is_sound_alone(tensors: Mapping[str, StoredArray], latent_channels: int | None) -> bool:
-    """Whether a file with these tensors has audio latents and no others."""
+    """Return whether a file with these tensors has audio latents and no others."""
     others = [name for name in tensors if not is_audio_name(name)]
     others = [name for name in others if name in _OWN_NAMES] or others
     is_alone = len(others) == 1 and looks_like_audio(tensors[others[0]].shape, latent_channels)
@@ -361,7 +362,7 @@ def is_sound_alone(tensors: Mapping[str, StoredArray], latent_channels: int | No
 
 
 def looks_like_audio(shape: Sequence[int], latent_channels: int | None) -> bool:
-    """Whether latents of this shape are those of sound rather than of a video."""
+    """Return whether latents of this shape are audio rather than video."""
     if latent_channels == _BINS or (len(shape) == 4 and shape[0] == (latent_channels or _VIDEO_CHANNELS)):
         return False  # (F', H', W', C), and (C, F', H', W') of 8 frames
     return _is_audio_shape(shape)

@@ -40,7 +40,7 @@ class Keyframes:
         latents: (B, C, P, H', W') on the grid of the video's latents and normalized like them, each still encoded as a
             clip of one frame.
         frames: the frame number of each still in the decoded video, (P,) whole numbers from 0 on. They may repeat, lie
-            behind the end of the video, and have any order.
+            after the end of the video, and have any order.
 
     Raises:
         LatentsError: if the latents have other axes or no stills, or the frame numbers do not fit them.
@@ -67,7 +67,7 @@ class Keyframes:
         _check_grid(self.latents.shape, shape, source)
 
     def item(self, index: int) -> "Keyframes":
-        """Those of one video of the batch."""
+        """The keyframes of one video of the batch."""
         return Keyframes(self.latents[index : index + 1], self.frames)
 
 
@@ -81,7 +81,7 @@ def check_keyframes(given: object) -> None:
 
 
 def frame_numbers(given: Keyframes | Sequence[int] | None) -> tuple[int, ...]:
-    """The frame numbers of keyframes, or those that are given in their place. A `LatentsError` for others."""
+    """The frame numbers of keyframes, or the given frame numbers. Anything else raises a `LatentsError`."""
     if isinstance(given, Keyframes):
         return tuple(given.frames)
     numbers = given.tolist() if isinstance(given, np.ndarray) else [] if given is None else given
@@ -92,7 +92,7 @@ def frame_numbers(given: Keyframes | Sequence[int] | None) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class KeyframesFile:
-    """Keyframes in a latent file, of which only the frame numbers have been read."""
+    """Keyframes in a latent file. Only their frame numbers have been read."""
 
     source: str
     shape: LatentShape  # (B, C, P, H', W')
@@ -103,16 +103,16 @@ class KeyframesFile:
     _kept: tuple[int, ...] = field(repr=False)  # the indices of these stills among the stored ones
 
     def check(self, shape: Sequence[int]) -> None:
-        """As `Keyframes.check`. The error names the file."""
+        """Run `Keyframes.check`. The error names the file."""
         _check_grid(self.shape, shape, f"{self.source}: ")
 
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> Keyframes:
-        """The keyframes with normalized latents; arguments, dtype and errors as those of `LatentsFile.read`."""
+        """The keyframes with normalized latents. Arguments, dtype and errors as for `LatentsFile.read`."""
         found = choose_statistics(self.source, self.normalized, self.shape.channels, statistics, unnormalized)
         return Keyframes(self._map(found)[()][:, :, list(self._kept)], self.frames)
 
     def digest(self) -> str:
-        """A hash of the values as they are stored. A `LatentsError` as those of `read`."""
+        """A hash of the stored values. Raises the errors of `read`."""
         return self._map(None).digest()
 
     def _map(self, statistics: MeanAndStd | None) -> MappedLatents:
@@ -126,9 +126,9 @@ def load_keyframes(
 
     Args:
         path: as of `load_latents`. The tensors are `keyframe_latents` (B, C, P, H', W') and `keyframe_frame_indices`
-            (P,), or `keyframes` and `keyframe_positions`. Those at or behind the `num_frames` that the file states are
-            left out, with a warning.
-        unnormalized: whether the file stores `latents * std + mean`; None follows the metadata.
+            (P,), or `keyframes` and `keyframe_positions`. Keyframes after the last of the `num_frames` that the
+            file states are left out, with a warning.
+        unnormalized: True if the file stores `latents * std + mean`; None follows the metadata.
         statistics: `(vae.mean, vae.std)`, each (C,), which normalize unnormalized latents.
 
     Raises:
@@ -140,7 +140,7 @@ def load_keyframes(
 
 
 def open_keyframes(path: str | os.PathLike, num_frames: int | None = None) -> KeyframesFile | None:
-    """As `find_keyframes`, in a file. A `LatentsError` for one that cannot be read, too."""
+    """`find_keyframes` for a file. An unreadable file also raises a `LatentsError`."""
     tensors, stated = open_tensor_file(path)
     return find_keyframes(tensors, stated, source_name(path), num_frames)
 
@@ -150,7 +150,7 @@ def find_keyframes(
 ) -> KeyframesFile | None:
     """The keyframes among tensors; None if there are none. Frame numbers without latents are ignored.
 
-    Those behind the `num_frames` of the video, by default what the file states, are left out, with a warning. A
+    Leaves out keyframes after the last of `num_frames`, by default what the file states, with a warning. Raises a
     `LatentsError` for latents without frame numbers, of other axes, or of a dtype that is not read.
     """
     name, numbers_name = _choose_name(STILL_NAMES, tensors, source), _choose_name(NUMBER_NAMES, tensors, source)
@@ -172,15 +172,15 @@ def find_keyframes(
     end = num_frames or metadata.sizes[0] or math.inf
     kept = tuple(index for index, frame in enumerate(frames) if frame < end)
     if len(kept) < len(frames):
-        behind = describe_keyframes([frame for frame in frames if frame >= end])
-        warn(f"{source}: the {end} frames of its video leave out {behind}.")
+        later = describe_keyframes([frame for frame in frames if frame >= end])
+        warn(f"{source}: the {end} frames of its video leave out {later}.")
     latents = StoredLatents(stored, Layout(dict(zip(CHANNELS_FIRST, shape, strict=True))))
     shape, frames = shape._replace(frames=len(kept)), tuple(frames[index] for index in kept)
     return KeyframesFile(source, shape, frames, metadata.normalized, stored.dtype_name, latents, kept) if kept else None
 
 
 def _choose_name(names: Sequence[str], tensors: Mapping[str, StoredArray], source: str) -> str | None:
-    """Which of some names for the same is used. A `LatentsError` if several are."""
+    """The name among `names`, all for the same, that a file uses. A `LatentsError` if it uses several."""
     found = [name for name in names if name in tensors]
     if len(found) > 1:
         raise LatentsError(f"{source}: has {' and '.join(found)}, two names for the same; keep one.")
@@ -201,7 +201,7 @@ def _check_axes(shape: Sequence[int], source: str = "") -> None:
 
 
 def _check_frames(frames: np.ndarray, count: int, source: str = "") -> tuple[int, ...]:
-    """The frame numbers of so many stills. Raises a `LatentsError` for others."""
+    """The frame numbers of this many stills. Raises a `LatentsError` for any other number."""
     if frames.shape != (count,) or frames.dtype.kind not in "iu" or frames.min() < 0 or frames.max() > _MAX_FRAME:
         raise LatentsError(
             f"{source}keyframes need one frame number from 0 to {_MAX_FRAME} for each of their {count} stills, and "

@@ -1,4 +1,4 @@
-"""What latent files state, and the layouts in which programs store latents, read as `(B, C, F', H', W')`.
+"""Metadata of latent files, and the layouts in which programs store latents, read as `(B, C, F', H', W')`.
 
 In the order in which they are tried, with `N = F' * H' * W'` packed tokens:
 
@@ -23,8 +23,8 @@ from ..shapes import DEFAULT_SCALE, Grid, LatentShape, ScaleFactors, parse_grid
 from ..units import parse_fps
 
 AXES_KEY, CHANNELS_FIRST = "layout", "BCFHW"  # the layout of this package: one letter per axis
-#: Names of audio latents beside those of a video, the final ones first. The last is the second part of a nested tensor
-#: of ComfyUI, whose first part is the video.
+#: Names of audio latents in files that also have video latents, the final ones first. The last is the second part of a
+#: nested tensor of ComfyUI, whose first part is the video.
 AUDIO_NAMES = (
     "audio_latents",
     "audio_latent",
@@ -35,7 +35,7 @@ AUDIO_NAMES = (
     "audio",
     "latent_tensor_1",
 )
-#: How many audio latents are those of the clip, in data sets of musubi-tuner. The others are padding.
+#: The number of audio latents before the padding, in data sets of musubi-tuner.
 AUDIO_LENGTHS = "audio_lengths_int32"
 _SIZED_AUDIO_NAME = re.compile(r"audio_latents_\d+x\d+x\d+_\w+")  # in the same: audio_latents_126x16x8_bfloat16
 _LAYOUTS = {5: (CHANNELS_FIRST, "BFHWC"), 4: ("CFHW", "FHWC"), 3: ("BNC",), 2: ("NC",)}  # by the number of axes
@@ -48,7 +48,7 @@ _GRID_SIZES = ("latent_num_frames", "latent_height", "latent_width")
 
 @dataclass(frozen=True)
 class LatentsMetadata:
-    """What a latent file states; None for what it does not."""
+    """Values that a latent file states; None where it states none."""
 
     sizes: Sizes  # of the video: frames, height, width; or, in data sets of the LTX trainers, of the latent grid
     latent_sizes: Sizes = (None, None, None)  # F', H' and W'
@@ -86,7 +86,7 @@ class Layout:
 
 
 def is_audio_name(name: str) -> bool:
-    """Whether a tensor with this name belongs to the sound of a video."""
+    """Return whether a tensor with this name belongs to the sound of a video."""
     return name in (*AUDIO_NAMES, AUDIO_LENGTHS) or _SIZED_AUDIO_NAME.fullmatch(name) is not None
 
 
@@ -149,8 +149,8 @@ def find_video_sizes(
 ) -> tuple[Sizes, int]:
     """The stated sizes of the video, and the number of its latent frames: the others, at the end, are padding.
 
-    A `LatentsError` unless they, or those of the latents, fit latents (F', H', W'). With `scale` None, any whole
-    numbers of pixels and frames per latent cell are possible, unless height and width are those at the usual scale.
+    Raises a `LatentsError` unless they, or the latents' sizes, fit (F', H', W'). Without a scale, any whole numbers of
+    pixels and frames per latent cell are possible, unless height and width are right for the usual one.
     """
     factors, (num_frames, *size) = scale or DEFAULT_SCALE, metadata.sizes
     video = factors.video_grid(grid)

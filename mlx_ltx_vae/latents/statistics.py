@@ -1,4 +1,4 @@
-"""Whether latents look as a model makes them: the one rule of `info` and of every decode."""
+"""Check whether latents look like a model's output: the one rule of `info` and of every decode."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ def count_unusual(stds: np.ndarray) -> int:
 
 
 def are_unusual(stds: np.ndarray, num_values: int) -> bool:
-    """Whether most channels, of `num_values` each, are constant, or have a standard deviation far from 1."""
+    """Return whether most channels, of `num_values` each, are constant, or have a standard deviation far from 1."""
     is_constant = num_values > 1 and 2 * int((stds < _LEAST_STD).sum()) > len(stds)
     return is_constant or (num_values >= _LEAST_VALUES and 2 * count_unusual(stds) > len(stds))
 
@@ -46,10 +46,9 @@ def find_notice(
     *,
     was_unnormalized: bool,
 ) -> str | None:
-    """What to say of latents whose channels have these moments when they are normalized; None for usual ones.
+    """The warning about latents whose channels have these moments when normalized; None for usual ones.
 
-    `statistics` are those of the VAE, and `was_unnormalized` is whether they have normalized the latents because the
-    caller said so.
+    `statistics` are the VAE's. `was_unnormalized` is True if they normalized the latents because the caller said so.
     """
     flag = option("unnormalized=True", "--unnormalized")
     if statistics is not None:
@@ -61,14 +60,14 @@ def find_notice(
             return f"the channels have the statistics of unnormalized latents; if the picture is wrong, add {flag}."
     if are_unusual(stds, num_values):
         return (
-            "most channels have a standard deviation far from 1: perhaps they are not normalized, or those of a plain, "
+            "most channels have a standard deviation far from 1: perhaps they are not normalized, or are of a plain, "
             "still clip; if the picture is wrong, check the program that made them."
         )
     return None
 
 
 def _is_nearer(means: np.ndarray, stds: np.ndarray, mean: np.ndarray, std: np.ndarray) -> bool:
-    """Whether moments of channels are those of a mean and a std (C,) rather than 0 and 1."""
+    """Return whether moments of channels match a mean and a std (C,) rather than 0 and 1."""
     stds = np.maximum(stds, _LEAST_STD)
 
     def distance(center: np.ndarray, scale: np.ndarray) -> float:

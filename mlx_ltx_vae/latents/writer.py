@@ -145,7 +145,7 @@ def save_latents(
         fps: frames per second of the video (see `parse_fps`).
         num_frames, height, width: of the video, in frames and pixels.
         audio: latents of its sound (B, 8, T, 16), normalized.
-        keyframes: those of the video, normalized, in one of the dtypes above.
+        keyframes: the video's keyframes, normalized, in one of the dtypes above.
 
     Raises:
         LatentsError: for other shapes and dtypes, values that are not finite, and sizes that no video of them has.
@@ -166,7 +166,7 @@ def check_latents_name(path: str | os.PathLike) -> None:
 
 
 def check_shape(shape: Sequence[int], latent_channels: int | None, source: str) -> None:
-    """Raise a `LatentsError` unless a shape is (B, C, F', H', W'), with so many channels if they are known."""
+    """Raise a `LatentsError` unless a shape is (B, C, F', H', W'), with this number of channels if it is known."""
     shape = tuple(shape)
     if len(shape) == 3:
         raise LatentsError(f"{source}: latents {shape} look packed, (B, tokens, C); unpack them to (B, C, F', H', W').")
@@ -179,7 +179,7 @@ def check_shape(shape: Sequence[int], latent_channels: int | None, source: str) 
 
 
 def _header(tensors: dict[str, tuple[mx.Dtype, Sequence[int]]], metadata: dict[str, str]) -> bytes:
-    """The header of a safetensors file with these tensors one behind the other."""
+    """The header of a safetensors file with these tensors one after another."""
     entries: dict[str, object] = {"__metadata__": metadata}
     end = 0
     for name, (dtype, shape) in tensors.items():

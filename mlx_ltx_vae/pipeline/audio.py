@@ -27,7 +27,7 @@ from .sources import LatentPreprocess, LatentSource, Source, check_finite
 
 @dataclass(frozen=True)
 class AudioChunk:
-    """Samples of all batch items, (B, 2, n) float32 in [-1, 1], of which the first is sample `start` of the sound."""
+    """Samples of all batch items, (B, 2, n) float32 in [-1, 1]. The first is sample `start` of the sound."""
 
     start: int
     waveform: mx.array
@@ -37,7 +37,7 @@ class AudioChunk:
 
 
 class AudioStream(ChunkStream[AudioChunk]):
-    """The chunks of one decode of sound, in order. `sample_rate` is theirs, and `num_samples` that of all together."""
+    """The chunks of one decode of sound, in order. `sample_rate` is theirs; `num_samples` is their total."""
 
     def __init__(self, chunks: Generator[AudioChunk, None, None], cancelled: threading.Event, plan: AudioPlan) -> None:
         super().__init__(chunks, cancelled)
@@ -78,7 +78,7 @@ def plan_sound(
     joined: bool = False,
     weight_bytes: int | None = None,
 ) -> AudioPlan:
-    """Plan the decode of so many latents, with the options of `plan_decode`."""
+    """Plan the decode of this many latents, with the options of `plan_decode`."""
     if any(isinstance(number, bool) or not isinstance(number, int) or number < 1 for number in (latents, batch)):
         raise LatentsError(f"{batch!r} x {latents!r} audio latents cannot be decoded; give whole numbers from 1 on.")
     plan = plan_decode(
@@ -126,7 +126,7 @@ def every_chunk(make_plan: Callable[..., SoundPlan]) -> list[SoundPlan]:
 
 
 def stream_sound(network: Decoder, plan: AudioPlan, latents: mx.array, *, unnormalized: bool) -> AudioStream:
-    """Decode packed latents (B, C, T, 1, 1) lazily. A `PlanError` if the plan was made for others."""
+    """Decode packed latents (B, C, T, 1, 1) lazily. Raises a `PlanError` if the plan was made for others."""
     check_process()
     if plan.whole_shape != latents.shape:
         (batch, _, length, *_), (given, _, found, *_) = plan.whole_shape, latents.shape

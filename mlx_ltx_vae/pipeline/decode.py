@@ -93,7 +93,7 @@ _PLANNED = {"frames", "joined", *PlanOptions.__dataclass_fields__}  # options of
 
 
 def check_options(function: str, options: Mapping[str, object], known: type = DecodeOptions) -> None:
-    """Raise a `TypeError`, as Python does, unless options are those of a `TypedDict`."""
+    """Raise a `TypeError`, as Python does, if options are not in a `TypedDict`."""
     plan, given, planned = "plan", "latents", _PLANNED
     if known is not DecodeOptions:
         plan, given, planned = "plan_encode", "pixels", {"memory_budget", "mode", "ranks", "joined"}
@@ -120,7 +120,7 @@ class DecodePipeline:
     format: FrameFormat | None = None  # of the frames, if they are levels
     group: mx.distributed.Group | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
-    bands: list[RowBands] = field(default_factory=list)  # those of the run, if it has any, once it is made
+    bands: list[RowBands] = field(default_factory=list)  # the run's bands, if it has any, once it is made
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", {**_DEFAULTS, **self.options})
@@ -205,7 +205,7 @@ class DecodePipeline:
     def _plan(
         self, latents: LatentInput, plan: DecodePlan | None, memory_budget: str | int | None, **more: Any
     ) -> DecodePlan | None:
-        """The plan of whole latents if none is given; None for those that arrive."""
+        """The plan of whole latents if none is given; None for streamed latents."""
         if plan is None and is_whole(latents):
             return self.make_plan(latents.shape, memory_budget=memory_budget, **more)
         if memory_budget is not None:
@@ -222,7 +222,7 @@ class DecodePipeline:
                 f"steps={steps}, or leave the steps to the plan."
             )
         if plan is not None and self.format is not None and plan.format not in (None, self.format):
-            raise PlanError("the plan was made for frames with another bit depth; plan with that of the stream.")
+            raise PlanError("the plan was made for frames with another bit depth; plan with the stream's bit depth.")
         given, keyframes = as_latents(latents), usable_keyframes(self.decoder, self.options["keyframes"])
         pipeline = replace(self, options={**self.options, "keyframes": keyframes})
         if is_whole(given):
@@ -284,7 +284,7 @@ class DecodePipeline:
 
     @property
     def _is_first(self) -> bool:
-        """Whether this is the first of the ranks, which warns."""
+        """True if this is the first of the ranks, which warns."""
         return self.group is None or not self.group.rank()
 
     def _run(
@@ -393,7 +393,7 @@ def _decode_chunks(
     def chunk(piece: mx.array) -> FrameChunk:
         nonlocal start
         frames = piece
-        if is_by_time:  # those of a buffer are finished
+        if is_by_time:  # frames of a buffer are finished
             check.update(piece, start)
             frames = finish(piece)
         first, start = start, start + piece.shape[1]
@@ -507,7 +507,7 @@ def hand_over(chunks: Iterable[FrameChunk], on_frames_ready: OnFramesReady) -> N
 
 @dataclass(frozen=True)
 class DecodeReport:
-    """What `decode --json` prints, but for the networks."""
+    """The report of `decode --json`, except the networks."""
 
     output: str  # the file, or the folder
     frames: int  # that were written
@@ -523,7 +523,7 @@ class DecodeReport:
 
     @property
     def keyframes(self) -> tuple[int, ...]:
-        """The frame numbers of those that were seen."""
+        """The frame numbers of the keyframes that the network saw."""
         return self.plan.keyframes if self.plan else ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -533,7 +533,7 @@ class DecodeReport:
 
 
 class Written(NamedTuple):
-    """What was written of one decode."""
+    """Report of what one decode wrote."""
 
     frames: int
     first_frame_seconds: float  # from the start of the decode

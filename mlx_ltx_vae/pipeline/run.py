@@ -40,7 +40,7 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
     """The chunks of one run, in order. Usable as a context manager, which closes it.
 
     One thread at a time takes chunks; `cancel` may be called from any thread at any time. `next` is a `ValueError`
-    while a chunk is being computed, as that of a generator: the latents may come from an iterator that uses the stream.
+    while a chunk is being computed, like a generator's: the latents may come from an iterator that uses the stream.
     `bands`, which exchange data with other ranks, are empty without these, and before the first chunk is computed.
     """
 
@@ -114,7 +114,7 @@ def arrays_released() -> Iterator[None]:
         each: BaseException | None = error
         while each is not None and each is not handled:
             for frame, _ in traceback.walk_tb(each.__traceback__):
-                # Those of callers and of their callbacks stay as they are, for a debugger.
+                # Frames of callers and their callbacks stay as they are, for a debugger.
                 if frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
                     with suppress(RuntimeError):  # it still runs
                         frame.clear()
@@ -178,8 +178,7 @@ class Run:
     def outputs(self) -> Iterator[mx.array]:
         """The network's output, (B, T, H, W, C) each, in order along the axis of the plan's order.
 
-        Of an excerpt, those are the frames that it keeps. The dtype is float32 if tiles are blended, otherwise that of
-        the network.
+        Only the frames of an excerpt are yielded. The dtype is float32 if tiles are blended, otherwise the network's.
         """
         excerpt = self.plan.excerpt if isinstance(self.plan, DecodePlan) else None
         if excerpt is None:
@@ -219,7 +218,7 @@ class Run:
 
     @property
     def _axis(self) -> Axis:
-        """The axis of streams. Those of tiles with keyframe planes are not cut along time."""
+        """The axis of streams. Tiles with keyframe planes are not cut along time."""
         axis = self.plan.order.axis
         return Axis.HEIGHT if self.context.keyframes and axis is Axis.TIME else axis
 
@@ -335,7 +334,7 @@ def _next_box(results: Iterator[mx.array]) -> list[mx.array]:
 
 
 def _crop(pieces: Iterator[mx.array], box: TileBox) -> Iterator[mx.array]:
-    """What is in the box, which begins with the first frame, of a video in pieces (B, n, H, W, C) along time."""
+    """Crop a video in pieces (B, n, H, W, C) along time to the box, which begins with the first frame."""
     frames, rows, columns = box
     start = 0
     while start < frames.end and (piece := list(islice(pieces, 1))):
@@ -351,7 +350,7 @@ def crop_map(noise: mx.array, size: tuple[int, int], rows: Interval, columns: In
 
 
 def tile_origin(tile: Tile, first_frame: int) -> Grid:
-    """Where a tile begins in a video of which the frames from the first one on are decoded."""
+    """The position of a tile in a video whose decode starts at the excerpt's first frame."""
     time, rows, columns = tile.pixels
     return first_frame + time.start, rows.start, columns.start
 

@@ -47,9 +47,9 @@ def crop_space(frames: mx.array | np.ndarray, boxes: Sequence[TileBox]) -> mx.ar
 
 
 class LayerSource(Source):
-    """The results of a network's first layers for a source, of which tiles are cut in the order of their frames.
+    """The results of a network's first layers for a source. Tiles are cut from them in the order of their frames.
 
-    Positions before those of the tiles under way are dropped.
+    Positions before the tiles under way are dropped.
     """
 
     def __init__(self, source: Source, results: Iterator[mx.array]) -> None:
@@ -266,10 +266,10 @@ def check_finite(latents: mx.array | np.ndarray) -> None:
 
 
 def as_latents(latents: Any) -> LatentInput:
-    """What a caller passed as latents: an array or a mapped file, which are checked if in memory, or an iterable.
+    """Latents as a caller passed them: an array or a mapped file, which are checked if in memory, or an iterable.
 
-    They are read piece by piece, and the caller may assign to them meanwhile. So arrays of numpy are copied, except
-    `np.memmap`, and those of MLX are taken by a second name, which an assignment to the first does not change.
+    They are read piece by piece, and the caller may assign to them meanwhile. So numpy arrays are copied, except
+    `np.memmap`, and MLX arrays are taken by a second name, which an assignment to the first does not change.
     """
     if isinstance(latents, (mx.array, np.ndarray)):
         if latents.ndim == 5:  # otherwise the plan refuses it
@@ -288,5 +288,5 @@ def as_latents(latents: Any) -> LatentInput:
 
 
 def is_whole(latents: Any) -> TypeGuard[Latents]:
-    """Whether latents are known from the start to the end, rather than arriving."""
+    """Return whether latents are known from the start to the end, rather than arriving."""
     return hasattr(latents, "shape")

@@ -1,4 +1,4 @@
-"""What a plan is of: a clip and its network, what outputs depend on, and the latents of an excerpt. No MLX."""
+"""The input of a plan: a clip and its network, what outputs depend on, and the latents of an excerpt. No MLX."""
 
 import math
 from collections.abc import Sequence
@@ -134,13 +134,13 @@ class Clip:
 
     Attributes:
         grid: (T, H, W) of the input: of the latents, or of the video to encode.
-        held: the shape of the latents or the pixels that the caller holds in memory; None for those that are read in
-            parts, and for levels, which are no arrays of MLX.
+        held: the shape of the latents or pixels that the caller holds in memory; None if they are read in parts, and
+            for levels, which are not MLX arrays.
         excerpt: the frames to decode, if they are not all; the grid and the shapes are then theirs.
         outputs: what becomes of a decode's frames; empty if they stay floats in the network's dtype.
-        level_bytes: those of each value of frames to encode that are levels; 0 for floats.
-        is_joined: whether all output becomes one array, and of an encode the input is one.
-        weight_bytes: those of all networks that are in memory; None for those of this one alone.
+        level_bytes: bytes per value of frames to encode that are levels; 0 for floats.
+        is_joined: True if all output becomes one array, and for an encode if the input is one.
+        weight_bytes: bytes of the weights of all networks in memory; None to count this network's alone.
     """
 
     spec: NetworkSpec
@@ -169,13 +169,13 @@ class Clip:
     def input_bytes(self, itemsize: int, chunk: int, *, axis: Axis = Axis.TIME, frame_size: int | None = None) -> int:
         """Bytes of the caller's latents and a piece of `chunk` positions, or of the queued frames of an encode.
 
-        `itemsize` is that of the network's dtype, and `frame_size` the positions of a set of crops in place of frames.
+        `itemsize` is the network dtype's. `frame_size` is the positions of a set of crops, instead of a frame.
         """
         chunk *= self.cell
         if not self.is_decode:
             frame = self.batch * self.spec.in_channels * (frame_size or math.prod(self.grid[1:]))
             held = math.prod(self.held) * itemsize if self.held else 0
-            # Frames that are given in parts are joined, and cut into pieces; those of an array into parts first.
+            # Frames given in parts are joined, then cut into pieces. An array is cut into parts first.
             if held:
                 return min(2 * chunk, self.grid[0] - 1) * frame * itemsize + held
             return min(chunk + 1, self.grid[0]) * frame * (self.level_bytes or FLOAT32_BYTES)
@@ -210,11 +210,11 @@ class Clip:
 
     @property
     def format(self) -> FrameFormat | None:
-        """That of the frames that a decode yields; None for floats in the network's dtype."""
+        """The format of the frames that a decode yields; None for floats in the network's dtype."""
         return common_format(self.outputs)
 
     def value_bytes(self, itemsize: int) -> int:
-        """Bytes of each value of the frames that a decode yields, in a dtype of the network with so many."""
+        """Bytes per value of the frames that a decode yields, where the network's dtype has `itemsize` bytes."""
         return itemsize if self.format is None else self.format.dtype.itemsize
 
     @property

@@ -201,7 +201,7 @@ class Plan:
 
     @property
     def blended(self) -> tuple[str, ...]:
-        """Where tiles are blended, so that the result is not the single pass's: in "space", in "time"."""
+        """Axes along which tiles are blended, so that the result differs from the single pass: "space", "time"."""
         if self.layout is None:
             return ()
         axes = {"space": (self.layout.height, self.layout.width), "time": (self.layout.time,)}
@@ -239,9 +239,9 @@ class Plan:
 class DecodePlan(Plan):
     """The plan of a decode. `print(plan)` explains it.
 
-    Of an `excerpt`, the shapes are those of the latent frames and the frames that are decoded. `denoising_steps` are
-    those of a network that denoises, and `keyframes` the frame numbers of those that it sees. `outputs` are what the
-    consumer makes of the frames, and `format` the levels in which it gets them, if it is not floats.
+    With an `excerpt`, the shapes count only the latent frames and frames that are decoded. `denoising_steps` belong
+    to a network that denoises, and `keyframes` are the frame numbers of the keyframes that it sees. `outputs` is what
+    the consumer makes of the frames, and `format` the levels in which it gets them, if not floats.
     """
 
     excerpt: Excerpt | None = None
@@ -282,7 +282,7 @@ class EncodePlan(Plan):
 
 @dataclass(frozen=True, repr=False)
 class SoundPlan(Plan):
-    """What plans of sound have in common. The grid of frames is (T, 1, 1), and chunks count latents."""
+    """Base class of plans of sound. The grid of frames is (T, 1, 1), and chunks count latents."""
 
     rules: SoundRules = SoundRules(0, ())
 
@@ -297,7 +297,7 @@ class SoundPlan(Plan):
 
     @property
     def sample_rate(self) -> int:
-        """That of the samples, or of those that a spectrogram is made of."""
+        """Bytes of the samples, or of the samples that a spectrogram is made from."""
         return self.rules.sample_rate
 
     @property
@@ -326,8 +326,8 @@ class AudioPlan(SoundPlan, DecodePlan):
     """How audio latents are decoded. `print(plan)` explains it.
 
     Attributes:
-        batch, latents: the latents' number, and that along time; of an `excerpt`, those that are decoded.
-        num_samples, sample_rate, seconds: of the sound that is made.
+        batch, latents: the batch size and the length along time; with an `excerpt`, only what is decoded.
+        num_samples, sample_rate, seconds: of the decoded sound.
         chunk: latents per piece.
         lookahead: latents that are required before the first sample is final.
         memory: estimated peak memory.
@@ -344,7 +344,7 @@ class AudioPlan(SoundPlan, DecodePlan):
 
 @dataclass(frozen=True, repr=False)
 class AudioEncodePlan(SoundPlan, EncodePlan):
-    """How sound is encoded, with the attributes of `AudioPlan`. `sample_rate` is that of the spectrogram."""
+    """How sound is encoded, with the attributes of `AudioPlan`. `sample_rate` is the spectrogram's."""
 
 
 def _describe(plan: Plan, unit: str, output: str) -> str:
@@ -475,7 +475,7 @@ def why_not(spec: NetworkSpec, order: Order) -> str | None:
 
 
 def check_bands(spec: NetworkSpec, grid: Grid, ranks: int) -> None:
-    """Check that a band of this grid (T, H, W), the smallest of those of some ranks, has what its neighbors need."""
+    """Check that a band of this grid (T, H, W), the smallest of all ranks, has what its neighbors need."""
     for layer, (_, height, _) in spec.walk(grid):
         if height < layer.least_band(Axis.HEIGHT):
             raise PlanError(

@@ -73,7 +73,7 @@ MAX_ARRAY_ELEMENTS = 2**31
 # measured) computes in two seconds. macOS stops programs whose work occupies the GPU for several seconds.
 _STEP_MULTIPLY_ADDS = 16 * 10**11
 
-# Of the frames that ranks gather: those of each rank, padded to one height, all of them, and whole frames.
+# Copies of gathered frames: each rank's own, padded to one height; all of these; and whole frames.
 _GATHERED_COPIES = 3
 _READ_COPIES = 2.1  # of frames from the disk: read, and before these held by the caller; with what is small beside
 _TILES_IN_TIME = 1.25  # times the work, of tiles blended in time; chosen so that nine cases on a CPU hold
@@ -103,16 +103,16 @@ def plan_decode(
 ) -> DecodePlan:
     """Plan the decode of latents (B, C, F', H', W'), with the errors of `VideoVAE.plan`, which documents the others.
 
-    Those of sound are (B, C, T, 1, 1), and the plan is an `AudioPlan`.
+    Latents of sound are (B, C, T, 1, 1), and the plan is an `AudioPlan`.
 
     Args:
         machine: the machine to plan for; by default float32 on the CPU with unlimited memory.
-        holds_latents: whether all latents are in memory, rather than in a file that is read in parts.
+        holds_latents: True if all latents are in memory, rather than in a file that is read in parts.
         outputs: what the consumer makes of the frames; without any they are floats in the network's dtype.
         frames: the first frame or sample to decode, and one more than the last; None for all.
-        joined: whether all output becomes one array.
+        joined: True if all output becomes one array.
         sound: possible plans of the sound that is decoded meanwhile, the fastest first; the plan has one of them.
-        weight_bytes: those of all networks that are in memory; None for those of this one alone.
+        weight_bytes: bytes of the weights of all networks in memory; None to count this network's alone.
     """
     options = parse_options(
         memory_budget=memory_budget,
@@ -158,8 +158,8 @@ def plan_encode(
 ) -> EncodePlan:
     """Plan the encode of frames (B, 3, F, H, W) or (F, H, W, 3), padded to 1 + t*k or without excess frames.
 
-    Those of a spectrogram are (B, C, T, bins, 1), and the plan is an `AudioEncodePlan`. `joined` is that of
-    `VideoVAE.plan_encode`, and the others are those of `plan_decode`.
+    A spectrogram is (B, C, T, bins, 1), and its plan an `AudioEncodePlan`. `joined` is as in `VideoVAE.plan_encode`,
+    and the other arguments are as in `plan_decode`.
     """
     batch, grid = check_frame_shape(spec, frame_shape, pad=pad)
     latents = LatentShape(batch, spec.out_channels, *spec.out_grid(grid))
@@ -199,7 +199,7 @@ class _Planner:
         self._options = options
         self._machine = machine
         check_order(clip.spec, options)
-        # Elements of an array, any of which may be in float32 for some time, and the limit that none was found within.
+        # Elements of an array, which may be in float32 for some time, and the limit that every plan exceeded.
         buffer = machine.largest_buffer or MAX_ARRAY_ELEMENTS * FLOAT32_BYTES
         self._limit = self._exceeded = min(MAX_ARRAY_ELEMENTS - 1, buffer // FLOAT32_BYTES)
         available = machine.available
@@ -208,7 +208,7 @@ class _Planner:
             self._budget = parse_bytes(options.memory_budget, available or 0)
 
     def choose(self) -> Plan:
-        """The best plan. A warning if its tiles are blended, and nobody has asked for tiles."""
+        """The best plan. Warns if its tiles are blended, and nobody has asked for tiles."""
         seen: list[Plan] = []
         plan = self._best(seen)
         if plan.blended and self._options.mode is None:
@@ -248,7 +248,7 @@ class _Planner:
         if (given := self._options.memory_budget) is not None:
             needed = format_bytes(least.memory.active, round_up=True)
             budget = format_bytes(parse_bytes(given, self._machine.available or 0))
-            sound = f", of which the sound takes {format_bytes(least.memory.sound)}" if least.sound else ""
+            sound = f", including {format_bytes(least.memory.sound)} for the sound" if least.sound else ""
             if isinstance(given, (int, float)) and given < MB:
                 budget = f'{given} bytes (write "8GB" for gigabytes)'
             raise PlanError(
@@ -265,10 +265,10 @@ class _Planner:
         return replace(least, memory=with_buffer_cache(least.memory, backend, memory))
 
     def _advice(self, least: Plan) -> str:
-        """What makes a plan that is too large for the machine smaller."""
+        """Ways to make a plan smaller that is too large for the machine."""
         ways, is_chosen = [], self._options.mode is not None or self._options.order not in (None, Order.COLUMNS)
         if least.memory.result:
-            ways.append("write a file, or take the frames from stream, in place of one array")
+            ways.append("write a file, or take the frames from stream, instead of one array")
         if is_chosen and why_not(self._spec, Order.COLUMNS) is None:
             ways.append("use order columns in mode exact")
         return ", or ".join([*ways, "use a smaller size or fewer frames"])
@@ -346,7 +346,7 @@ class _Planner:
             yield self._plan(Mode.EXACT, order, chunk, memory, step=pace.step, run=run, bands=bands)
 
     def _exceeds(self, spec: NetworkSpec, grid: Grid, axis: Axis, batch: int, steps: tuple[int, ...]) -> bool:
-        """Whether an array of a step is too large."""
+        """Return whether an array of a step is too large."""
         exceeded = exceeded_limit(spec, grid, axis, batch, steps, self._limit)
         self._exceeded = exceeded or self._exceeded
         return bool(exceeded)

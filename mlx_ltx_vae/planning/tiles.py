@@ -44,7 +44,7 @@ def default_tiling(clip: Clip) -> TilingConfig:
 
 
 def last_resort_tilings(clip: Clip) -> Iterator[TilingConfig]:
-    """Tiles in space, from large to small, of at least two overlaps. Those that run in turns are cut in time too."""
+    """Tiles in space, from large to small, of at least two overlaps. Tiles that run in turns are cut in time too."""
     rules, scale = clip.spec.tiles, _tile_scale(clip.spec)
     frames, *least = (cells * factor for cells, factor in zip(rules.overlap, scale, strict=True))
     time = TemporalTilingConfig(2 * frames, frames) if rules.start and clip.excerpt is None else None
@@ -67,7 +67,7 @@ def tile_spec(spec: NetworkSpec, layout: TileLayout, tile: Tile) -> NetworkSpec:
 
 
 def call_kind(spec: NetworkSpec, layout: TileLayout, call: tuple[int, Tile]) -> tuple[Any, ...]:
-    """What calls have in common that take the same memory; a call is a number of tiles, and one of them."""
+    """Properties shared by calls that take the same memory; a call is a number of tiles, and one of them."""
     count, tile = call
     return count, tile.input_size(spec.keyframes), tile.output_size, _ends(layout, tile)
 
@@ -92,7 +92,7 @@ def blended_frame(clip: Clip, layout: TileLayout) -> int:
 
 
 def latents_of(clip: Clip, cells: int) -> int:
-    """The latent frames that are required before there are so many cells of what is cut into tiles, along time."""
+    """The latent frames that are required before this many cells of the tiled layer's input exist along time."""
     if not clip.spec.tiles.start:
         return cells
     return min(clip.grid[0], needed(clip.spec.before_tiles(), Axis.TIME, cells))
@@ -164,7 +164,7 @@ def _with_whole_layers(clip: Clip, layout: TileLayout, tiles: Memory, run: Strea
 
 def _side_by_side(clip: Clip, tiles: Sequence[Memory], crops: int, run: StreamRun, chunk: int) -> Memory:
     """Tiles in space only: each is a separate stream, and all streams are interleaved; `crops` are their positions."""
-    # The number of frames that are blended at once is that of the last layer's output.
+    # As many frames are blended at once as the last layer returns.
     *_, results = layer_pieces(clip.spec, clip.grid, replace(run, pieces=clip.pieces(clip.grid[0], chunk)))
     frames = max(results) * clip.out_frame * FLOAT32_BYTES
     is_alone = len(tiles) == 1  # and then only converted to float32

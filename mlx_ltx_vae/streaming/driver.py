@@ -161,7 +161,7 @@ class Chain:
         return [array for stage in self._stages for array in stage.arrays]
 
     def push(self, x: mx.array | None, last: bool) -> mx.array | None:
-        """What the last stage returns for the next piece, or for None at the end. `last` flushes all stages."""
+        """The last stage's output for the next piece, or for None at the end. `last` flushes all stages."""
         self.closed = last
         box = [x]
         del x  # otherwise the first piece stays alive while later stages run
@@ -185,7 +185,7 @@ class Chain:
 def run_chain(
     stages: Sequence[Stage], pieces: Iterable[mx.array], *, axis: Axis, around_step: AroundStep
 ) -> Iterator[mx.array]:
-    """As `run_stream`, but that each stage takes whatever comes in one step."""
+    """`run_stream`, except that each stage takes whatever comes in one step."""
     running = Chain(axis, stages, around_step=around_step)
 
     def push(box: list[mx.array], last: bool) -> list[mx.array]:
@@ -204,7 +204,7 @@ def run_chain(
 def branches(axis: Axis, chains: Sequence[Sequence[Stage]], combine: Callable[[list[mx.array]], mx.array]) -> Stage:
     """A stage that runs each chain on its input, and combines the results of all chains for the same positions.
 
-    Chains may need different numbers of later positions. The results of those that are ahead wait for the others.
+    Chains may need different numbers of later positions. Results of chains that are ahead wait for the others.
     """
     running = [_Branch(axis, stages) for stages in chains]
     done = 0
@@ -220,7 +220,7 @@ def branches(axis: Axis, chains: Sequence[Sequence[Stage]], combine: Callable[[l
 
 
 class _Branch:
-    """A chain, and those of its results that wait for the other chains."""
+    """A chain, and its results that wait for the other chains."""
 
     def __init__(self, axis: Axis, stages: Sequence[Stage]) -> None:
         self.results = Delay(axis)

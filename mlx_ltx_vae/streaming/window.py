@@ -158,7 +158,7 @@ def windowed(
 def window_starts(spec: WindowSpec, length: int, output: int, results: int) -> tuple[int, ...]:
     """The first input position of the windows of `results` outputs, which shift inwards at both ends, or lie outside.
 
-    `length` positions include those of neighboring bands, so that windows shift at the true ends. `output` is the
+    `length` includes the positions of neighboring bands, so that windows shift at the true ends. `output` is the
     position of the first output among them.
     """
     if spec.border is Border.PAD:
@@ -228,7 +228,7 @@ class Delay:
         return taken
 
     def take_next(self, count: int, *, reader: int = 0) -> mx.array:
-        """The `count` positions behind those that this reader has taken."""
+        """The `count` positions after the ones that this reader has taken."""
         return self.take(self._taken[reader], count, reader=reader)
 
     def _drop(self, done: int) -> None:
@@ -245,7 +245,7 @@ class Delay:
             self._start += dropped
 
     def _find(self, held: list[mx.array], first: int, start: int, end: int) -> mx.array:
-        """The positions from `start` to `end` of arrays of which the first one begins at `first`."""
+        """The positions from `start` to `end` of arrays; the first array begins at `first`."""
         parts = []
         for array in held:
             last = first + array.shape[self._axis]

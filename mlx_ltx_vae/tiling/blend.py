@@ -164,7 +164,7 @@ def decode_with_tiling(
 def decode_tiles(
     decode: Callable[[mx.array], mx.array], latents: mx.array, layout: TileLayout
 ) -> Generator[tuple[int, mx.array], None, None]:
-    """As `blend_tiles`, of what `decode` makes of latents (B, C, F', H', W'): pixels (B, 3, F, H, W) of each tile."""
+    """`blend_tiles` of the pixels (B, 3, F, H, W) that `decode` returns for each tile of latents (B, C, F', H', W')."""
 
     def run_tiles(tiles: list[Tile]) -> list[mx.array]:
         (tile,) = tiles

@@ -1,4 +1,4 @@
-"""What ffmpeg reads and says: videos and sound, and what it knows of files and of itself."""
+"""Output of ffmpeg: videos and sound, and what it knows of files and of itself."""
 
 import io
 import os
@@ -60,7 +60,7 @@ class FfmpegReader(FfmpegProcess):
         return filled
 
     def read(self, size: int) -> bytes:
-        """So many bytes, or fewer at the end."""
+        """`size` bytes, or fewer at the end."""
         data = bytearray(size)
         return bytes(data[: self.read_into(memoryview(data))])
 
@@ -71,7 +71,7 @@ class FfmpegReader(FfmpegProcess):
 
 
 class FfmpegDecoder(FfmpegReader):
-    """A running ffmpeg that writes raw frames. So many lines of its log are known errors."""
+    """A running ffmpeg that writes raw frames. `num_known_errors` lines of its log are known errors."""
 
     def __init__(self, name: str, arguments: Sequence[str], num_known_errors: int = 0) -> None:
         self._num_known_errors = num_known_errors
@@ -84,11 +84,11 @@ class FfmpegDecoder(FfmpegReader):
         self._times = io.BufferedReader(pipe)
 
     def read_times(self, num_frames: int) -> list[Fraction]:
-        """The times in seconds of the next frames, of which the last has been read."""
+        """The times in seconds of the next frames; the last one has been read."""
         return [self._time(self._times.readline()) for _ in range(num_frames)]  # written before the frame itself
 
     def read_all_times(self) -> list[Fraction]:
-        """The times of all frames, of which none is read: the output is "null"."""
+        """The times of all frames. None is read: the output is "null"."""
         content, descriptor = bytearray(), self._times.fileno()
         while True:
             self._wait_for_transfer(descriptor, select.POLLIN)
@@ -121,7 +121,7 @@ class FfmpegDecoder(FfmpegReader):
 def read_output(
     arguments: Sequence[str], max_bytes: int = sys.maxsize, name: str = "ffmpeg", error: type[LTXVAEError] = ReaderError
 ) -> str:
-    """What ffmpeg writes to its standard output, also if it fails, or the beginning of that."""
+    """The standard output of ffmpeg, or its beginning, also if ffmpeg fails."""
     with closing(FfmpegReader(name, arguments, error=error)) as reader:
         content = _read_all(reader, max_bytes)
         if len(content) < max_bytes:
@@ -143,7 +143,7 @@ def listing(*options: str, error: type[LTXVAEError]) -> list[list[str]]:
 
 
 def check_encoder(name: str, encoder: str, needs: str, others: Mapping[str, str]) -> None:
-    """Raise a `WriterError` if this ffmpeg lacks an encoder, with those of the `others` that it has."""
+    """Raise a `WriterError` if this ffmpeg lacks an encoder. It lists the `others` that ffmpeg has."""
     built = {row[1] for row in listing("-encoders", error=WriterError) if len(row) > 1}
     if encoder not in built:
         there = [each for each, other in others.items() if other in built]
@@ -152,8 +152,8 @@ def check_encoder(name: str, encoder: str, needs: str, others: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Run:
-    """What ffmpeg returned, wrote and logged."""
+class FfmpegResult:
+    """The return code, output and log of ffmpeg."""
 
     code: int
     output: str
@@ -164,17 +164,17 @@ class Run:
         return find_reason(self.log, self.code)
 
 
-def run(name: str, arguments: Sequence[str], error: type[LTXVAEError], marks: Sequence[str] = ()) -> Run:
+def run(name: str, arguments: Sequence[str], error: type[LTXVAEError], marks: Sequence[str] = ()) -> FfmpegResult:
     """Run an ffmpeg that writes to its standard output, to its end."""
     with closing(FfmpegReader(name, arguments, error=error, marks=marks)) as reader:
         output = _read_all(reader).decode(errors="replace")
         code, log = reader.wait_for_end()
-        return Run(code, output, log)
+        return FfmpegResult(code, output, log)
 
 
 @dataclass(frozen=True)
 class Description:
-    """What ffmpeg says of an input, without any text of the file, which may say the same of something else."""
+    """ffmpeg's description of an input, without text from the file, which could imitate it."""
 
     demuxer: str
     streams: list[list[str]]  # first those with pictures; of each a line, and the lines of its side data
@@ -189,13 +189,13 @@ def describe(
     """Read an input, which the last of the `arguments` names, as far as an output of this stream does.
 
     The arguments of the output end in its format, and may have filters with the name `MARK`. All streams take part, so
-    that times are those of the file: of an MPEG-TS and the like, ffmpeg would let them begin with the streams that it
+    that times are the file's: for MPEG-TS and the like, ffmpeg would let them begin with the streams that it
     reads. None if the stream is missing. Raises `error` if the input cannot be read.
     """
     mark = secrets.token_hex(_MARK_BYTES)
     path = arguments[-1].removeprefix("file:")
     path = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
-    # In front of ffmpeg's name of the format is no text of the file, and behind it the mark in place of the path's /.
+    # Before ffmpeg's name of the format there is no text of the file, and after it the mark replaces the path's /.
     slashes = "".join("/." if bit == "1" else "/" for bit in f"{int(mark, 16):b}") + "/"
     url, marks = [*arguments[:-1], f"file:{slashes}{path}"], (f", from 'file:{slashes}", mark)
     output = [word.replace(MARK, mark) for word in (*output[:-2], *_NO_TEXT, *output[-2:])]
@@ -217,7 +217,7 @@ def describe(
     raise error(f"{name}: contains no {kind} that ffmpeg can read: {done.reason}.")
 
 
-def _parse(done: Run, mark_of_input: str, mark: str) -> Description | None:
+def _parse(done: FfmpegResult, mark_of_input: str, mark: str) -> Description | None:
     opened = next((index for index, line in enumerate(done.log) if mark_of_input in line), None)
     copied = f"[info] Output #0, null, to '{mark}':"
     if opened is None or copied not in done.log:
@@ -248,7 +248,7 @@ def read_times(arguments: Sequence[str]) -> tuple[list[Fraction], Fraction | Non
 
 @dataclass(frozen=True, order=True)
 class Packet:
-    """When a packet is shown and how long, in seconds, and whether it has data besides that of the decoder."""
+    """The time and duration of a packet in seconds, and whether it has data besides the decoder's."""
 
     time: Fraction
     length: Fraction

@@ -1,4 +1,4 @@
-"""A running ffmpeg: that of imageio-ffmpeg, or of IMAGEIO_FFMPEG_EXE. The only module that starts a program.
+"""A running ffmpeg: imageio-ffmpeg's, or the one in IMAGEIO_FFMPEG_EXE. The only module that starts a program.
 
 The `write_frames` of imageio-ffmpeg raises nothing for an unknown codec, and does not tell why ffmpeg fails.
 """
@@ -49,7 +49,7 @@ class FfmpegProcess:
     """A running ffmpeg. Its log is kept, as the reason of a failure. Raises `error` if it cannot start.
 
     It writes its progress, twice a second and at the end, to a pipe of its own if it `writes_output`, and otherwise to
-    its standard output. It also gets the `inherited` open files. With `marks` its log is that of a `DumpReader`.
+    its standard output. It also gets the `inherited` open files. With `marks` a `DumpReader` reads its log.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class FfmpegProcess:
         self._wait_until(lambda: pipe.poll(1000 * TICK))
 
     def _signs(self) -> object:
-        """What changes while ffmpeg works."""
+        """A value that changes while ffmpeg works."""
         return self._progress.count, self._log.count
 
     def _has_ended(self) -> bool:
@@ -145,7 +145,7 @@ class TailReader:
         return list(self._lines)
 
     def has_ended(self, timeout: float) -> bool:
-        """Whether the end comes within so many seconds."""
+        """Return whether ffmpeg ends within this many seconds."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -163,7 +163,7 @@ class TailReader:
 
 
 class DumpReader(TailReader):
-    """As `TailReader`, for a log of the level "info": it keeps the lines that only ffmpeg can have written.
+    """A `TailReader` for a log of the level "info": it keeps the lines that only ffmpeg can have written.
 
     Between the marked lines in which it names the input and the first output, that log has all text in the file: tags
     and their names, chapters, languages, with line breaks where they have some. These lines are left out. The `marks`
@@ -234,7 +234,7 @@ def pipe_from_ffmpeg(error: type[LTXVAEError]) -> Iterator[tuple[io.FileIO, int]
 
 
 def make_pipe(error: type[LTXVAEError]) -> tuple[int, int]:
-    """The ends of a pipe to read from and to write to, of which ffmpeg gets one."""
+    """The read and write ends of a pipe. ffmpeg gets one of them."""
     with _ffmpeg_program(error):
         return os.pipe()
 

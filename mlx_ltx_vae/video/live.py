@@ -30,7 +30,7 @@ Target = str | os.PathLike | BinaryFile
 
 
 def target_name(target: Target) -> str:
-    """What errors call the target."""
+    """Name of the target in errors."""
     if isinstance(target, (str, os.PathLike)):
         return os.fspath(target)
     name = getattr(target, "name", None)

@@ -51,7 +51,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
     Frames are full-range RGB, rotated as the metadata says, transparent pixels over black. Primaries and transfer
     function are unchanged, and fields are not deinterlaced; a warning (`UserWarning`) says how to convert such a video.
     Pixels are treated as square. Videos are converted to the constant rate `fps` at unchanged speed, by repeating and
-    dropping frames; at the end, a warning counts those of a variable rate if no `fps` was given. A stream that starts
+    dropping frames; at the end, a warning counts these if the rate varies and no `fps` was given. A stream that starts
     within a group of pictures is read from its first whole picture, with a warning. Closing the reader ends ffmpeg.
 
     Args:
@@ -61,8 +61,8 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         multiple: both sides of the returned frames are multiples of this.
         first_frame: the first frame to return, counted from 0 at the rate `fps`; those before it are read and dropped.
         max_frames: the largest number of frames to return; None for all.
-        fps: the frame rate to convert a video to (see `parse_fps`), or that of images; None for the video's own.
-        matrix: "bt601" or "bt709", in place of the color matrix that the file states. None for the file's; one that
+        fps: the frame rate to convert a video to (see `parse_fps`), or the rate of images; None for the video's own.
+        matrix: "bt601" or "bt709", instead of the color matrix that the file states. None for the file's; one that
             states none is read as BT.601, with a warning from 1280 pixels wide or 577 high on.
 
     Attributes:
@@ -165,7 +165,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         self.close()
 
     def _read(self) -> Iterator[int]:
-        """Read frames behind the one that is held, and return the indices in the buffer of those to return."""
+        """Read frames after the one that is held, and return the indices in the buffer of the frames to return."""
         held = self._buffer[-1:]
         buffer = np.empty((_FRAMES_AT_ONCE + 1, *held.shape[1:]), self.dtype)
         buffer[: len(held)] = held
@@ -230,14 +230,14 @@ def estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int |
 
 def _warn(name: str, info: VideoInfo, num_errors: int) -> None:
     """Warn of what is read otherwise than a user may expect, in the name of who opens the reader."""
-    late = "starts within a group of pictures; those that need pictures before it are left out."
+    late = "starts within a group of pictures; frames that need pictures before it are left out."
     for text in [*info.warnings(name), *([f"{name}: {late}"] if num_errors else [])]:
         warn(text)
 
 
 @dataclass(frozen=True)
 class FrameCount:
-    """The frames of a video: those in the file, and those that a `VideoReader` returns."""
+    """The frames of a video, in the file and as a `VideoReader` returns them."""
 
     num_stored: int
     num_returned: int
@@ -273,9 +273,9 @@ def _converter(info: VideoInfo, fps: Fraction) -> "RateConverter":
 
 
 def _format_as_read(name: str, info: VideoInfo, matrix: str | None) -> FrameFormat:
-    """The format of a file's frames, of which `conversion` takes what it does not state. `matrix` overrides its own."""
+    """The format of a file's frames. `conversion` fills in what the file does not state. `matrix` overrides its own."""
     tagged = info.frames
-    is_rgb = tagged.is_rgb or tagged.matrix == "gbr"  # that of gray images
+    is_rgb = tagged.is_rgb or tagged.matrix == "gbr"  # the matrix of gray images
     if matrix is not None and is_rgb:
         raise ReaderError(f"{name}: is stored as RGB, without a matrix; leave out {option('matrix=', '--matrix')}.")
     if matrix is None and is_unknown(tagged.matrix) and not is_rgb:
@@ -308,7 +308,7 @@ def _filters(
     converted = pixels.replace("gbrp", "gbrap") if has_alpha else pixels
     if has_alpha and source.is_rgb:  # ffmpeg would choose a format without alpha for a palette
         filters.append("format=gbrap|gbrap16le")
-    # The place of chroma is that in the file, so frames are converted as they lie there.
+    # Chroma has the file's position, so frames are converted as they are there.
     turn_back, turn_again = _TURNS[turn]
     stored_size = size[::-1] if turn in _TRANSPOSED else size
     filters += [*turn_back, *conversion(source, replace(frames, pixel_format=converted), stored_size), *turn_again]
@@ -334,9 +334,9 @@ class RateConverter:
         self.left_out = 0  # frames that were returned at no tick
         self.repeated = 0  # how often one was returned again
         self.seconds = Fraction(0)  # from the first frame to the end of the last, once that is known
-        self.shortest: Fraction | None = None  # seconds between two frames, of which one came later
+        self.shortest: Fraction | None = None  # seconds between two frames, the second of them late
         self._fps = fps
-        # The numbers of the frames at their own rate, in place of times, which containers round to milliseconds. That
+        # The numbers of the frames at their own rate, instead of times, which containers round to milliseconds. That
         # would decide between two frames that are equally near, as in every second frame from 60 to 30 fps.
         self._own_fps = None if is_variable else source_fps
         self._length, self._end = length, Fraction(0)
@@ -367,7 +367,7 @@ class RateConverter:
         return times
 
     def warning(self, name: str) -> str:
-        """What the conversion has lost of frames at irregular times, and how to keep it; "" for a constant rate."""
+        """Sentence that says what the conversion lost of frames at irregular times; "" for a constant rate."""
         if not self.left_out and 10 * self.repeated <= self.num_frames:
             return ""
         rate = f"{name}: has a variable frame rate; at {float(self._fps):.6g} frames a second"

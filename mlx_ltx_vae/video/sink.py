@@ -29,9 +29,9 @@ class HDRFrames:
     """The frames of HDR latents for what has no signal of a video.
 
     Attributes:
-        exr: those of EXR images.
-        sheet: those of contact sheets.
-        folder: of EXR images beside the output, in which "{name}" stands for the name of that; None for none.
+        exr: options of EXR images.
+        sheet: options of contact sheets.
+        folder: for EXR images beside the output; "{name}" stands for the output's name. None for no images.
     """
 
     exr: FrameOutput
@@ -45,11 +45,11 @@ OF_VIDEOS = {"of_videos": True}
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """What users choose about an output, see `VideoWriter`. Most of it is for videos only.
+    """Options of an output, see `VideoWriter`. Most of them are for videos only.
 
     Attributes:
-        bit_depth: 8 or 10, in place of `frames`.
-        overwrite: whether files of the same names are replaced; None for the rule of the kind of output.
+        bit_depth: 8 or 10, instead of `frames`.
+        overwrite: True if files of the same names are replaced; None for the rule of the kind of output.
         frames: what frames are written.
         contact_sheet, hdr: see `output_files`.
     """
@@ -76,7 +76,7 @@ class SinkOptions:
 
     @property
     def format(self) -> FrameFormat:
-        """That of the frames that sinks take."""
+        """The format of the frames that sinks take."""
         return self.frames.format
 
 
@@ -122,7 +122,7 @@ class FrameQueue:
             self.arrays.put(frames)
 
     def end(self) -> None:
-        """End the thread behind what is queued, without waiting for it."""
+        """End the thread after what is queued, without waiting for it."""
         self.arrays.put(None)
 
     def finish(self) -> None:
@@ -173,11 +173,11 @@ def check_size(name: str, size: Size) -> None:
 
 
 class Sink:
-    """Writes frames in order to one output, on a thread; `write` waits if that is behind. A context manager.
+    """Writes frames in order to one output, on a thread; `write` waits for a slow one. A context manager.
 
     Frames are `(n, height, width, 3)`, RGB, full range, in the dtype of their format. Leaving the with-block closes the
-    sink: the output appears under its name. An exception in the block, Ctrl-C included, aborts it: nothing is left
-    behind. So does dropping a sink that was not closed.
+    sink: the output appears under its name. An exception in the block, Ctrl-C included, aborts it and
+    leaves no file, as does a sink that is dropped unclosed.
     """
 
     # Takes C-contiguous frames, on the thread. If it referred to the sink, that would not be collected.
@@ -235,7 +235,7 @@ class Sink:
         self._closed = True
 
     def abort(self) -> None:
-        """Stop at once and leave nothing behind. Does nothing if the sink is closed, or in a forked process."""
+        """Stop at once and leave no file. Does nothing if the sink is closed, or in a forked process."""
         if self._closed or self._owner != os.getpid():
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""What users name as a video to read: a file, a folder of images or a pattern, and the size of its frames."""
+"""Video sources that users name: a file, a folder of images or a pattern, and the size of its frames."""
 
 import os
 import re
@@ -39,12 +39,12 @@ def source_files(path: Path) -> list[Path]:
 
 
 def is_exr(path: Path) -> bool:
-    """Whether a file is an EXR image by its name."""
+    """Return whether a file is an EXR image by its name."""
     return path.suffix.lower() == ".exr"
 
 
 def exr_images(path: Path) -> list[Path]:
-    """The EXR images that a path names: a file, or those of a folder or a pattern."""
+    """The EXR images that a path names: a file, or the images of a folder or a pattern."""
     images = [path] if os.path.isfile(path) else _images(path)
     if not is_exr(images[0]):
         raise ReaderError(f"{path}: is not EXR, which alone has a color space for HDR; leave out --hdr.")

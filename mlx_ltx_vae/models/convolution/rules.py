@@ -1,4 +1,4 @@
-"""Which formulation of a 3x3x3 convolution runs, and the scratch memory that it takes. Pure arithmetic, no MLX.
+"""Choose the formulation of a 3x3x3 convolution, and compute its scratch memory. Pure arithmetic, no MLX.
 
 All formulations compute the same sums; they differ in the order of the additions, so that float32 results agree within
 rounding. A `ConvRule` decides, for a network's modules and its memory estimates alike; `choose` is the package's. The
@@ -25,7 +25,7 @@ _COLUMNS_BELOW = 1024
 _BLOCK_BYTES = 2**21
 _BLOCK_BYTES_TIMES_CHANNELS = 2**27
 
-# Metal's Winograd F(6x6, 3x3): a tile of 6x6 outputs takes 8x8 products. Its conditions are those of MLX's dispatch.
+# Metal's Winograd F(6x6, 3x3): a tile of 6x6 outputs takes 8x8 products. Its conditions are as in MLX's dispatch.
 _WINOGRAD_TILE = 6
 _WINOGRAD_PRODUCTS = 64
 _WINOGRAD_MIN_POSITIONS = 4096
@@ -65,7 +65,7 @@ LAYOUTS = {
     Formulation.ROWS: KernelLayout.JOINED,
 }
 
-#: Those that are sums of products in float32.
+#: Formulations that are sums of products in float32.
 PRODUCTS = (Formulation.TAPS, Formulation.COLUMNS)
 
 
@@ -103,7 +103,7 @@ def choose(shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) 
 
 
 def _are_filters_affordable(shape: ConvShape) -> bool:
-    """Whether Winograd's transformed filters do not dominate the memory of a whole decode."""
+    """Return whether Winograd's transformed filters do not dominate the memory of a whole decode."""
     filters = _filter_elements(shape)
     step = shape._replace(grid=(_STEP_FRAMES, *shape.grid[1:]))
     return filters <= max(_WINOGRAD_SMALL_FILTERS, _joined_elements(step) + winograd_elements(step) - filters)
@@ -112,7 +112,7 @@ def _are_filters_affordable(shape: ConvShape) -> bool:
 def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]:
     """The rows of each chain of matrix products on a CPU, as (start, end), in blocks of nearly equal heights.
 
-    `row_bytes` are those of one frame's output. The number of frames has no part in it: the rounding of a product may
+    `row_bytes` are one frame's. The number of frames has no part in it: the rounding of a product may
     depend on its size, and frames should not depend on how a clip is cut.
     """
     size = max(_BLOCK_BYTES, _BLOCK_BYTES_TIMES_CHANNELS // in_channels)
@@ -167,7 +167,7 @@ def winograd_elements(shape: ConvShape) -> int:
 
 
 def is_padded_first(grid: Grid) -> bool:
-    """Whether zeros around frames (T, H, W) are copied, since MLX counts input positions and takes Winograd then."""
+    """True if zeros around frames (T, H, W) are copied, since MLX counts input positions and takes Winograd then."""
     return math.prod(grid) < _WINOGRAD_MIN_POSITIONS <= _padded_positions(grid)
 
 

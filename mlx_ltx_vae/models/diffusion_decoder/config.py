@@ -22,7 +22,7 @@ _AXES = 3
 
 
 class Prediction(Enum):
-    """What the network predicts in each denoising step."""
+    """Prediction type: the quantity that the network predicts in each denoising step."""
 
     PICTURE = "x0"
     VELOCITY = "v"  # (noise - picture), the derivative by the noise level
@@ -74,7 +74,7 @@ class DecoderConfig:
 
     @property
     def ghost_frames(self) -> int:
-        """Copies of the last latent frame that the context stages see behind it."""
+        """Copies of the last latent frame that the context stages see after it."""
         return 2 * (self.context_stages[0].kernel[0] // 2)
 
     @property
@@ -220,7 +220,7 @@ _LTX_2_5: dict[str, Any] = {
 
 
 def ltx_2_5(base_channels: int = _BASE_CHANNELS) -> DiffusionVAEConfig:
-    """LTX-2.5's decoder without its encoder, as narrow as a conv decoder with so many base channels."""
+    """LTX-2.5's decoder without its encoder, as narrow as a conv decoder with this many base channels."""
     raw = raw_ltx_2_5(base_channels)
     output = raw["model_output_type"]
     return DiffusionVAEConfig(

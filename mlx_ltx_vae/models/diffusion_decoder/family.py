@@ -44,7 +44,7 @@ _SPELLINGS = {
 _DIFFUSERS_CLASS = "LTX2VideoDiffusionDecoderModel"
 
 _KEYS = dict.fromkeys(("_class_name", "dims", "model_output_type", "encoder", "decoder"), anything())
-# Keys of diffusers' config.json by those of the original. All must be stated.
+# Keys of diffusers' config.json by the original keys. All must be stated.
 _DIFFUSERS_NAMES = {
     "in_channels": "latent_channels",
     "out_channels": "out_channels",
@@ -109,7 +109,7 @@ def choose_config(contents: Iterable[object]) -> dict[str, Any] | None:
 def configure(
     stated: Mapping[str, Any] | DiffusionVAEConfig | None, stored: Stored
 ) -> Configuration[DiffusionVAEConfig]:
-    """The decoder must be stated, unless its tensors are those of the published one; the encoder as in the conv VAE."""
+    """The decoder must be stated, unless it has exactly the published tensors; the encoder is as in the conv VAE."""
     if isinstance(stated, DiffusionVAEConfig):
         return Configuration(stated, {})
     raw = dict(stated or {})
@@ -156,7 +156,7 @@ def _published_config(stored: Stored) -> dict[str, Any]:
         return {}
     if expected != shapes:
         return {}
-    warn(f"{stored.source}: its configuration is missing, so that of LTX-2.5, whose tensors it has, is assumed.")
+    warn(f"{stored.source}: its configuration is missing; it has the tensors of LTX-2.5, so LTX-2.5's is used.")
     return raw
 
 

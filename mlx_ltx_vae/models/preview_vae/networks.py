@@ -14,7 +14,7 @@ from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.window import Delay, Trim, View, Window, windowed
 from ..base import Decoder, Encoder
 from ..convolution.conv2d import Conv2d
-from ..layers.conv import add_weights, depth_to_space_order, interleave, make_window, pad
+from ..layers import add_weights, depth_to_space_order, interleave, make_window, pad
 from ..specs import LayerSpec, Weights
 from .config import (
     BLOCKS,
@@ -23,7 +23,7 @@ from .config import (
     PATCH,
     POOLS,
     FrameLayerSpec,
-    Output,
+    OutputKind,
     PreviewConfig,
     decoder_spec,
     encoder_spec,
@@ -226,9 +226,8 @@ class PreviewDecoder(Decoder):
         self.layers = _make_layers(kinds, specs) if layers is None else layers
         self._config = config
 
-    def stills(self, *, small: bool) -> "PreviewDecoder":
-        """The decoder of `Output.STILLS` or small ones with the same weights."""
-        config = replace(self._config, output=Output.SMALL_STILLS if small else Output.STILLS)
+    def stills(self, *, small: bool = False) -> "PreviewDecoder":
+        config = replace(self._config, output=OutputKind.SMALL_STILLS if small else OutputKind.STILLS)
         return PreviewDecoder(config, self.layers)
 
     def stages(self, context: StreamContext) -> list[Stage]:
