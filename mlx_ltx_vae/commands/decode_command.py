@@ -83,7 +83,6 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
             sinks=pick(SinkOptions, arguments, **given),
             stream=take(arguments, "timestep", "noise_scale", "like") | {"seed": arguments.seed or 0},
             sound=pick(SoundSettings, arguments),
-            is_preview=False,
         )
     return run_decode(parser, arguments, settings)
 
@@ -237,7 +236,6 @@ class DecodeSettings:
     first_seconds: Fraction | None
     seed: int | None  # None for the default, which every VAE takes
     keyframes: str | None  # a file; None for those in the latent file
-    is_preview: bool  # which takes no keyframes
     workflow: bool  # whether ComfyUI's entries in the latent file go into the output
     preset: str | None  # tiles that may depend on the video's size; None for the tiles of `plan`
     plan: PlanOptions
@@ -304,9 +302,8 @@ class DecodeTask(Task):
         return file
 
     def _find_keyframes(self, file: LatentsFile) -> KeyframesFile | None:
-        settings = self._settings
         decoder = self._job.checkpoint.spec("decoder")
-        return None if settings.is_preview else find_keyframes(settings.keyframes, file, decoder)
+        return find_keyframes(self._settings.keyframes, file, decoder, is_dry_run=self._job.dry_run)
 
     def _headers(self) -> list[Any]:
         return _header(self._file)
