@@ -44,6 +44,18 @@ def test_every_page_of_the_documentation_is_in_its_list() -> None:
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= listed
 
 
+def test_scripts_and_targets_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        text = page.read_text()
+        for name in re.findall(
+            r"(?:python|sh|bash|`)\s?((?:examples|scripts|tests|benchmarks)/[\w./]+\.(?:py|sh))", text
+        ):
+            assert name == "tests/test_new.py" or (ROOT / name).is_file(), f"{page.name}: {name}"
+        for name in re.findall(r"(?:^    |`|&& )make ([a-z]+)", text, re.MULTILINE):
+            assert name in targets, f"{page.name}: make {name}"
+
+
 def test_the_tables_of_options_are_made_from_the_parsers() -> None:
     text = option_tables.PAGE.read_text(encoding="utf-8")
     assert set(re.findall(r"<!-- options: (\w+) -->", text)) == set(option_tables.PARSERS)
