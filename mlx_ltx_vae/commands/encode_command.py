@@ -80,7 +80,7 @@ class EncodeSettings:
     frames: slice | None
     fps: Fraction | None
     matrix: str | None
-    hdr: HDRInput | None  # None for what is no EXR
+    hdr: HDRInput | None  # None if it is not EXR
     pad: bool
     plan: PlanOptions
     audio_model: str | None
@@ -224,7 +224,7 @@ class EncodeTask(Task):
             warn(f"{self._item.source}: {found}.")
 
     def _plan_sound(self) -> list[Plan]:
-        """The possible plans of the sound; none if none is wanted, or with a warning if there is none."""
+        """The possible plans of the sound; empty if no sound is wanted, or with a warning if there is none."""
         settings, source = self._settings, self._video.path
         checkpoint = settings.audio_checkpoint
         if checkpoint is None:
@@ -240,7 +240,7 @@ class EncodeTask(Task):
         return []
 
     def _encode_sound(self, num_frames: int) -> mx.array | None:
-        """The latents of the sound of this many frames; None if none are wanted, or there is none."""
+        """The latents of the sound of this many frames; None if no sound is wanted, or there is none."""
         plan, fps = self.plan.sound, self._video.fps
         if not isinstance(plan, EncodePlan) or fps is None:
             return None
