@@ -199,7 +199,7 @@ class Server(uvicorn.Server):
 def main() -> None:
     parser = argparse.ArgumentParser(description="Decode uploaded latents and stream the video while it decodes.")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id")
+    source.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub id")
     source.add_argument("--demo", action="store_true", help="the small VAE that ships with the package")
     parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, which other machines cannot reach")
     parser.add_argument("--port", type=int, default=8000, help="default: 8000")

@@ -159,8 +159,8 @@ def test_a_codec_is_an_entry_that_help_errors_and_arguments_follow(
     monkeypatch.setitem(CODECS, "toy", toy)
     monkeypatch.setitem(AUDIO_CODECS, "beep", AudioCodec(("mp2",), (".mkv",), 128))
     shown = " ".join(decode_parser().format_help().split())
-    assert "av1, toy (a toy); default: h264" in shown
-    assert "beep (.mkv); default: aac" in shown
+    assert "av1, toy (a toy); on a Mac also " in shown
+    assert "beep (.mkv) (default: aac" in shown
     assert "use one of h264, hevc, prores, prores4444, ffv1, vp9, av1, h264_videotoolbox, " in refusal(
         "a.mkv", codec="theora"
     )

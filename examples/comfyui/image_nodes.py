@@ -13,7 +13,7 @@ from mlx_ltx_vae import LatentsError, VideoReader, VideoVAE, demo, load_latents
 from mlx_ltx_vae.shapes import Size, format_size
 from mlx_ltx_vae.units import format_bytes
 from mlx_ltx_vae.video import Fit
-from mlx_ltx_vae.video.source import fit_size
+from mlx_ltx_vae.video.reader import fit_size
 
 from . import host
 from .host import CATEGORY, FileNode, budget, budget_input, loaded_input, vae_input, vae_source

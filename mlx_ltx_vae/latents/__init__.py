@@ -56,6 +56,7 @@ class LatentsInfo:
     num_frames: int | None = None  # of the video, in frames, as height and width in pixels
     height: int | None = None
     width: int | None = None
+    carry: int | None = None  # frames that it shares with the next window, if it is one of a film
     workflow: Mapping[str, str] = field(default_factory=dict, hash=False)  # ComfyUI's entries `prompt` and `workflow`
 
 
@@ -141,7 +142,7 @@ def open_latents(
     check_readable(stored, excerpt(name), source)
     sizes = find_video_sizes(metadata, layout.shape.grid, scale, source)
     workflow = {key: stated[key] for key in _WORKFLOW_KEYS if key in stated and "\0" not in stated[key]}
-    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, workflow)
+    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, metadata.carry, workflow)
     latents, dtype = StoredLatents(stored, layout), stored.dtype_name
     return LatentsFile(info, layout.shape, metadata.normalized, dtype, str(layout), latents, tensors, stated)
 

@@ -20,8 +20,8 @@ from .config import (
     ltx_2_5,
     parse_decoder_config,
 )
-from .network_specs import network_spec
 from .networks import DiffusionDecoder
+from .specs import network_spec
 
 #: A tensor that every diffusion decoder has, and no other decoder.
 _MARK = "conv_in_x_t.weight"

@@ -213,7 +213,7 @@ def conv_stage(
             enters.push_view(view)
         signal = as_signal(view.frames)
         result = as_frames(conv(view, signal if slope is None else nn.leaky_relu(signal, slope)))
-        result = result if skip is None else result + skip.take(view.output, view.results)
+        result = result if skip is None else result + skip.take(view.output, view.num_outputs)
         return result if end is None else end(result)
 
     return windowed(window or conv.window(), compute, *filter(None, (enters, skip)))
