@@ -67,7 +67,7 @@ class SpatialBlender:
         row, column = self._positions[index]
         _check_shape(part, (*frames.shape[:2], row.length, column.length, frames.shape[-1]), f"tile {index}")
         where = (slice(None), slice(None), row.as_slice, column.as_slice)
-        weights = _weights(*self._masks[index])  # made anew: the weights of all tiles are as large as a frame, or larger
+        weights = _weights(*self._masks[index])  # made anew: the weights of all tiles are as large as a frame or larger
         if weights is None:
             frames[where] = part
             mx.eval(frames)
