@@ -6,6 +6,7 @@ from pathlib import Path
 import option_tables
 import pytest
 
+from benchmarks.plan_table import plan_table
 from mlx_ltx_vae.checkpoint.locate import parse_reference
 
 ROOT = Path(__file__).parents[1]
@@ -78,6 +79,18 @@ def test_the_models_of_the_readme_are_files_or_ids_that_can_be_pasted() -> None:
     for _, address, name in rows:
         repository, inner = parse_reference(name) or ("", name)
         assert repository in address and (not inner or inner.endswith(".safetensors"))
+
+
+def test_the_tables_of_planned_peaks_are_what_is_planned() -> None:
+    planned = {cells[0]: cells for cells in map(cells_of, plan_table().splitlines()[2:])}
+    for name, columns in (("README.md", (0, 1, 2, 3, 5)), ("docs/planning.md", range(6))):
+        rows = [cells_of(line) for line in re.findall(r"^\| \d+x\d+, \d+ frames .*$", (ROOT / name).read_text(), re.M)]
+        assert len(rows) >= 3
+        assert rows == [[planned[row[0]][column] for column in columns] for row in rows]
+
+
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def test_the_readme_is_short() -> None:
