@@ -329,8 +329,11 @@ def make_folder(output: str) -> None:
         Path(output).parent.mkdir(parents=True, exist_ok=True)
 
 
-def name_outputs(output: str, batch: int) -> list[str]:
-    """The output of each video of a batch: clip.mp4 -> clip-0.mp4; out/ -> out-0/; f/%05d.png -> f-0/%05d.png."""
+def name_outputs(output: str, batch: int, still: str | None = None) -> list[str]:
+    """The output of each video of a batch: clip.mp4 -> clip-0.mp4; out/ -> out-0/; f/%05d.png -> f-0/%05d.png.
+
+    `still` is the ending of stills, for a batch with one frame each: out/ -> out/00000.png; f/%05d.png -> f/00000.png.
+    """
     if batch == 1:
         return [output]
     if batch > _MAX_BATCH:
@@ -338,7 +341,11 @@ def name_outputs(output: str, batch: int) -> list[str]:
     if output == "-":
         raise LatentsError(f"the file has {batch} videos, and standard output takes one; name an output file.")
     path = Path(output)
-    if output.endswith("/") or os.path.isdir(path):
+    is_folder = output.endswith("/") or os.path.isdir(path)
+    if still:
+        pattern = path / f"%05d{still}" if is_folder else path
+        return [str(pattern.with_name(pattern.name % item)) for item in range(batch)]
+    if is_folder:
         return [f"{path}-{item}/" for item in range(batch)]
     if "%" in path.name:
         return [str(path.parent.with_name(f"{path.parent.name}-{item}") / path.name) for item in range(batch)]
