@@ -196,7 +196,7 @@ class WindowSpec(NamedTuple):
         """Positions after its own that an output depends on."""
         return self.kernel - 1 - self.behind if self.border is Border.SHIFT else self.after
 
-    def results(self, length: int) -> int:
+    def num_outputs(self, length: int) -> int:
         """The number of outputs for a clip of `length` positions, at least `kernel` with `Border.SHIFT`."""
         if self.border is Border.SHIFT:
             return length
@@ -208,8 +208,8 @@ class WindowSpec(NamedTuple):
             return 0 if seen < self.kernel else max(0, seen - self.ahead)
         return max(0, (seen + self.before - self.kernel) // self.stride + 1)
 
-    def needed(self, results: int) -> int:
-        """The number of input positions required to compute the first `results` outputs."""
+    def needed(self, num_outputs: int) -> int:
+        """The number of input positions required to compute the first `num_outputs` outputs."""
         if self.border is Border.SHIFT:
-            return max(self.kernel, results + self.ahead)
-        return (results - 1) * self.stride + self.kernel - self.before
+            return max(self.kernel, num_outputs + self.ahead)
+        return (num_outputs - 1) * self.stride + self.kernel - self.before

@@ -70,7 +70,10 @@ def make_models(folder: Path) -> None:
     for place in (folder, folder.parent / "checkpoints"):  # the loader of ComfyUI looks in the second
         place.mkdir(exist_ok=True)
         save_file(tensors, place / "audio.safetensors", metadata={"config": json.dumps(config)})
-    synthetic_checkpoint.write_checkpoint(narrow_manifest(), folder / "narrow.safetensors")
+    manifest, narrow = narrow_manifest(), folder / "narrow.safetensors"
+    synthetic_checkpoint.write_checkpoint(manifest, narrow)
+    tensors = {name.removeprefix("vae."): array for name, array in load_file(narrow).items()}  # as VAELoader takes them
+    save_file(tensors, narrow, metadata={"config": json.dumps({"vae": manifest["vae_config"]})})
     tiny = PreviewDecoder(PreviewConfig((16, 16, 8, 8), encoder_width=None))
     arrays = {f"decoder.{name}": array for name, array in named_parameters(tiny).items()}
     for file in (folder / "tiny.safetensors", folder.parent / "vae_approx" / "taeltx2_3.safetensors"):

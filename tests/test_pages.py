@@ -6,6 +6,8 @@ from pathlib import Path
 import option_tables
 import pytest
 
+from mlx_ltx_vae.checkpoint.locate import parse_reference
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     path
@@ -54,6 +56,16 @@ def test_a_row_has_the_value_and_the_default_of_its_option() -> None:
     assert rows["`--mode`"] == ("auto, exact, single, tiled", "auto")
     assert rows["`--dry-run`"] == ("", "")
     assert rows["`--crf`"] == ("N", "h264 18, hevc 20, vp9 24, av1 24")
+
+
+def test_the_models_of_the_readme_are_files_or_ids_that_can_be_pasted() -> None:
+    rows = re.findall(
+        r"^\| \[([^]]+)\]\((https://[^)]+)\) \| `([^`]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) >= 6
+    for _, address, name in rows:
+        repository, inner = parse_reference(name) or ("", name)
+        assert repository in address and (not inner or inner.endswith(".safetensors"))
 
 
 def test_the_readme_is_short() -> None:

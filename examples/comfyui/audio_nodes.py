@@ -75,8 +75,8 @@ class LTXEncodeAudio(FileNode):
             display_name="LTX Encode Audio (MLX)",
             category=CATEGORY,
             search_aliases=["audio vae encode", "audio to latent", "mlx"],
-            description="Encodes sound into LTX audio latents: 25 for each second, and never fewer than its length "
-            "needs. ComfyUI's own node resamples to 44.1 kHz first, and may make some fewer or more.",
+            description="Encodes sound into LTX audio latents: 25 for each second, and one more. ComfyUI's own node "
+            "makes up to 2 fewer: it resamples to 44.1 kHz and cuts to whole blocks of 4096 samples.",
             inputs=[
                 io.Audio.Input("audio", tooltip="Mono or stereo, of any sample rate."),
                 audio_vae_input([], "An audio VAE with an encoder, or a whole model that has one, such as LTX-2."),

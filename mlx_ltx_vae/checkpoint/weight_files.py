@@ -24,10 +24,11 @@ _INDEX = re.compile(r"(?P<stem>.+)\.safetensors\.index(?P<variant>\.[^./]+)?\.js
 _VARIANT = re.compile(r"(?P<base>(?:.+/)?(?:model|diffusion_pytorch_model))\.[^./]+\.safetensors")
 _SHARD = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})(?=(\.[^./]+)?\.safetensors$)")
 
-# Files of the VAE alone, the best first: diffusers folders, then packs of MLX ports with one file per network.
+# Files of the VAE alone, the best first: diffusers folders, then packs of MLX ports with one file per network. Those
+# for LTX-2.5 have two VAEs.
 _DIFFUSERS = "diffusion_pytorch_model"
 _AUDIO_PAIRS = (f"{{}}/{_DIFFUSERS}.safetensors", "{}.safetensors", "{}/model.safetensors")
-_PAIRS = ("vae_{}_conv.safetensors", "vae_{}.safetensors", "{}/model.safetensors")
+_PAIRS = (("vae_{}_conv.safetensors", "vae_{}_av.safetensors"), ("vae_{}.safetensors",), ("{}/model.safetensors",))
 
 
 def own_config_names(file: str) -> tuple[str, ...]:
@@ -71,7 +72,8 @@ def choose_weights(names: Sequence[str], *, is_audio: bool = False) -> list[tupl
     """
     sets = _weight_sets(names)
     if found := _choose_by_layout(sets, is_audio):
-        return found
+        wanted = prefer_convolutional([choice[-1][0] for choice in found])
+        return [choice for choice in found if choice[-1][0] in wanted]
     if is_audio:
         candidates = [name for name in sets if "vae" in _stem(name) and "audio" in _stem(name)]
     else:
@@ -110,12 +112,18 @@ def _choose_by_layout(sets: dict[str, WeightFiles], is_audio: bool) -> list[tupl
     for folder in ("", "vae/"):
         if found := _set_or_variants(sets, folder + _DIFFUSERS):
             return found
-        for pattern in _PAIRS:
-            encoder, decoder = (folder + pattern.format(network) for network in ("encoder", "decoder"))
-            if encoder in sets or decoder in sets:
+        for patterns in _PAIRS:
+            found = []
+            for pattern in patterns:
+                encoder, decoder = (folder + pattern.format(network) for network in ("encoder", "decoder"))
                 first = [sets[encoder]] if encoder in sets else []
-                decoders = [name for name in sets if name == decoder or _is_pruned_decoder(name, folder)]
-                return [(*first, sets[name]) for name in decoders] or [tuple(first)]
+                if first or decoder in sets:
+                    names = [
+                        each for each in sets if each == decoder or (not found and _is_pruned_decoder(each, folder))
+                    ]
+                    found += [(*first, sets[name]) for name in names] or [tuple(first)]
+            if found:
+                return found
     return []
 
 

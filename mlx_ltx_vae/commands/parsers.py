@@ -25,6 +25,7 @@ from .cli import (
     tile,
 )
 from .options import (
+    add_audio_tensor_option,
     add_generation_options,
     add_hdr_options,
     add_input_options,
@@ -184,6 +185,7 @@ def info_parser() -> CommandParser:
     audio = "the audio VAE and its vocoder, for audio latents (default: the checkpoint of -m, if it has them)"
     latents.add_argument("--audio-model", metavar="AUDIO", help=audio)
     add_latents_options(latents)
+    add_audio_tensor_option(latents)
     add_common_options(parser)
     return parser
 

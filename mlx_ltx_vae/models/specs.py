@@ -118,9 +118,9 @@ class LayerSpec:
         """The layer in a tile that may lack the first or the last frames of the clip, and then does not drop them."""
         return replace(self, trim=self.trim if first else 0, crop=self.crop if last else 0)
 
-    def results(self, axis: Axis, length: int) -> int:
+    def num_outputs(self, axis: Axis, length: int) -> int:
         """The number of positions that it returns for a clip of `length` positions along an axis."""
-        return self.up[axis.grid] * self.window(axis).results(length) - self._dropped(axis)
+        return self.up[axis.grid] * self.window(axis).num_outputs(length) - self._dropped(axis)
 
     def ready(self, axis: Axis, seen: int) -> int:
         """The number of positions that it has returned when `seen` positions have arrived, and more may follow."""
@@ -154,7 +154,7 @@ class LayerSpec:
 
     def out_grid(self, grid: Grid) -> Grid:
         """(T, H, W) of the output for an input of this grid."""
-        time, height, width = (self.results(axis, grid[axis.grid]) for axis in Axis)
+        time, height, width = (self.num_outputs(axis, grid[axis.grid]) for axis in Axis)
         return time, height, width
 
     def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
@@ -191,7 +191,7 @@ class LayerSpec:
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
         """Multiply-adds of its matrix products for an input (T, H, W) or a band `part` of it, per batch item."""
-        results = math.prod(window.results(extent) for window, extent in zip(self.windows, part, strict=True))
+        results = math.prod(window.num_outputs(extent) for window, extent in zip(self.windows, part, strict=True))
         return results * sum(math.prod(shape) for _, shape in self.weights if len(shape) > 1)
 
 
@@ -221,7 +221,7 @@ class ConvSpec(LayerSpec):
         if self.padding is not PaddingMode.ZEROS:
             elements += 2 * padded  # height and width are padded by a copy each
         shape = self._shape(step.grid)
-        results = shape.results * self.conv_channels
+        results = shape.num_outputs * self.conv_channels
         elements += results if self.conv_channels != self.out_channels else 0  # rearranged
         if self.has_residual:
             elements += (results if math.prod(self.up) > 1 else 0) + new * self.in_channels
@@ -255,7 +255,7 @@ class ConvSpec(LayerSpec):
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
         """Multiply-adds of the convolution, and of a skip connection that changes the number of channels."""
         positions = math.prod(
-            window.results(extent) * window.stride // stride
+            window.num_outputs(extent) * window.stride // stride
             for window, extent, stride in zip(self.windows, part, self.conv_stride, strict=True)
         )
         has_shortcut = self.skip_channels not in (0, self.out_channels)
@@ -312,6 +312,10 @@ class NetworkSpec:
     clip: ClipRules = ClipRules()
     denoising_steps: int | None = None  # None if it does not denoise
     keyframes: tuple[int, ...] = ()  # the frame numbers of the keyframe planes that it sees
+    # What to tell who gives it keyframes; None if it was trained with them.
+    keyframe_warning: str | None = (
+        "this VAE's decoder takes no keyframes, so they are ignored; LTX-2.5's diffusion decoder takes them."
+    )
     # The same network with another number of denoising steps, and with keyframe planes; None if it takes neither.
     variant: Callable[..., "NetworkSpec"] | None = field(default=None, compare=False, repr=False)
 
@@ -486,7 +490,7 @@ def _fits(spec: NetworkSpec, axis: Axis, length: int) -> bool:
         window = layer.window(axis)
         if window.border is Border.SHIFT and length < window.kernel:
             return False
-        length = layer.results(axis, length)
+        length = layer.num_outputs(axis, length)
     return length > 0
 
 

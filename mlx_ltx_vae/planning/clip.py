@@ -52,11 +52,11 @@ def _extent(spec: NetworkSpec, axis: Axis) -> tuple[float, float]:
     return float(before), float(after)
 
 
-def needed(spec: NetworkSpec, axis: Axis, results: int = 1) -> int:
-    """The number of input positions required before the first `results` outputs are final."""
+def needed(spec: NetworkSpec, axis: Axis, num_outputs: int = 1) -> int:
+    """The number of input positions required before the first `num_outputs` outputs are final."""
     for layer in reversed(spec.layers):
-        results = layer.needed(axis, results)
-    return results
+        num_outputs = layer.needed(axis, num_outputs)
+    return num_outputs
 
 
 def lookahead(spec: NetworkSpec) -> int:
@@ -73,13 +73,13 @@ def first_output_work(spec: NetworkSpec, grid: Grid, outputs: int = 1) -> float:
     """
     first = total = 0
     for layer, extents in reversed(list(spec.walk(grid))):
-        height, width = (layer.window(axis).results(extents[axis.grid]) for axis in (Axis.HEIGHT, Axis.WIDTH))
+        height, width = (layer.window(axis).num_outputs(extents[axis.grid]) for axis in (Axis.HEIGHT, Axis.WIDTH))
         up, dropped = layer.up[Axis.TIME.grid], layer.trim + layer.crop
-        results = math.ceil((layer.results(Axis.TIME, extents[0]) + dropped) / up)  # before some are dropped
+        num_outputs = math.ceil((layer.num_outputs(Axis.TIME, extents[0]) + dropped) / up)  # before some are dropped
         weights = sum(math.prod(shape) for _, shape in layer.weights)
         work = height * width * (weights + layer.in_channels + layer.out_channels)
-        first += min(results, math.ceil((outputs + dropped) / up)) * work
-        total += results * work
+        first += min(num_outputs, math.ceil((outputs + dropped) / up)) * work
+        total += num_outputs * work
         outputs = layer.needed(Axis.TIME, outputs)  # of the layer before
     return first / total
 

@@ -234,7 +234,7 @@ def _occupied(layers: Sequence[LayerSpec], axis: Axis, length: int) -> Iterator[
     yield 0, _reached(layers, axis, 0, length)
     seen = length
     for first, layer in enumerate(layers):
-        seen = layer.results(axis, seen)
+        seen = layer.num_outputs(axis, seen)
         yield first, _reached(layers, axis, first + 1, seen)
 
 
@@ -270,28 +270,28 @@ def layer_pieces(spec: NetworkSpec, grid: Grid, run: StreamRun) -> Iterator[list
     yield pieces
 
 
-def step_results(pieces: Iterable[int], layer: LayerSpec, axis: Axis, *, flushes_with_last: bool = False) -> list[int]:
+def step_outputs(pieces: Iterable[int], layer: LayerSpec, axis: Axis, *, flushes_with_last: bool = False) -> list[int]:
     """The number of positions that each step of a layer returns, of the steps that return any.
 
     The layer waits for the positions that its window needs, and flushes the remaining results at the end: in a step of
     its own, or together with the last piece (as a `Chain` does, which runs sound).
     """
     seen = done = 0
-    results = []
+    outputs = []
     lengths = list(pieces)
     for index, length in enumerate(lengths, 1):
         seen += length
         is_flushed = flushes_with_last and index == len(lengths)
-        ready = layer.results(axis, seen) if is_flushed else layer.ready(axis, seen)
+        ready = layer.num_outputs(axis, seen) if is_flushed else layer.ready(axis, seen)
         if ready > done:
-            results.append(ready - done)
+            outputs.append(ready - done)
             done = ready
-    total = layer.results(axis, seen)
+    total = layer.num_outputs(axis, seen)
     if total > done:
-        results.append(total - done)
-    return results
+        outputs.append(total - done)
+    return outputs
 
 
 def _advance(pieces: list[int], step: int, layer: LayerSpec, axis: Axis, *, flushes_with_last: bool) -> list[int]:
     parts = (part for piece in pieces for part in cut(piece, step))
-    return step_results(parts, layer, axis, flushes_with_last=flushes_with_last) or [1]
+    return step_outputs(parts, layer, axis, flushes_with_last=flushes_with_last) or [1]

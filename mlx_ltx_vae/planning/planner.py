@@ -72,7 +72,6 @@ _STEP_MULTIPLY_ADDS = 16 * 10**11
 # Copies of gathered frames: each rank's own, padded to one height; all of these; and whole frames.
 _GATHERED_COPIES = 3
 _READ_COPIES = 2.1  # of frames from the disk: read, and before these held by the caller; with what is small beside
-_TILES_IN_TIME = 1.25  # times the work, of tiles blended in time; chosen so that nine cases on a CPU hold
 _LEVEL_BYTES = 2
 
 
@@ -413,14 +412,11 @@ class _Planner:
             ):
                 continue
             run = StreamRun(axis, (), steps, pace.prefetch, self._machine)
-            memory = tiled_memory(clip, layout, calls, run, chunk)
-            if not layout.is_streamed:
-                memory = replace(memory, work=math.ceil(_TILES_IN_TIME * memory.work))
             plan = self._plan(
                 Mode.TILED,
                 Order.TIME,
                 chunk,
-                memory,
+                tiled_memory(clip, layout, calls, run, chunk),
                 step=pace.step,
                 run=run,
                 tiling=tiling,

@@ -16,7 +16,7 @@ from ..specs import PLANES, NetworkSpec
 from .attention import Tables
 from .blocks import LinearUpsample, NeighborhoodBlock, RMSNorm, SharedModulation, TimestepEmbedder
 from .config import DecoderConfig, Prediction
-from .network_specs import AttentionSpec, MLPSpec, decoder_spec, keeps_noisy
+from .specs import AttentionSpec, MLPSpec, decoder_spec, keeps_noisy
 
 #: For each axis, the positions of padding before and after the clip, and its own.
 Extents = dict[Axis, tuple[int, int, int]]
@@ -191,12 +191,6 @@ class DiffusionDecoder(Decoder):
     def __call__(self, latents: mx.array, steps: int | None = None) -> mx.array:
         """Decode like any decoder, in a number of denoising steps."""
         return self.decode_whole(latents, steps=steps)
-
-    @property
-    def keyframe_warning(self) -> str | None:
-        if "type_emb" in self:
-            return None
-        return "this checkpoint has no type_emb, which tells its decoder keyframes from frames; results are worse."
 
     def stages(self, context: StreamContext) -> list[Stage]:
         config, part, planes = self._config, context.part, context.planes

@@ -22,7 +22,8 @@ _ROOTS = ("audio_vae.", "model.audio_vae.", "")
 _VOCODER_PREFIXES = ("vocoder.", "audio_vae.vocoder.", "model.vocoder.", "")
 _VOCODER_PARTS = ("vocoder.", "bwe_generator.", "mel_stft.")
 _GENERATOR_STEMS = ("conv_pre.", "ups.", "resblocks.", "act_post.", "conv_post.")
-_FIRST, _SECOND = "vocoder.conv_pre.weight", "bwe_generator.conv_pre.weight"
+# The first convolution, of one axis, which tells a vocoder from networks of pictures: alone, or of two generators.
+_ONLY, _FIRST, _SECOND = "conv_pre.weight", "vocoder.conv_pre.weight", "bwe_generator.conv_pre.weight"
 _MEAN_NAMES = ("mean_of_means", "latents_mean")
 _STD_NAMES = ("std_of_means", "latents_std")
 # diffusers' names by the names in the original files.
@@ -102,14 +103,15 @@ def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
 
 def _find_vocoder(shapes: Shapes) -> dict[str, str]:
     candidates = [_inside(shapes, prefix) for prefix in _VOCODER_PREFIXES]
+    candidates = [names for names in candidates if len(shapes.get(names.get(_ONLY) or names.get(_FIRST, ""), ())) == 3]
     for names in candidates:
         if _SECOND in names and _FIRST in names:
             return names
-        if _SECOND in names and "conv_pre.weight" in names:  # an MLX pack, with the first generator one level up
+        if _SECOND in names:  # an MLX pack, with the first generator one level up
             return {
                 name if name.startswith(_VOCODER_PARTS) else f"vocoder.{name}": stored for name, stored in names.items()
             }
-    return next((names for names in candidates if "conv_pre.weight" in names), {})
+    return next((names for names in candidates if _ONLY in names), {})
 
 
 def _inside(shapes: Shapes, prefix: str) -> dict[str, str]:

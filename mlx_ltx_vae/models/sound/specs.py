@@ -53,8 +53,8 @@ class Conv2DSpec(LayerSpec):
     def is_strided(self) -> bool:
         return max(self.down) > 1
 
-    def results(self, axis: Axis, length: int) -> int:
-        return super().results(axis, length) - (self.dropped_bins if axis is Axis.HEIGHT else 0)
+    def num_outputs(self, axis: Axis, length: int) -> int:
+        return super().num_outputs(axis, length) - (self.dropped_bins if axis is Axis.HEIGHT else 0)
 
     def work_bytes(self, step: Step) -> int:
         time, *rest = step.grid
@@ -313,7 +313,7 @@ class TransposedSpec(SignalSpec):
     kernel: int = 1
     cut: int = 0
 
-    def results(self, axis: Axis, length: int) -> int:
+    def num_outputs(self, axis: Axis, length: int) -> int:
         return self.rate * length if axis is Axis.TIME else length
 
     def ready(self, axis: Axis, seen: int) -> int:
@@ -377,7 +377,7 @@ class BranchesSpec(SignalSpec):
 class SpectrogramSpec(SignalSpec):
     """The log-mel spectrogram of a waveform that is padded with zeros to whole frames at its end."""
 
-    def results(self, axis: Axis, length: int) -> int:
+    def num_outputs(self, axis: Axis, length: int) -> int:
         return -(-length // self.window(axis).stride) if axis is Axis.TIME else length
 
 
