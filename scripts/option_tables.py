@@ -21,7 +21,7 @@ Row = tuple[str, str, str, str]  # option, value, default, what it does
 def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> Row:
     about = " ".join(parser._get_formatter()._expand_help(action).split())
     default = ""
-    if match := re.fullmatch(r"(.*?),? ?\(default: (.*)\)", about):
+    if match := re.fullmatch(r"(.*?),? ?\(default: (.{1,60})\)", about):
         about, default = match.groups()
     elif match := re.search(r"(\S+) \(default\)", about):
         default = match[1]

@@ -139,6 +139,20 @@ def check_saved_videos(program: ComfyUI) -> str:
     return "LTX Save Video writes the command's frames in 5 formats, with sound, metadata and hvc1, and masters of HDR"
 
 
+def check_taken_name(program: ComfyUI) -> str:
+    """A file of another program that takes the name during a decode stays, and the video gets the next number."""
+    folder = program.folder / "output" / "taken"
+    graph = save_video("clip", format="mp4, h264", filename_prefix="taken/clip", fps=25.0)
+    prompt = program.post(graph)
+    program.wait_until(lambda: any(folder.glob(".*")))
+    taken = folder / "clip_00001_.mp4"
+    taken.write_text("of another program")
+    assert program.wait(prompt)["status"]["status_str"] == "success"
+    assert taken.read_text() == "of another program"
+    assert len(frames_of(folder / "clip_00002_.mp4")) == 73 and len(list(folder.iterdir())) == 2
+    return "a name that is taken during a decode costs the video no more than the number"
+
+
 def check_audio(program: ComfyUI) -> str:
     """Sound is decoded and encoded as by the package."""
     vae = AudioVAE.from_pretrained(program.folder / "models" / AUDIO_VAE)
@@ -420,6 +434,7 @@ def main() -> None:
         check_memory,
         check_languages,
         check_refusals,
+        check_taken_name,
         check_loaded_vaes,
         check_interrupt,
         check_progress,

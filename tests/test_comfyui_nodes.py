@@ -1,5 +1,6 @@
 """The nodes of examples/comfyui for video, with stand-ins for ComfyUI's modules."""
 
+import ast
 import json
 import os
 import re
@@ -372,3 +373,15 @@ def test_without_mlx_there_are_no_nodes_and_one_line_says_why(comfy, monkeypatch
     (record,) = caplog.records
     assert f"no nodes (import of {name} halted" in record.getMessage()
     assert record.getMessage().endswith(": run `python -m pip install .` in its clone with this Python.")
+
+
+def test_no_message_in_a_node_names_an_argument_of_python(comfy):
+    """Each option of the package is an input there, or an option of the command."""
+    found = []
+    for path in (PACK.parents[1] / "mlx_ltx_vae").rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "option" and len(call.args) == 2:
+                argument, flag = (ast.unparse(each).strip("'\"") for each in call.args)
+                found.append(comfy.host.name_option(argument, flag))
+    assert len(found) > 20 and {"fps", "memory_budget"} <= set(found)
+    assert [name for name in found if re.search(r"\w=|\bNone\b|True|False", name)] == []

@@ -91,6 +91,65 @@ def test_audio_latents_are_found_by_their_names_and_in_every_layout(tmp_path, vi
     assert np.abs(heard(tmp_path / "a.mkv", 24000) - expected_sound(model, audio)).max() < 1e-4
 
 
+@pytest.mark.parametrize("where", ["beside", "alone"])
+def test_audio_latents_of_nested_tensors_of_trainers_and_by_any_name(tmp_path, video, model, where, capsys):
+    """A nested tensor is numbered; musubi-tuner names sizes, and stores how many are no padding."""
+    audio = random_latents(LENGTH + 3)
+    used, padded = np.ascontiguousarray(audio[:, :, :LENGTH]), audio[0]
+    (pictures,) = load_file(latents_file(tmp_path / "v.safetensors", video)).values()
+    cases = [
+        ("latent_tensor_0", {"latent_tensor_1": used}, []),
+        ("latents_2x2x2_float32", {f"audio_latents_{LENGTH}x16x8_float32": used[0]}, []),
+        (
+            "latents",
+            {f"audio_latents_{LENGTH + 3}x16x8_float32": padded, "audio_lengths_int32": np.array(LENGTH, np.int32)},
+            [],
+        ),
+        ("latents", {"sound": used, "other": np.zeros((1, 8, 2, 16), np.float32)}, ["--audio-tensor", "sound"]),
+    ]
+    for name, sound, more in cases:
+        clip = tmp_path / "clip.safetensors"
+        if where == "beside":
+            save_file({name: pictures, **sound}, clip, {"fps": str(FPS)})
+            more = [*more, "--tensor", name] if "other" in sound else more
+            run(clip, "-m", video, "--audio-model", model, *more, "-o", tmp_path / "a.mkv", "--audio-codec", "flac")
+            found = heard(tmp_path / "a.mkv", 24000)
+        else:
+            save_file(sound, clip)
+            run(clip, "--audio-model", model, *more, "-o", tmp_path / "a.wav")
+            found = heard(tmp_path / "a.wav", 24000)
+        padding = "audio_lengths_int32 is 3, which leaves out 3 audio latents of padding at the end"
+        assert (padding in capsys.readouterr().err) is ("audio_lengths_int32" in sound)
+        expected = expected_sound(model, used)[:, : found.shape[1]]
+        assert np.abs(found - expected).max() < 1e-4
+        read = load_audio_latents(clip, alone=where == "alone", tensor=more[1] if more else None)
+        np.testing.assert_array_equal(np.array(read), used)
+
+
+def test_how_audio_latents_are_named_is_one_story(tmp_path, video, model, capsys):
+    """What one error proposes is no error of another."""
+    save_file({"a": random_latents(3), "b": random_latents(3)}, tmp_path / "two.safetensors")
+    clip = latents_file(tmp_path / "clip.safetensors", video)
+    for more, words in (
+        ([], "clip.safetensors: has no audio latents by a usual name; name them with --audio-tensor, or their file"),
+        (["--audio-latents", tmp_path / "two.safetensors"], "two.safetensors: has no audio latents by a usual name; n"),
+        (["--audio-tensor", "c"], "clip.safetensors: has no tensor 'c'; it has final_video_latent"),
+        (["--audio-tensor", "final_video_latent"], "has no audio latents: 'final_video_latent' has the shape"),
+    ):
+        run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mp4", *more, code=1)
+        assert words in capsys.readouterr().err
+    named = ["--audio-latents", tmp_path / "two.safetensors", "--audio-tensor", "a"]
+    run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mp4", *named)
+
+
+@pytest.mark.parametrize("length", [0, 4, -1, 1.5])
+def test_a_stated_length_that_no_audio_latents_have_is_refused(tmp_path, length):
+    path = tmp_path / "a.safetensors"
+    save_file({"audio_latents": random_latents(3), "audio_lengths_int32": np.array(length)}, path)
+    with pytest.raises(LatentsError, match="expected audio_lengths_int32 to be one number from 1 to 3; correct it"):
+        load_audio_latents(path)
+
+
 @pytest.mark.parametrize("layout", ["(B, 8, T, 16)", "(8, T, 16)", "(B, T, 128)"])
 def test_python_reads_audio_latents_beside_a_video_or_alone(tmp_path, video, layout):
     audio = random_latents(LENGTH, batch=2 if layout.startswith("(B") else 1)

@@ -84,6 +84,11 @@ def write_files(folder):
     latents = load_latents(demo.LATENTS)[0][:, :, :frames, :rows, :columns]
     save_latents("clip.safetensors", latents, fps=24)
     save_latents("sound.safetensors", latents, fps=24, audio=mx.array(random_latents(9)))
+    Path("windows").mkdir()
+    for number in range(2):
+        window = load_latents(demo.LATENTS)[0][:, :, :5, :1, :1]
+        save_latents(f"windows/{number}.safetensors", window, fps=24, audio=mx.array(random_latents(34)))
+    Path("windows.txt").write_text("windows/0.safetensors\nwindows/1.safetensors\n")
     Path("output/latents").mkdir(parents=True)
     for name in ("clip.latent", "latents.safetensors", "output/latents/ComfyUI_00001_.latent"):
         Path(name).write_bytes(Path("clip.safetensors").read_bytes())
@@ -94,6 +99,7 @@ def write_files(folder):
     Path("more.txt").write_text("a.npy\n".replace("a", "clip"))
     write(folder / "clip.mov", noise(9, (64, 64)), codec="prores")
     write(folder / "clip.mp4", noise(9, (64, 64)))
+    write(folder / "long.mp4", noise(33, (64, 32)))
     write(
         folder / "sound.mov",
         noise(9, (64, 64)),

@@ -39,7 +39,7 @@ from ..video import add_metadata, check_output, check_output_options, is_sound, 
 from ..video.audio import check_sound_length
 from ..video.frame_format import FrameOutput, frame_format
 from ..video.sink import SinkOptions
-from ..video.sinks import files_of_all, name_others
+from ..video.sinks import files_of_all, find_still_ending, name_others
 from .cli import CommandParser
 from .jobs import (
     Item,
@@ -52,6 +52,7 @@ from .jobs import (
     find_keyframes,
     find_pattern,
     has_table,
+    make_folder,
     name_outputs,
 )
 from .options import choose_frames, chosen_steps, pick, take
@@ -83,7 +84,6 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
             sinks=pick(SinkOptions, arguments, **given),
             stream=take(arguments, "timestep", "noise_scale", "like") | {"seed": arguments.seed or 0},
             sound=pick(SoundSettings, arguments),
-            is_preview=False,
         )
     return run_decode(parser, arguments, settings)
 
@@ -237,7 +237,6 @@ class DecodeSettings:
     first_seconds: Fraction | None
     seed: int | None  # None for the default, which every VAE takes
     keyframes: str | None  # a file; None for those in the latent file
-    is_preview: bool  # which takes no keyframes
     workflow: bool  # whether ComfyUI's entries in the latent file go into the output
     preset: str | None  # tiles that may depend on the video's size; None for the tiles of `plan`
     plan: PlanOptions
@@ -277,8 +276,10 @@ class DecodeTask(Task):
         self.plan = self._make_plan()
         size, num_frames = self.plan.frame_size, self.plan.num_frames
         self._video: dict[str, Any] = {"size": size, "fps": self._fps, "num_frames": num_frames}
-        item.outputs = name_outputs(item.output, shape.batch) if item.output else []
         sinks = self._sinks_with_sound()
+        still = None if shape.frames > 1 or sinks.contact_sheet else find_still_ending(item.output, sinks)
+        item.outputs = name_outputs(item.output, shape.batch, still) if item.output else []
+        self._are_stills = len(item.outputs) > 1 and still is not None
         self._files = files_of_all(item.outputs, sinks)
         item.beside = name_others(item.outputs, self._files)
         item.num_frames, item.cost = self.plan.num_frames * len(self._videos), prod(shape)
@@ -304,9 +305,8 @@ class DecodeTask(Task):
         return file
 
     def _find_keyframes(self, file: LatentsFile) -> KeyframesFile | None:
-        settings = self._settings
         decoder = self._job.checkpoint.spec("decoder")
-        return None if settings.is_preview else find_keyframes(settings.keyframes, file, decoder)
+        return find_keyframes(self._settings.keyframes, file, decoder, is_dry_run=self._job.dry_run)
 
     def _headers(self) -> list[Any]:
         return _header(self._file)
@@ -328,6 +328,8 @@ class DecodeTask(Task):
     def run(self, bar: FrameBar) -> None:
         ranks, decode = self._job.ranks, self._open_streams()
         self._job.load()  # before the clock starts
+        for output in self._item.outputs if self._are_stills else ():
+            make_folder(output)
         bar.enter("decoding")
         if self._work is Work.BATCH:
             ranks.work_alone()
@@ -342,12 +344,14 @@ class DecodeTask(Task):
         rate = None if self._sound is None else self._sound.sample_rate
         seen, length, batch = self.plan.keyframes, self.plan.num_frames, self._file.shape.batch
         videos = f"{batch} videos of " if batch > 1 else ""
+        made = f"{videos}{format_count(length, 'frame')} of {format_size(*self.plan.frame_size)}, "
+        made += f"{format_seconds(length / fps)} at {fps:.6g} fps"
+        made = f"{batch} stills of {format_size(*self.plan.frame_size)}" if self._are_stills else made
         copied = " and ".join(sorted(key for key, _ in self._copied))
         self._report(
             self._work,
             sum(sent_bytes),
-            f"{videos}{format_count(length, 'frame')} of {format_size(*self.plan.frame_size)}, "
-            f"{format_seconds(length / fps)} at {fps:.6g} fps, {f'sound at {rate} Hz, ' if rate else ''}"
+            f"{made}, {f'sound at {rate} Hz, ' if rate else ''}"
             f"{f'{describe_keyframes(seen)}, ' if seen else ''}{describe_blending(self.plan)}"
             f"in {format_seconds(seconds)} (first frame after {format_seconds(first)})"
             f"{copied and f', with the {copied} of ComfyUI (--no-workflow leaves them out)'}"
@@ -455,7 +459,7 @@ class DecodeTask(Task):
             for file in files:
                 files[file] = options = add_metadata(file, files[file], workflow)
                 self._copied |= workflow.items() & options.metadata.items()
-                check_output(file, options=options, makes_folders=job.is_many, **self._video)
+                check_output(file, options=options, makes_folders=job.is_many or self._are_stills, **self._video)
 
     def _make_plan(self) -> DecodePlan:
         """The plan of one video. Files of one shape share it."""

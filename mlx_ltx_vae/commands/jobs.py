@@ -27,7 +27,7 @@ from ..errors import ItemsError, LatentsError, describe_error, one_line, printab
 from ..files import InputFiles, check_absent, file_key, read_small_file, writing_to
 from ..latents import LatentsFile
 from ..latents.files import READERS
-from ..latents.keyframes import KEYFRAME_NAMES, KeyframesFile, open_keyframes
+from ..latents.keyframes import NUMBER_NAMES, STILL_NAMES, KeyframesFile, open_keyframes
 from ..models.base import Statistics
 from ..models.specs import NetworkSpec
 from ..pipeline.progress import FrameBar
@@ -329,8 +329,11 @@ def make_folder(output: str) -> None:
         Path(output).parent.mkdir(parents=True, exist_ok=True)
 
 
-def name_outputs(output: str, batch: int) -> list[str]:
-    """The output of each video of a batch: clip.mp4 -> clip-0.mp4; out/ -> out-0/; f/%05d.png -> f-0/%05d.png."""
+def name_outputs(output: str, batch: int, still: str | None = None) -> list[str]:
+    """The output of each video of a batch: clip.mp4 -> clip-0.mp4; out/ -> out-0/; f/%05d.png -> f-0/%05d.png.
+
+    `still` is the ending of stills, for a batch with one frame each: out/ -> out/00000.png; f/%05d.png -> f/00000.png.
+    """
     if batch == 1:
         return [output]
     if batch > _MAX_BATCH:
@@ -338,7 +341,11 @@ def name_outputs(output: str, batch: int) -> list[str]:
     if output == "-":
         raise LatentsError(f"the file has {batch} videos, and standard output takes one; name an output file.")
     path = Path(output)
-    if output.endswith("/") or os.path.isdir(path):
+    is_folder = output.endswith("/") or os.path.isdir(path)
+    if still:
+        pattern = path / f"%05d{still}" if is_folder else path
+        return [str(pattern.with_name(pattern.name % item)) for item in range(batch)]
+    if is_folder:
         return [f"{path}-{item}/" for item in range(batch)]
     if "%" in path.name:
         return [str(path.parent.with_name(f"{path.parent.name}-{item}") / path.name) for item in range(batch)]
@@ -664,22 +671,28 @@ def check_keyframes_option(given: str | None, sources: Sequence[str]) -> None:
         raise ItemsError("--keyframes goes with one input; decode each on its own, or store them in its latent file")
 
 
-def find_keyframes(given: str | None, clip: LatentsFile, decoder: NetworkSpec) -> KeyframesFile | None:
+def find_keyframes(
+    given: str | None, clip: LatentsFile, decoder: NetworkSpec, *, is_dry_run: bool
+) -> KeyframesFile | None:
     """The keyframes of a file that is given, or those in the latent file; None if there are none.
 
-    Warns if the decoder takes none. Raises a `LatentsError` for bad ones.
+    Warns if the decoder takes none, or does not tag them, which a decode says itself. Raises a `LatentsError` for bad
+    ones.
     """
     source = given or clip.info.source
     if given is None and not clip.has_keyframes:
         return None
+    if decoder.keyframe_warning and (is_dry_run or decoder.variant is None):
+        warn(f"{source}: {decoder.keyframe_warning}")
     if decoder.variant is None:
-        text = "its keyframes are ignored, as this VAE takes none; the diffusion decoder of LTX-2.5 does."
-        warn(f"{source}: {text}")
         return None
     if given is None:
         return clip.find_keyframes()
-    file = open_keyframes(given)
+    file = open_keyframes(given, clip.info.num_frames)
     if file is None:
-        raise LatentsError(f"{given}: has no keyframes; name a file with the tensors {' and '.join(KEYFRAME_NAMES)}.")
+        names = f"{STILL_NAMES[0]} and {NUMBER_NAMES[0]}"
+        raise LatentsError(f"{given}: has no keyframes in the video; name a file with the tensors {names}.")
     file.check(clip.shape)
+    if clip.has_keyframes:
+        warn(f"{clip.info.source}: its keyframes are not used, since --keyframes names others.")
     return file

@@ -232,6 +232,7 @@ def add_sound_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     latents = "the audio latents, if they are not in the latent file"
     video.add_argument("--audio-latents", metavar="FILE", help=latents)
+    add_audio_tensor_option(video)
     codecs = ", ".join(f"{name} ({', '.join(codec.endings)})" for name, codec in AUDIO_CODECS.items())
     codec = f"{codecs} (default: aac, or opus for .webm)"
     video.add_argument("--audio-codec", metavar="NAME", help=codec)
@@ -239,6 +240,12 @@ def add_sound_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--audio", metavar="FILE", help=audio)
     shortest = "cut longer sound at the end of the video; all frames are kept"
     video.add_argument("--shortest", action="store_true", help=shortest)
+
+
+def add_audio_tensor_option(group: argparse._ActionsContainer) -> None:
+    """Add the option of commands that read audio latents."""
+    name = "the tensor with the audio latents, in a latent file (default: one of the names in docs/sound.md)"
+    group.add_argument("--audio-tensor", metavar="NAME", help=name)
 
 
 def add_video_options(video: argparse._ArgumentGroup) -> None:

@@ -15,6 +15,7 @@ from .cli import (
     CommandParser,
     add_common_options,
     add_report_options,
+    count,
     examples,
     frame_range,
     frame_rate,
@@ -24,6 +25,7 @@ from .cli import (
     tile,
 )
 from .options import (
+    add_audio_tensor_option,
     add_generation_options,
     add_hdr_options,
     add_input_options,
@@ -135,6 +137,11 @@ def encode_parser() -> CommandParser:
         from frame 24 on, -25: for the last 25, which reads the video twice (default: all)"""
     video.add_argument("--frames", type=_frames_to_encode, metavar="A:B", help=frames)
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
+    windows = """encode overlapping windows of N frames, 1 + 8*k, each alone and into a file of its own in a folder, as
+        pipelines condition on them; decode --join makes them a video again"""
+    video.add_argument("--windows", type=positive, metavar="N", help=windows)
+    carry = "frames that a window shares with the one before, 1 + 8*k or 0 (default: 25)"
+    video.add_argument("--carry", type=count, metavar="N", help=carry)
     rate = "drop or repeat frames to this rate, at unchanged speed; the rate of images (default: the video's)"
     video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
     matrix = "the color matrix, instead of the one that the video states (default: its own, or bt601)"
@@ -178,6 +185,7 @@ def info_parser() -> CommandParser:
     audio = "the audio VAE and its vocoder, for audio latents (default: the checkpoint of -m, if it has them)"
     latents.add_argument("--audio-model", metavar="AUDIO", help=audio)
     add_latents_options(latents)
+    add_audio_tensor_option(latents)
     add_common_options(parser)
     return parser
 

@@ -34,6 +34,7 @@ class SoundSettings:
     model: str | None  # the checkpoint of the pictures
     audio_model: str | None
     audio_latents: str | None
+    audio_tensor: str | None  # their name; None for one of the usual ones
     unnormalized: bool | None
     dtype: DtypeName | None
     memory_budget: str | int | None  # of sound alone
@@ -41,7 +42,7 @@ class SoundSettings:
     @property
     def is_wanted(self) -> bool:
         """True if missing sound is an error."""
-        return self.audio_model is not None or self.audio_latents is not None
+        return (self.audio_model, self.audio_latents, self.audio_tensor) != (None, None, None)
 
     def check(self, audio: object, *, is_alone: bool, is_many: bool) -> None:
         """Refuse what does not go with the `audio` of a file, the sound as the only output, or many inputs."""
@@ -51,7 +52,7 @@ class SoundSettings:
         if is_alone and is_many:
             raise ItemsError("a .wav file is the sound of one input; decode each on its own")
         if self.is_wanted and audio:
-            raise ItemsError("--audio is the sound of the video; leave out --audio-model and --audio-latents")
+            raise ItemsError("--audio is the sound of the video; leave out --audio-model and other options of latents")
 
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
@@ -211,14 +212,14 @@ def to_samples(frames: tuple[int, int], sample_rate: int, fps: Fraction, most: i
 
 
 def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
-    """The sound that belongs to the videos of a latent file; None if there is none and none is asked for.
+    """The sound that belongs to the videos of a latent file; None if there is none and it is not asked for.
 
     Audio latents in the file for which nobody asks are a warning, if they cannot be decoded.
     """
     source = clip.info.source
     try:
-        given = settings.audio_latents
-        file = clip.find_audio() if given is None else open_audio_latents(given, is_alone=True)
+        given, name = settings.audio_latents, settings.audio_tensor
+        file = clip.find_audio(name) if given is None else open_audio_latents(given, is_alone=True, tensor=name)
     except LatentsError as error:
         if settings.is_wanted:
             raise
@@ -226,10 +227,10 @@ def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
         return None
     path = given or source
     if file is None and settings.is_wanted:
-        raise LatentsError(f"{path}: has no audio latents; leave out --audio-model, or name them with --audio-latents.")
+        raise _no_sound(path, given)
     if file is None:
         return None
-    if settings.checkpoint is None and given is not None:
+    if settings.checkpoint is None and settings.is_wanted:
         raise CheckpointError(f"{path}: these audio latents need an audio VAE; name it with --audio-model.")
     if settings.checkpoint is None:
         text = f"has audio latents ({excerpt(file.tensor)}) too; --audio-model AUDIO decodes them into the video."
@@ -241,6 +242,12 @@ def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
     return FoundSound(settings, file)
 
 
+def _no_sound(path: str | os.PathLike, given: str | None) -> LatentsError:
+    """The error for a file without audio latents: `given` as --audio-latents, or the file of the video."""
+    where = "" if given else ", or their file with --audio-latents"
+    return LatentsError(f"{path}: has no audio latents by a usual name; name them with --audio-tensor{where}.")
+
+
 class SoundTask(Task):
     """The sound of a latent file, without the pictures, and each item of a batch in a .wav file of its own."""
 
@@ -249,9 +256,9 @@ class SoundTask(Task):
     def __init__(self, settings: SoundSettings, job: Job, item: Item) -> None:
         super().__init__(job, item)
         path = settings.audio_latents or item.source
-        file = open_audio_latents(path, is_alone=True)
+        file = open_audio_latents(path, is_alone=True, tensor=settings.audio_tensor)
         if file is None:
-            raise LatentsError(f"{path}: has no audio latents; name the file that has them with --audio-latents.")
+            raise _no_sound(path, settings.audio_latents)
         self._sound = FoundSound(settings, file)
         self.plan = self._sound.plan(job.machine, memory_budget=settings.memory_budget)
         item.inputs = self._sound.files

@@ -362,8 +362,9 @@ class StoredLatents:
     once when it is used, and kept.
     """
 
-    def __init__(self, stored: StoredArray, layout: Layout) -> None:
-        self.stored, self.shape, self._layout = stored, layout.shape, layout
+    def __init__(self, stored: StoredArray, layout: Layout, frames: int | None = None) -> None:
+        self.stored, self._layout = stored, layout
+        self.shape = layout.shape._replace(frames=frames or layout.shape.frames)  # the first ones, or all
         is_in_order = "".join(layout.sizes).removeprefix("B") == "CFHW" and stored.header.order == "C"
         self._is_plain = is_in_order and self.shape.batch == 1 and stored.header.offset is not None
 

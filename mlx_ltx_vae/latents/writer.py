@@ -17,7 +17,7 @@ from ..process import uninterrupted
 from ..shapes import LatentShape
 from ..units import Rate, find_fps
 from .files import check_finite
-from .keyframes import KEYFRAME_NAMES, Keyframes
+from .keyframes import NUMBER_NAMES, STILL_NAMES, Keyframes
 from .metadata import AUDIO_NAMES, AXES_KEY, CHANNELS_FIRST, LatentsMetadata, find_video_sizes
 
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -109,7 +109,7 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         keyframes.check(shape, f"{self._name}: ")
         latents = to_mlx(keyframes.latents, "keyframe latents")
         self._check_values(latents, "keyframe latents")
-        return dict(zip(KEYFRAME_NAMES, (latents, mx.array(list(keyframes.frames), mx.int32)), strict=True))
+        return {STILL_NAMES[0]: latents, NUMBER_NAMES[0]: mx.array(list(keyframes.frames), mx.int32)}
 
     def _planes(self, shape: LatentShape) -> Iterator[bytes]:
         """The values channel by channel, some channels at a time."""

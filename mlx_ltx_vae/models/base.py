@@ -111,11 +111,6 @@ class Decoder(Network):
         """The decoder of one picture for each latent frame, or a small one, with the same weights; None without one."""
         return self if self.spec.scale.time == 1 else None
 
-    @property
-    def keyframe_warning(self) -> str | None:
-        """The warning for a caller that gives keyframes; None if the network was trained with them."""
-        return "this VAE's decoder takes no keyframes, so they are ignored; LTX-2.5's diffusion decoder takes them."
-
     def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
         """The input of the first stage (B, T, H, W, C) in `dtype`, for all normalized latents or a part of them.
 

@@ -35,6 +35,7 @@ _LAYER_NORM_EPS = 1e-6
 _NORM_EPS = 1e-12  # of the attention
 _SINUSOID_CHANNELS = 256
 _MAX_PERIOD = 10000.0
+_SCALES = ("weight", "gamma")  # vectors that multiply
 
 
 class Modulation(NamedTuple):
@@ -359,9 +360,6 @@ class SpaceToDepthDownsample(nn.Module):
             return result + skip.astype(result.dtype)
 
         return [windowed(self.conv.window(context), compute)]
-
-
-_SCALES = ("weight", "gamma")  # vectors that multiply
 
 
 def add_weights(module: nn.Module, weights: Weights, path: str = "") -> None:

@@ -312,6 +312,10 @@ class NetworkSpec:
     clip: ClipRules = ClipRules()
     denoising_steps: int | None = None  # None if it does not denoise
     keyframes: tuple[int, ...] = ()  # the frame numbers of the keyframe planes that it sees
+    # The warning for a caller that gives keyframes; None if it was trained with them.
+    keyframe_warning: str | None = (
+        "this VAE's decoder takes no keyframes, so they are ignored; LTX-2.5's diffusion decoder takes them."
+    )
     # The same network with another number of denoising steps, and with keyframe planes; None if it takes neither.
     variant: Callable[..., "NetworkSpec"] | None = field(default=None, compare=False, repr=False)
 

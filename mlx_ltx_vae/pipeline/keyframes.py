@@ -25,7 +25,7 @@ def usable_keyframes(decoder: Decoder, keyframes: Keyframes | None) -> Keyframes
     if keyframes is None:
         return None
     check_keyframes(keyframes)
-    if warning := decoder.keyframe_warning:
+    if warning := decoder.spec.keyframe_warning:
         warn(warning)
     if decoder.spec.variant is None:
         return None

@@ -217,7 +217,7 @@ def _run_batches(
 
 
 def _mask(mask: Mask, num_axes: int) -> mx.array | None:
-    """A mask along the first of some axes, the others of which have the length 1. None if it is 1 everywhere."""
+    """Return a mask along the first of some axes; the others have the length 1. None if it is 1 everywhere."""
     return None if {*mask} == {1.0} else mx.array(mask).reshape(-1, *[1] * (num_axes - 1))
 
 

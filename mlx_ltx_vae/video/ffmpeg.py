@@ -47,6 +47,22 @@ _CONSEQUENCE = re.compile(
     r"|Error while opening encoder|Error selecting an encoder|Error opening (in|out)put files?\b|Conversion failed"
     r"|Failed to configure input pad|Error reinitializing filters|To ignore this|Failed to set value|Error parsing op"
 )
+#: Stands in ffmpeg's arguments for a random word: the lines of a filter of this name are its own.
+MARK = "<mark>"
+_MARK_BYTES = 6
+_MISSING = re.compile(r"(\[out#\d+/\w+ @ \w+\] )?Stream map '[\w:]*' matches no streams\.")
+_STREAM = re.compile(r"\[info\]   Stream #0:\d+\S*: (.*)")
+_FILTER = re.compile(r"\[\w+@(\w+) @ \w+\] \[info\] (.*)")
+_NO_TEXT = ("-map_metadata", "-1", "-map_chapters", "-1")
+#: The longest end of a stream that is read to find its length, in seconds and packets.
+_LAST_SECONDS, _MAX_PACKETS = "1", 10_000
+_NO_TIME = -(2**63)  # of a packet, as ffmpeg writes it
+_TIME = "{ni} {pts} {tb}"  # for each frame: its number in the file and its time, in units of the time base
+# Formats that are lists, scripts and descriptions of other files and addresses, which ffmpeg would open.
+_REFERRING = {
+    "hls", "dash", "webm_dash_manifest", "concat", "imf", "sdp", "sap", "rtp", "rtsp", "avisynth", "vapoursynth",
+    "vobsub", "dvdvideo", "svg_pipe",
+}  # fmt: skip
 
 
 class FfmpegProcess:
@@ -171,7 +187,7 @@ class DumpReader(TailReader):
 
     Between the marked lines in which it names the input and the first output, that log has all text in the file: tags
     and their names, chapters, languages, with line breaks where they have some. These lines are left out. The `marks`
-    are random, so nobody who wrote a file knows them.
+    are random, so no author of a file knows them.
     """
 
     _num_kept = None
@@ -193,7 +209,7 @@ class DumpReader(TailReader):
 
 
 def find_reason(lines: Sequence[str], return_code: int) -> str:
-    """The last line that names a cause, without the addresses in front of it."""
+    """The last line that names a cause, without the addresses before it."""
     if return_code == -signal.SIGXFSZ:
         return "the file would be larger than the limit of this process (ulimit -f)"
     texts = [_ADDRESS.sub("", line).rstrip(".") for line in lines if line]
@@ -296,24 +312,6 @@ def lives_until(is_done: Callable[[], object], signs: Callable[[], object]) -> b
         if silence * TICK >= MAX_SILENCE:
             return False
     return True
-
-
-#: Stands in ffmpeg's arguments for a random word: the lines of a filter of this name are its own.
-MARK = "<mark>"
-_MARK_BYTES = 6
-_MISSING = re.compile(r"(\[out#\d+/\w+ @ \w+\] )?Stream map '[\w:]*' matches no streams\.")
-_STREAM = re.compile(r"\[info\]   Stream #0:\d+\S*: (.*)")
-_FILTER = re.compile(r"\[\w+@(\w+) @ \w+\] \[info\] (.*)")
-_NO_TEXT = ("-map_metadata", "-1", "-map_chapters", "-1")
-#: The longest end of a stream that is read to find its length, in seconds and packets.
-_LAST_SECONDS, _MAX_PACKETS = "1", 10_000
-_NO_TIME = -(2**63)  # of a packet, as ffmpeg writes it
-_TIME = "{ni} {pts} {tb}"  # for each frame: its number in the file and its time, in units of the time base
-# Formats that are lists, scripts and descriptions of other files and addresses, which ffmpeg would open.
-_REFERRING = {
-    "hls", "dash", "webm_dash_manifest", "concat", "imf", "sdp", "sap", "rtp", "rtsp", "avisynth", "vapoursynth",
-    "vobsub", "dvdvideo", "svg_pipe",
-}  # fmt: skip
 
 
 class FfmpegReader(FfmpegProcess):
@@ -554,7 +552,7 @@ def parse_packets(text: str) -> list[Packet]:
 
 
 def read_ends(name: str, arguments: Sequence[str], stream: str) -> tuple[Packet | None, Fraction | None]:
-    """The first packet of a stream, and how long the stream takes from there on; None for what is not known.
+    """The first packet of a stream, and how long the stream takes from there on; None for unknown values.
 
     Only its end is read, if the file says where that is, and nothing decoded.
     """

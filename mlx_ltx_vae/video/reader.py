@@ -31,6 +31,25 @@ _IMAGES = {
 _NUMBER_FIELD = re.compile(r"%0?\d{0,2}d")
 #: The matrices that users can choose, by the names of the standards.
 MATRIX_NAMES = {"bt601": "smpte170m", "bt709": "bt709"}
+_FRAMES_AT_ONCE = 8
+# From either of these sizes on, players assume BT.709 for a video without a tagged matrix.
+_HD_WIDTH, _HD_HEIGHT = 1280, 577
+# A frame of a constant rate may come this much of an interval early or late without being moved to another tick.
+_JITTER = Fraction(2, 5)
+_ROUNDING = Fraction(1, 4)  # the same after a pause
+# ffmpeg's filters that undo and make each of the orientations of EXIF.
+_TURNS = {
+    1: ([], []),
+    2: (["hflip"], ["hflip"]),
+    3: (["hflip", "vflip"], ["hflip", "vflip"]),
+    4: (["vflip"], ["vflip"]),
+    5: (["transpose=cclock_flip"], ["transpose=cclock_flip"]),
+    6: (["transpose=cclock"], ["transpose=clock"]),
+    7: (["transpose=clock_flip"], ["transpose=clock_flip"]),
+    8: (["transpose=clock"], ["transpose=cclock"]),
+}  # fmt: skip
+_TRANSPOSED = (5, 6, 7, 8)
+_MAX_COUNTED = 10_000  # frames that are decoded to count them
 
 
 class Fit(Enum):
@@ -212,27 +231,6 @@ def fit_size(name: str, source: Size, wanted: Size | None, fit: Fit, multiple: i
             f"{crop}, or choose a size ({option('size=', '--size WxH')})."
         )
     return source, source
-
-
-_FRAMES_AT_ONCE = 8
-# From either of these sizes on, players assume BT.709 for a video without a tagged matrix.
-_HD_WIDTH, _HD_HEIGHT = 1280, 577
-# A frame of a constant rate may come this much of an interval early or late without being moved to another tick.
-_JITTER = Fraction(2, 5)
-_ROUNDING = Fraction(1, 4)  # the same after a pause
-# ffmpeg's filters that undo and make each of the orientations of EXIF.
-_TURNS = {
-    1: ([], []),
-    2: (["hflip"], ["hflip"]),
-    3: (["hflip", "vflip"], ["hflip", "vflip"]),
-    4: (["vflip"], ["vflip"]),
-    5: (["transpose=cclock_flip"], ["transpose=cclock_flip"]),
-    6: (["transpose=cclock"], ["transpose=clock"]),
-    7: (["transpose=clock_flip"], ["transpose=clock_flip"]),
-    8: (["transpose=clock"], ["transpose=cclock"]),
-}  # fmt: skip
-_TRANSPOSED = (5, 6, 7, 8)
-_MAX_COUNTED = 10_000  # frames that are decoded to count them
 
 
 class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):

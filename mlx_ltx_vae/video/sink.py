@@ -31,6 +31,10 @@ from ..units import format_count
 from .frame_format import FrameFormat, FrameOutput, frame_format
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without locks, such as some of networks
+SinkT = TypeVar("SinkT", bound="Sink")
+_MAX_QUEUED = 8  # the frames of one latent frame, which arrive in quick succession, followed by a pause
+#: Metadata of a field of `SinkOptions` that goes with videos only.
+OF_VIDEOS = {"of_videos": True}
 
 
 class BinaryFile(Protocol):
@@ -175,10 +179,6 @@ def _remove_own(path: Path, file: io.FileIO) -> None:
         remove_file(path)
 
 
-SinkT = TypeVar("SinkT", bound="Sink")
-_MAX_QUEUED = 8  # the frames of one latent frame, which arrive in quick succession, followed by a pause
-
-
 @dataclass(frozen=True)
 class HDRFrames:
     """The frames of HDR latents for what has no signal of a video.
@@ -192,10 +192,6 @@ class HDRFrames:
     exr: FrameOutput
     sheet: FrameOutput
     folder: str | None = None
-
-
-#: Metadata of a field of `SinkOptions` that goes with videos only.
-OF_VIDEOS = {"of_videos": True}
 
 
 @dataclass(frozen=True)

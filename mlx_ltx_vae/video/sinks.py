@@ -239,6 +239,13 @@ def find_kind(name: str, options: SinkOptions = DEFAULT_OPTIONS) -> SinkKind:
     raise WriterError(f"{name}: its ending is not supported; use {', '.join(frame_endings())}, {others}.")
 
 
+def find_still_ending(name: str | None, options: SinkOptions) -> str | None:
+    """The ending of stills in a folder, or in the folder of a pattern; None for other outputs."""
+    if name is None or name == "-" or _is_picture(name):
+        return None
+    return find_kind(name, options).endings[0] if _is_folder(name) else Path(name).suffix
+
+
 def frame_endings() -> list[str]:
     """The endings of all outputs of frames."""
     return [ending for kind in SINKS if kind.pixel_formats for ending in kind.endings if ending != "-"]

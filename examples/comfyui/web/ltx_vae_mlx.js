@@ -1,11 +1,23 @@
+import { api } from "../../scripts/api.js";
 import { app } from "../../scripts/app.js";
 
 app.registerExtension({
   name: "LTXVAEMLX",
+  setup() {
+    api.addEventListener("b_preview_with_metadata", ({ detail }) => {
+      const node = app.graph.getNodeById?.(detail.displayNodeId ?? detail.nodeId);
+      if (node?.comfyClass === "LTXSaveVideoMLX") forgetFile(node);
+    });
+  },
   nodeCreated(node) {
     if (node.comfyClass !== "LTXSaveVideoMLX") return;
     fillInPrefix(node);
-    showFileAtEnd(node);
+    const onExecuted = node.onExecuted;
+    node.onExecuted = function (output) {
+      onExecuted?.call(this, output);
+      forgetPictures(this);
+      setTimeout(() => forgetPictures(this), 1000); // the last picture may still be loading
+    };
   },
 });
 
@@ -17,15 +29,29 @@ function fillInPrefix(node) {
   prefix.serializeValue = () => fillIn(app.graph, prefix.value);
 }
 
-// The page shows the last picture of the progress as long as it has one, and not the file.
-function showFileAtEnd(node) {
-  const onExecuted = node.onExecuted;
-  node.onExecuted = function (output) {
-    onExecuted?.call(this, output);
-    const key = this.graph === app.graph.rootGraph ? `${this.id}` : `${this.graph?.id}:${this.id}`;
-    const pictures = app.nodePreviewImages[key];
-    if (pictures) pictures.length = 0;
-    delete app.nodePreviewImages[key];
-    app.canvas.setDirty(true, true);
-  };
+const keyOf = ({ graph, id }) => (graph === app.graph.rootGraph ? `${id}` : `${graph?.id}:${id}`);
+
+function removeWidget(node, name) {
+  const index = node.widgets.findIndex((widget) => widget.name === name);
+  if (index < 0) return;
+  node.widgets[index].onRemove?.();
+  node.widgets.splice(index, 1);
+}
+
+// The page takes pictures of the progress for videos where the node shows one of an earlier run.
+function forgetFile(node) {
+  if (!app.nodeOutputs[keyOf(node)]) return;
+  delete app.nodeOutputs[keyOf(node)];
+  node.images = node.previewMediaType = node.videoContainer = undefined;
+  removeWidget(node, "video-preview");
+}
+
+// It shows the last picture as long as it has one, and not the file.
+function forgetPictures(node) {
+  const pictures = app.nodePreviewImages[keyOf(node)];
+  if (pictures) pictures.length = 0;
+  delete app.nodePreviewImages[keyOf(node)];
+  if (!(node.imgs?.[0] instanceof HTMLVideoElement)) node.imgs = undefined;
+  removeWidget(node, "$$canvas-image-preview");
+  app.canvas.setDirty(true, true);
 }

@@ -192,12 +192,6 @@ class DiffusionDecoder(Decoder):
         """Decode like any decoder, in a number of denoising steps."""
         return self.decode_whole(latents, steps=steps)
 
-    @property
-    def keyframe_warning(self) -> str | None:
-        if "type_emb" in self:
-            return None
-        return "this checkpoint has no type_emb, which tells its decoder keyframes from frames; results are worse."
-
     def stages(self, context: StreamContext) -> list[Stage]:
         config, part, planes = self._config, context.part, context.planes
         if planes and context.axis is Axis.TIME:  # all comes in one piece

@@ -20,6 +20,7 @@ SINUSOID_CHANNELS = 256
 MODULATION_ROWS = 7
 
 _MLP_RATIO, _MLP_ALIGNMENT = 4, 16
+_UNTAGGED = "this checkpoint has no type_emb, which tells its decoder keyframes from frames; results are worse."
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,7 @@ def decoder_spec(
         tiles=_tile_rules(config, layers),
         denoising_steps=steps,
         keyframes=keyframes,
+        keyframe_warning=None if config.has_type_embedding else _UNTAGGED,
         variant=partial(decoder_spec, config),
     )
 

@@ -28,10 +28,11 @@ from .config import (
 from .names import PrunedDecoder, has_diffusers_names, is_diffusers_config, read_diffusers_config, read_pruned_decoder
 from .networks import ConvDecoder, ConvEncoder
 
-# Prefixes of a network's names: the original files, whole models of other programs, packs of MLX ports (the second for
-# LTX-2.5), split files, and files with one network and nothing else.
+# Prefixes of a network's names: the original files, whole models of other programs, packs of MLX ports (`_conv` and
+# `_av` for the two VAEs of LTX-2.5), split files, and files with one network and nothing else.
 _ROOTS = ("vae.", "model.vae.", "first_stage_model.")
-_PREFIXES = (*(f"{root}{{network}}." for root in _ROOTS), "vae_{network}.", "vae_{network}_conv.", "{network}.", "")
+_PACKS = ("vae_{network}.", "vae_{network}_conv.", "vae_{network}_av.")
+_PREFIXES = (*(f"{root}{{network}}." for root in _ROOTS), *_PACKS, "{network}.", "")
 _MEAN_NAMES = ("mean_of_means", "mean", "latents_mean")
 _STD_NAMES = ("std_of_means", "std", "latents_std")
 # mlx-video's packs wrap each causal convolution in one more module.
@@ -63,7 +64,7 @@ def find(shapes: Shapes) -> Found:
 
 
 def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
-    for prefix in _network_prefixes(network):
+    for prefix in network_prefixes(network):
         inside = {_original_name(name.removeprefix(prefix)): name for name in shapes if name.startswith(prefix)}
         conv_in = inside.get("conv_in.conv.weight")
         has_blocks = any(name.startswith(f"{STEMS[network]}.") for name in inside)
@@ -77,11 +78,12 @@ def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
 
 
 def _find_statistics(shapes: Shapes) -> tuple[str, str] | None:
-    prefixes = [*_ROOTS, *_network_prefixes("decoder"), *_network_prefixes("encoder")]
+    prefixes = [*_ROOTS, *network_prefixes("decoder"), *network_prefixes("encoder")]
     return find_statistics(shapes, prefixes, _MEAN_NAMES, _STD_NAMES)
 
 
-def _network_prefixes(network: str) -> list[str]:
+def network_prefixes(network: str) -> list[str]:
+    """The possible beginnings of the names of an encoder or a decoder."""
     return [prefix.format(network=network) for prefix in _PREFIXES]
 
 
