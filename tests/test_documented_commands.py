@@ -83,6 +83,7 @@ def write_files(folder):
     frames, rows, columns = SHAPE
     latents = load_latents(demo.LATENTS)[0][:, :, :frames, :rows, :columns]
     save_latents("clip.safetensors", latents, fps=24)
+    save_latents("batch.safetensors", mx.concatenate([latents[:, :, :1], latents[:, :, :1]]))
     save_latents("sound.safetensors", latents, fps=24, audio=mx.array(random_latents(9)))
     Path("windows").mkdir()
     for number in range(2):
