@@ -144,9 +144,7 @@ def run_decode(
             sound.check(audio, is_alone=alone is not None, is_many=are_many(arguments.latents))
         for name in ("keyframes", "audio_latents") if arguments.join else ():
             if getattr(arguments, name, None):
-                raise ItemsError(
-                    f"--{name.replace('_', '-')} goes with one window; store it in the file of each window"
-                )
+                raise ItemsError(f"--{name.replace('_', '-')} goes with one window; store it in each window's file")
         if audio and arguments.frames and arguments.frames.start:
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
         sinks = _choose_hdr_frames(arguments, settings.sinks, is_exr=is_exr)
