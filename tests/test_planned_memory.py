@@ -137,28 +137,28 @@ def open_vae(case: Case) -> Any:
     return kind(config, **networks)
 
 
-#: The kinds of cases, and how many multiply-adds one has at most: a second in the quick test.
+#: The kinds of cases, and how many multiply-adds one has at most: less than a second in the quick test.
 KINDS = {
     "decode video": 3e9,
     "encode video": 3e9,
     "decode light": 3e9,
     "encode light": 3e9,
     "decode sound": 1e10,
-    "encode sound": 1e10,
+    "encode sound": 4e9,
 }
 
 
 @cpu_only("how much a GPU takes is not measured")
 @pytest.mark.parametrize("kind", KINDS)
 def test_planned_peaks_hold(kind):
-    compare_some(kind, 3, KINDS[kind])
+    compare_some(kind, 2, KINDS[kind])
 
 
 @pytest.mark.slow
 @cpu_only("how much a GPU takes is not measured")
 @pytest.mark.parametrize("kind", ["decode video", "encode video", "decode sound", "encode sound"])
 def test_planned_peaks_of_larger_cases_hold(kind):
-    compare_some(kind, 12, 4 * KINDS[kind])
+    compare_some(kind, 8, 4 * KINDS[kind])
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ class EncodeSettings:
     frames: slice | None
     fps: Fraction | None
     matrix: str | None
-    hdr: HDRInput | None  # None for what is no EXR
+    hdr: HDRInput | None  # None if it is not EXR
     pad: bool
     windows: int | None  # frames of each window; None for one file
     carry: int | None  # frames that windows share; None for the default
@@ -277,7 +277,7 @@ class EncodeTask(Task):
             warn(f"{self._item.source}: {found}.")
 
     def _plan_sound(self) -> list[Plan]:
-        """The possible plans of the sound; none if none is wanted, or with a warning if there is none."""
+        """The possible plans of the sound; empty if no sound is wanted, or with a warning if there is none."""
         settings, source = self._settings, self._video.path
         checkpoint = settings.audio_checkpoint
         if checkpoint is None:
