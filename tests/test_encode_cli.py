@@ -198,32 +198,6 @@ def test_images_and_gifs_are_videos_too(golden, tmp_path, capsys, kind):
     assert (report["frames"], report["source_fps"]) == (9, 25.0 if kind == "gif" else None)
 
 
-@pytest.mark.parametrize("options", [[], ["--pad"], ["--dry-run"]])
-@pytest.mark.parametrize("position", [0, 4, 8])
-def test_empty_image_is_an_error_that_names_it(golden, tmp_path, capsys, position, options):
-    stills = tmp_path / "stills"
-    with open_sink(f"{stills}/", size=SIZE, fps=24) as out:
-        out.write(make_frames(9))
-    (stills / f"{position:05d}.png").write_bytes(b"")
-    arguments = ["-m", golden("small_ltx2_3").checkpoint, "-o", tmp_path / "latents.safetensors", *options]
-    for source in (stills, stills / "%05d.png"):
-        assert f"{stills}/{position:05d}.png: is empty" in refused(capsys, source, *arguments)
-    assert [path.name for path in tmp_path.iterdir()] == ["stills"]
-
-
-@pytest.mark.parametrize("position", [0, 4, 8])
-def test_truncated_image_is_an_error_that_names_it(golden, tmp_path, capsys, position):
-    stills = tmp_path / "stills"
-    with open_sink(f"{stills}/", size=SIZE, fps=24) as out:
-        out.write(make_frames(9))
-    image = stills / f"{position:05d}.png"
-    image.write_bytes(image.read_bytes()[:200])
-    target = tmp_path / "latents.safetensors"
-    line = refused(capsys, stills, "-m", golden("small_ltx2_3").checkpoint, "-o", target, "--pad")
-    assert f"{image}: is damaged or truncated" in line
-    assert [path.name for path in tmp_path.iterdir()] == ["stills"]
-
-
 def test_frames_that_are_over_are_left_out_with_a_line_or_filled_up(golden, tmp_path, capsys):
     frames = make_frames(20)
     path, checkpoint = write_video(tmp_path / "clip.mkv", frames), golden("small_ltx2_3").checkpoint

@@ -127,7 +127,7 @@ def test_the_receptive_field_of_ltx_2_3_at_its_real_widths() -> None:
 # --- checkpoints ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CONV_CASES)
+@pytest.mark.parametrize("case", CONV_CASES[::2] + ["pruna"])
 def test_a_checkpoint_is_described_as_it_is(golden: Callable, info: Callable, case: str) -> None:
     path, manifest = golden(case).checkpoint, golden(case).manifest
     config = parse_vae_config(manifest["vae_config"], case)
@@ -207,8 +207,8 @@ def test_the_text_is_the_json_line_by_line() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CONV_CASES)
-def test_every_generation_fits_a_terminal(golden: Callable, info: Callable, text: Callable, case: str) -> None:
+@pytest.mark.parametrize("case", CONV_CASES[::3])
+def test_a_report_fits_a_terminal(golden: Callable, info: Callable, text: Callable, case: str) -> None:
     path = golden(case).checkpoint
     shown = text(path)
     assert max(map(len, shown.splitlines())) <= 100

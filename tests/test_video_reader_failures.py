@@ -144,12 +144,6 @@ def test_images_of_different_sizes_are_refused(tmp_path: Path, fit: Fit) -> None
     assert refusal(tmp_path, fit=fit) == (f"{tmp_path}: its frames have different sizes; the first is 96x64.")
 
 
-def test_missing_ffmpeg_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "clip.mp4", numbered(1))
-    monkeypatch.setattr("mlx_ltx_vae.video.ffmpeg_process.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
-    assert "/nowhere/ffmpeg" in refusal(path)
-
-
 @pytest.mark.parametrize("leave", ["close", "error", "interrupt"])
 def test_leaving_early_ends_ffmpeg_and_removes_the_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: str
