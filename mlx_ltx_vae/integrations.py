@@ -1,6 +1,6 @@
 """Drop-ins for MLX apps: functions with the names, arguments and results of the apps' own.
 
-| app | in place of |
+| app | instead of |
 |---|---|
 | mlx-video, mlx-video-with-audio | `LTX2VideoDecoder.decode_tiled` |
 | dgrauet/ltx-2-mlx | `VideoDecoder.decode_and_stream` |
@@ -20,8 +20,8 @@ The weights are the app's own, once in memory: where `decode_whole` takes the pl
 of a decoder move into its `VideoVAE` at the first decode. The statistics of the latents, which apps read, stay. Where
 `decode_whole` does not, the decoder keeps a copy of its own.
 
-Exceptions of the app's callbacks reach the app. This package's own are `LTXVAEError`s, of which a `DeviceError` is also
-a RuntimeError and a `TilingError` also a ValueError.
+Exceptions of the app's callbacks reach the app. This package's own are `LTXVAEError`s; a `DeviceError` is also
+a RuntimeError, and a `TilingError` also a ValueError.
 """
 
 import logging
@@ -59,8 +59,8 @@ _ATTRIBUTE = "_mlx_ltx_vae"  # of the app's decoder; neither an array nor a modu
 #: What that attribute is: the arrays of the decoder, what else it states, and its `VideoVAE`.
 _Known = tuple[dict[str, mx.array], dict[str, Any] | None, VideoVAE | None]
 
-# What apps call the ways in which their convolutions pad along height and width. Those of LTX-2-MLX have two ways to
-# pad with zeros.
+# Names in apps of the ways in which their convolutions pad along height and width. LTX-2-MLX has two ways to pad
+# with zeros.
 _PADDING = {"zeros": "zeros", "manual": "zeros", "conv": "zeros", "reflect": "reflect"}
 
 
@@ -91,7 +91,7 @@ def vae_of(decoder: nn.Module) -> VideoVAE:
 
 
 def _stated_config(decoder: nn.Module) -> dict[str, Any] | None:
-    """What an app's decoder states beside its weights, in the vocabulary of checkpoints; None if that is nothing."""
+    """Configuration that an app's decoder states beside its weights, in the checkpoints' terms; None if it has none."""
     modes = {getattr(module, "spatial_padding_mode", None) for module in decoder.modules()} - {None}
     named = {str(getattr(mode, "value", mode)) for mode in modes}
     padding = {_PADDING.get(name) for name in named}
@@ -109,7 +109,7 @@ def _stated_config(decoder: nn.Module) -> dict[str, Any] | None:
 def decode_whole(
     self: nn.Module, latents: mx.array, *, timestep: mx.array | float | None = None, **options: Any
 ) -> mx.array:
-    """Decode latents (B, C, F', H', W') to pixels (B, 3, F, H, W), in place of any app's single pass.
+    """Decode latents (B, C, F', H', W') to pixels (B, 3, F, H, W), instead of any app's single pass.
 
     The result has the latents' dtype. `options` are the app's; they have no effect, except that `causal` is refused as
     in `decode_tiled`.
@@ -149,7 +149,7 @@ def decode_and_stream(
     """Decode latents (1, C, F', H', W') into a video file, with sound if there is a file of it, as ltx-2-mlx does.
 
     The app's environment variable `LTX2_VAE_DECODE_BUDGET_GB`, if it is set, is the decode's memory budget, in GiB. A
-    failure of ffmpeg is a `WriterError`, and leaves no file. The ffmpeg is that of `VideoWriter`.
+    failure of ffmpeg is a `WriterError`, and leaves no file. The ffmpeg is `VideoWriter`'s.
     """
     given = os.environ.get("LTX2_VAE_DECODE_BUDGET_GB")
     budget = None if given is None else int(float(given) * 1024**3)
@@ -167,7 +167,7 @@ def decode_streaming(
 ) -> Iterator[mx.array]:
     """Yield pixels (B, 3, n, H, W) of latents (B, C, F', H', W') in order, as LTX-2-MLX does.
 
-    `show_progress` is for a bar on standard error. A function in place of a decoder is called with the latents of each
+    `show_progress` is for a bar on standard error. A function instead of a decoder is called with the latents of each
     of the app's tiles, as `decoder_fn(latents, timestep=timestep, show_progress=False)`.
     """
     chunks: Iterable[FrameChunk]

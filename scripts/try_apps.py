@@ -2,8 +2,8 @@
 
     python scripts/try_apps.py mlx-video|mlx-video-with-audio|dgrauet-ltx-2-mlx|dmlsrc-LTX-2-MLX CLONE
 
-CLONE, a clone of the app, is not changed: the commit that the patch names is exported to a temporary folder. Of the
-app's packages only those of its VAE are imported, so its other requirements need not be installed. What the patched app
+CLONE, a clone of the app, is not changed: the commit that the patch names is exported to a temporary folder. Only
+the packages of the app's VAE are imported, so its other requirements need not be installed. What the patched app
 decodes is compared with the app's own decode in a single pass, and so are the app's tiles, for comparison: in two
 generations with one decoder, and with the other padding if the app has it. The first difference ends the script.
 """
@@ -47,7 +47,7 @@ BLOCKS_2_3 = [
 
 @dataclass(frozen=True)
 class App:
-    """Where an app has its VAE: in `folder` of the clone; `modules` below `root`, that of `function` first."""
+    """Location of an app's VAE: in `folder` of the clone; `modules` below `root`, the module of `function` first."""
 
     folder: str
     root: str
@@ -146,7 +146,7 @@ def compare_files(
     assert models[1].decode(half).dtype == models[0].decode(half).dtype == mx.bfloat16
     own_tiles = mx.concatenate(list(models[0].tiled_decode(latents, tiles(own[1]))), axis=2)
     text = report(vae_of(models[1]).decode(latents), expected, own_tiles)
-    # Other weights, which are noticed: they make gray squares, of which a video keeps nearly everything.
+    # Other weights, which are noticed: they make gray squares, which a video keeps nearly unchanged.
     models[0].conv_out.conv.weight = mx.repeat(models[0].conv_out.conv.weight[:1] / 2, 48, axis=0)
     models[0].conv_out.conv.bias = mx.zeros(48)
     models[1].update(models[0].parameters())
@@ -222,7 +222,7 @@ def make_latents(model: nn.Module) -> mx.array:
 
 
 def pad_otherwise(model: nn.Module) -> None:
-    """Reflection in place of zeros, or zeros in place of reflection, in all convolutions of an app that has both."""
+    """Exchange reflection and zeros as padding in all convolutions of an app that has both."""
     for module in model.modules():
         mode = getattr(module, "spatial_padding_mode", None)
         name = {"zeros": "reflect", "reflect": "zeros"}.get(getattr(mode, "value", mode))
@@ -231,7 +231,7 @@ def pad_otherwise(model: nn.Module) -> None:
 
 
 def interrupt(*_: object) -> None:
-    """What Ctrl-C does in a callback."""
+    """Effect of Ctrl-C in a callback."""
     raise KeyboardInterrupt
 
 
@@ -251,7 +251,7 @@ def largest(found: mx.array, expected: mx.array) -> float:
 
 
 def report(found: mx.array, expected: mx.array, own_tiles: mx.array) -> str:
-    """Check that pixels are those of the app's single pass, and say how far its tiles are from them."""
+    """Check that pixels equal the app's single pass, and say how far its tiles are from them."""
     difference = largest(found, expected)
     assert difference < TOLERANCE, difference
     return (

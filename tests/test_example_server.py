@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -93,7 +93,8 @@ def upload(demo_vae: VideoVAE, tmp_path_factory: pytest.TempPathFactory) -> byte
 def serving(vae: object, **options: object) -> Iterator[str]:
     """The address of the service, run by uvicorn on a thread."""
     app = server.make_app(vae, **options)
-    runner = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=0))
+    limits = {"timeout_graceful_shutdown": 0, "http": server.Protocol}
+    runner = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", **limits))
     thread = threading.Thread(target=runner.run)
     thread.start()
     try:
@@ -264,6 +265,30 @@ def test_an_upload_that_is_too_slow_is_408(vae: HeldVAE, upload: bytes, monkeypa
             while not select.select([trickle], [], [], 0.2)[0]:  # the whole upload has one deadline
                 trickle.sendall(b"x")
             assert trickle.recv(12) == b"HTTP/1.1 408"
+
+
+def test_headers_that_do_not_end_close_the_connection(
+    vae: HeldVAE, upload: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.3)
+    half = b"POST /video HTTP/1.1\r\nHost: localhost\r\nX: "
+    page = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with serving(vae) as address:
+        port = int(address.rpartition(":")[2])
+        for start in (half, page + half):  # of the first request, and of a second one
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
+                client.sendall(start)
+                with suppress(ConnectionError):
+                    while not (ready := select.select([client], [], [], 0.05)[0]) or client.recv(9999):
+                        client.sendall(b"" if ready else b"x")
+        vae.hold_at = 16
+        with send(address, upload) as client:  # a decode that takes longer stays
+            assert client.recv(12) == b"HTTP/1.1 200"
+            time.sleep(1)
+            vae.streams[0].released.set()
+            while part := client.recv(99999):
+                end = part
+            assert end.endswith(b"0\r\n\r\n")
 
 
 #: What browsers send with a page's request, and what other programs send.

@@ -15,14 +15,13 @@ from checkpoint_files import Weights, as_an_mlx_port_stores, assert_same_weights
 from conftest import FIXTURES
 from mlx_ltx_vae import VideoVAE, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
-from mlx_ltx_vae.checkpoint.weight_files import choose_file, choose_weights
+from mlx_ltx_vae.checkpoint.files import choose_file, choose_weights
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.errors import CheckpointError
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.models.specs import PaddingMode
-from mlx_ltx_vae.models.video_vae.config import decoder_spec, parse_vae_config
-from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
 from tolerances import tolerance
 
 MANIFEST = json.loads((FIXTURES / "pruna.json").read_text())

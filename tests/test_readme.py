@@ -12,15 +12,16 @@ from pathlib import Path
 
 import imageio_ffmpeg
 import mlx.core as mx
+import numpy as np
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from examples.server import make_app
-from mlx_ltx_vae import VideoReader, VideoVAE, demo, load_latents, save_latents
+from mlx_ltx_vae import VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
+from mlx_ltx_vae.models import layers
 from mlx_ltx_vae.models.base import Statistics
-from mlx_ltx_vae.models.layers import blocks
 from mlx_ltx_vae.models.video_vae import block_types, networks
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.networks import ConvDecoder
@@ -81,12 +82,12 @@ def test_the_example_of_the_python_page_runs(folder, capsys):
 
 def test_raw_frames_go_into_ffmpeg_as_the_page_pipes_them(tmp_path):
     (command,) = re.findall(
-        r"^    (python .* -o - \|\n .*ffmpeg .*)$", (ROOT / "docs/usage.md").read_text(), re.MULTILINE
+        r"^    (mlx_ltx_vae .* -o - \|\n .*ffmpeg .*)$", (ROOT / "docs/usage.md").read_text(), re.MULTILINE
     )
     latents, _ = load_latents(demo.LATENTS)
     save_latents(tmp_path / "clip.safetensors", latents[:, :, :2, :3, :4])
     for old, new in (
-        ("python ", f"{shlex.quote(sys.executable)} "),
+        ("mlx_ltx_vae ", f"{shlex.quote(sys.executable)} -m mlx_ltx_vae "),
         ("ffmpeg ", f"{shlex.quote(imageio_ffmpeg.get_ffmpeg_exe())} -loglevel error "),
         ("-m VAE", f"-m {shlex.quote(str(demo.VAE))}"),
         ("768x512", "128x96"),
@@ -95,6 +96,19 @@ def test_raw_frames_go_into_ffmpeg_as_the_page_pipes_them(tmp_path):
     subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, check=True, timeout=120)
     with VideoReader(tmp_path / "clip.avi") as reader:
         assert sum(frames.shape[0] for frames in reader) == 9
+
+
+def test_grain_is_added_as_the_hdr_page_says(tmp_path):
+    (command,) = re.findall(r"^    (ffmpeg .*\\\n.*)$", (ROOT / "docs/hdr.md").read_text(), re.MULTILINE)
+    frames = np.full((3, 64, 64, 3), 128, np.uint8)
+    with VideoWriter(tmp_path / "clip.mp4", size=(64, 64), fps=24, codec="hevc") as out:
+        out.write(frames)
+    program = f"{shlex.quote(imageio_ffmpeg.get_ffmpeg_exe())} -loglevel error "
+    subprocess.run(["bash", "-c", command.replace("ffmpeg ", program)], cwd=tmp_path, check=True, timeout=120)
+    with VideoReader(tmp_path / "grain.mp4") as reader:
+        pixels = np.concatenate(list(reader))
+    assert (pixels.dtype, pixels.shape) == (np.uint16, frames.shape)
+    assert pixels.std() > 257 / 2  # half a level of 8 bits
 
 
 def test_the_example_decoder_of_the_architecture_page_streams_along_all_axes():
@@ -108,7 +122,7 @@ def test_the_example_decoder_of_the_architecture_page_streams_along_all_axes():
 def test_the_example_block_of_the_architecture_page_streams_along_all_axes(monkeypatch):
     monkeypatch.setitem(block_types.DECODER_BLOCKS, "gate", None)  # so that the entry is removed after the test
     monkeypatch.setattr(networks, "BLOCK_MODULES", dict(networks.BLOCK_MODULES))
-    names = {**vars(blocks), **vars(block_types), **vars(networks)}
+    names = {**vars(layers), **vars(block_types), **vars(networks)}
     run_examples("docs/architecture.md", names, "gate")
     raw = {"encoder_blocks": [["compress_all", 1]], "decoder_blocks": [["gate", 1], ["compress_all", 1]]}
     raw |= {"latent_channels": 8, "encoder_base_channels": 8, "decoder_base_channels": 8}

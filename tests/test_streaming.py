@@ -52,7 +52,7 @@ def shifted_attention(axis, kernel):
         view = window.push(x, last)
         if view is None:
             return None
-        own = range(view.output - view.start, view.output - view.start + view.results)
+        own = range(view.output - view.start, view.output - view.start + view.num_outputs)
         return attend(view.frames, zip(view.window_starts, own, strict=True), axis, kernel)
 
     return Stage(step, window)
@@ -99,10 +99,10 @@ def test_a_window_spec_counts_what_a_window_does(kernel, data):
     done = 0
     for index in range(LENGTH):
         view = window.push(mx.zeros((1, 1, 1, 1, 1)), index == LENGTH - 1)
-        done += 0 if view is None else view.results
+        done += 0 if view is None else view.num_outputs
         if index < LENGTH - 1:
             assert (done == 0 or spec.needed(done) <= index + 1) and index + 1 < spec.needed(done + 1)
-    assert done == spec.results(LENGTH)
+    assert done == spec.num_outputs(LENGTH)
 
 
 @settings(max_examples=30)
@@ -123,8 +123,8 @@ def test_a_delay_hands_each_position_on_when_the_other_path_has_it(cuts, lag):
                 return None
             if shared:
                 delay.push_view(view)
-            mean = sum(view.frames[:, at : at + view.results] for at in range(1, lag + 1)) / lag
-            return delay.take(view.output, view.results) + mean
+            mean = sum(view.frames[:, at : at + view.num_outputs] for at in range(1, lag + 1)) / lag
+            return delay.take(view.output, view.num_outputs) + mean
 
         return Stage(step, window, delay), delay
 
@@ -200,3 +200,26 @@ def test_two_bands_that_exchange_rows_decode_what_one_stream_decodes(golden, nam
     result = np.concatenate(results, axis=2)
     assert result.shape == expected.shape
     assert np.abs(result - np.array(expected)).max() < tolerance(1e-5)
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_a_stream_waits_for_all_steps_but_those_that_are_prefetched(monkeypatch, prefetch):
+    """Also for those of stages without caches."""
+    under_way, counts = [], []
+    start, wait = mx.async_eval, mx.eval
+
+    def begin(*arrays):
+        start(*arrays)
+        under_way.append(True)
+        counts.append(len(under_way))
+
+    def end(*arrays):
+        wait(*arrays)
+        under_way.pop()
+
+    monkeypatch.setattr(mx, "async_eval", begin)
+    monkeypatch.setattr(mx, "eval", end)
+    stages = [pointwise(mx.abs), shifted_attention(Axis.TIME, 3), pointwise(mx.abs), pointwise(mx.abs)]
+    pieces = list(run_stream(stages, cut(clip_of(), range(LENGTH)), prefetch=prefetch))
+    assert sum(piece.shape[1] for piece in pieces) == LENGTH
+    assert len(counts) > 3 * LENGTH and max(counts) == prefetch + 1
