@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from many_files import refused
 from mlx_ltx_vae import VideoVAE, demo, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.commands.jobs import name_outputs
@@ -292,17 +293,6 @@ def test_outputs_of_a_batch_are_named_after_the_output(tmp_path):
     assert name_outputs("a/clip.mp4", 2) == ["a/clip-0.mp4", "a/clip-1.mp4"]
     assert name_outputs("out/", 2) == ["out-0/", "out-1/"]
     assert name_outputs("out/%05d.png", 2) == ["out-0/%05d.png", "out-1/%05d.png"]
-
-
-def refused(capsys, *arguments):
-    """The one error line of a command that must fail with 1."""
-    assert main([str(argument) for argument in arguments]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    lines = captured.err.strip().splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("error: ")
-    return lines[0]
 
 
 def test_errors_are_one_line_that_says_what_is_wrong(clip, tmp_path, capsys):
