@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -452,23 +450,6 @@ def test_options_of_latents_are_refused_with_a_checkpoint(golden: Callable, refu
     path = golden("ltx2_3").checkpoint
     for options in (["-m", path], ["--tensor", "latents"], ["--grid", "3x2x2"]):
         assert "options of latents only" in refused(path, *options)
-
-
-def test_the_real_command_line(golden: Callable, tmp_path: Path) -> None:
-    def run(*arguments: object) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "mlx_ltx_vae.info", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    checkpoint = run(golden("ltx2_3").checkpoint, "--json")
-    latents = run(demo.LATENTS)
-    failed = run(tmp_path / "no.safetensors")
-    assert (checkpoint.returncode, checkpoint.stderr) == (0, "")
-    assert json.loads(checkpoint.stdout)["generation"] == "LTX-2.3"
-    assert (latents.returncode, latents.stderr) == (0, "")
-    assert latents.stdout.startswith("kind: latents\nname: ")
-    assert (failed.returncode, failed.stdout) == (1, "")
-    assert failed.stderr.startswith("error: ")
-    assert "Traceback" not in failed.stderr
 
 
 # --- audio latents --------------------------------------------------------------------------------------------------

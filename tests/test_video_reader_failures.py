@@ -121,12 +121,12 @@ def test_empty_image_and_broken_link_are_refused_before_anything_is_read(tmp_pat
 
 def test_image_that_disappears_while_others_are_read_is_an_error(tmp_path: Path) -> None:
     save_images(tmp_path, ["0.png"], (512, 512))
-    for number in range(1, 300):  # ffmpeg reads more than 100 small files ahead
+    for number in range(1, 200):  # ffmpeg reads more than 100 small files ahead
         shutil.copy(tmp_path / "0.png", tmp_path / f"{number}.png")
     with VideoReader(tmp_path) as video:
         next(video)
-        (tmp_path / "295.png").unlink()
-        with pytest.raises(ReaderError, match=r"295\.png: "):
+        (tmp_path / "195.png").unlink()
+        with pytest.raises(ReaderError, match=r"195\.png: "):
             list(video)
 
 
