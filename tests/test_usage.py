@@ -314,7 +314,7 @@ def test_memory_budgets_with_a_unit_are_taken(value, capsys):
     assert capsys.readouterr().err == "error: vae: there is no such file or folder; check the path.\n"
 
 
-@pytest.mark.parametrize("module", ["mlx_ltx_vae.decode", "weights_convert", "benchmarks"])
+@pytest.mark.parametrize("module", ["mlx_ltx_vae.decode", "weights_convert"])
 def test_a_program_reports_wrong_usage_its_version_and_its_help(module):
     wrong = run(module, "--no-such-option")
     assert (wrong.returncode, wrong.stdout) == (2, "")
@@ -365,9 +365,8 @@ def test_the_package_lists_its_commands():
     for name, what in COMMANDS.items():
         (line,) = (line for line in listed.stdout.splitlines() if line.startswith(f"  python -m mlx_ltx_vae.{name} "))
         assert line.endswith(what)
-    shown = run("mlx_ltx_vae", "--version")
+    shown = run("mlx_ltx_vae", "version")
     assert (shown.returncode, shown.stdout) == (0, f"mlx_ltx_vae {version('mlx_ltx_vae')}\n")
-    assert run("mlx_ltx_vae", "version").stdout == shown.stdout
     assert run("mlx_ltx_vae", "help").stdout == listed.stdout
     assert run("mlx_ltx_vae", "help", "info").stdout == run("mlx_ltx_vae.info", "--help").stdout
     unknown = run("mlx_ltx_vae", "decoed")
