@@ -273,7 +273,9 @@ def test_an_option_of_another_tool_gets_what_stands_for_it_here_or_nothing(comma
     with pytest.raises(SystemExit, match="2"):
         command([*([] if command in (bench, mlx_ltx_vae) else ["clip"]), *option.split()])
     error, _ = capsys.readouterr().err.splitlines()
-    assert error == f"error: unrecognized arguments: {option}" + (f" ({remark})" if remark else "")
+    name = option.split()[0]  # from Python 3.15 on, the value is an input
+    said = [f"error: unrecognized arguments: {words}" for words in (name, option)]
+    assert error in [each + (f" ({remark})" if remark else "") for each in said]
 
 
 def test_what_stands_for_options_of_other_tools_exists():
