@@ -132,7 +132,7 @@ def _add_decode_options(parser: argparse.ArgumentParser, frames: int, modes: Seq
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     """Options that every measurement has."""
     parser.add_argument("--repeat", type=positive, default=3, metavar="N", help="runs, or rounds, of each (default: 3)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object in place of a table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--save", metavar="FILE", help="write that object to FILE")
     add_common_options(parser)
 
@@ -229,7 +229,7 @@ def _quality(options: argparse.Namespace) -> None:
 
 def _add_loading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--model", metavar="FILE", help="a checkpoint file (default: random weights, in float32)")
-    width = "channels of the last layers of random weights (default: that of the published VAEs, 128)"
+    width = "channels of the last layers of random weights (default: 128, as in the published VAEs)"
     parser.add_argument("--base-width", type=positive, default=128, metavar="N", help=width)
     _add_run_options(parser)
 

@@ -44,7 +44,7 @@ _NOTES = {
 
 
 def against_jobs(case: Case, names: Sequence[str], reference: str) -> list[Job]:
-    """Decodes by the single pass and by others, whose frames are compared with those of the single pass.
+    """Decodes by the single pass and by others, whose frames are compared with the single pass.
 
     A program that cannot decode the case is left out with a warning.
 
@@ -81,7 +81,7 @@ def explain_unsupported(name: str, config: Config) -> str | None:
 
 
 def is_installed(name: str) -> bool:
-    """Whether the modules that one of `OTHERS` needs are installed."""
+    """Return whether the modules that one of `OTHERS` needs are installed."""
     try:
         return all(importlib.util.find_spec(module) is not None for module in OTHERS.get(name, ()))
     except ImportError:
@@ -114,7 +114,7 @@ def decode_with_other(case: Case, **options: str) -> dict[str, Any]:
 
 
 def against_table(results: list[list[Run]]) -> str:
-    """Medians; times as ratios to the single pass, frames compared with those of the single pass."""
+    """Medians; times as ratios to the single pass, frames compared with the single pass."""
     notes = ["largest, PSNR: of the 8-bit levels, compared with the single pass."]
     if not results[0][0]["model"]:
         notes.append("Random weights make no picture, so these say nothing about a video's quality.")

@@ -44,7 +44,7 @@ Models = dict[str, Any]
 
 @dataclass(frozen=True)
 class Subject:
-    """What both programs decode.
+    """Input that both programs decode.
 
     Attributes:
         make: makes torch's models by the names of their folders, for a divisor of the published widths.
@@ -177,8 +177,8 @@ def decode_by_diffusers(
     """Decode with diffusers, and compare the result with this package's.
 
     Args:
-        compiles: whether torch compiles the attention, as diffusers leaves to its users; the first of two decodes does.
-        clamps: whether the first of two waveforms is clamped, as the original does, and diffusers not.
+        compiles: True if torch compiles the attention, as diffusers leaves to its users; the first of two decodes does.
+        clamps: True if the first of two waveforms is clamped, as the original does, and diffusers not.
     """
     import torch
     import torch.nn.attention.flex_attention as flex
@@ -232,7 +232,7 @@ def diffusers_jobs(subject: str, divisor: int, folder: str) -> list[Job]:
 
 
 def diffusers_table(divisor: int, results: Sequence[list[Run]]) -> str:
-    """Ratios of this package's figures to those of diffusers in the same turn."""
+    """Ratios of this package's figures to diffusers' in the same turn."""
     _, own, *others = results
     rows = [_row(own, own), *(_row(runs, own) for runs in others)]
     versions = f"diffusers {version('diffusers')}, torch {version('torch')}, MLX {version('mlx')}"

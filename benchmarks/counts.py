@@ -83,7 +83,7 @@ def _counting(function: Callable[..., Any], count: Callable[..., None]) -> Calla
 
 
 def _counting_class(count: Callable[..., None]) -> type:
-    """A class in place of `mx.array`: it makes the same arrays, and `isinstance` accepts them."""
+    """A class that replaces `mx.array`: it makes the same arrays, and `isinstance` accepts them."""
 
     class Counting(type):
         def __call__(cls, *arguments: Any, **options: Any) -> Any:

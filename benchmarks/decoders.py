@@ -30,8 +30,8 @@ DECODERS: dict[str, Callable[[Case], Case]] = {
 def decoder_jobs(full: Case, checkpoints: Mapping[str, str], reference: str) -> dict[str, Job]:
     """A decode by the full decoder and by each of the faster ones, by name.
 
-    If the full one has random weights, so have the others. If it has a checkpoint, those that have one are measured,
-    and their frames are compared with those of the full one, for which `reference` is a file.
+    If the full one has random weights, so have the others. If it has a checkpoint, decoders that have one are
+    measured, and their frames are compared with the full one's, for which `reference` is a file.
     """
     if full.model is None:
         return {name: Job(decode, make(full)) for name, make in {"full": lambda case: case, **DECODERS}.items()}

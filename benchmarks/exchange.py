@@ -1,4 +1,4 @@
-"""What ranks exchange, and what each computes, if each has a band of a clip's rows. Pure arithmetic, no MLX.
+"""Data that ranks exchange, and work of each, if each has a band of a clip's rows. Pure arithmetic, no MLX.
 
 Every rank holds all weights and streams its own rows of every activation along time. A layer whose window has more than
 one row needs rows of the neighboring bands: their edges, for each frame of its input once. A layer that sees whole
@@ -32,7 +32,7 @@ class BorderBytes(NamedTuple):
 
 @dataclass(frozen=True)
 class Exchange:
-    """What one rank sends for a whole clip.
+    """Data that one rank sends for a whole clip.
 
     Attributes:
         halo_bytes: edge rows given to `send`.
@@ -97,7 +97,7 @@ def halo_bytes(spec: NetworkSpec, grid: Grid, batch: int, itemsize: int) -> Bord
 
 
 def make_exchange(clip: Clip, run: StreamRun, bands: Sequence[int], rank: int, output_itemsize: int = 1) -> Exchange:
-    """What one rank sends for a clip.
+    """Data that one rank sends for a clip.
 
     Ranks can only gather arrays of equal shape, so a smaller band counts as many rows as the largest.
 

@@ -1,4 +1,4 @@
-"""What the package's convolutions gain over plain MLX, where every convolution is one `mx.conv3d`."""
+"""Gain of the package's convolutions over plain MLX, where every convolution is one `mx.conv3d`."""
 
 from dataclasses import replace
 

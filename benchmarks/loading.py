@@ -17,8 +17,7 @@ from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import load_safetensors
 from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.models.diffusion_decoder.config import raw_ltx_2_5
-from mlx_ltx_vae.models.video_vae.config import VAEConfig
-from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, VAEConfig
 from mlx_ltx_vae.units import MB
 
 T = TypeVar("T")
@@ -76,7 +75,7 @@ def load(case: Case) -> dict[str, Any]:
 
 
 def _measure(run: Callable[[], T]) -> tuple[T, dict[str, Any]]:
-    """What `run` returns, and its seconds, those of all processors together, and MLX's peak."""
+    """The result of `run`, its seconds, the seconds of all processors together, and MLX's peak."""
     start, processor_start = time.perf_counter(), time.process_time()
     result = run()
     seconds, processor_seconds = time.perf_counter() - start, time.process_time() - processor_start

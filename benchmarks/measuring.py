@@ -92,7 +92,7 @@ class Case:
 
 
 def open_case(case: Case, network: str = "decoder") -> Checkpoint | PublishedVAE:
-    """What has the configuration and the layers of a case: the headers of its checkpoint, or a published VAE."""
+    """Source of a case's configuration and layers: the headers of its checkpoint, or a published VAE."""
     if case.model is None:
         return PublishedVAE.find(case.generation, base_channels=case.base_width)
     encoder, decoder = (name == network for name in NETWORKS)
@@ -187,7 +187,7 @@ _MAX_FOOTPRINT_WORD = 30
 def decode(case: Case, *, in_float: bool = False, **options: str) -> dict[str, Any]:
     """Decode, to pixels in [-1, 1] with `in_float`, otherwise to levels of 8 bits.
 
-    Options are those of `measure`. Returns what that and `describe` return.
+    Takes the options of `measure`. Returns what `measure` and `describe` return.
     """
     subject = Decode.from_case(case)
     return {**measure(subject.run(in_float=in_float), case, **options), **describe(subject.plan)}
@@ -284,7 +284,7 @@ def footprint() -> int | None:
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """What was planned, and the size of the weights."""
+    """The plan, and the size of the weights."""
     return {
         "order": plan.order.value,
         "step": plan.step,

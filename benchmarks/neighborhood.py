@@ -19,7 +19,7 @@ from mlx_ltx_vae.models.diffusion_decoder.attention import LARGEST_SCORE, Tables
 from mlx_ltx_vae.models.diffusion_decoder.blocks import Attention, NeighborhoodBlock
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import BLOCKS, segments
-from mlx_ltx_vae.models.diffusion_decoder.network_specs import AttentionSpec, MLPSpec, decoder_spec, hidden_channels
+from mlx_ltx_vae.models.diffusion_decoder.specs import AttentionSpec, MLPSpec, decoder_spec, hidden_channels
 
 _KERNEL, _HEADS, _DEPTH = (11, 11, 11), 4, 64
 _GRIDS = ((2, 32, 48), (4, 32, 48))
@@ -122,7 +122,7 @@ def neighborhood_table(results: list[list[Run]]) -> str:
     ]
     notes = [
         f"{len(results[0])} fresh processes in turns; processor time; medians, least and largest.",
-        "scores: those computed, as a multiple of those of the exact windows.",
+        "scores: computed scores, as a multiple of the exact windows' scores.",
         "attention: time / (scores at the rate of its exponentials + products at the rate of a large product).",
         "with mx.softmax: the same, with scores at the rate of mx.softmax. fused: so for mx.fast's attention.",
         "MLP: time, with norm and residual, / its three products. projections: time of queries, keys and values, with",

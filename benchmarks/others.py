@@ -11,7 +11,7 @@ from mlx_ltx_vae.backend.mlx_utils import dtype_name, named_parameters
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.video_vae.block_types import RES_STACK
 from mlx_ltx_vae.models.video_vae.config import VAEConfig
-from mlx_ltx_vae.models.video_vae.diffusers import read_diffusers_config
+from mlx_ltx_vae.models.video_vae.names import read_diffusers_config
 from mlx_ltx_vae.pipeline.frames import FrameChunk
 from mlx_ltx_vae.tiling import TilingConfig, decode_with_tiling
 from mlx_ltx_vae.vae import VideoVAE
@@ -148,7 +148,7 @@ def _to_frames(pixels: mx.array) -> np.ndarray:
 def original_weights(case: Case, network: str = "decoder") -> dict[str, mx.array]:
     """The weights of a case's decoder or encoder, named as in the original files, in torch's layout (O, I, D, H, W).
 
-    Those of a loaded network are laid out for the device.
+    Weights of a loaded network are laid out for the device.
     """
     if case.model:
         weights = dict(open_checkpoint(case.model).networks[network].read())

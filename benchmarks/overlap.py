@@ -1,4 +1,4 @@
-"""Whether frames are written while the next ones are decoded."""
+"""Check that frames are written while the next ones are decoded."""
 
 import tempfile
 import time

@@ -1,4 +1,4 @@
-"""What tiles and half precision cost in quality, compared with a single pass in float32."""
+"""Loss of quality by tiles and half precision, compared with a single pass in float32."""
 
 from dataclasses import replace
 from typing import get_args

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from benchmarks.exchange import Exchange, band_grid, make_exchange
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.commands.bench_command import table
-from mlx_ltx_vae.models.conv_spec import ConvSpec
 from mlx_ltx_vae.models.convolution.rules import ConvShape, Formulation, winograd_elements
-from mlx_ltx_vae.models.specs import NetworkSpec
+from mlx_ltx_vae.models.specs import ConvSpec, NetworkSpec
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from mlx_ltx_vae.planning.clip import Clip
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
@@ -75,11 +74,11 @@ class Run:
         return self.busiest.messages * link.latency + self.busiest.sent_bytes / link.bandwidth
 
     def speed_up(self, link: Link) -> float:
-        """With no communication behind computation."""
+        """The speed-up if no communication overlaps computation."""
         return self.seconds / (self.band_seconds + self.sending(link))
 
     def overlapped(self, link: Link) -> float:
-        """The speed-up with all communication behind computation, or all computation behind communication."""
+        """The speed-up if communication and computation overlap completely."""
         return self.seconds / max(self.band_seconds, self.sending(link))
 
     def share(self, link: Link) -> float:

@@ -14,16 +14,16 @@ from benchmarks.measuring import Case, Decode, Job, Run, load_case_latents, medi
 from mlx_ltx_vae.audio_vae import AudioVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.commands.bench_command import table
-from mlx_ltx_vae.models.audio_vae.family import AUDIO_VAE
 from mlx_ltx_vae.models.base import SOUND, Decoder, Statistics
-from mlx_ltx_vae.models.convolution.prepared import prepare
+from mlx_ltx_vae.models.convolution.conv3d import prepare
+from mlx_ltx_vae.models.sound.family import AUDIO_VAE
 from mlx_ltx_vae.models.specs import NetworkSpec
 from mlx_ltx_vae.pipeline.audio import join_specs
 from mlx_ltx_vae.units import format_bytes, format_seconds
 
 SECONDS = (20, 300)
 _VIDEO, _FPS = (512, 768), 24  # rows and columns of the video that the share is of
-_SHARE_SECONDS, _SHARE_LATENT_FRAMES = 4, 3  # of sound and of pictures, of which the share is measured
+_SHARE_SECONDS, _SHARE_LATENT_FRAMES = 4, 3  # of sound and of pictures, whose share is measured
 
 
 def sound_table(model: str, lengths: tuple[int, ...] = SECONDS) -> str:
@@ -50,7 +50,7 @@ def sound_table(model: str, lengths: tuple[int, ...] = SECONDS) -> str:
 
 
 def work_share(model: str, vae: str) -> str:
-    """The multiply-adds of a second of sound, and those of a second of the video that it belongs to."""
+    """The multiply-adds of a second of sound, and of a second of the video that it belongs to."""
     audio, video = open_checkpoint(model, medium=SOUND), open_checkpoint(vae, encoder=False)
     rate = round(audio.family.describe(audio.config)["latents_per_second"])
     spec = join_specs(audio.spec("decoder"), audio.spec("vocoder"))

@@ -20,7 +20,7 @@ from mlx_ltx_vae.units import MB
 
 
 def validation_cases() -> list[Case]:
-    """Decodes: generations, widths, sizes, lengths, modes, chunks and dtypes, each of which takes seconds."""
+    """Decodes: generations, widths, sizes, lengths, modes, chunks and dtypes. Each takes seconds."""
     base = Case(base_width=16, dtype="float32", width=128, height=96, frames=41, order="time")
     ways: list[dict[str, Any]] = [
         {},

@@ -54,7 +54,7 @@ def main() -> None:
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     vae = VideoVAE.from_pretrained(demo.VAE, encoder=False)  # once, when the app starts
-    latents, _ = load_latents(demo.LATENTS)  # in an app: those of the last denoising step
+    latents, _ = load_latents(demo.LATENTS)  # in an app: latents of the last denoising step
     decode = Decode(vae, latents, sys.argv[1], lambda done, total: print(f"{done} of {total} frames", flush=True))
     try:
         decode.wait()

@@ -53,7 +53,7 @@ class Previews:
                 shown += 1
             if self.is_stale():
                 break
-        self.vae.flush()  # the next latents are those of another clip, or of a better estimate of this one
+        self.vae.flush()  # the next latents belong to another clip, or to a better estimate of this one
         return shown
 
 

@@ -7,8 +7,8 @@ Needs torch, NumPy and safetensors.
     python examples/train_demo_vae.py --evaluate --pictures frames/
 
 Such a short training needs a good start: the decoder is initialized as the inverse of a principal component analysis,
-the encoder first learns to predict those components, and then both are trained together. Without options, the schedule
-is that of the shipped model. A run with an existing `--state` continues where the last one was interrupted. The
+the encoder first learns to predict those components, and then both are trained together. The default options
+are the shipped model's schedule. A run with an existing `--state` continues where the last one was interrupted. The
 checkpoint has the layout of the published files: tensors `vae.encoder.*`, `vae.decoder.*` and
 `vae.per_channel_statistics.*`, and the metadata entry `config`.
 """
@@ -140,7 +140,7 @@ class Trainer:
 
 
 def train(arguments):
-    """Train for `arguments.steps` steps, those of an interrupted run included.
+    """Train for `arguments.steps` steps, including an interrupted run's.
 
     Returns the VAE with averaged weights and the training clips.
     """

@@ -2,8 +2,10 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate, chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +21,6 @@ from .checkpoint.locate import parse_reference
 from .errors import CheckpointError, LatentsError, PlanError
 from .models.base import SOUND, Decoder, Network, SoundConfig, SoundEncoder
 from .models.specs import NetworkSpec
-from .network_pair import NetworkPair, load_encoder
 from .pipeline.audio import (
     AudioStream,
     SoundNetwork,
@@ -30,9 +31,13 @@ from .pipeline.audio import (
     stream_sound,
     unpack_latents,
 )
+from .pipeline.joined import join_sound
 from .pipeline.run import arrays_released, join_parts
-from .planning.plan import AudioEncodePlan, AudioPlan, ModeName
+from .planning.film import DEFAULT_CARRY, Part, sound_parts
+from .planning.plan import DecodePlan, EncodePlan, ModeName
 from .planning.planner import plan_encode
+from .units import Rate, parse_fps
+from .vae import NetworkPair, load_encoder
 from .video.sound_files import SAMPLE_RATES
 
 _PIECE = 2**15  # samples that are encoded at a time
@@ -45,7 +50,7 @@ if TYPE_CHECKING:
 class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
     """An LTX audio VAE and its vocoder: decodes audio latents to sound and encodes sound, exactly and in flat memory.
 
-    `encoder`, `decoder` or `vocoder` is None if the checkpoint has none. `sample_rate` is that of decoded sound.
+    `encoder`, `decoder` or `vocoder` is None if the checkpoint has none. `sample_rate` is the decoded sound's.
 
     ```python
     audio_vae = AudioVAE.from_pretrained("ltx-2.5-audio-vae-bf16.safetensors")
@@ -80,8 +85,8 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         Args:
             source: a file in any supported layout (only the tensors of sound are read, even from a 40 GB file), a
                 folder, a hub repository id, or a checkpoint that was opened for sound.
-            dtype: that of the VAE; None for the checkpoint's own. The vocoder computes in float32.
-            encoder, decoder: whether to load it; the vocoder goes with the decoder.
+            dtype: the VAE's; None for the checkpoint's own. The vocoder computes in float32.
+            encoder, decoder: True to load it; the vocoder goes with the decoder.
 
         Raises:
             CheckpointError: if the source cannot be read, is no audio VAE, is incomplete, or is not supported.
@@ -113,8 +118,8 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         chunk: int | None = None,
         samples: tuple[int, int] | None = None,
         joined: bool = False,
-    ) -> AudioPlan:
-        """Plan the decode of so many latents along time (25 per second). Pure arithmetic; nothing is decoded.
+    ) -> DecodePlan:
+        """Plan the decode of this many latents along time (25 per second). Pure arithmetic; nothing is decoded.
 
         Args:
             memory_budget, joined: as for `VideoVAE.plan`.
@@ -139,7 +144,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         )
 
     def stream(
-        self, latents: mx.array | np.ndarray, plan: AudioPlan | None = None, *, unnormalized: bool = False
+        self, latents: mx.array | np.ndarray, plan: DecodePlan | None = None, *, unnormalized: bool = False
     ) -> AudioStream:
         """Yield the waveform as it is decoded: chunks with `start` and `waveform` (B, 2, n) float32, in order.
 
@@ -148,7 +153,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         Args:
             latents: (B, 8, T, 16), or packed (B, T, 128).
             plan: from `plan`; None for the default.
-            unnormalized: whether the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
+            unnormalized: True if the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
 
         Raises:
             LatentsError: at once, if the network cannot take the latents.
@@ -157,10 +162,49 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         """
         return self._stream(latents, plan, unnormalized)
 
+    def stream_joined(
+        self,
+        windows: Iterable[mx.array | np.ndarray],
+        frames: Iterable[int],
+        *,
+        fps: Rate,
+        carry: int = DEFAULT_CARRY,
+        unnormalized: bool = False,
+    ) -> AudioStream:
+        """Yield the sound of a film from the audio latents of its windows, see `VideoVAE.stream_joined`.
+
+        The tails of windows are aligned, and a window fades in with equal power over the 40 ms before the samples that
+        it adds. These are counted from the start of the film, so that sound and picture do not drift.
+
+        Args:
+            windows: audio latents as for `stream`; an iterator may still be generated.
+            frames: the number of video frames of each window.
+            fps: frames per second of the video.
+            carry: the number of frames that windows share.
+        """
+        waiting: deque[mx.array | np.ndarray] = deque()
+        rate, config = self.sample_rate, self.config
+
+        def lengths() -> Iterator[int]:
+            for latents in windows:
+                waiting.append(latents)
+                yield config.num_samples(pack_latents(latents, config.channels, config.bins).shape[2])
+
+        def decode(latents: mx.array | np.ndarray, samples: tuple[int, int]) -> AudioStream:
+            return self._stream(latents, None, unnormalized, samples=samples)
+
+        ends = accumulate(frames, lambda end, count: end + count - carry)
+        parts: Iterable[Part] = sound_parts(ends, lengths(), rate, parse_fps(fps))
+        num_samples = None
+        if isinstance(windows, Sequence):
+            parts = list(parts)
+            num_samples = parts[-1].frames.end if parts else 0
+        return join_sound(((part, partial(decode, waiting.popleft())) for part in parts), rate, num_samples=num_samples)
+
     def decode(
         self,
         latents: mx.array | np.ndarray,
-        plan: AudioPlan | None = None,
+        plan: DecodePlan | None = None,
         *,
         unnormalized: bool = False,
         memory_budget: str | int | None = None,
@@ -173,7 +217,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             return join_parts(map(attrgetter("waveform"), stream), 2, stream.num_samples)
 
     def _stream(
-        self, latents: mx.array | np.ndarray, plan: AudioPlan | None, unnormalized: bool, **options: Any
+        self, latents: mx.array | np.ndarray, plan: DecodePlan | None, unnormalized: bool, **options: Any
     ) -> AudioStream:
         network, packed = self._network, pack_latents(latents, self.config.channels, self.config.bins)
         plan = plan or self.plan(packed.shape[2], batch=packed.shape[0], **options)
@@ -183,13 +227,13 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         self,
         waveform: mx.array | np.ndarray | Iterable[mx.array | np.ndarray],
         sample_rate: int,
-        plan: AudioEncodePlan | None = None,
+        plan: EncodePlan | None = None,
     ) -> mx.array:
         """Encode sound to normalized latents (B, 8, T, 16): the mean of the distribution, without sampling.
 
         Args:
             waveform: (B, 2, samples) or (2, samples) in [-1, 1], or (B, 1, samples) or (1, samples) for mono. Or an
-                iterator of such pieces of one waveform, of which one is in memory at a time.
+                iterator of such pieces of one waveform, held one at a time.
             sample_rate: samples per second, 1000 to 768000.
             plan: from `plan_encode`, for the same batch; None for the default.
 
@@ -213,10 +257,10 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             mx.eval(latents)  # so that another thread can use them
         return latents
 
-    def plan_encode(self, seconds: float, *, batch: int = 1, memory_budget: str | int | None = None) -> AudioEncodePlan:
-        """Plan the encode of so many seconds of sound. Pure arithmetic; a `LatentsError` if there are none.
+    def plan_encode(self, seconds: float, *, batch: int = 1, memory_budget: str | int | None = None) -> EncodePlan:
+        """Plan the encode of this many seconds of sound. Pure arithmetic; a `LatentsError` if there are none.
 
-        `memory_budget` and its error are those of `VideoVAE.plan`.
+        `memory_budget` and its error are as in `VideoVAE.plan`.
         """
         encoder = self._known_encoder
         return plan_sound_encode(
@@ -237,11 +281,11 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
 
 
 def find_sound_decoder(model: str | None, vae: str | None) -> Checkpoint | None:
-    """Open the checkpoint of an audio VAE and its vocoder: `model`, or if there is none that of the pictures, `vae`.
+    """Open the checkpoint of an audio VAE and its vocoder: `model`, or without it the pictures' checkpoint `vae`.
 
-    None if `vae` has no such networks. A `CheckpointError` if `model` cannot be opened, or lacks one of them.
+    None if `vae` has no such networks. Raises a `CheckpointError` if `model` cannot be opened, or lacks one of them.
     """
-    # That of pictures may be on the hub, where a download would be needed to find out.
+    # The pictures' may be on the hub, where a download would be needed to find out.
     if model is None and (vae is None or parse_reference(vae) is not None):
         return None
     try:
@@ -264,18 +308,16 @@ def plan_sound_encode(
     weight_bytes: int | None = None,
     memory_budget: str | int | None = None,
     chunk: int | None = None,
-) -> AudioEncodePlan:
-    """Plan the encode of so many seconds of sound, with the options of `planner.plan_encode`."""
-    rules = spec.sound
-    assert rules is not None
+) -> EncodePlan:
+    """Plan the encode of this many seconds of sound, with the options of `planner.plan_encode`."""
+    rules = spec.clip
     if not 0 < seconds < math.inf or batch < 1:
         raise LatentsError(f"{batch} x {seconds} seconds of sound cannot be encoded; there must be some.")
     frames = spec.scale.time * math.ceil(seconds * rules.sample_rate / rules.hop / spec.scale.time)
     shape = (batch, spec.in_channels, frames, rules.bins, 1)
-    plan = plan_encode(
+    return plan_encode(
         spec, shape, machine, joined=True, weight_bytes=weight_bytes, memory_budget=memory_budget, chunk=chunk
     )
-    return cast(AudioEncodePlan, plan)
 
 
 def plan_checkpoint(
@@ -287,7 +329,7 @@ def plan_checkpoint(
     memory_budget: str | int | None = None,
     chunk: int | None = None,
     frames: tuple[int, int] | None = None,
-) -> AudioPlan:
+) -> DecodePlan:
     """The plan of a decode by networks that are not loaded."""
     decoder, vocoder = (checkpoint.spec(name) for name in ("decoder", "vocoder"))
     stored = cast(DtypeName, checkpoint.networks["decoder"].dtype)

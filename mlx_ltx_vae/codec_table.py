@@ -34,7 +34,7 @@ class Codec:
     min_size: tuple[int, int] = (1, 1)  # pixels; measured with every write outside the encoder's memory made an error
     max_fps: int | None = None
     is_mac_only: bool = False
-    tag: str | None = None  # in mp4 and mov, in place of ffmpeg's own
+    tag: str | None = None  # in mp4 and mov, instead of ffmpeg's own
     options: tuple[str, ...] = ()
     live_options: tuple[str, ...] = ()  # encoders otherwise hold 20 to 50 frames back
 

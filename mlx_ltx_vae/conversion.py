@@ -78,7 +78,7 @@ _CALLS = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far the result of one network is from that of the other."""
+    """The difference between the results of two networks."""
 
     max_difference: float
     psnr: float | None  # in dB, against the range of the source's result; None if the results are identical
@@ -124,7 +124,7 @@ def verify_conversion(source: Checkpoint, converted: Checkpoint, *, progress: Pr
     for name, value in {"family": converted.family, **vars(converted.config)}.items():
         if stated.get(name) != value:
             raise CheckpointsDiffer(
-                f"{converted.name}: its configuration differs from that of the source {source.name} in {name}."
+                f"{converted.name}: its configuration differs from the source {source.name} in {name}."
             )
     num_tensors, casts = compare_tensors(source, converted, progress)
     (expected, source_seconds), (found, seconds) = _run(source), _run(converted)
@@ -185,7 +185,7 @@ def one_by_one(names: Sequence[str], description: str, progress: Progress | None
 
 
 def _run(checkpoint: Checkpoint) -> tuple[dict[str, mx.array], float]:
-    """What the networks of a VAE return for one random input, and the seconds to load them."""
+    """Outputs of the networks of a VAE for one random input, and the seconds to load them."""
     is_sound = checkpoint.medium is SOUND
     start = time.perf_counter()
     vae: Any = (AudioVAE if is_sound else VideoVAE).from_pretrained(checkpoint)
@@ -208,7 +208,7 @@ def _run(checkpoint: Checkpoint) -> tuple[dict[str, mx.array], float]:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenWeights:
     """The content of `model.safetensors`: counts of tensors, parameters and bytes, and its dtypes, sorted."""
 
     tensors: int
@@ -225,7 +225,7 @@ class Conversion:
     output: str
     generation: str
     networks: tuple[str, ...]
-    written: Written
+    written: WrittenWeights
     verification: Verification
 
 
@@ -243,7 +243,7 @@ def convert_checkpoint(
         folder: must not exist, or be empty. It appears when it is complete and verified; a failure leaves nothing.
         dtype: for everything but the statistics of the latents; None to keep each tensor's dtype.
 
-    A folder that cannot be written is a `WriterError`; other errors are those of `verify_conversion`.
+    A folder that cannot be written is a `WriterError`; other errors are as in `verify_conversion`.
     """
     check_folder_name(folder)
     folder = expand_home(folder).resolve()
@@ -269,7 +269,9 @@ def check_folder_name(folder: str | os.PathLike) -> None:
         )
 
 
-def write_weights(checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None, progress: Progress | None) -> Written:
+def write_weights(
+    checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None, progress: Progress | None
+) -> WrittenWeights:
     """Write all tensors of a checkpoint, which are in memory then, to a safetensors file."""
     tensors = read_all(checkpoint)
     for name in one_by_one(sorted(tensors), "convert", progress):
@@ -289,7 +291,7 @@ def write_weights(checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None, pr
         mx.save_safetensors(str(path), tensors, metadata)
     except RuntimeError as error:
         raise OSError(f"{str(error).rstrip('.')}; check the free disk space") from error
-    return Written(
+    return WrittenWeights(
         tensors=len(tensors),
         parameters=sum(array.size for array in tensors.values()),
         bytes=sum(array.nbytes for array in tensors.values()),

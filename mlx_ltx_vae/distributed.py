@@ -43,11 +43,11 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank reports, and writes what the ranks make together."""
+        """True if this rank reports, and writes what the ranks make together."""
         return self.rank == 0
 
     def choose(self, num_videos: int) -> Work:
-        """What the ranks share: several videos, or the rows of one."""
+        """The kind of work that the ranks share: several videos, or the rows of one."""
         if self.group is None:
             return Work.OFF
         if self.wanted is Work.BATCH and num_videos == 1:
@@ -57,8 +57,8 @@ class Ranks:
     def together(self, function: Callable[[], Value]) -> Value:
         """Run a function on all ranks. If it fails on one, it fails on all, so that none waits for another.
 
-        The error is a `DistributedError` with that of the first rank on which it failed. On the first rank, which
-        reports errors, its own is raised as it is.
+        It raises a `DistributedError` with the error of the first rank that failed. The first rank, which reports
+        errors, raises its own error as it is.
         """
         if self.group is None:
             return function()
@@ -132,7 +132,7 @@ class Ranks:
 class RowBands:
     """This rank's view of the bands, of `rows` latent rows each from top to bottom: the `Neighbors` of its stream.
 
-    All ranks of the group must make the same calls in the same order. `sent_bytes` are those of this rank.
+    All ranks of the group must make the same calls in the same order. `sent_bytes` counts this rank's.
     """
 
     axis = Axis.HEIGHT
@@ -144,7 +144,7 @@ class RowBands:
         self.sent_bytes = 0
 
     def exchange(self, frames: mx.array, before: int, after: int) -> tuple[mx.array | None, mx.array | None]:
-        # Ranks meet in pairs, first those of 0 and 1, 2 and 3 and so on, then the others. In a pair the upper band
+        # Ranks meet in pairs, first 0 and 1, 2 and 3 and so on, then the others. In a pair the upper band
         # sends first. No two ranks ever wait for each other, however large the rows are.
         restart_time_limit()
         above = below = None
@@ -224,7 +224,7 @@ _is_over = False
 def join_group(timeout: int | None) -> mx.distributed.Group | None:
     """The group of all processes that the launcher has started; None if this is the only one.
 
-    With a `timeout`, the process ends if it is not connected after so many seconds.
+    With a `timeout`, the process ends if it is not connected after this many seconds.
     """
     hosts = os.environ.get("MLX_HOSTFILE")
     if hosts and Path(hosts).is_file() and not Path(hosts).read_text().strip():
@@ -238,7 +238,7 @@ def join_group(timeout: int | None) -> mx.distributed.Group | None:
 
 
 def is_lost_peer(error: Exception) -> bool:
-    """Whether another rank has ended, by the message of MLX's ring backend."""
+    """Return whether another rank has ended, by the message of MLX's ring backend."""
     return isinstance(error, RuntimeError) and "connection to a peer was lost" in str(error)
 
 

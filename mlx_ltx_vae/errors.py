@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 
 class LTXVAEError(Exception):
@@ -90,7 +91,7 @@ def printable(text: str) -> str:
 
 
 def excerpt(content: object, limit: int = 80, to_text: Callable[[object], str] = str) -> str:
-    """What a file contains, for a message: one line of at most `limit` characters, and "..." if there were more."""
+    """Quote of a file's content for a message: one line of at most `limit` characters, then "..." if there is more."""
     try:
         text = to_text(content)
     except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
@@ -100,12 +101,12 @@ def excerpt(content: object, limit: int = 80, to_text: Callable[[object], str] =
 
 
 def quote(value: object, limit: int = 80) -> str:
-    """As `excerpt`, of the value's `repr`: strings in quotes."""
+    """`excerpt` of the value's `repr`: strings in quotes."""
     return excerpt(value, limit, repr)
 
 
 def name_json(value: object) -> str:
-    """What a JSON value is called."""
+    """The name of a JSON value's type."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
 
@@ -119,40 +120,54 @@ def check_is_path(path: object, error: type[LTXVAEError]) -> None:
 
 
 _PASSED_OVER = (__package__, "contextlib", "functools")
+_tell: ContextVar[Callable[[str], object] | None] = ContextVar("_tell", default=None)
+
+
+@contextmanager
+def telling_warnings(tell: Callable[[str], object]) -> Iterator[None]:
+    """Within the block, warnings of this package on this thread are calls `tell(text)`, and not Python's."""
+    token = _tell.set(tell)
+    try:
+        yield
+    finally:
+        _tell.reset(token)
 
 
 def warn(text: str) -> None:
     """Warn at the caller's line: the first outside this package, as by `skip_file_prefixes` of Python 3.12."""
+    if (tell := _tell.get()) is not None:
+        tell(text)
+        return
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_OVER:
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)
 
 
-_speaks_of_options = False  # messages are those of a command
+_name_option: Callable[[str, str], str] | None = None  # arguments of Python
 
 
 @contextmanager
-def speaking_of_options() -> Iterator[None]:
-    """Within the block, messages name the options of a command, and not arguments of Python."""
-    global _speaks_of_options
-    before, _speaks_of_options = _speaks_of_options, True
+def speaking_of_options(name: Callable[[str, str], str] = lambda argument, flag: flag) -> Iterator[None]:
+    """Within the block, messages name options by `name(argument, flag)`, the flags of a command by default."""
+    global _name_option
+    before, _name_option = _name_option, name
     try:
         yield
     finally:
-        _speaks_of_options = before
+        _name_option = before
 
 
 def option(argument: str, flag: str) -> str:
-    """What a message says of an option: the argument of Python, or the flag of a command."""
-    return flag if _speaks_of_options else argument
+    """The name of an option in a message: the argument in Python, the flag of a command, or an app's own name."""
+    return argument if _name_option is None else _name_option(argument, flag)
 
 
 def suggest(word: str, known: Collection[str], other_names: Mapping[str, str] | None = None) -> str:
     """Suggest what a mistyped word should have been, as a remark for a message; "" if nothing known is like it.
 
     That is the only name that begins with the word, or one that differs from it by a typing error, or by two if it is
-    long: words that are only alike mean something else. `other_names` are those that something known has elsewhere.
+    long: words that are only alike mean something else. `other_names` are names that something known has elsewhere.
     """
     if other_names and word in other_names:
         return f" (did you mean {other_names[word]}?)"

@@ -34,7 +34,7 @@ START_BYTES = 32  # that `find_format` needs, if the file has them
 
 
 class Format(Enum):
-    """What a file of the format starts with. A safetensors file starts with the length of its header."""
+    """First bytes of a file of each format. A safetensors file starts with the length of its header."""
 
     SAFETENSORS = b"{"
     NPY = b"\x93NUMPY"
@@ -64,7 +64,7 @@ _CONVERT = (
 
 
 def torch_conversion(source: str | os.PathLike) -> str:
-    """What to do with a file of `torch.save`, which is never read here, as the end of an error."""
+    """End of an error that says what to do with a file of `torch.save`, which is never read here."""
     path = Path(source)
     target = path.with_suffix(".safetensors")
     if target == path:
@@ -80,7 +80,7 @@ FileState = tuple[int, int, int, int]
 
 
 def file_state(file: int | str | os.PathLike) -> FileState:
-    """What an open file, or the file of a path, keeps as long as it is neither replaced nor written to."""
+    """Identity of an open file, or a path's file, which is the same until the file is replaced or written to."""
     status = os.stat(file)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -89,9 +89,9 @@ def open_file(path: str | os.PathLike, *, pipes: bool = False) -> IO[bytes]:
     """Open a regular file, also through links, or a pipe if `pipes` are allowed. Anything else is an `OSError`."""
     mode = os.stat(path).st_mode  # before it is opened, which may have effects
     if stat.S_ISFIFO(mode) and not pipes:
-        raise OSError(errno.EINVAL, "a pipe in place of a file", os.fspath(path))
+        raise OSError(errno.EINVAL, "a pipe instead of a file", os.fspath(path))
     if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode) and not stat.S_ISDIR(mode):
-        raise OSError(errno.EINVAL, "a device or a socket in place of a file", os.fspath(path))
+        raise OSError(errno.EINVAL, "a device or a socket instead of a file", os.fspath(path))
     return Path(path).open("rb")
 
 
@@ -101,7 +101,7 @@ def expand_home(path: str | os.PathLike) -> Path:
 
 
 def is_pipe(path: str | os.PathLike) -> bool:
-    """Whether there is a named pipe, as far as that can be found out."""
+    """Return whether there is a named pipe, as far as that can be found out."""
     try:
         return stat.S_ISFIFO(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -120,7 +120,7 @@ def standard_input(content: str, error: type[LTXVAEError]) -> IO[bytes]:
 
 
 def copy_stream(stream: IO[bytes], path: Path, source: str, error: type[LTXVAEError], start: bytes = b"") -> None:
-    """Write what a stream still has behind its `start` to a file in a temporary folder."""
+    """Write what a stream still has after its `start` to a file in a temporary folder."""
     try:
         with path.open("wb") as copy:
             copy.write(start)
@@ -185,9 +185,9 @@ _DTYPES = {
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
 }  # fmt: skip
 # The budget of what a file from outside may have, whatever its format.
-MAX_HEADER_BYTES, MAX_MEMBERS = 2**24, 2**16  # read before any value: more than ten times those of any whole model
+MAX_HEADER_BYTES, MAX_MEMBERS = 2**24, 2**16  # read before any value: more than ten times any whole model's
 MAX_WHOLE_BYTES = 2**31  # of values that can only be read at once: an hour of video at 768x512
-MAX_INSPECTED_VALUES = 2**26  # of which a report has statistics: seven minutes of video at 768x512
+MAX_INSPECTED_VALUES = 2**26  # for statistics in a report: seven minutes of video at 768x512
 MAX_DEFLATION, UNSUSPECTED_BYTES = 100, 10**8  # deflate makes noise 1 to 2 times smaller, and zeros 1,000 times
 
 
@@ -233,7 +233,7 @@ def read_header(stream: IO[bytes] | io.RawIOBase) -> tuple[dict[str, TensorHeade
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, no name of which stands twice."""
+    """A JSON object without repeated names."""
     found = dict(pairs)
     if len(found) < len(pairs):
         name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
@@ -263,7 +263,7 @@ class InputFiles:
                 self._identities.add(found)
 
     def check_output(self, output: str | os.PathLike) -> None:
-        """Raise a `WriterError` if an output, of which "-" is standard output, is one of the files."""
+        """Raise a `WriterError` if an output ("-" is standard output) is one of the files."""
         is_stream = output == _STANDARD_STREAM
         is_input = not is_stream and file_key(output) in self._names
         if is_input or _identity(1 if is_stream else output) in self._identities:
@@ -288,7 +288,7 @@ _LOCK_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW  # never of what a lin
 
 @contextmanager
 def writing_to(name: str | os.PathLike, errors: type[Exception] = OSError) -> Iterator[None]:
-    """Turn errors, by default those of the operating system, into a `WriterError` that names the target."""
+    """Turn errors, by default the operating system's, into a `WriterError` that names the target."""
     try:
         yield
     except WriterError:
@@ -431,7 +431,7 @@ def take_name(part: Path, target: Path, *, overwrite: bool) -> Path:
 
 
 def warn_of_name(name: str | os.PathLike, other: str | os.PathLike) -> None:
-    """Say that an output has the name that `take_name` has given it in place of its own."""
+    """Report that an output has the name that `take_name` gave it instead of its own."""
     warn(f"{os.fspath(name)}: the name was taken meanwhile, so the output is {other}.")
 
 

@@ -44,7 +44,7 @@ _HLG_WHITE = 0.75  # the signal of diffuse white
 _HLG_WHITE_X = (math.exp((_HLG_WHITE - _HLG_C) / _HLG_A) + _HLG_B) / 12
 _HLG_ROLL_OFF = _HLG_WHITE_X / (1 - _HLG_WHITE_X)  # so that the slope is the same on both sides of diffuse white
 
-_MOST_LIGHT = 1e30  # of which sums are finite: infinite light is white, and not NaN
+_MOST_LIGHT = 1e30  # whose sums are finite: infinite light is white, and not NaN
 
 _PQ_WHITE, _PQ_PEAK = 203, 10000  # cd/m2
 _PQ_M1, _PQ_M2 = 2610 / 16384, 2523 / 32

@@ -1,4 +1,4 @@
-"""What a file is, as one dict, and its text: a checkpoint, latents, or a video. First bytes and tensor names decide."""
+"""Inspect a file, as one dict and its text: a checkpoint, latents, or a video, by first bytes and tensor names."""
 
 import math
 import os
@@ -23,9 +23,9 @@ from .files import MAX_INSPECTED_VALUES, START_BYTES, Format, expand_home, find_
 from .latents import KNOWN_NAMES, AudioLatentsFile, find_audio_latents, is_sound_alone, open_latents
 from .latents.files import MappedLatents, find_reader, open_tensor_file, read_frames, sampled_frames
 from .latents.keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
-from .latents.metadata import AUDIO_NAMES
-from .latents.statistics import are_unusual, count_unusual, frame_moments, join_moments
+from .latents.metadata import is_audio_name
 from .models.base import NETWORKS, SOUND, SoundConfig
+from .pipeline.sources import are_unusual, count_unusual, frame_moments, join_moments
 from .planning.clip import lookahead, receptive_field
 from .planning.planner import plan_decode
 from .shapes import DEFAULT_SCALE, Grid, format_size
@@ -59,23 +59,25 @@ def inspect(
     vae: str | None = None,
     audio_vae: str | None = None,
     tensor: str | None = None,
+    audio_tensor: str | None = None,
     grid: Grid | None = None,
 ) -> Report:
     """Describe what `open_checkpoint`, `open_latents` or `VideoReader` (one file) accepts, with their errors.
 
-    The options are those of latents, and an error for a checkpoint. `vae` is the checkpoint of latents, which states
-    the scale and normalizes unnormalized latents, or of a video. `audio_vae` is that of audio latents; None for that
-    of `vae`, if it has the networks.
+    The options are for latents, and an error for a checkpoint. `vae` is the checkpoint of latents, which states
+    the scale and normalizes unnormalized latents, or of a video. `audio_vae` is the checkpoint of audio latents; None
+    for `vae`, if it has the networks.
     """
     path = expand_home(source)
     start = _start_of(path)
     reader = None if start is None else find_reader(start)
     if start is not None and (find_format(start), reader) == (None, None) and (report := _try_video(path, vae)):
-        if (audio_vae, tensor, grid) != (None, None, None):
+        if (audio_vae, tensor, audio_tensor, grid) != (None, None, None, None):
             raise LatentsError(
                 f"{source}: this is a video; an audio VAE, a tensor and a grid are options of latents only."
             )
         return report
+    is_told_of_latents = (vae, audio_vae, tensor, audio_tensor, grid) != (None, None, None, None, None)
     location, audio = None, None
     if reader is None or find_format(start or b"") is Format.SAFETENSORS:
         try:
@@ -87,13 +89,13 @@ def inspect(
         else:
             audio = _find_audio(location)
     if audio is not None and (location is None or not _has_pictures(location.archives)):
-        if (vae, audio_vae, tensor, grid) != (None, None, None, None):
+        if is_told_of_latents:
             raise CheckpointError(f"{source}: this is a checkpoint of sound, which takes no such options.")
         return audio
     is_single_file = os.path.isfile(path) and not is_index(path.name)
-    if location is None or (is_single_file and _has_latents(location.archives[0], tensor)):
-        return _inspect_tensors(path, vae, audio_vae, tensor, grid)
-    if (vae, audio_vae, tensor, grid) != (None, None, None, None):
+    if location is None or (is_single_file and _has_latents(location.archives[0], tensor or audio_tensor)):
+        return _inspect_tensors(path, vae, audio_vae, tensor, audio_tensor, grid)
+    if is_told_of_latents:
         raise CheckpointError(f"{source}: this is a checkpoint; VAEs, a tensor and a grid are options of latents only.")
     report = inspect_checkpoint(open_checkpoint(location))
     return report if audio is None else {**report, "audio": audio}
@@ -122,7 +124,7 @@ def format_report(report: Mapping[str, Any], indent: str = "") -> str:
 
 
 def _is_nested(value: object) -> bool:
-    """Whether a value takes lines of its own. A number, a text or a few numbers do not."""
+    """Return whether a value takes lines of its own. A number, a text or a few numbers do not."""
     if isinstance(value, Mapping):
         is_plain = all(each is None or isinstance(each, (int, float)) for each in value.values())
         return not is_plain or len(_format("", value)) > _LINE
@@ -161,20 +163,23 @@ def _format(key: str, value: object) -> str:
 
 
 def _inspect_tensors(
-    path: Path, vae: str | None, audio_vae: str | None, tensor: str | None, grid: Grid | None
+    path: Path,
+    vae: str | None,
+    audio_vae: str | None,
+    tensor: str | None,
+    audio_tensor: str | None,
+    grid: Grid | None,
 ) -> Report:
     checkpoint, of_sound = None if vae is None else open_checkpoint(vae), find_sound_decoder(audio_vae, vae)
     if (tensor, grid) == (None, None):
         tensors, stated = open_tensor_file(path)
         if is_sound_alone(tensors, None if checkpoint is None else checkpoint.config.latent_channels):
-            file = find_audio_latents(tensors, stated, str(path), is_alone=True)
+            file = find_audio_latents(tensors, stated, str(path), is_alone=True, tensor=audio_tensor)
             assert file is not None
             return _inspect_audio_latents(file, of_sound)
-        if KEYFRAME_NAMES[0] in tensors and tensors.keys() <= set(KEYFRAME_NAMES):
-            keyframes = find_keyframes(tensors, stated, str(path))
-            assert keyframes is not None
+        if tensors.keys() <= set(KEYFRAME_NAMES) and (keyframes := find_keyframes(tensors, stated, str(path))):
             return _inspect_keyframes(keyframes)
-    return _inspect_latents(path, checkpoint, of_sound, tensor=tensor, grid=grid)
+    return _inspect_latents(path, checkpoint, of_sound, tensor=tensor, audio_tensor=audio_tensor, grid=grid)
 
 
 def _start_of(path: Path) -> bytes | None:
@@ -201,10 +206,10 @@ def _has_pictures(archives: list[Archive]) -> bool:
 
 
 def _has_latents(archive: Archive, tensor: str | None) -> bool:
-    """Whether to read a safetensors file as latents. Raises `CheckpointError` if it has neither these nor a network."""
+    """Return whether a safetensors file is latents. Raises `CheckpointError` if it has neither these nor a network."""
     if _has_pictures([archive]):
         return False
-    others = archive.tensors.keys() - set(AUDIO_NAMES) - set(KEYFRAME_NAMES)
+    others = {name for name in archive.tensors if not is_audio_name(name) and name not in KEYFRAME_NAMES}
     is_known = len(others) <= 1 or not others.isdisjoint(KNOWN_NAMES)
     if not archive.tensors or (tensor is None and not is_known):
         names = list(archive.tensors)
@@ -218,7 +223,7 @@ def _has_latents(archive: Archive, tensor: str | None) -> bool:
     return True
 
 
-# --- checkpoints: headers and configurations, of which no tensor is read ----------------------------------------------
+# --- checkpoints: headers and configurations; no tensor is read -------------------------------------------------------
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Report:
@@ -311,11 +316,17 @@ def _find_audio(source: str | Location) -> Report | None:
 
 
 def _inspect_latents(
-    path: Path, vae: Checkpoint | None, audio_vae: Checkpoint | None, *, tensor: str | None, grid: Grid | None
+    path: Path,
+    vae: Checkpoint | None,
+    audio_vae: Checkpoint | None,
+    *,
+    tensor: str | None,
+    audio_tensor: str | None,
+    grid: Grid | None,
 ) -> Report:
     """Describe a latent file. Arguments as `open_latents`; errors as it and `LatentsFile.read`.
 
-    `audio_vae` is the checkpoint of the audio latents in it. A warning if they cannot be read, or its keyframes.
+    `audio_vae` is the checkpoint of the audio latents in it. Warns if they cannot be read, or its keyframes.
 
     `fps`, `normalized` and `stated` are what the file states. `statistics` are of the normalized values of as many
     latent frames as `frames_read`, which are spread over a clip of more than 2**26 values and are all frames of others;
@@ -347,7 +358,9 @@ def _inspect_latents(
         notices.append(f"the file states {info.num_frames} frames of {info.width}x{info.height}")
     if vae is None:
         notices.append("the scale is the usual one; give -m VAE to be sure")
-    keyframes, audio = _found(file.find_keyframes), _found(file.find_audio)
+    keyframes, audio = _found(file.find_keyframes), _found(partial(file.find_audio, audio_tensor))
+    if keyframes and vae is not None and (warning := vae.spec("decoder").keyframe_warning):
+        notices.append(warning.rstrip("."))
     seconds = frames / fps
     return {
         "kind": "latents",
@@ -377,7 +390,7 @@ def _inspect_latents(
 
 
 def _found(find: Callable[[], FoundT | None]) -> FoundT | None:
-    """What is found beside latents; a warning and None if it cannot be read."""
+    """Report of something found beside latents; a warning and None if it cannot be read."""
     try:
         return find()
     except LatentsError as error:
@@ -413,7 +426,7 @@ def _statistics(latents: MappedLatents, numbers: Sequence[int]) -> tuple[dict[st
 
 
 def _inspect_keyframes(file: KeyframesFile) -> Report:
-    """Describe keyframes, of which no value is read. `frames` are the frame numbers."""
+    """Describe keyframes without reading a value. `frames` are the frame numbers."""
     return {
         "kind": "keyframes",
         "name": file.source,
@@ -432,7 +445,7 @@ def _inspect_audio_latents(
     `video_seconds` is the length of the video that is in the same file; None for sound alone.
 
     `statistics` are of all values, as they are stored. `sound` is one item of the batch: without the `vae` of sound,
-    the length is that of the published releases, and `samples` and `sample_rate` are null.
+    the length is the published releases', and `samples` and `sample_rate` are null.
     """
     seconds = float(Fraction(file.length, _LATENTS_PER_SECOND) - _MISSING_SECONDS)
     samples, rate, notices = None, None, []
@@ -468,7 +481,7 @@ def _inspect_audio_latents(
 
 
 def inspect_video(path: Path, vae: Checkpoint | None) -> Report:
-    """Describe a video or an image. A `ReaderError` for what is none, and a warning for what is damaged.
+    """Describe a video or an image. Raises a `ReaderError` for anything else, and warns of damage.
 
     Its frames are decoded and counted, as `VideoReader` would return them; if there are more than 10,000, their number
     is an estimate. It is null where unknown, as `fps` and `seconds` are, which images do not have; `fps` is the average

@@ -1,4 +1,4 @@
-"""What a process must not leave behind, and the signals that end a command.
+"""Cleanup of what a process must not leave, and the signals that end a command.
 
 Partial files, temporary folders, and programs that were started are each created and registered in one `uninterrupted`
 block. A signal that ends a command waits for the end of such a block, removes what is registered, and lets no further
@@ -60,7 +60,7 @@ class Cleanup:
 def close_in_children(file: IO[bytes]) -> None:
     """Close an unbuffered file, such as a pipe or one that is locked, in processes that are forked from this one.
 
-    A pipe ends for its reader when it is closed in all processes, and so does a lock.
+    A pipe ends for its reader when it is closed in all processes; a lock too.
     """
     _closed_in_children.add(file)
 
@@ -109,7 +109,7 @@ def remove_folder(path: Path) -> None:
 
 
 def _warn_that_it_stays(path: Path, reason: str) -> None:
-    # An error would hide the one because of which the path is removed.
+    # An error would hide the one that made us remove the path.
     warnings.warn(f"{path}: cannot be removed ({reason}); remove it.", stacklevel=2)
 
 

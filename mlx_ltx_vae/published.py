@@ -16,7 +16,7 @@ from .models.base import SOUND, Config, Family, SoundConfig
 from .models.families import published
 from .models.specs import NetworkSpec
 from .pipeline.audio import every_chunk, plan_networks
-from .planning.plan import DecodePlan, ModeName, OrderName, SoundPlan
+from .planning.plan import DecodePlan, ModeName, OrderName, Plan
 from .planning.planner import plan_decode
 from .shapes import Grid, LatentShape, Size, format_size, parse_size
 from .tiling.config import TilingConfig
@@ -67,16 +67,16 @@ class PublishedVAE:
         return cls(name, family, family.published[name](*widths))
 
     def spec(self, network: str) -> NetworkSpec:
-        """The layers of a network. A `CheckpointError` if it has no such network."""
+        """The layers of a network. Raises a `CheckpointError` if it has no such network."""
         return self.family.spec(self.config, network)
 
     def machine(self, dtype: GivenDtype = None) -> Machine:
-        """The default device, for its decoder in this dtype; None for that of the published file."""
+        """The default device, for its decoder in this dtype; None for the published file's."""
         given = parse_dtype(dtype)
         return this_machine(DTYPES[given or self.family.published_dtype], keeps_dtype=given is not None)
 
     def latent_shape(self, video: Grid) -> LatentShape:
-        """The shape of the latents of a video (F, H, W). A `LatentsError` if there are none."""
+        """The shape of the latents of a video (F, H, W). Raises a `LatentsError` if there are none."""
         return LatentShape(1, self.config.latent_channels, *self.config.scale.latent_grid(video))
 
     def plan(
@@ -84,21 +84,21 @@ class PublishedVAE:
     ) -> DecodePlan:
         """The plan of the decode of a video (F, H, W), with the options of `plan_decode`.
 
-        With `sound_fps`, at which the video is played, it is that of the video and its sound.
+        With `sound_fps`, the frame rate of playback, the plan covers the video and its sound.
         """
         machine = self.machine(dtype)
         sound = [] if sound_fps is None else self._sound(video[0], sound_fps, machine, dtype)
         return plan_decode(self.spec("decoder"), self.latent_shape(video), machine, sound=sound, **options)
 
     def find_sound(self) -> "PublishedVAE":
-        """The audio VAE of the same generation. A `PlanError` if it makes no sound."""
+        """The audio VAE of the same generation. Raises a `PlanError` if it makes no sound."""
         name, families = self.name.removesuffix("-diffusion"), published(SOUND)
         if name not in families:
-            raise PlanError(f"{self.name} has no sound; those that have it are {', '.join(families)}.")
+            raise PlanError(f"{self.name} has no sound; choose one of {', '.join(families)}.")
         return PublishedVAE(name, families[name], families[name].published[name]())
 
-    def _sound(self, frames: int, fps: Rate, machine: Machine, dtype: GivenDtype) -> list[SoundPlan]:
-        """The plans of the sound of so many frames."""
+    def _sound(self, frames: int, fps: Rate, machine: Machine, dtype: GivenDtype) -> list[Plan]:
+        """The plans of the sound of this many frames."""
         vae = self.find_sound()
         decoder, vocoder = map(vae.spec, ("decoder", "vocoder"))
         per_second = cast(SoundConfig, vae.config).latents_per_second
@@ -135,10 +135,10 @@ def estimate(
         frames: 1 + 8*k.
         size: "1280x704", or (width, height), multiples of 32.
         memory_budget, mode, order, tiling, chunk, steps, joined: as for `plan`.
-        dtype: as for `from_pretrained`; None for that of the published file.
+        dtype: as for `from_pretrained`; None for the published file's.
         decoder: "diffusion" for the other decoder of LTX-2.5.
         keyframes: the frame numbers of keyframe planes.
-        sound: whether the sound of the video, which has `fps` frames per second, is decoded meanwhile.
+        sound: True if the sound of the video, which has `fps` frames per second, is decoded meanwhile.
 
     Raises:
         LatentsError: if the size or the number of frames is not possible.

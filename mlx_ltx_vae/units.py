@@ -105,7 +105,7 @@ def parse_fps(rate: Rate) -> Fraction:
 
 
 def find_fps(name: object, rate: Rate, error: type[LTXVAEError]) -> Fraction:
-    """As `parse_fps`, with an `error` that names the file."""
+    """`parse_fps` with an `error` that names the file."""
     try:
         return parse_fps(rate)
     except ValueError as problem:

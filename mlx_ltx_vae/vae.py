@@ -1,45 +1,162 @@
-"""`VideoVAE`, the main class of the public API."""
+"""`VideoVAE` and `PreviewVAE`, the main classes of the public API, and what all VAEs have in common."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 import mlx.core as mx
 import numpy as np
 
-from .backend.mlx_utils import GivenDtype
-from .checkpoint import Arrays, Checkpoint, GivenConfig, open_weights
+from .backend.device import check_process, this_machine
+from .backend.machine import Machine
+from .backend.mlx_utils import DtypeName, GivenDtype, dtype_name, parse_dtype
+from .checkpoint import Arrays, Checkpoint, GivenConfig, open_checkpoint, open_weights
 from .checkpoint.loading import LazyNetwork, load_network
-from .errors import LatentsError, PlanError, WriterError
+from .errors import CheckpointError, LatentsError, PlanError, WriterError, warn
 from .latents.keyframes import Keyframes, frame_numbers
-from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
+from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder, Medium, Network
 from .models.noise import Noise
 from .models.specs import DEFAULT_CONVENTION, ConventionName
-from .network_pair import NetworkPair, load_encoder
 from .pipeline.decode import (
     DecodeOptions,
     DecodePipeline,
     DecodeReport,
     DecodeStream,
+    PushedDecode,
     check_options,
     join_levels,
 )
 from .pipeline.encode import EncodeOptions, EncodePipeline, EncodeStream, Frames
 from .pipeline.frames import HDR, OnFramesReady, choose_hdr
+from .pipeline.joined import stream_joined
 from .pipeline.progress import Progress
 from .pipeline.run import arrays_released, join_parts
 from .pipeline.sources import LatentInput
-from .planning.plan import BitDepth, DecodePlan, EncodePlan, ModeName, OrderName, SoundPlan
+from .planning.film import DEFAULT_CARRY, Film, Overlap
+from .planning.plan import BitDepth, DecodePlan, EncodePlan, ModeName, OrderName, Plan
 from .planning.planner import plan_decode, plan_encode
 from .published import estimate
 from .tiling.config import TilingConfig
-from .units import DEFAULT_FPS, Rate
+from .units import DEFAULT_FPS, Rate, format_bytes
 from .video.frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
 from .video.sink import SinkOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+EncoderT = TypeVar("EncoderT", bound=Network)
+
+
+class NetworkPair(Generic[ConfigT, EncoderT]):
+    """The networks of a `VideoVAE` or an `AudioVAE`, and the statistics of their latents."""
+
+    _NAMES: tuple[str, ...] = ("decoder", "encoder")  # in the order of a representation
+    _missing: Mapping[str, str] = {}  # the checkpoint of each network that it should have had
+
+    def __init__(
+        self,
+        config: ConfigT,
+        encoder: EncoderT | LazyNetwork[EncoderT] | None,
+        decoder: Decoder | None,
+        *,
+        keeps_dtype: bool = False,
+    ) -> None:
+        first = decoder if decoder is not None else encoder
+        if first is None:
+            raise CheckpointError(f"{type(self).__name__} needs an encoder or a decoder.")
+        self.config, self.decoder = config, decoder
+        self._own_encoder = encoder
+        given = [network.statistics for network in (decoder, encoder) if not isinstance(network, LazyNetwork | None)]
+        mx.eval(given)  # lazy, they could be used in this thread only
+        statistics: tuple[mx.array | None, mx.array | None] = given[0] or (None, None)
+        self.mean, self.std = statistics
+        self._keeps_dtype = keeps_dtype
+
+    @property
+    def encoder(self) -> EncoderT | None:
+        """The encoder, whose weights are read at its first use if a decoder was loaded with it; None without one."""
+        own = self._own_encoder
+        return own.get() if isinstance(own, LazyNetwork) else own
+
+    @encoder.setter
+    def encoder(self, encoder: EncoderT | None) -> None:
+        self._own_encoder = encoder
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for `copy` and `pickle`: with all weights, since the file may not be there where they are needed."""
+        return {**vars(self), "_own_encoder": self.encoder}
+
+    @staticmethod
+    def _open(
+        source: str | os.PathLike | Checkpoint, dtype: GivenDtype, medium: Medium, *, encoder: bool, decoder: bool
+    ) -> tuple[Checkpoint, DtypeName | None]:
+        """The checkpoint to load, if it is not open yet, in this process, and the name of the dtype."""
+        check_process()
+        name = parse_dtype(dtype)
+        if not isinstance(source, Checkpoint):
+            source = open_checkpoint(source, encoder=encoder, decoder=decoder, medium=medium)
+        return source, name
+
+    def _note_missing(self, checkpoint: Checkpoint, **wanted: bool) -> "Self":
+        """Keep in mind, for errors, which of the wanted networks the checkpoint does not have. Returns this VAE."""
+        missing = {name for name, is_wanted in wanted.items() if is_wanted} - checkpoint.networks.keys()
+        self._missing = dict.fromkeys(missing, checkpoint.name)
+        return self
+
+    def _lacks(self, network: str) -> CheckpointError:
+        """The error where a network is needed that is not there."""
+        name, what = self._missing.get(network), f"this {type(self).__name__} has no {network}"
+        if name is None:
+            return CheckpointError(f"{what}; load it with {network}=True.")
+        return CheckpointError(f"{what}, since {name} has none; load a file or folder that has one.")
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The compute dtype of the decoder, or of the encoder if no decoder is loaded."""
+        return self._decoder.dtype if self.decoder is not None else self._known_encoder.dtype
+
+    def __repr__(self) -> str:
+        networks = {name: each for name, each in self._known.items() if each is not None}
+        size = format_bytes(sum(map(num_bytes, networks.values())))
+        loaded = f"{' + '.join(networks)}, {dtype_name(self.dtype)}, {size}"
+        return f"{type(self).__name__}({self.config.generation}, {loaded})"
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not name.startswith("_")]
+
+    def _machine(self, dtype: mx.Dtype) -> Machine:
+        return this_machine(dtype, self._weight_bytes(), keeps_dtype=self._keeps_dtype)
+
+    def _weight_bytes(self, running: object = None) -> int:
+        """Bytes of the weights that are in memory, including a network that runs."""
+        known = (each for each in self._known.values() if each is not None)
+        return sum(num_bytes(each) for each in known if each is running or not _is_waiting(each))
+
+    @property
+    def _known(self) -> dict[str, Network | LazyNetwork[EncoderT] | None]:
+        """The networks by name, with an encoder whose weights have not been read."""
+        return {name: self._own_encoder if name == "encoder" else getattr(self, name) for name in self._NAMES}
+
+    @property
+    def _decoder(self) -> Decoder:
+        if self.decoder is None:
+            raise self._lacks("decoder")
+        return self.decoder
+
+    @property
+    def _known_encoder(self) -> EncoderT | LazyNetwork[EncoderT]:
+        """The encoder. Plans need none of its weights."""
+        if self._own_encoder is None:
+            raise self._lacks("encoder")
+        return self._own_encoder
+
+    @property
+    def _encoder(self) -> EncoderT:
+        known = self._known_encoder
+        return known.get() if isinstance(known, LazyNetwork) else known
 
 
 class VideoVAE(NetworkPair[Config, Encoder]):
@@ -85,7 +202,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
                 network take float16 where their range allows it, which is more accurate; given explicitly, bfloat16 is
                 used throughout. A float16 encoder computes in float32, since float16 may overflow there, and warns when
                 it is used.
-            encoder, decoder: whether to load it. Beside a decoder, the encoder's weights are read from the file when
+            encoder, decoder: True to load it. Beside a decoder, the encoder's weights are read from the file when
                 they are first used; only what its header tells is checked before.
 
         Raises:
@@ -129,7 +246,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         steps: int | None = None,
         keyframes: Keyframes | Sequence[int] | None = None,
         joined: bool = False,
-        sound: Sequence[SoundPlan] = (),
+        held_frames: int | None = None,
+        sound: Sequence[Plan] = (),
     ) -> DecodePlan:
         """Plan the decode of latents of a given shape. Pure arithmetic; nothing is decoded.
 
@@ -142,12 +260,13 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             tiling: for mode "tiled"; default: the first preset that fits the VAE, such as `TilingConfig.default()`.
             tile_batch_size: maximum number of tiles of equal shape that are decoded together.
             chunk: latent frames (rows, columns) per piece; None to choose automatically.
-            ranks: the number of processes that decode together, each a band of rows; the budget is that of each.
+            ranks: the number of processes that decode together, each a band of rows; the budget is for each.
             steps: of the denoising, for VAEs that denoise; None for the checkpoint's default.
-            keyframes: those of the decode, or their frame numbers. VAEs that take none ignore them.
-            bit_depth: that of the stream's frames; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
+            keyframes: the keyframes of the decode, or their frame numbers. VAEs that take none ignore them.
+            bit_depth: 8 or 10, as in `stream`; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
             frames: the first frame to decode, as it is in the whole clip, and one more than the last; None for all.
-            joined: whether all frames become one array, as by `decode`, which then counts too.
+            joined: True if all frames become one array, as by `decode`, which then counts too.
+            held_frames: of a window of a film, the number of frames of another window that wait, see `stream_joined`.
             sound: possible plans of sound that is decoded meanwhile, the fastest first; `plan.sound` is the one to use.
 
         Raises:
@@ -160,6 +279,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             self._machine(self._decoder.dtype),
             weight_bytes=self._weight_bytes(self._decoder),
             joined=joined,
+            held_frames=held_frames,
             outputs=tuple(outputs) if bit_depth is None else (FrameOutput(frame_format(bit_depth, PlanError)),),
             frames=frames,
             memory_budget=memory_budget,
@@ -190,7 +310,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     ) -> EncodePlan:
         """Plan the encode of frames (B, 3, F, H, W), or (F, H, W, 3) as for uint8. Encodes stream along time.
 
-        Arguments and errors are those of `plan`, and `pad` is that of `encode`. With `joined`, as `encode` runs it, all
+        Arguments and errors are as in `plan`, and `pad` is as in `encode`. With `joined`, as `encode` runs it, all
         latents count, and floats (B, 3, F, H, W) as an array of MLX in the encoder's dtype.
         """
         encoder = self._known_encoder
@@ -238,16 +358,16 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             timestep: 0 to 1 (default 0.05), for VAEs that take one.
             steps: as for `plan`.
             keyframes: stills that LTX-2.5's diffusion decoder sees beside the latents. Others ignore them, and warn.
-            seed: 0 (the default) to 2^32 - 1, for VAEs that add noise: those that take a timestep, and LTX-2.5's
+            seed: 0 (the default) to 2^32 - 1, for VAEs that add noise: VAEs that take a timestep, and LTX-2.5's
                 diffusion decoder.
-            noise: the noise itself, as the network draws it, or "zeros"; in tiles also one array for each tile. That of
-                the diffusion decoder is a picture (B, 3, T, H, W), or its patches (B, 48, T, H/4, W/4).
+            noise: the noise itself, as the network draws it, or "zeros"; in tiles also one array for each tile. For
+                the diffusion decoder it is a picture (B, 3, T, H, W), or its patches (B, 48, T, H/4, W/4).
             noise_scale: the fraction of the latents that is replaced by noise (default 0.025).
             like: whose convention such VAEs follow: "ltx-video"; or "diffusers", where the default timestep is 0, the
                 default noise scale the timestep, and the noise replaces a fraction of the denormalized latents.
-            unnormalized: whether the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
+            unnormalized: True if the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
             bit_depth: 8 or 10 to get integer levels instead of floats, which take less disk space in orders rows and
-                columns. None for that of the plan, or without one floats.
+                columns. None for the plan's, or floats without a plan.
             group: processes that decode together, from `mx.distributed.init()`. Each calls this with the same arguments
                 and takes all chunks, which are whole frames on every rank.
 
@@ -271,6 +391,51 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         )
         levels = None if bit_depth is None else frame_format(bit_depth, LatentsError)
         return self._decode_pipeline(options, levels, group).stream(latents, plan)
+
+    def stream_joined(
+        self,
+        windows: Iterable[Any],
+        *,
+        carry: int = DEFAULT_CARRY,
+        blend: int | None = None,
+        frames: tuple[int, int] | None = None,
+        plan: Callable[..., DecodePlan] | None = None,
+        group: mx.distributed.Group | None = None,
+        **options: "Unpack[DecodeOptions]",
+    ) -> DecodeStream:
+        """Yield the frames of a film from overlapping windows of latents, in memory that does not grow with the film.
+
+        Each window is decoded exactly and alone. The last `blend` frames of a window are crossfaded with the frames of
+        the next window at the same time, as floats.
+
+        ```python
+        film = vae.stream_joined([load_latents(path)[0] for path in paths], carry=25)
+        vae.decode_to_file(film, "film.mp4", fps=24)
+        ```
+
+        Args:
+            windows: latents (B, C, F', H', W'), or pairs of latents and `Keyframes`, whose numbers count the frames of
+                the window. An iterator is asked for the next window when the last one has been decoded; the windows of
+                a sequence are all checked first.
+            carry: the frames at the start of a window that the one before has at its end: 1 + 8*k, or 0.
+            blend: how many of them are crossfaded, the last ones; None for all. The others are dropped.
+            frames: the first frame to decode, as it is in the film, and one more than the last; None for all.
+            plan: makes the plan of each window, as `self.plan` does; `partial(vae.plan, order="rows")` has an order.
+            options: as for `stream`. The number of the window is mixed into the seed.
+
+        Raises:
+            LatentsError: if windows differ in more than F', or are too short; at once for a sequence.
+            PlanError: at once, for a carry, a blend or frames that no film has.
+        """
+        check_options("stream_joined", options)
+        if options.get("keyframes") is not None:
+            raise LatentsError("each window has its own keyframes; give pairs (latents, keyframes) in windows.")
+        pipeline = self._decode_pipeline(options, None, group)
+        if plan is not None:
+            ranks = 1 if group is None else group.size()
+            pipeline = replace(pipeline, make_plan=partial(plan, ranks=ranks, steps=options.get("steps")))
+        film = Film(Overlap.of(self.config.scale, self._decoder.spec, carry, blend))
+        return stream_joined(pipeline, windows, film, frames)
 
     def _decode_pipeline(
         self,
@@ -319,7 +484,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
 
         With `on_frames_ready` the result is None. It is called with (frames (B, 3, n, H, W), start index) as frames
         become final, each once and in order. An exception in it stops the decode and propagates to the caller.
-        `memory_budget` is that of `plan`, in place of a plan, to which its other options go. `progress` is True for a
+        `memory_budget` is as in `plan`. It replaces a plan, which takes the other options. `progress` is True for a
         progress bar on standard error, or a function `(done, total)` of frames. NumPy has no bfloat16:
         `np.array(pixels.astype(mx.float32))`.
         """
@@ -339,7 +504,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
 
     def decode_to_file(
         self,
-        latents: LatentInput,
+        latents: LatentInput | DecodeStream,
         path: str | os.PathLike,
         plan: DecodePlan | None = None,
         *,
@@ -360,9 +525,9 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     ) -> DecodeReport:
         """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
 
-        They may arrive, as for `stream`; a folder gets stills. For all up to `overwrite` see `VideoWriter` (None
-        replaces all but pictures and stills), for `hdr`
-        (or a curve) `HDROptions`, for others `decode`. `audio` may be an `AudioVAE.stream`. Errors: `WriterError`.
+        They may arrive, as for `stream`, or be a stream, as of a film; a folder gets stills. For all up to
+        `overwrite` see `VideoWriter` (None replaces all but pictures and stills), for `hdr` (or a curve) `HDROptions`,
+        for others `decode`. `audio` may be an `AudioVAE.stream`. Errors: `WriterError`.
         """
         check_options("decode_to_file", options)
         frames = FrameOutput(frame_format(bit_depth, WriterError, str(path)), tuple(frame_steps))
@@ -392,7 +557,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
                 F should be 1 + t*k; H and W must be multiples of the spatial scale.
             plan: from `plan_encode`; None for the default.
             tiling: overlapping tiles, blended and so not exact; in time only of one array. None for whole frames.
-            pad: whether to repeat the last frame up to 1 + t*k. Otherwise excess frames are dropped, with a warning.
+            pad: True to repeat the last frame up to 1 + t*k. Otherwise excess frames are dropped, with a warning.
             tile_batch_size, group: as for `plan` and `stream`. All ranks get the whole latents.
 
         Raises:
@@ -420,3 +585,106 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         group = options.get("group")
         make_plan = partial(self.plan_encode, ranks=1 if group is None else group.size(), joined=joined)
         return EncodePipeline(self._encoder, self._encoder_is_promoted, make_plan, **options)
+
+
+class PreviewVAE(VideoVAE):
+    """A tiny autoencoder (TAEHV) for LTX latents: a hundredth of the work of the VAE, and blurred.
+
+    It has all that a `VideoVAE` has. Pixels are clamped to [-1, 1]. It is strictly causal: the first latent frame gives
+    a frame, and each later one 8 frames, at once. For latents that come in order:
+
+    ```python
+    preview = PreviewVAE.from_pretrained("taeltx2_3.safetensors")
+    for latents in model:  # (B, 128, n, H', W'), normalized
+        show(preview.push(latents))  # (B, 3, 8n, H, W), 7 fewer for the first latents
+    preview.flush()  # the next latents belong to another clip
+    ```
+
+    A model that denoises has an estimate of all latents after each step. Stills of it are one picture for each latent
+    frame, and those with `small=True` take almost no time. As a film, it is shown until there is a better estimate:
+
+    ```python
+    def after_step(estimate):  # (B, 128, F', H', W')
+        show_contact_sheet(preview.decode_stills(estimate, small=True))  # (B, 3, F', 4 * H', 4 * W')
+        for frame in range(estimate.shape[2]):
+            show(preview.push(estimate[:, :, frame : frame + 1]))
+            if next_estimate_is_there():
+                break
+        preview.flush()
+    ```
+
+    One object pushes one clip at a time. `PreviewVAE(preview.config, None, preview.decoder)` is another one with the
+    same weights, for a clip that is shown at the same time.
+    """
+
+    _pushed: PushedDecode | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | os.PathLike | Checkpoint,
+        *,
+        dtype: GivenDtype = None,
+        encoder: bool = True,
+        decoder: bool = True,
+    ) -> "Self":
+        """Load a tiny autoencoder or a projection, as `VideoVAE.from_pretrained`. Warns for another VAE."""
+        vae = super().from_pretrained(source, dtype=dtype, encoder=encoder, decoder=decoder)
+        if decoder and vae._decoder.stills() is None:
+            name = source.name if isinstance(source, Checkpoint) else source
+            what = f"is a whole VAE ({vae.config.generation}), whose previews take as long as decodes"
+            warn(f"{name}: {what}; load a tiny autoencoder (taeltx2_3.safetensors) or a projection.")
+        return vae
+
+    def push(self, latents: mx.array | np.ndarray) -> mx.array | None:
+        """Decode the next latents (B, C, n, H', W') of the clip to the frames (B, 3, n', H, W) that they give.
+
+        None if there are none yet, which happens with decoders that are not causal only. After an error, the next
+        latents belong to another clip. Raises the errors of `stream`.
+        """
+        pushed, self._pushed = self._pushed, None
+        if pushed is None:
+            pushed = PushedDecode(self._decoder.spec, self.stream)
+        frames = pushed.push(latents)
+        self._pushed = pushed
+        return frames
+
+    def flush(self) -> mx.array | None:
+        """End the clip that is pushed, wherever it is. Returns the frames that were held back: None if causal."""
+        pushed, self._pushed = self._pushed, None
+        return None if pushed is None else pushed.flush()
+
+    def decode_stills(
+        self, latents: mx.array | np.ndarray, *, small: bool = False, **options: "Unpack[DecodeOptions]"
+    ) -> mx.array:
+        """One picture (B, 3, F', H, W) for each latent frame, in an eighth of the time or less.
+
+        Each stands for the last of the frames of its latent frame. `small` pictures have 4x4 pixels per latent cell. A
+        projection makes no others than its own.
+        """
+        decoder = self._decoder.stills(small=small)
+        if decoder is None:
+            raise CheckpointError(
+                f"this decoder ({self.config.generation}) makes no stills; load a tiny autoencoder: "
+                "taeltx2_3.safetensors."
+            )
+        return cast(Any, VideoVAE(self.config, None, decoder).decode(latents, **options))
+
+
+def load_encoder(
+    checkpoint: Checkpoint, dtype: mx.Dtype | None, *, is_alone: bool
+) -> Network | LazyNetwork[Any] | None:
+    """The encoder of a checkpoint in files without its weights, unless it is loaded alone; None if it has none."""
+    if is_alone or checkpoint.is_in_memory or "encoder" not in checkpoint.networks:
+        return load_network(checkpoint, "encoder", dtype)
+    return LazyNetwork(checkpoint, "encoder", dtype)
+
+
+def _is_waiting(network: Network | LazyNetwork[Any]) -> bool:
+    """Return whether the weights of a network have not been read."""
+    return isinstance(network, LazyNetwork) and network.loaded is None
+
+
+def num_bytes(network: Network | LazyNetwork[Any]) -> int:
+    """The size of a network's weights, read or not."""
+    return network.spec.num_weights * network.dtype.size

@@ -29,6 +29,16 @@ FIT = """() => {
     app.canvas.ds.offset = [80 / scale - left, 60 / scale - top]
     app.canvas.setDirty(true, true)
 }"""
+#: Notes while a decode runs whether LTX Save Video shows pictures, beside no video of an earlier run.
+WATCH = """() => {
+    window.shown = []
+    window.watching = setInterval(() => {
+        const node = app.graph._nodes.find(({ type }) => type === "LTXSaveVideoMLX")
+        const names = node.widgets.map(({ name }) => name)
+        window.shown.push(names.filter(name => name === "$$canvas-image-preview" || name === "video-preview").join())
+    }, 50)
+}"""
+STOP = """() => { clearInterval(window.watching); return window.shown }"""
 
 
 @contextmanager
@@ -58,7 +68,7 @@ def close_dialogs(page: Any) -> None:
 
 
 def show(page: Any, workflow: Path) -> None:
-    """Load a workflow, all nodes of which are to be known, and fit it into the window."""
+    """Load a workflow, check that all its nodes are known, and fit it into the window."""
     graph = json.loads(workflow.read_text())
     types = sorted(node["type"] for node in graph["nodes"])
     for _ in range(SECONDS):
@@ -75,7 +85,7 @@ def show(page: Any, workflow: Path) -> None:
 
 
 def check_browser(program: ComfyUI, workflows: Path, target: Path) -> str:
-    """All workflows load without unknown nodes. That of the demo is run as it is, shows its video, and is drawn."""
+    """All workflows load without unknown nodes. The demo's is run as it is, shows its video, and is drawn."""
     files = sorted(workflows.glob("*.json"))
     with open_page(program) as page:
         for file in files:
@@ -85,14 +95,21 @@ def check_browser(program: ComfyUI, workflows: Path, target: Path) -> str:
         show(page, workflows / "demo.json")
         run(program, page)
         page.wait_for_function("() => document.querySelector('video')?.readyState > 1")
+        page.wait_for_timeout(2000)
+        assert page.evaluate("() => document.querySelectorAll('video').length") == 1
         page.evaluate(FIT)
         page.wait_for_timeout(8000)  # notices go away
         page.screenshot(path=str(target))
         page.evaluate(PREFIX, "%date:yyyy-MM-dd%/%LTXPreviewMLX.decoder%_%width%")
+        page.evaluate(WATCH)
         (video,) = run(program, page)["3"]["images"]
+        page.wait_for_timeout(3000)
+        shown = page.evaluate(STOP)
+    assert shown[0] == shown[-1] == "video-preview", shown
+    assert set(shown) >= {"$$canvas-image-preview"}, f"no pictures are shown: {set(shown)}"
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", video["subfolder"]), video
     assert video["filename"] == "demo preview_384_00001_.mp4", video
-    return f"{len(files)} workflows load in a browser, and that of the demo runs and shows its video; see {target}"
+    return f"{len(files)} workflows load in a browser, and the demo's runs and shows its video; see {target}"
 
 
 def run(program: ComfyUI, page: Any) -> dict:

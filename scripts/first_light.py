@@ -1,4 +1,4 @@
-"""Whether MLX computes on Apple's GPU: a convolution of LTX-2.3's decoder in each formulation, its error and its time.
+"""Check MLX's results on Apple's GPU: a convolution of LTX-2.3's decoder in each formulation, its error and its time.
 
 python scripts/first_light.py
 """

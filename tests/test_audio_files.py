@@ -15,9 +15,9 @@ from mlx_ltx_vae import AudioVAE, CheckpointError, VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.models.audio_vae.config import AudioConfig, Norm
-from mlx_ltx_vae.models.audio_vae.specs import decoder_spec, encoder_spec
 from mlx_ltx_vae.models.base import SOUND
+from mlx_ltx_vae.models.sound.config import AudioConfig, Norm
+from mlx_ltx_vae.models.sound.specs import decoder_spec, encoder_spec
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run_whole
 from tolerances import tolerance

@@ -25,9 +25,8 @@ from mlx_ltx_vae.backend.mlx_utils import max_difference, psnr
 from mlx_ltx_vae.checkpoint import open_weights
 from mlx_ltx_vae.latents import save_latents
 from mlx_ltx_vae.models.convolution.conv3d import Conv3d
-from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.models.video_vae.diffusers import read_diffusers_config
-from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, parse_vae_config
+from mlx_ltx_vae.models.video_vae.names import read_diffusers_config
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from test_checkpoint_diffusers import CONFIGS
 

@@ -12,8 +12,7 @@ from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.integrations import decode_tiled
-from mlx_ltx_vae.models.video_vae.config import decoder_spec, parse_vae_config
-from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
 from mlx_ltx_vae.planning.planner import _Planner, plan_decode
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 
@@ -63,7 +62,7 @@ def test_a_plan_of_tiles_says_where_it_blends(tiling, blended, mode):
             20,
             100,
             {"joined": True},
-            "write a file, or take the frames from stream, in place of one array, or use a smaller",
+            "write a file, or take the frames from stream, instead of one array, or use a smaller",
         ),
         (4, 200, {"order": "time"}, "use order columns in mode exact, or use a smaller size or fewer frames"),
         (8, 300, {}, "use a smaller size or fewer frames"),

@@ -11,8 +11,7 @@ from checkpoint_files import rewritten
 from mlx_ltx_vae import CheckpointError, VideoVAE
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.models.specs import PaddingMode
-from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, parse_vae_config
 
 
 def config_of(golden, name="ltx2_3", **changes):

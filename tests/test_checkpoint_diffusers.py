@@ -15,9 +15,8 @@ from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.errors import CheckpointError
 from mlx_ltx_vae.models.specs import PaddingMode
-from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.models.video_vae.diffusers import read_diffusers_config
-from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, parse_vae_config
+from mlx_ltx_vae.models.video_vae.names import read_diffusers_config
 
 Weights = dict[str, np.ndarray]
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from checkpoint_files import as_an_mlx_port_stores, assert_same_weights, network_of, read_statistics, statistics_of
 from diffusion_cases import CASES, as_numpy
 from mlx_ltx_vae import CheckpointError, VideoVAE, save_latents
+from mlx_ltx_vae.audio_vae import find_sound_decoder
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.decode import main as decode
@@ -19,7 +21,7 @@ from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from tolerances import tolerance
 
 PLAIN, GATED = CASES
-KEYFRAMES = "ltx2_5_keyframes"
+KEYFRAMES, PUBLISHED = "ltx2_5_keyframes", "ltx2_5_diffusion_published"
 LATENTS = mx.random.normal((1, 8, 2, 3, 3), key=mx.random.key(7))
 
 
@@ -33,6 +35,29 @@ def write(case, path, change=None, tensors=None):
 
 def renamed(tensors, rename):
     return {rename(name): array for name, array in tensors.items()}
+
+
+def write_pack(folder, case, suffix, *, states_config=True):
+    """One VAE as packs of LTX-2.5 for MLX have it: a file per network, whose statistics have other names."""
+    tensors = load_file(case.checkpoint)
+    metadata = {"config": json.dumps({"vae": case.manifest["vae_config"]})} if states_config else {}
+    for network, means in {"decoder": ("mean", "std"), "encoder": ("_mean_of_means", "_std_of_means")}.items():
+        stored = {name: as_an_mlx_port_stores(name, each) for name, each in network_of(tensors, network).items()}
+        for name, array in zip(means, statistics_of(tensors), strict=True):
+            stored[f"per_channel_statistics.{name}"] = array
+        file = f"vae_{network}_{suffix}"
+        stored = {f"{file}.{name}": array for name, array in stored.items()}
+        save_file(stored, folder / f"{file}.safetensors", metadata)
+
+
+def assert_reads_as_the_original(checkpoint, case, networks=("encoder", "decoder")):
+    original = open_checkpoint(case.checkpoint)
+    assert checkpoint.family is original.family
+    assert list(checkpoint.networks) == list(networks)
+    for network in networks:
+        assert_same_weights(dict(checkpoint.networks[network].read()), dict(original.networks[network].read()))
+    assert checkpoint.config.decoder == original.config.decoder
+    assert_same_weights(read_statistics(checkpoint), read_statistics(original))
 
 
 def decoded(source, **options):
@@ -52,6 +77,64 @@ def test_every_prefix_is_found(golden, tmp_path, prefix):
     read, original = (dict(open_checkpoint(each).networks["decoder"].read()) for each in (path, case.checkpoint))
     assert read.keys() == original.keys()
     assert all(mx.array_equal(array, original[name]) for name, array in read.items())
+
+
+def test_a_pack_with_a_file_per_network_opens_as_the_original(golden, expected, tmp_path):
+    write_pack(tmp_path, golden(PLAIN), "av")
+    assert_reads_as_the_original(open_checkpoint(tmp_path), golden(PLAIN))
+    decoder = tmp_path / "vae_decoder_av.safetensors"
+    assert_reads_as_the_original(open_checkpoint(decoder), golden(PLAIN), ["decoder"])
+    assert_reads_as_the_original(open_checkpoint(f"{tmp_path}:{decoder.name}"), golden(PLAIN))
+    assert list(open_checkpoint(tmp_path / "vae_encoder_av.safetensors").networks) == ["encoder"]
+    assert mx.abs(decoded(decoder) - expected[PLAIN]).max().item() < tolerance(1e-4)
+
+
+def test_a_pack_without_metadata_is_that_of_the_published_decoder_with_its_tensors(golden, tmp_path, capsys):
+    write_pack(tmp_path, golden(PUBLISHED), "av", states_config=False)
+    for source in (tmp_path, tmp_path / "vae_decoder_av.safetensors"):
+        with pytest.warns(UserWarning, match="its configuration is missing; it has the tensors of LTX-2.5"):
+            found = open_checkpoint(source)
+        assert_reads_as_the_original(found, golden(PUBLISHED), list(found.networks))
+    assert len(found.networks) == 1
+    assert info([str(source), "--json"]) == 0
+    out, err = capsys.readouterr()
+    said = json.loads(out)
+    assert (said["generation"], said["configuration"], said["kind"]) == ("LTX-2.5 diffusion", "inferred", "checkpoint")
+    assert err.startswith("warning: vae_decoder_av.safetensors: its configuration is missing")
+
+
+def test_of_a_pack_with_both_vaes_the_convolutional_one_is_used_and_said(golden, tmp_path):
+    write_pack(tmp_path, golden("ltx2_3"), "conv")
+    write_pack(tmp_path, golden(PLAIN), "av")
+    words = r"vae_decoder_conv\.safetensors is used, .* not vae_decoder_av\.safetensors, .* give its file"
+    with pytest.warns(UserWarning, match=words):
+        found = open_checkpoint(tmp_path)
+    assert_reads_as_the_original(found, golden("ltx2_3"))
+    assert_reads_as_the_original(open_checkpoint(f"{tmp_path}:vae_decoder_av.safetensors"), golden(PLAIN))
+
+
+@pytest.mark.parametrize("attention", ["attn.qkv.to_", "attn.to_"])
+@pytest.mark.parametrize("embedder", ["t_embedder.timestep_embedder.linear_", "t_embedder.linear_"])
+def test_names_of_another_port_without_a_prefix_are_those_of_a_diffusion_decoder(
+    golden, expected, tmp_path, attention, embedder
+):
+    """Three matrices for queries, keys and values, and no `type_emb`."""
+    stored = {}
+    for name, array in network_of(load_file(golden(PLAIN).checkpoint), "decoder").items():
+        name = name.replace("t_embedder.mlp.0", f"{embedder}1").replace("t_embedder.mlp.2", f"{embedder}2")
+        if "attn.qkv." in name:
+            parts = zip("qkv", np.split(array, 3), strict=True)
+            stored |= {name.replace("attn.qkv", f"{attention}{each}"): part for each, part in parts}
+        elif name != "type_emb":
+            stored[name] = array
+    means = zip(("mean", "std"), statistics_of(load_file(golden(PLAIN).checkpoint)), strict=True)
+    stored |= {f"per_channel_statistics.{name}_of_means": each for name, each in means}
+    path = write(golden(PLAIN), tmp_path / "decoder.safetensors", tensors=stored)
+    assert open_checkpoint(path).family is DIFFUSION_VAE
+    if (attention, embedder) == ("attn.qkv.to_", "t_embedder.timestep_embedder.linear_"):
+        assert mx.abs(decoded(path) - expected[PLAIN]).max().item() < tolerance(1e-4)
+    with pytest.raises(CheckpointError, match="expected an audio VAE"):  # its `conv_in` is no vocoder's
+        find_sound_decoder(str(path), None)
 
 
 def to_diffusers(case, tensors):

@@ -19,8 +19,7 @@ from conftest import FIXTURES
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
 from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, parse_vae_config
 
 PRUNA = json.loads((FIXTURES / "pruna.json").read_text())
 

@@ -60,7 +60,7 @@ def change_the_padding(_, config):
         (remove_one, r"b\.safetensors: it lacks the tensor decoder\.conv_out\.conv\.bias of the source a\.safetensors"),
         (add_one, r"b\.safetensors: it has the tensor decoder\.conv_out\.conv\.gain, which is not in the source a\.s"),
         (reshape_one, r"tensor decoder\.conv_out\.conv\.bias is not the source's"),
-        (change_the_padding, r"its configuration differs from that of the source a\.safetensors in encoder"),
+        (change_the_padding, r"its configuration differs from the source a\.safetensors in encoder"),
     ],
 )
 def test_verification_names_the_tensor_that_differs(golden, tmp_path, change, message):

@@ -16,10 +16,17 @@ from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.models.conv_spec import ConvSpec
 from mlx_ltx_vae.models.convolution import conv3d, rules
-from mlx_ltx_vae.models.convolution.conv3d import Conv3d, HalfScale, half_scale, scale_factors, scale_to_half
-from mlx_ltx_vae.models.convolution.prepared import lay_out, prepare, runs
+from mlx_ltx_vae.models.convolution.conv3d import (
+    Conv3d,
+    HalfScale,
+    half_scale,
+    lay_out,
+    prepare,
+    runs,
+    scale_factors,
+    scale_to_half,
+)
 from mlx_ltx_vae.models.convolution.rules import (
     ConvShape,
     Formulation,
@@ -29,16 +36,18 @@ from mlx_ltx_vae.models.convolution.rules import (
     scratch_bytes,
     winograd_elements,
 )
-from mlx_ltx_vae.models.layers.activation import Modulation, norm_bound
-from mlx_ltx_vae.models.layers.conv import (
+from mlx_ltx_vae.models.layers import (
     CausalConv3d,
     DepthToSpaceUpsample,
+    Modulation,
     depth_to_space,
     depth_to_space_order,
     interleave,
+    norm_bound,
     patch_order,
     patchify,
 )
+from mlx_ltx_vae.models.specs import ConvSpec
 from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run_stream

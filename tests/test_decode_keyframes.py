@@ -5,6 +5,7 @@ import json
 import mlx.core as mx
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from mlx_ltx_vae import Keyframes, VideoVAE, demo
@@ -171,19 +172,57 @@ def test_a_decoder_that_takes_no_keyframes_says_that_they_are_ignored(golden, ca
     ):
         assert main([*arguments, *conv]) == 0
         said = capsys.readouterr()
-        assert said.err.count(f"warning: {name}: its keyframes are ignored, as this VAE takes none") == 1
+        assert said.err.count(f"warning: {name}: this VAE's decoder takes no keyframes, so they are ignored") == 1
         assert "keyframe" not in said.out
     assert main(["clip.npy", *conv]) == 0
     assert capsys.readouterr().err == ""
 
 
-def test_a_preview_has_no_keyframes(model, seen, capsys):
-    assert preview(["own.safetensors", "-m", model, "-o", "out.npy"]) == 0
-    assert seen == [(None, ())]
-    tensors = {"latents": np.ones((1, 64, 1, 2, 2), np.float32), "keyframe_latents": np.ones(3, np.float32)}
-    save_file(tensors, "bad.safetensors")
+def test_a_preview_says_that_it_ignores_keyframes(capsys):
+    latents = RNG.normal(size=(1, 64, 1, 2, 2)).astype(np.float32)
+    save_file({"latents": latents, "keyframe_latents": np.ones(3, np.float32)}, "bad.safetensors")
     assert preview(["bad.safetensors", "-m", str(demo.LATENT_RGB), "-o", "out.npy"]) == 0
-    assert capsys.readouterr().err == ""
+    said = capsys.readouterr().err
+    assert said.startswith("warning: bad.safetensors: this VAE's decoder takes no keyframes, so they are ignored")
+    assert said.count("\n") == 1
+
+
+def test_a_decode_and_its_dry_run_tell_of_a_checkpoint_that_does_not_tag_keyframes(model, capsys):
+    tensors = {name: array for name, array in load_file(model).items() if not name.endswith("type_emb")}
+    with safe_open(model, "np") as file:
+        save_file(tensors, "untagged.safetensors", file.metadata())
+    np.savez("short.npz", latents=LATENTS[:1, :, :1], keyframe_latents=STILLS[:1], keyframe_frame_indices=FRAMES)
+    for more in (["--dry-run"], ["-o", "out.npy"]):
+        run("short.npz", "-m", "untagged.safetensors", *more)
+        assert capsys.readouterr().err.count("this checkpoint has no type_emb") == 1
+        run("short.npz", "-m", model, *more)
+        assert capsys.readouterr().err == ""
+
+
+def test_own_keyframes_that_others_replace_are_named(model, seen, capsys):
+    run("own.safetensors", "--keyframes", "others.npz", "-m", model, "-o", "out.npy")
+    said = capsys.readouterr().err
+    assert said == "warning: own.safetensors: its keyframes are not used, since --keyframes names others.\n"
+
+
+@pytest.mark.parametrize("ending", ["npz", "safetensors"])
+def test_what_a_pipeline_returns_is_decoded_without_its_padding(model, seen, capsys, ending):
+    """By the names of diffusers' output. The canvas is padded to a keyframe behind the video."""
+    canvas = {"frames": np.repeat(LATENTS[:1], 2, axis=2), "keyframes": STILLS[:1], "audio": np.ones((1, 8, 4, 16))}
+    canvas["keyframe_positions"] = np.array([4, 20])
+    name = f"canvas.{ending}"
+    for stated in ({"num_frames": "17"}, {}):
+        save_file(canvas, name, stated) if ending == "safetensors" else np.savez(name, **canvas, **stated)
+        run(name, "-m", model, "-o", "out.npy")
+        said = capsys.readouterr().err
+        assert ("states no num_frames, so padding at the end that its pipeline" in said) is (not stated)
+        for text in (
+            "states 17 frames, which leaves out 1",
+            "the 17 frames of its video leave out 1",
+        ):
+            assert (f"{name}: {text}" in said) is bool(stated)
+        assert len(np.load("out.npy")) == (17 if stated else 25)
+        assert_seen(seen.pop(), STILLS[:1, :, : 1 if stated else 2], (4,) if stated else (4, 20))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +235,7 @@ def test_a_preview_has_no_keyframes(model, seen, capsys):
         (["clip.npy", "--keyframes", "missing.npz"], "missing.npz: there is no such file."),
         (
             ["clip.npy", "--keyframes", "clip.npy"],
-            "clip.npy: has no keyframes; name a file with the tensors keyframe_l",
+            "clip.npy: has no keyframes in the video; name a file with the tensors",
         ),
         (["bad.safetensors"], "bad.safetensors: has keyframe_latents and no keyframe_frame_indices"),
         (["infinite.npz"], "infinite.npz: keyframe latents: 5 of 16 values are not finite"),

@@ -19,10 +19,10 @@ from audio_cases import random_latents
 from mlx_ltx_vae import AudioVAE, LatentsError, PlanError, VideoVAE, load_audio_latents
 from mlx_ltx_vae.audio_vae import AudioVAE as LoadedVAE
 from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.models.audio_vae.networks import AudioDecoder
+from mlx_ltx_vae.models.sound.vae_networks import AudioDecoder
 from mlx_ltx_vae.pipeline import audio as audio_pipeline
 from mlx_ltx_vae.units import format_bytes
-from mlx_ltx_vae.video import ffmpeg_process
+from mlx_ltx_vae.video import ffmpeg
 from test_video_sound import heard
 from tolerances import cpu_only
 from video_files import kill_children, read, run_ffmpeg
@@ -89,6 +89,65 @@ def test_audio_latents_are_found_by_their_names_and_in_every_layout(tmp_path, vi
     clip = latents_file(tmp_path / "clip.safetensors", video, np.ascontiguousarray(stored), name=key)
     run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mkv", "--audio-codec", "flac")
     assert np.abs(heard(tmp_path / "a.mkv", 24000) - expected_sound(model, audio)).max() < 1e-4
+
+
+@pytest.mark.parametrize("where", ["beside", "alone"])
+def test_audio_latents_of_nested_tensors_of_trainers_and_by_any_name(tmp_path, video, model, where, capsys):
+    """A nested tensor is numbered; musubi-tuner names sizes, and stores how many are no padding."""
+    audio = random_latents(LENGTH + 3)
+    used, padded = np.ascontiguousarray(audio[:, :, :LENGTH]), audio[0]
+    (pictures,) = load_file(latents_file(tmp_path / "v.safetensors", video)).values()
+    cases = [
+        ("latent_tensor_0", {"latent_tensor_1": used}, []),
+        ("latents_2x2x2_float32", {f"audio_latents_{LENGTH}x16x8_float32": used[0]}, []),
+        (
+            "latents",
+            {f"audio_latents_{LENGTH + 3}x16x8_float32": padded, "audio_lengths_int32": np.array(LENGTH, np.int32)},
+            [],
+        ),
+        ("latents", {"sound": used, "other": np.zeros((1, 8, 2, 16), np.float32)}, ["--audio-tensor", "sound"]),
+    ]
+    for name, sound, more in cases:
+        clip = tmp_path / "clip.safetensors"
+        if where == "beside":
+            save_file({name: pictures, **sound}, clip, {"fps": str(FPS)})
+            more = [*more, "--tensor", name] if "other" in sound else more
+            run(clip, "-m", video, "--audio-model", model, *more, "-o", tmp_path / "a.mkv", "--audio-codec", "flac")
+            found = heard(tmp_path / "a.mkv", 24000)
+        else:
+            save_file(sound, clip)
+            run(clip, "--audio-model", model, *more, "-o", tmp_path / "a.wav")
+            found = heard(tmp_path / "a.wav", 24000)
+        padding = "audio_lengths_int32 is 3, which leaves out 3 audio latents of padding at the end"
+        assert (padding in capsys.readouterr().err) is ("audio_lengths_int32" in sound)
+        expected = expected_sound(model, used)[:, : found.shape[1]]
+        assert np.abs(found - expected).max() < 1e-4
+        read = load_audio_latents(clip, alone=where == "alone", tensor=more[1] if more else None)
+        np.testing.assert_array_equal(np.array(read), used)
+
+
+def test_how_audio_latents_are_named_is_one_story(tmp_path, video, model, capsys):
+    """What one error proposes is no error of another."""
+    save_file({"a": random_latents(3), "b": random_latents(3)}, tmp_path / "two.safetensors")
+    clip = latents_file(tmp_path / "clip.safetensors", video)
+    for more, words in (
+        ([], "clip.safetensors: has no audio latents by a usual name; name them with --audio-tensor, or their file"),
+        (["--audio-latents", tmp_path / "two.safetensors"], "two.safetensors: has no audio latents by a usual name; n"),
+        (["--audio-tensor", "c"], "clip.safetensors: has no tensor 'c'; it has final_video_latent"),
+        (["--audio-tensor", "final_video_latent"], "has no audio latents: 'final_video_latent' has the shape"),
+    ):
+        run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mp4", *more, code=1)
+        assert words in capsys.readouterr().err
+    named = ["--audio-latents", tmp_path / "two.safetensors", "--audio-tensor", "a"]
+    run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mp4", *named)
+
+
+@pytest.mark.parametrize("length", [0, 4, -1, 1.5])
+def test_a_stated_length_that_no_audio_latents_have_is_refused(tmp_path, length):
+    path = tmp_path / "a.safetensors"
+    save_file({"audio_latents": random_latents(3), "audio_lengths_int32": np.array(length)}, path)
+    with pytest.raises(LatentsError, match="expected audio_lengths_int32 to be one number from 1 to 3; correct it"):
+        load_audio_latents(path)
 
 
 @pytest.mark.parametrize("layout", ["(B, 8, T, 16)", "(8, T, 16)", "(B, T, 128)"])
@@ -168,7 +227,7 @@ def test_a_plan_counts_the_sound_that_is_decoded_meanwhile(video, model):
     plan = vae.plan(shape, sound=plans)
     assert plan.sound in plans and vae.plan(shape).sound is None
     assert plan.memory.sound == plan.sound.memory.active > 0
-    with pytest.raises(PlanError, match="of which the sound takes"):
+    with pytest.raises(PlanError, match="MB for the sound"):
         vae.plan(shape, sound=plans, memory_budget="1MB")
 
 
@@ -227,7 +286,7 @@ def test_the_plan_has_both_and_the_budget_is_that_of_both(tmp_path, video, model
         text = capsys.readouterr().err
         given, least, of_sound = re.search(
             r"budget of ([\d.]+ .B) is too small for .*; the least that works is ([\d.]+) MB \(.*\), "
-            r"of which the sound takes ([\d.]+) MB", text
+            r"including ([\d.]+) MB for the sound", text
         ).groups()  # fmt: skip
         assert given == format_bytes(budget * 1000)
         assert float(of_sound) == pytest.approx(sound, abs=0.06)
@@ -419,7 +478,7 @@ def test_audio_latents_of_another_shape_are_an_error_only_where_sound_is_asked_f
         (np.ones((1, 8, LENGTH, 16), np.int32), "audio latents 'final_audio_latent' is stored as int32; save it as"),
         (np.ones((1, 8, 16, LENGTH), np.float32), "audio latents 'final_audio_latent' have the shape (1, 8, 16, 3)"),
         (np.ones((1, 8, 0, 16), np.float32), "audio latents 'final_audio_latent' are empty"),
-        (np.ones((2, 8, LENGTH, 16), np.float32), "has the sound of 2 videos, and there are 1; give that of each"),
+        (np.ones((2, 8, LENGTH, 16), np.float32), "has the sound of 2 videos, and there are 1; give the sound of each"),
     ],
 )
 def test_audio_latents_that_do_not_decode_leave_no_file(tmp_path, video, model, capsys, audio, message):
@@ -451,7 +510,7 @@ def test_an_ffmpeg_that_dies_in_a_decode_with_sound_is_an_error(tmp_path, video,
             yield chunk
 
     monkeypatch.setattr(audio_pipeline, "_chunks", slow_chunks)
-    monkeypatch.setattr(ffmpeg_process, "MAX_SILENCE", 3)  # after SIGTERM it may wait for sound
+    monkeypatch.setattr(ffmpeg, "MAX_SILENCE", 3)  # after SIGTERM it may wait for sound
     clip = tmp_path / "clip.safetensors"
     channels = VideoVAE.from_pretrained(video, encoder=False).config.latent_channels
     latents = np.random.default_rng(0).normal(size=(1, channels, 13, 2, 2)).astype(np.float32)

@@ -74,7 +74,7 @@ def test_the_plan_counts_the_sound(tmp_path, golden, model, capsys):
     budget = report["plan"]["peak_bytes"] + report["audio"]["peak_bytes"]
     assert encode([*with_sound, "--memory-budget", f"{budget / 1e6}MB"]) == 0
     assert encode([*with_sound, "--memory-budget", f"{budget / 4e6}MB"]) == 1
-    assert ", of which the sound takes " in capsys.readouterr().err
+    assert " for the sound" in capsys.readouterr().err
     assert encode([*arguments, "--dry-run", "--json"]) == 0
     assert "audio" not in json.loads(capsys.readouterr().out)
 

@@ -14,10 +14,8 @@ from benchmarks.exchange import BorderBytes, band_grid, halo_bytes, make_exchang
 from conftest import CONV_CASES, ENCODER_CASES
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.models.conv_spec import ConvSpec
-from mlx_ltx_vae.models.specs import FrameAttentionSpec, LayerSpec, NetworkSpec
-from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec, parse_vae_config
-from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.specs import ConvSpec, FrameAttentionSpec, LayerSpec, NetworkSpec
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, encoder_spec, parse_vae_config
 from mlx_ltx_vae.planning.clip import Clip
 from mlx_ltx_vae.planning.memory import StreamRun, make_steps
 from mlx_ltx_vae.shapes import Axis, LatentShape, WindowSpec

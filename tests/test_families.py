@@ -28,10 +28,10 @@ from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.errors import CheckpointsDiffer
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.models import families
-from mlx_ltx_vae.models.audio_vae.config import AudioConfig, Norm
-from mlx_ltx_vae.models.audio_vae.family import AUDIO_VAE
 from mlx_ltx_vae.models.base import Found, Statistics
 from mlx_ltx_vae.models.families import published
+from mlx_ltx_vae.models.sound.config import AudioConfig, Norm
+from mlx_ltx_vae.models.sound.family import AUDIO_VAE
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from toy_family import TOY
 
@@ -204,7 +204,7 @@ def test_it_is_converted_and_verified(path, weights, latents, tmp_path, capsys):
 
 def test_checkpoints_of_two_families_differ(golden, path):
     conv = open_checkpoint(golden("ltx2_3").checkpoint, encoder=False)
-    with pytest.raises(CheckpointsDiffer, match="differs from that of the source .* in family"):
+    with pytest.raises(CheckpointsDiffer, match="differs from the source .* in family"):
         verify_conversion(conv, open_checkpoint(path))
 
 

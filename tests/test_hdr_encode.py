@@ -161,7 +161,9 @@ def test_chromaticities_of_another_space_are_an_error_that_names_both(tmp_path, 
         return
     fitting = {"sRGB": "use --hdr srgb_linear", "ACEScg": "use --hdr acescg"}.get(name, "convert it first")
     message = refusal(capsys, folder, "--demo", "--hdr", meaning, "-o", out)
-    assert message == f"error: {last}: has the primaries of {name}, and {meaning} has those of {own}; {fitting}."
+    assert (
+        message == f"error: {last}: has the primaries of {name}, and {meaning} has the primaries of {own}; {fitting}."
+    )
     assert not out.exists()
     with pytest.raises(ReaderError, match=f"has the primaries of {re.escape(name)}"):
         ExrReader(last, multiple=1, space=meaning)

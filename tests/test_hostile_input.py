@@ -55,8 +55,8 @@ def refused(folder, *commands):
 
 
 SPECIALS = {
-    "device": "a device or a socket in place of a file",
-    "pipe": "a pipe in place of a file",
+    "device": "a device or a socket instead of a file",
+    "pipe": "a pipe instead of a file",
     "holes": "more than",
 }
 

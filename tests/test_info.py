@@ -17,9 +17,8 @@ from checkpoint_files import as_an_mlx_port_stores
 from conftest import CONV_CASES, FIXTURES, active_memory
 from mlx_ltx_vae import PlanError, VideoVAE, demo, save_latents
 from mlx_ltx_vae.info import main
-from mlx_ltx_vae.inspect import format_report
-from mlx_ltx_vae.models.video_vae.config import decoder_spec, parse_vae_config
-from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.inspect import format_report, inspect
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
 from mlx_ltx_vae.planning.clip import lookahead, receptive_field
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run_whole
@@ -549,6 +548,15 @@ def test_audio_latents_alone_are_described(
     if name != "audio_latents":
         np.save(tmp_path / "a.npy", audio)
         assert info(tmp_path / "a.npy")["layout"] == layout
+
+
+def test_audio_latents_of_a_trainer_are_described_without_their_padding(info: Callable, tmp_path: Path) -> None:
+    path, sound = tmp_path / "clip.safetensors", np.ones((8, 26, 16), np.float32)
+    save_file({"audio_latents_26x16x8_float32": sound, "audio_lengths_int32": np.array(20, np.int32)}, path)
+    with pytest.warns(UserWarning, match="which leaves out 6 audio latents of padding"):
+        assert inspect(str(path))["latents"] == 20
+    save_file({"a": sound[None], "latents": np.ones((1, 8, 4, 2, 2), np.float32)}, path)
+    assert info(path, "--audio-tensor", "a")["audio"]["tensor"] == "a"
 
 
 def test_audio_latents_that_cannot_be_read(refused: Callable, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -1,5 +1,6 @@
 """The code of docs/integrations.md, run with stand-ins for what each program hands over."""
 
+import json
 import re
 import shlex
 import sys
@@ -162,11 +163,24 @@ def test_latents_of_diffusers_decode_from_a_file(checkpoint, vae, latents, tmp_p
         "unnormalized": unnormalized(vae, latents),
     }
     output, pipe = SimpleNamespace(frames=Tensor(kinds[kind])), type(pipeline, (), {})()
-    command = section("diffusers")["save_for_decode"](pipe, output, str(tmp_path / "clip.npy"), 9, 64, 96)
+    command = section("diffusers")["save_for_decode"](pipe, output, str(tmp_path / "clip.npz"), 9, 64, 96)
     words = shlex.split(command.replace("-m VAE", f"-m {checkpoint}").replace("clip.mp4", str(tmp_path / "out.npy")))
     assert words[:3] == ["python", "-m", "mlx_ltx_vae.decode"]
     assert decode_command.main([*words[3:], "-q"]) == 0
     assert_levels(np.load(tmp_path / "out.npy"), vae.decode_uint8(latents))
+
+
+def test_keyframes_of_diffusers_are_saved_and_the_padding_of_its_latents_is_not_decoded(golden, tmp_path, capsys):
+    stills, frames = np.ones((1, 8, 2, 2, 3)), np.ones((1, 8, 3, 2, 3))
+    output = SimpleNamespace(frames=Tensor(frames), keyframes=Tensor(stills), keyframe_positions=[4, 16])
+    pipe = type("LTX2DFRPipeline", (), {})()
+    command = section("diffusers")["save_for_decode"](pipe, output, str(tmp_path / "clip.npz"), 9, 64, 96)
+    words = command.replace("-m VAE", f"-m {golden('ltx2_5_keyframes').checkpoint} --dry-run --json").split()
+    assert decode_command.main(words[3:]) == 0
+    out, err = capsys.readouterr()
+    plan = json.loads(out)["plan"]
+    assert (plan["frames"], plan["keyframes"]) == (9, [4])
+    assert err.count("\n") == 2
 
 
 def test_files_of_trainers_become_latents_and_back(vae, latents, torch, tmp_path):

@@ -1,5 +1,6 @@
 """Keyframes in files: which are read, beside latents or alone, which are refused, and what is written."""
 
+import json
 from pathlib import Path
 
 import mlx.core as mx
@@ -9,6 +10,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from mlx_ltx_vae import Keyframes, LatentsError, load_keyframes, save_latents
+from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.latents import LatentsWriter, load_latents, open_latents
 
 SHAPE = (2, 8, 3, 4, 5)
@@ -49,6 +51,43 @@ def test_keyframes_are_read_from_the_latent_file_and_do_not_make_it_ambiguous(tm
         assert read.latents.dtype == mx.float32
         np.testing.assert_array_equal(np.array(read.latents), STILLS)
     np.testing.assert_array_equal(np.array(file.read()), LATENTS)
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "npz"])
+def test_keyframes_have_the_names_of_what_pipelines_return(tmp_path, capsys, ending):
+    tensors = {"frames": LATENTS, "keyframes": STILLS, "keyframe_positions": np.array(FRAMES)}
+    path = write(tmp_path / f"clip.{ending}", tensors)
+    assert open_latents(path).info.tensor == "frames"
+    assert info([str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["keyframes"]["frames"] == list(FRAMES)
+    for name in ("clip", "keys"):
+        found = load_keyframes(write(tmp_path / f"{name}.{ending}", tensors))
+        assert found.frames == FRAMES
+        np.testing.assert_array_equal(np.array(found.latents), STILLS)
+        tensors.pop("frames", None)
+    with pytest.raises(LatentsError, match="has keyframe_latents and keyframes, two names for the same; keep one"):
+        load_keyframes(write(path, tensors | TENSORS))
+
+
+def test_who_reads_latents_is_told_of_keyframes_beside_them(tmp_path):
+    with pytest.warns(UserWarning, match=r"clip\.npz: has keyframes too; load_keyframes reads them, for decode"):
+        load_latents(write(tmp_path / "clip.npz", TENSORS))
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "npz"])
+def test_frames_behind_the_stated_ones_are_padding_without_keyframes(tmp_path, ending):
+    path = write(tmp_path / f"clip.{ending}", TENSORS, num_frames="9", height="128", width="160")
+    with pytest.warns(UserWarning) as warnings:
+        latents, about = load_latents(path)
+        keyframes = load_keyframes(path)
+    assert {
+        f"{path}: states 9 frames, which leaves out 1 latent frame of padding at the end.",
+        f"{path}: the 9 frames of its video leave out 1 keyframe at frame 12.",
+    } <= {str(each.message) for each in warnings}
+    assert (about.num_frames, latents.shape) == (9, (2, 8, 2, 4, 5))
+    np.testing.assert_array_equal(np.array(latents), LATENTS[:, :, :2])
+    assert keyframes.frames == (4, 4)
+    np.testing.assert_array_equal(np.array(keyframes.latents), STILLS[:, :, 1:])
 
 
 def test_a_file_of_keyframes_alone_is_no_latent_file(tmp_path):
@@ -136,7 +175,7 @@ def test_bad_keyframes_are_refused_by_one_sentence_that_names_the_file(tmp_path,
         (STILLS, FRAMES[:2], r"3 stills, and have \[12, 4\]\."),
         (STILLS, [1, 2, 2.5], r"3 stills, and have \[1.0, 2.0, 2.5\]\."),
         (STILLS, [1, 2, 2**70], "frame numbers of keyframes are list; expected an array of numbers"),
-        (STILLS, [1, [2], 3], "frame numbers of keyframes are list, of which numpy makes no array"),
+        (STILLS, [1, [2], 3], "frame numbers of keyframes are list, which numpy cannot convert"),
         (STILLS, range(10**5), r"3 stills, and have .{0,90}\.$"),
     ],
 )

@@ -12,7 +12,7 @@ from mlx_ltx_vae import Keyframes, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.models.diffusion_decoder.attention import Tables, attend
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import joint_segments
-from mlx_ltx_vae.models.diffusion_decoder.network_specs import decoder_spec
+from mlx_ltx_vae.models.diffusion_decoder.specs import decoder_spec
 from mlx_ltx_vae.tiling.config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from tolerances import tolerance
 
@@ -292,4 +292,4 @@ def test_an_embedding_of_other_latents_is_none(golden, vaes):
     case = golden(GATED)
     weights = mx.load(str(case.checkpoint)) | {"vae.decoder.type_emb": mx.zeros(128)}
     decoder = VideoVAE.from_weights(weights, {"vae": case.manifest["vae_config"]}).decoder
-    assert "has no type_emb" in decoder.keyframe_warning and vaes(GATED).decoder.keyframe_warning is None
+    assert "has no type_emb" in decoder.spec.keyframe_warning and vaes(GATED).decoder.spec.keyframe_warning is None

@@ -262,7 +262,10 @@ def test_audio_latents_are_told_apart_from_packed_and_other_latents(tmp_path: Pa
     path = write(tmp_path / "audio.safetensors", {"latents": np.ones(shape, np.float32)})
     with pytest.raises(LatentsError, match=r"are audio latents; read them with load_audio_latents, for AudioVAE"):
         load_latents(path, latent_channels=latent_channels)
-    with speaking_of_options(), pytest.raises(LatentsError, match="; give them with --audio-latents beside those of a"):
+    with (
+        speaking_of_options(),
+        pytest.raises(LatentsError, match="; give them with --audio-latents beside the video's"),
+    ):
         load_latents(path, latent_channels=latent_channels)
 
 

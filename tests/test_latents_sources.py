@@ -134,7 +134,7 @@ def test_standard_input_without_latents_is_refused() -> None:
         assert "or turn a video into latents with encode" in refusal("-")
     with open(os.devnull, "rb") as device, standard_input(device):
         assert "standard input is a terminal or another device; pipe" in refusal("-")
-        assert "/dev/stdin: cannot be read (a device or a socket in place of a file)" in refusal("/dev/stdin")
+        assert "/dev/stdin: cannot be read (a device or a socket instead of a file)" in refusal("/dev/stdin")
 
 
 def test_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_files_that_cannot_be_read_are_refused_in_one_sentence(tmp_path: Path, l
     assert refusal(empty) == f"{empty}: is empty; expected latents as safetensors, .npy or .npz."
     assert refusal(tmp_path / "no.npy") == f"{tmp_path / 'no.npy'}: there is no such file."
     assert refusal(tmp_path / "clip.pt") == f"{tmp_path / 'clip.pt'}: there is no such file."
-    assert refusal("/dev/zero") == "/dev/zero: cannot be read (a device or a socket in place of a file)."
+    assert refusal("/dev/zero") == "/dev/zero: cannot be read (a device or a socket instead of a file)."
     assert re.search(r"cannot be read \(.*embedded null .*\)", refusal("clip\0.npy"))  # in the words of this Python
     assert "cannot be read (Not a directory)" in refusal(empty / "clip.npy")
     with without_permission(private):

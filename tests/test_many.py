@@ -11,9 +11,10 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from PIL import Image
 
 from many_files import VAE, failed, names, run
-from mlx_ltx_vae import demo, load_latents, save_latents
+from mlx_ltx_vae import VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from terminals import run_on_terminal
@@ -158,6 +159,8 @@ def test_a_table_writes_nowhere_but_into_the_folder_of_outputs(clips, capsys, ou
     Path("precious.npy").write_text("kept")
     Path("out").mkdir()
     Path("out/link-1.npy").symlink_to(clips / "precious.npy")
+    two, _ = load_latents("two.safetensors")
+    save_latents("pair.safetensors", mx.concatenate([two, two]))
     row = output.format(here=clips)
     Path("clips.csv").write_text(f"path,output\none.safetensors,one.mp4\npair.safetensors,{row}\n")
     line = failed(capsys, "clips.csv", *VAE, "-o", "out/")
@@ -165,6 +168,25 @@ def test_a_table_writes_nowhere_but_into_the_folder_of_outputs(clips, capsys, ou
     assert "is not inside the folder out; " in line
     assert Path("precious.npy").read_text() == "kept"
     assert loads == []
+
+
+@pytest.mark.parametrize("output", ["stills/", "stills/%05d.tif", "stills.tif/"])
+def test_a_batch_of_single_frames_becomes_stills_in_one_folder(clips, output, capsys):
+    """Each is the still of its latents alone, also beside stills of other names."""
+    latents = mx.random.normal((3, 64, 1, 2, 2), key=mx.random.key(1))
+    save_latents("batch.safetensors", latents)
+    assert run(decode, "batch.safetensors", *VAE, "-o", output) == 0
+    ending = ".tif" if "tif" in output else ".png"
+    folder = "stills.tif" if "stills.tif" in output else "stills"
+    assert names(folder) == [f"{index:05d}{ending}" for index in range(3)]
+    assert f"/00000{ending} to {folder}/00002{ending}: 3 stills of 64x64, in " in capsys.readouterr().out
+    vae = VideoVAE.from_pretrained(demo.VAE)
+    for index in range(3):
+        (expected,) = vae.decode_uint8(latents[index : index + 1])
+        assert np.array_equal(np.array(Image.open(f"{folder}/{index:05d}{ending}")), expected)
+    assert failed(capsys, "batch.safetensors", *VAE, "-o", output).endswith("or add -y to replace it.")
+    assert run(decode, "batch.safetensors", *VAE, "-o", "clip.npy", "-q") == 0
+    assert len(np.load("clip-2.npy")) == 1
 
 
 def test_a_batch_in_a_file_becomes_several_videos(clips, capsys):

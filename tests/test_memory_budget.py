@@ -11,8 +11,7 @@ from mlx_ltx_vae import PlanError, VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.device import step_settings
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec, parse_vae_config
-from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, encoder_spec, parse_vae_config
 from mlx_ltx_vae.planning.memory import is_cache_tight
 from mlx_ltx_vae.planning.planner import plan_decode, plan_encode
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig

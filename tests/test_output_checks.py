@@ -8,12 +8,15 @@ import pytest
 from mlx.utils import tree_map
 
 from audio_cases import random_latents
-from mlx_ltx_vae import AudioVAE, DecodeError, PreviewVAE, VideoVAE, integrations
+from conftest import active_memory
+from mlx_ltx_vae import AudioVAE, DecodeError, PreviewVAE, VideoVAE, demo, integrations
 from mlx_ltx_vae.decode import main as decode_command
+from mlx_ltx_vae.models.latent_rgb.family import LatentRGBConfig, LatentRGBDecoder
 from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
 from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder
 from mlx_ltx_vae.pipeline import audio, decode, encode
 from mlx_ltx_vae.pipeline.frames import OutputCheck
+from mlx_ltx_vae.preview import main as preview_command
 from mlx_ltx_vae.video.audio import write_wav
 
 
@@ -98,15 +101,61 @@ def test_useless_output_of_the_command_is_an_error_without_a_file(golden, tmp_pa
     assert [file.name for file in tmp_path.iterdir()] == ["one.npy"]
 
 
+def preview_vae(kind, fault=None):
+    """A tiny autoencoder or a projection whose last weights are NaN, or zeros, or random."""
+    config = PreviewConfig((16, 12, 8, 8), 8, None, 6) if kind == "taehv" else LatentRGBConfig(6, 4)
+    decoder = PreviewDecoder(config) if kind == "taehv" else LatentRGBDecoder(config)
+    last = decoder.layers[-1] if kind == "taehv" else decoder.to_rgb
+    last.weight = last.weight * {"NaN": mx.nan, "flat": 0}.get(fault, 1)
+    last.bias = mx.full(last.bias.shape, 0.5)
+    return PreviewVAE(config, None, decoder)
+
+
+def push(vae, latents):
+    vae.push(latents)
+    vae.flush()
+
+
+PREVIEWS = {
+    "array": lambda vae, latents: vae.decode(latents),
+    "uint8": lambda vae, latents: vae.decode_uint8(latents),
+    "callback": lambda vae, latents: vae.decode(latents, on_frames_ready=lambda *_: None),
+    "stream": lambda vae, latents: list(vae.stream(latents)),
+    "rows": lambda vae, latents: vae.decode(latents, vae.plan(latents.shape, order="rows")),
+    "push": push,
+    "stills": lambda vae, latents: vae.decode_stills(latents),
+    "small stills": lambda vae, latents: vae.decode_stills(latents, small=True),
+}
+
+
 @pytest.mark.parametrize("frames", [1, 3])
-def test_previews_that_are_not_finite_raise(frames):
-    config = PreviewConfig((16, 12, 8, 8), 8, None, 6)
-    vae = PreviewVAE(config, None, PreviewDecoder(config))
-    vae.decoder.update(tree_map(lambda weight: weight * mx.nan, vae.decoder.parameters()))
-    latents = latents_of(frames, 6)
-    for way in (vae.decode, vae.decode_uint8, vae.decode_stills, vae.push, lambda latents: list(vae.stream(latents))):
-        with pytest.raises(DecodeError, match="not finite: NaN weights"):
-            way(latents)
+@pytest.mark.parametrize("fault", SAID)
+@pytest.mark.parametrize("kind", ["taehv", "projection"])
+def test_useless_previews_raise(kind, fault, frames):
+    said = "not finite: NaN weights" if fault == "NaN" else SAID[fault]
+    vae = preview_vae(kind, fault)
+    for way in PREVIEWS.values():
+        with pytest.raises(DecodeError, match=said):
+            way(vae, latents_of(frames, 6))
+
+
+@pytest.mark.parametrize("kind", ["taehv", "projection"])
+def test_previews_of_plain_latents_may_be_plain(kind):
+    plain = mx.broadcast_to(latents_of(3, 6)[:, :, :, :1, :1], (1, 6, 3, 2, 3))
+    for vae, latents in ((preview_vae(kind), plain), (preview_vae(kind, "flat"), plain)):
+        for way in PREVIEWS.values():
+            way(vae, latents)
+
+
+def test_useless_previews_of_the_command_are_an_error_without_a_file(tmp_path, capsys):
+    weights, metadata = mx.load(str(demo.LATENT_RGB), return_metadata=True)
+    weights = {name: 0 * weight + (0 if name.endswith("weight") else 0.5) for name, weight in weights.items()}
+    model = tmp_path / "model.safetensors"
+    mx.save_safetensors(str(model), weights, metadata)
+    for output in ("a.mp4", "a.png"):
+        assert preview_command([str(demo.LATENTS), "-m", str(model), "-o", str(tmp_path / output)]) == 1
+        assert SAID["flat"] in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
 
 
 def test_sound_that_is_not_finite_raises(audio_case, tmp_path):
@@ -178,3 +227,13 @@ def test_a_frame_is_flat_if_all_its_patches_are_the_same_in_whatever_pieces_it_c
         check.update(draw(piece), 0)
     with pytest.raises(DecodeError, match="one flat patch everywhere") if is_flat else nullcontext():
         check.close()
+
+
+def test_a_check_keeps_no_frames():
+    check = OutputCheck(4, lambda: mx.zeros(8, mx.bool_), explain=lambda: "", find_cause=lambda: None)
+    piece = mx.random.uniform(shape=(1, 8, 128, 128, 3), key=mx.random.key(0))
+    mx.eval(piece)
+    size, before = piece.nbytes, active_memory()
+    check.update(piece, 0)
+    del piece
+    assert active_memory() - before < -0.9 * size

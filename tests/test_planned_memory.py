@@ -19,7 +19,7 @@ from mlx_ltx_vae import AudioVAE, PreviewVAE, VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import DTYPES
 from mlx_ltx_vae.errors import PlanError, TilingError
 from mlx_ltx_vae.models.base import SOUND, Statistics
-from mlx_ltx_vae.models.convolution.prepared import prepare
+from mlx_ltx_vae.models.convolution.conv3d import prepare
 from mlx_ltx_vae.models.families import PICTURES, published
 from mlx_ltx_vae.tiling.config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from tolerances import cpu_only
@@ -252,7 +252,7 @@ def _encode(case: Case, vae: Any) -> Iterator[int]:
 def _sound(case: Case, vae: Any) -> Iterator[int]:
     if case.network == "encoder":
         seconds = case.frames / 25
-        rate = vae.encoder.spec.sound.sample_rate
+        rate = vae.encoder.spec.clip.sample_rate
         waveform = (
             np.random.default_rng(0).uniform(-1, 1, (case.batch, 2, math.ceil(seconds * rate))).astype(np.float32)
         )

@@ -21,8 +21,7 @@ from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.errors import CheckpointError
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.models.specs import PaddingMode
-from mlx_ltx_vae.models.video_vae.config import decoder_spec, parse_vae_config
-from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
 from tolerances import tolerance
 
 MANIFEST = json.loads((FIXTURES / "pruna.json").read_text())

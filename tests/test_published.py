@@ -202,7 +202,7 @@ def test_an_estimate_has_the_decoder_and_the_dtype_that_are_asked_for():
         (PlanError, "the decoder 'tiny' is not known; expected conv or diffusion", {"decoder": "tiny"}),
         (
             PlanError,
-            "0.9.5 has no sound; those that have it are ltx-2, ltx-2.3",
+            "0.9.5 has no sound; choose one of ltx-2, ltx-2.3",
             {"generation": "0.9.5", "sound": True},
         ),
         (PlanError, "the least that works is", {"memory_budget": "1GB"}),

@@ -15,7 +15,7 @@ from conftest import CONV_CASES, active_memory
 from mlx_ltx_vae import CheckpointError, PlanError, VideoVAE
 from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.convolution.conv3d import Conv3d
-from mlx_ltx_vae.models.layers.blocks import ResnetBlock
+from mlx_ltx_vae.models.layers import ResnetBlock
 from mlx_ltx_vae.models.specs import PaddingMode
 from mlx_ltx_vae.models.video_vae.block_types import RES_CHANGE, BlockConfig, NetworkOptions
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config

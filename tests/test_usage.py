@@ -71,7 +71,7 @@ WRONG = [
     (decode, "--generation ltx-2.3 --dry-run clip.npy", "--generation plans without files; leave out LATENTS"),
     (decode, "--generation ltx2.3 --dry-run", "(did you mean ltx-2.3?)"),
     (decode, "--generation ltx-2.3 --dry-run --size 64x64 --num-frames 8", "8 frames of 64x64 do not fit the latent"),
-    (decode, "--generation 0.9.5 --dry-run --size 64x64 --num-frames 9 --sound", "0.9.5 has no sound; those that have"),
+    (decode, "--generation 0.9.5 --dry-run --size 64x64 --num-frames 9 --sound", "0.9.5 has no sound; choose one of"),
     (decode, f"{DECODE} --num-frames 9", "--num-frames goes with --generation"),
     (decode, f"{DECODE} --bogus", "unrecognized arguments: --bogus"),
     (decode, f"{DECODE} --memory_budget 8GB", "(did you mean --memory-budget?)"),

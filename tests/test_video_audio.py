@@ -76,7 +76,7 @@ def test_audio_is_kept_for_a_limited_time_after_the_video(tmp_path: Path, monkey
     """An hour, which is a second here."""
     monkeypatch.setattr(audio, "MAX_REST", 1)
     source = make_audio(tmp_path / "a.wav", 3)
-    message = r"its audio 3.00 s, of which 1 s after the video are kept; shortest=True"
+    message = r"its audio 3.00 s; 1 s after the video are kept; shortest=True"
     with pytest.warns(UserWarning, match=message):
         write(tmp_path / "out.mkv", audio=source, num_frames=NUM_FRAMES, audio_codec="pcm")
     assert len(sound(tmp_path / "out.mkv")) == 2 * RATE

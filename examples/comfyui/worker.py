@@ -25,12 +25,11 @@ EXIT_SECONDS = 30
 
 @dataclass(frozen=True)
 class Report:
-    """How far a job is: `done` of `total`, a picture (H, W, 3) uint8, and a text to show."""
+    """How far a job is: `done` of `total`, and a picture (H, W, 3) uint8."""
 
     done: int
     total: int
     picture: np.ndarray | None = None
-    text: str | None = None
 
 
 class Job:
@@ -38,6 +37,8 @@ class Job:
 
     def __init__(self, work: Callable[..., Any], *arguments: Any) -> None:
         self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self.lines: list[str] = []  # that were shown
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._work, self._arguments = work, arguments
@@ -61,7 +62,7 @@ class Job:
                 self._news.set()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether the job has ended, at the latest after a time, or when it calls."""
+        """Return whether the job has ended, at the latest after a time, or when it calls."""
         if seconds is None or self._ended.is_set():
             return self._ended.wait()
         self._news.wait(seconds)
@@ -69,7 +70,7 @@ class Job:
         return self._ended.is_set()
 
     def result(self) -> Any:
-        """What `work` has returned. Raises the error that has ended it."""
+        """The result of `work`. Raises the error that ended it."""
         if self._error is not None:
             raise self._error
         return self._result
@@ -103,6 +104,16 @@ class Job:
         self.check()
         return answer
 
+    def say(self, line: str) -> None:
+        """Show a line in the node, below those before. Called by `work`."""
+        self._said.put(line)
+
+    def new_lines(self) -> list[str]:
+        """The lines since the last call. Called by the thread that waits for the job."""
+        new = [self._said.get() for _ in range(self._said.qsize())]
+        self.lines += new
+        return new
+
     def answer(self) -> None:
         """Make the calls that `work` waits for. Called by the thread that waits for the job."""
         while not self._calls.empty():
@@ -130,7 +141,7 @@ class MLXThread:
         atexit.register(self._close_at_exit)
 
     def submit(self, job: Job) -> None:
-        """Run a job after those before it. After `close` it is abandoned like those that were running then."""
+        """Run a job after those before it. After `close` it is abandoned like the jobs that were running then."""
         with self._lock:
             if self._is_closed:
                 job.abandon()

@@ -68,7 +68,7 @@ def check_process() -> None:
 
 
 def is_cpu() -> bool:
-    """Whether the default device is the CPU."""
+    """Return whether the default device is the CPU."""
     return mx.default_device() == mx.Device(mx.cpu)
 
 
@@ -89,7 +89,7 @@ def is_reference_blas(files: Iterable[str]) -> bool:
 
 
 def backend() -> Backend:
-    """That of the default device."""
+    """The backend of the default device."""
     if is_cpu():
         return Backend.CPU
     return Backend.METAL if mx.metal.is_available() else Backend.CUDA
@@ -122,7 +122,7 @@ def compiler_search() -> Callable[[], object]:
 
 
 def compiles_kernels() -> bool:
-    """Whether MLX compiles functions for the default device: on a CPU it needs g++, and else runs their operations."""
+    """True if MLX compiles functions for the default device: on a CPU it needs g++, and else runs their operations."""
     return "MLX_DISABLE_COMPILE" not in os.environ and not (is_cpu() and shutil.which("g++") is None)
 
 
@@ -145,7 +145,7 @@ def largest_buffer() -> int | None:
 
 
 def available_memory(own: int = 0) -> int:
-    """Bytes available to a plan: the device's memory minus that of this process's arrays, but its `own` bytes."""
+    """Bytes available to a plan: the device's memory minus this process's arrays, except its `own` bytes."""
     free = None if is_cpu() else _device_info("free_memory")
     if free is not None:  # CUDA: excludes this process's arrays and buffer cache
         return free + mx.get_cache_memory() + own
@@ -155,13 +155,13 @@ def available_memory(own: int = 0) -> int:
 
 
 def total_memory() -> int:
-    """Bytes of memory that the device has: on Metal, those that it recommends to use."""
+    """Bytes of memory that the device has: on Metal, as many as it recommends to use."""
     total = None if is_cpu() else _device_info("max_recommended_working_set_size") or _device_info("total_memory")
     return total or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def is_memory_short() -> bool:
-    """Whether active memory plus MLX's buffer cache exceeds the working set that Metal recommends."""
+    """Return whether active memory plus MLX's buffer cache exceeds the working set that Metal recommends."""
     recommended = _device_info("max_recommended_working_set_size")
     return recommended is not None and mx.get_active_memory() + mx.get_cache_memory() > recommended
 
@@ -195,7 +195,7 @@ class _Steps:
 
     @contextmanager
     def settings(self, cache_limit: int) -> Iterator[None]:
-        """Those of one step. A run that waits for its caller leaves the app its own."""
+        """Apply the settings during one step. While a run waits for its caller, the app has its own."""
         with self._lock:
             self._limits.append(cache_limit)
             self._set_limit()

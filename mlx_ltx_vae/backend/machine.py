@@ -1,4 +1,4 @@
-"""The machine that plans depend on, and this process among those that compute together. No MLX."""
+"""The machine that plans depend on, and this process among the processes that compute together. No MLX."""
 
 import enum
 import os
@@ -44,7 +44,7 @@ RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 class Work(enum.Enum):
-    """What ranks share."""
+    """Work that ranks share."""
 
     ROWS = "rows"  # one video: each computes a band of rows
     BATCH = "batch"  # several videos: each computes whole ones

@@ -27,7 +27,7 @@ def dtype_name(dtype: mx.Dtype | np.dtype) -> str:
 
 
 def parse_dtype(dtype: GivenDtype) -> DtypeName | None:
-    """The name of a given dtype. A `CheckpointError` if no network can have it."""
+    """The name of a given dtype. Raises a `CheckpointError` if no network can have it."""
     name = dtype_name(dtype) if isinstance(dtype, mx.Dtype) else dtype
     if name is not None and name not in DTYPES:
         hint = suggest(name, DTYPES, OTHER_DTYPE_NAMES) if isinstance(name, str) else ""
@@ -90,7 +90,7 @@ def clear_streams_at_thread_end() -> None:
 
 
 def evaluate(what: str, *arrays: mx.array, error: type[LTXVAEError] = LatentsError) -> None:
-    """Evaluate a caller's arrays. Those of another thread are an `error`: MLX's streams belong to threads."""
+    """Evaluate a caller's arrays. Arrays of another thread raise `error`: MLX's streams belong to threads."""
     clear_streams_at_thread_end()
     try:
         mx.eval(*arrays)
@@ -111,7 +111,7 @@ def native_array(values: Any, what: str, error: type[LTXVAEError] = LatentsError
         array = np.asanyarray(values)
     except Exception as problem:  # each library has its own: torch a TypeError for bfloat16, and for what is on a GPU
         raise error(
-            f"the {what} are {type(values).__name__}, of which numpy makes no array ({excerpt(problem, 120)}); pass "
+            f"the {what} are {type(values).__name__}, which numpy cannot convert ({excerpt(problem, 120)}); pass "
             "float32 in the memory of the CPU: tensor.detach().cpu().float()."
         ) from problem
     if array.dtype.kind in "OSUmM":
@@ -121,7 +121,7 @@ def native_array(values: Any, what: str, error: type[LTXVAEError] = LatentsError
 
 
 def to_mlx(values: Any, what: str, error: type[LTXVAEError] = LatentsError) -> mx.array:
-    """A caller's array as one of MLX, see `native_array`. That of numpy is copied."""
+    """A caller's array as an MLX array, see `native_array`. A numpy array is copied."""
     array = native_array(values, what, error)
     # MLX takes no reversed axes, and of a strided view memory for all that lies between its values.
     return array if isinstance(array, mx.array) else mx.array(np.asarray(array, order="C"))

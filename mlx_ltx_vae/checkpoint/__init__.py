@@ -51,11 +51,11 @@ class Checkpoint:
     Attributes:
         name: what error messages call it.
         class_name: the class that its configuration names, if any.
-        is_inferred: whether it has no configuration, so that `config` was inferred from its tensors.
+        is_inferred: True if it has no configuration, so that `config` was inferred from its tensors.
         raw_config: the configuration as a converted checkpoint states it; empty if a parsed one was given.
-        networks: those that were asked for and exist.
-        statistics: where mean and standard deviation of the latents are stored; None if the networks need none.
-        files: all that were read, with those of the configuration.
+        networks: the networks that were asked for and exist.
+        statistics: location of the mean and standard deviation of the latents; None if the networks need none.
+        files: all files that were read, including the configuration's.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Checkpoint:
     files: Sequence[Path] = ()
 
     def cast_dtype(self, network: str, dtype: str | None) -> mx.Dtype | None:
-        """What the weights of a network are cast to if a user wants `dtype`; None for what they are stored in."""
+        """The dtype that a network's weights are cast to if a user wants `dtype`; None for the stored dtype."""
         stored = self.networks.get(network)
         is_promoted = network not in self.family.computes_in_half
         if is_promoted and stored and "float16" in ([dtype] if dtype else stored.parameters_by_dtype):
@@ -92,7 +92,7 @@ class Checkpoint:
         return replace(self, config=self.family.stills(self.config)) if self.family.stills else self
 
     def used(self, network: str) -> dict[str, str]:
-        """What reports say of a network that was used, JSON-serializable: its file, and what it is.
+        """Report of a network that was used, JSON-serializable: its file, and what it is.
 
         Of several shards, the file is their index, or the first of them.
         """
@@ -102,12 +102,12 @@ class Checkpoint:
         return {"file": str(archives[0].path), "generation": self.config.generation, **kind}
 
     def of_network(self, name: str) -> "Checkpoint":
-        """The same with one of its networks, of which alone it keeps the headers."""
+        """The same with only one of its networks, and only this one's headers."""
         return replace(self, archives=(), networks={name: self.networks[name]})
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether its tensors are arrays, and not in files."""
+        """True if its tensors are arrays, and not in files."""
         return any(info.array is not None for info in self._tensors)
 
     @property
@@ -135,9 +135,9 @@ class Checkpoint:
         return [*tensors, *(self.statistics or ())]
 
     def evaluate(self, what: str, *arrays: mx.array) -> None:
-        """Evaluate tensors of it. A `CheckpointError` if they cannot be read."""
+        """Evaluate tensors of it. Raises a `CheckpointError` if they cannot be read."""
         try:
-            # Arrays in memory may be those of another thread, which is no failure of the device.
+            # Arrays in memory may belong to another thread, which is no failure of the device.
             with nullcontext() if self.is_in_memory else explained_device_errors():
                 mx.eval(arrays)
         except DeviceError:
@@ -147,7 +147,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.name}: {what} cannot be read ({excerpt(error, 120)}).") from error
 
     def read_statistics(self) -> Statistics | None:
-        """Those of the latents, each (C,) float32 and finite, standard deviations above 0; None if none are needed."""
+        """Statistics of the latents, each (C,) float32 and finite, standard deviations above 0; None if not needed."""
         if self.statistics is None:
             return None
         arrays = dict(read_tensors(dict(zip(("mean", "std"), self.statistics, strict=True))))
@@ -208,7 +208,7 @@ def open_weights(weights: Arrays, config: GivenConfig = None, *, medium: Medium 
 
 
 def _contents(location: Location) -> Iterator[object]:
-    """What may be a configuration: the metadata of files, then JSON files beside them."""
+    """Candidates for a configuration: the metadata of files, then JSON files beside them."""
     for archive in location.archives:
         if "config" in archive.metadata:
             try:
@@ -270,7 +270,7 @@ def _check_found(location: Location, wanted: Sequence[str], found: Set[str], med
 
 
 def _find_statistics(location: Location, found: Sequence[Found], num_channels: int) -> tuple[TensorInfo, TensorInfo]:
-    """Where the mean and the standard deviation of the latents are stored, with a value per channel."""
+    """The location of the mean and the standard deviation of the latents, with a value per channel."""
     stored = [
         [archive.tensors[tensor] for tensor in part.statistics]
         for archive, part in zip(location.archives, found, strict=True)

@@ -90,7 +90,7 @@ def open_archive(path: Path, *shards: Path) -> Archive:
         metadata |= part.metadata
         if len(tensors) > MAX_MEMBERS:
             raise CheckpointError(
-                f"{path}: expected at most {MAX_MEMBERS} tensors in all its files; give that of the VAE."
+                f"{path}: expected at most {MAX_MEMBERS} tensors in all its files; give the VAE's file."
             )
     return Archive(path, tensors, metadata)
 
@@ -265,7 +265,7 @@ class StoredNetwork:
     def sanitize(self, name: str, array: mx.array) -> mx.array:
         """Convolution weights become channels-last, axes of length one as expected. The strict load rejects others.
 
-        Those of transposed convolutions are stored with output channels first by MLX, and input channels first by
+        Weights of transposed convolutions are stored with output channels first by MLX, and input channels first by
         torch.
         """
         shape = self._sanitized_shape(name, array.shape)

@@ -14,7 +14,7 @@ from ..backend.device import check_process, give_back_cache
 from ..backend.mlx_utils import DTYPES, count_nonfinite, kept_random_state, to_bool, to_float
 from ..errors import CheckpointError, excerpt
 from ..models.base import Network
-from ..models.convolution.prepared import prepared_modules
+from ..models.convolution.conv3d import prepared_modules
 from . import Checkpoint
 from .files import StoredNetwork
 
@@ -126,7 +126,7 @@ def _modules_above(key: str) -> Iterator[str]:
 
 
 def _problem(weight: mx.array) -> str | None:
-    """What no trained weight is; None if there is nothing wrong with it."""
+    """The property of a weight that no trained weight has; None if there is nothing wrong with it."""
     total = to_float(weight.sum())
     if total and math.isfinite(total):  # every weight is finite and one is not 0: one pass, so that loading stays fast
         return None

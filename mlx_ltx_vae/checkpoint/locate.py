@@ -86,9 +86,9 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
 def recognize(
     archives: Sequence[Archive], medium: Medium = PICTURES, wanted: Collection[str] = ()
 ) -> tuple[Family[Any], list[Found]]:
-    """The family of which the archives have the most of the `wanted` networks, and what it finds in each archive.
+    """The family with the most of the `wanted` networks in the archives, and what it finds in each archive.
 
-    Among equals, the first that finds any network. An encoder alone may be that of several families. By default all
+    Among equals, the first that finds any network. An encoder alone may belong to several families. By default all
     networks of the medium are wanted.
     """
     shapes = [{name: info.shape for name, info in archive.tensors.items()} for archive in archives]
@@ -131,7 +131,7 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _open_named(folder: Path, file: str, medium: Medium) -> list[Archive]:
-    """A file of a folder; of a pack with a file per network, also those that belong to it (see `choose_file`)."""
+    """A file of a folder; of a pack with a file per network, also the files that belong to it (see `choose_file`)."""
     names = _names_in(folder)
     if not os.path.isfile(folder / file):
         listing = list_some(names) or "no safetensors file at all"

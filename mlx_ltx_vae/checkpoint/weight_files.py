@@ -24,10 +24,11 @@ _INDEX = re.compile(r"(?P<stem>.+)\.safetensors\.index(?P<variant>\.[^./]+)?\.js
 _VARIANT = re.compile(r"(?P<base>(?:.+/)?(?:model|diffusion_pytorch_model))\.[^./]+\.safetensors")
 _SHARD = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})(?=(\.[^./]+)?\.safetensors$)")
 
-# Files of the VAE alone, the best first: diffusers folders, then packs of MLX ports with one file per network.
+# Files of the VAE alone, the best first: diffusers folders, then packs of MLX ports with one file per network. Those
+# for LTX-2.5 have two VAEs.
 _DIFFUSERS = "diffusion_pytorch_model"
 _AUDIO_PAIRS = (f"{{}}/{_DIFFUSERS}.safetensors", "{}.safetensors", "{}/model.safetensors")
-_PAIRS = ("vae_{}_conv.safetensors", "vae_{}.safetensors", "{}/model.safetensors")
+_PAIRS = (("vae_{}_conv.safetensors", "vae_{}_av.safetensors"), ("vae_{}.safetensors",), ("{}/model.safetensors",))
 
 
 def own_config_names(file: str) -> tuple[str, ...]:
@@ -37,7 +38,7 @@ def own_config_names(file: str) -> tuple[str, ...]:
 
 
 def is_index(name: str) -> bool:
-    """Whether a file is an index of shards, by its name."""
+    """Return whether a file is an index of shards, by its name."""
     return _INDEX.fullmatch(name) is not None
 
 
@@ -65,13 +66,14 @@ def shard_problem(files: WeightFiles) -> str | None:
 def choose_weights(names: Sequence[str], *, is_audio: bool = False) -> list[tuple[WeightFiles, ...]]:
     """The sets to download out of the file names of a repository (relative, with "/"): one, or one per network.
 
-    They are those of the video VAE, or of the audio VAE and its vocoder. Files of the VAE alone are preferred to files
+    They belong to the video VAE, or to the audio VAE and its vocoder. Files of the VAE alone are preferred to files
     of the whole model, so that 40 GB are not downloaded for 2 GB. A set is preferred to its variants, as in diffusers.
     Several choices if the names do not decide it: they differ in their last set.
     """
     sets = _weight_sets(names)
     if found := _choose_by_layout(sets, is_audio):
-        return found
+        wanted = prefer_convolutional([choice[-1][0] for choice in found])
+        return [choice for choice in found if choice[-1][0] in wanted]
     if is_audio:
         candidates = [name for name in sets if "vae" in _stem(name) and "audio" in _stem(name)]
     else:
@@ -82,14 +84,14 @@ def choose_weights(names: Sequence[str], *, is_audio: bool = False) -> list[tupl
 
 
 def list_weights(names: Sequence[str], *, is_audio: bool = False) -> list[tuple[WeightFiles, ...]]:
-    """As `choose_weights`, of a folder whose headers can be read: what only a name would decide, they decide."""
+    """`choose_weights` for a folder whose headers can be read: they decide what only a name would decide."""
     sets = _weight_sets(names)
     variants = [name for name in sets if (match := _VARIANT.fullmatch(name)) and f"{match['base']}.safetensors" in sets]
     return _choose_by_layout(sets, is_audio) or [(sets[name],) for name in sorted(sets.keys() - set(variants))]
 
 
 def prefer_convolutional(names: Sequence[str]) -> list[str]:
-    """Of VAEs, those whose decoders are convolutional by their names, with a warning; all if no name says so."""
+    """The VAEs whose decoders are convolutional by their names, with a warning; all if no name says so."""
     chosen = [name for name in names if _is_vae(name) and "conv" in _stem(name)]
     others = [name for name in names if name not in chosen]
     if not chosen or not all(_is_vae(name) and not _is_pruned(name) for name in others):
@@ -110,17 +112,23 @@ def _choose_by_layout(sets: dict[str, WeightFiles], is_audio: bool) -> list[tupl
     for folder in ("", "vae/"):
         if found := _set_or_variants(sets, folder + _DIFFUSERS):
             return found
-        for pattern in _PAIRS:
-            encoder, decoder = (folder + pattern.format(network) for network in ("encoder", "decoder"))
-            if encoder in sets or decoder in sets:
+        for patterns in _PAIRS:
+            found = []
+            for pattern in patterns:
+                encoder, decoder = (folder + pattern.format(network) for network in ("encoder", "decoder"))
                 first = [sets[encoder]] if encoder in sets else []
-                decoders = [name for name in sets if name == decoder or _is_pruned_decoder(name, folder)]
-                return [(*first, sets[name]) for name in decoders] or [tuple(first)]
+                if first or decoder in sets:
+                    names = [
+                        each for each in sets if each == decoder or (not found and _is_pruned_decoder(each, folder))
+                    ]
+                    found += [(*first, sets[name]) for name in names] or [tuple(first)]
+            if found:
+                return found
     return []
 
 
 def choose_file(names: Sequence[str], file: str, *, is_audio: bool = False) -> tuple[WeightFiles, ...]:
-    """The sets to open for a file that is named out of those of a folder: of a pack with a file per network, several.
+    """The sets in a folder to open for a file that is named: of a pack with a file per network, several.
 
     With a decoder its encoder; with an audio VAE its vocoder, and the other way around.
     """
@@ -159,7 +167,7 @@ def _is_vae(name: str) -> bool:
 
 
 def _is_pruned_decoder(name: str, folder: str) -> bool:
-    """Whether a file in a pack is, by its name, a decoder that can replace the whole one."""
+    """Return whether a file in a pack is, by its name, a decoder that can replace the whole one."""
     return name.startswith(folder) and _is_vae(name) and _is_pruned(name) and "encoder" not in _stem(name)
 
 

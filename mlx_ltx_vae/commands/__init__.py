@@ -1,1 +1,1 @@
-"""What the commands share: their options, inputs and outputs, and reports."""
+"""Shared parts of the commands: their options, inputs and outputs, and reports."""

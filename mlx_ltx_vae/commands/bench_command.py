@@ -31,7 +31,7 @@ from ..backend.mlx_utils import DTYPES, DtypeName, dtype_name
 from ..checkpoint import open_checkpoint
 from ..errors import CheckpointError, LTXVAEError, describe_error
 from ..models.base import NETWORKS, Family, Statistics
-from ..models.convolution.prepared import prepare
+from ..models.convolution.conv3d import prepare
 from ..pipeline.frames import FrameChunk
 from ..pipeline.progress import Bar
 from ..planning.memory import cut
@@ -134,7 +134,7 @@ def _name(case: Case) -> str:
 
 
 def _report(cases: Sequence[Case], results: Sequence[list[Run]]) -> str:
-    """What was measured, and where; medians as a Markdown table."""
+    """Report of the measurements and their machine; medians as a Markdown table."""
     machine, case = describe_machine(), cases[0]
     dtype = next(runs[0]["dtype"] for runs in results if runs)
     width = f", {case.base_width} base channels" if case.base_width else ""

@@ -57,7 +57,7 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
 
     def format_short_help(self) -> str:
-        """As `format_help`, on one screen."""
+        """`format_help` on one screen."""
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
@@ -76,7 +76,7 @@ class CommandParser(argparse.ArgumentParser):
         """Parse inputs before, between and after options. "--" ends the options: what follows are names of files."""
         arguments = sys.argv[1:] if argv is None else argv
         if "--" in arguments:
-            # argparse's intermixed parsing forgets the mark, and no name looks like an option behind a folder.
+            # argparse's intermixed parsing forgets the mark, and no name after a folder looks like an option.
             end = arguments.index("--")
             names = [f"./{name}" if name.startswith("-") and name != "-" else name for name in arguments[end + 1 :]]
             arguments = [*arguments[:end], *names]
@@ -99,7 +99,7 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f'error: {text}\nrun "{self.prog} --help" for the options\n')
 
     def _suggestion(self, message: str) -> str:
-        """What a mistyped option or choice in argparse's message should have been."""
+        """Suggest an option or choice for a mistyped one in argparse's message."""
         if match := re.match(r"unrecognized arguments: (?:.*? )?(-[^\s=]+)", message):
             return self._describe_unknown(match[1])
         if match := re.match(r"argument (\S+): invalid choice: '([^']*)' \(choose from (.*)\)", message):
@@ -224,6 +224,13 @@ def positive(text: str) -> int:
     """The type of `--chunk 2`: a whole number above 0."""
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least 1")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """The type of `--blend 0`: a whole number from 0 on."""
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least 0")
     return int(text)
 
 

@@ -29,14 +29,14 @@ from ..models.specs import LONG_CLIP
 from ..pipeline.audio import every_chunk
 from ..pipeline.frames import to_encoder_pixels
 from ..pipeline.progress import FrameBar
-from ..planning.plan import AudioEncodePlan, EncodePlan, PlanOptions, SoundPlan, parse_options
+from ..planning.plan import EncodePlan, Plan, PlanOptions, parse_options
 from ..planning.planner import plan_encode
 from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig
 from ..units import HDRInput, format_are, format_count, format_seconds
 from ..video import ExrReader, Fit, VideoReader
+from ..video.reader import source_files
 from ..video.sound_files import SoundReader
-from ..video.source import source_files
 from .cli import CommandParser, format_range
 from .jobs import Item, Job, Task, describe_blending, find_pattern, has_table
 from .options import pick, take
@@ -65,7 +65,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         options = take(arguments, "memory_budget", "tile_batch_size")
         plan = parse_options(mode="tiled" if tiling else "auto", tiling=tiling, **options)
     model = partial(open_checkpoint, arguments.model, decoder=False)
-    job = pick(Job, arguments, network="encoder", open=model, sources=arguments.video, pattern=pattern)
+    job = pick(Job, arguments, network="encoder", open=model, sources=arguments.video, join=False, pattern=pattern)
     fit = None if arguments.fit is None else Fit[arguments.fit]
     settings = pick(EncodeSettings, arguments, plan=plan, fit=fit)
     return run_command(lambda _: job.run(partial(EncodeTask, settings)), arguments, computes=not job.dry_run)
@@ -73,7 +73,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class EncodeSettings:
-    """What is wanted of an encode. `size`, `frames` and `fps` override what a table says about an item."""
+    """Settings of an encode. `size`, `frames` and `fps` override what a table says about an item."""
 
     size: Size | None
     fit: Fit | None
@@ -88,7 +88,7 @@ class EncodeSettings:
 
     @cached_property
     def audio_checkpoint(self) -> Checkpoint | None:
-        """That of the sound, opened once; None if no sound is wanted."""
+        """The audio VAE's checkpoint, opened once; None if no sound is wanted."""
         if self.audio_model is None:
             return None
         found = open_checkpoint(self.audio_model, decoder=False, medium=SOUND)
@@ -223,7 +223,7 @@ class EncodeTask(Task):
                 found += f", and not the {wanted} that were to be encoded"
             warn(f"{self._item.source}: {found}.")
 
-    def _plan_sound(self) -> list[SoundPlan]:
+    def _plan_sound(self) -> list[Plan]:
         """The possible plans of the sound; none if none is wanted, or with a warning if there is none."""
         settings, source = self._settings, self._video.path
         checkpoint = settings.audio_checkpoint
@@ -240,9 +240,9 @@ class EncodeTask(Task):
         return []
 
     def _encode_sound(self, num_frames: int) -> mx.array | None:
-        """The latents of the sound of so many frames; None if none are wanted, or there is none."""
+        """The latents of the sound of this many frames; None if none are wanted, or there is none."""
         plan, fps = self.plan.sound, self._video.fps
-        if not isinstance(plan, AudioEncodePlan) or fps is None:
+        if not isinstance(plan, EncodePlan) or fps is None:
             return None
         audio_vae = self._settings.audio_vae
         per_second = Fraction(audio_vae.config.latents_per_second)
@@ -263,7 +263,7 @@ class EncodeTask(Task):
 
     @property
     def _num_frames(self) -> int:
-        """Those of the video, or of a long one if their number is not known until all of them are read."""
+        """The number of frames of the video; a long clip's if it is not known until all of them are read."""
         return self._video.num_frames or 1 + LONG_CLIP * self._job.checkpoint.spec("encoder").scale.time
 
     def _make_plan(self) -> EncodePlan:
@@ -295,7 +295,7 @@ def _write_all(stream: Iterable[mx.array], writer: LatentsWriter | None) -> Late
 
 
 def _describe_fit(video: VideoReader | ExrReader) -> str:
-    """What is said of another frame size."""
+    """Description of another frame size."""
     steps = [
         *["scaled"] * (video.scaled_size != video.source_size),
         *["cropped"] * (video.size != video.scaled_size),
@@ -304,7 +304,7 @@ def _describe_fit(video: VideoReader | ExrReader) -> str:
 
 
 def _describe_change(before: Fraction | None, after: Fraction | None) -> str:
-    """What is said of another frame rate."""
+    """Description of another frame rate."""
     if not before or not after or before == after:
         return ""
     change = "repeating" if after > before else "dropping"
@@ -312,7 +312,7 @@ def _describe_change(before: Fraction | None, after: Fraction | None) -> str:
 
 
 def _bytes_on_disk(source: Path) -> int:
-    """Of a file, or of the files of a folder; 0 if there is none, which is an error when the item runs."""
+    """Size of a file, or of the files of a folder; 0 if there is none, which is an error when the item runs."""
     with suppress(OSError):
         files = source.iterdir() if os.path.isdir(source) else [source]
         return sum(file.stat().st_size for file in files)

@@ -18,7 +18,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
 
 def _info(arguments: argparse.Namespace) -> None:
     """Print a report of each file. The error of one among several does not stop the others."""
-    options = take(arguments, "tensor", "grid")
+    options = take(arguments, "tensor", "audio_tensor", "grid")
     num_failed = 0
     for index, file in enumerate(arguments.file):
         try:

@@ -26,7 +26,8 @@ from ..distributed import Ranks, join_ranks
 from ..errors import ItemsError, LatentsError, describe_error, one_line, printable, quote, warn
 from ..files import InputFiles, check_absent, file_key, read_small_file, writing_to
 from ..latents import LatentsFile
-from ..latents.keyframes import KEYFRAME_NAMES, KeyframesFile, open_keyframes
+from ..latents.files import READERS
+from ..latents.keyframes import NUMBER_NAMES, STILL_NAMES, KeyframesFile, open_keyframes
 from ..models.base import Statistics
 from ..models.specs import NetworkSpec
 from ..pipeline.progress import FrameBar
@@ -52,17 +53,18 @@ class Item:
     source: str
     name: str  # for its output, without an ending; of a list's file its path in the list's folder
     output: str | None = None  # as a table states it, then as `name_items` names it; None in a dry run without one
-    folder: str = ""  # to which a table's output is relative, and in which those of lists and tables must be
+    folder: str = ""  # a table's output is relative to it, and outputs of lists and tables must be in it
     size: Size | None = None  # this, `max_frames` and `fps` are a table's
     max_frames: int | None = None
     fps: Fraction | None = None
     where: str | None = field(default=None, compare=False)  # the line of a list or table, for errors
+    windows: Sequence[str] = ()  # the files of a film
     # Known when its task is made, as all below. Several for a batch.
     inputs: Sequence[str | os.PathLike] = ()  # all files that are read for it
     outputs: Sequence[str] = ()
     beside: Mapping[str, Sequence[str]] = field(default_factory=dict)  # what else is written for each, by its kind
     num_frames: int | None = None  # of this rank's outputs; None if it is not known yet
-    cost: int = 0  # the work, relative to that of other items
+    cost: int = 0  # the work, relative to other items
     is_skipped: bool = False
     values: dict[str, Any] = field(default_factory=dict)  # its report, JSON-serializable, or its plan in a dry run
     text: str = ""  # the same as it is printed
@@ -79,7 +81,7 @@ class Item:
         self.output = None if self.output is None else names.get(self.output, self.output)
 
     def as_dict(self) -> dict[str, Any]:
-        """What became of it, JSON-serializable."""
+        """The item's result, JSON-serializable."""
         output = list(self.outputs) if len(self.outputs) > 1 else self.output
         state = {"skipped": True} if self.error is None else {"error": self.error}
         return {"source": self.source, "output": output, **(self.values or state)}
@@ -102,12 +104,12 @@ class Item:
 
 
 def is_list(argument: str) -> bool:
-    """Whether an argument names a list or a table rather than one input."""
+    """Return whether an argument names a list or a table rather than one input."""
     return argument.startswith("@") or has_table([argument])
 
 
 def has_table(arguments: Sequence[str]) -> bool:
-    """Whether arguments name a table, which may state outputs."""
+    """Return whether arguments name a table, which may state outputs."""
     return any(argument.lower().endswith(".csv") for argument in arguments)
 
 
@@ -120,6 +122,28 @@ def read_inputs(arguments: Sequence[str], *, with_sizes: bool) -> list[Item]:
         else:
             items.append(Item(argument, _stem(argument)))
     return items
+
+
+def join_items(items: Sequence[Item]) -> Item:
+    """The item of a film, whose windows are the given files, and the latent files in the given folders."""
+    for item in items:
+        if item.output:
+            raise ItemsError(f"{item.where}: states an output, and all windows have one; name it with -o alone.")
+    windows = tuple(chain.from_iterable(_files_in(item.source) for item in items))
+    return replace(items[0], where=None, folder="", windows=windows)
+
+
+def _files_in(source: str) -> Sequence[str]:
+    """A file, or the latent files in a folder, in the order of the numbers in their names."""
+    if not os.path.isdir(source):
+        return [source]
+    endings = tuple(chain.from_iterable(reader.endings for reader in READERS))
+    found = [name for name in os.listdir(source) if name.lower().endswith(endings) and not name.startswith(".")]
+    if not found:
+        raise ItemsError(f"{source}: this folder has no latent files ({', '.join(endings)}); name another one.")
+    parts = {name: re.split(r"([0-9]+)", name) for name in found}
+    order = {name: [int(part) if part.isdigit() else part for part in split] for name, split in parts.items()}
+    return [os.path.join(source, name) for name in sorted(found, key=lambda name: (order[name], name))]
 
 
 def _stem(source: str) -> str:
@@ -217,7 +241,7 @@ def _whole(row: dict[str, str], name: str, where: str) -> int | None:
 
 
 def are_many(arguments: Sequence[str]) -> bool:
-    """Whether arguments name more than one input; a list always does, whatever its length."""
+    """Return whether arguments name more than one input; a list always does, whatever its length."""
     return len(arguments) > 1 or any(map(is_list, arguments))
 
 
@@ -254,7 +278,7 @@ def _with_output(item: Item, pattern: str | None) -> Item:
 
 
 def check_outputs(items: Sequence[Item]) -> None:
-    """Check that outputs differ, and that those of lists and tables stay in their folder, also through links."""
+    """Check that outputs differ, and that outputs of lists and tables stay in their folder, also through links."""
     owners: dict[str, int] = {}
     folders = {folder: os.path.realpath(folder) for folder in {item.folder for item in items}}
     for index, item in enumerate(items):
@@ -286,7 +310,7 @@ def list_files(arguments: Sequence[str]) -> list[str]:
 
 
 def all_exist(outputs: Sequence[str]) -> bool:
-    """Whether an item's outputs are there: files, or folders of stills that are not empty. False for no outputs."""
+    """True if an item's outputs are there: files, or folders of stills that are not empty. False for no outputs."""
     return bool(outputs) and all(map(_exists, outputs))
 
 
@@ -305,8 +329,11 @@ def make_folder(output: str) -> None:
         Path(output).parent.mkdir(parents=True, exist_ok=True)
 
 
-def name_outputs(output: str, batch: int) -> list[str]:
-    """The output of each video of a batch: clip.mp4 -> clip-0.mp4; out/ -> out-0/; f/%05d.png -> f-0/%05d.png."""
+def name_outputs(output: str, batch: int, still: str | None = None) -> list[str]:
+    """The output of each video of a batch: clip.mp4 -> clip-0.mp4; out/ -> out-0/; f/%05d.png -> f-0/%05d.png.
+
+    `still` is the ending of stills, for a batch with one frame each: out/ -> out/00000.png; f/%05d.png -> f/00000.png.
+    """
     if batch == 1:
         return [output]
     if batch > _MAX_BATCH:
@@ -314,7 +341,11 @@ def name_outputs(output: str, batch: int) -> list[str]:
     if output == "-":
         raise LatentsError(f"the file has {batch} videos, and standard output takes one; name an output file.")
     path = Path(output)
-    if output.endswith("/") or os.path.isdir(path):
+    is_folder = output.endswith("/") or os.path.isdir(path)
+    if still:
+        pattern = path / f"%05d{still}" if is_folder else path
+        return [str(pattern.with_name(pattern.name % item)) for item in range(batch)]
+    if is_folder:
         return [f"{path}-{item}/" for item in range(batch)]
     if "%" in path.name:
         return [str(path.parent.with_name(f"{path.parent.name}-{item}") / path.name) for item in range(batch)]
@@ -323,7 +354,7 @@ def name_outputs(output: str, batch: int) -> list[str]:
 
 @dataclass(eq=False)
 class Job:
-    """What `decode` or `encode` was asked to do, and its run by all ranks.
+    """Job of a `decode` or `encode` command, and its run by all ranks.
 
     `ranks` are the ranks that run an item together: this one alone if there are many items, which all ranks share.
     """
@@ -331,6 +362,7 @@ class Job:
     network: str  # "decoder" or "encoder"
     open: Callable[[], Checkpoint]  # what it runs
     sources: Sequence[str]  # files, lists and tables, as arguments name them
+    join: bool  # whether they are the windows of one film
     pattern: str | None  # see `find_pattern`
     dtype: DtypeName | None
     distributed: str
@@ -353,12 +385,12 @@ class Job:
 
     @property
     def is_many(self) -> bool:
-        """Whether there may be several items. An error of one then does not stop the others."""
-        return are_many(self.sources)
+        """True if there may be several items. An error of one then does not stop the others."""
+        return are_many(self.sources) and not self.join
 
     @cached_property
     def used(self) -> dict[str, str]:
-        """What reports say of the network."""
+        """Report of the network."""
         return self.checkpoint.used(self.network)
 
     def load(self) -> VideoVAE:
@@ -383,6 +415,7 @@ class Job:
         if ranks is None:
             return
         listed = read_inputs(self.sources, with_sizes=self.network == "encoder")
+        listed = [join_items(listed)] if self.join else listed
         items = name_items(listed, self.pattern, is_dry_run=self.dry_run)
         self.checkpoint = ranks.together(self.open)
         ranks.check_same(lambda: {"the checkpoints": self.checkpoint.description})
@@ -441,7 +474,7 @@ class Job:
         """Run an item, or plan it in a dry run, unless it is skipped. An error becomes its own; Ctrl-C does not."""
         if not item.is_pending:
             return
-        mx.reset_peak_memory()  # each report states that of its item
+        mx.reset_peak_memory()  # each report states its item's
         ranks = self.ranks
         try:
             task = self._task or self._make_task(item)
@@ -464,7 +497,7 @@ class Job:
             self._fail(item, error)
 
     def _fail(self, item: Item, error: Exception) -> None:
-        """Note the error of an item. That of the only one is raised as it is."""
+        """Note the error of an item. A single item's error is raised as it is."""
         if not self.is_many:
             raise error
         if self.debug:
@@ -547,11 +580,11 @@ class Task(ABC):
         return nullcontext()
 
     def describe(self) -> dict[str, Any]:
-        """What is the same for all ranks that run the item together, by name: what headers state, and the plan."""
+        """Values that are the same for all ranks that run the item together, by name: headers' and the plan."""
         return {"the plans": self.plan.as_dict()}
 
     def sample(self) -> dict[str, Any]:
-        """As `describe`: the contents, or parts of them."""
+        """The contents, or parts of them, in the form of `describe`."""
         return {}
 
     def _name_outputs(self, outputs: list[str]) -> None:
@@ -562,7 +595,7 @@ class Task(ABC):
             check_absent(output)
 
     def networks(self) -> dict[str, dict[str, str]]:
-        """What reports say of the networks, by their names in these."""
+        """Reports of the networks, by their names in reports."""
         return {"vae": self._job.used}
 
     @abstractmethod
@@ -610,7 +643,7 @@ def plan_report(plan: Plan, networks: Mapping[str, Mapping[str, str]]) -> tuple[
 
 
 def describe_networks(networks: Mapping[str, Mapping[str, str]]) -> str:
-    """What `Checkpoint.used` returned, as the end of a line: "vae.safetensors (LTX-2.3, convolutional decoder)"."""
+    """The result of `Checkpoint.used` as the end of a line: "vae.safetensors (LTX-2.3, convolutional decoder)"."""
 
     def describe(used: Mapping[str, str]) -> str:
         what = used["generation"] + (f", {used['decoder']} decoder" if "decoder" in used else "")
@@ -620,7 +653,7 @@ def describe_networks(networks: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def describe_blending(plan: Plan) -> str:
-    """What the last line of a run says of a plan with tiles; nothing of exact ones."""
+    """Remark about a plan with tiles for the last line of a run; "" for exact plans."""
     return f"tiled (blended in {' and '.join(plan.blended)}), " if plan.blended else ""
 
 
@@ -638,22 +671,28 @@ def check_keyframes_option(given: str | None, sources: Sequence[str]) -> None:
         raise ItemsError("--keyframes goes with one input; decode each on its own, or store them in its latent file")
 
 
-def find_keyframes(given: str | None, clip: LatentsFile, decoder: NetworkSpec) -> KeyframesFile | None:
+def find_keyframes(
+    given: str | None, clip: LatentsFile, decoder: NetworkSpec, *, is_dry_run: bool
+) -> KeyframesFile | None:
     """The keyframes of a file that is given, or those in the latent file; None if there are none.
 
-    A warning if the decoder takes none. A `LatentsError` for bad ones.
+    Warns if the decoder takes none, or does not tag them, which a decode says itself. Raises a `LatentsError` for bad
+    ones.
     """
     source = given or clip.info.source
     if given is None and not clip.has_keyframes:
         return None
+    if decoder.keyframe_warning and (is_dry_run or decoder.variant is None):
+        warn(f"{source}: {decoder.keyframe_warning}")
     if decoder.variant is None:
-        text = "its keyframes are ignored, as this VAE takes none; the diffusion decoder of LTX-2.5 does."
-        warn(f"{source}: {text}")
         return None
     if given is None:
         return clip.find_keyframes()
-    file = open_keyframes(given)
+    file = open_keyframes(given, clip.info.num_frames)
     if file is None:
-        raise LatentsError(f"{given}: has no keyframes; name a file with the tensors {' and '.join(KEYFRAME_NAMES)}.")
+        names = f"{STILL_NAMES[0]} and {NUMBER_NAMES[0]}"
+        raise LatentsError(f"{given}: has no keyframes in the video; name a file with the tensors {names}.")
     file.check(clip.shape)
+    if clip.has_keyframes:
+        warn(f"{clip.info.source}: its keyframes are not used, since --keyframes names others.")
     return file

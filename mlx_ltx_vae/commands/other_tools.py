@@ -1,4 +1,4 @@
-"""What people type who know other tools: ltx-2-mlx, mlx-video, scripts with diffusers, ComfyUI, ffmpeg."""
+"""Options that people know from other tools: ltx-2-mlx, mlx-video, scripts with diffusers, ComfyUI, ffmpeg."""
 
 from collections.abc import Collection
 
@@ -60,7 +60,7 @@ _WORDS = {
 
 
 def find_other(option: str, known: Collection[str]) -> str | None:
-    """What stands here for an option of another tool, among the `known` ones of a command, or a sentence."""
+    """The equivalent of another tool's option, among the `known` ones of a command, or a sentence."""
     word = option.lstrip("-").replace("_", "-").lower()
     for targets, words in _WORDS.items():
         if word in words.split():

@@ -30,6 +30,5 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         sinks=SinkOptions(overwrite=arguments.overwrite, contact_sheet=sheet),
         sound=None,
         keyframes=None,
-        is_preview=True,
     )
     return run_decode(parser, arguments, settings, stills=sheet)

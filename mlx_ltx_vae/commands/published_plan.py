@@ -25,7 +25,7 @@ _REPORT = ("dry_run", "json", "quiet", "debug")
 
 @dataclass(frozen=True)
 class PublishedSettings:
-    """The options of a plan without files, of which some go with `--generation` only."""
+    """The options of a plan without files. Some go with `--generation` only."""
 
     generation: str
     size: Size = field(metadata=_OWN)

@@ -68,7 +68,7 @@ def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Name
     except KeyboardInterrupt:  # where another program calls the command's function
         _print_error("interrupted\n")
         return 130
-    except (BrokenPipeError, OutputClosed):  # of standard output: those of ffmpeg have become errors that name the file
+    except (BrokenPipeError, OutputClosed):  # of standard output: ffmpeg's have become errors that name the file
         return BROKEN_PIPE
     except Exception as error:  # every failure becomes one line and an exit code
         if arguments.debug:
@@ -85,7 +85,7 @@ def _print_error(text: str) -> None:
 
 
 def _is_silent(number: signal.Signals) -> bool:
-    """Whether others report the end by a signal: of several ranks, the launcher ends all when one has failed."""
+    """Return whether others report the end by a signal: of several ranks, the launcher ends all when one has failed."""
     rank = rank_if_launched()
     return rank is not None and (rank > 0 or number is not signal.SIGINT)
 
@@ -111,7 +111,7 @@ def print_report(report: object, file: TextIO | None = None) -> None:
 
 
 def print_traceback(error: Exception) -> None:
-    """As Python does, `printable`."""
+    """Print the traceback as Python does, but `printable`."""
     _print_error(_escape_lines("".join(traceback.format_exception(error))))
 
 

@@ -2,10 +2,11 @@
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -16,9 +17,11 @@ from ..checkpoint import Checkpoint
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt, warn
 from ..latents import AudioLatentsFile, LatentsFile, open_audio_latents
 from ..models.base import SoundConfig
-from ..pipeline.audio import every_chunk
+from ..pipeline.audio import AudioStream, every_chunk
+from ..pipeline.joined import join_sound
 from ..pipeline.progress import FrameBar
-from ..planning.plan import AudioPlan, SoundPlan
+from ..planning.film import Part, sound_parts
+from ..planning.plan import DecodePlan, Mode, Plan
 from ..units import format_count, format_seconds
 from ..video.audio import Sound, write_wav
 from .jobs import Item, Job, Task, name_outputs
@@ -26,19 +29,20 @@ from .jobs import Item, Job, Task, name_outputs
 
 @dataclass(frozen=True)
 class SoundSettings:
-    """What is wanted of the sound. `audio_model` and `audio_latents` are None for what is in the files at hand."""
+    """Settings of the sound. `audio_model` and `audio_latents` are None to use the files at hand."""
 
     model: str | None  # the checkpoint of the pictures
     audio_model: str | None
     audio_latents: str | None
+    audio_tensor: str | None  # their name; None for one of the usual ones
     unnormalized: bool | None
     dtype: DtypeName | None
     memory_budget: str | int | None  # of sound alone
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it is an error if there is none."""
-        return self.audio_model is not None or self.audio_latents is not None
+        """True if missing sound is an error."""
+        return (self.audio_model, self.audio_latents, self.audio_tensor) != (None, None, None)
 
     def check(self, audio: object, *, is_alone: bool, is_many: bool) -> None:
         """Refuse what does not go with the `audio` of a file, the sound as the only output, or many inputs."""
@@ -48,15 +52,15 @@ class SoundSettings:
         if is_alone and is_many:
             raise ItemsError("a .wav file is the sound of one input; decode each on its own")
         if self.is_wanted and audio:
-            raise ItemsError("--audio is the sound of the video; leave out --audio-model and --audio-latents")
+            raise ItemsError("--audio is the sound of the video; leave out --audio-model and other options of latents")
 
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
-        """That of the sound, opened once; None if none is given and that of the pictures has no audio networks."""
+        """The audio checkpoint, opened once; None if none is given and the video checkpoint has no audio networks."""
         return find_sound_decoder(self.audio_model, self.model)
 
     def open(self) -> Checkpoint:
-        """As `checkpoint`, but that it is an error if there is none."""
+        """`checkpoint`, except that a missing one is an error."""
         if self.checkpoint is None:
             raise CheckpointError(f"{self.model}: audio latents need an audio VAE; name it with --audio-model.")
         return self.checkpoint
@@ -65,6 +69,12 @@ class SoundSettings:
     def loaded(self) -> AudioVAE:
         """The networks, loaded once."""
         return AudioVAE.from_pretrained(self.open(), dtype=self.dtype, encoder=False)
+
+
+def plan_latents(settings: SoundSettings, length: int, machine: Machine, **options: Any) -> DecodePlan:
+    """Plan the sound of so long audio latents, with the options of `plan_decode`."""
+    machine = replace(machine, itemsize=mx.float32.size)
+    return plan_checkpoint(settings.open(), length, machine, dtype=settings.dtype, **options)
 
 
 @dataclass(frozen=True)
@@ -76,13 +86,13 @@ class FoundSound:
 
     @property
     def files(self) -> list[str | os.PathLike]:
-        """All that are read for it, but that of the clip."""
+        """All files that are read for it, except the clip's."""
         latents = self.settings.audio_latents
         return [*([latents] if latents else []), *self.settings.open().files]
 
     @property
     def used(self) -> dict[str, str]:
-        """What reports say of its networks."""
+        """Report of its networks."""
         return self.settings.open().used("decoder")
 
     @property
@@ -91,7 +101,7 @@ class FoundSound:
 
     @property
     def num_samples(self) -> int:
-        """Those of each video."""
+        """The number of samples of each video."""
         return cast(SoundConfig, self.settings.open().config).num_samples(self.file.length)
 
     def plan(
@@ -101,35 +111,104 @@ class FoundSound:
         memory_budget: str | int | None = None,
         chunk: int | None = None,
         frames: tuple[int, int] | None = None,
-    ) -> AudioPlan:
+    ) -> DecodePlan:
         """Plan the sound of one video, with the options of `plan_decode`."""
-        return plan_checkpoint(
-            self.settings.open(),
-            self.file.length,
-            replace(machine, itemsize=mx.float32.size),
-            dtype=self.settings.dtype,
-            memory_budget=memory_budget,
-            chunk=chunk,
-            frames=frames,
-        )
+        options = {"memory_budget": memory_budget, "chunk": chunk, "frames": frames}
+        return plan_latents(self.settings, self.file.length, machine, **options)
 
-    def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[SoundPlan]:
+    def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[Plan]:
         """The possible ones, the fastest first, for some frames of the video; none if these have no sound."""
         samples = None
         if frames is not None:
-            start, end = (min(self.num_samples, round(frame * self.sample_rate / fps)) for frame in frames)
+            samples = start, end = to_samples(frames, self.sample_rate, fps, self.num_samples)
             if start == end:
                 return []
-            samples = start, end
         return every_chunk(partial(self.plan, machine, frames=samples))
 
-    def stream(self, index: int, plan: SoundPlan | None) -> Sound:
+    def stream(self, index: int, plan: Plan | None) -> Sound:
         """The sound of the video with this index, as planned; silence without a plan."""
-        if not isinstance(plan, AudioPlan):
+        if not isinstance(plan, DecodePlan):
             return ()
         vae = self.settings.loaded
         latents = self.file.read(statistics=(vae.mean, vae.std), unnormalized=self.settings.unnormalized)
         return vae.stream(latents[index : index + 1], plan)
+
+
+@dataclass(frozen=True)
+class FilmSound(FoundSound):
+    """The audio latents of the windows of a film; `file` belongs to the first window."""
+
+    lengths: Sequence[int]  # of the latents of each window
+    parts: Sequence[Part]  # of each window
+    samples: tuple[int, int] | None  # of the film; None for all
+    open_window: Callable[[int], AudioLatentsFile]
+    machine: Machine
+
+    @property
+    def num_samples(self) -> int:
+        return self.parts[-1].frames.end
+
+    def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[Plan]:
+        wanted = [(own, number) for number, part in enumerate(self.parts) if (own := part.wanted(self.samples))]
+        if not wanted:
+            return []
+        own, number = max(wanted, key=lambda each: each[0][1] - each[0][0])
+        return every_chunk(partial(self._plan_window, number, own))
+
+    def stream(self, index: int, plan: Plan | None) -> Sound:
+        if not isinstance(plan, DecodePlan):
+            return ()
+        vae, chunk = self.settings.loaded, plan.chunk if plan.mode is Mode.EXACT else None
+
+        def decode(number: int, samples: tuple[int, int]) -> AudioStream:
+            file = self.open_window(number)
+            latents = file.read(statistics=(vae.mean, vae.std), unnormalized=self.settings.unnormalized)
+            return vae.stream(latents[index : index + 1], self._plan_window(number, samples, chunk=chunk))
+
+        parts = ((part, partial(decode, number)) for number, part in enumerate(self.parts))
+        first, end = self.samples or (0, self.num_samples)
+        return join_sound(parts, self.sample_rate, samples=self.samples, num_samples=end - first)
+
+    def _plan_window(self, number: int, samples: tuple[int, int], *, chunk: int | None = None) -> DecodePlan:
+        return plan_latents(self.settings, self.lengths[number], self.machine, frames=samples, chunk=chunk)
+
+
+def find_film_sound(
+    settings: SoundSettings,
+    files: Sequence[Callable[[], LatentsFile]],
+    ends: Sequence[int],
+    *,
+    frames: tuple[int, int] | None,
+    fps: Fraction,
+    machine: Machine,
+) -> FilmSound | None:
+    """The sound of a film, as `find_sound`. `files` open its windows, whose last frames are before `ends`.
+
+    A `LatentsError` names a window without sound, if the first one has sound.
+    """
+    first = find_sound(settings, files[0]())
+    if first is None:
+        return None
+
+    def open_window(number: int) -> AudioLatentsFile:
+        clip = files[number]()
+        if (found := find_sound(settings, clip)) is None:
+            raise LatentsError(f"{clip.info.source}: has no audio latents, and the first window has; give all or none.")
+        return found.file
+
+    lengths = [first.file.length, *(open_window(number).length for number in range(1, len(files)))]
+    config = cast(SoundConfig, settings.open().config)
+    parts = list(sound_parts(ends, map(config.num_samples, lengths), config.sample_rate, fps))
+    samples = None
+    if frames is not None:
+        samples = to_samples(frames, config.sample_rate, fps, parts[-1].frames.end)
+    return FilmSound(settings, first.file, lengths, parts, samples, open_window, machine)
+
+
+def to_samples(frames: tuple[int, int], sample_rate: int, fps: Fraction, most: int) -> tuple[int, int]:
+    """The samples of some frames, the first and one more than the last, of sound with `most` samples."""
+    start, end = (min(most, round(frame * sample_rate / fps)) for frame in frames)
+    return start, end
 
 
 def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
@@ -139,8 +218,8 @@ def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
     """
     source = clip.info.source
     try:
-        given = settings.audio_latents
-        file = clip.find_audio() if given is None else open_audio_latents(given, is_alone=True)
+        given, name = settings.audio_latents, settings.audio_tensor
+        file = clip.find_audio(name) if given is None else open_audio_latents(given, is_alone=True, tensor=name)
     except LatentsError as error:
         if settings.is_wanted:
             raise
@@ -148,10 +227,10 @@ def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
         return None
     path = given or source
     if file is None and settings.is_wanted:
-        raise LatentsError(f"{path}: has no audio latents; leave out --audio-model, or name them with --audio-latents.")
+        raise _no_sound(path, given)
     if file is None:
         return None
-    if settings.checkpoint is None and given is not None:
+    if settings.checkpoint is None and settings.is_wanted:
         raise CheckpointError(f"{path}: these audio latents need an audio VAE; name it with --audio-model.")
     if settings.checkpoint is None:
         text = f"has audio latents ({excerpt(file.tensor)}) too; --audio-model AUDIO decodes them into the video."
@@ -159,21 +238,27 @@ def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
         return None
     if file.batch != clip.shape.batch:
         found, expected = format_count(file.batch, "video"), clip.shape.batch
-        raise LatentsError(f"{path}: has the sound of {found}, and there are {expected}; give that of each.")
+        raise LatentsError(f"{path}: has the sound of {found}, and there are {expected}; give the sound of each.")
     return FoundSound(settings, file)
+
+
+def _no_sound(path: str | os.PathLike, given: str | None) -> LatentsError:
+    """The error for a file without audio latents: `given` as --audio-latents, or the file of the video."""
+    where = "" if given else ", or their file with --audio-latents"
+    return LatentsError(f"{path}: has no audio latents by a usual name; name them with --audio-tensor{where}.")
 
 
 class SoundTask(Task):
     """The sound of a latent file, without the pictures, and each item of a batch in a .wav file of its own."""
 
-    plan: AudioPlan
+    plan: DecodePlan
 
     def __init__(self, settings: SoundSettings, job: Job, item: Item) -> None:
         super().__init__(job, item)
         path = settings.audio_latents or item.source
-        file = open_audio_latents(path, is_alone=True)
+        file = open_audio_latents(path, is_alone=True, tensor=settings.audio_tensor)
         if file is None:
-            raise LatentsError(f"{path}: has no audio latents; name the file that has them with --audio-latents.")
+            raise _no_sound(path, settings.audio_latents)
         self._sound = FoundSound(settings, file)
         self.plan = self._sound.plan(job.machine, memory_budget=settings.memory_budget)
         item.inputs = self._sound.files

@@ -11,6 +11,7 @@ Facts about the files of other programs:
 - An MLX port's two-stage pipeline stores its result twice, as `stage_2_video_latent` and `final_video_latent`.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,9 @@ from fractions import Fraction
 
 import mlx.core as mx
 
-from ..errors import LatentsError, excerpt, option, quote
+from ..errors import LatentsError, excerpt, option, quote, warn
 from ..shapes import Grid, LatentShape, ScaleFactors
+from ..units import format_count
 from .files import (
     GivenStatistics,
     MappedLatents,
@@ -32,22 +34,24 @@ from .files import (
     open_tensor_file,
     source_name,
 )
-from .keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
+from .keyframes import KEYFRAME_NAMES, STILL_NAMES, KeyframesFile, find_keyframes
 from .keyframes import load_keyframes as load_keyframes
-from .metadata import AUDIO_NAMES, find_layout, find_video_sizes, parse_metadata
+from .metadata import AUDIO_LENGTHS, AUDIO_NAMES, find_layout, find_video_sizes, is_audio_name, parse_metadata
 from .writer import LatentsWriter as LatentsWriter
 from .writer import check_latents_name as check_latents_name
 from .writer import check_shape
 from .writer import save_latents as save_latents
 
-KNOWN_NAMES = ("latents", "latent", "samples", "latent_tensor", "stage_2_video_latent", "final_video_latent")
+KNOWN_NAMES = (
+    "latents", "latent", "samples", "latent_tensor", "latent_tensor_0", "stage_2_video_latent", "final_video_latent",
+)  # fmt: skip
 _STAGE_2, _FINAL = KNOWN_NAMES[-2:]
 _WORKFLOW_KEYS = ("prompt", "workflow")
 
 
 @dataclass(frozen=True)
 class LatentsInfo:
-    """What a latent file states about itself. A value that it does not state is None."""
+    """Metadata of a latent file. Values that the file does not state are None."""
 
     source: str
     tensor: str
@@ -56,6 +60,7 @@ class LatentsInfo:
     num_frames: int | None = None  # of the video, in frames, as height and width in pixels
     height: int | None = None
     width: int | None = None
+    carry: int | None = None  # frames that it shares with the next window, if it is one of a film
     workflow: Mapping[str, str] = field(default_factory=dict, hash=False)  # ComfyUI's entries `prompt` and `workflow`
 
 
@@ -72,20 +77,26 @@ class LatentsFile:
     _tensors: Mapping[str, StoredArray] = field(repr=False, hash=False)  # this and `_stated`: all of the file
     _stated: Mapping[str, str] = field(repr=False, hash=False)
 
-    def find_audio(self) -> "AudioLatentsFile | None":
-        """The audio latents in the same file; None if there are none. A `LatentsError` if their shape is another."""
-        return find_audio_latents(self._tensors, self._stated, self.info.source)
+    def find_audio(self, tensor: str | None = None) -> "AudioLatentsFile | None":
+        """`find_audio_latents` for the same file."""
+        return find_audio_latents(self._tensors, self._stated, self.info.source, tensor=tensor)
 
     @property
     def has_keyframes(self) -> bool:
-        """Whether the same file has keyframes, which may be bad ones."""
-        return KEYFRAME_NAMES[0] in self._tensors
+        """True if the same file has keyframes, which may be bad ones."""
+        return not self._tensors.keys().isdisjoint(STILL_NAMES)
 
     def find_keyframes(self) -> KeyframesFile | None:
-        """The keyframes in the same file; None if there are none. A `LatentsError` for bad ones, or of another grid."""
-        keyframes = find_keyframes(self._tensors, self._stated, self.info.source)
+        """The keyframes in the same file; None if there are none. A `LatentsError` for bad ones, or of another grid.
+
+        Warns if a pipeline that may have padded the latents has named them, and the file does not state `num_frames`.
+        """
+        keyframes = find_keyframes(self._tensors, self._stated, self.info.source, self.info.num_frames)
         if keyframes is not None:
             keyframes.check(self.shape)
+            if STILL_NAMES[1] in self._tensors and self.info.num_frames is None:
+                text = "states no num_frames, so padding at the end that its pipeline may have added is decoded too"
+                warn(f"{self.info.source}: {text}; {option('slice it off', 'leave it out with --frames')}.")
         return keyframes
 
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> mx.array:
@@ -104,7 +115,7 @@ class LatentsFile:
         return MappedLatents(self._stored, found, was_unnormalized=unnormalized is True)
 
     def digest(self) -> str:
-        """A hash of the values as they are stored. A `LatentsError` as those of `read`."""
+        """A hash of the stored values. Raises the errors of `read`."""
         return MappedLatents(self._stored, None).digest()
 
 
@@ -125,7 +136,8 @@ def open_latents(
         grid: (F', H', W'), needed for packed latents whose file does not state it, and checked for others.
         scale: of the VAE. With it, the video's size that the file states must be the size at this scale.
 
-    A `LatentsError` for a file that cannot be read, is ambiguous, or contradicts itself or what any decoder takes.
+    Leaves out latent frames after the last of the `num_frames` that the file states, with a warning. A
+    `LatentsError` for a file that cannot be read, is ambiguous, or contradicts itself or what any decoder takes.
     """
     source = source_name(path)
     tensors, stated = open_tensor_file(path)
@@ -133,17 +145,21 @@ def open_latents(
     name = _choose_tensor(list(tensors), tensor, source)
     stored = tensors[name]
     if looks_like_audio(stored.shape, latent_channels):
-        way = "give them with --audio-latents beside those of a video, or decode them alone with -o NAME.wav"
+        way = "give them with --audio-latents beside the video's latents, or decode them alone with -o NAME.wav"
         way = option("read them with load_audio_latents, for AudioVAE", way)
         raise LatentsError(f"{source}: {excerpt(name)} {stored.shape} are audio latents; {way}.")
     layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid)
     check_shape(layout.shape, latent_channels, source)
     check_readable(stored, excerpt(name), source)
-    sizes = find_video_sizes(metadata, layout.shape.grid, scale, source)
+    sizes, frames = find_video_sizes(metadata, layout.shape.grid, scale, source)
+    if padding := layout.shape.frames - frames:
+        left_out = format_count(padding, "latent frame")
+        warn(f"{source}: states {sizes[0]} frames, which leaves out {left_out} of padding at the end.")
+    shape = layout.shape._replace(frames=frames)
     workflow = {key: stated[key] for key in _WORKFLOW_KEYS if key in stated and "\0" not in stated[key]}
-    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, workflow)
-    latents, dtype = StoredLatents(stored, layout), stored.dtype_name
-    return LatentsFile(info, layout.shape, metadata.normalized, dtype, str(layout), latents, tensors, stated)
+    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, metadata.carry, workflow)
+    latents, dtype = StoredLatents(stored, layout, frames), stored.dtype_name
+    return LatentsFile(info, shape, metadata.normalized, dtype, str(layout), latents, tensors, stated)
 
 
 def load_latents(
@@ -158,15 +174,18 @@ def load_latents(
 ) -> tuple[mx.array, LatentsInfo]:
     """Normalized latents `(B, C, F', H', W')` and what the file states about them.
 
-    Arguments and errors are those of `open_latents` and `LatentsFile.read`.
+    Takes the arguments of `open_latents` and `LatentsFile.read`, and raises their errors. Warns of keyframes in the
+    file.
     """
     file = open_latents(path, latent_channels=latent_channels, tensor=tensor, grid=grid, scale=scale)
+    if file.has_keyframes:
+        warn(f"{file.info.source}: has keyframes too; load_keyframes reads them, for decode(keyframes=).")
     return file.read(statistics=statistics, unnormalized=unnormalized), file.info
 
 
 def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
     others = [name for name in names if name not in KEYFRAME_NAMES]
-    pictures = [name for name in others if name not in AUDIO_NAMES] or others
+    pictures = [name for name in others if not is_audio_name(name)] or others[:1]  # which are refused as sound
     candidates = [name for name in names if name in KNOWN_NAMES] or pictures
     if {_STAGE_2, _FINAL} <= set(candidates):
         candidates.remove(_STAGE_2)
@@ -192,6 +211,7 @@ def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
 _CHANNELS, _BINS = 8, 16  # of every release
 _VIDEO_CHANNELS = 128  # of the latents of its videos
 _OWN_NAMES = ("latents", "latent", "samples", "latent_tensor")  # in a file of audio latents alone
+_MOST_LENGTHS = 1024  # of a batch
 
 
 @dataclass(frozen=True)
@@ -206,7 +226,7 @@ class AudioLatentsFile:
     batch: int
     length: int  # along time
     normalized: bool | None  # what the metadata states
-    _stored: StoredArray = field(repr=False)  # (B, 8, T, 16), packed (B, T, 128), or one of these without B
+    _stored: StoredArray = field(repr=False)  # as `layout` says, and along T perhaps with padding
 
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> mx.array:
         """Normalized latents (B, 8, T, 16), or packed (B, T, 128). Arguments and errors: see `load_audio_latents`."""
@@ -220,10 +240,10 @@ class AudioLatentsFile:
         return values
 
     def read_stored(self) -> mx.array:
-        """As they are stored, normalized or not. A `LatentsError` if they are not finite."""
+        """The values as stored, normalized or not. Raises a `LatentsError` if they are not finite."""
         source = f"{self.source}: audio latents {quote(self.tensor)}"
         values = self._stored.to_floats(self._stored.read())
-        values = values if self.layout.startswith("(B") else values[None]
+        values = (values if self.layout.startswith("(B") else values[None])[..., : self.length, :]
         if self._stored.dtype_name == "uint16":
             check_plausible([values], source)
         check_finite(values, source, axes="btc" if values.ndim == 3 else "bctf")
@@ -234,6 +254,7 @@ def load_audio_latents(
     path: str | os.PathLike,
     *,
     alone: bool = False,
+    tensor: str | None = None,
     unnormalized: bool | None = None,
     statistics: GivenStatistics | None = None,
 ) -> mx.array | None:
@@ -241,37 +262,44 @@ def load_audio_latents(
 
     Args:
         path: as of `load_latents`, which reads the video's latents beside them.
-        alone: whether they are all that the file has, under any name.
-        unnormalized: whether the file stores `latents * std + mean`; None follows the metadata.
+        alone: True if they are all that the file has, under any name.
+        tensor: their name in the file, if it is none of the usual ones.
+        unnormalized: True if the file stores `latents * std + mean`; None follows the metadata.
         statistics: `(audio_vae.mean, audio_vae.std)`, each (128,), which normalize unnormalized latents.
 
     Raises:
         LatentsError: for a file that cannot be read, another shape, values that are not finite, and arguments that
             contradict the metadata.
     """
-    file = open_audio_latents(path, is_alone=alone)
+    file = open_audio_latents(path, is_alone=alone, tensor=tensor)
     return None if file is None else file.read(statistics=statistics, unnormalized=unnormalized)
 
 
-def open_audio_latents(path: str | os.PathLike, *, is_alone: bool = False) -> AudioLatentsFile | None:
-    """As `find_audio_latents`, in a file. A `LatentsError` for one that cannot be read, too."""
+def open_audio_latents(
+    path: str | os.PathLike, *, is_alone: bool = False, tensor: str | None = None
+) -> AudioLatentsFile | None:
+    """`find_audio_latents` for a file. An unreadable file also raises a `LatentsError`."""
     tensors, stated = open_tensor_file(path)
-    return find_audio_latents(tensors, stated, source_name(path), is_alone=is_alone)
+    return find_audio_latents(tensors, stated, source_name(path), is_alone=is_alone, tensor=tensor)
 
 
 def find_audio_latents(
-    tensors: Mapping[str, StoredArray], stated: Mapping[str, str], source: str, *, is_alone: bool = False
+    tensors: Mapping[str, StoredArray],
+    stated: Mapping[str, str],
+    source: str,
+    *,
+    is_alone: bool = False,
+    tensor: str | None = None,
 ) -> AudioLatentsFile | None:
-    """The audio latents among tensors; None if there are none. `is_alone` is whether there may be nothing else.
+    """The audio latents among tensors; None if there are none. `is_alone` is True if there may be nothing else.
 
-    Stored are (B, 8, T, 16), the same without a batch, or packed (B, T, 128). A `LatentsError` for another shape.
+    Stored are (B, 8, T, 16), the same without a batch, or packed (B, T, 128). `tensor` is their name, if it is none of
+    the usual ones. Raises a `LatentsError` for another shape, a name that does not exist, and several usual ones.
     """
-    names = [name for name in (*AUDIO_NAMES, *(_OWN_NAMES if is_alone else ())) if name in tensors]
-    if not names and is_alone and len(tensors) == 1:
-        names = list(tensors)
-    if not names:
+    name = _choose_audio(tensors, tensor, source, is_alone=is_alone)
+    if name is None:
         return None
-    name, stored = names[0], tensors[names[0]]
+    stored = tensors[name]
     shape, layout = stored.shape, "(B, 8, T, 16)"
     if _is_audio_shape(shape) and len(shape) == 3:
         shape, layout = (1, *shape), "(8, T, 16)"
@@ -282,7 +310,7 @@ def find_audio_latents(
         length, layout = rest[0], "(B, T, 128)"
     else:
         what = (
-            f"audio latents {quote(name)} have" if name in AUDIO_NAMES else f"has no audio latents: {quote(name)} has"
+            f"audio latents {quote(name)} have" if is_audio_name(name) else f"has no audio latents: {quote(name)} has"
         )
         raise LatentsError(
             f"{source}: {what} the shape {excerpt(stored.shape)}; expected (B, {_CHANNELS}, T, {_BINS}), or packed "
@@ -291,20 +319,51 @@ def find_audio_latents(
     if 0 in stored.shape:
         raise LatentsError(f"{source}: audio latents {quote(name)} are empty.")
     check_readable(stored, f"audio latents {quote(name)}", source)
+    if AUDIO_LENGTHS in tensors:
+        length = _used_length(tensors[AUDIO_LENGTHS], length, source)
     normalized = parse_metadata(dict(stated), source).normalized
     return AudioLatentsFile(source, name, stored.shape, stored.dtype_name, layout, batch, length, normalized, stored)
 
 
+def _choose_audio(tensors: Mapping[str, StoredArray], wanted: str | None, source: str, *, is_alone: bool) -> str | None:
+    shown = excerpt(", ".join(sorted(tensors)[:8]), 120)
+    if wanted is not None:
+        if wanted not in tensors:
+            raise LatentsError(f"{source}: has no tensor {quote(wanted)}; it has {shown or 'nothing'}.")
+        return wanted
+    others = [name for name in tensors if name != AUDIO_LENGTHS]
+    own = [name for name in _OWN_NAMES if name in tensors] or (others if len(others) == 1 else [])
+    if names := [name for name in AUDIO_NAMES if name in tensors]:
+        return names[0]
+    names = [name for name in others if is_audio_name(name)] or (own[:1] if is_alone else [])
+    if len(names) > 1:
+        way = option("tensor=", "--audio-tensor")
+        raise LatentsError(f"{source}: has {len(names)} tensors of audio latents ({shown}); choose one with {way}.")
+    return names[0] if names else None
+
+
+def _used_length(stored: StoredArray, length: int, source: str) -> int:
+    """The length that a file states for audio latents of a length that is stored; a warning if the rest is left out."""
+    values = set(stored.read().flat) if math.prod(stored.shape) <= _MOST_LENGTHS else set()
+    used = int(values.pop()) if len(values) == 1 and stored.dtype_name.startswith(("int", "uint")) else 0
+    if not 0 < used <= length:
+        raise LatentsError(f"{source}: expected {AUDIO_LENGTHS} to be one number from 1 to {length}; correct it.")
+    if used < length:
+        left_out = format_count(length - used, "audio latent")
+        warn(f"{source}: {AUDIO_LENGTHS} is {used}, which leaves out {left_out} of padding at the end.")
+    return used
+
+
 def is_sound_alone(tensors: Mapping[str, StoredArray], latent_channels: int | None) -> bool:
-    """Whether a file with these tensors has audio latents and no others."""
-    others = [name for name in tensors if name not in AUDIO_NAMES]
+    """Return whether a file with these tensors has audio latents and no others."""
+    others = [name for name in tensors if not is_audio_name(name)]
     others = [name for name in others if name in _OWN_NAMES] or others
     is_alone = len(others) == 1 and looks_like_audio(tensors[others[0]].shape, latent_channels)
     return bool(tensors) and (not others or is_alone)
 
 
 def looks_like_audio(shape: Sequence[int], latent_channels: int | None) -> bool:
-    """Whether latents of this shape are those of sound rather than of a video."""
+    """Return whether latents of this shape are audio rather than video."""
     if latent_channels == _BINS or (len(shape) == 4 and shape[0] == (latent_channels or _VIDEO_CHANNELS)):
         return False  # (F', H', W', C), and (C, F', H', W') of 8 frames
     return _is_audio_shape(shape)

@@ -328,7 +328,7 @@ class StoredArray:
         return self.header.dtype_name
 
     def read(self, frames: range | None = None) -> np.ndarray:
-        """Its values, or those of some frames in a row, along the third axis from the end."""
+        """Its values, all or of consecutive frames along the third axis from the end."""
         if frames is None and (size := self.header.num_bytes) > MAX_WHOLE_BYTES:
             found = f"{excerpt(self._name, 40)} {self.shape} takes {format_bytes(size)}"
             way = f"and more than {format_bytes(MAX_WHOLE_BYTES)} are read frame by frame only"
@@ -362,8 +362,9 @@ class StoredLatents:
     once when it is used, and kept.
     """
 
-    def __init__(self, stored: StoredArray, layout: Layout) -> None:
-        self.stored, self.shape, self._layout = stored, layout.shape, layout
+    def __init__(self, stored: StoredArray, layout: Layout, frames: int | None = None) -> None:
+        self.stored, self._layout = stored, layout
+        self.shape = layout.shape._replace(frames=frames or layout.shape.frames)  # the first ones, or all
         is_in_order = "".join(layout.sizes).removeprefix("B") == "CFHW" and stored.header.order == "C"
         self._is_plain = is_in_order and self.shape.batch == 1 and stored.header.offset is not None
 
@@ -385,8 +386,8 @@ class MappedLatents:
     """Latents (B, C, F', H', W') in an open file. Indexing reads, checks and normalizes a slice, in any thread.
 
     Stored uint16 are the bits of bfloat16. `statistics` normalize them: mean and std (C,), evaluated. `source` is their
-    name in errors, by default that of the file. `items` are some in a row of the batch, all by default.
-    `was_unnormalized` is whether the caller said that they are not normalized.
+    name in errors, by default the file's. `items` selects consecutive items of the batch, by default all.
+    `was_unnormalized` is True if the caller said that they are not normalized.
     """
 
     ndim = 5
@@ -412,7 +413,7 @@ class MappedLatents:
     def __getitem__(self, index: tuple[slice, ...]) -> mx.array:
         """The slice, normalized and evaluated. `index` has a slice for each of the first axes, at most five.
 
-        A `LatentsError` if the file is damaged or has changed, or has values in the slice that are not finite.
+        Raises a `LatentsError` if the file is damaged or has changed, or has values in the slice that are not finite.
         """
         if not isinstance(index, tuple) or len(index) > self.ndim or not all(isinstance(each, slice) for each in index):
             raise TypeError(f"latents in a file are indexed with a tuple of up to five slices, not {index!r}.")

@@ -1,5 +1,6 @@
 """Keyframe planes: stills that LTX-2.5's diffusion decoder sees beside the latents of a video."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.mlx_utils import native_array
-from ..errors import LatentsError, excerpt
+from ..errors import LatentsError, excerpt, warn
 from ..shapes import LatentShape
 from ..units import format_count
 from .files import (
@@ -24,8 +25,9 @@ from .files import (
 )
 from .metadata import CHANNELS_FIRST, Layout, parse_metadata
 
-#: Names of the stills and their frame numbers in files, which are the names of diffusers' arguments.
-KEYFRAME_NAMES = _LATENTS, _FRAMES = "keyframe_latents", "keyframe_frame_indices"
+#: Names of the stills and of their frame numbers in files: diffusers' arguments, which are written, and its outputs.
+STILL_NAMES, NUMBER_NAMES = ("keyframe_latents", "keyframes"), ("keyframe_frame_indices", "keyframe_positions")
+KEYFRAME_NAMES = STILL_NAMES + NUMBER_NAMES
 _MAX_FRAME = 2**31 - 1
 _SHOWN_FRAMES = 6
 
@@ -38,7 +40,7 @@ class Keyframes:
         latents: (B, C, P, H', W') on the grid of the video's latents and normalized like them, each still encoded as a
             clip of one frame.
         frames: the frame number of each still in the decoded video, (P,) whole numbers from 0 on. They may repeat, lie
-            behind the end of the video, and have any order.
+            after the end of the video, and have any order.
 
     Raises:
         LatentsError: if the latents have other axes or no stills, or the frame numbers do not fit them.
@@ -65,7 +67,7 @@ class Keyframes:
         _check_grid(self.latents.shape, shape, source)
 
     def item(self, index: int) -> "Keyframes":
-        """Those of one video of the batch."""
+        """The keyframes of one video of the batch."""
         return Keyframes(self.latents[index : index + 1], self.frames)
 
 
@@ -79,7 +81,7 @@ def check_keyframes(given: object) -> None:
 
 
 def frame_numbers(given: Keyframes | Sequence[int] | None) -> tuple[int, ...]:
-    """The frame numbers of keyframes, or those that are given in their place. A `LatentsError` for others."""
+    """The frame numbers of keyframes, or the given frame numbers. Anything else raises a `LatentsError`."""
     if isinstance(given, Keyframes):
         return tuple(given.frames)
     numbers = given.tolist() if isinstance(given, np.ndarray) else [] if given is None else given
@@ -90,7 +92,7 @@ def frame_numbers(given: Keyframes | Sequence[int] | None) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class KeyframesFile:
-    """Keyframes in a latent file, of which only the frame numbers have been read."""
+    """Keyframes in a latent file. Only their frame numbers have been read."""
 
     source: str
     shape: LatentShape  # (B, C, P, H', W')
@@ -98,18 +100,19 @@ class KeyframesFile:
     normalized: bool | None  # what the metadata states, also of the latents; None if nothing
     stored_dtype: str  # such as "bfloat16"
     _stored: StoredLatents = field(repr=False)
+    _kept: tuple[int, ...] = field(repr=False)  # the indices of these stills among the stored ones
 
     def check(self, shape: Sequence[int]) -> None:
-        """As `Keyframes.check`. The error names the file."""
+        """Run `Keyframes.check`. The error names the file."""
         _check_grid(self.shape, shape, f"{self.source}: ")
 
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> Keyframes:
-        """The keyframes with normalized latents; arguments, dtype and errors as those of `LatentsFile.read`."""
+        """The keyframes with normalized latents. Arguments, dtype and errors as for `LatentsFile.read`."""
         found = choose_statistics(self.source, self.normalized, self.shape.channels, statistics, unnormalized)
-        return Keyframes(self._map(found)[()], self.frames)
+        return Keyframes(self._map(found)[()][:, :, list(self._kept)], self.frames)
 
     def digest(self) -> str:
-        """A hash of the values as they are stored. A `LatentsError` as those of `read`."""
+        """A hash of the stored values. Raises the errors of `read`."""
         return self._map(None).digest()
 
     def _map(self, statistics: MeanAndStd | None) -> MappedLatents:
@@ -123,8 +126,9 @@ def load_keyframes(
 
     Args:
         path: as of `load_latents`. The tensors are `keyframe_latents` (B, C, P, H', W') and `keyframe_frame_indices`
-            (P,).
-        unnormalized: whether the file stores `latents * std + mean`; None follows the metadata.
+            (P,), or `keyframes` and `keyframe_positions`. Keyframes after the last of the `num_frames` that the
+            file states are left out, with a warning.
+        unnormalized: True if the file stores `latents * std + mean`; None follows the metadata.
         statistics: `(vae.mean, vae.std)`, each (C,), which normalize unnormalized latents.
 
     Raises:
@@ -135,34 +139,52 @@ def load_keyframes(
     return None if file is None else file.read(statistics=statistics, unnormalized=unnormalized)
 
 
-def open_keyframes(path: str | os.PathLike) -> KeyframesFile | None:
-    """As `find_keyframes`, in a file. A `LatentsError` for one that cannot be read, too."""
+def open_keyframes(path: str | os.PathLike, num_frames: int | None = None) -> KeyframesFile | None:
+    """`find_keyframes` for a file. An unreadable file also raises a `LatentsError`."""
     tensors, stated = open_tensor_file(path)
-    return find_keyframes(tensors, stated, source_name(path))
+    return find_keyframes(tensors, stated, source_name(path), num_frames)
 
 
-def find_keyframes(tensors: Mapping[str, StoredArray], stated: Mapping[str, str], source: str) -> KeyframesFile | None:
+def find_keyframes(
+    tensors: Mapping[str, StoredArray], stated: Mapping[str, str], source: str, num_frames: int | None = None
+) -> KeyframesFile | None:
     """The keyframes among tensors; None if there are none. Frame numbers without latents are ignored.
 
-    A `LatentsError` for latents without frame numbers, of other axes, or of a dtype that is not read.
+    Leaves out keyframes after the last of `num_frames`, by default what the file states, with a warning. Raises a
+    `LatentsError` for latents without frame numbers, of other axes, or of a dtype that is not read.
     """
-    if _LATENTS not in tensors:
+    name, numbers_name = _choose_name(STILL_NAMES, tensors, source), _choose_name(NUMBER_NAMES, tensors, source)
+    if name is None:
         return None
-    stored, numbers = tensors[_LATENTS], tensors.get(_FRAMES)
-    if numbers is None:
-        raise LatentsError(f"{source}: has {_LATENTS} and no {_FRAMES}, the frame number of each.")
+    if numbers_name is None:
+        raise LatentsError(f"{source}: has {name} and no {NUMBER_NAMES[STILL_NAMES.index(name)]}, their frame numbers.")
+    stored, numbers = tensors[name], tensors[numbers_name]
     _check_axes(stored.shape, f"{source}: ")
-    check_readable(stored, _LATENTS, source)
+    check_readable(stored, name, source)
     shape = LatentShape(*stored.shape)
     if numbers.shape != (shape.frames,) or not numbers.dtype_name.startswith(("int", "uint")):
         raise LatentsError(
-            f"{source}: {_FRAMES} has the shape {excerpt(numbers.shape)} in {excerpt(numbers.dtype_name)}; expected "
-            f"({shape.frames},) whole numbers, one for each of {_LATENTS}."
+            f"{source}: {numbers_name} has the shape {excerpt(numbers.shape)} in {excerpt(numbers.dtype_name)}; "
+            f"expected ({shape.frames},) whole numbers, one for each of {name}."
         )
     frames = _check_frames(numbers.read(), shape.frames, f"{source}: ")
-    normalized = parse_metadata(stated, source).normalized
+    metadata = parse_metadata(stated, source)
+    end = num_frames or metadata.sizes[0] or math.inf
+    kept = tuple(index for index, frame in enumerate(frames) if frame < end)
+    if len(kept) < len(frames):
+        later = describe_keyframes([frame for frame in frames if frame >= end])
+        warn(f"{source}: the {end} frames of its video leave out {later}.")
     latents = StoredLatents(stored, Layout(dict(zip(CHANNELS_FIRST, shape, strict=True))))
-    return KeyframesFile(source, shape, frames, normalized, stored.dtype_name, latents)
+    shape, frames = shape._replace(frames=len(kept)), tuple(frames[index] for index in kept)
+    return KeyframesFile(source, shape, frames, metadata.normalized, stored.dtype_name, latents, kept) if kept else None
+
+
+def _choose_name(names: Sequence[str], tensors: Mapping[str, StoredArray], source: str) -> str | None:
+    """The name among `names`, all for the same, that a file uses. A `LatentsError` if it uses several."""
+    found = [name for name in names if name in tensors]
+    if len(found) > 1:
+        raise LatentsError(f"{source}: has {' and '.join(found)}, two names for the same; keep one.")
+    return found[0] if found else None
 
 
 def describe_keyframes(frames: Sequence[int]) -> str:
@@ -179,7 +201,7 @@ def _check_axes(shape: Sequence[int], source: str = "") -> None:
 
 
 def _check_frames(frames: np.ndarray, count: int, source: str = "") -> tuple[int, ...]:
-    """The frame numbers of so many stills. Raises a `LatentsError` for others."""
+    """The frame numbers of this many stills. Raises a `LatentsError` for any other number."""
     if frames.shape != (count,) or frames.dtype.kind not in "iu" or frames.min() < 0 or frames.max() > _MAX_FRAME:
         raise LatentsError(
             f"{source}keyframes need one frame number from 0 to {_MAX_FRAME} for each of their {count} stills, and "

@@ -1,4 +1,4 @@
-"""What latent files state, and the layouts in which programs store latents, read as `(B, C, F', H', W')`.
+"""Metadata of latent files, and the layouts in which programs store latents, read as `(B, C, F', H', W')`.
 
 In the order in which they are tried, with `N = F' * H' * W'` packed tokens:
 
@@ -23,7 +23,8 @@ from ..shapes import DEFAULT_SCALE, Grid, LatentShape, ScaleFactors, parse_grid
 from ..units import parse_fps
 
 AXES_KEY, CHANNELS_FIRST = "layout", "BCFHW"  # the layout of this package: one letter per axis
-#: Names of audio latents beside those of a video, the final ones first.
+#: Names of audio latents in files that also have video latents, the final ones first. The last is the second part of a
+#: nested tensor of ComfyUI, whose first part is the video.
 AUDIO_NAMES = (
     "audio_latents",
     "audio_latent",
@@ -31,7 +32,12 @@ AUDIO_NAMES = (
     "stage_2_audio_latent",
     "stage_1_audio_latent",
     "audio_samples",
+    "audio",
+    "latent_tensor_1",
 )
+#: The number of audio latents before the padding, in data sets of musubi-tuner.
+AUDIO_LENGTHS = "audio_lengths_int32"
+_SIZED_AUDIO_NAME = re.compile(r"audio_latents_\d+x\d+x\d+_\w+")  # in the same: audio_latents_126x16x8_bfloat16
 _LAYOUTS = {5: (CHANNELS_FIRST, "BFHWC"), 4: ("CFHW", "FHWC"), 3: ("BNC",), 2: ("NC",)}  # by the number of axes
 _AXIS_NAMES = {"F": "F'", "H": "H'", "W": "W'", "N": "tokens"}
 Sizes = tuple[int | None, int | None, int | None]
@@ -42,13 +48,14 @@ _GRID_SIZES = ("latent_num_frames", "latent_height", "latent_width")
 
 @dataclass(frozen=True)
 class LatentsMetadata:
-    """What a latent file states; None for what it does not."""
+    """Values that a latent file states; None where it states none."""
 
     sizes: Sizes  # of the video: frames, height, width; or, in data sets of the LTX trainers, of the latent grid
     latent_sizes: Sizes = (None, None, None)  # F', H' and W'
     fps: Fraction | None = None
     grid: Grid | None = None
     normalized: bool | None = None
+    carry: int | None = None  # frames that a window of a film shares with the next one
     is_channels_first: bool = False  # states the layout (B, C, F', H', W'), which only this package does
 
 
@@ -77,6 +84,11 @@ class Layout:
         axes = "B" + "".join(self.sizes).removeprefix("B").replace("N", "FHW")
         sizes = dict(zip(CHANNELS_FIRST, self.shape, strict=True))
         return values.reshape([sizes[axis] for axis in axes]).transpose([axes.index(axis) for axis in CHANNELS_FIRST])
+
+
+def is_audio_name(name: str) -> bool:
+    """Return whether a tensor with this name belongs to the sound of a video."""
+    return name in (*AUDIO_NAMES, AUDIO_LENGTHS) or _SIZED_AUDIO_NAME.fullmatch(name) is not None
 
 
 def _format_grid(grid: Grid) -> str:
@@ -133,14 +145,22 @@ def _layouts_with_grid(layouts: list[Layout], grid: Grid, source: str) -> list[L
     return fitting
 
 
-def find_video_sizes(metadata: LatentsMetadata, grid: Grid, scale: ScaleFactors | None, source: str) -> Sizes:
-    """The stated sizes of the video. A `LatentsError` unless they, or those of the latents, fit latents (F', H', W').
+def find_video_sizes(
+    metadata: LatentsMetadata, grid: Grid, scale: ScaleFactors | None, source: str
+) -> tuple[Sizes, int]:
+    """The stated sizes of the video, and the number of its latent frames: the others, at the end, are padding.
 
-    With `scale` None, any whole numbers of pixels and frames per latent cell are possible.
+    Raises a `LatentsError` unless they, or the latents' sizes, fit (F', H', W'). Without a scale, any whole numbers of
+    pixels and frames per latent cell are possible, unless height and width are right for the usual one.
     """
-    video = (scale or DEFAULT_SCALE).video_grid(grid)
-    is_video = _fits(metadata.sizes, video) if scale else _can_be_video(metadata.sizes, grid)
+    factors, (num_frames, *size) = scale or DEFAULT_SCALE, metadata.sizes
+    video = factors.video_grid(grid)
+    is_known = scale is not None or tuple(size) == video[1:]
+    is_video = _fits(metadata.sizes, video) if is_known else _can_be_video(metadata.sizes, grid)
     if not is_video and not _fits(metadata.sizes, grid):
+        frames = 1 if num_frames is None else factors.covering_latent_grid((num_frames, 1, 1))[0]
+        if 1 < frames < grid[0] and _fits(metadata.sizes, factors.video_grid((frames, *grid[1:]))):
+            return metadata.sizes, frames
         raise LatentsError(
             f"{source}: its metadata states {_describe(metadata.sizes)}, but the latents have {_describe(grid)} and "
             f"their video {_describe(video)}{'' if scale else ' at the usual scale'}; correct the metadata."
@@ -153,7 +173,7 @@ def find_video_sizes(metadata: LatentsMetadata, grid: Grid, scale: ScaleFactors 
     # A video is larger than its latents, unless only its one frame is stated.
     is_usual = _fits(metadata.sizes, DEFAULT_SCALE.video_grid(grid))
     is_grid = not metadata.is_channels_first and not is_usual and _fits(metadata.sizes, grid)
-    return (None, None, None) if is_grid else metadata.sizes
+    return (None, None, None) if is_grid else metadata.sizes, grid[0]
 
 
 def _if_complete(sizes: Sizes) -> Grid | None:
@@ -210,6 +230,10 @@ def _parse_size(text: str) -> int:
     return int(text)
 
 
+def _parse_count(text: str) -> int:
+    return 0 if re.fullmatch("0{1,9}", text) else _parse_size(text)
+
+
 _SIZE = re.compile(r"0*[1-9][0-9]{0,8}")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 # The parser of each key's value, and what the value should be.
@@ -217,6 +241,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "fps": (parse_fps, "a frame rate"),
     **dict.fromkeys((*_SIZES, *_GRID_SIZES), (_parse_size, "a whole number above 0")),
     "grid": (parse_grid, "a grid such as 16x22x40"),
+    "carry": (_parse_count, "a whole number"),
     "normalized": (lambda text: _FLAGS[text.lower()], "true or false"),
 }
 METADATA_KEYS = (*_PARSERS, AXES_KEY)

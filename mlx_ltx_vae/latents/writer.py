@@ -17,7 +17,7 @@ from ..process import uninterrupted
 from ..shapes import LatentShape
 from ..units import Rate, find_fps
 from .files import check_finite
-from .keyframes import KEYFRAME_NAMES, Keyframes
+from .keyframes import NUMBER_NAMES, STILL_NAMES, Keyframes
 from .metadata import AUDIO_NAMES, AXES_KEY, CHANNELS_FIRST, LatentsMetadata, find_video_sizes
 
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -72,12 +72,13 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         width: int | None = None,
         audio: mx.array | None = None,
         keyframes: Keyframes | None = None,
+        carry: int | None = None,
     ) -> Path | None:
         """Write the file, with arguments and errors of `save_latents`. Returns as `PartFile.complete`."""
         assert self._shape is not None, "latents were written"
         exact_fps = None if fps is None else find_fps(self._name, fps, WriterError)
         find_video_sizes(LatentsMetadata((num_frames, height, width)), self._shape.grid, None, self._name)
-        stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width}
+        stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width, "carry": carry}
         metadata = {key: str(value) for key, value in stated.items() if value is not None}
         metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST}
         tensors: list[tuple[str, mx.Dtype, Sequence[int], Iterable[bytes]]]
@@ -108,7 +109,7 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         keyframes.check(shape, f"{self._name}: ")
         latents = to_mlx(keyframes.latents, "keyframe latents")
         self._check_values(latents, "keyframe latents")
-        return dict(zip(KEYFRAME_NAMES, (latents, mx.array(list(keyframes.frames), mx.int32)), strict=True))
+        return {STILL_NAMES[0]: latents, NUMBER_NAMES[0]: mx.array(list(keyframes.frames), mx.int32)}
 
     def _planes(self, shape: LatentShape) -> Iterator[bytes]:
         """The values channel by channel, some channels at a time."""
@@ -136,6 +137,7 @@ def save_latents(
     width: int | None = None,
     audio: mx.array | None = None,
     keyframes: Keyframes | None = None,
+    carry: int | None = None,
     overwrite: bool = True,
 ) -> None:
     """Write normalized latents `(B, C, F', H', W')` as safetensors. The file appears under its name only when whole.
@@ -145,7 +147,8 @@ def save_latents(
         fps: frames per second of the video (see `parse_fps`).
         num_frames, height, width: of the video, in frames and pixels.
         audio: latents of its sound (B, 8, T, 16), normalized.
-        keyframes: those of the video, normalized, in one of the dtypes above.
+        keyframes: the video's keyframes, normalized, in one of the dtypes above.
+        carry: the number of frames that the video shares with the next one, if it is a window of a film.
 
     Raises:
         LatentsError: for other shapes and dtypes, values that are not finite, and sizes that no video of them has.
@@ -156,7 +159,8 @@ def save_latents(
     audio = None if audio is None else to_mlx(audio, "audio latents")
     with LatentsWriter(path, overwrite=overwrite) as writer:
         writer.write(latents)
-        writer.complete(fps=fps, num_frames=num_frames, height=height, width=width, audio=audio, keyframes=keyframes)
+        sizes = {"num_frames": num_frames, "height": height, "width": width}
+        writer.complete(fps=fps, audio=audio, keyframes=keyframes, carry=carry, **sizes)
 
 
 def save_sound_latents(path: str | os.PathLike, audio: mx.array) -> None:
@@ -175,7 +179,7 @@ def check_latents_name(path: str | os.PathLike) -> None:
 
 
 def check_shape(shape: Sequence[int], latent_channels: int | None, source: str) -> None:
-    """Raise a `LatentsError` unless a shape is (B, C, F', H', W'), with so many channels if they are known."""
+    """Raise a `LatentsError` unless a shape is (B, C, F', H', W'), with this number of channels if it is known."""
     shape = tuple(shape)
     if len(shape) == 3:
         raise LatentsError(f"{source}: latents {shape} look packed, (B, tokens, C); unpack them to (B, C, F', H', W').")
@@ -188,7 +192,7 @@ def check_shape(shape: Sequence[int], latent_channels: int | None, source: str) 
 
 
 def _header(tensors: dict[str, tuple[mx.Dtype, Sequence[int]]], metadata: dict[str, str]) -> bytes:
-    """The header of a safetensors file with these tensors one behind the other."""
+    """The header of a safetensors file with these tensors one after another."""
     entries: dict[str, object] = {"__metadata__": metadata}
     end = 0
     for name, (dtype, shape) in tensors.items():

@@ -17,15 +17,14 @@ from ..errors import LatentsError
 from ..shapes import ScaleFactors, Shape
 from ..streaming.context import Stage, StreamContext
 from ..streaming.driver import run_whole
-from .input_shapes import check_frame_shape, check_latent_shape
 from .noise import LatentNoise, draw
 from .specs import NETWORKS as NETWORKS
-from .specs import NetworkSpec, Shapes
+from .specs import NetworkSpec, Shapes, check_frame_shape, check_latent_shape
 
 
 @dataclass(frozen=True)
 class Medium:
-    """What a checkpoint is opened for, since a file may have networks of pictures and of sound."""
+    """Purpose for which a checkpoint is opened, since a file may have networks of pictures and of sound."""
 
     noun: str
     tensors: str  # examples of their names, for errors
@@ -55,7 +54,7 @@ class Network(nn.Module, ABC):
     """An encoder or a decoder. Its first tensors, by the order of its spec, have its dtype.
 
     Attributes:
-        statistics: those of its latents; None if it takes or returns normalized latents as they are.
+        statistics: mean and std of its latents; None if it takes or returns normalized latents as they are.
     """
 
     def __init__(self, spec: NetworkSpec, statistics: Statistics | None = None) -> None:
@@ -95,7 +94,7 @@ class Decoder(Network):
         return self.decode_whole(latents)
 
     def decode_whole(self, latents: mx.array, timestep: float | None = None, steps: int | None = None) -> mx.array:
-        """As a call; see `VideoVAE.stream` for the timestep and the denoising steps."""
+        """Decode like a call; see `VideoVAE.stream` for the timestep and the denoising steps."""
         shape = check_latent_shape(self.spec, latents.shape)
         draws = draw(self.spec, shape, self.dtype, timestep=timestep)
         whole = (slice(0, shape.frames), slice(0, shape.height), slice(0, shape.width))
@@ -108,10 +107,9 @@ class Decoder(Network):
         prepared = self.prepare(latents, draws.crop(whole))
         return run_whole(self.stages(context), prepared).transpose(0, 4, 1, 2, 3)
 
-    @property
-    def keyframe_warning(self) -> str | None:
-        """What to tell who gives it keyframes; None if it was trained with them."""
-        return "this VAE's decoder takes no keyframes, so they are ignored; LTX-2.5's diffusion decoder takes them."
+    def stills(self, *, small: bool = False) -> "Decoder | None":
+        """The decoder of one picture for each latent frame, or a small one, with the same weights; None without one."""
+        return self if self.spec.scale.time == 1 else None
 
     def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
         """The input of the first stage (B, T, H, W, C) in `dtype`, for all normalized latents or a part of them.
@@ -133,8 +131,8 @@ class Encoder(Network):
     def __call__(self, pixels: mx.array) -> mx.array:
         """Encode pixels (B, 3, F, H, W) in [-1, 1] in one pass to normalized latents (B, C, F', H', W') in `dtype`.
 
-        Its memory grows with the clip; `VideoVAE.encode` gives the same. Frames that it cannot take are a
-        `LatentsError`, also those that would be left out.
+        Its memory grows with the clip; `VideoVAE.encode` gives the same. Frames that it cannot take, or
+        would leave out, raise a `LatentsError`.
         """
         if pixels.ndim != 5:
             raise LatentsError(f"frames have the shape {pixels.shape}; expected (B, 3, F, H, W).")
@@ -155,7 +153,7 @@ class SoundEncoder(Encoder):
 
     @abstractmethod
     def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int, frames: int = 256) -> Iterator[mx.array]:
-        """The input of the first stage, so many frames at a time, for a waveform in pieces (B, channels, n) float32."""
+        """The input of the first stage, some frames at a time, for a waveform in pieces (B, channels, n) float32."""
 
 
 class Config(Protocol):
@@ -166,7 +164,7 @@ class Config(Protocol):
 
     @property
     def scale(self) -> ScaleFactors:
-        """Of the latents: pixels of the whole video per cell. A decoder of previews makes fewer, as its spec says."""
+        """Pixels of the whole video per latent cell. A preview decoder makes fewer, as its spec says."""
 
     @property
     def time_scale(self) -> int: ...  # see `Scaled`
@@ -180,7 +178,7 @@ class Config(Protocol):
 
 
 class SoundConfig(Config, Protocol):
-    """The parsed configuration of an audio VAE. `latent_channels` are those of packed latents, channels * bins."""
+    """The parsed configuration of an audio VAE. `latent_channels` counts packed latents: channels * bins."""
 
     @property
     def channels(self) -> int:
@@ -198,21 +196,21 @@ class SoundConfig(Config, Protocol):
     def latents_per_second(self) -> float: ...
 
     def num_samples(self, latents: int) -> int:
-        """The number of samples that so many latents decode to."""
+        """The number of samples that this many latents decode to."""
 
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 class Found(NamedTuple):
-    """What a family finds in an archive."""
+    """Networks and configuration that a family finds in an archive."""
 
     networks: Mapping[str, Mapping[str, str]]  # the stored name of each tensor by its name within the network
     statistics: tuple[str, str] | None = None  # the stored names of mean and standard deviation, if both are there
 
 
 class Stored(NamedTuple):
-    """What a checkpoint stores of a VAE, which its configuration must agree with."""
+    """Parts of a VAE that a checkpoint stores. Its configuration must agree with them."""
 
     source: str  # names the checkpoint in errors
     networks: Mapping[str, Shapes]  # of each that was found, wanted or not; convolution weights are channels-last
@@ -234,7 +232,7 @@ class Family(Generic[ConfigT]):
     """A kind of VAE, as functions of plain data: a family opens no file.
 
     A tensor's name within its network is its path in the module that `make` returns. Converted checkpoints have these
-    names behind that of the network ("decoder.conv_in.conv.weight").
+    names after the network's name ("decoder.conv_in.conv.weight").
 
     Attributes:
         choose_config: the first of some parsed JSON files that is a configuration of this family; None if none is.
@@ -251,8 +249,8 @@ class Family(Generic[ConfigT]):
         computes_in_half: the networks whose values fit float16. Others compute in float32 if they are stored in it.
         decoder: the kind of its decoder, in a word.
         published: the published VAEs by short names, such as "ltx-2.3". Each makes its configuration at the published
-            widths, or with so many base channels, of which LTX-2.3 has 128; a family that has no such number scales its
-            own widths by it.
+            widths, or with another number of base channels (128 in LTX-2.3); a family without this number scales
+            its own widths by it.
         published_dtype: what the published files store.
     """
 

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from .audio_vae.family import AUDIO_VAE
 from .base import PICTURES, SOUND, Family, Medium
 from .diffusion_decoder.family import DIFFUSION_VAE
 from .latent_rgb.family import LATENT_RGB
 from .preview_vae.family import PREVIEW_VAE
+from .sound.family import AUDIO_VAE
 from .video_vae.family import CONV_VAE
 
 #: Of pictures.

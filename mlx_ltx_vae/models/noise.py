@@ -17,7 +17,7 @@ import numpy as np
 from ..backend.mlx_utils import evaluate, to_mlx
 from ..errors import LatentsError, quote
 from ..shapes import Grid, LatentShape, Shape
-from .layers.conv import patchify
+from .layers import patchify
 from .specs import DEFAULT_CONVENTION, MAX_SEED, PLANES, ConventionName, NetworkSpec, Rate
 
 #: The shape of each layer's noise by its name, as `NetworkSpec.noise_shapes`.
@@ -35,7 +35,7 @@ class Convention(NamedTuple):
     is_late: bool
 
 
-#: The conventions by name: that of Lightricks' own pipelines, which is the default, and that of diffusers.
+#: The conventions by name: Lightricks' own pipelines, the default, and diffusers.
 CONVENTIONS: dict[ConventionName, Convention] = {
     "ltx-video": Convention(timestep=0.05, noise_scale=0.025, is_late=False),
     "diffusers": Convention(timestep=0.0, noise_scale=None, is_late=True),
@@ -46,6 +46,7 @@ _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)  # of Threefry's rounds
 _PARITY = 0x1BD11BDA
 _MIX = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))  # shifts and factors of the finalizer of MurmurHash3
 _GOLDEN_RATIO = 0x9E3779B9
+_WINDOW = 0x85EBCA6B  # another step than the one between batch items, so that no two have the same noise
 _MAPS = 2**31  # indices below belong to latent frames, indices from here on to noise maps
 _ITEM = 2**20  # maximum number of latent frames per batch item
 
@@ -125,7 +126,7 @@ class NoiseVolume:
     values: Mapping[Grid, mx.array | _KeyedPatches] = field(default_factory=dict)
 
     def __call__(self, origins: Sequence[Grid], start: Grid, size: Grid, planes: Sequence[int] = ()) -> mx.array:
-        """That of `size` positions from `start` on; with `planes`, of these in place of frames."""
+        """The noise of `size` positions from `start` on; with `planes`, of these instead of frames."""
         parts = []
         for origin in origins:
             given, first = self.values.get(origin), list(start)
@@ -133,7 +134,7 @@ class NoiseVolume:
                 first = [begin + int(at * rate) for begin, at, rate in zip(start, origin, self.rate, strict=True)]
                 given = self.values.get(_WHOLE)
             box = [slice(begin, begin + count) for begin, count in zip(first, size, strict=True)]
-            are_chosen = len(self.values) > 1  # those of a tile are its own planes
+            are_chosen = len(self.values) > 1  # a tile has values for its own planes
             if planes and not are_chosen:
                 box[0] = slice(0, max(planes) + 1)
             part = self._computed(box) if given is None else given[:, box[0], box[1], box[2]]
@@ -220,8 +221,8 @@ def draw(
     `noise` is None to draw from `seed`, "zeros", or the arrays themselves: the latent noise (B, C, F', H', W') if the
     network takes it, then maps (H, W) and volumes (B, C, T, H, W) in the order of the layers; a volume of patches may
     be a picture (B, 3, T, H, W) instead. Noise from a seed does not depend on the number of frames. Maps have the
-    `dtype`. With `tiles`, the shapes of each one's noise by where it begins in the video, the volumes may be those of
-    all tiles instead, in their order.
+    `dtype`. With `tiles`, the shapes of each one's noise by where it begins in the video, the volumes may be given
+    per tile instead, in their order.
     """
     if like not in CONVENTIONS:
         raise LatentsError(f"{like!r} is not a known convention; expected {' or '.join(CONVENTIONS)}.")
@@ -255,10 +256,19 @@ def draw(
     return Draws(timestep, scale, convention.is_late, of_maps, volumes, latents)
 
 
+def window_seed(spec: NetworkSpec, seed: int, number: int) -> int:
+    """Mix the number of a window, from 0 on, into the seed of a film. The first window has the film's seed."""
+    return (check_seed(seed) + _WINDOW * number) % (MAX_SEED + 1) if _takes_seed(spec) else seed
+
+
+def _takes_seed(spec: NetworkSpec) -> bool:
+    return spec.has_latent_noise or any(layer.has_noise or layer.noise_channels for layer in spec.layers)
+
+
 def check_takes_seed(spec: NetworkSpec) -> None:
     """Raise a `LatentsError` if a network adds no noise."""
-    if not (spec.has_latent_noise or any(layer.has_noise or layer.noise_channels for layer in spec.layers)):
-        raise LatentsError("this VAE takes no seed; those of 0.9.1 to 0.9.8 do, and the diffusion decoder of LTX-2.5.")
+    if not _takes_seed(spec):
+        raise LatentsError("this VAE takes no seed; VAEs 0.9.1 to 0.9.8 and the diffusion decoder of LTX-2.5 do.")
 
 
 def check_seed(seed: object) -> int:
@@ -271,8 +281,8 @@ def check_seed(seed: object) -> int:
 def _choose_wanted(shapes: NoiseShapes, tiles: Mapping[Grid, NoiseShapes], count: int) -> list[tuple[str, Grid, Shape]]:
     """The layer, the beginning and the shape of the noise in each array that a caller passes.
 
-    Volumes are those of each tile if there are as many arrays, or those of keyframe planes alone are, which tiles have
-    in different numbers; else those of the whole video.
+    Volumes belong to each tile if there are as many arrays, or only the volumes of keyframe planes do, which tiles have
+    in different numbers; else they belong to the whole video.
     """
     whole = [(name, _WHOLE, size) for name, size in shapes.items()]
     maps = [each for each in whole if len(each[-1]) == 2]
@@ -321,7 +331,7 @@ def _picture(spec: NetworkSpec, name: str, size: Shape) -> Shape | None:
 
 
 def _rate(spec: NetworkSpec, name: str) -> Rate:
-    """That of a volume; keyframe planes have the same in all frames."""
+    """The map of a volume; keyframe planes have the same in all frames."""
     frames, rows, columns = spec.rate(name.removesuffix(PLANES))
     return (0 if name.endswith(PLANES) else frames), rows, columns
 
@@ -330,7 +340,7 @@ def _choose_timestep(spec: NetworkSpec, timestep: float | None, convention: Conv
     if spec.has_timestep:
         return convention.timestep if timestep is None else _check_share(timestep, "decode timestep")
     if timestep is not None:
-        raise LatentsError("this VAE takes no timestep; those of 0.9.1 to 0.9.8 do.")
+        raise LatentsError("this VAE takes no timestep; VAEs 0.9.1 to 0.9.8 do.")
     return None
 
 
@@ -341,7 +351,7 @@ def _choose_scale(
         scale = _check_share(scale, "noise scale")
     if not spec.has_latent_noise:
         if scale:
-            raise LatentsError("this VAE takes no noise in its latents; those of 0.9.1 to 0.9.8 do.")
+            raise LatentsError("this VAE takes no noise in its latents; VAEs 0.9.1 to 0.9.8 do.")
         return None
     scale = convention.noise_scale if scale is None else scale
     return timestep if scale is None else scale
@@ -354,7 +364,7 @@ def _check_share(value: float, what: str) -> float:
 
 
 def _check(given: Sequence[Shape], expected: Sequence[tuple[Shape, Shape | None]]) -> None:
-    """Check shapes against those that are expected, each with another one that may take its place."""
+    """Check shapes against the expected ones, each with an alternative."""
     if given and not expected:
         raise LatentsError(f"{len(given)} noise arrays were given, but this network draws none.")
     for index, (got, (wanted, other)) in enumerate(zip(given, expected, strict=False)):

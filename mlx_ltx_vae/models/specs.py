@@ -6,15 +6,32 @@ counts and noise shapes are folds over that sequence (`planning/`), and the modu
 
 import enum
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import count
+from numbers import Integral
 from typing import Literal, NamedTuple
 
-from ..backend.machine import FLOAT32_BYTES, Machine
-from ..shapes import Axis, Border, Grid, ScaleFactors, Shape, SoundRules, TileRules, WindowSpec
+from ..backend.machine import FLOAT32_BYTES, Backend, Machine
+from ..errors import LatentsError, quote
+from ..shapes import (
+    MAX_PIXELS,
+    Axis,
+    Border,
+    ClipRules,
+    Grid,
+    LatentShape,
+    ScaleFactors,
+    Shape,
+    TileRules,
+    WindowSpec,
+    format_size,
+    is_possible_size,
+)
+from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 
-#: What is behind the name of a layer in that of the noise of its keyframe planes.
+#: Suffix of a layer's name that names the noise of its keyframe planes.
 PLANES = ".keyframes"
 #: Latent frames after which a stream by time takes no more memory, and more than any window has.
 LONG_CLIP = 64
@@ -25,6 +42,7 @@ ConventionName = Literal["ltx-video", "diffusers"]
 DEFAULT_CONVENTION: ConventionName = "ltx-video"
 #: Seeds are 0 to this; each makes other noise.
 MAX_SEED = 2**32 - 1
+_MAX_LATENT_FRAMES = 2**17  # 12 hours at 24 frames per second
 _UNCOPIED = 2**14  # `mx.contiguous` copies a slice only if its array has more bytes beside it
 
 #: Names and shapes of tensors.
@@ -48,6 +66,14 @@ class PaddingMode(enum.Enum):
     ZEROS = "zeros"
     REFLECT = "reflect"
     REPLICATE = "replicate"
+
+
+class Activation(enum.Enum):
+    """Position of the norm and SiLU before a convolution, or none."""
+
+    NONE = "none"
+    INPUT = "input"  # applied to the whole view; the cache holds the layer's input unchanged
+    CACHED = "cached"  # applied to new input; the cache holds post-activation values
 
 
 class Step(NamedTuple):
@@ -92,9 +118,9 @@ class LayerSpec:
         """The layer in a tile that may lack the first or the last frames of the clip, and then does not drop them."""
         return replace(self, trim=self.trim if first else 0, crop=self.crop if last else 0)
 
-    def results(self, axis: Axis, length: int) -> int:
+    def num_outputs(self, axis: Axis, length: int) -> int:
         """The number of positions that it returns for a clip of `length` positions along an axis."""
-        return self.up[axis.grid] * self.window(axis).results(length) - self._dropped(axis)
+        return self.up[axis.grid] * self.window(axis).num_outputs(length) - self._dropped(axis)
 
     def ready(self, axis: Axis, seen: int) -> int:
         """The number of positions that it has returned when `seen` positions have arrived, and more may follow."""
@@ -128,7 +154,7 @@ class LayerSpec:
 
     def out_grid(self, grid: Grid) -> Grid:
         """(T, H, W) of the output for an input of this grid."""
-        time, height, width = (self.results(axis, grid[axis.grid]) for axis in Axis)
+        time, height, width = (self.num_outputs(axis, grid[axis.grid]) for axis in Axis)
         return time, height, width
 
     def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
@@ -165,8 +191,76 @@ class LayerSpec:
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
         """Multiply-adds of its matrix products for an input (T, H, W) or a band `part` of it, per batch item."""
-        results = math.prod(window.results(extent) for window, extent in zip(self.windows, part, strict=True))
+        results = math.prod(window.num_outputs(extent) for window, extent in zip(self.windows, part, strict=True))
         return results * sum(math.prod(shape) for _, shape in self.weights if len(shape) > 1)
+
+
+@dataclass(frozen=True)
+class ConvSpec(LayerSpec):
+    """A layer around one 3x3x3 convolution, which has `conv_channels` outputs before any rearrangement."""
+
+    conv_channels: int = 0
+    conv_stride: Stride = (1, 1, 1)
+    activation: Activation = Activation.NONE
+    is_modulated: bool = False  # a timestep shifts and scales the normalized input
+    skip_channels: int = 0  # of the skip connection that is added to the output; 0 for none
+    has_residual: bool = False  # the layer adds its own input, rearranged like its output
+    rule: ConvRule = choose
+
+    def work_bytes(self, step: Step) -> int:
+        # MLX allocates ahead of execution, so every array in a step's graph counts, not only those alive at one time.
+        seen, new = self.seen(step), math.prod(step.grid)
+        activated = {Activation.NONE: 0, Activation.INPUT: seen, Activation.CACHED: new}[self.activation]
+        # The input concatenated to the cache, the next cache, the norm, and SiLU with its intermediate array.
+        elements = (2 * seen - new + 3 * activated) * self.in_channels + seen * self.skip_channels
+        padded = math.prod(extent + TAPS - 1 for extent in step.grid) * self.in_channels
+        if step.axis is not Axis.TIME or step.is_whole:
+            elements += padded  # time is padded by a copy and not by the convolution (see `conv.pad`)
+        if step.is_band:
+            elements += padded
+        if self.padding is not PaddingMode.ZEROS:
+            elements += 2 * padded  # height and width are padded by a copy each
+        shape = self._shape(step.grid)
+        results = shape.num_outputs * self.conv_channels
+        elements += results if self.conv_channels != self.out_channels else 0  # rearranged
+        if self.has_residual:
+            elements += (results if math.prod(self.up) > 1 else 0) + new * self.in_channels
+        size = elements * step.machine.itemsize
+        if self.has_residual and math.prod(self.down) > 1:
+            # A downsampling layer averages its rearranged input, which is done in float32.
+            size += new * self.in_channels * (FLOAT32_BYTES + step.machine.itemsize)
+        if step.machine.backend is Backend.CPU and step.machine.itemsize != FLOAT32_BYTES:
+            # There the norm, SiLU and the convolution's input are in float32.
+            size += (seen + 3 * activated) * self.in_channels * FLOAT32_BYTES
+        return size + self._scratch_bytes(shape, step.machine)
+
+    def _shape(self, grid: Grid) -> ConvShape:
+        time, height, width = (-(-extent // stride) for extent, stride in zip(grid, self.conv_stride, strict=True))
+        is_strided = self.conv_stride != (1, 1, 1)
+        return ConvShape((time, height, width), self.in_channels, self.conv_channels, is_strided)
+
+    def _scratch_bytes(self, shape: ConvShape, machine: Machine) -> int:
+        is_half = machine.itemsize != FLOAT32_BYTES
+        formulation = self.rule(shape, machine.backend, allows_winograd=not (is_half and machine.keeps_dtype))
+        is_scaled = is_half and not machine.keeps_dtype and self.activation is Activation.NONE
+        on_cpu = machine.backend is Backend.CPU
+        return scratch_bytes(shape, formulation, machine.itemsize, on_cpu=on_cpu, is_scaled=is_scaled)
+
+    def weight_copy_bytes(self, machine: Machine) -> int:
+        """Bytes of the kernel in float32: the CPU backend computes in it in any precision."""
+        if machine.backend is not Backend.CPU or machine.itemsize == FLOAT32_BYTES:
+            return 0
+        return TAPS**3 * self.in_channels * self.conv_channels * FLOAT32_BYTES
+
+    def multiply_adds(self, part: Grid, whole: Grid) -> int:
+        """Multiply-adds of the convolution, and of a skip connection that changes the number of channels."""
+        positions = math.prod(
+            window.num_outputs(extent) * window.stride // stride
+            for window, extent, stride in zip(self.windows, part, self.conv_stride, strict=True)
+        )
+        has_shortcut = self.skip_channels not in (0, self.out_channels)
+        products = TAPS**3 * self.in_channels * self.conv_channels
+        return positions * (products + (self.skip_channels * self.out_channels if has_shortcut else 0))
 
 
 @dataclass(frozen=True)
@@ -176,7 +270,7 @@ class FrameAttentionSpec(LayerSpec):
     max_scores: int = 2**27
 
     def query_block(self, frames: int, positions: int) -> int:
-        """How many queries of each frame are computed at a time, of which each attends to `positions`."""
+        """The number of queries of each frame that are computed at a time; each attends to `positions`."""
         return max(1, min(positions, self.max_scores // (frames * positions)))
 
     def work_bytes(self, step: Step) -> int:
@@ -196,10 +290,10 @@ class NetworkSpec:
     """A whole network: one spec per stage, in execution order.
 
     `patch_size` is the pixels per side of the patches that a decoder makes of each position at the end. Pixels that
-    repeat from patch to patch are then an error of the device. None if it clamps them, so that they may repeat.
+    repeat from patch to patch are then an error of the device. None if they are not checked.
 
     Its first layer pads an input that is smaller than `least`, and its last stage cuts off what the padding becomes.
-    With `takes_least_memory`, a plan takes the order with the least memory in place of the first that fits.
+    With `takes_least_memory`, a plan takes the order with the least memory instead of the first that fits.
 
     `rows_on_gpu` is the pace of its fastest steps along rows and columns on a GPU: by default the six outputs of a tile
     of Metal's Winograd convolutions.
@@ -215,9 +309,13 @@ class NetworkSpec:
     takes_least_memory: bool = False
     rows_on_gpu: int = 6
     tiles: TileRules = TileRules()
-    sound: SoundRules | None = None  # None for pictures
+    clip: ClipRules = ClipRules()
     denoising_steps: int | None = None  # None if it does not denoise
     keyframes: tuple[int, ...] = ()  # the frame numbers of the keyframe planes that it sees
+    # What to tell who gives it keyframes; None if it was trained with them.
+    keyframe_warning: str | None = (
+        "this VAE's decoder takes no keyframes, so they are ignored; LTX-2.5's diffusion decoder takes them."
+    )
     # The same network with another number of denoising steps, and with keyframe planes; None if it takes neither.
     variant: Callable[..., "NetworkSpec"] | None = field(default=None, compare=False, repr=False)
 
@@ -264,17 +362,25 @@ class NetworkSpec:
         time, height, width = (extent - more * factor for extent, more, factor in factors)
         return time, height, width
 
+    def decoded_grid(self, grid: Grid) -> Grid:
+        """(T, H, W) of what a decoder makes of latents with this grid, T in frames or samples."""
+        time, height, width = self.out_grid(grid)
+        if self.clip.lengths is None:
+            return time, height, width
+        first, others = self.clip.lengths
+        return first + others * (grid[0] - 1), height, width
+
     def added(self, axis: Axis, length: int) -> tuple[int, int]:
         """The positions that pad a clip of `length` along an axis to `least`, before and after it.
 
-        In time all of them are behind the clip; in space half, rounded down, are in front.
+        In time all of them follow the clip; in space half, rounded down, precede it.
         """
         missing = max(0, self.least[axis.grid] - length)
         before = 0 if axis is Axis.TIME else missing // 2
         return before, missing - before
 
     def before_tiles(self) -> "NetworkSpec":
-        """The layers that run on the whole clip if it is cut into tiles behind them."""
+        """The layers that run on the whole clip if it is cut into tiles after them."""
         return replace(self, layers=self.layers[: self.tiles.start], least=(1, 1, 1))
 
     def of_tile(self, *, first: bool, last: bool) -> "NetworkSpec":
@@ -314,3 +420,89 @@ class NetworkSpec:
     def unbounded_layer(self, axis: Axis) -> LayerSpec | None:
         """The first layer whose outputs depend on the whole input along an axis, or None."""
         return next((layer for layer in self.layers if axis in layer.unbounded), None)
+
+
+def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
+    """A latent shape that the decoder can decode; any other is a `LatentsError`."""
+    _check_is_shape(shape, "latents")
+    what = f"latents have the shape ({', '.join(str(size) for size in shape)})"
+    if len(shape) != 5:
+        raise LatentsError(f"{what}; expected five axes (B, C, F', H', W').")
+    if not all(isinstance(size, Integral) for size in shape):
+        raise LatentsError(f"{what}; expected five whole numbers.")
+    latent_shape = LatentShape(*(int(size) for size in shape))
+    channels = latent_shape.channels
+    if 0 in latent_shape:
+        raise LatentsError(f"{what}, which is empty.")
+    if channels != spec.in_channels:
+        decoded = f"this VAE decodes {spec.in_channels} (axes are (B, C, F', H', W'))"
+        raise LatentsError(f"{what} with {channels} channels; {decoded}.")
+    if latent_shape.frames > _MAX_LATENT_FRAMES:
+        limit = f"at most {_MAX_LATENT_FRAMES} latent frames are decoded at once"
+        raise LatentsError(f"{what}; {limit}, so decode them in parts.")
+    _, height, width = spec.out_grid(latent_shape.grid)
+    if not is_possible_size((width, height)):
+        size = format_size(width, height)
+        raise LatentsError(f"{what} and decode to {size}; frames have at most {MAX_PIXELS:,} pixels.")
+    for axis, noun in zip(Axis, ("frames", "rows", "columns"), strict=True):
+        least = least_cells(spec, axis)
+        if latent_shape.grid[axis.grid] < least:
+            raise LatentsError(f"{what}; this VAE needs at least {least} latent {noun}.")
+    _check_reflection(spec, latent_shape.grid, what)
+    return latent_shape
+
+
+def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> tuple[int, Grid]:
+    """The batch size and (F, H, W) to encode, for frames of shape (B, 3, F, H, W) or (F, H, W, 3).
+
+    F is rounded to 1 + t*k: up with `pad`, otherwise down, unless the network takes any number. A shape that cannot be
+    encoded is a `LatentsError`.
+    """
+    _check_is_shape(shape, "frames")
+    what = f"frames have the shape {tuple(shape)}"
+    if len(shape) == 5 and shape[1] == (3 if spec.clip.unit == "frame" else spec.in_channels):
+        batch, _, frames, height, width = shape
+    elif len(shape) == 4 and shape[3] == 3:
+        batch, (frames, height, width, _) = 1, shape
+    else:
+        raise LatentsError(f"{what}; expected is (B, 3, F, H, W) or (F, H, W, 3).")
+    if min(batch, frames, height, width) < 1:
+        raise LatentsError(f"{what}, which is empty.")
+    grid = (spec.usable_frames(frames, pad=pad), height, width)
+    cell = spec.scale.width, spec.scale.height
+    if width % cell[0] or height % cell[1]:
+        nearest = (max(1, round(side / each)) * each for side, each in zip((width, height), cell, strict=True))
+        raise LatentsError(
+            f"frames of {format_size(width, height)} are no whole number of latent cells, {format_size(*cell)} pixels "
+            f"each; resize them to {format_size(*nearest)}, or crop them."
+        )
+    _check_reflection(spec, grid, what)
+    return batch, grid
+
+
+def least_cells(spec: NetworkSpec, axis: Axis) -> int:
+    """The shortest clip that a decoder can decode along an axis: a window that shifts inwards needs all positions."""
+    return next(length for length in count(1) if _fits(spec, axis, length))
+
+
+def _fits(spec: NetworkSpec, axis: Axis, length: int) -> bool:
+    for layer in spec.layers:
+        window = layer.window(axis)
+        if window.border is Border.SHIFT and length < window.kernel:
+            return False
+        length = layer.num_outputs(axis, length)
+    return length > 0
+
+
+def _check_is_shape(shape: Sequence[int], name: str) -> None:
+    if getattr(shape, "ndim", 1) > 1:
+        raise LatentsError(f"a plan takes the shape of {name}, not an array; pass {name}.shape.")
+    if not isinstance(shape, Sequence) and not hasattr(shape, "__array__"):
+        raise LatentsError(f"a plan takes the shape of {name}, not {quote(shape)}; pass {name}.shape.")
+
+
+def _check_reflection(spec: NetworkSpec, grid: Grid, what: str) -> None:
+    for layer, (_, height, width) in spec.walk(grid):
+        reflects = layer.padding is PaddingMode.REFLECT and layer.window(Axis.HEIGHT).kernel > 1
+        if reflects and min(height, width) < 2:
+            raise LatentsError(f"{what}; this VAE pads by reflection, which needs at least 2 cells per side.")

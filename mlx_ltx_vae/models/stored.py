@@ -1,4 +1,4 @@
-"""What families read in checkpoints: the keys of configurations, and the names of latent statistics. No MLX."""
+"""Parts of checkpoints that families read: keys of configurations, and names of latent statistics. No MLX."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 from ..errors import CheckpointError, quote, warn
 from .specs import Shapes
 
-#: Where latent statistics are, behind the prefix of a network or a VAE.
+#: Names of latent statistics, after the prefix of a network or a VAE.
 STATISTICS_PREFIXES = ("per_channel_statistics.", "")
 
 
 class Key(NamedTuple):
-    """What a key of a configuration may say, and what it means if it is not there.
+    """Valid values of a key of a configuration, and its meaning if it is missing.
 
     `rule` says in an error what is valid. A key that is `needed` must be there, and not be null.
     """
@@ -24,22 +24,22 @@ class Key(NamedTuple):
 
 
 def is_whole(value: Any, high: int) -> bool:
-    """Whether a value is a whole number from 1 to `high`."""
+    """Return whether a value is a whole number from 1 to `high`."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= high
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number."""
+    """Return whether a value is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def is_list(value: Any, is_item: Callable[[Any], bool], most: int) -> bool:
-    """Whether a value is a list of 1 to `most` items."""
+    """Return whether a value is a list of 1 to `most` items."""
     return isinstance(value, (list, tuple)) and 0 < len(value) <= most and all(map(is_item, value))
 
 
 def is_grid(value: Any, high: int) -> bool:
-    """Whether a value is a list of three whole numbers from 1 to `high`."""
+    """Return whether a value is a list of three whole numbers from 1 to `high`."""
     return is_list(value, lambda extent: is_whole(extent, high), 3) and len(value) == 3
 
 
@@ -91,9 +91,9 @@ def needed(key: Key) -> Key:
 def read_config(
     raw: Mapping[str, Any], keys: Mapping[str, Key], what: str, *, refuses_others: bool = True
 ) -> dict[str, Any]:
-    """The values of `keys` in a configuration, defaults included; what is not valid is a `CheckpointError`.
+    """The values of `keys` in a configuration, defaults included. An invalid value raises a `CheckpointError`.
 
-    So is, with `refuses_others`, a key that is not known, since it could change what the networks compute, unless it is
+    With `refuses_others`, an unknown key raises it too, since it could change what the networks compute, unless it is
     switched off or private (`_diffusers_version`). `what` names the configuration in errors.
     """
     values = {}

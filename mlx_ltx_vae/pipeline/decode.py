@@ -5,7 +5,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -93,7 +93,7 @@ _PLANNED = {"frames", "joined", *PlanOptions.__dataclass_fields__}  # options of
 
 
 def check_options(function: str, options: Mapping[str, object], known: type = DecodeOptions) -> None:
-    """Raise a `TypeError`, as Python does, unless options are those of a `TypedDict`."""
+    """Raise a `TypeError`, as Python does, if options are not in a `TypedDict`."""
     plan, given, planned = "plan", "latents", _PLANNED
     if known is not DecodeOptions:
         plan, given, planned = "plan_encode", "pixels", {"memory_budget", "mode", "ranks", "joined"}
@@ -104,7 +104,17 @@ def check_options(function: str, options: Mapping[str, object], known: type = De
 
 
 class DecodeStream(ChunkStream[FrameChunk]):
-    """The chunks of one decode of a video, in order."""
+    """The chunks of one decode of a video, in order. `num_frames` counts the frames of all chunks; None if unknown."""
+
+    def __init__(
+        self,
+        chunks: Generator[FrameChunk, None, None],
+        cancelled: threading.Event,
+        bands: Sequence[RowBands],
+        num_frames: int | None = None,
+    ) -> None:
+        super().__init__(chunks, cancelled, bands)
+        self.num_frames = num_frames
 
 
 @dataclass(frozen=True)
@@ -120,7 +130,7 @@ class DecodePipeline:
     format: FrameFormat | None = None  # of the frames, if they are levels
     group: mx.distributed.Group | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
-    bands: list[RowBands] = field(default_factory=list)  # those of the run, if it has any, once it is made
+    bands: list[RowBands] = field(default_factory=list)  # the run's bands, if it has any, once it is made
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", {**_DEFAULTS, **self.options})
@@ -148,7 +158,7 @@ class DecodePipeline:
 
     def decode_to_file(
         self,
-        latents: LatentInput,
+        latents: LatentInput | DecodeStream,
         plan: DecodePlan | None,
         path: str | os.PathLike,
         output: SinkOptions,
@@ -181,7 +191,7 @@ class DecodePipeline:
             if not video:
                 first, chunks = peek(stream, "there are no latents to decode.")
                 batch, _, height, width, _ = first.frames.shape
-                video["size"] = width, height
+                video = {"size": (width, height), "num_frames": stream.num_frames}
                 del first  # its buffer is free when it is written
             if batch > 1:
                 raise LatentsError(f"{name}: is one video, and these latents are {batch}; write each.")
@@ -203,9 +213,13 @@ class DecodePipeline:
             )
 
     def _plan(
-        self, latents: LatentInput, plan: DecodePlan | None, memory_budget: str | int | None, **more: Any
+        self,
+        latents: LatentInput | DecodeStream,
+        plan: DecodePlan | None,
+        memory_budget: str | int | None,
+        **more: Any,
     ) -> DecodePlan | None:
-        """The plan of whole latents if none is given; None for those that arrive."""
+        """The plan of whole latents if none is given; None for streamed latents, and for a stream of frames."""
         if plan is None and is_whole(latents):
             return self.make_plan(latents.shape, memory_budget=memory_budget, **more)
         if memory_budget is not None:
@@ -215,6 +229,10 @@ class DecodePipeline:
     def stream(self, latents: Any, plan: DecodePlan | None) -> DecodeStream:
         """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily."""
         check_process()
+        if isinstance(latents, DecodeStream):
+            if plan is not None or self.options != _DEFAULTS:
+                raise PlanError("a stream has its plan and its options already; give them where it is made.")
+            return latents
         steps = self.options["steps"]
         if plan is not None and steps not in (None, plan.denoising_steps):
             raise PlanError(
@@ -222,7 +240,7 @@ class DecodePipeline:
                 f"steps={steps}, or leave the steps to the plan."
             )
         if plan is not None and self.format is not None and plan.format not in (None, self.format):
-            raise PlanError("the plan was made for frames with another bit depth; plan with that of the stream.")
+            raise PlanError("the plan was made for frames with another bit depth; plan with the stream's bit depth.")
         given, keyframes = as_latents(latents), usable_keyframes(self.decoder, self.options["keyframes"])
         pipeline = replace(self, options={**self.options, "keyframes": keyframes})
         if is_whole(given):
@@ -284,7 +302,7 @@ class DecodePipeline:
 
     @property
     def _is_first(self) -> bool:
-        """Whether this is the first of the ranks, which warns."""
+        """True if this is the first of the ranks, which warns."""
         return self.group is None or not self.group.rank()
 
     def _run(
@@ -393,7 +411,7 @@ def _decode_chunks(
     def chunk(piece: mx.array) -> FrameChunk:
         nonlocal start
         frames = piece
-        if is_by_time:  # those of a buffer are finished
+        if is_by_time:  # frames of a buffer are finished
             check.update(piece, start)
             frames = finish(piece)
         first, start = start, start + piece.shape[1]
@@ -507,7 +525,7 @@ def hand_over(chunks: Iterable[FrameChunk], on_frames_ready: OnFramesReady) -> N
 
 @dataclass(frozen=True)
 class DecodeReport:
-    """What `decode --json` prints, but for the networks."""
+    """The report of `decode --json`, except the networks."""
 
     output: str  # the file, or the folder
     frames: int  # that were written
@@ -523,7 +541,7 @@ class DecodeReport:
 
     @property
     def keyframes(self) -> tuple[int, ...]:
-        """The frame numbers of those that were seen."""
+        """The frame numbers of the keyframes that the network saw."""
         return self.plan.keyframes if self.plan else ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -533,7 +551,7 @@ class DecodeReport:
 
 
 class Written(NamedTuple):
-    """What was written of one decode."""
+    """Report of what one decode wrote."""
 
     frames: int
     first_frame_seconds: float  # from the start of the decode

@@ -197,7 +197,7 @@ class EncodeStream(ChunkStream[mx.array]):
 class EncodePipeline:
     """Starts encodes with one encoder, in this process or together with a group. `VideoVAE.encode` has the options.
 
-    `is_promoted` is whether the encoder is float16 as stored and computes in float32. `make_plan` is called with a
+    `is_promoted` is True if the encoder is float16 as stored and computes in float32. `make_plan` is called with a
     frame shape and the options of a plan.
     """
 
@@ -209,7 +209,7 @@ class EncodePipeline:
     pad: bool = False
     group: mx.distributed.Group | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
-    bands: list[RowBands] = field(default_factory=list)  # those of the run, if it has any, once it is made
+    bands: list[RowBands] = field(default_factory=list)  # the run's bands, if it has any, once it is made
 
     def stream(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> EncodeStream:
         """Check the options, and return the latents of a whole clip, or of frames as they arrive."""

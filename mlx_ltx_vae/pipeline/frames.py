@@ -109,7 +109,7 @@ OnFramesReady = Callable[[mx.array, int], object]
 
 
 def mlx_dtype(frames: FrameFormat) -> mx.Dtype:
-    """That of frames as arrays of MLX."""
+    """The dtype of frames as MLX arrays."""
     return getattr(mx, frames.dtype.name)
 
 
@@ -138,7 +138,7 @@ def _apply(step: FrameStep, frames: mx.array, target: FrameFormat) -> mx.array:
 
 
 def to_format_in_parts(pixels: mx.array, target: FrameFormat, steps: Sequence[FrameStep] = ()) -> mx.array:
-    """As `to_format`. A long chunk is evaluated part by part, which takes less memory."""
+    """`to_format` for a long chunk, evaluated part by part, which takes less memory."""
     if pixels.shape[1] <= FRAMES_PER_CONVERSION:
         return to_format(pixels, target, steps)
     frames = mx.zeros(pixels.shape, mlx_dtype(target))
@@ -199,7 +199,7 @@ class FrameChunk:
         return array
 
     def is_plain(self) -> bool:
-        """Whether every frame is one color, within two of 255 levels."""
+        """Return whether every frame is one color, within two of 255 levels."""
         peak = _PEAKS.get(self.frames.dtype)
         low, high = (-1, 1) if peak is None else (0, peak)
         limits = self.frames.max(axis=(2, 3)), self.frames.min(axis=(2, 3))
@@ -243,7 +243,7 @@ class FrameChunk:
 
 
 def write_chunk(chunk: FrameChunk, sinks: Mapping[Sink, FrameOutput]) -> None:
-    """Write a chunk to sinks, each with its frames, converted once for those that have the same."""
+    """Write a chunk to sinks, each with its frames, converted once for sinks with the same format."""
     for output in dict.fromkeys(sinks.values()):
         frames = chunk.to_frames(output)
         for sink in (sink for sink, own in sinks.items() if own == output):
@@ -288,7 +288,7 @@ class OutputCheck:
     may_be_flat: Callable[[], mx.array]  # called at the end: for each frame, (F,), whether its latents are constant
     explain: Callable[[], str]  # why pixels are not finite
     find_cause: Callable[[], str | None]  # why pixels are flat, if it is not the device
-    # Combines flags with those of processes that compute other parts of the frames, if there are any.
+    # Combines flags with processes that compute other parts of the frames, if there are any.
     combine: Callable[[mx.array], mx.array] | None = None
     _is_flat: FrameFlags = field(default_factory=FrameFlags, init=False)
     _has_two_patches: bool = field(default=False, init=False)  # which could differ: of one patch nothing is known
@@ -318,6 +318,7 @@ class OutputCheck:
                 self._has_two_patches = True
             else:
                 self._corner = start, corner
+                mx.async_eval(corner)  # until then it keeps the piece
             self._has_two_patches |= max(frames.shape[2:4]) > step
         for first in range(0, count, FRAMES_PER_CONVERSION):
             part = slice(first, first + FRAMES_PER_CONVERSION)
@@ -358,7 +359,7 @@ def _are_finite(frames: mx.array) -> mx.array:
 
 
 def find_cause(network: Network, name: str, largest: float | None = None) -> str | None:
-    """What explains a useless output of a network, which may take its time: its weights or its latents, or None.
+    """Explain a useless output of a network by its weights or its latents; None if neither does. May be slow.
 
     `name` is "encoder" or "decoder", and `largest` the largest magnitude of the latents, normalized.
     """
@@ -368,7 +369,7 @@ def find_cause(network: Network, name: str, largest: float | None = None) -> str
             return f"NaN weights in {name}.{key} ({count} of {weight.size}); load the checkpoint again."
     if largest is not None and largest > _PLAUSIBLE:
         return (
-            f"the latents reach {largest:.3g}, and those of a model stay below {_PLAUSIBLE / 10:g} when they are "
+            f"the latents reach {largest:.3g}, and a model's stay below {_PLAUSIBLE / 10:g} when they are "
             "normalized; check the program that made them."
         )
     return None
@@ -426,7 +427,7 @@ class HDROptions:
             raise WriterError(f"HDR: {goes}, not {self.signal}, which keeps the light.")
 
     def choose_frames(self, options: SinkOptions, *, is_exr: bool = False) -> SinkOptions:
-        """The options of an output with the frames of HDR, of which an SDR signal has the format that they had.
+        """The options of an output with HDR frames. An SDR signal keeps the format that the options had.
 
         With `is_exr` the output is EXR, whatever its name.
         """

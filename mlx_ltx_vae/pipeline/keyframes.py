@@ -25,7 +25,7 @@ def usable_keyframes(decoder: Decoder, keyframes: Keyframes | None) -> Keyframes
     if keyframes is None:
         return None
     check_keyframes(keyframes)
-    if warning := decoder.keyframe_warning:
+    if warning := decoder.spec.keyframe_warning:
         warn(warning)
     if decoder.spec.variant is None:
         return None
@@ -41,7 +41,7 @@ def check_planned(plan: DecodePlan, keyframes: Keyframes | None) -> None:
 
 
 class KeyframeSource(Source):
-    """Latents of a video with keyframe planes behind the frames of each piece, which is not cut along time."""
+    """Latents of a video with keyframe planes after the frames of each piece, which is not cut along time."""
 
     def __init__(self, video: Source, planes: Source) -> None:
         self._video, self._planes = video, planes
@@ -54,9 +54,9 @@ class KeyframeSource(Source):
 
 
 class PlaneSource(Source):
-    """The results of a network's first layers, all of them, of which tiles with keyframe planes are cut.
+    """All results of a network's first layers, from which tiles with keyframe planes are cut.
 
-    They come in order of rows, with `count` planes behind the frames; `planes` are the indices of those of each
+    They come in order of rows, with `count` planes after the frames. `planes` are the indices of the planes of each
     interval of frames.
     """
 
@@ -79,7 +79,7 @@ class PlaneSource(Source):
             yield mx.concatenate([self._crop(box, start, chunk) for box in boxes])
 
     def _crop(self, box: TileBox, start: int, count: int) -> mx.array:
-        """`count` rows of a box, or those that it has left."""
+        """`count` rows of a box, or as many as it has left."""
         time, rows, columns = box
         start, end = rows.start + start, min(rows.start + start + count, rows.end)
         parts, first = [], 0

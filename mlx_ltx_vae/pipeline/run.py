@@ -40,7 +40,7 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
     """The chunks of one run, in order. Usable as a context manager, which closes it.
 
     One thread at a time takes chunks; `cancel` may be called from any thread at any time. `next` is a `ValueError`
-    while a chunk is being computed, as that of a generator: the latents may come from an iterator that uses the stream.
+    while a chunk is being computed, like a generator's: the latents may come from an iterator that uses the stream.
     `bands`, which exchange data with other ranks, are empty without these, and before the first chunk is computed.
     """
 
@@ -114,7 +114,7 @@ def arrays_released() -> Iterator[None]:
         each: BaseException | None = error
         while each is not None and each is not handled:
             for frame, _ in traceback.walk_tb(each.__traceback__):
-                # Those of callers and of their callbacks stay as they are, for a debugger.
+                # Frames of callers and their callbacks stay as they are, for a debugger.
                 if frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
                     with suppress(RuntimeError):  # it still runs
                         frame.clear()
@@ -178,8 +178,7 @@ class Run:
     def outputs(self) -> Iterator[mx.array]:
         """The network's output, (B, T, H, W, C) each, in order along the axis of the plan's order.
 
-        Of an excerpt, those are the frames that it keeps. The dtype is float32 if tiles are blended, otherwise that of
-        the network.
+        Only the frames of an excerpt are yielded. The dtype is float32 if tiles are blended, otherwise the network's.
         """
         excerpt = self.plan.excerpt if isinstance(self.plan, DecodePlan) else None
         if excerpt is None:
@@ -191,8 +190,8 @@ class Run:
     def _until(self, kept: Interval) -> Iterator[mx.array]:
         """Yield some frames of a run along time, and end it with the last of them."""
         start = 0
-        with closing(self._outputs()) as results:
-            while start < kept.end and (box := list(islice(results, 1))):
+        with closing(self._outputs()) as outputs:
+            while start < kept.end and (box := list(islice(outputs, 1))):
                 first, start = start, start + box[0].shape[1]
                 if start > kept.start:
                     yield box.pop()[:, max(0, kept.start - first) : kept.end - first]
@@ -200,15 +199,15 @@ class Run:
     def _outputs(self) -> Generator[mx.array, None, None]:
         with run_settings():
             if self.plan.mode is Mode.SINGLE:
-                results = self._single()
+                outputs = self._single()
             elif self.plan.layout is None:
-                results = self._stream(self.source.pieces(self._axis, self.plan.chunk), self.context)
+                outputs = self._stream(self.source.pieces(self._axis, self.plan.chunk), self.context)
             elif self.plan.layout.is_streamed:
-                results = self._tiles_in_space(self.plan.layout)
+                outputs = self._tiles_in_space(self.plan.layout)
             else:
-                results = self._tiles(self.plan.layout)
-            results = iter(results)
-            while box := _next_box(results):
+                outputs = self._tiles(self.plan.layout)
+            outputs = iter(outputs)
+            while box := _next_box(outputs):
                 yield box.pop()
 
     @contextmanager
@@ -219,7 +218,7 @@ class Run:
 
     @property
     def _axis(self) -> Axis:
-        """The axis of streams. Those of tiles with keyframe planes are not cut along time."""
+        """The axis of streams. Tiles with keyframe planes are not cut along time."""
         axis = self.plan.order.axis
         return Axis.HEIGHT if self.context.keyframes and axis is Axis.TIME else axis
 
@@ -241,7 +240,7 @@ class Run:
         self, pieces: Iterator[mx.array], context: StreamContext, layers: slice = slice(None)
     ) -> Iterator[mx.array]:
         plan, stages = self.plan, self.network.stages(replace(context, axis=self._axis))[layers]
-        if self.network.spec.sound is not None:
+        if self.network.spec.clip.flushes_with_last:
             return run_chain(stages, pieces, axis=self._axis, around_step=self._around_step)
         return run_stream(
             stages,
@@ -274,9 +273,9 @@ class Run:
         batches = tile_batches(tiles, self.plan.tile_batch_size)
         streams = self._tile_streams([[tiles[index] for index in batch] for batch in batches], self.source, layout)
 
-        def blend(results: Sequence[list[mx.array]]) -> mx.array:
-            numbered = sorted(zip(chain(*batches), chain(*results), strict=True), key=itemgetter(0))
-            for pieces in results:
+        def blend(outputs: Sequence[list[mx.array]]) -> mx.array:
+            numbered = sorted(zip(chain(*batches), chain(*outputs), strict=True), key=itemgetter(0))
+            for pieces in outputs:
                 pieces.clear()  # `zip` keeps its last tuple, and these lists, while the next tiles are computed
             return blender.blend(iter(numbered))
 
@@ -296,17 +295,17 @@ class Run:
             return [mx.concatenate(list(pieces), axis=self._axis) for pieces in zip(*stream, strict=True)]
 
         axes = layout.blended(is_decode=self._is_decode)
-        with closing(blend_tiles(run_tiles, layout, axes, tile_batch_size=self.plan.tile_batch_size)) as results:
-            frames = map(itemgetter(1), results)
+        with closing(blend_tiles(run_tiles, layout, axes, tile_batch_size=self.plan.tile_batch_size)) as outputs:
+            frames = map(itemgetter(1), outputs)
             if layout.clip is None:
                 yield from frames
             else:
                 yield from _crop(frames, layout.clip)
 
-    def _plane_source(self, results: Iterator[mx.array], layout: TileLayout) -> "PlaneSource":
+    def _plane_source(self, outputs: Iterator[mx.array], layout: TileLayout) -> "PlaneSource":
         keyframes = self.context.keyframes
         planes = {tile.latent[0]: tile.planes(keyframes) for tile, *_ in layout.groups()}
-        return PlaneSource(self.source, results, len(keyframes), planes)
+        return PlaneSource(self.source, outputs, len(keyframes), planes)
 
     def _crop_context(self, tiles: Sequence[Tile]) -> StreamContext:
         """The context of a batch of tiles, each with its part of the picture's noise."""
@@ -328,14 +327,14 @@ class Run:
         )
 
 
-def _next_box(results: Iterator[mx.array]) -> list[mx.array]:
+def _next_box(outputs: Iterator[mx.array]) -> list[mx.array]:
     """The next result in a list, or an empty list. While a stream waits for its caller, malloc is as usual."""
     with freed_memory_kept():
-        return list(islice(results, 1))
+        return list(islice(outputs, 1))
 
 
 def _crop(pieces: Iterator[mx.array], box: TileBox) -> Iterator[mx.array]:
-    """What is in the box, which begins with the first frame, of a video in pieces (B, n, H, W, C) along time."""
+    """Crop a video in pieces (B, n, H, W, C) along time to the box, which begins with the first frame."""
     frames, rows, columns = box
     start = 0
     while start < frames.end and (piece := list(islice(pieces, 1))):
@@ -351,7 +350,7 @@ def crop_map(noise: mx.array, size: tuple[int, int], rows: Interval, columns: In
 
 
 def tile_origin(tile: Tile, first_frame: int) -> Grid:
-    """Where a tile begins in a video of which the frames from the first one on are decoded."""
+    """The position of a tile in a video whose decode starts at the excerpt's first frame."""
     time, rows, columns = tile.pixels
     return first_frame + time.start, rows.start, columns.start
 

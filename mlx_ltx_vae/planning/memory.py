@@ -18,11 +18,11 @@ _HELD = 0.45  # of the final output, what the consumer still refers to while the
 _LEAST_STEP = 2**12  # elements; smaller steps take longer to start than to compute
 # For uncounted memory: small arrays, rounding of allocations to pages, and on a CPU what its kernels differ in.
 _MARGIN = {Backend.CPU: 1.13, Backend.METAL: 1.06, Backend.CUDA: 1.06}
-_NOT_COMPILED = 2.1  # times the work of a step whose operations are not compiled, each of which makes an array
+_NOT_COMPILED = 2.1  # times the work of a step whose operations are not compiled: each operation makes an array
 _BAND_MARGIN = 1.18  # for what waits to be sent or received; the least that held for bands of one row
 _WHOLE = 0.97  # of that margin in a single pass, whose arrays are large and few
 
-# MLX keeps freed buffers and reuses only those of nearly the same size. On Metal, active memory plus buffer cache is
+# MLX keeps freed buffers and reuses only buffers of nearly the same size. On Metal, active memory plus buffer cache is
 # 1.3 to 1.45 times the peak active memory (simulated allocator, not measured on a Mac). CPU builds keep at most 32 MB,
 # unless an app sets another limit.
 _CACHE_SHARE = {Backend.CPU: 0.0, Backend.METAL: 0.45, Backend.CUDA: 0.45}
@@ -39,7 +39,7 @@ class StreamRun:
     Attributes:
         pieces: the lengths of the input pieces.
         steps: positions per step of each layer; None for everything in one step, with nothing cached.
-        is_band: whether the picture is a band with neighbors.
+        is_band: True if the picture is a band with neighbors.
     """
 
     axis: Axis
@@ -56,7 +56,8 @@ class Memory:
 
     Attributes:
         weights: of all networks that are loaded.
-        inputs: the caller's latents in float32 and the piece of them in use; for an encode, the queued frames.
+        inputs: the caller's latents in float32, the piece of them in use, and the frames of another window that wait;
+            for an encode, the queued frames.
         caches: the caches of all layers between two steps.
         work: one step of the largest layer including its queued input, times the number of steps in flight.
         result: the whole output, if it becomes one array.
@@ -93,7 +94,7 @@ def with_buffer_cache(memory: Memory, backend: Backend, budget: int | None) -> M
 
 
 def is_cache_tight(memory: Memory, backend: Backend) -> bool:
-    """Whether the buffer cache is limited so far below the size it would grow to that the run takes longer."""
+    """Return whether the buffer cache is limited so far below the size it would grow to that the run takes longer."""
     wanted = _CACHE_SHARE[backend] * memory.active
     return memory.buffer_cache < min(wanted, COMFORTABLE_CACHE_BYTES) * 0.999
 
@@ -179,7 +180,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     pieces, extents = list(run.pieces), grid
     caches, works, waiting = [], [], 0
     # A chain, which runs sound, is flushed with its last piece.
-    is_whole_clip = run.steps is None or (spec.sound is not None and len(pieces) == 1)
+    is_whole_clip = run.steps is None or (spec.clip.flushes_with_last and len(pieces) == 1)
     for index, layer in enumerate(spec.layers):
         length = extents[axis.grid]
         if run.steps is None:
@@ -187,7 +188,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         step, longest = run.steps[index] if run.steps else length, max(pieces)
         position = batch * position_elements(layer, extents, axis) * machine.itemsize
         # Where windows shift at the borders, the first piece and the last one are longer than the others; while they
-        # wait, the layers behind or in front cache less.
+        # wait, the layers after or before it cache less.
         usual = max(pieces[1:-1], default=longest)
         waiting += usual * position if usual > step else 0
         # Of a band, the rows of its neighbors are cached with its own, and copied to be sent.
@@ -201,7 +202,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         if length == 1 and not is_whole_clip:
             own -= min(cache, position)  # it is cached as it came
         works.append(waiting + own * (1 if machine.compiles else _NOT_COMPILED))
-        pieces = _advance(pieces, step, layer, axis, flushes_with_last=spec.sound is not None)
+        pieces = _advance(pieces, step, layer, axis, flushes_with_last=spec.clip.flushes_with_last)
         extents = layer.out_grid(extents)
     # The final output is checked and converted to levels in float32.
     position = batch * spec.out_channels * math.prod(extents) // extents[axis.grid]
@@ -233,7 +234,7 @@ def _occupied(layers: Sequence[LayerSpec], axis: Axis, length: int) -> Iterator[
     yield 0, _reached(layers, axis, 0, length)
     seen = length
     for first, layer in enumerate(layers):
-        seen = layer.results(axis, seen)
+        seen = layer.num_outputs(axis, seen)
         yield first, _reached(layers, axis, first + 1, seen)
 
 
@@ -259,38 +260,38 @@ def cut(length: int, size: int) -> Iterator[int]:
 
 
 def layer_pieces(spec: NetworkSpec, grid: Grid, run: StreamRun) -> Iterator[list[int]]:
-    """Yield the lengths of the pieces that each layer takes one step for, and at the end those of the output."""
+    """Yield the lengths of the pieces that each layer takes one step for, and last the lengths of the output."""
     pieces = list(run.pieces)
     for index, (layer, extents) in enumerate(spec.walk(grid)):
         step = extents[run.axis.grid] if run.steps is None else run.steps[index]
         pieces = [part for piece in pieces for part in cut(piece, step)]
         yield pieces
-        pieces = _advance(pieces, step, layer, run.axis, flushes_with_last=spec.sound is not None)
+        pieces = _advance(pieces, step, layer, run.axis, flushes_with_last=spec.clip.flushes_with_last)
     yield pieces
 
 
-def step_results(pieces: Iterable[int], layer: LayerSpec, axis: Axis, *, flushes_with_last: bool = False) -> list[int]:
+def step_outputs(pieces: Iterable[int], layer: LayerSpec, axis: Axis, *, flushes_with_last: bool = False) -> list[int]:
     """The number of positions that each step of a layer returns, of the steps that return any.
 
     The layer waits for the positions that its window needs, and flushes the remaining results at the end: in a step of
-    its own, or in that of the last piece (as a `Chain` does, which runs sound).
+    its own, or together with the last piece (as a `Chain` does, which runs sound).
     """
     seen = done = 0
-    results = []
+    outputs = []
     lengths = list(pieces)
     for index, length in enumerate(lengths, 1):
         seen += length
         is_flushed = flushes_with_last and index == len(lengths)
-        ready = layer.results(axis, seen) if is_flushed else layer.ready(axis, seen)
+        ready = layer.num_outputs(axis, seen) if is_flushed else layer.ready(axis, seen)
         if ready > done:
-            results.append(ready - done)
+            outputs.append(ready - done)
             done = ready
-    total = layer.results(axis, seen)
+    total = layer.num_outputs(axis, seen)
     if total > done:
-        results.append(total - done)
-    return results
+        outputs.append(total - done)
+    return outputs
 
 
 def _advance(pieces: list[int], step: int, layer: LayerSpec, axis: Axis, *, flushes_with_last: bool) -> list[int]:
     parts = (part for piece in pieces for part in cut(piece, step))
-    return step_results(parts, layer, axis, flushes_with_last=flushes_with_last) or [1]
+    return step_outputs(parts, layer, axis, flushes_with_last=flushes_with_last) or [1]

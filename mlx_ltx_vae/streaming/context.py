@@ -1,4 +1,4 @@
-"""What a network is made of in one stream: its stages, and the context that all of its layers share."""
+"""The parts of a network in one stream: its stages, and the context that all of its layers share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ DrawNoise = Callable[[Origins, Grid, Grid, Sequence[int]], mx.array]
 
 
 class TilePart(NamedTuple):
-    """What a stream of a network's last layers runs on: a tile of what the layers before them made of the clip."""
+    """The input of a stream of a network's last layers: a tile of the earlier layers' results for the clip."""
 
     clip: Grid  # (T, H, W) of the network's input
     first_frame: int  # of this tile, among the frames that the clip becomes
@@ -55,12 +55,12 @@ class StreamContext:
     neighbors: Neighbors | None = None  # the other bands of the picture; None if this stream has the whole picture
     origins: Origins = ((0, 0, 0),)
     denoising_steps: int | None = None  # None for the network's own number, if it denoises
-    keyframes: tuple[int, ...] = ()  # the frame numbers of planes, which lie behind the frames of each piece
-    part: TilePart | None = None  # None if all layers run; else only those behind the cut of `TileRules`
+    keyframes: tuple[int, ...] = ()  # the frame numbers of planes, which follow the frames of each piece
+    part: TilePart | None = None  # None if all layers run; else only the layers after the cut of `TileRules`
 
     @property
     def is_inside(self) -> bool:
-        """Whether it begins behind the first frame, so that its layers drop no leading frames."""
+        """True if it begins after the first frame, so that its layers drop no leading frames."""
         return self.part is not None and self.part.first_frame > 0
 
     @property
@@ -71,13 +71,13 @@ class StreamContext:
     def draw_noise(self, layer: str, start: Grid, size: Grid, planes: Sequence[int] = ()) -> mx.array:
         """The noise (B, T, H, W, C) float32 of `size` (T, H, W) positions from `start` on, of a layer's output.
 
-        With `planes` it is that of these keyframe planes, in place of frames.
+        With `planes` it is the noise of these keyframe planes instead of frames.
         """
         return self.noise[layer](self.origins, start, size, planes)
 
 
 class Cache(Protocol):
-    """What a stage keeps between two pieces of a stream: a `Window`, a `Delay` or a `Trim`."""
+    """The state that a stage keeps between two pieces of a stream: a `Window`, a `Delay` or a `Trim`."""
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -85,7 +85,7 @@ class Cache(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the stream has ended and all output has been returned."""
+        """True if the stream has ended and all output has been returned."""
 
 
 class Stage:

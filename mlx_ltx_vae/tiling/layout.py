@@ -51,7 +51,7 @@ def split(length: int, size: int, overlap: int) -> tuple[Interval, ...]:
 
 
 def grow_last(intervals: Sequence[Interval], least: int) -> tuple[Interval, ...]:
-    """Intervals of which the last one, if it is shorter than `least`, begins earlier, so that it overlaps by more."""
+    """Intervals with a last one that begins earlier, and so overlaps by more, if it is shorter than `least`."""
     *others, last = intervals
     if not others or last.length >= least:
         return tuple(intervals)
@@ -61,9 +61,9 @@ def grow_last(intervals: Sequence[Interval], least: int) -> tuple[Interval, ...]
 
 
 def make_causal(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
-    """Intervals of latent frames, of which all but the first start one frame earlier, with a left ramp one longer.
+    """Intervals of latent frames. All but the first start one frame earlier, with a left ramp one longer.
 
-    The extra frame takes the place of the first one of a tile, which decodes to one frame instead of `scale`. Its
+    The extra frame becomes the tile's first, which decodes to one frame instead of `scale`. Its
     weight is 0, so it is context only.
     """
     first, *later = intervals
@@ -210,7 +210,7 @@ def inner_time_axis(intervals: Sequence[Interval], scale: int) -> TileAxis:
 class TileLayout:
     """All tiles of one clip: each interval of time combined with each interval of height and width."""
 
-    time: TileAxis  # its intervals have causal context, see `make_causal`, if they are those of latents
+    time: TileAxis  # its intervals have causal context, see `make_causal`, if they are intervals of latents
     height: TileAxis
     width: TileAxis
     start: int = 0  # of the layers that run on each tile, see `TileRules`
@@ -219,7 +219,7 @@ class TileLayout:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the tiles span the clip in time and are streamed side by side, frame by frame."""
+        """True if the tiles span the clip in time and are streamed side by side, frame by frame."""
         return len(self.time.latent) == 1 and not self.start
 
     @classmethod
@@ -252,7 +252,7 @@ class TileLayout:
 
         Args:
             cells: (T, H, W) of that. The last tile has what follows the padded clip in time.
-            scales: of the layers before the cut, and of those behind it.
+            scales: of the layers before the cut, and of the layers after it.
             added: positions that pad the latents before and after each axis.
         """
         check(config, rules, scales[1])
@@ -396,5 +396,5 @@ def split_in_spatial(size: int, overlap: int, dimension_size: int) -> DimensionI
 
 
 def split_in_temporal(size: int, overlap: int, dimension_size: int) -> DimensionIntervals:
-    """As `split_in_spatial`, for latent frames: all intervals but the first start one frame earlier, for context."""
+    """`split_in_spatial` for latent frames: all intervals but the first start one frame earlier, for context."""
     return DimensionIntervals.of(make_causal(split(dimension_size, size, overlap)))

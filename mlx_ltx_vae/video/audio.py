@@ -18,10 +18,8 @@ from ..codec_table import AUDIO_CODECS, AudioCodec
 from ..errors import WriterError, option, quote, suggest, warn
 from ..files import InputFiles, PartFile, writing_to
 from ..process import close_in_children
-from .ffmpeg import check_encoder, input_arguments, listing, read_times
-from .ffmpeg_process import make_pipe
-from .live import write_all
-from .sink import FrameQueue, SinkOptions
+from .ffmpeg import check_encoder, input_arguments, listing, make_pipe, read_times
+from .sink import FrameQueue, SinkOptions, write_all
 from .sound_files import FILL_GAPS, SAMPLE_RATES, SoundFormat, find_sound
 
 #: The channels of all sound here.
@@ -30,9 +28,9 @@ CHANNELS = 2
 SOUND_INPUT = "<the sound>"
 #: Seconds by which sound may end before the picture, or after it: less than two latents.
 SLACK = Fraction(6, 100)
-#: Seconds of a file's sound that are kept behind the end of the video. A small file may have days of silence.
+#: Seconds of a file's sound that are kept after the end of the video. A small file may have days of silence.
 MAX_REST = 3600
-_MAX_EXCESS = 10  # seconds behind the picture that are counted, for the error: an iterator may have no end
+_MAX_EXCESS = 10  # seconds after the picture that are counted, for the error: an iterator may have no end
 _MAX_EMPTY = 10_000  # chunks without samples in a row
 _SAMPLE_BYTES = 3  # of a .wav file
 _SCALE = 2**23  # as ffmpeg's: 1 is one step above the largest level
@@ -48,7 +46,7 @@ Sound = Iterable[Any]
 
 
 def find_sample_rate(name: str, audio: object, sample_rate: int | None) -> int:
-    """The rate that is given, or that of an `AudioStream`."""
+    """The given rate, or the rate of an `AudioStream`."""
     rate = getattr(audio, "sample_rate", None) if sample_rate is None else sample_rate
     if isinstance(rate, bool) or not isinstance(rate, int) or rate not in SAMPLE_RATES:
         limits = f"a whole number from {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]}"
@@ -78,7 +76,7 @@ def find_audio_codec(name: str, ending: str, options: SinkOptions) -> AudioCodec
 def audio_arguments(
     name: str, ending: str, fps: Fraction, options: SinkOptions, num_frames: int | None
 ) -> tuple[list[str], list[str], list[str]]:
-    """ffmpeg's arguments of the audio input, and those in front of the ones of the video's stream and behind them."""
+    """ffmpeg's arguments for the audio input, and the arguments before and after the video stream's."""
     codec, output = find_audio_codec(name, ending, options), ["-map", "1:a:0"]
     others = {key: each.encoder for key, each in AUDIO_CODECS.items() if ending in each.endings}
     check_encoder(name, codec.encoder, "which stores its sound", others)
@@ -106,7 +104,7 @@ def _file_input(audio: str | os.PathLike, shift: Fraction) -> list[str]:
 
 
 def _filters(codec: AudioCodec, end: int | None = None) -> list[str]:
-    """The filters of a file's sound, which ends after so many samples."""
+    """The filters of a file's sound, which ends after this number of samples."""
     filters = [FILL_GAPS]
     if end is not None:
         filters.append(f"atrim=end_sample={end}")
@@ -116,7 +114,7 @@ def _filters(codec: AudioCodec, end: int | None = None) -> list[str]:
 
 
 def _encode(codec: AudioCodec, rate: int, channels: int, *, bits: int = 32) -> list[str]:
-    """The arguments of the encoder, for sound of so many bits per sample."""
+    """The arguments of the encoder, for sound with this number of bits per sample."""
     encoder = codec.wide_encoder if bits > 16 and codec.wide_encoder is not None else codec.encoder
     arguments = ["-c:a", encoder]
     if codec.kilobits is not None:
@@ -147,7 +145,7 @@ def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, option
 
 
 def _find_file(audio: str | os.PathLike) -> tuple[SoundFormat, Fraction]:
-    """As `find_sound`. A file without sound is an error."""
+    """`find_sound`, but a file without sound is an error."""
     found = find_sound(audio, WriterError)
     if found is None:
         raise WriterError(f"{audio}: contains no audio stream.")
@@ -157,20 +155,20 @@ def _find_file(audio: str | os.PathLike) -> tuple[SoundFormat, Fraction]:
 def _describe_lengths(
     num_frames: int, fps: Fraction, options: SinkOptions, audio: str | os.PathLike, shift: Fraction
 ) -> str:
-    """What is said of audio that is not as long as a video of so many frames; "" if nothing."""
+    """The warning about audio that is not as long as a video with this number of frames; "" if it is."""
     video, (_, last) = num_frames / fps, read_times([*_file_input(audio, shift), "-map", "0:a:0"])
     end = last or Fraction(0)  # without a packet
     if abs(end - video) <= 1 / fps or (end > video and options.shortest):
         return ""
     lengths = f"the video takes {float(video):.2f} s and its audio {float(end):.2f} s"
     if end > video:
-        kept = f", of which {MAX_REST} s after the video are kept" if end > video + MAX_REST else ""
+        kept = f"; {MAX_REST} s after the video are kept" if end > video + MAX_REST else ""
         return f"{lengths}{kept}; {option('shortest=True', '--shortest')} cuts the audio"
     return f"{lengths}, and the rest is silent"
 
 
 def each_chunk(name: str, sound: Sound) -> Iterator[np.ndarray]:
-    """(n, 2) float32 of each chunk that has samples. A `WriterError` for what is no sound."""
+    """(n, 2) float32 of each chunk that has samples. Raises a `WriterError` for anything but sound."""
     num_empty = 0
     for chunk in [sound] if hasattr(sound, "shape") else sound:
         given = getattr(chunk, "waveform", chunk)
@@ -195,8 +193,8 @@ def each_chunk(name: str, sound: Sound) -> Iterator[np.ndarray]:
 class SoundTrack:
     """Takes chunks of sound as they are needed, and makes them as long as the picture.
 
-    Sound that ends a little before the picture is continued by silence, and one that ends a little behind it is cut.
-    `cuts` is whether sound of any greater length is.
+    Sound that ends a little before the picture is padded with silence; sound that ends a little after it is cut.
+    With `cuts`, sound of any greater length is cut too.
     """
 
     def __init__(
@@ -214,14 +212,14 @@ class SoundTrack:
             check_sound_length(name, Fraction(self._expected, sample_rate), num_frames / fps, cuts=cuts)
 
     def until(self, num_frames: int) -> Iterator[np.ndarray]:
-        """The next samples (n, 2) float32, at least up to the end of so many frames."""
+        """The next samples (n, 2) float32, at least up to the end of this many frames."""
         end = self._count(num_frames)
         if self._num_frames is not None:
             end = min(end + _LEAD * self._rate, self._count(self._num_frames))
         return self._take(end)
 
     def finish(self, num_frames: int) -> Iterator[np.ndarray]:
-        """The remaining samples of so many frames. Raises a `WriterError` if the lengths do not match."""
+        """The remaining samples of this many frames. Raises a `WriterError` if the lengths do not match."""
         end = self._count(num_frames)
         yield from self._take(end)
         video, is_whole = num_frames / self._fps, True
@@ -240,11 +238,11 @@ class SoundTrack:
             close()
 
     def _count(self, num_frames: int) -> int:
-        """The samples of so many frames."""
+        """The samples of this many frames."""
         return round(num_frames * self._rate / self._fps)
 
     def _count_rest(self, video: Fraction) -> bool:
-        """Count the remaining samples, until they are too many for a video of so many seconds. Whether that is all."""
+        """Count the remaining samples, up to too many for this many seconds. Return whether all were counted."""
         for samples in self._chunks:
             self._samples += len(samples)
             if self._samples > (video + _MAX_EXCESS) * self._rate:
@@ -296,7 +294,7 @@ class SoundPipe:
         self._queue.put(samples)
 
     def end(self) -> None:
-        """End the sound behind what is queued, without waiting."""
+        """End the sound after what is queued, without waiting."""
         self._queue.end()
 
     def cancel(self) -> None:
@@ -315,8 +313,8 @@ def write_wav(
 ) -> tuple[int, Path | None]:
     """Write chunks of sound as they come, with 24 bits, to a file that appears when it is whole.
 
-    Returns the number of samples, and what `PartFile.complete` does. `sample_rate` is that of the chunks if it is None.
-    Samples beyond 1 are clipped. Errors are `WriterError`s and those of the chunks; they leave no file.
+    Returns the number of samples, and what `PartFile.complete` does. A `sample_rate` of None is the chunks' rate.
+    Samples beyond 1 are clipped. Raises `WriterError`s and the errors of the chunks; they leave no file.
     """
     name = os.fspath(path)
     rate = find_sample_rate(name, chunks, sample_rate)

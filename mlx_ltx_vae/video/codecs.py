@@ -1,4 +1,4 @@
-"""Which codec and container a video has, and ffmpeg's arguments for them. The codecs are those of `codec_table`."""
+"""Choose the codec and container of a video, and ffmpeg's arguments for them. `codec_table` has the codecs."""
 
 import re
 from fractions import Fraction
@@ -129,7 +129,7 @@ def video_arguments(
 
 
 def animation_arguments(name: str, ending: str, size: Size, fps: Fraction, options: SinkOptions) -> list[str]:
-    """As `video_arguments`, for a picture of several frames."""
+    """`video_arguments` for a picture of several frames."""
     check_encoder(name, ANIMATIONS[ending], f"which {ending} needs", ANIMATIONS)
     if ending == ".gif":
         # A palette for each frame: a shared one needs all frames first, and bands. Error diffusion would flicker.

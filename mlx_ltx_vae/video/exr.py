@@ -13,8 +13,8 @@ from ..errors import LTXVAEError, ReaderError, WriterError, excerpt, one_line, o
 from ..shapes import Size, format_size, is_possible_size
 from ..units import HDRInput, Rate, find_fps, format_count
 from .frame_format import FrameFormat
+from .reader import Fit, check_wanted, exr_images, fit_size
 from .sink import SinkOptions
-from .source import Fit, check_wanted, exr_images, fit_size
 
 if TYPE_CHECKING:
     import OpenImageIO
@@ -35,7 +35,7 @@ _SAME = 0.002  # white is stated with four digits, or with five
 
 
 class ExrSpace(NamedTuple):
-    """What the pixels of an EXR image mean.
+    """Meaning of the pixels of an EXR image.
 
     Attributes:
         format: of the frames, by ffmpeg's names, to which "ap1" and "acescct" are added.
@@ -112,7 +112,7 @@ def read_exr(path: Path, size: Size | None = None, space: HDRInput | None = None
 
     Raises:
         ReaderError: for a file that is none or is damaged, NaN, other channels, another `size` than expected, and
-            `chromaticities` that are not those of the `space`.
+            `chromaticities` that differ from the `space`.
     """
     with _opened(path) as file:
         _, channels = _find_rgb(path, file, size, space)
@@ -185,7 +185,7 @@ def _check_chromaticities(path: Path, found: tuple[float, ...] | None, space: HD
     fitting = [each for each, known in _INPUT_CHROMATICITIES.items() if _are_close(found, known)]
     way = option(f"space={fitting[0]!r}", f"--hdr {fitting[0]}") if fitting else "convert it first"
     raise ReaderError(
-        f"{path}: has the primaries of {stated or f'no known space ({numbers})'}, and {space} has those of "
+        f"{path}: has the primaries of {stated or f'no known space ({numbers})'}, and {space} has the primaries of "
         f"{_NAMES[expected]}; {'use ' * bool(fitting)}{way}."
     )
 
@@ -201,9 +201,9 @@ def _reason(source: Any) -> str:
 class ExrReader(Iterator[np.ndarray], AbstractContextManager["ExrReader"]):
     """Reads EXR images, in natural order: an iterator over single frames (1, height, width, 3), float32, as they are.
 
-    Alpha is dropped, and gray becomes RGB. Arguments, attributes and errors are those of `VideoReader`; `path` may be
+    Alpha is dropped, and gray becomes RGB. Arguments, attributes and errors are as in `VideoReader`; `path` may be
     one image. Frames of another size are scaled in the values that the images have. An image that states other
-    primaries than those of the `space` is an error.
+    primaries than the `space` is an error.
     """
 
     def __init__(

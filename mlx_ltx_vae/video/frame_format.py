@@ -1,4 +1,4 @@
-"""What the numbers in frames mean, and the ffmpeg filters that convert frames from one meaning to another.
+"""Meaning of the numbers in frames, and the ffmpeg filters that convert frames from one meaning to another.
 
 The filter is zscale. swscale, which ffmpeg inserts by default, treats 8 and 16 bits as one scale shifted by 8 (white is
 65280 or 65535), which is off by 0.39 %, and places chroma half a sample off.
@@ -40,7 +40,7 @@ _LIGHT_LEVELS = "10000,400"
 
 @dataclass(frozen=True)
 class FrameFormat:
-    """What the numbers in frames mean, by ffmpeg's names.
+    """Meaning of the numbers in frames, by ffmpeg's names.
 
     Attributes:
         pixel_format: the components, their order, bits and subsampling. Of arrays (n, H, W, 3): "rgb24" (uint8),
@@ -69,7 +69,7 @@ class FrameFormat:
 
     @property
     def is_float(self) -> bool:
-        """Whether frames as arrays are floats."""
+        """True if frames as arrays are floats."""
         return self.dtype.kind == "f"
 
     @property
@@ -79,7 +79,7 @@ class FrameFormat:
 
     @property
     def is_hdr(self) -> bool:
-        """Whether they are HLG or PQ."""
+        """True if they are HLG or PQ."""
         return self.transfer in HDR_TRANSFERS
 
     @property
@@ -124,7 +124,7 @@ class FrameStep:
 
 @dataclass(frozen=True)
 class FrameOutput:
-    """What becomes of a decoder's frames: the steps that change them, in order, and their format."""
+    """Processing of a decoder's frames: the steps that change them, in order, and their format."""
 
     format: FrameFormat = RGB8
     steps: tuple[FrameStep, ...] = ()
@@ -165,14 +165,14 @@ def check_content_light(frames: FrameFormat) -> None:
 
 
 def is_unknown(name: str) -> bool:
-    """Whether a file does not say it."""
+    """Return whether a file leaves it unstated."""
     return name in ("unknown", "unspecified", "reserved")
 
 
 def file_format(pixel_format: str, frames: FrameFormat = RGB8) -> FrameFormat:
     """How files store frames with a pixel format: their colors, in limited range, chroma as H.264 and HEVC have it.
 
-    That of HDR in 4:2:0 is in the center, as the reference has it.
+    Chroma of HDR in 4:2:0 is in the center, as in the reference.
     """
     stored = replace(frames, pixel_format=pixel_format)
     if stored.is_rgb:

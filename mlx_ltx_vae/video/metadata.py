@@ -23,7 +23,7 @@ _SHOWN = 6
 _OF_ALL = r"creation_time|encoder(-eng)?|company_name|product_(name|version)"
 _MP4 = r"com\.apple\.quicktime\.artwork|compatible_brands|location|major_brand|minor_version"
 _MATROSKA = r"duration|encoding_tool|lead_performer|part_number|stereo_mode"
-# Behind a hyphen, Matroska takes them for languages, some of which it writes otherwise.
+# After a hyphen, Matroska takes them for languages, and rewrites some of them.
 _LANGUAGES = "[a-z]{2}|bod|ces|cym|deu|ell|eus|fas|fra|hye|isl|kat|mkd|mri|msa|mya|nld|ron|slk|sqi|und|zho"
 _KEPT_BY_MP4 = re.compile(rf"(?!({_OF_ALL}|{_MP4})\Z).+", re.DOTALL | re.IGNORECASE)
 _KEPT_BY_MATROSKA = re.compile(rf"(?!({_OF_ALL}|{_MATROSKA}|.*-({_LANGUAGES}))\Z).{{1,255}}", re.DOTALL | re.IGNORECASE)
@@ -31,7 +31,7 @@ _OF_FFMPEG = {".mp4": _KEPT_BY_MP4, ".mov": _KEPT_BY_MP4, ".mkv": _KEPT_BY_MATRO
 #: By ending, the keys of entries that come back from a file. Files with other endings have no entries.
 _KEPT = {**_OF_FFMPEG, ".png": re.compile(r"(?! )[ -~]{1,79}(?<! )")}
 _ESCAPED = re.compile(r"([=;#\[\\\n\r])")
-#: What is read of all entries of a file, in characters, of which each entry takes some for itself.
+#: Characters that are read of all entries of a file together; each entry also counts a fixed number.
 MAX_TEXT, _ENTRY_COST = 2 * MAX_HEADER_BYTES, 100
 # What ffmpeg says of a file with the entries: how a QuickTime file begins, and who wrote it.
 _OF_CONTAINERS = ("major_brand", "minor_version", "compatible_brands")
@@ -70,7 +70,7 @@ def keep_metadata(
 
 
 def keeps_metadata(ending: str) -> bool:
-    """Whether a file with this ending has entries at all."""
+    """Return whether a file with this ending has entries at all."""
     return ending in _KEPT
 
 
@@ -103,9 +103,9 @@ def metadata_file(metadata: Mapping[str, str]) -> Iterator[list[int]]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The entries of a video or an image, without those of ffmpeg itself.
+    """The entries of a video or an image, without ffmpeg's own.
 
-    Keys in .mkv and .webm are in capitals, and without spaces. A warning if there is more text than is read.
+    Keys in .mkv and .webm are in capitals, and without spaces. Warns if there is more text than is read.
     """
     if is_png(path):
         found = read_png_text(path, MAX_TEXT)
@@ -154,7 +154,7 @@ def _parse(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _find(text: str, letter: str, start: int, end: int) -> int:
-    """Where a letter is that is not escaped; -1 if nowhere."""
+    """The index of a letter that is not escaped; -1 if there is none."""
     place = text.find(letter, start, end)
     while place >= 0:
         first = place

@@ -62,7 +62,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def is_png(path: Path) -> bool:
-    """Whether a file begins as a PNG does; False if it cannot be read."""
+    """Return whether a file begins as a PNG does; False if it cannot be read."""
     with suppress(OSError), path.open("rb") as file:
         return file.read(len(_SIGNATURE)) == _SIGNATURE
     return False
@@ -70,7 +70,7 @@ def is_png(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class PictureInfo:
-    """What a picture says beside its pixels.
+    """Metadata of a picture.
 
     Attributes:
         orientation: by EXIF, 1 to 8.
@@ -82,7 +82,7 @@ class PictureInfo:
 
 
 def read_picture(path: Path) -> PictureInfo:
-    """What a PNG, JPEG, TIFF or WebP says; nothing of other and of damaged files, which ffmpeg may be able to read."""
+    """Metadata of a PNG, JPEG, TIFF or WebP; empty for other and damaged files, which ffmpeg may be able to read."""
     info = PictureInfo()
     try:
         with warnings.catch_warnings():

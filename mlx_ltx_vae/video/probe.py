@@ -35,7 +35,7 @@ _DEFAULTS = {"default", "attached pic"}  # a cover is no default
 _ROTATION = re.compile(r"(?:Display Matrix|displaymatrix): rotation of (-?[\d.]+) degrees")
 _BROADCASTS = {"mpegts", "mpeg", "mpegvideo", "h264", "hevc", "vvc", "m4v", "dv"}  # formats, without an index
 _WIDE_PRIMARIES = {"bt2020": "BT.2020", "smpte432": "Display P3", "smpte431": "DCI-P3", "smpte428": "XYZ"}
-# The transfer functions that no display has, and those that ffmpeg takes from the gamma of a PNG.
+# Transfer functions that no display has, and the ones that ffmpeg takes from the gamma of a PNG.
 _TRANSFERS = {
     "linear": "linear light", "bt470bg": "a gamma of 2.8", "smpte428": "a gamma of 2.6",
     "log100": "a logarithmic transfer function", "log316": "a logarithmic transfer function",
@@ -50,7 +50,7 @@ _TRIES = 3  # of a line of the log into which another thread has written
 # the clock rate (up to 1000 per second), of an interlaced video the field rate.
 _MAX_NOMINAL = Fraction(3, 2)
 
-# Codecs of pictures, of which each may have another pixel format, with transparency or without.
+# Codecs of pictures. Each picture may have another pixel format, with transparency or without.
 _PICTURES = {"png", "apng", "webp", "webp_anim", "tiff", "bmp", "gif"}
 
 # The gamma of a PNG that is close to sRGB, 1/2.2, and how close.
@@ -92,7 +92,7 @@ class VideoInfo:
     apart: tuple[str, str] | None  # the streams with its color and its transparency, if they are two
 
     def warnings(self, name: str) -> list[str]:
-        """What looks wrong if the frames are read as they are, and how to convert the video: a sentence each."""
+        """Sentences that say what looks wrong if the frames are read as they are, and how to convert the video."""
         found = []
         if self.dolby_vision:
             found.append(
@@ -138,7 +138,7 @@ class VideoInfo:
         return found
 
     def _unusual_colors(self) -> str:
-        """What the colors have that frames here do not have; "" for nothing."""
+        """The property of the colors that frames here do not have; "" for none."""
         is_stated = self.gamma == _USUAL_GAMMA  # otherwise these are a number in a PNG
         transfer = None if self.frames.transfer in _OF_GAMMA and not is_stated else _TRANSFERS.get(self.frames.transfer)
         primaries = _WIDE_PRIMARIES.get(self.frames.primaries)
@@ -147,7 +147,7 @@ class VideoInfo:
 
 @dataclass(frozen=True)
 class Stream:
-    """A video stream, by the line in which ffmpeg describes it, and those of its side data."""
+    """A video stream, by the line in which ffmpeg describes it, and the lines of its side data."""
 
     line: str
     side_data: list[str]
@@ -248,7 +248,7 @@ def find_streams(description: Description) -> list[Stream]:
 
 
 def _index(description: Description, stream: str) -> int:
-    """The place of a stream among those of video, of which only this one may be known."""
+    """The index of a stream among the video streams, where only this one may be known."""
     streams = find_streams(description)
     if stream == _FIRST_STREAM:
         return next((index for index, each in enumerate(streams) if "attached pic" not in each.dispositions), 0)

@@ -16,10 +16,9 @@ from .audio import warn_of_audio
 from .codecs import CONTAINER_ENDINGS, animation_arguments, check_fragmented, find_codec, video_arguments
 from .exr import check_is_light, import_library, write_exr
 from .frame_format import FrameFormat
-from .live import StandardOutput
 from .metadata import keep_metadata, keeps_metadata
 from .pictures import write_png, write_tiff
-from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_size
+from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, StandardOutput, check_size
 from .stills import (
     ContactSheet,
     NpyWriter,
@@ -38,13 +37,13 @@ from .writer import AnimationWriter, VideoWriter
 _MAX_GIF_FPS = 50  # delays are in hundredths of a second, and players slow down those below two
 _PIXEL_FORMATS = {"rgb24": "8 bits", "rgb48le": "16 bits", "rgbf16le": "half floats", "rgbf32le": "floats"}
 _LEVELS = ("rgb24", "rgb48le")
-OUTPUT_NAME = "{name}"  # stands for the name of the output, in that of what is written beside it
+OUTPUT_NAME = "{name}"  # stands for the output's name, in names of files that are written beside it
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Output:
-    """What `open_sink` is called with."""
+    """Arguments of `open_sink`."""
 
     path: str | os.PathLike
     size: Size
@@ -65,9 +64,9 @@ class SinkKind:
         endings: of file names, in small letters; "-" for standard output.
         open: makes the sink.
         pixel_formats: of the frames that it takes, see `FrameFormat`.
-        is_video: whether it has a codec and sound.
-        is_stills: whether it may be a folder of numbered files.
-        replaces: whether it replaces files of the same names where `SinkOptions.overwrite` is None.
+        is_video: True if it has a codec and sound.
+        is_stills: True if it may be a folder of numbered files.
+        replaces: True if it replaces files of the same names where `SinkOptions.overwrite` is None.
         check_options: raises a `WriterError` for a name, options, and a frame rate, that it does not support. The rate
             is None if it is not known yet.
         check: as `check_options` with all that `open` gets; returns the file, or the folder, that would be created.
@@ -98,7 +97,7 @@ def _check_video(output: Output) -> Path:
 
 
 def _name_and_ending(name: str) -> tuple[str, str]:
-    """What errors call a video, and the ending that selects its container."""
+    """Name of a video in errors, and the ending that selects its container."""
     return ("standard output", ".mp4") if name == "-" else (name, Path(name).suffix.lower())
 
 
@@ -216,7 +215,7 @@ SINKS: tuple[SinkKind, ...] = (
 def find_kind(name: str, options: SinkOptions = DEFAULT_OPTIONS) -> SinkKind:
     """The kind of output that a name and options choose, or a `WriterError`.
 
-    Stills in a folder are those of its ending (f.png/), or else the first that take the frames.
+    The ending of a folder of stills selects their kind (f.png/); without one, it is the first that takes the frames.
     """
     ending = Path(name).suffix.lower()
     named = [kind for kind in SINKS if (ending or name) in kind.endings]
@@ -240,13 +239,20 @@ def find_kind(name: str, options: SinkOptions = DEFAULT_OPTIONS) -> SinkKind:
     raise WriterError(f"{name}: its ending is not supported; use {', '.join(frame_endings())}, {others}.")
 
 
+def find_still_ending(name: str | None, options: SinkOptions) -> str | None:
+    """The ending of stills in a folder, or in the folder of a pattern; None for other outputs."""
+    if name is None or name == "-" or _is_picture(name):
+        return None
+    return find_kind(name, options).endings[0] if _is_folder(name) else Path(name).suffix
+
+
 def frame_endings() -> list[str]:
     """The endings of all outputs of frames."""
     return [ending for kind in SINKS if kind.pixel_formats for ending in kind.endings if ending != "-"]
 
 
 def is_sound(name: str) -> bool:
-    """Whether an output is sound alone."""
+    """Return whether an output is sound alone."""
     return Path(name).suffix.lower() in _SOUND.endings and not _is_folder(name)
 
 
@@ -299,7 +305,7 @@ def output_files(output: str, options: SinkOptions) -> dict[str, SinkOptions]:
 
 
 def files_of_all(outputs: Sequence[str], options: SinkOptions) -> list[dict[str, SinkOptions]]:
-    """As `output_files`, of several outputs, each of which has a folder of EXR images of its own."""
+    """`output_files` for several outputs, each with its own folder of EXR images."""
     hdr = options.hdr
     if len(outputs) > 1 and hdr is not None and hdr.folder is not None and OUTPUT_NAME not in hdr.folder:
         options = replace(options, hdr=replace(hdr, folder=os.path.join(hdr.folder, OUTPUT_NAME)))
@@ -307,7 +313,7 @@ def files_of_all(outputs: Sequence[str], options: SinkOptions) -> list[dict[str,
 
 
 def name_others(outputs: Sequence[str], files: Sequence[Mapping[str, SinkOptions]]) -> dict[str, list[str]]:
-    """What `files_of_all` has beside the outputs, by the names of reports. A contact sheet may be an output."""
+    """Files in `files_of_all` besides the outputs, by their names in reports. A contact sheet may be an output."""
     found: dict[str, list[str]] = {}
     for output, options in zip(outputs, files, strict=True):
         for name, own in options.items():
@@ -374,12 +380,12 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
 
 
 def _endings(attribute: str) -> str:
-    """The endings of the kinds of which this is true."""
+    """The endings of the kinds for which this is true."""
     return ", ".join(ending for kind in SINKS if getattr(kind, attribute) for ending in kind.endings)
 
 
 def takes_sound(path: str | os.PathLike, options: SinkOptions) -> bool:
-    """Whether the output is a video that can have sound."""
+    """Return whether the output is a video that can have sound."""
     return check_output_options(path, replace(options, audio_codec=None)).is_video
 
 

@@ -16,7 +16,7 @@ from .ffmpeg import FfmpegReader, describe, input_arguments, listing, parse_pack
 
 #: Samples per second. A small file that states fewer would become hours of sound.
 SAMPLE_RATES = range(1000, 768_001)
-#: A filter that puts silence in place of what is missing in front of sound that begins late, and in gaps. Not of those
+#: A filter that fills with silence what is missing before sound that begins late, and in gaps. Not those
 #: under 0.02 s: the times of Ogg Vorbis are wrong by up to that.
 FILL_GAPS = "aresample=async=1:min_hard_comp=0.02:first_pts=0"
 _FIRST_STREAM = "0:a:0"
@@ -95,7 +95,7 @@ def _count_channels(layout: str) -> int:
 class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
     """The first audio stream of a file, in pieces (channels, n) float32. Closing it ends ffmpeg.
 
-    `channels` is 1 or 2, since more become two, and `sample_rate` is that of the stream; both are 0 without sound.
+    `channels` is 1 or 2, since more become two, and `sample_rate` is the stream's; both are 0 without sound.
     The first sample is at the time 0 of the file.
     """
 
@@ -128,7 +128,7 @@ class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
         return np.ascontiguousarray(samples[:count].T)
 
     def cut(self, start: int, length: int) -> Iterator[np.ndarray]:
-        """Pieces of so many samples together, from sample `start` on. Silence follows if there are less."""
+        """Pieces of this many samples together, from sample `start` on. Silence follows if there are less."""
         skipped, left = start, length
         for samples in self:
             part = samples[:, skipped : skipped + left]

@@ -30,10 +30,9 @@ from ..process import Cleanup, remove_file, uninterrupted
 from ..shapes import Size
 from ..units import Rate, find_fps
 from .frame_format import FrameFormat
-from .live import StandardOutput, write_all
 from .pictures import encode_png
-from .sink import Sink, SinkOptions
-from .source import match_numbered
+from .reader import match_numbered
+from .sink import Sink, SinkOptions, StandardOutput, write_all
 
 #: Writes a frame (height, width, 3) to a file, with the options' metadata.
 WriteStill = Callable[[Path, np.ndarray, SinkOptions], object]
@@ -157,7 +156,7 @@ def find_stills_target(path: str | os.PathLike, endings: tuple[str, ...], *, ove
 
 
 def parse_stills_path(path: str | os.PathLike, endings: tuple[str, ...]) -> tuple[Path, str]:
-    """As `find_stills_target`, without the errors of a folder that cannot be used."""
+    """`find_stills_target`, without the errors of a folder that cannot be used."""
     name = os.fspath(path)
     given = Path(path)
     default = f"%05d{endings[0]}"
@@ -284,12 +283,12 @@ class _Sheet:
 
 
 def is_sheet(output: str) -> bool:
-    """Whether an output is a contact sheet, if one is wanted: a .png file, and neither a folder nor a pattern."""
+    """Return whether an output would be a contact sheet: a .png file, and neither a folder nor a pattern."""
     return output.lower().endswith(".png") and match_numbered(Path(output).name) is None
 
 
 def sheet_beside(output: str) -> str:
-    """The contact sheet of an output: clip.mp4 -> clip.png; f/ or f/%05d.png -> f.png. That of a sheet is itself."""
+    """The contact sheet of an output: clip.mp4 -> clip.png; f/ or f/%05d.png -> f.png. A sheet is its own."""
     path = Path(output)
     if is_sheet(output):
         return output

@@ -18,11 +18,10 @@ from ..shapes import Size, format_size
 from ..units import Rate, find_fps
 from .audio import SOUND_INPUT, Sound, SoundPipe, SoundTrack, find_sample_rate, warn_of_audio
 from .codecs import animation_arguments, video_arguments
-from .ffmpeg_process import PIPE_BYTES, FfmpegProcess, find_reason, pipe_from_ffmpeg
+from .ffmpeg import PIPE_BYTES, FfmpegProcess, find_reason, pipe_from_ffmpeg
 from .frame_format import FrameFormat, FrameOutput, content_light_arguments, frame_format
-from .live import LiveOutput, Target, target_name
 from .metadata import METADATA_INPUT, keep_metadata, metadata_file
-from .sink import Sink, SinkOptions
+from .sink import LiveOutput, Sink, SinkOptions, Target, target_name
 
 _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
 
@@ -85,7 +84,7 @@ class FfmpegEncoder(FfmpegProcess):
         return int(counts[-1]) if counts else 0
 
     def end(self) -> None:
-        """As `kill`, where nobody waits for the end of a transfer."""
+        """`kill` where nobody waits for the end of a transfer."""
         self._drop_output()
         self._end()
 
@@ -199,14 +198,14 @@ class VideoWriter(FfmpegSink):
                 out.write(frames)
 
     A fragmented video plays while it is written: from a file, through a pipe, or in a browser. A fragment comes after
-    every half second of video, and the file is larger. It is the one output that appears under its name at once, in
-    place of an earlier file. It is removed after an error, Ctrl-C included, but not if the process is killed. What a
+    every half second of video, and the file is larger. It is the one output that appears under its name at once, and
+    replaces an earlier file. It is removed after an error, Ctrl-C included, but not if the process is killed. What a
     file object or a named pipe has received stays there.
 
     Args:
         path: the file; its ending selects the container. If fragmented also a binary file object, such as
             `sys.stdout.buffer`, which gets an mp4 and stays open. A thread calls its `write`, which may block: the
-            frames then wait, and so does who writes them.
+            frames then wait, as does their writer.
         size: `(width, height)` in pixels; odd sizes are kept exactly (see `codecs`).
         fps: frames per second: 24, 23.976, "30000/1001" (see `parse_fps`).
         audio: a file whose first audio stream is added, whole even if it is longer or shorter than the video. Or an
@@ -217,14 +216,14 @@ class VideoWriter(FfmpegSink):
             av1; on a Mac also h264_videotoolbox and hevc_videotoolbox.
         crf: quality, 0 is the best; by default 18 for h264, 20 for hevc, 24 for vp9 and av1.
         bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
-        format: in place of the bit depth what the frames are, such as those of an HDR signal.
-        overwrite: whether to replace a file of this name. If not, and one appears while the video is written, the video
+        format: the format of the frames, such as an HDR signal, instead of the bit depth.
+        overwrite: True to replace a file of this name. If not, and one appears while the video is written, the video
             gets the next free number, with a warning.
-        shortest: whether audio that is longer is cut at the end of the video. Needs `num_frames`.
-        metadata: entries of text by name, such as `{"comment": "take 3"}`, of any length. A warning names those that
-            the container does not keep as they are, which are left out.
+        shortest: True to cut longer audio at the end of the video. Needs `num_frames`.
+        metadata: entries of text by name, such as `{"comment": "take 3"}`, of any length. A warning names the
+            entries that the container does not keep as they are; they are left out.
         encoder_preset: for h264 and hevc: ultrafast to veryslow, by default medium. Slower ones make smaller files.
-        pix_fmt: a pixel format of ffmpeg's encoder in place of the default, such as `"yuv444p"`.
+        pix_fmt: a pixel format of ffmpeg's encoder instead of the default, such as `"yuv444p"`.
         audio_codec: aac (the default), pcm, flac, alac or opus (the default for webm).
         sample_rate: of an iterator of sound, if that has no `sample_rate` itself.
         num_frames: how many frames will be written, if that is known.

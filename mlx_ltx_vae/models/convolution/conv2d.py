@@ -4,7 +4,7 @@ Half precision is no faster on a CPU, and on Metal MLX's Winograd kernels would 
 `conv3d`).
 
 On a CPU, a convolution is nine matrix products, one per tap, over shifted views of the padded frames, as in
-`conv3d.by_taps`. That is about as fast as `mx.conv2d` with many channels, 1.3 times as fast with 64, and 50 times
+`conv3d.by_products`. That is about as fast as `mx.conv2d` with many channels, 1.3 times as fast with 64, and 50 times
 with groups, for which MLX's CPU backend has a plain loop.
 """
 
@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...backend.device import is_cpu
-from .prepared import PreparedModule
+from .conv3d import PreparedModule
 from .rules import TAPS
 
 # The taps of two rows (or columns) of outputs that an input row repeated twice gives: of the upper one, the row before
@@ -28,7 +28,7 @@ class Conv2d(PreparedModule):
     """A 3x3 convolution over each frame of (B, T, H, W, C).
 
     Args:
-        shape: that of the weight, (O, 3, 3, I / groups).
+        shape: the weight's, (O, 3, 3, I / groups).
         is_upsampled: each position of its input counts as 2x2 equal ones. They are not made: an output sees no more
             than 2x2 different positions, so there is a kernel of these for each of the four outputs of a position, and
             4/9 of the work.

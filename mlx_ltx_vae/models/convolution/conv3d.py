@@ -1,4 +1,4 @@
-"""The 3x3x3 convolution as a module, and its formulations in plain MLX operations.
+"""The 3x3x3 convolution as a module that is prepared for the device, and its formulations in plain MLX operations.
 
 A formulation takes frames (B, T + 2, H, W, C) that are padded in time, zero padding in space, and a weight in the
 layout of `rules.LAYOUTS`, and returns (B, T, H', W', O).
@@ -8,27 +8,33 @@ emulation of that rounding, bfloat16 loses 2.7 to 6 % of a convolution's result,
 convolution without Winograd 0.2 to 0.3 %. The operands of a bfloat16 network are therefore float16: same size, more
 digits, and less range.
 
-Behind a norm the range is known, because the norm bounds the length of every position's vector. Other inputs are
+After a norm the range is known, because the norm bounds the length of every position's vector. Other inputs are
 multiplied by a power of two, which the device computes from their largest magnitude, and the result is divided by it in
 float32. The factor belongs to an output frame and depends on the frames that it sees, so that a stream by time has the
 same factors however it is cut. Along rows and columns a piece has a part of each frame, and may have another factor. A
 power of two changes exponents only: the result has the same bits for any factor, unless values become smaller than
 float16's normal numbers. In the emulation that begins with factors less than 2^-4 of the one chosen here. Factors are
 powers of 16, so that parts of a picture usually have the same one.
+
+Products over shifted views, for the CPU: in padded frames with rows of V = W + 2 positions, the input of tap (h, w) for
+the output at position p = row * V + column is the position p + h * V + w. All outputs of a tap are therefore one
+contiguous slice of the flattened frame and one matrix product; the last two outputs of each row belong to no window and
+are left out. With three neighboring columns joined along channels, V is W, and there are three products for each three
+columns.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import NamedTuple
 
 import mlx.core as mx
+import mlx.nn as nn
 
-from ...backend.device import backend
+from ...backend.device import backend, is_cpu
 from ...backend.machine import Backend
 from ...backend.mlx_utils import to_float
-from .prepared import PreparedModule, arrange, lay_out
-from .products import Padding, by_products, pad
 from .rules import (
     LAYOUTS,
     PRODUCTS,
@@ -37,12 +43,19 @@ from .rules import (
     ConvShape,
     Formulation,
     KernelLayout,
+    blocks,
     choose,
     is_padded_first,
 )
 
+#: Positions of zeros at both ends of each axis.
+Padding = tuple[int, int, int]
+# The output channels that a CPU copies at a time where they become the last axis: in float32 they fill a cache line,
+# and their weights are few enough to stay in the cache until every part of a line has been read.
+_BLOCK = 16
+
 _HALF_MAX = 65504.0
-_NORM_MARGIN = 4  # of the length of an input behind a norm, for a timestep's modulation
+_NORM_MARGIN = 4  # of the length of an input after a norm, for a timestep's modulation
 
 # A float32 number is 2^(e - 127) times its mantissa, of 23 bits.
 _MANTISSA_BITS, _EXPONENT_BIAS, _EXPONENT_MASK = 23, 127, 0xFF
@@ -61,6 +74,66 @@ _FILTER_SIZES = (
 )
 
 
+class PreparedModule(nn.Module, ABC):
+    """A module that lays out its weights once."""
+
+    @abstractmethod
+    def prepare(self, *, keeps_dtype: bool = False) -> None:
+        """Lay out the weights for the default device, evaluated, also in a more accurate dtype unless `keeps_dtype`.
+
+        Its own weights may be views, which it copies. Weights of modules that it contains are loaded and prepared.
+        """
+
+
+def prepared_modules(network: nn.Module) -> dict[str, PreparedModule]:
+    """The prepared modules of a network, by their paths."""
+    return {path: module for path, module in network.named_modules() if isinstance(module, PreparedModule)}
+
+
+def prepare(network: nn.Module, *, keeps_dtype: bool) -> None:
+    """Lay out the weights of all modules of a network, one by one."""
+    for module in reversed(prepared_modules(network).values()):  # modules follow the modules that contain them
+        module.prepare(keeps_dtype=keeps_dtype)
+
+
+def arrange(weight: mx.array, source: KernelLayout, target: KernelLayout) -> mx.array:
+    """A weight in another layout, as a view."""
+    if source is target:
+        return weight
+    return weight.transpose(*(source.value.index(axis) for axis in target.value))
+
+
+def lay_out(
+    weight: mx.array, source: KernelLayout, target: KernelLayout, order: Sequence[int] | None = None
+) -> mx.array:
+    """A weight in another layout, with the output channels in this order: lazy, and one copy, or the weight itself.
+
+    `weight` may be a view whose axes have any order in memory.
+    """
+    if source is target and order is None:
+        return weight
+    view, axis = arrange(weight, source, target), target.value.index("O")
+    outputs = range(view.shape[axis]) if order is None else order
+    longest = _BLOCK if is_cpu() and axis == view.ndim - 1 else len(outputs)
+    before = (slice(None),) * axis
+    parts = [view[before + (run,)] for run in runs(outputs, longest)]
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=axis)
+
+
+def runs(indices: Sequence[int], longest: int) -> list[slice]:
+    """Indices of at least 0 as slices with a step, each of at most `longest`: what MLX takes without a copy."""
+    found = []
+    start = 0
+    while start < len(indices):
+        step = max(1, indices[start + 1] - indices[start]) if start + 1 < len(indices) else 1
+        stop = start + 1
+        while stop < min(len(indices), start + longest) and indices[stop] - indices[stop - 1] == step:
+            stop += 1
+        found.append(slice(indices[start], indices[stop - 1] + 1, step))
+        start = stop
+    return found
+
+
 class HalfScale(NamedTuple):
     """How a convolution is scaled for float16.
 
@@ -76,7 +149,7 @@ class HalfScale(NamedTuple):
 
 
 def half_scale(weight: mx.array) -> HalfScale:
-    """What makes a weight (O, 3, 3, 3, I) as large as inputs behind a norm allow.
+    """The factor that makes a weight (O, 3, 3, 3, I) as large as inputs after a norm allow.
 
     Winograd's transforms make some weights 8100 times smaller, below float16's normal range if nothing is done.
     """
@@ -260,3 +333,38 @@ def join_frames(frames: mx.array, factors: mx.array | None = None) -> mx.array:
     time = frames.shape[1] - TAPS + 1
     taps = [frames[:, tap : tap + time] for tap in range(TAPS)]
     return mx.concatenate(taps if factors is None else [scale_to_half(tap, factors) for tap in taps], axis=-1)
+
+
+def pad(frames: mx.array, padding: Padding) -> mx.array:
+    """Frames (B, T, H, W, C) with this many zeros at both ends of each axis."""
+    if not any(padding):
+        return frames
+    return mx.pad(frames, [(0, 0), *((extent, extent) for extent in padding), (0, 0)])
+
+
+def by_products(
+    frames: mx.array, weight: mx.array, bias: mx.array, padding: Padding, *, joins_columns: bool = False
+) -> mx.array:
+    """The convolution of frames (B, T + 2, H, W, I) with a weight (3, 3, 3, I, O), added up in blocks of rows."""
+    padded = pad(frames, padding)
+    batch, length, height, width, _ = padded.shape
+    time, height, width = length - TAPS + 1, height - TAPS + 1, width - TAPS + 1
+    if joins_columns:
+        padded = mx.concatenate([padded[:, :, :, tap : tap + width] for tap in range(TAPS)], axis=-1)
+    row, channels = padded.shape[3:]
+    columns = row - width + 1  # that are not joined
+    views = padded.flatten(2, 3)
+    taps = weight.reshape(1, TAPS * TAPS * columns, channels, -1)
+    outputs = taps.shape[-1]
+    parts = []
+    for start, end in blocks(height, row * outputs * taps.itemsize, frames.shape[-1]):
+        length = (end - start) * row - (row - width)
+        result = bias
+        for tap in range(taps.shape[1]):
+            depth, shift = divmod(tap, TAPS * columns)
+            first = (start + shift // columns) * row + shift % columns
+            # A slice of one: an index would copy the weight.
+            result = mx.addmm(result, views[:, depth : depth + time, first : first + length], taps[:, tap : tap + 1])
+        strides = (time * length * outputs, length * outputs, row * outputs, outputs, 1)
+        parts.append(mx.as_strided(result, (batch, time, end - start, width, outputs), strides))
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)

@@ -1,4 +1,4 @@
-"""Which formulation of a 3x3x3 convolution runs, and the scratch memory that it takes. Pure arithmetic, no MLX.
+"""Choose the formulation of a 3x3x3 convolution, and compute its scratch memory. Pure arithmetic, no MLX.
 
 All formulations compute the same sums; they differ in the order of the additions, so that float32 results agree within
 rounding. A `ConvRule` decides, for a network's modules and its memory estimates alike; `choose` is the package's. The
@@ -25,7 +25,7 @@ _COLUMNS_BELOW = 1024
 _BLOCK_BYTES = 2**21
 _BLOCK_BYTES_TIMES_CHANNELS = 2**27
 
-# Metal's Winograd F(6x6, 3x3): a tile of 6x6 outputs takes 8x8 products. Its conditions are those of MLX's dispatch.
+# Metal's Winograd F(6x6, 3x3): a tile of 6x6 outputs takes 8x8 products. Its conditions are as in MLX's dispatch.
 _WINOGRAD_TILE = 6
 _WINOGRAD_PRODUCTS = 64
 _WINOGRAD_MIN_POSITIONS = 4096
@@ -65,7 +65,7 @@ LAYOUTS = {
     Formulation.ROWS: KernelLayout.JOINED,
 }
 
-#: Those that are sums of products in float32.
+#: Formulations that are sums of products in float32.
 PRODUCTS = (Formulation.TAPS, Formulation.COLUMNS)
 
 
@@ -78,7 +78,7 @@ class ConvShape(NamedTuple):
     is_strided: bool = False
 
     @property
-    def results(self) -> int:
+    def num_outputs(self) -> int:
         return math.prod(self.grid)
 
 
@@ -103,7 +103,7 @@ def choose(shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) 
 
 
 def _are_filters_affordable(shape: ConvShape) -> bool:
-    """Whether Winograd's transformed filters do not dominate the memory of a whole decode."""
+    """Return whether Winograd's transformed filters do not dominate the memory of a whole decode."""
     filters = _filter_elements(shape)
     step = shape._replace(grid=(_STEP_FRAMES, *shape.grid[1:]))
     return filters <= max(_WINOGRAD_SMALL_FILTERS, _joined_elements(step) + winograd_elements(step) - filters)
@@ -112,7 +112,7 @@ def _are_filters_affordable(shape: ConvShape) -> bool:
 def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]:
     """The rows of each chain of matrix products on a CPU, as (start, end), in blocks of nearly equal heights.
 
-    `row_bytes` are those of one frame's output. The number of frames has no part in it: the rounding of a product may
+    `row_bytes` are one frame's. The number of frames has no part in it: the rounding of a product may
     depend on its size, and frames should not depend on how a clip is cut.
     """
     size = max(_BLOCK_BYTES, _BLOCK_BYTES_TIMES_CHANNELS // in_channels)
@@ -131,11 +131,11 @@ def scratch_bytes(
     frames, height, width = (extent + TAPS - 1 for extent in shape.grid)  # of the padded input
     size = FLOAT32_BYTES if on_cpu else itemsize
     padded = frames * height * width * shape.in_channels
-    output = shape.results * shape.out_channels
+    output = shape.num_outputs * shape.out_channels
     if formulation is Formulation.CONV3D:
         # The CPU backend unfolds the input for one matrix product. Elsewhere a 2D convolution per temporal tap is added
         # up; their buffers are freed after all three are done.
-        unfolded = shape.results * TAPS**3 * shape.in_channels if on_cpu else 0
+        unfolded = shape.num_outputs * TAPS**3 * shape.in_channels if on_cpu else 0
         elements = padded + unfolded + (output if on_cpu else TAPS * output)
     elif formulation is Formulation.TAPS:
         elements = padded + output * width // shape.grid[2]  # two of each row's sums are left out
@@ -150,7 +150,7 @@ def scratch_bytes(
         joined = shape.grid[0] * height * width * TAPS * shape.in_channels
         elements = 2 * joined + 4 * output
     if is_scaled and not on_cpu:
-        elements += TAPS * shape.results * shape.in_channels
+        elements += TAPS * shape.num_outputs * shape.in_channels
     return elements * size
 
 
@@ -167,7 +167,7 @@ def winograd_elements(shape: ConvShape) -> int:
 
 
 def is_padded_first(grid: Grid) -> bool:
-    """Whether zeros around frames (T, H, W) are copied, since MLX counts input positions and takes Winograd then."""
+    """True if zeros around frames (T, H, W) are copied, since MLX counts input positions and takes Winograd then."""
     return math.prod(grid) < _WINOGRAD_MIN_POSITIONS <= _padded_positions(grid)
 
 
@@ -179,10 +179,10 @@ def _padded_positions(grid: Grid) -> int:
 def _joined_elements(shape: ConvShape) -> int:
     """The joined input and, with and without bias, the output."""
     time, height, width = shape.grid
-    inputs = TAPS * shape.results
+    inputs = TAPS * shape.num_outputs
     if is_padded_first(shape.grid):
         inputs = _padded_positions((TAPS * time, height, width)) + _padded_positions((time + TAPS - 1, height, width))
-    return inputs * shape.in_channels + 2 * shape.results * shape.out_channels
+    return inputs * shape.in_channels + 2 * shape.num_outputs * shape.out_channels
 
 
 def _filter_elements(shape: ConvShape) -> int:

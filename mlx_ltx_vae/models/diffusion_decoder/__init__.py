@@ -1,1 +1,1 @@
-"""LTX-2.5's VAE with the diffusion decoder: neighborhood attention in place of convolutions."""
+"""LTX-2.5's VAE with the diffusion decoder: neighborhood attention instead of convolutions."""

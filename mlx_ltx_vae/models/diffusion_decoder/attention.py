@@ -15,7 +15,7 @@ import numpy as np
 
 from ...backend.device import backend, is_cpu
 from ...shapes import Grid
-from ..layers.activation import expm1_series
+from ..layers import expm1_series
 from .neighborhood import CALLS_UNDER_WAY, Block, Nested, Segment, Share, Times, WindowStarts, layout
 
 _KEPT = 32  # tables of each kind that a stream keeps
@@ -113,7 +113,7 @@ def attend(
             rows = _at_frames(rows, block, axis, batch, strides[1])
         # Rows are taken, since MLX's CPU backend copies a strided view one element at a time.
         copies = [mx.take(each[first:] if first else each, rows, axis=0) for each in flat]
-        # Those of a CPU are large beside what it computes at once, and are not kept.
+        # On a CPU they are large beside what it computes at once, and are not kept.
         make_mask = _mask if by_products else tables.mask
         mask = make_mask(
             tuple((each.window, each.offsets, each.seen) for each in block), kernel, axis, as_float=by_products
@@ -131,7 +131,7 @@ def attend(
 
 
 def _join_all(nested: Nested, make: Callable[[Any], mx.array]) -> mx.array:
-    """What `make` returns for each, (B, T, H, W, C), joined along the three axes."""
+    """Results of `make` for each, (B, T, H, W, C), joined along the three axes."""
     return _join([_join([_join([make(each) for each in row], 3) for row in plane], 2) for plane in nested], 1)
 
 
@@ -208,7 +208,7 @@ def _rows(
 
 
 def _at_frames(rows: mx.array, block: Block, axis: int, batch: int, stride: int) -> mx.array:
-    """Rows as of `_rows` that are those of the first frame, in the frames of each block."""
+    """Rows, as returned by `_rows`, of the first frame, in the frames of each block."""
     frames, (_, second) = np.array(block[0].frames, np.int32), _others(axis)
     blocks, window = frames.shape
     placed = rows.reshape(batch, blocks, -1, window, block[second].window)
@@ -308,9 +308,9 @@ def _exchange_halves(x: mx.array) -> mx.array:
 
 
 def make_turns(axis: int, first: int, length: int, depth: int, others: tuple[float, ...] = ()) -> Turns:
-    """Those of `length` positions of one axis, from `first` on, for heads of `depth` channels; the last are `others`.
+    """Angles of `length` positions of one axis, from `first` on, for heads of `depth` channels; the last are `others`.
 
-    The angles are computed in float64: of a long clip, those of float32 would be coarse.
+    The angles are computed in float64: in float32 they would be coarse for a long clip.
     """
     shares = _shares(depth)
     frequencies = _BASE ** -(np.arange(0, shares[axis], 2) / max(1, shares[axis]))

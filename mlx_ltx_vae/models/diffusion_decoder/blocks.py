@@ -12,14 +12,12 @@ from ...backend.mlx_utils import to_float
 from ...shapes import Axis, Grid
 from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.window import Delay, Trim, View, window_starts
-from ..convolution.prepared import PreparedModule
-from ..layers.activation import gated_silu, inverse_rms
-from ..layers.blocks import sinusoid
-from ..layers.conv import add_weights, depth_to_space, linear, make_window
+from ..convolution.conv3d import PreparedModule
+from ..layers import add_weights, depth_to_space, gated_silu, inverse_rms, linear, make_window, sinusoid
 from ..specs import LayerSpec, Rate, Shapes
 from .attention import Queue, Tables, attend, rotate
 from .neighborhood import Times, WindowStarts, tokens_at_once
-from .network_specs import MODULATION_ROWS, SINUSOID_CHANNELS, AttentionSpec, MLPSpec
+from .specs import MODULATION_ROWS, SINUSOID_CHANNELS, AttentionSpec, MLPSpec
 
 _NORM_EPS = 1e-6
 _BOUND_MARGIN = 1.1  # for rounding of normalized queries and keys
@@ -33,14 +31,14 @@ class RMSNorm(nn.Module):
     """RMS norm with a weight, computed in float32. Checkpoint keys: `weight`."""
 
     def __call__(self, x: mx.array, weight: mx.array | None = None) -> mx.array:
-        """The norm of `x`, in one kernel on a GPU; with what `modulated` returns in place of the weight."""
+        """The norm of `x`, in one kernel on a GPU; with the result of `modulated` instead of the weight."""
         weight = self.weight if weight is None else weight
         if not is_cpu():
             return mx.fast.rms_norm(x, weight, _NORM_EPS)
         return _scale(x, inverse_rms(x, _NORM_EPS), weight)
 
     def modulated(self, scale: mx.array, shift: mx.array, matrices: Matrices) -> tuple[mx.array, Matrices]:
-        """The weight and the matrices behind the norm, with a modulation (C,) float32: the shift is in their biases.
+        """The weight and the matrices after the norm, with a modulation (C,) float32: the shift is in their biases.
 
         A kernel of a GPU that adds a shift would take the sum over the channels as another one.
         """
@@ -76,20 +74,20 @@ class Attention(nn.Module):
 
     @property
     def bound(self) -> float:
-        """What no score exceeds: the norms bound the lengths of queries and keys. Evaluates their weights."""
+        """Upper bound of the scores: the norms bound the lengths of queries and keys. Evaluates their weights."""
         largest = mx.abs(self.q_norm.weight).max().astype(mx.float32) * mx.abs(self.k_norm.weight).max()
         return to_float(largest) * self._head_dim**0.5 * _BOUND_MARGIN
 
     @property
     def matrices(self) -> Matrices:
-        """Those of queries, keys and values."""
+        """The weights of queries, keys and values."""
         if "qkv" not in self:
             return [(layer.bias, layer.weight.T) for layer in (self.to_q, self.to_k, self.to_v)]
         parts = zip(mx.split(self.qkv.bias, 3), mx.split(self.qkv.weight, 3), strict=True)
         return [(bias, weight.T) for bias, weight in parts]
 
     def queries(self, x: mx.array, matrices: Matrices, first: Grid, tables: Tables, times: Times = ()) -> mx.array:
-        """(B, T, H, W, heads, D), rotated; `first` is the position of the first, and `times` those of planes."""
+        """(B, T, H, W, heads, D), rotated; `first` is the position of the first, `times` the times of planes."""
         return rotate(self.q_norm(self._split(_apply(x, matrices[0]))), first, tables.turns, times)
 
     def keys_values(
@@ -109,7 +107,7 @@ class MLP(nn.Module):
 
     @property
     def matrices(self) -> Matrices:
-        """Those of the gate and of what it multiplies."""
+        """The weights of the gate and of what it multiplies."""
         return [(None, layer.weight.T) for layer in (self.w_gate, self.w_up)]
 
     def __call__(self, x: mx.array, matrices: Matrices) -> mx.array:
@@ -166,9 +164,9 @@ class NeighborhoodBlock(PreparedModule):
 
         Args:
             rate: positions per frame, row and column of the video, by which a band knows where it begins.
-            modulation: (7, C) float32, that of all blocks of a denoising step.
-            latent_context: takes the context of so many positions that arrive.
-            tables: those of the stream; None for its own.
+            modulation: (7, C) float32, shared by all blocks of a denoising step.
+            latent_context: takes the context of the positions that arrive, given their number.
+            tables: the stream's; None for its own.
             spec: of the attention, if there are keyframe planes.
         """
         assert not self._gated(), "prepare was called"
@@ -210,7 +208,7 @@ class NeighborhoodBlock(PreparedModule):
         entered = 0
 
         def position(index: int) -> Grid:
-            """Of the first token, if the first along the stream's axis has this index."""
+            """The position of the first token, if the first along the stream's axis has this index."""
             at = [0, row, 0]
             at[axis.grid] += index
             return at[0], at[1], at[2]
@@ -230,7 +228,7 @@ class NeighborhoodBlock(PreparedModule):
             keys, values = (window.push(each, last) for window, each in zip(windows, made, strict=True))
             if keys is None or values is None:
                 return None
-            own = waiting.take(keys.output, keys.results)
+            own = waiting.take(keys.output, keys.num_outputs)
             queries = self.attn.queries(norm(own), matrices, position(keys.output), tables, spec.times)
             queue.add(queries)
             (seen, starts), (contents, _) = (_extend(view, spec, context) for view in (keys, values))
@@ -241,7 +239,7 @@ class NeighborhoodBlock(PreparedModule):
 
 
 def _extend(view: View, spec: LayerSpec, context: StreamContext) -> tuple[mx.array, WindowStarts]:
-    """The positions in view, with those of neighboring bands, and where the window of each output begins."""
+    """The positions in view, including neighboring bands', and where the window of each output begins."""
     frames, before = view.frames, 0
     rows = frames.shape[Axis.HEIGHT]
     if view.halo is not None:
@@ -251,7 +249,7 @@ def _extend(view: View, spec: LayerSpec, context: StreamContext) -> tuple[mx.arr
     for axis in Axis:
         outputs = (before, rows) if axis is Axis.HEIGHT else (0, frames.shape[axis])
         if axis is context.axis:
-            outputs = view.output - view.start, view.results
+            outputs = view.output - view.start, view.num_outputs
         own = view.window_starts if axis is context.axis else None
         starts.append(own or window_starts(spec.window(axis), frames.shape[axis], *outputs))
     return frames, (starts[0], starts[1], starts[2])

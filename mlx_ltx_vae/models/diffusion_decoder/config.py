@@ -22,7 +22,7 @@ _AXES = 3
 
 
 class Prediction(Enum):
-    """What the network predicts in each denoising step."""
+    """Prediction type: the quantity that the network predicts in each denoising step."""
 
     PICTURE = "x0"
     VELOCITY = "v"  # (noise - picture), the derivative by the noise level
@@ -74,7 +74,7 @@ class DecoderConfig:
 
     @property
     def ghost_frames(self) -> int:
-        """Copies of the last latent frame that the context stages see behind it."""
+        """Copies of the last latent frame that the context stages see after it."""
         return 2 * (self.context_stages[0].kernel[0] // 2)
 
     @property
@@ -206,9 +206,8 @@ def _check_widths(
 
 
 _BASE_CHANNELS = 128  # of the conv decoder of the same latents
-_HEAD_DIM = 64
+_LATENT_CHANNELS, _HEAD_DIM = 128, 64
 _LTX_2_5: dict[str, Any] = {
-    "in_channels": 128,
     "stage_channels": [2048, 1024, 512, 512, 256],
     "stage_depths": [4, 6, 4, 2, 8],
     "stage_kernels": [[3, 7, 7], [3, 7, 7], [3, 5, 5], [3, 5, 5]],
@@ -221,7 +220,7 @@ _LTX_2_5: dict[str, Any] = {
 
 
 def ltx_2_5(base_channels: int = _BASE_CHANNELS) -> DiffusionVAEConfig:
-    """LTX-2.5's decoder without its encoder, as narrow as a conv decoder with so many base channels."""
+    """LTX-2.5's decoder without its encoder, as narrow as a conv decoder with this many base channels."""
     raw = raw_ltx_2_5(base_channels)
     output = raw["model_output_type"]
     return DiffusionVAEConfig(
@@ -229,10 +228,11 @@ def ltx_2_5(base_channels: int = _BASE_CHANNELS) -> DiffusionVAEConfig:
     )
 
 
-def raw_ltx_2_5(base_channels: int) -> dict[str, Any]:
+def raw_ltx_2_5(base_channels: int, in_channels: int = _LATENT_CHANNELS) -> dict[str, Any]:
     """The same, as a file states it."""
     widths = [width * base_channels // _BASE_CHANNELS for width in _LTX_2_5["stage_channels"]]
-    decoder = {**_LTX_2_5, "stage_channels": widths, "head_dim": min(widths[-1], _HEAD_DIM)}
+    sizes = {"in_channels": in_channels, "stage_channels": widths, "head_dim": min(widths[-1], _HEAD_DIM)}
+    decoder = {**_LTX_2_5, **sizes}
     return {
         "_class_name": CLASS_NAME,
         "model_output_type": "x0",

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import CheckpointError, option
+from ...errors import CheckpointError, option, warn
 from ..base import Configuration, Family, Found, Network, Statistics, Stored
 from ..specs import Shapes
 from ..stored import anything, needed, read_config
 from ..video_vae.block_types import KERNEL
 from ..video_vae.config import VAEConfig
-from ..video_vae.family import CONV_VAE
+from ..video_vae.family import CONV_VAE, network_prefixes
 from ..video_vae.networks import ConvEncoder
 from .config import (
     CLASS_NAME,
@@ -19,30 +19,32 @@ from .config import (
     DiffusionVAEConfig,
     ltx_2_5,
     parse_decoder_config,
+    raw_ltx_2_5,
 )
-from .network_specs import network_spec
 from .networks import DiffusionDecoder
+from .specs import decoder_spec, network_spec
 
 #: A tensor that every diffusion decoder has, and no other decoder.
 _MARK = "conv_in_x_t.weight"
 _STEMS = ("det_stages.", "diff_blocks.")
-_PREFIXES = ("vae.decoder.", "model.vae.decoder.", "first_stage_model.decoder.", "vae_decoder.", "decoder.", "")
 # Tensors that are in published files, and that no decode reads: of a branch that predicts a coarse picture in training.
 _UNUSED = ("coarse_",)
 
-# What diffusers calls the parts of these names.
-_DIFFUSERS_PARTS = {
-    "t_embedder.timestep_embedder.linear_1.": "t_embedder.mlp.0.",
-    "t_embedder.timestep_embedder.linear_2.": "t_embedder.mlp.2.",
+# Spellings of parts of names: of diffusers, and of an MLX port whose attention has its three matrices in a module.
+_SPELLINGS = {
+    "t_embedder.timestep_embedder.": "t_embedder.",
+    "t_embedder.linear_1.": "t_embedder.mlp.0.",
+    "t_embedder.linear_2.": "t_embedder.mlp.2.",
     ".attn.norm_q.": ".attn.q_norm.",
     ".attn.norm_k.": ".attn.k_norm.",
     ".attn.to_out.0.": ".attn.proj.",
+    ".attn.qkv.to_": ".attn.to_",
 }
 
 _DIFFUSERS_CLASS = "LTX2VideoDiffusionDecoderModel"
 
 _KEYS = dict.fromkeys(("_class_name", "dims", "model_output_type", "encoder", "decoder"), anything())
-# Keys of diffusers' config.json by those of the original. All must be stated.
+# Keys of diffusers' config.json by the original keys. All must be stated.
 _DIFFUSERS_NAMES = {
     "in_channels": "latent_channels",
     "out_channels": "out_channels",
@@ -67,17 +69,14 @@ _DIFFUSERS_KEYS = dict.fromkeys(_NEEDED, needed(anything())) | dict.fromkeys(
 
 
 def find(shapes: Shapes) -> Found:
-    """The `find` of the family: the diffusion decoder, and beside it the encoder of the conv VAE."""
-    decoder = _find_decoder(shapes)
-    if not decoder:
-        return Found({})
+    """The `find` of the family: the diffusion decoder, and the encoder of the conv VAE, which may be in other files."""
     others = CONV_VAE.find(shapes)
-    encoder = others.networks.get("encoder")
-    return Found({"decoder": decoder} | ({"encoder": encoder} if encoder else {}), others.statistics)
+    networks = {"decoder": _find_decoder(shapes), "encoder": others.networks.get("encoder")}
+    return Found({network: names for network, names in networks.items() if names}, others.statistics)
 
 
 def _find_decoder(shapes: Shapes) -> dict[str, str]:
-    for prefix in _PREFIXES:
+    for prefix in network_prefixes("decoder"):
         if prefix + _MARK in shapes or any(name.startswith(tuple(prefix + stem for stem in _STEMS)) for name in shapes):
             inside = {name.removeprefix(prefix): name for name in shapes if name.startswith(prefix)}
             found = {
@@ -93,7 +92,7 @@ def _find_decoder(shapes: Shapes) -> dict[str, str]:
 
 
 def _original_name(name: str) -> str:
-    for theirs, ours in _DIFFUSERS_PARTS.items():
+    for theirs, ours in _SPELLINGS.items():
         name = name.replace(theirs, ours)
     return name
 
@@ -110,12 +109,13 @@ def choose_config(contents: Iterable[object]) -> dict[str, Any] | None:
 def configure(
     stated: Mapping[str, Any] | DiffusionVAEConfig | None, stored: Stored
 ) -> Configuration[DiffusionVAEConfig]:
-    """The decoder must be stated; the encoder is as in the conv VAE, also where it is inferred."""
+    """The decoder must be stated, unless it has exactly the published tensors; the encoder is as in the conv VAE."""
     if isinstance(stated, DiffusionVAEConfig):
         return Configuration(stated, {})
     raw = dict(stated or {})
     if raw.get("_class_name") == _DIFFUSERS_CLASS:
         raw = _translate(raw, stored.source)
+    raw = raw if raw.get("decoder") else raw | _published_config(stored)
     read_config(raw, _KEYS, f"{stored.source}: its configuration")
     decoder, encoder = _decoder(raw, stored), _encoder(raw, stored)
     if encoder and encoder.latent_channels != decoder.latent_channels:
@@ -140,6 +140,24 @@ def _encoder(raw: Mapping[str, Any], stored: Stored) -> VAEConfig | None:
     wanted = [network for network in stored.wanted if network == "encoder"]
     config = CONV_VAE.configure(stated, stored._replace(networks=shapes, wanted=wanted)).config
     return replace(config, decoder=None)
+
+
+def _published_config(stored: Stored) -> dict[str, Any]:
+    """LTX-2.5's configuration, with a warning, if the decoder has exactly its tensors; else empty.
+
+    Tensors tell neither windows nor steps, so another decoder could have the same.
+    """
+    shapes = stored.networks.get("decoder", {})
+    width, channels = ((0, *shapes.get(name, ()))[-1] for name in ("norm_out.weight", "conv_in.weight"))
+    raw = raw_ltx_2_5(width // 2, channels)  # of the base width of the conv VAE
+    try:
+        expected = decoder_spec(_decoder(raw, stored)).weights
+    except CheckpointError:  # such widths are of no decoder
+        return {}
+    if expected != shapes:
+        return {}
+    warn(f"{stored.source}: its configuration is missing; it has the tensors of LTX-2.5, so LTX-2.5's is used.")
+    return raw
 
 
 def _decoder(raw: Mapping[str, Any], stored: Stored) -> DecoderConfig:

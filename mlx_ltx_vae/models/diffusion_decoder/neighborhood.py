@@ -4,8 +4,8 @@ Every query sees a window of K positions along each axis, which shifts inwards a
 queries is computed against the joint window of all of them, and a mask hides from each query what its own window does
 not have. Where windows do not move at a border, the queries form one block and need no mask.
 
-With keyframe planes, which lie behind the frames of the video, windows are cut at the borders. A frame sees those of
-its window and the same rows and columns of its two nearest planes; a plane sees itself and its two nearest frames.
+With keyframe planes, which follow the frames of the video, windows are cut at the borders. A frame sees its window and
+the same rows and columns of its two nearest planes; a plane sees itself and its two nearest frames.
 """
 
 import math
@@ -33,14 +33,14 @@ CALLS_UNDER_WAY = {Backend.CPU: 1, Backend.METAL: 2, Backend.CUDA: 2}
 
 
 class Segment(NamedTuple):
-    """Blocks of equal shape, one behind the other along an axis."""
+    """Blocks of equal shape, one after another along an axis."""
 
     start: int  # the first query
     blocks: int
     size: int  # queries of each
-    key_start: int  # the first key of the first block; that of the next one lies `size` behind it
+    key_start: int  # the first key of the first block; the next block's lies `size` after it
     window: int  # keys of each block
-    offsets: tuple[int, ...]  # where each query's own window begins in that of its block; below 0 if it is cut
+    offsets: tuple[int, ...]  # where each query's own window begins in its block's; below 0 if it is cut
     # With keyframe planes, of frames: the keys of each block, which lie anywhere, and which of them each query sees.
     frames: tuple[tuple[int, ...], ...] = ()
     seen: tuple[tuple[bool, ...], ...] = ()
@@ -133,7 +133,7 @@ def _joined(parts: Iterable[Segment]) -> tuple[Segment, ...]:
 
 @lru_cache(maxsize=256)
 def joint_segments(cells: int, kernel: int, times: Times, size: int) -> tuple[Segment, ...]:
-    """The blocks along time of `cells` frames, and of the keyframe planes behind them, which have the given times.
+    """The blocks along time of `cells` frames, and of the keyframe planes after them, which have the given times.
 
     Of two planes or frames at the same distance, the one with the lower index is nearer.
     """
@@ -165,7 +165,7 @@ def _nearest(time: float, others: Sequence[float]) -> list[int]:
 
 
 def shared_axis(grid: Sequence[int], *, has_planes: bool = False) -> int:
-    """The axis along which blocks share copies of keys and values: that of the most queries.
+    """The axis along which blocks share copies of keys and values: the axis with the most queries.
 
     With keyframe planes it is not time, along which keys then do not lie side by side.
     """
@@ -198,7 +198,7 @@ def calls(backend: Backend, heads: int, share: Block, axis: int) -> list[Segment
 
 
 def copied_keys(share: Block, axis: int) -> int:
-    """The keys in the copies of a share: those of the rows along `axis`, and of the windows of each row."""
+    """The keys in the copies of a share: of the rows along `axis`, and of the windows of each row."""
     return math.prod(each.keys if other == axis else each.blocks * each.window for other, each in enumerate(share))
 
 
@@ -214,7 +214,7 @@ Nested = Sequence[Sequence[Sequence[Any]]]
 
 
 def for_all(axes: Sequence[Sequence[Segment]], make: Callable[[Block], Any]) -> Nested:
-    """What `make` returns for all combinations of segments of the three axes."""
+    """Results of `make` for all combinations of segments of the three axes."""
     return [[[make((time, row, column)) for column in axes[2]] for row in axes[1]] for time in axes[0]]
 
 
@@ -248,7 +248,7 @@ def _scores(block: Block) -> int:
 
 
 def whole_starts(length: int, kernel: int) -> list[int]:
-    """Where the windows of a whole axis begin."""
+    """The positions where the windows of a whole axis begin."""
     return [min(max(0, index - kernel // 2), length - kernel) for index in range(length)]
 
 
@@ -285,8 +285,8 @@ def workspace_bytes(
 ) -> int:
     """Bytes that the attention of the queries of one step allocates at once: copies of keys and values, and scores.
 
-    `moving` is the index of the axis of a stream, of which the step has a part; None if it has the whole clip. `times`
-    are those of keyframe planes.
+    `moving` is the index of the stream's axis, if the step has a part of it; None if it has the whole clip. `times`
+    are the times of keyframe planes.
     """
     size, backend = BLOCKS[machine.backend], machine.backend
     axes = _whole_axes(grid, kernel, size, times)

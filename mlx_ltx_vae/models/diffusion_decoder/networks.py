@@ -11,12 +11,12 @@ from ...shapes import Axis, Grid, ScaleFactors
 from ...streaming.context import Stage, StreamContext
 from ...streaming.window import Delay
 from ..base import Decoder, Statistics
-from ..layers.conv import add_weights, unpatchify
+from ..layers import add_weights, unpatchify
 from ..specs import PLANES, NetworkSpec
 from .attention import Tables
 from .blocks import LinearUpsample, NeighborhoodBlock, RMSNorm, SharedModulation, TimestepEmbedder
 from .config import DecoderConfig, Prediction
-from .network_specs import AttentionSpec, MLPSpec, decoder_spec, keeps_noisy
+from .specs import AttentionSpec, MLPSpec, decoder_spec, keeps_noisy
 
 #: For each axis, the positions of padding before and after the clip, and its own.
 Extents = dict[Axis, tuple[int, int, int]]
@@ -63,7 +63,7 @@ class Padding:
         return result
 
     def _pad(self, x: mx.array, axis: Axis) -> mx.array:
-        """`x` with the padding of an axis of which it has all positions."""
+        """`x` with padding along an axis whose positions it has all."""
         length = x.shape[axis] - (self._planes if axis is Axis.TIME else 0)
         before, after = self._added(axis, length)
         self.extents[axis] = before, after, length
@@ -101,7 +101,7 @@ class Padding:
 class GhostCut:
     """Drops the frames that ghosts become, in one stream. They come when the length of the clip is known.
 
-    `first_frame` is that of the clip with which the stream begins. The last frames of each piece are keyframe `planes`.
+    `first_frame` is the clip's frame at which the stream begins. The last frames of each piece are keyframe `planes`.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class DiffusionDecoder(Decoder):
     picture, in one or several steps. Checkpoint keys: `conv_in`, `det_stages.i.j`, `upsamples.i`, `conv_in_x_t`,
     `t_embedder`, `shared_adaln`, `diff_blocks.i`, `norm_out`, `conv_out`; `type_emb` if it was trained with keyframes.
 
-    Keyframe planes go through all layers behind the frames of the video, and meet these in the attention. They are not
+    Keyframe planes go through all layers after the frames of the video, and meet these in the attention. They are not
     streamed along time, since a frame sees planes at any distance.
     """
 
@@ -189,14 +189,8 @@ class DiffusionDecoder(Decoder):
         self._config = config
 
     def __call__(self, latents: mx.array, steps: int | None = None) -> mx.array:
-        """As any decoder's, in a number of denoising steps."""
+        """Decode like any decoder, in a number of denoising steps."""
         return self.decode_whole(latents, steps=steps)
-
-    @property
-    def keyframe_warning(self) -> str | None:
-        if "type_emb" in self:
-            return None
-        return "this checkpoint has no type_emb, which tells its decoder keyframes from frames; results are worse."
 
     def stages(self, context: StreamContext) -> list[Stage]:
         config, part, planes = self._config, context.part, context.planes
@@ -236,7 +230,7 @@ class DiffusionDecoder(Decoder):
         return None if padded is None else self.conv_in(padded)
 
     def _draw_noise(self, context: StreamContext, start: Grid, size: Grid) -> mx.array:
-        """The noise of the first step: of the frames, and of the keyframe planes behind them."""
+        """The noise of the first step: of the frames, and of the keyframe planes after them."""
         planes, (frames, *extents) = context.planes, size
         own = frames - len(planes), extents[0], extents[1]
         parts = [context.draw_noise("conv_in_x_t", start, own).astype(self.dtype)]

@@ -10,7 +10,7 @@ from ...errors import CheckpointError
 from ...shapes import DEFAULT_SCALE, Scaled, ScaleFactors
 from ...streaming.context import Stage, StreamContext, pointwise
 from ..base import Configuration, Decoder, Family, Found, Network, Statistics, Stored
-from ..layers.conv import add_weights, interleave
+from ..layers import add_weights, interleave
 from ..specs import LayerSpec, NetworkSpec, Shapes
 from ..stored import Key, grid, is_number, read_config, word
 
@@ -66,12 +66,12 @@ class LatentRGBDecoder(Decoder):
 
 
 def decoder_spec(config: LatentRGBConfig) -> NetworkSpec:
-    """The layers. Pictures of still latents repeat patches, so they may."""
+    """The layers."""
     channels, size = config.latent_channels, config.patch_size
     colors = 3 * size**2
     weights = ((WEIGHT, (colors, channels)), (BIAS, (colors,)))
     projection = LayerSpec("to_rgb", channels, colors, weights=weights)
-    return NetworkSpec((projection, LayerSpec("patches", colors, 3, up=(1, size, size))))
+    return NetworkSpec((projection, LayerSpec("patches", colors, 3, up=(1, size, size))), patch_size=size)
 
 
 _NAME = "latent_rgb"  # of the family, and of its entry in a configuration

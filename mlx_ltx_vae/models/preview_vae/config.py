@@ -25,8 +25,8 @@ WIDE_GROUP_WIDTH = 64
 ENCODER_WIDTH = 64
 
 
-class Output(Enum):
-    """What a decoder makes of each latent frame."""
+class OutputKind(Enum):
+    """Output of a decoder for each latent frame."""
 
     FRAMES = "frames"
     STILLS = "stills"  # one picture, which stands for the last of its frames
@@ -49,7 +49,7 @@ class PreviewConfig(Scaled):
     group_width: int | None = None
     latent_channels: int = LTX_CHANNELS
     generation: str = field(default="custom", compare=False)
-    output: Output = Output.FRAMES
+    output: OutputKind = OutputKind.FRAMES
 
     @property
     def scale(self) -> ScaleFactors:
@@ -128,7 +128,7 @@ class FrameLayerSpec(LayerSpec):
 class WholeGroupsSpec(LayerSpec):
     """Repeats the last frame of a clip until its frames are groups of `FRAMES`."""
 
-    def results(self, axis: Axis, length: int) -> int:
+    def num_outputs(self, axis: Axis, length: int) -> int:
         return FRAMES * -(-length // FRAMES) if axis is Axis.TIME else length
 
     def ready(self, axis: Axis, seen: int) -> int:
@@ -151,7 +151,7 @@ def decoder_spec(config: PreviewConfig) -> NetworkSpec:
 
     A frame becomes two at each level, but not for stills; and a position 2x2, but not for small ones.
     """
-    grows, upsamples = config.output is Output.FRAMES, config.output is not Output.SMALL_STILLS
+    grows, upsamples = config.output is OutputKind.FRAMES, config.output is not OutputKind.SMALL_STILLS
     if config.decoder_widths is None:
         raise CheckpointError("this tiny autoencoder has no decoder.")
     widths = config.decoder_widths
@@ -165,7 +165,7 @@ def decoder_spec(config: PreviewConfig) -> NetworkSpec:
         layers.append(replace(spec, up=(1, 2, 2), is_upsampled=True) if upsamples else spec)
     last = _conv(f"layers.{_LAST_DECODER_LAYER}", widths[-1], _COLORS)
     layers.append(replace(last, out_channels=3, up=(1, PATCH, PATCH)))
-    return NetworkSpec(tuple(layers))
+    return NetworkSpec(tuple(layers), patch_size=PATCH)
 
 
 def encoder_spec(config: PreviewConfig) -> NetworkSpec:

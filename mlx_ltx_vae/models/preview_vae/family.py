@@ -18,7 +18,7 @@ from .config import (
     STANDARD_WIDTHS,
     WIDE_GROUP_WIDTH,
     WIDE_WIDTHS,
-    Output,
+    OutputKind,
     PreviewConfig,
     network_spec,
 )
@@ -54,12 +54,12 @@ def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
 
 
 def choose_config(contents: Iterable[object]) -> Mapping[str, Any] | None:
-    """What a converted checkpoint, or a small model of another VAE, states."""
+    """Configuration that a converted checkpoint, or a small model of another VAE, states."""
     return next((each for each in contents if isinstance(each, Mapping) and each.get("_class_name") == _CLASS), None)
 
 
 def configure(stated: Mapping[str, Any] | PreviewConfig | None, stored: Stored) -> Configuration[PreviewConfig]:
-    """The widths are those of the tensors. The channels of the latents are LTX's, unless others are stated."""
+    """Infer the widths from the tensors. The channels of the latents are LTX's, unless others are stated."""
     if isinstance(stated, PreviewConfig):
         return Configuration(stated, {})
     values = read_config(stated or {}, _KEYS, f"{stored.source}: its configuration")
@@ -115,7 +115,7 @@ def _make(config: PreviewConfig, network: str, statistics: Statistics | None) ->
 
 
 def _published(widths: tuple[int, ...], group_width: int | None, base_channels: int = 128) -> PreviewConfig:
-    """As narrow as a conv VAE with so many base channels, of which LTX-2.3 has 128."""
+    """A configuration as narrow as a conv VAE with this many base channels; LTX-2.3 has 128."""
     n0, n1, n2, n3, encoder = (max(1, width * base_channels // 128) for width in (*widths, ENCODER_WIDTH))
     group_width = group_width and max(1, group_width * base_channels // 128)
     return PreviewConfig((n0, n1, n2, n3), encoder, group_width)
@@ -142,7 +142,7 @@ PREVIEW_VAE = Family(
     spec=network_spec,
     make=_make,
     describe=_describe,
-    stills=partial(replace, output=Output.STILLS),
+    stills=partial(replace, output=OutputKind.STILLS),
     computes_in_half=NETWORKS,
     published={
         "taehv": partial(_published, STANDARD_WIDTHS, None),

@@ -14,7 +14,7 @@ from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.window import Delay, Trim, View, Window, windowed
 from ..base import Decoder, Encoder
 from ..convolution.conv2d import Conv2d
-from ..layers.conv import add_weights, depth_to_space_order, interleave, make_window, pad
+from ..layers import add_weights, depth_to_space_order, interleave, make_window, pad
 from ..specs import LayerSpec, Weights
 from .config import (
     BLOCKS,
@@ -23,7 +23,7 @@ from .config import (
     PATCH,
     POOLS,
     FrameLayerSpec,
-    Output,
+    OutputKind,
     PreviewConfig,
     decoder_spec,
     encoder_spec,
@@ -164,7 +164,7 @@ class Pool(nn.Module):
 
     def stages(self, context: StreamContext) -> list[Stage]:
         def compute(view: View) -> mx.array:
-            pairs = mx.unflatten(take(view.frames, Axis.TIME, 0, 2 * view.results), 1, (-1, 2))
+            pairs = mx.unflatten(take(view.frames, Axis.TIME, 0, 2 * view.num_outputs), 1, (-1, 2))
             return self.conv(pairs.transpose(0, 1, 3, 4, 2, 5).flatten(-2)).astype(pairs.dtype)
 
         return [windowed(make_window(self.spec, context), compute)]
@@ -176,7 +176,7 @@ def whole_groups(context: StreamContext) -> Stage:
     window = Window(context.axis, WindowSpec(FRAMES, FRAMES, 0, FRAMES - 1))
 
     def compute(view: View) -> mx.array:
-        frames, count = view.frames, FRAMES * view.results
+        frames, count = view.frames, FRAMES * view.num_outputs
         missing = max(0, count - frames.shape[1])
         return mx.concatenate([frames[:, :count]] + [frames[:, -1:]] * missing, axis=1)
 
@@ -203,7 +203,7 @@ def _leave(conv: FrameConv, skip: Delay, context: StreamContext) -> Stage:
     """The last stage of a memory block, which adds the block's input."""
 
     def compute(view: View) -> mx.array:
-        own = skip.take(view.output, view.results)
+        own = skip.take(view.output, view.num_outputs)
         return relu(conv.convolve(view, context) + own).astype(conv.dtype)
 
     return windowed(make_window(conv.spec, context), compute, skip)
@@ -226,9 +226,8 @@ class PreviewDecoder(Decoder):
         self.layers = _make_layers(kinds, specs) if layers is None else layers
         self._config = config
 
-    def stills(self, *, small: bool) -> "PreviewDecoder":
-        """The decoder of `Output.STILLS` or small ones with the same weights."""
-        config = replace(self._config, output=Output.SMALL_STILLS if small else Output.STILLS)
+    def stills(self, *, small: bool = False) -> "PreviewDecoder":
+        config = replace(self._config, output=OutputKind.SMALL_STILLS if small else OutputKind.STILLS)
         return PreviewDecoder(config, self.layers)
 
     def stages(self, context: StreamContext) -> list[Stage]:

@@ -7,9 +7,18 @@ from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, quote
 from ...shapes import Axis, WindowSpec
-from ..conv_spec import Activation, ConvSpec
 from ..convolution.rules import ConvRule, choose
-from ..specs import FrameAttentionSpec, LayerSpec, PaddingMode, Shapes, Stride, Weights, linear_weights
+from ..specs import (
+    Activation,
+    ConvSpec,
+    FrameAttentionSpec,
+    LayerSpec,
+    PaddingMode,
+    Shapes,
+    Stride,
+    Weights,
+    linear_weights,
+)
 from ..stored import Key, flag, is_number, read_config, whole
 
 #: The size of every convolution.
@@ -229,7 +238,7 @@ class _Entry(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """What the list says about the change of width; 1 if it states the width itself."""
+        """The change of width that the list states; 1 if it states the width itself."""
         if not self.meaning.multiplier or self.options["out_channels"]:
             return 1
         factor = self.options["multiplier"] or self.meaning.multiplier
@@ -237,7 +246,7 @@ class _Entry(NamedTuple):
 
     @property
     def is_stated(self) -> bool:
-        """Whether the list says how the width changes. Lists of pruned networks leave it out."""
+        """True if the list says how the width changes. Lists of pruned networks leave it out."""
         return self.meaning.type is not RES_CHANGE or bool(self.options["multiplier"] or self.options["out_channels"])
 
     @property

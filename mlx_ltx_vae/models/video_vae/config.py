@@ -1,4 +1,4 @@
-"""The fully resolved configuration of a video VAE, and the layer specs of its networks. No MLX.
+"""Configurations of video VAEs, the published generations, and the layer specs of their networks. No MLX.
 
 Strings from a checkpoint become enums and block types here.
 """
@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, quote, warn
 from ...shapes import Axis, Scaled, ScaleFactors, WindowSpec
-from ..conv_spec import Activation, ConvSpec
 from ..convolution.rules import ConvRule, choose
-from ..specs import LayerSpec, NetworkSpec, PaddingMode, Shapes
+from ..specs import Activation, ConvSpec, LayerSpec, NetworkSpec, PaddingMode, Shapes
 from ..stored import Key, anything, flag, listing, only, read_config, whole, word
 from .block_types import (
     ENCODER_BLOCKS,
@@ -25,7 +24,6 @@ from .block_types import (
     embedder_weights,
     resolve_blocks,
 )
-from .generations import name_generation
 
 _MAX_STRIDE = 64  # along each axis; published networks have 8. A plan counts the frames of a step one by one.
 
@@ -80,6 +78,67 @@ _KEYS: dict[str, Key] = {
 }  # fmt: skip
 
 
+def _res(layers: int, **options: Any) -> tuple[str, dict[str, Any]]:
+    return ("res_x", {"num_layers": layers, **options})
+
+
+_ENCODER_0_9_0 = (
+    _res(4), ("compress_all", 1), ("res_x_y", 1), _res(3), ("compress_all", 1), ("res_x_y", 1), _res(3),
+    ("compress_all", 1), _res(3), _res(4),
+)  # fmt: skip
+_UP_RESIDUAL = ("compress_all", {"residual": True, "multiplier": 2})
+_ENCODER_0_9_5 = (
+    _res(4), ("compress_space_res", {"multiplier": 2}), _res(6), ("compress_time_res", {"multiplier": 2}), _res(6),
+    ("compress_all_res", {"multiplier": 2}), _res(2), ("compress_all_res", {"multiplier": 2}), _res(2),
+)  # fmt: skip
+_DECODER_0_9_5 = (_res(5), _UP_RESIDUAL, _res(5), _UP_RESIDUAL, _res(5), _UP_RESIDUAL, _res(5))
+
+_ENCODER_2_3 = (
+    _res(4), ("compress_space_res", {"multiplier": 2}), _res(6), ("compress_time_res", {"multiplier": 2}), _res(4),
+    ("compress_all_res", {"multiplier": 2}), _res(2), ("compress_all_res", {"multiplier": 1}), _res(2),
+)  # fmt: skip
+
+#: LTX-2.3 with a decoder of fewer channels.
+PRUNA_VAED = "PrunaVAED"
+
+#: Configurations by common name, in the format of checkpoint metadata. The metadata of a file takes precedence.
+GENERATIONS: dict[str, dict[str, Any]] = {
+    "LTX-Video 0.9.0": {"blocks": _ENCODER_0_9_0},
+    "LTX-Video 0.9.1": {
+        "encoder_blocks": _ENCODER_0_9_0,
+        "decoder_blocks": (
+            _res(5, inject_noise=True), _UP_RESIDUAL, _res(6, inject_noise=True), _UP_RESIDUAL,
+            _res(7, inject_noise=True), _UP_RESIDUAL, _res(8),
+        ),
+        "timestep_conditioning": True,
+    },
+    "LTX-Video 0.9.5": {
+        "encoder_blocks": _ENCODER_0_9_5,
+        "decoder_blocks": _DECODER_0_9_5,
+        "timestep_conditioning": True,
+    },
+    "LTX-2": {"encoder_blocks": _ENCODER_0_9_5, "decoder_blocks": _DECODER_0_9_5},
+    "LTX-2.3": {
+        "encoder_blocks": _ENCODER_2_3,
+        "decoder_blocks": (
+            _res(4), ("compress_space", {"multiplier": 2}), _res(6), ("compress_time", {"multiplier": 2}), _res(4),
+            ("compress_all", {"multiplier": 1}), _res(2), ("compress_all", {"multiplier": 2}), _res(2),
+        ),
+        "spatial_padding_mode": "zeros",
+    },
+    PRUNA_VAED: {
+        "encoder_blocks": _ENCODER_2_3,
+        "decoder_blocks": (
+            _res(4), ("compress_space", {"multiplier": 2}), _res(6), ("compress_time", {"multiplier": 2}),
+            ("res_x_y", {"multiplier": 1.5}), _res(4), ("compress_all", {"multiplier": 1}),
+            ("res_x_y", {"multiplier": 4 / 3}), _res(2), ("compress_all", {"multiplier": 2}), _res(2),
+        ),
+        "decoder_base_channels": 64,
+        "spatial_padding_mode": "zeros",
+    },
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class NetworkConfig:
     """An encoder or a decoder: `conv_in`, blocks in execution order, `conv_out`."""
@@ -121,7 +180,7 @@ class VAEConfig(Scaled):
     def network(self, name: str) -> NetworkConfig:
         """The encoder or the decoder, by its name; a `CheckpointError` if there is none."""
         if name not in self.networks:
-            raise CheckpointError(f"the configuration has no {name}; use that of a whole VAE.")
+            raise CheckpointError(f"the configuration has no {name}; use the configuration of a whole VAE.")
         return self.networks[name]
 
     @property
@@ -131,13 +190,34 @@ class VAEConfig(Scaled):
 
     @property
     def causal_decoder(self) -> bool:
-        """Whether a decoded frame depends on earlier latent frames only."""
+        """True if a decoded frame depends on earlier latent frames only."""
         return self.decoder is not None and self.decoder.options.causal
 
     @property
     def timestep_conditioning(self) -> bool:
-        """Whether the decoder takes a timestep and noise (0.9.1 to 0.9.8)."""
+        """True if the decoder takes a timestep and noise (0.9.1 to 0.9.8)."""
         return self.decoder is not None and self.decoder.options.has_timestep
+
+
+def name_generation(
+    encoder_blocks: Sequence[Any] | None, decoder_blocks: Sequence[Any] | None, has_timestep: bool
+) -> str:
+    """The generation with these block lists, or "custom". A decoder's list is enough: no two generations share it."""
+    if not decoder_blocks:
+        return "custom"
+    for name, known in GENERATIONS.items():
+        encoder, decoder = (known.get(key, known.get("blocks", ())) for key in ("encoder_blocks", "decoder_blocks"))
+        is_decoder = _structure(decoder_blocks) == _structure(decoder)
+        is_encoder = not encoder_blocks or _structure(encoder_blocks) == _structure(encoder)
+        if is_decoder and is_encoder and has_timestep == known.get("timestep_conditioning", False):
+            return name
+    return "custom"
+
+
+def _structure(blocks: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(
+        (name, options if isinstance(options, int) else options.get("num_layers", 1)) for name, options in blocks
+    )
 
 
 def check_config(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -215,7 +295,7 @@ def _default_padding(values: Mapping[str, Any], decoder_blocks: Sequence[Any] | 
     generation = name_generation(None, decoder_blocks, values["timestep_conditioning"])
     if generation.startswith("LTX-Video 0.9") or values["timestep_conditioning"] or values["blocks"]:
         return "zeros"
-    # The encoders of 0.9.0 and 0.9.1 have strided convolutions, and those of LTX-2 have none.
+    # The encoders of 0.9.0 and 0.9.1 have strided convolutions, and LTX-2's have none.
     kinds = (ENCODER_BLOCKS.get(name) for name, _ in values["encoder_blocks"] or ())
     padding = "zeros" if any(kind is not None and kind.type is STRIDED for kind in kinds) else "reflect"
     if generation == "custom" and decoder_blocks:

@@ -13,15 +13,26 @@ from ..convolution.rules import ConvRule, choose
 from ..specs import Shapes
 from ..stored import STATISTICS_PREFIXES, find_statistics, plain_name
 from .block_types import BLOCKS, KERNEL, STEMS
-from .config import CLASS_NAME, NetworkConfig, VAEConfig, check_config, decoder_spec, network_spec, parse_vae_config
-from .diffusers import has_diffusers_names, is_diffusers_config, read_diffusers_config
-from .generations import GENERATIONS, PRUNA_VAED, PrunedDecoder, name_generation, read_pruned_decoder
+from .config import (
+    CLASS_NAME,
+    GENERATIONS,
+    PRUNA_VAED,
+    NetworkConfig,
+    VAEConfig,
+    check_config,
+    decoder_spec,
+    name_generation,
+    network_spec,
+    parse_vae_config,
+)
+from .names import PrunedDecoder, has_diffusers_names, is_diffusers_config, read_diffusers_config, read_pruned_decoder
 from .networks import ConvDecoder, ConvEncoder
 
-# Prefixes of a network's names: the original files, whole models of other programs, packs of MLX ports (the second for
-# LTX-2.5), split files, and files with one network and nothing else.
+# Prefixes of a network's names: the original files, whole models of other programs, packs of MLX ports (`_conv` and
+# `_av` for the two VAEs of LTX-2.5), split files, and files with one network and nothing else.
 _ROOTS = ("vae.", "model.vae.", "first_stage_model.")
-_PREFIXES = (*(f"{root}{{network}}." for root in _ROOTS), "vae_{network}.", "vae_{network}_conv.", "{network}.", "")
+_PACKS = ("vae_{network}.", "vae_{network}_conv.", "vae_{network}_av.")
+_PREFIXES = (*(f"{root}{{network}}." for root in _ROOTS), *_PACKS, "{network}.", "")
 _MEAN_NAMES = ("mean_of_means", "mean", "latents_mean")
 _STD_NAMES = ("std_of_means", "std", "latents_std")
 # mlx-video's packs wrap each causal convolution in one more module.
@@ -33,7 +44,7 @@ _DIFFUSION_CLASS = "CausalDiffusionVAE"
 _PRUNED_CLASS = "PrunaVAEDDecoder"
 _TIMESTEP_TENSOR = "last_scale_shift_table"
 
-# Keys of an encoder's own configuration, and what they are called in that of a whole VAE: in mlx-video's packs, and in
+# Keys of an encoder's own configuration, and their names in a whole VAE's: in mlx-video's packs, and in
 # the file of LTX-2.5's diffusion decoder.
 _PACK_KEYS = {"out_channels": "latent_channels", "convolution_dimensions": "dims"}
 _NESTED_KEYS = {
@@ -53,7 +64,7 @@ def find(shapes: Shapes) -> Found:
 
 
 def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
-    for prefix in _network_prefixes(network):
+    for prefix in network_prefixes(network):
         inside = {_original_name(name.removeprefix(prefix)): name for name in shapes if name.startswith(prefix)}
         conv_in = inside.get("conv_in.conv.weight")
         has_blocks = any(name.startswith(f"{STEMS[network]}.") for name in inside)
@@ -67,11 +78,12 @@ def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
 
 
 def _find_statistics(shapes: Shapes) -> tuple[str, str] | None:
-    prefixes = [*_ROOTS, *_network_prefixes("decoder"), *_network_prefixes("encoder")]
+    prefixes = [*_ROOTS, *network_prefixes("decoder"), *network_prefixes("encoder")]
     return find_statistics(shapes, prefixes, _MEAN_NAMES, _STD_NAMES)
 
 
-def _network_prefixes(network: str) -> list[str]:
+def network_prefixes(network: str) -> list[str]:
+    """The possible beginnings of the names of an encoder or a decoder."""
     return [prefix.format(network=network) for prefix in _PREFIXES]
 
 
@@ -152,7 +164,7 @@ def _complete_pruned(
 
 
 def _complete(stated: Mapping[str, Any] | None, networks: Mapping[str, Shapes], source: str) -> dict[str, Any]:
-    """What `stated` does not list of `networks` is that of the one published generation that has these tensors."""
+    """Complete `stated` with the `networks` of the one published generation that has these tensors."""
     stated = dict(stated or {})
     missing = [name for name in networks if not (f"{name}_blocks" in stated or "blocks" in stated)]
     if stated and not missing:
@@ -160,7 +172,7 @@ def _complete(stated: Mapping[str, Any] | None, networks: Mapping[str, Shapes], 
     check_config(stated, source)
     matches: dict[str, dict[str, Any]] = {}
     for generation, known in GENERATIONS.items():
-        if generation == PRUNA_VAED:  # its encoder is that of LTX-2.3, and its decoder was read from the tensors
+        if generation == PRUNA_VAED:  # its encoder is LTX-2.3's, and its decoder was read from the tensors
             continue
         candidate = _candidate(stated, known, missing, networks)
         has_these = all(_weight_names(candidate, name) == networks[name].keys() for name in missing)
@@ -173,7 +185,7 @@ def _complete(stated: Mapping[str, Any] | None, networks: Mapping[str, Shapes], 
             f"{source}: {what}, and its tensors {result}; add one as the metadata entry 'config' of the file, or a "
             "config.json beside it."
         )
-    return json.loads(json.dumps(next(iter(matches.values()))))  # lists in place of tuples, as in a file
+    return json.loads(json.dumps(next(iter(matches.values()))))  # lists instead of tuples, as in a file
 
 
 def _candidate(
@@ -195,7 +207,7 @@ def _weight_names(raw: Mapping[str, Any], network: str) -> Set[str]:
     """The names of the weights of a network that a configuration describes; empty if it describes no VAE."""
     try:
         config = parse_vae_config({"spatial_padding_mode": "zeros", **raw}, "")  # any: it is in no weight's name
-    except CheckpointError:  # the stated network and that of this generation differ in scale
+    except CheckpointError:  # the stated network and this generation's differ in scale
         return set()
     return network_spec(config, network).weights.keys()
 
@@ -219,7 +231,7 @@ def _rename(raw: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _is_known_list(blocks: object, network: str) -> bool:
-    """Whether blocks are listed as in the original: [name, options], with at least one name that it has."""
+    """Return whether blocks are listed as in the original: [name, options], with at least one name that it has."""
     if not isinstance(blocks, list):
         return False
     names = [block[0] for block in blocks if isinstance(block, (list, tuple)) and len(block) == 2]

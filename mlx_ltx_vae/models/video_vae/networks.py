@@ -11,16 +11,20 @@ from ...errors import LatentsError
 from ...streaming.context import Stage, StreamContext, pointwise
 from ..base import Decoder, Encoder, Statistics
 from ..convolution.rules import ConvRule, choose
-from ..layers.activation import Modulation, read_modulations
-from ..layers.blocks import FrameAttention, ResnetBlock, ResnetStack, TimeEmbedder
-from ..layers.conv import (
+from ..layers import (
     CausalConv3d,
     DepthToSpaceUpsample,
+    FrameAttention,
+    Modulation,
+    ResnetBlock,
+    ResnetStack,
     SpaceToDepthDownsample,
+    TimeEmbedder,
     add_weights,
     interleave,
     patch_order,
     patchify,
+    read_modulations,
 )
 from .block_types import ATTENTION, DOWNSAMPLE, RES_CHANGE, RES_STACK, STRIDED, UPSAMPLE, BlockType
 from .config import VAEConfig, decoder_parts, decoder_spec, encoder_parts, encoder_spec
@@ -64,7 +68,7 @@ class ConvDecoder(Decoder):
         debug: bool = False,
         chunked_conv: bool = False,
     ) -> mx.array:
-        """As any decoder's, with what the tilers of other ports pass.
+        """Decode like any decoder, with the arguments that the tilers of other ports pass.
 
         Args:
             causal: must agree with the checkpoint.

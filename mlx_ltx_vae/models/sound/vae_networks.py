@@ -1,4 +1,4 @@
-"""The modules of the audio VAE. Checkpoint names are those of the original files."""
+"""The modules of the audio VAE. Checkpoint names are as in the original files."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -15,16 +15,15 @@ from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.window import Delay, Trim, View, Window, windowed
 from ..base import Decoder, Network, SoundEncoder, Statistics
 from ..convolution.conv2d import arrange, by_phases, by_taps
-from ..convolution.prepared import PreparedModule
-from ..layers.activation import pixel_norm, silu
-from ..layers.conv import add_weights
+from ..convolution.conv3d import PreparedModule
+from ..layers import add_weights, pixel_norm, silu
 from ..specs import LayerSpec
 from .config import AudioConfig
 from .specs import (
     GROUPS,
-    Part,
-    PlaneAttentionSpec,
-    PlaneSpec,
+    ClipAttentionSpec,
+    Conv2DSpec,
+    NetworkPart,
     decoder_parts,
     decoder_spec,
     encoder_parts,
@@ -49,13 +48,13 @@ def normalize(x: mx.array, norm: nn.Module | None) -> mx.array:
     return (normalized * norm.weight.astype(mx.float32) + norm.bias.astype(mx.float32)).astype(x.dtype)
 
 
-class PlaneConv(PreparedModule):
+class Conv2DLayer(PreparedModule):
     """A 3x3 convolution over time and frequency (B, T, F, 1, C), padded with zeros.
 
     Checkpoint keys: `conv.weight` (O, 3, 3, I), `conv.bias` (O,). `prepare` lays the weight out for the device, once.
     """
 
-    def __init__(self, spec: PlaneSpec) -> None:
+    def __init__(self, spec: Conv2DSpec) -> None:
         super().__init__()
         add_weights(self, spec.weights, spec.name)
         self.spec = spec
@@ -79,12 +78,12 @@ class PlaneConv(PreparedModule):
         """Convolve the view's positions after norm and activation, padded at the true ends."""
         time, _ = self.spec.conv_windows
         # With a stride, positions that do not complete an output stay in the window, and padding may not be needed.
-        needed = time.stride * (view.results - 1) + time.kernel - view.before
+        needed = time.stride * (view.num_outputs - 1) + time.kernel - view.before
         plane = take(frames[:, :, :, 0], Axis.TIME, 0, needed)
         return self.convolve(plane, view.before, needed - plane.shape[1])
 
     def convolve(self, plane: mx.array, before: int, after: int) -> mx.array:
-        """(B, T, F, C), with so many rows of zeros along time, to (B, T', F', 1, C')."""
+        """(B, T, F, C), with this many rows of zeros along time, to (B, T', F', 1, C')."""
         time, frequency = self.spec.conv_windows
         plane = mx.pad(plane, [(0, 0), (before, after), (frequency.before, frequency.after), (0, 0)])
         if self._uses_products:
@@ -96,7 +95,7 @@ class PlaneConv(PreparedModule):
         return (result.astype(dtype) + bias)[:, :, :, None]
 
     def convolve_repeated(self, rows: mx.array, first: int, end: int) -> mx.array:
-        """Convolve rows (B, T, F, C), each position of which counts as 2x2, without the `first` and the last `end`.
+        """Convolve rows (B, T, F, C), each position counted as 2x2, without the `first` and the last `end`.
 
         Of the result (B, 2 * T - first - end - 2, F', 1, C'), `dropped_bins` are left out.
         """
@@ -111,7 +110,7 @@ class PlaneConv(PreparedModule):
         return result[:, front : result.shape[1] - back, :bins]
 
     def _apply(self, products: Callable[[mx.array, mx.array, mx.array], mx.array], plane: mx.array) -> mx.array:
-        """What matrix products in float32 make of a padded plane."""
+        """Convolve a padded plane by matrix products in float32."""
         taps = self.conv.weight if self._is_arranged else arrange(self.conv.weight, 1)
         result = products(*(array.astype(mx.float32) for array in (plane, taps, self.conv.bias)))
         return mx.contiguous(result).astype(plane.dtype)[:, :, :, None]
@@ -127,9 +126,9 @@ class ResidualBlock(nn.Module):
     Checkpoint keys: `conv1`, `conv2`; if the width changes `nin_shortcut.conv`; with group norm `norm1`, `norm2`.
     """
 
-    def __init__(self, first: PlaneSpec, second: PlaneSpec) -> None:
+    def __init__(self, first: Conv2DSpec, second: Conv2DSpec) -> None:
         super().__init__()
-        self.conv1, self.conv2 = PlaneConv(first), PlaneConv(second)
+        self.conv1, self.conv2 = Conv2DLayer(first), Conv2DLayer(second)
         add_weights(self, first.weights + second.weights, first.name.removesuffix(".conv1"))
 
     def stages(self, context: StreamContext) -> list[Stage]:
@@ -143,7 +142,7 @@ class ResidualBlock(nn.Module):
             return self.conv1(view, _activate(view.frames, self.get("norm1")))
 
         def leave(view: View) -> mx.array:
-            past = skip.take(view.output, view.results)
+            past = skip.take(view.output, view.num_outputs)
             if "nin_shortcut" in self:
                 past = self.nin_shortcut.conv(past)
             return self.conv2(view, view.frames) + past
@@ -152,10 +151,10 @@ class ResidualBlock(nn.Module):
         return [windowed(outer, enter), windowed(inner, leave, skip, enter=activate)]
 
 
-class Attention(nn.Module):
+class ClipAttention(nn.Module):
     """Single-head self-attention over all positions of the clip. Checkpoint keys: `norm`, `q`, `k`, `v`, `proj_out`."""
 
-    def __init__(self, spec: PlaneAttentionSpec) -> None:
+    def __init__(self, spec: ClipAttentionSpec) -> None:
         super().__init__()
         add_weights(self, spec.weights, spec.name)
 
@@ -173,9 +172,9 @@ class Attention(nn.Module):
 class Upsample(nn.Module):
     """Repeats every position along both axes, and convolves. Checkpoint keys: `conv.conv`."""
 
-    def __init__(self, spec: PlaneSpec) -> None:
+    def __init__(self, spec: Conv2DSpec) -> None:
         super().__init__()
-        self.conv = PlaneConv(spec)
+        self.conv = Conv2DLayer(spec)
 
     def stages(self, context: StreamContext) -> list[Stage]:
         spec = self.conv.spec
@@ -197,7 +196,7 @@ def _activate(x: mx.array, norm: nn.Module | None) -> mx.array:
     return silu(normalize(x, norm))
 
 
-def _add_modules(network: Network, parts: Sequence[Part]) -> None:
+def _add_modules(network: Network, parts: Sequence[NetworkPart]) -> None:
     """The modules of the parts at their paths, and the weights of the last norm, which is no part."""
     for name, modules in tree_unflatten([(part.path, _make(*part.layers)) for part in parts]).items():
         network[name] = modules
@@ -205,15 +204,15 @@ def _add_modules(network: Network, parts: Sequence[Part]) -> None:
 
 
 def _make(first: LayerSpec, second: LayerSpec | None = None) -> nn.Module:
-    if isinstance(first, PlaneAttentionSpec):
-        return Attention(first)
-    assert isinstance(first, PlaneSpec)
-    if isinstance(second, PlaneSpec):
+    if isinstance(first, ClipAttentionSpec):
+        return ClipAttention(first)
+    assert isinstance(first, Conv2DSpec)
+    if isinstance(second, Conv2DSpec):
         return ResidualBlock(first, second)
-    return Upsample(first) if max(first.up) > 1 else PlaneConv(first)
+    return Upsample(first) if max(first.up) > 1 else Conv2DLayer(first)
 
 
-def _stages(network: Network, parts: Sequence[Part], context: StreamContext) -> list[Stage]:
+def _stages(network: Network, parts: Sequence[NetworkPart], context: StreamContext) -> list[Stage]:
     *others, last = (network.at(part.path) for part in parts)
     stages = [stage for module in others for stage in module.stages(context)]
     return stages + last.stages(context, partial(_activate, norm=network.get("norm_out")))
@@ -251,7 +250,7 @@ class AudioDecoder(Decoder):
 class AudioEncoder(SoundEncoder):
     """Encodes log-mel spectrograms (B, T, bins, 1, 2) to the means of packed latents (B, T', 1, 1, C).
 
-    Checkpoint keys: those of `AudioDecoder`, with `down.i` and `downsample`.
+    Checkpoint keys: as `AudioDecoder`, with `down.i` and `downsample`.
     """
 
     def __init__(self, config: AudioConfig, statistics: Statistics) -> None:

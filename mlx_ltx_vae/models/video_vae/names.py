@@ -1,19 +1,35 @@
-"""Translate configurations and tensor names of the diffusers library to those of the original files.
+"""Translate configurations and tensor names of diffusers and of pruned decoders to the original files' names.
 
 diffusers groups the original's flat list of blocks into a mid block and down or up blocks. The order of the parts of
 these groups gives each part's index in the original list, so one walk yields the configuration and the tensor names:
 
     encoder: down_blocks.i = resnets, [downsamplers.0], [conv_out]; mid_block comes last
     decoder: mid_block comes first; up_blocks.i = [conv_in], [upsamplers.0], resnets
+
+Pruning makes a network narrower. Where a block returns more channels than the next one takes, a residual block between
+them changes their number. Files of pruned decoders of LTX-2.3, such as PrunaVAED, disagree about the place of this
+projection:
+
+    original   up_blocks.3.conv1             a block of its own, before the upsampler up_blocks.4.conv
+    MLX packs  up_blocks.3.conv_in.conv1     a part of the upsampler up_blocks.3.conv
+    diffusers  up_blocks.1.conv_in.conv1     before up_blocks.1.upsamplers.0 and up_blocks.1.resnets
+
+What an upsampler doubles follows from its widths. Padding and skip connections are in no tensor. So a decoder is only
+read here if it has the upsamplers of LTX-2.3, and then it has LTX-2.3's options too.
 """
 
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, excerpt
+from ...shapes import Shape
+from ..specs import Shapes
 from ..stored import anything, only, read_config
-from .block_types import STEMS
-from .config import CLASS_NAME
+from .block_types import DECODER_BLOCKS, STEMS, UPSAMPLE
+from .config import CLASS_NAME, GENERATIONS
 
 _LTX_VIDEO = "AutoencoderKLLTXVideo"
 _LTX_2 = "AutoencoderKLLTX2Video"
@@ -59,9 +75,19 @@ _OUTSIDE = {
     "scale_shift_table": "last_scale_shift_table",
     "timestep_scale_multiplier": "timestep_scale_multiplier",
 }
+_WHOLE = GENERATIONS["LTX-2.3"]
+# The name of an upsampler by the number of positions that it makes of one.
+_NAMES = {math.prod(kind.stride): name for name, kind in DECODER_BLOCKS.items() if kind.type is UPSAMPLE}
+_UPSAMPLERS = [name for name, _ in reversed(_WHOLE["decoder_blocks"]) if name in _NAMES.values()]
+# A tensor: its group of blocks; what it belongs to in the group, nothing for what is the group itself; its own name.
+_TENSOR = re.compile(
+    rf"(mid_block|{STEMS['decoder']}\.(?P<group>\d{{1,4}}))\."
+    r"((?P<first>conv_in)\.|upsamplers\.0\.|(resnets|res_blocks)\.(?P<layer>\d{1,4})\.)?(?P<own>.+)"
+)
+_UPSAMPLER_WEIGHT, _LAYER_WEIGHT, _SHORTCUT = "conv.conv.weight", "conv1.conv.weight", "conv_shortcut.weight"
 
 
-class _Part(NamedTuple):
+class _GroupPart(NamedTuple):
     """One block: its entry in the original configuration, and the prefix of its tensors in diffusers."""
 
     block: list[Any]
@@ -73,7 +99,7 @@ class DiffusersVAE(NamedTuple):
 
     source: str
     raw_config: dict[str, Any]
-    parts: Mapping[str, Sequence[_Part]]
+    parts: Mapping[str, Sequence[_GroupPart]]
 
     def original_names(self, network: str, names: Iterable[str]) -> dict[str, str]:
         """Diffusers name -> original name, both within the network."""
@@ -99,12 +125,12 @@ class DiffusersVAE(NamedTuple):
 
 
 def has_diffusers_names(names: Iterable[str]) -> bool:
-    """Whether tensor names within a network are those of diffusers."""
+    """Return whether tensor names within a network are diffusers'."""
     return any(name.startswith("mid_block.") or ".resnets." in name for name in names)
 
 
 def is_diffusers_config(raw: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is the configuration of a diffusers autoencoder, supported or not."""
+    """Return whether a JSON object is the configuration of a diffusers autoencoder, supported or not."""
     return _class_name(raw).startswith(("AutoencoderKL", _DIFFUSION_DECODER))
 
 
@@ -149,7 +175,7 @@ def _class_name(raw: Mapping[str, Any]) -> str:
 def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str, Any]:
     if class_name == _DIFFUSION_DECODER:
         raise CheckpointError(
-            f"{source}: its config.json is that of a diffusion decoder ({class_name}), and its tensors are those of a "
+            f"{source}: its config.json describes a diffusion decoder ({class_name}), and its tensors belong to a "
             "convolutional VAE; use the config.json that came with the weights."
         )
     if class_name not in _DEFAULTS:
@@ -161,7 +187,7 @@ def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str,
     return read_config(raw, keys | _FIXED, f"{source}: its config.json")
 
 
-def _walk_encoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Part], int]:
+def _walk_encoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_GroupPart], int]:
     """The parts of the encoder, and its base width."""
     types = config["down_block_types"]
     widths = list(config["block_out_channels"])
@@ -181,14 +207,14 @@ def _walk_encoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Par
             block = ["compress_all", {}]
             if kind != "conv":
                 block = [f"{_COMPRESS[kind]}_res", {"multiplier": _ratio(out_width, width)}]
-            parts.append(_Part(block, f"{prefix}.downsamplers.0"))
+            parts.append(_GroupPart(block, f"{prefix}.downsamplers.0"))
         if strided and width != out_width:
-            parts.append(_Part(["res_x_y", {"multiplier": _ratio(out_width, width)}], f"{prefix}.conv_out"))
+            parts.append(_GroupPart(["res_x_y", {"multiplier": _ratio(out_width, width)}], f"{prefix}.conv_out"))
     parts.append(_res_stack(layers[-1], "mid_block"))
     return parts, widths[0]
 
 
-def _walk_decoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Part], int]:
+def _walk_decoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_GroupPart], int]:
     """The parts of the decoder, and its base width. All lists but `upsample_type` are in encoder order."""
     outputs = config["decoder_block_out_channels"][::-1]
     layers = config["decoder_layers_per_block"][::-1]
@@ -206,19 +232,19 @@ def _walk_decoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Par
             ratio, rest = divmod(width, outputs[index])
             options = {"out_channels": outputs[index]} if rest else {"multiplier": ratio}
             options |= {"inject_noise": True} if noise[index + 1] else {}
-            parts.append(_Part(["res_x_y", options], f"{prefix}.conv_in"))
+            parts.append(_GroupPart(["res_x_y", options], f"{prefix}.conv_in"))
             divisor *= options.get("multiplier", 1)
         if scaling[index]:
             options = {"multiplier": factor} | ({"residual": True} if residual[index] else {})
-            parts.append(_Part([_COMPRESS[kinds[index]], options], f"{prefix}.upsamplers.0"))
+            parts.append(_GroupPart([_COMPRESS[kinds[index]], options], f"{prefix}.upsamplers.0"))
             divisor *= factor
         width = outputs[index] // factor
         parts.append(_res_stack(layers[index + 1], prefix, noise[index + 1]))
     return parts, _ratio(outputs[0], divisor)
 
 
-def _res_stack(layers: int, prefix: str, noise: bool = False) -> _Part:
-    return _Part(["res_x", {"num_layers": layers} | ({"inject_noise": True} if noise else {})], prefix)
+def _res_stack(layers: int, prefix: str, noise: bool = False) -> _GroupPart:
+    return _GroupPart(["res_x", {"num_layers": layers} | ({"inject_noise": True} if noise else {})], prefix)
 
 
 def _ratio(large: int, small: int) -> int:
@@ -230,3 +256,98 @@ def _ratio(large: int, small: int) -> int:
 def _per_block(value: bool | Sequence[bool], count: int) -> list[bool]:
     """A value per block: diffusers writes one for all blocks, or a list."""
     return [value] * count if isinstance(value, bool) else list(value)
+
+
+class PrunedDecoder(NamedTuple):
+    """The keys of its configuration, and the original's name of each tensor by its name within the network."""
+
+    raw_config: dict[str, Any]
+    names: dict[str, str]
+
+
+class _PrunedPart(NamedTuple):
+    """An upsampler, a projection, or a layer of a residual block, and its tensors by their own names."""
+
+    group: int
+    tensors: Mapping[str, str]
+    weight: Shape  # the first: (output channels, 3, 3, 3, input channels)
+
+    @property
+    def is_upsampler(self) -> bool:
+        return _UPSAMPLER_WEIGHT in self.tensors
+
+    @property
+    def is_layer(self) -> bool:
+        return not self.is_upsampler and _SHORTCUT not in self.tensors
+
+
+def read_pruned_decoder(shapes: Shapes) -> PrunedDecoder | None:
+    """The decoder with tensors of these shapes, of convolutions channels-last; None if it is not a pruned LTX-2.3."""
+    blocks = _join_layers(_read_parts(shapes))
+    conv_out = shapes.get("conv_out.conv.weight", ())
+    if all(part.is_upsampler or part.is_layer for part, *_ in blocks) or len(conv_out) != 5:
+        return None
+    widths = [*(part.weight[-1] for part, *_ in blocks), conv_out[-1]]
+    if min(widths) < 1:
+        return None
+    entries = [_make_entry(block, pair) for block, pair in zip(blocks, pairwise(widths), strict=True)]
+    upsamplers = [name for (name, _), (part, *_) in zip(entries, blocks, strict=True) if part.is_upsampler]
+    if upsamplers != _UPSAMPLERS:
+        return None
+    raw: dict[str, Any] = {"decoder_blocks": [list(entry) for entry in reversed(entries)]}
+    base, rest = divmod(widths[0], math.prod(options.get("multiplier", 1) for _, options in entries))
+    if not rest:
+        raw["decoder_base_channels"] = base
+    return PrunedDecoder(raw, {**{name: name for name in shapes}, **_rename(blocks)})
+
+
+def _read_parts(shapes: Shapes) -> list[_PrunedPart]:
+    """The parts of all groups in execution order; none if there is a gap, or a part that is not known."""
+    found: dict[tuple[int, bool, int], dict[str, str]] = {}
+    for name in shapes:
+        if match := _TENSOR.fullmatch(name):
+            group, layer = (-1 if number is None else int(number) for number in match.group("group", "layer"))
+            own = match["own"].replace("conv_shortcut.conv.", "conv_shortcut.")
+            found.setdefault((group, not match["first"], layer), {})[own] = name
+    parts: list[_PrunedPart] = []
+    for (group, is_inside, layer), tensors in sorted(found.items()):
+        weight = shapes.get(tensors.get(_UPSAMPLER_WEIGHT) or tensors.get(_LAYER_WEIGHT, ""), ())
+        has_previous = layer < 1 or (group, is_inside, layer - 1) in found
+        follows = group - (parts[-1].group if parts else -1) < 2
+        if not (has_previous and follows and len(weight) == 5):
+            return []
+        parts.append(_PrunedPart(group, tensors, weight))
+    return parts
+
+
+def _join_layers(parts: Sequence[_PrunedPart]) -> list[list[_PrunedPart]]:
+    """The parts of each block: all consecutive layers of a group, or one upsampler or projection."""
+    blocks: list[list[_PrunedPart]] = []
+    for part in parts:
+        if part.is_layer and blocks and blocks[-1][0].is_layer and blocks[-1][0].group == part.group:
+            blocks[-1].append(part)
+        else:
+            blocks.append([part])
+    return blocks
+
+
+def _make_entry(block: Sequence[_PrunedPart], widths: tuple[int, int]) -> tuple[str, dict[str, Any]]:
+    """A block of the list, with the widths before and after it; without a name if no upsampler makes these of those."""
+    width, out_width = widths
+    if block[0].is_layer:
+        return "res_x", {"num_layers": len(block)}
+    if not block[0].is_upsampler:
+        return "res_x_y", {"out_channels": out_width}
+    factor, rest = divmod(width, out_width)
+    positions, mixed = divmod(block[0].weight[0], out_width)
+    name = "" if mixed else _NAMES.get(positions, "")
+    return name, {"out_channels": out_width} if rest else {"multiplier": factor}
+
+
+def _rename(blocks: Sequence[Sequence[_PrunedPart]]) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for index, block in enumerate(blocks):
+        for layer, part in enumerate(block):
+            prefix = f"{STEMS['decoder']}.{index}." + (f"res_blocks.{layer}." if part.is_layer else "")
+            names |= {stored: prefix + own for own, stored in part.tensors.items()}
+    return names

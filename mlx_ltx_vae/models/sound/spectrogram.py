@@ -7,8 +7,8 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import LatentsError
-from ..vocoder.layers import ROLLOFF, ZERO_CROSSINGS, windowed_sinc
 from .config import MelConfig
+from .vocoder import ROLLOFF, ZERO_CROSSINGS, windowed_sinc
 
 _FLOOR = 1e-5
 _GATHERED_VALUES = 2**20  # as many as are multiplied at a time
@@ -17,7 +17,7 @@ _STEP, _CORNER, _LOG_STEP = 200 / 3, 1000.0, math.log(6.4) / 27
 
 
 def spectrogram(pieces: Iterable[np.ndarray], config: MelConfig, frames: int) -> Iterator[mx.array]:
-    """The log-mel spectrogram (B, n, bins, 1, channels) of a waveform, so many frames at a time.
+    """The log-mel spectrogram (B, n, bins, 1, channels) of a waveform, a number of frames at a time.
 
     The waveform comes in pieces (B, channels, samples) of any lengths and has the rate of `config`. Frames are
     centered, and the ends reflected.
@@ -67,7 +67,7 @@ def _overlapping(pieces: Iterable[np.ndarray], window: int, hop: int, count: int
 
 
 def _gathered(pieces: Iterable[np.ndarray], least: int) -> Iterator[np.ndarray]:
-    """The same waveform in pieces of at least so many samples, except for the last one."""
+    """The same waveform in pieces of at least this many samples, except for the last one."""
     waiting: list[np.ndarray] = []
     length = 0
     for piece in pieces:

@@ -12,21 +12,21 @@ from ...errors import CheckpointError
 from ..base import NETWORKS, Configuration, Family, Found, Network, Statistics, Stored
 from ..specs import NetworkSpec, Shapes
 from ..stored import find_statistics
-from ..vocoder.networks import make_vocoder
-from ..vocoder.specs import VocoderConfig, vocoder_spec
-from .config import LTX_2, LTX_2_3, AudioConfig, ltx_2, ltx_2_3, parse_config
-from .networks import AudioDecoder, AudioEncoder
-from .specs import decoder_spec, encoder_spec
+from .config import LTX_2, LTX_2_3, AudioConfig, VocoderConfig, ltx_2, ltx_2_3, parse_config
+from .specs import decoder_spec, encoder_spec, vocoder_spec
+from .vae_networks import AudioDecoder, AudioEncoder
+from .vocoder import make_vocoder
 
 # Prefixes of a network's names: the original files, whole models of other programs, and files of the audio VAE alone.
 _ROOTS = ("audio_vae.", "model.audio_vae.", "")
 _VOCODER_PREFIXES = ("vocoder.", "audio_vae.vocoder.", "model.vocoder.", "")
 _VOCODER_PARTS = ("vocoder.", "bwe_generator.", "mel_stft.")
 _GENERATOR_STEMS = ("conv_pre.", "ups.", "resblocks.", "act_post.", "conv_post.")
-_FIRST, _SECOND = "vocoder.conv_pre.weight", "bwe_generator.conv_pre.weight"
+# The first convolution, of one axis, which tells a vocoder from networks of pictures: alone, or of two generators.
+_ONLY, _FIRST, _SECOND = "conv_pre.weight", "vocoder.conv_pre.weight", "bwe_generator.conv_pre.weight"
 _MEAN_NAMES = ("mean_of_means", "latents_mean")
 _STD_NAMES = ("std_of_means", "latents_std")
-# The names of diffusers for those of the original files.
+# diffusers' names by the names in the original files.
 _DIFFUSERS = (
     (re.compile(r"\bconv_in\b"), "conv_pre"),
     (re.compile(r"\bconv_out\b"), "conv_post"),
@@ -103,18 +103,19 @@ def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
 
 def _find_vocoder(shapes: Shapes) -> dict[str, str]:
     candidates = [_inside(shapes, prefix) for prefix in _VOCODER_PREFIXES]
+    candidates = [names for names in candidates if len(shapes.get(names.get(_ONLY) or names.get(_FIRST, ""), ())) == 3]
     for names in candidates:
         if _SECOND in names and _FIRST in names:
             return names
-        if _SECOND in names and "conv_pre.weight" in names:  # an MLX pack, with the first generator one level up
+        if _SECOND in names:  # an MLX pack, with the first generator one level up
             return {
                 name if name.startswith(_VOCODER_PARTS) else f"vocoder.{name}": stored for name, stored in names.items()
             }
-    return next((names for names in candidates if "conv_pre.weight" in names), {})
+    return next((names for names in candidates if _ONLY in names), {})
 
 
 def _inside(shapes: Shapes, prefix: str) -> dict[str, str]:
-    """Tensors with a prefix by the original names; without a prefix, those that can be a vocoder's."""
+    """Tensors with a prefix by the original names; without a prefix, the tensors that can be a vocoder's."""
     names = {_original_name(name.removeprefix(prefix)): name for name in shapes if name.startswith(prefix)}
     return {
         name: stored
@@ -217,7 +218,7 @@ class _Tensors:
         return name in self._shapes
 
     def conv(self, name: str, dims: int) -> tuple[int, ...]:
-        """The shape of the weight of a convolution. A `CheckpointError` if it is missing, or is none."""
+        """The shape of the weight of a convolution. Raises a `CheckpointError` if it is missing, or is none."""
         shape = self._shapes.get(f"{name}.weight", ())
         if len(shape) != dims + 2:
             found = f"has tensor {name}.weight of shape {shape}" if shape else f"lacks tensor {name}.weight"
@@ -267,7 +268,7 @@ def _infer_vocoder(tensors: _Tensors, source: str) -> dict[str, Any]:
 
 
 def _infer_generator(tensors: _Tensors, prefix: str, source: str) -> dict[str, Any]:
-    """The published generator with these shapes. Rates follow from kernels; dilations are those of all releases."""
+    """The published generator with these shapes. Rates follow from kernels; dilations are the same in all releases."""
     kernels = [shape[1] for shape in tensors.convs(f"{prefix}ups.{{}}", 1)]
     blocks = [shape[1] for shape in tensors.convs(f"{prefix}resblocks.{{}}.convs1.0", 1)]
     unknown = [kernel for kernel in kernels if kernel not in _RATES]

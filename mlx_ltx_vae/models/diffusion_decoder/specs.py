@@ -16,10 +16,11 @@ from .neighborhood import BLOCKS, CALLS_UNDER_WAY, Times, computed_scores, token
 #: Channels of the sinusoid of a noise level.
 SINUSOID_CHANNELS = 256
 #: Rows of a modulation: scale, shift and gate of the attention and of the MLP, and the gate of the context. The gates
-#: have no effect: those of a checkpoint are static, and tensors of their own.
+#: have no effect: a checkpoint's gates are static, and separate tensors.
 MODULATION_ROWS = 7
 
 _MLP_RATIO, _MLP_ALIGNMENT = 4, 16
+_UNTAGGED = "this checkpoint has no type_emb, which tells its decoder keyframes from frames; results are worse."
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class EntrySpec(LayerSpec):
     ghosts: int = 0
     planes: int = 0  # keyframe planes, which follow the frames from here on
 
-    def results(self, axis: Axis, length: int) -> int:
+    def num_outputs(self, axis: Axis, length: int) -> int:
         return max(length, self.least[axis.grid]) + (self.ghosts + self.planes if axis is Axis.TIME else 0)
 
     def ready(self, axis: Axis, seen: int) -> int:
@@ -55,9 +56,9 @@ class UpsampleSpec(LayerSpec):
     ghost_frames: int = 0
     planes: int = 0
 
-    def results(self, axis: Axis, length: int) -> int:
+    def num_outputs(self, axis: Axis, length: int) -> int:
         dropped = self.ghost_frames + (self.up[0] - 1) * self.planes
-        return super().results(axis, length) - (dropped if axis is Axis.TIME else 0)
+        return super().num_outputs(axis, length) - (dropped if axis is Axis.TIME else 0)
 
     def of_tile(self, *, first: bool, last: bool) -> LayerSpec:
         return replace(self, trim=self.trim if first else 0, ghost_frames=self.ghost_frames if last else 0)
@@ -72,7 +73,7 @@ class UpsampleSpec(LayerSpec):
 class AttentionSpec(LayerSpec):
     """Attention of each position to its window. Keys and values are cached, and inputs wait for their results.
 
-    `times` are those of the keyframe planes among its frames. With planes, windows are cut at the borders.
+    `times` are the times of the keyframe planes among its frames. With planes, windows are cut at the borders.
     """
 
     head_dim: int = 0
@@ -111,7 +112,7 @@ class AttentionSpec(LayerSpec):
         return made + workspace
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
-        """Those of the matrices and of the scores of blocks, which are more than those of the windows."""
+        """Multiply-adds of the matrices and of the scores of blocks, which exceed the windows' scores."""
         return super().multiply_adds(part, whole) + 2 * self.in_channels * computed_scores(
             part, self.kernel, BLOCKS[Backend.CPU], self.times
         )
@@ -125,14 +126,14 @@ class NoiseSpec(LayerSpec):
     planes: int = 0
 
     def noise_shapes(self, out: Grid) -> dict[str, tuple[int, ...]]:
-        """That of the video, and that of the keyframe planes behind it."""
+        """The noise of the video, and of the keyframe planes after it."""
         frames, *size = out
         shapes = {self.name: (frames - self.planes, *size, self.noise_channels)}
         planes = {f"{self.name}{PLANES}": (self.planes, *size, self.noise_channels)} if self.planes else {}
         return shapes | planes if self.noise_channels else {}
 
     def work_bytes(self, step: Step) -> int:
-        """Noise is drawn in float32, by several kernels; with planes, that of both is joined."""
+        """Noise is drawn in float32, by several kernels; with planes, the noise of both is joined."""
         drawn = 6 * FLOAT32_BYTES + (step.machine.itemsize if self.planes else 0)
         return super().work_bytes(step) + math.prod(step.grid) * self.noise_channels * drawn
 
@@ -177,10 +178,10 @@ def network_spec(config: DiffusionVAEConfig, network: str) -> NetworkSpec:
     """The encoder or the decoder, by its name."""
     if network == "encoder":
         if config.encoder is None:
-            raise CheckpointError("the configuration has no encoder; use that of a whole VAE.")
+            raise CheckpointError("the configuration has no encoder; use the configuration of a whole VAE.")
         return encoder_spec(config.encoder)
     if config.decoder is None:
-        raise CheckpointError("the configuration has no decoder; use that of a whole VAE.")
+        raise CheckpointError("the configuration has no decoder; use the configuration of a whole VAE.")
     return decoder_spec(config.decoder)
 
 
@@ -232,6 +233,7 @@ def decoder_spec(
         tiles=_tile_rules(config, layers),
         denoising_steps=steps,
         keyframes=keyframes,
+        keyframe_warning=None if config.has_type_embedding else _UNTAGGED,
         variant=partial(decoder_spec, config),
     )
 
@@ -256,7 +258,7 @@ def _grid(values: Iterable[int]) -> Grid:
 
 
 def keeps_noisy(config: DecoderConfig, step: int, steps: int) -> bool:
-    """Whether the result of a denoising step depends on its noisy input beyond the prediction."""
+    """Return whether the result of a denoising step depends on its noisy input beyond the prediction."""
     return config.prediction is Prediction.VELOCITY or step < steps - 1
 
 

@@ -1,11 +1,12 @@
-"""The configuration of an audio VAE and its vocoder, how JSON states it, and those of the published ones. No MLX.
+"""The configuration of an audio VAE and its vocoder, how JSON states it, and the published ones. No MLX.
 
     {"audio_vae": {"model": {"params": {"ddconfig": {...}}}, "preprocessing": {...}}, "vocoder": {...}}
 
-The vocoder of LTX-2 is one JSON object; that of later releases has a `vocoder` and a `bwe` in it.
+The vocoder of LTX-2 is one JSON object; the object of later releases contains a `vocoder` and a `bwe`.
 """
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 from ...errors import CheckpointError
 from ...shapes import Scaled, ScaleFactors
 from ..stored import Key, choice, flag, is_list, is_number, is_whole, listing, needed, only, read_config, whole
-from ..vocoder.specs import End, ExtensionConfig, GeneratorConfig, VocoderConfig
 
 
 class Norm(enum.Enum):
@@ -43,13 +43,78 @@ class MelConfig:
     high: float = 8000.0
 
 
+class End(enum.Enum):
+    """Function applied to a generator's samples at the end."""
+
+    TANH = "tanh"
+    CLAMP = "clamp"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class GeneratorConfig:
+    """One generator: a convolution, stages of upsampling and residual blocks, and a convolution.
+
+    Attributes:
+        in_channels: channels of its input, the mel bins of both channels.
+        width: channels before the first stage; each stage halves them.
+        rates, kernels: for each stage, the samples that it makes of one, and the size of its convolution.
+        block_kernels, dilations: of the residual blocks, which all stages have alike.
+        is_antialiased: True if activations are SnakeBeta at twice the rate, False for leaky ReLU.
+    """
+
+    in_channels: int
+    width: int
+    rates: tuple[int, ...]
+    kernels: tuple[int, ...]
+    block_kernels: tuple[int, ...]
+    dilations: tuple[tuple[int, ...], ...]
+    is_antialiased: bool
+    end: End
+    has_final_bias: bool = True
+    out_channels: int = 2
+
+    @property
+    def samples_per_frame(self) -> int:
+        """Samples per frame of its input."""
+        return math.prod(self.rates)
+
+
+@dataclass(frozen=True)
+class ExtensionConfig:
+    """The bandwidth extension: a second generator, on a spectrogram of the first one's waveform."""
+
+    generator: GeneratorConfig
+    hop: int
+    window: int
+    bins: int
+    input_rate: int
+    output_rate: int
+
+    @property
+    def ratio(self) -> int:
+        return self.output_rate // self.input_rate
+
+
+@dataclass(frozen=True)
+class VocoderConfig:
+    """A generator, and in LTX-2.3 and later its bandwidth extension."""
+
+    generator: GeneratorConfig
+    sample_rate: int
+    extension: ExtensionConfig | None = None
+
+    def num_samples(self, mel_frames: int) -> int:
+        return mel_frames * self.generator.samples_per_frame * (self.extension.ratio if self.extension else 1)
+
+
 @dataclass(frozen=True)
 class AudioConfig(Scaled):
     """An audio VAE and its vocoder. Latents are (B, channels, T, bins), or packed (B, T, channels * bins).
 
     Attributes:
         channels: of the latents, which are not packed.
-        width: channels of the first level; `multipliers` are those of all levels relative to it.
+        width: channels of the first level; `multipliers` are the channels of all levels relative to it.
         attention_levels: levels whose blocks are each followed by an attention.
         vocoder: None for a VAE without one.
     """
@@ -80,7 +145,7 @@ class AudioConfig(Scaled):
 
     @property
     def latent_channels(self) -> int:
-        """Channels of packed latents, each of which has statistics."""
+        """Channels of packed latents. Each channel has statistics."""
         return self.channels * self.bins
 
     @property
@@ -93,12 +158,12 @@ class AudioConfig(Scaled):
         return self.mel.sample_rate / self.mel.hop / self.time_scale
 
     def mel_frames(self, latents: int) -> int:
-        """The number of mel frames that so many latents decode to."""
+        """The number of mel frames that this many latents decode to."""
         first = self.time_scale if self.causality is Causality.NONE else 1
         return first + self.time_scale * (latents - 1)
 
     def num_samples(self, latents: int) -> int:
-        """The number of samples that so many latents decode to."""
+        """The number of samples that this many latents decode to."""
         assert self.vocoder is not None
         return self.vocoder.num_samples(self.mel_frames(latents))
 
@@ -219,7 +284,7 @@ def _parse_vocoder(raw: Mapping[str, Any], mel: MelConfig, source: str) -> Vocod
     inputs = 2 * mel.bins
     if "bwe" not in raw:
         generator = _parse_generator(raw, inputs, source)
-        return VocoderConfig(generator, sample_rate=generator.scale * mel.sample_rate // mel.hop)
+        return VocoderConfig(generator, sample_rate=generator.samples_per_frame * mel.sample_rate // mel.hop)
     second = _object(raw, "bwe", source)
     values = _read(second, _EXTENSION_KEYS, source)
     first = _parse_generator(_object(raw, "vocoder", source), inputs, source)
@@ -232,10 +297,13 @@ def _parse_vocoder(raw: Mapping[str, Any], mel: MelConfig, source: str) -> Vocod
         input_rate=values["input_sampling_rate"],
         output_rate=values["output_sampling_rate"],
     )
-    made = first.scale * mel.sample_rate // mel.hop
-    if made != extension.input_rate or extension.hop * extension.output_rate != extension.generator.scale * made:
+    made = first.samples_per_frame * mel.sample_rate // mel.hop
+    if (
+        made != extension.input_rate
+        or extension.hop * extension.output_rate != extension.generator.samples_per_frame * made
+    ):
         raise CheckpointError(
-            f"{source}: its vocoder makes {made} samples per second, then {extension.generator.scale} of "
+            f"{source}: its vocoder makes {made} samples per second, then {extension.generator.samples_per_frame} of "
             f"{extension.hop}, but states rates of {extension.input_rate} and {extension.output_rate}; correct its "
             "configuration."
         )
@@ -281,18 +349,18 @@ def _read(raw: Mapping[str, Any], keys: Mapping[str, Key], source: str) -> dict[
 def _object(raw: Mapping[str, Any], key: str, source: str) -> Mapping[str, Any]:
     value = raw.get(key)
     if not isinstance(value, Mapping):
-        raise CheckpointError(f"{source}: its configuration has no object {key!r}; use that of the original file.")
+        raise CheckpointError(f"{source}: its configuration has no object {key!r}; use the original configuration.")
     return value
 
 
-#: What `AudioConfig.generation` calls them; LTX-2.5 has that of LTX-2.3.
+#: Names of the generations in `AudioConfig.generation`; LTX-2.5 has the audio VAE of LTX-2.3.
 LTX_2, LTX_2_3 = "LTX-2 audio", "LTX-2.3 audio"
 
 _BASE_CHANNELS = 128
 
 
 def ltx_2(base_channels: int = _BASE_CHANNELS) -> AudioConfig:
-    """As narrow as a VAE with so many channels at its first level, of which the published one has 128."""
+    """A configuration as narrow as a VAE with this many channels at its first level; the published one has 128."""
     vocoder = GeneratorConfig(
         in_channels=128,
         width=8 * base_channels,
@@ -307,7 +375,7 @@ def ltx_2(base_channels: int = _BASE_CHANNELS) -> AudioConfig:
 
 
 def ltx_2_3(base_channels: int = _BASE_CHANNELS) -> AudioConfig:
-    """As `ltx_2`, with the antialiased vocoder and its bandwidth extension."""
+    """`ltx_2` with the antialiased vocoder and its bandwidth extension."""
     first = GeneratorConfig(
         in_channels=128,
         width=12 * base_channels,

@@ -1,1 +1,0 @@
-"""The audio VAE of LTX-2 and later: latents to mel spectrograms and back."""

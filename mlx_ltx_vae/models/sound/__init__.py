@@ -1,0 +1,1 @@
+"""The audio VAE and its vocoder."""

@@ -1,0 +1,525 @@
+"""The layer specs of the audio VAE and the vocoder, from their configuration alone. No MLX.
+
+Inside the VAE, latents and spectrograms are (B, T, F, 1, C): frequencies lie along the height of the grid. The signals
+of the vocoder are (B, T, 1, 1, C), and each of its layers is local in time: a stream needs a few positions before and
+after its own.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import NamedTuple
+
+from ...backend.machine import FLOAT32_BYTES, Backend, Machine
+from ...errors import CheckpointError
+from ...shapes import Axis, ClipRules, Grid, WindowSpec
+from ..specs import LayerSpec, NetworkSpec, Step, Weights, linear_weights
+from .config import AudioConfig, Causality, ExtensionConfig, GeneratorConfig, Norm, VocoderConfig
+
+#: Taps of the stored low-pass filters of an antialiased activation, whose rate is twice its input's.
+FILTER_TAPS = 12
+#: Input positions before and after its own that an output of such an activation depends on.
+FILTER_REACH = 5
+#: Outputs of a filter per matrix product. More outputs take more products with zero, fewer more small matrices.
+FILTER_BLOCK = 16
+#: Input positions to each side that a sample of the resampled waveform depends on.
+RESAMPLE_REACH = 7
+_END_KERNEL = 7  # of the first and the last convolution
+#: Into which a group norm divides the channels.
+GROUPS = 32
+
+_ALONE = WindowSpec()
+_DECODE_CHUNKS = (25, 12, 6, 3, 1)  # a second of sound, in which no layer of a published network has large arrays
+_ENCODE_CHUNKS = (64, 25, 6, 1)
+
+
+@dataclass(frozen=True)
+class Conv2DSpec(LayerSpec):
+    """A layer around one convolution over time and frequency, after norm and SiLU if it `is_activated`.
+
+    Attributes:
+        conv_windows: windows of the convolution along time and frequency, which may follow a repetition.
+        dropped_bins: frequencies that are dropped at the low end.
+        skip_channels: of the skip connection that is added; 0 for none.
+    """
+
+    conv_windows: tuple[WindowSpec, WindowSpec] = (_ALONE, _ALONE)
+    is_activated: bool = False
+    dropped_bins: int = 0
+    skip_channels: int = 0
+
+    @property
+    def is_strided(self) -> bool:
+        return max(self.down) > 1
+
+    def num_outputs(self, axis: Axis, length: int) -> int:
+        return super().num_outputs(axis, length) - (self.dropped_bins if axis is Axis.HEIGHT else 0)
+
+    def work_bytes(self, step: Step) -> int:
+        time, *rest = step.grid
+        positions = (time + self.window(Axis.TIME).cached) * math.prod(rest)  # with the cache, or padding
+        products = positions * math.prod(self.up) // math.prod(self.down)
+        # Norm and SiLU in float32; the padded input of the convolution, its result, and the sum with the skip.
+        elements = positions * (4 if self.is_activated else 1) * self.in_channels
+        elements += products * (self.in_channels + self.out_channels + self.skip_channels)
+        if step.machine.backend is Backend.CPU:
+            if self.is_strided:  # unfolded by MLX's CPU backend
+                elements += products * math.prod(window.kernel for window in self.conv_windows) * self.in_channels
+            else:  # without the padding; of repeated positions after two steps that interleave them
+                elements += products * self.out_channels * (1 if max(self.up) == 1 else 3)
+        return super().work_bytes(step) + elements * FLOAT32_BYTES
+
+    def weight_copy_bytes(self, machine: Machine) -> int:
+        """The weight in float32, and on a CPU the 4x4 taps that nine of repeated positions become.
+
+        The dtype of the machine is the vocoder's, which says nothing of this weight's.
+        """
+        size = math.prod(self.weights[0][1]) * FLOAT32_BYTES
+        phases = 16 * size // 9 if max(self.up) > 1 and machine.backend is Backend.CPU else 0
+        return phases + size
+
+    def multiply_adds(self, part: Grid, whole: Grid) -> int:
+        return math.prod(self.up) * super().multiply_adds(part, whole)
+
+
+@dataclass(frozen=True)
+class ClipAttentionSpec(LayerSpec):
+    """A self-attention layer over all positions of the clip."""
+
+    def work_bytes(self, step: Step) -> int:
+        positions = math.prod(step.grid)
+        elements = positions * 10 * self.in_channels + positions**2
+        return super().work_bytes(step) + elements * FLOAT32_BYTES
+
+    def multiply_adds(self, part: Grid, whole: Grid) -> int:
+        return super().multiply_adds(part, whole) + 2 * math.prod(part) * math.prod(whole) * self.in_channels
+
+
+class NetworkPart(NamedTuple):
+    """A module of a network, and its layers: two of a residual block, else one."""
+
+    path: str
+    layers: tuple[LayerSpec, ...]
+
+
+def decoder_parts(config: AudioConfig) -> list[NetworkPart]:
+    """From latents (B, T, F, 1, C) to spectrograms, in execution order; its levels run from the last to the first."""
+    width = config.width * config.multipliers[-1]
+    layers = _Layers(config)
+    parts = [layers.alone("conv_in", config.channels, width), *layers.middle(width)]
+    for index in reversed(range(len(config.multipliers))):
+        own = config.width * config.multipliers[index]
+        parts += layers.level(f"up.{index}", config.num_blocks + 1, width, own, index in config.attention_levels)
+        parts += [layers.upsample(f"up.{index}.upsample", own)] if index else []
+        width = own
+    return [*parts, layers.alone("conv_out", width, config.audio_channels, norm="norm_out")]
+
+
+def encoder_parts(config: AudioConfig) -> list[NetworkPart]:
+    """From spectrograms to means and log-variances of latents (B, T, F, 1, 2*C), in execution order."""
+    width, last = config.width, len(config.multipliers) - 1
+    layers = _Layers(config)
+    parts = [layers.alone("conv_in", config.audio_channels, width)]
+    for index, multiplier in enumerate(config.multipliers):
+        own = config.width * multiplier
+        parts += layers.level(f"down.{index}", config.num_blocks, width, own, index in config.attention_levels)
+        parts += [layers.downsample(f"down.{index}.downsample", own)] if index < last else []
+        width = own
+    return [*parts, *layers.middle(width), layers.alone("conv_out", width, 2 * config.channels, norm="norm_out")]
+
+
+def decoder_spec(config: AudioConfig) -> NetworkSpec:
+    """Packed latents (B, T, 1, 1, C) to the channels of a spectrogram, one after the other (B, T', 1, 1, 2*bins)."""
+    mel, layers = config.mel.bins, _layers(decoder_parts(config))
+    unpack = LayerSpec("unpack", config.latent_channels, config.channels, up=(1, config.bins, 1))
+    # Networks that are causal along frequencies make more frames, and fewer bins: they are cropped and padded.
+    made = NetworkSpec((unpack, *layers)).out_grid((2, 1, 1))
+    crop = made[0] - config.mel_frames(2)
+    pack = LayerSpec(
+        "pack",
+        config.audio_channels,
+        config.audio_channels * mel,
+        down=(1, mel, 1),
+        windows=(_ALONE, WindowSpec(mel, mel, 0, mel - made[1]), _ALONE),
+        crop=crop,
+    )
+    lengths = None
+    if config.vocoder is not None:
+        lengths = config.num_samples(1), config.num_samples(2) - config.num_samples(1)
+    return NetworkSpec(
+        (unpack, *layers, pack),
+        stream_axes=(Axis.TIME,),
+        clip=ClipRules("sample", _DECODE_CHUNKS, True, 2, lengths, config.sample_rate),
+    )
+
+
+def encoder_spec(config: AudioConfig) -> NetworkSpec:
+    """Spectrograms (B, T, bins, 1, 2) to the means of packed latents (B, T', 1, 1, C)."""
+    bins = config.bins
+    windows = (_ALONE, WindowSpec(bins, bins), _ALONE)
+    pack = LayerSpec("pack", 2 * config.channels, config.latent_channels, down=(1, bins, 1), windows=windows)
+    mel = config.mel
+    frame_bytes = 4 * FLOAT32_BYTES * config.audio_channels * mel.window  # cut, windowed, transformed
+    return NetworkSpec(
+        (*_layers(encoder_parts(config)), pack),
+        stream_axes=(Axis.TIME,),
+        takes_any_length=True,
+        clip=ClipRules(
+            "sample",
+            _ENCODE_CHUNKS,
+            flushes_with_last=True,
+            sample_rate=mel.sample_rate,
+            hop=mel.hop,
+            bins=mel.bins,
+            frame_bytes=frame_bytes,
+        ),
+    )
+
+
+def _layers(parts: Sequence[NetworkPart]) -> list[LayerSpec]:
+    return [layer for part in parts for layer in part.layers]
+
+
+class _Layers:
+    """Makes the parts of one configuration."""
+
+    def __init__(self, config: AudioConfig) -> None:
+        self._config = config
+        three, causal = WindowSpec(3, 1, 1, 1), WindowSpec(3, 1, 2, 0)
+        time = causal if config.causality is Causality.TIME else three
+        frequency = causal if config.causality is Causality.FREQUENCY else three
+        self._windows = (time, frequency, _ALONE)
+        halves, causal_halves = WindowSpec(3, 2, 0, 1), WindowSpec(3, 2, 2, 0)
+        time = causal_halves if config.causality is Causality.TIME else halves
+        frequency = causal_halves if config.causality is Causality.FREQUENCY else halves
+        self._halves = (time, frequency, _ALONE)
+
+    def middle(self, width: int) -> list[NetworkPart]:
+        attention = [self.attention("mid.attn_1", width)] if self._config.has_mid_attention else []
+        return [self.block("mid.block_1", width, width), *attention, self.block("mid.block_2", width, width)]
+
+    def level(self, path: str, count: int, width: int, own: int, is_attended: bool) -> list[NetworkPart]:
+        """The blocks of one resolution. The first changes the `width`; each has an attention or none."""
+        parts: list[NetworkPart] = []
+        for number in range(count):
+            parts.append(self.block(f"{path}.block.{number}", own if number else width, own))
+            parts += [self.attention(f"{path}.attn.{number}", own)] if is_attended else []
+        return parts
+
+    def alone(self, path: str, in_channels: int, out_channels: int, norm: str = "") -> NetworkPart:
+        return NetworkPart(path, (self._conv(path, in_channels, out_channels, norm),))
+
+    def block(self, path: str, in_channels: int, out_channels: int) -> NetworkPart:
+        first = self._conv(f"{path}.conv1", in_channels, out_channels, f"{path}.norm1")
+        second = self._conv(f"{path}.conv2", out_channels, out_channels, f"{path}.norm2")
+        weights = second.weights
+        if in_channels != out_channels:
+            weights += linear_weights(f"{path}.nin_shortcut.conv", in_channels, out_channels)
+        return NetworkPart(path, (first, replace(second, weights=weights, skip_channels=in_channels)))
+
+    def attention(self, path: str, width: int) -> NetworkPart:
+        weights = self._norm_weights(f"{path}.norm", width)
+        for part in ("q", "k", "v", "proj_out"):
+            weights += linear_weights(f"{path}.{part}", width, width)
+        return NetworkPart(
+            path, (ClipAttentionSpec(path, width, width, unbounded=frozenset({Axis.TIME}), weights=weights),)
+        )
+
+    def upsample(self, path: str, width: int) -> NetworkPart:
+        """Every position twice along both axes, a convolution, and the first row along the causal axis dropped."""
+        causality = self._config.causality
+        time = WindowSpec(2, 1, 1, 0) if causality is Causality.TIME else WindowSpec(3, 1, 1, 1)
+        layer = replace(
+            self._conv(f"{path}.conv", width, width),
+            up=(2, 2, 1),
+            windows=(time, _ALONE, _ALONE),
+            trim=1 if causality is Causality.TIME else 0,
+            dropped_bins=1 if causality is Causality.FREQUENCY else 0,
+        )
+        return NetworkPart(path, (layer,))
+
+    def downsample(self, path: str, width: int) -> NetworkPart:
+        layer = self._conv(path, width, width)
+        return NetworkPart(path, (replace(layer, down=(2, 2, 1), windows=self._halves, conv_windows=self._halves[:2]),))
+
+    def _conv(self, name: str, in_channels: int, out_channels: int, norm: str = "") -> Conv2DSpec:
+        """A convolution, after a norm and SiLU if a norm is named."""
+        weights: Weights = (
+            (f"{name}.conv.weight", (out_channels, 3, 3, in_channels)),
+            (f"{name}.conv.bias", (out_channels,)),
+        )
+        sees_all = norm and self._config.norm is Norm.GROUP
+        return Conv2DSpec(
+            name,
+            in_channels,
+            out_channels,
+            windows=self._windows,
+            conv_windows=self._windows[:2],
+            weights=weights + (self._norm_weights(norm, in_channels) if norm else ()),
+            is_activated=bool(norm),
+            unbounded=frozenset({Axis.TIME}) if sees_all else frozenset(),
+        )
+
+    def _norm_weights(self, name: str, width: int) -> Weights:
+        if self._config.norm is not Norm.GROUP:
+            return ()
+        if width % GROUPS:
+            raise CheckpointError(
+                f"the configuration of the audio VAE has a group norm ({name}) of {width} channels, which are no "
+                f"multiple of its {GROUPS} groups; use the configuration that belongs to the file."
+            )
+        return ((f"{name}.weight", (width,)), (f"{name}.bias", (width,)))
+
+
+@dataclass(frozen=True)
+class SignalSpec(LayerSpec):
+    """A layer along time.
+
+    Attributes:
+        taps: positions that each product sees, which GPUs unfold in front of it.
+        copies: arrays of the size of its input that it allocates beside these.
+        dilation: of its convolution.
+        waiting: positions that wait beside its window between two pieces, with `waiting_channels`; at most
+            `waiting_rate` for each position of its input.
+    """
+
+    taps: int = 0
+    copies: int = 2
+    dilation: int = 1
+    waiting: int = 0
+    waiting_channels: int = 0
+    waiting_rate: int = 1
+
+    def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
+        waiting = min(self.waiting, grid[0] * self.waiting_rate) * self.waiting_channels
+        return super().cache_bytes(axis, grid, piece, machine) + waiting * FLOAT32_BYTES
+
+    def work_bytes(self, step: Step) -> int:
+        seen = math.prod(step.grid) + self.window(Axis.TIME).cached
+        unfolded = 0 if step.machine.backend is Backend.CPU else self.taps
+        elements = (unfolded + self.copies) * seen * self.in_channels
+        return super().work_bytes(step) + elements * FLOAT32_BYTES
+
+
+@dataclass(frozen=True)
+class TransposedSpec(SignalSpec):
+    """A transposed convolution that makes exactly `rate` positions of each, with `cut` dropped at both ends.
+
+    Of `n` positions that have arrived, `rate * n - cut` results are final.
+    """
+
+    rate: int = 1
+    kernel: int = 1
+    cut: int = 0
+
+    def num_outputs(self, axis: Axis, length: int) -> int:
+        return self.rate * length if axis is Axis.TIME else length
+
+    def ready(self, axis: Axis, seen: int) -> int:
+        return max(0, self.rate * seen - self.cut)
+
+    def needed(self, axis: Axis, count: int) -> int:
+        return math.ceil((count + self.cut) / self.rate) if axis is Axis.TIME else count
+
+    def fixed_bytes(self) -> int:
+        """Additional bytes of its weight once it is laid out in whole blocks."""
+        added = -self.kernel % self.rate
+        return added * self.in_channels * self.out_channels * FLOAT32_BYTES
+
+    def reach(self, axis: Axis) -> tuple[Fraction, Fraction]:
+        if axis is not Axis.TIME:
+            return Fraction(0), Fraction(0)
+        before, after = math.ceil((self.kernel - 1 - self.cut) / self.rate), (self.rate - 1 + self.cut) // self.rate
+        return Fraction(before), Fraction(after)
+
+    def multiply_adds(self, part: Grid, whole: Grid) -> int:
+        return math.prod(part) * self.kernel * self.in_channels * self.out_channels
+
+
+@dataclass(frozen=True)
+class ActivationSpec(SignalSpec):
+    """An antialiased activation."""
+
+    def fixed_bytes(self) -> int:
+        """The matrices of its two filters: two outputs for each position, and one for two positions."""
+        up, down = FILTER_BLOCK - 1 + FILTER_TAPS // 2, 2 * (FILTER_BLOCK - 1) + FILTER_TAPS
+        return FILTER_BLOCK * (2 * up + down) * FLOAT32_BYTES
+
+    def multiply_adds(self, part: Grid, whole: Grid) -> int:
+        return math.prod(part) * self.in_channels * 4 * FILTER_TAPS
+
+
+@dataclass(frozen=True)
+class BranchesSpec(SignalSpec):
+    """The residual blocks of one stage, side by side; `chains` are the layers of each. They are averaged."""
+
+    chains: tuple[tuple[SignalSpec, ...], ...] = ()
+
+    def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
+        layers = sum(layer.cache_bytes(axis, grid, piece, machine) for chain in self.chains for layer in chain)
+        ahead = self.window(axis).after - min(_reach(chain) for chain in self.chains)
+        return layers + len(self.chains) * ahead * self.out_channels * FLOAT32_BYTES
+
+    def work_bytes(self, step: Step) -> int:
+        work = max(layer.work_bytes(step) for chain in self.chains for layer in chain)
+        held = (len(self.chains) + 3) * math.prod(step.grid) * self.out_channels * FLOAT32_BYTES
+        return work + held
+
+    def fixed_bytes(self) -> int:
+        return sum(layer.fixed_bytes() for chain in self.chains for layer in chain)
+
+    def multiply_adds(self, part: Grid, whole: Grid) -> int:
+        return sum(layer.multiply_adds(part, whole) for chain in self.chains for layer in chain)
+
+
+@dataclass(frozen=True)
+class SpectrogramSpec(SignalSpec):
+    """The log-mel spectrogram of a waveform that is padded with zeros to whole frames at its end."""
+
+    def num_outputs(self, axis: Axis, length: int) -> int:
+        return -(-length // self.window(axis).stride) if axis is Axis.TIME else length
+
+
+def generator_layers(config: GeneratorConfig, prefix: str) -> tuple[LayerSpec, ...]:
+    """One generator, whose modules begin with `prefix`: spectrogram (B, T, 1, 1, I) to samples (B, T*scale, 1, 1, 2).
+
+    Per stage there are a transposed convolution and residual blocks.
+    """
+    width = config.width
+    layers: list[LayerSpec] = [conv_layer(f"{prefix}conv_pre", config.in_channels, width, _END_KERNEL)]
+    for index, (rate, kernel) in enumerate(zip(config.rates, config.kernels, strict=True)):
+        layers.append(_transposed(f"{prefix}ups.{index}", width, rate, kernel))
+        width //= 2
+        layers.append(_branches(config, prefix, index, width))
+    if config.is_antialiased:
+        layers.append(activation_layer(f"{prefix}act_post", width))
+    post = conv_layer(f"{prefix}conv_post", width, config.out_channels, _END_KERNEL, bias=config.has_final_bias)
+    return (*layers, post)
+
+
+def generator_spec(config: GeneratorConfig) -> NetworkSpec:
+    """A generator that is the whole vocoder."""
+    return NetworkSpec(generator_layers(config, ""), stream_axes=(Axis.TIME,))
+
+
+def vocoder_spec(config: VocoderConfig) -> NetworkSpec:
+    """The whole vocoder: spectrogram (B, T, 1, 1, 2 * bins), channel by channel, to samples (B, T', 1, 1, 2)."""
+    if config.extension is None:
+        return generator_spec(config.generator)
+    first = generator_layers(config.generator, "vocoder.")
+    second = generator_layers(config.extension.generator, "bwe_generator.")
+    enter, leave = extension_layers(config.extension, second)
+    return NetworkSpec((*first, enter, *second, leave), stream_axes=(Axis.TIME,))
+
+
+def extension_layers(config: ExtensionConfig, second: tuple[LayerSpec, ...]) -> tuple[SignalSpec, SignalSpec]:
+    """The layers before and after the second generator, between which the resampled waveform waits."""
+    frequencies = config.window // 2 + 1
+    channels = config.generator.out_channels
+    stft = WindowSpec(config.window, config.hop, config.window - config.hop, 0)
+    frames = 1  # of the spectrogram, before the first sample of the second generator is final
+    for layer in reversed(second):
+        frames = layer.needed(Axis.TIME, frames)
+    enter = SpectrogramSpec(
+        "mel_stft",
+        channels,
+        config.generator.in_channels,
+        down=(config.hop, 1, 1),
+        windows=(stft, _ALONE, _ALONE),
+        weights=(
+            ("mel_stft.mel_basis", (config.bins, frequencies)),
+            ("mel_stft.stft_fn.forward_basis", (2 * frequencies, config.window)),
+        ),
+        copies=2 - (-5 * config.window // config.hop),
+        waiting=frames * config.hop * config.ratio,
+        waiting_channels=channels,
+        waiting_rate=config.ratio,
+    )
+    return enter, SignalSpec("extension", channels, channels, copies=4)
+
+
+def conv_layer(
+    name: str, in_channels: int, out_channels: int, kernel: int, *, dilation: int = 1, bias: bool = True
+) -> SignalSpec:
+    """A convolution that pads both ends with zeros, and returns as many positions as it takes."""
+    side = dilation * (kernel - 1) // 2
+    weights: tuple[tuple[str, tuple[int, ...]], ...] = ((f"{name}.weight", (out_channels, kernel, in_channels)),)
+    if bias:
+        weights += ((f"{name}.bias", (out_channels,)),)
+    return SignalSpec(
+        name,
+        in_channels,
+        out_channels,
+        windows=(WindowSpec(2 * side + 1, 1, side, side), _ALONE, _ALONE),
+        weights=weights,
+        taps=kernel,
+        dilation=dilation,
+    )
+
+
+def activation_layer(name: str, channels: int) -> ActivationSpec:
+    """SnakeBeta at twice the rate."""
+    weights = (
+        (f"{name}.act.alpha", (channels,)),
+        (f"{name}.act.beta", (channels,)),
+        (f"{name}.upsample.filter", (FILTER_TAPS,)),
+        (f"{name}.downsample.lowpass.filter", (FILTER_TAPS,)),
+    )
+    window = WindowSpec(2 * FILTER_REACH + 1, 1, FILTER_REACH, FILTER_REACH)
+    return ActivationSpec(name, channels, channels, windows=(window, _ALONE, _ALONE), weights=weights, copies=12)
+
+
+def _transposed(name: str, width: int, rate: int, kernel: int) -> TransposedSpec:
+    blocks = -(-kernel // rate)  # of `rate` positions that each position contributes to
+    out_channels = width // 2
+    return TransposedSpec(
+        name,
+        width,
+        out_channels,
+        up=(rate, 1, 1),
+        windows=(WindowSpec(blocks, 1, blocks - 1, blocks - 1), _ALONE, _ALONE),
+        weights=((f"{name}.weight", (out_channels, kernel, width)), (f"{name}.bias", (out_channels,))),
+        taps=blocks,
+        copies=2 + rate // 2,
+        rate=rate,
+        kernel=kernel,
+        cut=(kernel - rate) // 2,
+    )
+
+
+def _branches(config: GeneratorConfig, prefix: str, stage: int, width: int) -> BranchesSpec:
+    first = stage * len(config.block_kernels)
+    chains = tuple(
+        block_layers(config, f"{prefix}resblocks.{first + index}", width, kernel, dilations)
+        for index, (kernel, dilations) in enumerate(zip(config.block_kernels, config.dilations, strict=True))
+    )
+    side = max(map(_reach, chains))
+    return BranchesSpec(
+        f"{prefix}resblocks.{first}",
+        width,
+        width,
+        windows=(WindowSpec(2 * side + 1, 1, side, side), _ALONE, _ALONE),
+        weights=tuple(weight for chain in chains for layer in chain for weight in layer.weights),
+        chains=chains,
+    )
+
+
+def block_layers(
+    config: GeneratorConfig, name: str, width: int, kernel: int, dilations: tuple[int, ...]
+) -> tuple[SignalSpec, ...]:
+    """A residual block: per dilation two convolutions, each after an activation, and a skip connection."""
+    layers: list[SignalSpec] = []
+    for index, dilation in enumerate(dilations):
+        pair: list[SignalSpec] = []
+        for number, each in ((1, dilation), (2, 1)):
+            if config.is_antialiased:
+                pair.append(activation_layer(f"{name}.acts{number}.{index}", width))
+            pair.append(conv_layer(f"{name}.convs{number}.{index}", width, width, kernel, dilation=each))
+        pair[-1] = replace(pair[-1], waiting=_reach(tuple(pair)), waiting_channels=width)
+        layers += pair
+    return tuple(layers)
+
+
+def _reach(chain: tuple[SignalSpec, ...]) -> int:
+    return sum(layer.window(Axis.TIME).ahead for layer in chain)
