@@ -56,7 +56,7 @@ def documented_commands(page):
         command = re.search(r"(?:^|[ =\w]* )python -m ((?:mlx_ltx_vae|benchmarks)\b.*)", " " + line)
         if command and "|" not in line:
             words = shlex.split(command[1], comments=True)
-            if words[0] != "mlx_ltx_vae.run" and (match[1] or len(words) > 1):
+            if match[1] or len(words) > 1:
                 yield words
 
 

@@ -91,10 +91,10 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
             self.replaced.setdefault(app, []).append(f"{module.__name__}:{entry.path}")
 
     def _replace(self, place: Any, entry: Entry, own: Any, names: tuple[str, ...]) -> None:
-        """Replace one function, also where other modules of the app have imported it by its name."""
+        """Replace one function, also where other modules have imported it by its name."""
         own = getattr(own, "original", own)
         new = make_replacement(entry, own, place if entry.owner else None, names)
-        places = [place] if entry.owner else [place, *_importers(own, entry)]
+        places = [place] if entry.owner else _importers(own, entry.name)
         for each in places:
             setattr(each, entry.name, new)
             self._undo.append(functools.partial(setattr, each, entry.name, own))
@@ -181,11 +181,9 @@ def _parameters(own: Any) -> dict[str, inspect.Parameter]:
     return {name: each for name, each in found.items() if name != "self" and each.kind not in kinds}
 
 
-def _importers(own: object, entry: Entry) -> list[ModuleType]:
-    """The modules of the app that have a function by its name."""
-    root = entry.module.partition(".")[0]
-    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == root]
-    return [module for module in modules if vars(module).get(entry.name) is own]
+def _importers(own: object, name: str) -> list[ModuleType]:
+    """The modules that have a function by its name, with the one that defines it."""
+    return [module for module in list(sys.modules.values()) if getattr(module, "__dict__", {}).get(name) is own]
 
 
 def _version(module: ModuleType) -> str:
