@@ -20,8 +20,10 @@ from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.preview import main as preview
+from mlx_ltx_vae.run import main as run_program
 
 MAINS = {"decode": decode, "preview": preview, "encode": encode, "info": info, "convert": convert, "bench": bench}
+MAINS["run"] = run_program
 NAMES = {main: name for name, main in MAINS.items()}
 
 # None of these files exists: wrong usage is found before a file is looked for, which would be a failure (exit code 1)
@@ -352,7 +354,8 @@ def test_examples_of_the_help_are_correct_usage(name, capsys, monkeypatch):
     """Each example gets as far as reading its files."""
     module = import_module(f"mlx_ltx_vae.commands.{'decode' if name == 'preview' else name}_command")
     ran = []
-    monkeypatch.setattr(module, "run_command", lambda command, arguments, **_: ran.append(arguments) or 0)
+    function = "run_program" if name == "run" else "run_command"
+    monkeypatch.setattr(module, function, lambda *given, **_: ran.append(given[-1]) or 0)
     with pytest.raises(SystemExit):
         MAINS[name](["--help"])
     text = capsys.readouterr().out
