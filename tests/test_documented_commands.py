@@ -75,6 +75,7 @@ def write_files(folder):
     frames, rows, columns = SHAPE
     latents = load_latents(demo.LATENTS)[0][:, :, :frames, :rows, :columns]
     save_latents("clip.safetensors", latents, fps=24)
+    save_latents("batch.safetensors", mx.concatenate([latents[:, :, :1], latents[:, :, :1]]))
     Path("output/latents").mkdir(parents=True)
     for name in ("clip.latent", "latents.safetensors", "output/latents/ComfyUI_00001_.latent"):
         Path(name).write_bytes(Path("clip.safetensors").read_bytes())
@@ -98,6 +99,7 @@ def write_files(folder):
     Path("taeltx2_3.safetensors").symlink_to(ROOT / "examples" / "demo_preview.safetensors")
     Path("shot").mkdir()
     run_ffmpeg("-f", "lavfi", "-i", "testsrc=size=64x64", "-frames:v", 9, "shot/%d.exr")
+    run_ffmpeg("-f", "lavfi", "-i", "testsrc=size=64x64", "-frames:v", 1, "photo.png")
     with wave.open("voice.wav", "wb") as sound:
         sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
         sound.writeframes(bytes(8000))

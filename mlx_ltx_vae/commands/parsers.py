@@ -1,12 +1,13 @@
 """The command lines of the commands. Imports no MLX: --help and --version work without its backend."""
 
 import argparse
+import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import get_args
+from typing import Literal, get_args
 
 from ..backend.machine import DtypeName
-from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS
-from ..errors import LTXVAEError
+from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, LATER_STILL_CRF, MAX_STILL_CRF, STILL_CRF
+from ..errors import LTXVAEError, quote
 from ..models.specs import NETWORKS
 from ..planning.plan import ModeName, OrderName
 from ..startup import import_command
@@ -144,6 +145,9 @@ def encode_parser() -> CommandParser:
     light = """the images are EXR, and their pixels light with the primaries of sRGB (srgb_linear) or of ACES
         (acescg), or codes (acescct): encode them as HDR, for LTX-2.5"""
     video.add_argument("--hdr", choices=get_args(HDRInput), help=light)
+    compress = f"""send a picture through one frame of H.264 first, as pipelines do with those that condition a video:
+        0 (none) to {MAX_STILL_CRF}; without a number {STILL_CRF}, or {LATER_STILL_CRF} for a VAE of LTX-2.4 or later"""
+    video.add_argument("--compress", nargs="?", type=_still_crf, const="auto", metavar="CRF", help=compress)
     model = "the audio VAE: encode the video's sound too, into the same file; file, folder, or hub repository id"
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     how = parser.add_argument_group("how to encode")
@@ -151,6 +155,15 @@ def encode_parser() -> CommandParser:
     add_tile_batch_option(how)
     add_job_options(parser, how)
     return parser
+
+
+def _still_crf(text: str) -> int | Literal["auto"]:
+    """The type of `--compress`, also where no number was given."""
+    if text == "auto":
+        return "auto"
+    if not re.fullmatch("[0-9]{1,2}", text) or int(text) > MAX_STILL_CRF:
+        raise argparse.ArgumentTypeError(f"expected a CRF from 0 to {MAX_STILL_CRF}, not {quote(text)}")
+    return int(text)
 
 
 def _frames_to_encode(text: str) -> slice:
