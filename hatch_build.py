@@ -35,6 +35,11 @@ def with_absolute_links(text: str, repository: str, page: str = "README.md") -> 
     return _LINK.sub(absolute, text) if repository else text
 
 
+def with_address(text: str, repository: str) -> str:
+    """The text with the address for `<this repository>`, as in `git clone`; "" for no address, and no change."""
+    return text.replace("<this repository>", repository) if repository else text
+
+
 def addresses(repository: str) -> dict[str, str]:
     """The links that an index shows beside the README."""
     blob = f"{repository.rstrip('/')}/blob/main"
@@ -50,6 +55,6 @@ class CustomMetadataHook(MetadataHookInterface):
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         metadata["readme"] = {
             "content-type": "text/markdown",
-            "text": with_absolute_links(text, repository),
+            "text": with_address(with_absolute_links(text, repository), repository),
         }
         metadata["urls"] = addresses(repository)

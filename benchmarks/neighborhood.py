@@ -19,7 +19,7 @@ from mlx_ltx_vae.models.diffusion_decoder.attention import LARGEST_SCORE, Tables
 from mlx_ltx_vae.models.diffusion_decoder.blocks import Attention, NeighborhoodBlock
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import BLOCKS, segments
-from mlx_ltx_vae.models.diffusion_decoder.network_specs import AttentionSpec, MLPSpec, decoder_spec, hidden_channels
+from mlx_ltx_vae.models.diffusion_decoder.specs import AttentionSpec, MLPSpec, decoder_spec, hidden_channels
 
 _KERNEL, _HEADS, _DEPTH = (11, 11, 11), 4, 64
 _GRIDS = ((2, 32, 48), (4, 32, 48))

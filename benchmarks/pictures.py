@@ -80,7 +80,8 @@ def _draw_tiles(tiles: np.ndarray, exact: np.ndarray, peaks: dict[str, int], pat
     drawn = bars.barh(list(peaks), [peak / MB for peak in peaks.values()], color=("#999999", "#d55e00", "#0072b2"))
     bars.bar_label(drawn, [f" {peak / MB:.0f} MB" for peak in peaks.values()])
     bars.set_title(
-        f"peak memory of MLX: {len(exact)} frames of {exact.shape[2]}x{exact.shape[1]}, weights included", fontsize=12
+        f"peak memory of MLX in float32: {len(exact)} frames of {exact.shape[2]}x{exact.shape[1]}, weights included",
+        fontsize=12,
     )
     bars.invert_yaxis()
     bars.margins(x=0.12)

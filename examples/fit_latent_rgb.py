@@ -187,7 +187,7 @@ def demo_clips(vae):
 def main(argv=None):
     """Run the command."""
     parser = argparse.ArgumentParser(description="Fit a linear projection from latents to small pictures.")
-    parser.add_argument("-m", "--model", metavar="VAE", help="file, folder, or hub repository id")
+    parser.add_argument("-m", "--model", metavar="VAE", help="file, folder, or hub id")
     parser.add_argument("--latents", nargs="+", default=[], metavar="FILE", help="latent files, which are decoded")
     parser.add_argument("--videos", nargs="+", default=[], metavar="FILE", help="videos, which are encoded")
     parser.add_argument("--demo", action="store_true", help="fit to the demo VAE, on procedural clips")

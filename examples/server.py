@@ -31,11 +31,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mlx_ltx_vae import DecodePlan, DecodeStream, LatentsError, LTXVAEError, VideoVAE, VideoWriter, demo, load_latents
 
 MAX_UPLOAD = 64_000_000  # bytes
 UPLOAD_SECONDS = 60  # for the whole upload
+HEADER_SECONDS = 10  # for the headers before it
 DECODE_SECONDS = 600  # from the start of a decode to the last byte that its client has read
 GRACE_SECONDS, EXIT_SECONDS = 3, 12  # after Ctrl-C or SIGTERM: of responses, and of the process
 MAX_CONNECTIONS = 32  # others get a 503
@@ -170,6 +172,22 @@ def make_app(vae: VideoVAE, hosts: Sequence[str] = ()) -> Starlette:
     )
 
 
+class Protocol(H11Protocol):
+    """A connection that is closed when no whole headers arrive within some seconds."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(HEADER_SECONDS, self._check, None)
+
+    def _check(self, last: object) -> None:
+        """Close a connection that waits for the headers after the request `last`, which has its response."""
+        is_waiting = self.cycle is None or self.cycle.response_complete
+        if is_waiting and self.cycle is last:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self.loop.call_later(HEADER_SECONDS, self._check, self.cycle if is_waiting else self)
+
+
 class Server(uvicorn.Server):
     """Ends the process some seconds after a signal, whatever runs then: a step of a decode cannot be interrupted."""
 
@@ -181,7 +199,7 @@ class Server(uvicorn.Server):
 def main() -> None:
     parser = argparse.ArgumentParser(description="Decode uploaded latents and stream the video while it decodes.")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id")
+    source.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub id")
     source.add_argument("--demo", action="store_true", help="the small VAE that ships with the package")
     parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, which other machines cannot reach")
     parser.add_argument("--port", type=int, default=8000, help="default: 8000")
@@ -190,7 +208,7 @@ def main() -> None:
         vae = VideoVAE.from_pretrained(demo.VAE if arguments.demo else arguments.model, encoder=False)
     except LTXVAEError as error:
         parser.error(str(error))
-    limits = {"limit_concurrency": MAX_CONNECTIONS, "timeout_graceful_shutdown": GRACE_SECONDS}
+    limits = {"limit_concurrency": MAX_CONNECTIONS, "timeout_graceful_shutdown": GRACE_SECONDS, "http": Protocol}
     with suppress(KeyboardInterrupt):
         Server(uvicorn.Config(make_app(vae, [arguments.host]), arguments.host, arguments.port, **limits)).run()
 

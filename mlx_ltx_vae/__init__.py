@@ -1,6 +1,6 @@
 """Exact, streaming decoding and encoding of LTX video latents on MLX, in constant memory.
 
-Everything is imported when it is first used: a command is prepared before what takes long (`commands.entry`).
+Everything is imported when it is first used: a command is prepared before what takes long (`startup`).
 """
 
 from .startup import lazy_names
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .pipeline.audio import AudioChunk, AudioStream
     from .pipeline.decode import DecodeReport, DecodeStream
     from .pipeline.frames import FrameChunk, HDROptions
-    from .planning.plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan
+    from .planning.plan import DecodePlan, EncodePlan
     from .shapes import ScaleFactors
     from .vae import PreviewVAE, VideoVAE
     from .video import Fit, VideoReader, VideoWriter, compress_still
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "VideoVAE", "PreviewVAE", "FrameChunk", "DecodeStream", "DecodePlan", "DecodeReport", "EncodePlan", "load_latents",
     "load_audio_latents", "save_latents", "LatentsInfo", "Keyframes", "load_keyframes", "AudioVAE", "AudioChunk",
-    "AudioStream", "AudioPlan", "AudioEncodePlan", "VideoWriter", "VideoReader", "Fit", "HDROptions", "VAEConfig",
+    "AudioStream", "VideoWriter", "VideoReader", "Fit", "HDROptions", "VAEConfig",
     "ScaleFactors", "compress_still",
     "LTXVAEError", "CheckpointError", "LatentsError", "PlanError", "DecodeError", "DecodeCancelled", "DeviceError",
     "DistributedError", "ReaderError", "WriterError",
@@ -55,7 +55,7 @@ _MODULES = {
     ".pipeline.audio": ("AudioChunk", "AudioStream"),
     ".pipeline.decode": ("DecodeReport", "DecodeStream"),
     ".pipeline.frames": ("FrameChunk", "HDROptions"),
-    ".planning.plan": ("AudioEncodePlan", "AudioPlan", "DecodePlan", "EncodePlan"),
+    ".planning.plan": ("DecodePlan", "EncodePlan"),
     ".shapes": ("ScaleFactors",),
     ".vae": ("PreviewVAE", "VideoVAE"),
     ".video": ("Fit", "VideoReader", "VideoWriter", "compress_still"),

@@ -2,20 +2,21 @@
 
 import sys
 
-from .commands.entry import COMMANDS, begin, entry_point
-from .startup import import_command
+from .startup import begin, import_command
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command that `argv` begins with, or list the commands. Returns the exit code."""
     begin(argv)
+    from .commands.entry import COMMANDS, run  # only now, as all below, since Ctrl-C prints a traceback before
+
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
     if name == "help" and arguments:
         name, arguments = arguments[0], ["--help"]
     name = {"help": "--help", "version": "--version"}.get(name, name)
     if name in COMMANDS:
-        return entry_point(name)(arguments)
-    from .commands.cli import CommandParser, add_common_options  # only now, as all below, since it takes long
+        return run(name, arguments)
+    from .commands.cli import CommandParser, add_common_options
     from .commands.parsers import SHELLS
     from .errors import suggest
 

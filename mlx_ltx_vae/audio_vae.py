@@ -2,8 +2,10 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate, chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,9 +31,12 @@ from .pipeline.audio import (
     stream_sound,
     unpack_latents,
 )
+from .pipeline.joined import join_sound
 from .pipeline.run import arrays_released, join_parts
-from .planning.plan import AudioEncodePlan, AudioPlan, ModeName
+from .planning.film import DEFAULT_CARRY, Part, sound_parts
+from .planning.plan import DecodePlan, EncodePlan, ModeName
 from .planning.planner import plan_encode
+from .units import Rate, parse_fps
 from .vae import NetworkPair, load_encoder
 from .video.sound_files import SAMPLE_RATES
 
@@ -113,7 +118,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         chunk: int | None = None,
         samples: tuple[int, int] | None = None,
         joined: bool = False,
-    ) -> AudioPlan:
+    ) -> DecodePlan:
         """Plan the decode of this many latents along time (25 per second). Pure arithmetic; nothing is decoded.
 
         Args:
@@ -139,7 +144,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         )
 
     def stream(
-        self, latents: mx.array | np.ndarray, plan: AudioPlan | None = None, *, unnormalized: bool = False
+        self, latents: mx.array | np.ndarray, plan: DecodePlan | None = None, *, unnormalized: bool = False
     ) -> AudioStream:
         """Yield the waveform as it is decoded: chunks with `start` and `waveform` (B, 2, n) float32, in order.
 
@@ -157,10 +162,49 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         """
         return self._stream(latents, plan, unnormalized)
 
+    def stream_joined(
+        self,
+        windows: Iterable[mx.array | np.ndarray],
+        frames: Iterable[int],
+        *,
+        fps: Rate,
+        carry: int = DEFAULT_CARRY,
+        unnormalized: bool = False,
+    ) -> AudioStream:
+        """Yield the sound of a film from the audio latents of its windows, see `VideoVAE.stream_joined`.
+
+        The tails of windows are aligned, and a window fades in with equal power over the 40 ms before the samples that
+        it adds. These are counted from the start of the film, so that sound and picture do not drift.
+
+        Args:
+            windows: audio latents as for `stream`; an iterator may still be generated.
+            frames: the number of video frames of each window.
+            fps: frames per second of the video.
+            carry: the number of frames that windows share.
+        """
+        waiting: deque[mx.array | np.ndarray] = deque()
+        rate, config = self.sample_rate, self.config
+
+        def lengths() -> Iterator[int]:
+            for latents in windows:
+                waiting.append(latents)
+                yield config.num_samples(pack_latents(latents, config.channels, config.bins).shape[2])
+
+        def decode(latents: mx.array | np.ndarray, samples: tuple[int, int]) -> AudioStream:
+            return self._stream(latents, None, unnormalized, samples=samples)
+
+        ends = accumulate(frames, lambda end, count: end + count - carry)
+        parts: Iterable[Part] = sound_parts(ends, lengths(), rate, parse_fps(fps))
+        num_samples = None
+        if isinstance(windows, Sequence):
+            parts = list(parts)
+            num_samples = parts[-1].frames.end if parts else 0
+        return join_sound(((part, partial(decode, waiting.popleft())) for part in parts), rate, num_samples=num_samples)
+
     def decode(
         self,
         latents: mx.array | np.ndarray,
-        plan: AudioPlan | None = None,
+        plan: DecodePlan | None = None,
         *,
         unnormalized: bool = False,
         memory_budget: str | int | None = None,
@@ -173,7 +217,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             return join_parts(map(attrgetter("waveform"), stream), 2, stream.num_samples)
 
     def _stream(
-        self, latents: mx.array | np.ndarray, plan: AudioPlan | None, unnormalized: bool, **options: Any
+        self, latents: mx.array | np.ndarray, plan: DecodePlan | None, unnormalized: bool, **options: Any
     ) -> AudioStream:
         network, packed = self._network, pack_latents(latents, self.config.channels, self.config.bins)
         plan = plan or self.plan(packed.shape[2], batch=packed.shape[0], **options)
@@ -183,7 +227,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         self,
         waveform: mx.array | np.ndarray | Iterable[mx.array | np.ndarray],
         sample_rate: int,
-        plan: AudioEncodePlan | None = None,
+        plan: EncodePlan | None = None,
     ) -> mx.array:
         """Encode sound to normalized latents (B, 8, T, 16): the mean of the distribution, without sampling.
 
@@ -213,7 +257,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             mx.eval(latents)  # so that another thread can use them
         return latents
 
-    def plan_encode(self, seconds: float, *, batch: int = 1, memory_budget: str | int | None = None) -> AudioEncodePlan:
+    def plan_encode(self, seconds: float, *, batch: int = 1, memory_budget: str | int | None = None) -> EncodePlan:
         """Plan the encode of this many seconds of sound. Pure arithmetic; a `LatentsError` if there are none.
 
         `memory_budget` and its error are as in `VideoVAE.plan`.
@@ -264,18 +308,16 @@ def plan_sound_encode(
     weight_bytes: int | None = None,
     memory_budget: str | int | None = None,
     chunk: int | None = None,
-) -> AudioEncodePlan:
+) -> EncodePlan:
     """Plan the encode of this many seconds of sound, with the options of `planner.plan_encode`."""
-    rules = spec.sound
-    assert rules is not None
+    rules = spec.clip
     if not 0 < seconds < math.inf or batch < 1:
         raise LatentsError(f"{batch} x {seconds} seconds of sound cannot be encoded; there must be some.")
     frames = spec.scale.time * math.ceil(seconds * rules.sample_rate / rules.hop / spec.scale.time)
     shape = (batch, spec.in_channels, frames, rules.bins, 1)
-    plan = plan_encode(
+    return plan_encode(
         spec, shape, machine, joined=True, weight_bytes=weight_bytes, memory_budget=memory_budget, chunk=chunk
     )
-    return cast(AudioEncodePlan, plan)
 
 
 def plan_checkpoint(
@@ -287,7 +329,7 @@ def plan_checkpoint(
     memory_budget: str | int | None = None,
     chunk: int | None = None,
     frames: tuple[int, int] | None = None,
-) -> AudioPlan:
+) -> DecodePlan:
     """The plan of a decode by networks that are not loaded."""
     decoder, vocoder = (checkpoint.spec(name) for name in ("decoder", "vocoder"))
     stored = cast(DtypeName, checkpoint.networks["decoder"].dtype)

@@ -1,6 +1,6 @@
 """`python -m mlx_ltx_vae.bench`: measures time and memory on this machine."""
 
-from .commands.entry import entry_point
+from .startup import entry_point
 
 main = entry_point("bench")
 

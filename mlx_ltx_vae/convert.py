@@ -1,6 +1,6 @@
 """`python -m mlx_ltx_vae.convert`: converts a checkpoint to a folder that MLX loads faster."""
 
-from .commands.entry import entry_point
+from .startup import entry_point
 
 main = entry_point("convert")
 

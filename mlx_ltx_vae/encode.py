@@ -1,6 +1,6 @@
 """`python -m mlx_ltx_vae.encode`: encodes videos to latents."""
 
-from .commands.entry import entry_point
+from .startup import entry_point
 
 main = entry_point("encode")
 

@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 
 class LTXVAEError(Exception):
@@ -119,33 +120,47 @@ def check_is_path(path: object, error: type[LTXVAEError]) -> None:
 
 
 _PASSED_OVER = (__package__, "contextlib", "functools")
+_tell: ContextVar[Callable[[str], object] | None] = ContextVar("_tell", default=None)
+
+
+@contextmanager
+def telling_warnings(tell: Callable[[str], object]) -> Iterator[None]:
+    """Within the block, warnings of this package on this thread are calls `tell(text)`, and not Python's."""
+    token = _tell.set(tell)
+    try:
+        yield
+    finally:
+        _tell.reset(token)
 
 
 def warn(text: str) -> None:
     """Warn at the caller's line: the first outside this package, as by `skip_file_prefixes` of Python 3.12."""
+    if (tell := _tell.get()) is not None:
+        tell(text)
+        return
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_OVER:
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)
 
 
-_speaks_of_options = False  # messages name a command's options
+_name_option: Callable[[str, str], str] | None = None  # arguments of Python
 
 
 @contextmanager
-def speaking_of_options() -> Iterator[None]:
-    """Within the block, messages name the options of a command, and not arguments of Python."""
-    global _speaks_of_options
-    before, _speaks_of_options = _speaks_of_options, True
+def speaking_of_options(name: Callable[[str, str], str] = lambda argument, flag: flag) -> Iterator[None]:
+    """Within the block, messages name options by `name(argument, flag)`, the flags of a command by default."""
+    global _name_option
+    before, _name_option = _name_option, name
     try:
         yield
     finally:
-        _speaks_of_options = before
+        _name_option = before
 
 
 def option(argument: str, flag: str) -> str:
-    """The name of an option in a message: the argument in Python, or the flag of a command."""
-    return flag if _speaks_of_options else argument
+    """The name of an option in a message: the argument in Python, the flag of a command, or an app's own name."""
+    return argument if _name_option is None else _name_option(argument, flag)
 
 
 def suggest(word: str, known: Collection[str], other_names: Mapping[str, str] | None = None) -> str:

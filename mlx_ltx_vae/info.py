@@ -1,6 +1,6 @@
 """`python -m mlx_ltx_vae.info`: describes a checkpoint or a latent file."""
 
-from .commands.entry import entry_point
+from .startup import entry_point
 
 main = entry_point("info")
 

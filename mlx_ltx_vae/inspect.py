@@ -24,8 +24,8 @@ from .latents import KNOWN_NAMES, AudioLatentsFile, find_audio_latents, is_sound
 from .latents.files import MappedLatents, find_reader, open_tensor_file, read_frames, sampled_frames
 from .latents.keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
 from .latents.metadata import is_audio_name
-from .latents.statistics import are_unusual, count_unusual, frame_moments, join_moments
 from .models.base import NETWORKS, SOUND, SoundConfig
+from .pipeline.sources import are_unusual, count_unusual, frame_moments, join_moments
 from .planning.clip import lookahead, receptive_field
 from .planning.planner import plan_decode
 from .shapes import DEFAULT_SCALE, Grid, format_size

@@ -1,6 +1,6 @@
 """`python -m mlx_ltx_vae.preview`: shows what is in latents, in seconds."""
 
-from .commands.entry import entry_point
+from .startup import entry_point
 
 main = entry_point("preview")
 

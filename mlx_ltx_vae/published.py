@@ -16,7 +16,7 @@ from .models.base import SOUND, Config, Family, SoundConfig
 from .models.families import published
 from .models.specs import NetworkSpec
 from .pipeline.audio import every_chunk, plan_networks
-from .planning.plan import DecodePlan, ModeName, OrderName, SoundPlan
+from .planning.plan import DecodePlan, ModeName, OrderName, Plan
 from .planning.planner import plan_decode
 from .shapes import Grid, LatentShape, Size, format_size, parse_size
 from .tiling.config import TilingConfig
@@ -97,7 +97,7 @@ class PublishedVAE:
             raise PlanError(f"{self.name} has no sound; choose one of {', '.join(families)}.")
         return PublishedVAE(name, families[name], families[name].published[name]())
 
-    def _sound(self, frames: int, fps: Rate, machine: Machine, dtype: GivenDtype) -> list[SoundPlan]:
+    def _sound(self, frames: int, fps: Rate, machine: Machine, dtype: GivenDtype) -> list[Plan]:
         """The plans of the sound of this many frames."""
         vae = self.find_sound()
         decoder, vocoder = map(vae.spec, ("decoder", "vocoder"))

@@ -4,7 +4,7 @@ import enum
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from .errors import LatentsError, quote
 
@@ -70,23 +70,26 @@ class Scaled(ABC):
         return self.scale.height
 
 
-class SoundRules(NamedTuple):
-    """How sound is run through a network, whose layers each take a piece in one step (`streaming.driver`).
+class ClipRules(NamedTuple):
+    """The clip of a network along time: its unit, its lengths, and how it is run.
 
-    A decoder makes `samples`. The last three are of an encoder, which takes the frames of a spectrogram.
+    `hop`, `bins` and `frame_bytes` belong to encoders of sound, which take the frames of a spectrogram.
     """
 
-    sample_rate: int  # of the waveform that it makes, or that the spectrogram is made of
-    chunks: tuple[int, ...]  # possible numbers of latents per piece, the fastest first
-    samples: tuple[int, int] = (0, 0)  # of the first latent, and of each other one
+    unit: Literal["frame", "sample"] = "frame"
+    chunks: tuple[int, ...] = ()  # possible numbers of latents per piece, the fastest first; () for any
+    flushes_with_last: bool = False  # each layer takes a piece in one step, and is flushed with the last one
+    held_copies: int = 1  # of a caller's latents; sound's are held as given and as packed
+    lengths: tuple[int, int] | None = None  # outputs of the first latent and of each other one; None: the layers'
+    sample_rate: int = 0  # of the decoded waveform, or the one that the spectrogram is made from
     hop: int = 1  # samples per frame
     bins: int = 1  # frequencies
     frame_bytes: int = 0  # of memory that is needed to make a frame, per batch item
 
-    def num_samples(self, latents: int) -> int:
-        """The samples of this many latents."""
-        first, others = self.samples
-        return first + others * (latents - 1)
+    @property
+    def whole(self) -> str:
+        """The name of all its units together."""
+        return "video" if self.unit == "frame" else "sound"
 
 
 class TileRules(NamedTuple):
@@ -193,7 +196,7 @@ class WindowSpec(NamedTuple):
         """Positions after its own that an output depends on."""
         return self.kernel - 1 - self.behind if self.border is Border.SHIFT else self.after
 
-    def results(self, length: int) -> int:
+    def num_outputs(self, length: int) -> int:
         """The number of outputs for a clip of `length` positions, at least `kernel` with `Border.SHIFT`."""
         if self.border is Border.SHIFT:
             return length
@@ -205,8 +208,8 @@ class WindowSpec(NamedTuple):
             return 0 if seen < self.kernel else max(0, seen - self.ahead)
         return max(0, (seen + self.before - self.kernel) // self.stride + 1)
 
-    def needed(self, results: int) -> int:
-        """The number of input positions required to compute the first `results` outputs."""
+    def needed(self, num_outputs: int) -> int:
+        """The number of input positions required to compute the first `num_outputs` outputs."""
         if self.border is Border.SHIFT:
-            return max(self.kernel, results + self.ahead)
-        return (results - 1) * self.stride + self.kernel - self.before
+            return max(self.kernel, num_outputs + self.ahead)
+        return (num_outputs - 1) * self.stride + self.kernel - self.before

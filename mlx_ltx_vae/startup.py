@@ -1,6 +1,7 @@
 """Steps before slow imports: names that are imported at their first use, and a command's process.
 
-Ctrl-C prints a traceback until the process is prepared, so nothing is imported before that Python has not loaded.
+Ctrl-C prints a traceback until the process is prepared. Before that, a command loads three files: the package, this
+module, and its own (`decode.py`). They import nothing that Python has not loaded.
 """
 
 import os
@@ -21,15 +22,35 @@ def is_command() -> bool:
     return _is_command
 
 
+def entry_point(name: str) -> "Callable[..., int]":
+    """The function `main(argv=None)` of a command."""
+
+    def main(argv: list[str] | None = None) -> int:
+        """Run the command, see `begin`; returns the exit code."""
+        begin(argv)
+        return import_name(f"{__package__}.commands.entry:run")(name, argv)
+
+    return main
+
+
+def begin(argv: "list[str] | None") -> None:
+    """Begin a command. Without `argv` it takes the process's arguments, and prepares the process as a command.
+
+    With `argv`, another program calls the command as a function, and its process stays as it is.
+    """
+    if argv is None:
+        prepare_process()
+
+
 def prepare_process() -> None:
     """Make this process a command."""
-    global _is_command
-    _is_command = True
     import _signal as signal  # type: ignore[import-not-found]  # the module `signal` imports enum, during which Ctrl-C could come
 
     # Until the command begins, nothing has to be cleaned up: Ctrl-C ends the imports without a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    global _is_command
+    _is_command = True
     _open_standard_files()
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:

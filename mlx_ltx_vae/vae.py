@@ -1,7 +1,8 @@
 """`VideoVAE` and `PreviewVAE`, the main classes of the public API, and what all VAEs have in common."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
@@ -29,10 +30,12 @@ from .pipeline.decode import (
 )
 from .pipeline.encode import EncodeOptions, EncodePipeline, EncodeStream, Frames
 from .pipeline.frames import HDR, OnFramesReady, choose_hdr
+from .pipeline.joined import stream_joined
 from .pipeline.progress import Progress
 from .pipeline.run import arrays_released, join_parts
 from .pipeline.sources import LatentInput
-from .planning.plan import BitDepth, DecodePlan, EncodePlan, ModeName, OrderName, SoundPlan
+from .planning.film import DEFAULT_CARRY, Film, Overlap
+from .planning.plan import BitDepth, DecodePlan, EncodePlan, ModeName, OrderName, Plan
 from .planning.planner import plan_decode, plan_encode
 from .published import estimate
 from .tiling.config import TilingConfig
@@ -243,7 +246,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         steps: int | None = None,
         keyframes: Keyframes | Sequence[int] | None = None,
         joined: bool = False,
-        sound: Sequence[SoundPlan] = (),
+        held_frames: int | None = None,
+        sound: Sequence[Plan] = (),
     ) -> DecodePlan:
         """Plan the decode of latents of a given shape. Pure arithmetic; nothing is decoded.
 
@@ -262,6 +266,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             bit_depth: 8 or 10, as in `stream`; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
             frames: the first frame to decode, as it is in the whole clip, and one more than the last; None for all.
             joined: True if all frames become one array, as by `decode`, which then counts too.
+            held_frames: of a window of a film, the number of frames of another window that wait, see `stream_joined`.
             sound: possible plans of sound that is decoded meanwhile, the fastest first; `plan.sound` is the one to use.
 
         Raises:
@@ -274,6 +279,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             self._machine(self._decoder.dtype),
             weight_bytes=self._weight_bytes(self._decoder),
             joined=joined,
+            held_frames=held_frames,
             outputs=tuple(outputs) if bit_depth is None else (FrameOutput(frame_format(bit_depth, PlanError)),),
             frames=frames,
             memory_budget=memory_budget,
@@ -386,6 +392,51 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         levels = None if bit_depth is None else frame_format(bit_depth, LatentsError)
         return self._decode_pipeline(options, levels, group).stream(latents, plan)
 
+    def stream_joined(
+        self,
+        windows: Iterable[Any],
+        *,
+        carry: int = DEFAULT_CARRY,
+        blend: int | None = None,
+        frames: tuple[int, int] | None = None,
+        plan: Callable[..., DecodePlan] | None = None,
+        group: mx.distributed.Group | None = None,
+        **options: "Unpack[DecodeOptions]",
+    ) -> DecodeStream:
+        """Yield the frames of a film from overlapping windows of latents, in memory that does not grow with the film.
+
+        Each window is decoded exactly and alone. The last `blend` frames of a window are crossfaded with the frames of
+        the next window at the same time, as floats.
+
+        ```python
+        film = vae.stream_joined([load_latents(path)[0] for path in paths], carry=25)
+        vae.decode_to_file(film, "film.mp4", fps=24)
+        ```
+
+        Args:
+            windows: latents (B, C, F', H', W'), or pairs of latents and `Keyframes`, whose numbers count the frames of
+                the window. An iterator is asked for the next window when the last one has been decoded; the windows of
+                a sequence are all checked first.
+            carry: the frames at the start of a window that the one before has at its end: 1 + 8*k, or 0.
+            blend: how many of them are crossfaded, the last ones; None for all. The others are dropped.
+            frames: the first frame to decode, as it is in the film, and one more than the last; None for all.
+            plan: makes the plan of each window, as `self.plan` does; `partial(vae.plan, order="rows")` has an order.
+            options: as for `stream`. The number of the window is mixed into the seed.
+
+        Raises:
+            LatentsError: if windows differ in more than F', or are too short; at once for a sequence.
+            PlanError: at once, for a carry, a blend or frames that no film has.
+        """
+        check_options("stream_joined", options)
+        if options.get("keyframes") is not None:
+            raise LatentsError("each window has its own keyframes; give pairs (latents, keyframes) in windows.")
+        pipeline = self._decode_pipeline(options, None, group)
+        if plan is not None:
+            ranks = 1 if group is None else group.size()
+            pipeline = replace(pipeline, make_plan=partial(plan, ranks=ranks, steps=options.get("steps")))
+        film = Film(Overlap.of(self.config.scale, self._decoder.spec, carry, blend))
+        return stream_joined(pipeline, windows, film, frames)
+
     def _decode_pipeline(
         self,
         options: DecodeOptions,
@@ -453,7 +504,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
 
     def decode_to_file(
         self,
-        latents: LatentInput,
+        latents: LatentInput | DecodeStream,
         path: str | os.PathLike,
         plan: DecodePlan | None = None,
         *,
@@ -474,9 +525,9 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     ) -> DecodeReport:
         """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
 
-        They may arrive, as for `stream`; a folder gets stills. For all up to `overwrite` see `VideoWriter` (None
-        replaces all but pictures and stills), for `hdr`
-        (or a curve) `HDROptions`, for others `decode`. `audio` may be an `AudioVAE.stream`. Errors: `WriterError`.
+        They may arrive, as for `stream`, or be a stream, as of a film; a folder gets stills. For all up to
+        `overwrite` see `VideoWriter` (None replaces all but pictures and stills), for `hdr` (or a curve) `HDROptions`,
+        for others `decode`. `audio` may be an `AudioVAE.stream`. Errors: `WriterError`.
         """
         check_options("decode_to_file", options)
         frames = FrameOutput(frame_format(bit_depth, WriterError, str(path)), tuple(frame_steps))

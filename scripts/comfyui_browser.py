@@ -29,6 +29,16 @@ FIT = """() => {
     app.canvas.ds.offset = [80 / scale - left, 60 / scale - top]
     app.canvas.setDirty(true, true)
 }"""
+#: Notes while a decode runs whether LTX Save Video shows pictures, beside no video of an earlier run.
+WATCH = """() => {
+    window.shown = []
+    window.watching = setInterval(() => {
+        const node = app.graph._nodes.find(({ type }) => type === "LTXSaveVideoMLX")
+        const names = node.widgets.map(({ name }) => name)
+        window.shown.push(names.filter(name => name === "$$canvas-image-preview" || name === "video-preview").join())
+    }, 50)
+}"""
+STOP = """() => { clearInterval(window.watching); return window.shown }"""
 
 
 @contextmanager
@@ -85,11 +95,18 @@ def check_browser(program: ComfyUI, workflows: Path, target: Path) -> str:
         show(page, workflows / "demo.json")
         run(program, page)
         page.wait_for_function("() => document.querySelector('video')?.readyState > 1")
+        page.wait_for_timeout(2000)
+        assert page.evaluate("() => document.querySelectorAll('video').length") == 1
         page.evaluate(FIT)
         page.wait_for_timeout(8000)  # notices go away
         page.screenshot(path=str(target))
         page.evaluate(PREFIX, "%date:yyyy-MM-dd%/%LTXPreviewMLX.decoder%_%width%")
+        page.evaluate(WATCH)
         (video,) = run(program, page)["3"]["images"]
+        page.wait_for_timeout(3000)
+        shown = page.evaluate(STOP)
+    assert shown[0] == shown[-1] == "video-preview", shown
+    assert set(shown) >= {"$$canvas-image-preview"}, f"no pictures are shown: {set(shown)}"
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", video["subfolder"]), video
     assert video["filename"] == "demo preview_384_00001_.mp4", video
     return f"{len(files)} workflows load in a browser, and the demo's runs and shows its video; see {target}"

@@ -15,9 +15,12 @@ from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
 from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder
 
-AUDIO_FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "audio"
-sys.path.insert(0, str(AUDIO_FIXTURES))
-import synthetic_audio_checkpoint  # noqa: E402  (a script beside the golden data)
+FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures"
+AUDIO_FIXTURES = FIXTURES / "audio"
+sys.path += [str(FIXTURES), str(AUDIO_FIXTURES)]
+import synthetic_audio_checkpoint  # noqa: E402  (scripts beside the golden data)
+
+import synthetic_checkpoint  # noqa: E402
 
 PACK = Path(__file__).parents[1] / "examples" / "comfyui"
 AUDIO_VAE = "vae/audio.safetensors"
@@ -26,7 +29,6 @@ NAMED = (
     "checkpoints/ltx-2.3-22b-dev-fp8.safetensors",
     "loras/ltx-2.3-22b-distilled-lora-384.safetensors",
     "text_encoders/gemma_3_12B_it_fp4_mixed.safetensors",
-    "vae_approx/taeltx2_3.safetensors",
 )
 
 
@@ -45,6 +47,7 @@ def make_folder(folder: Path) -> None:
     latents = np.array(load_latents(demo.LATENTS)[0].astype(mx.float32))
     inputs = {"clip": latents, "long": np.tile(latents, (1, 1, 60, 1, 1)), "two": np.tile(latents, (2, 1, 1, 1, 1))}
     inputs["ComfyUI_00001_"] = latents  # which a workflow names
+    inputs["narrow"] = np.random.default_rng(1).normal(size=(1, 128, 3, 2, 3)).astype(np.float32)
     inputs["sound"] = np.random.default_rng(0).normal(size=(1, 8, 76, 16)).astype(np.float32)  # 3 s, as the clip
     for name, array in inputs.items():
         tensors = {"latent_tensor": array, "latent_format_version_0": np.zeros(0, np.float32)}
@@ -64,7 +67,28 @@ def make_models(folder: Path) -> None:
         tensors |= load_file(part)
         part.unlink()
     config = manifests[0]["config"] | manifests[1]["config"]
-    save_file(tensors, folder / "audio.safetensors", metadata={"config": json.dumps(config)})
+    for place in (folder, folder.parent / "checkpoints"):  # the loader of ComfyUI looks in the second
+        place.mkdir(exist_ok=True)
+        save_file(tensors, place / "audio.safetensors", metadata={"config": json.dumps(config)})
+    manifest, narrow = narrow_manifest(), folder / "narrow.safetensors"
+    synthetic_checkpoint.write_checkpoint(manifest, narrow)
+    tensors = {name.removeprefix("vae."): array for name, array in load_file(narrow).items()}  # as VAELoader takes them
+    save_file(tensors, narrow, metadata={"config": json.dumps({"vae": manifest["vae_config"]})})
     tiny = PreviewDecoder(PreviewConfig((16, 16, 8, 8), encoder_width=None))
     arrays = {f"decoder.{name}": array for name, array in named_parameters(tiny).items()}
-    mx.save_safetensors(str(folder / "tiny.safetensors"), arrays)
+    for file in (folder / "tiny.safetensors", folder.parent / "vae_approx" / "taeltx2_3.safetensors"):
+        mx.save_safetensors(str(file), arrays)
+
+
+def narrow_manifest() -> dict:
+    """The manifest of a VAE of LTX-2.3 with few channels, but the 128 of the latents that ComfyUI takes for granted."""
+    manifest = json.loads((FIXTURES / "ltx2_3.json").read_text())
+    own = manifest["vae_config"]["latent_channels"]
+    manifest["vae_config"]["latent_channels"] = 128
+    del manifest["fingerprint"]
+    changed = {own: 128, own + 1: 129}  # and a variance
+    for name, shape in manifest["weights"].items():
+        if "per_channel_statistics" in name or name.startswith("vae.encoder.conv_out"):
+            shape[0] = changed[shape[0]]
+    manifest["weights"]["vae.decoder.conv_in.conv.weight"][1] = 128
+    return manifest

@@ -82,6 +82,7 @@ class ComfyUI:
             raise RuntimeError(f"the workflow failed: {history['status']}\n{self.log[-3000:]}")
         found = [item for output in history["outputs"].values() for items in output.values() for item in items]
         files = [item for item in found if isinstance(item, dict)]
+        files = [file for file in files if file["type"] == "output"] or files  # and no previews of them
         return [self.folder / file["type"] / file["subfolder"] / file["filename"] for file in files]
 
     def wait_for_decode(self) -> None:

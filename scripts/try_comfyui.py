@@ -1,6 +1,6 @@
 """Try the nodes of examples/comfyui in the real ComfyUI, without a window and on the CPU.
 
-    PYTHON scripts/try_comfyui.py CHECKOUT [--rounds 3] [--screenshot graph.png]
+    PYTHON scripts/try_comfyui.py CHECKOUT [--rounds 3] [--screenshot graph.png] [--only NAME ...]
 
 PYTHON has ComfyUI's requirements and this package, and playwright for a screenshot, which takes Chromium. CHECKOUT, a
 clone of ComfyUI, is not changed: models, inputs and outputs are in a temporary folder. What comes back is compared with
@@ -87,6 +87,12 @@ def check_videos(program: ComfyUI) -> str:
     return "videos of plain and of nested latents in 3 codecs have the frames that the command writes, all 73 of them"
 
 
+def decoder_options(**more: object) -> tuple[str, dict]:
+    """LTX Decoder Options (MLX), as an entry of a workflow."""
+    known = {"decoder_seed": 0, "timestep": -1.0, "noise_scale": -1.0, "convention": "ltx-video", "keyframe_frames": ""}
+    return "LTXDecoderOptionsMLX", {**known, "hdr": "no", "sound_length": "fit", **more}
+
+
 def save_video(name: str, **more: object) -> Nodes:
     """A workflow that decodes an input straight into a file of the outputs."""
     inputs = {"latent": ["latent", 0], **VAE, "filename_prefix": "saved/clip", "fps": 24.0, **more}
@@ -111,7 +117,8 @@ def check_saved_videos(program: ComfyUI) -> str:
         options = ["-m", demo.VAE, "-o", own, "--codec", codec, "--bit-depth", depth]
         options += [] if hdr == "no" else ["--hdr", hdr]
         own_command("decode", program.folder / "input" / "clip.latent", *options)
-        graph = save_video("clip", latent=["pair", 0], format=format_, audio_vae=AUDIO_VAE, hdr=hdr) | pair()
+        more = {"latent": ["pair", 0], "audio_vae": AUDIO_VAE, "options": ["options", 0]}
+        graph = save_video("clip", format=format_, **more) | pair() | {"options": decoder_options(hdr=hdr)}
         (video,) = program.run(graph)
         assert video == program.folder / "output" / "saved" / f"clip_{number:05}_.{ending}", video
         assert np.array_equal(frames_of(video), frames_of(own)), f"{format_}: other frames than the command's"
@@ -124,11 +131,26 @@ def check_saved_videos(program: ComfyUI) -> str:
             assert abs(heard - 73 / 24) < 0.1, f"{heard} s of sound"
             entries = {key.lower() for key in container.metadata}
             assert {"prompt", "workflow"} <= entries, entries
-    assert not program.temporary("ltx_*"), "Save Video made temporary files"
+    previews = program.temporary("ltx_*")  # of ProRes twice and of ffv1
+    assert [len(frames_of(preview)) for preview in previews] == [73] * 3, previews
     (video,) = program.run(save_video("clip", format="mp4, h264", save_metadata=False))
     with av.open(str(video)) as container:
         assert "prompt" not in container.metadata
     return "LTX Save Video writes the command's frames in 5 formats, with sound, metadata and hvc1, and masters of HDR"
+
+
+def check_taken_name(program: ComfyUI) -> str:
+    """A file of another program that takes the name during a decode stays, and the video gets the next number."""
+    folder = program.folder / "output" / "taken"
+    graph = save_video("clip", format="mp4, h264", filename_prefix="taken/clip", fps=25.0)
+    prompt = program.post(graph)
+    program.wait_until(lambda: any(folder.glob(".*")))
+    taken = folder / "clip_00001_.mp4"
+    taken.write_text("of another program")
+    assert program.wait(prompt)["status"]["status_str"] == "success"
+    assert taken.read_text() == "of another program"
+    assert len(frames_of(folder / "clip_00002_.mp4")) == 73 and len(list(folder.iterdir())) == 2
+    return "a name that is taken during a decode costs the video no more than the number"
 
 
 def check_audio(program: ComfyUI) -> str:
@@ -299,19 +321,62 @@ def check_preview(program: ComfyUI) -> str:
 
 def check_refusals(program: ComfyUI) -> str:
     """Errors reach the user as the package words them."""
-    odd: Nodes = {"frames": ("EmptyImage", {"width": 90, "height": 50, "batch_size": 9, "color": 0})}
+    with_options, seed = {"options": ["options", 0]}, decoder_options(decoder_seed=3)
+    other = ("VAELoader", {"vae_name": "pixel_space"})
+    short, refuse = {"audio": ["tone", 0], **with_options}, decoder_options(sound_length="refuse")
+    tone: Nodes = {"tone": ("LoadAudio", {"audio": "tone.wav"})}
     for graph, words in (
         (to_video("two"), "these are the latents of 2 videos"),
         (to_video("sound"), "these are latents of audio alone"),
         (to_video("two", latent=["pair", 0]) | pair("two"), "separate video and audio with LTXVSeparateAVLatent"),
         (save_video("clip", format="mov, prores (10 bits)", crf=3), "prores_ks has no crf"),
-        (save_video("clip", format="mp4, h264", decoder_seed=3), "this VAE takes no seed"),
+        (save_video("clip", format="mp4, h264", **with_options) | {"options": seed}, "this VAE takes no seed"),
         (to_video("clip", memory_budget="1MB"), "a memory budget of 1.0 MB is too small"),
-        (to_latent(odd), "resize them to 96x64"),
+        (to_video("clip", loaded_vae=["other", 0]) | {"other": other}, "loaded_vae is no LTX video VAE"),
+        (save_video("clip", format="mp4, h264", **short) | tone | {"options": refuse}, "set sound_length to fit"),
     ):
         text = json.dumps(program.wait(program.post(graph))["status"])
         assert words in text, text
-    return "a batch of two, audio alone, a budget that is too small and sides of 90x50 are errors in words"
+    return "a batch of two, audio alone, a small budget, a VAE of another model and a long sound are errors in words"
+
+
+def check_loaded_vaes(program: ComfyUI) -> str:
+    """VAEs that ComfyUI has loaded give what their files give, and what ComfyUI's own nodes do."""
+    vae = {"vae": "demo VAE", "loaded_vae": ["vae", 0], "memory_budget": "auto"}
+    load: Nodes = {"latent": latent("narrow"), "vae": ("VAELoader", {"vae_name": "narrow.safetensors"})}
+    ways = {
+        "own": ("VAEDecode", {"samples": ["latent", 0], "vae": ["vae", 0]}),
+        "file": ("LTXDecodeFramesMLX", {"latent": ["latent", 0], **VAE, "vae": "vae/narrow.safetensors"}),
+        "loaded": ("LTXDecodeFramesMLX", {"latent": ["latent", 0], **vae}),
+    }
+    found = {}
+    for name, decode in ways.items():
+        save = ("SaveImage", {"images": ["decode", 0], "filename_prefix": f"{name}/frame"})
+        pictures = program.run(load | {"decode": decode, "save": save})
+        with VideoReader(pictures[0].parent) as reader:
+            found[name] = np.concatenate(list(reader)).astype(int)
+    assert np.array_equal(found["loaded"], found["file"])
+    assert np.abs(found["loaded"] - found["own"]).max() <= 1, np.abs(found["loaded"] - found["own"]).max()
+
+    latents = []
+    for inputs in (vae, {**VAE, "vae": "vae/narrow.safetensors"}):
+        encode = {"encode": ("LTXEncodeMLX", {"frames": ["frames", 0], **inputs, "resize": "fit"})}
+        frames = {"frames": ("EmptyImage", {"width": 90, "height": 50, "batch_size": 9, "color": 0x804020})}
+        keep = {"save": ("SaveLatent", {"samples": ["encode", 0], "filename_prefix": "narrow"})}
+        (file,) = program.run(load | encode | frames | keep)
+        latents.append(load_file(file)["latent_tensor"])
+    assert np.array_equal(*latents) and latents[0].shape == (1, 128, 2, 2, 3)
+
+    sounds = []
+    sound: Nodes = pair() | {"vae": ("LTXVAudioVAELoader", {"ckpt_name": "audio.safetensors"})}
+    for inputs in ({}, {"loaded_audio_vae": ["vae", 0]}):
+        decode = ("LTXDecodeAudioMLX", {"latent": ["pair", 0], "audio_vae": AUDIO_VAE, **inputs})
+        keep = ("SaveAudio", {"audio": ["decode", 0], "filename_prefix": "loaded"})
+        (file,) = program.run(sound | {"decode": decode, "save": keep})
+        with av.open(str(file)) as container:
+            sounds.append(np.concatenate([frame.to_ndarray() for frame in container.decode(audio=0)], axis=1))
+    assert np.array_equal(*sounds)
+    return "VAEs of pictures and of sound that ComfyUI has loaded give what their files give, and its own decoder"
 
 
 def check_interrupt(program: ComfyUI) -> str:
@@ -360,6 +425,7 @@ def main() -> None:
     parser.add_argument(
         "--screenshot", type=Path, metavar="FILE", help="a picture of the demo's workflow, run in a browser"
     )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="some of the checks, such as loaded_vaes refusals")
     arguments = parser.parse_args()
     checks = [check_saved_videos, check_videos, check_sound_and_metadata, check_audio, check_frames_and_encode]
     checks += [
@@ -368,11 +434,14 @@ def main() -> None:
         check_memory,
         check_languages,
         check_refusals,
+        check_taken_name,
+        check_loaded_vaes,
         check_interrupt,
         check_progress,
         check_saved_latents,
         check_replaced_file,
     ]
+    checks = [each for each in checks if not arguments.only or each.__name__.removeprefix("check_") in arguments.only]
     if arguments.screenshot:
         checks.append(partial(check_browser, workflows=PACK / "example_workflows", target=arguments.screenshot))
     warnings.filterwarnings("ignore", ".* is HDR")  # its codes are compared

@@ -48,6 +48,7 @@ def comfy(tmp_path_factory, checkpoint):
         management=modules["comfy.model_management"],
         bars=modules["comfy.utils"],
         texts=modules["server"].texts,
+        networks=modules["ltx_mlx.networks"],
         args=modules["comfy.cli_args"].args,
         torch=modules["torch"],
         io=modules["comfy_api.latest"].io,
@@ -72,6 +73,8 @@ def execute(comfy):
     nodes = {node.define_schema().node_id: node for node in asyncio.run(asyncio.run(entrypoint(comfy)).get_node_list())}
 
     def execute(name, hidden=None, **given):
+        if isinstance(given.get("options"), dict):
+            given["options"] = execute("LTXDecoderOptionsMLX", **given["options"])
         schema = nodes[name].define_schema()
         widgets = {each.id: each.default for each in schema.inputs if getattr(each, "default", None) is not None}
         known = {each.id: each for each in schema.inputs}
@@ -100,8 +103,8 @@ def latent(comfy, array=LATENTS):
     return {"samples": comfy.torch.Tensor(array)}
 
 
-def frames_of(video):
-    with VideoReader(video) as reader:
+def frames_of(video, multiple=32):
+    with VideoReader(video, multiple=multiple) as reader:
         return np.concatenate(list(reader))
 
 

@@ -13,12 +13,12 @@ from mlx.utils import tree_flatten, tree_unflatten
 from audio_cases import random_latents
 from conftest import active_memory
 from mlx_ltx_vae import (
-    AudioEncodePlan,
-    AudioPlan,
     AudioVAE,
     CheckpointError,
     DecodeCancelled,
     DecodeError,
+    DecodePlan,
+    EncodePlan,
     LatentsError,
     PlanError,
 )
@@ -137,7 +137,7 @@ def test_the_plan_of_a_stream_does_not_grow_with_the_sound(audio_vae):
     assert long.peak_bytes - inputs[1] == short.peak_bytes - inputs[0]
     assert vae.plan(7500, mode="single").peak_bytes > 20 * long.peak_bytes
     assert "exact: the single pass's result, streamed by time, 25 latents at a time" in str(long)
-    assert isinstance(long, AudioPlan)
+    assert isinstance(long, DecodePlan)
 
 
 def test_a_small_budget_takes_smaller_pieces_or_says_the_least_that_works(audio_vae):
@@ -198,7 +198,7 @@ def test_layers_of_sound_take_pieces_as_long_as_planned(audio_vae, name):
     pieces = [mx.zeros((1, length, 1, 1, 128)) for length in (30, 30, 10)]
     lengths = [each.shape[1] for each in run_chain(stages, pieces, axis=Axis.TIME, around_step=nullcontext)]
     stream = StreamRun(Axis.TIME, (30, 30, 10), (2**30,) * len(stages), 0, Machine())
-    *expected, output = layer_pieces(replace(spec, sound=vae.decoder.spec.sound), (70, 1, 1), stream)
+    *expected, output = layer_pieces(replace(spec, clip=vae.decoder.spec.clip), (70, 1, 1), stream)
     assert taken == expected
     assert lengths == output
 
@@ -477,13 +477,13 @@ def test_an_encode_runs_its_plan(audio_vae, monkeypatch):
     )
     default = vae.plan_encode(3)
     expected = vae.encode(waveform, 16000)
-    assert ran == [(AudioEncodePlan, default.as_dict())]
+    assert ran == [(EncodePlan, default.as_dict())]
     assert pieces == [4 * default.chunk, 301 - 4 * default.chunk + 2]
     small = vae.plan_encode(3, memory_budget=round(0.6 * default.peak_bytes))
     assert small.peak_bytes < 0.6 * default.peak_bytes and small.chunk < default.chunk
     pieces.clear()
     found = vae.encode(iter([waveform[:, :, :30_000], waveform[:, :, 30_000:]]), 16000, small)
-    assert ran[1:] == [(AudioEncodePlan, small.as_dict())]
+    assert ran[1:] == [(EncodePlan, small.as_dict())]
     assert pieces[0] == max(pieces) - 2 == 4 * small.chunk
     assert found.shape == expected.shape
     assert mx.abs(found - expected).max().item() < tolerance(1e-5)

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import sys
 import threading
 
 import numpy as np
@@ -97,7 +98,9 @@ def test_noise_and_timestep_are_those_of_the_decode(comfy, execute, golden):
         ({"timestep": 0.3, "noise_scale": 0.2}, {"timestep": 0.3, "noise_scale": 0.2}),
         ({"timestep": 0.3, "convention": "diffusers"}, {"timestep": 0.3, "like": "diffusers"}),
     ):
-        found = execute("LTXDecodeFramesMLX", latent=latent(comfy, latents), vae="vae/old.safetensors", **given).array
+        found = execute(
+            "LTXDecodeFramesMLX", latent=latent(comfy, latents), vae="vae/old.safetensors", options=given
+        ).array
         expected = np.array(vae.decode(latents, **options))[0].transpose(1, 2, 3, 0)
         np.testing.assert_allclose(found, np.clip((expected + 1) / 2, 0, 1), atol=1e-5)
         results.append(found)
@@ -109,17 +112,20 @@ def test_keyframes_are_those_of_the_decode(comfy, execute, golden):
     path = comfy.base / "models" / "vae" / "diffusion.safetensors"
     path.symlink_to(golden("ltx2_5_keyframes_gated").checkpoint)
     rng, vae = np.random.default_rng(0), VideoVAE.from_pretrained(path)
-    latents, stills = (rng.normal(size=(1, 8, length, 2, 2)).astype(np.float32) for length in (1, 2))
+    latents, stills = rng.normal(size=(2, 1, 8, 2, 2, 2)).astype(np.float32)
     given = {"latent": latent(comfy, latents), "vae": "vae/diffusion.safetensors"}
     keyframes = {"keyframes": latent(comfy, stills), "keyframe_frames": "8, 0"}
-    found = execute("LTXDecodeFramesMLX", **given, **keyframes).array
+    found = execute("LTXDecodeFramesMLX", **given, options=keyframes).array
     expected = np.array(vae.decode(latents, keyframes=Keyframes(stills, [8, 0])))[0].transpose(1, 2, 3, 0)
     np.testing.assert_allclose(found, np.clip((expected + 1) / 2, 0, 1), atol=1e-5)
     assert np.abs(found - execute("LTXDecodeFramesMLX", **given).array).max() > 1e-2
     with pytest.raises(LatentsError, match="keyframe_frames is '8; 0'; write frame numbers such as 24, 48, 72"):
-        execute("LTXDecodeFramesMLX", **given, **keyframes | {"keyframe_frames": "8; 0"})
+        execute("LTXDecodeFramesMLX", **given, options=keyframes | {"keyframe_frames": "8; 0"})
     with pytest.raises(LatentsError, match="one frame number"):
-        execute("LTXDecodeFramesMLX", **given, **keyframes | {"keyframe_frames": ""})
+        execute("LTXDecodeFramesMLX", **given, options=keyframes | {"keyframe_frames": ""})
+    for node in ("LTXDecodeFramesMLX", "LTXDecodeToVideoMLX"):
+        with pytest.raises(LatentsError, match=r"keyframe_frames has 9, and the last frame of the video is 8;"):
+            execute(node, **given, options=keyframes | {"keyframe_frames": "0 9"})
     path.unlink()
 
 
@@ -190,3 +196,30 @@ def test_a_projection_makes_pictures_too_and_a_decoder_that_does_not_fit_ends_no
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "LTX Sampling Preview (MLX) goes without pictures"
     ]
+    node, text = comfy.texts[-1]
+    assert node == "7" and text.startswith("no pictures: ") and "64" in text
+
+
+def test_no_pictures_are_shown_to_who_wants_none(comfy, execute, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["main.py", "--preview-method", "none"])
+    sampler = Sampler(comfy, np.zeros((1, 1, 64, 3, 4, 5), np.float32), None)
+    assert sampler.run(model_of(execute, "demo preview")) == "sampled"
+    assert comfy.texts == [("7", "no pictures: ComfyUI's preview method is none")] and not comfy.bars.updates
+    execute("LTXDecodeToVideoMLX", latent=latent(comfy))
+    assert comfy.bars.updates and not any(picture for *_, picture, _ in comfy.bars.updates)
+    monkeypatch.setattr(comfy.args, "preview_method", "taesd")
+    execute("LTXDecodeToVideoMLX", latent=latent(comfy))
+    assert comfy.bars.updates[-1][3] is not None
+
+
+def test_only_decoders_of_single_pictures_are_listed(comfy, execute):
+    tiny = comfy.base / "models" / "vae" / "tiny.safetensors"
+    (tiny.parent / "empty.safetensors").touch()
+    for _ in range(2):
+        write_tiny_decoder(tiny)
+        for name in ("LTXPreview", "LTXSamplingPreview"):
+            (node,) = [node for node in comfy.nodes if node.__name__ == name]
+            (widget,) = [each for each in node.define_schema().inputs if each.id == "decoder"]
+            assert widget.options == ["vae/tiny.safetensors", "demo preview"]
+        tiny.unlink()
+    (tiny.parent / "empty.safetensors").unlink()

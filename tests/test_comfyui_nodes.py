@@ -1,5 +1,6 @@
 """The nodes of examples/comfyui for video, with stand-ins for ComfyUI's modules."""
 
+import ast
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import pytest
 from PIL import Image
 
 from comfyui_cases import FRAMES, LATENTS, PACK, SIZE, frames_of, freed, latent
-from mlx_ltx_vae import LatentsError, PlanError, VideoReader, VideoVAE, demo
+from mlx_ltx_vae import CheckpointError, LatentsError, PlanError, ReaderError, VideoReader, VideoVAE, VideoWriter, demo
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
 from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder
@@ -72,12 +73,13 @@ def test_sound_is_added_and_cut_at_the_end_of_the_video(comfy, execute):
 
 def test_sound_is_written_as_it_is(comfy, tmp_path):
     samples = np.array([[0, 0.5, -1, 1], [0.25, -0.5, 2, -2]], np.float32)
-    audio = {"waveform": comfy.torch.Tensor(samples[None]), "sample_rate": 44100}
-    comfy.latents.write_sound(str(tmp_path / "a.wav"), audio)
-    with wave.open(str(tmp_path / "a.wav")) as file:
-        assert (file.getnchannels(), file.getframerate(), file.getnframes()) == (2, 44100, 4)
-        levels = np.frombuffer(file.readframes(4), "<i4").reshape(4, 2).T / 2**31
-    np.testing.assert_allclose(levels, np.clip(samples, -1, 1), atol=1e-9)
+    for length in (3, 4, 6):
+        comfy.latents.write_sound(str(tmp_path / "a.wav"), samples, 44100, length)
+        with wave.open(str(tmp_path / "a.wav")) as file:
+            assert (file.getnchannels(), file.getframerate(), file.getnframes()) == (2, 44100, length)
+            levels = np.frombuffer(file.readframes(length), "<i4").reshape(length, 2).T / 2**31
+        expected = np.pad(np.clip(samples, -1, 1), ((0, 0), (0, 2)))[:, :length]
+        np.testing.assert_allclose(levels, expected, atol=1e-9)
 
 
 def test_frames_are_images_and_their_memory_is_said_before(comfy, execute, vae):
@@ -85,16 +87,25 @@ def test_frames_are_images_and_their_memory_is_said_before(comfy, execute, vae):
     assert (images.shape, images.dtype) == ((FRAMES, 64, 96, 3), np.float32)
     pixels = np.array(vae.decode(LATENTS))[0].transpose(1, 2, 3, 0)
     np.testing.assert_allclose(images, np.clip((pixels + 1) / 2, 0, 1), atol=1e-6)
-    ((node, text),) = comfy.texts
+    node, text = comfy.texts[-1]
     assert node == "7"
-    assert re.fullmatch(r"17 frames of 96x64 within [\d.]+ [MG]B, and 1\.3 MB for the images", text)
+    assert re.fullmatch(r"17 frames of 96x64 within [\d.]+ [MG]B\n1\.3 MB for the images", text)
 
 
-def test_nodes_warn_once_of_latents_that_no_model_makes(comfy, execute):
-    for node in ("LTXDecodeFramesMLX", "LTXDecodeToVideoMLX"):
-        with pytest.warns(UserWarning, match="^latents: most channels have a standard deviation far from 1") as found:
-            execute(node, latent=latent(comfy, 0 * LATENTS))
-        assert len(found) == 1
+def test_warnings_are_lines_in_the_node_in_each_run(comfy, execute, recwarn):
+    for node in 2 * ("LTXDecodeFramesMLX", "LTXDecodeToVideoMLX"):
+        execute(node, latent=latent(comfy, 0 * LATENTS))
+        lines = [line for line in comfy.texts[-1][1].splitlines() if "standard deviation" in line]
+        assert len(lines) == 1 and lines[0].startswith("latents: most channels")
+        assert "=" not in lines[0]
+        comfy.texts.clear()
+    execute(
+        "LTXDecodeFramesMLX",
+        latent=latent(comfy),
+        options={"keyframes": latent(comfy, LATENTS[:, :, :1]), "keyframe_frames": "3"},
+    )
+    assert "this VAE's decoder takes no keyframes, so they are ignored" in comfy.texts[-1][1]
+    assert not recwarn.list
 
 
 def test_images_and_videos_become_latents(comfy, execute, vae):
@@ -126,18 +137,39 @@ def test_latents_that_are_not_one_video_are_refused_in_words(comfy, execute, sha
             execute(node, latent=latent(comfy, np.zeros(shape, np.float32)))
 
 
-def test_images_of_other_sizes_are_refused_with_the_nearest_one(comfy, execute):
-    with pytest.raises(LatentsError, match="frames of 90x50 .* resize them to 96x64, or crop them"):
-        execute("LTXEncodeMLX", frames=comfy.torch.Tensor(np.zeros((9, 50, 90, 3), np.float32)))
+@pytest.mark.parametrize("kind", ["images", "video"])
+def test_images_of_other_sizes_are_cropped_or_scaled(comfy, execute, vae, tmp_path, kind):
+    rows, columns = np.mgrid[0:50, 0:90].astype(np.float32)
+    picture = np.stack([rows / 50, columns / 90, (rows + columns) / 140], axis=2)
+    images = comfy.torch.Tensor(np.tile(picture, (9, 1, 1, 1)))
+    if kind == "video":
+        levels = np.rint(images.array * 255).astype(np.uint8)
+        with VideoWriter(tmp_path / "a.mkv", size=(90, 50), fps=24, codec="ffv1") as writer:
+            writer.write(levels)
+        images = comfy.video(str(tmp_path / "a.mkv"))
+    for resize, size in (("crop", (64, 32)), ("fit", (96, 64))):
+        if resize == "crop":
+            expected = picture[9:41, 13:77]
+        else:  # linear, but for the edges
+            y, x = (np.arange(64) + 0.5) * 50 / 64 - 0.5, (np.arange(96) + 0.5) * 90 / 96 - 0.5
+            y, x = np.meshgrid(y.clip(0, 49), x.clip(0, 89), indexing="ij")
+            expected = np.stack([y / 50, x / 90, (y + x) / 140], axis=2)
+        clip = np.tile(expected * 2 - 1, (9, 1, 1, 1)).transpose(3, 0, 1, 2)[None].astype(np.float32)
+        found = execute("LTXEncodeMLX", frames=images, resize=resize)["samples"].array
+        assert found.shape == (1, 8, 2, size[1] // 32, size[0] // 32)
+        np.testing.assert_allclose(found, np.array(vae.encode(clip)), atol=0.1 if resize == "fit" else 0.03)
+        assert comfy.texts[-1][1].startswith(f"frames of 90x50 are made {size[0]}x{size[1]}\n")
+    small = comfy.torch.Tensor(np.zeros((1, 20, 90, 3), np.float32))
+    with pytest.raises(ReaderError, match=r"resize it to 96x32 \(resize: fit\) or"):
+        execute("LTXEncodeMLX", frames=small)
 
 
-@pytest.mark.filterwarnings("ignore:12 frames are not")
 def test_frames_that_fill_no_latent_frame_are_left_out_in_words(comfy, execute):
-    for count, end in ((12, "; left out at the end: 3"), (9, "B")):
+    for count, end in ((12, r"12 frames are not 1 \+ 8\*k; the last 3 are left out .*"), (9, "9 frames .*B")):
         comfy.texts.clear()
         assert execute("LTXEncodeMLX", frames=images(comfy, count))["samples"].shape == (1, 8, 2, 2, 3)
-        ((_, text),) = comfy.texts
-        assert text.startswith("9 frames of 96x64 within ") and text.endswith(end)
+        lines = comfy.texts[-1][1].splitlines()
+        assert lines[0].startswith("9 frames of 96x64 within ") and re.fullmatch(end, lines[-1])
 
 
 def test_a_budget_is_kept(comfy, execute):
@@ -251,7 +283,8 @@ def test_a_vae_is_loaded_once_until_its_file_is_another(comfy, execute, monkeypa
     for _ in range(2):
         execute("LTXDecodeToVideoMLX", latent=latent(comfy), vae="vae/own.safetensors")
         execute("LTXEncodeMLX", frames=images(comfy, 1), vae="vae/own.safetensors")
-    assert loaded == [{"encoder": False, "decoder": True}, {"encoder": True, "decoder": False}]
+    networks = [(given["encoder"], given["decoder"], given["dtype"]) for given in loaded]
+    assert networks == [(False, True, None), (True, False, None)]
     nodes = {node.__name__: node for node in comfy.nodes}
     fingerprint = nodes["LTXDecodeToVideo"].fingerprint_inputs
     before = fingerprint(latent=None, vae="vae/own.safetensors", fps=24.0)
@@ -261,7 +294,8 @@ def test_a_vae_is_loaded_once_until_its_file_is_another(comfy, execute, monkeypa
     os.utime(copy, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))  # as cp -p
     copy.replace(file)
     assert fingerprint(latent=None, vae="vae/own.safetensors", fps=24.0) != before
-    assert nodes["LTXPreview"].fingerprint_inputs(decoder=None) == []  # from another node
+    linked = nodes["LTXPreview"].fingerprint_inputs(decoder=None)  # any file, from another node
+    assert set(linked) >= set(fingerprint(latent=None, vae="vae/own.safetensors")) != set()
     execute("LTXDecodeToVideoMLX", latent=latent(comfy), vae="vae/own.safetensors")
     assert len(loaded) == 3
     file.unlink()
@@ -280,6 +314,9 @@ def test_files_are_chosen_from_the_folders_of_comfyui(comfy):
     assert comfy.host.full_path(files[-1]) == str(models / "checkpoints" / "ltx" / "whole.safetensors")
     with pytest.raises(FileNotFoundError):
         comfy.host.full_path("vae/missing.safetensors")
+    for name in ("b.sft", "/b.sft", "input/b.sft", ""):
+        with pytest.raises(CheckpointError, match="names no folder of models; write folder/name, as vae/x.safetens"):
+            comfy.host.full_path(name)
 
 
 @pytest.mark.parametrize("file", sorted((PACK / "example_workflows").glob("*.json")), ids=lambda file: file.stem)
@@ -335,4 +372,16 @@ def test_without_mlx_there_are_no_nodes_and_one_line_says_why(comfy, monkeypatch
     assert module["NODES"] == []
     (record,) = caplog.records
     assert f"no nodes (import of {name} halted" in record.getMessage()
-    assert record.getMessage().endswith(": run `python -m pip install mlx_ltx_vae` with this Python.")
+    assert record.getMessage().endswith(": run `python -m pip install .` in its clone with this Python.")
+
+
+def test_no_message_in_a_node_names_an_argument_of_python(comfy):
+    """Each option of the package is an input there, or an option of the command."""
+    found = []
+    for path in (PACK.parents[1] / "mlx_ltx_vae").rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "option" and len(call.args) == 2:
+                argument, flag = (ast.unparse(each).strip("'\"") for each in call.args)
+                found.append(comfy.host.name_option(argument, flag))
+    assert len(found) > 20 and {"fps", "memory_budget"} <= set(found)
+    assert [name for name in found if re.search(r"\w=|\bNone\b|True|False", name)] == []

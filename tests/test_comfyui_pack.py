@@ -2,10 +2,13 @@
 
 import ast
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
+
+from scripts.build_comfyui_pack import build
 
 PACK = Path(__file__).parents[1] / "examples" / "comfyui"
 STAND_IN = Path(__file__).parent / "comfyui"
@@ -14,12 +17,41 @@ STAND_IN = Path(__file__).parent / "comfyui"
 def test_the_pack_depends_on_the_package_only():
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     project = tomllib.loads((PACK / "pyproject.toml").read_text())
-    assert project["project"]["dependencies"] == (PACK / "requirements.txt").read_text().split()
+    assert project["project"]["dependencies"] == (PACK / "requirements.txt").read_text().splitlines() == ["mlx>=0.32.3"]
     assert "comfyui" not in project["project"]["name"].lower()
     assert set(project["tool"]["comfy"]) >= {"PublisherId", "DisplayName", "Icon", "requires-comfyui"}
     assert {"Operating System :: MacOS", "Environment :: GPU :: Apple Metal"} <= set(project["project"]["classifiers"])
     with Image.open(PACK / "icon.png") as icon:
         assert icon.size == (400, 400)  # the largest that the registry takes
+
+
+@pytest.mark.parametrize(
+    "package", ["mlx_ltx_vae==0.1.0", "mlx_ltx_vae @ git+https://github.com/me/mlx_ltx_vae@c0ffee"]
+)
+def test_the_pack_is_built_as_a_repository_of_its_own(tmp_path, monkeypatch, caplog, package):
+    """The requirement, the dependency and the advice where it is missing are what pip finds at that time."""
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    build(tmp_path / "pack", package, "https://github.com/me/ltx-vae-mlx")
+    names = {path.name for path in (tmp_path / "pack").iterdir()}
+    assert names >= {"__init__.py", "pyproject.toml", "requirements.txt", "LICENSE", "README.md", "web", "locales"}
+    assert "__pycache__" not in names
+    assert (tmp_path / "pack" / "LICENSE").read_text() == (PACK.parents[1] / "LICENSE").read_text()
+    known = tomllib.loads((tmp_path / "pack" / "pyproject.toml").read_text())
+    requirements = (tmp_path / "pack" / "requirements.txt").read_text().splitlines()
+    assert known["project"]["dependencies"] == requirements == [package, "mlx>=0.32.3"]
+    assert known["project"]["urls"]["Repository"] == "https://github.com/me/ltx-vae-mlx"
+    assert known["tool"]["comfy"]["Icon"] == "https://raw.githubusercontent.com/me/ltx-vae-mlx/main/icon.png"
+    monkeypatch.syspath_prepend(str(STAND_IN))
+    monkeypatch.setitem(sys.modules, "mlx.core", None)
+    pack = tmp_path / "pack" / "__init__.py"
+    with caplog.at_level("WARNING"):
+        exec(compile(pack.read_text(), pack, "exec"), {"__name__": "pack", "__package__": "pack"})
+    (record,) = caplog.records
+    assert record.getMessage().endswith(f': run `python -m pip install "{package}"` with this Python.')
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("comfy_api", "torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(FileExistsError):
+        build(tmp_path / "pack", package, "")
 
 
 def members(tree, prefix=""):

@@ -50,7 +50,7 @@ def pair(comfy, video=LATENTS, sound=SOUND):
 def save(execute, **given):
     """Run LTX Save Video. Returns the path of the file, and what the page is told of it."""
     output = execute("LTXSaveVideoMLX", **{**SAVED, **given})
-    (shown,) = output.ui.values
+    (shown,) = output.ui["files"] if isinstance(output.ui, dict) else output.ui.values
     return Path(output.args[0].get_stream_source()), shown
 
 
@@ -60,9 +60,8 @@ def test_a_video_is_saved_under_the_next_number_and_replaces_nothing(comfy, exec
     assert second.name == "take_00002_.mkv"
     assert shown == {"filename": path.name, "subfolder": "clips", "type": "output"}
     assert comfy.bars.updates[-1][1] == FRAMES
-    assert {picture for *_, picture, _ in comfy.bars.updates} == {None}, "the page would show it in place of the video"
+    assert all(picture for *_, picture, _ in comfy.bars.updates)
     np.testing.assert_array_equal(frames_of(path), VideoVAE.from_pretrained(checkpoint).decode_uint8(LATENTS))
-    assert not list(comfy.temp.glob("*"))
     with pytest.raises(Exception, match="outside the output folder"):
         save(execute, latent=latent(comfy), filename_prefix="../take")
     named, shown = save(execute, latent=latent(comfy), filename_prefix="%width%x%height%")
@@ -92,8 +91,8 @@ def test_a_file_that_appears_while_it_decodes_costs_the_video_no_more_than_its_n
         make_room(*given)
 
     monkeypatch.setattr(comfy.host, "make_room", late)
-    with pytest.warns(UserWarning, match="race_00001_.mkv: the name was taken meanwhile"):
-        path, shown = save(execute, latent=latent(comfy), filename_prefix="race")
+    path, shown = save(execute, latent=latent(comfy), filename_prefix="race")
+    assert "race_00001_.mkv: the name was taken meanwhile" in comfy.texts[-1][1]
     assert (path.name, shown["filename"]) == ("race_00002_.mkv", "race_00002_.mkv")
     assert len(frames_of(path)) == FRAMES
     assert taken.read_text() == "of another program"
@@ -125,11 +124,15 @@ def test_latents_of_hdr_become_the_master_of_the_command(comfy, execute, checkpo
     own, clip = tmp_path / "own.mov", {"latent": latent(comfy), "format": "mov, prores (10 bits)"}
     arguments = [str(tmp_path / "a.npy"), "-m", str(checkpoint), "--hdr", "acescct", "-o", str(own)]
     assert decode([*arguments, "--codec", "prores", "--bit-depth", "10", "--fps", "24", "-q"]) == 0
-    (path, _), (plain, _) = (save(execute, hdr=hdr, filename_prefix="hdr", **clip) for hdr in ("acescct", "no"))
+    (path, _), (plain, _) = (
+        save(execute, options={"hdr": hdr}, filename_prefix="hdr", **clip) for hdr in ("acescct", "no")
+    )
     assert "bt2020nc/bt2020/arib-std-b67" in probe(path)
     assert "bt709" in probe(plain)
     planes = [run_ffmpeg("-i", file, "-f", "rawvideo", "-pix_fmt", "yuv422p10le", "-") for file in (own, path, plain)]
     assert planes[0] == planes[1] != planes[2]
+    with pytest.raises(LatentsError, match="hdr is for files"):
+        execute("LTXDecodeFramesMLX", latent=latent(comfy), options={"hdr": "logc3"})
 
 
 def test_metadata_is_on_or_off(comfy, execute):
@@ -146,8 +149,8 @@ def test_wrong_options_are_refused_before_anything_is_unloaded_or_written(comfy,
         ({"format": "mov, prores (10 bits)", "crf": 3}, WriterError, "prores_ks has no crf"),
         ({"format": "webm, vp9", "pixel_format": "yuv422p10le", "crf": 64}, WriterError, "a crf of 64"),
         ({"memory_budget": "1kB"}, PlanError, "1 kB"),
-        ({"decoder_seed": 3}, LatentsError, "takes no seed"),
-        ({"timestep": 0.1}, LatentsError, "timestep"),
+        ({"options": {"decoder_seed": 3}}, LatentsError, "takes no seed"),
+        ({"options": {"timestep": 0.1}}, LatentsError, "timestep"),
     ):
         with pytest.raises(error, match=re.escape(text)):
             save(execute, latent=latent(comfy), **more)
@@ -168,17 +171,74 @@ def test_latents_of_video_and_audio_come_out_with_their_sound(comfy, execute, va
 
 
 def test_latents_without_an_audio_vae_come_out_silent_and_the_node_says_so(comfy, execute):
-    for audio_vae, text in (("auto", "; without their sound: choose the audio_vae"), ("no sound", "B")):
+    for audio_vae, text in (
+        ("auto", "without their sound: choose the audio_vae, or connect loaded_audio_vae"),
+        ("no sound", "B"),
+    ):
         comfy.texts.clear()
         path, _ = save(execute, latent=pair(comfy), audio_vae=audio_vae, format="mp4, h264")
         assert b"audio" not in run(path)
-        ((_, said),) = comfy.texts
-        assert said.endswith(text)
+        assert comfy.texts[-1][1].endswith(text)
 
 
-def test_sound_that_is_not_of_this_frame_rate_is_refused(comfy, execute):
-    with pytest.raises(WriterError, match="correct the frame rate"):
-        save(execute, latent=pair(comfy), audio_vae=AUDIO_VAE, fps=12.0)
+@pytest.mark.parametrize(
+    ("kind", "fps", "end"),
+    [
+        ("latents", 12.0, "and the rest is silent"),
+        ("latents", 48.0, "so its end is cut"),
+        ("audio", 12.0, "and the rest is silent"),
+    ],
+)
+def test_sound_of_another_length_becomes_as_long_as_the_video_or_is_refused(comfy, execute, audio_vae, kind, fps, end):
+    own = np.array(audio_vae.decode(SOUND))[0]
+    sound = {"waveform": comfy.torch.Tensor(own[None]), "sample_rate": RATE}
+    given = {"latent": pair(comfy), "audio_vae": AUDIO_VAE}
+    given = given if kind == "latents" else {"latent": latent(comfy), "audio": sound}
+    path, _ = save(execute, **given, fps=fps)
+    lengths = f"the video takes {FRAMES / fps:.2f} s and its sound {own.shape[1] / RATE:.2f} s, {end}"
+    assert comfy.texts[-1][1].splitlines()[-1] == lengths
+    expected = np.zeros((2, round(FRAMES / fps * RATE)), np.float32)
+    length = min(own.shape[1], expected.shape[1])
+    expected[:, :length] = own[:, :length]
+    np.testing.assert_allclose(heard(path, RATE), expected, atol=1e-4)
+    before = set(comfy.output.rglob("*"))
+    with pytest.raises(LatentsError, match="correct the fps, give the sound of this video, or set sound_length to fit"):
+        save(execute, **given, fps=fps, options={"sound_length": "refuse"})
+    assert set(comfy.output.rglob("*")) == before and not list(comfy.temp.glob("*.wav"))
+
+
+def test_metadata_that_a_container_cannot_keep_ends_no_decode(comfy, execute):
+    others = {"日本": 1, "a=b": 2, "k" * 90: 3, "creation_time": 4, "set": {5}, "workflow": {"nodes": ["\udc80"]}}
+    for format in ("mp4, h264", "mkv, ffv1 (lossless)"):
+        path, _ = save(
+            execute, hidden={"prompt": {"1": {}}, "extra_pnginfo": others}, latent=latent(comfy), format=format
+        )
+        entries = {key.lower(): value for key, value in read_metadata(path).items()}
+        assert json.loads(entries["prompt"]) == {"1": {}} and entries["日本"] == "1"
+        (line,) = [line for line in comfy.texts[-1][1].splitlines() if "metadata" in line]
+        assert line.startswith(str(path)) and "'creation_time'" in line and "'日本'" not in line
+
+
+@pytest.mark.parametrize("format", ["mov, prores (10 bits)", "mp4, h264"])
+def test_a_small_video_is_shown_in_place_of_one_that_browsers_do_not_play(comfy, execute, format):
+    wide = np.tile(LATENTS, (1, 1, 1, 1, 8))  # 768 x 64
+    before = set(comfy.temp.glob("*"))
+    output = execute("LTXSaveVideoMLX", **{**SAVED, "format": format}, latent=latent(comfy, wide))
+    path = Path(output.args[0].get_stream_source())
+    if format == "mp4, h264":
+        assert output.ui.values[0]["filename"] == path.name and set(comfy.temp.glob("*")) == before
+        return
+    (shown,), (saved,) = output.ui["images"], output.ui["files"]
+    assert output.ui["animated"] == (True,)
+    assert (saved["filename"], saved["type"], shown["subfolder"], shown["type"]) == (path.name, "output", "", "temp")
+    small = comfy.temp / shown["filename"]
+    assert "h264 (High) (avc1" in probe(small) and "yuv420p" in probe(small)
+    frames, whole = (frames_of(file, multiple=1).astype(float) for file in (small, path))
+    whole = whole / 257 if whole.max() > 255 else whole
+    means = whole.reshape(FRAMES, 32, 2, 384, 2, 3).mean(axis=(2, 4))
+    assert frames.shape == means.shape
+    luma = np.array([0.2126, 0.7152, 0.0722])  # of BT.709: colors are stored for four pixels at once
+    assert np.abs((frames - means) @ luma).mean() < 8  # random colors in h264
 
 
 def test_the_plan_has_the_memory_of_the_sound(comfy, execute):
@@ -205,8 +265,9 @@ def test_audio_latents_become_sound_and_sound_becomes_latents(comfy, execute, au
     assert len(freed(comfy)) == 4
 
 
-def sound_of(comfy, channels, samples):
-    return {"waveform": comfy.torch.Tensor(np.zeros((1, channels, samples), np.float32)), "sample_rate": RATE}
+def sound_of(comfy, channels, samples, value=0):
+    waveform = np.full((1, channels, samples), value, np.float32)
+    return {"waveform": comfy.torch.Tensor(waveform), "sample_rate": RATE}
 
 
 def test_advice_for_what_cannot_be_used(comfy, execute):
@@ -215,6 +276,8 @@ def test_advice_for_what_cannot_be_used(comfy, execute):
         ("LTXSaveVideoMLX", {**SAVED, "latent": two}, "separate video and audio with LTXVSeparateAVLatent, and take"),
         ("LTXSaveVideoMLX", {**SAVED, "latent": latent(comfy), "audio": sound_of(comfy, 2, 0)}, "has no samples; dis"),
         ("LTXSaveVideoMLX", {**SAVED, "latent": latent(comfy), "audio": sound_of(comfy, 9, 9)}, "9 channels, and at"),
+        ("LTXSaveVideoMLX", {**SAVED, "latent": latent(comfy), "audio": sound_of(comfy, 2, 9, np.nan)}, "that are NaN"),
+        ("LTXEncodeAudioMLX", {"audio": sound_of(comfy, 1, 9, np.inf), "audio_vae": AUDIO_VAE}, "that are NaN"),
         ("LTXEncodeAudioMLX", {"audio": sound_of(comfy, 3, 9), "audio_vae": AUDIO_VAE}, "3 channels, and at most 2"),
         ("LTXEncodeAudioMLX", {"audio": sound_of(comfy, 1, 0), "audio_vae": AUDIO_VAE}, "has no samples"),
         ("LTXDecodeAudioMLX", {"latent": latent(comfy), "audio_vae": AUDIO_VAE}, "latents of video alone"),

@@ -22,7 +22,7 @@ from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.models.sound.vae_networks import AudioDecoder
 from mlx_ltx_vae.pipeline import audio as audio_pipeline
 from mlx_ltx_vae.units import format_bytes
-from mlx_ltx_vae.video import ffmpeg_process
+from mlx_ltx_vae.video import ffmpeg
 from test_video_sound import heard
 from tolerances import cpu_only
 from video_files import kill_children, read, run_ffmpeg
@@ -510,7 +510,7 @@ def test_an_ffmpeg_that_dies_in_a_decode_with_sound_is_an_error(tmp_path, video,
             yield chunk
 
     monkeypatch.setattr(audio_pipeline, "_chunks", slow_chunks)
-    monkeypatch.setattr(ffmpeg_process, "MAX_SILENCE", 3)  # after SIGTERM it may wait for sound
+    monkeypatch.setattr(ffmpeg, "MAX_SILENCE", 3)  # after SIGTERM it may wait for sound
     clip = tmp_path / "clip.safetensors"
     channels = VideoVAE.from_pretrained(video, encoder=False).config.latent_channels
     latents = np.random.default_rng(0).normal(size=(1, channels, 13, 2, 2)).astype(np.float32)

@@ -13,8 +13,8 @@ from diffusion_cases import CASES, as_numpy, decode_check, decodes, given_noise,
 from mlx_ltx_vae import LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.diffusion_decoder.config import parse_decoder_config
-from mlx_ltx_vae.models.diffusion_decoder.network_specs import decoder_spec, hidden_channels
 from mlx_ltx_vae.models.diffusion_decoder.networks import DiffusionDecoder
+from mlx_ltx_vae.models.diffusion_decoder.specs import decoder_spec, hidden_channels
 from mlx_ltx_vae.models.noise import draw
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import Axis, LatentShape

@@ -1,10 +1,11 @@
 """The commands in the README, docs/ and examples/ run as printed, on the demo model and files of the names they use.
 
 Not run here: installations, `make`, `hf` and `git`; pipes and Python blocks (test_readme.py, test_integrations.py); the
-server (test_example_server.py). Of measurements, which take minutes, only the options are checked. What a launcher
-starts is run alone.
+server (test_example_server.py); apps under `mlx_ltx_vae run` (test_app_dropins.py). Measurements take minutes, so only
+their options are checked. What a launcher starts is run alone.
 """
 
+import json
 import os
 import re
 import shlex
@@ -16,11 +17,13 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import mlx_ltx_vae.__main__ as list_commands
-import weights_convert.__main__ as convert_command
+from audio_cases import random_latents
 from benchmarks.__main__ import build_parser as benchmarks_parser
-from mlx_ltx_vae import decode, demo, encode, info, load_latents, preview, save_latents
+from mlx_ltx_vae import convert, decode, demo, encode, info, load_latents, preview, save_latents
+from mlx_ltx_vae.commands.parsers import PARSERS as ALL_PARSERS
 from mlx_ltx_vae.commands.parsers import bench_parser
 from video_files import noise, run_ffmpeg, write
 
@@ -32,9 +35,11 @@ COMMANDS = {
     "mlx_ltx_vae.encode": encode.main,
     "mlx_ltx_vae.info": info.main,
     "mlx_ltx_vae.preview": preview.main,
-    "weights_convert": convert_command.main,
+    "mlx_ltx_vae.convert": convert.main,
 }
 PARSERS = {"benchmarks": benchmarks_parser, "mlx_ltx_vae.bench": bench_parser}
+FENCES = re.DOTALL | re.MULTILINE
+NAMES = "|".join([*ALL_PARSERS, "run"])
 SHAPE = (2, 3, 4)  # F', H', W'
 OLD = 1e9  # the time of the files that are there before a command runs
 
@@ -42,17 +47,17 @@ OLD = 1e9  # the time of the files that are there before a command runs
 def documented_commands(page):
     """The words after `python -m` of each command of a page, comments and pipes left out.
 
-    `mlx_ltx_vae decode` stands for `python -m mlx_ltx_vae.decode`.
+    `mlx_ltx_vae decode` stands for `python -m mlx_ltx_vae.decode`. Inline code that only names a command is none.
     """
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE).replace("\\\n", "")
+    text = re.sub(r"^```sh\n(.*?)^```", lambda block: block[1].replace("\n", "\n    "), page.read_text(), flags=FENCES)
+    text = re.sub(r"^```.*?^```", "", text, flags=FENCES).replace("\\\n", "")
     for match in re.finditer(r"^    (\S.*)$|`([^`\n]+)`", text, re.MULTILINE):
-        line = re.sub(r"^mlx_ltx_vae (\w+)", r"python -m mlx_ltx_vae.\1", match[1] or match[2])
-        line = line.replace("... decode", "python -m mlx_ltx_vae.decode")
-        line = line.replace("... encode", "python -m mlx_ltx_vae.encode")
-        line = line.replace("--pad ...", "--pad -m VAE -o clip.safetensors")
-        command = re.search(r"(?:^|[ =\w]* )python -m ((?:mlx_ltx_vae|weights_convert|benchmarks)\b.*)", " " + line)
+        line = re.sub(rf"(?<!\S)mlx_ltx_vae ({NAMES})\b", r"python -m mlx_ltx_vae.\1", match[1] or match[2])
+        command = re.search(r"(?:^|[ =\w]* )python -m ((?:mlx_ltx_vae|benchmarks)\b.*)", " " + line)
         if command and "|" not in line:
-            yield shlex.split(command[1], comments=True)
+            words = shlex.split(command[1], comments=True)
+            if words[0] != "mlx_ltx_vae.run" and (match[1] or len(words) > 1):
+                yield words
 
 
 FOUND = sorted({tuple(words) for page in PAGES for words in documented_commands(page)})
@@ -62,11 +67,14 @@ PARSED = [words for words in FOUND if words[0] in PARSERS and words != ("benchma
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
+def files(tmp_path_factory, audio_case):
     """A folder with the files that the commands name."""
     folder = tmp_path_factory.mktemp("files")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        decoder, encoder = audio_case("ltx2"), audio_case("encoder")
+        tensors = {**load_file(encoder.checkpoint), **load_file(decoder.checkpoint)}
+        save_file(tensors, "AUDIO", metadata={"config": json.dumps(decoder.manifest["config"])})
         write_files(folder)
     return folder
 
@@ -76,6 +84,7 @@ def write_files(folder):
     latents = load_latents(demo.LATENTS)[0][:, :, :frames, :rows, :columns]
     save_latents("clip.safetensors", latents, fps=24)
     save_latents("batch.safetensors", mx.concatenate([latents[:, :, :1], latents[:, :, :1]]))
+    save_latents("sound.safetensors", latents, fps=24, audio=mx.array(random_latents(9)))
     Path("output/latents").mkdir(parents=True)
     for name in ("clip.latent", "latents.safetensors", "output/latents/ComfyUI_00001_.latent"):
         Path(name).write_bytes(Path("clip.safetensors").read_bytes())
@@ -86,6 +95,13 @@ def write_files(folder):
     Path("more.txt").write_text("a.npy\n".replace("a", "clip"))
     write(folder / "clip.mov", noise(9, (64, 64)), codec="prores")
     write(folder / "clip.mp4", noise(9, (64, 64)))
+    write(
+        folder / "sound.mov",
+        noise(9, (64, 64)),
+        codec="prores",
+        audio=[np.zeros((2, 8000), np.float32)],
+        sample_rate=16000,
+    )
     Path("clips.csv").write_text("path\nclip.mov\n")
     models = (
         "ltx-2-19b-dev.safetensors",
@@ -115,8 +131,10 @@ def folder(files, tmp_path, monkeypatch):
 
 
 def small(words):
-    """The command for the small files: another grid, the tensor's name, and no seed, which the demo's VAE refuses."""
-    arguments = ["latents" if word == "NAME" else word for word in words]
+    """The command for the small files: other sizes, the tensor's name, and no seed, which the demo's VAE refuses."""
+    arguments = [{"NAME": "latents", "24:48": "4:8"}.get(word, word) for word in words]
+    if "--audio-model" in arguments:
+        arguments[0] = arguments[0].replace("clip", "sound")
     if "--seed" in arguments:
         at = arguments.index("--seed")
         del arguments[at : at + 2]
@@ -132,7 +150,7 @@ def small(words):
 def test_the_commands_of_all_pages_are_found():
     assert len(RUN) >= 20
     assert len(PARSED) >= 15
-    assert {words[0] for words in FOUND} == {*COMMANDS, *PARSERS}
+    assert {words[0] for words in FOUND} | {"mlx_ltx_vae"} == {*COMMANDS, *PARSERS}
 
 
 @pytest.mark.parametrize("words", RUN, ids=" ".join)
@@ -141,8 +159,8 @@ def test_a_documented_command_runs(words, folder, monkeypatch):
     monkeypatch.setattr(sys, "argv", [name])
     assert COMMANDS[name](small(arguments)) in (0, None)
     if "-o" in arguments:
-        output = folder / arguments[arguments.index("-o") + 1]
-        assert output.stat().st_mtime > OLD
+        output = arguments[arguments.index("-o") + 1].replace("{name}", "a")
+        assert (folder / output).stat().st_mtime > OLD
 
 
 @pytest.mark.parametrize("words", PARSED, ids=" ".join)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -20,7 +20,7 @@ import uvicorn
 
 from conftest import active_memory
 from examples import server
-from mlx_ltx_vae import DecodeCancelled, DecodeError, VideoVAE, demo, load_latents, save_latents
+from mlx_ltx_vae import DecodeCancelled, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.mlx_utils import psnr
 from mlx_ltx_vae.pipeline.frames import FrameChunk
 from video_files import children, run_ffmpeg
@@ -42,8 +42,6 @@ class HeldStream(AbstractContextManager):
         for chunk in self._chunks:
             if chunk.start >= self._vae.hold_at:
                 assert self.released.wait(3 * PATIENCE)
-                if self._vae.error is not None:
-                    raise self._vae.error
             if self.cancelled.is_set():
                 raise DecodeCancelled("the run was cancelled.")
             self.frames = chunk.start + chunk.frames.shape[1]
@@ -63,7 +61,7 @@ class HeldVAE:
 
     def __init__(self, vae: VideoVAE) -> None:
         self.config, self.plan, self.mean, self.std = vae.config, vae.plan, vae.mean, vae.std
-        self.make_chunks, self.hold_at, self.error = vae.stream, 16, None
+        self.make_chunks, self.hold_at = vae.stream, 16
         self.streams: list[HeldStream] = []
 
     def stream(self, *arguments: object, **options: object) -> HeldStream:
@@ -95,7 +93,8 @@ def upload(demo_vae: VideoVAE, tmp_path_factory: pytest.TempPathFactory) -> byte
 def serving(vae: object, **options: object) -> Iterator[str]:
     """The address of the service, run by uvicorn on a thread."""
     app = server.make_app(vae, **options)
-    runner = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=0))
+    limits = {"timeout_graceful_shutdown": 0, "http": server.Protocol}
+    runner = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", **limits))
     thread = threading.Thread(target=runner.run)
     thread.start()
     try:
@@ -178,14 +177,6 @@ def test_a_client_that_disconnects_ends_the_decode_and_ffmpeg_and_frees_memory(v
     assert active_memory() <= before
 
 
-def test_a_client_that_disconnects_before_the_first_byte_ends_the_decode(vae: HeldVAE, upload: bytes) -> None:
-    vae.hold_at = 0
-    with serving(vae) as address:
-        with send(address, upload):
-            until(children)  # the decode has started
-        assert vae.streams[0].closed.wait(PATIENCE)
-
-
 def test_one_video_is_decoded_at_a_time_and_nothing_for_clients_that_have_left(vae: HeldVAE, upload: bytes) -> None:
     with serving(vae) as address, posting(address, upload) as first:
         assert first.status_code == 200
@@ -234,19 +225,8 @@ def test_a_decode_that_takes_too_long_ends(vae: HeldVAE, upload: bytes, monkeypa
         assert post(address, upload).status_code == 200
 
 
-def test_an_error_after_the_first_bytes_breaks_the_response_off(vae: HeldVAE, upload: bytes) -> None:
-    vae.error = DecodeError("not finite.")
-    with serving(vae) as address, posting(address, upload) as response:
-        assert response.status_code == 200
-        vae.streams[0].released.set()
-        with pytest.raises(httpx.RemoteProtocolError):
-            response.read()
-
-
 BAD_FILES = {
     "text": b"these are no latents",
-    "channels": {"samples": (1, 7, 2, 3, 4)},
-    "batch": {"samples": (2, 64, 2, 3, 4)},
     "names": {"\x1b[2J\x00\u202e": (1, 64, 2, 3, 4), "b\x07": (1, 64, 2, 3, 4)},
 }
 
@@ -287,6 +267,30 @@ def test_an_upload_that_is_too_slow_is_408(vae: HeldVAE, upload: bytes, monkeypa
             assert trickle.recv(12) == b"HTTP/1.1 408"
 
 
+def test_headers_that_do_not_end_close_the_connection(
+    vae: HeldVAE, upload: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.3)
+    half = b"POST /video HTTP/1.1\r\nHost: localhost\r\nX: "
+    page = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with serving(vae) as address:
+        port = int(address.rpartition(":")[2])
+        for start in (half, page + half):  # of the first request, and of a second one
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
+                client.sendall(start)
+                with suppress(ConnectionError):
+                    while not (ready := select.select([client], [], [], 0.05)[0]) or client.recv(9999):
+                        client.sendall(b"" if ready else b"x")
+        vae.hold_at = 16
+        with send(address, upload) as client:  # a decode that takes longer stays
+            assert client.recv(12) == b"HTTP/1.1 200"
+            time.sleep(1)
+            vae.streams[0].released.set()
+            while part := client.recv(99999):
+                end = part
+            assert end.endswith(b"0\r\n\r\n")
+
+
 #: What browsers send with a page's request, and what other programs send.
 SAME_SITE = [{}, {"Host": "LOCALHOST"}, {"Host": "[::1]:8000"}, {"Host": "mac:8000", "Origin": "http://mac:8000"}]
 OTHER_NAME = [{"Host": "rebound.example:8000"}, {"Host": ""}, {"Host": "["}, {"Host": "localhost.rebound.example"}]
@@ -306,23 +310,11 @@ def test_pages_of_other_sites_and_other_names_of_the_server_are_refused(vae: Hel
             assert client.post("/video", headers=headers).status_code == 403
 
 
-STUCK = """
-import time, sys
-from examples import server
-def encode_mp4(*_):
-    print("is stuck", file=sys.stderr, flush=True)
-    time.sleep(1000)
-    yield b""
-server.encode_mp4, server.GRACE_SECONDS, server.EXIT_SECONDS = encode_mp4, 0, 2
-server.main()
-"""
-
-
 @contextmanager
-def server_process(log: Path, *command: str) -> Iterator[tuple[subprocess.Popen, str]]:
+def server_process(log: Path) -> Iterator[tuple[subprocess.Popen, str]]:
     """A server as users start it, and its address."""
     with log.open("w") as file:
-        process = subprocess.Popen([sys.executable, *command, "--demo", "--port", "0"], stderr=file, cwd=ROOT)
+        process = subprocess.Popen([sys.executable, server.__file__, "--demo", "--port", "0"], stderr=file, cwd=ROOT)
     try:
         until(lambda: "running on" in log.read_text())
         yield process, re.findall(r"running on (http://\S+)", log.read_text())[0]
@@ -331,34 +323,18 @@ def server_process(log: Path, *command: str) -> Iterator[tuple[subprocess.Popen,
         process.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_signal_ends_the_server_and_its_decode(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_the_server_and_its_decode(tmp_path: Path) -> None:
     save_latents(path := tmp_path / "x.safetensors", mx.random.normal((1, 64, 4000, 3, 4), key=mx.random.key(0)))
     endless = path.read_bytes()
-    with server_process(tmp_path / "log", server.__file__) as (process, address), ExitStack() as clients:
+    with server_process(tmp_path / "log") as (process, address), ExitStack() as clients:
         decoded = clients.enter_context(send(address, endless))
         # MLX's CPU backend has compiled its kernels then, by `system`, during which the C library drops SIGINT.
         assert decoded.recv(12) == b"HTTP/1.1 200"
         (program,) = children(process.pid)
         waiting = clients.enter_context(send(address, endless))
         sending = clients.enter_context(send(address, endless[:1000], len(endless)))
-        process.send_signal(number)
-        assert process.wait(PATIENCE) in (0, -number)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) in (0, -signal.SIGINT)
         until(lambda: subprocess.run(["ps", "-p", str(program)], capture_output=True).returncode)
         assert waiting.recv(12) == sending.recv(12) == b"HTTP/1.1 503"
     assert "Traceback" not in (tmp_path / "log").read_text()
-
-
-def test_a_step_that_does_not_end_delays_the_end_of_the_server_by_some_seconds(upload: bytes, tmp_path: Path) -> None:
-    with server_process(tmp_path / "log", "-c", STUCK) as (process, address), send(address, upload):
-        until(lambda: "is stuck" in (tmp_path / "log").read_text())
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE) == -signal.SIGALRM
-
-
-def test_the_page_has_a_label_a_status_and_both_color_schemes(vae: HeldVAE) -> None:
-    with serving(vae) as address:
-        page = httpx.get(address)
-    assert page.headers["content-type"].startswith("text/html")
-    for part in ('lang="en"', '<label for="file">', 'role="status"', "<video", "light dark", 'fetch("video"'):
-        assert part in page.text

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from mlx_ltx_vae.errors import LatentsError
 from mlx_ltx_vae.latents import files as latent_files
 from mlx_ltx_vae.latents import open_latents
-from mlx_ltx_vae.latents.statistics import find_notice, frame_moments, join_moments
-from mlx_ltx_vae.pipeline.sources import sample_moments
+from mlx_ltx_vae.pipeline.sources import find_notice, frame_moments, join_moments, sample_moments
 from test_latents_layouts import STORED_AS
 
 CHANNELS = 7

@@ -20,8 +20,8 @@ from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.backend.mlx_utils import max_difference, psnr
 from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.models import layers
 from mlx_ltx_vae.models.convolution.rules import Formulation
-from mlx_ltx_vae.models.layers import activation
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 from winograd import winograd_conv2d
 
@@ -201,10 +201,10 @@ def test_the_package_believes_to_be_on_a_gpu_inside_and_everything_is_given_back
     before = [getattr(mx, name) for name in names], mx.array.__matmul__, mx.default_device(), device.is_cpu()
     with pytest.raises(ZeroDivisionError), emulated():
         assert device.this_machine(mx.bfloat16).backend is Backend.METAL
-        assert not activation.is_cpu()
+        assert not layers.is_cpu()
         raise ZeroDivisionError
     assert before == ([getattr(mx, name) for name in names], mx.array.__matmul__, mx.default_device(), device.is_cpu())
-    assert activation.is_cpu is device.is_cpu
+    assert layers.is_cpu is device.is_cpu
 
 
 def test_the_operands_of_layers_can_be_cast_and_upsampling_layers_differ(golden):

@@ -8,6 +8,7 @@ import pytest
 from mlx.utils import tree_map
 
 from audio_cases import random_latents
+from conftest import active_memory
 from mlx_ltx_vae import AudioVAE, DecodeError, PreviewVAE, VideoVAE, demo, integrations
 from mlx_ltx_vae.decode import main as decode_command
 from mlx_ltx_vae.models.latent_rgb.family import LatentRGBConfig, LatentRGBDecoder
@@ -226,3 +227,13 @@ def test_a_frame_is_flat_if_all_its_patches_are_the_same_in_whatever_pieces_it_c
         check.update(draw(piece), 0)
     with pytest.raises(DecodeError, match="one flat patch everywhere") if is_flat else nullcontext():
         check.close()
+
+
+def test_a_check_keeps_no_frames():
+    check = OutputCheck(4, lambda: mx.zeros(8, mx.bool_), explain=lambda: "", find_cause=lambda: None)
+    piece = mx.random.uniform(shape=(1, 8, 128, 128, 3), key=mx.random.key(0))
+    mx.eval(piece)
+    size, before = piece.nbytes, active_memory()
+    check.update(piece, 0)
+    del piece
+    assert active_memory() - before < -0.9 * size

@@ -46,7 +46,16 @@ def test_all_links_of_the_readme_lead_to_the_address_or_elsewhere():
     assert len(own) >= 15 and all((ROOT / path).exists() for _, path in own)
     assert {path.rpartition(".")[2] for kind, path in own if kind == "raw"} <= {"gif", "png"}
     assert not re.findall(r"\]\((?!https?://)", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    assert text.replace(f"{ADDRESS}/blob/main/", "").replace(f"{ADDRESS}/raw/main/", "") == before
+    text = text.replace(f"{ADDRESS}/blob/main/", "").replace(f"{ADDRESS}/raw/main/", "")
+    assert f"git clone {ADDRESS} mlx_ltx_vae" in text
+    assert text.replace(f"git clone {ADDRESS}", "git clone <this repository>") == before
+
+
+def test_the_clone_command_has_the_address_once_it_is_set():
+    """The pages on GitHub are not built: who sets the address in `pyproject.toml` writes it into them too."""
+    (address,) = re.findall(r'^repository = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    for page in ("README.md", "CONTRIBUTING.md"):
+        assert f"git clone {address or '<this repository>'} " in (ROOT / page).read_text()
 
 
 def test_pages_of_the_project_are_named_beside_it():

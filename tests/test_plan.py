@@ -12,7 +12,7 @@ from mlx_ltx_vae import PlanError, demo
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
-from mlx_ltx_vae.models.diffusion_decoder.network_specs import decoder_spec as diffusion_spec
+from mlx_ltx_vae.models.diffusion_decoder.specs import decoder_spec as diffusion_spec
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec
 from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
 from mlx_ltx_vae.planning import planner

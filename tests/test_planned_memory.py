@@ -252,7 +252,7 @@ def _encode(case: Case, vae: Any) -> Iterator[int]:
 def _sound(case: Case, vae: Any) -> Iterator[int]:
     if case.network == "encoder":
         seconds = case.frames / 25
-        rate = vae.encoder.spec.sound.sample_rate
+        rate = vae.encoder.spec.clip.sample_rate
         waveform = (
             np.random.default_rng(0).uniform(-1, 1, (case.batch, 2, math.ceil(seconds * rate))).astype(np.float32)
         )

@@ -1,4 +1,4 @@
-"""Docstrings, comments and messages are plain English: none has the patterns that read as if translated."""
+"""Docstrings, comments, messages and pages are plain English, without the patterns that read as if translated."""
 
 import ast
 import re
@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("mlx_ltx_vae", "weights_convert", "benchmarks", "examples", "scripts")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+PAGES = ("", "docs/", "examples/", "examples/comfyui/web/docs/")
 OPENINGS = re.compile(r"(That|Those|What|Whether|As|Of|Who|Which|Where|So)\b")
 PATTERNS = re.compile(r"\b(that of|those of|of which|in place of|so many|so does|behind)\b", re.IGNORECASE)
 
@@ -39,4 +40,12 @@ def test_no_text_of_the_code_reads_as_if_translated() -> None:
         for line, text in prose_of_code(path):
             for match in PATTERNS.finditer(" ".join(text.replace("#", " ").split())):
                 found.append(f"{path.relative_to(ROOT)}:{line}: {match[0]}")
+    assert not found, "\n".join(found)
+
+
+def test_no_page_reads_as_if_translated() -> None:
+    found = []
+    for page in (page for folder in PAGES for page in ROOT.glob(f"{folder}*.md")):
+        text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        found += [f"{page.relative_to(ROOT)}: {match[0]}" for match in PATTERNS.finditer(" ".join(text.split()))]
     assert not found, "\n".join(found)

@@ -19,8 +19,8 @@ from starlette.testclient import TestClient
 from examples.server import make_app
 from mlx_ltx_vae import VideoReader, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
+from mlx_ltx_vae.models import layers
 from mlx_ltx_vae.models.base import Statistics
-from mlx_ltx_vae.models.layers import blocks
 from mlx_ltx_vae.models.video_vae import block_types, networks
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.networks import ConvDecoder
@@ -81,12 +81,12 @@ def test_the_example_of_the_python_page_runs(folder, capsys):
 
 def test_raw_frames_go_into_ffmpeg_as_the_page_pipes_them(tmp_path):
     (command,) = re.findall(
-        r"^    (python .* -o - \|\n .*ffmpeg .*)$", (ROOT / "docs/usage.md").read_text(), re.MULTILINE
+        r"^    (mlx_ltx_vae .* -o - \|\n .*ffmpeg .*)$", (ROOT / "docs/usage.md").read_text(), re.MULTILINE
     )
     latents, _ = load_latents(demo.LATENTS)
     save_latents(tmp_path / "clip.safetensors", latents[:, :, :2, :3, :4])
     for old, new in (
-        ("python ", f"{shlex.quote(sys.executable)} "),
+        ("mlx_ltx_vae ", f"{shlex.quote(sys.executable)} -m mlx_ltx_vae "),
         ("ffmpeg ", f"{shlex.quote(imageio_ffmpeg.get_ffmpeg_exe())} -loglevel error "),
         ("-m VAE", f"-m {shlex.quote(str(demo.VAE))}"),
         ("768x512", "128x96"),
@@ -108,7 +108,7 @@ def test_the_example_decoder_of_the_architecture_page_streams_along_all_axes():
 def test_the_example_block_of_the_architecture_page_streams_along_all_axes(monkeypatch):
     monkeypatch.setitem(block_types.DECODER_BLOCKS, "gate", None)  # so that the entry is removed after the test
     monkeypatch.setattr(networks, "BLOCK_MODULES", dict(networks.BLOCK_MODULES))
-    names = {**vars(blocks), **vars(block_types), **vars(networks)}
+    names = {**vars(layers), **vars(block_types), **vars(networks)}
     run_examples("docs/architecture.md", names, "gate")
     raw = {"encoder_blocks": [["compress_all", 1]], "decoder_blocks": [["gate", 1], ["compress_all", 1]]}
     raw |= {"latent_channels": 8, "encoder_base_channels": 8, "decoder_base_channels": 8}

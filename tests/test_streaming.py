@@ -52,7 +52,7 @@ def shifted_attention(axis, kernel):
         view = window.push(x, last)
         if view is None:
             return None
-        own = range(view.output - view.start, view.output - view.start + view.results)
+        own = range(view.output - view.start, view.output - view.start + view.num_outputs)
         return attend(view.frames, zip(view.window_starts, own, strict=True), axis, kernel)
 
     return Stage(step, window)
@@ -99,10 +99,10 @@ def test_a_window_spec_counts_what_a_window_does(kernel, data):
     done = 0
     for index in range(LENGTH):
         view = window.push(mx.zeros((1, 1, 1, 1, 1)), index == LENGTH - 1)
-        done += 0 if view is None else view.results
+        done += 0 if view is None else view.num_outputs
         if index < LENGTH - 1:
             assert (done == 0 or spec.needed(done) <= index + 1) and index + 1 < spec.needed(done + 1)
-    assert done == spec.results(LENGTH)
+    assert done == spec.num_outputs(LENGTH)
 
 
 @settings(max_examples=30)
@@ -123,8 +123,8 @@ def test_a_delay_hands_each_position_on_when_the_other_path_has_it(cuts, lag):
                 return None
             if shared:
                 delay.push_view(view)
-            mean = sum(view.frames[:, at : at + view.results] for at in range(1, lag + 1)) / lag
-            return delay.take(view.output, view.results) + mean
+            mean = sum(view.frames[:, at : at + view.num_outputs] for at in range(1, lag + 1)) / lag
+            return delay.take(view.output, view.num_outputs) + mean
 
         return Stage(step, window, delay), delay
 

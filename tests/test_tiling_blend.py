@@ -391,3 +391,12 @@ def test_spatial_blender_refuses_a_wrong_shape_of_tiles():
     tile = mx.zeros((1, 2, 8, 8, 3))
     with pytest.raises(DecodeError, match="tile 1"):
         blender.blend(enumerate([tile, tile[:, :1]]))
+
+
+def test_a_blender_keeps_no_masks():
+    rows = space_axis(split(8, 4, 2), 32).blended(is_decode=True)
+    before = active_memory()
+    blender = SpatialBlender(rows, rows)
+    frames = blender.blend((index, mx.zeros((1, 1, 128, 128, 3))) for index in range(9))
+    del frames
+    assert active_memory() - before < 128 * 128 * 4  # one mask

@@ -159,8 +159,8 @@ def test_a_codec_is_an_entry_that_help_errors_and_arguments_follow(
     monkeypatch.setitem(CODECS, "toy", toy)
     monkeypatch.setitem(AUDIO_CODECS, "beep", AudioCodec(("mp2",), (".mkv",), 128))
     shown = " ".join(decode_parser().format_help().split())
-    assert "av1, toy (a toy); default: h264" in shown
-    assert "beep (.mkv); default: aac" in shown
+    assert "av1, toy (a toy); on a Mac also " in shown
+    assert "beep (.mkv) (default: aac" in shown
     assert "use one of h264, hevc, prores, prores4444, ffv1, vp9, av1, h264_videotoolbox, " in refusal(
         "a.mkv", codec="theora"
     )
@@ -171,12 +171,12 @@ def test_a_codec_is_an_entry_that_help_errors_and_arguments_follow(
     assert "Video: mpeg4" in probe(tmp_path / "a.mkv")
 
 
-def test_help_and_documents_name_every_codec() -> None:
-    shown, usage = decode_parser().format_help(), Path("docs/usage.md").read_text()
+def test_help_and_docstrings_name_every_codec() -> None:
+    """So does docs/usage.md, whose tables are made from the help."""
+    shown = decode_parser().format_help()
     for name in (*CODECS, *AUDIO_CODECS):
         assert re.search(rf"\b{name}\b", shown)
     for name in CODECS:
-        assert f"`{name}`" in usage
         assert re.search(rf"\b{name}\b", VideoWriter.__doc__ or "")
 
 

@@ -12,7 +12,7 @@ from mlx_ltx_vae.video import Fit
 from mlx_ltx_vae.video.ffmpeg import Description
 from mlx_ltx_vae.video.pictures import PictureInfo
 from mlx_ltx_vae.video.probe import VideoInfo, parse_description
-from mlx_ltx_vae.video.source import fit_size
+from mlx_ltx_vae.video.reader import fit_size
 
 sides = st.integers(1, 5000)
 sizes = st.tuples(sides, sides)

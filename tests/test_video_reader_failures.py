@@ -146,7 +146,7 @@ def test_images_of_different_sizes_are_refused(tmp_path: Path, fit: Fit) -> None
 
 def test_missing_ffmpeg_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "clip.mp4", numbered(1))
-    monkeypatch.setattr("mlx_ltx_vae.video.ffmpeg_process.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
+    monkeypatch.setattr("mlx_ltx_vae.video.ffmpeg.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
     assert "/nowhere/ffmpeg" in refusal(path)
 
 

@@ -174,17 +174,17 @@ def test_many_tags_are_not_searched(tmp_path: Path, plain: Path, expected: dict)
 def test_lines_into_which_another_thread_writes_are_read_again(
     tmp_path: Path, plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken, broken = ffmpeg.run, []
+    taken, broken = ffmpeg.run_ffmpeg, []
 
-    def run(*arguments: Any) -> ffmpeg.Run:
+    def run(*arguments: Any) -> ffmpeg.FfmpegResult:
         done = taken(*arguments)
         if len(arguments) == 4 and len(broken) < 2:  # with marks
             broken.append(done)
             log = [re.sub(r"^.*(color_range|fmt:).*", r"\1[h264] [error] illegal", line) for line in done.log]
-            return ffmpeg.Run(done.code, done.output, log)
+            return ffmpeg.FfmpegResult(done.code, done.output, log)
         return done
 
-    monkeypatch.setattr(ffmpeg, "run", run)
+    monkeypatch.setattr(ffmpeg, "run_ffmpeg", run)
     run_ffmpeg("-f", "lavfi", "-i", "testsrc2=s=64x48:d=1,setparams=range=pc:colorspace=bt709", "-c:v", "ffv1",
                tmp_path / "a.mkv")  # fmt: skip
     with VideoReader(tmp_path / "a.mkv", multiple=1) as video:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlx_ltx_vae.errors import ReaderError, WriterError
-from mlx_ltx_vae.video import VideoReader, VideoWriter, ffmpeg, ffmpeg_process
+from mlx_ltx_vae.video import VideoReader, VideoWriter, ffmpeg
 from mlx_ltx_vae.video.ffmpeg import FfmpegDecoder
 from mlx_ltx_vae.video.metadata import read_metadata
 from mlx_ltx_vae.video.sound_files import SoundReader
@@ -26,8 +26,8 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def begin() -> None:
         kill_children(signal.SIGSTOP)
-        monkeypatch.setattr(ffmpeg_process, "MAX_SILENCE", 0.2)
-        monkeypatch.setattr(ffmpeg_process, "TICK", 0.1)
+        monkeypatch.setattr(ffmpeg, "MAX_SILENCE", 0.2)
+        monkeypatch.setattr(ffmpeg, "TICK", 0.1)
 
     return begin
 
@@ -39,9 +39,9 @@ def stopped_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program.write_text('#!/bin/sh\n[ "$1" = -version ] && echo ffmpeg version && exit\nexec >&-\nkill -STOP $$\n')
     program.chmod(0o755)
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(program))
-    assert ffmpeg_process._is_ffmpeg(str(program))
-    monkeypatch.setattr(ffmpeg_process, "MAX_SILENCE", 0.2)
-    monkeypatch.setattr(ffmpeg_process, "TICK", 0.1)
+    assert ffmpeg._is_ffmpeg(str(program))
+    monkeypatch.setattr(ffmpeg, "MAX_SILENCE", 0.2)
+    monkeypatch.setattr(ffmpeg, "TICK", 0.1)
 
 
 @pytest.mark.parametrize("is_live", [False, True])
@@ -78,7 +78,7 @@ def test_a_stopped_ffmpeg_ends_a_read(tmp_path: Path, stop: Callable[[], None], 
 @pytest.mark.parametrize(
     "read",
     [
-        lambda path: ffmpeg.run("in.mp4", ["-i", path], ReaderError),
+        lambda path: ffmpeg.run_ffmpeg("in.mp4", ["-i", path], ReaderError),
         lambda path: FfmpegDecoder("in.mp4", ["-i", path]).finish(),
         lambda _: SoundReader(__file__),
         lambda path: read_metadata(Path(path)),
@@ -96,7 +96,7 @@ def test_only_silence_counts_however_long_it_takes(signs: list[int], is_alive: b
     """One sign a second of an ffmpeg that then is done. In the first second it cannot be known to be silent."""
     left = iter(signs)
     is_done = iter([False] * len(signs) + [True])
-    assert ffmpeg_process.lives_until(lambda: next(is_done), lambda: next(left)) is is_alive
+    assert ffmpeg.lives_until(lambda: next(is_done), lambda: next(left)) is is_alive
 
 
 def test_a_file_that_ffmpeg_rewrites_is_a_sign_of_life(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from mlx_ltx_vae.video import (
     VideoWriter,
     check_output,
     ffmpeg,
-    ffmpeg_process,
     open_sink,
     writer,
 )
@@ -93,7 +92,7 @@ def test_codec_that_this_ffmpeg_lacks_is_named(target: Path, monkeypatch: pytest
 @pytest.mark.parametrize("name", ["out.mp4", "out.gif"])
 def test_missing_ffmpeg_is_a_writer_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     ffmpeg.listing.cache_clear()  # cached, and used for an mp4 only
-    monkeypatch.setattr("mlx_ltx_vae.video.ffmpeg_process.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
+    monkeypatch.setattr("mlx_ltx_vae.video.ffmpeg.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
     with pytest.raises(WriterError, match="ffmpeg cannot be started"):
         open_sink(tmp_path / name, size=SIZE, fps=24)
     assert names(tmp_path) == []
@@ -357,7 +356,7 @@ def test_an_ffmpeg_that_logs_megabytes_writes_and_reads(
     program = target.with_name("ffmpeg")
     program.write_text(f'#!/bin/sh\ncase "$*" in *pipe:*) {NOISE[noise]};; esac\nexec {get_ffmpeg_exe()} "$@"\n')
     program.chmod(0o755)
-    monkeypatch.setattr(ffmpeg_process, "get_ffmpeg_exe", lambda: str(program))
+    monkeypatch.setattr(ffmpeg, "get_ffmpeg_exe", lambda: str(program))
     for options in ({}, {"fragmented": True}):
         with VideoWriter(target, size=SIZE, fps=24, **options) as out:
             out.write(make_frames(20))

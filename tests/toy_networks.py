@@ -172,7 +172,7 @@ class ContextDecoder(Toy):
             if view is None:
                 return None
             own, given = (self.weights[f"{kind}_{index % BLOCKS}"].T for kind in ("own", "given"))
-            waited = delay.take(view.output, view.results, reader=index)
+            waited = delay.take(view.output, view.num_outputs, reader=index)
             return view.own(context.axis) + mx.tanh(box_mean(view, spec, context) @ own + waited @ given)
 
         return Stage(step, window, delay)
@@ -295,7 +295,7 @@ class SignalDecoder(Toy):
                 unused = reach - kernel // 2
                 seen = frames[:, unused : frames.shape[1] - unused]
                 parts.append(mx.tanh(convolve(seen, self.weights[f"branch_{kernel}"])))
-            return sum(parts) / len(parts) + skip.take(view.output, view.results)
+            return sum(parts) / len(parts) + skip.take(view.output, view.num_outputs)
 
         return Stage(step, window, skip)
 

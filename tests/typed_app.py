@@ -10,8 +10,6 @@ import numpy as np
 
 from mlx_ltx_vae import (
     AudioChunk,
-    AudioEncodePlan,
-    AudioPlan,
     AudioStream,
     AudioVAE,
     CheckpointError,
@@ -112,11 +110,11 @@ def hear(vae: AudioVAE, file: Path, sound: mx.array) -> int:
     latents = load_audio_latents(file, statistics=(vae.mean, vae.std))
     if latents is None:
         return 0
-    plan: AudioPlan = vae.plan(latents.shape[2])
+    plan: DecodePlan = vae.plan(latents.shape[2])
     stream: AudioStream = vae.stream(latents, plan)
     chunks: Iterator[AudioChunk] = stream
     length = sum(chunk.waveform.shape[-1] for chunk in chunks)
-    encode_plan: AudioEncodePlan = vae.plan_encode(1.0)
+    encode_plan: EncodePlan = vae.plan_encode(1.0)
     vae.encode(sound, vae.sample_rate, encode_plan)
     return length
 

@@ -4,6 +4,8 @@ import logging
 
 from comfy_api.latest import ComfyExtension, io
 
+#: How pip finds mlx_ltx_vae; written when the pack is built for its own repository. "": by a clone of the package.
+PACKAGE = ""
 #: ComfyUI serves the help pages in it.
 WEB_DIRECTORY = "web"
 
@@ -13,7 +15,8 @@ try:
 
     import mlx_ltx_vae  # noqa: F401
 except ImportError as error:
-    logging.warning("LTX VAE (MLX) has no nodes (%s): run `python -m pip install mlx_ltx_vae` with this Python.", error)
+    install = f'run `python -m pip install "{PACKAGE}"`' if PACKAGE else "run `python -m pip install .` in its clone"
+    logging.warning("LTX VAE (MLX) has no nodes (%s): %s with this Python.", error, install)
 else:
     from . import nodes
 

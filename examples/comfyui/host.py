@@ -3,24 +3,26 @@
 import json
 import logging
 import os
+import sys
 import uuid
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import comfy.model_management as model_management
 import comfy.utils
 import folder_paths
 import mlx.core as mx
-from comfy.cli_args import args
+from comfy.cli_args import LatentPreviewMethod, args
 from comfy_api.latest import io, ui
 from PIL import Image
 
-from mlx_ltx_vae import demo
+from mlx_ltx_vae import CheckpointError, demo
+from mlx_ltx_vae.errors import quote, speaking_of_options, telling_warnings
 from mlx_ltx_vae.files import FileState, file_state
 from server import PromptServer
 
-from .networks import Networks
+from .networks import LoadedVAE, Networks, Source, VAEFile
 from .worker import EXIT_SECONDS, Job, MLXThread
 
 CATEGORY = "model/latent/ltxv"
@@ -56,9 +58,28 @@ def make_room(job: Job, num_bytes: int) -> None:
     job.call(lambda: free_memory(num_bytes, model_management.get_torch_device()))
 
 
+#: The inputs of nodes that are arguments of the package.
+INPUTS = {
+    "fps=": "fps",
+    "memory_budget": "memory_budget",
+    "fit=Fit.RESIZE": "resize: fit",
+    "fit=Fit.CROP": "resize: crop",
+}
+
+
+def name_option(argument: str, flag: str) -> str:
+    """The name of an option in a message: a node's input, or else the flag of the command."""
+    return INPUTS.get(argument) or (f"`{flag}` of the command" if flag else "")
+
+
+def in_words_of_nodes(work: Callable[..., Any], job: Job, *arguments: Any) -> Any:
+    with telling_warnings(job.say), speaking_of_options(name_option):
+        return work(job, *arguments)
+
+
 def run(work: Callable[..., Any], *arguments: Any, node_id: str | None) -> Any:
     """Call `work(job, *arguments)` on the MLX thread. Shows its reports, and ends it if ComfyUI is interrupted."""
-    job, bar = Job(work, *arguments), None
+    job, bar = Job(partial(in_words_of_nodes, work), *arguments), None
     mlx_thread.submit(job)
     try:
         while not job.wait(POLL_SECONDS):
@@ -73,19 +94,34 @@ def run(work: Callable[..., Any], *arguments: Any, node_id: str | None) -> Any:
 
 
 def show(job: Job, bar: comfy.utils.ProgressBar | None, node_id: str | None) -> comfy.utils.ProgressBar | None:
-    """Show the newest report of a job, and all texts."""
+    """Show the newest report of a job, and all lines that it has said."""
+    if lines := job.new_lines():
+        for line in lines:
+            logging.info(line)
+        tell("\n".join(job.lines), node_id)
     report = None
     while not job.reports.empty():
         report = job.reports.get()
-        if report.text is not None:
-            logging.info(report.text)
-            PromptServer.instance.send_progress_text(report.text, node_id)
     if report is None:
         return bar
     bar = bar or comfy.utils.ProgressBar(report.total, node_id=node_id)
-    preview = None if report.picture is None else ("JPEG", Image.fromarray(report.picture), PREVIEW_SIZE)
+    has_picture = report.picture is not None and shows_pictures()
+    preview = ("JPEG", Image.fromarray(report.picture), PREVIEW_SIZE) if has_picture else None
     bar.update_absolute(report.done, report.total, preview)
     return bar
+
+
+def tell(text: str, node_id: str | None) -> None:
+    """Show a text in a node. It replaces the one before."""
+    if node_id is not None:
+        PromptServer.instance.send_progress_text(text, node_id)
+
+
+def shows_pictures() -> bool:
+    """Tell whether the user wants pictures: "none" counts only if it was given, since it is also ComfyUI's default."""
+    return args.preview_method is not LatentPreviewMethod.NoPreviews or not any(
+        word.startswith("--preview-method") for word in sys.argv
+    )
 
 
 def files_in(*folders: str) -> list[str]:
@@ -95,10 +131,18 @@ def files_in(*folders: str) -> list[str]:
 
 
 def full_path(choice: str) -> str:
-    """The path of one of `files_in` or `DEMO_MODELS`."""
+    """The path of one of `files_in` or `DEMO_MODELS`. It may be a text from another node."""
     if choice in DEMO_MODELS:
         return str(DEMO_MODELS[choice])
-    return folder_paths.get_full_path_or_raise(*choice.split("/", 1))
+    folder, _, name = choice.partition("/")
+    if not name or folder not in folder_paths.folder_names_and_paths:
+        raise CheckpointError(f"{quote(choice)} names no folder of models; write folder/name, as vae/x.safetensors.")
+    return folder_paths.get_full_path_or_raise(folder, name)
+
+
+def vae_source(name: str, choice: str, loaded: Any) -> Source:
+    """The VAE of an input: the one that ComfyUI has loaded, if it is connected, or a file."""
+    return VAEFile(full_path(choice)) if loaded is None else LoadedVAE(name, loaded)
 
 
 def new_file(ending: str) -> str:
@@ -126,7 +170,7 @@ def metadata(hidden: Any) -> dict[str, str]:
     if args.disable_metadata:
         return {}
     entries = {"prompt": hidden.prompt, **(hidden.extra_pnginfo or {})}
-    return {key: json.dumps(value) for key, value in entries.items() if value is not None}
+    return {key: json.dumps(value, default=str) for key, value in entries.items() if value is not None}
 
 
 class FileNode(io.ComfyNode):
@@ -134,7 +178,9 @@ class FileNode(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, **inputs: Any) -> list[FileState]:
-        choices = [inputs.get(name) for name in ("vae", "audio_vae", "decoder")]  # None if it comes from another node
+        choices = [inputs[name] for name in ("vae", "audio_vae", "decoder") if name in inputs]
+        if None in choices:  # it comes from another node, and may be any file
+            choices += files_in("vae", "checkpoints", "vae_approx")
         return [file_state(full_path(choice)) for choice in choices if choice not in (None, AUTO, NO_SOUND)]
 
 
@@ -145,6 +191,11 @@ AUTO, NO_SOUND = "auto", "no sound"
 def vae_input() -> io.Combo.Input:
     tooltip = "A VAE, or a whole model; only its VAE is read. Kept in memory for the next run."
     return io.Combo.Input("vae", options=[*files_in("vae", "checkpoints"), "demo VAE"], tooltip=tooltip)
+
+
+def loaded_input(name: str) -> io.Vae.Input:
+    tooltip = "A VAE from a loader of ComfyUI. It replaces the file, which is not read."
+    return io.Vae.Input(name, optional=True, tooltip=tooltip)
 
 
 def budget_input() -> io.String.Input:

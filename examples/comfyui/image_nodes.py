@@ -7,17 +7,24 @@ import mlx.core as mx
 import numpy as np
 import torch
 from comfy_api.latest import InputImpl, io
+from PIL import Image
 
-from mlx_ltx_vae import VideoReader, VideoVAE, demo, load_latents
+from mlx_ltx_vae import LatentsError, VideoReader, VideoVAE, demo, load_latents
+from mlx_ltx_vae.shapes import Size, format_size
 from mlx_ltx_vae.units import format_bytes
+from mlx_ltx_vae.video import Fit
+from mlx_ltx_vae.video.reader import fit_size
 
 from . import host
-from .host import CATEGORY, FileNode, budget, budget_input, full_path, vae_input
-from .latents import keyframe_inputs, latent_input, stream_inputs, stream_options, to_numpy, video_latents
-from .video_nodes import Clip, describe
+from .host import CATEGORY, FileNode, budget, budget_input, loaded_input, vae_input, vae_source
+from .latents import latent_input, to_numpy, video_latents
+from .networks import Source
+from .options_node import DecoderOptions, options_input
+from .video_nodes import Clip, describe, start_stream
 from .worker import Job, Report
 
 FRAMES_AT_ONCE = 8
+RESIZE = {"crop": Fit.CROP, "fit": Fit.RESIZE}
 
 
 class LTXDecodeFrames(FileNode):
@@ -30,28 +37,36 @@ class LTXDecodeFrames(FileNode):
             search_aliases=["vae decode", "latent to image", "mlx"],
             description="Decodes LTX latents into images. They take 12 bytes of memory for each pixel of each frame, "
             "which the node shows before it decodes; LTX Decode to Video (MLX) does not need that.",
-            inputs=[latent_input(), vae_input(), budget_input(), *stream_inputs(), *keyframe_inputs()],
+            inputs=[latent_input(), vae_input(), loaded_input("loaded_vae"), budget_input(), options_input()],
             outputs=[io.Image.Output(tooltip="All frames, in float32.")],
             hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
-    def execute(cls, latent: dict, vae: str, memory_budget: str, **more: Any) -> io.NodeOutput:
-        clip = Clip(full_path(vae), video_latents(latent), budget(memory_budget), stream_options(**more))
+    def execute(
+        cls,
+        latent: dict,
+        vae: str,
+        memory_budget: str,
+        options: DecoderOptions | None = None,
+        loaded_vae: Any = None,
+    ) -> io.NodeOutput:
+        options = options or DecoderOptions()
+        if options.hdr is not None:
+            raise LatentsError("hdr is for files, as LTX Save Video (MLX) writes them; set it to no for images.")
+        source = vae_source("loaded_vae", vae, loaded_vae)
+        clip = Clip(source, video_latents(latent), budget(memory_budget), options)
         return io.NodeOutput(torch.from_numpy(host.run(decode_frames, clip, node_id=cls.hidden.unique_id)))
 
 
 def decode_frames(job: Job, clip: Clip) -> np.ndarray:
     """The frames (F, H, W, 3) in [0, 1], float32."""
     vae = host.networks.load(VideoVAE, clip.vae, "decoder")
-    keyframes = clip.options.get("keyframes")
-    plan = vae.plan(clip.latents.shape, memory_budget=clip.memory_budget, keyframes=keyframes)
-    stream = vae.stream(clip.latents, plan, **clip.options)
+    plan, stream = start_stream(job, vae, clip)
     width, height = plan.frame_size
     shape = plan.num_frames, height, width, 3
     num_bytes = 4 * int(np.prod(shape))
-    text = f"{describe(plan)}, and {format_bytes(num_bytes)} for the images"
-    job.reports.put(Report(0, plan.num_frames, text=text))
+    job.say(f"{format_bytes(num_bytes)} for the images")
     host.make_room(job, plan.peak_bytes + num_bytes)
     images = np.empty(shape, np.float32)
     for chunk in job.chunks(stream):
@@ -72,22 +87,33 @@ class LTXEncode(FileNode):
             category=CATEGORY,
             search_aliases=["vae encode", "image to latent", "video to latent", "mlx"],
             description="Encodes images or a video into LTX latents. A video is read from its file as it is encoded. "
-            "Sides must be multiples of 32. Of a number of frames that is not 1 + 8k, the last ones are left out.",
+            "Sides become multiples of 32. Of a number of frames that is not 1 + 8k, the last ones are left out.",
             inputs=[
                 io.MultiType.Input("frames", types=[io.Image, io.Video], tooltip="Images, or a video."),
                 vae_input(),
+                loaded_input("loaded_vae"),
                 budget_input(),
+                io.Combo.Input(
+                    "resize",
+                    options=list(RESIZE),
+                    default="crop",
+                    optional=True,
+                    tooltip="Sides that are no multiples of 32. crop: the edges are cut off evenly. fit: both sides "
+                    "are scaled to the nearest multiples.",
+                ),
             ],
             outputs=[io.Latent.Output(tooltip="Normalized, as ComfyUI's samplers take them.")],
             hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
-    def execute(cls, frames: Any, vae: str, memory_budget: str) -> io.NodeOutput:
+    def execute(
+        cls, frames: Any, vae: str, memory_budget: str, resize: str = "crop", loaded_vae: Any = None
+    ) -> io.NodeOutput:
         source = frames if isinstance(frames, torch.Tensor) else file_of(frames) or frames.get_components().images
         if isinstance(source, torch.Tensor):
             source = to_numpy(source)[..., :3]
-        arguments = full_path(vae), source, budget(memory_budget)
+        arguments = vae_source("loaded_vae", vae, loaded_vae), source, budget(memory_budget), RESIZE[resize]
         latents = host.run(encode, *arguments, node_id=cls.hidden.unique_id)
         return io.NodeOutput({"samples": torch.from_numpy(latents)})
 
@@ -98,28 +124,51 @@ def file_of(video: Any) -> str | None:
     return source if isinstance(source, str) and video.get_active_trim_window() == (0, 0) else None
 
 
-def encode(job: Job, vae_path: str, source: np.ndarray | str, memory_budget: str | None) -> np.ndarray:
+def encode(job: Job, source: Source, frames: np.ndarray | str, memory_budget: str | None, fit: Fit) -> np.ndarray:
     """Latents (1, C, F', H', W'), of images (F, H, W, 3) in [0, 1] or of a file."""
-    vae = host.networks.load(VideoVAE, vae_path, "encoder")
-    if isinstance(source, str):
-        with VideoReader(source, multiple=1) as reader:
+    vae = host.networks.load(VideoVAE, source, "encoder")
+    multiple = vae.config.scale.height
+    if isinstance(frames, str):
+        with VideoReader(frames, multiple=multiple, fit=fit) as reader:
+            say_size(job, reader.source_size, reader.size)
             return encode_parts(job, vae, reader, (reader.num_frames or 1, *reader.size[::-1]), memory_budget)
-    return encode_parts(job, vae, pixels(source), source.shape[:3], memory_budget)
+    size = frames.shape[2], frames.shape[1]
+    _, target = fit_size("the images", size, None, fit, multiple)
+    say_size(job, size, target)
+    parts = pixels(frames, target, fit)
+    return encode_parts(job, vae, parts, (len(frames), *target[::-1]), memory_budget)
 
 
-def pixels(images: np.ndarray) -> Iterator[np.ndarray]:
-    """A few frames at a time: (1, 3, n, H, W) in [-1, 1]."""
+def say_size(job: Job, size: Size, target: Size) -> None:
+    if size != target:
+        job.say(f"frames of {format_size(*size)} are made {format_size(*target)}")
+
+
+def pixels(images: np.ndarray, size: Size, fit: Fit) -> Iterator[np.ndarray]:
+    """A few frames of a size (width, height) at a time: (1, 3, n, H, W) in [-1, 1]."""
+    width, height = size
+    top, left = (images.shape[1] - height) // 2, (images.shape[2] - width) // 2
     for start in range(0, len(images), FRAMES_AT_ONCE):
-        yield (images[start : start + FRAMES_AT_ONCE] * 2 - 1).transpose(3, 0, 1, 2)[None]
+        part = images[start : start + FRAMES_AT_ONCE]
+        if fit is Fit.CROP:
+            part = part[:, top : top + height, left : left + width]
+        elif part.shape[1:3] != (height, width):
+            part = np.stack([scaled(image, size) for image in part])
+        yield (part * 2 - 1).transpose(3, 0, 1, 2)[None]
+
+
+def scaled(image: np.ndarray, size: Size) -> np.ndarray:
+    """An image (H, W, 3) of floats, of another size."""
+    planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in image.transpose(2, 0, 1)]
+    return np.stack([np.asarray(plane.resize(size, Image.Resampling.BICUBIC)) for plane in planes], axis=2)
 
 
 def encode_parts(
     job: Job, vae: VideoVAE, parts: Iterator[np.ndarray], grid: tuple[int, int, int], memory_budget: str | None
 ) -> np.ndarray:
     plan = vae.plan_encode((1, 3, *grid), memory_budget=memory_budget)
-    total, left_out = plan.latent_shape.frames, grid[0] - plan.num_frames
-    text = describe(plan) + (f"; left out at the end: {left_out}" if left_out else "")
-    job.reports.put(Report(0, total, text=text))
+    total = plan.latent_shape.frames
+    job.say(describe(plan))
     host.make_room(job, plan.peak_bytes)
     latents: list[np.ndarray] = []
     for part in vae.encode_stream(parts, plan):

@@ -1,15 +1,14 @@
 """The arrays in ComfyUI's LATENT and AUDIO, with advice for arrays that cannot be used."""
 
 import wave
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from comfy_api.latest import io
 
-from mlx_ltx_vae import Keyframes, LatentsError
-from mlx_ltx_vae.errors import quote
+from mlx_ltx_vae import AudioStream, LatentsError
 from mlx_ltx_vae.latents import looks_like_audio
-from mlx_ltx_vae.models.noise import CONVENTIONS, DEFAULT_CONVENTION, MAX_SEED
 
 MAX_CHANNELS = 8  # of a sound in a video file
 
@@ -49,93 +48,41 @@ def to_numpy(tensor: Any) -> np.ndarray:
     return tensor.detach().cpu().float().numpy()
 
 
-def check_sound(audio: dict, max_channels: int = MAX_CHANNELS) -> None:
-    """Raise a `LatentsError` for an AUDIO that has no samples, or too many channels."""
-    _, channels, samples = audio["waveform"].shape
-    if samples == 0 or channels == 0:
+def samples_of(audio: dict, max_channels: int = MAX_CHANNELS) -> np.ndarray:
+    """The samples of an AUDIO, (B, channels, n) float32. A `LatentsError` for what is no sound."""
+    samples = to_numpy(audio["waveform"])
+    _, channels, length = samples.shape
+    if length == 0 or channels == 0:
         raise LatentsError("the AUDIO has no samples; disconnect it, or load a sound.")
     if channels > max_channels:
         raise LatentsError(f"the AUDIO has {channels} channels, and at most {max_channels} are taken; mix it down.")
+    if not np.isfinite(samples).all():
+        raise LatentsError("the AUDIO has values that are NaN or infinite; check the node that makes it.")
+    return samples
 
 
-def write_sound(path: str, audio: dict) -> None:
-    """Write the first item of a batch of AUDIO as 32-bit PCM."""
+def write_sound(path: str, samples: np.ndarray, sample_rate: int, length: int) -> None:
+    """Write a sound (channels, n) as 32-bit PCM of this many samples: its end is cut, or silence follows it."""
     with wave.open(path, "wb") as file:
-        samples = audio["waveform"][0].detach().cpu().double().numpy()  # (channels, samples)
-        levels = np.clip(np.rint(samples * 2**31), -(2**31), 2**31 - 1).astype("<i4")
-        file.setparams((len(levels), 4, int(audio["sample_rate"]), 0, "NONE", ""))
+        levels = np.zeros((len(samples), length), "<i4")
+        samples = samples[:, :length].astype(np.float64)
+        levels[:, : samples.shape[1]] = np.clip(np.rint(samples * 2**31), -(2**31), 2**31 - 1)
+        file.setparams((len(levels), 4, sample_rate, 0, "NONE", ""))
         file.writeframes(np.ascontiguousarray(levels.T))
 
 
-#: Stands for the default of a number that need not be given.
-DEFAULT = -1.0
+class PaddedSound:
+    """A stream of sound, and silence after it up to this many samples."""
 
+    def __init__(self, stream: AudioStream, length: int) -> None:
+        self.sample_rate, self._stream, self._length = stream.sample_rate, stream, length
 
-def stream_inputs() -> list[io.Input]:
-    """Inputs with names of arguments of `stream_options`."""
-    own = "-1: as its convention has it. For the VAEs of LTX-Video 0.9.1 to 0.9.8."
-    more: dict[str, Any] = {"optional": True, "advanced": True}
-    share = {"default": DEFAULT, "min": DEFAULT, "max": 1.0, "step": 0.005, **more}
-    return [
-        io.Int.Input(  # not `seed`, to which the page adds a control that changes it after each run
-            "decoder_seed",
-            display_name="seed",
-            default=0,
-            min=0,
-            max=MAX_SEED,
-            tooltip="Of the noise of LTX-Video 0.9.1 to 0.9.8, and of LTX-2.5's diffusion decoder. Others take 0.",
-            **more,
-        ),
-        io.Float.Input("timestep", tooltip=f"Of the decoder. {own}", **share),
-        io.Float.Input("noise_scale", tooltip=f"The share of the latents that noise replaces. {own}", **share),
-        io.Combo.Input(
-            "convention",
-            options=list(CONVENTIONS),
-            default=DEFAULT_CONVENTION,
-            tooltip="Whose defaults these VAEs follow: ltx-video has timestep 0.05, and noise scale 0.025.",
-            **more,
-        ),
-    ]
+    def __iter__(self) -> Iterator[np.ndarray]:
+        missing = self._length
+        for chunk in self._stream:
+            missing -= chunk.waveform.shape[2]
+            yield np.array(chunk.waveform)
+        yield np.zeros((2, max(0, missing)), np.float32)
 
-
-def keyframe_inputs() -> list[io.Input]:
-    """Inputs that `stream_inputs` returns. They come last: saved workflows have the values of widgets in order."""
-    return [
-        io.Latent.Input(
-            "keyframes",
-            optional=True,
-            tooltip="Stills for LTX-2.5's diffusion decoder, each encoded alone, one after another along time. "
-            "Other decoders ignore them.",
-        ),
-        io.String.Input(
-            "keyframe_frames",
-            default="",
-            optional=True,
-            advanced=True,
-            tooltip="The frame of each of the keyframes in the video, such as 24, 48, 72.",
-        ),
-    ]
-
-
-def stream_options(
-    decoder_seed: int = 0,
-    timestep: float = DEFAULT,
-    noise_scale: float = DEFAULT,
-    convention: str = DEFAULT_CONVENTION,
-    keyframes: dict | None = None,
-    keyframe_frames: str = "",
-) -> dict[str, Any]:
-    """The options of `VideoVAE.stream`."""
-    given = {"timestep": timestep, "noise_scale": noise_scale}
-    options = {name: value for name, value in given.items() if value >= 0}
-    if keyframes is not None:
-        options["keyframes"] = Keyframes(video_latents(keyframes), frame_numbers(keyframe_frames))
-    return {"seed": decoder_seed, "like": convention, **options}
-
-
-def frame_numbers(text: str) -> list[int]:
-    """The whole numbers in a text such as "24, 48, 72"."""
-    try:
-        return [int(word) for word in text.replace(",", " ").split()]
-    except ValueError:
-        raise LatentsError(f"keyframe_frames is {quote(text)}; write frame numbers such as 24, 48, 72.") from None
+    def close(self) -> None:
+        self._stream.close()

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import comfy.utils
@@ -16,22 +16,38 @@ from comfy_api.latest import InputImpl, io, ui
 from PIL import Image
 
 from mlx_ltx_vae import LTXVAEError, PreviewVAE, VideoWriter
+from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.errors import telling_warnings
+from mlx_ltx_vae.files import FileState, file_state
 from mlx_ltx_vae.units import parse_fps
 from mlx_ltx_vae.video import SinkOptions, open_sink
 
 from . import host
 from .host import CATEGORY, FileNode, files_in, fps_input, full_path
 from .latents import latent_input, to_numpy, video_latents
+from .networks import VAEFile
 from .video_nodes import describe
 from .worker import Job, Report
 
 SHEET_SIZE = 768  # pixels of the longer side of the pictures while sampling
 
 
+@cache
+def makes_stills(path: str, state: FileState) -> bool:
+    """Tell whether a file has a decoder of single pictures. `state` changes when the file is replaced."""
+    try:
+        with telling_warnings(lambda text: None):
+            checkpoint = open_checkpoint(path, encoder=False)
+            return checkpoint.family.stills is not None or checkpoint.spec("decoder").scale.time == 1
+    except (LTXVAEError, OSError):
+        return False
+
+
 def decoder_input() -> io.Combo.Input:
+    files = [(choice, full_path(choice)) for choice in files_in("vae_approx", "vae")]
     return io.Combo.Input(
         "decoder",
-        options=[*files_in("vae_approx", "vae"), "demo preview"],
+        options=[*(choice for choice, path in files if makes_stills(path, file_state(path))), "demo preview"],
         tooltip="A tiny decoder, such as taeltx2_3.safetensors, or a projection (latent_rgb).",
     )
 
@@ -76,12 +92,12 @@ class LTXPreview(FileNode):
 
 def preview(job: Job, path: str, latents: np.ndarray, fps: float, sheet: str, clip: str) -> None:
     """Write a contact sheet and a clip."""
-    vae = host.networks.load(PreviewVAE, path, "decoder")
+    vae = host.networks.load(PreviewVAE, VAEFile(path), "decoder")
     plan = vae.plan(latents.shape, bit_depth=8)
     whole, *_ = vae.config.scale.video_grid(plan.latent_shape.grid)
     share = Fraction(plan.num_frames, whole)  # of the video's frames, which some decoders make
     options = {"size": plan.frame_size, "fps": share * parse_fps(fps), "num_frames": plan.num_frames}
-    job.reports.put(Report(0, plan.num_frames, text=describe(plan)))
+    job.say(describe(plan))
     pictures = open_sink(sheet, options=SinkOptions(contact_sheet=True), **options)
     with pictures, VideoWriter(clip, **options) as video:
         for chunk in job.chunks(vae.stream(latents, plan, bit_depth=8)):
@@ -106,12 +122,13 @@ class LTXSamplingPreview(FileNode):
                 io.Int.Input("pictures", default=4, min=1, max=16, tooltip="How many moments of the clip are shown."),
             ],
             outputs=[io.Model.Output(tooltip="The model, for the sampler.")],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
     def execute(cls, model: Any, decoder: str, pictures: int) -> io.NodeOutput:
         model = model.clone()
-        sample = partial(sample_with_pictures, full_path(decoder), pictures)
+        sample = partial(sample_with_pictures, full_path(decoder), pictures, cls.hidden.unique_id)
         model.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, "ltx_preview_mlx", sample)
         return io.NodeOutput(model)
 
@@ -119,6 +136,7 @@ class LTXSamplingPreview(FileNode):
 def sample_with_pictures(
     path: str,
     count: int,
+    node_id: str | None,
     executor: Callable[..., Any],
     noise: Any,
     latent_image: Any,
@@ -132,7 +150,8 @@ def sample_with_pictures(
 ) -> Any:
     """Wraps the sampling of a model. After the `callback` of the sampler, each step shows pictures of its estimate."""
     bar = comfy.utils.ProgressBar(len(sigmas) - 1)
-    shapes, is_off = latent_shapes or [latent_image.shape], False
+    shapes, is_off = latent_shapes or [latent_image.shape], not host.shows_pictures()
+    host.tell("no pictures: ComfyUI's preview method is none" if is_off else "pictures after each step", node_id)
 
     def after_step(step: int, estimate: Any, current: Any, total_steps: int) -> None:
         nonlocal is_off
@@ -145,6 +164,7 @@ def sample_with_pictures(
             picture = host.run(sheet_of, path, latents, count, node_id=None)
         except LTXVAEError as error:  # which is no reason to end what may have taken an hour
             logging.warning("LTX Sampling Preview (MLX) goes without pictures: %s", error)
+            host.tell(f"no pictures: {error}", node_id)
             is_off = True
             return
         bar.update_absolute(step + 1, total_steps, ("JPEG", Image.fromarray(picture), SHEET_SIZE))
@@ -156,7 +176,7 @@ def sample_with_pictures(
 
 def sheet_of(job: Job, path: str, latents: np.ndarray, count: int) -> np.ndarray:
     """Pictures (H, W, 3) of this many moments of a clip, in rows."""
-    vae = host.networks.load(PreviewVAE, path, "decoder")
+    vae = host.networks.load(PreviewVAE, VAEFile(path), "decoder")
     pixels = vae.decode_stills(latents)
     picked = np.unique(np.linspace(0, pixels.shape[2] - 1, count).round().astype(int))
     chosen = pixels[0, :, mx.array(picked)].astype(mx.float32).transpose(0, 2, 3, 1)

@@ -2,33 +2,28 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from comfy_api.latest import InputImpl, io, ui
 
-from mlx_ltx_vae import AudioVAE, DecodePlan, EncodePlan, HDROptions, VideoVAE
+from mlx_ltx_vae import AudioVAE, DecodePlan, DecodeStream, EncodePlan, HDROptions, LatentsError, VideoVAE, VideoWriter
 from mlx_ltx_vae.audio_vae import find_sound_decoder
 from mlx_ltx_vae.pipeline.audio import every_chunk
-from mlx_ltx_vae.units import format_bytes
-from mlx_ltx_vae.video import SinkOptions, open_sink
+from mlx_ltx_vae.units import format_bytes, parse_fps
+from mlx_ltx_vae.video import Sink, SinkOptions, open_sink
+from mlx_ltx_vae.video.audio import SLACK
 
 from . import host
 from .audio_nodes import audio_vae_input
-from .host import AUTO, CATEGORY, NO_SOUND, FileNode, budget, budget_input, fps_input, full_path, vae_input
-from .latents import (
-    audio_latents,
-    check_sound,
-    keyframe_inputs,
-    latent_input,
-    stream_inputs,
-    stream_options,
-    video_latents,
-    write_sound,
-)
+from .host import AUTO, CATEGORY, NO_SOUND, FileNode, budget, budget_input, fps_input, loaded_input, vae_input
+from .latents import PaddedSound, audio_latents, latent_input, samples_of, video_latents, write_sound
+from .networks import Source, VAEFile
+from .options_node import DecoderOptions, options_input
 from .worker import Job, Report
 
 
@@ -36,38 +31,52 @@ class Format(NamedTuple):
     ending: str
     codec: str
     bit_depth: int
-    audio_codec: str | None = None  # instead of the container's default
+    audio_codec: str
+    plays: bool = True  # in a browser
 
 
 #: What LTX Decode to Video makes: what Save Video takes over without encoding again.
-CODECS = {"h264": Format(".mp4", "h264", 8), "hevc": Format(".mp4", "hevc", 10), "ffv1": Format(".mkv", "ffv1", 8)}
+CODECS = {
+    "h264": Format(".mp4", "h264", 8, "aac"),
+    "hevc": Format(".mp4", "hevc", 10, "aac"),
+    "ffv1": Format(".mkv", "ffv1", 8, "flac", plays=False),
+}
 #: What LTX Save Video makes.
 FORMATS = {
     "mp4, h264": CODECS["h264"],
     "mp4, hevc (10 bits)": CODECS["hevc"],
-    "mov, prores (10 bits)": Format(".mov", "prores", 10, "pcm"),
-    "mkv, ffv1 (lossless)": Format(".mkv", "ffv1", 8, "flac"),
-    "mkv, ffv1 (lossless, 16 bits)": Format(".mkv", "ffv1", 10, "flac"),
-    "webm, vp9": Format(".webm", "vp9", 8),
-    "webm, av1": Format(".webm", "av1", 8),
+    "mov, prores (10 bits)": Format(".mov", "prores", 10, "pcm", plays=False),
+    "mkv, ffv1 (lossless)": CODECS["ffv1"],
+    "mkv, ffv1 (lossless, 16 bits)": CODECS["ffv1"]._replace(bit_depth=10),
+    "webm, vp9": Format(".webm", "vp9", 8, "opus"),
+    "webm, av1": Format(".webm", "av1", 8, "opus"),
 }
-#: No curve of HDR.
-NO_HDR = "no"
 PIXEL_FORMATS = [
     "auto", "yuv420p", "yuv422p", "yuv444p", "yuv420p10le", "yuv422p10le", "yuv444p10le",
 ]  # fmt: skip
 
 
+PLAYED = PIXEL_FORMATS[:2]  # by browsers
+PREVIEW_SIDE = 640  # pixels of the longer side of the video shown instead of one that no browser plays
+
+
+class Sound(NamedTuple):
+    """An AUDIO: samples (channels, n) float32."""
+
+    samples: np.ndarray
+    sample_rate: int
+
+
 @dataclass(frozen=True)
 class Clip:
-    """Inputs of a decode. `sound` are audio latents, and `sound_vae` the choice of their VAE."""
+    """Inputs of a decode. `sound` are audio latents and `sound_vae` is the choice of their VAE, or it is an AUDIO."""
 
-    vae: str
+    vae: Source
     latents: np.ndarray
     memory_budget: str | None
-    options: dict = field(default_factory=dict)  # of `VideoVAE.stream`
-    sound: np.ndarray | None = None
-    sound_vae: str = NO_SOUND
+    options: DecoderOptions = field(default_factory=DecoderOptions)
+    sound: np.ndarray | Sound | None = None
+    sound_vae: Source | str = NO_SOUND
 
 
 def describe(plan: DecodePlan | EncodePlan) -> str:
@@ -93,16 +102,23 @@ class VideoNode(FileNode):
         memory_budget: str,
         audio: dict | None = None,
         audio_vae: str = AUTO,
-        **more: Any,
-    ) -> str:
-        """Write a file, and return its path. `more` are the inputs of `stream_inputs`."""
-        sound = None if audio is not None or audio_vae == NO_SOUND else audio_latents(latent)
-        sound_vae = audio_vae if audio_vae in (AUTO, NO_SOUND) else full_path(audio_vae)
+        options: DecoderOptions | None = None,
+        loaded_vae: Any = None,
+        loaded_audio_vae: Any = None,
+    ) -> "Written":
+        sound_vae: Source | str = audio_vae
+        if loaded_audio_vae is not None or audio_vae not in (AUTO, NO_SOUND):
+            sound_vae = host.vae_source("loaded_audio_vae", audio_vae, loaded_audio_vae)
+        sound = None if sound_vae == NO_SOUND else audio_latents(latent)
         clip = Clip(
-            full_path(vae), video_latents(latent), budget(memory_budget), stream_options(**more), sound, sound_vae
+            host.vae_source("loaded_vae", vae, loaded_vae),
+            video_latents(latent),
+            budget(memory_budget),
+            options or DecoderOptions(),
+            sound if audio is None else Sound(samples_of(audio)[0], int(audio["sample_rate"])),
+            sound_vae,
         )
-        with sound_options(audio) as added:
-            return host.run(decode_to_file, clip, output, added, node_id=cls.hidden.unique_id)
+        return host.run(decode_to_file, clip, output, node_id=cls.hidden.unique_id)
 
 
 class LTXDecodeToVideo(VideoNode):
@@ -118,6 +134,7 @@ class LTXDecodeToVideo(VideoNode):
             inputs=[
                 latent_input(),
                 vae_input(),
+                loaded_input("loaded_vae"),
                 budget_input(),
                 io.Combo.Input(
                     "codec",
@@ -128,9 +145,8 @@ class LTXDecodeToVideo(VideoNode):
                 ),
                 fps_input("Frames per second. 23.976, 29.97 and 59.94 are taken as 24000/1001 and so on."),
                 *sound_inputs(),
-                *stream_inputs(),
-                *keyframe_inputs(),
                 metadata_input(),
+                options_input(),
             ],
             outputs=[io.Video.Output(tooltip="A file in ComfyUI's folder for temporary files.")],
             hidden=[io.Hidden.prompt, io.Hidden.extra_pnginfo, io.Hidden.unique_id],
@@ -141,8 +157,8 @@ class LTXDecodeToVideo(VideoNode):
         made = CODECS[codec]
         entries = host.metadata(cls.hidden) if save_metadata else {}
         options = {"codec": made.codec, "bit_depth": made.bit_depth, "fps": fps, "metadata": entries}
-        output = Output(lambda size: host.new_file(made.ending), options)
-        return io.NodeOutput(InputImpl.VideoFromFile(cls.decode(output, **inputs)))
+        output = Output(lambda size: host.new_file(made.ending), options | {"audio_codec": made.audio_codec})
+        return io.NodeOutput(InputImpl.VideoFromFile(cls.decode(output, **inputs).path))
 
 
 class LTXSaveVideo(VideoNode):
@@ -158,6 +174,7 @@ class LTXSaveVideo(VideoNode):
             inputs=[
                 latent_input(),
                 vae_input(),
+                loaded_input("loaded_vae"),
                 budget_input(),
                 io.String.Input(
                     "filename_prefix",
@@ -184,17 +201,7 @@ class LTXSaveVideo(VideoNode):
                     tooltip="auto: the one that most players support.",
                 ),
                 metadata_input(),
-                *stream_inputs(),
-                io.Combo.Input(
-                    "hdr",
-                    options=[NO_HDR, "acescct", "logc3"],
-                    default=NO_HDR,
-                    optional=True,
-                    advanced=True,
-                    tooltip="The latents are HDR: acescct for LTX-2.5, logc3 for LTX-2.3's HDR LoRA. "
-                    "The file is an HLG master; mp4, hevc is what players expect.",
-                ),
-                *keyframe_inputs(),
+                options_input(),
             ],
             outputs=[io.Video.Output(tooltip="The file that was saved.")],
             hidden=[io.Hidden.prompt, io.Hidden.extra_pnginfo, io.Hidden.unique_id],
@@ -209,7 +216,6 @@ class LTXSaveVideo(VideoNode):
         fps: float,
         crf: int = -1,
         pixel_format: str = "auto",
-        hdr: str = NO_HDR,
         save_metadata: bool = True,
         **inputs: Any,
     ) -> io.NodeOutput:
@@ -220,80 +226,135 @@ class LTXSaveVideo(VideoNode):
         options |= {"crf": crf} if crf >= 0 else {}
         options |= {"pix_fmt": pixel_format} if pixel_format != "auto" else {}
         name = partial(host.next_file, filename_prefix, made.ending)
-        curve = None if hdr == NO_HDR else hdr
-        path = cls.decode(Output(name, options, made.audio_codec, curve, is_shown=True), **inputs)
-        return io.NodeOutput(InputImpl.VideoFromFile(path), ui=ui.PreviewVideo([host.saved(path)]))
+        plays = made.plays and pixel_format in PLAYED
+        written = cls.decode(Output(name, options | {"audio_codec": made.audio_codec}, plays), **inputs)
+        saved = host.saved(written.path)
+        if written.preview is None:
+            shown = ui.PreviewVideo([saved])
+        else:  # `files` is for programs that read the history
+            preview = ui.SavedResult(os.path.basename(written.preview), "", io.FolderType.temp)
+            shown = {"images": [preview], "animated": (True,), "files": [saved]}
+        return io.NodeOutput(InputImpl.VideoFromFile(written.path), ui=shown)
 
 
 @dataclass(frozen=True)
 class Output:
     """A file. ComfyUI's thread calls `name((width, height))` for its path; `options` are a `VideoWriter`'s.
 
-    `hdr` is the curve of HDR latents, which become an HLG master. `is_shown`: the node shows the file at its end
-    instead of the last picture of the progress.
+    `plays` is whether a browser plays it; otherwise the decode also makes a small video that it does.
     """
 
     name: Callable[[tuple[int, int]], str]
     options: dict
-    audio_codec: str | None = None
-    hdr: Any = None
-    is_shown: bool = False
+    plays: bool = True
+
+
+class Written(NamedTuple):
+    path: str
+    preview: str | None
 
 
 def sound_inputs() -> list[io.Input]:
-    sound = io.Audio.Input("audio", optional=True, tooltip="Sound for the video instead of its own, cut at its end.")
+    sound = io.Audio.Input("audio", optional=True, tooltip="Sound for the video instead of its own, as long as it.")
     tooltip = "Decodes the sound of latents of video and audio. auto: by the file of the VAE, if it has an audio VAE."
-    return [sound, audio_vae_input([AUTO, NO_SOUND], tooltip, default=AUTO, optional=True)]
+    choice = audio_vae_input([AUTO, NO_SOUND], tooltip, default=AUTO, optional=True)
+    return [sound, choice, loaded_input("loaded_audio_vae")]
 
 
-@contextmanager
-def sound_options(audio: dict | None) -> Iterator[dict]:
-    """The options of a `VideoWriter` that add an AUDIO, in a file that is removed at the end of the block."""
-    if audio is None:
-        yield {}
-        return
-    check_sound(audio)
-    path = host.new_file(".wav")
-    try:
-        write_sound(path, audio)
-        yield {"audio": path, "shortest": True}
-    finally:
-        os.remove(path)
+def start_stream(job: Job, vae: VideoVAE, clip: Clip, **outputs: Any) -> tuple[DecodePlan, DecodeStream]:
+    """Plan a decode, and check all that it is given. `outputs` are options of `VideoVAE.plan`."""
+    options = clip.options.stream
+    keyframes = options.get("keyframes")
+    plan = vae.plan(clip.latents.shape, memory_budget=clip.memory_budget, keyframes=keyframes, **outputs)
+    clip.options.check_keyframes(plan.num_frames)
+    job.say(describe(plan))
+    return plan, vae.stream(clip.latents, plan, **options)
 
 
-def decode_to_file(job: Job, clip: Clip, output: Output, sound: dict) -> str:
-    vae = host.networks.load(VideoVAE, clip.vae, "decoder", None if output.hdr is None else "float32")
-    sound_vae, options, text = load_sound_vae(clip), output.options | sound, ""
-    fps, sinks = options.pop("fps"), SinkOptions(bit_depth=options.pop("bit_depth"))
-    if output.hdr is not None:
-        sinks = HDROptions(output.hdr).choose_frames(sinks)
+def decode_to_file(job: Job, clip: Clip, output: Output) -> Written:
+    hdr = clip.options.hdr
+    vae = host.networks.load(VideoVAE, clip.vae, "decoder", None if hdr is None else "float32")
+    sound_vae, options = load_sound_vae(clip), dict(output.options)
+    fps, sinks = parse_fps(options.pop("fps")), SinkOptions(bit_depth=options.pop("bit_depth"))
+    if hdr is not None:
+        sinks = HDROptions(hdr).choose_frames(sinks)
     plans = () if sound_vae is None else every_chunk(partial(sound_vae.plan, clip.sound.shape[2]))
-    wanted = {"outputs": [sinks.frames], "sound": plans}
-    wanted["keyframes"] = clip.options.get("keyframes")
-    plan = vae.plan(clip.latents.shape, memory_budget=clip.memory_budget, **wanted)
-    if sound_vae is not None:
-        options["audio"] = sound_vae.stream(clip.sound, plan.sound)
-    elif clip.sound is not None:
-        text = "; without their sound: choose the audio_vae"
-    options |= {"audio_codec": output.audio_codec} if "audio" in options else {}
-    stream = vae.stream(clip.latents, plan, **clip.options)
-    path = job.call(output.name, plan.frame_size)
-    job.reports.put(Report(0, plan.num_frames, text=describe(plan) + text))
-    video = {"size": plan.frame_size, "fps": fps, "num_frames": plan.num_frames}
-    with open_sink(path, options=replace(sinks, **options), **video) as sink:
+    plan, stream = start_stream(job, vae, clip, outputs=[sinks.frames], sound=plans)
+    with ExitStack() as stack:
+        sound = stack.enter_context(sound_options(job, clip, sound_vae, plan, fps))
+        if not sound:
+            del options["audio_codec"]
+        path = job.call(output.name, plan.frame_size)
+        video = {"size": plan.frame_size, "fps": fps, "num_frames": plan.num_frames}
+        preview = None if output.plays else stack.enter_context(open_preview(job, **video))
+        sink = stack.enter_context(open_sink(path, options=replace(sinks, **options, **sound), **video))
         host.make_room(job, plan.peak_bytes)
         for chunk in job.chunks(stream):
             frames = chunk.to_frames(sinks.frames)
             sink.write(frames)
-            picture = frames[-1] if frames.dtype == np.uint8 else (frames[-1] >> 8).astype(np.uint8)
-            job.reports.put(Report(chunk.start + len(frames), plan.num_frames, None if output.is_shown else picture))
-    return sink.name  # the next number, if a file has taken this one meanwhile
+            pictures = frames if frames.dtype == np.uint8 else (frames >> 8).astype(np.uint8)
+            if preview is not None:
+                preview.write(shrink(pictures, preview.size))
+            job.reports.put(Report(chunk.start + len(frames), plan.num_frames, pictures[-1]))
+    return Written(sink.name, preview and preview.name)  # the next number, if a file has taken this one meanwhile
+
+
+def open_preview(job: Job, size: tuple[int, int], **video: Any) -> Sink:
+    """A small video for one that browsers do not play."""
+    scale = -(-max(size) // PREVIEW_SIDE)
+    width, height = (side // scale for side in size)
+    return VideoWriter(job.call(host.new_file, ".mp4"), size=(width, height), **video)
+
+
+def shrink(frames: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Frames (n, H, W, 3) uint8 of a size (width, height), each pixel the mean of a square."""
+    width, height = size
+    scale = frames.shape[2] // width
+    squares = frames[:, : height * scale, : width * scale].reshape(len(frames), height, scale, width, scale, 3)
+    return squares.mean(axis=(2, 4), dtype=np.float32).round().astype(np.uint8)
+
+
+@contextmanager
+def sound_options(
+    job: Job, clip: Clip, sound_vae: AudioVAE | None, plan: DecodePlan, fps: Fraction
+) -> Iterator[dict[str, Any]]:
+    """The options of a `VideoWriter` that add the sound of a clip. A file of it is removed at the end of the block."""
+    if isinstance(clip.sound, Sound):
+        samples, rate = clip.sound
+        length = fit_sound(job, clip, Fraction(samples.shape[1], rate), plan.num_frames / fps, rate)
+        path = job.call(host.new_file, ".wav")
+        try:
+            write_sound(path, samples, rate, length)
+            yield {"audio": path}
+        finally:
+            if os.path.exists(path):
+                os.remove(path)
+    elif sound_vae is not None:
+        stream = sound_vae.stream(clip.sound, plan.sound)
+        seconds = Fraction(stream.num_samples, stream.sample_rate)
+        length = fit_sound(job, clip, seconds, plan.num_frames / fps, stream.sample_rate)
+        yield {"audio": PaddedSound(stream, length), "shortest": True}
+    else:
+        if clip.sound is not None:
+            job.say("without their sound: choose the audio_vae, or connect loaded_audio_vae")
+        yield {}
+
+
+def fit_sound(job: Job, clip: Clip, sound: Fraction, video: Fraction, rate: int) -> int:
+    """The samples of a video. Says, or refuses, that a sound is not as long. Lengths are in seconds."""
+    if abs(sound - video) > SLACK:
+        lengths = f"the video takes {float(video):.2f} s and its sound {float(sound):.2f} s"
+        if clip.options.refuses_length:
+            raise LatentsError(f"{lengths}; correct the fps, give the sound of this video, or set sound_length to fit.")
+        job.say(f"{lengths}, so its end is cut" if sound > video else f"{lengths}, and the rest is silent")
+    return round(video * rate)
 
 
 def load_sound_vae(clip: Clip) -> AudioVAE | None:
     """The audio VAE for a clip's sound; None if it has none, or if its VAE's file has no audio VAE."""
-    if clip.sound is None:
+    if clip.sound is None or isinstance(clip.sound, Sound):
         return None
     if clip.sound_vae != AUTO:
         return host.networks.load(AudioVAE, clip.sound_vae, "decoder")
-    return host.networks.load(AudioVAE, clip.vae, "decoder") if find_sound_decoder(None, clip.vae) else None
+    has_one = isinstance(clip.vae, VAEFile) and find_sound_decoder(None, clip.vae.path)
+    return host.networks.load(AudioVAE, clip.vae, "decoder") if has_one else None

@@ -25,12 +25,11 @@ EXIT_SECONDS = 30
 
 @dataclass(frozen=True)
 class Report:
-    """How far a job is: `done` of `total`, a picture (H, W, 3) uint8, and a text to show."""
+    """How far a job is: `done` of `total`, and a picture (H, W, 3) uint8."""
 
     done: int
     total: int
     picture: np.ndarray | None = None
-    text: str | None = None
 
 
 class Job:
@@ -38,6 +37,8 @@ class Job:
 
     def __init__(self, work: Callable[..., Any], *arguments: Any) -> None:
         self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self.lines: list[str] = []  # that were shown
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._work, self._arguments = work, arguments
@@ -102,6 +103,16 @@ class Job:
         answer = self._answers.get()
         self.check()
         return answer
+
+    def say(self, line: str) -> None:
+        """Show a line in the node, below those before. Called by `work`."""
+        self._said.put(line)
+
+    def new_lines(self) -> list[str]:
+        """The lines since the last call. Called by the thread that waits for the job."""
+        new = [self._said.get() for _ in range(self._said.qsize())]
+        self.lines += new
+        return new
 
     def answer(self) -> None:
         """Make the calls that `work` waits for. Called by the thread that waits for the job."""

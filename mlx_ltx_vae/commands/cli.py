@@ -227,6 +227,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def count(text: str) -> int:
+    """The type of `--blend 0`: a whole number from 0 on."""
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least 0")
+    return int(text)
+
+
 def frame_range(text: str) -> slice:
     """The type of `--frames 24:48`, as Python slices: either end may be left out, or count from the end (-10:)."""
     if match := re.fullmatch(_RANGE, text):

@@ -4,30 +4,35 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from math import ceil, prod
 from pathlib import Path
 from typing import Any
+
+import mlx.core as mx
+import numpy as np
 
 from .. import demo
 from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import ItemsError, LatentsError, PlanError
 from ..files import is_pipe, numbered_names
-from ..latents import open_latents
-from ..latents.files import MappedLatents
-from ..latents.keyframes import Keyframes, describe_keyframes
+from ..latents import LatentsFile, open_latents
+from ..latents.keyframes import Keyframes, KeyframesFile, describe_keyframes
 from ..models.noise import check_takes_seed
-from ..pipeline.decode import write_files
+from ..pipeline.decode import DecodeStream, write_files
 from ..pipeline.frames import FrameChunk, HDROptions
 from ..pipeline.progress import FrameBar
+from ..planning.film import DEFAULT_CARRY, Film, FilmPlan, Overlap
 from ..planning.plan import DecodePlan, PlanOptions, parse_options
 from ..planning.planner import plan_decode
-from ..shapes import Grid, format_size
+from ..shapes import Grid, LatentShape, format_size
 from ..tiling import TilingConfig
 from ..units import DEFAULT_FPS, format_count, format_seconds
 from ..video import add_metadata, check_output, check_output_options, is_sound, output_files, takes_sound
@@ -53,7 +58,7 @@ from .jobs import (
 from .options import choose_frames, chosen_steps, pick, take
 from .published_plan import PublishedSettings, find_published, print_published_plan, with_preset
 from .running import run_command, write_line
-from .sound import FoundSound, SoundSettings, SoundTask, find_sound
+from .sound import FoundSound, SoundSettings, SoundTask, find_film_sound, find_sound
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -90,6 +95,10 @@ def complete_inputs(
 
     `missing` says which checkpoint is needed; None if none is.
     """
+    if arguments.list:
+        arguments.latents = [*arguments.latents, f"@{arguments.list}"]
+    if not arguments.join and (arguments.carry is not None or arguments.blend is not None):
+        parser.error("--carry and --blend are for a film of windows; add --join")
     if arguments.demo:
         if arguments.latents or arguments.model:
             parser.error("--demo comes with latents and a VAE; leave out LATENTS and -m")
@@ -117,7 +126,9 @@ def run_decode(
     parser: CommandParser, arguments: argparse.Namespace, settings: "DecodeSettings", *, stills: bool = False
 ) -> int:
     """Decode what complete arguments name. `stills` asks for no more than one picture of each latent frame."""
-    sound, audio = settings.sound, settings.sinks.audio
+    sources, sound, audio = arguments.latents, settings.sound, settings.sinks.audio
+    if arguments.join:
+        arguments.latents = [_FILM]
     alone = sound if is_sound(arguments.output or "") else None
     is_exr = _choose_exr_output(arguments)
     if not arguments.output and not arguments.dry_run and not has_table(arguments.latents):
@@ -126,9 +137,11 @@ def run_decode(
         parser.error("--json and -o - both write to standard output; choose one")
     with parser.wrong_usage():
         pattern = find_pattern(arguments.latents, arguments.output, ".mp4")
-        check_keyframes_option(settings.keyframes, arguments.latents)
+        check_keyframes_option(settings.keyframes, sources)
         if sound:
             sound.check(audio, is_alone=alone is not None, is_many=are_many(arguments.latents))
+        if sound and sound.audio_latents and arguments.join:
+            raise ItemsError("--audio-latents goes with one video; store the audio latents of windows in their files")
         if audio and arguments.frames and arguments.frames.start:
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
         sinks = _choose_hdr_frames(arguments, settings.sinks, is_exr=is_exr)
@@ -149,12 +162,15 @@ def run_decode(
         arguments,
         network="decoder",
         open=open_decoder,
-        sources=arguments.latents,
+        sources=sources,
         pattern=pattern,
         dtype=arguments.dtype or ("float32" if arguments.hdr else None),
         distributed=Work.OFF.value if alone else arguments.distributed,
     )
-    task: Callable[[Job, Item], Task] = partial(DecodeTask, replace(settings, sinks=sinks))
+    settings = replace(settings, sinks=sinks)
+    task: Callable[[Job, Item], Task] = partial(DecodeTask, settings)
+    if arguments.join:
+        task = partial(FilmTask, settings, arguments.carry, arguments.blend)
     if alone:
         task = partial(SoundTask, alone)
     return run_command(lambda _: job.run(task), arguments, computes=not job.dry_run)
@@ -206,6 +222,9 @@ def _plan_options(arguments: argparse.Namespace | PublishedSettings) -> PlanOpti
     return parse_options(mode="tiled" if tiling else mode, tiling=tiling, **options)
 
 
+_FILM = "film"  # stands for the windows of a film, which are one input
+
+
 @dataclass(frozen=True)
 class DecodeSettings:
     """Settings of a decode."""
@@ -240,20 +259,7 @@ class DecodeTask(Task):
             if item.is_skipped:  # before the latents are read
                 item.outputs = [item.output]
                 return
-        if job.is_many and is_pipe(item.source):
-            raise ItemsError(f"{item.source}: is a pipe, which can be read only once; decode it alone.")
-        self._file = open_latents(
-            item.source,
-            latent_channels=config.latent_channels,
-            tensor=settings.tensor,
-            grid=settings.grid,
-            scale=config.scale,
-        )
-        if job.checkpoint.statistics is None and (settings.unnormalized or self._file.normalized is False):
-            raise LatentsError(
-                f"{item.source}: these latents are unnormalized, and {job.checkpoint.name} has no statistics to "
-                "normalize them; give normalized latents, without --unnormalized."
-            )
+        self._file = self._open_input()
         if settings.seed is not None:
             check_takes_seed(job.checkpoint.spec("decoder"))
         shape = self._file.shape
@@ -265,9 +271,8 @@ class DecodeTask(Task):
         own, whole = job.checkpoint.spec("decoder").out_grid(shape.grid), config.scale.video_grid(shape.grid)
         self._fps = Fraction(own[0], whole[0]) * (settings.fps or self._file.info.fps or DEFAULT_FPS)
         self._sound = self._find_sound()
-        decoder = job.checkpoint.spec("decoder")
-        self._keyframes = find_keyframes(settings.keyframes, self._file, decoder, is_dry_run=job.dry_run)
-        item.inputs = [*self._sound_files(), *([settings.keyframes] if settings.keyframes else [])]
+        self._keyframes = self._find_keyframes(self._file)
+        item.inputs = [*self._sound_files(), *([settings.keyframes] if settings.keyframes else []), *item.windows]
         self.plan = self._make_plan()
         size, num_frames = self.plan.frame_size, self.plan.num_frames
         self._video: dict[str, Any] = {"size": size, "fps": self._fps, "num_frames": num_frames}
@@ -281,10 +286,36 @@ class DecodeTask(Task):
         self._copied: set[tuple[str, str]] = set()  # entries of the latent file that go into an output
         self._check_outputs()
 
+    def _open_input(self) -> LatentsFile:
+        """Open the latents, or the first of several files."""
+        return self._open_file(self._item.source)
+
+    def _open_file(self, path: str) -> LatentsFile:
+        job, settings = self._job, self._settings
+        if (job.is_many or job.join) and (is_pipe(path) or path == "-"):
+            raise ItemsError(f"{path}: is a pipe, which can be read only once; decode it alone, or save it.")
+        config = job.checkpoint.config
+        options: dict[str, Any] = {"tensor": settings.tensor, "grid": settings.grid, "scale": config.scale}
+        file = open_latents(path, latent_channels=config.latent_channels, **options)
+        if job.checkpoint.statistics is None and (settings.unnormalized or file.normalized is False):
+            raise LatentsError(
+                f"{path}: these latents are unnormalized, and {job.checkpoint.name} has no statistics to normalize "
+                "them; give normalized latents, without --unnormalized."
+            )
+        return file
+
+    def _find_keyframes(self, file: LatentsFile) -> KeyframesFile | None:
+        decoder = self._job.checkpoint.spec("decoder")
+        return find_keyframes(self._settings.keyframes, file, decoder, is_dry_run=self._job.dry_run)
+
+    def _headers(self) -> list[Any]:
+        return _header(self._file)
+
     def describe(self) -> dict[str, Any]:
-        file = self._file
-        header = [list(file.info.stored_shape), file.stored_dtype, file.layout, file.normalized, str(file.info.fps)]
-        return {"the latents": header, "the plans": [self.plan.as_dict(), str(self._fps), len(self._item.outputs)]}
+        return {
+            "the latents": self._headers(),
+            "the plans": [self.plan.as_dict(), str(self._fps), len(self._item.outputs)],
+        }
 
     def networks(self) -> dict[str, dict[str, str]]:
         return super().networks() | ({} if self._sound is None else {"audio_vae": self._sound.used})
@@ -295,18 +326,17 @@ class DecodeTask(Task):
         return {"the values of the latents": file.digest(), "the keyframes": digest}
 
     def run(self, bar: FrameBar) -> None:
-        ranks = self._job.ranks
-        latents = self._file.map(statistics=self._job.statistics, unnormalized=self._settings.unnormalized)
+        ranks, decode = self._job.ranks, self._open_streams()
         self._job.load()  # before the clock starts
         for output in self._item.outputs if self._are_stills else ():
             make_folder(output)
         bar.enter("decoding")
         if self._work is Work.BATCH:
             ranks.work_alone()
-            own = ranks.together(lambda: self._decode(latents, bar))
+            own = ranks.together(lambda: self._decode(decode, bar))
             done = [each for each in ranks.gather(own) if each[0]]  # there may be more ranks than videos
         else:
-            done = [self._decode(latents, bar)]
+            done = [self._decode(decode, bar)]
         counts, times, first_times, sent_bytes, plain, renamed = zip(*done, strict=True)
         for names in renamed:
             self._item.rename(names)
@@ -337,7 +367,27 @@ class DecodeTask(Task):
             one_color=all(plain),
         )
 
-    def _decode(self, latents: MappedLatents, bar: FrameBar) -> tuple[int, float, float, int, bool, dict[str, str]]:
+    @property
+    def _stored(self) -> dict[str, Any]:
+        """How latents are stored, as arguments of what reads them."""
+        return {"statistics": self._job.statistics, "unnormalized": self._settings.unnormalized}
+
+    def _open_streams(self) -> Callable[[int, mx.distributed.Group | None], DecodeStream]:
+        """A function that starts the decode of a video, by its index and with a group of ranks."""
+        stored = self._stored
+        latents = self._file.map(**stored)
+        keyframes = None if self._keyframes is None else self._keyframes.read(**stored)
+
+        def decode(index: int, group: mx.distributed.Group | None) -> DecodeStream:
+            own = None if keyframes is None else keyframes.item(index)
+            options = {**self._settings.stream, "keyframes": own}
+            return self._job.load().stream(latents.item(index), self.plan, group=group, **options)
+
+        return decode
+
+    def _decode(
+        self, decode: Callable[[int, mx.distributed.Group | None], DecodeStream], bar: FrameBar
+    ) -> tuple[int, float, float, int, bool, dict[str, str]]:
         """Decode this rank's videos.
 
         Returns the frames, the seconds, those to the first frame, the bytes sent, whether each frame is one color, and
@@ -345,7 +395,6 @@ class DecodeTask(Task):
         """
         frames, seconds, first, sent, is_one_color = 0, 0.0, 0.0, 0, True
         new_names: dict[str, str] = {}
-        options, keyframes = dict(self._settings.stream), self._read_keyframes()
         group = self._job.ranks.group if self._work is Work.ROWS else None
 
         def shown(chunk: FrameChunk) -> FrameChunk:
@@ -354,8 +403,7 @@ class DecodeTask(Task):
 
         for index in self._videos:
             start = time.perf_counter()
-            options["keyframes"] = None if keyframes is None else keyframes.item(index)
-            stream = self._job.load().stream(latents.item(index), self.plan, group=group, **options)
+            stream = decode(index, group)
             files = self._files[index] if self._writes else {}
             with_sound = {file: self._with_sound(each, index) for file, each in files.items()}
             written = write_files(map(shown, stream), with_sound, start, **self._video)
@@ -366,12 +414,6 @@ class DecodeTask(Task):
             sent += stream.sent_bytes
         return frames, seconds, first, sent, is_one_color, new_names
 
-    def _read_keyframes(self) -> Keyframes | None:
-        """The keyframes of all videos."""
-        if self._keyframes is None:
-            return None
-        return self._keyframes.read(statistics=self._job.statistics, unnormalized=self._settings.unnormalized)
-
     def _find_sound(self) -> FoundSound | None:
         """The sound of the video, unless a file has it, or the output takes none."""
         settings, output = self._settings, self._item.output or "out.mp4"
@@ -380,6 +422,9 @@ class DecodeTask(Task):
             return None
         if not sound.is_wanted and not takes_sound(output, output_files(output, settings.sinks)[output]):
             return None
+        return self._find_latents_of(sound)
+
+    def _find_latents_of(self, sound: SoundSettings) -> FoundSound | None:
         return find_sound(sound, self._file)
 
     def _sound_files(self) -> list[str | os.PathLike]:
@@ -419,20 +464,170 @@ class DecodeTask(Task):
     def _make_plan(self) -> DecodePlan:
         """The plan of one video. Files of one shape share it."""
         shape = self._file.shape._replace(batch=1)
-        plans, spec, ranks = self._job.plans, self._job.checkpoint.spec("decoder"), self._job.ranks
+        frames = self._choose_frames(self._job.checkpoint.spec("decoder").out_grid(shape.grid)[0])
+        return self._plan(shape, frames, () if self._keyframes is None else self._keyframes.frames)
+
+    def _choose_frames(self, num_frames: int) -> tuple[int, int] | None:
+        """Return the frames to decode of a video with `num_frames`; None for all."""
         wanted, seconds = self._settings.frames, self._settings.first_seconds
         wanted = wanted if seconds is None else slice(0, ceil(seconds * self._fps))
-        frames = choose_frames(wanted, spec.out_grid(shape.grid)[0], self._item.source)
+        return choose_frames(wanted, num_frames, self._item.source)
+
+    def _plan(
+        self,
+        shape: LatentShape,
+        frames: tuple[int, int] | None,
+        keyframes: tuple[int, ...],
+        held_frames: int | None = None,
+    ) -> DecodePlan:
+        """The plan of a video, or of a window of a film, which is held in memory."""
+        plans, spec, ranks = self._job.plans, self._job.checkpoint.spec("decoder"), self._job.ranks
         sound = [] if self._sound is None else self._sound.plans(self._job.machine, frames, self._fps)
         files = output_files(self._item.output or "out.mp4", self._settings.sinks)
         outputs = tuple(options.frames for options in files.values())
-        keyframes = () if self._keyframes is None else self._keyframes.frames
-        key = (shape, frames, keyframes, outputs, *sound)
+        key = (shape, frames, keyframes, held_frames, outputs, *sound)
         if key not in plans:
             options = replace(self._settings.plan, ranks=ranks.size if self._work is Work.ROWS else 1)
             options = replace(options, keyframes=keyframes)
             options = with_preset(options, self._settings.preset, spec.out_grid(shape.grid))
-            run: dict[str, Any] = {"holds_latents": False, "outputs": outputs, "frames": frames}
+            run: dict[str, Any] = {"holds_latents": held_frames is not None, "outputs": outputs, "frames": frames}
+            run["held_frames"] = held_frames
             machine = self._job.machine
             plans[key] = plan_decode(spec, shape, machine, sound=sound, **run, **vars(options))
         return plans[key]
+
+
+def _header(file: LatentsFile) -> list[Any]:
+    """Return the content of the header of a latent file, JSON-serializable."""
+    return [list(file.info.stored_shape), file.stored_dtype, file.layout, file.normalized, str(file.info.fps)]
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A window of a film, whose file is closed."""
+
+    path: str
+    shape: LatentShape
+    keyframes: tuple[int, ...]  # their frame numbers
+    header: list[Any]
+
+
+class FilmTask(DecodeTask):
+    """The windows of a film, whose files are opened one by one. `carry` and `blend` are None for their defaults."""
+
+    plan: FilmPlan  # type: ignore[assignment]
+
+    def __init__(self, settings: DecodeSettings, carry: int | None, blend: int | None, job: Job, item: Item) -> None:
+        self._carry, self._blend = carry, blend
+        self._windows: list[_Window] = []
+        super().__init__(settings, job, item)
+
+    def _open_input(self) -> LatentsFile:
+        first: LatentsFile | None = None
+        rates: dict[Fraction | None, str] = {}
+        carries: dict[int, str] = {}
+        for path in self._item.windows:
+            file = self._open_file(path)
+            keyframes = super()._find_keyframes(file)
+            frames = () if keyframes is None else keyframes.frames
+            self._windows.append(_Window(path, file.shape, frames, _header(file)))
+            rates.setdefault(file.info.fps, path)
+            if file.info.carry is not None:
+                carries.setdefault(file.info.carry, path)
+            first = first or file
+        if len(rates) > 1 and self._settings.fps is None:
+            (fps, path), (other, name), *_ = rates.items()
+            raise LatentsError(
+                f"{name}: states {other or 'no'} frames per second, and {path} {fps or 'none'}; add --fps."
+            )
+        if len(carries) > 1 and self._carry is None:
+            (carry, path), (more, name), *_ = carries.items()
+            raise LatentsError(f"{name}: states a carry of {more} frames, and {path} of {carry}; add --carry.")
+        if self._carry is None:
+            self._carry = next(iter(carries), DEFAULT_CARRY)
+        spec = self._job.checkpoint.spec("decoder")
+        self._film = Film(Overlap.of(self._job.checkpoint.config.scale, spec, self._carry, self._blend))
+        for window in self._windows:
+            self._film.add(spec, window.shape, window.path)
+        assert first is not None, "items have windows"
+        return first
+
+    def _find_keyframes(self, file: LatentsFile) -> None:
+        return None  # windows have their own
+
+    @cached_property
+    def _excerpt(self) -> tuple[int, int] | None:
+        return self._choose_frames(self._film.num_frames)
+
+    def _find_latents_of(self, sound: SoundSettings) -> FoundSound | None:
+        return find_film_sound(
+            sound,
+            [partial(self._open_file, window.path) for window in self._windows],
+            [part.frames.end for part in self._film.parts],
+            frames=self._excerpt,
+            fps=self._fps,
+            machine=self._job.machine,
+        )
+
+    def _headers(self) -> list[Any]:
+        return [window.header for window in self._windows]
+
+    def sample(self) -> dict[str, Any]:
+        digests: list[Any] = []
+        for window in self._windows:
+            file = self._open_file(window.path)
+            keyframes = super()._find_keyframes(file)
+            digests += [file.digest(), None if keyframes is None else keyframes.digest()]
+        return {"the values of the latents": digests}
+
+    def _make_plan(self) -> FilmPlan:  # type: ignore[override]
+        spec, held, plans = self._job.checkpoint.spec("decoder"), self._film.overlap.blend, {}
+        for number, frames in self._film.wanted(self._excerpt):
+            window = self._windows[number]
+            shape = window.shape._replace(batch=1)
+            whole = frames == (0, spec.out_grid(shape.grid)[0])
+            plans[number] = self._plan(shape, None if whole else frames, window.keyframes, held)
+        return FilmPlan(self._film, self._excerpt, plans, self._fps)
+
+    def _open_streams(self) -> Callable[[int, mx.distributed.Group | None], DecodeStream]:
+        if (statistics := self._job.statistics) is not None:
+            mx.eval(*statistics)  # another thread uses them
+
+        def make_plan(shape: LatentShape, **options: Any) -> DecodePlan:
+            return self._plan(shape, *(options[name] for name in ("frames", "keyframes", "held_frames")))
+
+        def decode(index: int, group: mx.distributed.Group | None) -> DecodeStream:
+            return self._job.load().stream_joined(
+                self._read_ahead(index),
+                carry=self._carry or 0,
+                blend=self._blend,
+                frames=self._excerpt,
+                plan=make_plan,
+                group=group,
+                **self._settings.stream,
+            )
+
+        return decode
+
+    def _read_ahead(self, index: int) -> Iterator[tuple[mx.array | np.ndarray, Keyframes | None]]:
+        """Yield the latents and the keyframes of each window of one film, read while the one before is decoded."""
+        wanted = deque(self._windows[number] for number in self.plan.windows)
+        with ThreadPoolExecutor(1) as pool:
+            ahead = pool.submit(self._read, wanted.popleft(), index)
+            for number, window in enumerate(self._windows):
+                if number not in self.plan.windows:  # it only has a place in the film
+                    yield np.broadcast_to(np.float32(0), window.shape._replace(batch=1)), None
+                    continue
+                current = ahead
+                if wanted:
+                    ahead = pool.submit(self._read, wanted.popleft(), index)
+                yield current.result()
+
+    def _read(self, window: _Window, index: int) -> tuple[mx.array, Keyframes | None]:
+        file = self._open_file(window.path)
+        if file.shape != window.shape:
+            raise LatentsError(f"{window.path}: was replaced by latents of another shape; start again.")
+        stored = self._stored
+        keyframes = super()._find_keyframes(file) if window.keyframes else None
+        latents = file.map(**stored).item(index)[()]
+        return latents, None if keyframes is None else keyframes.read(**stored).item(index)

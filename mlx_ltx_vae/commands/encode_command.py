@@ -30,14 +30,14 @@ from ..models.specs import LONG_CLIP
 from ..pipeline.audio import every_chunk
 from ..pipeline.frames import to_encoder_pixels
 from ..pipeline.progress import FrameBar
-from ..planning.plan import AudioEncodePlan, EncodePlan, PlanOptions, SoundPlan, parse_options
+from ..planning.plan import EncodePlan, Plan, PlanOptions, parse_options
 from ..planning.planner import plan_encode
 from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig
 from ..units import HDRInput, format_are, format_count, format_seconds
 from ..video import ExrReader, Fit, VideoReader
+from ..video.reader import source_files
 from ..video.sound_files import SoundReader
-from ..video.source import source_files
 from .cli import CommandParser, format_range
 from .jobs import Item, Job, Task, describe_blending, find_pattern, has_table
 from .options import pick, take
@@ -68,7 +68,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         options = take(arguments, "memory_budget", "tile_batch_size")
         plan = parse_options(mode="tiled" if tiling else "auto", tiling=tiling, **options)
     model = partial(open_checkpoint, arguments.model, decoder=False)
-    job = pick(Job, arguments, network="encoder", open=model, sources=arguments.video, pattern=pattern)
+    job = pick(Job, arguments, network="encoder", open=model, sources=arguments.video, join=False, pattern=pattern)
     fit = None if arguments.fit is None else Fit[arguments.fit]
     settings = pick(EncodeSettings, arguments, plan=plan, fit=fit)
     return run_command(lambda _: job.run(partial(EncodeTask, settings)), arguments, computes=not job.dry_run)
@@ -231,7 +231,7 @@ class EncodeTask(Task):
                 found += f", and not the {wanted} that were to be encoded"
             warn(f"{self._item.source}: {found}.")
 
-    def _plan_sound(self) -> list[SoundPlan]:
+    def _plan_sound(self) -> list[Plan]:
         """The possible plans of the sound; none if none is wanted, or with a warning if there is none."""
         settings, source = self._settings, self._video.path
         checkpoint = settings.audio_checkpoint
@@ -250,7 +250,7 @@ class EncodeTask(Task):
     def _encode_sound(self, num_frames: int) -> mx.array | None:
         """The latents of the sound of this many frames; None if none are wanted, or there is none."""
         plan, fps = self.plan.sound, self._video.fps
-        if not isinstance(plan, AudioEncodePlan) or fps is None:
+        if not isinstance(plan, EncodePlan) or fps is None:
             return None
         audio_vae = self._settings.audio_vae
         per_second = Fraction(audio_vae.config.latents_per_second)

@@ -1,10 +1,6 @@
-"""The table of commands, and the start of each by whichever name it was called. Imports nothing that takes long."""
+"""The table of commands, and the run of each. Imports nothing that takes long."""
 
-from ..startup import import_command, prepare_process
-
-TYPE_CHECKING = False  # as in startup.py
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from ..startup import import_command
 
 #: What each command does. Its parser is in `parsers.PARSERS`, and `run(parser, arguments)` in `NAME_command.py`.
 COMMANDS = {
@@ -17,26 +13,11 @@ COMMANDS = {
 }
 
 
-def entry_point(name: str) -> "Callable[..., int]":
-    """The function `main(argv=None)` of a command. What computes is imported when its arguments are right."""
+def run(name: str, argv: "list[str] | None") -> int:
+    """Run a command on its arguments, and return the exit code. What computes is imported when these are right."""
+    from .parsers import PARSERS  # which takes long
 
-    def main(argv: list[str] | None = None) -> int:
-        """Run the command, see `begin`; returns the exit code."""
-        begin(argv)
-        from .parsers import PARSERS  # only now, since it takes longer than to prepare the process
-
-        parser = PARSERS[name]()
-        parser.commands = PARSERS
-        arguments = parser.parse_inputs(argv)
-        return import_command(f"{__package__}.{name}_command:run")(parser, arguments)
-
-    return main
-
-
-def begin(argv: "Sequence[str] | None") -> None:
-    """Begin a command. Without `argv` it takes the process's arguments, and prepares the process as a command.
-
-    With `argv`, another program calls the command as a function, and its process stays as it is.
-    """
-    if argv is None:
-        prepare_process()
+    parser = PARSERS[name]()
+    parser.commands = PARSERS
+    arguments = parser.parse_inputs(argv)
+    return import_command(f"{__package__}.{name}_command:run")(parser, arguments)

@@ -26,6 +26,7 @@ from ..distributed import Ranks, join_ranks
 from ..errors import ItemsError, LatentsError, describe_error, one_line, printable, quote, warn
 from ..files import InputFiles, check_absent, file_key, read_small_file, writing_to
 from ..latents import LatentsFile
+from ..latents.files import READERS
 from ..latents.keyframes import NUMBER_NAMES, STILL_NAMES, KeyframesFile, open_keyframes
 from ..models.base import Statistics
 from ..models.specs import NetworkSpec
@@ -57,6 +58,7 @@ class Item:
     max_frames: int | None = None
     fps: Fraction | None = None
     where: str | None = field(default=None, compare=False)  # the line of a list or table, for errors
+    windows: Sequence[str] = ()  # the files of a film
     # Known when its task is made, as all below. Several for a batch.
     inputs: Sequence[str | os.PathLike] = ()  # all files that are read for it
     outputs: Sequence[str] = ()
@@ -120,6 +122,28 @@ def read_inputs(arguments: Sequence[str], *, with_sizes: bool) -> list[Item]:
         else:
             items.append(Item(argument, _stem(argument)))
     return items
+
+
+def join_items(items: Sequence[Item]) -> Item:
+    """The item of a film, whose windows are the given files, and the latent files in the given folders."""
+    for item in items:
+        if item.output:
+            raise ItemsError(f"{item.where}: states an output, and all windows have one; name it with -o alone.")
+    windows = tuple(chain.from_iterable(_files_in(item.source) for item in items))
+    return replace(items[0], where=None, folder="", windows=windows)
+
+
+def _files_in(source: str) -> Sequence[str]:
+    """A file, or the latent files in a folder, in the order of the numbers in their names."""
+    if not os.path.isdir(source):
+        return [source]
+    endings = tuple(chain.from_iterable(reader.endings for reader in READERS))
+    found = [name for name in os.listdir(source) if name.lower().endswith(endings) and not name.startswith(".")]
+    if not found:
+        raise ItemsError(f"{source}: this folder has no latent files ({', '.join(endings)}); name another one.")
+    parts = {name: re.split(r"([0-9]+)", name) for name in found}
+    order = {name: [int(part) if part.isdigit() else part for part in split] for name, split in parts.items()}
+    return [os.path.join(source, name) for name in sorted(found, key=lambda name: (order[name], name))]
 
 
 def _stem(source: str) -> str:
@@ -338,6 +362,7 @@ class Job:
     network: str  # "decoder" or "encoder"
     open: Callable[[], Checkpoint]  # what it runs
     sources: Sequence[str]  # files, lists and tables, as arguments name them
+    join: bool  # whether they are the windows of one film
     pattern: str | None  # see `find_pattern`
     dtype: DtypeName | None
     distributed: str
@@ -361,7 +386,7 @@ class Job:
     @property
     def is_many(self) -> bool:
         """True if there may be several items. An error of one then does not stop the others."""
-        return are_many(self.sources)
+        return are_many(self.sources) and not self.join
 
     @cached_property
     def used(self) -> dict[str, str]:
@@ -390,6 +415,7 @@ class Job:
         if ranks is None:
             return
         listed = read_inputs(self.sources, with_sizes=self.network == "encoder")
+        listed = [join_items(listed)] if self.join else listed
         items = name_items(listed, self.pattern, is_dry_run=self.dry_run)
         self.checkpoint = ranks.together(self.open)
         ranks.check_same(lambda: {"the checkpoints": self.checkpoint.description})

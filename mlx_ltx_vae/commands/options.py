@@ -18,6 +18,7 @@ from .cli import (
     CommandParser,
     add_report_options,
     argument_type,
+    count,
     duration,
     format_range,
     frame_range,
@@ -36,14 +37,14 @@ ValueT = TypeVar("ValueT")
 
 def add_network_options(parser: argparse.ArgumentParser, *, demo: str, metavar: str = "VAE") -> None:
     """Add the options that choose the checkpoint."""
-    files = "the checkpoint: file, folder, folder:file, or hub id"
+    files = "the checkpoint: a file, folder, folder:file, or hub id"
     parser.add_argument("-m", "--model", metavar=metavar, help=files)
     parser.add_argument("--demo", action="store_true", help=f"use {demo}")
 
 
 def add_latents_options(group: argparse._ActionsContainer) -> None:
     """Add the options of commands that read latents."""
-    group.add_argument("--tensor", metavar="NAME", help="which tensor of a latent file that has several")
+    group.add_argument("--tensor", metavar="NAME", help="the tensor to read from a latent file with several")
     sizes = "latent frames, rows and columns of packed latents (B, tokens, C), such as 16x22x40"
     group.add_argument("--grid", type=grid, metavar="FxHxW", help=sizes)
 
@@ -56,7 +57,7 @@ def add_tile_batch_option(how: argparse._ActionsContainer) -> None:
 
 #: What happens to files that exist, also in docs/usage.md.
 OVERWRITE_RULE = (
-    "replace files of the same names, and no others (default: videos, animations, .wav, .npy and latent files are "
+    "replace existing output files, and no others (default: videos, animations, .wav, .npy and latent files are "
     "replaced; pictures, stills and contact sheets are refused; a default name gets the next free number)"
 )
 
@@ -67,22 +68,22 @@ def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsCon
     To the `group`, how they may use memory, and in which precision; to the parser, what to do with outputs that exist,
     what to report, and the options of every command.
     """
-    budget = """the most memory that this may take, weights and MLX's buffer cache included: 8GB, 500MB, or 50%% of what
-        is available; what does not fit is refused (default: 50%%, or more if nothing fits in that)"""
+    budget = """the most memory to use, weights and MLX's buffer cache included: 8GB, 500MB, or 50%% of the available
+        memory; refuses what does not fit (default: 50%%, or more if nothing fits in that)"""
     group.add_argument("--memory-budget", type=memory_budget, metavar="SIZE", help=budget)
     group.add_argument(
         "--dtype", choices=get_args(DtypeName), help="compute in this precision (default: the checkpoint's)"
     )
-    shared = """with mlx.launch, what its ranks share. rows: one video, each computes a band of its rows, exactly; the
-        memory budget is for each. batch: several videos, each computes and writes whole ones. off: the first rank
-        works alone. auto (default): batch for several videos, rows for one"""
+    shared = """with mlx.launch, how ranks divide the work. rows: each computes a band of rows of one video, exactly;
+        the memory budget is for each. batch: each decodes whole videos. off: only the first rank works. auto (default):
+        batch for several videos, rows for one"""
     group.add_argument("--distributed", choices=["auto", *(work.value for work in Work)], default="auto", help=shared)
-    timeout = """with mlx.launch, end if the ranks exchange nothing for this long, because one is stopped or asleep
+    timeout = """with mlx.launch, exit if the ranks exchange nothing for this long, because one is stopped or asleep
         (default: %(default)s)"""
     group.add_argument("--rank-timeout", type=positive, default=DEFAULT_TIMEOUT, metavar="SECONDS", help=timeout)
-    group.add_argument("--dry-run", action="store_true", help="print the plan with its peak memory, and stop")
+    group.add_argument("--dry-run", action="store_true", help="print the plan with its peak memory, and exit")
     existing = parser.add_mutually_exclusive_group()
-    existing.add_argument("--skip-existing", action="store_true", help="leave out inputs whose output exists")
+    existing.add_argument("--skip-existing", action="store_true", help="skip inputs whose output exists")
     existing.add_argument("-y", "--overwrite", action="store_true", default=None, help=OVERWRITE_RULE)
     absent = "fail for inputs whose output exists, and replace nothing"
     existing.add_argument("-n", "--no-overwrite", dest="overwrite", action="store_false", default=None, help=absent)
@@ -128,23 +129,33 @@ STEP_OPTIONS: tuple[StepOption, ...] = ()
 
 def add_input_options(parser: CommandParser, *, output: str, demo: str, model: str = "VAE", more: str) -> None:
     """Add the latents, their output and what `more` it may be, the checkpoint, and what to decode."""
-    files = """latent files: .safetensors, .latent, .npy, .npz; - for standard input; @clips.txt for files that a list
-        names, one per line; clips.csv for a table with a column path, and optionally output"""
+    files = """latent files: .safetensors, .latent, .npy, .npz; - for standard input; @clips.txt for a list of files,
+        one per line; clips.csv for a table with a column path, and optionally output"""
     parser.add_argument("latents", nargs="*", metavar="LATENTS", help=files)
     formats = f"""the output, by its ending .mp4 .mov .mkv .webm .gif .webp .avif .npy; {more}folder/ or %%05d.png for
         stills; - for raw frames on standard output (default with --demo: {output}). For several inputs: folder/ for
         videos named after them, folder/clip.mp4; or a pattern such as folder/{{name}}.mkv, or folder/{{name}}/ for
         stills"""
     parser.add_argument("-o", "--output", metavar="OUT", help=formats)
-    workflow = """leave out ComfyUI's prompt and workflow, which are copied from the latent file to the output; they may
-        have keys and paths in them"""
+    workflow = """do not copy ComfyUI's prompt and workflow, which may contain keys and paths, from the latent file to
+        the output"""
     parser.add_argument("--no-workflow", dest="workflow", action="store_false", help=workflow)
+    listed = "a file that names latent files, one per line, as @FILE does"
+    parser.add_argument("--list", metavar="FILE", help=listed)
     add_network_options(parser, demo=demo, metavar=model)
+    film = parser.add_argument_group("a film of overlapping windows")
+    join = """decode the latent files, or the files of a folder by their numbers, to one video: each alone, and
+        crossfaded with the next one"""
+    film.add_argument("--join", action="store_true", help=join)
+    carry = "video frames that a window shares with the one before (default: as the files state, else 25)"
+    film.add_argument("--carry", type=count, metavar="N", help=carry)
+    blend = "how many of these frames, the last ones, are crossfaded; 0 for a hard cut (default: all)"
+    film.add_argument("--blend", type=count, metavar="N", help=blend)
     rate = "frames per second: 24, 23.976, 30000/1001 (default: the file's, else 24)"
     parser.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
     some = parser.add_mutually_exclusive_group()
-    frames = """decode these frames only, as they are in the whole video: A is the first, counted from 0, and B is one
-        more than the last; :48 for the first 48, 24: for those from 24 on, -24: for the last 24"""
+    frames = """decode only frames A to B - 1, counted from 0, exactly as in the whole video; :48 for the first 48, 24:
+        from frame 24 on, -24: for the last 24"""
     some.add_argument("--frames", type=frame_range, metavar="A:B", help=frames)
     some.add_argument("--first-seconds", type=duration, metavar="S", help="decode only the first S seconds, at --fps")
     add_latents_options(parser)
@@ -159,14 +170,14 @@ def add_mode_options(how: argparse._ArgumentGroup) -> None:
         grows with it. tiled: in overlapping tiles that are blended, so not exact. auto (default): exact, and tiles only
         if nothing exact fits the memory budget"""
     how.add_argument("--mode", choices=get_args(ModeName), default="auto", help=mode)
-    order = """which way the exact mode goes through the clip. This does not reorder the video, whose frames are the
-        same; it changes memory, and when the first frame is written. time: one latent frame after the other; frames are
-        written early, and memory grows with the size of a frame. rows, columns: strips of all frames, from top to
-        bottom or from left to right; less memory for a short clip of large frames, which are all written at the end.
-        auto (default): the first of the three that fits the memory budget"""
+    order = """direction in which the exact mode goes through the clip. The frames are the same; memory differs, and
+        when the first frame is written. time: one latent frame after another; frames are written early, and memory
+        grows with the size of a frame. rows, columns: strips of all frames, from top to bottom or from left to right;
+        less memory for a short clip of large frames, but all frames are written at the end. auto (default): the first
+        of the three that fits the memory budget"""
     how.add_argument("--order", choices=get_args(OrderName), default="auto", help=order)
-    chunk = """how many latent frames (or rows, columns) the exact mode takes at a time. This does not split the video;
-        a larger N takes more memory, and may be faster (default: 1 or 2, by device and memory)"""
+    chunk = """latent frames (or rows, columns) that the exact mode decodes at a time. The frames are the same; a larger
+        N takes more memory, and may be faster (default: 1 or 2, by device and memory)"""
     how.add_argument("--chunk", type=positive, metavar="N", help=chunk)
     space = "decode in tiles of SIZE pixels that share OVERLAP pixels with their neighbors, such as 512:64; not exact"
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help=space)
@@ -183,14 +194,14 @@ def add_mode_options(how: argparse._ArgumentGroup) -> None:
 
 def add_noise_options(how: argparse._ArgumentGroup) -> None:
     """Add the options of VAEs that take a timestep."""
-    timestep = "for VAEs 0.9.1 to 0.9.8: how noisy the latents are taken to be, 0 to 1 (default: 0.05)"
+    timestep = "for VAEs 0.9.1 to 0.9.8: the noise level of the latents, 0 to 1 (default: 0.05)"
     how.add_argument("--timestep", type=share, metavar="T", help=timestep)
-    seed = f"for VAEs that add noise: the same number, 0 to {MAX_SEED}, gives the same frames (default: 0)"
+    seed = f"for VAEs that add noise: the seed of the noise, 0 to {MAX_SEED} (default: 0)"
     how.add_argument("--seed", type=argument_type(_parse_seed), metavar="N", help=seed)
     scale = "for VAEs 0.9.1 to 0.9.8: the share of the latents that is replaced by noise, 0 to 1 (default: 0.025)"
     how.add_argument("--noise-scale", type=share, metavar="S", help=scale)
-    convention = """for VAEs 0.9.1 to 0.9.8: whose convention. ltx-video (default): the values above. diffusers:
-        timestep 0 and no noise by default, and noise is mixed into denormalized latents"""
+    convention = """for VAEs 0.9.1 to 0.9.8: follow the noise of this pipeline. ltx-video (default): the values above.
+        diffusers: timestep 0 and no noise by default, and noise is mixed into denormalized latents"""
     how.add_argument(
         "--convention", dest="like", choices=get_args(ConventionName), default=DEFAULT_CONVENTION, help=convention
     )
@@ -210,24 +221,24 @@ def add_steps_option(how: argparse._ArgumentGroup) -> None:
 def add_keyframes_option(how: argparse._ArgumentGroup) -> None:
     """Add the option of decoders that see keyframes."""
     keyframes = """keyframe latents and their frame numbers, for the diffusion decoder of LTX-2.5: a file with
-        keyframe_latents and keyframe_frame_indices (default: those in the file of the latents, if it has any)"""
+        keyframe_latents and keyframe_frame_indices (default: the latent file's own, if it has any)"""
     how.add_argument("--keyframes", metavar="FILE", help=keyframes)
 
 
 def add_sound_options(video: argparse._ArgumentGroup) -> None:
     """Add the options of the sound of the video."""
-    model = """the audio VAE and its vocoder, which decode the audio latents beside the video's: file, folder,
-        or hub repository id (default: the checkpoint of -m, if that has them)"""
+    model = """the audio VAE and its vocoder, which decode the audio latents beside the video's: a file, folder, or hub
+        id (default: the checkpoint of -m, if it has them)"""
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
-    latents = "the audio latents, if they are not in the file of the video's latents"
+    latents = "the audio latents, if they are not in the latent file"
     video.add_argument("--audio-latents", metavar="FILE", help=latents)
     add_audio_tensor_option(video)
     codecs = ", ".join(f"{name} ({', '.join(codec.endings)})" for name, codec in AUDIO_CODECS.items())
-    codec = f"{codecs}; default: aac, or opus for .webm"
+    codec = f"{codecs} (default: aac, or opus for .webm)"
     video.add_argument("--audio-codec", metavar="NAME", help=codec)
-    audio = "audio file to add instead of latents, in full length even if the video is shorter"
+    audio = "add this audio file instead of decoded sound, in full length even if the video is shorter"
     video.add_argument("--audio", metavar="FILE", help=audio)
-    shortest = "cut longer sound where the video ends; all frames are kept"
+    shortest = "cut longer sound at the end of the video; all frames are kept"
     video.add_argument("--shortest", action="store_true", help=shortest)
 
 
@@ -244,11 +255,12 @@ def add_video_options(video: argparse._ArgumentGroup) -> None:
         ", ".join(names[name] for name, codec in CODECS.items() if codec.is_mac_only is is_mac)
         for is_mac in (False, True)
     )
-    codec = f"{usual}; default: h264, or vp9 for .webm; on a Mac also {mac}"
+    codec = f"{usual}; on a Mac also {mac} (default: h264, or vp9 for .webm)"
     video.add_argument("--codec", metavar="NAME", help=codec)
     with_crf = {name: codec.crf for name, codec in CODECS.items() if codec.crf is not None}
-    defaults = ", ".join(f"{name} {best} of {worst}" for name, (best, worst) in with_crf.items())
-    crf = f"constant quality: 0 is best (default, of the worst: {defaults})"
+    worst = ", ".join(f"{most} for {name}" for name, (_, most) in with_crf.items())
+    defaults = ", ".join(f"{name} {crf}" for name, (crf, _) in with_crf.items())
+    crf = f"constant quality, 0 is best; the maximum is {worst} (default: {defaults})"
     video.add_argument("--crf", type=int, metavar="N", help=crf)
     with_presets = " and ".join(name for name, codec in CODECS.items() if codec.has_presets)
     preset = f"for {with_presets}: {ENCODER_PRESETS[0]} to {ENCODER_PRESETS[-1]}; slower ones make smaller files"
@@ -258,13 +270,13 @@ def add_video_options(video: argparse._ArgumentGroup) -> None:
     live = """an .mp4 or .mov that plays while it grows, or with -o - an mp4 on standard output; the file appears under
         its name at once, and is removed if the decode fails"""
     video.add_argument("--live", dest="fragmented", action="store_true", help=live)
-    entry = """an entry of text in an .mp4, .mov, .mkv or .webm, or in PNG stills; may be given more than once"""
+    entry = """a metadata entry of an .mp4, .mov, .mkv or .webm, or of PNG stills; repeatable"""
     parse: Callable[[str], tuple[str, str]] = argument_type("mlx_ltx_vae.video.metadata:parse_entry")
     video.add_argument("--metadata", action="append", type=parse, default=[], metavar="KEY=VALUE", help=entry)
-    sheet = """also write a picture of up to 16 frames with their times: clip.png beside clip.mp4, frames.png beside
+    sheet = """also write one picture of up to 16 frames with their times: clip.png beside clip.mp4, frames.png beside
         frames/; with -o clip.png only this picture"""
     video.add_argument("--contact-sheet", action="store_true", help=sheet)
-    depth = "bits per color and pixel (default: 8)"
+    depth = "bits per channel (default: 8)"
     video.add_argument("--bit-depth", type=int, choices=get_args(BitDepth), default=8, help=depth)
     add_hdr_options(video)
     for step in STEP_OPTIONS:
@@ -298,16 +310,16 @@ def choose_frames(wanted: slice | None, num_frames: int, source: str) -> tuple[i
 
 def add_hdr_options(video: argparse._ArgumentGroup) -> None:
     """Add the options of HDR latents."""
-    curve = """the latents are HDR: acescct for LTX-2.5, logc3 for the HDR LoRA of LTX-2.3. Decodes in
-        float32, unless --dtype says otherwise, to an HLG master in HEVC"""
+    curve = """the latents are HDR: acescct for LTX-2.5, logc3 for the HDR LoRA of LTX-2.3. Decodes in float32, unless
+        --dtype says otherwise, to an HLG master in HEVC"""
     video.add_argument("--hdr", choices=get_args(Transfer), help=curve)
     signal = """what --hdr writes: hlg (default); pq, with diffuse white at 203 cd/m2; or sdr, tone-mapped"""
     video.add_argument("--hdr-output", choices=get_args(SignalName), help=signal)
     video.add_argument("--exposure", type=float, metavar="STOPS", help="brighten --hdr-output sdr (default: 0)")
-    folder = """with --hdr, also write EXR images into this folder, for several inputs into one in it for each; alone
-        without -o. -o frames.exr/ writes no others"""
+    folder = """with --hdr, also write EXR images to this folder, or for several inputs to a subfolder each; without -o,
+        write nothing else, as with -o frames.exr/"""
     video.add_argument("--exr", metavar="FOLDER", help=folder)
-    space = "of EXR images: linear sRGB (default), linear ACEScg, or ACEScct codes"
+    space = "the color space of EXR images: linear sRGB (default), linear ACEScg, or ACEScct codes"
     video.add_argument("--exr-space", choices=get_args(ExrSpaceName), help=space)
 
 
@@ -316,6 +328,6 @@ def add_generation_options(parser: CommandParser) -> None:
     group = parser.add_argument_group("with --dry-run, instead of LATENTS and -m")
     names = "plan for a published VAE, without a file: ltx-2.3, ltx-2.5, ltx-2.5-diffusion and others"
     group.add_argument("--generation", metavar="NAME", help=names)
-    group.add_argument("--size", type=frame_size, metavar="WxH", help="of the video, multiples of 32")
-    group.add_argument("--num-frames", type=positive, metavar="N", help="of the video, 1 + 8*k")
-    group.add_argument("--sound", action="store_true", help="with its sound, at --fps")
+    group.add_argument("--size", type=frame_size, metavar="WxH", help="size of the video, multiples of 32")
+    group.add_argument("--num-frames", type=positive, metavar="N", help="frames of the video, 1 + 8*k")
+    group.add_argument("--sound", action="store_true", help="plan its sound too, at --fps")

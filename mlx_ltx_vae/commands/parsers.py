@@ -117,9 +117,9 @@ def encode_parser() -> CommandParser:
             "python -m mlx_ltx_vae.encode clips.csv -m vae/ -o latents/ --skip-existing",
         ),
     )
-    videos = """videos or GIFs, folders of images, or patterns such as %%05d.png; - for standard input; @clips.txt for
-        videos that a list names, one per line; clips.csv for a table with a column path, and optionally output, width,
-        height, frames, fps"""
+    videos = """videos or GIFs, folders of images, or patterns such as %%05d.png; - for standard input; @clips.txt for a
+        list of videos, one per line; clips.csv for a table with a column path, and optionally output, width, height,
+        frames, fps"""
     parser.add_argument("video", nargs="+", metavar="VIDEO", help=videos)
     output = """output file, .safetensors. For several inputs: folder/ for files named after them,
         folder/clip.safetensors; or a pattern such as folder/{name}-latents.safetensors"""
@@ -133,22 +133,21 @@ def encode_parser() -> CommandParser:
     fit.add_argument("--resize", dest="fit", action="store_const", const="RESIZE", help=resize)
     crop = "fill --size and crop the rest, or crop to a size that can be encoded"
     fit.add_argument("--crop", dest="fit", action="store_const", const="CROP", help=crop)
-    frames = """encode these frames only, at the rate of --fps: A is the first, counted from 0, and B is one more than
-        the last; 121 or :121 for the first 121, 24: for those from 24 on, -25: for the last 25, for which the video is
-        read twice (default: all)"""
+    frames = """encode only frames A to B - 1, counted from 0 at the rate of --fps; 121 or :121 for the first 121, 24:
+        from frame 24 on, -25: for the last 25, which reads the video twice (default: all)"""
     video.add_argument("--frames", type=_frames_to_encode, metavar="A:B", help=frames)
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
-    rate = "drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)"
+    rate = "drop or repeat frames to this rate, at unchanged speed; the rate of images (default: the video's)"
     video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
     matrix = "the color matrix, instead of the one that the video states (default: its own, or bt601)"
     video.add_argument("--matrix", choices=["bt601", "bt709"], help=matrix)
-    light = """the images are EXR, and their pixels light with the primaries of sRGB (srgb_linear) or of ACES
-        (acescg), or codes (acescct): encode them as HDR, for LTX-2.5"""
+    light = """encode EXR images as HDR, for LTX-2.5; their pixels are light with the primaries of sRGB (srgb_linear) or
+        ACES (acescg), or codes (acescct)"""
     video.add_argument("--hdr", choices=get_args(HDRInput), help=light)
     compress = f"""send a picture through one frame of H.264 first, as pipelines do with those that condition a video:
         0 (none) to {MAX_STILL_CRF}; without a number {STILL_CRF}, or {LATER_STILL_CRF} for a VAE of LTX-2.4 or later"""
     video.add_argument("--compress", nargs="?", type=_still_crf, const="auto", metavar="CRF", help=compress)
-    model = "the audio VAE: encode the video's sound too, into the same file; file, folder, or hub repository id"
+    model = "also encode the video's sound into the same file, with this audio VAE: a file, folder, or hub id"
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     how = parser.add_argument_group("how to encode")
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
@@ -176,18 +175,17 @@ def info_parser() -> CommandParser:
     parser = CommandParser(
         prog="python -m mlx_ltx_vae.info",
         usage="%(prog)s FILE... [options]",
-        description="Describe a checkpoint or a latent file: its generation, sizes and layout, and the memory that "
-        "decodes take. Of a checkpoint only the headers are read. Or a video or an image: its size, its metadata, and "
-        "what of it encodes.",
+        description="Describe a checkpoint, a latent file, a video or an image: generation, sizes, layout, metadata, "
+        "and the memory that decodes take. Reads only the headers of a checkpoint.",
         epilog=examples(
             "python -m mlx_ltx_vae.info vae.safetensors",
             "python -m mlx_ltx_vae.info clip.safetensors -m vae.safetensors",
             "python -m mlx_ltx_vae.info clip.mp4",
         ),
     )
-    files = "checkpoint files, folders or hub repository ids; latent files; videos"
+    files = "checkpoint files, folders or hub ids; latent files; videos"
     parser.add_argument("file", nargs="+", metavar="FILE", help=files)
-    values = "print one JSON object on standard output, nothing else; for several files one a line"
+    values = "print one JSON object on standard output, nothing else; one per line for several files"
     parser.add_argument("--json", action="store_true", help=values)
     latents = parser.add_argument_group("for latents and videos")
     latents.add_argument("-m", "--model", metavar="VAE", help="the checkpoint that they are for")
@@ -212,14 +210,14 @@ def convert_parser() -> CommandParser:
             "python -m mlx_ltx_vae.convert --verify ltx-2.3.safetensors vae",
         ),
     )
-    parser.add_argument("source", nargs="?", metavar="SOURCE", help="checkpoint file, folder, or hub repository id")
+    parser.add_argument("source", nargs="?", metavar="SOURCE", help="checkpoint file, folder, or hub id")
     parser.add_argument("-o", "--output", metavar="FOLDER", help="folder to write; must not exist, or be empty")
     verify = "only check that B has the weights of A, as they are or cast"
     parser.add_argument("--verify", nargs=2, metavar=("A", "B"), help=verify)
     dtype = "store the weights in this precision (default: each tensor's own)"
     parser.add_argument("--dtype", choices=get_args(DtypeName), help=dtype)
-    only = """convert, or verify, one of the two networks (default: both), or the audio VAE with its vocoder, as without
-        this option where there is nothing else"""
+    only = """convert or verify only the encoder, the decoder, or the audio VAE with its vocoder (default: encoder and
+        decoder, or audio if the source has nothing else)"""
     parser.add_argument("--only", choices=[*NETWORKS, "audio"], help=only)
     add_report_options(parser)
     return parser
@@ -240,20 +238,20 @@ def bench_parser() -> CommandParser:
         ),
     )
     vae = parser.add_mutually_exclusive_group()
-    vae.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id")
+    vae.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub id")
     names = "random weights of a published VAE: ltx-2.3 (default), ltx-2.5, ltx-2.5-diffusion, taehv and others"
     vae.add_argument("--generation", default="ltx-2.3", metavar="NAME", help=names)
     channels = "channels of the last layers of random weights (default: as published, slow on a CPU)"
     parser.add_argument("--base-width", type=positive, metavar="N", help=channels)
     precision = "compute in this precision (default: the checkpoint's, or the published one)"
     parser.add_argument("--dtype", choices=get_args(DtypeName), help=precision)
-    size = "of the video, multiples of 32 (default: 256x256)"
+    size = "size of the video, multiples of 32 (default: 256x256)"
     parser.add_argument("--size", type=frame_size, default=(256, 256), metavar="WxH", help=size)
-    length = "of the video, 1 + 8*k; may be given more than once (default: 57)"
+    length = "frames of the video, 1 + 8*k; repeatable (default: 57)"
     parser.add_argument("--num-frames", type=positive, action="append", metavar="N", help=length)
-    modes = "a mode of decode, or encode; may be given more than once (default: exact, single and encode)"
+    modes = "a mode of decode, or encode; repeatable (default: exact, single and encode)"
     parser.add_argument("--mode", action="append", choices=[*get_args(ModeName), "encode"], help=modes)
-    orders = "of the exact mode, as in decode; may be given more than once (default: auto)"
+    orders = "the order of the exact mode, as in decode; repeatable (default: auto)"
     parser.add_argument("--order", action="append", choices=get_args(OrderName), help=orders)
     parser.add_argument("--repeat", type=positive, default=3, metavar="N", help="runs of each (default: 3)")
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")

@@ -2,10 +2,11 @@
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -16,9 +17,11 @@ from ..checkpoint import Checkpoint
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt, warn
 from ..latents import AudioLatentsFile, LatentsFile, open_audio_latents
 from ..models.base import SoundConfig
-from ..pipeline.audio import every_chunk
+from ..pipeline.audio import AudioStream, every_chunk
+from ..pipeline.joined import join_sound
 from ..pipeline.progress import FrameBar
-from ..planning.plan import AudioPlan, SoundPlan
+from ..planning.film import Part, sound_parts
+from ..planning.plan import DecodePlan, Mode, Plan
 from ..units import format_count, format_seconds
 from ..video.audio import Sound, write_wav
 from .jobs import Item, Job, Task, name_outputs
@@ -68,6 +71,12 @@ class SoundSettings:
         return AudioVAE.from_pretrained(self.open(), dtype=self.dtype, encoder=False)
 
 
+def plan_latents(settings: SoundSettings, length: int, machine: Machine, **options: Any) -> DecodePlan:
+    """Plan the sound of so long audio latents, with the options of `plan_decode`."""
+    machine = replace(machine, itemsize=mx.float32.size)
+    return plan_checkpoint(settings.open(), length, machine, dtype=settings.dtype, **options)
+
+
 @dataclass(frozen=True)
 class FoundSound:
     """The audio latents that go with a latent file."""
@@ -102,35 +111,104 @@ class FoundSound:
         memory_budget: str | int | None = None,
         chunk: int | None = None,
         frames: tuple[int, int] | None = None,
-    ) -> AudioPlan:
+    ) -> DecodePlan:
         """Plan the sound of one video, with the options of `plan_decode`."""
-        return plan_checkpoint(
-            self.settings.open(),
-            self.file.length,
-            replace(machine, itemsize=mx.float32.size),
-            dtype=self.settings.dtype,
-            memory_budget=memory_budget,
-            chunk=chunk,
-            frames=frames,
-        )
+        options = {"memory_budget": memory_budget, "chunk": chunk, "frames": frames}
+        return plan_latents(self.settings, self.file.length, machine, **options)
 
-    def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[SoundPlan]:
+    def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[Plan]:
         """The possible ones, the fastest first, for some frames of the video; none if these have no sound."""
         samples = None
         if frames is not None:
-            start, end = (min(self.num_samples, round(frame * self.sample_rate / fps)) for frame in frames)
+            samples = start, end = to_samples(frames, self.sample_rate, fps, self.num_samples)
             if start == end:
                 return []
-            samples = start, end
         return every_chunk(partial(self.plan, machine, frames=samples))
 
-    def stream(self, index: int, plan: SoundPlan | None) -> Sound:
+    def stream(self, index: int, plan: Plan | None) -> Sound:
         """The sound of the video with this index, as planned; silence without a plan."""
-        if not isinstance(plan, AudioPlan):
+        if not isinstance(plan, DecodePlan):
             return ()
         vae = self.settings.loaded
         latents = self.file.read(statistics=(vae.mean, vae.std), unnormalized=self.settings.unnormalized)
         return vae.stream(latents[index : index + 1], plan)
+
+
+@dataclass(frozen=True)
+class FilmSound(FoundSound):
+    """The audio latents of the windows of a film; `file` belongs to the first window."""
+
+    lengths: Sequence[int]  # of the latents of each window
+    parts: Sequence[Part]  # of each window
+    samples: tuple[int, int] | None  # of the film; None for all
+    open_window: Callable[[int], AudioLatentsFile]
+    machine: Machine
+
+    @property
+    def num_samples(self) -> int:
+        return self.parts[-1].frames.end
+
+    def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[Plan]:
+        wanted = [(own, number) for number, part in enumerate(self.parts) if (own := part.wanted(self.samples))]
+        if not wanted:
+            return []
+        own, number = max(wanted, key=lambda each: each[0][1] - each[0][0])
+        return every_chunk(partial(self._plan_window, number, own))
+
+    def stream(self, index: int, plan: Plan | None) -> Sound:
+        if not isinstance(plan, DecodePlan):
+            return ()
+        vae, chunk = self.settings.loaded, plan.chunk if plan.mode is Mode.EXACT else None
+
+        def decode(number: int, samples: tuple[int, int]) -> AudioStream:
+            file = self.open_window(number)
+            latents = file.read(statistics=(vae.mean, vae.std), unnormalized=self.settings.unnormalized)
+            return vae.stream(latents[index : index + 1], self._plan_window(number, samples, chunk=chunk))
+
+        parts = ((part, partial(decode, number)) for number, part in enumerate(self.parts))
+        first, end = self.samples or (0, self.num_samples)
+        return join_sound(parts, self.sample_rate, samples=self.samples, num_samples=end - first)
+
+    def _plan_window(self, number: int, samples: tuple[int, int], *, chunk: int | None = None) -> DecodePlan:
+        return plan_latents(self.settings, self.lengths[number], self.machine, frames=samples, chunk=chunk)
+
+
+def find_film_sound(
+    settings: SoundSettings,
+    files: Sequence[Callable[[], LatentsFile]],
+    ends: Sequence[int],
+    *,
+    frames: tuple[int, int] | None,
+    fps: Fraction,
+    machine: Machine,
+) -> FilmSound | None:
+    """The sound of a film, as `find_sound`. `files` open its windows, whose last frames are before `ends`.
+
+    A `LatentsError` names a window without sound, if the first one has sound.
+    """
+    first = find_sound(settings, files[0]())
+    if first is None:
+        return None
+
+    def open_window(number: int) -> AudioLatentsFile:
+        clip = files[number]()
+        if (found := find_sound(settings, clip)) is None:
+            raise LatentsError(f"{clip.info.source}: has no audio latents, and the first window has; give all or none.")
+        return found.file
+
+    lengths = [first.file.length, *(open_window(number).length for number in range(1, len(files)))]
+    config = cast(SoundConfig, settings.open().config)
+    parts = list(sound_parts(ends, map(config.num_samples, lengths), config.sample_rate, fps))
+    samples = None
+    if frames is not None:
+        samples = to_samples(frames, config.sample_rate, fps, parts[-1].frames.end)
+    return FilmSound(settings, first.file, lengths, parts, samples, open_window, machine)
+
+
+def to_samples(frames: tuple[int, int], sample_rate: int, fps: Fraction, most: int) -> tuple[int, int]:
+    """The samples of some frames, the first and one more than the last, of sound with `most` samples."""
+    start, end = (min(most, round(frame * sample_rate / fps)) for frame in frames)
+    return start, end
 
 
 def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
@@ -173,7 +251,7 @@ def _no_sound(path: str | os.PathLike, given: str | None) -> LatentsError:
 class SoundTask(Task):
     """The sound of a latent file, without the pictures, and each item of a batch in a .wav file of its own."""
 
-    plan: AudioPlan
+    plan: DecodePlan
 
     def __init__(self, settings: SoundSettings, job: Job, item: Item) -> None:
         super().__init__(job, item)

@@ -60,6 +60,7 @@ class LatentsInfo:
     num_frames: int | None = None  # of the video, in frames, as height and width in pixels
     height: int | None = None
     width: int | None = None
+    carry: int | None = None  # frames that it shares with the next window, if it is one of a film
     workflow: Mapping[str, str] = field(default_factory=dict, hash=False)  # ComfyUI's entries `prompt` and `workflow`
 
 
@@ -156,7 +157,7 @@ def open_latents(
         warn(f"{source}: states {sizes[0]} frames, which leaves out {left_out} of padding at the end.")
     shape = layout.shape._replace(frames=frames)
     workflow = {key: stated[key] for key in _WORKFLOW_KEYS if key in stated and "\0" not in stated[key]}
-    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, workflow)
+    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, metadata.carry, workflow)
     latents, dtype = StoredLatents(stored, layout, frames), stored.dtype_name
     return LatentsFile(info, shape, metadata.normalized, dtype, str(layout), latents, tensors, stated)
 

@@ -55,6 +55,7 @@ class LatentsMetadata:
     fps: Fraction | None = None
     grid: Grid | None = None
     normalized: bool | None = None
+    carry: int | None = None  # frames that a window of a film shares with the next one
     is_channels_first: bool = False  # states the layout (B, C, F', H', W'), which only this package does
 
 
@@ -229,6 +230,10 @@ def _parse_size(text: str) -> int:
     return int(text)
 
 
+def _parse_count(text: str) -> int:
+    return 0 if re.fullmatch("0{1,9}", text) else _parse_size(text)
+
+
 _SIZE = re.compile(r"0*[1-9][0-9]{0,8}")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 # The parser of each key's value, and what the value should be.
@@ -236,6 +241,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "fps": (parse_fps, "a frame rate"),
     **dict.fromkeys((*_SIZES, *_GRID_SIZES), (_parse_size, "a whole number above 0")),
     "grid": (parse_grid, "a grid such as 16x22x40"),
+    "carry": (_parse_count, "a whole number"),
     "normalized": (lambda text: _FLAGS[text.lower()], "true or false"),
 }
 METADATA_KEYS = (*_PARSERS, AXES_KEY)

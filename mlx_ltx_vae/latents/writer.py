@@ -72,12 +72,13 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         width: int | None = None,
         audio: mx.array | None = None,
         keyframes: Keyframes | None = None,
+        carry: int | None = None,
     ) -> Path | None:
         """Write the file, with arguments and errors of `save_latents`. Returns as `PartFile.complete`."""
         assert self._shape is not None, "latents were written"
         exact_fps = None if fps is None else find_fps(self._name, fps, WriterError)
         find_video_sizes(LatentsMetadata((num_frames, height, width)), self._shape.grid, None, self._name)
-        stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width}
+        stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width, "carry": carry}
         metadata = {key: str(value) for key, value in stated.items() if value is not None}
         metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST}
         tensors: list[tuple[str, mx.Dtype, Sequence[int], Iterable[bytes]]]
@@ -136,6 +137,7 @@ def save_latents(
     width: int | None = None,
     audio: mx.array | None = None,
     keyframes: Keyframes | None = None,
+    carry: int | None = None,
     overwrite: bool = True,
 ) -> None:
     """Write normalized latents `(B, C, F', H', W')` as safetensors. The file appears under its name only when whole.
@@ -146,6 +148,7 @@ def save_latents(
         num_frames, height, width: of the video, in frames and pixels.
         audio: latents of its sound (B, 8, T, 16), normalized.
         keyframes: the video's keyframes, normalized, in one of the dtypes above.
+        carry: the number of frames that the video shares with the next one, if it is a window of a film.
 
     Raises:
         LatentsError: for other shapes and dtypes, values that are not finite, and sizes that no video of them has.
@@ -156,7 +159,8 @@ def save_latents(
     audio = None if audio is None else to_mlx(audio, "audio latents")
     with LatentsWriter(path, overwrite=overwrite) as writer:
         writer.write(latents)
-        writer.complete(fps=fps, num_frames=num_frames, height=height, width=width, audio=audio, keyframes=keyframes)
+        sizes = {"num_frames": num_frames, "height": height, "width": width}
+        writer.complete(fps=fps, audio=audio, keyframes=keyframes, carry=carry, **sizes)
 
 
 def check_latents_name(path: str | os.PathLike) -> None:

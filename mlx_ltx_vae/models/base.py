@@ -17,10 +17,9 @@ from ..errors import LatentsError
 from ..shapes import ScaleFactors, Shape
 from ..streaming.context import Stage, StreamContext
 from ..streaming.driver import run_whole
-from .input_shapes import check_frame_shape, check_latent_shape
 from .noise import LatentNoise, draw
 from .specs import NETWORKS as NETWORKS
-from .specs import NetworkSpec, Shapes
+from .specs import NetworkSpec, Shapes, check_frame_shape, check_latent_shape
 
 
 @dataclass(frozen=True)

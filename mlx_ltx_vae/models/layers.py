@@ -35,6 +35,7 @@ _LAYER_NORM_EPS = 1e-6
 _NORM_EPS = 1e-12  # of the attention
 _SINUSOID_CHANNELS = 256
 _MAX_PERIOD = 10000.0
+_SCALES = ("weight", "gamma")  # vectors that multiply
 
 
 class Modulation(NamedTuple):
@@ -200,7 +201,7 @@ class CausalConv3d(nn.Module):
 
         def compute(view: View) -> mx.array:
             # With a stride, positions that do not complete an output stay in the window and are not convolved yet.
-            length = window.spec.stride * (view.results - 1) + window.spec.kernel - view.before - view.after
+            length = window.spec.stride * (view.num_outputs - 1) + window.spec.kernel - view.before - view.after
             return self(view, take(view.frames, context.axis, 0, length), context)
 
         return [windowed(window, compute, enter=enter)]
@@ -349,7 +350,7 @@ class SpaceToDepthDownsample(nn.Module):
         # A pair of convolved frames depends on four input frames; the repeated first frame adds padding before them.
         def compute(view: View) -> mx.array:
             # An incomplete pair at the end stays in the window and is not convolved yet.
-            frames = take(view.frames, Axis.TIME, 0, spec.down[0] * view.results + 2 - view.before)
+            frames = take(view.frames, Axis.TIME, 0, spec.down[0] * view.num_outputs + 2 - view.before)
             result = space_to_depth(self.conv(view, frames, context), spec.down)
             skip = frames
             if view.before:
@@ -359,9 +360,6 @@ class SpaceToDepthDownsample(nn.Module):
             return result + skip.astype(result.dtype)
 
         return [windowed(self.conv.window(context), compute)]
-
-
-_SCALES = ("weight", "gamma")  # vectors that multiply
 
 
 def add_weights(module: nn.Module, weights: Weights, path: str = "") -> None:
@@ -437,7 +435,7 @@ class ResnetBlock(nn.Module):
             return self.conv1(view, frames, context, self._noise(self.conv1.spec, view, context))
 
         def leave(view: View) -> mx.array:
-            past = skip.take(view.output, view.results)
+            past = skip.take(view.output, view.num_outputs)
             if "conv_shortcut" in self:
                 # The original code normalizes each position separately; a group norm with one group over the whole
                 # volume is a known mistake (error 0.4 to 0.8 of the output's magnitude).
@@ -458,7 +456,7 @@ class ResnetBlock(nn.Module):
         noise = context.noise_maps[spec.name]
         noise = noise[:, None, :, :, None] if noise.ndim == 3 else noise[None, None, :, :, None]
         if context.axis is not Axis.TIME:
-            noise = take(noise, context.axis, view.output, view.output + view.results)
+            noise = take(noise, context.axis, view.output, view.output + view.num_outputs)
         return (noise * scale.astype(mx.float32)).astype(scale.dtype)
 
 

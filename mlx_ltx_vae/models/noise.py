@@ -47,6 +47,7 @@ CONVENTIONS: dict[ConventionName, Convention] = {
 _WHOLE = (0, 0, 0)  # where the noise of the whole video begins
 _MIX = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))  # shifts and factors of the finalizer of MurmurHash3
 _GOLDEN_RATIO = 0x9E3779B9
+_WINDOW = 0x85EBCA6B  # another step than the one between batch items, so that no two have the same noise
 _MAPS = 2**31  # indices below belong to latent frames, indices from here on to noise maps
 _ITEM = 2**20  # maximum number of latent frames per batch item
 
@@ -188,9 +189,18 @@ def draw(
     return Draws(timestep, scale, convention.is_late, of_maps, volumes, latents)
 
 
+def window_seed(spec: NetworkSpec, seed: int, number: int) -> int:
+    """Mix the number of a window, from 0 on, into the seed of a film. The first window has the film's seed."""
+    return (check_seed(seed) + _WINDOW * number) % (MAX_SEED + 1) if _takes_seed(spec) else seed
+
+
+def _takes_seed(spec: NetworkSpec) -> bool:
+    return spec.has_latent_noise or any(layer.has_noise or layer.noise_channels for layer in spec.layers)
+
+
 def check_takes_seed(spec: NetworkSpec) -> None:
     """Raise a `LatentsError` if a network adds no noise."""
-    if not (spec.has_latent_noise or any(layer.has_noise or layer.noise_channels for layer in spec.layers)):
+    if not _takes_seed(spec):
         raise LatentsError("this VAE takes no seed; VAEs 0.9.1 to 0.9.8 and the diffusion decoder of LTX-2.5 do.")
 
 

@@ -6,13 +6,29 @@ counts and noise shapes are folds over that sequence (`planning/`), and the modu
 
 import enum
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import count
+from numbers import Integral
 from typing import Literal, NamedTuple
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
-from ..shapes import Axis, Border, Grid, ScaleFactors, Shape, SoundRules, TileRules, WindowSpec
+from ..errors import LatentsError, quote
+from ..shapes import (
+    MAX_PIXELS,
+    Axis,
+    Border,
+    ClipRules,
+    Grid,
+    LatentShape,
+    ScaleFactors,
+    Shape,
+    TileRules,
+    WindowSpec,
+    format_size,
+    is_possible_size,
+)
 from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 
 #: Suffix of a layer's name that names the noise of its keyframe planes.
@@ -26,6 +42,7 @@ ConventionName = Literal["ltx-video", "diffusers"]
 DEFAULT_CONVENTION: ConventionName = "ltx-video"
 #: Seeds are 0 to this; each makes other noise.
 MAX_SEED = 2**32 - 1
+_MAX_LATENT_FRAMES = 2**17  # 12 hours at 24 frames per second
 _UNCOPIED = 2**14  # `mx.contiguous` copies a slice only if its array has more bytes beside it
 
 #: Names and shapes of tensors.
@@ -101,9 +118,9 @@ class LayerSpec:
         """The layer in a tile that may lack the first or the last frames of the clip, and then does not drop them."""
         return replace(self, trim=self.trim if first else 0, crop=self.crop if last else 0)
 
-    def results(self, axis: Axis, length: int) -> int:
+    def num_outputs(self, axis: Axis, length: int) -> int:
         """The number of positions that it returns for a clip of `length` positions along an axis."""
-        return self.up[axis.grid] * self.window(axis).results(length) - self._dropped(axis)
+        return self.up[axis.grid] * self.window(axis).num_outputs(length) - self._dropped(axis)
 
     def ready(self, axis: Axis, seen: int) -> int:
         """The number of positions that it has returned when `seen` positions have arrived, and more may follow."""
@@ -137,7 +154,7 @@ class LayerSpec:
 
     def out_grid(self, grid: Grid) -> Grid:
         """(T, H, W) of the output for an input of this grid."""
-        time, height, width = (self.results(axis, grid[axis.grid]) for axis in Axis)
+        time, height, width = (self.num_outputs(axis, grid[axis.grid]) for axis in Axis)
         return time, height, width
 
     def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
@@ -174,7 +191,7 @@ class LayerSpec:
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
         """Multiply-adds of its matrix products for an input (T, H, W) or a band `part` of it, per batch item."""
-        results = math.prod(window.results(extent) for window, extent in zip(self.windows, part, strict=True))
+        results = math.prod(window.num_outputs(extent) for window, extent in zip(self.windows, part, strict=True))
         return results * sum(math.prod(shape) for _, shape in self.weights if len(shape) > 1)
 
 
@@ -204,7 +221,7 @@ class ConvSpec(LayerSpec):
         if self.padding is not PaddingMode.ZEROS:
             elements += 2 * padded  # height and width are padded by a copy each
         shape = self._shape(step.grid)
-        results = shape.results * self.conv_channels
+        results = shape.num_outputs * self.conv_channels
         elements += results if self.conv_channels != self.out_channels else 0  # rearranged
         if self.has_residual:
             elements += (results if math.prod(self.up) > 1 else 0) + new * self.in_channels
@@ -238,7 +255,7 @@ class ConvSpec(LayerSpec):
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
         """Multiply-adds of the convolution, and of a skip connection that changes the number of channels."""
         positions = math.prod(
-            window.results(extent) * window.stride // stride
+            window.num_outputs(extent) * window.stride // stride
             for window, extent, stride in zip(self.windows, part, self.conv_stride, strict=True)
         )
         has_shortcut = self.skip_channels not in (0, self.out_channels)
@@ -292,7 +309,7 @@ class NetworkSpec:
     takes_least_memory: bool = False
     rows_on_gpu: int = 6
     tiles: TileRules = TileRules()
-    sound: SoundRules | None = None  # None for pictures
+    clip: ClipRules = ClipRules()
     denoising_steps: int | None = None  # None if it does not denoise
     keyframes: tuple[int, ...] = ()  # the frame numbers of the keyframe planes that it sees
     # What to tell who gives it keyframes; None if it was trained with them.
@@ -345,6 +362,14 @@ class NetworkSpec:
         time, height, width = (extent - more * factor for extent, more, factor in factors)
         return time, height, width
 
+    def decoded_grid(self, grid: Grid) -> Grid:
+        """(T, H, W) of what a decoder makes of latents with this grid, T in frames or samples."""
+        time, height, width = self.out_grid(grid)
+        if self.clip.lengths is None:
+            return time, height, width
+        first, others = self.clip.lengths
+        return first + others * (grid[0] - 1), height, width
+
     def added(self, axis: Axis, length: int) -> tuple[int, int]:
         """The positions that pad a clip of `length` along an axis to `least`, before and after it.
 
@@ -395,3 +420,89 @@ class NetworkSpec:
     def unbounded_layer(self, axis: Axis) -> LayerSpec | None:
         """The first layer whose outputs depend on the whole input along an axis, or None."""
         return next((layer for layer in self.layers if axis in layer.unbounded), None)
+
+
+def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
+    """A latent shape that the decoder can decode; any other is a `LatentsError`."""
+    _check_is_shape(shape, "latents")
+    what = f"latents have the shape ({', '.join(str(size) for size in shape)})"
+    if len(shape) != 5:
+        raise LatentsError(f"{what}; expected five axes (B, C, F', H', W').")
+    if not all(isinstance(size, Integral) for size in shape):
+        raise LatentsError(f"{what}; expected five whole numbers.")
+    latent_shape = LatentShape(*(int(size) for size in shape))
+    channels = latent_shape.channels
+    if 0 in latent_shape:
+        raise LatentsError(f"{what}, which is empty.")
+    if channels != spec.in_channels:
+        decoded = f"this VAE decodes {spec.in_channels} (axes are (B, C, F', H', W'))"
+        raise LatentsError(f"{what} with {channels} channels; {decoded}.")
+    if latent_shape.frames > _MAX_LATENT_FRAMES:
+        limit = f"at most {_MAX_LATENT_FRAMES} latent frames are decoded at once"
+        raise LatentsError(f"{what}; {limit}, so decode them in parts.")
+    _, height, width = spec.out_grid(latent_shape.grid)
+    if not is_possible_size((width, height)):
+        size = format_size(width, height)
+        raise LatentsError(f"{what} and decode to {size}; frames have at most {MAX_PIXELS:,} pixels.")
+    for axis, noun in zip(Axis, ("frames", "rows", "columns"), strict=True):
+        least = least_cells(spec, axis)
+        if latent_shape.grid[axis.grid] < least:
+            raise LatentsError(f"{what}; this VAE needs at least {least} latent {noun}.")
+    _check_reflection(spec, latent_shape.grid, what)
+    return latent_shape
+
+
+def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> tuple[int, Grid]:
+    """The batch size and (F, H, W) to encode, for frames of shape (B, 3, F, H, W) or (F, H, W, 3).
+
+    F is rounded to 1 + t*k: up with `pad`, otherwise down, unless the network takes any number. A shape that cannot be
+    encoded is a `LatentsError`.
+    """
+    _check_is_shape(shape, "frames")
+    what = f"frames have the shape {tuple(shape)}"
+    if len(shape) == 5 and shape[1] == (3 if spec.clip.unit == "frame" else spec.in_channels):
+        batch, _, frames, height, width = shape
+    elif len(shape) == 4 and shape[3] == 3:
+        batch, (frames, height, width, _) = 1, shape
+    else:
+        raise LatentsError(f"{what}; expected is (B, 3, F, H, W) or (F, H, W, 3).")
+    if min(batch, frames, height, width) < 1:
+        raise LatentsError(f"{what}, which is empty.")
+    grid = (spec.usable_frames(frames, pad=pad), height, width)
+    cell = spec.scale.width, spec.scale.height
+    if width % cell[0] or height % cell[1]:
+        nearest = (max(1, round(side / each)) * each for side, each in zip((width, height), cell, strict=True))
+        raise LatentsError(
+            f"frames of {format_size(width, height)} are no whole number of latent cells, {format_size(*cell)} pixels "
+            f"each; resize them to {format_size(*nearest)}, or crop them."
+        )
+    _check_reflection(spec, grid, what)
+    return batch, grid
+
+
+def least_cells(spec: NetworkSpec, axis: Axis) -> int:
+    """The shortest clip that a decoder can decode along an axis: a window that shifts inwards needs all positions."""
+    return next(length for length in count(1) if _fits(spec, axis, length))
+
+
+def _fits(spec: NetworkSpec, axis: Axis, length: int) -> bool:
+    for layer in spec.layers:
+        window = layer.window(axis)
+        if window.border is Border.SHIFT and length < window.kernel:
+            return False
+        length = layer.num_outputs(axis, length)
+    return length > 0
+
+
+def _check_is_shape(shape: Sequence[int], name: str) -> None:
+    if getattr(shape, "ndim", 1) > 1:
+        raise LatentsError(f"a plan takes the shape of {name}, not an array; pass {name}.shape.")
+    if not isinstance(shape, Sequence) and not hasattr(shape, "__array__"):
+        raise LatentsError(f"a plan takes the shape of {name}, not {quote(shape)}; pass {name}.shape.")
+
+
+def _check_reflection(spec: NetworkSpec, grid: Grid, what: str) -> None:
+    for layer, (_, height, width) in spec.walk(grid):
+        reflects = layer.padding is PaddingMode.REFLECT and layer.window(Axis.HEIGHT).kernel > 1
+        if reflects and min(height, width) < 2:
+            raise LatentsError(f"{what}; this VAE pads by reflection, which needs at least 2 cells per side.")

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -16,7 +15,7 @@ from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder, Network, SoundEncoder
 from ..models.noise import LatentNoise, draw
 from ..models.specs import NetworkSpec
-from ..planning.plan import AudioEncodePlan, AudioPlan, Mode, ModeName, SoundPlan
+from ..planning.plan import DecodePlan, EncodePlan, Mode, ModeName, Plan
 from ..planning.planner import plan_decode
 from ..shapes import Axis
 from ..streaming.context import Stage, StreamContext
@@ -37,11 +36,17 @@ class AudioChunk:
 
 
 class AudioStream(ChunkStream[AudioChunk]):
-    """The chunks of one decode of sound, in order. `sample_rate` is theirs; `num_samples` is their total."""
+    """The chunks of one decode of sound, in order. `sample_rate` is theirs; `num_samples` is their total, if known."""
 
-    def __init__(self, chunks: Generator[AudioChunk, None, None], cancelled: threading.Event, plan: AudioPlan) -> None:
+    def __init__(
+        self,
+        chunks: Generator[AudioChunk, None, None],
+        cancelled: threading.Event,
+        sample_rate: int,
+        num_samples: int | None,
+    ) -> None:
         super().__init__(chunks, cancelled)
-        self.sample_rate, self.num_samples = plan.sample_rate, plan.num_samples
+        self.sample_rate, self.num_samples = sample_rate, num_samples
 
 
 class SoundNetwork(Decoder):
@@ -77,11 +82,11 @@ def plan_sound(
     frames: tuple[int, int] | None = None,
     joined: bool = False,
     weight_bytes: int | None = None,
-) -> AudioPlan:
+) -> DecodePlan:
     """Plan the decode of this many latents, with the options of `plan_decode`."""
     if any(isinstance(number, bool) or not isinstance(number, int) or number < 1 for number in (latents, batch)):
         raise LatentsError(f"{batch!r} x {latents!r} audio latents cannot be decoded; give whole numbers from 1 on.")
-    plan = plan_decode(
+    return plan_decode(
         spec,
         (batch, spec.in_channels, latents, 1, 1),
         machine,
@@ -92,7 +97,6 @@ def plan_sound(
         mode=mode,
         chunk=chunk,
     )
-    return cast(AudioPlan, plan)
 
 
 def plan_networks(
@@ -105,7 +109,7 @@ def plan_networks(
     memory_budget: str | int | None = None,
     chunk: int | None = None,
     frames: tuple[int, int] | None = None,
-) -> AudioPlan:
+) -> DecodePlan:
     """The plan of a decode by networks that are not loaded: a decoder in `dtype`, and a vocoder in float32."""
     weights = decoder.num_weights * DTYPES[dtype].size + vocoder.num_weights * mx.float32.size
     return plan_sound(
@@ -119,13 +123,13 @@ def plan_networks(
     )
 
 
-def every_chunk(make_plan: Callable[..., SoundPlan]) -> list[SoundPlan]:
+def every_chunk(make_plan: Callable[..., Plan]) -> list[Plan]:
     """The plans of one sound with all possible chunks, the fastest first."""
     plan = make_plan()
-    return [make_plan(chunk=chunk) for chunk in plan.rules.chunks] if plan.mode is Mode.EXACT else [plan]
+    return [make_plan(chunk=chunk) for chunk in plan.clip.chunks] if plan.mode is Mode.EXACT else [plan]
 
 
-def stream_sound(network: Decoder, plan: AudioPlan, latents: mx.array, *, unnormalized: bool) -> AudioStream:
+def stream_sound(network: Decoder, plan: DecodePlan, latents: mx.array, *, unnormalized: bool) -> AudioStream:
     """Decode packed latents (B, C, T, 1, 1) lazily. Raises a `PlanError` if the plan was made for others."""
     check_process()
     if plan.whole_shape != latents.shape:
@@ -136,10 +140,10 @@ def stream_sound(network: Decoder, plan: AudioPlan, latents: mx.array, *, unnorm
     source = LatentSource(latents, preprocess, frames=plan.excerpt.latents if plan.excerpt else None)
     cancelled = threading.Event()
     run = Run(network, plan, source, check=partial(check_cancelled, cancelled))
-    return AudioStream(_chunks(run, plan), cancelled, plan)
+    return AudioStream(_chunks(run, plan), cancelled, plan.sample_rate, plan.num_samples)
 
 
-def _chunks(run: Run, plan: AudioPlan) -> Generator[AudioChunk, None, None]:
+def _chunks(run: Run, plan: DecodePlan) -> Generator[AudioChunk, None, None]:
     """Yield every sample once, in order."""
     first = done = plan.excerpt.frames.start if plan.excerpt else 0
 
@@ -171,9 +175,7 @@ class _SpectrogramSource(Source):
         return self._encoder.prepare(self._waveform, self._rate, chunk * self._encoder.spec.scale.time)
 
 
-def encode_sound(
-    encoder: SoundEncoder, plan: AudioEncodePlan, waveform: Iterable[np.ndarray], sample_rate: int
-) -> mx.array:
+def encode_sound(encoder: SoundEncoder, plan: EncodePlan, waveform: Iterable[np.ndarray], sample_rate: int) -> mx.array:
     """Packed latents (B, C, T, 1, 1) of a waveform in pieces (B, channels, n) float32."""
     check_process()
     run = Run(encoder, plan, _SpectrogramSource(encoder, waveform, sample_rate))

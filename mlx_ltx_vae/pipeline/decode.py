@@ -5,7 +5,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -104,7 +104,17 @@ def check_options(function: str, options: Mapping[str, object], known: type = De
 
 
 class DecodeStream(ChunkStream[FrameChunk]):
-    """The chunks of one decode of a video, in order."""
+    """The chunks of one decode of a video, in order. `num_frames` counts the frames of all chunks; None if unknown."""
+
+    def __init__(
+        self,
+        chunks: Generator[FrameChunk, None, None],
+        cancelled: threading.Event,
+        bands: Sequence[RowBands],
+        num_frames: int | None = None,
+    ) -> None:
+        super().__init__(chunks, cancelled, bands)
+        self.num_frames = num_frames
 
 
 @dataclass(frozen=True)
@@ -148,7 +158,7 @@ class DecodePipeline:
 
     def decode_to_file(
         self,
-        latents: LatentInput,
+        latents: LatentInput | DecodeStream,
         plan: DecodePlan | None,
         path: str | os.PathLike,
         output: SinkOptions,
@@ -181,7 +191,7 @@ class DecodePipeline:
             if not video:
                 first, chunks = peek(stream, "there are no latents to decode.")
                 batch, _, height, width, _ = first.frames.shape
-                video["size"] = width, height
+                video = {"size": (width, height), "num_frames": stream.num_frames}
                 del first  # its buffer is free when it is written
             if batch > 1:
                 raise LatentsError(f"{name}: is one video, and these latents are {batch}; write each.")
@@ -203,9 +213,13 @@ class DecodePipeline:
             )
 
     def _plan(
-        self, latents: LatentInput, plan: DecodePlan | None, memory_budget: str | int | None, **more: Any
+        self,
+        latents: LatentInput | DecodeStream,
+        plan: DecodePlan | None,
+        memory_budget: str | int | None,
+        **more: Any,
     ) -> DecodePlan | None:
-        """The plan of whole latents if none is given; None for streamed latents."""
+        """The plan of whole latents if none is given; None for streamed latents, and for a stream of frames."""
         if plan is None and is_whole(latents):
             return self.make_plan(latents.shape, memory_budget=memory_budget, **more)
         if memory_budget is not None:
@@ -215,6 +229,10 @@ class DecodePipeline:
     def stream(self, latents: Any, plan: DecodePlan | None) -> DecodeStream:
         """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily."""
         check_process()
+        if isinstance(latents, DecodeStream):
+            if plan is not None or self.options != _DEFAULTS:
+                raise PlanError("a stream has its plan and its options already; give them where it is made.")
+            return latents
         steps = self.options["steps"]
         if plan is not None and steps not in (None, plan.denoising_steps):
             raise PlanError(

@@ -318,6 +318,7 @@ class OutputCheck:
                 self._has_two_patches = True
             else:
                 self._corner = start, corner
+                mx.async_eval(corner)  # until then it keeps the piece
             self._has_two_patches |= max(frames.shape[2:4]) > step
         for first in range(0, count, FRAMES_PER_CONVERSION):
             part = slice(first, first + FRAMES_PER_CONVERSION)

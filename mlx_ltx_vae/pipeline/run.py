@@ -190,8 +190,8 @@ class Run:
     def _until(self, kept: Interval) -> Iterator[mx.array]:
         """Yield some frames of a run along time, and end it with the last of them."""
         start = 0
-        with closing(self._outputs()) as results:
-            while start < kept.end and (box := list(islice(results, 1))):
+        with closing(self._outputs()) as outputs:
+            while start < kept.end and (box := list(islice(outputs, 1))):
                 first, start = start, start + box[0].shape[1]
                 if start > kept.start:
                     yield box.pop()[:, max(0, kept.start - first) : kept.end - first]
@@ -199,15 +199,15 @@ class Run:
     def _outputs(self) -> Generator[mx.array, None, None]:
         with run_settings():
             if self.plan.mode is Mode.SINGLE:
-                results = self._single()
+                outputs = self._single()
             elif self.plan.layout is None:
-                results = self._stream(self.source.pieces(self._axis, self.plan.chunk), self.context)
+                outputs = self._stream(self.source.pieces(self._axis, self.plan.chunk), self.context)
             elif self.plan.layout.is_streamed:
-                results = self._tiles_in_space(self.plan.layout)
+                outputs = self._tiles_in_space(self.plan.layout)
             else:
-                results = self._tiles(self.plan.layout)
-            results = iter(results)
-            while box := _next_box(results):
+                outputs = self._tiles(self.plan.layout)
+            outputs = iter(outputs)
+            while box := _next_box(outputs):
                 yield box.pop()
 
     @contextmanager
@@ -240,7 +240,7 @@ class Run:
         self, pieces: Iterator[mx.array], context: StreamContext, layers: slice = slice(None)
     ) -> Iterator[mx.array]:
         plan, stages = self.plan, self.network.stages(replace(context, axis=self._axis))[layers]
-        if self.network.spec.sound is not None:
+        if self.network.spec.clip.flushes_with_last:
             return run_chain(stages, pieces, axis=self._axis, around_step=self._around_step)
         return run_stream(
             stages,
@@ -273,9 +273,9 @@ class Run:
         batches = tile_batches(tiles, self.plan.tile_batch_size)
         streams = self._tile_streams([[tiles[index] for index in batch] for batch in batches], self.source, layout)
 
-        def blend(results: Sequence[list[mx.array]]) -> mx.array:
-            numbered = sorted(zip(chain(*batches), chain(*results), strict=True), key=itemgetter(0))
-            for pieces in results:
+        def blend(outputs: Sequence[list[mx.array]]) -> mx.array:
+            numbered = sorted(zip(chain(*batches), chain(*outputs), strict=True), key=itemgetter(0))
+            for pieces in outputs:
                 pieces.clear()  # `zip` keeps its last tuple, and these lists, while the next tiles are computed
             return blender.blend(iter(numbered))
 
@@ -295,17 +295,17 @@ class Run:
             return [mx.concatenate(list(pieces), axis=self._axis) for pieces in zip(*stream, strict=True)]
 
         axes = layout.blended(is_decode=self._is_decode)
-        with closing(blend_tiles(run_tiles, layout, axes, tile_batch_size=self.plan.tile_batch_size)) as results:
-            frames = map(itemgetter(1), results)
+        with closing(blend_tiles(run_tiles, layout, axes, tile_batch_size=self.plan.tile_batch_size)) as outputs:
+            frames = map(itemgetter(1), outputs)
             if layout.clip is None:
                 yield from frames
             else:
                 yield from _crop(frames, layout.clip)
 
-    def _plane_source(self, results: Iterator[mx.array], layout: TileLayout) -> "PlaneSource":
+    def _plane_source(self, outputs: Iterator[mx.array], layout: TileLayout) -> "PlaneSource":
         keyframes = self.context.keyframes
         planes = {tile.latent[0]: tile.planes(keyframes) for tile, *_ in layout.groups()}
-        return PlaneSource(self.source, results, len(keyframes), planes)
+        return PlaneSource(self.source, outputs, len(keyframes), planes)
 
     def _crop_context(self, tiles: Sequence[Tile]) -> StreamContext:
         """The context of a batch of tiles, each with its part of the picture's noise."""
@@ -327,10 +327,10 @@ class Run:
         )
 
 
-def _next_box(results: Iterator[mx.array]) -> list[mx.array]:
+def _next_box(outputs: Iterator[mx.array]) -> list[mx.array]:
     """The next result in a list, or an empty list. While a stream waits for its caller, malloc is as usual."""
     with freed_memory_kept():
-        return list(islice(results, 1))
+        return list(islice(outputs, 1))
 
 
 def _crop(pieces: Iterator[mx.array], box: TileBox) -> Iterator[mx.array]:

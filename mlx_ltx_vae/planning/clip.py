@@ -52,11 +52,11 @@ def _extent(spec: NetworkSpec, axis: Axis) -> tuple[float, float]:
     return float(before), float(after)
 
 
-def needed(spec: NetworkSpec, axis: Axis, results: int = 1) -> int:
-    """The number of input positions required before the first `results` outputs are final."""
+def needed(spec: NetworkSpec, axis: Axis, num_outputs: int = 1) -> int:
+    """The number of input positions required before the first `num_outputs` outputs are final."""
     for layer in reversed(spec.layers):
-        results = layer.needed(axis, results)
-    return results
+        num_outputs = layer.needed(axis, num_outputs)
+    return num_outputs
 
 
 def lookahead(spec: NetworkSpec) -> int:
@@ -73,20 +73,20 @@ def first_output_work(spec: NetworkSpec, grid: Grid, outputs: int = 1) -> float:
     """
     first = total = 0
     for layer, extents in reversed(list(spec.walk(grid))):
-        height, width = (layer.window(axis).results(extents[axis.grid]) for axis in (Axis.HEIGHT, Axis.WIDTH))
+        height, width = (layer.window(axis).num_outputs(extents[axis.grid]) for axis in (Axis.HEIGHT, Axis.WIDTH))
         up, dropped = layer.up[Axis.TIME.grid], layer.trim + layer.crop
-        results = math.ceil((layer.results(Axis.TIME, extents[0]) + dropped) / up)  # before some are dropped
+        num_outputs = math.ceil((layer.num_outputs(Axis.TIME, extents[0]) + dropped) / up)  # before some are dropped
         weights = sum(math.prod(shape) for _, shape in layer.weights)
         work = height * width * (weights + layer.in_channels + layer.out_channels)
-        first += min(results, math.ceil((outputs + dropped) / up)) * work
-        total += results * work
+        first += min(num_outputs, math.ceil((outputs + dropped) / up)) * work
+        total += num_outputs * work
         outputs = layer.needed(Axis.TIME, outputs)  # of the layer before
     return first / total
 
 
 def make_excerpt(spec: NetworkSpec, shape: LatentShape, num_frames: int, frames: tuple[int, int]) -> Excerpt:
     """The excerpt of the frames from one to before another; a `PlanError` if the video does not have them."""
-    units, whole = ("frames", "video") if spec.sound is None else ("samples", "sound")
+    units, whole = f"{spec.clip.unit}s", spec.clip.whole
     if not isinstance(frames, Sequence) or len(frames) != 2 or not all(isinstance(each, Integral) for each in frames):
         raise PlanError(f"{units} are the first and one more than the last, such as (24, 48), not {quote(frames)}.")
     first, end = frames
@@ -141,6 +141,7 @@ class Clip:
         level_bytes: bytes per value of frames to encode that are levels; 0 for floats.
         is_joined: True if all output becomes one array, and for an encode if the input is one.
         weight_bytes: bytes of the weights of all networks in memory; None to count this network's alone.
+        held_frames: see `DecodePlan`.
     """
 
     spec: NetworkSpec
@@ -155,6 +156,7 @@ class Clip:
     is_joined: bool = False
     weight_bytes: int | None = None
     level_bytes: int = 0
+    held_frames: int | None = None
 
     @property
     def scale(self) -> ScaleFactors:
@@ -162,7 +164,7 @@ class Clip:
 
     def describe(self) -> str:
         frames, height, width = self.video
-        if self.spec.sound is not None:
+        if self.spec.clip.unit == "sample":
             return format_count(self.latent_shape.frames, "audio latent")
         return f"{format_count(frames, 'frame')} of {format_size(width, height)}"
 
@@ -194,8 +196,8 @@ class Clip:
 
     def piece_bytes(self, itemsize: int, chunk: int) -> int:
         """Bytes that an encode takes to make a piece of its input: of a spectrogram, or of frames that are joined."""
-        if self.spec.sound is not None:
-            return self.batch * min(chunk * self.cell, self.grid[0]) * self.spec.sound.frame_bytes
+        if frame_bytes := self.spec.clip.frame_bytes:
+            return self.batch * min(chunk * self.cell, self.grid[0]) * frame_bytes
         frames = min(chunk + 1, self.grid[0])
         position = self.batch * self.spec.in_channels * math.prod(self.grid[1:])
         copies = _MADE_OF_LEVELS if self.level_bytes else _MADE_COPIES
@@ -208,10 +210,14 @@ class Clip:
         frames = self.video[0] if self.is_decode else self.latent_shape.frames
         return frames * self.out_frame * itemsize
 
+    def held_bytes(self, itemsize: int) -> int:
+        """Bytes of frames of another window, in the network's dtype."""
+        return (self.held_frames or 0) * self.out_frame * itemsize
+
     @property
     def format(self) -> FrameFormat | None:
         """The format of the frames that a decode yields; None for floats in the network's dtype."""
-        return common_format(self.outputs)
+        return common_format(self.outputs) if self.held_frames is None else None
 
     def value_bytes(self, itemsize: int) -> int:
         """Bytes per value of the frames that a decode yields, where the network's dtype has `itemsize` bytes."""
@@ -225,10 +231,10 @@ class Clip:
     @property
     def cell(self) -> int:
         """Input positions of what chunks count: latents of any sound, and those or frames of pictures."""
-        return 1 if self.is_decode or self.spec.sound is None else self.scale.time
+        return self.scale.time if self.spec.clip.chunks and not self.is_decode else 1
 
     def default_chunk(self) -> int:
-        if self.spec.sound is not None:
+        if self.spec.clip.chunks:
             return 1
         return _DECODE_CHUNK if self.is_decode else self.scale.time * max(1, _ENCODE_CHUNK // self.scale.time)
 
@@ -237,8 +243,8 @@ class Clip:
 
         Those in the middle of a long clip are left out: they are like those before them.
         """
-        extra = 0 if self.is_decode or length == 1 or self.spec.sound else 1
-        if self.spec.sound is not None:
+        extra = 0 if self.is_decode or length == 1 or self.spec.clip.chunks else 1
+        if self.spec.clip.flushes_with_last:
             # Measured: smaller pieces take no less, since layers are flushed at once, and keep pieces whole.
             chunk = max(chunk * self.cell, math.ceil(needed(self.spec, Axis.TIME) / 2))
         rest, longest = max(0, length - chunk - extra), LONG_CLIP * chunk

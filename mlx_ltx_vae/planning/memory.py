@@ -56,7 +56,8 @@ class Memory:
 
     Attributes:
         weights: of all networks that are loaded.
-        inputs: the caller's latents in float32 and the piece of them in use; for an encode, the queued frames.
+        inputs: the caller's latents in float32, the piece of them in use, and the frames of another window that wait;
+            for an encode, the queued frames.
         caches: the caches of all layers between two steps.
         work: one step of the largest layer including its queued input, times the number of steps in flight.
         result: the whole output, if it becomes one array.
@@ -179,7 +180,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     pieces, extents = list(run.pieces), grid
     caches, works, waiting = [], [], 0
     # A chain, which runs sound, is flushed with its last piece.
-    is_whole_clip = run.steps is None or (spec.sound is not None and len(pieces) == 1)
+    is_whole_clip = run.steps is None or (spec.clip.flushes_with_last and len(pieces) == 1)
     for index, layer in enumerate(spec.layers):
         length = extents[axis.grid]
         if run.steps is None:
@@ -201,7 +202,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         if length == 1 and not is_whole_clip:
             own -= min(cache, position)  # it is cached as it came
         works.append(waiting + own * (1 if machine.compiles else _NOT_COMPILED))
-        pieces = _advance(pieces, step, layer, axis, flushes_with_last=spec.sound is not None)
+        pieces = _advance(pieces, step, layer, axis, flushes_with_last=spec.clip.flushes_with_last)
         extents = layer.out_grid(extents)
     # The final output is checked and converted to levels in float32.
     position = batch * spec.out_channels * math.prod(extents) // extents[axis.grid]
@@ -233,7 +234,7 @@ def _occupied(layers: Sequence[LayerSpec], axis: Axis, length: int) -> Iterator[
     yield 0, _reached(layers, axis, 0, length)
     seen = length
     for first, layer in enumerate(layers):
-        seen = layer.results(axis, seen)
+        seen = layer.num_outputs(axis, seen)
         yield first, _reached(layers, axis, first + 1, seen)
 
 
@@ -265,32 +266,32 @@ def layer_pieces(spec: NetworkSpec, grid: Grid, run: StreamRun) -> Iterator[list
         step = extents[run.axis.grid] if run.steps is None else run.steps[index]
         pieces = [part for piece in pieces for part in cut(piece, step)]
         yield pieces
-        pieces = _advance(pieces, step, layer, run.axis, flushes_with_last=spec.sound is not None)
+        pieces = _advance(pieces, step, layer, run.axis, flushes_with_last=spec.clip.flushes_with_last)
     yield pieces
 
 
-def step_results(pieces: Iterable[int], layer: LayerSpec, axis: Axis, *, flushes_with_last: bool = False) -> list[int]:
+def step_outputs(pieces: Iterable[int], layer: LayerSpec, axis: Axis, *, flushes_with_last: bool = False) -> list[int]:
     """The number of positions that each step of a layer returns, of the steps that return any.
 
     The layer waits for the positions that its window needs, and flushes the remaining results at the end: in a step of
     its own, or together with the last piece (as a `Chain` does, which runs sound).
     """
     seen = done = 0
-    results = []
+    outputs = []
     lengths = list(pieces)
     for index, length in enumerate(lengths, 1):
         seen += length
         is_flushed = flushes_with_last and index == len(lengths)
-        ready = layer.results(axis, seen) if is_flushed else layer.ready(axis, seen)
+        ready = layer.num_outputs(axis, seen) if is_flushed else layer.ready(axis, seen)
         if ready > done:
-            results.append(ready - done)
+            outputs.append(ready - done)
             done = ready
-    total = layer.results(axis, seen)
+    total = layer.num_outputs(axis, seen)
     if total > done:
-        results.append(total - done)
-    return results
+        outputs.append(total - done)
+    return outputs
 
 
 def _advance(pieces: list[int], step: int, layer: LayerSpec, axis: Axis, *, flushes_with_last: bool) -> list[int]:
     parts = (part for piece in pieces for part in cut(piece, step))
-    return step_results(parts, layer, axis, flushes_with_last=flushes_with_last) or [1]
+    return step_outputs(parts, layer, axis, flushes_with_last=flushes_with_last) or [1]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from ..backend.machine import Machine
 from ..errors import PlanError, option
 from ..models.specs import NetworkSpec
-from ..shapes import Axis, Grid, LatentShape, SoundRules, format_size
+from ..shapes import Axis, ClipRules, Grid, LatentShape, format_size
 from ..tiling.config import TilingConfig
 from ..tiling.layout import Interval, TileLayout, check_batch_size
 from ..units import byte_unit, format_bytes, format_count, format_seconds
@@ -143,6 +143,7 @@ _IN_JSON = (
     "chunk", "step", "prefetch", "height", "width", "lookahead", "first_output_work", "tile_batch_size", "calls",
     "redundant_work", "peak_bytes",
 )  # fmt: skip
+_IN_JSON_OF_SOUND = ("batch", "latents", "num_samples", "sample_rate", "chunk", "lookahead", "peak_bytes")
 _NOUNS = {Order.TIME: "frame", Order.ROWS: "row", Order.COLUMNS: "column"}
 
 
@@ -165,6 +166,7 @@ class Plan:
         memory: estimated peak memory of the run, of each rank.
         bands: the latent rows of each rank; empty if one process has the whole picture.
         sound: the plan of the sound beside a video.
+        clip: whether it is of frames or of samples. Chunks of sound count latents, and its grid is (T, 1, 1).
     """
 
     mode: Mode
@@ -187,7 +189,37 @@ class Plan:
     calls: int = 1
     redundant_work: float = 0.0
     bands: tuple[Interval, ...] = ()
-    sound: "SoundPlan | None" = None
+    sound: "Plan | None" = None
+    clip: ClipRules = ClipRules()
+
+    @property
+    def unit(self) -> str:
+        """The unit of its lengths along time: "frame", or "sample" of sound."""
+        return self.clip.unit
+
+    @property
+    def batch(self) -> int:
+        return self.latent_shape.batch
+
+    @property
+    def latents(self) -> int:
+        """Their number along time; of an excerpt, those that are decoded."""
+        return self.latent_shape.frames
+
+    @property
+    def sample_rate(self) -> int:
+        """The rate of the samples of sound, or of those that a spectrogram is made of."""
+        return self.clip.sample_rate
+
+    @property
+    def num_samples(self) -> int:
+        """The samples of sound."""
+        return self.num_frames * self.clip.hop
+
+    @property
+    def seconds(self) -> float:
+        """The length of sound; 0 of a video, whose rate a plan does not know."""
+        return self.num_samples / self.sample_rate if self.sample_rate else 0.0
 
     @property
     def frame_size(self) -> tuple[int, int]:
@@ -214,14 +246,18 @@ class Plan:
 
     def __repr__(self) -> str:
         how = f"exact by {self.order.value}" if self.mode is Mode.EXACT else self.mode.value
-        video = f"{format_count(self.num_frames, 'frame')} of {format_size(*self.frame_size)}"
-        return f"{type(self).__name__}({how}, {video}, {format_bytes(self.peak_bytes)})"
+        what = f"{format_count(self.num_frames, 'frame')} of {format_size(*self.frame_size)}"
+        if self.unit == "sample":
+            what = format_count(self.latents, "audio latent")
+        return f"{type(self).__name__}({how}, {what}, {format_bytes(self.peak_bytes)})"
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as a JSON-serializable dict, with `peak_bytes` = `active_bytes` + `buffer_cache_bytes`.
 
         Of a video with sound, `sound_bytes` are a part of the active ones.
         """
+        if self.unit == "sample":
+            return {"mode": self.mode.value, **{name: getattr(self, name) for name in _IN_JSON_OF_SOUND}}
         return {
             "mode": self.mode.value,
             "order": self.order.value,
@@ -241,19 +277,21 @@ class DecodePlan(Plan):
 
     With an `excerpt`, the shapes count only the latent frames and frames that are decoded. `denoising_steps` belong
     to a network that denoises, and `keyframes` are the frame numbers of the keyframes that it sees. `outputs` is what
-    the consumer makes of the frames, and `format` the levels in which it gets them, if not floats.
+    the consumer makes of the frames, and `format` the levels in which it gets them, if not floats. `held_frames`
+    is the number of frames of another window that wait to be blended with this one's; None outside a film.
     """
 
     excerpt: Excerpt | None = None
     denoising_steps: int | None = None
     keyframes: tuple[int, ...] = ()
     outputs: "tuple[FrameOutput, ...]" = ()
+    held_frames: int | None = None
 
     @property
     def format(self) -> "FrameFormat | None":
         from ..video.frame_format import common_format  # which takes long, and --help needs this module
 
-        return common_format(self.outputs)
+        return common_format(self.outputs) if self.held_frames is None else None
 
     @property
     def whole_shape(self) -> LatentShape:
@@ -261,15 +299,15 @@ class DecodePlan(Plan):
         return self.latent_shape._replace(frames=self.excerpt.num_latents) if self.excerpt else self.latent_shape
 
     def as_dict(self) -> dict[str, Any]:
-        more = {"first_frame": self.excerpt.frames.start} if self.excerpt else {}
+        more = {f"first_{self.unit}": self.excerpt.frames.start} if self.excerpt else {}
         more |= {"denoising_steps": self.denoising_steps} if self.denoising_steps else {}
         return super().as_dict() | more | ({"keyframes": list(self.keyframes)} if self.keyframes else {})
 
     def __str__(self) -> str:
-        frames = f"\nframes   {self.excerpt}" if self.excerpt else ""
+        frames = f"\n{self.unit + 's':<9}{self.excerpt}" if self.excerpt else ""
         steps = f"\ndenoises in {format_count(self.denoising_steps, 'step')}" if self.denoising_steps else ""
         keyframes = f"\nkeyframes at {', '.join(map(str, self.keyframes))}" if self.keyframes else ""
-        return _describe(self, f"latent {_NOUNS[self.order]}", "frame") + frames + steps + keyframes
+        return _describe(self, f"latent {_NOUNS[self.order]}", self.unit) + frames + steps + keyframes
 
 
 @dataclass(frozen=True, repr=False)
@@ -280,74 +318,11 @@ class EncodePlan(Plan):
         return _describe(self, "frame", "latent frame")
 
 
-@dataclass(frozen=True, repr=False)
-class SoundPlan(Plan):
-    """Base class of plans of sound. The grid of frames is (T, 1, 1), and chunks count latents."""
-
-    rules: SoundRules = SoundRules(0, ())
-
-    @property
-    def batch(self) -> int:
-        return self.latent_shape.batch
-
-    @property
-    def latents(self) -> int:
-        """Their number along time."""
-        return self.latent_shape.frames
-
-    @property
-    def sample_rate(self) -> int:
-        """Bytes of the samples, or of the samples that a spectrogram is made from."""
-        return self.rules.sample_rate
-
-    @property
-    def num_samples(self) -> int:
-        return self.num_frames * self.rules.hop
-
-    @property
-    def seconds(self) -> float:
-        return self.num_samples / self.sample_rate
-
-    def as_dict(self) -> dict[str, Any]:
-        """The plan as a JSON-serializable dict."""
-        names = ("batch", "latents", "num_samples", "sample_rate", "chunk", "lookahead", "peak_bytes")
-        return {"mode": self.mode.value, **{name: getattr(self, name) for name in names}}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.mode.value}, {self.latents} latents, {format_bytes(self.peak_bytes)})"
-
-    def __str__(self) -> str:
-        length = f"{format_count(self.latents, 'latent')}, {format_seconds(self.seconds)} at {self.sample_rate} Hz"
-        return f"sound    {length}\nmode     {_mode(self, 'latent')}\npeak     {_memory(self.memory)}"
-
-
-@dataclass(frozen=True, repr=False)
-class AudioPlan(SoundPlan, DecodePlan):
-    """How audio latents are decoded. `print(plan)` explains it.
-
-    Attributes:
-        batch, latents: the batch size and the length along time; with an `excerpt`, only what is decoded.
-        num_samples, sample_rate, seconds: of the decoded sound.
-        chunk: latents per piece.
-        lookahead: latents that are required before the first sample is final.
-        memory: estimated peak memory.
-    """
-
-    def as_dict(self) -> dict[str, Any]:
-        first = {"first_sample": self.excerpt.frames.start} if self.excerpt else {}
-        return super().as_dict() | first
-
-    def __str__(self) -> str:
-        samples = f"\nsamples  {self.excerpt}" if self.excerpt else ""
-        return f"{super().__str__()}{samples}\nfirst    sample after {format_count(self.lookahead, 'latent')}"
-
-
-@dataclass(frozen=True, repr=False)
-class AudioEncodePlan(SoundPlan, EncodePlan):
-    """How sound is encoded, with the attributes of `AudioPlan`. `sample_rate` is the spectrogram's."""
-
-
 def _describe(plan: Plan, unit: str, output: str) -> str:
+    if plan.unit == "sample":
+        length = f"{format_count(plan.latents, 'latent')}, {format_seconds(plan.seconds)} at {plan.sample_rate} Hz"
+        first = f"\nfirst    sample after {format_count(plan.lookahead, 'latent')}" if output == "sample" else ""
+        return f"sound    {length}\nmode     {_mode(plan, 'latent')}\npeak     {_memory(plan.memory)}{first}"
     batch, channels, frames, height, width = plan.latent_shape
     videos = f"{batch} x " if batch > 1 else ""
     lines = [
@@ -442,7 +417,7 @@ def choose_variant(spec: NetworkSpec, steps: int | None, keyframes: tuple[int, .
 def check_order(spec: NetworkSpec, options: PlanOptions) -> None:
     """Raise a `PlanError` if the network cannot be run in the requested order, or in tiles."""
     reason = options.order and why_not(spec, options.order)
-    if spec.sound is not None and options.mode is Mode.TILED:
+    if spec.clip.unit == "sample" and options.mode is Mode.TILED:
         reason = "sound has no tiles; use mode exact or single."
     if reason:
         raise PlanError(reason)

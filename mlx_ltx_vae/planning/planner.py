@@ -9,8 +9,7 @@ from typing import Any, cast
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..errors import PlanError, TilingError, option, warn
 from ..models.convolution.rules import TAPS
-from ..models.input_shapes import check_frame_shape, check_latent_shape
-from ..models.specs import NetworkSpec
+from ..models.specs import NetworkSpec, check_frame_shape, check_latent_shape
 from ..shapes import Axis, Grid, LatentShape
 from ..tiling.config import TilingConfig
 from ..tiling.layout import Interval, tile_batches
@@ -32,8 +31,6 @@ from .memory import (
     with_buffer_cache,
 )
 from .plan import (
-    AudioEncodePlan,
-    AudioPlan,
     DecodePlan,
     EncodePlan,
     Mode,
@@ -42,7 +39,6 @@ from .plan import (
     OrderName,
     Plan,
     PlanOptions,
-    SoundPlan,
     check_bands,
     check_order,
     choose_variant,
@@ -76,7 +72,6 @@ _STEP_MULTIPLY_ADDS = 16 * 10**11
 # Copies of gathered frames: each rank's own, padded to one height; all of these; and whole frames.
 _GATHERED_COPIES = 3
 _READ_COPIES = 2.1  # of frames from the disk: read, and before these held by the caller; with what is small beside
-_TILES_IN_TIME = 1.25  # times the work, of tiles blended in time; chosen so that nine cases on a CPU hold
 _LEVEL_BYTES = 2
 
 
@@ -89,7 +84,8 @@ def plan_decode(
     outputs: tuple[FrameOutput, ...] = (),
     frames: tuple[int, int] | None = None,
     joined: bool = False,
-    sound: Sequence[SoundPlan] = (),
+    held_frames: int | None = None,
+    sound: Sequence[Plan] = (),
     weight_bytes: int | None = None,
     memory_budget: str | int | None = None,
     mode: ModeName | Mode | None = "auto",
@@ -103,7 +99,7 @@ def plan_decode(
 ) -> DecodePlan:
     """Plan the decode of latents (B, C, F', H', W'), with the errors of `VideoVAE.plan`, which documents the others.
 
-    Latents of sound are (B, C, T, 1, 1), and the plan is an `AudioPlan`.
+    Latents of sound are (B, C, T, 1, 1).
 
     Args:
         machine: the machine to plan for; by default float32 on the CPU with unlimited memory.
@@ -111,6 +107,7 @@ def plan_decode(
         outputs: what the consumer makes of the frames; without any they are floats in the network's dtype.
         frames: the first frame or sample to decode, and one more than the last; None for all.
         joined: True if all output becomes one array.
+        held_frames: of a window of a film, the number of frames of the window before that wait; it yields floats.
         sound: possible plans of the sound that is decoded meanwhile, the fastest first; the plan has one of them.
         weight_bytes: bytes of the weights of all networks in memory; None to count this network's alone.
     """
@@ -127,15 +124,14 @@ def plan_decode(
     )
     spec = choose_variant(spec, denoising_steps, keyframes)
     whole = shape = check_latent_shape(spec, latent_shape)
-    num_frames, height, width = spec.out_grid(shape.grid)
-    num_frames = num_frames if spec.sound is None else spec.sound.num_samples(shape.frames)
+    num_frames, height, width = spec.decoded_grid(shape.grid)
     excerpt = None
     if frames is not None:
         excerpt = make_excerpt(spec, shape, num_frames, frames)
         shape, num_frames = shape._replace(frames=excerpt.latents.length), excerpt.frames.length
-    video, held = (num_frames, height, width), tuple(whole) if holds_latents else None
-    held = held if spec.sound is None else (2, *whole)  # as they are given, and packed
+    video, held = (num_frames, height, width), (spec.clip.held_copies, *whole) if holds_latents else None
     clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, outputs, excerpt, joined, weight_bytes)
+    clip = replace(clip, held_frames=held_frames)
     return cast(DecodePlan, _Planner(clip, options, machine or Machine(), sound).choose())
 
 
@@ -146,7 +142,7 @@ def plan_encode(
     *,
     pad: bool = False,
     joined: bool = False,
-    sound: Sequence[SoundPlan] = (),
+    sound: Sequence[Plan] = (),
     weight_bytes: int | None = None,
     memory_budget: str | int | None = None,
     mode: ModeName | Mode | None = "auto",
@@ -158,12 +154,12 @@ def plan_encode(
 ) -> EncodePlan:
     """Plan the encode of frames (B, 3, F, H, W) or (F, H, W, 3), padded to 1 + t*k or without excess frames.
 
-    A spectrogram is (B, C, T, bins, 1), and its plan an `AudioEncodePlan`. `joined` is as in `VideoVAE.plan_encode`,
+    A spectrogram is (B, C, T, bins, 1). `joined` is as in `VideoVAE.plan_encode`,
     and the other arguments are as in `plan_decode`.
     """
     batch, grid = check_frame_shape(spec, frame_shape, pad=pad)
     latents = LatentShape(batch, spec.out_channels, *spec.out_grid(grid))
-    held = frame_shape if joined and len(frame_shape) == 5 and spec.sound is None else None
+    held = frame_shape if joined and len(frame_shape) == 5 and not spec.clip.frame_bytes else None
     clip = Clip(
         spec,
         batch,
@@ -191,7 +187,7 @@ def plan_encode(
 class _Planner:
     """Generates the possible plans for one clip, and chooses one."""
 
-    def __init__(self, clip: Clip, options: PlanOptions, machine: Machine, sound: Sequence[SoundPlan]) -> None:
+    def __init__(self, clip: Clip, options: PlanOptions, machine: Machine, sound: Sequence[Plan]) -> None:
         self._clip = clip
         self._sound = sound
         self._least_sound = min(sound, key=lambda plan: plan.memory.active, default=None)
@@ -305,7 +301,7 @@ class _Planner:
             streamable.sort(key=lambda each: min((plan.memory.active for plan in self._exact(each)), default=0))
         for each in streamable:
             yield self._exact(each)
-        if mode is None and order is None and self._options.chunk is None and self._spec.sound is None:
+        if mode is None and order is None and self._options.chunk is None and self._spec.clip.unit == "frame":
             yield from self._last_resort()
 
     def _single(self) -> Plan:
@@ -352,8 +348,8 @@ class _Planner:
         return bool(exceeded)
 
     def _paces(self, axis: Axis) -> Sequence[Pace]:
-        if self._spec.sound is not None:
-            return [Pace(0, 0, chunk) for chunk in self._spec.sound.chunks]
+        if self._spec.clip.chunks:
+            return [Pace(0, 0, chunk) for chunk in self._spec.clip.chunks]
         return paces(self._spec, self._machine.backend, axis)
 
     def _chunk(self, pace: Pace) -> int:
@@ -362,9 +358,9 @@ class _Planner:
     def _steps(self, grid: Grid, axis: Axis, step: int, pieces: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Positions per step of each layer, within the limits of a layer's size and, on a GPU, of a step's work.
 
-        Layers of sound take whole `pieces`.
+        Layers that are flushed with the last piece take whole `pieces`.
         """
-        if self._spec.sound is not None:
+        if self._spec.clip.flushes_with_last:
             whole = StreamRun(axis, pieces, (MAX_ARRAY_ELEMENTS,) * len(self._spec.layers), 0, self._machine)
             return tuple(map(max, layer_pieces(self._spec, grid, whole)))[:-1]
         batch = self._clip.batch
@@ -416,14 +412,11 @@ class _Planner:
             ):
                 continue
             run = StreamRun(axis, (), steps, pace.prefetch, self._machine)
-            memory = tiled_memory(clip, layout, calls, run, chunk)
-            if not layout.is_streamed:
-                memory = replace(memory, work=math.ceil(_TILES_IN_TIME * memory.work))
             plan = self._plan(
                 Mode.TILED,
                 Order.TIME,
                 chunk,
-                memory,
+                tiled_memory(clip, layout, calls, run, chunk),
                 step=pace.step,
                 run=run,
                 tiling=tiling,
@@ -456,7 +449,8 @@ class _Planner:
         work = memory.work if self._clip.is_decode else max(memory.work, result - memory.caches)
         weights = memory.weights if self._clip.weight_bytes is None else self._clip.weight_bytes
         sound = self._least_sound.memory.active if self._least_sound else 0
-        return replace(memory, weights=weights, work=work, result=result, sound=sound)
+        inputs = memory.inputs + self._clip.held_bytes(self._machine.itemsize)
+        return replace(memory, weights=weights, inputs=inputs, work=work, result=result, sound=sound)
 
     def _plan(
         self, mode: Mode, order: Order, chunk: int, memory: Memory, *, run: StreamRun, step: int = 0, **more: Any
@@ -468,9 +462,8 @@ class _Planner:
             more["excerpt"] = clip.excerpt
         kind: type[Plan] = DecodePlan if clip.is_decode else EncodePlan
         if clip.is_decode:
-            more |= {"denoising_steps": spec.denoising_steps, "keyframes": spec.keyframes, "outputs": clip.outputs}
-        if spec.sound is not None:
-            kind, more["rules"] = AudioPlan if clip.is_decode else AudioEncodePlan, spec.sound
+            more |= {"denoising_steps": spec.denoising_steps, "keyframes": spec.keyframes}
+            more |= {"outputs": clip.outputs, "held_frames": clip.held_frames}
         memory = self._with_others(with_conversions(memory, clip, more.get("layout"), run, chunk))
         is_early = mode is not Mode.SINGLE and order is Order.TIME  # output is final before the end
         return kind(
@@ -488,6 +481,7 @@ class _Planner:
             first_output_work=first_output_work(self._spec, clip.grid, outputs) if is_early else 1.0,
             memory=with_buffer_cache(memory, self._machine.backend, self._budget),
             machine=self._machine,
+            clip=spec.clip,
             sound=self._least_sound,
             **more,
         )

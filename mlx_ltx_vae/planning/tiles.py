@@ -7,8 +7,7 @@ from typing import Any
 
 from ..backend.machine import FLOAT32_BYTES
 from ..errors import TilingError
-from ..models.input_shapes import least_cells
-from ..models.specs import NetworkSpec
+from ..models.specs import NetworkSpec, least_cells
 from ..shapes import Axis, Grid, ScaleFactors
 from ..tiling.config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from ..tiling.layout import Tile, TileLayout, fitting_presets
@@ -134,9 +133,7 @@ def tiled_memory(
     kinds = {call_kind(clip.spec, layout, call): call for call in calls}
     memories = {kind: stream(*call) for kind, call in kinds.items()}
     if layout.is_streamed:
-        tiles = [memories[call_kind(clip.spec, layout, call)] for call in calls]
-        crops = sum(count * math.prod(clip.boxes(tile)[0][1:]) for count, tile in calls)
-        return _side_by_side(clip, tiles, crops, run, chunk)
+        return _side_by_side(clip, calls, [memories[call_kind(clip.spec, layout, call)] for call in calls], run, chunk)
     largest = max(memories.values(), key=lambda memory: memory.active)
     memory = _one_by_one(clip, layout, calls, largest, run, chunk)
     return _with_whole_layers(clip, layout, memory, run, chunk) if layout.start else memory
@@ -162,19 +159,27 @@ def _with_whole_layers(clip: Clip, layout: TileLayout, tiles: Memory, run: Strea
     )
 
 
-def _side_by_side(clip: Clip, tiles: Sequence[Memory], crops: int, run: StreamRun, chunk: int) -> Memory:
-    """Tiles in space only: each is a separate stream, and all streams are interleaved; `crops` are their positions."""
+def _side_by_side(
+    clip: Clip, calls: Sequence[tuple[int, Tile]], memories: Sequence[Memory], run: StreamRun, chunk: int
+) -> Memory:
+    """Tiles in space only: each call is a separate stream, and all streams are interleaved."""
+    itemsize = run.machine.itemsize
+    sizes = [math.prod(clip.boxes(tile)[0][1:]) for _, tile in calls]
+    crops = sum(count * size for (count, _), size in zip(calls, sizes, strict=True))
     # As many frames are blended at once as the last layer returns.
     *_, results = layer_pieces(clip.spec, clip.grid, replace(run, pieces=clip.pieces(clip.grid[0], chunk)))
-    frames = max(results) * clip.out_frame * FLOAT32_BYTES
-    is_alone = len(tiles) == 1  # and then only converted to float32
-    # The other tiles' frames wait while a tile runs. Then there are all tiles, a weighted one, and two sums.
-    waiting = 0 if is_alone and run.machine.itemsize == FLOAT32_BYTES else frames
-    largest = max(tiles, key=lambda tile: tile.caches + tile.work - tile.idle_caches)
-    caches = largest.caches + sum(tile.idle_caches for tile in tiles) - largest.idle_caches
-    inputs = clip.input_bytes(run.machine.itemsize, chunk, frame_size=crops)
-    made = 0 if clip.is_decode or clip.is_joined else clip.piece_bytes(run.machine.itemsize, chunk)
-    work = max(largest.work + waiting, (3 if is_alone else 4) * frames, made)
+    elements = max(results) * clip.out_frame
+    frames, whole = elements * FLOAT32_BYTES, math.prod(clip.grid[1:])
+    is_alone = sum(count for count, _ in calls) == 1  # and then only converted to float32
+    # The tiles wait for the last one, and for the blended frames, with a weighted tile and its sum with these.
+    tiles = 0 if is_alone and itemsize == FLOAT32_BYTES else elements * itemsize * crops // whole
+    blending = frames + (0 if is_alone else 2 * frames * max(sizes) // whole)
+    held = elements * clip.value_bytes(itemsize)  # by the consumer, of the frames before
+    largest = max(memories, key=lambda memory: memory.caches + memory.work - memory.idle_caches)
+    caches = largest.caches + sum(memory.idle_caches for memory in memories) - largest.idle_caches
+    inputs = clip.input_bytes(itemsize, chunk, frame_size=crops)
+    made = 0 if clip.is_decode or clip.is_joined else clip.piece_bytes(itemsize, chunk)
+    work = max(held + max(largest.work, blending) + tiles, held + 3 * frames, made)
     return Memory(largest.weights, inputs, math.ceil(_MARGIN * caches), math.ceil(_MARGIN * work))
 
 

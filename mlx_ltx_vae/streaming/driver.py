@@ -214,7 +214,7 @@ def branches(axis: Axis, chains: Sequence[Sequence[Stage]], combine: Callable[[l
         for branch in running:
             branch.push(x, last)
         start, done = done, min(branch.count for branch in running)
-        return combine([branch.results.take(start, done - start) for branch in running]) if done > start else None
+        return combine([branch.outputs.take(start, done - start) for branch in running]) if done > start else None
 
     return Stage(step, *running)
 
@@ -223,14 +223,14 @@ class _Branch:
     """A chain, and its results that wait for the other chains."""
 
     def __init__(self, axis: Axis, stages: Sequence[Stage]) -> None:
-        self.results = Delay(axis)
+        self.outputs = Delay(axis)
         self.count = 0  # of results so far
         self._axis = axis
         self._chain = Chain(axis, stages)
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [*self.results.arrays, *self._chain.arrays]
+        return [*self.outputs.arrays, *self._chain.arrays]
 
     @property
     def closed(self) -> bool:
@@ -239,5 +239,5 @@ class _Branch:
     def push(self, x: mx.array | None, last: bool) -> None:
         result = self._chain.push(x, last)
         if result is not None:
-            self.results.push(result)
+            self.outputs.push(result)
             self.count += result.shape[self._axis]

@@ -70,14 +70,14 @@ class View(NamedTuple):
     after: int  # padding positions required after them; above 0 only at the end
     start: int  # the index in the stream of the first position in view
     output: int  # the index of the first output
-    results: int  # the number of outputs of this step
+    num_outputs: int  # of this step
     window_starts: tuple[int, ...] = ()  # with `Border.SHIFT`, the index in `frames` of each output's first position
     halo: Halo | None = None  # the neighboring bands' part; None if the stream has the whole picture
 
     def own(self, axis: Axis) -> mx.array:
         """The positions of the outputs along the axis of the stream, for a window with a stride of 1."""
         first = self.output - self.start
-        return take(self.frames, axis, first, first + self.results)
+        return take(self.frames, axis, first, first + self.num_outputs)
 
 
 class Window:
@@ -112,9 +112,9 @@ class Window:
             # Keep the whole last window: if the stream ends here, the remaining outputs need it too.
             next_start = joined.shape[self.axis] - self.spec.kernel
         else:
-            next_start = max(0, self.spec.stride * view.results - view.before)
-        self.output += view.results
-        self._before = max(0, self._before - self.spec.stride * view.results)
+            next_start = max(0, self.spec.stride * view.num_outputs - view.before)
+        self.output += view.num_outputs
+        self._before = max(0, self._before - self.spec.stride * view.num_outputs)
         self.start += next_start
         self.positions = [] if last and frames is not None else _keep(pieces, self.axis, next_start)
         return view
@@ -122,21 +122,21 @@ class Window:
     def _pad(self, joined: mx.array, last: bool) -> View | None:
         after = self.spec.after if last else 0
         length = joined.shape[self.axis]
-        results = (self._before + length + after - self.spec.kernel) // self.spec.stride + 1
-        if results <= 0:
+        num_outputs = (self._before + length + after - self.spec.kernel) // self.spec.stride + 1
+        if num_outputs <= 0:
             return None
-        return View(joined, self._before, after, self.start, self.output, results, halo=self._halo)
+        return View(joined, self._before, after, self.start, self.output, num_outputs, halo=self._halo)
 
     def _shift(self, joined: mx.array, last: bool) -> View | None:
         kernel, end = self.spec.kernel, self.start + joined.shape[self.axis]
         if last and end < kernel:
             raise LatentsError(f"a layer sees {kernel} positions, and the clip has {end}; use a longer clip.")
-        results = (end if last else self.spec.ready(end)) - self.output
-        if results <= 0:
+        num_outputs = (end if last else self.spec.ready(end)) - self.output
+        if num_outputs <= 0:
             return None
-        starts = window_starts(self.spec, end, self.output, results)
+        starts = window_starts(self.spec, end, self.output, num_outputs)
         starts = tuple(start - self.start for start in starts)
-        return View(joined, 0, 0, self.start, self.output, results, starts, self._halo)
+        return View(joined, 0, 0, self.start, self.output, num_outputs, starts, self._halo)
 
 
 def windowed(
@@ -155,15 +155,17 @@ def windowed(
 
 
 @lru_cache(maxsize=256)
-def window_starts(spec: WindowSpec, length: int, output: int, results: int) -> tuple[int, ...]:
-    """The first input position of the windows of `results` outputs, which shift inwards at both ends, or lie outside.
+def window_starts(spec: WindowSpec, length: int, output: int, num_outputs: int) -> tuple[int, ...]:
+    """The first input position of the windows of some outputs, which shift inwards at both ends, or lie outside.
 
     `length` includes the positions of neighboring bands, so that windows shift at the true ends. `output` is the
     position of the first output among them.
     """
     if spec.border is Border.PAD:
-        return tuple(range(output - spec.behind, output - spec.behind + results))
-    return tuple(min(max(0, index - spec.behind), length - spec.kernel) for index in range(output, output + results))
+        return tuple(range(output - spec.behind, output - spec.behind + num_outputs))
+    return tuple(
+        min(max(0, index - spec.behind), length - spec.kernel) for index in range(output, output + num_outputs)
+    )
 
 
 def _keep(pieces: Sequence[mx.array], axis: Axis, start: int) -> list[mx.array]:

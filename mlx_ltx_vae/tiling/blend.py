@@ -41,7 +41,7 @@ class SpatialBlender:
     def __init__(self, rows: BlendAxis, columns: BlendAxis) -> None:
         self._size = (rows.length, columns.length)
         self._positions = [(row, column) for row in rows.intervals for column in columns.intervals]
-        self._weights = [_weights(row, column) for row in rows.masks for column in columns.masks]
+        self._masks = [(row, column) for row in rows.masks for column in columns.masks]
 
     def blend(self, parts: Iterator[tuple[int, mx.array]]) -> mx.array:
         """Blend all tiles of the same frames to frames (B, n, H, W, C) float32, evaluated.
@@ -67,7 +67,7 @@ class SpatialBlender:
         row, column = self._positions[index]
         _check_shape(part, (*frames.shape[:2], row.length, column.length, frames.shape[-1]), f"tile {index}")
         where = (slice(None), slice(None), row.as_slice, column.as_slice)
-        weights = self._weights[index]
+        weights = _weights(*self._masks[index])  # made anew: those of all tiles are as large as a frame, or larger
         if weights is None:
             frames[where] = part
             mx.eval(frames)

@@ -1,9 +1,9 @@
-"""Reading and writing videos, as numpy arrays. `ffmpeg_process.py` is the only module that starts a program."""
+"""Reading and writing videos, as numpy arrays. `ffmpeg.py` is the only module that starts a program."""
 
 from .compression import compress_still
 from .exr import ExrReader
 from .frame_format import FrameFormat, FrameOutput, FrameStep
-from .reader import VideoReader
+from .reader import Fit, VideoReader
 from .sink import Sink, SinkOptions
 from .sinks import (
     add_metadata,
@@ -15,7 +15,6 @@ from .sinks import (
     output_files,
     takes_sound,
 )
-from .source import Fit
 from .stills import is_sheet
 from .writer import VideoWriter
 

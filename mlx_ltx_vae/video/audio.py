@@ -18,10 +18,8 @@ from ..codec_table import AUDIO_CODECS, AudioCodec
 from ..errors import WriterError, option, quote, suggest, warn
 from ..files import InputFiles, PartFile, writing_to
 from ..process import close_in_children
-from .ffmpeg import check_encoder, input_arguments, listing, read_times
-from .ffmpeg_process import make_pipe
-from .live import write_all
-from .sink import FrameQueue, SinkOptions
+from .ffmpeg import check_encoder, input_arguments, listing, make_pipe, read_times
+from .sink import FrameQueue, SinkOptions, write_all
 from .sound_files import FILL_GAPS, SAMPLE_RATES, SoundFormat, find_sound
 
 #: The channels of all sound here.

@@ -13,8 +13,8 @@ from ..errors import LTXVAEError, ReaderError, WriterError, excerpt, one_line, o
 from ..shapes import Size, format_size, is_possible_size
 from ..units import HDRInput, Rate, find_fps, format_count
 from .frame_format import FrameFormat
+from .reader import Fit, check_wanted, exr_images, fit_size
 from .sink import SinkOptions
-from .source import Fit, check_wanted, exr_images, fit_size
 
 if TYPE_CHECKING:
     import OpenImageIO

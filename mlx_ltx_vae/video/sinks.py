@@ -16,10 +16,9 @@ from .audio import warn_of_audio
 from .codecs import CONTAINER_ENDINGS, animation_arguments, check_fragmented, find_codec, video_arguments
 from .exr import check_is_light, import_library, write_exr
 from .frame_format import FrameFormat
-from .live import StandardOutput
 from .metadata import keep_metadata, keeps_metadata
 from .pictures import write_png, write_tiff
-from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_size
+from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, StandardOutput, check_size
 from .stills import (
     ContactSheet,
     NpyWriter,

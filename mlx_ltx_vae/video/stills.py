@@ -30,10 +30,9 @@ from ..process import Cleanup, remove_file, uninterrupted
 from ..shapes import Size
 from ..units import Rate, find_fps
 from .frame_format import FrameFormat
-from .live import StandardOutput, write_all
 from .pictures import encode_png
-from .sink import Sink, SinkOptions
-from .source import match_numbered
+from .reader import match_numbered
+from .sink import Sink, SinkOptions, StandardOutput, write_all
 
 #: Writes a frame (height, width, 3) to a file, with the options' metadata.
 WriteStill = Callable[[Path, np.ndarray, SinkOptions], object]

@@ -18,11 +18,10 @@ from ..shapes import Size, format_size
 from ..units import Rate, find_fps
 from .audio import SOUND_INPUT, Sound, SoundPipe, SoundTrack, find_sample_rate, warn_of_audio
 from .codecs import animation_arguments, video_arguments
-from .ffmpeg_process import PIPE_BYTES, FfmpegProcess, find_reason, pipe_from_ffmpeg
+from .ffmpeg import PIPE_BYTES, FfmpegProcess, find_reason, pipe_from_ffmpeg
 from .frame_format import FrameFormat, FrameOutput, content_light_arguments, frame_format
-from .live import LiveOutput, Target, target_name
 from .metadata import METADATA_INPUT, keep_metadata, metadata_file
-from .sink import Sink, SinkOptions
+from .sink import LiveOutput, Sink, SinkOptions, Target, target_name
 
 _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
 

@@ -3,6 +3,7 @@
 import os
 
 base_path = ""
+folder_names_and_paths = dict.fromkeys(("checkpoints", "vae", "vae_approx"))
 
 
 def get_temp_directory():

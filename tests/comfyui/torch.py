@@ -2,11 +2,16 @@
 
 import numpy as np
 
+uint16, bfloat16 = "uint16", "bfloat16"
+
 
 class Tensor:
-    def __init__(self, array):
+    """Of bfloat16, the array has the bits."""
+
+    def __init__(self, array, dtype=None):
         self.array = np.asarray(array)
         self.shape, self.ndim = self.array.shape, self.array.ndim
+        self.dtype = dtype or str(self.array.dtype)
 
     def __getitem__(self, key):
         return Tensor(self.array[key])
@@ -26,7 +31,12 @@ class Tensor:
     def double(self):
         return Tensor(self.array.astype(np.float64))
 
+    def view(self, dtype):
+        assert (self.dtype, dtype) == (bfloat16, uint16)
+        return Tensor(self.array)
+
     def numpy(self):
+        assert self.dtype != bfloat16  # as in torch
         return self.array
 
 

@@ -50,6 +50,28 @@ from .rules import (
 
 #: Positions of zeros at both ends of each axis.
 Padding = tuple[int, int, int]
+# The output channels that a CPU copies at a time where they become the last axis: in float32 they fill a cache line,
+# and their weights are few enough to stay in the cache until every part of a line has been read.
+_BLOCK = 16
+
+_HALF_MAX = 65504.0
+_NORM_MARGIN = 4  # of the length of an input after a norm, for a timestep's modulation
+
+# A float32 number is 2^(e - 127) times its mantissa, of 23 bits.
+_MANTISSA_BITS, _EXPONENT_BIAS, _EXPONENT_MASK = 23, 127, 0xFF
+_FACTOR_STEP = 4  # factors are powers of 2^4
+_LARGEST_SHIFT = 120  # so that a factor and its inverse are normal numbers
+
+# The transforms of Winograd F(6x6, 3x3), for each of the eight points of one axis, six of them in pairs: the sum of the
+# sizes of the input transform's coefficients, and the sizes of the filter transform's three coefficients.
+_INPUT_GAINS = (12.5, 12.5, 12.5, 7.5, 7.5, 15.0, 15.0, 12.5)
+_FILTER_SIZES = (
+    (1.0, 0.0, 0.0),
+    *[(2 / 9, 2 / 9, 2 / 9)] * 2,
+    *[(1 / 90, 1 / 45, 2 / 45)] * 2,
+    *[(32 / 45, 16 / 45, 8 / 45)] * 2,
+    (0.0, 0.0, 1.0),
+)
 
 
 class PreparedModule(nn.Module, ABC):
@@ -72,11 +94,6 @@ def prepare(network: nn.Module, *, keeps_dtype: bool) -> None:
     """Lay out the weights of all modules of a network, one by one."""
     for module in reversed(prepared_modules(network).values()):  # modules follow the modules that contain them
         module.prepare(keeps_dtype=keeps_dtype)
-
-
-# The output channels that a CPU copies at a time where they become the last axis: in float32 they fill a cache line,
-# and their weights are few enough to stay in the cache until every part of a line has been read.
-_BLOCK = 16
 
 
 def arrange(weight: mx.array, source: KernelLayout, target: KernelLayout) -> mx.array:
@@ -115,26 +132,6 @@ def runs(indices: Sequence[int], longest: int) -> list[slice]:
         found.append(slice(indices[start], indices[stop - 1] + 1, step))
         start = stop
     return found
-
-
-_HALF_MAX = 65504.0
-_NORM_MARGIN = 4  # of the length of an input after a norm, for a timestep's modulation
-
-# A float32 number is 2^(e - 127) times its mantissa, of 23 bits.
-_MANTISSA_BITS, _EXPONENT_BIAS, _EXPONENT_MASK = 23, 127, 0xFF
-_FACTOR_STEP = 4  # factors are powers of 2^4
-_LARGEST_SHIFT = 120  # so that a factor and its inverse are normal numbers
-
-# The transforms of Winograd F(6x6, 3x3), for each of the eight points of one axis, six of them in pairs: the sum of the
-# sizes of the input transform's coefficients, and the sizes of the filter transform's three coefficients.
-_INPUT_GAINS = (12.5, 12.5, 12.5, 7.5, 7.5, 15.0, 15.0, 12.5)
-_FILTER_SIZES = (
-    (1.0, 0.0, 0.0),
-    *[(2 / 9, 2 / 9, 2 / 9)] * 2,
-    *[(1 / 90, 1 / 45, 2 / 45)] * 2,
-    *[(32 / 45, 16 / 45, 8 / 45)] * 2,
-    (0.0, 0.0, 1.0),
-)
 
 
 class HalfScale(NamedTuple):

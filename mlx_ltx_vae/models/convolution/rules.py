@@ -78,7 +78,7 @@ class ConvShape(NamedTuple):
     is_strided: bool = False
 
     @property
-    def results(self) -> int:
+    def num_outputs(self) -> int:
         return math.prod(self.grid)
 
 
@@ -131,11 +131,11 @@ def scratch_bytes(
     frames, height, width = (extent + TAPS - 1 for extent in shape.grid)  # of the padded input
     size = FLOAT32_BYTES if on_cpu else itemsize
     padded = frames * height * width * shape.in_channels
-    output = shape.results * shape.out_channels
+    output = shape.num_outputs * shape.out_channels
     if formulation is Formulation.CONV3D:
         # The CPU backend unfolds the input for one matrix product. Elsewhere a 2D convolution per temporal tap is added
         # up; their buffers are freed after all three are done.
-        unfolded = shape.results * TAPS**3 * shape.in_channels if on_cpu else 0
+        unfolded = shape.num_outputs * TAPS**3 * shape.in_channels if on_cpu else 0
         elements = padded + unfolded + (output if on_cpu else TAPS * output)
     elif formulation is Formulation.TAPS:
         elements = padded + output * width // shape.grid[2]  # two of each row's sums are left out
@@ -150,7 +150,7 @@ def scratch_bytes(
         joined = shape.grid[0] * height * width * TAPS * shape.in_channels
         elements = 2 * joined + 4 * output
     if is_scaled and not on_cpu:
-        elements += TAPS * shape.results * shape.in_channels
+        elements += TAPS * shape.num_outputs * shape.in_channels
     return elements * size
 
 
@@ -179,10 +179,10 @@ def _padded_positions(grid: Grid) -> int:
 def _joined_elements(shape: ConvShape) -> int:
     """The joined input and, with and without bias, the output."""
     time, height, width = shape.grid
-    inputs = TAPS * shape.results
+    inputs = TAPS * shape.num_outputs
     if is_padded_first(shape.grid):
         inputs = _padded_positions((TAPS * time, height, width)) + _padded_positions((time + TAPS - 1, height, width))
-    return inputs * shape.in_channels + 2 * shape.results * shape.out_channels
+    return inputs * shape.in_channels + 2 * shape.num_outputs * shape.out_channels
 
 
 def _filter_elements(shape: ConvShape) -> int:

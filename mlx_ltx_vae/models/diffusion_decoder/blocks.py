@@ -17,7 +17,7 @@ from ..layers import add_weights, depth_to_space, gated_silu, inverse_rms, linea
 from ..specs import LayerSpec, Rate, Shapes
 from .attention import Queue, Tables, attend, rotate
 from .neighborhood import Times, WindowStarts, tokens_at_once
-from .network_specs import MODULATION_ROWS, SINUSOID_CHANNELS, AttentionSpec, MLPSpec
+from .specs import MODULATION_ROWS, SINUSOID_CHANNELS, AttentionSpec, MLPSpec
 
 _NORM_EPS = 1e-6
 _BOUND_MARGIN = 1.1  # for rounding of normalized queries and keys
@@ -228,7 +228,7 @@ class NeighborhoodBlock(PreparedModule):
             keys, values = (window.push(each, last) for window, each in zip(windows, made, strict=True))
             if keys is None or values is None:
                 return None
-            own = waiting.take(keys.output, keys.results)
+            own = waiting.take(keys.output, keys.num_outputs)
             queries = self.attn.queries(norm(own), matrices, position(keys.output), tables, spec.times)
             queue.add(queries)
             (seen, starts), (contents, _) = (_extend(view, spec, context) for view in (keys, values))
@@ -249,7 +249,7 @@ def _extend(view: View, spec: LayerSpec, context: StreamContext) -> tuple[mx.arr
     for axis in Axis:
         outputs = (before, rows) if axis is Axis.HEIGHT else (0, frames.shape[axis])
         if axis is context.axis:
-            outputs = view.output - view.start, view.results
+            outputs = view.output - view.start, view.num_outputs
         own = view.window_starts if axis is context.axis else None
         starts.append(own or window_starts(spec.window(axis), frames.shape[axis], *outputs))
     return frames, (starts[0], starts[1], starts[2])

@@ -21,8 +21,8 @@ from .config import (
     parse_decoder_config,
     raw_ltx_2_5,
 )
-from .network_specs import decoder_spec, network_spec
 from .networks import DiffusionDecoder
+from .specs import decoder_spec, network_spec
 
 #: A tensor that every diffusion decoder has, and no other decoder.
 _MARK = "conv_in_x_t.weight"

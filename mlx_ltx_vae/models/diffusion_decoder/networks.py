@@ -16,7 +16,7 @@ from ..specs import PLANES, NetworkSpec
 from .attention import Tables
 from .blocks import LinearUpsample, NeighborhoodBlock, RMSNorm, SharedModulation, TimestepEmbedder
 from .config import DecoderConfig, Prediction
-from .network_specs import AttentionSpec, MLPSpec, decoder_spec, keeps_noisy
+from .specs import AttentionSpec, MLPSpec, decoder_spec, keeps_noisy
 
 #: For each axis, the positions of padding before and after the clip, and its own.
 Extents = dict[Axis, tuple[int, int, int]]

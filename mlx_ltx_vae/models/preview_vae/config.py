@@ -128,7 +128,7 @@ class FrameLayerSpec(LayerSpec):
 class WholeGroupsSpec(LayerSpec):
     """Repeats the last frame of a clip until its frames are groups of `FRAMES`."""
 
-    def results(self, axis: Axis, length: int) -> int:
+    def num_outputs(self, axis: Axis, length: int) -> int:
         return FRAMES * -(-length // FRAMES) if axis is Axis.TIME else length
 
     def ready(self, axis: Axis, seen: int) -> int:

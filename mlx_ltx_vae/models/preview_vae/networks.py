@@ -164,7 +164,7 @@ class Pool(nn.Module):
 
     def stages(self, context: StreamContext) -> list[Stage]:
         def compute(view: View) -> mx.array:
-            pairs = mx.unflatten(take(view.frames, Axis.TIME, 0, 2 * view.results), 1, (-1, 2))
+            pairs = mx.unflatten(take(view.frames, Axis.TIME, 0, 2 * view.num_outputs), 1, (-1, 2))
             return self.conv(pairs.transpose(0, 1, 3, 4, 2, 5).flatten(-2)).astype(pairs.dtype)
 
         return [windowed(make_window(self.spec, context), compute)]
@@ -176,7 +176,7 @@ def whole_groups(context: StreamContext) -> Stage:
     window = Window(context.axis, WindowSpec(FRAMES, FRAMES, 0, FRAMES - 1))
 
     def compute(view: View) -> mx.array:
-        frames, count = view.frames, FRAMES * view.results
+        frames, count = view.frames, FRAMES * view.num_outputs
         missing = max(0, count - frames.shape[1])
         return mx.concatenate([frames[:, :count]] + [frames[:, -1:]] * missing, axis=1)
 
@@ -203,7 +203,7 @@ def _leave(conv: FrameConv, skip: Delay, context: StreamContext) -> Stage:
     """The last stage of a memory block, which adds the block's input."""
 
     def compute(view: View) -> mx.array:
-        own = skip.take(view.output, view.results)
+        own = skip.take(view.output, view.num_outputs)
         return relu(conv.convolve(view, context) + own).astype(conv.dtype)
 
     return windowed(make_window(conv.spec, context), compute, skip)

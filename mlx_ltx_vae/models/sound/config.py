@@ -75,7 +75,7 @@ class GeneratorConfig:
     out_channels: int = 2
 
     @property
-    def scale(self) -> int:
+    def samples_per_frame(self) -> int:
         """Samples per frame of its input."""
         return math.prod(self.rates)
 
@@ -105,7 +105,7 @@ class VocoderConfig:
     extension: ExtensionConfig | None = None
 
     def num_samples(self, mel_frames: int) -> int:
-        return mel_frames * self.generator.scale * (self.extension.ratio if self.extension else 1)
+        return mel_frames * self.generator.samples_per_frame * (self.extension.ratio if self.extension else 1)
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ def _parse_vocoder(raw: Mapping[str, Any], mel: MelConfig, source: str) -> Vocod
     inputs = 2 * mel.bins
     if "bwe" not in raw:
         generator = _parse_generator(raw, inputs, source)
-        return VocoderConfig(generator, sample_rate=generator.scale * mel.sample_rate // mel.hop)
+        return VocoderConfig(generator, sample_rate=generator.samples_per_frame * mel.sample_rate // mel.hop)
     second = _object(raw, "bwe", source)
     values = _read(second, _EXTENSION_KEYS, source)
     first = _parse_generator(_object(raw, "vocoder", source), inputs, source)
@@ -297,10 +297,13 @@ def _parse_vocoder(raw: Mapping[str, Any], mel: MelConfig, source: str) -> Vocod
         input_rate=values["input_sampling_rate"],
         output_rate=values["output_sampling_rate"],
     )
-    made = first.scale * mel.sample_rate // mel.hop
-    if made != extension.input_rate or extension.hop * extension.output_rate != extension.generator.scale * made:
+    made = first.samples_per_frame * mel.sample_rate // mel.hop
+    if (
+        made != extension.input_rate
+        or extension.hop * extension.output_rate != extension.generator.samples_per_frame * made
+    ):
         raise CheckpointError(
-            f"{source}: its vocoder makes {made} samples per second, then {extension.generator.scale} of "
+            f"{source}: its vocoder makes {made} samples per second, then {extension.generator.samples_per_frame} of "
             f"{extension.hop}, but states rates of {extension.input_rate} and {extension.output_rate}; correct its "
             "configuration."
         )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...errors import CheckpointError
-from ...shapes import Axis, Grid, SoundRules, WindowSpec
+from ...shapes import Axis, ClipRules, Grid, WindowSpec
 from ..specs import LayerSpec, NetworkSpec, Step, Weights, linear_weights
 from .config import AudioConfig, Causality, ExtensionConfig, GeneratorConfig, Norm, VocoderConfig
 
@@ -53,8 +53,8 @@ class Conv2DSpec(LayerSpec):
     def is_strided(self) -> bool:
         return max(self.down) > 1
 
-    def results(self, axis: Axis, length: int) -> int:
-        return super().results(axis, length) - (self.dropped_bins if axis is Axis.HEIGHT else 0)
+    def num_outputs(self, axis: Axis, length: int) -> int:
+        return super().num_outputs(axis, length) - (self.dropped_bins if axis is Axis.HEIGHT else 0)
 
     def work_bytes(self, step: Step) -> int:
         time, *rest = step.grid
@@ -144,13 +144,13 @@ def decoder_spec(config: AudioConfig) -> NetworkSpec:
         windows=(_ALONE, WindowSpec(mel, mel, 0, mel - made[1]), _ALONE),
         crop=crop,
     )
-    samples = (0, 0)
+    lengths = None
     if config.vocoder is not None:
-        samples = config.num_samples(1), config.num_samples(2) - config.num_samples(1)
+        lengths = config.num_samples(1), config.num_samples(2) - config.num_samples(1)
     return NetworkSpec(
         (unpack, *layers, pack),
         stream_axes=(Axis.TIME,),
-        sound=SoundRules(config.sample_rate, _DECODE_CHUNKS, samples),
+        clip=ClipRules("sample", _DECODE_CHUNKS, True, 2, lengths, config.sample_rate),
     )
 
 
@@ -165,7 +165,15 @@ def encoder_spec(config: AudioConfig) -> NetworkSpec:
         (*_layers(encoder_parts(config)), pack),
         stream_axes=(Axis.TIME,),
         takes_any_length=True,
-        sound=SoundRules(mel.sample_rate, _ENCODE_CHUNKS, hop=mel.hop, bins=mel.bins, frame_bytes=frame_bytes),
+        clip=ClipRules(
+            "sample",
+            _ENCODE_CHUNKS,
+            flushes_with_last=True,
+            sample_rate=mel.sample_rate,
+            hop=mel.hop,
+            bins=mel.bins,
+            frame_bytes=frame_bytes,
+        ),
     )
 
 
@@ -305,7 +313,7 @@ class TransposedSpec(SignalSpec):
     kernel: int = 1
     cut: int = 0
 
-    def results(self, axis: Axis, length: int) -> int:
+    def num_outputs(self, axis: Axis, length: int) -> int:
         return self.rate * length if axis is Axis.TIME else length
 
     def ready(self, axis: Axis, seen: int) -> int:
@@ -369,7 +377,7 @@ class BranchesSpec(SignalSpec):
 class SpectrogramSpec(SignalSpec):
     """The log-mel spectrogram of a waveform that is padded with zeros to whole frames at its end."""
 
-    def results(self, axis: Axis, length: int) -> int:
+    def num_outputs(self, axis: Axis, length: int) -> int:
         return -(-length // self.window(axis).stride) if axis is Axis.TIME else length
 
 

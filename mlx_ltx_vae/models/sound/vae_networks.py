@@ -78,7 +78,7 @@ class Conv2DLayer(PreparedModule):
         """Convolve the view's positions after norm and activation, padded at the true ends."""
         time, _ = self.spec.conv_windows
         # With a stride, positions that do not complete an output stay in the window, and padding may not be needed.
-        needed = time.stride * (view.results - 1) + time.kernel - view.before
+        needed = time.stride * (view.num_outputs - 1) + time.kernel - view.before
         plane = take(frames[:, :, :, 0], Axis.TIME, 0, needed)
         return self.convolve(plane, view.before, needed - plane.shape[1])
 
@@ -142,7 +142,7 @@ class ResidualBlock(nn.Module):
             return self.conv1(view, _activate(view.frames, self.get("norm1")))
 
         def leave(view: View) -> mx.array:
-            past = skip.take(view.output, view.results)
+            past = skip.take(view.output, view.num_outputs)
             if "nin_shortcut" in self:
                 past = self.nin_shortcut.conv(past)
             return self.conv2(view, view.frames) + past

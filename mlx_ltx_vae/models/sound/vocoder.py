@@ -39,6 +39,8 @@ _PI_HIGH = 3.140625  # few bits, so that multiples are exact
 _PI_LOW = math.pi - _PI_HIGH
 # Of the windowed sincs that resample: torchaudio's defaults.
 ROLLOFF, ZERO_CROSSINGS = 0.99, 6
+_END_SLOPE = 0.01  # of leaky ReLU in front of the last convolution of a generator
+_LEAST_MEL = 1e-5  # the floor of spectrograms
 
 
 class _TimeConv(PreparedModule):
@@ -213,7 +215,7 @@ def conv_stage(
             enters.push_view(view)
         signal = as_signal(view.frames)
         result = as_frames(conv(view, signal if slope is None else nn.leaky_relu(signal, slope)))
-        result = result if skip is None else result + skip.take(view.output, view.results)
+        result = result if skip is None else result + skip.take(view.output, view.num_outputs)
         return result if end is None else end(result)
 
     return windowed(window or conv.window(), compute, *filter(None, (enters, skip)))
@@ -337,10 +339,6 @@ def _unfold(x: mx.array, weight: mx.array, bias: mx.array | None, dilation: int)
     unfolded = unfolded.reshape(batch, results, taps * in_channels)
     matrix = weight.reshape(-1, out_channels)
     return unfolded @ matrix if bias is None else mx.addmm(bias, unfolded, matrix)
-
-
-_END_SLOPE = 0.01  # of leaky ReLU in front of the last convolution of a generator
-_LEAST_MEL = 1e-5  # the floor of spectrograms
 
 
 class Generator(Network):

@@ -75,6 +75,16 @@ _OUTSIDE = {
     "scale_shift_table": "last_scale_shift_table",
     "timestep_scale_multiplier": "timestep_scale_multiplier",
 }
+_WHOLE = GENERATIONS["LTX-2.3"]
+# The name of an upsampler by the number of positions that it makes of one.
+_NAMES = {math.prod(kind.stride): name for name, kind in DECODER_BLOCKS.items() if kind.type is UPSAMPLE}
+_UPSAMPLERS = [name for name, _ in reversed(_WHOLE["decoder_blocks"]) if name in _NAMES.values()]
+# A tensor: its group of blocks; what it belongs to in the group, nothing for what is the group itself; its own name.
+_TENSOR = re.compile(
+    rf"(mid_block|{STEMS['decoder']}\.(?P<group>\d{{1,4}}))\."
+    r"((?P<first>conv_in)\.|upsamplers\.0\.|(resnets|res_blocks)\.(?P<layer>\d{1,4})\.)?(?P<own>.+)"
+)
+_UPSAMPLER_WEIGHT, _LAYER_WEIGHT, _SHORTCUT = "conv.conv.weight", "conv1.conv.weight", "conv_shortcut.weight"
 
 
 class _GroupPart(NamedTuple):
@@ -246,19 +256,6 @@ def _ratio(large: int, small: int) -> int:
 def _per_block(value: bool | Sequence[bool], count: int) -> list[bool]:
     """A value per block: diffusers writes one for all blocks, or a list."""
     return [value] * count if isinstance(value, bool) else list(value)
-
-
-_WHOLE = GENERATIONS["LTX-2.3"]
-# The name of an upsampler by the number of positions that it makes of one.
-_NAMES = {math.prod(kind.stride): name for name, kind in DECODER_BLOCKS.items() if kind.type is UPSAMPLE}
-_UPSAMPLERS = [name for name, _ in reversed(_WHOLE["decoder_blocks"]) if name in _NAMES.values()]
-
-# A tensor: its group of blocks; what it belongs to in the group, nothing for what is the group itself; its own name.
-_TENSOR = re.compile(
-    rf"(mid_block|{STEMS['decoder']}\.(?P<group>\d{{1,4}}))\."
-    r"((?P<first>conv_in)\.|upsamplers\.0\.|(resnets|res_blocks)\.(?P<layer>\d{1,4})\.)?(?P<own>.+)"
-)
-_UPSAMPLER_WEIGHT, _LAYER_WEIGHT, _SHORTCUT = "conv.conv.weight", "conv1.conv.weight", "conv_shortcut.weight"
 
 
 class PrunedDecoder(NamedTuple):

@@ -1,3 +1,10 @@
+import enum
 from types import SimpleNamespace
 
-args = SimpleNamespace(disable_metadata=False)
+
+class LatentPreviewMethod(enum.Enum):
+    NoPreviews = "none"
+    Auto = "auto"
+
+
+args = SimpleNamespace(disable_metadata=False, preview_method=LatentPreviewMethod.NoPreviews)

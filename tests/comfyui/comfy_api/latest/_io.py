@@ -200,6 +200,14 @@ class Model:
     Input, Output = Input, Output
 
 
+class Vae:
+    Input, Output = Input, Output
+
+
+def Custom(io_type):
+    return type(io_type, (), {"Input": Input, "Output": Output})
+
+
 class FolderType(str, Enum):
     temp = "temp"
     output = "output"

@@ -31,7 +31,7 @@ class EntrySpec(LayerSpec):
     ghosts: int = 0
     planes: int = 0  # keyframe planes, which follow the frames from here on
 
-    def results(self, axis: Axis, length: int) -> int:
+    def num_outputs(self, axis: Axis, length: int) -> int:
         return max(length, self.least[axis.grid]) + (self.ghosts + self.planes if axis is Axis.TIME else 0)
 
     def ready(self, axis: Axis, seen: int) -> int:
@@ -56,9 +56,9 @@ class UpsampleSpec(LayerSpec):
     ghost_frames: int = 0
     planes: int = 0
 
-    def results(self, axis: Axis, length: int) -> int:
+    def num_outputs(self, axis: Axis, length: int) -> int:
         dropped = self.ghost_frames + (self.up[0] - 1) * self.planes
-        return super().results(axis, length) - (dropped if axis is Axis.TIME else 0)
+        return super().num_outputs(axis, length) - (dropped if axis is Axis.TIME else 0)
 
     def of_tile(self, *, first: bool, last: bool) -> LayerSpec:
         return replace(self, trim=self.trim if first else 0, ghost_frames=self.ghost_frames if last else 0)

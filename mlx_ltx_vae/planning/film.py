@@ -1,0 +1,241 @@
+"""The layout of a film: which frames each of its overlapping windows makes. Pure arithmetic, no MLX."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from ..errors import LatentsError, PlanError, option, quote
+from ..models.specs import NetworkSpec
+from ..shapes import LatentShape, ScaleFactors, format_size
+from ..tiling.layout import Interval
+from ..units import format_bytes, format_count, format_seconds
+from .plan import DecodePlan, Plan
+
+#: Frames that windows share by default, as in Lightricks' pipelines.
+DEFAULT_CARRY = 25
+_SOUND_FADE = Fraction(40, 1000)  # seconds
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """The frames that two windows of a film share, counted in frames of the decoder.
+
+    Attributes:
+        carry: the number of frames at the start of a window that show the same time as the end of the window before.
+        blend: the number of them that are crossfaded, at the end of the carry. The others are dropped.
+    """
+
+    carry: int
+    blend: int
+
+    @classmethod
+    def of(cls, scale: ScaleFactors, spec: NetworkSpec, carry: int, blend: int | None) -> "Overlap":
+        """Check a carry and a blend that count frames of the video; a `PlanError` says what is possible.
+
+        `scale` belongs to the VAE. A decoder of previews may make fewer frames, and its windows then share fewer.
+        """
+        steps = scale.time
+        if not _is_count(carry) or (carry and (carry - 1) % steps):
+            raise PlanError(
+                f"windows share 1 + {steps}*k frames, or 0 for none, not {quote(carry)}; correct the carry."
+            )
+        blend = carry if blend is None else blend
+        if not _is_count(blend) or blend > carry:
+            raise PlanError(
+                f"a carry of {carry} frames allows a blend of 0 to {carry}, not {quote(blend)}; correct the blend."
+            )
+        own = spec.out_grid((1 + (carry - 1) // steps, 1, 1))[0] if carry else 0
+        return cls(own, blend * spec.scale.time // steps)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of a film that one window makes. Positions are frames, or samples, counted from the start of the film.
+
+    Attributes:
+        start: the position of the window's first frame.
+        frames: the positions that the window makes, faded ones included.
+        fade: the first of these positions, in which the window before fades out; empty for a hard cut.
+    """
+
+    start: int
+    frames: Interval
+    fade: Interval
+
+    def wanted(self, frames: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Return the frames of the window that some frames of the film need, the first and one more than the last."""
+        first, end = frames or self.frames[:2]
+        first, end = max(first, self.frames.start) - self.start, min(end, self.frames.end) - self.start
+        return (first, end) if first < end else None
+
+
+@dataclass
+class Film:
+    """The parts of all windows in order. Each window is checked when it is added."""
+
+    overlap: Overlap
+    parts: list[Part] = field(default_factory=list)
+    _shape: LatentShape | None = None  # of the first window
+
+    @property
+    def num_frames(self) -> int:
+        return self.parts[-1].frames.end if self.parts else 0
+
+    def add(self, spec: NetworkSpec, shape: Sequence[int], name: str) -> Part:
+        """Return the part of the next window, with latents (B, C, F', H', W').
+
+        A `LatentsError` names the window if it does not fit the windows before.
+        """
+        shape, carry, blend = LatentShape(*shape), self.overlap.carry, self.overlap.blend
+        first = self._shape = self._shape or shape
+        if shape._replace(frames=1) != first._replace(frames=1):
+            found, expected = (f"latents {tuple(each)}" for each in (shape, first))
+            raise LatentsError(f"{name}: has {found}, and the first window {expected}; only F' may differ.")
+        num_frames = spec.out_grid(shape.grid)[0]
+        if not self.parts:
+            part = Part(0, Interval(0, num_frames), Interval(0, 0))
+        else:
+            before = self.parts[-1]
+            kept = before.frames.end - before.fade.end
+            start = before.frames.end - carry
+            if carry >= num_frames:
+                raise LatentsError(
+                    f"{name}: has {format_count(num_frames, 'frame')}, and shares the first {carry} with the window "
+                    f"before; correct {option('carry=', '--carry')}, or leave this window out."
+                )
+            if carry >= before.frames.end - before.start or (blend and blend >= kept):
+                raise LatentsError(
+                    f"{name}: shares {carry} frames with the window before, with a blend of {blend}, and that one adds "
+                    f"only {kept} frames; correct {option('carry=', '--carry')}, or blend fewer "
+                    f"({option('blend=', '--blend')})."
+                )
+            seam = start + carry
+            part = Part(start, Interval(seam - blend, start + num_frames), Interval(seam - blend, seam))
+        self.parts.append(part)
+        return part
+
+    def wanted(self, frames: tuple[int, int] | None) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield the number of each window that some frames of the film need, and the frames that it needs."""
+        for number, part in enumerate(self.parts):
+            if (own := part.wanted(frames)) is not None:
+                yield number, own
+
+
+def fade_length(sample_rate: int) -> int:
+    """The samples over which the sound of a window fades into the sound of the next."""
+    return round(_SOUND_FADE * sample_rate)
+
+
+def sound_parts(ends: Iterable[int], lengths: Iterable[int], sample_rate: int, fps: Fraction) -> Iterator[Part]:
+    """Yield the part of each window in the sound of a film, in samples.
+
+    The tails of windows are aligned: a window adds its last samples, and fades in over the samples before these. Frames
+    are converted to samples from the start of the film, so that the sound does not drift.
+
+    Args:
+        ends: for each window, the number of frames of the film up to its end.
+        lengths: for each window, the samples that its audio latents make.
+    """
+    seen = added = 0
+    before: Part | None = None
+    for frames, length in zip(ends, lengths, strict=True):
+        until = round(frames * sample_rate / fps)
+        kept, seen = until - seen, until
+        if before is None:
+            kept = min(kept, length)  # of causal latents, a little less than the frames take
+            fade = Interval(0, 0)
+        else:
+            most = min(fade_length(sample_rate), before.frames.end - before.fade.end, max(0, length - kept))
+            fade = Interval(added - most, added)
+        added += kept
+        before = Part(added - length, Interval(max(fade.start, added - length), added), fade)
+        yield before
+
+
+@dataclass(frozen=True)
+class FilmPlan:
+    """How a film is decoded. `print(plan)` explains it.
+
+    Attributes:
+        excerpt: the frames of the film that are decoded; None for all.
+        windows: the plan of each window that is decoded, by its number from 0 on.
+    """
+
+    film: Film
+    excerpt: tuple[int, int] | None
+    windows: Mapping[int, DecodePlan]
+    fps: Fraction
+
+    @property
+    def largest(self) -> DecodePlan:
+        """The plan of the window that takes the most memory, which is the memory of the film."""
+        return max(self.windows.values(), key=lambda plan: plan.peak_bytes)
+
+    @property
+    def num_frames(self) -> int:
+        first, end = self.excerpt or (0, self.film.num_frames)
+        return end - first
+
+    @property
+    def width(self) -> int:
+        return self.largest.width
+
+    @property
+    def height(self) -> int:
+        return self.largest.height
+
+    @property
+    def frame_size(self) -> tuple[int, int]:
+        return self.largest.frame_size
+
+    @property
+    def blended(self) -> tuple[str, ...]:
+        return self.largest.blended
+
+    @property
+    def sound(self) -> Plan | None:
+        return self.largest.sound
+
+    @property
+    def keyframes(self) -> tuple[int, ...]:
+        """The frame numbers of all keyframes that windows see, counted from the start of the film."""
+        starts = ((self.film.parts[number].start, plan) for number, plan in self.windows.items())
+        return tuple(sorted({start + frame for start, plan in starts for frame in plan.keyframes}))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as a JSON-serializable dict, with the keys of the largest window's plan."""
+        first = {} if self.excerpt is None else {"first_frame": self.excerpt[0]}
+        windows = [{"window": number + 1, **plan.as_dict()} for number, plan in self.windows.items()]
+        own = {"frames": self.num_frames, "carry": self.film.overlap.carry, "blend": self.film.overlap.blend}
+        return {**self.largest.as_dict(), **own, **first, "windows": windows}
+
+    def __str__(self) -> str:
+        overlap, frames = (
+            self.film.overlap,
+            f"{format_count(self.num_frames, 'frame')} of {format_size(*self.frame_size)}",
+        )
+        part = (
+            "" if self.excerpt is None else f" ({self.excerpt[0]} to {self.excerpt[1] - 1} of {self.film.num_frames})"
+        )
+        seconds = format_seconds(float(self.num_frames / self.fps))
+        lines = [
+            f"film     {frames}{part}, {seconds} at {float(self.fps):.6g} fps",
+            f"windows  {len(self.film.parts)}, carry {overlap.carry}, blend {overlap.blend}",
+            f"peak     {format_bytes(self.largest.peak_bytes)}: one window, and the frames that wait for the next",
+        ]
+        for numbers, plan in self._runs():
+            which = f"window {numbers[0]}" if len(numbers) == 1 else f"windows {numbers[0]} to {numbers[-1]}"
+            lines += ["", f"{which}:", str(plan)]
+        return "\n".join(lines)
+
+    def _runs(self) -> Iterator[tuple[list[int], DecodePlan]]:
+        """Yield windows in a row that have one plan, by their numbers from 1 on."""
+        for plan, group in groupby(self.windows.items(), key=itemgetter(1)):
+            yield [number + 1 for number, _ in group], plan

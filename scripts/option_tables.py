@@ -1,0 +1,68 @@
+"""Write the tables of options in docs/usage.md from the parsers of the commands: python scripts/option_tables.py
+
+The tables of a command lie between `<!-- options: decode -->` and `<!-- end -->`, one for each group of options.
+Options that are the same as in `decode` are only named.
+"""
+
+import argparse
+import re
+from pathlib import Path
+
+from mlx_ltx_vae.commands.parsers import PARSERS
+
+PAGE = Path(__file__).parents[1] / "docs" / "usage.md"
+_TABLES = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_EVERYWHERE = ("help", "version", argparse.SUPPRESS)  # destinations
+_HEAD = "| option | value | default | what it does |\n|---|---|---|---|\n"
+
+Row = tuple[str, str, str, str]  # option, value, default, what it does
+
+
+def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> Row:
+    about = " ".join(parser._get_formatter()._expand_help(action).split())
+    default = ""
+    if match := re.fullmatch(r"(.*?),? ?\(default: (.{1,60})\)", about):
+        about, default = match.groups()
+    elif match := re.search(r"(\S+) \(default\)", about):
+        default = match[1]
+    metavar = " ".join(action.metavar) if isinstance(action.metavar, tuple) else action.metavar or ""
+    if not action.option_strings:
+        return f"`{metavar}`", "", default, about
+    value = "" if action.nargs == 0 else metavar or ", ".join(map(str, action.choices or ()))
+    return ", ".join(f"`{name}`" for name in action.option_strings), value, default, about
+
+
+def rows(command: str) -> dict[str, list[Row]]:
+    """The rows of a command's options, all but `--help` and `--version`, by the titles of their groups."""
+    parser = PARSERS[command]()
+    found = {}
+    for group in parser._action_groups:
+        actions = [action for action in group._group_actions if action.dest not in _EVERYWHERE]
+        if actions:
+            title = "" if group.title in ("options", "optional arguments", "positional arguments") else str(group.title)
+            found.setdefault(title, []).extend(_row(parser, action) for action in actions)
+    return found
+
+
+def tables(command: str) -> str:
+    """Markdown tables of the options of a command."""
+    alike = {row for each in rows("decode").values() for row in each} if command != "decode" else set()
+    groups = rows(command)
+    parts = []
+    if names := [row[0].split(", ")[-1] for each in groups.values() for row in each if row in alike]:
+        parts.append(f"As in `decode`: {', '.join(names)}.")
+    for title, each in groups.items():
+        own = [row for row in each if row not in alike]
+        if own:
+            lines = (f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in own)
+            parts.append((f"*{title}*\n\n" if title else "") + _HEAD + "\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def with_tables(text: str) -> str:
+    """A page with its tables made anew."""
+    return _TABLES.sub(lambda match: f"{match[1]}\n{tables(match[2])}\n\n{match[3]}", text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,359 @@
+"""Films of overlapping windows, against arithmetic of numpy over windows that are decoded one by one."""
+
+import itertools
+import subprocess
+import sys
+from fractions import Fraction
+from functools import partial
+from types import SimpleNamespace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from audio_cases import random_latents
+from mlx_ltx_vae import DecodeCancelled, DecodeError, Keyframes, LatentsError, PlanError, VideoVAE
+from mlx_ltx_vae.models.base import Decoder
+from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec
+from mlx_ltx_vae.planning.film import sound_parts
+from mlx_ltx_vae.shapes import ScaleFactors
+from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
+from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
+from tolerances import tolerance
+from toy_networks import WIDTH, MemoryDecoder
+
+TOLERANCE = tolerance(1e-5)
+N = 10  # latent frames of a window, of 73 frames
+
+
+@pytest.fixture(scope="module")
+def vae():
+    """Cheap, causal, and with a memory along time."""
+    return VideoVAE(SimpleNamespace(scale=ScaleFactors(8, 8, 8)), None, MemoryDecoder())
+
+
+def windows_of(*lengths, channels=WIDTH, size=(1, 2), batch=1):
+    return [
+        mx.random.normal((batch, channels, length, *size), key=mx.random.key(number))
+        for number, length in enumerate(lengths)
+    ]
+
+
+def joined(decoded, carry, blend):
+    """The film of decoded windows (B, 3, F, H, W)."""
+    film = np.array(decoded[0])
+    for window in map(np.array, decoded[1:]):
+        head, tail = np.split(film, [film.shape[2] - blend], axis=2)
+        shared = window[:, :, carry - blend : carry]
+        share = (np.arange(1, blend + 1) / (blend + 1)).reshape(-1, 1, 1).astype(np.float32)
+        film = np.concatenate([head, (1 - share) * tail + share * shared, window[:, :, carry:]], axis=2)
+    return film
+
+
+def pixels_of(chunks, start=0):
+    """The pixels of all chunks, whose starts are checked."""
+    parts = []
+    for chunk in chunks:
+        assert chunk.start == start
+        start += chunk.frames.shape[1]
+        parts.append(np.array(chunk.pixels))
+    return np.concatenate(parts, axis=2)
+
+
+def extend(done, *counts):
+    done += counts
+
+
+def check(result, expected):
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+    assert np.abs(result - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize(("carry", "count"), [(17, 2), (25, 3), (33, 5)])
+def test_a_film_is_its_windows_crossfaded(vae, carry, count):
+    windows = windows_of(*[N] * (count - 1), N - 4)  # the last one is shorter
+    decoded = [vae.decode(window) for window in windows]
+    for blend in (0, 1, 8, carry, None):
+        stream = vae.stream_joined(windows, carry=carry, blend=blend)
+        expected = joined(decoded, carry, carry if blend is None else blend)
+        assert stream.num_frames == expected.shape[2] == 73 + (73 - carry) * (count - 2) + 41 - carry
+        check(pixels_of(stream), expected)
+    assert (vae.stream_joined(windows).num_frames - 73 - 41 + 25) == (73 - 25) * (count - 2)  # 25 are carried
+
+
+def test_windows_that_share_nothing_follow_each_other(vae):
+    windows = windows_of(3, 1, 2)
+    check(pixels_of(vae.stream_joined(windows, carry=0)), np.concatenate(list(map(vae.decode, windows)), axis=2))
+
+
+@pytest.mark.parametrize("name", ["small_ltx2_3", "small_ltxv_0_9_1"])
+def test_every_order_and_mode_makes_the_same_film(golden, name):
+    vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
+    has_noise = name == "small_ltxv_0_9_1"
+    windows = windows_of(3, 3, 3, channels=8, size=(1, 2), batch=2)
+    tiles = {"mode": "tiled", "tiling": TilingConfig(width_config=SpatialTilingConfig(64, 32))}
+    for options in ({}, tiles) if has_noise else ({}, {"order": "rows"}, {"order": "columns"}, {"mode": "single"}):
+        plan = partial(vae.plan, **options)
+        decoded = [
+            vae.decode(window, plan(window.shape), seed=(5 + number * 0x85EBCA6B) % 2**32 if has_noise else 0)
+            for number, window in enumerate(windows)
+        ]
+        film = vae.stream_joined(windows, carry=9, blend=6, plan=plan, seed=5 if has_noise else 0)
+        check(pixels_of(film), joined(decoded, 9, 6))
+
+
+def test_some_frames_are_those_of_the_film_and_decode_no_other_windows(vae, monkeypatch):
+    windows = windows_of(N, N, N, 8)
+    whole = pixels_of(vae.stream_joined(windows, blend=8))
+    seen = []
+    stream = VideoVAE._decode_pipeline(vae, {}).__class__.stream
+
+    def counted(pipeline, latents, plan):
+        seen.append(next(number for number, each in enumerate(windows) if each is latents))
+        return stream(pipeline, latents, plan)
+
+    monkeypatch.setattr(VideoVAE._decode_pipeline(vae, {}).__class__, "stream", counted)
+    for frames, needed in {
+        (0, 60): [0],
+        (60, 66): [0],  # the fade begins at 65
+        (65, 66): [0, 1],
+        (70, 80): [0, 1],
+        (73, 100): [1],
+        (100, 200): [1, 2, 3],
+        (0, whole.shape[2]): [0, 1, 2, 3],
+    }.items():
+        for given in (windows, iter(windows)):
+            seen.clear()
+            result = pixels_of(vae.stream_joined(given, blend=8, frames=frames), start=frames[0])
+            check(result, whole[:, :, frames[0] : frames[1]])
+            assert seen == ([0, 1] if frames == (60, 66) else needed)
+
+
+def test_an_iterator_is_asked_for_a_window_when_the_last_one_is_decoded(vae):
+    windows, log = windows_of(N, N, N), []
+
+    def generated():
+        for number, window in enumerate(windows):
+            log.append(f"window {number}")
+            yield window
+
+    stream = vae.stream_joined(generated(), blend=8)
+    assert stream.num_frames is None
+    for chunk in stream:
+        log.append(chunk.start + chunk.frames.shape[1])
+    assert log.index("window 1") == log.index(65) + 1  # all but the last 8 of 73 frames have left
+    assert log.index("window 2") == log.index(65 + 48) + 1
+
+
+def test_a_film_becomes_a_file_an_array_and_levels(vae, tmp_path):
+    windows = windows_of(N, N)
+    film = pixels_of(vae.stream_joined(windows))
+    levels = np.clip(np.round((film[0].transpose(1, 2, 3, 0).astype(np.float64) + 1) * 127.5), 0, 255).astype(int)
+    for given in (windows, iter(windows)):
+        done: list[int] = []
+        report = vae.decode_to_file(vae.stream_joined(given), tmp_path / "film.npy", progress=partial(extend, done))
+        result = np.load(tmp_path / "film.npy")
+        assert (report.frames, report.width, report.height) == (121, 16, 8)
+        assert np.abs(result.astype(int) - levels).max() <= 1  # of what lies between two levels
+        assert (result == levels).mean() > 0.99
+        assert done[-2:] == [121, 121]
+    check(np.array(vae.decode(vae.stream_joined(windows))), film)
+    check(pixels_of(vae.stream(vae.stream_joined(windows))), film)
+    with pytest.raises(PlanError, match="has its plan and its options already"):
+        vae.decode_to_file(vae.stream_joined(windows), tmp_path / "film.npy", seed=3)
+
+
+def test_what_does_not_fit_is_one_sentence_before_anything_is_decoded(vae):
+    good = windows_of(N, N)
+    wide = mx.zeros((1, WIDTH, N, 1, 3))
+    for windows, options, error, text in [
+        ([*good, wide], {}, LatentsError, r"window 3: has latents \(1, 6, 10, 1, 3\), and the first window"),
+        ([*good, windows_of(4)[0]], {}, LatentsError, "window 3: has 25 frames, and shares the first 25"),
+        ([good[0], windows_of(5)[0], good[1]], {}, LatentsError, "window 3: shares 25 .* blend of 25, .* only 8 fr"),
+        ([windows_of(4)[0], good[0]], {}, LatentsError, "window 2: shares 25 frames"),
+        ([], {}, LatentsError, "there are no windows"),
+        ([*good, "w2.safetensors"], {}, LatentsError, "window 3: is str; expected latents"),
+        (good, {"carry": 24}, PlanError, r"windows share 1 \+ 8\*k frames, or 0 for none, not 24"),
+        (good, {"carry": 25, "blend": 26}, PlanError, "a carry of 25 frames allows a blend of 0 to 25, not 26"),
+        (good, {"blend": True}, PlanError, "allows a blend of 0 to 25, not True"),
+        (good, {"frames": (100, 200)}, PlanError, "the film has the frames 0:121, and 100:200 are not in it"),
+        (good, {"keyframes": Keyframes(good[0][:, :, :1], [0])}, LatentsError, "each window has its own keyframes"),
+    ]:
+        with pytest.raises(error, match=text) as caught:
+            vae.stream_joined(windows, **options)
+        assert str(caught.value).count("; ") <= 1
+    stream = vae.stream_joined(iter([*good, wide]))
+    with pytest.raises(LatentsError, match="window 3: has latents"):
+        list(stream)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'memory_budget'"):
+        vae.stream_joined(good, memory_budget="1GB")
+
+
+class Exponential(Decoder):
+    """Not finite for latents above 88."""
+
+    dtype = mx.float32
+
+    def __init__(self) -> None:
+        super().__init__(NetworkSpec((LayerSpec("exponential", in_channels=3, out_channels=3),)))
+
+    def stages(self, context: StreamContext) -> list[Stage]:
+        return [pointwise(mx.exp)]
+
+
+def test_values_that_are_not_finite_are_an_error_before_they_are_blended():
+    vae = VideoVAE(SimpleNamespace(scale=ScaleFactors(1, 1, 1)), None, Exponential())
+    windows = windows_of(9, 9, channels=3, size=(8, 8))
+    windows[0][:, :, 7:] = 100
+    stream, taken = vae.stream_joined(windows, carry=3), 0
+    with pytest.raises(DecodeError, match="not finite"):
+        for chunk in stream:
+            taken += chunk.frames.shape[1]
+    assert taken == 6
+
+
+def test_a_film_is_cancelled_and_closed_like_any_stream(vae):
+    stream = vae.stream_joined(windows_of(N, N))
+    next(stream)
+    stream.cancel()
+    with pytest.raises(DecodeCancelled):
+        next(stream)
+    with vae.stream_joined(windows_of(N, N)) as stream:
+        next(stream)
+    assert list(stream) == []
+
+
+def test_memory_does_not_grow_with_the_film_and_is_planned(golden):
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
+    shape, peaks = (1, 8, 4, 2, 4), []
+    for count in (2, 2, 5):  # what is made at the first run stays
+        mx.synchronize()
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        windows = (mx.random.normal(shape, key=mx.random.key(number)) for number in range(count))
+        for chunk in vae.stream_joined(windows, carry=9):
+            chunk.to_uint8()
+            del chunk
+        peaks.append(mx.get_peak_memory())
+    assert peaks[2] <= 1.01 * peaks[1]
+    assert peaks[1] <= vae.plan(shape, held_frames=9, bit_depth=8).peak_bytes
+
+
+SCRIPT = """
+import sys
+import mlx.core as mx
+from mlx_ltx_vae import VideoVAE
+vae = VideoVAE.from_pretrained(sys.argv[1], encoder=False)
+windows = (mx.random.normal((1, 8, 6, 4, 4), key=mx.random.key(number)) for number in range(int(sys.argv[2])))
+vae.decode_to_file(vae.stream_joined(windows, carry=17), sys.argv[3])
+print(mx.get_peak_memory())
+"""
+
+
+@pytest.mark.slow
+def test_twenty_windows_take_the_memory_of_two(golden, tmp_path):
+    peaks = [
+        int(
+            subprocess.check_output(
+                [sys.executable, "-c", SCRIPT, golden("small_ltx2_3").checkpoint, str(count), tmp_path / "film.mp4"]
+            )
+        )
+        for count in (2, 20)
+    ]
+    assert peaks[1] <= 1.01 * peaks[0]
+
+
+def test_each_window_has_its_own_keyframes(golden):
+    case = golden("ltx2_5_keyframes")
+    vae = VideoVAE.from_pretrained(case.checkpoint, encoder=False)
+    shape = next(
+        array.shape
+        for array in case.arrays.values()
+        if array.ndim == 5 and array.shape[1] == vae.decoder.spec.in_channels
+    )
+    windows = windows_of(3, 3, channels=shape[1], size=shape[3:])
+    stills = windows_of(1, 1, channels=shape[1], size=shape[3:])
+    given = [(window, Keyframes(still, [frame])) for window, still, frame in zip(windows, stills, (8, 16), strict=True)]
+    decoded = [
+        vae.decode(
+            window,
+            vae.plan(window.shape, order="columns", keyframes=keyframes),
+            keyframes=keyframes,
+            seed=(3 + number * 0x85EBCA6B) % 2**32,
+        )
+        for number, (window, keyframes) in enumerate(given)
+    ]
+    film = partial(vae.stream_joined, carry=9, seed=3, plan=partial(vae.plan, order="columns"))
+    check(pixels_of(film(given)), joined(decoded, 9, 9))
+    assert not np.allclose(joined(decoded, 9, 9), pixels_of(film(windows)), atol=1e-3)
+
+
+def test_noise_of_windows_and_of_batch_items_differs(golden):
+    """Windows of the same latents are noisy in different ways, and the first is as it is alone."""
+    vae = VideoVAE.from_pretrained(golden("small_ltxv_0_9_1").checkpoint, encoder=False)
+    latents = mx.random.normal((1, 8, 3, 1, 1), key=mx.random.key(0))
+    film = pixels_of(vae.stream_joined([mx.repeat(latents, 2, axis=0)] * 2, carry=0, seed=7))
+    clips = [film[item : item + 1, :, start : start + 17] for item in range(2) for start in (0, 17)]
+    check(clips[0], np.array(vae.decode(latents, seed=7)))
+    for one, other in itertools.combinations(clips, 2):
+        assert np.abs(one - other).max() > 1e-3
+
+
+def joined_sound(waveforms, kept, rate):
+    """The sound of windows (2, n), of which the last `kept` samples are added."""
+    film, length = waveforms[0][:, -kept[0] :], round(0.04 * rate)
+    for waveform, count in zip(waveforms[1:], kept[1:], strict=True):
+        fade = min(length, waveform.shape[1] - count)
+        angle = np.linspace(0, 1, fade) * np.pi / 2
+        left, right = film[:, film.shape[1] - fade :], waveform[:, -count - fade : -count]
+        mixed = left * np.cos(angle) + right * np.sin(angle)
+        film = np.concatenate([film[:, : film.shape[1] - fade], mixed, waveform[:, -count:]], axis=1)
+    return film
+
+
+def test_sound_is_joined_to_the_sample(audio_vae):
+    vae, fps, carry = audio_vae("ltx2"), Fraction(24000, 1001), 17
+    rate, frames = vae.sample_rate, [33, 33, 33, 25]
+    latents = [random_latents(round(count / fps * 25), seed=seed) for seed, count in enumerate(frames)]
+    ends = np.cumsum([frames[0], *(count - carry for count in frames[1:])])
+    positions = [0, *(round(int(end) / fps * rate) for end in ends)]
+    kept = np.diff(positions)
+    expected = joined_sound([np.array(vae.decode(each))[0] for each in latents], kept.tolist(), rate)
+    stream = vae.stream_joined(latents, frames, fps=fps, carry=carry)
+    assert (stream.sample_rate, stream.num_samples) == (rate, expected.shape[1])
+    chunks = list(stream)
+    assert [chunk.start for chunk in chunks] == np.cumsum([0, *(c.waveform.shape[2] for c in chunks)])[:-1].tolist()
+    result = np.concatenate([np.array(chunk.waveform)[0] for chunk in chunks], axis=1)
+    assert result.shape == expected.shape
+    assert np.abs(result - expected).max() < 10 * TOLERANCE
+    again = list(vae.stream_joined(iter(latents), iter(frames), fps=fps, carry=carry))
+    assert sum(chunk.waveform.shape[2] for chunk in again) == expected.shape[1]
+
+
+@pytest.mark.parametrize("fps", [Fraction(24), Fraction(24000, 1001), Fraction(50), Fraction(7, 3)])
+def test_an_hour_of_sound_does_not_drift_from_the_picture(fps):
+    rate, frames, carry = 48000, 97, 25
+    count = round(3600 * fps / (frames - carry))
+    ends = [frames + number * (frames - carry) for number in range(count)]
+    for length in (round(frames / fps * rate) - 1500, round(frames / fps * rate) + 7):
+        first = min(length, round(frames / fps * rate))
+        parts = list(sound_parts(ends, [length] * count, rate, fps))
+        missing = round(frames / fps * rate) - first
+        for end, part in zip(ends, parts, strict=True):
+            assert abs(part.frames.end + missing - end / fps * rate) <= 0.5
+            assert part.frames.end - part.start == length
+        for one, other in itertools.pairwise(parts):
+            assert other.fade.end == one.frames.end
+            assert other.fade.length == 1920
+
+
+def test_a_window_with_too_little_sound_begins_with_silence(audio_vae):
+    vae = audio_vae("ltx2")
+    latents = [random_latents(25), random_latents(10, seed=1)]
+    stream = vae.stream_joined(latents, [25, 33], fps=24, carry=9)  # 24 new frames take a second
+    result = np.concatenate([np.array(chunk.waveform)[0] for chunk in stream], axis=1)
+    first, second = (np.array(vae.decode(each))[0] for each in latents)
+    assert result.shape[1] == first.shape[1] + vae.sample_rate
+    assert np.abs(result[:, : first.shape[1]] - first).max() < 10 * TOLERANCE
+    assert np.abs(result[:, -second.shape[1] :] - second).max() < 10 * TOLERANCE
+    assert not result[:, first.shape[1] : -second.shape[1]].any()

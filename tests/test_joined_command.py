@@ -1,0 +1,206 @@
+"""`decode --join`: windows in files become one video."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from audio_cases import random_latents
+from many_files import VAE as DEMO
+from many_files import failed, names, run
+from mlx_ltx_vae import AudioVAE, VideoVAE, demo, load_latents, save_latents
+from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.preview import main as preview
+from test_joined import joined, joined_sound, windows_of
+from test_video_sound import heard
+
+VAE = [*DEMO, "--dtype", "float32"]
+FRAMES = 41  # of a window of 6 latent frames
+CARRY = 17
+NAMES = ("w1", "w2", "w10")
+COUNT = FRAMES + 2 * (FRAMES - CARRY)  # of three windows
+
+
+@pytest.fixture(scope="module")
+def vae():
+    return VideoVAE.from_pretrained(demo.VAE, encoder=False, dtype="float32")
+
+
+@pytest.fixture
+def windows(tmp_path, monkeypatch):
+    """Latents in the files w1, w2 and w10 of a folder, which do not state their carry."""
+    monkeypatch.chdir(tmp_path)
+    Path("windows").mkdir()
+    arrays = windows_of(6, 6, 6, channels=64)
+    for name, array in zip(NAMES, arrays, strict=True):
+        save_latents(f"windows/{name}.safetensors", array, fps=24)
+    return arrays
+
+
+def levels_of(film):
+    return np.clip(np.round((film[0].transpose(1, 2, 3, 0).astype(np.float64) + 1) * 127.5), 0, 255).astype(np.uint8)
+
+
+def same(path, expected):
+    """Levels are equal, but where a value lies between two."""
+    result = np.load(path)
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+    difference = np.abs(result.astype(int) - expected)
+    return difference.max() <= 1 and (difference > 0).mean() < 1e-3
+
+
+def test_windows_in_a_folder_files_or_a_list_become_one_film(windows, vae, capsys):
+    decoded = [vae.decode(window) for window in windows]
+    Path("windows/notes.txt").write_text("not latents")
+    Path("list.txt").write_text("".join(f"windows/{name}.safetensors\n" for name in NAMES))
+    files = [f"windows/{name}.safetensors" for name in NAMES]
+    for sources in (["windows"], files, ["--list", "list.txt"], ["@list.txt"]):
+        assert run(decode, *sources, *VAE, "--join", "--carry", CARRY, "--blend", 8, "-o", "film.npy") == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        assert line.startswith(f"film.npy: {COUNT} frames of 64x32, 3.7 s at 24 fps, in ")
+        assert same("film.npy", levels_of(joined(decoded, CARRY, 8)))
+    assert run(decode, "windows", *VAE, "--join", "--carry", CARRY, "-o", "film.npy", "-q") == 0
+    assert same("film.npy", levels_of(joined(decoded, CARRY, CARRY)))
+    assert names(".") == ["film.npy", "list.txt", "windows/notes.txt", *sorted(files)]
+
+
+def test_the_carry_is_what_the_files_state_or_25(windows, capsys):
+    for number, window in enumerate(windows):
+        save_latents(f"{number}.safetensors", window, carry=CARRY)
+    assert load_latents("0.safetensors")[1].carry == CARRY
+    files = [f"{number}.safetensors" for number in range(3)]
+    assert run(decode, *files, *VAE, "--join", "--dry-run", "--json") == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert (plan["frames"], plan["carry"], plan["blend"]) == (COUNT, CARRY, CARRY)
+    assert [each["window"] for each in plan["windows"]] == [1, 2, 3]
+    assert plan["peak_bytes"] == max(each["peak_bytes"] for each in plan["windows"])
+    save_latents("2.safetensors", windows[2], carry=9)
+    line = failed(capsys, *files, *VAE, "--join", "-o", "film.mp4")
+    assert line == "error: 2.safetensors: states a carry of 9 frames, and 0.safetensors of 17; add --carry."
+    assert run(decode, *files, *VAE, "--join", "--carry", 25, "--blend", 1, "--dry-run") == 0
+    text = capsys.readouterr().out
+    assert text.startswith("film     73 frames of 64x32, 3.0 s at 24 fps\nwindows  3, carry 25, blend 1\npeak     ")
+    assert "\n\nwindow 1:\nlatents " in text
+    assert "\n\nwindows 2 to 3:\nlatents " in text
+    assert run(decode, "windows", *VAE, "--join", "--blend", 1, "--dry-run") == 0
+    assert capsys.readouterr().out == text
+
+
+def test_frames_of_a_film_need_only_some_windows(windows, vae):
+    film = levels_of(joined([vae.decode(window) for window in windows], CARRY, 4))
+    arguments = ["windows", *VAE, "--join", "--carry", CARRY, "--blend", 4, "-q", "-o"]
+    save_file({"latents": np.full(windows[0].shape, np.nan, np.float32)}, "windows/w10.safetensors", {"fps": "24"})
+    for given, wanted in {"30:61": slice(30, 61), "41:50": slice(41, 50), ":-28": slice(0, -28)}.items():
+        assert run(decode, *arguments, f"{wanted.start}.npy", "--frames", given) == 0
+        assert same(f"{wanted.start}.npy", film[wanted])
+    assert run(decode, *arguments, "first.npy", "--first-seconds", 2) == 0
+    assert same("first.npy", film[:48])
+    assert run(decode, *arguments, "still.png", "--frames", "40:41") == 0
+    assert run(decode, *arguments, "bad.npy", "--frames", "61:62") == 1  # the fade to the last window
+    assert not Path("bad.npy").exists()
+
+
+def test_what_does_not_fit_is_one_sentence_with_the_file_and_nothing_is_written(windows, capsys, loads):
+    save_latents("wide.safetensors", mx.zeros((1, 64, 6, 1, 3)), fps=24)
+    save_latents("slow.safetensors", windows[0], fps=12)
+    save_latents("short.safetensors", windows[0][:, :, :3], fps=24)
+    Path("empty").mkdir()
+    Path("table.csv").write_text("path,output\nwindows/w1.safetensors,a.mp4\n")
+    for sources, text in [
+        (["windows", "wide.safetensors"], "wide.safetensors: has latents (1, 64, 6, 1, 3), and the first window "),
+        (["windows", "slow.safetensors"], "slow.safetensors: states 12 frames per second, and windows/w1.safetensors"),
+        (["short.safetensors", "windows"], "windows/w1.safetensors: shares 17 frames with the window before"),
+        (["windows", "short.safetensors"], "short.safetensors: has 17 frames, and shares the first 17 with the window"),
+        (["windows", "none.safetensors"], "none.safetensors: there is no such file."),
+        (["empty"], "empty: this folder has no latent files (.safetensors, "),
+        (["table.csv"], "table.csv, line 2: states an output, and all windows have one"),
+        (["windows", "-"], "-: is a pipe, which can be read only once"),
+    ]:
+        line = failed(capsys, *sources, *VAE, "--join", "--carry", CARRY, "-o", "film.mp4")
+        assert line.startswith(f"error: {text}")
+    np.save("w.npy", np.array(windows[0]))
+    line = failed(capsys, "windows", "w.npy", *VAE, "--join", "--fps", 24, "--carry", CARRY, "-o", "w.npy")
+    assert line == "error: w.npy: is one of the inputs, which are never replaced; choose another output."
+    assert loads == []
+
+
+def test_a_window_that_fails_leaves_nothing(windows, capsys):
+    save_file({"latents": np.full(windows[0].shape, np.nan, np.float32)}, "windows/w10.safetensors", {"fps": "24"})
+    line = failed(capsys, "windows", *VAE, "--join", "--carry", CARRY, "-o", "film.mp4")
+    assert line.startswith("error: windows/w10.safetensors: ")
+
+
+def test_a_batch_of_windows_becomes_several_films(windows, vae):
+    for number, pair in enumerate(windows_of(4, 4, channels=64, batch=2)):
+        save_latents(f"{number}.safetensors", pair)
+        windows[number] = pair
+    files = ["0.safetensors", "1.safetensors"]
+    assert run(decode, *files, *VAE, "--join", "--carry", 9, "-o", "film.npy", "-q") == 0
+    for item in range(2):
+        decoded = [vae.decode(pair[item : item + 1]) for pair in windows[:2]]
+        assert same(f"film-{item}.npy", levels_of(joined(decoded, 9, 9)))
+
+
+def test_previews_of_films_have_their_frames(windows, capsys):
+    rgb = ["-m", demo.LATENT_RGB]
+    assert run(preview, "windows", *rgb, "--join", "--carry", CARRY, "-o", "film.npy") == 0
+    line = capsys.readouterr().out
+    frames = 6 + 2 * (6 - 3)  # one for each latent frame
+    assert line.startswith(f"film.npy: {frames} frames of ")
+    assert len(np.load("film.npy")) == frames
+    assert run(preview, "windows", *rgb, "--join", "--carry", CARRY, "-o", "film.png") == 0
+    assert Path("film.png").exists()
+
+
+def test_the_sound_of_windows_is_joined_to_the_sample(windows, audio_case, capsys):
+    model, fps = audio_case("ltx2").checkpoint, 24
+    sounds = [random_latents(round(FRAMES / fps * 25), seed=seed) for seed in range(3)]
+    for number, (window, sound) in enumerate(zip(windows, sounds, strict=True)):
+        save_latents(f"{number}.safetensors", window, fps=fps, carry=CARRY, audio=mx.array(sound))
+    files = [f"{number}.safetensors" for number in range(3)]
+    arguments = [*files, *VAE, "--join", "--audio-model", model, "--audio-codec", "pcm"]
+    assert run(decode, *arguments, "-o", "film.mov") == 0
+    assert f"{COUNT} frames of 64x32, 3.7 s at 24 fps, sound at 24000 Hz, in " in capsys.readouterr().out
+    vae = AudioVAE.from_pretrained(model, encoder=False)
+    waveforms = [np.array(vae.decode(sound))[0] for sound in sounds]
+    ends = [FRAMES, FRAMES + 24, COUNT]
+    kept = np.diff([0, *(round(Fraction(end, fps) * 24000) for end in ends)]).tolist()
+    expected = joined_sound(waveforms, kept, 24000)
+    expected = np.pad(expected, [(0, 0), (0, 1000 * COUNT - expected.shape[1])])
+    result = heard("film.mov", 24000)
+    assert result.shape == expected.shape
+    assert np.abs(result - expected).max() < 1e-4
+    assert run(decode, *arguments, "-o", "part.mov", "--frames", "38:70", "-q") == 0
+    result = heard("part.mov", 24000)
+    assert result.shape == (2, 32000)
+    assert np.abs(result - expected[:, 38000:70000]).max() < 1e-4
+    save_latents("2.safetensors", windows[2], fps=fps, carry=CARRY)
+    line = failed(capsys, *arguments, "-o", "other.mov")
+    assert line.startswith("error: 2.safetensors: has no audio latents")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("live", [[], ["--live"]])
+def test_an_interrupted_film_leaves_nothing(tmp_path, live):
+    (tmp_path / "windows").mkdir()
+    for number, window in enumerate(windows_of(20, 20, 20, 20, channels=64, size=(4, 4))):
+        save_latents(tmp_path / f"windows/{number}.safetensors", window)
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", "windows", *VAE, "--join", "-o", "film.mp4", *live]
+    before = names(tmp_path)
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and names(tmp_path) == before:
+            time.sleep(0.01)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert names(tmp_path) == before

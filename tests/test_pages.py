@@ -1,0 +1,72 @@
+"""The pages of the repository: their links, their tables of options, and the length of the README."""
+
+import re
+from pathlib import Path
+
+import option_tables
+import pytest
+
+from mlx_ltx_vae.checkpoint.locate import parse_reference
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/*.md", "examples/*.md", "examples/*/*.md", "tests/fixtures/*.md")
+    for path in ROOT.glob(pattern)
+)
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s#]*)#?([^)\s]*)\)|(?:src|href)=\"(?!https?:)([^\"#]+)#?([^\"]*)\"")
+
+
+def without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(
+        r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE), re.M
+    )
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_inside_the_repository_lead_to_files_and_headings(page: Path) -> None:
+    for match in LINK.finditer(without_code(page)):
+        name, anchor = (match[1], match[2]) if match[3] is None else (match[3], match[4])
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists() and target.is_relative_to(ROOT), match[0]
+        if anchor:
+            assert anchor in anchors(target), match[0]
+
+
+def test_every_page_of_the_documentation_is_in_its_list() -> None:
+    listed = set(re.findall(r"\]\(([^)#]+\.md)\)", (ROOT / "docs" / "README.md").read_text()))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= listed
+
+
+def test_the_tables_of_options_are_made_from_the_parsers() -> None:
+    text = option_tables.PAGE.read_text(encoding="utf-8")
+    assert set(re.findall(r"<!-- options: (\w+) -->", text)) == set(option_tables.PARSERS)
+    assert option_tables.with_tables(text) == text, "run python scripts/option_tables.py"
+
+
+def test_a_row_has_the_value_and_the_default_of_its_option() -> None:
+    rows = {row[0]: row[1:3] for each in option_tables.rows("decode").values() for row in each}
+    assert rows["`-o`, `--output`"] == ("OUT", "")
+    assert rows["`--mode`"] == ("auto, exact, single, tiled", "auto")
+    assert rows["`--dry-run`"] == ("", "")
+    assert rows["`--crf`"] == ("N", "h264 18, hevc 20, vp9 24, av1 24")
+
+
+def test_the_models_of_the_readme_are_files_or_ids_that_can_be_pasted() -> None:
+    rows = re.findall(
+        r"^\| \[([^]]+)\]\((https://[^)]+)\) \| `([^`]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) >= 6
+    for _, address, name in rows:
+        repository, inner = parse_reference(name) or ("", name)
+        assert repository in address and (not inner or inner.endswith(".safetensors"))
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 900
