@@ -122,6 +122,7 @@ def write_files(folder):
     Path("taeltx2_3.safetensors").symlink_to(ROOT / "examples" / "demo_preview.safetensors")
     Path("shot").mkdir()
     run_ffmpeg("-f", "lavfi", "-i", "testsrc=size=64x64", "-frames:v", 9, "shot/%d.exr")
+    run_ffmpeg("-f", "lavfi", "-i", "testsrc=size=64x64", "-frames:v", 1, "photo.png")
     with wave.open("voice.wav", "wb") as sound:
         sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
         sound.writeframes(bytes(8000))

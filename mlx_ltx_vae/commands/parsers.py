@@ -1,13 +1,17 @@
 """The command lines of the commands. Imports no MLX: --help and --version work without its backend."""
 
 import argparse
+<<<<<<< HEAD
 import sys
+=======
+import re
+>>>>>>> work-packs
 from collections.abc import Callable, Iterable, Mapping
-from typing import get_args
+from typing import Literal, get_args
 
 from ..backend.machine import DtypeName
-from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS
-from ..errors import LTXVAEError
+from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, LATER_STILL_CRF, MAX_STILL_CRF, STILL_CRF
+from ..errors import LTXVAEError, quote
 from ..models.specs import NETWORKS
 from ..planning.plan import ModeName, OrderName
 from ..startup import import_command
@@ -151,6 +155,9 @@ def encode_parser() -> CommandParser:
     light = """encode EXR images as HDR, for LTX-2.5; their pixels are light with the primaries of sRGB (srgb_linear) or
         ACES (acescg), or codes (acescct)"""
     video.add_argument("--hdr", choices=get_args(HDRInput), help=light)
+    compress = f"""send a picture through one frame of H.264 first, as pipelines do with those that condition a video:
+        0 (none) to {MAX_STILL_CRF}; without a number {STILL_CRF}, or {LATER_STILL_CRF} for a VAE of LTX-2.4 or later"""
+    video.add_argument("--compress", nargs="?", type=_still_crf, const="auto", metavar="CRF", help=compress)
     model = "also encode the video's sound into the same file, with this audio VAE: a file, folder, or hub id"
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     how = parser.add_argument_group("how to encode")
@@ -158,6 +165,15 @@ def encode_parser() -> CommandParser:
     add_tile_batch_option(how)
     add_job_options(parser, how)
     return parser
+
+
+def _still_crf(text: str) -> int | Literal["auto"]:
+    """The type of `--compress`, also where no number was given."""
+    if text == "auto":
+        return "auto"
+    if not re.fullmatch("[0-9]{1,2}", text) or int(text) > MAX_STILL_CRF:
+        raise argparse.ArgumentTypeError(f"expected a CRF from 0 to {MAX_STILL_CRF}, not {quote(text)}")
+    return int(text)
 
 
 def _frames_to_encode(text: str) -> slice:
