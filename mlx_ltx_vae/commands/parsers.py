@@ -1,11 +1,8 @@
 """The command lines of the commands. Imports no MLX: --help and --version work without its backend."""
 
 import argparse
-<<<<<<< HEAD
-import sys
-=======
 import re
->>>>>>> work-packs
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, get_args
 
