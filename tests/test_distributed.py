@@ -46,6 +46,7 @@ TOLERANCE = 1e-5  # of float32 on any number of ranks
 FIRST_CASES = [
     ("decode_for_the_first", "small_ltx2_3", {"frames": 2, "height": 3}),
     ("decode_arriving", "small_ltx2_3", {"frames": 2, "height": 3}),
+    ("decode_joined", "small_ltx2_3", {"frames": 3, "height": 3}),
     ("decode", "memory", {"width": 3}),
     ("encode_stream", "small_ltx2_3", {"frames": 2, "height": 3}),
 ]
@@ -144,7 +145,7 @@ def check_bands(outcome, ranks, function, name, shape, golden):
     assert np.abs(outcome["result"] - expected).max() < (1e-4 if name.startswith("ltx2_5_") else TOLERANCE), case
     if function != "decode_for_the_first":
         assert np.ptp(outcome["sums"]) == 0, f"{case}: all ranks get the same"
-    if function in ("decode", "decode_arriving"):
+    if function in ("decode", "decode_arriving", "decode_joined"):
         assert (outcome["sent"] > 0).all() and len(outcome["sent"]) == ranks, case
 
 
