@@ -136,7 +136,7 @@ def test_another_rate_drops_or_repeats_frames_and_keeps_the_speed(golden, tmp_pa
     assert_close(load_latents(tmp_path / "latents.safetensors")[0], vae.encode(frames[:9]))
     assert encode(*arguments[:-1], ":41", "-q") == 0
     missing, dropped = capsys.readouterr().err.splitlines()[::-1]
-    assert missing == f"warning: {path}: the video has 34 frames, and not the 41 that were to be encoded."
+    assert missing == f"warning: {path}: the video has 34 frames, not the 41 that were asked for."
     assert "34 frames are not 1 + 8*k" in dropped
     assert encode(*arguments[:-1], ":33", "-q") == 0
     assert capsys.readouterr().err == ""
