@@ -180,9 +180,12 @@ def compare_encoders(own: ModuleType, new: ModuleType, pixels: mx.array) -> floa
 
 
 def compare_diffusion(own: ModuleType, new: ModuleType, config: ModuleType) -> float:
-    """Compare the app's single pass, its one-tile stream and keyframes, of narrow decoders."""
+    """Compare the app's single pass, its one-tile stream and keyframes, of narrow decoders.
+
+    The app's slabs of columns change what a block makes of its window's half at the left and right edges.
+    """
     narrowed = config.DiffusionDecoderConfig(
-        in_channels=8, out_channels=3, patch_size=4, head_dim=8, stage_channels=(64, 32, 16, 16, 8),
+        in_channels=8, out_channels=3, patch_size=4, head_dim=16, stage_channels=(128, 64, 32, 32, 16),
         stage_depths=(1, 1, 1, 1, 2), stage_kernels=((3, 3, 3),) * 4,
         upsamples=(((1, 2, 2), 2), ((2, 1, 1), 2), ((2, 2, 2), 1), ((2, 2, 2), 2)), stage5_kernel=(3, 3, 3),
         t_embed_hidden=16, timestep_scale_multiplier=1000.0,
@@ -193,12 +196,13 @@ def compare_diffusion(own: ModuleType, new: ModuleType, config: ModuleType) -> f
         decoder.update(weights)
     latents = mx.random.normal((1, 8, 4, 3, 4), key=mx.random.key(3))
     stills = own.DecodeKeyframes(mx.random.normal((1, 8, 2, 3, 4), key=mx.random.key(4)), (5, 16))
-    differences = []
+    margin = 2 * 1 * 4  # blocks, half of a window, and pixels of a patch
+    differences: list[float] = []
     for options in ({}, {"seed": 7}, {"seed": 7, "keyframes": stills}):
         expected = decoders[0].decode(latents, **options)
-        differences.append(largest(decoders[1].decode(latents, **options), expected))
         chunks = list(decoders[1].tiled_decode(latents, None, **options))
-        differences.append(largest(mx.concatenate(chunks, axis=2), expected))
+        for found in (decoders[1].decode(latents, **options), mx.concatenate(chunks, axis=2)):
+            differences.append(largest(found[..., margin:-margin], expected[..., margin:-margin]))
     assert max(differences) < TOLERANCE, differences
     return max(differences)
 

@@ -300,6 +300,10 @@ def _decode_options(
     if spec.has_latent_noise:
         options["seed"] = asked.seed & MAX_SEED
     elif any(layer.noise_channels for layer in spec.layers):
+        warn(
+            "the diffusion decoder sees the whole width, as the reference's whole mode does, and ltx-2-mlx cuts it into "
+            "four slabs, so pixels near the left and right edges differ from the app's own."
+        )
         planes = 0 if options["keyframes"] is None else len(options["keyframes"].frames)
         drawn = app_noise(decoder, spec, latents.shape, planes, asked.seed)
         given_noise = (asked.noise, asked.keyframe_noise)

@@ -42,7 +42,8 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
         self.remove()
 
     def remove(self) -> None:
-        """Put the apps' own functions back. Decoders that have decoded keep none of their weights."""
+        """Put the apps' own functions back, and end the saving. Decoders that have decoded have lost their weights."""
+        dropins.set_options(None, None)
         with suppress(ValueError):
             sys.meta_path.remove(self)
         while self._undo:
@@ -110,9 +111,9 @@ def install(*apps: str, memory_budget: str | int | None = None, save_latents: st
 
     What a version of an app has otherwise than the table says is one line on standard error, and stays the app's own.
     """
-    installed = Installed(apps)
+    entries_of(apps)
     dropins.set_options(memory_budget, save_latents)
-    return installed
+    return Installed(apps)
 
 
 def make_replacement(
