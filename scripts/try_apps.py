@@ -292,7 +292,7 @@ def make_latents(model: nn.Module) -> mx.array:
 
 
 def pad_otherwise(model: nn.Module) -> None:
-    """Reflection in place of zeros, or zeros in place of reflection, in all convolutions of an app that has both."""
+    """Exchange reflection and zeros as padding in all convolutions of an app that has both."""
     for module in model.modules():
         mode = getattr(module, "spatial_padding_mode", None)
         name = {"zeros": "reflect", "reflect": "zeros"}.get(getattr(mode, "value", mode))
@@ -301,7 +301,7 @@ def pad_otherwise(model: nn.Module) -> None:
 
 
 def interrupt(*_: object) -> None:
-    """What Ctrl-C does in a callback."""
+    """Effect of Ctrl-C in a callback."""
     raise KeyboardInterrupt
 
 

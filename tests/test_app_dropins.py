@@ -1,5 +1,4 @@
-"""`mlx_ltx_vae.integrations` and the patches for apps, with stand-ins for the apps' decoders; with the apps themselves
-where `APP_CLONES` is a folder with clones of them, named as the patches are."""
+"""`mlx_ltx_vae.integrations` with stand-ins for the apps' decoders."""
 
 import logging
 import wave

@@ -82,7 +82,7 @@ class _Asked(NamedTuple):
 
 
 def _read_options(what: str, options: dict[str, Any]) -> _Asked:
-    """What the keywords of an app ask for. A `PlanError` for what is not known and not switched off."""
+    """Read the keywords of an app. A `PlanError` for what is not known and not switched off."""
     options = {"frame_rate" if name == "fps" else name: value for name, value in options.items()}
     asked = {name: options.pop(name) for name in _Asked._fields if options.get(name) is not None}
     for name, value in options.items():
@@ -301,8 +301,8 @@ def _decode_options(
         options["seed"] = asked.seed & MAX_SEED
     elif any(layer.noise_channels for layer in spec.layers):
         warn(
-            "the diffusion decoder sees the whole width, as the reference's whole mode does, and ltx-2-mlx cuts it into "
-            "four slabs, so pixels near the left and right edges differ from the app's own."
+            "the diffusion decoder sees the whole width, as the reference's whole mode does, and ltx-2-mlx four slabs "
+            "of it, so pixels near the left and right edges differ from the app's own."
         )
         planes = 0 if options["keyframes"] is None else len(options["keyframes"].frames)
         drawn = app_noise(decoder, spec, latents.shape, planes, asked.seed)
@@ -312,7 +312,7 @@ def _decode_options(
 
 
 def _keyframes(given: Any) -> Keyframes | None:
-    """Those of an app: `latents` (B, C, P, H', W') and `pixel_frame_indices`, counted from the first frame."""
+    """The keyframes of an app: `latents` (B, C, P, H', W') and `pixel_frame_indices`, counted from the first frame."""
     if given is None or isinstance(given, Keyframes):
         return given
     if getattr(given, "clip_start_frame", 0):
@@ -336,3 +336,20 @@ def _budget() -> str | int | None:
 def _pixels(chunk: FrameChunk) -> mx.array:
     chunk.check()
     return chunk.pixels
+
+
+#: The drop-ins by the names that the table of apps has.
+DROPINS: dict[str, Callable[..., Any]] = {
+    each.__name__: each
+    for each in (
+        decode_whole,
+        decode_tiled,
+        tiled_decode,
+        decode_and_stream,
+        stream_wrapped,
+        without_estimate,
+        decode_streaming,
+        encode_whole,
+        with_sound_kept,
+    )
+}
