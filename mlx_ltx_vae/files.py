@@ -54,7 +54,7 @@ def find_format(start: bytes) -> Format | None:
     return next((known for known in others if start.lstrip().startswith(known.value)), None)
 
 
-# Keeps what is no tensor (fps, sizes) as metadata, where `load_latents` finds it.
+# Keeps other entries than tensors (fps, sizes) as metadata, where `load_latents` finds it.
 _CONVERT = (
     "import sys, torch; from safetensors.torch import save_file; "
     "d = torch.load(sys.argv[1], 'cpu', weights_only=True); d = d if isinstance(d, dict) else {'latents': d}; "
@@ -272,7 +272,7 @@ class InputFiles:
 
 
 def _identity(file: str | os.PathLike | int) -> _Identity | None:
-    """None for what is no regular file: nothing is lost there."""
+    """The identity of a regular file; None for others, where nothing is lost."""
     with suppress(OSError, ValueError):  # ValueError: a NUL in the name, which is an error where it is opened
         status = os.stat(file)
         if stat.S_ISREG(status.st_mode):

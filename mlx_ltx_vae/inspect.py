@@ -15,9 +15,8 @@ import numpy as np
 from .audio_vae import find_sound_decoder, plan_checkpoint
 from .backend.mlx_utils import to_float
 from .checkpoint import Checkpoint, open_checkpoint
-from .checkpoint.files import Archive, StoredNetwork
+from .checkpoint.files import Archive, StoredNetwork, is_index
 from .checkpoint.locate import Location, locate, recognize
-from .checkpoint.weight_files import is_index
 from .errors import CheckpointError, LatentsError, PlanError, ReaderError, excerpt, printable, warn
 from .files import MAX_INSPECTED_VALUES, START_BYTES, Format, expand_home, find_format
 from .latents import KNOWN_NAMES, AudioLatentsFile, find_audio_latents, is_sound_alone, open_latents

@@ -105,7 +105,7 @@ def check_browser(program: ComfyUI, workflows: Path, target: Path) -> str:
         (video,) = run(program, page)["3"]["images"]
         page.wait_for_timeout(3000)
         shown = page.evaluate(STOP)
-    assert shown[0] == shown[-1] == "video-preview", shown
+    assert shown[0] == shown[-1] == "video-preview", (shown[0], shown[-1])
     assert set(shown) >= {"$$canvas-image-preview"}, f"no pictures are shown: {set(shown)}"
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", video["subfolder"]), video
     assert video["filename"] == "demo preview_384_00001_.mp4", video

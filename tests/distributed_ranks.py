@@ -69,6 +69,13 @@ def decode_arriving(vae, group=None, **shape):
     return np.array(frames), stream.sent_bytes
 
 
+def decode_joined(vae, group=None, **shape):
+    latents = latents_of(vae, **shape)
+    stream = vae.stream_joined([latents, -latents], carry=9, blend=4, group=group)
+    frames = mx.concatenate([chunk.frames for chunk in stream], axis=1)
+    return np.array(frames), stream.sent_bytes
+
+
 def encode(vae, group=None, **shape):
     return np.array(vae.encode(pixels_of(vae, **shape), group=group)), 0
 

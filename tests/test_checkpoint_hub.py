@@ -10,8 +10,8 @@ import pytest
 
 import fast_checkpoint
 from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.checkpoint.files import choose_weights
 from mlx_ltx_vae.checkpoint.locate import parse_reference
-from mlx_ltx_vae.checkpoint.weight_files import choose_weights
 from mlx_ltx_vae.errors import CheckpointError
 from mlx_ltx_vae.models.base import SOUND
 

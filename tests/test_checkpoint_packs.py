@@ -217,8 +217,7 @@ def write_half(golden: Callable, tensors: Weights, path: Path, case: str, networ
         (path.parent / "config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize("where", ["metadata", "file"])
-@pytest.mark.parametrize("network", ["encoder", "decoder"])
+@pytest.mark.parametrize(("network", "where"), [("encoder", "metadata"), ("decoder", "file")])
 @pytest.mark.parametrize("case", GENERATIONS)
 def test_the_network_that_a_configuration_does_not_list_is_inferred(
     golden: Callable, weights: Callable, tmp_path: Path, case: str, network: str, where: str

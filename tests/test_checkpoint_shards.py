@@ -54,9 +54,8 @@ def write_diffusers_shards(golden: Callable, folder: Path, shard: str, index: st
     return shards
 
 
-@pytest.mark.parametrize("with_index", [True, False], ids=["index", "no index"])
+@pytest.mark.parametrize(("with_index", "inside"), [(True, ""), (False, "vae")], ids=["index", "no index"])
 @pytest.mark.parametrize("naming", NAMINGS)
-@pytest.mark.parametrize("inside", ["", "vae"])
 def test_shards_of_every_naming_load_like_one_file(
     golden: Callable, tmp_path: Path, naming: str, with_index: bool, inside: str
 ) -> None:

@@ -209,12 +209,13 @@ def test_a_batch_and_stills_have_sheets_and_metadata_goes_into_both(clips):
     assert pictures("frames.png", (64, 64), 16).shape[0] == 16
 
 
-@pytest.mark.parametrize("option", ["-q", "--skip-existing", "-n", "--dry-run"])
 @pytest.mark.parametrize(
-    ("main", "arguments"),
+    ("main", "arguments", "option"),
     [
-        *((decode, [*VAE, "--contact-sheet", "-o", name]) for name in ("clip.npy", "clip.mp4", "clip/", "clip.png")),
-        (preview, [*RGB, "-o", "clip.png"]),
+        *((decode, [*VAE, "--contact-sheet", "-o", "clip.png"], each) for each in ("-q", "--skip-existing", "-n")),
+        *((decode, [*VAE, "--contact-sheet", "-o", name], "-q") for name in ("clip.npy", "clip/")),
+        *((decode, [*VAE, "--contact-sheet", "-o", "clip.mp4"], each) for each in ("--skip-existing", "--dry-run")),
+        (preview, [*RGB, "-o", "clip.png"], "-q"),
     ],
 )
 def test_no_picture_is_replaced_by_a_sheet(clips, capsys, loads, main, arguments, option):

@@ -256,14 +256,11 @@ def test_the_command_decodes_in_tiles_says_so_and_refuses_narrow_overlaps(golden
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "tile_batch_size", "bit_depth"), [("float32", 1, None), ("float32", 3, 8), ("bfloat16", 3, None)]
-)
-@pytest.mark.parametrize(
-    "tiling",
+    ("tiling", "dtype", "tile_batch_size", "bit_depth"),
     [
-        TilingConfig.spatial_only(96, 32),
-        TilingConfig.temporal_only(24, 8),
-        TilingConfig(SpatialTilingConfig(128, 32), TemporalTilingConfig(24, 8)),
+        (TilingConfig.spatial_only(96, 32), "float32", 3, 8),
+        (TilingConfig.temporal_only(24, 8), "bfloat16", 3, None),
+        (TilingConfig(SpatialTilingConfig(128, 32), TemporalTilingConfig(24, 8)), "float32", 1, None),
     ],
 )
 @cpu_only("plans for a GPU count a step ahead, which may not overlap")

@@ -46,6 +46,7 @@ TOLERANCE = 1e-5  # of float32 on any number of ranks
 FIRST_CASES = [
     ("decode_for_the_first", "small_ltx2_3", {"frames": 2, "height": 3}),
     ("decode_arriving", "small_ltx2_3", {"frames": 2, "height": 3}),
+    ("decode_joined", "small_ltx2_3", {"frames": 3, "height": 3}),
     ("decode", "memory", {"width": 3}),
     ("encode_stream", "small_ltx2_3", {"frames": 2, "height": 3}),
 ]
@@ -144,7 +145,7 @@ def check_bands(outcome, ranks, function, name, shape, golden):
     assert np.abs(outcome["result"] - expected).max() < (1e-4 if name.startswith("ltx2_5_") else TOLERANCE), case
     if function != "decode_for_the_first":
         assert np.ptp(outcome["sums"]) == 0, f"{case}: all ranks get the same"
-    if function in ("decode", "decode_arriving"):
+    if function in ("decode", "decode_arriving", "decode_joined"):
         assert (outcome["sent"] > 0).all() and len(outcome["sent"]) == ranks, case
 
 
@@ -309,11 +310,7 @@ def test_sound_alone_is_written_and_reported_by_the_first_rank(tmp_path, golden,
 def test_wrong_usage_and_errors_of_all_ranks_are_one_line(clip):
     folder, options = clip
     command = ["-m", "mlx_ltx_vae.decode", folder / "one.safetensors", *options, "-o", folder / "out.npy"]
-    for extra, words in (
-        (["--mode", "single"], "goes with mode exact and order time"),
-        (["--crf", "3"], "takes no crf"),
-        (["--distributed", "batch"], "there is one; use rows"),
-    ):
+    for extra, words in ((["--crf", "3"], "takes no crf"), (["--distributed", "batch"], "there is one; use rows")):
         out, err = launch(2, *command, *extra)
         assert out == ""
         assert err.count("error: ") == 1
@@ -322,8 +319,7 @@ def test_wrong_usage_and_errors_of_all_ranks_are_one_line(clip):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("process", [0, 1])  # the launcher starts the ranks in any order
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(("process", "number"), [(0, signal.SIGKILL), (1, signal.SIGTERM)])
 def test_a_killed_rank_ends_the_others_and_leaves_no_output(golden, tmp_path, process, number):
     vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
     save_latents(tmp_path / "long.safetensors", distributed_ranks.latents_of(vae, frames=400, height=4, width=4))

@@ -84,7 +84,13 @@ def write_files(folder):
     frames, rows, columns = SHAPE
     latents = load_latents(demo.LATENTS)[0][:, :, :frames, :rows, :columns]
     save_latents("clip.safetensors", latents, fps=24)
+    save_latents("batch.safetensors", mx.concatenate([latents[:, :, :1], latents[:, :, :1]]))
     save_latents("sound.safetensors", latents, fps=24, audio=mx.array(random_latents(9)))
+    Path("windows").mkdir()
+    for number in range(2):
+        window = load_latents(demo.LATENTS)[0][:, :, :5, :1, :1]
+        save_latents(f"windows/{number}.safetensors", window, fps=24, audio=mx.array(random_latents(34)))
+    Path("windows.txt").write_text("windows/0.safetensors\nwindows/1.safetensors\n")
     Path("output/latents").mkdir(parents=True)
     for name in ("clip.latent", "latents.safetensors", "output/latents/ComfyUI_00001_.latent"):
         Path(name).write_bytes(Path("clip.safetensors").read_bytes())
@@ -95,6 +101,7 @@ def write_files(folder):
     Path("more.txt").write_text("a.npy\n".replace("a", "clip"))
     write(folder / "clip.mov", noise(9, (64, 64)), codec="prores")
     write(folder / "clip.mp4", noise(9, (64, 64)))
+    write(folder / "long.mp4", noise(33, (64, 32)))
     write(
         folder / "sound.mov",
         noise(9, (64, 64)),
@@ -115,6 +122,7 @@ def write_files(folder):
     Path("taeltx2_3.safetensors").symlink_to(ROOT / "examples" / "demo_preview.safetensors")
     Path("shot").mkdir()
     run_ffmpeg("-f", "lavfi", "-i", "testsrc=size=64x64", "-frames:v", 9, "shot/%d.exr")
+    run_ffmpeg("-f", "lavfi", "-i", "testsrc=size=64x64", "-frames:v", 1, "photo.png")
     with wave.open("voice.wav", "wb") as sound:
         sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
         sound.writeframes(bytes(8000))

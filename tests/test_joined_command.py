@@ -16,10 +16,12 @@ from safetensors.numpy import save_file
 from audio_cases import random_latents
 from many_files import VAE as DEMO
 from many_files import failed, names, run
-from mlx_ltx_vae import AudioVAE, VideoVAE, demo, load_latents, save_latents
+from mlx_ltx_vae import AudioVAE, VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.encode import main as encode
+from mlx_ltx_vae.latents import LatentsWriter
 from mlx_ltx_vae.preview import main as preview
-from test_joined import joined, joined_sound, windows_of
+from test_joined import TOLERANCE, joined, joined_sound, windows_of
 from test_video_sound import heard
 
 VAE = [*DEMO, "--dtype", "float32"]
@@ -185,6 +187,73 @@ def test_the_sound_of_windows_is_joined_to_the_sample(windows, audio_case, capsy
     save_latents("2.safetensors", windows[2], fps=fps, carry=CARRY)
     line = failed(capsys, *arguments, "-o", "other.mov")
     assert line.startswith("error: 2.safetensors: has no audio latents")
+
+
+def pictures(count):
+    """Noise with a square that moves, so that no two frames are alike."""
+    frames = np.random.default_rng(0).integers(0, 60, (count, 32, 64, 3)).astype(np.uint8)
+    for number, frame in enumerate(frames):
+        frame[8:24, number % 48 : number % 48 + 16] = 200
+    return frames
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "spans"),
+    [
+        (41, [], [(0, 25), (16, 41)]),
+        (38, [], [(0, 25), (16, 33)]),  # 5 frames are left out
+        (42, [], [(0, 25), (16, 41)]),  # of the next window there would be one frame
+        (42, ["--pad"], [(0, 25), (16, 41), (32, 42)]),
+        (25, ["--carry", 0], [(0, 25)]),
+        (27, ["--carry", 0], [(0, 25), (25, 26)]),
+        (10, [], [(0, 9)]),
+    ],
+)
+def test_a_video_is_encoded_in_the_windows_of_a_film(tmp_path, monkeypatch, capsys, count, options, spans):
+    monkeypatch.chdir(tmp_path)
+    frames, vae = pictures(count), VideoVAE.from_pretrained(demo.VAE, decoder=False, dtype="float32")
+    with VideoWriter("clip.mkv", size=(64, 32), fps=24, codec="ffv1") as out:
+        out.write(frames)
+    carry = 0 if options[:1] == ["--carry"] else 9
+    options = options if carry == 0 else ["--carry", carry, *options]
+    assert run(encode, "clip.mkv", *VAE, "--windows", 25, *options, "-o", "windows/", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert names("windows") == [f"{number:05d}.safetensors" for number in range(1, len(spans) + 1)]
+    stored = np.concatenate([frames, *[frames[-1:]] * 7])
+    with VideoReader("clip.mkv") as video:
+        assert np.array_equal(np.concatenate(list(video)), frames)
+    for name, (first, end) in zip(names("windows"), spans, strict=True):
+        latents, info = load_latents(f"windows/{name}")
+        whole = first + 1 + 8 * -(-(end - first - 1) // 8)
+        expected = vae.encode(stored[first:whole])
+        assert latents.shape == expected.shape
+        assert mx.abs(latents - expected).max().item() < TOLERANCE
+        assert (info.carry, info.fps, info.num_frames) == (carry, 24, whole - first)
+    assert (report["frames"], report["windows"], report["carry"]) == (whole, len(spans), carry)
+    assert run(decode, "windows", *VAE, "--join", "--blend", 0, "-o", "film.npy", "-q") == 0
+    assert len(np.load("film.npy")) == report["frames"]
+
+
+def test_windows_are_encoded_into_a_new_folder_or_not_at_all(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with VideoWriter("clip.mkv", size=(64, 32), fps=24, codec="ffv1") as out:
+        out.write(pictures(41))
+    Path("full").mkdir()
+    Path("full/a.safetensors").write_text("kept")
+    arguments = ["clip.mkv", *VAE, "-o"]
+    line = failed(capsys, *arguments, "full/", "--windows", 25, "--carry", 9, main=encode)
+    assert line.startswith("error: full: already exists and is not an empty folder")
+    line = failed(capsys, *arguments, "w/", "--windows", 24, "--carry", 9, main=encode)
+    assert line == "error: windows have 1 + 8*k frames, more than the 9 that they share, not 24; correct --windows."
+    assert "not 25; correct --windows." in failed(capsys, *arguments, "w/", "--windows", 25, main=encode)
+    assert "not 10; correct the carry." in failed(capsys, *arguments, "w/", "--windows", 25, "--carry", 10, main=encode)
+    writes = LatentsWriter.complete
+    monkeypatch.setattr(
+        LatentsWriter,
+        "complete",
+        lambda self, **stated: writes(self, **stated) if self._name.endswith("1.safetensors") else 1 / 0,
+    )
+    failed(capsys, *arguments, "w/", "--windows", 25, "--carry", 9, main=encode)
 
 
 @pytest.mark.slow

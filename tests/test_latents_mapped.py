@@ -146,7 +146,7 @@ latents = file.map()
 opened = peak()
 for frame in range(0, 64, 4):
     latents[:, :, frame : frame + 1]
-for row in range(0, 256, 16):
+for row in range(0, 128, 16):
     latents[:, :, :, row : row + 1]
 sample_moments(latents)
 print(opened - before, peak() - before)
@@ -154,11 +154,11 @@ print(opened - before, peak() - before)
 
 
 def test_memory_is_that_of_a_slice_whatever_the_size_of_the_file(tmp_path: Path) -> None:
-    path = write_sparse(tmp_path / "clip.safetensors", (1, 64, 64, 256, 256))  # 1.07 GB
+    path = write_sparse(tmp_path / "clip.safetensors", (1, 64, 64, 128, 128))  # 268 MB
     done = subprocess.run([sys.executable, "-c", _HOLD, path], capture_output=True, text=True, check=True)
     opened, sliced = map(int, done.stdout.split())
     assert opened < 10e6
-    assert sliced < 150e6  # a slice has 4 to 17 MB
+    assert sliced < 100e6  # a slice has 2 to 4 MB
 
 
 def test_a_slice_of_a_file_larger_than_memory_is_read(tmp_path: Path) -> None:

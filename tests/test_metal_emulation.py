@@ -262,8 +262,6 @@ def test_decodes_of_the_demo_lose_what_an_independent_emulation_says(demo_latent
         "no Winograd": ("bfloat16", {"convolutions": DIRECT}, 47.69),
         "float16 operands": ("bfloat16", {"convolutions": HALF}, 48.64),
         "but for upsampling": ("bfloat16", {"convolutions": HALF, "upsampling": ConvOptions()}, 46.93),
-        "but for upsampling without Winograd": ("bfloat16", {"convolutions": HALF, "upsampling": DIRECT}, 48.08),
-        "float16": ("float16", {}, 63.83),
         "TF32 products": ("float32", {"tf32": True}, 71.34),
     }
     reference, largest, shares = in_float32("exact"), {}, {}

@@ -6,6 +6,7 @@ from pathlib import Path
 import option_tables
 import pytest
 
+from benchmarks.plan_table import plan_table
 from mlx_ltx_vae.checkpoint.locate import parse_reference
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +45,18 @@ def test_every_page_of_the_documentation_is_in_its_list() -> None:
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= listed
 
 
+def test_scripts_and_targets_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        text = page.read_text()
+        for name in re.findall(
+            r"(?:python|sh|bash|`)\s?((?:examples|scripts|tests|benchmarks)/[\w./]+\.(?:py|sh))", text
+        ):
+            assert name == "tests/test_new.py" or (ROOT / name).is_file(), f"{page.name}: {name}"
+        for name in re.findall(r"(?:^    |`|&& )make ([a-z]+)", text, re.MULTILINE):
+            assert name in targets, f"{page.name}: make {name}"
+
+
 def test_the_tables_of_options_are_made_from_the_parsers() -> None:
     text = option_tables.PAGE.read_text(encoding="utf-8")
     assert set(re.findall(r"<!-- options: (\w+) -->", text)) == set(option_tables.PARSERS)
@@ -66,6 +79,18 @@ def test_the_models_of_the_readme_are_files_or_ids_that_can_be_pasted() -> None:
     for _, address, name in rows:
         repository, inner = parse_reference(name) or ("", name)
         assert repository in address and (not inner or inner.endswith(".safetensors"))
+
+
+def test_the_tables_of_planned_peaks_are_what_is_planned() -> None:
+    planned = {cells[0]: cells for cells in map(cells_of, plan_table().splitlines()[2:])}
+    for name, columns in (("README.md", (0, 1, 2, 3, 5)), ("docs/planning.md", range(6))):
+        rows = [cells_of(line) for line in re.findall(r"^\| \d+x\d+, \d+ frames .*$", (ROOT / name).read_text(), re.M)]
+        assert len(rows) >= 3
+        assert rows == [[planned[row[0]][column] for column in columns] for row in rows]
+
+
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def test_the_readme_is_short() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from conftest import active_memory
 from examples.preview_while_denoising import DEMO_PREVIEW
 from mlx_ltx_vae import CheckpointError, LatentsError, PreviewVAE, VideoVAE, demo, load_latents
 from mlx_ltx_vae.backend.mlx_utils import psnr
@@ -24,7 +23,7 @@ from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
 from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder, PreviewEncoder
 from mlx_ltx_vae.planning.clip import receptive_field
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
-from tolerances import ON_CPU, PEAK_MARGIN, tolerance
+from tolerances import tolerance
 
 CASES = ["taehv_ltx2", "taehv_ltx2_wide"]
 CHANNELS = 6
@@ -161,32 +160,6 @@ def test_a_pixel_sees_no_further_than_its_receptive_field_says(vae):
     reach = receptive_field(vae.decoder.spec).cells * 32
     assert 20 * 32 - reach <= columns[0] < 20 * 32 and 21 * 32 <= columns[-1] < 21 * 32 + reach
     assert columns[0] < 20 * 32 - reach + 64  # and about as far
-
-
-@pytest.mark.parametrize(
-    ("options", "dtype"),
-    [
-        ({}, mx.float32),
-        ({"mode": "single"}, mx.float32),
-        ({"order": "rows"}, mx.float16),
-        ({"chunk": 3}, mx.float16),
-    ],
-)
-def test_its_planned_peak_holds(options, dtype):
-    vae = make(PreviewConfig((64, 48, 32, 32), None, None, CHANNELS))
-    vae.decoder.set_dtype(dtype)
-    latents = latents_of(5, 7, 9)
-    plan = vae.plan(latents.shape, **options)
-    weights = sum(module.weight.nbytes for module in vae.decoder.modules() if "weight" in module)
-    mx.eval(latents, vae.decoder.parameters())
-    held = active_memory() - weights - latents.nbytes
-    mx.reset_peak_memory()
-    for chunk in vae.stream(latents, plan):
-        mx.eval(chunk.frames)
-        del chunk
-    share = (mx.get_peak_memory() - held) / plan.memory.active
-    assert share <= PEAK_MARGIN
-    assert share > 0.5 or not ON_CPU
 
 
 def test_memory_does_not_grow_with_the_clip(vae):
@@ -380,12 +353,12 @@ def test_a_pickle_is_refused_with_the_lines_that_convert_it(tmp_path, is_zip):
 
 
 def test_the_demo_s_preview_looks_like_the_demo():
-    latents = load_latents(demo.LATENTS)[0][:, :, :3]
+    latents = load_latents(demo.LATENTS)[0][..., :6]
+    given, other = latents[:, :, :3], latents[:, :, -3:]
     full, preview = VideoVAE.from_pretrained(demo.VAE, encoder=False), PreviewVAE.from_pretrained(DEMO_PREVIEW)
     assert repr(preview) == "PreviewVAE(demo, decoder, float16, 1.3 MB)"
-    decoded, quick = full.decode(latents), preview.decode(latents)
+    decoded, quick = full.decode(given), preview.decode(given)
     assert psnr(quick, decoded) > 20
-    other = preview.decode(load_latents(demo.LATENTS)[0][:, :, -3:])
-    assert psnr(other, decoded) < 18, "another part of the clip is another picture"
-    stills = preview.decode_stills(latents)
+    assert psnr(preview.decode(other), decoded) < 18, "another part of the clip is another picture"
+    stills = preview.decode_stills(given)
     assert psnr(stills, decoded[:, :, ::8]) > 17, "a still stands for the last frame of its latent frame"

@@ -15,7 +15,7 @@ from checkpoint_files import Weights, as_an_mlx_port_stores, assert_same_weights
 from conftest import FIXTURES
 from mlx_ltx_vae import VideoVAE, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
-from mlx_ltx_vae.checkpoint.weight_files import choose_file, choose_weights
+from mlx_ltx_vae.checkpoint.files import choose_file, choose_weights
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.errors import CheckpointError

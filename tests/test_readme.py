@@ -12,12 +12,13 @@ from pathlib import Path
 
 import imageio_ffmpeg
 import mlx.core as mx
+import numpy as np
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from examples.server import make_app
-from mlx_ltx_vae import VideoReader, VideoVAE, demo, load_latents, save_latents
+from mlx_ltx_vae import VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.models import layers
 from mlx_ltx_vae.models.base import Statistics
@@ -95,6 +96,19 @@ def test_raw_frames_go_into_ffmpeg_as_the_page_pipes_them(tmp_path):
     subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, check=True, timeout=120)
     with VideoReader(tmp_path / "clip.avi") as reader:
         assert sum(frames.shape[0] for frames in reader) == 9
+
+
+def test_grain_is_added_as_the_hdr_page_says(tmp_path):
+    (command,) = re.findall(r"^    (ffmpeg .*\\\n.*)$", (ROOT / "docs/hdr.md").read_text(), re.MULTILINE)
+    frames = np.full((3, 64, 64, 3), 128, np.uint8)
+    with VideoWriter(tmp_path / "clip.mp4", size=(64, 64), fps=24, codec="hevc") as out:
+        out.write(frames)
+    program = f"{shlex.quote(imageio_ffmpeg.get_ffmpeg_exe())} -loglevel error "
+    subprocess.run(["bash", "-c", command.replace("ffmpeg ", program)], cwd=tmp_path, check=True, timeout=120)
+    with VideoReader(tmp_path / "grain.mp4") as reader:
+        pixels = np.concatenate(list(reader))
+    assert (pixels.dtype, pixels.shape) == (np.uint16, frames.shape)
+    assert pixels.std() > 257 / 2  # half a level of 8 bits
 
 
 def test_the_example_decoder_of_the_architecture_page_streams_along_all_axes():

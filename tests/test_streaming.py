@@ -200,3 +200,26 @@ def test_two_bands_that_exchange_rows_decode_what_one_stream_decodes(golden, nam
     result = np.concatenate(results, axis=2)
     assert result.shape == expected.shape
     assert np.abs(result - np.array(expected)).max() < tolerance(1e-5)
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_a_stream_waits_for_all_steps_but_those_that_are_prefetched(monkeypatch, prefetch):
+    """Also for those of stages without caches."""
+    under_way, counts = [], []
+    start, wait = mx.async_eval, mx.eval
+
+    def begin(*arrays):
+        start(*arrays)
+        under_way.append(True)
+        counts.append(len(under_way))
+
+    def end(*arrays):
+        wait(*arrays)
+        under_way.pop()
+
+    monkeypatch.setattr(mx, "async_eval", begin)
+    monkeypatch.setattr(mx, "eval", end)
+    stages = [pointwise(mx.abs), shifted_attention(Axis.TIME, 3), pointwise(mx.abs), pointwise(mx.abs)]
+    pieces = list(run_stream(stages, cut(clip_of(), range(LENGTH)), prefetch=prefetch))
+    assert sum(piece.shape[1] for piece in pieces) == LENGTH
+    assert len(counts) > 3 * LENGTH and max(counts) == prefetch + 1

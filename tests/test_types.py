@@ -57,6 +57,7 @@ def test_mypy_finds_typos_and_nothing_else(files, tmp_path):
     assert_only_typos(re.findall(r"^(.*?\.py):(\d+): error", out, re.MULTILINE), files)
 
 
+@pytest.mark.slow
 def test_pyright_finds_typos_and_nothing_else(files, tmp_path):
     (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')  # as pyright itself
     out = check([sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, *files], tmp_path)

@@ -40,6 +40,17 @@ WRONG = [
     (decode, f"{DECODE} more.npy", "out.mp4: is one output for several inputs; name a folder (out/) or a pattern"),
     (decode, "@clips.txt -m vae -o out.mp4", "out.mp4: is one output for several inputs"),
     (decode, "clip.npy more.npy -m vae", "-o OUT is missing"),
+    (decode, f"{DECODE} --carry 25", "--carry and --blend are for a film of windows; add --join"),
+    (decode, f"{DECODE} --join --blend -1", "'-1' is not a whole number of at least 0"),
+    (decode, f"{DECODE} --join --carry 17 --blend 18", "--blend 18 is more than the --carry of 17 frames"),
+    (decode, f"{DECODE} --join --keyframes k.npz", "--keyframes goes with one window"),
+    (decode, f"{DECODE} --join --audio-latents a.npz", "--audio-latents goes with one window"),
+    (decode, "clip.npy --join --audio-model a -o out.wav", "a .wav file is the sound alone; leave out --join"),
+    (decode, "a.npy b.npy --join -m vae", "-o OUT is missing"),
+    (preview, "a.npy b.npy -m rgb -o out/ --blend 3", "--carry and --blend are for a film of windows; add --join"),
+    (encode, f"{ENCODE} --carry 9", "--carry is for --windows; add it"),
+    (encode, f"{ENCODE} --windows 25", "--windows makes several files; name a folder for them: out.safetensors/"),
+    (encode, "a.mp4 b.mp4 -m vae -o out/ --windows 25", "--windows goes with one video; encode each on its own"),
     (decode, "clip.npy - -m vae -o out/", "- is standard input or output, which takes one input"),
     (decode, "clip.npy more.npy -m vae -o -", "- is standard input or output, which takes one input"),
     (decode, "a.npy b.npy -m vae -o out/ --audio voice.wav", "--audio goes with one input"),
@@ -264,7 +275,9 @@ def test_an_option_of_another_tool_gets_what_stands_for_it_here_or_nothing(comma
     with pytest.raises(SystemExit, match="2"):
         command([*([] if command in (bench, mlx_ltx_vae) else ["clip"]), *option.split()])
     error, _ = capsys.readouterr().err.splitlines()
-    assert error == f"error: unrecognized arguments: {option}" + (f" ({remark})" if remark else "")
+    name = option.split()[0]  # from Python 3.15 on, the value is an input
+    said = [f"error: unrecognized arguments: {words}" for words in (name, option)]
+    assert error in [each + (f" ({remark})" if remark else "") for each in said]
 
 
 def test_what_stands_for_options_of_other_tools_exists():
@@ -305,7 +318,7 @@ def test_memory_budgets_with_a_unit_are_taken(value, capsys):
     assert capsys.readouterr().err == "error: vae: there is no such file or folder; check the path.\n"
 
 
-@pytest.mark.parametrize("module", ["mlx_ltx_vae.decode", "weights_convert", "benchmarks"])
+@pytest.mark.parametrize("module", ["mlx_ltx_vae.decode", "weights_convert"])
 def test_a_program_reports_wrong_usage_its_version_and_its_help(module):
     wrong = run(module, "--no-such-option")
     assert (wrong.returncode, wrong.stdout) == (2, "")
@@ -357,9 +370,8 @@ def test_the_package_lists_its_commands():
     for name, what in COMMANDS.items():
         (line,) = (line for line in listed.stdout.splitlines() if line.startswith(f"  python -m mlx_ltx_vae.{name} "))
         assert line.endswith(what)
-    shown = run("mlx_ltx_vae", "--version")
+    shown = run("mlx_ltx_vae", "version")
     assert (shown.returncode, shown.stdout) == (0, f"mlx_ltx_vae {version('mlx_ltx_vae')}\n")
-    assert run("mlx_ltx_vae", "version").stdout == shown.stdout
     assert run("mlx_ltx_vae", "help").stdout == listed.stdout
     assert run("mlx_ltx_vae", "help", "info").stdout == run("mlx_ltx_vae.info", "--help").stdout
     unknown = run("mlx_ltx_vae", "decoed")

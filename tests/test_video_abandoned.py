@@ -56,8 +56,9 @@ OUTPUTS = [
 @pytest.mark.parametrize(
     ("name", "options", "num_frames", "is_in_a_cycle"),
     [
-        *((*output, *case) for output in OUTPUTS for case in [(0, False), (30, True)]),
-        *((*output, *case) for output in OUTPUTS[:3] for case in [(0, True), (30, False)]),
+        *((*output, 30, True) for output in OUTPUTS),
+        *((*output, 0, index == 1) for index, output in enumerate(OUTPUTS[:3])),
+        (*OUTPUTS[0], 30, False),
     ],
 )
 def test_a_dropped_writer_leaves_nothing(

@@ -109,8 +109,10 @@ LOSSLESS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("bit_depth", [8, 10])
-@pytest.mark.parametrize("pixel_format", LOSSLESS)
+@pytest.mark.parametrize(
+    ("pixel_format", "bit_depth"),
+    [("yuv420p", 10), ("yuv444p16le", 8), *zip(LOSSLESS, 2 * [8, 10, 10, 8], strict=True)],
+)
 def test_written_planes_are_those_of_the_standard(tmp_path: Path, pixel_format: str, bit_depth: int) -> None:
     path = write_picture(tmp_path / "a.mkv", bit_depth, codec="ffv1", pix_fmt=pixel_format)
     bits = layout(pixel_format)[0]
@@ -149,8 +151,9 @@ def test_every_codec_stores_the_levels_of_the_standard(
         assert abs(np.mean((a - b)[EDGE:-EDGE, EDGE:-EDGE])) / scale < 0.13
 
 
-@pytest.mark.parametrize("bit_depth", [8, 10])
-@pytest.mark.parametrize("pixel_format", ["gbrp10le", "gbrp12le", "gbrp16le", "bgr0"])
+@pytest.mark.parametrize(
+    ("pixel_format", "bit_depth"), [("gbrp10le", 8), ("gbrp12le", 10), ("gbrp16le", 8), ("gbrp16le", 10), ("bgr0", 10)]
+)
 def test_rgb_of_any_depth_has_the_full_range(tmp_path: Path, pixel_format: str, bit_depth: int) -> None:
     path = write_picture(tmp_path / "a.mkv", bit_depth, codec="ffv1", pix_fmt=pixel_format)
     peak = {"gbrp10le": 1023, "gbrp12le": 4095, "gbrp16le": 65535}.get(pixel_format, 255)
@@ -169,9 +172,9 @@ def test_odd_sizes_are_converted_whole(tmp_path: Path, size: tuple[int, int]) ->
     assert all(np.abs(plane - 512).max() <= 1 for plane in chroma)
 
 
-@pytest.mark.parametrize("bit_depth", [8, 10])
 @pytest.mark.parametrize(
-    ("name", "codec"), [("a.mp4", "h264"), ("a.mov", "hevc"), ("a.mp4", "av1"), ("a.webm", "vp9"), ("a.mov", "prores")]
+    ("name", "codec", "bit_depth"),
+    [("a.mp4", "h264", 8), ("a.mov", "hevc", 10), ("a.mp4", "av1", 10), ("a.webm", "vp9", 8), ("a.mov", "prores", 10)],
 )
 def test_a_file_states_what_its_frames_are(tmp_path: Path, name: str, codec: str, bit_depth: int) -> None:
     path = write_picture(tmp_path / name, bit_depth, codec=codec)
@@ -249,9 +252,13 @@ def test_chroma_is_read_where_the_file_has_it(tmp_path: Path, pixel_format: str,
     assert error_of_reading(path) < (2.2 if pixel_format != "yuv420p10le" else 0.6)
 
 
-@pytest.mark.parametrize("degrees", [0, 90, 180, 270])
 @pytest.mark.parametrize(
-    ("site", "size", "ending"), [("left", SIZE, ".mp4"), ("topleft", SIZE, ".mp4"), ("left", (97, 65), ".mkv")]
+    ("degrees", "site", "size", "ending"),
+    [
+        *((degrees, "left", SIZE, ".mp4") for degrees in (0, 90, 180, 270)),
+        *((degrees, "topleft", SIZE, ".mp4") for degrees in (90, 180)),
+        *((degrees, "left", (97, 65), ".mkv") for degrees in (180, 270)),
+    ],
 )
 def test_chroma_of_rotated_videos_is_read_where_it_is(
     tmp_path: Path, site: str, size: tuple[int, int], ending: str, degrees: int
@@ -266,8 +273,14 @@ def test_chroma_of_rotated_videos_is_read_where_it_is(
     assert np.abs(upright - picture(*grid(size)))[EDGE:-EDGE, EDGE:-EDGE].max() * 255 < 0.65
 
 
-@pytest.mark.parametrize("size", [(97, 65), (97, 64), (96, 65), (98, 66)])
-@pytest.mark.parametrize("pixel_format", ["yuv420p10le", "yuv422p10le", "yuv411p", "yuva420p10le"])
+@pytest.mark.parametrize(
+    ("pixel_format", "size"),
+    [
+        *(("yuv420p10le", size) for size in [(97, 65), (97, 64), (96, 65), (98, 66)]),
+        *((other, (97, 65)) for other in ("yuv422p10le", "yuv411p", "yuva420p10le")),
+        ("yuv411p", (98, 66)),
+    ],
+)
 def test_chroma_of_odd_sizes_is_read_where_the_file_has_it(
     tmp_path: Path, pixel_format: str, size: tuple[int, int]
 ) -> None:
@@ -293,8 +306,14 @@ def colorful(size: tuple[int, int]) -> Image.Image:
     return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
 
 
-@pytest.mark.parametrize("size", [(200, 134), (201, 135), (201, 134), (200, 135)])
-@pytest.mark.parametrize(("name", "subsampling"), [("a.jpg", 2), ("a.jpg", 1), ("a.jpg", 0), ("a.webp", None)])
+@pytest.mark.parametrize(
+    ("name", "subsampling", "size"),
+    [
+        *(("a.jpg", 2, size) for size in [(200, 134), (201, 135), (201, 134), (200, 135)]),
+        *(("a.jpg", subsampling, (201, 135)) for subsampling in (1, 0)),
+        *(("a.webp", None, size) for size in [(200, 134), (201, 135)]),
+    ],
+)
 def test_pictures_of_any_size_are_read_as_by_their_own_libraries(
     tmp_path: Path, name: str, subsampling: int | None, size: tuple[int, int]
 ) -> None:
@@ -302,8 +321,9 @@ def test_pictures_of_any_size_are_read_as_by_their_own_libraries(
     assert error_of_picture(tmp_path / name) < 3.2  # the libraries interpolate chroma linearly; stretched, it is over 8
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("size", [(200, 134), (201, 135)])
+@pytest.mark.parametrize(
+    ("orientation", "size"), [*((number, (201, 135)) for number in range(1, 9)), (3, (200, 134)), (6, (200, 134))]
+)
 def test_turned_pictures_are_read_as_by_libjpeg(tmp_path: Path, size: tuple[int, int], orientation: int) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation

@@ -58,8 +58,10 @@ CODECS = [
 ]
 
 
-@pytest.mark.parametrize("ahead", [True, False], ids=["known length", "unknown length"])
-@pytest.mark.parametrize(("name", "codec", "rate"), CODECS)
+@pytest.mark.parametrize(
+    ("name", "codec", "rate", "ahead"),
+    [*((*each, index % 2 == 0) for index, each in enumerate(CODECS)), (*CODECS[0], False), (*CODECS[-1], True)],
+)
 def test_the_video_has_the_sound_from_its_first_to_its_last_sample(tmp_path, name, codec, rate, ahead):
     sound = tone(2, rate)
     options = {"num_frames": NUM_FRAMES} if ahead else {}

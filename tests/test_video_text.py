@@ -103,7 +103,7 @@ def expected(plain: Path) -> dict[str, dict[str, Any]]:
     return {ending: found(plain / f"plain{ending}") for ending in ENDINGS}
 
 
-@settings(max_examples=40, derandomize=True, deadline=None, database=None,
+@settings(max_examples=12, derandomize=True, deadline=None, database=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
 @given(ending=st.sampled_from(list(ENDINGS)), key=texts, value=texts, name=texts, is_attached=st.booleans())
 def test_text_anywhere_in_a_file_changes_nothing(
@@ -119,12 +119,12 @@ def test_text_anywhere_in_a_file_changes_nothing(
         assert read_metadata(path)["title"] == value
 
 
-@pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("ending", [".mkv", ".mp4"])
 def test_lines_of_ffmpegs_log_in_a_file_change_nothing(
-    tmp_path: Path, plain: Path, expected: dict, ending: str, line: str
+    tmp_path: Path, plain: Path, expected: dict, ending: str
 ) -> None:
-    add_text(plain / f"plain{ending}", tmp_path / f"a{ending}", f"a\n{line}\nb", f"{line}\n{line}")
+    lines = "\n".join(LINES)
+    add_text(plain / f"plain{ending}", tmp_path / f"a{ending}", f"a\n{lines}\nb", f"{lines}\n{lines}")
     assert found(tmp_path / f"a{ending}") == expected[ending]
 
 
@@ -156,12 +156,12 @@ def test_damage_is_an_error_whatever_the_file_is_named(tmp_path: Path, plain: Pa
 
 def test_many_tags_are_not_searched(tmp_path: Path, plain: Path, expected: dict) -> None:
     """What is kept of the log is what ffmpeg says of streams and frames, whatever the file has beside."""
-    tags = "".join(f"key{index}=Stream #0:0: Video: vp9\n" for index in range(5000))
+    tags = "".join(f"key{index}=Stream #0:0: Video: vp9\n" for index in range(500))
     (tmp_path / "text.txt").write_text(f";FFMETADATA1\n{tags}[STREAM]\n{tags}")
     run_ffmpeg("-i", plain / "plain.mkv", "-i", tmp_path / "text.txt", "-map_metadata", 1, "-map_metadata:s:v", "1:s:0",
                "-map", 0, "-c", "copy", tmp_path / "a.mkv")  # fmt: skip
     shown = subprocess.run([get_ffmpeg_exe(), "-i", tmp_path / "a.mkv"], capture_output=True, text=True, check=False)
-    assert shown.stderr.count("Video: vp9") >= 10_000
+    assert shown.stderr.count("Video: vp9") >= 1000
     output = ["-map", "0:V:0", "-frames:v", "1", "-f", "null"]
     description = ffmpeg.describe(
         "a.mkv", "video", ffmpeg.input_arguments(tmp_path / "a.mkv"), "0:V:0", output, ReaderError

@@ -170,17 +170,16 @@ def icc_profile(name: str, primaries: tuple[float, ...] | None, gamma: float | N
 WRITERS = {"a.png": {}, "a.jpg": {"quality": 95}, "a.tif": {}, "a.webp": {"lossless": True}}
 
 
-@pytest.mark.parametrize("file", WRITERS)
 @pytest.mark.parametrize("source", ["file", "folder"])
 @pytest.mark.parametrize(
-    ("name", "gamma", "is_reported"),
+    ("file", "name", "gamma", "is_reported"),
     [
-        ("sRGB", None, False),
-        ("sRGB", 2.2, False),
-        ("sRGB", 1.8, True),
-        ("Display P3", None, True),
-        ("Adobe RGB", 2.2, True),
-        ("ProPhoto", 1.8, True),
+        ("a.png", "sRGB", None, False),
+        ("a.jpg", "sRGB", 2.2, False),
+        ("a.tif", "sRGB", 1.8, True),
+        ("a.webp", "Display P3", None, True),
+        ("a.png", "Adobe RGB", 2.2, True),
+        ("a.jpg", "ProPhoto", 1.8, True),
     ],
 )
 def test_color_profiles_that_are_not_srgb_by_their_colors_are_reported(

@@ -94,8 +94,8 @@ def run(work: Callable[..., Any], *arguments: Any, node_id: str | None) -> Any:
 
 
 def show(job: Job, bar: comfy.utils.ProgressBar | None, node_id: str | None) -> comfy.utils.ProgressBar | None:
-    """Show the newest report of a job, and all lines that it has said."""
-    if lines := job.new_lines():
+    """Show the newest report of a job, and in a node all lines that it has said."""
+    if (lines := job.new_lines()) and node_id is not None:
         for line in lines:
             logging.info(line)
         tell("\n".join(job.lines), node_id)

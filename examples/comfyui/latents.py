@@ -49,7 +49,7 @@ def to_numpy(tensor: Any) -> np.ndarray:
 
 
 def samples_of(audio: dict, max_channels: int = MAX_CHANNELS) -> np.ndarray:
-    """The samples of an AUDIO, (B, channels, n) float32. A `LatentsError` for what is no sound."""
+    """The samples of an AUDIO, (B, channels, n) float32. Raises a `LatentsError` for anything but sound."""
     samples = to_numpy(audio["waveform"])
     _, channels, length = samples.shape
     if length == 0 or channels == 0:

@@ -104,12 +104,12 @@ def evaluate(what: str, *arrays: mx.array, error: type[LTXVAEError] = LatentsErr
 
 
 def native_array(values: Any, what: str, error: type[LTXVAEError] = LatentsError) -> mx.array | np.ndarray:
-    """A caller's array as MLX takes it, in the byte order of this machine. An `error` for what is none of numbers."""
+    """A caller's array as MLX takes it, in the byte order of this machine. Raises `error` for anything but numbers."""
     if isinstance(values, mx.array):
         return values
     try:
         array = np.asanyarray(values)
-    except Exception as problem:  # each library has its own: torch a TypeError for bfloat16, and for what is on a GPU
+    except Exception as problem:  # each library has its own: torch a TypeError for bfloat16, and for arrays on a GPU
         raise error(
             f"the {what} are {type(values).__name__}, which numpy cannot convert ({excerpt(problem, 120)}); pass "
             "float32 in the memory of the CPU: tensor.detach().cpu().float()."

@@ -14,16 +14,18 @@ from ..errors import CheckpointError, check_is_path, excerpt
 from ..files import expand_home, explain_missing
 from ..models.base import PICTURES, SOUND, Family, Found, Medium
 from ..models.families import families_of
-from .files import Archive, open_archive, shard_names
-from .weight_files import (
+from .files import (
     CONFIG_NAMES,
+    Archive,
     WeightFiles,
     choose_file,
     choose_weights,
     is_index,
     list_weights,
+    open_archive,
     own_config_names,
     prefer_convolutional,
+    shard_names,
     shards_beside,
 )
 

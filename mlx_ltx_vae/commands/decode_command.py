@@ -70,7 +70,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     missing: str | None = "-m VAE is missing: the checkpoint to decode with"
     if is_sound(arguments.output or ""):
         known = ["demo", "output", *(field.name for kind in (SoundSettings, Job) for field in fields(kind))]
-        parser.refuse_others(arguments, known, "a .wav file is the sound alone")
+        parser.refuse_others(arguments, {*known} - {"join"}, "a .wav file is the sound alone")
         missing = None if arguments.audio_model else "--audio-model AUDIO is missing: the checkpoint of the sound"
     complete_inputs(parser, arguments, demo.VAE, "demo.mp4", missing)
     with parser.wrong_usage():
@@ -99,6 +99,8 @@ def complete_inputs(
         arguments.latents = [*arguments.latents, f"@{arguments.list}"]
     if not arguments.join and (arguments.carry is not None or arguments.blend is not None):
         parser.error("--carry and --blend are for a film of windows; add --join")
+    if arguments.carry is not None and (arguments.blend or 0) > arguments.carry:
+        parser.error(f"--blend {arguments.blend} is more than the --carry of {arguments.carry} frames")
     if arguments.demo:
         if arguments.latents or arguments.model:
             parser.error("--demo comes with latents and a VAE; leave out LATENTS and -m")
@@ -140,8 +142,9 @@ def run_decode(
         check_keyframes_option(settings.keyframes, sources)
         if sound:
             sound.check(audio, is_alone=alone is not None, is_many=are_many(arguments.latents))
-        if sound and sound.audio_latents and arguments.join:
-            raise ItemsError("--audio-latents goes with one video; store the audio latents of windows in their files")
+        for name in ("keyframes", "audio_latents") if arguments.join else ():
+            if getattr(arguments, name, None):
+                raise ItemsError(f"--{name.replace('_', '-')} goes with one window; store it in each window's file")
         if audio and arguments.frames and arguments.frames.start:
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
         sinks = _choose_hdr_frames(arguments, settings.sinks, is_exr=is_exr)

@@ -5,13 +5,13 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
 from math import ceil, prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -21,14 +21,17 @@ from ..audio_vae import AudioVAE, plan_sound_encode
 from ..backend.machine import Work
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import CheckpointError, ReaderError, warn
-from ..files import sample_path
+from ..codec_table import LATER_STILL_CRF, STILL_CRF
+from ..errors import CheckpointError, PlanError, ReaderError, warn
+from ..files import part_folder, sample_path
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
 from ..pipeline.audio import every_chunk
+from ..pipeline.encode import cut_windows
 from ..pipeline.frames import to_encoder_pixels
 from ..pipeline.progress import FrameBar
+from ..planning.film import DEFAULT_CARRY, check_carry
 from ..planning.plan import EncodePlan, Plan, PlanOptions, parse_options
 from ..planning.planner import plan_encode
 from ..shapes import LatentShape, Size, format_size
@@ -38,7 +41,7 @@ from ..video import ExrReader, Fit, VideoReader
 from ..video.reader import source_files
 from ..video.sound_files import SoundReader
 from .cli import CommandParser, format_range
-from .jobs import Item, Job, Task, describe_blending, find_pattern, has_table
+from .jobs import Item, Job, Task, are_many, describe_blending, find_pattern, has_table
 from .options import pick, take
 from .running import run_command
 
@@ -53,13 +56,22 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         parser.error("-m VAE is missing: the checkpoint to encode with (or --demo)")
     if arguments.hdr and arguments.matrix:
         parser.error("--matrix is for videos, and --hdr for EXR images; choose one")
+    if arguments.hdr and arguments.compress is not None:
+        parser.error("--compress is for pictures with 8 bits per color, and --hdr for EXR images; choose one")
     if "-" in arguments.video and arguments.frames and min(arguments.frames.start, arguments.frames.stop or 0) < 0:
         parser.error("standard input is read once, so --frames cannot count from its end; count from the first")
     if not arguments.output and not has_table(arguments.video):
         parser.error("-o LATENTS is missing: where to write the latents")
+    if arguments.carry is not None and not arguments.windows:
+        parser.error("--carry is for --windows; add it")
+    if arguments.windows:
+        if are_many(arguments.video):
+            parser.error("--windows goes with one video; encode each on its own")
+        if not arguments.output.endswith(("/", os.sep)) and not os.path.isdir(arguments.output):
+            parser.error(f"--windows makes several files; name a folder for them: {arguments.output}/")
     with parser.wrong_usage():
         pattern = find_pattern(arguments.video, arguments.output, ".safetensors")
-        if pattern:
+        if pattern and not arguments.windows:
             check_latents_name(pattern)
         tiling = TilingConfig(arguments.tile) if arguments.tile else None
         options = take(arguments, "memory_budget", "tile_batch_size")
@@ -80,8 +92,11 @@ class EncodeSettings:
     frames: slice | None
     fps: Fraction | None
     matrix: str | None
-    hdr: HDRInput | None  # None for what is no EXR
+    hdr: HDRInput | None  # None if it is not EXR
+    compress: int | Literal["auto"] | None  # the CRF of stills; "auto" for the pipelines' own
     pad: bool
+    windows: int | None  # frames of each window; None for one file
+    carry: int | None  # frames that windows share; None for the default
     plan: PlanOptions
     audio_model: str | None
     dtype: DtypeName | None
@@ -110,22 +125,32 @@ class EncodeTask(Task):
 
     def __init__(self, settings: EncodeSettings, job: Job, item: Item) -> None:
         super().__init__(job, item)
-        self._settings = settings
+        self._settings, self._carry = settings, 0
         audio = settings.audio_checkpoint  # its errors, before anything is encoded
         item.inputs = [*source_files(Path(item.source)), *(audio.files if audio else [])]
         pixels = prod(item.size) * (item.max_frames or 0) if item.size else 0  # if a table states them
         item.cost = pixels or _bytes_on_disk(Path(item.source))
+        if settings.windows is not None:
+            scale = job.checkpoint.config.scale
+            self._carry = DEFAULT_CARRY if settings.carry is None else settings.carry
+            check_carry(scale, self._carry)
+            if (settings.windows - 1) % scale.time or settings.windows <= self._carry:
+                expected = f"1 + {scale.time}*k frames, more than the {self._carry} that they share"
+                raise PlanError(f"windows have {expected}, not {settings.windows}; correct --windows.")
         if item.output is not None:
-            check_latents_name(item.output)
+            if settings.windows is None:
+                check_latents_name(item.output)
             self._name_outputs([item.output])
 
     @contextmanager
     def open(self) -> Iterator[None]:
         settings, item = self._settings, self._item
         size = settings.size or item.size
-        is_exr = settings.hdr is not None
+        self._crf = _still_crf(self._job.checkpoint) if settings.compress == "auto" else settings.compress or 0
         reader = partial(
-            partial(ExrReader, space=settings.hdr) if is_exr else partial(VideoReader, matrix=settings.matrix),
+            partial(VideoReader, matrix=settings.matrix, crf=self._crf)
+            if settings.hdr is None
+            else partial(ExrReader, space=settings.hdr),
             item.source,
             size=size,
             fit=settings.fit or (Fit.CROP if size else Fit.EXACT),
@@ -174,31 +199,41 @@ class EncodeTask(Task):
             bar.update(len(frames))
             return frames
 
+        encoded: list[LatentShape] = []
+        sounds: list[mx.array] = []
+        num_frames = sent = 0
         with ExitStack() as stack:
-            # Opened at once: an error if it cannot be written.
-            overwrite = self._job.overwrite is not False
-            writer = stack.enter_context(LatentsWriter(output, overwrite=overwrite)) if ranks.is_first else None
+            open_file = self._open_output(stack, output)
             vae = self._job.load()
             bar.enter("encoding")
             start = time.perf_counter()
-            pixels = map(shown, video) if hdr is None else (to_encoder_pixels(shown(each), hdr) for each in video)
-            stream = vae.encode_stream(pixels, self.plan, pad=self._settings.pad, group=ranks.group)
-            shape = _write_all(stack.enter_context(stream), writer)
-            num_frames, height, width = vae.config.scale.video_grid(shape.grid)
-            audio = None
-            if writer is not None:
-                audio = self._encode_sound(num_frames)
-                moved = writer.complete(fps=video.fps, num_frames=num_frames, height=height, width=width, audio=audio)
-                self._item.rename({} if moved is None else {output: str(moved)})
+            for window in self._cut(map(shown, video)):
+                pixels = window if hdr is None else (to_encoder_pixels(each, hdr) for each in window)
+                stream = vae.encode_stream(pixels, self.plan, pad=self._settings.pad, group=ranks.group)
+                with stream, open_file(len(encoded)) as writer:
+                    encoded.append(shape := _write_all(stream, writer))
+                    count, height, width = vae.config.scale.video_grid(shape.grid)
+                    first = max(0, num_frames - self._carry)
+                    num_frames = first + count
+                    if writer is not None:
+                        audio = self._encode_sound(count, first)
+                        sounds += [] if audio is None else [audio]
+                        carry = None if self._settings.windows is None else self._carry
+                        stated: dict[str, Any] = {"num_frames": count, "height": height, "width": width, "carry": carry}
+                        moved = writer.complete(fps=video.fps, audio=audio, **stated)
+                        self._item.rename({} if moved is None else {output: str(moved)})
+                sent += stream.sent_bytes
         seconds = time.perf_counter() - start
-        sound = "" if audio is None else f" and {format_count(audio.shape[2], 'audio latent')}"
+        sound = f" and {format_count(sum(each.shape[2] for each in sounds), 'audio latent')}" if sounds else ""
+        windows = f" in {len(encoded)} windows with a carry of {self._carry}" if self._settings.windows else ""
         self._warn_of_missing(num_read)
         self._report(
             Work.ROWS,
-            stream.sent_bytes,
-            f"{format_count(shape.frames, 'latent frame')}{sound} from "
+            sent,
+            f"{format_count(sum(shape.frames for shape in encoded), 'latent frame')}{sound} from "
             f"{format_count(num_frames, 'frame')} of {format_size(*video.size)}{_describe_fit(video)}"
-            f"{_describe_change(video.source_fps, video.fps)}, {describe_blending(self.plan)}"
+            f"{_describe_change(video.source_fps, video.fps)}{windows}"
+            f"{f', through H.264 at CRF {self._crf}' if self._crf else ''}, {describe_blending(self.plan)}"
             f"in {format_seconds(seconds)}",
             frames=num_frames,
             width=self.plan.width,
@@ -207,10 +242,36 @@ class EncodeTask(Task):
             source_height=video.source_size[1],
             fps=None if video.fps is None else float(video.fps),
             source_fps=None if video.source_fps is None else float(video.source_fps),
+            compress=self._crf or None,
             seconds=seconds,
-            latent_shape=shape,
-            audio_latent_shape=None if audio is None else audio.shape,
+            latent_shape=encoded[0],
+            audio_latent_shape=sounds[0].shape if sounds else None,
+            **({"windows": len(encoded), "carry": self._carry} if self._settings.windows else {}),
         )
+
+    def _open_output(
+        self, stack: ExitStack, output: str
+    ) -> Callable[[int], AbstractContextManager[LatentsWriter | None]]:
+        """Open the output, and return a function that opens the file of each window, by its number from 0 on.
+
+        The folder of windows appears when all of them are whole.
+        """
+        overwrite, windows = self._job.overwrite is not False, self._settings.windows
+        if not self._job.ranks.is_first:
+            return lambda _: nullcontext()
+        if windows is None:
+            writer = stack.enter_context(LatentsWriter(output, overwrite=overwrite))  # at once, for its errors
+            return lambda _: nullcontext(writer)
+        folder = stack.enter_context(part_folder(Path(output)))
+        return lambda number: LatentsWriter(folder.path / f"{number + 1:05d}.safetensors")
+
+    def _cut(self, frames: Iterator[np.ndarray]) -> Iterator[Iterator[np.ndarray]]:
+        """The frames of each window, or all frames."""
+        windows, scale = self._settings.windows, self._job.checkpoint.config.scale
+        if windows is None:
+            return iter([frames])
+        adds_less = self._settings.pad or not self._carry  # than a whole latent frame
+        return cut_windows(frames, windows, self._carry, least=1 if adds_less else scale.time)
 
     def _warn_of_missing(self, num_frames: int) -> None:
         wanted = self._max_frames
@@ -224,7 +285,7 @@ class EncodeTask(Task):
             warn(f"{self._item.source}: {found}.")
 
     def _plan_sound(self) -> list[Plan]:
-        """The possible plans of the sound; none if none is wanted, or with a warning if there is none."""
+        """The possible plans of the sound; empty if no sound is wanted, or with a warning if there is none."""
         settings, source = self._settings, self._video.path
         checkpoint = settings.audio_checkpoint
         if checkpoint is None:
@@ -233,14 +294,14 @@ class EncodeTask(Task):
         if fps is not None and os.path.isfile(source):
             with SoundReader(source) as sound:
                 if sound.sample_rate:
-                    seconds = float(self._num_frames / fps)
+                    seconds = float(self._planned_frames / fps)
                     spec, machine = checkpoint.spec("encoder"), checkpoint.machine("encoder", settings.dtype)
                     return every_chunk(partial(plan_sound_encode, spec, seconds, machine))
         warn(f"{self._video.name}: has no sound, so only its pictures are encoded.")
         return []
 
-    def _encode_sound(self, num_frames: int) -> mx.array | None:
-        """The latents of the sound of this many frames; None if none are wanted, or there is none."""
+    def _encode_sound(self, num_frames: int, first: int) -> mx.array | None:
+        """The latents of the sound of some frames from the first on; None if none are wanted, or there is none."""
         plan, fps = self.plan.sound, self._video.fps
         if not isinstance(plan, EncodePlan) or fps is None:
             return None
@@ -250,7 +311,7 @@ class EncodeTask(Task):
         with SoundReader(self._video.path) as sound:
             rate = sound.sample_rate
             length = max(round(num_frames * rate / fps), ceil(rate / per_second))
-            pieces = sound.cut(max(0, round(self._video.start * rate)), length)
+            pieces = sound.cut(max(0, round((self._video.start + first / fps) * rate)), length)
             return audio_vae.encode(pieces, rate, plan)[:, :, :num_latents]
 
     @property
@@ -266,12 +327,17 @@ class EncodeTask(Task):
         """The number of frames of the video; a long clip's if it is not known until all of them are read."""
         return self._video.num_frames or 1 + LONG_CLIP * self._job.checkpoint.spec("encoder").scale.time
 
+    @property
+    def _planned_frames(self) -> int:
+        """The number of frames that are encoded together: of the video, or of a window."""
+        return min(self._num_frames, self._settings.windows or self._num_frames)
+
     def _make_plan(self) -> EncodePlan:
         (width, height), spec, ranks = self._video.size, self._job.checkpoint.spec("encoder"), self._job.ranks
         options = self._settings.plan
         return plan_encode(
             spec,
-            (self._num_frames, height, width, 3),
+            (self._planned_frames, height, width, 3),
             self._job.machine,
             pad=self._settings.pad,
             sound=self._plan_sound(),
@@ -281,6 +347,11 @@ class EncodeTask(Task):
             tile_batch_size=options.tile_batch_size,
             ranks=ranks.size if ranks.choose(1) is Work.ROWS else 1,
         )
+
+
+def _still_crf(checkpoint: Checkpoint) -> int:
+    """The CRF of the stills that pipelines of its version encode."""
+    return LATER_STILL_CRF if (checkpoint.version or (0, 0)) >= (2, 4) else STILL_CRF
 
 
 def _write_all(stream: Iterable[mx.array], writer: LatentsWriter | None) -> LatentShape:

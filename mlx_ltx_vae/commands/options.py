@@ -244,7 +244,7 @@ def add_sound_options(video: argparse._ArgumentGroup) -> None:
 
 def add_audio_tensor_option(group: argparse._ActionsContainer) -> None:
     """Add the option of commands that read audio latents."""
-    name = "which tensor of a latent file has the audio latents (default: one of the names in docs/sound.md)"
+    name = "the tensor with the audio latents, in a latent file (default: one of the names in docs/sound.md)"
     group.add_argument("--audio-tensor", metavar="NAME", help=name)
 
 

@@ -1,13 +1,14 @@
 """The command lines of the commands. Imports no MLX: --help and --version work without its backend."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import get_args
+from typing import Literal, get_args
 
 from ..backend.machine import DtypeName
-from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS
-from ..errors import LTXVAEError
+from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, LATER_STILL_CRF, MAX_STILL_CRF, STILL_CRF
+from ..errors import LTXVAEError, quote
 from ..models.specs import NETWORKS
 from ..planning.plan import ModeName, OrderName
 from ..startup import import_command
@@ -16,6 +17,7 @@ from .cli import (
     CommandParser,
     add_common_options,
     add_report_options,
+    count,
     examples,
     frame_range,
     frame_rate,
@@ -138,6 +140,11 @@ def encode_parser() -> CommandParser:
         from frame 24 on, -25: for the last 25, which reads the video twice (default: all)"""
     video.add_argument("--frames", type=_frames_to_encode, metavar="A:B", help=frames)
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
+    windows = """encode overlapping windows of N frames, 1 + 8*k, each alone and into a file of its own in a folder, as
+        pipelines condition on them; decode --join makes them a video again"""
+    video.add_argument("--windows", type=positive, metavar="N", help=windows)
+    carry = "frames that a window shares with the one before, 1 + 8*k or 0 (default: 25)"
+    video.add_argument("--carry", type=count, metavar="N", help=carry)
     rate = "drop or repeat frames to this rate, at unchanged speed; the rate of images (default: the video's)"
     video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
     matrix = "the color matrix, instead of the one that the video states (default: its own, or bt601)"
@@ -145,6 +152,9 @@ def encode_parser() -> CommandParser:
     light = """encode EXR images as HDR, for LTX-2.5; their pixels are light with the primaries of sRGB (srgb_linear) or
         ACES (acescg), or codes (acescct)"""
     video.add_argument("--hdr", choices=get_args(HDRInput), help=light)
+    compress = f"""send a picture through one frame of H.264 first, as pipelines do with those that condition a video:
+        0 (none) to {MAX_STILL_CRF}; without a number {STILL_CRF}, or {LATER_STILL_CRF} for a VAE of LTX-2.4 or later"""
+    video.add_argument("--compress", nargs="?", type=_still_crf, const="auto", metavar="CRF", help=compress)
     model = "also encode the video's sound into the same file, with this audio VAE: a file, folder, or hub id"
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     how = parser.add_argument_group("how to encode")
@@ -152,6 +162,15 @@ def encode_parser() -> CommandParser:
     add_tile_batch_option(how)
     add_job_options(parser, how)
     return parser
+
+
+def _still_crf(text: str) -> int | Literal["auto"]:
+    """The type of `--compress`, also where no number was given."""
+    if text == "auto":
+        return "auto"
+    if not re.fullmatch("[0-9]{1,2}", text) or int(text) > MAX_STILL_CRF:
+        raise argparse.ArgumentTypeError(f"expected a CRF from 0 to {MAX_STILL_CRF}, not {quote(text)}")
+    return int(text)
 
 
 def _frames_to_encode(text: str) -> slice:

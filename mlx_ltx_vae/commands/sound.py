@@ -212,7 +212,7 @@ def to_samples(frames: tuple[int, int], sample_rate: int, fps: Fraction, most: i
 
 
 def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
-    """The sound that belongs to the videos of a latent file; None if there is none and none is asked for.
+    """The sound that belongs to the videos of a latent file; None if there is none and it is not asked for.
 
     Audio latents in the file for which nobody asks are a warning, if they cannot be decoded.
     """

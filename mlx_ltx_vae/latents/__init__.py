@@ -261,9 +261,9 @@ def load_audio_latents(
     """Normalized audio latents of a latent file, (B, 8, T, 16) or packed (B, T, 128); None if it has none.
 
     Args:
-        path: as of `load_latents`, which reads the video's latents beside them.
+        path: as in `load_latents`, which reads the video's latents beside them.
         alone: True if they are all that the file has, under any name.
-        tensor: their name in the file, if it is none of the usual ones.
+        tensor: their name in the file, if it is unusual.
         unnormalized: True if the file stores `latents * std + mean`; None follows the metadata.
         statistics: `(audio_vae.mean, audio_vae.std)`, each (128,), which normalize unnormalized latents.
 

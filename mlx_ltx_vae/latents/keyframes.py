@@ -125,7 +125,7 @@ def load_keyframes(
     """The keyframes in a file, alone or beside latents, with normalized latents; None if it has none.
 
     Args:
-        path: as of `load_latents`. The tensors are `keyframe_latents` (B, C, P, H', W') and `keyframe_frame_indices`
+        path: as in `load_latents`. The tensors are `keyframe_latents` (B, C, P, H', W') and `keyframe_frame_indices`
             (P,), or `keyframes` and `keyframe_positions`. Keyframes after the last of the `num_frames` that the
             file states are left out, with a warning.
         unnormalized: True if the file stores `latents * std + mean`; None follows the metadata.

@@ -312,7 +312,7 @@ class NetworkSpec:
     clip: ClipRules = ClipRules()
     denoising_steps: int | None = None  # None if it does not denoise
     keyframes: tuple[int, ...] = ()  # the frame numbers of the keyframe planes that it sees
-    # What to tell who gives it keyframes; None if it was trained with them.
+    # The warning for a caller that gives keyframes; None if it was trained with them.
     keyframe_warning: str | None = (
         "this VAE's decoder takes no keyframes, so they are ignored; LTX-2.5's diffusion decoder takes them."
     )

@@ -1,10 +1,11 @@
 """Executes an encode plan: checks and converts frames, cuts them into pieces, and yields normalized latents."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import TypedDict
 
 import mlx.core as mx
@@ -170,6 +171,34 @@ class ClipSource(FrameStreamSource):
         time = boxes[0][0]
         for frame in range(time.start, min(time.end, self._clip.shape[1])):
             yield crop_space(self._clip[:, frame : frame + 1], boxes)
+
+
+def cut_windows(
+    frames: Iterable[np.ndarray], size: int, carry: int, *, least: int
+) -> Generator[Iterator[np.ndarray], None, None]:
+    """Yield the frames of each window of a video, one by one. Each window must be taken to its end before the next.
+
+    A window has `size` frames; the first `carry` repeat the last frames of the window before. The last window may be
+    shorter. Frames that are left over are dropped if they are fewer than `least`, with a warning.
+    """
+    single = (part[at : at + 1] for part in frames for at in range(len(part)))
+    shared: deque[np.ndarray] = deque(maxlen=carry)
+
+    def window(known: list[np.ndarray]) -> Iterator[np.ndarray]:
+        for frame in chain(known, islice(single, size - len(known))):
+            shared.append(frame)
+            yield frame
+
+    fresh = list(islice(single, 1))  # without any, the encode of the first window is an error
+    while True:
+        yield window([*shared, *fresh])
+        fresh = list(islice(single, least))
+        if len(fresh) == least:
+            continue
+        if fresh:
+            remedy = option("pad=True", "--pad")
+            warn(f"the last {len(fresh)} frames make no latent frame, and are left out; {remedy} repeats the last one.")
+        return
 
 
 def _take_first(parts: list[mx.array], count: int) -> mx.array:

@@ -447,7 +447,7 @@ class HDROptions:
         )
 
 
-#: What `decode_to_file` takes: options, or the curve alone; None for what is no HDR.
+#: What `decode_to_file` takes: options, or the curve alone; None if the latents are not HDR.
 HDR = HDROptions | Transfer | None
 
 

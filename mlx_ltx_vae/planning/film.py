@@ -38,10 +38,7 @@ class Overlap:
         `scale` belongs to the VAE. A decoder of previews may make fewer frames, and its windows then share fewer.
         """
         steps = scale.time
-        if not _is_count(carry) or (carry and (carry - 1) % steps):
-            raise PlanError(
-                f"windows share 1 + {steps}*k frames, or 0 for none, not {quote(carry)}; correct the carry."
-            )
+        check_carry(scale, carry)
         blend = carry if blend is None else blend
         if not _is_count(blend) or blend > carry:
             raise PlanError(
@@ -49,6 +46,13 @@ class Overlap:
             )
         own = spec.out_grid((1 + (carry - 1) // steps, 1, 1))[0] if carry else 0
         return cls(own, blend * spec.scale.time // steps)
+
+
+def check_carry(scale: ScaleFactors, carry: int) -> None:
+    """Raise a `PlanError` for a number of frames that windows cannot share."""
+    steps = scale.time
+    if not _is_count(carry) or (carry and (carry - 1) % steps):
+        raise PlanError(f"windows share 1 + {steps}*k frames, or 0 for none, not {quote(carry)}; correct the carry.")
 
 
 def _is_count(value: object) -> bool:

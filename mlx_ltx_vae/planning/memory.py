@@ -228,7 +228,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
 def _occupied(layers: Sequence[LayerSpec], axis: Axis, length: int) -> Iterator[tuple[int, int]]:
     """Yield the layers that hold positions together, (first, end): when all have arrived, and as each is flushed.
 
-    Those in front of a flushed layer hold nothing any more, so a clip shorter than the network's delay never occupies
+    Layers before a flushed one hold nothing any more, so a clip shorter than the network's delay never occupies
     all layers.
     """
     yield 0, _reached(layers, axis, 0, length)

@@ -105,11 +105,12 @@ class _Schedule:
             if not self._prefetch:
                 mx.eval(box, kept)
                 return box
-            mx.async_eval(box, kept)
-            # The caches stay alive anyway. Waiting for them keeps no result alive that the next stage has already
-            # consumed.
-            if kept:
-                self._under_way.append(kept)
+            # Waited for are the caches, which stay alive anyway, or else a value that is computed of the result: the
+            # result itself would stay alive when the next stage has already consumed it.
+            awaited = kept or [result[(0,) * result.ndim] == 0 for result in box]
+            mx.async_eval(box, kept, awaited)
+            if awaited:
+                self._under_way.append(awaited)
             if len(self._under_way) > self._prefetch:
                 mx.eval(self._under_way.popleft())
         return box

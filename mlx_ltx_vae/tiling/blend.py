@@ -4,10 +4,11 @@ The masks of each axis add up to 1 (see `complementary`), so tiles are weighted 
 are channels-last (B, T, H, W, C), except in `decode_with_tiling`, whose callers use channels-first.
 """
 
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import count
+from itertools import count, product
 from typing import Any
 
 import mlx.core as mx
@@ -41,7 +42,8 @@ class SpatialBlender:
     def __init__(self, rows: BlendAxis, columns: BlendAxis) -> None:
         self._size = (rows.length, columns.length)
         self._positions = [(row, column) for row in rows.intervals for column in columns.intervals]
-        self._masks = [(row, column) for row in rows.masks for column in columns.masks]
+        masks = [_mask(row, 3) for row in rows.masks], [_mask(column, 2) for column in columns.masks]
+        self._masks = list(product(*masks))
 
     def blend(self, parts: Iterator[tuple[int, mx.array]]) -> mx.array:
         """Blend all tiles of the same frames to frames (B, n, H, W, C) float32, evaluated.
@@ -67,12 +69,12 @@ class SpatialBlender:
         row, column = self._positions[index]
         _check_shape(part, (*frames.shape[:2], row.length, column.length, frames.shape[-1]), f"tile {index}")
         where = (slice(None), slice(None), row.as_slice, column.as_slice)
-        weights = _weights(*self._masks[index])  # made anew: those of all tiles are as large as a frame, or larger
-        if weights is None:
+        masks = [mask for mask in self._masks[index] if mask is not None]
+        if masks:  # multiplied anew each time: the products of all tiles are as large as a frame, or larger
+            _add_into(frames, where, part * math.prod(masks[1:], start=masks[0]))
+        else:
             frames[where] = part
             mx.eval(frames)
-        else:
-            _add_into(frames, where, part * weights)
 
 
 def blend_tiles(
@@ -90,14 +92,14 @@ def blend_tiles(
     """
     time, rows, columns = axes
     blender = SpatialBlender(rows, columns)
-    masks = [_weights(mask, (1.0,)) for mask in time.masks]
+    masks = [_mask(mask, 4) for mask in time.masks]
     tile_counter = count(1)
     shared: list[mx.array] = []  # the weighted overlap with the next interval: one array or none
     for tiles, interval, mask, num_final in zip(layout.groups(), time.intervals, masks, time.final(), strict=True):
         frames = blender.blend(_run_batches(run_tiles, tiles, tile_batch_size, tile_counter))
         _check_shape(frames, (frames.shape[0], interval.length, *frames.shape[2:]), "a blended result")
         if mask is not None:
-            frames = frames * mask[..., None]
+            frames = frames * mask
         if shared:
             earlier = shared.pop()
             _add_into(frames, (slice(None), slice(earlier.shape[1])), earlier)
@@ -214,11 +216,9 @@ def _run_batches(
                 mx.clear_cache()
 
 
-def _weights(first: Mask, second: Mask) -> mx.array | None:
-    """The weights (m, n, 1) of two axes together; None if all are 1."""
-    if {*first, *second} == {1.0}:
-        return None
-    return mx.array(first)[:, None, None] * mx.array(second)[:, None]
+def _mask(mask: Mask, num_axes: int) -> mx.array | None:
+    """Return a mask along the first of some axes; the others have the length 1. None if it is 1 everywhere."""
+    return None if {*mask} == {1.0} else mx.array(mask).reshape(-1, *[1] * (num_axes - 1))
 
 
 def _add_into(frames: mx.array, where: tuple[slice, ...], addend: mx.array) -> None:

@@ -111,7 +111,7 @@ def read_exr(path: Path, size: Size | None = None, space: HDRInput | None = None
     """The RGB pixels of an image as they are, `(height, width, 3)` float32. Alpha is dropped; gray becomes RGB.
 
     Raises:
-        ReaderError: for a file that is none or is damaged, NaN, other channels, another `size` than expected, and
+        ReaderError: for a file that is not EXR or is damaged, NaN, other channels, another `size` than expected, and
             `chromaticities` that differ from the `space`.
     """
     with _opened(path) as file:

@@ -187,7 +187,7 @@ class DumpReader(TailReader):
 
     Between the marked lines in which it names the input and the first output, that log has all text in the file: tags
     and their names, chapters, languages, with line breaks where they have some. These lines are left out. The `marks`
-    are random, so nobody who wrote a file knows them.
+    are random, so no author of a file knows them.
     """
 
     _num_kept = None
@@ -209,7 +209,7 @@ class DumpReader(TailReader):
 
 
 def find_reason(lines: Sequence[str], return_code: int) -> str:
-    """The last line that names a cause, without the addresses in front of it."""
+    """The last line that names a cause, without the addresses before it."""
     if return_code == -signal.SIGXFSZ:
         return "the file would be larger than the limit of this process (ulimit -f)"
     texts = [_ADDRESS.sub("", line).rstrip(".") for line in lines if line]
@@ -410,6 +410,16 @@ def read_output(
     return content.decode(errors="replace")
 
 
+def read_bytes(name: str, arguments: Sequence[str], error: type[LTXVAEError]) -> bytes:
+    """The standard output of an ffmpeg that succeeds. An `error` if it fails."""
+    with closing(FfmpegReader(name, arguments, error=error)) as reader:
+        content = _read_all(reader)
+        code, reason = reader.wait()
+    if code:
+        raise error(f"{name}: ffmpeg failed: {reason}.")
+    return content
+
+
 def _read_all(reader: FfmpegReader, max_bytes: int = sys.maxsize) -> bytes:
     content = bytearray()
     while len(content) < max_bytes and (part := reader.read(PIPE_BYTES)):
@@ -552,7 +562,7 @@ def parse_packets(text: str) -> list[Packet]:
 
 
 def read_ends(name: str, arguments: Sequence[str], stream: str) -> tuple[Packet | None, Fraction | None]:
-    """The first packet of a stream, and how long the stream takes from there on; None for what is not known.
+    """The first packet of a stream, and how long the stream takes from there on; None for unknown values.
 
     Only its end is read, if the file says where that is, and nothing decoded.
     """

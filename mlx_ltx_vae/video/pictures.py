@@ -116,7 +116,7 @@ def _name_profile(data: bytes | None) -> str | None:
 
 
 def read_png_chunk(path: Path, kind: bytes, max_bytes: int) -> bytes:
-    """The data of the first chunk of a kind in front of a PNG's pixels; b"" if there is none, or a larger one."""
+    """The data of the first chunk of a kind before a PNG's pixels; b"" if there is none, or a larger one."""
     with path.open("rb") as file:
         file.seek(len(_SIGNATURE))
         while len(start := file.read(8)) == 8 and start[4:] != b"IDAT":

@@ -42,7 +42,7 @@ function removeWidget(node, name) {
 function forgetFile(node) {
   if (!app.nodeOutputs[keyOf(node)]) return;
   delete app.nodeOutputs[keyOf(node)];
-  node.images = node.previewMediaType = undefined;
+  node.images = node.previewMediaType = node.videoContainer = undefined;
   removeWidget(node, "video-preview");
 }
 

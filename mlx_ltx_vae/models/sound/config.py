@@ -17,7 +17,7 @@ from ..stored import Key, choice, flag, is_list, is_number, is_whole, listing, n
 
 
 class Norm(enum.Enum):
-    """The norm in front of each convolution."""
+    """The norm before each convolution."""
 
     PIXEL = "pixel"
     GROUP = "group"
@@ -236,7 +236,7 @@ _EXTENSION_KEYS = {
 
 
 def parse_config(raw: Mapping[str, Any], source: str) -> AudioConfig:
-    """The configuration that a JSON object states. Raises a `CheckpointError` for what is wrong or not supported."""
+    """The configuration that a JSON object states. Raises a `CheckpointError` if it is wrong or not supported."""
     model = _object(raw, "audio_vae", source)
     params = _object(_object(model, "model", source), "params", source)
     values = _read(_object(params, "ddconfig", source), _VAE_KEYS, source)

@@ -218,7 +218,7 @@ class _Tensors:
         return name in self._shapes
 
     def conv(self, name: str, dims: int) -> tuple[int, ...]:
-        """The shape of the weight of a convolution. Raises a `CheckpointError` if it is missing, or is none."""
+        """The shape of the weight of a convolution. Raises a `CheckpointError` if it is missing or misshapen."""
         shape = self._shapes.get(f"{name}.weight", ())
         if len(shape) != dims + 2:
             found = f"has tensor {name}.weight of shape {shape}" if shape else f"lacks tensor {name}.weight"
@@ -274,7 +274,7 @@ def _infer_generator(tensors: _Tensors, prefix: str, source: str) -> dict[str, A
     unknown = [kernel for kernel in kernels if kernel not in _RATES]
     if unknown or not kernels or len(blocks) % len(kernels):
         raise CheckpointError(
-            f"{source}: it states no configuration, and its vocoder is none of the published ones (kernels {kernels}); "
+            f"{source}: it states no configuration, and its vocoder is not a published one (kernels {kernels}); "
             "give the original file, or one with its configuration."
         )
     per_stage = len(blocks) // len(kernels)

@@ -277,7 +277,7 @@ class SignalSpec(LayerSpec):
     """A layer along time.
 
     Attributes:
-        taps: positions that each product sees, which GPUs unfold in front of it.
+        taps: positions that each product sees, which GPUs unfold before it.
         copies: arrays of the size of its input that it allocates beside these.
         dilation: of its convolution.
         waiting: positions that wait beside its window between two pieces, with `waiting_channels`; at most

@@ -39,7 +39,7 @@ _PI_HIGH = 3.140625  # few bits, so that multiples are exact
 _PI_LOW = math.pi - _PI_HIGH
 # Of the windowed sincs that resample: torchaudio's defaults.
 ROLLOFF, ZERO_CROSSINGS = 0.99, 6
-_END_SLOPE = 0.01  # of leaky ReLU in front of the last convolution of a generator
+_END_SLOPE = 0.01  # of leaky ReLU before the last convolution of a generator
 _LEAST_MEL = 1e-5  # the floor of spectrograms
 
 
@@ -154,7 +154,7 @@ class AntialiasedActivation(nn.Module):
 
         def compute(view: View) -> mx.array:
             doubled = up(repeat_ends(as_signal(view.frames), view.before, view.after))
-            before = max(0, FILTER_REACH - 2 * view.output)  # positions in front of the true start
+            before = max(0, FILTER_REACH - 2 * view.output)  # positions before the true start
             after = FILTER_REACH if view.after else 0
             doubled = snake(doubled[:, before : doubled.shape[1] - after], frequency, amplitude)
             return as_frames(down(repeat_ends(doubled, before, after)))
