@@ -20,6 +20,7 @@ import wave
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -264,6 +265,8 @@ TRIALS = {
             f"{LTX_CORE}.video_vae.video_vae",
             f"{LTX_CORE}.video_vae.tiling",
             "ltx_pipelines_mlx.utils.blocks",
+            "ltx_core_mlx.utils.memory",
+            "ltx_core_mlx.utils.ffmpeg",
             f"{DIFFUSION}.decoder",
             f"{DIFFUSION}.config",
         ),
@@ -349,6 +352,13 @@ def _make_class(name: str) -> type:
     return type(name, (), {})
 
 
+def _make_export(folders: Sequence[str], name: str) -> type:
+    """A class for what a package that is not executed would export."""
+    if any(Path(folder, name).is_dir() or Path(folder, f"{name}.py").exists() for folder in folders):
+        raise AttributeError(name)  # a module, which is to be imported
+    return _make_class(name)
+
+
 class Elsewhere(MetaPathFinder, Loader):
     """Finds empty modules, whose every name is a class, for what an app imports beside its VAE."""
 
@@ -393,6 +403,7 @@ def load(roots: Sequence[Path], names: Sequence[str]) -> SimpleNamespace:
     for parent in parents:
         package = sys.modules[parent] = ModuleType(parent)
         package.__path__ = [str(root.joinpath(*parent.split("."))) for root in roots]
+        package.__getattr__ = partial(_make_export, package.__path__)  # type: ignore[method-assign]
     found = [
         name for name in names if any(root.joinpath(*name.split(".")).with_suffix(".py").exists() for root in roots)
     ]

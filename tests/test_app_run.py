@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from datetime import date
+from pathlib import Path
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -260,7 +261,7 @@ def test_the_diffusion_decoder_draws_the_noise_of_the_app(apps, network, golden,
         given = {"keyframes": SimpleNamespace(latents=stills, pixel_frame_indices=(3, 9), clip_start_frame=0)}
     vae = VideoVAE.from_pretrained(golden(case).checkpoint, encoder=False)
     expected = vae.decode(latents, noise=noise, steps=1, **options)
-    with integrations.install():
+    with integrations.install(save_latents="saved"):
         decoders = importlib.import_module(f"{CORE}.diffusion_decoder.decoder")
         decoder = decoders.NADiffusionDecoder(network(case, "decoder"), diffusion_config(golden, case))
         with pytest.warns(UserWarning, match="pixels near the left and right edges differ from the app's own"):
@@ -269,6 +270,11 @@ def test_the_diffusion_decoder_draws_the_noise_of_the_app(apps, network, golden,
         with pytest.raises(PlanError, match="decode got tap="):
             decoder.decode(latents, tap=print)
     assert mx.abs(found - expected).max().item() < tolerance(1e-4)
+    saved = load_file(min(Path("saved").iterdir()))
+    assert np.array_equal(saved["latents"], latents)
+    if with_keyframes:
+        assert np.array_equal(saved["keyframe_latents"], stills)
+        assert saved["keyframe_frame_indices"].tolist() == [3, 9]
     streamed = mx.concatenate(chunks, axis=2)
     assert streamed.shape == found.shape == expected.shape
     assert mx.abs(streamed - found).max().item() < tolerance(1e-4)

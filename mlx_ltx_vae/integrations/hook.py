@@ -162,6 +162,8 @@ def _find_problem(entry: Entry, own: Any) -> str | None:
     where = f"{entry.module}:{entry.path}"
     if own is None:
         return f"it has no {where}"
+    if entry.is_around:  # it is called as it is
+        return None
     first, *others = _parameters(own) or [""]
     unknown = [name for name in others if name not in entry.parameters]
     needed = [name for name in unknown if _parameters(own)[name].default is inspect.Parameter.empty]
