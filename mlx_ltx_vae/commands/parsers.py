@@ -289,8 +289,8 @@ def run_parser() -> CommandParser:
     parser = _ProgramParser(
         prog="python -m mlx_ltx_vae.run",
         usage="%(prog)s [options] -- PROGRAM [ARGUMENTS]\n       %(prog)s [options] -- -m MODULE [ARGUMENTS]",
-        description="Run an MLX app that decodes LTX latents, with its decoders, encoders and sound replaced by those "
-        "of this package. PROGRAM is a command of this Python environment, or a script; its own command line is "
+        description="Run an MLX app that decodes LTX latents, with its decoders and encoders replaced by those of this "
+        "package. PROGRAM is a command of this Python environment, or a script; its own command line is "
         "unchanged, and so is its exit code. Apps: see docs/integrations.md.",
         epilog=examples(
             "python -m mlx_ltx_vae.run -- ltx-2-mlx generate --prompt 'a fox'",
