@@ -289,8 +289,8 @@ def run_parser() -> CommandParser:
     parser = _ProgramParser(
         prog="python -m mlx_ltx_vae.run",
         usage="%(prog)s [options] -- PROGRAM [ARGUMENTS]\n       %(prog)s [options] -- -m MODULE [ARGUMENTS]",
-        description="Run an MLX app that decodes LTX latents, with its decoders, encoders and sound replaced by those "
-        "of this package. PROGRAM is a command of this Python environment, or a script; its own command line is "
+        description="Run an MLX app that decodes LTX latents, with its decoders and encoders replaced by those of this "
+        "package. PROGRAM is a command of this Python environment, or a script; its own command line is "
         "unchanged, and so is its exit code. Apps: see docs/integrations.md.",
         epilog=examples(
             "python -m mlx_ltx_vae.run -- ltx-2-mlx generate --prompt 'a fox'",
@@ -335,7 +335,7 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
     names["generation"] = import_command("mlx_ltx_vae.models.families:published")()
     parser = argparse.ArgumentParser(prog="mlx_ltx_vae")
     parser.add_argument("--version", action="version", help="show the version")
-    parser.add_argument("--completion", choices=SHELLS, help="print what the shell is to complete")
+    parser.add_argument("--completion", choices=SHELLS, help="print the completion script of a shell")
     subparsers = parser.add_subparsers()
     for name, description in commands.items():
         added = subparsers.add_parser(name, parents=[PARSERS[name]()], add_help=False, help=description)
