@@ -31,8 +31,8 @@ _ATTRIBUTE = "_mlx_ltx_vae"  # of the app's network; neither an array nor a modu
 #: What that attribute is: the arrays of the network, what else it states, and its VAE.
 _Known = tuple[dict[str, mx.array], dict[str, Any] | None, Any]
 
-# What apps call the ways in which their convolutions pad along height and width. Those of LTX-2-MLX have two ways to
-# pad with zeros.
+# Names in apps of the ways in which their convolutions pad along height and width. LTX-2-MLX has two ways to pad
+# with zeros.
 _PADDING = {"zeros": "zeros", "manual": "zeros", "conv": "zeros", "reflect": "reflect"}
 #: What ltx-2-mlx adds to the seed of the diffusion decoder's noise.
 _SEED_OFFSET = 30000
@@ -97,13 +97,13 @@ def _wider(weights: Mapping[str, mx.array], dtype: mx.Dtype | None) -> Any:
 
 
 def _is_replaced(kind: type) -> bool:
-    """Whether the single pass of an app's class is a drop-in."""
+    """Return whether the single pass of an app's class is a drop-in."""
     found = [getattr(kind, name, None) for name in ("__call__", "decode", "encode")]
     return any(getattr(each, "dropin", each) in _SINGLE_PASSES for each in found)
 
 
 def _stated_config(network: nn.Module) -> dict[str, Any] | None:
-    """What an app's network states beside its weights, in the vocabulary of checkpoints; None if that is nothing."""
+    """Configuration that an app's network states beside its weights, in the checkpoints' terms; None if it has none."""
     own = getattr(network, "config", None)
     if hasattr(own, "stage5_kernel"):
         return _diffusion_config(own)
