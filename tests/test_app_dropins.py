@@ -1,10 +1,8 @@
-"""`mlx_ltx_vae.integrations` and the patches for apps, with stand-ins for the apps' decoders; with the apps themselves
-where `APP_CLONES` is a folder with clones of them, named as the patches are."""
+"""`mlx_ltx_vae.integrations` with stand-ins for the apps' decoders."""
 
 import logging
 import wave
 from enum import Enum
-from pathlib import Path
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -21,7 +19,6 @@ from mlx_ltx_vae.integrations import decode_and_stream, decode_streaming, decode
 from mlx_ltx_vae.planning.plan import Mode
 from mlx_ltx_vae.tiling import TemporalTilingConfig, TilingConfig
 
-ROOT = Path(__file__).parents[1]
 # As mlx-video and ltx-2-mlx, mlx-video-with-audio, and LTX-2-MLX call them.
 STATISTICS = [
     ("per_channel_statistics.mean", "per_channel_statistics.std"),

@@ -289,9 +289,9 @@ def run_parser() -> CommandParser:
     parser = _ProgramParser(
         prog="python -m mlx_ltx_vae.run",
         usage="%(prog)s [options] -- PROGRAM [ARGUMENTS]\n       %(prog)s [options] -- -m MODULE [ARGUMENTS]",
-        description="Run an MLX app that decodes LTX latents, with its decoders and encoders replaced by this "
-        "package's. PROGRAM is a command of this Python environment, or a script; its command line and its exit code are "
-        "unchanged. Apps: see docs/integrations.md.",
+        description="Run an MLX app of LTX latents with its decoders and encoders replaced by this package's. "
+        "PROGRAM is a command of this Python environment, or a script; its command line and exit code are unchanged. "
+        "Apps: see docs/integrations.md.",
         epilog=examples(
             "python -m mlx_ltx_vae.run -- ltx-2-mlx generate --prompt 'a fox'",
             "python -m mlx_ltx_vae.run --save-latents latents/ -- -m mlx_video.generate",

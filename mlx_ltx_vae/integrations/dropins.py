@@ -32,7 +32,7 @@ from ..pipeline.frames import FrameChunk
 from ..pipeline.progress import show_progress as with_progress
 from ..pipeline.run import arrays_released, join_parts
 from ..planning.plan import DecodePlan, Mode
-from ..shapes import DEFAULT_SCALE
+from ..shapes import DEFAULT_SCALE, ScaleFactors
 from ..tiling.blend import decode_tiles
 from ..tiling.config import TilingConfig
 from ..tiling.layout import TileLayout
@@ -46,6 +46,7 @@ _log = logging.getLogger(__name__)
 _HARMLESS = {"tiling_config", "tiling_mode", "allow_small_overlap", "chunked_conv", "_materialize_stages", "debug"}
 _HARMLESS |= {"verbose", "show_progress", "audio_path", "chunk_size", "tile_batch_size"}
 _GIB = 2**30
+_AXES = 5  # of latents (B, C, F', H', W')
 
 
 @dataclass
@@ -188,7 +189,7 @@ def without_estimate(own: Callable[..., Any], self: Any, *arguments: Any, **opti
     """
     if options.get("keyframes") is not None and getattr(self, "video_decoder", "") == "conv":
         warn("the conv decoder takes no keyframes, and the app leaves them out; use the diffusion decoder.")
-    was_verbose, self.verbose = self.verbose, False
+    was_verbose, self.verbose = getattr(self, "verbose", False), False
     try:
         return own(self, *arguments, **options)
     finally:
@@ -214,6 +215,7 @@ def decode_streaming(
         decode = _start(decoder_fn, latent, tiling_config, timestep, asked)
         chunks, num_frames = decode.chunks, decode.plan.num_frames
     else:
+        _save(latent, DEFAULT_SCALE, asked)
         num_frames, height, width = DEFAULT_SCALE.video_grid(latent.shape[2:])
         tiling = TilingConfig.of(tiling_config or TilingConfig.auto(height, width, num_frames) or TilingConfig())
         decode_tile = partial(decoder_fn, timestep=timestep, show_progress=False)
@@ -236,14 +238,14 @@ def encode_whole(self: nn.Module, pixels: mx.array, *_: Any, **options: Any) -> 
     return vae.encode(pixels, plan).astype(asked.dtype(mx.result_type(pixels, mx.zeros((), vae.dtype))))
 
 
-def with_sound_kept(own: Callable[..., mx.array], self: Any, audio_latent: mx.array, **options: Any) -> mx.array:
+def with_sound_kept(own: Callable[..., mx.array], self: Any, *arguments: Any, **options: Any) -> mx.array:
     """Call the `AudioDecoder` block of ltx-2-mlx, and keep the audio latents (B, 8, T, 16) for the file of the video.
 
     Its sound stays the app's own, which differs from the reference in the first 60 ms and the last 20.
     """
     if _settings.folder is not None:
-        _settings.folder.hold_sound(audio_latent)
-    return own(self, audio_latent, **options)
+        _settings.folder.hold_sound(next(iter((*arguments, *options.values()))))
+    return own(self, *arguments, **options)
 
 
 class _Decode(NamedTuple):
@@ -278,10 +280,14 @@ def _prepare(decoder: nn.Module, latents: mx.array, asked: _Asked) -> VideoVAE:
     try:
         vae = vae_of(decoder)
     finally:
-        if _settings.folder is not None:
-            scale = DEFAULT_SCALE if vae is None else vae.config.scale
-            _settings.folder.save(latents, scale, asked.frame_rate, _keyframes(asked.keyframes))
+        _save(latents, DEFAULT_SCALE if vae is None else vae.config.scale, asked)
     return vae
+
+
+def _save(latents: mx.array, scale: ScaleFactors, asked: _Asked) -> None:
+    """Save latents, if that is wanted."""
+    if _settings.folder is not None and latents.ndim == _AXES:
+        _settings.folder.save(latents, scale, asked.frame_rate, _keyframes(asked.keyframes))
 
 
 def _decode_options(
@@ -300,6 +306,10 @@ def _decode_options(
     if spec.has_latent_noise:
         options["seed"] = asked.seed & MAX_SEED
     elif any(layer.noise_channels for layer in spec.layers):
+        warn(
+            "the diffusion decoder sees the whole width, as the reference's whole mode does, and ltx-2-mlx four slabs "
+            "of it, so pixels near the left and right edges differ from the app's own."
+        )
         planes = 0 if options["keyframes"] is None else len(options["keyframes"].frames)
         drawn = app_noise(decoder, spec, latents.shape, planes, asked.seed)
         given_noise = (asked.noise, asked.keyframe_noise)
@@ -332,3 +342,20 @@ def _budget() -> str | int | None:
 def _pixels(chunk: FrameChunk) -> mx.array:
     chunk.check()
     return chunk.pixels
+
+
+#: The drop-ins by the names that the table of apps has.
+DROPINS: dict[str, Callable[..., Any]] = {
+    each.__name__: each
+    for each in (
+        decode_whole,
+        decode_tiled,
+        tiled_decode,
+        decode_and_stream,
+        stream_wrapped,
+        without_estimate,
+        decode_streaming,
+        encode_whole,
+        with_sound_kept,
+    )
+}

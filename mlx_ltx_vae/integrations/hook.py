@@ -13,8 +13,8 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
-from . import dropins
 from .apps import APPS, Entry, entries_of
+from .dropins import DROPINS, set_options
 
 #: What apps call the parameters of drop-ins. The first one, the latents or the pixels, goes by its place.
 _OTHER_NAMES = {"fps": "frame_rate", "tiling": "tiling_config"}
@@ -42,7 +42,8 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
         self.remove()
 
     def remove(self) -> None:
-        """Put the apps' own functions back. Decoders that have decoded keep none of their weights."""
+        """Put the apps' own functions back, and end the saving. Decoders that have decoded have lost their weights."""
+        set_options(None, None)
         with suppress(ValueError):
             sys.meta_path.remove(self)
         while self._undo:
@@ -110,9 +111,9 @@ def install(*apps: str, memory_budget: str | int | None = None, save_latents: st
 
     What a version of an app has otherwise than the table says is one line on standard error, and stays the app's own.
     """
-    installed = Installed(apps)
-    dropins.set_options(memory_budget, save_latents)
-    return installed
+    entries_of(apps)
+    set_options(memory_budget, save_latents)
+    return Installed(apps)
 
 
 def make_replacement(
@@ -123,7 +124,7 @@ def make_replacement(
     Arguments are matched by the app's signature, so that a new order or a new name of a known one changes nothing.
     Methods of a subclass that overrides one of the replaced `names`, and of other classes, stay the app's.
     """
-    dropin = getattr(dropins, entry.dropin)
+    dropin = DROPINS[entry.dropin]
     signature, num_given = inspect.signature(own), 1 if owner is None else 2
 
     @functools.wraps(own)
@@ -161,6 +162,8 @@ def _find_problem(entry: Entry, own: Any) -> str | None:
     where = f"{entry.module}:{entry.path}"
     if own is None:
         return f"it has no {where}"
+    if entry.is_around:  # it is called as it is
+        return None
     first, *others = _parameters(own) or [""]
     unknown = [name for name in others if name not in entry.parameters]
     needed = [name for name in unknown if _parameters(own)[name].default is inspect.Parameter.empty]

@@ -81,10 +81,11 @@ class KeyedNoise:
         """The noise (B, T, H, W, 3) of a part of the picture."""
         size = math.prod(self.shape)
         axes = (slice(0, self.shape[0]), slice(0, self.shape[1]), time, rows, columns)
-        index, stride = mx.zeros((1,) * self.ndim, mx.int64), size
+        dtype = mx.uint32 if size < 2**32 else mx.int64
+        index, stride = mx.zeros((1,) * self.ndim, dtype), size
         for axis, (span, length) in enumerate(zip(axes, self.shape, strict=True)):
             stride //= length
-            places = mx.arange(*span.indices(length)[:2], dtype=mx.int64) * stride
+            places = mx.arange(*span.indices(length)[:2], dtype=dtype) * stride
             index = index + places.reshape([-1 if other == axis else 1 for other in range(self.ndim)])
         half = size // 2  # a counter and the one half the size after it give two numbers
         middle = half + size % 2
