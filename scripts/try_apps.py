@@ -5,8 +5,8 @@
 APP is a name of the table in `mlx_ltx_vae/integrations/apps.py`; CLONE, a clone of the app or its unpacked package. Of
 the app only the modules of its VAE are executed, so its other requirements need not be installed. What the replaced
 functions return is compared with the app's own single pass, and so are the app's tiles, for comparison: in two
-generations with one decoder, and with the other padding if the app has it. The first difference ends the script, and so
-does a function whose parameters are others than the table knows.
+generations with one decoder, and with the other padding if the app has it. The first difference ends the script, or a
+function whose parameters the table does not know.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def narrow(module: ModuleType, *names: str) -> None:
     """Classes of an app that state their widths, with a sixteenth of them."""
 
     def divide(value: Any) -> Any:
-        is_width = isinstance(value, int) and value >= 128 and value != 129  # of which an app takes the first 128
+        is_width = isinstance(value, int) and value >= 128 and value != 129  # an app takes the first 128 of them
         return value // NARROWING if is_width else value
 
     for name in names:
@@ -210,7 +210,7 @@ def compare_diffusion(own: ModuleType, new: ModuleType, config: ModuleType) -> f
 
 def compare_files(blocks: Sequence[type], models: list[nn.Module], latents: mx.array) -> str:
     """Compare the videos with sound that both apps write, and what the replaced one prints and saves."""
-    # Other weights, which are noticed: they make gray squares, of which a video keeps nearly everything.
+    # Other weights, which are noticed: they make gray squares, which a video keeps nearly unchanged.
     kept = models[0].parameters()
     models[0].conv_out.conv.weight = mx.repeat(models[0].conv_out.conv.weight[:1] / 2, 48, axis=0)
     models[0].conv_out.conv.bias = mx.zeros(48)
@@ -324,7 +324,7 @@ def largest(found: mx.array, expected: mx.array) -> float:
 
 
 def report(found: mx.array, expected: mx.array, own_tiles: mx.array) -> str:
-    """Check that pixels are those of the app's single pass, and say how far its tiles are from them."""
+    """Check that pixels equal the app's single pass, and say how far its tiles are from them."""
     difference = largest(found, expected)
     assert difference < TOLERANCE, difference
     return (
@@ -384,7 +384,7 @@ class Elsewhere(MetaPathFinder, Loader):
 
 @contextmanager
 def sources(trial: Trial, clone: Path) -> Iterator[list[Path]]:
-    """The folders with the app's packages: those of a work tree, or else of the last commit of a clone without one."""
+    """The folders with the app's packages: of a work tree, or else of the last commit of a clone without one."""
     if any((clone / folder / trial.modules[0].partition(".")[0]).is_dir() for folder in trial.folders):
         yield [clone / folder for folder in trial.folders]
         return

@@ -1,8 +1,8 @@
 """The commands in the README, docs/ and examples/ run as printed, on the demo model and files of the names they use.
 
 Not run here: installations, `make`, `hf` and `git`; pipes and Python blocks (test_readme.py, test_integrations.py); the
-server (test_example_server.py); apps under `mlx_ltx_vae run` (test_app_dropins.py). Measurements take minutes, so only
-their options are checked. What a launcher starts is run alone.
+server (test_example_server.py). Of measurements, which take minutes, and of `mlx_ltx_vae run`, whose apps are not here
+(test_app_run.py has stand-ins), only the options are checked. What a launcher starts is run alone.
 """
 
 import json

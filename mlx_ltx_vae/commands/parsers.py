@@ -289,19 +289,19 @@ def run_parser() -> CommandParser:
     parser = _ProgramParser(
         prog="python -m mlx_ltx_vae.run",
         usage="%(prog)s [options] -- PROGRAM [ARGUMENTS]\n       %(prog)s [options] -- -m MODULE [ARGUMENTS]",
-        description="Run an MLX app that decodes LTX latents, with its decoders and encoders replaced by those of this "
-        "package. PROGRAM is a command of this Python environment, or a script; its own command line is "
-        "unchanged, and so is its exit code. Apps: see docs/integrations.md.",
+        description="Run an MLX app of LTX latents with its decoders and encoders replaced by this package's. "
+        "PROGRAM is a command of this Python environment, or a script; its command line and exit code are unchanged. "
+        "Apps: see docs/integrations.md.",
         epilog=examples(
             "python -m mlx_ltx_vae.run -- ltx-2-mlx generate --prompt 'a fox'",
             "python -m mlx_ltx_vae.run --save-latents latents/ -- -m mlx_video.generate",
             "python -m mlx_ltx_vae.run --memory-budget 8GB -- generate.py",
         ),
     )
-    folder = """also write what the app hands to its decoder as latent files into this folder, named by date and number,
-        with the rate, keyframes and sound that are known"""
+    folder = """also write the latents that the app decodes to files in this folder, named by date and number, with the
+        rate, keyframes and sound that are known"""
     parser.add_argument("--save-latents", metavar="FOLDER", help=folder)
-    budget = "upper bound for peak memory of each decode, such as 8GB or 50%% (default: half of what is available)"
+    budget = "the most memory for each decode, such as 8GB or 50%% (default: half of the available memory)"
     parser.add_argument("--memory-budget", type=memory_budget, metavar="SIZE", help=budget)
     add_common_options(parser)
     return parser

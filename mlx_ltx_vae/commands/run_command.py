@@ -19,12 +19,12 @@ from ..integrations.apps import APPS
 from ..startup import release_process
 from .cli import CommandParser
 
-_SHEBANG_LINES = 3  # an interpreter with a long path stands behind one of /bin/sh
+_SHEBANG_LINES = 3  # an interpreter with a long path follows a line of /bin/sh
 _BEGINNING = 4096
 
 
 class Program(NamedTuple):
-    """What to run: `run` starts it, with the `folder` first in `sys.path` and `name` as `sys.argv[0]`."""
+    """A program to run: `run` starts it, with the `folder` first in `sys.path` and `name` as `sys.argv[0]`."""
 
     name: str
     folder: str

@@ -4,11 +4,11 @@ Frames are decoded exactly, in constant memory, with no tiles and so no seams. T
 decode fits the memory.
 
 Every drop-in takes further keywords: `seed`, `keyframes`, `noise`, `keyframe_noise`, `frame_rate` (or `fps`) and
-`output_dtype` mean here what they mean in the apps. Those that change no pixel are ignored, and so is what is switched
-off. Anything else is a `PlanError`.
+`output_dtype` mean here what they mean in the apps. Keywords that change no pixel, or are switched off, are
+ignored. Anything else is a `PlanError`.
 
-Exceptions of the app's callbacks reach the app. This package's own are `LTXVAEError`s, of which a `DeviceError` is also
-a RuntimeError and a `TilingError` also a ValueError.
+Exceptions of the app's callbacks reach the app. This package's own are `LTXVAEError`s; a `DeviceError` is also
+a RuntimeError, and a `TilingError` also a ValueError.
 """
 
 import logging
@@ -67,7 +67,7 @@ def set_options(memory_budget: str | int | None, folder: str | os.PathLike | Non
 
 
 class _Asked(NamedTuple):
-    """The keywords of a call beside those of the drop-in's own."""
+    """The keywords of a call besides the drop-in's own."""
 
     seed: int = 0
     keyframes: Any = None  # as the app has them, or `Keyframes`
@@ -83,7 +83,7 @@ class _Asked(NamedTuple):
 
 
 def _read_options(what: str, options: dict[str, Any]) -> _Asked:
-    """Read the keywords of an app. A `PlanError` for what is not known and not switched off."""
+    """The options that an app's keywords ask for. Raises a `PlanError` for unknown ones that are not switched off."""
     options = {"frame_rate" if name == "fps" else name: value for name, value in options.items()}
     asked = {name: options.pop(name) for name in _Asked._fields if options.get(name) is not None}
     for name, value in options.items():
@@ -100,7 +100,7 @@ def _read_options(what: str, options: dict[str, Any]) -> _Asked:
 def decode_whole(
     self: nn.Module, latents: mx.array, *, timestep: mx.array | float | None = None, **options: Any
 ) -> mx.array:
-    """Decode latents (B, C, F', H', W') to pixels (B, 3, F, H, W), in place of any app's single pass.
+    """Decode latents (B, C, F', H', W') to pixels (B, 3, F, H, W), instead of any app's single pass.
 
     The result has the latents' dtype. Further options as in `decode_tiled`.
     """
@@ -160,7 +160,7 @@ def decode_and_stream(
 ) -> None:
     """Decode latents (1, C, F', H', W') into a video file, with sound if there is a file of it, as ltx-2-mlx does.
 
-    A failure of ffmpeg is a `WriterError`, and leaves no file. The ffmpeg is that of `VideoWriter`.
+    A failure of ffmpeg is a `WriterError`, and leaves no file. The ffmpeg is `VideoWriter`'s.
     """
     asked = _read_options("decode_and_stream", {**options, "frame_rate": options.get("fps", frame_rate)})
     vae = _prepare(self, latent, asked)
@@ -177,7 +177,7 @@ def decode_and_stream(
 
 
 def stream_wrapped(self: Any, video_latent: mx.array, output_path: str, **options: Any) -> str:
-    """As `decode_and_stream`, for the object in which ltx-2-mlx keeps a diffusion decoder. Returns the path."""
+    """`decode_and_stream` for the object in which ltx-2-mlx keeps a diffusion decoder. Returns the path."""
     decode_and_stream(self._decoder, video_latent, output_path, **options)
     return output_path
 
@@ -206,7 +206,7 @@ def decode_streaming(
 ) -> Iterator[mx.array]:
     """Yield pixels (B, 3, n, H, W) of latents (B, C, F', H', W') in order, as LTX-2-MLX does.
 
-    `show_progress` is for a bar on standard error. A function in place of a decoder is called with the latents of each
+    `show_progress` is for a bar on standard error. A function instead of a decoder is called with the latents of each
     of the app's tiles, as `decoder_fn(latents, timestep=timestep, show_progress=False)`.
     """
     asked = _read_options("decode_streaming", options)
@@ -267,7 +267,7 @@ def _start(
     options = _decode_options(vae, decoder, latents, timestep, asked)
     planned: dict[str, Any] = {"memory_budget": _budget(), "keyframes": options.get("keyframes"), "joined": joined}
     plan = vae.plan(latents.shape, **planned)
-    if plan.mode is Mode.TILED and hasattr(tiling_config, "spatial_config"):  # not those of the diffusion decoder
+    if plan.mode is Mode.TILED and hasattr(tiling_config, "spatial_config"):  # not the diffusion decoder's
         with suppress(TilingError):  # some VAEs need wider overlaps than apps have
             plan = vae.plan(latents.shape, mode="tiled", tiling=TilingConfig.of(tiling_config), **planned)
     _log.info("%s", plan)
@@ -318,7 +318,7 @@ def _decode_options(
 
 
 def _keyframes(given: Any) -> Keyframes | None:
-    """The keyframes of an app: `latents` (B, C, P, H', W') and `pixel_frame_indices`, counted from the first frame."""
+    """Keyframes of an app: `latents` (B, C, P, H', W') and `pixel_frame_indices`, counted from the first frame."""
     if given is None or isinstance(given, Keyframes):
         return given
     if getattr(given, "clip_start_frame", 0):
@@ -332,7 +332,7 @@ def _check_causal(decoder: nn.Module, causal: bool | None) -> None:
 
 
 def _budget() -> str | int | None:
-    """The memory budget: that of `install`, or else the app's own variable, in GiB."""
+    """The memory budget: `install`'s, or else the app's own variable, in GiB."""
     given = os.environ.get("LTX2_VAE_DECODE_BUDGET_GB")
     if _settings.memory_budget is not None or given is None:
         return _settings.memory_budget

@@ -106,7 +106,7 @@ def install(*apps: str, memory_budget: str | int | None = None, save_latents: st
 
     Args:
         apps: repositories as in `APPS`, such as "dgrauet/ltx-2-mlx"; all without one.
-        memory_budget: that of each decode and encode, as for `VideoVAE.plan`; None for its default.
+        memory_budget: for each decode and encode, as for `VideoVAE.plan`; None for its default.
         save_latents: a folder, which gets a latent file of each decode; it is made if it does not exist.
 
     What a version of an app has otherwise than the table says is one line on standard error, and stays the app's own.

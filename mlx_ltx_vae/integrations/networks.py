@@ -31,8 +31,8 @@ _ATTRIBUTE = "_mlx_ltx_vae"  # of the app's network; neither an array nor a modu
 #: What that attribute is: the arrays of the network, what else it states, and its VAE.
 _Known = tuple[dict[str, mx.array], dict[str, Any] | None, Any]
 
-# Names in apps of the ways in which their convolutions pad along height and width. LTX-2-MLX has two ways to pad with
-# zeros.
+# Names in apps of the ways in which their convolutions pad along height and width. LTX-2-MLX has two ways to pad
+# with zeros.
 _PADDING = {"zeros": "zeros", "manual": "zeros", "conv": "zeros", "reflect": "reflect"}
 #: What ltx-2-mlx adds to the seed of the diffusion decoder's noise.
 _SEED_OFFSET = 30000

@@ -67,7 +67,7 @@ class LatentNoise(NamedTuple):
 class KeyedNoise:
     """The noise `mx.random.normal(shape, key=key)` of a picture (B, 3, T, H, W), computed in parts.
 
-    In place of an array, which takes as much memory as the video.
+    It replaces an array, which takes as much memory as the video.
     """
 
     key: mx.array
@@ -87,7 +87,7 @@ class KeyedNoise:
             stride //= length
             places = mx.arange(*span.indices(length)[:2], dtype=dtype) * stride
             index = index + places.reshape([-1 if other == axis else 1 for other in range(self.ndim)])
-        half = size // 2  # a counter and the one as far behind it as the middle give two numbers
+        half = size // 2  # a counter and the one half the size after it give two numbers
         middle = half + size % 2
         is_second = index >= middle
         first = mx.where(is_second, index - middle, index)
@@ -99,7 +99,7 @@ class KeyedNoise:
 
 @dataclass(frozen=True)
 class _KeyedPatches:
-    """A `KeyedNoise` as a volume (B, T, H, W, C) of patches, of which parts are taken as of an array."""
+    """A `KeyedNoise` as a volume (B, T, H, W, C) of patches. Parts are taken as from an array."""
 
     noise: KeyedNoise
     side: int
