@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .planning.plan import DecodePlan, EncodePlan
     from .shapes import ScaleFactors
     from .vae import PreviewVAE, VideoVAE
-    from .video import Fit, VideoReader, VideoWriter
+    from .video import Fit, VideoReader, VideoWriter, compress_still
 
     __version__: str
 
@@ -37,7 +37,7 @@ __all__ = [
     "VideoVAE", "PreviewVAE", "FrameChunk", "DecodeStream", "DecodePlan", "DecodeReport", "EncodePlan", "load_latents",
     "load_audio_latents", "save_latents", "LatentsInfo", "Keyframes", "load_keyframes", "AudioVAE", "AudioChunk",
     "AudioStream", "VideoWriter", "VideoReader", "Fit", "HDROptions", "VAEConfig",
-    "ScaleFactors",
+    "ScaleFactors", "compress_still",
     "LTXVAEError", "CheckpointError", "LatentsError", "PlanError", "DecodeError", "DecodeCancelled", "DeviceError",
     "DistributedError", "ReaderError", "WriterError",
 ]  # fmt: skip
@@ -58,7 +58,7 @@ _MODULES = {
     ".planning.plan": ("DecodePlan", "EncodePlan"),
     ".shapes": ("ScaleFactors",),
     ".vae": ("PreviewVAE", "VideoVAE"),
-    ".video": ("Fit", "VideoReader", "VideoWriter"),
+    ".video": ("Fit", "VideoReader", "VideoWriter", "compress_still"),
     ".demo": ("demo",),
     ".hdr": ("hdr",),
     ".tiling": ("tiling",),

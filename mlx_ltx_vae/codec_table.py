@@ -152,3 +152,7 @@ AUDIO_CODECS: dict[str, AudioCodec] = {
         "libopus", (".webm", ".mkv"), 80, layouts=("mono", "stereo", "3.0", "quad", "5.0", "5.1", "6.1", "7.1")
     ),
 }
+
+#: The CRF of one frame of H.264 through which pipelines send stills before they encode them: up to LTX-2.3, and then.
+STILL_CRF, LATER_STILL_CRF = 33, 18
+MAX_STILL_CRF = 51

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 STANDARD_ERROR = 2
 
 _is_command = False
+_given_back: "list[Callable[[], object]]" = []  # what returns the process to the state before it was a command
 
 
 def is_command() -> bool:
@@ -49,14 +50,37 @@ def prepare_process() -> None:
     # Until the command begins, nothing has to be cleaned up: Ctrl-C ends the imports without a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _given_back.append(lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     global _is_command
     _is_command = True
     _open_standard_files()
+    import atexit
+
+    atexit.register(_drop_errors)
+    _given_back.append(lambda: atexit.unregister(_drop_errors))
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
+        before = {"errors": sys.stdout.errors, "write_through": getattr(sys.stdout, "write_through", False)}
+        _given_back.append(lambda: reconfigure(**before))
         # Any file name is printed, also where the encoding lacks its letters. What is printed is written at the end,
         # where errors are expected, also with `python -u`.
         reconfigure(errors="backslashreplace", write_through=False)
+
+
+def _drop_errors() -> None:
+    """Drop what standard error has not taken. Python would try again, and from 3.14 on exit with 120 if that fails."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STANDARD_ERROR)
+
+
+def release_process() -> None:
+    """Return this process to the state in which Python starts a program, which then runs in it."""
+    global _is_command
+    _is_command = False
+    while _given_back:
+        _given_back.pop()()
 
 
 def _open_standard_files() -> None:

@@ -1,27 +1,30 @@
-"""Try the patches of examples/apps: the apps' own classes, with narrow random weights, before and after the patch.
+"""Compare the classes of MLX apps, with narrow random weights, as they are and with the drop-ins in place.
 
-    python scripts/try_apps.py mlx-video|mlx-video-with-audio|dgrauet-ltx-2-mlx|dmlsrc-LTX-2-MLX CLONE
+    python scripts/try_apps.py APP CLONE
 
-CLONE, a clone of the app, is not changed: the commit that the patch names is exported to a temporary folder. Only
-the packages of the app's VAE are imported, so its other requirements need not be installed. What the patched app
-decodes is compared with the app's own decode in a single pass, and so are the app's tiles, for comparison: in two
-generations with one decoder, and with the other padding if the app has it. The first difference ends the script.
+APP is a name of the table in `mlx_ltx_vae/integrations/apps.py`; CLONE, a clone of the app or its unpacked package. Of
+the app only the modules of its VAE are executed, so its other requirements need not be installed. What the replaced
+functions return is compared with the app's own single pass, and so are the app's tiles, for comparison: in two
+generations with one decoder, and with the other padding if the app has it. The first difference ends the script, and so
+does a function whose parameters are others than the table knows.
 """
 
 import argparse
 import importlib
-import inspect
-import os
+import io
 import re
 import subprocess
 import sys
 import tempfile
 import wave
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from functools import partial
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import imageio_ffmpeg
@@ -31,12 +34,12 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map
 
 from mlx_ltx_vae import VideoReader
-from mlx_ltx_vae.integrations import vae_of
+from mlx_ltx_vae.integrations import install, vae_of
+from mlx_ltx_vae.integrations.apps import APPS
 
-PATCHES = Path(__file__).parents[1] / "examples" / "apps"
 LATENT_FRAMES, ROWS, COLUMNS = 7, 3, 9
 NUM_FRAMES, NARROWING = 1 + 8 * (LATENT_FRAMES - 1), 16
-TOLERANCE = 2e-5  # of float32 pixels in [-1, 1], as between any two orders of summation
+TOLERANCE = 1e-4  # of float32 values in [-1, 1]
 # The blocks of LTX-2.3's decoder, as the metadata of its checkpoints lists them.
 BLOCKS_2_3 = [
     ["res_x", {"num_layers": 4}], ["compress_space", {"multiplier": 2}], ["res_x", {"num_layers": 6}],
@@ -46,22 +49,25 @@ BLOCKS_2_3 = [
 
 
 @dataclass(frozen=True)
-class App:
-    """Location of an app's VAE: in `folder` of the clone; `modules` below `root`, the module of `function` first."""
+class Trial:
+    """How an app is tried: its source `folders` in the clone, its `modules`, and what makes and compares decoders.
 
-    folder: str
-    root: str
+    `compare_others` compares once what the app has beside its decoder.
+    """
+
+    folders: tuple[str, ...]
     modules: tuple[str, ...]
-    function: str
     make: Callable[..., nn.Module]
     compare: Callable[..., str]
+    compare_others: Callable[..., str] | None = None
 
 
 def narrow(module: ModuleType, *names: str) -> None:
     """Classes of an app that state their widths, with a sixteenth of them."""
 
     def divide(value: Any) -> Any:
-        return value // NARROWING if isinstance(value, int) and value >= 128 else value
+        is_width = isinstance(value, int) and value >= 128 and value != 129  # of which an app takes the first 128
+        return value // NARROWING if is_width else value
 
     for name in names:
         wide = getattr(module, name)
@@ -72,28 +78,29 @@ def narrow(module: ModuleType, *names: str) -> None:
         setattr(module, name, type(name, (wide,), {"__init__": init}))
 
 
-def make_mlx_video(module: ModuleType) -> nn.Module:
+def make_mlx_video(modules: SimpleNamespace) -> nn.Module:
     """The narrow decoder of mlx-video."""
     blocks = [("res", 64, 5), ("d2s", 64, 2, (2, 2, 2)), ("res", 32, 5), ("d2s", 32, 2, (2, 2, 2)), ("res", 16, 5)]
     blocks += [("d2s", 16, 2, (2, 2, 2)), ("res", 8, 5)]
-    return module.LTX2VideoDecoder(in_channels=8, decoder_blocks=blocks, timestep_conditioning=False)
+    return modules.decoder.LTX2VideoDecoder(in_channels=8, decoder_blocks=blocks, timestep_conditioning=False)
 
 
-def make_mlx_video_with_audio(module: ModuleType) -> nn.Module:
+def make_mlx_video_with_audio(modules: SimpleNamespace) -> nn.Module:
     """The narrow decoder of mlx-video-with-audio."""
-    narrow(module, "CausalConv3d", "ResBlockGroup", "DepthToSpaceUpsample")
-    return module.LTX2VideoDecoder(in_channels=8, timestep_conditioning=False)
+    narrow(modules.decoder, "CausalConv3d", "ResBlockGroup", "DepthToSpaceUpsample")
+    return modules.decoder.LTX2VideoDecoder(in_channels=8, timestep_conditioning=False)
 
 
-def make_ltx_2_mlx(module: ModuleType) -> nn.Module:
+def make_ltx_2_mlx(modules: SimpleNamespace) -> nn.Module:
     """The narrow decoder of dgrauet's ltx-2-mlx."""
-    narrow(module, "Conv3dBlock", "ResBlockStage", "DepthToSpaceUpsample", "PerChannelStatistics")
-    return module.VideoDecoder()
+    narrow(modules.video_vae, "Conv3dBlock", "ResBlockStage", "DepthToSpaceUpsample", "PerChannelStatistics")
+    narrow(modules.video_vae, "SpaceToDepthDownsample")
+    return modules.video_vae.VideoDecoder()
 
 
-def make_dmlsrc(_: ModuleType, decoders: ModuleType) -> nn.Module:
+def make_dmlsrc(modules: SimpleNamespace) -> nn.Module:
     """The narrow decoder of dmlsrc's LTX-2-MLX."""
-    return decoders.NativeConv3dVideoDecoder(BLOCKS_2_3, base_channels=8, compute_dtype=mx.float32)
+    return modules.native_decoder.NativeConv3dVideoDecoder(BLOCKS_2_3, base_channels=8, compute_dtype=mx.float32)
 
 
 def tiles(module: ModuleType, time: str = "TemporalTilingConfig") -> Any:
@@ -101,10 +108,8 @@ def tiles(module: ModuleType, time: str = "TemporalTilingConfig") -> Any:
     return module.TilingConfig(module.SpatialTilingConfig(128, 64), getattr(module, time)(32, 8))
 
 
-def compare_tiled(
-    own: list[ModuleType], patched: list[ModuleType], models: list[nn.Module], latents: mx.array, folder: Path
-) -> str:
-    """Compare the patched `decode_tiled` with a single pass, and what it hands to a callback with what it returns."""
+def compare_tiled(own: SimpleNamespace, new: SimpleNamespace, models: list[nn.Module], latents: mx.array) -> str:
+    """Compare the replaced `decode_tiled` with a single pass, and what it hands to a callback with what it returns."""
     expected = models[0](latents)
     streamed: list[mx.array] = []
 
@@ -113,97 +118,165 @@ def compare_tiled(
         streamed.append(frames)
 
     options = {"tiling_mode": "auto", "debug": False}  # as the apps call it
-    found = models[1].decode_tiled(latents, tiling_config=tiles(patched[1]), on_frames_ready=on_frames_ready, **options)
+    found = models[1].decode_tiled(latents, tiling_config=tiles(new.tiling), on_frames_ready=on_frames_ready, **options)
     assert mx.array_equal(mx.concatenate(streamed, axis=2), found)
     assert len(streamed) > 1, "it streams"
+    assert mx.array_equal(models[1](latents), found)
     raises(KeyboardInterrupt, lambda: models[1].decode_tiled(latents, tiling_config=None, on_frames_ready=interrupt))
-    own_tiles = models[0].decode_tiled(latents, tiling_config=tiles(own[1]), **options)
+    own_tiles = models[0].decode_tiled(latents, tiling_config=tiles(own.tiling), **options)
     return report(found, expected, own_tiles)
 
 
-def compare_streaming(
-    own: list[ModuleType], patched: list[ModuleType], models: list[nn.Module], latents: mx.array, folder: Path
-) -> str:
-    """Compare the patched `decode_streaming` with the app's single pass, and with a function in the decoder's place."""
-    expected = own[0].decode_single_pass(latents, models[0])
+def compare_streaming(own: SimpleNamespace, new: SimpleNamespace, models: list[nn.Module], latents: mx.array) -> str:
+    """Compare the replaced `decode_streaming` with the app's single pass, also of a function in the decoder's place."""
+    expected = own.tiling.decode_single_pass(latents, models[0])
     config = "TemporalChunkConfig"
-    chunks = list(patched[0].decode_streaming(latents, models[1], tiles(patched[0], config), show_progress=False))
+    chunks = list(new.tiling.decode_streaming(latents, models[1], tiles(new.tiling, config), show_progress=False))
     assert len(chunks) > 1, "it streams"
-    assert mx.array_equal(next(patched[0].decode_streaming(latents, models[1])), chunks[0])  # as the pipelines call it
-    (whole,) = patched[0].decode_streaming(latents, models[0].__call__, show_progress=False)
+    assert mx.array_equal(next(new.tiling.decode_streaming(latents, models[1])), chunks[0])  # as the pipelines call it
+    (whole,) = new.tiling.decode_streaming(latents, models[0].__call__, show_progress=False)
     assert largest(whole, expected) < TOLERANCE
     own_tiles = mx.concatenate(
-        list(own[0].decode_streaming(latents, models[0], tiles(own[0], config), show_progress=False)), axis=2
+        list(own.tiling.decode_streaming(latents, models[0], tiles(own.tiling, config), show_progress=False)), axis=2
     )
     return report(mx.concatenate(chunks, axis=2), expected, own_tiles)
 
 
-def compare_files(
-    own: list[ModuleType], patched: list[ModuleType], models: list[nn.Module], latents: mx.array, folder: Path
-) -> str:
-    """Compare the videos with sound that both apps write, and the pixels before."""
+def compare_decoders(own: SimpleNamespace, new: SimpleNamespace, models: list[nn.Module], latents: mx.array) -> str:
+    """Compare what the decoders of ltx-2-mlx return."""
     expected, half = models[0].decode(latents), latents.astype(mx.bfloat16)
     assert models[1].decode(half).dtype == models[0].decode(half).dtype == mx.bfloat16
-    own_tiles = mx.concatenate(list(models[0].tiled_decode(latents, tiles(own[1]))), axis=2)
-    text = report(vae_of(models[1]).decode(latents), expected, own_tiles)
-    # Other weights, which are noticed: they make gray squares, which a video keeps nearly unchanged.
+    found = models[1].decode(latents, seed=3)
+    assert mx.array_equal(mx.concatenate(list(models[1].tiled_decode(latents, tiles(new.tiling))), axis=2), found)
+    own_tiles = mx.concatenate(list(models[0].tiled_decode(latents, tiles(own.tiling))), axis=2)
+    return report(found, expected, own_tiles)
+
+
+def compare_others(own: SimpleNamespace, new: SimpleNamespace, models: list[nn.Module], latents: mx.array) -> str:
+    """Compare the encoders of ltx-2-mlx, the videos with sound that it writes, and its diffusion decoder."""
+    expected = models[0].decode(latents)
+    text = f"encoder {compare_encoders(own.video_vae, new.video_vae, expected):.1e}"
+    own.video_vae.find_ffmpeg = imageio_ffmpeg.get_ffmpeg_exe
+    text += f"; {compare_files([module.blocks.VideoDecoder for module in (own, new)], models, latents)}"
+    if hasattr(own, "decoder"):  # it came in November 2026
+        text += f"; diffusion decoder {compare_diffusion(own.decoder, new.decoder, own.config):.1e}"
+    return text
+
+
+def compare_encoders(own: ModuleType, new: ModuleType, pixels: mx.array) -> float:
+    """Compare latents of one clip, also where the app uses tiles."""
+    encoders = [module.VideoEncoder() for module in (own, new)]
+    weights = randomize(encoders[0])
+    for encoder in encoders:
+        encoder.update(weights)
+    pixels = mx.clip(pixels[:, :, :17], -1, 1)
+    expected = encoders[0].encode(pixels)
+    scale = max(1, mx.abs(expected).max().item())
+    half = [encoder.encode(pixels[:, :, :1].astype(mx.bfloat16)).dtype for encoder in encoders]
+    assert half[0] == half[1], half
+    assert largest(encoders[1].tiled_encode(pixels, None), expected) < TOLERANCE * scale
+    difference = largest(encoders[1].encode(pixels), expected) / scale
+    assert difference < TOLERANCE, difference
+    return difference
+
+
+def compare_diffusion(own: ModuleType, new: ModuleType, config: ModuleType) -> float:
+    """Compare the app's single pass, its one-tile stream and keyframes, of narrow decoders.
+
+    The app's slabs of columns change what a block makes of its window's half at the left and right edges.
+    """
+    narrowed = config.DiffusionDecoderConfig(
+        in_channels=8, out_channels=3, patch_size=4, head_dim=16, stage_channels=(128, 64, 32, 32, 16),
+        stage_depths=(1, 1, 1, 1, 2), stage_kernels=((3, 3, 3),) * 4,
+        upsamples=(((1, 2, 2), 2), ((2, 1, 1), 2), ((2, 2, 2), 1), ((2, 2, 2), 2)), stage5_kernel=(3, 3, 3),
+        t_embed_hidden=16, timestep_scale_multiplier=1000.0,
+    )  # fmt: skip
+    decoders = [module.NADiffusionDecoder(narrowed) for module in (own, new)]
+    weights = randomize(decoders[0])
+    for decoder in decoders:
+        decoder.update(weights)
+    latents = mx.random.normal((1, 8, 4, 3, 4), key=mx.random.key(3))
+    stills = own.DecodeKeyframes(mx.random.normal((1, 8, 2, 3, 4), key=mx.random.key(4)), (5, 16))
+    margin = 2 * 1 * 4  # blocks, half of a window, and pixels of a patch
+    differences: list[float] = []
+    for options in ({}, {"seed": 7}, {"seed": 7, "keyframes": stills}):
+        expected = decoders[0].decode(latents, **options)
+        chunks = list(decoders[1].tiled_decode(latents, None, **options))
+        for found in (decoders[1].decode(latents, **options), mx.concatenate(chunks, axis=2)):
+            differences.append(largest(found[..., margin:-margin], expected[..., margin:-margin]))
+    assert max(differences) < TOLERANCE, differences
+    return max(differences)
+
+
+def compare_files(blocks: Sequence[type], models: list[nn.Module], latents: mx.array) -> str:
+    """Compare the videos with sound that both apps write, and what the replaced one prints and saves."""
+    # Other weights, which are noticed: they make gray squares, of which a video keeps nearly everything.
+    kept = models[0].parameters()
     models[0].conv_out.conv.weight = mx.repeat(models[0].conv_out.conv.weight[:1] / 2, 48, axis=0)
     models[0].conv_out.conv.bias = mx.zeros(48)
     models[1].update(models[0].parameters())
     expected = models[0].decode(latents)
-    voice = folder / "voice.wav"
-    with wave.open(str(voice), "wb") as sound:
-        sound.setparams((1, 2, 16000, 0, "NONE", ""))
-        sound.writeframes(bytes(2 * 32000))
-    # The app looks for ffmpeg on the PATH.
-    (folder / "ffmpeg").symlink_to(imageio_ffmpeg.get_ffmpeg_exe())
-    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
     videos = []
-    for name, model in zip(("own.mp4", "patched.mp4"), models, strict=True):
-        written = str(folder / name)
-        assert model.decode_and_stream(latents, written, frame_rate=25.0, audio_path=str(voice)) is None
-        with VideoReader(written) as reader:
-            assert reader.fps == 25
-            videos.append(np.concatenate(list(reader)).astype(int))
-        probe = subprocess.run([str(folder / "ffmpeg"), "-i", written], capture_output=True, text=True, check=False)
-        assert "Audio: aac" in probe.stderr
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        voice = folder / "voice.wav"
+        with wave.open(str(voice), "wb") as sound:
+            sound.setparams((1, 2, 16000, 0, "NONE", ""))
+            sound.writeframes(bytes(2 * 32000))
+        ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
+        for place, block, model in zip(("own.mp4", "new.mp4"), blocks, models, strict=True):
+            written, decoder = str(folder / place), object.__new__(block)
+            decoder._decoder, decoder.verbose, decoder.video_decoder, printed = model, True, "conv", io.StringIO()
+            with redirect_stderr(printed):
+                assert decoder.decode_and_stream(latents, written, frame_rate=25.0, audio_path=str(voice)) == written
+            assert place == "own.mp4" or "vae-decode" not in printed.getvalue(), printed.getvalue()
+            with VideoReader(written) as reader:
+                assert reader.fps == 25
+                videos.append(np.concatenate(list(reader)).astype(int))
+            probe = subprocess.run([ffmpeg, "-i", written], capture_output=True, text=True, check=False)
+            assert "Audio: aac" in probe.stderr
+    models[0].update(kept)
+    models[1].update(kept)
     assert videos[0].shape == videos[1].shape == (NUM_FRAMES, 32 * ROWS, 32 * COLUMNS, 3)
     frames = np.array(mx.clip((expected[0].transpose(1, 2, 3, 0) + 1) * 127.5, 0, 255))
     own_psnr, psnr = (20 * np.log10(255 / np.sqrt(np.square(video - frames).mean())) for video in videos)
     assert psnr > own_psnr - 0.5, (psnr, own_psnr)
-    return f"{text}; frames of its file {psnr:.1f} dB from the pixels, of the app's file {own_psnr:.1f} dB"
+    return f"its file {psnr:.1f} dB from the pixels, the app's {own_psnr:.1f} dB"
 
 
-APPS = {
-    "mlx-video": App(
-        "mlx_video/models/ltx_2/video_vae",
-        "",
+LTX_CORE = "ltx_core_mlx.model"
+DIFFUSION = f"{LTX_CORE}.video_vae.diffusion_decoder"
+TRIALS = {
+    "Blaizzy/mlx-video": Trial(
+        ("",),
         ("mlx_video.models.ltx_2.video_vae.decoder", "mlx_video.models.ltx_2.video_vae.tiling"),
-        "LTX2VideoDecoder.decode_tiled",
         make_mlx_video,
         compare_tiled,
     ),
-    "mlx-video-with-audio": App(
-        "mlx_video/models/ltx/video_vae",
-        "",
+    "james-see/mlx-video-with-audio": Trial(
+        ("",),
         ("mlx_video.models.ltx.video_vae.decoder", "mlx_video.models.ltx.video_vae.tiling"),
-        "LTX2VideoDecoder.decode_tiled",
         make_mlx_video_with_audio,
         compare_tiled,
     ),
-    "dgrauet-ltx-2-mlx": App(
-        "packages/ltx-core-mlx",
-        "packages/ltx-core-mlx/src",
-        ("ltx_core_mlx.model.video_vae.video_vae", "ltx_core_mlx.model.video_vae.tiling"),
-        "VideoDecoder.decode_and_stream",
+    "dgrauet/ltx-2-mlx": Trial(
+        ("packages/ltx-core-mlx/src", "packages/ltx-pipelines-mlx/src"),
+        (
+            f"{LTX_CORE}.video_vae.video_vae",
+            f"{LTX_CORE}.video_vae.tiling",
+            "ltx_pipelines_mlx.utils.blocks",
+            "ltx_core_mlx.utils.memory",
+            "ltx_core_mlx.utils.ffmpeg",
+            f"{DIFFUSION}.decoder",
+            f"{DIFFUSION}.config",
+        ),
         make_ltx_2_mlx,
-        compare_files,
+        compare_decoders,
+        compare_others,
     ),
-    "dmlsrc-LTX-2-MLX": App(
-        "LTX_2_MLX/model/video_vae",
-        "",
+    "dmlsrc/LTX-2-MLX": Trial(
+        ("",),
         ("LTX_2_MLX.model.video_vae.tiling", "LTX_2_MLX.model.video_vae.native_decoder"),
-        "decode_streaming",
         make_dmlsrc,
         compare_streaming,
     ),
@@ -251,7 +324,7 @@ def largest(found: mx.array, expected: mx.array) -> float:
 
 
 def report(found: mx.array, expected: mx.array, own_tiles: mx.array) -> str:
-    """Check that pixels equal the app's single pass, and say how far its tiles are from them."""
+    """Check that pixels are those of the app's single pass, and say how far its tiles are from them."""
     difference = largest(found, expected)
     assert difference < TOLERANCE, difference
     return (
@@ -265,7 +338,7 @@ def randomize(model: nn.Module) -> Any:
     keys = iter(mx.random.split(mx.random.key(0), len(tree_flatten(model.parameters()))))
 
     def draw(array: mx.array) -> mx.array:
-        fan_in = array.size // array.shape[0] if array.ndim == 5 else 10
+        fan_in = array.size // array.shape[0] if array.ndim > 2 else 10
         return mx.random.normal(array.shape, key=next(keys)) / fan_in**0.5 + (array if array.ndim == 1 else 0)
 
     weights = tree_map(draw, model.parameters())
@@ -273,85 +346,121 @@ def randomize(model: nn.Module) -> Any:
     return weights
 
 
+def _make_class(name: str) -> type:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return type(name, (), {})
+
+
+def _make_export(folders: Sequence[str], name: str) -> type:
+    """A class for what a package that is not executed would export."""
+    if any(Path(folder, name).is_dir() or Path(folder, f"{name}.py").exists() for folder in folders):
+        raise AttributeError(name)  # a module, which is to be imported
+    return _make_class(name)
+
+
+class Elsewhere(MetaPathFinder, Loader):
+    """Finds empty modules, whose every name is a class, for what an app imports beside its VAE."""
+
+    def __init__(self, roots: Sequence[Path], executed: Sequence[str]) -> None:
+        self._names = {path.name for root in roots for path in root.iterdir() if path.is_dir()}
+        self._executed = (*executed, *{f"{name.rpartition('.')[0]}." for name in executed if "vae" in name})
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        is_own = name.partition(".")[0] in self._names
+        is_executed = any(name == each or (each.endswith(".") and name.startswith(each)) for each in self._executed)
+        if not is_own or is_executed:
+            return None
+        return ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = ModuleType(spec.name)
+        module.__getattr__ = _make_class  # type: ignore[method-assign]
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
 @contextmanager
-def exported(app: App, clone: Path, patch: Path, apply: bool) -> Iterator[Path]:
-    """A folder with the app's VAE at the commit that the patch names, before or after the patch."""
-    (commit,) = re.findall(r"For commit (\w{40})\.", patch.read_text())
-    (requirements,) = re.findall(r"^--- a/(.*\.toml)$", patch.read_text(), re.MULTILINE)
-    paths = dict.fromkeys([app.folder, requirements])  # no more, since clones may lack large files
-    with tempfile.TemporaryDirectory() as folder:
-        archive = subprocess.run(["git", "-C", clone, "archive", commit, *paths], capture_output=True, check=True)
-        subprocess.run(["tar", "x", "-C", folder], input=archive.stdout, check=True)
-        if apply:
-            subprocess.run(["git", "apply", "--unidiff-zero", patch.resolve()], cwd=folder, check=True)
-        yield Path(folder)
+def sources(trial: Trial, clone: Path) -> Iterator[list[Path]]:
+    """The folders with the app's packages: those of a work tree, or else of the last commit of a clone without one."""
+    if any((clone / folder / trial.modules[0].partition(".")[0]).is_dir() for folder in trial.folders):
+        yield [clone / folder for folder in trial.folders]
+        return
+    with tempfile.TemporaryDirectory() as place:
+        code = [f":(glob){each}**/*.py" for each in (f"{folder}/" if folder else "" for folder in trial.folders)]
+        archive = subprocess.run(["git", "-C", clone, "archive", "HEAD", *code], capture_output=True, check=True)
+        subprocess.run(["tar", "x", "-C", place], input=archive.stdout, check=True)
+        yield [Path(place, folder) for folder in trial.folders]
 
 
-def load(root: Path, names: tuple[str, ...]) -> list[ModuleType]:
-    """Modules of an app, without what the packages around them import."""
-    parents = [names[0].split(".")[:depth] for depth in range(1, names[0].count(".") + 1)]
-    for parts in parents:
-        package = sys.modules[".".join(parts)] = ModuleType(".".join(parts))
-        package.__path__ = [str(root.joinpath(*parts))]
-    modules = [importlib.import_module(name) for name in names]
-    for name in [name for name in sys.modules if name.split(".")[0] == parents[0][0]]:
-        del sys.modules[name]
-    return modules
+def load(roots: Sequence[Path], names: Sequence[str]) -> SimpleNamespace:
+    """Modules of an app by the last part of their names, without what the packages around them import."""
+    parents = dict.fromkeys(
+        ".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 1)
+    )
+    for parent in parents:
+        package = sys.modules[parent] = ModuleType(parent)
+        package.__path__ = [str(root.joinpath(*parent.split("."))) for root in roots]
+        package.__getattr__ = partial(_make_export, package.__path__)  # type: ignore[method-assign]
+    found = [
+        name for name in names if any(root.joinpath(*name.split(".")).with_suffix(".py").exists() for root in roots)
+    ]
+    elsewhere = Elsewhere(roots, names)
+    sys.meta_path.insert(0, elsewhere)
+    packages = {name.partition(".")[0] for name in names}
+    try:
+        loaded = {name.rpartition(".")[2]: importlib.import_module(name) for name in found}
+    finally:
+        sys.meta_path.remove(elsewhere)
+        others = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in packages}
+    return SimpleNamespace(**loaded, others=others)
 
 
-def find(module: ModuleType, path: str) -> Callable[..., object]:
-    """A function of a module by its path, such as "VideoDecoder.decode"."""
-    value: Any = module
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
-
-
-def parameters(function: Callable[..., object]) -> list[tuple[str, Any, Any]]:
-    """Name, kind and default of each parameter."""
-    return [(each.name, each.kind, each.default) for each in inspect.signature(function).parameters.values()]
-
-
-def try_app(name: str, clone: Path) -> str:
-    """Compare the app before and after its patch; returns what was found, in a line."""
-    app, patch = APPS[name], PATCHES / f"{name}.patch"
-    with (
-        exported(app, clone, patch, apply=False) as own_root,
-        exported(app, clone, patch, apply=True) as patched_root,
-        tempfile.TemporaryDirectory() as folder,
-    ):
-        own, patched = (load(root / app.root, app.modules) for root in (own_root, patched_root))
-        assert find(patched[0], app.function).__module__ == "mlx_ltx_vae.integrations"
-        assert parameters(find(patched[0], app.function)) == parameters(find(own[0], app.function))
-        takes = inspect.signature(app.make).parameters
-        models = [app.make(*modules[: len(takes)]) for modules in (own, patched)]
-        weights = randomize(models[0])
-        for model in models:
-            model.update(weights)
-        size = sum(array.nbytes for _, array in tree_flatten(weights))
-        models[0].update(tree_map(lambda array: array + 0, weights))  # arrays of its own
-        mx.eval(models[0].parameters())
-        del weights
-        before = mx.get_active_memory()
-        vae = vae_of(models[1])
-        held = mx.get_active_memory() - before
-        assert vae_of(models[1]) is vae, "loaded once"
-        assert held < size / 100, f"{held} of {size} bytes: the arrays moved"
-        text = ""
-        for generation in range(3):
-            if generation == 2:  # with the other padding, and what has moved loaded again
-                for model in models:
-                    pad_otherwise(model)
-                models[1].update(models[0].parameters())
-            place = Path(folder, str(generation))
-            place.mkdir()
-            text += "\n  " + app.compare(own, patched, models, make_latents(models[1]), place)
-    return f"{name}: {vae.config.generation}, {size / 1e6:.1f} MB of weights and {held} bytes more:{text}"
+def try_app(app: str, clone: Path) -> str:
+    """Compare an app as it is and replaced; returns what was found."""
+    trial = TRIALS[app]
+    with sources(trial, clone) as roots:
+        own = load(roots, trial.modules)
+        with install(app) as installed:
+            new = load(roots, trial.modules)
+            assert not installed.moved, installed.moved
+            missing = [
+                entry.path
+                for entry in APPS[app]
+                if entry.module in new.others and not entry.is_recent
+                if f"{entry.module}:{entry.path}" not in installed.replaced[app]
+            ]
+            assert not missing, missing
+            models = [trial.make(modules) for modules in (own, new)]
+            weights = randomize(models[0])
+            for model in models:
+                model.update(weights)
+            size = sum(array.nbytes for _, array in tree_flatten(weights))
+            models[0].update(tree_map(lambda array: array + 0, weights))  # arrays of its own
+            mx.eval(models[0].parameters())
+            del weights
+            before = mx.get_active_memory()
+            vae = vae_of(models[1])
+            held = mx.get_active_memory() - before
+            assert vae_of(models[1]) is vae, "loaded once"
+            assert held < size / 100, f"{held} of {size} bytes: the arrays moved"
+            text = ""
+            if trial.compare_others is not None:
+                text += "\n  " + trial.compare_others(own, new, models, make_latents(models[1]))
+            for generation in range(3):
+                if generation == 2:  # with the other padding, and what has moved loaded again
+                    for model in models:
+                        pad_otherwise(model)
+                    models[1].update(models[0].parameters())
+                text += "\n  " + trial.compare(own, new, models, make_latents(models[1]))
+    return f"{app}: {vae.config.generation}, {size / 1e6:.1f} MB of weights and {held} bytes more:{text}"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("app", choices=APPS)
+    parser.add_argument("app", choices=TRIALS)
     parser.add_argument("clone", type=Path)
     arguments = parser.parse_args()
     print(try_app(arguments.app, arguments.clone))

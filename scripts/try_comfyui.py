@@ -262,9 +262,10 @@ def check_frames_and_encode(program: ComfyUI) -> str:
         (file,) = program.run(to_latent(graph))
         assert np.allclose(load_file(file)["latent_tensor"], expected, atol=1e-4)
 
-    own = program.folder / "own.safetensors"
-    load: Nodes = {"frames": ("LoadVideo", {"file": "own-ffv1.mkv"})}
-    own_command("encode", program.folder / "input" / "own-ffv1.mkv", "-m", demo.VAE, "-o", own)
+    own, video_file = program.folder / "own.safetensors", program.folder / "input" / "own.mkv"
+    load: Nodes = {"frames": ("LoadVideo", {"file": video_file.name})}
+    own_command("decode", program.folder / "input" / "clip.latent", "-m", demo.VAE, "-o", video_file, "--codec", "ffv1")
+    own_command("encode", video_file, "-m", demo.VAE, "-o", own)
     (file,) = program.run(to_latent(load))
     encoded = load_file(file)["latent_tensor"]
     assert np.array_equal(encoded, np.array(load_latents(own)[0].astype(mx.float32)))

@@ -18,12 +18,19 @@ def run(main, *arguments: object) -> int:
     return main([str(argument) for argument in arguments])
 
 
-def failed(capsys, *arguments, main=decode) -> str:
-    """The one error line of a command that must fail before anything is written."""
-    before = names(".")
+def refused(capsys, *arguments, main=decode) -> str:
+    """The one error line of a command that must fail with 1."""
     assert run(main, *arguments) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def failed(capsys, *arguments, main=decode) -> str:
+    """The one error line of a command that must fail before anything is written."""
+    before = names(".")
+    line = refused(capsys, *arguments, main=main)
     assert names(".") == before
     return line

@@ -1,13 +1,8 @@
-"""`mlx_ltx_vae.integrations` and the patches for apps, with stand-ins for the apps' decoders; with the apps themselves
-where `APP_CLONES` is a folder with clones of them, named as the patches are."""
+"""`mlx_ltx_vae.integrations` with stand-ins for the apps' decoders."""
 
-import importlib.util
 import logging
-import os
-import re
 import wave
 from enum import Enum
-from pathlib import Path
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -18,14 +13,12 @@ from mlx.utils import tree_map, tree_unflatten
 
 from checkpoint_files import as_an_mlx_port_stores
 from conftest import active_memory
-from mlx_ltx_vae import CheckpointError, PlanError, VideoReader, VideoVAE, WriterError, integrations
+from mlx_ltx_vae import CheckpointError, PlanError, VideoReader, VideoVAE, WriterError
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.integrations import decode_and_stream, decode_streaming, decode_tiled, decode_whole, vae_of
 from mlx_ltx_vae.planning.plan import Mode
 from mlx_ltx_vae.tiling import TemporalTilingConfig, TilingConfig
 
-ROOT = Path(__file__).parents[1]
-PATCHES = sorted((ROOT / "examples" / "apps").glob("*.patch"), key=lambda path: path.stem)
 # As mlx-video and ltx-2-mlx, mlx-video-with-audio, and LTX-2-MLX call them.
 STATISTICS = [
     ("per_channel_statistics.mean", "per_channel_statistics.std"),
@@ -230,7 +223,7 @@ def test_the_apps_tiles_are_used_where_no_exact_plan_fits(make, monkeypatch, cap
         VideoVAE, "plan", lambda self, shape, **options: choose(self, shape, **{"mode": "tiled"} | options)
     )
     monkeypatch.setattr(VideoVAE, "stream", lambda self, latents, plan, **options: plans.append(plan) or iter(()))
-    caplog.set_level(logging.INFO, integrations.__name__)
+    caplog.set_level(logging.INFO, "mlx_ltx_vae.integrations")
     assert list(decode_streaming(random_latents(9, 5, 9), make(PatchedDecoder), tiling, show_progress=False)) == []
     (plan,) = plans
     assert plan.mode is Mode.TILED
@@ -325,33 +318,3 @@ def test_a_function_in_place_of_a_decoder_gets_the_apps_tiles(tiling, num_chunks
     assert mx.abs(found - expected).max().item() < 1e-4
     assert len(chunks) == num_chunks
     assert calls[0][1:] == (0.3, False)
-
-
-@pytest.mark.parametrize("patch", PATCHES, ids=[path.stem for path in PATCHES])
-def test_a_patch_names_its_commit_and_adds_lines_only(patch):
-    text = patch.read_text()
-    assert re.match(r"For commit [0-9a-f]{40}\.\n\n--- a/", text)
-    changes = [line for line in text.splitlines()[2:] if not line.startswith(("--- a/", "+++ b/", "@@ "))]
-    assert {line[0] for line in changes} == {"+"}
-    names = re.findall(r"^\+from mlx_ltx_vae\.integrations import ([\w, ]+)  #", text, re.MULTILINE)
-    for name in ", ".join(names).split(", "):
-        assert callable(getattr(integrations, name))
-
-
-def load_script():
-    spec = importlib.util.spec_from_file_location("try_apps", ROOT / "scripts" / "try_apps.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script
-
-
-def test_the_script_tries_every_patch():
-    assert sorted(load_script().APPS) == [path.stem for path in PATCHES]
-
-
-@pytest.mark.parametrize("app", [path.stem for path in PATCHES])
-def test_a_patched_app_decodes_as_it_did(app):
-    clones = os.environ.get("APP_CLONES")
-    if not clones or not (Path(clones) / app).exists():
-        pytest.skip(f"APP_CLONES names no folder with a clone of {app}")
-    assert "49 frames" in load_script().try_app(app, Path(clones) / app)

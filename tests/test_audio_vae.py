@@ -63,11 +63,11 @@ def test_a_stream_is_the_single_pass_for_every_chunk_length(audio_vae, name, err
 
     The signal of LTX-2.3's reaches 50 inside; differences are 0.6e-5 to 1.2e-5, depending on the processor.
     """
-    vae, latents = audio_vae(name), random_latents(16, batch=2)
-    whole = np.array(vae.decode(latents, vae.plan(16, batch=2, mode="single")))
-    assert whole.shape == (2, 2, vae.config.num_samples(16))
-    for chunk in (1, 5):
-        streamed = joined(vae.stream(latents, vae.plan(16, batch=2, chunk=chunk)))
+    vae, latents = audio_vae(name), random_latents(10, batch=2)
+    whole = np.array(vae.decode(latents, vae.plan(10, batch=2, mode="single")))
+    assert whole.shape == (2, 2, vae.config.num_samples(10))
+    for chunk in (1, 4):
+        streamed = joined(vae.stream(latents, vae.plan(10, batch=2, chunk=chunk)))
         assert streamed.shape == whole.shape
         assert streamed.dtype == whole.dtype == np.float32
         assert np.abs(streamed - whole).max() < tolerance(error), chunk
@@ -149,24 +149,7 @@ def test_a_small_budget_takes_smaller_pieces_or_says_the_least_that_works(audio_
         vae.plan(500, memory_budget=least.peak_bytes // 2)
 
 
-@pytest.mark.parametrize("is_cache_mixed", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_planned_memory_holds(audio_vae, is_cache_mixed):
-    """Also where MLX's cache of freed buffers holds many that are larger than the arrays that take them."""
-    for name, chunk in (("ltx2", 1), ("ltx2", 10), ("ltx2_3", 1), ("ltx2_3", 10)):
-        vae, latents = audio_vae(name), random_latents(20)
-        plan = vae.plan(20, chunk=chunk)
-        if is_cache_mixed:
-            sizes = 2 ** np.random.default_rng(chunk).uniform(5, 18, 500)
-            mx.eval([mx.zeros(int(size), mx.uint8) for size in sizes])
-        before = active_memory() - sum(network.spec.num_weights * 4 for network in (vae.decoder, vae.vocoder))
-        mx.reset_peak_memory()
-        for _ in vae.stream(latents, plan):
-            pass
-        measured = mx.get_peak_memory() - before
-        assert measured < plan.memory.active < 1.32 * measured, (name, chunk)
-
-
-@pytest.mark.parametrize("name", ["ltx2", "ltx2_3", "ltx2_3_options"])
+@pytest.mark.parametrize("name", ["ltx2", "ltx2_3"])
 def test_the_planned_memory_of_short_sound_in_a_single_pass_holds(audio_vae, name):
     """A large part of it does not grow with the sound: filters, weights as they are laid out, and padding."""
     vae = audio_vae(name)
@@ -313,7 +296,7 @@ def test_a_plan_for_other_latents_is_refused(audio_vae):
     ("name", "behind", "ahead", "error", "mode"),
     [
         ("ltx2", 38, 5, 1e-5, "exact"),
-        ("ltx2", 38, 5, 1e-5, "single"),
+        pytest.param("ltx2", 38, 5, 1e-5, "single", marks=pytest.mark.slow),
         pytest.param("ltx2_3", 47, 13, 2e-5, "exact", marks=pytest.mark.slow),
         # Its strides begin anew at every third latent.
         pytest.param("ltx2_3_options", 47, 13, 1e-4, "exact", marks=pytest.mark.slow),

@@ -108,7 +108,7 @@ def test_commands_say_once_that_they_blend(golden, no_exact_plans, tmp_path, cap
 
 def test_decodes_of_apps_say_once_that_they_blend(golden, no_exact_plans, tmp_path, monkeypatch):
     vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
-    monkeypatch.setattr("mlx_ltx_vae.integrations.vae_of", lambda decoder: vae)
+    monkeypatch.setattr("mlx_ltx_vae.integrations.dropins.vae_of", lambda decoder: vae)
     latents = mx.random.normal((1, 8, 1, 8, 8), key=mx.random.key(0))
     for run in (
         lambda: vae.decode(latents),

@@ -286,7 +286,7 @@ def test_a_tensor_outside_the_configured_blocks_is_an_error(golden: Callable, tm
         ),
         (
             {"_class_name": "LTX2VideoDiffusionDecoderModel"},
-            "that of a diffusion decoder .* convolutional VAE; use the",
+            "describes a diffusion decoder .* convolutional VAE; use the",
         ),
         (
             {"use_attention": True},
@@ -296,6 +296,8 @@ def test_a_tensor_outside_the_configured_blocks_is_an_error(golden: Callable, tm
         ({"resnet_norm_eps": 1e-5}, "resnet_norm_eps = 1e-05"),
         ({"encoder_causal": False}, "encoder_causal = False"),
         ({"layers_per_block": [4]}, "do not describe one network"),
+        ({"block_out_channels": [None, 24, 32, 64]}, "do not describe one network; use the config"),
+        ({"upsample_type": None}, "do not describe one network; use the config"),
         ({"block_out_channels": [16, 24, 32, 64]}, "24 channels are not a multiple of 16"),
     ],
 )

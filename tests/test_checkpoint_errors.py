@@ -1,7 +1,6 @@
 """Files that are not checkpoints are errors of one sentence that names the file, and never reach MLX or pickle."""
 
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,16 +14,6 @@ from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.errors import CheckpointError
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0000\nsize 2000000000\n"
-
-
-class RunsCode:
-    """A pickle that creates a file when it is loaded."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple:
-        return Path.touch, (self.trace,)
 
 
 @pytest.mark.parametrize(
@@ -50,14 +39,6 @@ def test_a_file_of_another_format_is_an_error_that_names_the_format(
     (tmp_path / "vae.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"vae\.safetensors: .*{message}"):
         open_checkpoint(tmp_path / "vae.safetensors")
-
-
-def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
-    trace = tmp_path / "trace"
-    (tmp_path / "vae.ckpt").write_bytes(pickle.dumps(RunsCode(trace), protocol=2))
-    with pytest.raises(CheckpointError, match=r"vae\.ckpt: .*pickle, which is never loaded"):
-        open_checkpoint(tmp_path / "vae.ckpt")
-    assert not trace.exists()
 
 
 def test_a_truncated_file_is_an_error_with_its_size(golden: Callable, tmp_path: Path) -> None:

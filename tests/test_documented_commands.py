@@ -24,7 +24,7 @@ from audio_cases import random_latents
 from benchmarks.__main__ import build_parser as benchmarks_parser
 from mlx_ltx_vae import convert, decode, demo, encode, info, load_latents, preview, save_latents
 from mlx_ltx_vae.commands.parsers import PARSERS as ALL_PARSERS
-from mlx_ltx_vae.commands.parsers import bench_parser
+from mlx_ltx_vae.commands.parsers import bench_parser, run_parser
 from video_files import noise, run_ffmpeg, write
 
 ROOT = Path(__file__).parents[1]
@@ -37,9 +37,9 @@ COMMANDS = {
     "mlx_ltx_vae.preview": preview.main,
     "mlx_ltx_vae.convert": convert.main,
 }
-PARSERS = {"benchmarks": benchmarks_parser, "mlx_ltx_vae.bench": bench_parser}
+PARSERS = {"benchmarks": benchmarks_parser, "mlx_ltx_vae.bench": bench_parser, "mlx_ltx_vae.run": run_parser}
 FENCES = re.DOTALL | re.MULTILINE
-NAMES = "|".join([*ALL_PARSERS, "run"])
+NAMES = "|".join(ALL_PARSERS)
 SHAPE = (2, 3, 4)  # F', H', W'
 OLD = 1e9  # the time of the files that are there before a command runs
 
@@ -56,14 +56,15 @@ def documented_commands(page):
         command = re.search(r"(?:^|[ =\w]* )python -m ((?:mlx_ltx_vae|benchmarks)\b.*)", " " + line)
         if command and "|" not in line:
             words = shlex.split(command[1], comments=True)
-            if words[0] != "mlx_ltx_vae.run" and (match[1] or len(words) > 1):
+            if match[1] or len(words) > 1:
                 yield words
 
 
 FOUND = sorted({tuple(words) for page in PAGES for words in documented_commands(page)})
 RUN = [words for words in FOUND if words[0] in COMMANDS]
-# `python -m benchmarks` alone is not a measurement.
-PARSED = [words for words in FOUND if words[0] in PARSERS and words != ("benchmarks",)]
+# `python -m benchmarks` alone is not a measurement, and `mlx_ltx_vae run --` runs nothing.
+NAMED = {("benchmarks",), ("mlx_ltx_vae.run",), ("mlx_ltx_vae.run", "--")}
+PARSED = [words for words in FOUND if words[0] in PARSERS and words not in NAMED]
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,7 @@ def write_files(folder):
     frames, rows, columns = SHAPE
     latents = load_latents(demo.LATENTS)[0][:, :, :frames, :rows, :columns]
     save_latents("clip.safetensors", latents, fps=24)
+    save_latents("batch.safetensors", mx.concatenate([latents[:, :, :1], latents[:, :, :1]]))
     save_latents("sound.safetensors", latents, fps=24, audio=mx.array(random_latents(9)))
     Path("windows").mkdir()
     for number in range(2):
@@ -120,6 +122,7 @@ def write_files(folder):
     Path("taeltx2_3.safetensors").symlink_to(ROOT / "examples" / "demo_preview.safetensors")
     Path("shot").mkdir()
     run_ffmpeg("-f", "lavfi", "-i", "testsrc=size=64x64", "-frames:v", 9, "shot/%d.exr")
+    run_ffmpeg("-f", "lavfi", "-i", "testsrc=size=64x64", "-frames:v", 1, "photo.png")
     with wave.open("voice.wav", "wb") as sound:
         sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
         sound.writeframes(bytes(8000))
@@ -172,7 +175,7 @@ def test_the_options_of_a_documented_measurement_exist(words, folder, capsys):
     name, *arguments = words
     parser = PARSERS[name]()
     try:
-        parser.parse_args(arguments)
+        (parser.parse_inputs if name == "mlx_ltx_vae.run" else parser.parse_args)(arguments)
         code = 0
     except SystemExit as ended:
         code = ended.code

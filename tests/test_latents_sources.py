@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from conftest import file_size_limit
+from conftest import file_size_limit, nobody
 from mlx_ltx_vae import demo
 from mlx_ltx_vae.errors import LatentsError
 from mlx_ltx_vae.latents import load_latents, open_latents, save_latents
@@ -178,14 +178,10 @@ def test_a_full_disk_is_named_and_left_empty(tmp_path: Path, latents: mx.array, 
 def without_permission(path: Path) -> Iterator[None]:
     """Root may read everything, so the test is not root in this block."""
     path.chmod(0)
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(65534)
     try:
-        yield
+        with nobody():
+            yield
     finally:
-        if is_root:
-            os.seteuid(0)
         path.chmod(stat.S_IRUSR | stat.S_IWUSR)
 
 

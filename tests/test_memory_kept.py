@@ -77,7 +77,7 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_an_exception_that_is_kept_keeps_no_memory(vae, tmp_path, monkeypatch, name):
-    monkeypatch.setattr("mlx_ltx_vae.integrations.vae_of", lambda decoder: vae)
+    monkeypatch.setattr("mlx_ltx_vae.integrations.dropins.vae_of", lambda decoder: vae)
     gc.collect()
     before, fail.calls, kept = active_memory(), 0, None
     gc.disable()

@@ -81,7 +81,7 @@ def test_useless_output_raises_in_every_mode(golden, tmp_path, conv_out, way):
 @pytest.mark.parametrize("way", PLANLESS_WAYS)
 def test_useless_output_raises_without_a_plan_and_in_drop_ins(golden, tmp_path, monkeypatch, conv_out, way):
     vae = vae_with(conv_out, golden("small_ltx2_3").checkpoint)
-    monkeypatch.setattr(integrations, "vae_of", lambda decoder: vae)
+    monkeypatch.setattr("mlx_ltx_vae.integrations.dropins.vae_of", lambda decoder: vae)
     for frames in (1, 2):
         with pytest.raises(DecodeError, match=SAID[conv_out]):
             PLANLESS_WAYS[way](vae, latents_of(frames), tmp_path)

@@ -70,28 +70,6 @@ def test_a_failed_live_video_removes_the_target_of_a_link_and_not_the_link(tmp_p
     assert names(tmp_path) == ["link.mp4"]
 
 
-@pytest.mark.parametrize(("ending", "fragmented"), [(".mp4", False), (".mp4", True), (".gif", False), (".npy", False)])
-def test_a_file_is_not_replaced_where_that_is_unwanted(tmp_path, ending, fragmented):
-    path = tmp_path / f"clip{ending}"
-    options = {"size": SIZE, "fps": 24, "options": SinkOptions(overwrite=False, fragmented=fragmented)}
-    path.write_text("kept")
-    with pytest.raises(WriterError, match="already exists"):
-        open_sink(path, **options)
-    path.unlink()
-    with open_sink(path, **options) as out:
-        out.write(FRAMES)
-    assert path.stat().st_size > 1000
-    assert names(tmp_path) == [path.name]
-
-
-def test_latents_are_not_replaced_where_that_is_unwanted(tmp_path):
-    path, latents = tmp_path / "clip.safetensors", mx.zeros((1, 8, 1, 1, 1))
-    save_latents(path, latents, overwrite=False)
-    with pytest.raises(WriterError, match="already exists"):
-        save_latents(path, latents, overwrite=False)
-    assert names(tmp_path) == [path.name]
-
-
 @pytest.mark.parametrize("ending", [".mp4", ".mkv", ".npy"])
 def test_a_named_pipe_stays_and_gets_the_whole_file(tmp_path, ending):
     pipe, copy = tmp_path / f"pipe{ending}", tmp_path / f"copy{ending}"

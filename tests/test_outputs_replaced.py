@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conftest import nobody
 from mlx_ltx_vae import demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import WriterError
@@ -146,15 +147,11 @@ def test_an_output_whose_folder_becomes_a_file_is_one_error(tmp_path: Path, name
 @contextmanager
 def read_only(folder: Path):
     """Root may write everywhere, and becomes somebody else meanwhile."""
-    is_root = os.geteuid() == 0
     folder.chmod(0o555)
-    if is_root:
-        os.seteuid(65534)
     try:
-        yield
+        with nobody():
+            yield
     finally:
-        if is_root:
-            os.seteuid(0)
         folder.chmod(0o755)
 
 

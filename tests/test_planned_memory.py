@@ -25,6 +25,7 @@ from mlx_ltx_vae.tiling.config import SpatialTilingConfig, TemporalTilingConfig,
 from tolerances import cpu_only
 
 LEAST, MOST = 1.0, 1.5
+MOST_OF_LIGHT = 1.9  # of larger cases of tiny decoders
 SMALL = 12_000_000  # bytes of a peak, of which arrays that no plan counts would be a larger part
 
 _CONV = [name for name, family in published(PICTURES).items() if family.name == "video_vae" and name != "ltx-2.5"]
@@ -156,9 +157,9 @@ def test_planned_peaks_hold(kind):
 
 @pytest.mark.slow
 @cpu_only("how much a GPU takes is not measured")
-@pytest.mark.parametrize("kind", ["decode video", "encode video", "decode sound", "encode sound"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_planned_peaks_of_larger_cases_hold(kind):
-    compare_some(kind, 8, 4 * KINDS[kind])
+    compare_some(kind, 8, 4 * KINDS[kind], MOST_OF_LIGHT if "light" in kind else MOST)
 
 
 @pytest.mark.slow
@@ -186,13 +187,13 @@ def test_planned_peaks_hold_without_a_compiler(tmp_path):
     assert LEAST <= float(output) <= MOST
 
 
-def compare_some(kind: str, count: int, most: float) -> None:
+def compare_some(kind: str, count: int, most: float, most_ratio: float = MOST) -> None:
     """Compare so many cases of a kind, which have at most so many multiply-adds."""
     seed = 0
     while count:
         case = draw(random.Random(seed), kind, most)
         ratio = compare(case)
-        assert ratio is None or LEAST <= ratio <= MOST, (ratio, seed, case)
+        assert ratio is None or LEAST <= ratio <= most_ratio, (ratio, seed, case)
         count, seed = count - (ratio is not None), seed + 1
 
 

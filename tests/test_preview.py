@@ -56,10 +56,11 @@ def test_the_demo_needs_nothing_else(tmp_path):
     assert np.abs(frames.astype(int) - projected).mean() < 4  # of compression
 
 
-def test_a_name_that_ends_in_png_is_a_contact_sheet(clips):
-    done = command("one.safetensors", *RGB, "-o", "one.png")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("one.png: 10 frames of 96x64, 3.0 s at 3.28767 fps, in ")
+def test_a_name_that_ends_in_png_is_a_contact_sheet(clips, capsys):
+    assert run(preview, "one.safetensors", *RGB, "-o", "one.png") == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out.startswith("one.png: 10 frames of 96x64, 3.0 s at 3.28767 fps, in ")
     sheet = iio.imread("one.png")
     assert sheet.shape == (3 * 276 + 8, 4 * 392 + 8, 3)
     projected = VideoVAE.from_pretrained(demo.LATENT_RGB).decode_uint8(load_latents("one.safetensors")[0])
@@ -72,14 +73,16 @@ def test_a_name_that_ends_in_png_is_a_contact_sheet(clips):
 
 
 def test_many_inputs_batches_and_errors_are_those_of_decode(clips, capsys):
-    done = command("one.safetensors", "pair.safetensors", "broken.npy", *RGB, "-o", "out/{name}.png", "--json")
-    assert done.returncode == 1
-    report = json.loads(done.stdout)
+    assert (
+        run(preview, "one.safetensors", "pair.safetensors", "broken.npy", *RGB, "-o", "out/{name}.png", "--json") == 1
+    )
+    printed = capsys.readouterr()
+    report = json.loads(printed.out)
     assert [item.get("frames") for item in report["items"]] == [10, 4, None]
     assert (report["failed"], report["skipped"]) == (1, 0)
     assert report["items"][1]["contact_sheet"] == ["out/pair-0.png", "out/pair-1.png"]
     assert names("out") == ["one.png", "pair-0.png", "pair-1.png"]
-    assert "error: broken.npy: " in done.stderr
+    assert "error: broken.npy: " in printed.err
     assert run(preview, "one.safetensors", "pair.safetensors", *RGB, "-o", "clips/", "-q") == 0
     assert names("clips") == ["one.mp4", "pair-0.mp4", "pair-1.mp4"]
     assert run(preview, "one.safetensors", *RGB, "-o", "out/one.gif", "-q") == 0

@@ -1,13 +1,13 @@
 """What users pass by mistake, and what the system refuses, is one sentence: never an exception of Python itself."""
 
 import os
-from contextlib import contextmanager
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from conftest import nobody
 from mlx_ltx_vae import LTXVAEError, VideoVAE, VideoWriter, demo, load_latents, save_latents
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.decode import main as decode
@@ -131,19 +131,6 @@ def closed(tmp_path, monkeypatch):
     save_images(Path("images"), ["00000.png"])
     Path("images").chmod(0o444)
     return tmp_path
-
-
-@contextmanager
-def nobody():
-    """Root may read everything, and becomes somebody else meanwhile."""
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if is_root:
-            os.seteuid(0)
 
 
 LATENTS, VAE = str(demo.LATENTS), ["-m", str(demo.VAE)]

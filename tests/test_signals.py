@@ -40,7 +40,7 @@ def test_nothing_is_left_whenever_signals_come(commands):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "count"), [("video", 50), ("live", 15), ("rows", 15), ("stills", 15), ("encode", 15), ("convert", 15)]
+    ("name", "count"), [("video", 24), ("live", 8), ("rows", 8), ("stills", 8), ("encode", 8), ("convert", 8)]
 )
 def test_nothing_is_left_by_many_runs(commands, name, count):
     check_runs(commands, name, count)

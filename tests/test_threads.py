@@ -238,7 +238,7 @@ thread.join()
 def test_a_process_ends_well_after_threads_have_decoded(golden):
     """Half of the runs end with 134 if streams stay, as those of MLX alone do."""
     command = [sys.executable, "-c", DECODE_IN_A_THREAD, str(golden("small_ltx2_3").checkpoint)]
-    assert [subprocess.run(command, check=False).returncode for _ in range(4)] == [0] * 4
+    assert [subprocess.run(command, check=False).returncode for _ in range(3)] == [0] * 3
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def noticed(is_unusual):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_decode_notices_what_info_notices(vae, way, tmp_path, monkeypatch):
-    monkeypatch.setattr(integrations, "vae_of", lambda decoder: vae)
+    monkeypatch.setattr("mlx_ltx_vae.integrations.dropins.vae_of", lambda decoder: vae)
     for latents, is_unusual in LATENTS.values():
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -20,8 +20,10 @@ from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.preview import main as preview
+from mlx_ltx_vae.run import main as run_program
 
 MAINS = {"decode": decode, "preview": preview, "encode": encode, "info": info, "convert": convert, "bench": bench}
+MAINS["run"] = run_program
 NAMES = {main: name for name, main in MAINS.items()}
 
 # None of these files exists: wrong usage is found before a file is looked for, which would be a failure (exit code 1)
@@ -212,7 +214,7 @@ WRONG = [
     (convert, "--verify a b -o out", "--verify A B writes nothing; leave out SOURCE, -o"),
     (convert, "vae --verify a b", "--verify A B writes nothing; leave out SOURCE, -o"),
     (convert, f"{CONVERT} --dtyp float16", "unrecognized arguments: --dtyp"),
-    (bench, "--mode single --order rows", "--order is of the exact mode; add --mode exact"),
+    (bench, "--mode single --order rows", "--order belongs to the exact mode; add --mode exact"),
     (bench, "--mode fast", "--mode: invalid choice: 'fast'"),
     (bench, "--size 64", "--size: '64' is not a width and a height"),
     (bench, "--size 64x0", "--size: '64x0' is not a width and a height"),
@@ -273,7 +275,9 @@ def test_an_option_of_another_tool_gets_what_stands_for_it_here_or_nothing(comma
     with pytest.raises(SystemExit, match="2"):
         command([*([] if command in (bench, mlx_ltx_vae) else ["clip"]), *option.split()])
     error, _ = capsys.readouterr().err.splitlines()
-    assert error == f"error: unrecognized arguments: {option}" + (f" ({remark})" if remark else "")
+    name = option.split()[0]  # from Python 3.15 on, the value is an input
+    said = [f"error: unrecognized arguments: {words}" for words in (name, option)]
+    assert error in [each + (f" ({remark})" if remark else "") for each in said]
 
 
 def test_what_stands_for_options_of_other_tools_exists():
@@ -314,7 +318,7 @@ def test_memory_budgets_with_a_unit_are_taken(value, capsys):
     assert capsys.readouterr().err == "error: vae: there is no such file or folder; check the path.\n"
 
 
-@pytest.mark.parametrize("module", ["mlx_ltx_vae.decode", "weights_convert", "benchmarks"])
+@pytest.mark.parametrize("module", ["mlx_ltx_vae.decode", "weights_convert"])
 def test_a_program_reports_wrong_usage_its_version_and_its_help(module):
     wrong = run(module, "--no-such-option")
     assert (wrong.returncode, wrong.stdout) == (2, "")
@@ -350,7 +354,8 @@ def test_examples_of_the_help_are_correct_usage(name, capsys, monkeypatch):
     """Each example gets as far as reading its files."""
     module = import_module(f"mlx_ltx_vae.commands.{'decode' if name == 'preview' else name}_command")
     ran = []
-    monkeypatch.setattr(module, "run_command", lambda command, arguments, **_: ran.append(arguments) or 0)
+    function = "run_program" if name == "run" else "run_command"
+    monkeypatch.setattr(module, function, lambda *given, **_: ran.append(given[-1]) or 0)
     with pytest.raises(SystemExit):
         MAINS[name](["--help"])
     text = capsys.readouterr().out
@@ -365,9 +370,8 @@ def test_the_package_lists_its_commands():
     for name, what in COMMANDS.items():
         (line,) = (line for line in listed.stdout.splitlines() if line.startswith(f"  python -m mlx_ltx_vae.{name} "))
         assert line.endswith(what)
-    shown = run("mlx_ltx_vae", "--version")
+    shown = run("mlx_ltx_vae", "version")
     assert (shown.returncode, shown.stdout) == (0, f"mlx_ltx_vae {version('mlx_ltx_vae')}\n")
-    assert run("mlx_ltx_vae", "version").stdout == shown.stdout
     assert run("mlx_ltx_vae", "help").stdout == listed.stdout
     assert run("mlx_ltx_vae", "help", "info").stdout == run("mlx_ltx_vae.info", "--help").stdout
     unknown = run("mlx_ltx_vae", "decoed")

@@ -187,16 +187,6 @@ def test_ffmpeg_that_fails_is_an_error_and_removes_the_file(tmp_path: Path) -> N
     assert names(tmp_path) == []
 
 
-def test_a_lost_frame_is_an_error(tmp_path: Path) -> None:
-    with (
-        pytest.raises(WriterError, match="received 3 frames and wrote 2"),
-        VideoWriter(tmp_path / "out.mp4", size=SIZE, fps=24, fragmented=True) as out,
-    ):
-        out.write(noise(2))
-        out.frames_written += 1
-    assert names(tmp_path) == []
-
-
 def test_a_named_pipe_gets_the_video_and_stays(tmp_path: Path) -> None:
     pipe, received = tmp_path / "pipe.mp4", []
     os.mkfifo(pipe)
@@ -394,11 +384,10 @@ def test_the_command_writes_the_same_frames_live(clip: Path, tmp_path: Path, ton
         assert np.square(got - expected).mean() < 255**2 / 10**3.5  # a psnr of 35 dB
 
 
-@pytest.mark.parametrize("options", [[], ["--live"]])
-def test_the_command_ends_quietly_when_its_reader_goes_away(clip: Path, options: list[str]) -> None:
+def test_the_command_ends_quietly_when_its_reader_goes_away(clip: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
-    command = [sys.executable, "-m", "mlx_ltx_vae.decode", clip, "-m", demo.VAE, "-o", "-", *options]
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", clip, "-m", demo.VAE, "-o", "-", "--live"]
     done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (141, "")

@@ -121,12 +121,12 @@ def test_empty_image_and_broken_link_are_refused_before_anything_is_read(tmp_pat
 
 def test_image_that_disappears_while_others_are_read_is_an_error(tmp_path: Path) -> None:
     save_images(tmp_path, ["0.png"], (512, 512))
-    for number in range(1, 300):  # ffmpeg reads more than 100 small files ahead
+    for number in range(1, 200):  # ffmpeg reads more than 100 small files ahead
         shutil.copy(tmp_path / "0.png", tmp_path / f"{number}.png")
     with VideoReader(tmp_path) as video:
         next(video)
-        (tmp_path / "295.png").unlink()
-        with pytest.raises(ReaderError, match=r"295\.png: "):
+        (tmp_path / "195.png").unlink()
+        with pytest.raises(ReaderError, match=r"195\.png: "):
             list(video)
 
 
@@ -142,12 +142,6 @@ def test_images_of_different_sizes_are_refused(tmp_path: Path, fit: Fit) -> None
     for index, size in enumerate([(96, 64), (96, 64), (192, 128), (96, 64)]):
         iio.imwrite(tmp_path / f"{index}.png", noise(1, size)[0])
     assert refusal(tmp_path, fit=fit) == (f"{tmp_path}: its frames have different sizes; the first is 96x64.")
-
-
-def test_missing_ffmpeg_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "clip.mp4", numbered(1))
-    monkeypatch.setattr("mlx_ltx_vae.video.ffmpeg.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
-    assert "/nowhere/ffmpeg" in refusal(path)
 
 
 @pytest.mark.parametrize("leave", ["close", "error", "interrupt"])

@@ -255,8 +255,10 @@ def test_lower_crf_makes_a_larger_file(tmp_path: Path) -> None:
     assert sizes[0] > sizes[1] > sizes[2]
 
 
-@pytest.mark.parametrize("name", ["out.mp4", "out.mov", "out.mkv", "out.webm"])
-@pytest.mark.parametrize("audio_seconds", [0.25, 2.0])
+@pytest.mark.parametrize(
+    ("name", "audio_seconds"),
+    [("out.mp4", 0.25), ("out.mp4", 2.0), ("out.mov", 2.0), ("out.mkv", 0.25), ("out.webm", 2.0)],
+)
 def test_audio_is_kept_whole_when_shorter_and_when_longer_than_the_video(
     tmp_path: Path, name: str, audio_seconds: float
 ) -> None:

@@ -3,7 +3,6 @@
 import os
 import resource
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -118,22 +117,6 @@ def test_frames_of_another_shape_or_dtype_are_refused_at_write(target: Path, wro
     assert names(target.parent) == ["out.mp4"]
 
 
-def test_the_file_is_replaced_only_at_the_end(target: Path) -> None:
-    target.write_bytes(b"earlier")
-    with VideoWriter(target, size=SIZE, fps=24) as out:
-        out.write(make_frames())
-        assert target.read_bytes() == b"earlier"
-    assert target.read_bytes()[4:8] == b"ftyp"
-    assert names(target.parent) == ["out.mp4"]
-
-
-def test_output_has_the_permissions_of_any_new_file(target: Path) -> None:
-    (target.parent / "other").touch()
-    with VideoWriter(target, size=SIZE, fps=24) as out:
-        out.write(make_frames())
-    assert stat.S_IMODE(target.stat().st_mode) == stat.S_IMODE((target.parent / "other").stat().st_mode)
-
-
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_exception_in_the_block_leaves_no_file_and_no_process(target: Path, error: type[BaseException]) -> None:
     target.write_bytes(b"earlier")
@@ -170,19 +153,6 @@ def test_ffmpeg_that_hangs_can_be_aborted(target: Path) -> None:
     out.write(make_frames(8))  # fills the pipe; the thread waits in it
     out.write(make_frames(8))
     out.abort()
-    assert children() == []
-    assert names(target.parent) == []
-
-
-def test_ctrl_c_during_close_ends_ffmpeg(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_: VideoWriter) -> None:
-        raise KeyboardInterrupt
-
-    out = VideoWriter(target, size=SIZE, fps=24)
-    out.write(make_frames())
-    monkeypatch.setattr(VideoWriter, "_finish", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        out.close()
     assert children() == []
     assert names(target.parent) == []
 
@@ -346,11 +316,11 @@ def test_the_limit_of_file_sizes_is_named(tmp_path: Path, name: str) -> None:
     assert names(tmp_path) == []
 
 
-NOISE = {"lines": "yes noise that nobody needs | head -c 4000000 >&2", "line": "head -c 4000000 /dev/zero >&2"}
+NOISE = {"lines": "yes noise that nobody needs | head -c 500000 >&2", "line": "head -c 500000 /dev/zero >&2"}
 
 
 @pytest.mark.parametrize("noise", NOISE)
-def test_an_ffmpeg_that_logs_megabytes_writes_and_reads(
+def test_an_ffmpeg_that_logs_more_than_a_pipe_holds_writes_and_reads(
     target: Path, monkeypatch: pytest.MonkeyPatch, noise: str
 ) -> None:
     program = target.with_name("ffmpeg")

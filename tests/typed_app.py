@@ -37,6 +37,7 @@ from mlx_ltx_vae import (
     VideoVAE,
     VideoWriter,
     WriterError,
+    compress_still,
     demo,
     hdr,
     load_audio_latents,
@@ -88,6 +89,8 @@ def encode(vae: VideoVAE, video: Path, out: Path) -> LatentsInfo:
         plan: EncodePlan = vae.plan_encode((9, 64, 64, 3))
         latents = mx.concatenate(list(vae.encode_stream(frames, plan)), axis=2)
         save_latents(out, latents, fps=frames.fps or 24, keyframes=Keyframes(latents[:, :, :1], [8]))
+    still: np.ndarray = compress_still(np.zeros((64, 64, 3), np.uint8), crf=18)
+    vae.encode(still[None])
     loaded, info = load_latents(out)
     stills: Keyframes | None = load_keyframes(out)
     vae.plan(loaded.shape, keyframes=stills)

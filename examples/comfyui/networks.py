@@ -62,7 +62,10 @@ class LoadedVAE:
             return kind.from_weights(weights, config if isinstance(config, dict) else None, dtype=dtype)
         except CheckpointError as error:
             what = "LTX audio VAE" if kind is AudioVAE else "LTX video VAE"
-            raise CheckpointError(f"{self._name} is no {what} with a usable {network} ({error})") from error
+            reason = str(error).rstrip(".")
+            raise CheckpointError(
+                f"{self._name} is no {what} with a usable {network} ({reason}); connect the VAE of an LTX model."
+            ) from error
 
 
 def to_mlx(tensor: Any) -> mx.array:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -42,6 +43,8 @@ Arrays = Mapping[str, mx.array | np.ndarray]
 GivenConfig = Mapping[str, Any] | Config | None
 
 _NAMED_TENSORS = 3
+_VERSION = re.compile(r"(\d{1,3})\.(\d{1,3})")
+_NAMED_VERSION = re.compile(r"ltx[-_ ]?v?(\d{1,3})\.(\d{1,3})", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,15 @@ class Checkpoint:
         archives = [each for each in self.archives if shards <= {info.path for info in each.tensors.values()}]
         kind = {"decoder": self.family.decoder} if network == "decoder" else {}
         return {"file": str(archives[0].path), "generation": self.config.generation, **kind}
+
+    @property
+    def version(self) -> tuple[int, int] | None:
+        """The version of LTX that its files state or are named after, such as (2, 5), or else that has its layers."""
+        stated = [archive.metadata.get("model_version", "") for archive in self.archives]
+        names = [part for archive in self.archives for part in reversed(archive.path.absolute().parts[-2:])]
+        found = [*map(_VERSION.match, stated), *map(_NAMED_VERSION.search, names)]
+        match = next(filter(None, [*found, _VERSION.search(self.config.generation)]), None)
+        return None if match is None else (int(match[1]), int(match[2]))
 
     def of_network(self, name: str) -> "Checkpoint":
         """The same with only one of its networks, and only this one's headers."""

@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import cached_property, partial
 from math import ceil, prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -21,6 +21,7 @@ from ..audio_vae import AudioVAE, plan_sound_encode
 from ..backend.machine import Work
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint, open_checkpoint
+from ..codec_table import LATER_STILL_CRF, STILL_CRF
 from ..errors import CheckpointError, PlanError, ReaderError, warn
 from ..files import part_folder, sample_path
 from ..latents import LatentsWriter, check_latents_name
@@ -55,6 +56,8 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         parser.error("-m VAE is missing: the checkpoint to encode with (or --demo)")
     if arguments.hdr and arguments.matrix:
         parser.error("--matrix is for videos, and --hdr for EXR images; choose one")
+    if arguments.hdr and arguments.compress is not None:
+        parser.error("--compress is for pictures with 8 bits per color, and --hdr for EXR images; choose one")
     if "-" in arguments.video and arguments.frames and min(arguments.frames.start, arguments.frames.stop or 0) < 0:
         parser.error("standard input is read once, so --frames cannot count from its end; count from the first")
     if not arguments.output and not has_table(arguments.video):
@@ -90,6 +93,7 @@ class EncodeSettings:
     fps: Fraction | None
     matrix: str | None
     hdr: HDRInput | None  # None if it is not EXR
+    compress: int | Literal["auto"] | None  # the CRF of stills; "auto" for the pipelines' own
     pad: bool
     windows: int | None  # frames of each window; None for one file
     carry: int | None  # frames that windows share; None for the default
@@ -142,9 +146,11 @@ class EncodeTask(Task):
     def open(self) -> Iterator[None]:
         settings, item = self._settings, self._item
         size = settings.size or item.size
-        is_exr = settings.hdr is not None
+        self._crf = _still_crf(self._job.checkpoint) if settings.compress == "auto" else settings.compress or 0
         reader = partial(
-            partial(ExrReader, space=settings.hdr) if is_exr else partial(VideoReader, matrix=settings.matrix),
+            partial(VideoReader, matrix=settings.matrix, crf=self._crf)
+            if settings.hdr is None
+            else partial(ExrReader, space=settings.hdr),
             item.source,
             size=size,
             fit=settings.fit or (Fit.CROP if size else Fit.EXACT),
@@ -226,7 +232,8 @@ class EncodeTask(Task):
             sent,
             f"{format_count(sum(shape.frames for shape in encoded), 'latent frame')}{sound} from "
             f"{format_count(num_frames, 'frame')} of {format_size(*video.size)}{_describe_fit(video)}"
-            f"{_describe_change(video.source_fps, video.fps)}{windows}, {describe_blending(self.plan)}"
+            f"{_describe_change(video.source_fps, video.fps)}{windows}"
+            f"{f', through H.264 at CRF {self._crf}' if self._crf else ''}, {describe_blending(self.plan)}"
             f"in {format_seconds(seconds)}",
             frames=num_frames,
             width=self.plan.width,
@@ -235,6 +242,7 @@ class EncodeTask(Task):
             source_height=video.source_size[1],
             fps=None if video.fps is None else float(video.fps),
             source_fps=None if video.source_fps is None else float(video.source_fps),
+            compress=self._crf or None,
             seconds=seconds,
             latent_shape=encoded[0],
             audio_latent_shape=sounds[0].shape if sounds else None,
@@ -273,7 +281,7 @@ class EncodeTask(Task):
             if self._frames and first:
                 found += f", so of the frames {format_range(self._frames)} only {format_are(num_frames)} there"
             else:
-                found += f", and not the {wanted} that were to be encoded"
+                found += f", not the {wanted} that were asked for"
             warn(f"{self._item.source}: {found}.")
 
     def _plan_sound(self) -> list[Plan]:
@@ -339,6 +347,11 @@ class EncodeTask(Task):
             tile_batch_size=options.tile_batch_size,
             ranks=ranks.size if ranks.choose(1) is Work.ROWS else 1,
         )
+
+
+def _still_crf(checkpoint: Checkpoint) -> int:
+    """The CRF of the stills that pipelines of its version encode."""
+    return LATER_STILL_CRF if (checkpoint.version or (0, 0)) >= (2, 4) else STILL_CRF
 
 
 def _write_all(stream: Iterable[mx.array], writer: LatentsWriter | None) -> LatentShape:

@@ -1,12 +1,14 @@
 """The command lines of the commands. Imports no MLX: --help and --version work without its backend."""
 
 import argparse
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import get_args
+from typing import Literal, get_args
 
 from ..backend.machine import DtypeName
-from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS
-from ..errors import LTXVAEError
+from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, LATER_STILL_CRF, MAX_STILL_CRF, STILL_CRF
+from ..errors import LTXVAEError, quote
 from ..models.specs import NETWORKS
 from ..planning.plan import ModeName, OrderName
 from ..startup import import_command
@@ -20,6 +22,7 @@ from .cli import (
     frame_range,
     frame_rate,
     frame_size,
+    memory_budget,
     positive,
     shorten,
     tile,
@@ -149,6 +152,9 @@ def encode_parser() -> CommandParser:
     light = """encode EXR images as HDR, for LTX-2.5; their pixels are light with the primaries of sRGB (srgb_linear) or
         ACES (acescg), or codes (acescct)"""
     video.add_argument("--hdr", choices=get_args(HDRInput), help=light)
+    compress = f"""send a picture through one frame of H.264 first, as pipelines do with those that condition a video:
+        0 (none) to {MAX_STILL_CRF}; without a number {STILL_CRF}, or {LATER_STILL_CRF} for a VAE of LTX-2.4 or later"""
+    video.add_argument("--compress", nargs="?", type=_still_crf, const="auto", metavar="CRF", help=compress)
     model = "also encode the video's sound into the same file, with this audio VAE: a file, folder, or hub id"
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     how = parser.add_argument_group("how to encode")
@@ -156,6 +162,15 @@ def encode_parser() -> CommandParser:
     add_tile_batch_option(how)
     add_job_options(parser, how)
     return parser
+
+
+def _still_crf(text: str) -> int | Literal["auto"]:
+    """The type of `--compress`, also where no number was given."""
+    if text == "auto":
+        return "auto"
+    if not re.fullmatch("[0-9]{1,2}", text) or int(text) > MAX_STILL_CRF:
+        raise argparse.ArgumentTypeError(f"expected a CRF from 0 to {MAX_STILL_CRF}, not {quote(text)}")
+    return int(text)
 
 
 def _frames_to_encode(text: str) -> slice:
@@ -252,6 +267,46 @@ def bench_parser() -> CommandParser:
     return parser
 
 
+class _ProgramParser(CommandParser):
+    """Parses options up to the program; the program and its own arguments stay as they are."""
+
+    def parse_inputs(self, argv: list[str] | None) -> argparse.Namespace:
+        own: list[str] = []
+        program = sys.argv[1:] if argv is None else list(argv)
+        while program and program[0] not in ("--", "-m") and program[0].startswith("-"):
+            action = self._option_string_actions.get(program[0])
+            count = 2 if action is not None and action.nargs is None else 1
+            own, program = own + program[:count], program[count:]
+        arguments = self.parse_args(own)
+        arguments.program = program[1:] if program[:1] == ["--"] else program
+        if arguments.program in ([], ["-m"]):
+            self.error("give the program to run, such as: -- ltx-2-mlx generate ...")
+        return arguments
+
+
+def run_parser() -> CommandParser:
+    """The command line of `run`."""
+    parser = _ProgramParser(
+        prog="python -m mlx_ltx_vae.run",
+        usage="%(prog)s [options] -- PROGRAM [ARGUMENTS]\n       %(prog)s [options] -- -m MODULE [ARGUMENTS]",
+        description="Run an MLX app that decodes LTX latents, with its decoders and encoders replaced by those of this "
+        "package. PROGRAM is a command of this Python environment, or a script; its own command line is "
+        "unchanged, and so is its exit code. Apps: see docs/integrations.md.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.run -- ltx-2-mlx generate --prompt 'a fox'",
+            "python -m mlx_ltx_vae.run --save-latents latents/ -- -m mlx_video.generate",
+            "python -m mlx_ltx_vae.run --memory-budget 8GB -- generate.py",
+        ),
+    )
+    folder = """also write what the app hands to its decoder as latent files into this folder, named by date and number,
+        with the rate, keyframes and sound that are known"""
+    parser.add_argument("--save-latents", metavar="FOLDER", help=folder)
+    budget = "upper bound for peak memory of each decode, such as 8GB or 50%% (default: half of what is available)"
+    parser.add_argument("--memory-budget", type=memory_budget, metavar="SIZE", help=budget)
+    add_common_options(parser)
+    return parser
+
+
 #: The parser of each of `entry.COMMANDS`.
 PARSERS: dict[str, Callable[[], CommandParser]] = {
     "decode": decode_parser,
@@ -260,6 +315,7 @@ PARSERS: dict[str, Callable[[], CommandParser]] = {
     "info": info_parser,
     "convert": convert_parser,
     "bench": bench_parser,
+    "run": run_parser,
 }
 
 
@@ -279,7 +335,7 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
     names["generation"] = import_command("mlx_ltx_vae.models.families:published")()
     parser = argparse.ArgumentParser(prog="mlx_ltx_vae")
     parser.add_argument("--version", action="version", help="show the version")
-    parser.add_argument("--completion", choices=SHELLS, help="print what the shell is to complete")
+    parser.add_argument("--completion", choices=SHELLS, help="print the completion script of a shell")
     subparsers = parser.add_subparsers()
     for name, description in commands.items():
         added = subparsers.add_parser(name, parents=[PARSERS[name]()], add_help=False, help=description)

@@ -163,6 +163,15 @@ def save_latents(
         writer.complete(fps=fps, audio=audio, keyframes=keyframes, carry=carry, **sizes)
 
 
+def save_sound_latents(path: str | os.PathLike, audio: mx.array) -> None:
+    """Write the latents of sound alone, (B, 8, T, 16), as `save_latents` writes them with a video. Replaces no file."""
+    audio, part = to_mlx(audio, "audio latents"), PartFile(Path(path), overwrite=False)
+    with writing_to(path):
+        header = _header({AUDIO_NAMES[0]: (audio.dtype, audio.shape)}, {"normalized": "true"})
+        part.path.write_bytes(header + _to_bytes(audio))
+    part.complete()
+
+
 def check_latents_name(path: str | os.PathLike) -> None:
     """Raise a `WriterError` for a path that does not end in .safetensors."""
     if Path(path).suffix != ".safetensors":

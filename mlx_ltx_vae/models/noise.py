@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import mlx.core as mx
 import numpy as np
@@ -19,9 +19,6 @@ from ..errors import LatentsError, quote
 from ..shapes import Grid, LatentShape, Shape
 from .layers import patchify
 from .specs import DEFAULT_CONVENTION, MAX_SEED, PLANES, ConventionName, NetworkSpec, Rate
-
-#: What callers pass: arrays in the order in which the network draws them, "zeros", or None to draw from a seed.
-Noise = Sequence[mx.array | np.ndarray] | Literal["zeros"] | None
 
 #: The shape of each layer's noise by its name, as `NetworkSpec.noise_shapes`.
 NoiseShapes = Mapping[str, Shape]
@@ -45,6 +42,8 @@ CONVENTIONS: dict[ConventionName, Convention] = {
 }
 
 _WHOLE = (0, 0, 0)  # where the noise of the whole video begins
+_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)  # of Threefry's rounds
+_PARITY = 0x1BD11BDA
 _MIX = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))  # shifts and factors of the finalizer of MurmurHash3
 _GOLDEN_RATIO = 0x9E3779B9
 _WINDOW = 0x85EBCA6B  # another step than the one between batch items, so that no two have the same noise
@@ -65,6 +64,57 @@ class LatentNoise(NamedTuple):
 
 
 @dataclass(frozen=True)
+class KeyedNoise:
+    """The noise `mx.random.normal(shape, key=key)` of a picture (B, 3, T, H, W), computed in parts.
+
+    In place of an array, which takes as much memory as the video.
+    """
+
+    key: mx.array
+    shape: Shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def part(self, time: slice, rows: slice, columns: slice) -> mx.array:
+        """The noise (B, T, H, W, 3) of a part of the picture."""
+        size = math.prod(self.shape)
+        axes = (slice(0, self.shape[0]), slice(0, self.shape[1]), time, rows, columns)
+        dtype = mx.uint32 if size < 2**32 else mx.int64
+        index, stride = mx.zeros((1,) * self.ndim, dtype), size
+        for axis, (span, length) in enumerate(zip(axes, self.shape, strict=True)):
+            stride //= length
+            places = mx.arange(*span.indices(length)[:2], dtype=dtype) * stride
+            index = index + places.reshape([-1 if other == axis else 1 for other in range(self.ndim)])
+        half = size // 2  # a counter and the one as far behind it as the middle give two numbers
+        middle = half + size % 2
+        is_second = index >= middle
+        first = mx.where(is_second, index - middle, index)
+        second = mx.where(index < half, first + middle, mx.where(is_second, index, 0))
+        key = self.key.astype(mx.uint32)
+        values = _keyed_normal(key[0], key[1], first.astype(mx.uint32), second.astype(mx.uint32), is_second)
+        return values.transpose(0, 2, 3, 4, 1)
+
+
+@dataclass(frozen=True)
+class _KeyedPatches:
+    """A `KeyedNoise` as a volume (B, T, H, W, C) of patches, of which parts are taken as of an array."""
+
+    noise: KeyedNoise
+    side: int
+
+    def __getitem__(self, box: tuple[slice, slice, slice, slice]) -> mx.array:
+        _, time, *extents = box
+        rows, columns = (slice(each.start * self.side, each.stop * self.side) for each in extents)
+        return patchify(self.noise.part(time, rows, columns), self.side)
+
+
+#: What callers pass: arrays in the order in which the network draws them, "zeros", or None to draw from a seed.
+Noise = Sequence[mx.array | np.ndarray | KeyedNoise] | Literal["zeros"] | None
+
+
+@dataclass(frozen=True)
 class NoiseVolume:
     """Standard normal noise for each position of a layer's output, for `StreamContext.draw_noise`, drawn in parts."""
 
@@ -74,7 +124,7 @@ class NoiseVolume:
     rate: Rate  # positions of the layer's output per frame, row and column of the video
     # Noise that the caller passed, (B, T, H, W, C), by where it begins: of the whole video, or of each tile. Empty to
     # compute it.
-    values: Mapping[Grid, mx.array] = field(default_factory=dict)
+    values: Mapping[Grid, mx.array | _KeyedPatches] = field(default_factory=dict)
 
     def __call__(self, origins: Sequence[Grid], start: Grid, size: Grid, planes: Sequence[int] = ()) -> mx.array:
         """The noise of `size` positions from `start` on; with `planes`, of these instead of frames."""
@@ -115,6 +165,24 @@ def _normal(bits: mx.array) -> mx.array:
     radius = (bits.astype(mx.float32) + 1) * 2.0**-32
     angle = _mix(bits + _GOLDEN_RATIO).astype(mx.float32) * (2 * math.pi * 2.0**-32)
     return mx.sqrt(-2 * mx.log(mx.minimum(radius, 1))) * mx.cos(angle)
+
+
+@partial(mx.compile, shapeless=True)
+def _keyed_normal(
+    key: mx.array, other_key: mx.array, first: mx.array, second: mx.array, is_second: mx.array
+) -> mx.array:
+    """The normally distributed float32 of MLX's generator, Threefry-2x32, for pairs of counters."""
+    keys = (key, other_key, key ^ other_key ^ mx.array(_PARITY, dtype=mx.uint32))
+    first, second = first + keys[0], second + keys[1]
+    for group in range(5):
+        for each in range(4):
+            by = _ROTATIONS[4 * (group % 2) + each]
+            first = first + second
+            second = ((second << by) | (second >> (32 - by))) ^ first
+        first, second = first + keys[(group + 1) % 3], second + keys[(group + 2) % 3] + (group + 1)
+    bits = mx.where(is_second, second, first).astype(mx.float32)
+    low, below_1 = float(np.nextafter(np.float32(-1), np.float32(0))), float(np.nextafter(np.float32(1), np.float32(0)))
+    return math.sqrt(2) * mx.erfinv(mx.minimum(bits / (2**32 - 1), below_1) * (1 - low) + low)
 
 
 @dataclass(frozen=True)
@@ -181,7 +249,7 @@ def draw(
         wanted = _choose_wanted(shapes, tiles or {}, len(noise) - spec.has_latent_noise)
         own, given = _take_given(spec, shape, wanted, noise)
         latents = None if own is None else lambda box: own[:, :, box[0], box[1], box[2]]
-        maps = {name: given[name][_WHOLE] for name in maps}
+        maps = {name: cast(mx.array, given[name][_WHOLE]) for name in maps}
         volumes = {name: replace(each, values=given[name]) for name, each in volumes.items()}
     elif noise != "zeros":
         raise LatentsError(f'noise is "zeros", a sequence of arrays or None, not {quote(noise)}.')
@@ -231,21 +299,26 @@ def _take_given(
     spec: NetworkSpec,
     shape: LatentShape,
     wanted: Sequence[tuple[str, Grid, Shape]],
-    noise: Sequence[mx.array | np.ndarray],
-) -> tuple[mx.array | None, dict[str, dict[Grid, mx.array]]]:
+    noise: Sequence[mx.array | np.ndarray | KeyedNoise],
+) -> tuple[mx.array | None, dict[str, dict[Grid, mx.array | _KeyedPatches]]]:
     """The latent noise, if the network takes it; maps and volumes (B, T, H, W, C) by their layer and beginning."""
-    arrays = [to_mlx(array, "noise arrays") for array in noise]
-    evaluate("noise arrays", *arrays)
+    arrays = [array if isinstance(array, KeyedNoise) else to_mlx(array, "noise arrays") for array in noise]
+    evaluate("noise arrays", *(array.key if isinstance(array, KeyedNoise) else array for array in arrays))
     sizes = [size if len(size) == 2 else (shape.batch, size[-1], *size[:-1]) for *_, size in wanted]
     pictures = [_picture(spec, name, size) for (name, *_), size in zip(wanted, sizes, strict=True)]
     before: list[tuple[Shape, Shape | None]] = [(tuple(shape), None)] * spec.has_latent_noise
     _check([array.shape for array in arrays], before + list(zip(sizes, pictures, strict=True)))
-    own = arrays.pop(0).astype(mx.float32) if spec.has_latent_noise else None
-    given: dict[str, dict[Grid, mx.array]] = {}
+    own = cast(mx.array, arrays.pop(0)).astype(mx.float32) if spec.has_latent_noise else None
+    given: dict[str, dict[Grid, mx.array | _KeyedPatches]] = {}
     for (name, start, _), picture, array in zip(wanted, pictures, arrays, strict=True):
+        if isinstance(array, KeyedNoise):
+            given.setdefault(name, {})[start] = _KeyedPatches(array, spec.patch_size or 1)
+            continue
         values = array if array.ndim == 2 else array.astype(mx.float32).transpose(0, 2, 3, 4, 1)
-        given.setdefault(name, {})[start] = patchify(values, spec.patch_size or 1) if array.shape == picture else values
-    mx.eval(own, given)  # another thread may run the decode, and could not evaluate what is lazy here
+        values = patchify(values, spec.patch_size or 1) if array.shape == picture else values
+        mx.eval(values)  # another thread may run the decode, and could not evaluate what is lazy here
+        given.setdefault(name, {})[start] = values
+    mx.eval(own)
     return own, given
 
 

@@ -1,5 +1,6 @@
 """Reading and writing videos, as numpy arrays. `ffmpeg.py` is the only module that starts a program."""
 
+from .compression import compress_still
 from .exr import ExrReader
 from .frame_format import FrameFormat, FrameOutput, FrameStep
 from .reader import Fit, VideoReader
@@ -19,5 +20,5 @@ from .writer import VideoWriter
 
 __all__ = ["ExrReader", "Fit", "FrameFormat", "FrameOutput", "FrameStep", "Sink", "SinkOptions", "VideoReader"]
 __all__ += ["VideoWriter", "add_metadata", "check_output", "check_output_options", "frame_endings", "is_sheet"]
-__all__ += ["is_sound", "open_sink"]
+__all__ += ["compress_still", "is_sound", "open_sink"]
 __all__ += ["output_files", "takes_sound"]

@@ -410,6 +410,16 @@ def read_output(
     return content.decode(errors="replace")
 
 
+def read_bytes(name: str, arguments: Sequence[str], error: type[LTXVAEError]) -> bytes:
+    """The standard output of an ffmpeg that succeeds. An `error` if it fails."""
+    with closing(FfmpegReader(name, arguments, error=error)) as reader:
+        content = _read_all(reader)
+        code, reason = reader.wait()
+    if code:
+        raise error(f"{name}: ffmpeg failed: {reason}.")
+    return content
+
+
 def _read_all(reader: FfmpegReader, max_bytes: int = sys.maxsize) -> bytes:
     content = bytearray()
     while len(content) < max_bytes and (part := reader.read(PIPE_BYTES)):

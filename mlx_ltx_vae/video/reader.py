@@ -19,6 +19,7 @@ from ..files import START_BYTES, Format, copy_stream, explain_missing, find_form
 from ..process import temporary_folder
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
 from ..units import MAX_FPS, Rate, find_fps, format_count
+from .compression import check_crf, write_compressed
 from .ffmpeg import FfmpegDecoder, input_arguments
 from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown
 from .metadata import check_text
@@ -87,7 +88,7 @@ def _refuse_exr(path: Path, first: Path) -> None:
             "read it with mlx_ltx_vae.video.ExrReader, and convert it with mlx_ltx_vae.hdr",
             "add --hdr srgb_linear, acescg or acescct",
         )
-        raise ReaderError(f"{path}: is EXR, whose numbers mean light of a color space that must be known; {way}.")
+        raise ReaderError(f"{path}: is EXR, and its color space must be known; {way}.")
 
 
 def _refuse_arrays(path: Path, name: str) -> None:
@@ -256,6 +257,8 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         fps: the frame rate to convert a video to (see `parse_fps`), or the rate of images; None for the video's own.
         matrix: "bt601" or "bt709", instead of the color matrix that the file states. None for the file's; one that
             states none is read as BT.601, with a warning from 1280 pixels wide or 577 high on.
+        crf: of a single image, which goes through one frame of H.264 before it is scaled, see `compress_still`; 0 for
+            none.
 
     Attributes:
         path: the file, folder or pattern; until the reader is closed, a file with what comes from standard input.
@@ -284,22 +287,27 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         max_frames: int | None = None,
         fps: Rate | None = None,
         matrix: str | None = None,
+        crf: float = 0,
     ) -> None:
         self.name = "standard input" if os.fspath(path) == "-" else os.fspath(path)
         check_wanted(self.name, matrix, first_frame, max_frames)
+        check_crf(self.name, crf)
         wanted_fps = None if fps is None else find_fps(self.name, fps, ReaderError)
         check_zscale(ReaderError)
         end_frame = None if max_frames is None else first_frame + max_frames
         with ExitStack() as stack:
             self.path = copy_standard_input(stack) if os.fspath(path) == "-" else Path(path)
-            arguments, self._images = find_source(self.path, stack, end_frame)
+            source = self.path
+            if crf:
+                source = self._compress(stack.enter_context(temporary_folder()), matrix, crf)
+            arguments, self._images = find_source(source, stack, end_frame)
             if self._images:
                 _check_image(self._images[0])  # ffmpeg would skip it and describe the next one
-            first_file = self._images[0] if self._images else self.path
+            first_file = self._images[0] if self._images else source
             arguments, source_stream, info, num_errors = probe(self.name, first_file, arguments)
             _warn(self.name, info, num_errors)
-            source = _format_as_read(self.name, info, matrix)
-            bits, has_alpha = describe_pixel_format(source.pixel_format)
+            stored = _format_as_read(self.name, info, matrix)
+            bits, has_alpha = describe_pixel_format(stored.pixel_format)
             self.scaled_size, self.size = fit_size(self.name, info.size, size, fit, multiple)
             self.source_size, self.source_fps = info.size, info.fps
             self.fps = wanted_fps or info.fps
@@ -307,7 +315,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             self.num_frames = None if num_frames is None else max(1, num_frames - first_frame)
             self.dtype = (frames := RGB16 if bits > 8 else RGB8).dtype
             sizes = info.size, self.scaled_size, self.size
-            filters = _filters(source, *sizes, frames, info.orientation, has_alpha=has_alpha or info.is_pictures)
+            filters = _filters(stored, *sizes, frames, info.orientation, has_alpha=has_alpha or info.is_pictures)
             output = ["-map", source_stream, "-vf", filters, "-fps_mode", "passthrough", "-f", "rawvideo"]
             self._ffmpeg = FfmpegDecoder(self.name, [*arguments, *output], num_errors)
             stack.callback(self._ffmpeg.close)
@@ -355,6 +363,15 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _compress(self, folder: Path, matrix: str | None, crf: float) -> Path:
+        """The only image of the source, compressed, in a file in a folder."""
+        with VideoReader(self.path, multiple=1, max_frames=2, matrix=matrix) as original:
+            frames = np.concatenate(list(original))
+        if original.source_fps is not None or len(frames) > 1:
+            what = option("crf=", "--compress")
+            raise ReaderError(f"{self.name}: {what} is for one image, and this is a video or several; leave it out.")
+        return write_compressed(folder, frames, crf)
 
     def _read(self) -> Iterator[int]:
         """Read frames after the one that is held, and return the indices in the buffer of the frames to return."""

@@ -142,9 +142,10 @@ def read_diffusers_config(raw: Mapping[str, Any], source: str) -> DiffusersVAE:
         encoder, encoder_base = _walk_encoder(class_name, config)
         decoder, decoder_base = _walk_decoder(class_name, config)
     except (LookupError, ArithmeticError, TypeError, ValueError) as error:
+        why = "" if isinstance(error, TypeError) else f" ({excerpt(error)})"  # Python's text names its own types
         raise CheckpointError(
-            f"{source}: the lists of its config.json do not describe one network ({excerpt(error)}); use the "
-            "config.json that came with the weights."
+            f"{source}: the lists of its config.json do not describe one network{why}; use the config.json that came "
+            "with the weights."
         ) from error
     original = {
         "_class_name": CLASS_NAME,

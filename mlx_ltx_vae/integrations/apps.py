@@ -1,0 +1,107 @@
+"""The table of apps: their functions that have a drop-in here, and the parameters of these that are known."""
+
+from dataclasses import dataclass
+
+from ..errors import LTXVAEError, suggest
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A function of an app and the name of its drop-in in `dropins`.
+
+    Attributes:
+        path: in the module: "Class.method", or "function".
+        parameters: the names of all parameters that any version read so far had, without `self`.
+        is_around: the drop-in is called with the app's own function first, which it calls.
+        is_recent: older versions of the module do not have the class.
+    """
+
+    module: str
+    path: str
+    parameters: tuple[str, ...]
+    dropin: str
+    is_around: bool = False
+    is_recent: bool = False
+
+    @property
+    def owner(self) -> str:
+        """The class; "" for a function of the module."""
+        return self.path.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+
+def _entries(module: str, owner: str, functions: dict[str, tuple[str, str]], **options: bool) -> tuple[Entry, ...]:
+    """The entries of one class, or of a module, from {name: (drop-in, parameters)}."""
+    prefix = f"{owner}." if owner else ""
+    return tuple(
+        Entry(module, prefix + name, tuple(parameters.split()), dropin, **options)
+        for name, (dropin, parameters) in functions.items()
+    )
+
+
+_STREAM = "latent video_latent output_path frame_rate fps audio_path seed keyframes"
+_TILED = "sample tiling_config tiling_mode causal timestep debug on_frames_ready"
+_WHOLE = "sample causal timestep debug chunked_conv"
+_LTX_CORE = "ltx_core_mlx.model"
+_BLOCKS = "ltx_pipelines_mlx.utils.blocks"
+_VIDEO_DECODER = {"__call__": ("decode_whole", _WHOLE), "decode_tiled": ("decode_tiled", _TILED)}
+
+#: The entries of each app, by its repository.
+APPS: dict[str, tuple[Entry, ...]] = {
+    "dgrauet/ltx-2-mlx": (
+        *_entries(
+            f"{_LTX_CORE}.video_vae.video_vae",
+            "VideoDecoder",
+            {
+                "decode": ("decode_whole", "latent _materialize_stages"),
+                "tiled_decode": ("tiled_decode", "latent tiling_config"),
+                "decode_and_stream": ("decode_and_stream", _STREAM),
+            },
+        ),
+        *_entries(
+            f"{_LTX_CORE}.video_vae.video_vae",
+            "VideoEncoder",
+            {"encode": ("encode_whole", "pixels"), "tiled_encode": ("encode_whole", "video tiling_config")},
+        ),
+        *_entries(
+            f"{_LTX_CORE}.video_vae.diffusion_decoder.decoder",
+            "NADiffusionDecoder",
+            {
+                "decode": ("decode_whole", "latent noise seed tap keyframes keyframe_noise"),
+                "tiled_decode": ("tiled_decode", "latent tiling seed allow_small_overlap keyframes"),
+            },
+        ),
+        *_entries(
+            _BLOCKS, "_DiffusionVideoDecoder", {"decode_and_stream": ("stream_wrapped", _STREAM)}, is_recent=True
+        ),
+        *_entries(_BLOCKS, "VideoDecoder", {"decode_and_stream": ("without_estimate", _STREAM)}, is_around=True),
+        *_entries(_BLOCKS, "AudioDecoder", {"__call__": ("with_sound_kept", "audio_latent")}, is_around=True),
+    ),
+    "Blaizzy/mlx-video": _entries("mlx_video.models.ltx_2.video_vae.decoder", "LTX2VideoDecoder", _VIDEO_DECODER),
+    "james-see/mlx-video-with-audio": _entries(
+        "mlx_video.models.ltx.video_vae.decoder", "LTX2VideoDecoder", _VIDEO_DECODER
+    ),
+    "dmlsrc/LTX-2-MLX": (
+        *_entries(
+            "LTX_2_MLX.model.video_vae.native_decoder",
+            "NativeConv3dVideoDecoder",
+            {"__call__": ("decode_whole", "latent timestep show_progress causal")},
+        ),
+        *_entries(
+            "LTX_2_MLX.model.video_vae.tiling",
+            "",
+            {"decode_streaming": ("decode_streaming", "latent decoder_fn tiling_config timestep show_progress")},
+        ),
+    ),
+}
+
+
+def entries_of(apps: tuple[str, ...]) -> dict[str, str]:
+    """The app of each module that has entries, of some apps or of all. A `LTXVAEError` for an app that is not known."""
+    for app in apps:
+        if app not in APPS:
+            raise LTXVAEError(f"{app!r} is not a known app{suggest(app, APPS)}; expected {' or '.join(APPS)}.")
+    return {entry.module: app for app in apps or APPS for entry in APPS[app]}

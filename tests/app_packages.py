@@ -1,0 +1,128 @@
+"""Stand-ins of the apps that `integrations` knows: packages with their modules, classes and signatures.
+
+Their classes hold real weights in the apps' names and layout, and have no decode of their own: what a replaced function
+returns can only come from its drop-in. Written from facts about the apps, not from their code.
+"""
+
+from pathlib import Path
+from textwrap import dedent
+
+_NETWORK = """
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+
+class Network(nn.Module):
+    def __init__(self, file):
+        super().__init__()
+        for name, value in tree_unflatten(list(mx.load(file).items())).items():
+            setattr(self, name, value)
+"""
+
+_MLX_VIDEO = """
+class LTX2VideoDecoder(Network):
+    def __call__(self, sample, causal=False, timestep=None, debug=False, chunked_conv=False):
+        raise AssertionError("the app's own decode")
+
+    def decode_tiled(self, sample, tiling_config=None, tiling_mode="auto", causal=False, timestep=None, debug=False,
+                     on_frames_ready=None):
+        raise AssertionError("the app's own decode")
+"""
+
+_LTX_CORE = """
+class VideoDecoder(Network):
+    def decode(self, latent, *, _materialize_stages=False):
+        raise AssertionError("the app's own decode")
+
+    def tiled_decode(self, latent, tiling_config=None):
+        raise AssertionError("the app's own decode")
+
+    def decode_and_stream(self, latent, output_path, *, frame_rate, audio_path=None, seed=0):
+        for chunk in self.tiled_decode(latent, None):
+            print(f"the app's own plumbing wrote {chunk}")
+
+
+class VideoEncoder(Network):
+    def encode(self, pixels):
+        raise AssertionError("the app's own encode")
+
+    def tiled_encode(self, video, tiling_config=None):
+        raise AssertionError("the app's own encode")
+"""
+
+_DIFFUSION = """
+class NADiffusionDecoder(Network):
+    def __init__(self, file, config):
+        super().__init__(file)
+        self.config = config
+
+    def decode(self, latent, *, noise=None, seed=0, tap=None, keyframes=None, keyframe_noise=None):
+        raise AssertionError("the app's own decode")
+
+    def tiled_decode(self, latent, tiling=None, *, seed=0, allow_small_overlap=False, keyframes=None):
+        raise AssertionError("the app's own decode")
+"""
+
+_BLOCKS = """
+import sys
+
+class _DiffusionVideoDecoder:
+    def __init__(self, decoder):
+        self._decoder = decoder
+
+    def decode_and_stream(self, video_latent, output_path, frame_rate=24.0, audio_path=None, *, seed=0, keyframes=None):
+        raise AssertionError("the app's own decode")
+
+
+class VideoDecoder:
+    def __init__(self, decoder, video_decoder="conv", verbose=True):
+        self._decoder, self.video_decoder, self.verbose = decoder, video_decoder, verbose
+
+    def decode_and_stream(self, video_latent, output_path, frame_rate=24.0, audio_path=None, *, seed=0, keyframes=None):
+        if self.verbose:
+            print("[vae-decode tiling] 12 tiles est. 34.0 GB", file=sys.stderr)
+        extra = {} if self.video_decoder == "conv" else {"keyframes": keyframes}
+        self._decoder.decode_and_stream(
+            video_latent, output_path, frame_rate=frame_rate, audio_path=audio_path, seed=seed, **extra
+        )
+        return output_path
+
+
+class AudioDecoder:
+    def __call__(self, audio_latent):
+        return audio_latent + 1
+"""
+
+_LTX_2_MLX = """
+class NativeConv3dVideoDecoder(Network):
+    def __call__(self, latent, timestep=0.05, show_progress=True, causal=None):
+        raise AssertionError("the app's own decode")
+"""
+
+_STREAMING = """
+def decode_streaming(latent, decoder_fn, tiling_config=None, timestep=0.05, show_progress=True):
+    raise AssertionError("the app's own decode")
+"""
+
+MODULES = {
+    "mlx_video.models.ltx_2.video_vae.decoder": _NETWORK + _MLX_VIDEO,
+    "mlx_video.models.ltx.video_vae.decoder": _NETWORK + _MLX_VIDEO,
+    "ltx_core_mlx.model.video_vae.video_vae": _NETWORK + _LTX_CORE,
+    "ltx_core_mlx.model.video_vae.diffusion_decoder.decoder": _NETWORK + _DIFFUSION,
+    "ltx_pipelines_mlx.utils.blocks": _BLOCKS,
+    "LTX_2_MLX.model.video_vae.native_decoder": _NETWORK + _LTX_2_MLX,
+    "LTX_2_MLX.model.video_vae.tiling": _STREAMING,
+    "LTX_2_MLX.pipeline": "from LTX_2_MLX.model.video_vae.tiling import decode_streaming\n",
+}
+
+
+def write_apps(folder: Path, **changes: tuple[str, str]) -> None:
+    """Write the packages; `changes` are replaced texts by the last part of a module's name."""
+    for name, code in MODULES.items():
+        *packages, last = name.split(".")
+        before, after = changes.get(last, ("", ""))
+        assert before in code, f"{name} has no {before!r}"
+        path = folder.joinpath(*packages)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / f"{last}.py").write_text(dedent(code.replace(before, after) if before else code))
