@@ -84,8 +84,12 @@ def execute(comfy):
         values = {"prompt": None, "extra_pnginfo": None, "unique_id": "7"} | (hidden or {})
         asked = {each.name for each in schema.hidden}
         node = type("Clone", (nodes[name],), {"hidden": SimpleNamespace(**{key: values[key] for key in asked})})
+        if schema.is_input_list:
+            inputs = {key: value if isinstance(value, list) else [value] for key, value in inputs.items()}
         output = node.execute(**inputs)
         assert len(output.args) == len(schema.outputs)
+        for made, given in zip(schema.outputs, output.args, strict=True):
+            assert isinstance(given, list) == made.is_output_list
         return output if output.ui is not None else output.args[0]
 
     comfy.host.networks.free()

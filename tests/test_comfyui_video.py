@@ -51,7 +51,8 @@ def save(execute, **given):
     """Run LTX Save Video. Returns the path of the file, and what the page is told of it."""
     output = execute("LTXSaveVideoMLX", **{**SAVED, **given})
     (shown,) = output.ui["files"] if isinstance(output.ui, dict) else output.ui.values
-    return Path(output.args[0].get_stream_source()), shown
+    (video,) = output.args[0]
+    return Path(video.get_stream_source()), shown
 
 
 def test_a_video_is_saved_under_the_next_number_and_replaces_nothing(comfy, execute, checkpoint):
@@ -224,7 +225,8 @@ def test_a_small_video_is_shown_in_place_of_one_that_browsers_do_not_play(comfy,
     wide = np.tile(LATENTS, (1, 1, 1, 1, 8))  # 768 x 64
     before = set(comfy.temp.glob("*"))
     output = execute("LTXSaveVideoMLX", **{**SAVED, "format": format}, latent=latent(comfy, wide))
-    path = Path(output.args[0].get_stream_source())
+    (video,) = output.args[0]
+    path = Path(video.get_stream_source())
     if format == "mp4, h264":
         assert output.ui.values[0]["filename"] == path.name and set(comfy.temp.glob("*")) == before
         return
@@ -289,3 +291,30 @@ def test_advice_for_what_cannot_be_used(comfy, execute):
 
 def run(path):
     return run_ffmpeg("-i", path, "-c", "copy", "-f", "framehash", "-")
+
+
+def test_a_list_of_latents_becomes_a_video_each_or_one_film(comfy, execute, checkpoint, audio_vae):
+    from comfy.nested_tensor import NestedTensor
+
+    windows = [LATENTS, -LATENTS]
+    sounds = [SOUND, -SOUND]
+    given = [
+        {"samples": NestedTensor([comfy.torch.Tensor(video), comfy.torch.Tensor(sound)])}
+        for video, sound in zip(windows, sounds, strict=True)
+    ]
+    film, _ = save(execute, latent=given, join=True, carry=9, blend=4, audio_vae=AUDIO_VAE, filename_prefix="film")
+    vae = VideoVAE.from_pretrained(checkpoint)
+    stream = vae.stream_joined(windows, carry=9, blend=4)
+    expected = np.concatenate([chunk.to_uint8() for chunk in stream])
+    np.testing.assert_array_equal(frames_of(film), expected)
+    sound = audio_vae.stream_joined(sounds, [FRAMES, FRAMES], fps=24, carry=9)
+    waveform = np.concatenate([np.array(chunk.waveform)[0] for chunk in sound], axis=1)[:, : 25 * RATE // 24]
+    assert np.abs(heard(film, RATE)[:, : waveform.shape[1]] - waveform).max() < 1e-4
+    assert "2 windows: 25 frames of 96x64 within " in comfy.texts[0][1]
+    output = execute("LTXSaveVideoMLX", **{**SAVED, "latent": [latent(comfy, each) for each in windows]})
+    for window, video in zip(windows, output.args[0], strict=True):
+        np.testing.assert_array_equal(frames_of(Path(video.get_stream_source())), vae.decode_uint8(window))
+    with pytest.raises(LatentsError, match="shares the first 17 with the window before; correct carry, or leave"):
+        save(execute, latent=[latent(comfy, each) for each in windows], join=True, carry=17)
+    with pytest.raises(LatentsError, match="some of these latents have sound, and others none"):
+        save(execute, latent=[given[0], latent(comfy, windows[1])], join=True, carry=9)

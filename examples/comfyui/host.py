@@ -64,6 +64,8 @@ INPUTS = {
     "memory_budget": "memory_budget",
     "fit=Fit.RESIZE": "resize: fit",
     "fit=Fit.CROP": "resize: crop",
+    "carry=": "carry",
+    "blend=": "blend",
 }
 
 

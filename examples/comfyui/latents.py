@@ -23,8 +23,10 @@ def parts_of(latent: dict) -> list[Any]:
     return list(samples.unbind()) if getattr(samples, "is_nested", False) else [samples]
 
 
-def video_latents(latent: dict) -> np.ndarray:
-    """The video's part of a LATENT, (1, C, F', H', W')."""
+def video_latents(latent: dict | list[dict]) -> np.ndarray | list[np.ndarray]:
+    """The video's part of a LATENT, (1, C, F', H', W'), or of each in a list."""
+    if isinstance(latent, list):
+        return [video_latents(each) for each in latent]
     samples, *sound = parts_of(latent)
     if looks_like_audio(samples.shape, None):
         raise LatentsError("these are latents of audio alone; connect the video's, or both.")
@@ -38,8 +40,15 @@ def video_latents(latent: dict) -> np.ndarray:
     return to_numpy(samples)
 
 
-def audio_latents(latent: dict) -> np.ndarray | None:
-    """The audio's part of a LATENT, (B, 8, T, 16); None if it has none."""
+def audio_latents(latent: dict | list[dict]) -> np.ndarray | list[np.ndarray] | None:
+    """The audio's part of a LATENT, (B, 8, T, 16), or of each in a list; None if there is none."""
+    if isinstance(latent, list):
+        found = [audio_latents(each) for each in latent]
+        if all(each is None for each in found):
+            return None
+        if any(each is None for each in found):
+            raise LatentsError("some of these latents have sound, and others none; give windows that are alike.")
+        return found
     samples = parts_of(latent)[-1]
     return to_numpy(samples) if looks_like_audio(samples.shape, None) else None
 

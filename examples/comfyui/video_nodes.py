@@ -14,6 +14,7 @@ from comfy_api.latest import InputImpl, io, ui
 from mlx_ltx_vae import AudioVAE, DecodePlan, DecodeStream, EncodePlan, HDROptions, LatentsError, VideoVAE, VideoWriter
 from mlx_ltx_vae.audio_vae import find_sound_decoder
 from mlx_ltx_vae.pipeline.audio import every_chunk
+from mlx_ltx_vae.planning.film import DEFAULT_CARRY, Film, FilmPlan, Overlap
 from mlx_ltx_vae.units import format_bytes, parse_fps
 from mlx_ltx_vae.video import Sink, SinkOptions, open_sink
 from mlx_ltx_vae.video.audio import SLACK
@@ -67,19 +68,30 @@ class Sound(NamedTuple):
     sample_rate: int
 
 
+class Carry(NamedTuple):
+    """Frames that windows of a film share, and how many of them are crossfaded; None for all."""
+
+    frames: int
+    blend: int | None
+
+
 @dataclass(frozen=True)
 class Clip:
-    """Inputs of a decode. `sound` are audio latents and `sound_vae` is the choice of their VAE, or it is an AUDIO."""
+    """Inputs of a decode. `sound` are audio latents and `sound_vae` is the choice of their VAE, or it is an AUDIO.
+
+    For a film, `latents` and audio latents are lists, with an array for each window.
+    """
 
     vae: Source
-    latents: np.ndarray
+    latents: np.ndarray | list[np.ndarray]
     memory_budget: str | None
     options: DecoderOptions = field(default_factory=DecoderOptions)
-    sound: np.ndarray | Sound | None = None
+    sound: np.ndarray | list[np.ndarray] | Sound | None = None
     sound_vae: Source | str = NO_SOUND
+    overlap: "Carry | None" = None  # of the windows of a film
 
 
-def describe(plan: DecodePlan | EncodePlan) -> str:
+def describe(plan: DecodePlan | EncodePlan | FilmPlan) -> str:
     width, height = plan.frame_size
     tiles = f", tiled (blended in {' and '.join(plan.blended)})" if plan.blended else ""
     return f"{plan.num_frames} frames of {width}x{height} within {format_bytes(plan.peak_bytes)}{tiles}"
@@ -97,7 +109,7 @@ class VideoNode(FileNode):
     def decode(
         cls,
         output: "Output",
-        latent: dict,
+        latent: dict | list[dict],
         vae: str,
         memory_budget: str,
         audio: dict | None = None,
@@ -105,18 +117,20 @@ class VideoNode(FileNode):
         options: DecoderOptions | None = None,
         loaded_vae: Any = None,
         loaded_audio_vae: Any = None,
+        overlap: Carry | None = None,
     ) -> "Written":
         sound_vae: Source | str = audio_vae
         if loaded_audio_vae is not None or audio_vae not in (AUTO, NO_SOUND):
             sound_vae = host.vae_source("loaded_audio_vae", audio_vae, loaded_audio_vae)
-        sound = None if sound_vae == NO_SOUND else audio_latents(latent)
+        latents, sound = video_latents(latent), None if sound_vae == NO_SOUND else audio_latents(latent)
         clip = Clip(
             host.vae_source("loaded_vae", vae, loaded_vae),
-            video_latents(latent),
+            latents,
             budget(memory_budget),
             options or DecoderOptions(),
             sound if audio is None else Sound(samples_of(audio)[0], int(audio["sample_rate"])),
             sound_vae,
+            overlap,
         )
         return host.run(decode_to_file, clip, output, node_id=cls.hidden.unique_id)
 
@@ -170,7 +184,8 @@ class LTXSaveVideo(VideoNode):
             category=CATEGORY,
             search_aliases=["vae decode", "save video", "export video", "video combine", "prores", "mlx"],
             description="Decodes LTX latents straight into a video file in ComfyUI's output folder. The file appears "
-            "when it is whole, and never replaces another one.",
+            "when it is whole, and never replaces another one. A list becomes several videos, or with join one.",
+            is_input_list=True,
             inputs=[
                 latent_input(),
                 vae_input(),
@@ -202,14 +217,42 @@ class LTXSaveVideo(VideoNode):
                 ),
                 metadata_input(),
                 options_input(),
+                *join_inputs(),
             ],
-            outputs=[io.Video.Output(tooltip="The file that was saved.")],
+            outputs=[io.Video.Output(tooltip="The file that was saved.", is_output_list=True)],
             hidden=[io.Hidden.prompt, io.Hidden.extra_pnginfo, io.Hidden.unique_id],
             is_output_node=True,
         )
 
     @classmethod
     def execute(
+        cls,
+        join: list[bool] = [False],  # noqa: B006  (never changed)
+        carry: list[int] = [DEFAULT_CARRY],  # noqa: B006
+        blend: list[int] = [-1],  # noqa: B006
+        **lists: list,
+    ) -> io.NodeOutput:
+        """Save a video of each LATENT, or of all of them. Shorter lists go on with their last value, as in ComfyUI."""
+        if join[0]:
+            overlap = Carry(carry[0], None if blend[0] < 0 else blend[0])
+            calls = [
+                {name: values[0] for name, values in lists.items()} | {"latent": lists["latent"], "overlap": overlap}
+            ]
+        else:
+            count = max(map(len, lists.values()))
+            calls = [{name: each[min(index, len(each) - 1)] for name, each in lists.items()} for index in range(count)]
+        all_written = [cls.save(**call) for call in calls]
+        saved = [host.saved(written.path) for written in all_written]
+        previews = [os.path.basename(written.preview) for written in all_written if written.preview is not None]
+        if not previews:
+            shown = ui.PreviewVideo(saved)
+        else:  # `files` is for programs that read the history
+            images = [ui.SavedResult(name, "", io.FolderType.temp) for name in previews]
+            shown = {"images": images, "animated": (True,), "files": saved}
+        return io.NodeOutput([InputImpl.VideoFromFile(written.path) for written in all_written], ui=shown)
+
+    @classmethod
+    def save(
         cls,
         filename_prefix: str,
         format: str,
@@ -218,7 +261,7 @@ class LTXSaveVideo(VideoNode):
         pixel_format: str = "auto",
         save_metadata: bool = True,
         **inputs: Any,
-    ) -> io.NodeOutput:
+    ) -> "Written":
         made = FORMATS[format]
         depth = made.bit_depth if pixel_format == "auto" else 10 if "10" in pixel_format else 8
         options = {"codec": made.codec, "bit_depth": depth, "fps": fps, "overwrite": False}
@@ -227,14 +270,7 @@ class LTXSaveVideo(VideoNode):
         options |= {"pix_fmt": pixel_format} if pixel_format != "auto" else {}
         name = partial(host.next_file, filename_prefix, made.ending)
         plays = made.plays and pixel_format in PLAYED
-        written = cls.decode(Output(name, options | {"audio_codec": made.audio_codec}, plays), **inputs)
-        saved = host.saved(written.path)
-        if written.preview is None:
-            shown = ui.PreviewVideo([saved])
-        else:  # `files` is for programs that read the history
-            preview = ui.SavedResult(os.path.basename(written.preview), "", io.FolderType.temp)
-            shown = {"images": [preview], "animated": (True,), "files": [saved]}
-        return io.NodeOutput(InputImpl.VideoFromFile(written.path), ui=shown)
+        return cls.decode(Output(name, options | {"audio_codec": made.audio_codec}, plays), **inputs)
 
 
 @dataclass(frozen=True)
@@ -261,6 +297,32 @@ def sound_inputs() -> list[io.Input]:
     return [sound, choice, loaded_input("loaded_audio_vae")]
 
 
+def join_inputs() -> list[io.Input]:
+    join = "Makes one video of a list of latents: overlapping windows, each decoded alone and crossfaded with the next."
+    carry = "With join: the frames that a window shares with the one before."
+    blend = "With join: how many of these frames are crossfaded; 0 for a hard cut, -1 for all."
+    return [
+        io.Boolean.Input("join", default=False, optional=True, tooltip=join),
+        io.Int.Input("carry", default=DEFAULT_CARRY, min=0, step=8, optional=True, advanced=True, tooltip=carry),
+        io.Int.Input("blend", default=-1, min=-1, optional=True, advanced=True, tooltip=blend),
+    ]
+
+
+def start_film(job: Job, vae: VideoVAE, clip: Clip, fps: Fraction, **outputs: Any) -> tuple[FilmPlan, DecodeStream]:
+    """Plan a film, check all its windows, and start its decode, as `start_stream` does."""
+    carry, blend = clip.overlap
+    options, spec = clip.options.stream, vae.decoder.spec
+    film = Film(Overlap.of(vae.config.scale, spec, carry, blend))
+    make_plan = partial(vae.plan, memory_budget=clip.memory_budget, **outputs)
+    plans = {}
+    for number, window in enumerate(clip.latents):
+        film.add(spec, window.shape, f"window {number + 1}")
+        plans[number] = make_plan(window.shape, held_frames=film.overlap.blend)
+    plan = FilmPlan(film, None, plans, fps)
+    job.say(f"{len(plans)} windows: {describe(plan)}")
+    return plan, vae.stream_joined(clip.latents, carry=carry, blend=blend, plan=make_plan, **options)
+
+
 def start_stream(job: Job, vae: VideoVAE, clip: Clip, **outputs: Any) -> tuple[DecodePlan, DecodeStream]:
     """Plan a decode, and check all that it is given. `outputs` are options of `VideoVAE.plan`."""
     options = clip.options.stream
@@ -278,8 +340,14 @@ def decode_to_file(job: Job, clip: Clip, output: Output) -> Written:
     fps, sinks = parse_fps(options.pop("fps")), SinkOptions(bit_depth=options.pop("bit_depth"))
     if hdr is not None:
         sinks = HDROptions(hdr).choose_frames(sinks)
-    plans = () if sound_vae is None else every_chunk(partial(sound_vae.plan, clip.sound.shape[2]))
-    plan, stream = start_stream(job, vae, clip, outputs=[sinks.frames], sound=plans)
+    planned: dict[str, Any] = {"outputs": [sinks.frames]}
+    if sound_vae is not None:
+        longest = max(sound.shape[2] for sound in ([clip.sound] if clip.overlap is None else clip.sound))
+        planned["sound"] = every_chunk(partial(sound_vae.plan, longest))
+    if clip.overlap is None:
+        plan, stream = start_stream(job, vae, clip, **planned)
+    else:
+        plan, stream = start_film(job, vae, clip, fps, **planned)
     with ExitStack() as stack:
         sound = stack.enter_context(sound_options(job, clip, sound_vae, plan, fps))
         if not sound:
@@ -316,7 +384,7 @@ def shrink(frames: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 @contextmanager
 def sound_options(
-    job: Job, clip: Clip, sound_vae: AudioVAE | None, plan: DecodePlan, fps: Fraction
+    job: Job, clip: Clip, sound_vae: AudioVAE | None, plan: DecodePlan | FilmPlan, fps: Fraction
 ) -> Iterator[dict[str, Any]]:
     """The options of a `VideoWriter` that add the sound of a clip. A file of it is removed at the end of the block."""
     if isinstance(clip.sound, Sound):
@@ -330,7 +398,11 @@ def sound_options(
             if os.path.exists(path):
                 os.remove(path)
     elif sound_vae is not None:
-        stream = sound_vae.stream(clip.sound, plan.sound)
+        if isinstance(plan, FilmPlan):
+            frames = [window.num_frames for window in plan.windows.values()]
+            stream = sound_vae.stream_joined(clip.sound, frames, fps=fps, carry=clip.overlap.frames)
+        else:
+            stream = sound_vae.stream(clip.sound, plan.sound)
         seconds = Fraction(stream.num_samples, stream.sample_rate)
         length = fit_sound(job, clip, seconds, plan.num_frames / fps, stream.sample_rate)
         yield {"audio": PaddedSound(stream, length), "shortest": True}

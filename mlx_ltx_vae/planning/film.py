@@ -188,6 +188,10 @@ class FilmPlan:
         return end - first
 
     @property
+    def peak_bytes(self) -> int:
+        return self.largest.peak_bytes
+
+    @property
     def width(self) -> int:
         return self.largest.width
 
@@ -232,7 +236,7 @@ class FilmPlan:
         lines = [
             f"film     {frames}{part}, {seconds} at {float(self.fps):.6g} fps",
             f"windows  {len(self.film.parts)}, carry {overlap.carry}, blend {overlap.blend}",
-            f"peak     {format_bytes(self.largest.peak_bytes)}: one window, and the frames that wait for the next",
+            f"peak     {format_bytes(self.peak_bytes)}: one window, and the frames that wait for the next",
         ]
         for numbers, plan in self._runs():
             which = f"window {numbers[0]}" if len(numbers) == 1 else f"windows {numbers[0]} to {numbers[-1]}"

@@ -42,6 +42,7 @@ class WidgetInput(Input):
 class Output:
     def __init__(self, id=None, display_name=None, tooltip=None, is_output_list=False):
         self.id, self.display_name, self.tooltip = id, display_name, tooltip
+        self.is_output_list = is_output_list
 
 
 class Int:
@@ -229,6 +230,7 @@ class Schema:
     hidden: list = field(default_factory=list)
     description: str = ""
     search_aliases: list = field(default_factory=list)
+    is_input_list: bool = False
     is_output_node: bool = False
 
 
