@@ -54,6 +54,10 @@ def prepare_process() -> None:
     global _is_command
     _is_command = True
     _open_standard_files()
+    import atexit
+
+    atexit.register(_drop_errors)
+    _given_back.append(lambda: atexit.unregister(_drop_errors))
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         before = {"errors": sys.stdout.errors, "write_through": getattr(sys.stdout, "write_through", False)}
@@ -61,6 +65,14 @@ def prepare_process() -> None:
         # Any file name is printed, also where the encoding lacks its letters. What is printed is written at the end,
         # where errors are expected, also with `python -u`.
         reconfigure(errors="backslashreplace", write_through=False)
+
+
+def _drop_errors() -> None:
+    """Drop what standard error has not taken. Python would try again, and from 3.14 on exit with 120 if that fails."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STANDARD_ERROR)
 
 
 def release_process() -> None:

@@ -235,7 +235,7 @@ def test_a_configuration_that_is_not_supported_is_refused(audio_case, tmp_path, 
 def test_a_group_norm_needs_a_multiple_of_its_groups(make):
     for width, norm in ((32, Norm.GROUP), (64, Norm.GROUP), (48, Norm.PIXEL)):
         make(AudioConfig(channels=8, width=width, multipliers=(1, 2), num_blocks=1, norm=norm))
-    with pytest.raises(CheckpointError, match="of 48 channels, which are no multiple of its 32 groups"):
+    with pytest.raises(CheckpointError, match="of 48 channels, which are not a multiple of its 32 groups"):
         make(AudioConfig(channels=8, width=48, multipliers=(1, 2), num_blocks=1, norm=Norm.GROUP))
 
 

@@ -144,7 +144,7 @@ def test_the_tensors_say_what_a_configuration_does_not_about_the_timestep(
     ("dtype", "words"),
     [
         ("F64", r"stored as float64, .*; cast it to float32 in the program that wrote it\.$"),
-        ("F8_E4M3", r"stored as F8_E4M3, .*scaled fp8 is not either.* in bfloat16, .* vae of Lightricks/LTX-2\.$"),
+        ("F8_E4M3", r"stored as F8_E4M3, .*not quantized, also not by scaled fp8; .* vae of Lightricks/LTX-2\.$"),
     ],
 )
 def test_the_advice_fits_the_type_that_is_not_supported(

@@ -298,7 +298,7 @@ def test_of_two_files_in_a_folder_the_convolutional_one_is_used_and_said(golden,
     assert open_checkpoint(tmp_path / "ltx-2.5-video-vae-bf16.safetensors").family is DIFFUSION_VAE
 
 
-@pytest.mark.parametrize("only", [None, "decoder", "encoder"])
+@pytest.mark.parametrize("only", [None, pytest.param("decoder", marks=pytest.mark.slow), "encoder"])
 def test_a_conversion_is_verified_and_decodes_alike(golden, expected, tmp_path, only):
     arguments = [str(golden(GATED).checkpoint), "-o", str(tmp_path / "mlx"), "-q"]
     assert convert([*arguments, *(["--only", only] if only else [])]) == 0

@@ -128,7 +128,7 @@ def test_integers_are_no_light(tmp_path):
     for kind in kinds:
         data = data.replace(kind, kind[:2] + struct.pack("<i", 0), 1)
     path.write_bytes(data)
-    with pytest.raises(ReaderError, match="has integers, which are no light; expected half or float"):
+    with pytest.raises(ReaderError, match="has integers, which are not light; expected half or float"):
         read_exr(path)
 
 

@@ -65,7 +65,7 @@ def decode(latents, checkpoint, temporary, **options):
     )
     assert done.returncode == 1, done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert f"keeps 313 kB of frames in {temporary}, which does not take them (" in done.stderr
+    assert f"keeps 313 kB of frames in {temporary}, which cannot hold them (" in done.stderr
     assert "set TMPDIR to a larger disk" in done.stderr
     assert list(out.iterdir()) == []
     return done.stderr

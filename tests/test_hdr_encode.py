@@ -74,8 +74,7 @@ def test_images_whose_meaning_is_not_said_are_refused(tmp_path, capsys):
     for source in (folder, folder / "frame_0.exr", folder / "frame_%d.exr"):
         message = refusal(capsys, source, "--demo", "-o", out)
         assert message == (
-            f"error: {source}: is EXR, whose numbers mean light of a color space that must be known; add --hdr "
-            "srgb_linear, acescg or acescct."
+            f"error: {source}: is EXR, and its color space must be known; add --hdr srgb_linear, acescg or acescct."
         )
     assert not out.exists()
 

@@ -124,7 +124,7 @@ def test_a_full_disk_is_said_before_anything_is_decoded(golden, buffer_folder, m
     usage = frame_module.shutil.disk_usage(buffer_folder)
     monkeypatch.setattr(frame_module.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(
-        PlanError, match=r"keeps 1.3 MB of frames in .*, which does not take them \(1 kB left\); set TMPDIR"
+        PlanError, match=r"keeps 1.3 MB of frames in .*, which cannot hold them \(1 kB left\); set TMPDIR"
     ):
         vae.decode(latents_of(), vae.plan(latents_of().shape, order="rows"))
 

@@ -107,6 +107,7 @@ def test_full_standard_error_and_output_of_many_inputs(shell, tmp_path):
     assert (code, errors) == (1, "error: standard output: cannot be written (No space left on device).\n")
     assert (tmp_path / "out" / "latents.mp4").exists()
     assert shell(f"decode missing.npy {{}} -o out/ 2>{FULL}")[0] == 1
+    assert shell(f"decode --unknown 2>{FULL}")[0] == 2
 
 
 @pytest.mark.parametrize("environment", ENCODINGS, ids=lambda values: "-".join(values.values()))

@@ -214,7 +214,7 @@ WRONG = [
     (convert, "--verify a b -o out", "--verify A B writes nothing; leave out SOURCE, -o"),
     (convert, "vae --verify a b", "--verify A B writes nothing; leave out SOURCE, -o"),
     (convert, f"{CONVERT} --dtyp float16", "unrecognized arguments: --dtyp"),
-    (bench, "--mode single --order rows", "--order is of the exact mode; add --mode exact"),
+    (bench, "--mode single --order rows", "--order belongs to the exact mode; add --mode exact"),
     (bench, "--mode fast", "--mode: invalid choice: 'fast'"),
     (bench, "--size 64", "--size: '64' is not a width and a height"),
     (bench, "--size 64x0", "--size: '64x0' is not a width and a height"),

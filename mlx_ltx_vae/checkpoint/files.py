@@ -303,7 +303,7 @@ def check_dtypes(tensors: Iterable[TensorInfo]) -> None:
             if info.dtype == "float64":
                 remedy = "cast it to float32 in the program that wrote it"
             elif info.dtype.startswith("F8_"):
-                remedy += " (scaled fp8 is not either): that in bfloat16, for LTX-2 the folder vae of Lightricks/LTX-2"
+                remedy += ", also not by scaled fp8; for LTX-2, the folder vae of Lightricks/LTX-2"
             raise CheckpointError(
                 f"{info.path}: {excerpt(info.name)} is stored as {info.dtype}, and only float32, float16 and bfloat16 "
                 f"are supported; {remedy}."

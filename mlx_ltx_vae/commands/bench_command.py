@@ -75,7 +75,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     if launched_rank() is not None:
         parser.error("each run is a process of its own; for several ranks see decode --json in docs/scaling.md")
     if arguments.order and "exact" not in (arguments.mode or ["exact"]):
-        parser.error("--order is of the exact mode; add --mode exact")
+        parser.error("--order belongs to the exact mode; add --mode exact")
     with parser.wrong_usage():
         vae = PublishedVAE.find(arguments.generation)
         if not arguments.model:  # a checkpoint's own are known when it is opened

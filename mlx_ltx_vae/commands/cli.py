@@ -51,7 +51,7 @@ class CommandParser(argparse.ArgumentParser):
         self._first = first
         if first:
             hidden: Any = {"nargs": 0, "dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
-            self.add_argument("-h", action=_ShortHelp, help="show the options that are needed most", **hidden)
+            self.add_argument("-h", action=_ShortHelp, help="show the most common options", **hidden)
         names = ["--help"] if first else ["-h", "--help"]
         self.add_argument(*names, action="help", help=f"show {'all options' if first else 'this help'}")
         self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
@@ -61,7 +61,7 @@ class CommandParser(argparse.ArgumentParser):
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
-        formatter.start_section("options that are needed most")
+        formatter.start_section("most common options")
         for action in self._actions:
             if action.dest in self._first and action.help:
                 shown = copy(action)

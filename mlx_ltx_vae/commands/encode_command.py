@@ -281,7 +281,7 @@ class EncodeTask(Task):
             if self._frames and first:
                 found += f", so of the frames {format_range(self._frames)} only {format_are(num_frames)} there"
             else:
-                found += f", and not the {wanted} that were to be encoded"
+                found += f", not the {wanted} that were asked for"
             warn(f"{self._item.source}: {found}.")
 
     def _plan_sound(self) -> list[Plan]:

@@ -155,7 +155,7 @@ def _read_list(path: str, with_sizes: bool) -> list[Item]:
     read = _read_table(path, with_sizes) if has_table([path]) else _read_lines(path)
     found = list(islice(read, _MAX_INPUTS + 1))
     if not found:
-        raise ItemsError(f"{path}: names no file; write one path a line.")
+        raise ItemsError(f"{path}: names no file; write one path per line.")
     if len(found) > _MAX_INPUTS:
         raise ItemsError(f"{path}: names more than {_MAX_INPUTS:,} files; split it.")
     return found
@@ -209,7 +209,7 @@ def _read_table(path: str, with_sizes: bool) -> Iterator[Item]:
             where = f"{path}, line {reader.line_num}"
             if "" in fields:
                 raise ItemsError(
-                    f"{where}: has more values than there are columns; put quotes around those with commas."
+                    f"{where}: has more values than there are columns; put quotes around values with commas."
                 )
             row = {name: (fields[column] or "").strip() for name, column in columns.items()}
             if not row[paths[0]]:

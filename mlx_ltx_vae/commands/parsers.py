@@ -335,7 +335,7 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
     names["generation"] = import_command("mlx_ltx_vae.models.families:published")()
     parser = argparse.ArgumentParser(prog="mlx_ltx_vae")
     parser.add_argument("--version", action="version", help="show the version")
-    parser.add_argument("--completion", choices=SHELLS, help="print what the shell is to complete")
+    parser.add_argument("--completion", choices=SHELLS, help="print the completion script of a shell")
     subparsers = parser.add_subparsers()
     for name, description in commands.items():
         added = subparsers.add_parser(name, parents=[PARSERS[name]()], add_help=False, help=description)

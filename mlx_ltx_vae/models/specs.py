@@ -465,7 +465,7 @@ def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> 
     elif len(shape) == 4 and shape[3] == 3:
         batch, (frames, height, width, _) = 1, shape
     else:
-        raise LatentsError(f"{what}; expected is (B, 3, F, H, W) or (F, H, W, 3).")
+        raise LatentsError(f"{what}; expected (B, 3, F, H, W) or (F, H, W, 3).")
     if min(batch, frames, height, width) < 1:
         raise LatentsError(f"{what}, which is empty.")
     grid = (spec.usable_frames(frames, pad=pad), height, width)
@@ -473,7 +473,7 @@ def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> 
     if width % cell[0] or height % cell[1]:
         nearest = (max(1, round(side / each)) * each for side, each in zip((width, height), cell, strict=True))
         raise LatentsError(
-            f"frames of {format_size(width, height)} are no whole number of latent cells, {format_size(*cell)} pixels "
+            f"frames of {format_size(width, height)} are not whole latent cells, {format_size(*cell)} pixels "
             f"each; resize them to {format_size(*nearest)}, or crop them."
         )
     _check_reflection(spec, grid, what)

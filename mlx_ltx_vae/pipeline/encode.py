@@ -128,7 +128,7 @@ class Preprocess:
             raise LatentsError("frames contain NaN or infinite values.")
         if largest > _FAR_OUT:
             raise LatentsError(
-                f"frames reach {largest:g}; expected is [-1, 1]: divide by 127.5 and subtract 1, or pass uint8."
+                f"frames reach {largest:g}; expected [-1, 1]: divide by 127.5 and subtract 1, or pass uint8."
             )
         return frames.astype(self.dtype)
 

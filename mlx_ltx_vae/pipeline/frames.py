@@ -54,7 +54,7 @@ class FrameBuffer(AbstractContextManager["FrameBuffer"]):
         except OSError as error:
             raise PlanError(
                 f"decoding by rows or columns keeps {format_bytes(size)} of frames in "
-                f"{tempfile.tempdir or 'the folder for temporary files'}, which does not take them "
+                f"{tempfile.tempdir or 'the folder for temporary files'}, which cannot hold them "
                 f"({error.strerror or error}); set TMPDIR to a larger disk, or decode with order time."
             ) from error
 

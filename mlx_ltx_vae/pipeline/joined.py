@@ -170,7 +170,7 @@ def _linear(positions: mx.array, length: int) -> tuple[mx.array, mx.array]:
     return 1 - later, later
 
 
-class Window(NamedTuple):
+class FilmWindow(NamedTuple):
     """Latents (B, C, F', H', W') of a part of a film, and keyframes whose numbers count the frames of the part."""
 
     latents: Latents
@@ -185,7 +185,7 @@ def stream_joined(
     frames: tuple[int, int] | None,
 ) -> DecodeStream:
     """Decode windows one after the other to the frames of a film, or some of them; see `VideoVAE.stream_joined`."""
-    given: Iterator[Window] = (_window(each, number) for number, each in enumerate(windows, 1))
+    given: Iterator[FilmWindow] = (_window(each, number) for number, each in enumerate(windows, 1))
     num_frames, spec = None, pipeline.decoder.spec
     if isinstance(windows, Sequence):
         given = iter(found := list(given))
@@ -205,7 +205,7 @@ def stream_joined(
     return DecodeStream(joined.join(parts), pipeline.cancelled, pipeline.bands, num_frames)
 
 
-def _window(given: Any, number: int) -> Window:
+def _window(given: Any, number: int) -> FilmWindow:
     """Check a caller's window: latents, or a pair of latents and keyframes."""
     name = f"window {number}"
     latents, keyframes, *names = given if isinstance(given, tuple) else (given, None)
@@ -216,12 +216,12 @@ def _window(given: Any, number: int) -> Window:
         raise LatentsError(
             f"{name}: is {found}; expected latents (B, C, F', H', W'), or a pair of these and Keyframes."
         )
-    return Window(latents, keyframes, *names or [name])
+    return FilmWindow(latents, keyframes, *names or [name])
 
 
 def _decode_parts(
     pipeline: DecodePipeline,
-    windows: Iterator[Window],
+    windows: Iterator[FilmWindow],
     film: Film,
     frames: tuple[int, int] | None,
 ) -> Iterator[tuple[Interval, int, Generator[FrameChunk, None, None]]]:

@@ -169,7 +169,7 @@ def _find_rgb(
         raise ReaderError(f"{path}: has the channels {excerpt(', '.join(names))}; expected R, G and B, or one.")
     channels = [0, 0, 0] if len(names) == 1 else [names.index(name) for name in "RGB"]
     if any(str(spec.channelformat(channel)) not in ("half", "float") for channel in channels):
-        raise ReaderError(f"{path}: has integers, which are no light; expected half or float.")
+        raise ReaderError(f"{path}: has integers, which are not light; expected half or float.")
     if space is not None:
         _check_chromaticities(path, spec.getattribute("chromaticities"), space)
     return found_size, channels

@@ -88,7 +88,7 @@ def _refuse_exr(path: Path, first: Path) -> None:
             "read it with mlx_ltx_vae.video.ExrReader, and convert it with mlx_ltx_vae.hdr",
             "add --hdr srgb_linear, acescg or acescct",
         )
-        raise ReaderError(f"{path}: is EXR, whose numbers mean light of a color space that must be known; {way}.")
+        raise ReaderError(f"{path}: is EXR, and its color space must be known; {way}.")
 
 
 def _refuse_arrays(path: Path, name: str) -> None:

@@ -266,7 +266,7 @@ class _Layers:
             return ()
         if width % GROUPS:
             raise CheckpointError(
-                f"the configuration of the audio VAE has a group norm ({name}) of {width} channels, which are no "
+                f"the configuration of the audio VAE has a group norm ({name}) of {width} channels, which are not a "
                 f"multiple of its {GROUPS} groups; use the configuration that belongs to the file."
             )
         return ((f"{name}.weight", (width,)), (f"{name}.bias", (width,)))
