@@ -192,7 +192,7 @@ def _importers(own: object, name: str) -> list[ModuleType]:
 def _version(module: ModuleType) -> str:
     """The version of the package that a module belongs to, after a space; "" if it is not installed."""
     root = module.__name__.partition(".")[0]
-    found = importlib.metadata.packages_distributions().get(root, ()) if sys.version_info >= (3, 10) else ()
+    found = importlib.metadata.packages_distributions().get(root, ())
     return next((f" {importlib.metadata.version(name)}" for name in found), "")
 
 
