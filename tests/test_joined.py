@@ -183,6 +183,10 @@ def test_what_does_not_fit_is_one_sentence_before_anything_is_decoded(vae):
         with pytest.raises(error, match=text) as caught:
             vae.stream_joined(windows, **options)
         assert str(caught.value).count("; ") <= 1
+    with pytest.raises(LatentsError, match="there are no windows"):
+        list(vae.stream_joined(iter([])))
+    with pytest.raises(PlanError, match="the film has the frames 0:121, and 100:200 are not in it"):
+        list(vae.stream_joined(iter(good), frames=(100, 200)))
     stream = vae.stream_joined(iter([*good, wide]))
     with pytest.raises(LatentsError, match="window 3: has latents"):
         list(stream)
