@@ -312,10 +312,11 @@ def test_noise_of_windows_and_of_batch_items_differs(golden):
 
 
 def joined_sound(waveforms, kept, rate):
-    """The sound of windows (2, n), of which the last `kept` samples are added."""
-    film, length = waveforms[0][:, -kept[0] :], round(0.04 * rate)
+    """The sound of windows (2, n), of which the last `kept` samples are added, the first after silence."""
+    first, length = waveforms[0][:, -kept[0] :], round(0.04 * rate)
+    film = np.pad(first, [(0, 0), (kept[0] - first.shape[1], 0)])
     for waveform, count in zip(waveforms[1:], kept[1:], strict=True):
-        fade = min(length, waveform.shape[1] - count)
+        fade = min(length, waveform.shape[1] - count, first.shape[1])
         angle = np.linspace(0, 1, fade) * np.pi / 2
         left, right = film[:, film.shape[1] - fade :], waveform[:, -count - fade : -count]
         mixed = left * np.cos(angle) + right * np.sin(angle)
@@ -349,24 +350,38 @@ def test_an_hour_of_sound_does_not_drift_from_the_picture(fps):
     count = round(3600 * fps / (frames - carry))
     ends = [frames + number * (frames - carry) for number in range(count)]
     for length in (round(frames / fps * rate) - 1500, round(frames / fps * rate) + 7):
-        first = min(length, round(frames / fps * rate))
         parts = list(sound_parts(ends, [length] * count, rate, fps))
-        missing = round(frames / fps * rate) - first
+        assert parts[0].frames.start == max(0, round(frames / fps * rate) - length)
         for end, part in zip(ends, parts, strict=True):
-            assert abs(part.frames.end + missing - end / fps * rate) <= 0.5
+            assert abs(part.frames.end - end / fps * rate) <= 0.5
             assert part.frames.end - part.start == length
         for one, other in itertools.pairwise(parts):
             assert other.fade.end == one.frames.end
             assert other.fade.length == 1920
 
 
-def test_a_window_with_too_little_sound_begins_with_silence(audio_vae):
+def test_windows_with_too_little_sound_begin_with_silence(audio_vae):
     vae = audio_vae("ltx2")
-    latents = [random_latents(12), random_latents(3, seed=1)]
-    stream = vae.stream_joined(latents, [12, 17], fps=24, carry=5)  # 12 new frames take half a second
+    lengths, frames, carry = [12, 1, 3], [12, 17, 17], 5  # 12 new frames take half a second
+    latents = [random_latents(length, seed=seed) for seed, length in enumerate(lengths)]
+    waveforms = [np.array(vae.decode(each))[0] for each in latents]
+    rate = vae.sample_rate
+    ends = [rate // 2, rate, rate * 3 // 2]
+    expected = np.zeros((2, ends[-1]), np.float32)
+    for end, waveform in zip(ends, waveforms, strict=True):  # none reaches the end of the window before
+        expected[:, end - waveform.shape[1] : end] = waveform
+    stream = vae.stream_joined(latents, frames, fps=24, carry=carry)
+    assert stream.num_samples == ends[-1]
     result = np.concatenate([np.array(chunk.waveform)[0] for chunk in stream], axis=1)
+    assert result.shape == expected.shape
+    assert np.abs(result - expected).max() < 10 * TOLERANCE
+
+
+def test_a_fade_is_no_longer_than_the_sound_of_both_windows(audio_vae):
+    vae = audio_vae("ltx2")
+    latents = [random_latents(length, seed=seed) for seed, length in enumerate([1, 20])]  # 1 latent takes 10 ms
     first, second = (np.array(vae.decode(each))[0] for each in latents)
-    assert result.shape[1] == first.shape[1] + vae.sample_rate // 2
-    assert np.abs(result[:, : first.shape[1]] - first).max() < 10 * TOLERANCE
-    assert np.abs(result[:, -second.shape[1] :] - second).max() < 10 * TOLERANCE
-    assert not result[:, first.shape[1] : -second.shape[1]].any()
+    stream = vae.stream_joined(latents, [12, 17], fps=24, carry=5)
+    result = np.concatenate([np.array(chunk.waveform)[0] for chunk in stream], axis=1)
+    kept = vae.sample_rate // 2
+    assert np.abs(result - joined_sound([first, second], [kept, kept], vae.sample_rate)).max() < 10 * TOLERANCE

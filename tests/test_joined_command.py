@@ -174,7 +174,6 @@ def test_the_sound_of_windows_is_joined_to_the_sample(windows, audio_case, capsy
     ends = [frames, 25, count]
     kept = np.diff([0, *(round(Fraction(end, fps) * 24000) for end in ends)]).tolist()
     expected = joined_sound(waveforms, kept, 24000)
-    expected = np.pad(expected, [(0, 0), (0, 1000 * count - expected.shape[1])])
     result = heard("film.mov", 24000)
     assert result.shape == expected.shape
     assert np.abs(result - expected).max() < 1e-4

@@ -140,26 +140,25 @@ def fade_length(sample_rate: int) -> int:
 def sound_parts(ends: Iterable[int], lengths: Iterable[int], sample_rate: int, fps: Fraction) -> Iterator[Part]:
     """Yield the part of each window in the sound of a film, in samples.
 
-    The tails of windows are aligned: a window adds its last samples, and fades in over the samples before these. Frames
-    are converted to samples from the start of the film, so that the sound does not drift.
+    The tails of windows are aligned: a window adds its last samples, and fades in over the samples before these. One
+    with fewer samples begins with silence, as the first window does. Frames are converted to samples from the start of
+    the film, so that the sound does not drift.
 
     Args:
         ends: for each window, the number of frames of the film up to its end.
         lengths: for each window, the samples that its audio latents make.
     """
-    seen = added = 0
+    added = 0
     before: Part | None = None
     for frames, length in zip(ends, lengths, strict=True):
-        until = round(frames * sample_rate / fps)
-        kept, seen = until - seen, until
-        if before is None:
-            kept = min(kept, length)  # of causal latents, a little less than the frames take
-            fade = Interval(0, 0)
-        else:
-            most = min(fade_length(sample_rate), before.frames.end - before.fade.end, max(0, length - kept))
-            fade = Interval(added - most, added)
-        added += kept
-        before = Part(added - length, Interval(max(fade.start, added - length), added), fade)
+        end = round(frames * sample_rate / fps)
+        longest = 0  # the samples that both windows have
+        if before is not None:
+            heard = before.frames.end - max(before.fade.end, before.frames.start)
+            longest = min(fade_length(sample_rate), heard, max(0, length - (end - added)))
+        start, added, seam = end - length, end, added
+        fade = Interval(seam - longest, seam)
+        before = Part(start, Interval(max(fade.start, start), end), fade)
         yield before
 
 
