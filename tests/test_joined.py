@@ -170,7 +170,12 @@ def test_what_does_not_fit_is_one_sentence_before_anything_is_decoded(vae):
     for windows, options, error, text in [
         ([*good, wide], {}, LatentsError, r"window 3: has latents \(1, 6, 10, 1, 3\), and the first window"),
         ([*good, windows_of(4)[0]], {}, LatentsError, "window 3: has 25 frames, and shares the first 25"),
-        ([good[0], windows_of(5)[0], good[1]], {}, LatentsError, "window 3: shares 25 .* blend of 25, .* only 8 fr"),
+        (
+            [good[0], windows_of(5)[0], good[1]],
+            {},
+            LatentsError,
+            "window 3: fades over 25 frames into the .* adds only 8; blend at most 7",
+        ),
         ([windows_of(4)[0], good[0]], {}, LatentsError, "window 2: shares 25 frames"),
         ([], {}, LatentsError, "there are no windows"),
         ([*good, "w2.safetensors"], {}, LatentsError, "window 3: is str; expected latents"),
@@ -275,7 +280,7 @@ def test_twenty_windows_take_the_memory_of_two(golden, tmp_path):
     assert peaks[1] <= 1.01 * peaks[0]
 
 
-def test_each_window_has_its_own_keyframes(golden):
+def test_windows_see_their_own_keyframes_and_those_in_the_carry(golden):
     case = golden("ltx2_5_keyframes")
     vae = VideoVAE.from_pretrained(case.checkpoint, encoder=False)
     shape = next(
@@ -283,21 +288,30 @@ def test_each_window_has_its_own_keyframes(golden):
         for array in case.arrays.values()
         if array.ndim == 5 and array.shape[1] == vae.decoder.spec.in_channels
     )
-    windows = windows_of(3, 3, channels=shape[1], size=shape[3:])
-    stills = windows_of(1, 1, channels=shape[1], size=shape[3:])
-    given = [(window, Keyframes(still, [frame])) for window, still, frame in zip(windows, stills, (8, 16), strict=True)]
-    decoded = [
-        vae.decode(
-            window,
-            vae.plan(window.shape, order="columns", keyframes=keyframes),
-            keyframes=keyframes,
-            seed=(3 + number * 0x85EBCA6B) % 2**32,
-        )
-        for number, (window, keyframes) in enumerate(given)
-    ]
-    film = partial(vae.stream_joined, carry=9, seed=3, plan=partial(vae.plan, order="columns"))
-    check(pixels_of(film(given)), joined(decoded, 9, 9))
-    assert not np.allclose(joined(decoded, 9, 9), pixels_of(film(windows)), atol=1e-3)
+    windows = windows_of(3, 3, 3, channels=shape[1], size=shape[3:])  # 17 frames, of which 9 are carried
+    stills = windows_of(2, 2, 2, channels=shape[1], size=shape[3:])
+    plan = partial(vae.plan, order="columns")
+    film = partial(vae.stream_joined, carry=9, blend=4, seed=3, plan=plan)
+    for own, seen in [  # numbers of each window; and window, still and number of what each sees
+        ([[8], [16], []], [[(0, 0, 8)], [(0, 0, 0), (1, 0, 16)], [(1, 0, 8)]]),
+        ([[2, 16], [8, 3], [0, 5]], [[(0, 0, 2), (0, 1, 16)], [(1, 0, 8), (1, 1, 3)], [(2, 0, 0), (2, 1, 5)]]),
+    ]:
+        pairs = [
+            (window, Keyframes(still[:, :, : len(frames)], frames) if frames else None)
+            for window, still, frames in zip(windows, stills, own, strict=True)
+        ]
+        decoded = []
+        for number, (window, planes) in enumerate(zip(windows, seen, strict=True)):
+            latents = mx.concatenate([stills[source][:, :, index : index + 1] for source, index, _ in planes], axis=2)
+            keyframes = Keyframes(latents, [frame for *_, frame in planes])
+            options = {"keyframes": keyframes, "seed": (3 + number * 0x85EBCA6B) % 2**32}
+            decoded.append(vae.decode(window, plan(window.shape, keyframes=keyframes), **options))
+        expected = joined(decoded, 9, 4)
+        check(pixels_of(film(pairs)), expected)
+        check(pixels_of(film(iter(pairs), frames=(19, 30)), start=19), expected[:, :, 19:30])
+    other = Keyframes(mx.zeros((1, shape[1], 1, 1, 1)), [8])
+    with pytest.raises(LatentsError, match="window 2: keyframe latents have the shape"):
+        list(film([pairs[0], (windows[1], other)]))
 
 
 def test_noise_of_windows_and_of_batch_items_differs(golden):

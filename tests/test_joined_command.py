@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,7 +17,7 @@ from safetensors.numpy import save_file
 from audio_cases import random_latents
 from many_files import VAE as DEMO
 from many_files import failed, names, run
-from mlx_ltx_vae import AudioVAE, VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
+from mlx_ltx_vae import AudioVAE, Keyframes, VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.latents import LatentsWriter
@@ -82,9 +83,14 @@ def test_the_carry_is_what_the_files_state_or_25(windows, capsys):
     assert (plan["frames"], plan["carry"], plan["blend"]) == (COUNT, CARRY, CARRY)
     assert [each["window"] for each in plan["windows"]] == [1, 2, 3]
     assert plan["peak_bytes"] == max(each["peak_bytes"] for each in plan["windows"])
-    save_latents("2.safetensors", windows[2], carry=9)
+    save_file({"latents": np.zeros((1, 64, 6, 1, 2), np.float32)}, "odd.safetensors", {"carry": "12"})
+    line = failed(capsys, "odd.safetensors", *files[:1], *VAE, "--join", "--fps", 24, "-o", "film.mp4")
+    assert line == ("error: 0.safetensors: states a carry of 17 frames, and odd.safetensors of 12; add --carry.")
+    line = failed(capsys, "odd.safetensors", *VAE, "--join", "-o", "film.mp4")
+    assert line.startswith("error: odd.safetensors: states a carry of 12, and windows share 1 + 8*k frames, or 0 for")
+    save_latents("2.safetensors", windows[2], carry=25)
     line = failed(capsys, *files, *VAE, "--join", "-o", "film.mp4")
-    assert line == "error: 2.safetensors: states a carry of 9 frames, and 0.safetensors of 17; add --carry."
+    assert line == "error: 2.safetensors: states a carry of 25 frames, and 0.safetensors of 17; add --carry."
     assert run(decode, *files, *VAE, "--join", "--carry", 25, "--blend", 1, "--dry-run") == 0
     text = capsys.readouterr().out
     assert text.startswith("film     73 frames of 64x32, 3.0 s at 24 fps\nwindows  3, carry 25, blend 1\npeak     ")
@@ -164,9 +170,9 @@ def test_the_sound_of_windows_is_joined_to_the_sample(windows, audio_case, capsy
     model, fps, frames, carry, count = audio_case("ltx2").checkpoint, 24, 17, 9, 33
     sounds = [random_latents(round(frames / fps * 25), seed=seed) for seed in range(3)]
     for number, (window, sound) in enumerate(zip(windows, sounds, strict=True)):
-        save_latents(f"{number}.safetensors", window[:, :, :3], fps=fps, carry=carry, audio=mx.array(sound))
+        save_latents(f"{number}.safetensors", window[:, :, :3], fps=fps, audio=mx.array(sound))
     files = [f"{number}.safetensors" for number in range(3)]
-    arguments = [*files, *VAE, "--join", "--blend", 4, "--audio-model", model, "--audio-codec", "pcm"]
+    arguments = [*files, *VAE, "--join", "--carry", carry, "--blend", 4, "--audio-model", model, "--audio-codec", "pcm"]
     assert run(decode, *arguments, "-o", "film.mov") == 0
     assert f"{count} frames of 64x32, 1.4 s at 24 fps, sound at 24000 Hz, in " in capsys.readouterr().out
     vae = AudioVAE.from_pretrained(model, encoder=False)
@@ -181,7 +187,7 @@ def test_the_sound_of_windows_is_joined_to_the_sample(windows, audio_case, capsy
     result = heard("part.mov", 24000)
     assert result.shape == (2, 12000)
     assert np.abs(result - expected[:, 14000:26000]).max() < 1e-4
-    save_latents("2.safetensors", windows[2][:, :, :3], fps=fps, carry=carry)
+    save_latents("2.safetensors", windows[2][:, :, :3], fps=fps)
     line = failed(capsys, *arguments, "-o", "other.mov")
     assert line.startswith("error: 2.safetensors: has no audio latents")
 
@@ -197,11 +203,11 @@ def pictures(count):
 @pytest.mark.parametrize(
     ("count", "options", "spans"),
     [
-        (41, [], [(0, 25), (16, 41)]),
-        (38, [], [(0, 25), (16, 33)]),  # 5 frames are left out
-        (42, [], [(0, 25), (16, 41)]),  # of the next window there would be one frame
-        (42, ["--pad"], [(0, 25), (16, 41), (32, 42)]),
-        (27, ["--carry", 0], [(0, 25), (25, 26)]),
+        (65, [], [(0, 41), (24, 65)]),
+        (62, [], [(0, 41), (24, 57)]),  # 5 frames are left out
+        (66, [], [(0, 41), (24, 65)]),  # of the next window there would be one frame
+        (66, ["--pad"], [(0, 41), (24, 65), (48, 66)]),
+        (43, ["--carry", 0], [(0, 41), (41, 42)]),
         (10, [], [(0, 9)]),
     ],
 )
@@ -210,9 +216,9 @@ def test_a_video_is_encoded_in_the_windows_of_a_film(tmp_path, monkeypatch, caps
     frames, vae = pictures(count), VideoVAE.from_pretrained(demo.VAE, decoder=False, dtype="float32")
     with VideoWriter("clip.mkv", size=(64, 32), fps=24, codec="ffv1") as out:
         out.write(frames)
-    carry = 0 if options[:1] == ["--carry"] else 9
+    carry = 0 if options[:1] == ["--carry"] else CARRY
     options = options if carry == 0 else ["--carry", carry, *options]
-    assert run(encode, "clip.mkv", *VAE, "--windows", 25, *options, "-o", "windows/", "--json") == 0
+    assert run(encode, "clip.mkv", *VAE, "--windows", FRAMES, *options, "-o", "windows/", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert names("windows") == [f"{number:05d}.safetensors" for number in range(1, len(spans) + 1)]
     stored = np.concatenate([frames, *[frames[-1:]] * 7])
@@ -224,32 +230,38 @@ def test_a_video_is_encoded_in_the_windows_of_a_film(tmp_path, monkeypatch, caps
         expected = vae.encode(stored[first:whole])
         assert latents.shape == expected.shape
         assert mx.abs(latents - expected).max().item() < TOLERANCE
-        assert (info.carry, info.fps, info.num_frames) == (carry, 24, whole - first)
+        stated = None if count < carry else carry  # by a window that is alone
+        assert (info.carry, info.fps, info.num_frames) == (stated, 24, whole - first)
     assert (report["frames"], report["windows"], report["carry"]) == (whole, len(spans), carry)
-    assert run(decode, "windows", *VAE, "--join", "--blend", 0, "-o", "film.npy", "-q") == 0
+    assert run(decode, "windows", *VAE, "--join", "-o", "film.npy", "-q") == 0
     assert len(np.load("film.npy")) == report["frames"]
 
 
 def test_windows_are_encoded_into_a_new_folder_or_not_at_all(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with VideoWriter("clip.mkv", size=(64, 32), fps=24, codec="ffv1") as out:
-        out.write(pictures(41))
+        out.write(pictures(65))
     Path("full").mkdir()
     Path("full/a.safetensors").write_text("kept")
     arguments = ["clip.mkv", *VAE, "-o"]
-    line = failed(capsys, *arguments, "full/", "--windows", 25, "--carry", 9, main=encode)
+    line = failed(capsys, *arguments, "full/", "--windows", FRAMES, "--carry", CARRY, main=encode)
     assert line.startswith("error: full: already exists and is not an empty folder")
-    line = failed(capsys, *arguments, "w/", "--windows", 24, "--carry", 9, main=encode)
-    assert line == "error: windows have 1 + 8*k frames, more than the 9 that they share, not 24; correct --windows."
-    assert "not 25; correct --windows." in failed(capsys, *arguments, "w/", "--windows", 25, main=encode)
-    assert "not 10; correct the carry." in failed(capsys, *arguments, "w/", "--windows", 25, "--carry", 10, main=encode)
+    for options, text in [
+        ([42, "--carry", 17], "windows have 1 + 8*k frames, not 42; correct --windows."),
+        ([41, "--carry", 20], "windows share 1 + 8*k frames from 17 on, or 0 for none, not 20; correct --carry."),
+        ([41, "--carry", 9], "windows share 1 + 8*k frames from 17 on, or 0 for none, not 9; correct --carry."),
+        ([33, "--carry", 17], "short to share 17; correct --carry (at most 0), or --windows (at least 41)."),
+        ([49], "short to share 25; correct --carry (at most 17), or --windows (at least 57)."),
+    ]:
+        line = failed(capsys, *arguments, "w/", "--windows", *options, main=encode)
+        assert line.endswith(text)
     writes = LatentsWriter.complete
     monkeypatch.setattr(
         LatentsWriter,
         "complete",
         lambda self, **stated: writes(self, **stated) if self._name.endswith("1.safetensors") else 1 / 0,
     )
-    failed(capsys, *arguments, "w/", "--windows", 25, "--carry", 9, main=encode)
+    failed(capsys, *arguments, "w/", "--windows", FRAMES, "--carry", CARRY, main=encode)
 
 
 @pytest.mark.slow
@@ -269,3 +281,31 @@ def test_an_interrupted_film_leaves_nothing(tmp_path, live):
         process.communicate(timeout=60)
     assert process.returncode == 130
     assert names(tmp_path) == before
+
+
+def test_keyframes_in_files_are_carried_from_windows_that_are_not_decoded(tmp_path, monkeypatch, golden, capsys):
+    monkeypatch.chdir(tmp_path)
+    model = golden("ltx2_5_keyframes").checkpoint
+    vae = VideoVAE.from_pretrained(model, encoder=False)
+    channels = vae.decoder.spec.in_channels
+    windows = windows_of(3, 3, 3, channels=channels, size=(2, 2))
+    stills = windows_of(1, 1, channels=channels, size=(2, 2))
+    keyframes = [Keyframes(stills[0], [8]), Keyframes(stills[1], [16]), None]
+    for number, (window, each) in enumerate(zip(windows, keyframes, strict=True)):
+        save_latents(f"{number}.safetensors", window, keyframes=each)
+    film = vae.stream_joined(
+        list(zip(windows, keyframes, strict=True)),
+        carry=9,
+        blend=4,
+        seed=3,
+        frames=(19, 25),
+        plan=partial(vae.plan, order="columns"),
+    )
+    expected = levels_of(np.concatenate([np.array(chunk.pixels) for chunk in film], axis=2))
+    arguments = [f"{number}.safetensors" for number in range(3)]
+    arguments += ["-m", model, "--join", "--carry", 9, "--blend", 4, "--seed", 3, "--order", "columns", "--json"]
+    assert run(decode, *arguments, "--frames", "19:25", "-o", "film.npy") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["keyframes"] == [8, 24]
+    assert [each["keyframes"] for each in report["plan"]["windows"]] == [[0, 16], [8]]
+    assert same("film.npy", expected)

@@ -546,10 +546,13 @@ class FilmTask(DecodeTask):
         if len(carries) > 1 and self._carry is None:
             (carry, path), (more, name), *_ = carries.items()
             raise LatentsError(f"{name}: states a carry of {more} frames, and {path} of {carry}; add --carry.")
+        spec, scale = self._job.checkpoint.spec("decoder"), self._job.checkpoint.config.scale
         if self._carry is None:
             self._carry = next(iter(carries), DEFAULT_CARRY)
-        spec = self._job.checkpoint.spec("decoder")
-        self._film = Film(Overlap.of(self._job.checkpoint.config.scale, spec, self._carry, self._blend))
+            if carries and (rule := scale.carry_rule(self._carry)):
+                path = carries[self._carry]
+                raise LatentsError(f"{path}: states a carry of {self._carry}, and windows share {rule}; add --carry.")
+        self._film = Film(Overlap.of(scale, spec, self._carry, self._blend))
         for window in self._windows:
             self._film.add(spec, window.shape, window.path)
         assert first is not None, "items have windows"
@@ -585,11 +588,12 @@ class FilmTask(DecodeTask):
 
     def _make_plan(self) -> FilmPlan:  # type: ignore[override]
         spec, held, plans = self._job.checkpoint.spec("decoder"), self._film.overlap.blend, {}
+        keyframes = list(self._film.seen_keyframes(window.keyframes for window in self._windows))
         for number, frames in self._film.wanted(self._excerpt):
             window = self._windows[number]
             shape = window.shape._replace(batch=1)
             whole = frames == (0, spec.out_grid(shape.grid)[0])
-            plans[number] = self._plan(shape, None if whole else frames, window.keyframes, held)
+            plans[number] = self._plan(shape, None if whole else frames, keyframes[number], held)
         return FilmPlan(self._film, self._excerpt, plans, self._fps)
 
     def _open_streams(self) -> Callable[[int, mx.distributed.Group | None], DecodeStream]:
@@ -615,11 +619,14 @@ class FilmTask(DecodeTask):
     def _read_ahead(self, index: int) -> Iterator[tuple[mx.array | np.ndarray, Keyframes | None]]:
         """Yield the latents and the keyframes of each window of one film, read while the one before is decoded."""
         wanted = deque(self._windows[number] for number in self.plan.windows)
+        start = self._film.parts[min(self.plan.windows)].start
         with ThreadPoolExecutor(1) as pool:
             ahead = pool.submit(self._read, wanted.popleft(), index)
             for number, window in enumerate(self._windows):
-                if number not in self.plan.windows:  # it only has a place in the film
-                    yield np.broadcast_to(np.float32(0), window.shape._replace(batch=1)), None
+                if number not in self.plan.windows:  # it only has a place in the film, and perhaps keyframes to carry
+                    is_carried = self._film.parts[number].frames.end > start
+                    keyframes = self._read_keyframes(window, index) if is_carried else None
+                    yield np.broadcast_to(np.float32(0), window.shape._replace(batch=1)), keyframes
                     continue
                 current = ahead
                 if wanted:
@@ -630,7 +637,12 @@ class FilmTask(DecodeTask):
         file = self._open_file(window.path)
         if file.shape != window.shape:
             raise LatentsError(f"{window.path}: was replaced by latents of another shape; start again.")
-        stored = self._stored
-        keyframes = super()._find_keyframes(file) if window.keyframes else None
-        latents = file.map(**stored).item(index)[()]
-        return latents, None if keyframes is None else keyframes.read(**stored).item(index)
+        return file.map(**self._stored).item(index)[()], self._read_keyframes(window, index)
+
+    def _read_keyframes(self, window: _Window, index: int) -> Keyframes | None:
+        file = super()._find_keyframes(self._open_file(window.path)) if window.keyframes else None
+        if file is None:
+            return None
+        keyframes = file.read(**self._stored).item(index)
+        mx.eval(keyframes.latents)  # another thread uses them
+        return keyframes

@@ -31,10 +31,10 @@ from ..pipeline.audio import every_chunk
 from ..pipeline.encode import cut_windows
 from ..pipeline.frames import to_encoder_pixels
 from ..pipeline.progress import FrameBar
-from ..planning.film import DEFAULT_CARRY, check_carry
+from ..planning.film import DEFAULT_CARRY
 from ..planning.plan import EncodePlan, Plan, PlanOptions, parse_options
 from ..planning.planner import plan_encode
-from ..shapes import LatentShape, Size, format_size
+from ..shapes import LEAST_CARRY, LatentShape, Size, format_size
 from ..tiling import TilingConfig
 from ..units import HDRInput, format_are, format_count, format_seconds
 from ..video import ExrReader, Fit, VideoReader
@@ -133,10 +133,18 @@ class EncodeTask(Task):
         if settings.windows is not None:
             scale = job.checkpoint.config.scale
             self._carry = DEFAULT_CARRY if settings.carry is None else settings.carry
-            check_carry(scale, self._carry)
-            if (settings.windows - 1) % scale.time or settings.windows <= self._carry:
-                expected = f"1 + {scale.time}*k frames, more than the {self._carry} that they share"
-                raise PlanError(f"windows have {expected}, not {settings.windows}; correct --windows.")
+            if rule := scale.carry_rule(self._carry, least=LEAST_CARRY):
+                raise PlanError(f"windows share {rule}, not {self._carry}; correct --carry.")
+            if (settings.windows - 1) % scale.time:
+                raise PlanError(f"windows have 1 + {scale.time}*k frames, not {settings.windows}; correct --windows.")
+            if settings.windows <= 2 * self._carry:  # a decode fades all of the carry within the frames that are added
+                largest = scale.usable_frames((settings.windows - 1) // 2, pad=False)
+                largest = 0 if scale.carry_rule(largest, least=LEAST_CARRY) else largest
+                smallest = scale.usable_frames(2 * self._carry + 1, pad=True)
+                raise PlanError(
+                    f"windows of {settings.windows} frames are too short to share {self._carry}; correct --carry (at "
+                    f"most {largest}), or --windows (at least {smallest})."
+                )
         if item.output is not None:
             if settings.windows is None:
                 check_latents_name(item.output)
@@ -218,8 +226,9 @@ class EncodeTask(Task):
                     if writer is not None:
                         audio = self._encode_sound(count, first)
                         sounds += [] if audio is None else [audio]
-                        carry = None if self._settings.windows is None else self._carry
-                        stated: dict[str, Any] = {"num_frames": count, "height": height, "width": width, "carry": carry}
+                        stated: dict[str, Any] = {"num_frames": count, "height": height, "width": width}
+                        if self._settings.windows is not None and self._carry < count:  # not so if there is only one
+                            stated["carry"] = self._carry
                         moved = writer.complete(fps=video.fps, audio=audio, **stated)
                         self._item.rename({} if moved is None else {output: str(moved)})
                 sent += stream.sent_bytes

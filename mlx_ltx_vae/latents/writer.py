@@ -11,10 +11,10 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.mlx_utils import dtype_name, to_mlx
-from ..errors import LatentsError, WriterError, check_is_path
+from ..errors import LatentsError, WriterError, check_is_path, quote
 from ..files import PartFile, writing_to
 from ..process import uninterrupted
-from ..shapes import LatentShape
+from ..shapes import DEFAULT_SCALE, LEAST_CARRY, LatentShape
 from ..units import Rate, find_fps
 from .files import check_finite
 from .keyframes import NUMBER_NAMES, STILL_NAMES, Keyframes
@@ -78,6 +78,7 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         assert self._shape is not None, "latents were written"
         exact_fps = None if fps is None else find_fps(self._name, fps, WriterError)
         find_video_sizes(LatentsMetadata((num_frames, height, width)), self._shape.grid, None, self._name)
+        _check_carry(carry, num_frames or DEFAULT_SCALE.video_grid(self._shape.grid)[0], self._name)
         stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width, "carry": carry}
         metadata = {key: str(value) for key, value in stated.items() if value is not None}
         metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST}
@@ -148,7 +149,8 @@ def save_latents(
         num_frames, height, width: of the video, in frames and pixels.
         audio: latents of its sound (B, 8, T, 16), normalized.
         keyframes: the video's keyframes, normalized, in one of the dtypes above.
-        carry: the number of frames that the video shares with the next one, if it is a window of a film.
+        carry: the number of frames that the video shares with the next one, if it is a window of a film: 0, or 1 + 8*k
+            from 17 on.
 
     Raises:
         LatentsError: for other shapes and dtypes, values that are not finite, and sizes that no video of them has.
@@ -189,6 +191,16 @@ def check_shape(shape: Sequence[int], latent_channels: int | None, source: str) 
         raise LatentsError(f"{source}: latents {shape} are empty; no axis may have the length 0.")
     if latent_channels not in (None, shape[1]):
         raise LatentsError(f"{source}: latents {shape} have {shape[1]} channels where the VAE has {latent_channels}.")
+
+
+def _check_carry(carry: int | None, num_frames: int, source: str) -> None:
+    """Raise a `LatentsError` for a carry that no window with this number of frames has."""
+    if carry is None:
+        return
+    if rule := DEFAULT_SCALE.carry_rule(carry, least=LEAST_CARRY):
+        raise LatentsError(f"{source}: windows share {rule}, not {quote(carry)}; correct the carry.")
+    if carry >= num_frames:
+        raise LatentsError(f"{source}: a window of {num_frames} frames cannot share {carry}; correct the carry.")
 
 
 def _header(tensors: dict[str, tuple[mx.Dtype, Sequence[int]]], metadata: dict[str, str]) -> bytes:

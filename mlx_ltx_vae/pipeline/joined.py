@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import mlx.core as mx
 
-from ..backend.mlx_utils import take
+from ..backend.mlx_utils import take, to_mlx
 from ..errors import LatentsError, PlanError
 from ..latents.keyframes import Keyframes, check_keyframes, frame_numbers
 from ..models.noise import window_seed
@@ -230,19 +230,21 @@ def _decode_parts(
 ) -> Iterator[tuple[Interval, int, Generator[FrameChunk, None, None]]]:
     spec, blend, seed = pipeline.decoder.spec, film.overlap.blend, pipeline.options["seed"]
     plans: dict[Any, DecodePlan] = {}  # most windows are alike
+    keyframes: Keyframes | None = None
     for number, window in enumerate(windows):
         shape = LatentShape(*window.latents.shape)
         part = film.parts[number] if number < len(film.parts) else film.add(spec, shape, window.name)
+        keyframes = window.keyframes if spec.variant is None else _see_keyframes(film, number, keyframes, window)
         wanted = part.wanted(frames)
         if wanted is not None:
             whole = wanted == (0, spec.out_grid(shape.grid)[0])
-            key = shape, None if whole else wanted, frame_numbers(window.keyframes)
+            key = shape, None if whole else wanted, frame_numbers(keyframes)
             if key not in plans:
                 plans[key] = pipeline.make_plan(shape, frames=key[1], keyframes=key[2], held_frames=blend)
             options: DecodeOptions = {
                 **pipeline.options,
                 "seed": window_seed(spec, seed, number),
-                "keyframes": window.keyframes,
+                "keyframes": keyframes,
             }
             box: list[ChunkStream[FrameChunk]] = [replace(pipeline, options=options).stream(window.latents, plans[key])]
             del window
@@ -250,6 +252,18 @@ def _decode_parts(
         if frames is not None and part.frames.end - blend >= frames[1]:
             return
     _check_whole(film, frames)
+
+
+def _see_keyframes(film: Film, number: int, before: Keyframes | None, window: FilmWindow) -> Keyframes | None:
+    """Return the keyframes that a window sees: carried ones of `before`, which the window before sees, and its own."""
+    if (own := window.keyframes) is not None:
+        own.check(window.latents.shape, f"{window.name}: ")
+    carried = film.carried_keyframes(number, frame_numbers(before), frame_numbers(own))
+    if before is None or not carried:
+        return own
+    stills = [to_mlx(each.latents, "keyframe latents") for each in (before, own) if each is not None]
+    stills[0] = stills[0][:, :, list(carried)]
+    return Keyframes(mx.concatenate(stills, axis=2), [*carried.values(), *frame_numbers(own)])
 
 
 def _moved(box: list[ChunkStream[Chunk]], part: Part) -> Generator[Chunk, None, None]:

@@ -38,7 +38,8 @@ class Overlap:
         `scale` belongs to the VAE. A decoder of previews may make fewer frames, and its windows then share fewer.
         """
         steps = scale.time
-        check_carry(scale, carry)
+        if rule := scale.carry_rule(carry):
+            raise PlanError(f"windows share {rule}, not {quote(carry)}; correct the carry.")
         blend = carry if blend is None else blend
         if not _is_count(blend) or blend > carry:
             raise PlanError(
@@ -46,13 +47,6 @@ class Overlap:
             )
         own = spec.out_grid((1 + (carry - 1) // steps, 1, 1))[0] if carry else 0
         return cls(own, blend * spec.scale.time // steps)
-
-
-def check_carry(scale: ScaleFactors, carry: int) -> None:
-    """Raise a `PlanError` for a number of frames that windows cannot share."""
-    steps = scale.time
-    if not _is_count(carry) or (carry and (carry - 1) % steps):
-        raise PlanError(f"windows share 1 + {steps}*k frames, or 0 for none, not {quote(carry)}; correct the carry.")
 
 
 def _is_count(value: object) -> bool:
@@ -114,11 +108,15 @@ class Film:
                     f"{name}: has {format_count(num_frames, 'frame')}, and shares the first {carry} with the window "
                     f"before; correct {option('carry=', '--carry')}, or leave this window out."
                 )
-            if carry >= before.frames.end - before.start or (blend and blend >= kept):
+            if carry >= before.frames.end - before.start:
                 raise LatentsError(
-                    f"{name}: shares {carry} frames with the window before, with a blend of {blend}, and that one adds "
-                    f"only {kept} frames; correct {option('carry=', '--carry')}, or blend fewer "
-                    f"({option('blend=', '--blend')})."
+                    f"{name}: shares {carry} frames with the window before, which has no more; correct "
+                    f"{option('carry=', '--carry')}."
+                )
+            if blend and blend >= kept:
+                raise LatentsError(
+                    f"{name}: fades over {blend} frames into the window before, which adds only {kept}; blend at most "
+                    f"{kept - 1} ({option('blend=', '--blend')}), or correct {option('carry=', '--carry')}."
                 )
             seam = start + carry
             part = Part(start, Interval(seam - blend, start + num_frames), Interval(seam - blend, seam))
@@ -130,6 +128,23 @@ class Film:
         for number, part in enumerate(self.parts):
             if (own := part.wanted(frames)) is not None:
                 yield number, own
+
+    def carried_keyframes(self, number: int, before: Sequence[int], own: Sequence[int]) -> dict[int, int]:
+        """Return the keyframes of the window before that a window sees too: their indices, and frames in the window.
+
+        These are the ones in the carry, but for frames at which the window has keyframes of its own. `before` and `own`
+        are the frame numbers of all keyframes that the two windows see.
+        """
+        shift = self.parts[number].start - self.parts[number - 1].start if number else 0
+        moved = {index: frame - shift for index, frame in enumerate(before) if number}
+        return {index: frame for index, frame in moved.items() if 0 <= frame < self.overlap.carry and frame not in own}
+
+    def seen_keyframes(self, own: Iterable[Sequence[int]]) -> Iterator[tuple[int, ...]]:
+        """Yield the frame numbers of all keyframes that each window sees, from the numbers of its own."""
+        seen: tuple[int, ...] = ()
+        for number, frames in enumerate(own):
+            seen = (*self.carried_keyframes(number, seen, frames).values(), *frames)
+            yield seen
 
 
 def fade_length(sample_rate: int) -> int:
