@@ -161,6 +161,7 @@ def test_previews_of_films_have_their_frames(windows, capsys):
     line = capsys.readouterr().out
     frames = 6 + 2 * (6 - 3)  # one for each latent frame
     assert line.startswith(f"film.npy: {frames} frames of ")
+    assert "3.7 s at 3.23596 fps" in line  # as long as the film: 89 / 24 s
     assert len(np.load("film.npy")) == frames
     assert run(preview, "windows", *rgb, "--join", "--carry", CARRY, "-o", "film.png") == 0
     assert Path("film.png").exists()
@@ -183,6 +184,11 @@ def test_the_sound_of_windows_is_joined_to_the_sample(windows, audio_case, capsy
     result = heard("film.mov", 24000)
     assert result.shape == expected.shape
     assert np.abs(result - expected).max() < 1e-4
+    alone = [*files, "--join", "--carry", carry, "--audio-model", model, "-o", "film.wav"]
+    assert run(decode, *alone) == 0
+    assert capsys.readouterr().out.startswith("film.wav: 1.4 s of sound at 24000 Hz, in ")
+    assert np.abs(heard("film.wav", 24000) - expected).max() < 1e-4
+    assert "has 17 frames, and windows share 17; correct --carry." in failed(capsys, *alone, "--carry", 17)
     assert run(decode, *arguments, "-o", "part.mov", "--frames", "14:26", "-q") == 0
     result = heard("part.mov", 24000)
     assert result.shape == (2, 12000)

@@ -23,13 +23,13 @@ from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import ItemsError, LatentsError, PlanError
 from ..files import is_pipe, numbered_names
-from ..latents import LatentsFile, open_latents
+from ..latents import LatentsFile, LatentsInfo, open_latents
 from ..latents.keyframes import Keyframes, KeyframesFile, describe_keyframes
 from ..models.noise import check_takes_seed
 from ..pipeline.decode import DecodeStream, write_files
 from ..pipeline.frames import FrameChunk, HDROptions
 from ..pipeline.progress import FrameBar
-from ..planning.film import DEFAULT_CARRY, Film, FilmPlan, Overlap
+from ..planning.film import Film, FilmPlan, Overlap
 from ..planning.plan import DecodePlan, PlanOptions, parse_options
 from ..planning.planner import plan_decode
 from ..shapes import Grid, LatentShape, format_size
@@ -45,6 +45,7 @@ from .jobs import (
     Item,
     Job,
     Task,
+    agree_on_film,
     all_exist,
     are_many,
     check_keyframes_option,
@@ -58,7 +59,7 @@ from .jobs import (
 from .options import choose_frames, chosen_steps, pick, take
 from .published_plan import PublishedSettings, find_published, print_published_plan, with_preset
 from .running import run_command, write_line
-from .sound import FoundSound, SoundSettings, SoundTask, find_film_sound, find_sound
+from .sound import FilmSoundTask, FoundSound, SoundSettings, SoundTask, find_film_sound, find_sound
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -69,8 +70,10 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         return print_published_plan(parser, arguments, published, options)
     missing: str | None = "-m VAE is missing: the checkpoint to decode with"
     if is_sound(arguments.output or ""):
-        known = ["demo", "output", *(field.name for kind in (SoundSettings, Job) for field in fields(kind))]
-        parser.refuse_others(arguments, {*known} - {"join"}, "a .wav file is the sound alone")
+        known = {"demo", "output", *(field.name for kind in (SoundSettings, Job) for field in fields(kind))}
+        of_film = {"join", "carry", "fps", "list"}
+        known = known | of_film if arguments.join else known - of_film
+        parser.refuse_others(arguments, known, "a .wav file is the sound alone")
         missing = None if arguments.audio_model else "--audio-model AUDIO is missing: the checkpoint of the sound"
     complete_inputs(parser, arguments, demo.VAE, "demo.mp4", missing)
     with parser.wrong_usage():
@@ -176,6 +179,8 @@ def run_decode(
         task = partial(FilmTask, settings, arguments.carry, arguments.blend)
     if alone:
         task = partial(SoundTask, alone)
+        if arguments.join:
+            task = partial(FilmSoundTask, alone, settings.fps, arguments.carry)
     return run_command(lambda _: job.run(task), arguments, computes=not job.dry_run)
 
 
@@ -271,8 +276,11 @@ class DecodeTask(Task):
         self._videos = range(ranks.rank, shape.batch, ranks.size) if is_batch else range(shape.batch)
         self._writes = is_batch or ranks.is_first
         # A decoder of previews may make fewer frames, which last as long as the video's.
-        own, whole = job.checkpoint.spec("decoder").out_grid(shape.grid), config.scale.video_grid(shape.grid)
-        self._fps = Fraction(own[0], whole[0]) * (settings.fps or self._file.info.fps or DEFAULT_FPS)
+        own, whole = (
+            self._num_frames(job.checkpoint.spec("decoder").out_grid),
+            self._num_frames(config.scale.video_grid),
+        )
+        self._fps = Fraction(own, whole) * (settings.fps or self._file.info.fps or DEFAULT_FPS)
         self._sound = self._find_sound()
         self._keyframes = self._find_keyframes(self._file)
         item.inputs = [*self._sound_files(), *([settings.keyframes] if settings.keyframes else []), *item.windows]
@@ -288,6 +296,10 @@ class DecodeTask(Task):
         item.num_frames, item.cost = self.plan.num_frames * len(self._videos), prod(shape)
         self._copied: set[tuple[str, str]] = set()  # entries of the latent file that go into an output
         self._check_outputs()
+
+    def _num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
+        """Return the number of frames that latents of the input become, by the grid of what one clip becomes."""
+        return out_grid(self._file.shape.grid)[0]
 
     def _open_input(self) -> LatentsFile:
         """Open the latents, or the first of several files."""
@@ -526,37 +538,24 @@ class FilmTask(DecodeTask):
         super().__init__(settings, job, item)
 
     def _open_input(self) -> LatentsFile:
-        first: LatentsFile | None = None
-        rates: dict[Fraction | None, str] = {}
-        carries: dict[int, str] = {}
+        files: list[LatentsInfo] = []
         for path in self._item.windows:
             file = self._open_file(path)
             keyframes = super()._find_keyframes(file)
             frames = () if keyframes is None else keyframes.frames
             self._windows.append(_Window(path, file.shape, frames, _header(file)))
-            rates.setdefault(file.info.fps, path)
-            if file.info.carry is not None:
-                carries.setdefault(file.info.carry, path)
-            first = first or file
-        if len(rates) > 1 and self._settings.fps is None:
-            (fps, path), (other, name), *_ = rates.items()
-            raise LatentsError(
-                f"{name}: states {other or 'no'} frames per second, and {path} {fps or 'none'}; add --fps."
-            )
-        if len(carries) > 1 and self._carry is None:
-            (carry, path), (more, name), *_ = carries.items()
-            raise LatentsError(f"{name}: states a carry of {more} frames, and {path} of {carry}; add --carry.")
+            files.append(file.info)
         spec, scale = self._job.checkpoint.spec("decoder"), self._job.checkpoint.config.scale
-        if self._carry is None:
-            self._carry = next(iter(carries), DEFAULT_CARRY)
-            if carries and (rule := scale.carry_rule(self._carry)):
-                path = carries[self._carry]
-                raise LatentsError(f"{path}: states a carry of {self._carry}, and windows share {rule}; add --carry.")
+        _, self._carry = agree_on_film(files, self._settings.fps, self._carry, scale)
         self._film = Film(Overlap.of(scale, spec, self._carry, self._blend))
+        self._shared_latents = scale.covering_latent_grid((self._carry, 1, 1))[0] if self._carry else 0
         for window in self._windows:
             self._film.add(spec, window.shape, window.path)
-        assert first is not None, "items have windows"
-        return first
+        return self._open_file(self._item.windows[0])
+
+    def _num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
+        shared = out_grid((self._shared_latents, 1, 1))[0] if self._shared_latents else 0
+        return sum(out_grid(window.shape.grid)[0] - shared for window in self._windows) + shared
 
     def _find_keyframes(self, file: LatentsFile) -> None:
         return None  # windows have their own

@@ -25,15 +25,16 @@ from ..checkpoint import Checkpoint
 from ..distributed import Ranks, join_ranks
 from ..errors import ItemsError, LatentsError, describe_error, one_line, printable, quote, warn
 from ..files import InputFiles, check_absent, file_key, read_small_file, writing_to
-from ..latents import LatentsFile
+from ..latents import LatentsFile, LatentsInfo
 from ..latents.files import READERS
 from ..latents.keyframes import NUMBER_NAMES, STILL_NAMES, KeyframesFile, open_keyframes
 from ..models.base import Statistics
 from ..models.specs import NetworkSpec
 from ..pipeline.progress import FrameBar
+from ..planning.film import DEFAULT_CARRY
 from ..planning.plan import Plan
 from ..process import Cleanup
-from ..shapes import Size
+from ..shapes import ScaleFactors, Size
 from ..units import find_fps, format_bytes, format_count, format_rate
 from ..vae import VideoVAE
 from .running import print_report, print_traceback, write_line
@@ -131,6 +132,34 @@ def join_items(items: Sequence[Item]) -> Item:
             raise ItemsError(f"{item.where}: states an output, and all windows have one; name it with -o alone.")
     windows = tuple(chain.from_iterable(_files_in(item.source) for item in items))
     return replace(items[0], where=None, folder="", windows=windows)
+
+
+def agree_on_film(
+    windows: Sequence[LatentsInfo], fps: Fraction | None, carry: int | None, scale: ScaleFactors
+) -> tuple[Fraction | None, int]:
+    """Return the frame rate and the carry of a film: the given ones, or what its windows state.
+
+    Raises a `LatentsError` for windows that differ in what is not given.
+    """
+    rates: dict[Fraction | None, str] = {}
+    carries: dict[int, str] = {}
+    for info in windows:
+        rates.setdefault(info.fps, info.source)
+        if info.carry is not None:
+            carries.setdefault(info.carry, info.source)
+    if len(rates) > 1 and fps is None:
+        (rate, path), (other, name), *_ = rates.items()
+        raise LatentsError(f"{name}: states {other or 'no'} frames per second, and {path} {rate or 'none'}; add --fps.")
+    if carry is not None or not carries:
+        return fps or windows[0].fps, DEFAULT_CARRY if carry is None else carry
+    (carry, path), *others = carries.items()
+    if others:
+        raise LatentsError(
+            f"{others[0][1]}: states a carry of {others[0][0]} frames, and {path} of {carry}; add --carry."
+        )
+    if rule := scale.carry_rule(carry):
+        raise LatentsError(f"{path}: states a carry of {carry}, and windows share {rule}; add --carry.")
+    return fps or windows[0].fps, carry
 
 
 def _files_in(source: str) -> Sequence[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any, cast
 
 import mlx.core as mx
@@ -15,16 +16,17 @@ from ..backend.machine import Machine, Work
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt, warn
-from ..latents import AudioLatentsFile, LatentsFile, open_audio_latents
+from ..latents import AudioLatentsFile, LatentsFile, open_audio_latents, open_latents
 from ..models.base import SoundConfig
 from ..pipeline.audio import AudioStream, every_chunk
 from ..pipeline.joined import join_sound
 from ..pipeline.progress import FrameBar
 from ..planning.film import Part, sound_parts
 from ..planning.plan import DecodePlan, Mode, Plan
-from ..units import format_count, format_seconds
+from ..shapes import DEFAULT_SCALE
+from ..units import DEFAULT_FPS, format_count, format_seconds
 from ..video.audio import Sound, write_wav
-from .jobs import Item, Job, Task, name_outputs
+from .jobs import Item, Job, Task, agree_on_film, name_outputs
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,9 @@ class FilmSound(FoundSound):
     def num_samples(self) -> int:
         return self.parts[-1].frames.end
 
+    def plan(self, machine: Machine, **options: Any) -> DecodePlan:
+        return plan_latents(self.settings, max(self.lengths), machine, **options)
+
     def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[Plan]:
         wanted = [(own, number) for number, part in enumerate(self.parts) if (own := part.wanted(self.samples))]
         if not wanted:
@@ -255,14 +260,17 @@ class SoundTask(Task):
 
     def __init__(self, settings: SoundSettings, job: Job, item: Item) -> None:
         super().__init__(job, item)
-        path = settings.audio_latents or item.source
+        self._sound = self._find(settings)
+        self.plan = self._sound.plan(job.machine, memory_budget=settings.memory_budget)
+        item.inputs = [*self._sound.files, *item.windows]
+        self._name_outputs(name_outputs(item.output, self._sound.file.batch) if item.output else [])
+
+    def _find(self, settings: SoundSettings) -> FoundSound:
+        path = settings.audio_latents or self._item.source
         file = open_audio_latents(path, is_alone=True, tensor=settings.audio_tensor)
         if file is None:
             raise _no_sound(path, settings.audio_latents)
-        self._sound = FoundSound(settings, file)
-        self.plan = self._sound.plan(job.machine, memory_budget=settings.memory_budget)
-        item.inputs = self._sound.files
-        self._name_outputs(name_outputs(item.output, file.batch) if item.output else [])
+        return FoundSound(settings, file)
 
     def networks(self) -> dict[str, dict[str, str]]:
         return {"audio_vae": self._sound.used}
@@ -277,3 +285,23 @@ class SoundTask(Task):
         length = f"{format_seconds(samples / rate)} of sound at {rate} Hz"
         text = f"{length}, in {format_seconds(seconds)}"
         self._report(Work.OFF, 0, text, samples=samples, sample_rate=rate, seconds=seconds)
+
+
+class FilmSoundTask(SoundTask):
+    """The sound of a film, without the pictures. `fps` and `carry` are None for what its windows state."""
+
+    def __init__(self, settings: SoundSettings, fps: Fraction | None, carry: int | None, job: Job, item: Item) -> None:
+        self._fps, self._carry = fps, carry
+        super().__init__(settings, job, item)
+
+    def _find(self, settings: SoundSettings) -> FoundSound:
+        opened = [partial(open_latents, path) for path in self._item.windows]
+        windows = [(file.info, DEFAULT_SCALE.video_grid(file.shape.grid)[0]) for file in (each() for each in opened)]
+        fps, carry = agree_on_film([info for info, _ in windows], self._fps, self._carry, DEFAULT_SCALE)
+        for info, count in windows:
+            if carry >= count:
+                raise LatentsError(f"{info.source}: has {count} frames, and windows share {carry}; correct --carry.")
+        ends = list(accumulate((count for _, count in windows), lambda end, count: end + count - carry))
+        sound = find_film_sound(settings, opened, ends, frames=None, fps=fps or DEFAULT_FPS, machine=self._job.machine)
+        assert sound is not None, "a missing sound is an error"
+        return sound
