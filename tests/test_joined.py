@@ -19,7 +19,7 @@ from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec
 from mlx_ltx_vae.planning.film import sound_parts
 from mlx_ltx_vae.shapes import ScaleFactors
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
-from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
+from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from tolerances import tolerance
 from toy_networks import WIDTH, MemoryDecoder
 
@@ -93,14 +93,19 @@ def test_every_order_and_mode_makes_the_same_film(golden, name):
     has_noise = name == "small_ltxv_0_9_1"
     windows = windows_of(3, 3, 3, channels=8, size=(1, 2), batch=2)
     tiles = {"mode": "tiled", "tiling": TilingConfig(width_config=SpatialTilingConfig(64, 32))}
-    for options in ({}, tiles) if has_noise else ({}, {"order": "rows"}, {"order": "columns"}, {"mode": "single"}):
+    in_time = {"mode": "tiled", "tiling": TilingConfig(temporal_config=TemporalTilingConfig(16, 8))}
+    for options in (
+        ({}, tiles, in_time) if has_noise else ({}, {"order": "rows"}, {"order": "columns"}, {"mode": "single"})
+    ):
         plan = partial(vae.plan, **options)
         decoded = [
             vae.decode(window, plan(window.shape), seed=(5 + number * 0x85EBCA6B) % 2**32 if has_noise else 0)
             for number, window in enumerate(windows)
         ]
-        film = vae.stream_joined(windows, carry=9, blend=6, plan=plan, seed=5 if has_noise else 0)
-        check(pixels_of(film), joined(decoded, 9, 6))
+        film = partial(vae.stream_joined, windows, carry=9, blend=6, plan=plan, seed=5 if has_noise else 0)
+        expected = joined(decoded, 9, 6)
+        check(pixels_of(film()), expected)
+        check(pixels_of(film(frames=(5, 22)), start=5), expected[:, :, 5:22])
 
 
 def test_some_frames_are_those_of_the_film_and_decode_no_other_windows(vae, monkeypatch):

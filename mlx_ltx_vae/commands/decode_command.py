@@ -29,7 +29,7 @@ from ..models.noise import check_takes_seed
 from ..pipeline.decode import DecodeStream, write_files
 from ..pipeline.frames import FrameChunk, HDROptions
 from ..pipeline.progress import FrameBar
-from ..planning.film import Film, FilmPlan, Overlap
+from ..planning.film import Film, FilmPlan, Overlap, plan_window
 from ..planning.plan import DecodePlan, PlanOptions, parse_options
 from ..planning.planner import plan_decode
 from ..shapes import Grid, LatentShape, format_size
@@ -591,8 +591,8 @@ class FilmTask(DecodeTask):
         for number, frames in self._film.wanted(self._excerpt):
             window = self._windows[number]
             shape = window.shape._replace(batch=1)
-            whole = frames == (0, spec.out_grid(shape.grid)[0])
-            plans[number] = self._plan(shape, None if whole else frames, keyframes[number], held)
+            plan = partial(self._plan, shape, keyframes=keyframes[number], held_frames=held)
+            plans[number] = plan_window(plan, frames, spec.out_grid(shape.grid)[0])
         return FilmPlan(self._film, self._excerpt, plans, self._fps)
 
     def _open_streams(self) -> Callable[[int, mx.distributed.Group | None], DecodeStream]:

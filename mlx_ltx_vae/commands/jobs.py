@@ -171,7 +171,9 @@ def _files_in(source: str) -> Sequence[str]:
     if not found:
         raise ItemsError(f"{source}: this folder has no latent files ({', '.join(endings)}); name another one.")
     parts = {name: re.split(r"([0-9]+)", name) for name in found}
-    order = {name: [int(part) if index % 2 else part for index, part in enumerate(split)] for name, split in parts.items()}
+    order = {
+        name: [int(part) if index % 2 else part for index, part in enumerate(split)] for name, split in parts.items()
+    }
     return [os.path.join(source, name) for name in sorted(found, key=lambda name: (order[name], name))]
 
 

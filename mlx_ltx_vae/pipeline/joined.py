@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -15,7 +16,7 @@ from ..backend.mlx_utils import take, to_mlx
 from ..errors import LatentsError, PlanError
 from ..latents.keyframes import Keyframes, check_keyframes, frame_numbers
 from ..models.noise import window_seed
-from ..planning.film import Film, Part, fade_length
+from ..planning.film import Film, Part, fade_length, plan_window
 from ..planning.memory import FRAMES_PER_CONVERSION
 from ..planning.plan import DecodePlan
 from ..shapes import Axis, LatentShape
@@ -237,10 +238,10 @@ def _decode_parts(
         keyframes = window.keyframes if spec.variant is None else _see_keyframes(film, number, keyframes, window)
         wanted = part.wanted(frames)
         if wanted is not None:
-            whole = wanted == (0, spec.out_grid(shape.grid)[0])
-            key = shape, None if whole else wanted, frame_numbers(keyframes)
+            key = shape, wanted, frame_numbers(keyframes)
             if key not in plans:
-                plans[key] = pipeline.make_plan(shape, frames=key[1], keyframes=key[2], held_frames=blend)
+                plan = partial(pipeline.make_plan, shape, keyframes=key[2], held_frames=blend)
+                plans[key] = plan_window(plan, wanted, spec.out_grid(shape.grid)[0])
             options: DecodeOptions = {
                 **pipeline.options,
                 "seed": window_seed(spec, seed, number),
@@ -248,7 +249,7 @@ def _decode_parts(
             }
             box: list[ChunkStream[FrameChunk]] = [replace(pipeline, options=options).stream(window.latents, plans[key])]
             del window
-            yield part.fade, max(part.fade.end, part.frames.end - blend), _moved(box, part)
+            yield part.fade, max(part.fade.end, part.frames.end - blend), _choose(_moved(box, part), part, wanted)
         if frames is not None and part.frames.end - blend >= frames[1]:
             return
     _check_whole(film, frames)
@@ -264,6 +265,23 @@ def _see_keyframes(film: Film, number: int, before: Keyframes | None, window: Fi
     stills = [to_mlx(each.latents, "keyframe latents") for each in (before, own) if each is not None]
     stills[0] = stills[0][:, :, list(carried)]
     return Keyframes(mx.concatenate(stills, axis=2), [*carried.values(), *frame_numbers(own)])
+
+
+def _choose(
+    chunks: Generator[FrameChunk, None, None], part: Part, wanted: tuple[int, int]
+) -> Generator[FrameChunk, None, None]:
+    """Yield the wanted frames of a window, which has others too if it was decoded in tiles along time."""
+    with closing(chunks):
+        while box := list(islice(chunks, 1)):
+            start, count = box[0].start, box[0].frames.shape[1]
+            first, end = max(start, part.start + wanted[0]), min(start + count, part.start + wanted[1])
+            if 0 < end - first < count:
+                frames = take(box[0].frames, Axis.TIME, first - start, end - start)
+                box[0] = replace(box[0], start=first, frames=frames)
+                del frames
+            if first < end:
+                yield box.pop()
+            box.clear()
 
 
 def _moved(box: list[ChunkStream[Chunk]], part: Part) -> Generator[Chunk, None, None]:

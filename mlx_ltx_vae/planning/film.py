@@ -1,13 +1,13 @@
 """The layout of a film: which frames each of its overlapping windows makes. Pure arithmetic, no MLX."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from ..errors import LatentsError, PlanError, option, quote
+from ..errors import LatentsError, PlanError, TilingError, option, quote
 from ..models.specs import NetworkSpec
 from ..shapes import LatentShape, ScaleFactors, format_size
 from ..tiling.layout import Interval
@@ -145,6 +145,16 @@ class Film:
         for number, frames in enumerate(own):
             seen = (*self.carried_keyframes(number, seen, frames).values(), *frames)
             yield seen
+
+
+def plan_window(plan: Callable[..., DecodePlan], frames: tuple[int, int], num_frames: int) -> DecodePlan:
+    """Plan some frames of a window; all of them for tiles along time, whose places depend on the whole window."""
+    if frames == (0, num_frames):
+        return plan(frames=None)
+    try:
+        return plan(frames=frames)
+    except TilingError:
+        return plan(frames=None)
 
 
 def fade_length(sample_rate: int) -> int:
