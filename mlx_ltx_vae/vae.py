@@ -400,6 +400,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         blend: int | None = None,
         frames: tuple[int, int] | None = None,
         plan: Callable[..., DecodePlan] | None = None,
+        memory_budget: str | int | None = None,
         group: mx.distributed.Group | None = None,
         **options: "Unpack[DecodeOptions]",
     ) -> DecodeStream:
@@ -421,6 +422,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             blend: how many of them are crossfaded, the last ones; None for all. The others are dropped.
             frames: the first frame to decode, as it is in the film, and one more than the last; None for all.
             plan: makes the plan of each window, as `self.plan` does; `partial(vae.plan, order="rows")` has an order.
+            memory_budget: of each window, instead of a plan.
             options: as for `stream`. The number of the window is mixed into the seed.
 
         Raises:
@@ -431,7 +433,13 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         if options.get("keyframes") is not None:
             raise LatentsError("each window has its own keyframes; give pairs (latents, keyframes) in windows.")
         pipeline = self._decode_pipeline(options, None, group)
+        if memory_budget is not None:
+            if plan is not None:
+                raise PlanError("a memory budget replaces a plan; leave one of them out.")
+            plan = partial(self.plan, memory_budget=memory_budget)
         if plan is not None:
+            if not callable(plan):
+                raise PlanError("a film has a plan for each window; give what makes them: partial(vae.plan, mode=...).")
             ranks = 1 if group is None else group.size()
             pipeline = replace(pipeline, make_plan=partial(plan, ranks=ranks, steps=options.get("steps")))
         film = Film(Overlap.of(self.config.scale, self._decoder.spec, carry, blend))

@@ -294,6 +294,8 @@ def test_a_vae_is_loaded_once_until_its_file_is_another(comfy, execute, monkeypa
     os.utime(copy, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))  # as cp -p
     copy.replace(file)
     assert fingerprint(latent=None, vae="vae/own.safetensors", fps=24.0) != before
+    as_lists = nodes["LTXSaveVideo"].fingerprint_inputs(latent=(None,), vae=["vae/own.safetensors"], fps=[24.0])
+    assert as_lists == fingerprint(latent=None, vae="vae/own.safetensors")
     linked = nodes["LTXPreview"].fingerprint_inputs(decoder=None)  # any file, from another node
     assert set(linked) >= set(fingerprint(latent=None, vae="vae/own.safetensors")) != set()
     execute("LTXDecodeToVideoMLX", latent=latent(comfy), vae="vae/own.safetensors")

@@ -183,11 +183,21 @@ def test_what_does_not_fit_is_one_sentence_before_anything_is_decoded(vae):
         with pytest.raises(error, match=text) as caught:
             vae.stream_joined(windows, **options)
         assert str(caught.value).count("; ") <= 1
+    with pytest.raises(LatentsError, match="there are no windows"):
+        list(vae.stream_joined(iter([])))
+    with pytest.raises(PlanError, match="the film has the frames 0:121, and 100:200 are not in it"):
+        list(vae.stream_joined(iter(good), frames=(100, 200)))
     stream = vae.stream_joined(iter([*good, wide]))
     with pytest.raises(LatentsError, match="window 3: has latents"):
         list(stream)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'memory_budget'"):
-        vae.stream_joined(good, memory_budget="1GB")
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'mode'; .*plan=partial\(vae.plan, mode=...\)\)"):
+        vae.stream_joined(good, mode="single")
+    with pytest.raises(PlanError, match="a film has a plan for each window"):
+        vae.stream_joined(good, plan=vae.plan(good[0].shape))
+    with pytest.raises(PlanError, match="a memory budget replaces a plan"):
+        vae.stream_joined(good, plan=vae.plan, memory_budget="1GB")
+    with pytest.raises(PlanError, match="a memory budget of 1 kB is too small for 73 frames"):
+        list(vae.stream_joined(good, memory_budget="1KB"))
 
 
 class Exponential(Decoder):

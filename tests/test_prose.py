@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("mlx_ltx_vae", "weights_convert", "benchmarks", "examples", "scripts")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-PAGES = ("", "docs/", "examples/", "examples/comfyui/web/docs/")
+PAGES = ("", "docs/", "examples/", "examples/comfyui/", "examples/comfyui/web/docs/")
 OPENINGS = re.compile(r"(That|Those|What|Whether|As|Of|Who|Which|Where|So)\b")
 PATTERNS = re.compile(r"\b(that of|those of|of which|in place of|so many|so does|behind)\b", re.IGNORECASE)
 

@@ -180,7 +180,9 @@ class FileNode(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, **inputs: Any) -> list[FileState]:
-        choices = [inputs[name] for name in ("vae", "audio_vae", "decoder") if name in inputs]
+        given = [inputs[name] for name in ("vae", "audio_vae", "decoder") if name in inputs]
+        # A node that takes lists gets one for each input.
+        choices = [choice for each in given for choice in (each if isinstance(each, (list, tuple)) else [each])]
         if None in choices:  # it comes from another node, and may be any file
             choices += files_in("vae", "checkpoints", "vae_approx")
         return [file_state(full_path(choice)) for choice in choices if choice not in (None, AUTO, NO_SOUND)]

@@ -98,7 +98,12 @@ def check_options(function: str, options: Mapping[str, object], known: type = De
     if known is not DecodeOptions:
         plan, given, planned = "plan_encode", "pixels", {"memory_budget", "mode", "ranks", "joined"}
     for name in options.keys() - known.__annotations__.keys():
-        hint = f"; it is one of {plan}(): {function}(..., plan=vae.{plan}({given}.shape, {name}=...))"
+        made = (
+            f"partial(vae.plan, {name}=...)"
+            if function == "stream_joined"
+            else f"vae.{plan}({given}.shape, {name}=...)"
+        )
+        hint = f"; it is one of {plan}(): {function}(..., plan={made})"
         text = f"{function}() got an unexpected keyword argument {name!r}"
         raise TypeError(text + (hint if name in planned else ""))
 

@@ -191,18 +191,21 @@ def stream_joined(
         given = iter(found := list(given))
         for window in found:
             film.add(spec, window.latents.shape, window.name)
-        if not found:
-            raise LatentsError("there are no windows to decode.")
-        num_frames = film.num_frames
-        if frames is not None:
-            if not 0 <= frames[0] < frames[1] <= num_frames:
-                raise PlanError(f"the film has the frames 0:{num_frames}, and {frames[0]}:{frames[1]} are not in it.")
-            num_frames = frames[1] - frames[0]
+        _check_whole(film, frames)
+        num_frames = film.num_frames if frames is None else frames[1] - frames[0]
     joined: Crossfade[FrameChunk] = Crossfade(
         "frames", Axis.TIME, _linear, longest=FRAMES_PER_CONVERSION, check=FrameChunk.check
     )
     parts = _decode_parts(pipeline, given, film, frames)
     return DecodeStream(joined.join(parts), pipeline.cancelled, pipeline.bands, num_frames)
+
+
+def _check_whole(film: Film, frames: tuple[int, int] | None) -> None:
+    """Check that a film has windows and the wanted frames, once all windows are known."""
+    if not film.parts:
+        raise LatentsError("there are no windows to decode.")
+    if frames is not None and not 0 <= frames[0] < frames[1] <= film.num_frames:
+        raise PlanError(f"the film has the frames 0:{film.num_frames}, and {frames[0]}:{frames[1]} are not in it.")
 
 
 def _window(given: Any, number: int) -> FilmWindow:
@@ -246,6 +249,7 @@ def _decode_parts(
             yield part.fade, max(part.fade.end, part.frames.end - blend), _moved(box, part)
         if frames is not None and part.frames.end - blend >= frames[1]:
             return
+    _check_whole(film, frames)
 
 
 def _moved(box: list[ChunkStream[Chunk]], part: Part) -> Generator[Chunk, None, None]:
