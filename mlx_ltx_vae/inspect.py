@@ -371,7 +371,7 @@ def _inspect_latents(
         "shape": list(shape),
         "fps": None if info.fps is None else float(info.fps),
         "normalized": file.normalized,
-        "stated": {"frames": info.num_frames, "width": info.width, "height": info.height},
+        "stated": {"frames": info.num_frames, "width": info.width, "height": info.height, "carry": info.carry},
         "frames_read": len(numbers),
         "statistics": statistics,
         "video": {

@@ -314,7 +314,7 @@ def test_the_demo_latents_are_described(info: Callable, text: Callable) -> None:
     assert (said["kind"], said["tensor"], said["layout"]) == ("latents", "latents", "(B, C, F', H', W')")
     assert said["stored_shape"] == said["shape"] == [1, 64, 10, 8, 12]
     assert (said["stored_dtype"], said["fps"], said["normalized"]) == ("float32", 24.0, True)
-    assert said["stated"] == {"frames": 73, "width": 384, "height": 256}
+    assert said["stated"] == {"frames": 73, "width": 384, "height": 256, "carry": None}
     assert said["video"] == {
         "frames": 73, "width": 384, "height": 256, "seconds": 73 / 24, "vae": None,
         "scale": {"time": 8, "height": 32, "width": 32},
@@ -347,7 +347,7 @@ def test_what_the_file_does_not_state_is_null(info: Callable, text: Callable, tm
     said = info(tmp_path / "clip.npz")
     assert (said["tensor"], said["stored_dtype"]) == ("samples", "float16")
     assert (said["fps"], said["normalized"]) == (None, None)
-    assert said["stated"] == {"frames": None, "width": None, "height": None}
+    assert said["stated"] == {"frames": None, "width": None, "height": None, "carry": None}
     assert (said["video"]["frames"], said["video"]["seconds"]) == (1, 1 / 24)
     assert "the file states no frame rate; the seconds are at 24 fps" in said["notices"]
     notice = "8 of 8 channels have a std far from 1: perhaps not normalized, or a plain, still clip"
