@@ -30,7 +30,7 @@ from ..pipeline.decode import DecodeStream, write_files
 from ..pipeline.frames import FrameChunk, HDROptions
 from ..pipeline.progress import FrameBar
 from ..planning.film import DEFAULT_CARRY, Film, FilmPlan, Overlap
-from ..planning.plan import DecodePlan, PlanOptions, parse_options
+from ..planning.plan import DecodePlan, parse_options
 from ..planning.planner import plan_decode
 from ..shapes import Grid, LatentShape, format_size
 from ..tiling import TilingConfig
@@ -209,20 +209,20 @@ def _choose_hdr_frames(arguments: argparse.Namespace, sinks: SinkOptions, *, is_
     return HDROptions(arguments.hdr, exr=_exr_folder(arguments), **wanted).choose_frames(sinks, is_exr=is_exr)
 
 
-def _plan_options(arguments: argparse.Namespace | PublishedSettings) -> PlanOptions:
-    """The options of plans. The tiles of a preset are chosen for each video."""
+def _plan_options(arguments: argparse.Namespace | PublishedSettings) -> dict[str, Any]:
+    """The options of `plan_decode`, checked. The tiles of a preset are chosen for each video."""
     tiling, mode = None, arguments.mode
     options = take(arguments, "memory_budget", "order", "tile_batch_size", "chunk")
     options["denoising_steps"] = arguments.steps
     if arguments.tile or arguments.tile_frames:
         tiling = TilingConfig(arguments.tile, arguments.tile_frames)
-    if tiling or arguments.preset:
-        if tiling and arguments.preset:
-            raise PlanError("--preset cannot be combined with --tile or --tile-frames")
-        if mode not in ("auto", "tiled"):
-            raise PlanError(f"tiles go with --mode tiled, not {mode}")
-        parse_options(mode="tiled", **options)
-    return parse_options(mode="tiled" if tiling else mode, tiling=tiling, **options)
+    if tiling and arguments.preset:
+        raise PlanError("--preset cannot be combined with --tile or --tile-frames")
+    has_tiles = tiling or arguments.preset
+    if has_tiles and mode not in ("auto", "tiled"):
+        raise PlanError(f"tiles go with --mode tiled, not {mode}")
+    parse_options(mode="tiled" if has_tiles else mode, tiling=tiling, **options)
+    return options | {"mode": "tiled" if tiling else mode, "tiling": tiling}
 
 
 _FILM = "film"  # stands for the windows of a film, which are one input
@@ -242,7 +242,7 @@ class DecodeSettings:
     keyframes: str | None  # a file; None for those in the latent file
     workflow: bool  # whether ComfyUI's entries in the latent file go into the output
     preset: str | None  # tiles that may depend on the video's size; None for the tiles of `plan`
-    plan: PlanOptions
+    plan: Mapping[str, Any]  # options of `plan_decode`
     stream: Mapping[str, Any]  # options of `VideoVAE.stream`
     sinks: SinkOptions
     sound: SoundSettings | None  # None if no sound is decoded
@@ -490,13 +490,19 @@ class DecodeTask(Task):
         outputs = tuple(options.frames for options in files.values())
         key = (shape, frames, keyframes, held_frames, outputs, *sound)
         if key not in plans:
-            options = replace(self._settings.plan, ranks=ranks.size if self._work is Work.ROWS else 1)
-            options = replace(options, keyframes=keyframes)
-            options = with_preset(options, self._settings.preset, spec.out_grid(shape.grid))
-            run: dict[str, Any] = {"holds_latents": held_frames is not None, "outputs": outputs, "frames": frames}
-            run["held_frames"] = held_frames
-            machine = self._job.machine
-            plans[key] = plan_decode(spec, shape, machine, sound=sound, **run, **vars(options))
+            plans[key] = plan_decode(
+                spec,
+                shape,
+                self._job.machine,
+                holds_latents=held_frames is not None,
+                outputs=outputs,
+                frames=frames,
+                held_frames=held_frames,
+                sound=sound,
+                ranks=ranks.size if self._work is Work.ROWS else 1,
+                keyframes=keyframes,
+                **with_preset(self._settings.plan, self._settings.preset, spec.out_grid(shape.grid)),
+            )
         return plans[key]
 
 

@@ -4,7 +4,7 @@ import argparse
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -32,7 +32,7 @@ from ..pipeline.encode import cut_windows
 from ..pipeline.frames import to_encoder_pixels
 from ..pipeline.progress import FrameBar
 from ..planning.film import DEFAULT_CARRY, check_carry
-from ..planning.plan import EncodePlan, Plan, PlanOptions, parse_options
+from ..planning.plan import EncodePlan, Plan, parse_options
 from ..planning.planner import plan_encode
 from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig
@@ -75,7 +75,8 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
             check_latents_name(pattern)
         tiling = TilingConfig(arguments.tile) if arguments.tile else None
         options = take(arguments, "memory_budget", "tile_batch_size")
-        plan = parse_options(mode="tiled" if tiling else "auto", tiling=tiling, **options)
+        plan = options | {"mode": "tiled" if tiling else "auto", "tiling": tiling}
+        parse_options(**plan)
     model = partial(open_checkpoint, arguments.model, decoder=False)
     job = pick(Job, arguments, network="encoder", open=model, sources=arguments.video, join=False, pattern=pattern)
     fit = None if arguments.fit is None else Fit[arguments.fit]
@@ -97,7 +98,7 @@ class EncodeSettings:
     pad: bool
     windows: int | None  # frames of each window; None for one file
     carry: int | None  # frames that windows share; None for the default
-    plan: PlanOptions
+    plan: Mapping[str, Any]  # options of `plan_encode`
     audio_model: str | None
     dtype: DtypeName | None
 
@@ -334,18 +335,14 @@ class EncodeTask(Task):
 
     def _make_plan(self) -> EncodePlan:
         (width, height), spec, ranks = self._video.size, self._job.checkpoint.spec("encoder"), self._job.ranks
-        options = self._settings.plan
         return plan_encode(
             spec,
             (self._planned_frames, height, width, 3),
             self._job.machine,
             pad=self._settings.pad,
             sound=self._plan_sound(),
-            memory_budget=options.memory_budget,
-            mode=options.mode,
-            tiling=options.tiling,
-            tile_batch_size=options.tile_batch_size,
             ranks=ranks.size if ranks.choose(1) is Work.ROWS else 1,
+            **self._settings.plan,
         )
 
 

@@ -3,12 +3,11 @@
 import argparse
 
 from .. import demo
-from ..planning.plan import parse_options
 from ..video import is_sheet
 from ..video.sink import SinkOptions
 from .cli import CommandParser
 from .decode_command import DecodeSettings, complete_inputs, run_decode
-from .options import pick
+from .options import pick, take
 
 _CHOICES = (
     "-m MODEL is missing: a tiny decoder, such as taeltx2_3.safetensors (github.com/madebyollin/taehv, in the folder "
@@ -25,7 +24,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         arguments,
         seed=None,
         preset=None,
-        plan=parse_options(memory_budget=arguments.memory_budget),
+        plan=take(arguments, "memory_budget"),
         stream={},
         sinks=SinkOptions(overwrite=arguments.overwrite, contact_sheet=sheet),
         sound=None,

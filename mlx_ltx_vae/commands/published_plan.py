@@ -2,13 +2,14 @@
 
 import argparse
 import json
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
 from ..backend.mlx_utils import DtypeName
 from ..errors import PlanError
-from ..planning.plan import BitDepth, Mode, ModeName, OrderName, PlanOptions
+from ..planning.plan import BitDepth, ModeName, OrderName
 from ..published import PublishedVAE
 from ..shapes import Grid, Size
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, preset
@@ -65,15 +66,15 @@ def find_published(parser: CommandParser, arguments: argparse.Namespace) -> Publ
     return pick(PublishedSettings, arguments)
 
 
-def with_preset(options: PlanOptions, name: str | None, video: Grid) -> PlanOptions:
+def with_preset(options: Mapping[str, Any], name: str | None, video: Grid) -> Mapping[str, Any]:
     """The options of a video's plan with the tiles of a preset, which may depend on the size; None for no preset."""
     num_frames, height, width = video
     tiling = preset(name, height, width, num_frames) if name else None
-    return replace(options, mode=Mode.TILED, tiling=tiling) if tiling else options
+    return {**options, "mode": "tiled", "tiling": tiling} if tiling else options
 
 
 def print_published_plan(
-    parser: CommandParser, arguments: argparse.Namespace, settings: PublishedSettings, options: PlanOptions
+    parser: CommandParser, arguments: argparse.Namespace, settings: PublishedSettings, options: Mapping[str, Any]
 ) -> int:
     """Print the plan that `decode` would follow; returns the exit code."""
     width, height = settings.size
@@ -91,7 +92,7 @@ def print_published_plan(
             sound_fps=settings.fps or DEFAULT_FPS if settings.sound else None,
             holds_latents=False,
             outputs=(FrameOutput(frame_format(settings.bit_depth, PlanError)),),
-            **vars(with_preset(options, settings.preset, video)),
+            **with_preset(options, settings.preset, video),
         )
         used: dict[str, Any] = {"generation": vae.config.generation, "decoder": vae.family.decoder}
         values, text = plan_report(plan, {"vae": used})
