@@ -56,17 +56,17 @@ from .jobs import (
     name_outputs,
 )
 from .options import choose_frames, chosen_steps, pick, take
-from .published_plan import PublishedSettings, find_published, print_published_plan, with_preset
+from .published_plan import print_published_plan, wants_published_plan, with_preset
 from .running import run_command, write_line
 from .sound import FoundSound, SoundSettings, SoundTask, find_film_sound, find_sound
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    if published := find_published(parser, arguments):
+    if wants_published_plan(parser, arguments):
         with parser.wrong_usage():
-            options = _plan_options(published)
-        return print_published_plan(parser, arguments, published, options)
+            options = _plan_options(arguments)
+        return print_published_plan(parser, arguments, options)
     missing: str | None = "-m VAE is missing: the checkpoint to decode with"
     if is_sound(arguments.output or ""):
         known = ["demo", "output", *(field.name for kind in (SoundSettings, Job) for field in fields(kind))]
@@ -209,7 +209,7 @@ def _choose_hdr_frames(arguments: argparse.Namespace, sinks: SinkOptions, *, is_
     return HDROptions(arguments.hdr, exr=_exr_folder(arguments), **wanted).choose_frames(sinks, is_exr=is_exr)
 
 
-def _plan_options(arguments: argparse.Namespace | PublishedSettings) -> dict[str, Any]:
+def _plan_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of `plan_decode`, checked. The tiles of a preset are chosen for each video."""
     tiling, mode = None, arguments.mode
     options = take(arguments, "memory_budget", "order", "tile_batch_size", "chunk")
