@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import LTXVAEError, describe_error
+from ..errors import LTXVAEError, describe_error, one_line
 from ..integrations import install
 from ..integrations.apps import APPS
 from ..startup import release_process
@@ -55,7 +55,8 @@ def run_program(arguments: argparse.Namespace) -> int:
             code = ended.code
         if not installed.replaced and not installed.moved:
             known = ", ".join(APPS)
-            sys.stderr.write(f"mlx_ltx_vae: {program.name} imported no decoder that is known ({known}).\n")
+            name = one_line(program.name)
+            sys.stderr.write(f"mlx_ltx_vae: {name} imported no decoder that is known ({known}).\n")
     if code is None or isinstance(code, int):
         return code or 0
     sys.stderr.write(f"{code}\n")

@@ -13,6 +13,7 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
+from ..errors import one_line
 from .apps import APPS, Entry, entries_of
 from .dropins import DROPINS, set_options
 
@@ -197,6 +198,6 @@ def _version(module: ModuleType) -> str:
 
 
 def _say(text: str) -> None:
-    """A line on standard error."""
+    """Write a line on standard error."""
     with suppress(OSError):
-        sys.stderr.write(f"mlx_ltx_vae: {text}\n")
+        sys.stderr.write(f"mlx_ltx_vae: {one_line(text)}\n")
