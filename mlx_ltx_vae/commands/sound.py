@@ -253,7 +253,7 @@ class SoundTask(Task):
 
     plan: DecodePlan
 
-    def __init__(self, settings: SoundSettings, job: Job, item: Item) -> None:
+    def __init__(self, job: Job, item: Item, settings: SoundSettings) -> None:
         super().__init__(job, item)
         path = settings.audio_latents or item.source
         file = open_audio_latents(path, is_alone=True, tensor=settings.audio_tensor)

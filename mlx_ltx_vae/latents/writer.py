@@ -16,7 +16,7 @@ from ..files import PartFile, writing_to
 from ..process import uninterrupted
 from ..shapes import LatentShape
 from ..units import Rate, find_fps
-from .files import check_finite
+from .files import check_finite, check_shape
 from .keyframes import NUMBER_NAMES, STILL_NAMES, Keyframes
 from .metadata import AUDIO_NAMES, AXES_KEY, CHANNELS_FIRST, LatentsMetadata, find_video_sizes
 
@@ -176,19 +176,6 @@ def check_latents_name(path: str | os.PathLike) -> None:
     """Raise a `WriterError` for a path that does not end in .safetensors."""
     if Path(path).suffix != ".safetensors":
         raise WriterError(f"{path}: latents are written as safetensors; use a name that ends in .safetensors.")
-
-
-def check_shape(shape: Sequence[int], latent_channels: int | None, source: str) -> None:
-    """Raise a `LatentsError` unless a shape is (B, C, F', H', W'), with this number of channels if it is known."""
-    shape = tuple(shape)
-    if len(shape) == 3:
-        raise LatentsError(f"{source}: latents {shape} look packed, (B, tokens, C); unpack them to (B, C, F', H', W').")
-    if len(shape) != 5:
-        raise LatentsError(f"{source}: latents {shape} should have five axes, (B, C, F', H', W').")
-    if 0 in shape:
-        raise LatentsError(f"{source}: latents {shape} are empty; no axis may have the length 0.")
-    if latent_channels not in (None, shape[1]):
-        raise LatentsError(f"{source}: latents {shape} have {shape[1]} channels where the VAE has {latent_channels}.")
 
 
 def _header(tensors: dict[str, tuple[mx.Dtype, Sequence[int]]], metadata: dict[str, str]) -> bytes:
