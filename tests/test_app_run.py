@@ -328,6 +328,23 @@ def test_unknown_options_are_ignored_if_off_and_refused_if_not(apps, network):
             ("class VideoDecoder(", "class Decoder("),
             "it has no ltx_core_mlx.model.video_vae.video_vae:VideoDecoder.decode",
         ),
+        (
+            ("    def decode(self, latent, *, _materialize_stages=False)", "    @property\n    def decode(self)"),
+            "VideoDecoder.decode is not a method",
+        ),
+        (("    def decode(self, ", "    @staticmethod\n    def decode("), "VideoDecoder.decode is not a method"),
+        (
+            ("    def decode(self, latent, *, _mat", "    decode = mx.exp\n\n    def another(self, latent, *, _mat"),
+            "VideoDecoder.decode is not a method",
+        ),
+        (
+            ("def decode(self, latent, *, _materialize_stages=False", "def decode(self, *args"),
+            "decode names no parameters",
+        ),
+        (
+            ("def tiled_decode(self, latent, tiling_config=None)", "def tiled_decode(self, tiling_config, latent)"),
+            "VideoDecoder.tiled_decode takes tiling_config before latent",
+        ),
     ],
 )
 def test_a_class_that_moved_stays_the_apps_and_is_named(apps, capfd, change, said):
