@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import zipapp
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -151,8 +152,10 @@ def test_a_module_and_a_command_are_programs_too(apps, tmp_path, monkeypatch, ca
     assert main(["run", "--", "app"]) == 0
     assert capfd.readouterr().out == f"{command}\n"
     command.write_text("#!/opt/other/bin/python3.12\n")
-    assert main(["run", "app"]) == 1
-    assert "belongs to another Python environment (/opt/other/bin); install mlx_ltx_vae there" in capfd.readouterr().err
+    for name in ("app", str(command)):
+        assert main(["run", name]) == 1
+        error = "belongs to another Python environment (/opt/other/bin); install mlx_ltx_vae there"
+        assert error in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -160,6 +163,8 @@ def test_a_module_and_a_command_are_programs_too(apps, tmp_path, monkeypatch, ca
     [
         (["nowhere-to-be-found"], "nowhere-to-be-found: is neither a script nor a command on the PATH"),
         (["-m", "nowhere.at.all"], "nowhere.at.all: is no module of "),
+        (["-m", "importlib.metadata.nowhere"], "importlib.metadata.nowhere: is no module of "),
+        (["-m", "ltx_pipelines_mlx"], "ltx_pipelines_mlx: is no module of "),
         (["sh"], "is not a Python program; give the script or the module that it starts"),
     ],
 )
@@ -323,6 +328,23 @@ def test_unknown_options_are_ignored_if_off_and_refused_if_not(apps, network):
             ("class VideoDecoder(", "class Decoder("),
             "it has no ltx_core_mlx.model.video_vae.video_vae:VideoDecoder.decode",
         ),
+        (
+            ("    def decode(self, latent, *, _materialize_stages=False)", "    @property\n    def decode(self)"),
+            "VideoDecoder.decode is not a method",
+        ),
+        (("    def decode(self, ", "    @staticmethod\n    def decode("), "VideoDecoder.decode is not a method"),
+        (
+            ("    def decode(self, latent, *, _mat", "    decode = mx.exp\n\n    def another(self, latent, *, _mat"),
+            "VideoDecoder.decode is not a method",
+        ),
+        (
+            ("def decode(self, latent, *, _materialize_stages=False", "def decode(self, *args"),
+            "decode names no parameters",
+        ),
+        (
+            ("def tiled_decode(self, latent, tiling_config=None)", "def tiled_decode(self, tiling_config, latent)"),
+            "VideoDecoder.tiled_decode takes tiling_config before latent",
+        ),
     ],
 )
 def test_a_class_that_moved_stays_the_apps_and_is_named(apps, capfd, change, said):
@@ -367,3 +389,51 @@ def test_keyed_noise_is_that_of_mlx_in_any_part(shape):
     expected = whole[(slice(None), *part)]
     assert found.shape == expected.shape
     assert np.array_equal(found, expected)
+
+
+def test_a_program_is_the_main_module_until_its_process_ends(apps, tmp_path):
+    """An absolute `__file__`, as Python sets it, and names that threads and exit handlers find after the last line."""
+    apps()
+    (tmp_path / "programs").mkdir()
+    (tmp_path / "programs" / "served.py").write_text(
+        "import atexit, os, pickle, sys, threading\n"
+        "sys.path.append('.')\n"
+        "from LTX_2_MLX.pipeline import decode_streaming\n"
+        "class Request: pass\n"
+        "def serve():\n"
+        "    threading.main_thread().join()\n"
+        "    pickle.dumps(Request())\n"
+        "    print(hasattr(decode_streaming, 'original'), sys.argv[1:], flush=True)\n"
+        "threading.Thread(target=serve).start()\n"
+        "atexit.register(lambda: print(pickle.dumps(Request) and 'exit'))\n"
+        "os.chdir('/')\n"
+        "print(__file__, sys.argv, __builtins__.__name__)\n"
+    )
+    command = [sys.executable, "-m", "mlx_ltx_vae", "run", "--", "programs/served.py", "a b"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        f"{tmp_path}/programs/served.py ['programs/served.py', 'a b'] builtins",
+        "True ['a b']",
+        "exit",
+    ]
+    assert done.stderr == ""
+
+
+def test_folders_and_zip_files_are_programs(apps, tmp_path, capfd):
+    apps()
+    (tmp_path / "tool").mkdir()
+    (tmp_path / "tool" / "__main__.py").write_text("import sys, beside\nprint(__spec__.name, sys.argv, beside.WORD)\n")
+    (tmp_path / "tool" / "beside.py").write_text("WORD = 'beside'\n")
+    zipapp.create_archive(tmp_path / "tool", tmp_path / "tool.pyz")
+    for name in ("tool", "tool.pyz"):
+        assert main(["run", name, "x"]) == 0
+        assert capfd.readouterr().out == f"__main__ ['{name}', 'x'] beside\n"
+        del sys.modules["beside"]
+
+
+def test_a_module_that_a_program_lacks_is_named_as_python_names_it(apps, tmp_path):
+    apps()
+    (tmp_path / "lacking").mkdir()
+    (tmp_path / "lacking" / "__init__.py").write_text("import nowhere_to_be_found\n")
+    with pytest.raises(ModuleNotFoundError, match="No module named 'nowhere_to_be_found'"):
+        main(["run", "-m", "lacking.generate"])

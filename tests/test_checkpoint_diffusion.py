@@ -45,7 +45,7 @@ def write_pack(folder, case, suffix, *, states_config=True):
         stored = {name: as_an_mlx_port_stores(name, each) for name, each in network_of(tensors, network).items()}
         for name, array in zip(means, statistics_of(tensors), strict=True):
             stored[f"per_channel_statistics.{name}"] = array
-        file = f"vae_{network}_{suffix}"
+        file = f"vae_{network}_{suffix}".rstrip("_")
         stored = {f"{file}.{name}": array for name, array in stored.items()}
         save_file(stored, folder / f"{file}.safetensors", metadata)
 
@@ -110,6 +110,15 @@ def test_of_a_pack_with_both_vaes_the_convolutional_one_is_used_and_said(golden,
     with pytest.warns(UserWarning, match=words):
         found = open_checkpoint(tmp_path)
     assert_reads_as_the_original(found, golden("ltx2_3"))
+    assert_reads_as_the_original(open_checkpoint(f"{tmp_path}:vae_decoder_av.safetensors"), golden(PLAIN))
+
+
+def test_of_a_pack_whose_names_do_not_say_which_decoder_is_convolutional_one_is_to_be_named(golden, tmp_path):
+    write_pack(tmp_path, golden(PLAIN), "av")
+    write_pack(tmp_path, golden("ltx2_3"), "")
+    with pytest.raises(CheckpointError, match=r"give one of vae_decoder\.safetensors, vae_decoder_av\.safetensors, as"):
+        open_checkpoint(tmp_path)
+    assert_reads_as_the_original(open_checkpoint(f"{tmp_path}:vae_decoder.safetensors"), golden("ltx2_3"))
     assert_reads_as_the_original(open_checkpoint(f"{tmp_path}:vae_decoder_av.safetensors"), golden(PLAIN))
 
 

@@ -179,7 +179,7 @@ def test_what_does_not_fit_is_one_sentence_before_anything_is_decoded(vae):
             [good[0], windows_of(5)[0], good[1]],
             {},
             LatentsError,
-            "window 3: fades over 25 frames into the .* adds only 8; blend at most 7",
+            "window 3: shares 25 .* blend of 25, .* only 8 frames; blend at most 7",
         ),
         ([windows_of(4)[0], good[0]], {}, LatentsError, "window 2: shares 25 frames"),
         ([], {}, LatentsError, "there are no windows"),

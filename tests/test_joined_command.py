@@ -20,6 +20,7 @@ from many_files import failed, names, run
 from mlx_ltx_vae import AudioVAE, Keyframes, VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
+from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.latents import LatentsWriter
 from mlx_ltx_vae.preview import main as preview
 from test_joined import TOLERANCE, joined, joined_sound, windows_of
@@ -243,6 +244,30 @@ def test_a_video_is_encoded_in_the_windows_of_a_film(tmp_path, monkeypatch, caps
     assert len(np.load("film.npy")) == report["frames"]
 
 
+def test_windows_that_share_more_than_they_add_are_joined_with_the_blend_that_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with VideoWriter("clip.mkv", size=(64, 32), fps=24, codec="ffv1") as out:
+        out.write(pictures(65))
+    assert run(encode, "clip.mkv", *VAE, "--windows", 33, "--carry", 17, "-o", "w/", "-q") == 0
+    said = capsys.readouterr().err
+    assert "a carry of 17 add 16, so decode --join takes them with --blend 15 or less; to blend the whole carry" in said
+    assert "share at most 9." in said
+    assert run(info, "w/00001.safetensors") == 0
+    assert "stated: frames 33, width 64, height 32, carry 17" in capsys.readouterr().out
+    arguments = ["w", *VAE, "--join", "-o", "film.npy"]
+    for options in ([], ["--blend", 16]):
+        line = failed(capsys, *arguments, *options)
+        assert line.endswith("that one adds only 16 frames; blend at most 15 (--blend 15), or correct --carry.")
+    assert run(decode, *arguments, "--blend", 15, "-q") == 0
+    assert len(np.load("film.npy")) == 65
+    arguments = ["w", "-m", demo.LATENT_RGB, "--join", "-o", "film.npy", "-y"]  # a frame for eight of the video
+    assert "adds only 2 frames; blend at most 15 (--blend 15)" in failed(capsys, *arguments, main=preview)
+    assert run(preview, *arguments, "--blend", 15, "-q") == 0
+    assert run(encode, "clip.mkv", *VAE, "--windows", 33, "--carry", 9, "-o", "less/", "-q") == 0
+    assert "share at most" not in capsys.readouterr().err
+    assert run(decode, "less", *VAE, "--join", "-o", "film.npy", "-q", "-y") == 0
+
+
 def test_windows_are_encoded_into_a_new_folder_or_not_at_all(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with VideoWriter("clip.mkv", size=(64, 32), fps=24, codec="ffv1") as out:
@@ -253,14 +278,12 @@ def test_windows_are_encoded_into_a_new_folder_or_not_at_all(tmp_path, monkeypat
     line = failed(capsys, *arguments, "full/", "--windows", FRAMES, "--carry", CARRY, main=encode)
     assert line.startswith("error: full: already exists and is not an empty folder")
     for options, text in [
-        ([42, "--carry", 17], "windows have 1 + 8*k frames, not 42; correct --windows."),
-        ([41, "--carry", 20], "windows share 1 + 8*k frames from 17 on, or 0 for none, not 20; correct --carry."),
-        ([41, "--carry", 9], "windows share 1 + 8*k frames from 17 on, or 0 for none, not 9; correct --carry."),
-        ([33, "--carry", 17], "short to share 17; correct --carry (at most 0), or --windows (at least 41)."),
-        ([49], "short to share 25; correct --carry (at most 17), or --windows (at least 57)."),
+        ([42, "--carry", 17], "windows have 1 + 8*k frames, more than the 17 that they share, not 42"),
+        ([25], "windows have 1 + 8*k frames, more than the 25 that they share, not 25"),
+        ([41, "--carry", 20], "windows share 1 + 8*k frames, or 0 for none, not 20"),
     ]:
         line = failed(capsys, *arguments, "w/", "--windows", *options, main=encode)
-        assert line.endswith(text)
+        assert line.startswith(f"error: {text}; correct ")
     writes = LatentsWriter.complete
     monkeypatch.setattr(
         LatentsWriter,

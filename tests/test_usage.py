@@ -45,7 +45,7 @@ WRONG = [
     (decode, f"{DECODE} --join --carry 17 --blend 18", "--blend 18 is more than the --carry of 17 frames"),
     (decode, f"{DECODE} --join --keyframes k.npz", "--keyframes goes with one window"),
     (decode, f"{DECODE} --join --audio-latents a.npz", "--audio-latents goes with one window"),
-    (decode, "clip.npy --join --audio-model a -o out.wav", "a .wav file is the sound alone; leave out --join"),
+    (decode, "clip.npy --join --blend 8 --audio-model a -o x.wav", "a .wav file is the sound alone; leave out --blend"),
     (decode, "a.npy b.npy --join -m vae", "-o OUT is missing"),
     (preview, "a.npy b.npy -m rgb -o out/ --blend 3", "--carry and --blend are for a film of windows; add --join"),
     (encode, f"{ENCODE} --carry 9", "--carry is for --windows; add it"),

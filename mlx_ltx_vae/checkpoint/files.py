@@ -54,7 +54,10 @@ _SHARD = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})(?=(\.[^./]+)?\.safe
 # for LTX-2.5 have two VAEs.
 _DIFFUSERS = "diffusion_pytorch_model"
 _AUDIO_PAIRS = (f"{{}}/{_DIFFUSERS}.safetensors", "{}.safetensors", "{}/model.safetensors")
-_PAIRS = (("vae_{}_conv.safetensors", "vae_{}_av.safetensors"), ("vae_{}.safetensors",), ("{}/model.safetensors",))
+_PAIRS = (
+    ("vae_{}_conv.safetensors", "vae_{}_av.safetensors", "vae_{}.safetensors"),
+    ("{}/model.safetensors",),
+)
 # What is said of other formats that users pass.
 _OTHER_FORMATS = {
     Format.GIT_LFS: "a git-lfs pointer instead of the file; fetch the file with `git lfs pull`",

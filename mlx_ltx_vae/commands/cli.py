@@ -23,7 +23,6 @@ from ..shapes import parse_grid, parse_size
 from ..startup import import_command, is_command
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
 from ..units import format_count, parse_bytes, parse_fps
-from .other_tools import find_other
 
 Value = TypeVar("Value")
 
@@ -110,6 +109,8 @@ class CommandParser(argparse.ArgumentParser):
         return ""
 
     def _describe_unknown(self, option: str) -> str:
+        from .other_tools import find_other  # a table that only errors need
+
         known = {name for action in self._actions if action.help != argparse.SUPPRESS for name in action.option_strings}
         if other := find_other(option, known):
             return f" ({other})"

@@ -30,7 +30,7 @@ from ..pipeline.decode import DecodeStream, write_files
 from ..pipeline.frames import FrameChunk, HDROptions
 from ..pipeline.progress import FrameBar
 from ..planning.film import Film, FilmPlan, Overlap, plan_window
-from ..planning.plan import DecodePlan, PlanOptions, parse_options
+from ..planning.plan import DecodePlan, parse_options
 from ..planning.planner import plan_decode
 from ..shapes import Grid, LatentShape, format_size
 from ..tiling import TilingConfig
@@ -57,17 +57,17 @@ from .jobs import (
     name_outputs,
 )
 from .options import choose_frames, chosen_steps, pick, take
-from .published_plan import PublishedSettings, find_published, print_published_plan, with_preset
+from .published_plan import print_published_plan, wants_published_plan, with_preset
 from .running import run_command, write_line
 from .sound import FilmSoundTask, FoundSound, SoundSettings, SoundTask, find_film_sound, find_sound
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    if published := find_published(parser, arguments):
+    if wants_published_plan(parser, arguments):
         with parser.wrong_usage():
-            options = _plan_options(published)
-        return print_published_plan(parser, arguments, published, options)
+            options = _plan_options(arguments)
+        return print_published_plan(parser, arguments, options)
     missing: str | None = "-m VAE is missing: the checkpoint to decode with"
     if is_sound(arguments.output or ""):
         known = {"demo", "output", *(field.name for kind in (SoundSettings, Job) for field in fields(kind))}
@@ -80,15 +80,16 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         given = {"overwrite": arguments.overwrite, "metadata": dict(arguments.metadata), "sample_rate": None}
         given["hdr"] = None
         given["frames"] = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
-        settings = pick(
-            DecodeSettings,
-            arguments,
-            plan=_plan_options(arguments),
-            sinks=pick(SinkOptions, arguments, **given),
-            stream=take(arguments, "timestep", "noise_scale", "like") | {"seed": arguments.seed or 0},
-            sound=pick(SoundSettings, arguments),
-        )
-    return run_decode(parser, arguments, settings)
+        sinks, plan = pick(SinkOptions, arguments, **given), _plan_options(arguments)
+    return run_decode(
+        parser,
+        arguments,
+        sinks,
+        pick(SoundSettings, arguments),
+        keyframes=arguments.keyframes,
+        plan_options=plan,
+        stream_options=take(arguments, "timestep", "noise_scale", "like") | {"seed": arguments.seed or 0},
+    )
 
 
 def complete_inputs(
@@ -128,10 +129,17 @@ def _free_name(name: str) -> str:
 
 
 def run_decode(
-    parser: CommandParser, arguments: argparse.Namespace, settings: "DecodeSettings", *, stills: bool = False
+    parser: CommandParser,
+    arguments: argparse.Namespace,
+    sinks: SinkOptions,
+    sound: SoundSettings | None = None,
+    *,
+    keyframes: str | None = None,
+    stills: bool = False,
+    **settings: object,
 ) -> int:
-    """Decode what complete arguments name. `stills` asks for no more than one picture of each latent frame."""
-    sources, sound, audio = arguments.latents, settings.sound, settings.sinks.audio
+    """Decode what complete arguments name. `settings` are fields of a `DecodeJob` that are not arguments."""
+    sources, audio = arguments.latents, sinks.audio
     if arguments.join:
         arguments.latents = [_FILM]
     alone = sound if is_sound(arguments.output or "") else None
@@ -142,7 +150,7 @@ def run_decode(
         parser.error("--json and -o - both write to standard output; choose one")
     with parser.wrong_usage():
         pattern = find_pattern(arguments.latents, arguments.output, ".mp4")
-        check_keyframes_option(settings.keyframes, sources)
+        check_keyframes_option(keyframes, sources)
         if sound:
             sound.check(audio, is_alone=alone is not None, is_many=are_many(arguments.latents))
         for name in ("keyframes", "audio_latents") if arguments.join else ():
@@ -150,38 +158,28 @@ def run_decode(
                 raise ItemsError(f"--{name.replace('_', '-')} goes with one window; store it in each window's file")
         if audio and arguments.frames and arguments.frames.start:
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
-        sinks = _choose_hdr_frames(arguments, settings.sinks, is_exr=is_exr)
+        sinks = _choose_hdr_frames(arguments, sinks, is_exr=is_exr)
         if pattern and not alone:
             may_have_sound = sound and not audio and (sound.is_wanted or sinks.audio_codec)
             checked = replace(sinks, audio=(), sample_rate=1) if may_have_sound else sinks
             for file, options in output_files(pattern, checked).items():
                 check_output_options(file, options, fps=arguments.fps)
 
-    def open_decoder() -> Checkpoint:
-        if alone:
-            return alone.open()
-        checkpoint = open_checkpoint(arguments.model, encoder=False)
-        return checkpoint.for_stills() if stills else checkpoint
-
     job = pick(
-        Job,
+        DecodeJob,
         arguments,
-        network="decoder",
-        open=open_decoder,
         sources=sources,
         pattern=pattern,
         dtype=arguments.dtype or ("float32" if arguments.hdr else None),
         distributed=Work.OFF.value if alone else arguments.distributed,
+        sinks=sinks,
+        sound=sound,
+        sound_alone=alone,
+        keyframes=keyframes,
+        stills=stills,
+        **settings,
     )
-    settings = replace(settings, sinks=sinks)
-    task: Callable[[Job, Item], Task] = partial(DecodeTask, settings)
-    if arguments.join:
-        task = partial(FilmTask, settings, arguments.carry, arguments.blend)
-    if alone:
-        task = partial(SoundTask, alone)
-        if arguments.join:
-            task = partial(FilmSoundTask, alone, settings.fps, arguments.carry)
-    return run_command(lambda _: job.run(task), arguments, computes=not job.dry_run)
+    return run_command(lambda _: job.run(), arguments, computes=not job.dry_run)
 
 
 def _choose_exr_output(arguments: argparse.Namespace) -> bool:
@@ -214,28 +212,30 @@ def _choose_hdr_frames(arguments: argparse.Namespace, sinks: SinkOptions, *, is_
     return HDROptions(arguments.hdr, exr=_exr_folder(arguments), **wanted).choose_frames(sinks, is_exr=is_exr)
 
 
-def _plan_options(arguments: argparse.Namespace | PublishedSettings) -> PlanOptions:
-    """The options of plans. The tiles of a preset are chosen for each video."""
+def _plan_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of `plan_decode`, checked. The tiles of a preset are chosen for each video."""
     tiling, mode = None, arguments.mode
     options = take(arguments, "memory_budget", "order", "tile_batch_size", "chunk")
     options["denoising_steps"] = arguments.steps
     if arguments.tile or arguments.tile_frames:
         tiling = TilingConfig(arguments.tile, arguments.tile_frames)
-    if tiling or arguments.preset:
-        if tiling and arguments.preset:
-            raise PlanError("--preset cannot be combined with --tile or --tile-frames")
-        if mode not in ("auto", "tiled"):
-            raise PlanError(f"tiles go with --mode tiled, not {mode}")
-        parse_options(mode="tiled", **options)
-    return parse_options(mode="tiled" if tiling else mode, tiling=tiling, **options)
+    if tiling and arguments.preset:
+        raise PlanError("--preset cannot be combined with --tile or --tile-frames")
+    has_tiles = tiling or arguments.preset
+    if has_tiles and mode not in ("auto", "tiled"):
+        raise PlanError(f"tiles go with --mode tiled, not {mode}")
+    parse_options(mode="tiled" if has_tiles else mode, tiling=tiling, **options)
+    return options | {"mode": "tiled" if tiling else mode, "tiling": tiling}
 
 
 _FILM = "film"  # stands for the windows of a film, which are one input
 
 
-@dataclass(frozen=True)
-class DecodeSettings:
-    """Settings of a decode."""
+@dataclass(eq=False)
+class DecodeJob(Job):
+    """Job of `decode` and `preview`, with the settings of all decodes."""
+
+    network = "decoder"
 
     tensor: str | None
     grid: Grid | None
@@ -245,30 +245,47 @@ class DecodeSettings:
     first_seconds: Fraction | None
     seed: int | None  # None for the default, which every VAE takes
     keyframes: str | None  # a file; None for those in the latent file
+    carry: int | None  # this and `blend`, of a film: None for the default
+    blend: int | None
     workflow: bool  # whether ComfyUI's entries in the latent file go into the output
-    preset: str | None  # tiles that may depend on the video's size; None for the tiles of `plan`
-    plan: PlanOptions
-    stream: Mapping[str, Any]  # options of `VideoVAE.stream`
+    preset: str | None  # tiles that may depend on the video's size; None for the tiles of `plan_options`
+    plan_options: Mapping[str, Any]  # of `plan_decode`
+    stream_options: Mapping[str, Any]  # of `VideoVAE.stream`
     sinks: SinkOptions
     sound: SoundSettings | None  # None if no sound is decoded
+    sound_alone: SoundSettings | None  # `sound`, if it is the only output
+    stills: bool  # whether one picture of each latent frame is enough
+
+    def open(self) -> Checkpoint:
+        if self.sound_alone:
+            return self.sound_alone.open()
+        checkpoint = open_checkpoint(self.model, encoder=False)
+        return checkpoint.for_stills() if self.stills else checkpoint
+
+    def make_task(self, item: Item) -> Task:
+        if self.sound_alone:
+            if self.join:
+                return FilmSoundTask(self, item, self.sound_alone, fps=self.fps, carry=self.carry)
+            return SoundTask(self, item, self.sound_alone)
+        return FilmTask(self, item) if self.join else DecodeTask(self, item)
 
 
 class DecodeTask(Task):
     """A latent file. Several ranks share the rows of one video, or take whole videos of a file with several."""
 
     plan: DecodePlan
+    _job: DecodeJob
 
-    def __init__(self, settings: DecodeSettings, job: Job, item: Item) -> None:
+    def __init__(self, job: DecodeJob, item: Item) -> None:
         super().__init__(job, item)
-        self._settings = settings
         config, ranks = job.checkpoint.config, job.ranks
         if job.skip_existing and item.output and ranks.size == 1:
-            item.is_skipped = all_exist(list(output_files(item.output, settings.sinks)))
+            item.is_skipped = all_exist(list(output_files(item.output, job.sinks)))
             if item.is_skipped:  # before the latents are read
                 item.outputs = [item.output]
                 return
         self._file = self._open_input()
-        if settings.seed is not None:
+        if job.seed is not None:
             check_takes_seed(job.checkpoint.spec("decoder"))
         shape = self._file.shape
         self._work = ranks.choose(shape.batch)
@@ -280,10 +297,10 @@ class DecodeTask(Task):
             self._num_frames(job.checkpoint.spec("decoder").out_grid),
             self._num_frames(config.scale.video_grid),
         )
-        self._fps = Fraction(own, whole) * (settings.fps or self._file.info.fps or DEFAULT_FPS)
+        self._fps = Fraction(own, whole) * (job.fps or self._file.info.fps or DEFAULT_FPS)
         self._sound = self._find_sound()
         self._keyframes = self._find_keyframes(self._file)
-        item.inputs = [*self._sound_files(), *([settings.keyframes] if settings.keyframes else []), *item.windows]
+        item.inputs = [*self._sound_files(), *([job.keyframes] if job.keyframes else []), *item.windows]
         self.plan = self._make_plan()
         size, num_frames = self.plan.frame_size, self.plan.num_frames
         self._video: dict[str, Any] = {"size": size, "fps": self._fps, "num_frames": num_frames}
@@ -306,13 +323,13 @@ class DecodeTask(Task):
         return self._open_file(self._item.source)
 
     def _open_file(self, path: str) -> LatentsFile:
-        job, settings = self._job, self._settings
+        job = self._job
         if (job.is_many or job.join) and (is_pipe(path) or path == "-"):
             raise ItemsError(f"{path}: is a pipe, which can be read only once; decode it alone, or save it.")
         config = job.checkpoint.config
-        options: dict[str, Any] = {"tensor": settings.tensor, "grid": settings.grid, "scale": config.scale}
+        options: dict[str, Any] = {"tensor": job.tensor, "grid": job.grid, "scale": config.scale}
         file = open_latents(path, latent_channels=config.latent_channels, **options)
-        if job.checkpoint.statistics is None and (settings.unnormalized or file.normalized is False):
+        if job.checkpoint.statistics is None and (job.unnormalized or file.normalized is False):
             raise LatentsError(
                 f"{path}: these latents are unnormalized, and {job.checkpoint.name} has no statistics to normalize "
                 "them; give normalized latents, without --unnormalized."
@@ -321,7 +338,7 @@ class DecodeTask(Task):
 
     def _find_keyframes(self, file: LatentsFile) -> KeyframesFile | None:
         decoder = self._job.checkpoint.spec("decoder")
-        return find_keyframes(self._settings.keyframes, file, decoder, is_dry_run=self._job.dry_run)
+        return find_keyframes(self._job.keyframes, file, decoder, is_dry_run=self._job.dry_run)
 
     def _headers(self) -> list[Any]:
         return _header(self._file)
@@ -385,7 +402,7 @@ class DecodeTask(Task):
     @property
     def _stored(self) -> dict[str, Any]:
         """How latents are stored, as arguments of what reads them."""
-        return {"statistics": self._job.statistics, "unnormalized": self._settings.unnormalized}
+        return {"statistics": self._job.statistics, "unnormalized": self._job.unnormalized}
 
     def _open_streams(self) -> Callable[[int, mx.distributed.Group | None], DecodeStream]:
         """A function that starts the decode of a video, by its index and with a group of ranks."""
@@ -395,7 +412,7 @@ class DecodeTask(Task):
 
         def decode(index: int, group: mx.distributed.Group | None) -> DecodeStream:
             own = None if keyframes is None else keyframes.item(index)
-            options = {**self._settings.stream, "keyframes": own}
+            options = {**self._job.stream_options, "keyframes": own}
             return self._job.load().stream(latents.item(index), self.plan, group=group, **options)
 
         return decode
@@ -431,11 +448,11 @@ class DecodeTask(Task):
 
     def _find_sound(self) -> FoundSound | None:
         """The sound of the video, unless a file has it, or the output takes none."""
-        settings, output = self._settings, self._item.output or "out.mp4"
-        sound = settings.sound
-        if settings.sinks.audio is not None or sound is None:
+        job, output = self._job, self._item.output or "out.mp4"
+        sound = job.sound
+        if job.sinks.audio is not None or sound is None:
             return None
-        if not sound.is_wanted and not takes_sound(output, output_files(output, settings.sinks)[output]):
+        if not sound.is_wanted and not takes_sound(output, output_files(output, job.sinks)[output]):
             return None
         return self._find_latents_of(sound)
 
@@ -443,13 +460,13 @@ class DecodeTask(Task):
         return find_sound(sound, self._file)
 
     def _sound_files(self) -> list[str | os.PathLike]:
-        audio = self._settings.sinks.audio
+        audio = self._job.sinks.audio
         given = [audio] if isinstance(audio, (str, os.PathLike)) else []
         return [*given, *(self._sound.files if self._sound else ())]
 
     def _sinks_with_sound(self) -> SinkOptions:
         """The options of the output, with no samples yet; a warning if the sound is longer than the video."""
-        sinks = self._settings.sinks
+        sinks = self._job.sinks
         if self._sound is None:
             return sinks
         if self.plan.excerpt is None:
@@ -469,7 +486,7 @@ class DecodeTask(Task):
         own = [self._files[index] for index in self._videos] if outputs and self._writes else []
         is_there = not own or all_exist([file for files in own for file in files])
         self._item.is_skipped = job.skip_existing and bool(outputs) and is_there
-        workflow = self._file.info.workflow if self._settings.workflow else {}
+        workflow = self._file.info.workflow if self._job.workflow else {}
         for files in [] if self._item.is_skipped else own:
             for file in files:
                 files[file] = options = add_metadata(file, files[file], workflow)
@@ -484,7 +501,7 @@ class DecodeTask(Task):
 
     def _choose_frames(self, num_frames: int) -> tuple[int, int] | None:
         """Return the frames to decode of a video with `num_frames`; None for all."""
-        wanted, seconds = self._settings.frames, self._settings.first_seconds
+        wanted, seconds = self._job.frames, self._job.first_seconds
         wanted = wanted if seconds is None else slice(0, ceil(seconds * self._fps))
         return choose_frames(wanted, num_frames, self._item.source)
 
@@ -498,17 +515,23 @@ class DecodeTask(Task):
         """The plan of a video, or of a window of a film, which is held in memory."""
         plans, spec, ranks = self._job.plans, self._job.checkpoint.spec("decoder"), self._job.ranks
         sound = [] if self._sound is None else self._sound.plans(self._job.machine, frames, self._fps)
-        files = output_files(self._item.output or "out.mp4", self._settings.sinks)
+        files = output_files(self._item.output or "out.mp4", self._job.sinks)
         outputs = tuple(options.frames for options in files.values())
         key = (shape, frames, keyframes, held_frames, outputs, *sound)
         if key not in plans:
-            options = replace(self._settings.plan, ranks=ranks.size if self._work is Work.ROWS else 1)
-            options = replace(options, keyframes=keyframes)
-            options = with_preset(options, self._settings.preset, spec.out_grid(shape.grid))
-            run: dict[str, Any] = {"holds_latents": held_frames is not None, "outputs": outputs, "frames": frames}
-            run["held_frames"] = held_frames
-            machine = self._job.machine
-            plans[key] = plan_decode(spec, shape, machine, sound=sound, **run, **vars(options))
+            plans[key] = plan_decode(
+                spec,
+                shape,
+                self._job.machine,
+                holds_latents=held_frames is not None,
+                outputs=outputs,
+                frames=frames,
+                held_frames=held_frames,
+                sound=sound,
+                ranks=ranks.size if self._work is Work.ROWS else 1,
+                keyframes=keyframes,
+                **with_preset(self._job.plan_options, self._job.preset, spec.out_grid(shape.grid)),
+            )
         return plans[key]
 
 
@@ -528,14 +551,14 @@ class _Window:
 
 
 class FilmTask(DecodeTask):
-    """The windows of a film, whose files are opened one by one. `carry` and `blend` are None for their defaults."""
+    """The windows of a film, whose files are opened one by one."""
 
     plan: FilmPlan  # type: ignore[assignment]
 
-    def __init__(self, settings: DecodeSettings, carry: int | None, blend: int | None, job: Job, item: Item) -> None:
-        self._carry, self._blend = carry, blend
+    def __init__(self, job: DecodeJob, item: Item) -> None:
+        self._carry = job.carry
         self._windows: list[_Window] = []
-        super().__init__(settings, job, item)
+        super().__init__(job, item)
 
     def _open_input(self) -> LatentsFile:
         files: list[LatentsInfo] = []
@@ -546,8 +569,8 @@ class FilmTask(DecodeTask):
             self._windows.append(_Window(path, file.shape, frames, _header(file)))
             files.append(file.info)
         spec, scale = self._job.checkpoint.spec("decoder"), self._job.checkpoint.config.scale
-        _, self._carry = agree_on_film(files, self._settings.fps, self._carry, scale)
-        self._film = Film(Overlap.of(scale, spec, self._carry, self._blend))
+        _, self._carry = agree_on_film(files, self._job.fps, self._carry, scale)
+        self._film = Film(Overlap.of(scale, spec, self._carry, self._job.blend))
         self._shared_latents = scale.covering_latent_grid((self._carry, 1, 1))[0] if self._carry else 0
         for window in self._windows:
             self._film.add(spec, window.shape, window.path)
@@ -606,11 +629,11 @@ class FilmTask(DecodeTask):
             return self._job.load().stream_joined(
                 self._read_ahead(index),
                 carry=self._carry or 0,
-                blend=self._blend,
+                blend=self._job.blend,
                 frames=self._excerpt,
                 plan=make_plan,
                 group=group,
-                **self._settings.stream,
+                **self._job.stream_options,
             )
 
         return decode

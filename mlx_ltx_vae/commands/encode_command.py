@@ -4,7 +4,7 @@ import argparse
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,7 +19,6 @@ import numpy as np
 from .. import demo
 from ..audio_vae import AudioVAE, plan_sound_encode
 from ..backend.machine import Work
-from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..codec_table import LATER_STILL_CRF, STILL_CRF
 from ..errors import CheckpointError, PlanError, ReaderError, warn
@@ -31,10 +30,10 @@ from ..pipeline.audio import every_chunk
 from ..pipeline.encode import cut_windows
 from ..pipeline.frames import to_encoder_pixels
 from ..pipeline.progress import FrameBar
-from ..planning.film import DEFAULT_CARRY
-from ..planning.plan import EncodePlan, Plan, PlanOptions, parse_options
+from ..planning.film import DEFAULT_CARRY, check_carry, largest_blended_carry
+from ..planning.plan import EncodePlan, Plan, parse_options
 from ..planning.planner import plan_encode
-from ..shapes import LEAST_CARRY, LatentShape, Size, format_size
+from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig
 from ..units import HDRInput, format_are, format_count, format_seconds
 from ..video import ExrReader, Fit, VideoReader
@@ -75,17 +74,19 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
             check_latents_name(pattern)
         tiling = TilingConfig(arguments.tile) if arguments.tile else None
         options = take(arguments, "memory_budget", "tile_batch_size")
-        plan = parse_options(mode="tiled" if tiling else "auto", tiling=tiling, **options)
-    model = partial(open_checkpoint, arguments.model, decoder=False)
-    job = pick(Job, arguments, network="encoder", open=model, sources=arguments.video, join=False, pattern=pattern)
+        options |= {"mode": "tiled" if tiling else "auto", "tiling": tiling}
+        parse_options(**options)
     fit = None if arguments.fit is None else Fit[arguments.fit]
-    settings = pick(EncodeSettings, arguments, plan=plan, fit=fit)
-    return run_command(lambda _: job.run(partial(EncodeTask, settings)), arguments, computes=not job.dry_run)
+    given = {"sources": arguments.video, "join": False, "pattern": pattern, "fit": fit, "plan_options": options}
+    job = pick(EncodeJob, arguments, **given)
+    return run_command(lambda _: job.run(), arguments, computes=not job.dry_run)
 
 
-@dataclass(frozen=True)
-class EncodeSettings:
-    """Settings of an encode. `size`, `frames` and `fps` override what a table says about an item."""
+@dataclass(eq=False)
+class EncodeJob(Job):
+    """Job of `encode`, with its settings. `size`, `frames` and `fps` override what a table says about an item."""
+
+    network = "encoder"
 
     size: Size | None
     fit: Fit | None
@@ -97,9 +98,14 @@ class EncodeSettings:
     pad: bool
     windows: int | None  # frames of each window; None for one file
     carry: int | None  # frames that windows share; None for the default
-    plan: PlanOptions
+    plan_options: Mapping[str, Any]  # of `plan_encode`
     audio_model: str | None
-    dtype: DtypeName | None
+
+    def open(self) -> Checkpoint:
+        return open_checkpoint(self.model, decoder=False)
+
+    def make_task(self, item: Item) -> "EncodeTask":
+        return EncodeTask(self, item)
 
     @cached_property
     def audio_checkpoint(self) -> Checkpoint | None:
@@ -122,48 +128,47 @@ class EncodeTask(Task):
     """A video. Several ranks share its rows. It is opened late, since that takes a process."""
 
     plan: EncodePlan
+    _job: EncodeJob
 
-    def __init__(self, settings: EncodeSettings, job: Job, item: Item) -> None:
+    def __init__(self, job: EncodeJob, item: Item) -> None:
         super().__init__(job, item)
-        self._settings, self._carry = settings, 0
-        audio = settings.audio_checkpoint  # its errors, before anything is encoded
+        self._carry = 0
+        audio = job.audio_checkpoint  # its errors, before anything is encoded
         item.inputs = [*source_files(Path(item.source)), *(audio.files if audio else [])]
         pixels = prod(item.size) * (item.max_frames or 0) if item.size else 0  # if a table states them
         item.cost = pixels or _bytes_on_disk(Path(item.source))
-        if settings.windows is not None:
+        if job.windows is not None:
             scale = job.checkpoint.config.scale
-            self._carry = DEFAULT_CARRY if settings.carry is None else settings.carry
-            if rule := scale.carry_rule(self._carry, least=LEAST_CARRY):
-                raise PlanError(f"windows share {rule}, not {self._carry}; correct --carry.")
-            if (settings.windows - 1) % scale.time:
-                raise PlanError(f"windows have 1 + {scale.time}*k frames, not {settings.windows}; correct --windows.")
-            if settings.windows <= 2 * self._carry:  # a decode fades all of the carry within the frames that are added
-                largest = scale.usable_frames((settings.windows - 1) // 2, pad=False)
-                largest = 0 if scale.carry_rule(largest, least=LEAST_CARRY) else largest
-                smallest = scale.usable_frames(2 * self._carry + 1, pad=True)
-                raise PlanError(
-                    f"windows of {settings.windows} frames are too short to share {self._carry}; correct --carry (at "
-                    f"most {largest}), or --windows (at least {smallest})."
+            self._carry = DEFAULT_CARRY if job.carry is None else job.carry
+            check_carry(scale, self._carry)
+            if (job.windows - 1) % scale.time or job.windows <= self._carry:
+                expected = f"1 + {scale.time}*k frames, more than the {self._carry} that they share"
+                raise PlanError(f"windows have {expected}, not {job.windows}; correct --windows.")
+            if self._carry > (most := largest_blended_carry(scale, job.windows)):
+                added = job.windows - self._carry
+                warn(
+                    f"windows of {job.windows} frames with a carry of {self._carry} add {added}, so decode --join "
+                    f"takes them with --blend {added - 1} or less; to blend the whole carry, share at most {most}."
                 )
         if item.output is not None:
-            if settings.windows is None:
+            if job.windows is None:
                 check_latents_name(item.output)
             self._name_outputs([item.output])
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        settings, item = self._settings, self._item
-        size = settings.size or item.size
-        self._crf = _still_crf(self._job.checkpoint) if settings.compress == "auto" else settings.compress or 0
+        job, item = self._job, self._item
+        size = job.size or item.size
+        self._crf = _still_crf(self._job.checkpoint) if job.compress == "auto" else job.compress or 0
         reader = partial(
-            partial(VideoReader, matrix=settings.matrix, crf=self._crf)
-            if settings.hdr is None
-            else partial(ExrReader, space=settings.hdr),
+            partial(VideoReader, matrix=job.matrix, crf=self._crf)
+            if job.hdr is None
+            else partial(ExrReader, space=job.hdr),
             item.source,
             size=size,
-            fit=settings.fit or (Fit.CROP if size else Fit.EXACT),
+            fit=job.fit or (Fit.CROP if size else Fit.EXACT),
             multiple=self._job.checkpoint.config.spatial_scale,
-            fps=settings.fps or item.fps,
+            fps=job.fps or item.fps,
         )
         self._frames = self._choose_frames(reader)
         first = self._frames.start if self._frames else 0
@@ -174,7 +179,7 @@ class EncodeTask(Task):
 
     def _choose_frames(self, reader: Callable[[], VideoReader | ExrReader]) -> slice | None:
         """The frames that are wanted, counted from the first: if they were from the end, all are read to count them."""
-        wanted = self._settings.frames
+        wanted = self._job.frames
         if wanted is None or min(wanted.start, wanted.stop or 0) >= 0:
             return wanted
         with warnings.catch_warnings(), reader() as video:
@@ -191,14 +196,14 @@ class EncodeTask(Task):
         return super().describe() | {"the videos": [video.size, video.num_frames, str(video.fps)]}
 
     def networks(self) -> dict[str, dict[str, str]]:
-        audio = self._settings.audio_checkpoint
+        audio = self._job.audio_checkpoint
         return super().networks() | ({} if audio is None else {"audio_vae": audio.used("encoder")})
 
     def sample(self) -> dict[str, Any]:
         return {"the contents of the videos": sample_path(self._video.path)}
 
     def run(self, bar: FrameBar) -> None:
-        video, ranks, (output,), hdr = self._video, self._job.ranks, self._item.outputs, self._settings.hdr
+        video, ranks, (output,), hdr = self._video, self._job.ranks, self._item.outputs, self._job.hdr
         num_read = 0
 
         def shown(frames: np.ndarray) -> np.ndarray:
@@ -217,7 +222,7 @@ class EncodeTask(Task):
             start = time.perf_counter()
             for window in self._cut(map(shown, video)):
                 pixels = window if hdr is None else (to_encoder_pixels(each, hdr) for each in window)
-                stream = vae.encode_stream(pixels, self.plan, pad=self._settings.pad, group=ranks.group)
+                stream = vae.encode_stream(pixels, self.plan, pad=self._job.pad, group=ranks.group)
                 with stream, open_file(len(encoded)) as writer:
                     encoded.append(shape := _write_all(stream, writer))
                     count, height, width = vae.config.scale.video_grid(shape.grid)
@@ -227,14 +232,14 @@ class EncodeTask(Task):
                         audio = self._encode_sound(count, first)
                         sounds += [] if audio is None else [audio]
                         stated: dict[str, Any] = {"num_frames": count, "height": height, "width": width}
-                        if self._settings.windows is not None and self._carry < count:  # not so if there is only one
+                        if self._job.windows is not None and self._carry < count:  # not so if there is only one
                             stated["carry"] = self._carry
                         moved = writer.complete(fps=video.fps, audio=audio, **stated)
                         self._item.rename({} if moved is None else {output: str(moved)})
                 sent += stream.sent_bytes
         seconds = time.perf_counter() - start
         sound = f" and {format_count(sum(each.shape[2] for each in sounds), 'audio latent')}" if sounds else ""
-        windows = f" in {len(encoded)} windows with a carry of {self._carry}" if self._settings.windows else ""
+        windows = f" in {len(encoded)} windows with a carry of {self._carry}" if self._job.windows else ""
         self._warn_of_missing(num_read)
         self._report(
             Work.ROWS,
@@ -255,7 +260,7 @@ class EncodeTask(Task):
             seconds=seconds,
             latent_shape=encoded[0],
             audio_latent_shape=sounds[0].shape if sounds else None,
-            **({"windows": len(encoded), "carry": self._carry} if self._settings.windows else {}),
+            **({"windows": len(encoded), "carry": self._carry} if self._job.windows else {}),
         )
 
     def _open_output(
@@ -265,7 +270,7 @@ class EncodeTask(Task):
 
         The folder of windows appears when all of them are whole.
         """
-        overwrite, windows = self._job.overwrite is not False, self._settings.windows
+        overwrite, windows = self._job.overwrite is not False, self._job.windows
         if not self._job.ranks.is_first:
             return lambda _: nullcontext()
         if windows is None:
@@ -276,10 +281,10 @@ class EncodeTask(Task):
 
     def _cut(self, frames: Iterator[np.ndarray]) -> Iterator[Iterator[np.ndarray]]:
         """The frames of each window, or all frames."""
-        windows, scale = self._settings.windows, self._job.checkpoint.config.scale
+        windows, scale = self._job.windows, self._job.checkpoint.config.scale
         if windows is None:
             return iter([frames])
-        adds_less = self._settings.pad or not self._carry  # than a whole latent frame
+        adds_less = self._job.pad or not self._carry  # than a whole latent frame
         return cut_windows(frames, windows, self._carry, least=1 if adds_less else scale.time)
 
     def _warn_of_missing(self, num_frames: int) -> None:
@@ -295,8 +300,8 @@ class EncodeTask(Task):
 
     def _plan_sound(self) -> list[Plan]:
         """The possible plans of the sound; empty if no sound is wanted, or with a warning if there is none."""
-        settings, source = self._settings, self._video.path
-        checkpoint = settings.audio_checkpoint
+        job, source = self._job, self._video.path
+        checkpoint = job.audio_checkpoint
         if checkpoint is None:
             return []
         fps = self._video.fps
@@ -304,7 +309,7 @@ class EncodeTask(Task):
             with SoundReader(source) as sound:
                 if sound.sample_rate:
                     seconds = float(self._planned_frames / fps)
-                    spec, machine = checkpoint.spec("encoder"), checkpoint.machine("encoder", settings.dtype)
+                    spec, machine = checkpoint.spec("encoder"), checkpoint.machine("encoder", job.dtype)
                     return every_chunk(partial(plan_sound_encode, spec, seconds, machine))
         warn(f"{self._video.name}: has no sound, so only its pictures are encoded.")
         return []
@@ -314,7 +319,7 @@ class EncodeTask(Task):
         plan, fps = self.plan.sound, self._video.fps
         if not isinstance(plan, EncodePlan) or fps is None:
             return None
-        audio_vae = self._settings.audio_vae
+        audio_vae = self._job.audio_vae
         per_second = Fraction(audio_vae.config.latents_per_second)
         num_latents = max(1, round(num_frames / fps * per_second))
         with SoundReader(self._video.path) as sound:
@@ -339,22 +344,18 @@ class EncodeTask(Task):
     @property
     def _planned_frames(self) -> int:
         """The number of frames that are encoded together: of the video, or of a window."""
-        return min(self._num_frames, self._settings.windows or self._num_frames)
+        return min(self._num_frames, self._job.windows or self._num_frames)
 
     def _make_plan(self) -> EncodePlan:
         (width, height), spec, ranks = self._video.size, self._job.checkpoint.spec("encoder"), self._job.ranks
-        options = self._settings.plan
         return plan_encode(
             spec,
             (self._planned_frames, height, width, 3),
             self._job.machine,
-            pad=self._settings.pad,
+            pad=self._job.pad,
             sound=self._plan_sound(),
-            memory_budget=options.memory_budget,
-            mode=options.mode,
-            tiling=options.tiling,
-            tile_batch_size=options.tile_batch_size,
             ranks=ranks.size if ranks.choose(1) is Work.ROWS else 1,
+            **self._job.plan_options,
         )
 
 

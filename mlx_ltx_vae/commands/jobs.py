@@ -8,14 +8,14 @@ import re
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 
@@ -384,14 +384,15 @@ def name_outputs(output: str, batch: int, still: str | None = None) -> list[str]
 
 
 @dataclass(eq=False)
-class Job:
-    """Job of a `decode` or `encode` command, and its run by all ranks.
+class Job(ABC):
+    """Job of a `decode` or `encode` command, which adds its own settings, and its run by all ranks.
 
     `ranks` are the ranks that run an item together: this one alone if there are many items, which all ranks share.
     """
 
-    network: str  # "decoder" or "encoder"
-    open: Callable[[], Checkpoint]  # what it runs
+    network: ClassVar[str]  # "decoder" or "encoder"
+
+    model: str  # see `open_checkpoint`
     sources: Sequence[str]  # files, lists and tables, as arguments name them
     join: bool  # whether they are the windows of one film
     pattern: str | None  # see `find_pattern`
@@ -411,8 +412,15 @@ class Job:
     plans: dict[Any, Any] = field(init=False, default_factory=dict)  # by what they depend on, for items that are alike
     _all_ranks: Ranks = field(init=False)
     _loaded: VideoVAE | None = field(init=False, default=None)
-    _make_task: Callable[[Item], "Task"] = field(init=False)
     _task: "Task | None" = field(init=False, default=None)  # of the only item, which may be a pipe and is opened once
+
+    @abstractmethod
+    def open(self) -> Checkpoint:
+        """Open the checkpoint that it runs."""
+
+    @abstractmethod
+    def make_task(self, item: Item) -> "Task":
+        """The run of an item."""
 
     @property
     def is_many(self) -> bool:
@@ -435,7 +443,7 @@ class Job:
     def statistics(self) -> Statistics | None:
         return self.checkpoint.read_statistics()
 
-    def run(self, make_task: "Callable[[Job, Item], Task]") -> None:
+    def run(self) -> None:
         """Run all inputs, or plan them in a dry run, and report.
 
         Several ranks run one input together. Of many, each takes whole ones, longest first, and writes them to its
@@ -453,7 +461,6 @@ class Job:
         ranks.check_same(lambda: {"the weights": self.checkpoint.sample()})
         self.ranks, self._all_ranks = Ranks() if self.is_many else ranks, ranks
         self.machine = self.ranks.smallest(self.checkpoint.machine(self.network, self.dtype))
-        self._make_task = partial(make_task, self)
         self._run_items(items)
 
     def _run_items(self, items: Sequence[Item]) -> None:
@@ -477,7 +484,7 @@ class Job:
     def _measure(self, items: Sequence[Item]) -> None:
         for item in items:
             try:
-                task = self._make_task(item)
+                task = self.make_task(item)
                 self._task = None if self.is_many else task
             except Exception as error:
                 self._fail(item, error)
@@ -508,7 +515,7 @@ class Job:
         mx.reset_peak_memory()  # each report states its item's
         ranks = self.ranks
         try:
-            task = self._task or self._make_task(item)
+            task = self._task or self.make_task(item)
             with ExitStack() as stack:
                 ranks.together(lambda: stack.enter_context(task.open()))
                 ranks.check_same(task.describe)

@@ -90,7 +90,7 @@ def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsCon
     add_report_options(parser)
 
 
-def take(arguments: object, *names: str) -> dict[str, Any]:
+def take(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The arguments of these names, by name."""
     return {name: getattr(arguments, name) for name in names}
 

@@ -143,8 +143,7 @@ def encode_parser() -> CommandParser:
     windows = """encode overlapping windows of N frames, 1 + 8*k, each alone and into a file of its own in a folder, as
         pipelines condition on them; decode --join makes them a video again"""
     video.add_argument("--windows", type=positive, metavar="N", help=windows)
-    carry = """frames that a window shares with the one before: 0, or 1 + 8*k from 17 on, and less than half of it
-        (default: 25)"""
+    carry = "frames that a window shares with the one before, 1 + 8*k or 0 (default: 25)"
     video.add_argument("--carry", type=count, metavar="N", help=carry)
     rate = "drop or repeat frames to this rate, at unchanged speed; the rate of images (default: the video's)"
     video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)

@@ -3,12 +3,11 @@
 import argparse
 
 from .. import demo
-from ..planning.plan import parse_options
 from ..video import is_sheet
 from ..video.sink import SinkOptions
 from .cli import CommandParser
-from .decode_command import DecodeSettings, complete_inputs, run_decode
-from .options import pick
+from .decode_command import complete_inputs, run_decode
+from .options import take
 
 _CHOICES = (
     "-m MODEL is missing: a tiny decoder, such as taeltx2_3.safetensors (github.com/madebyollin/taehv, in the folder "
@@ -20,15 +19,13 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
     complete_inputs(parser, arguments, demo.LATENT_RGB, "preview.mp4", _CHOICES)
     sheet = is_sheet(arguments.output or "")
-    settings = pick(
-        DecodeSettings,
+    return run_decode(
+        parser,
         arguments,
+        SinkOptions(overwrite=arguments.overwrite, contact_sheet=sheet),
+        stills=sheet,
         seed=None,
         preset=None,
-        plan=parse_options(memory_budget=arguments.memory_budget),
-        stream={},
-        sinks=SinkOptions(overwrite=arguments.overwrite, contact_sheet=sheet),
-        sound=None,
-        keyframes=None,
+        plan_options=take(arguments, "memory_budget"),
+        stream_options={},
     )
-    return run_decode(parser, arguments, settings, stills=sheet)

@@ -2,96 +2,70 @@
 
 import argparse
 import json
-from dataclasses import dataclass, field, fields, replace
-from fractions import Fraction
+from collections.abc import Mapping
 from typing import Any
 
-from ..backend.mlx_utils import DtypeName
 from ..errors import PlanError
-from ..planning.plan import BitDepth, Mode, ModeName, OrderName, PlanOptions
 from ..published import PublishedVAE
-from ..shapes import Grid, Size
-from ..tiling import SpatialTilingConfig, TemporalTilingConfig, preset
+from ..shapes import Grid
+from ..tiling import preset
 from ..units import DEFAULT_FPS
 from ..video.frame_format import FrameOutput, frame_format
 from .cli import CommandParser
 from .jobs import plan_report
-from .options import pick
 from .running import print_report, run_command
 
-_OWN = {"only_here": True}
-_REPORT = ("dry_run", "json", "quiet", "debug")
+_OWN = ("size", "num_frames", "sound")  # go with --generation only
+_SHARED = (
+    *("memory_budget", "dtype", "mode", "order", "chunk", "tile", "tile_frames", "preset", "tile_batch_size", "steps"),
+    *("bit_depth", "fps", "dry_run", "json", "quiet", "debug"),
+)
 
 
-@dataclass(frozen=True)
-class PublishedSettings:
-    """The options of a plan without files. Some go with `--generation` only."""
-
-    generation: str
-    size: Size = field(metadata=_OWN)
-    num_frames: int = field(metadata=_OWN)
-    sound: bool = field(metadata=_OWN)
-    memory_budget: str | int | None
-    dtype: DtypeName | None
-    mode: ModeName
-    order: OrderName
-    chunk: int | None
-    tile: SpatialTilingConfig | None
-    tile_frames: TemporalTilingConfig | None
-    preset: str | None
-    tile_batch_size: int
-    steps: int | None
-    bit_depth: BitDepth
-    fps: Fraction | None
-
-
-def find_published(parser: CommandParser, arguments: argparse.Namespace) -> PublishedSettings | None:
-    """The plan without files that is wanted, if any. Wrong usage if an option does not go with it, or only with it."""
+def wants_published_plan(parser: CommandParser, arguments: argparse.Namespace) -> bool:
+    """Return whether a plan without files is wanted. Wrong usage if an option does not go with it, or only with it."""
     if arguments.generation is None:
-        for own in fields(PublishedSettings):
-            if own.metadata.get("only_here") and getattr(arguments, own.name):
-                parser.error(f"--{own.name.replace('_', '-')} goes with --generation, for a plan without files")
-        return None
+        for name in _OWN:
+            if getattr(arguments, name):
+                parser.error(f"--{name.replace('_', '-')} goes with --generation, for a plan without files")
+        return False
     if not arguments.dry_run:
         parser.error("--generation names no file to decode with; add --dry-run for the plan, or give -m VAE")
     if arguments.latents:
         parser.error("--generation plans without files; leave out LATENTS")
-    known = [*_REPORT, *(field.name for field in fields(PublishedSettings))]
-    parser.refuse_others(arguments, known, "--generation plans without files")
+    parser.refuse_others(arguments, ["generation", *_OWN, *_SHARED], "--generation plans without files")
     with parser.wrong_usage():
         PublishedVAE.find(arguments.generation)
     if arguments.size is None or arguments.num_frames is None:
         parser.error("--generation needs --size WxH and --num-frames N, of the video")
-    return pick(PublishedSettings, arguments)
+    return True
 
 
-def with_preset(options: PlanOptions, name: str | None, video: Grid) -> PlanOptions:
+def with_preset(options: Mapping[str, Any], name: str | None, video: Grid) -> Mapping[str, Any]:
     """The options of a video's plan with the tiles of a preset, which may depend on the size; None for no preset."""
     num_frames, height, width = video
     tiling = preset(name, height, width, num_frames) if name else None
-    return replace(options, mode=Mode.TILED, tiling=tiling) if tiling else options
+    return {**options, "mode": "tiled", "tiling": tiling} if tiling else options
 
 
-def print_published_plan(
-    parser: CommandParser, arguments: argparse.Namespace, settings: PublishedSettings, options: PlanOptions
-) -> int:
+def print_published_plan(parser: CommandParser, arguments: argparse.Namespace, options: Mapping[str, Any]) -> int:
     """Print the plan that `decode` would follow; returns the exit code."""
-    width, height = settings.size
-    video = settings.num_frames, height, width
+    width, height = arguments.size
+    video = arguments.num_frames, height, width
     with parser.wrong_usage():
-        vae = PublishedVAE.find(settings.generation)
+        vae = PublishedVAE.find(arguments.generation)
         vae.latent_shape(video)
-        if settings.sound:
+        if arguments.sound:
             vae.find_sound()
 
     def report(_: argparse.Namespace) -> None:
         plan = vae.plan(
             video,
-            dtype=settings.dtype,
-            sound_fps=settings.fps or DEFAULT_FPS if settings.sound else None,
+            dtype=arguments.dtype,
+            sound_fps=arguments.fps or DEFAULT_FPS if arguments.sound else None,
             holds_latents=False,
-            outputs=(FrameOutput(frame_format(settings.bit_depth, PlanError)),),
-            **vars(with_preset(options, settings.preset, video)),
+            outputs=(FrameOutput(frame_format(arguments.bit_depth, PlanError)),),
+            **with_preset(options, arguments.preset, video),
         )
         used: dict[str, Any] = {"generation": vae.config.generation, "decoder": vae.family.decoder}
         values, text = plan_report(plan, {"vae": used})

@@ -1,34 +1,48 @@
 """`mlx_ltx_vae run`: runs a Python program in this process, with the decoders of apps that it imports replaced."""
 
 import argparse
+import atexit
+import builtins
 import importlib.util
+import io
 import os
+import pkgutil
 import re
-import runpy
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import NamedTuple
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple
 
 from ..errors import LTXVAEError, describe_error, one_line
 from ..integrations import install
 from ..integrations.apps import APPS
-from ..startup import release_process
+from ..startup import is_command, release_process
 from .cli import CommandParser
 
 _SHEBANG_LINES = 3  # an interpreter with a long path follows a line of /bin/sh
 _BEGINNING = 4096
+_ARCHIVES = (".pyz", ".zip")
+
+
+class Main(NamedTuple):
+    """The main module of a program: its code, its file, and its spec, which scripts do not have."""
+
+    code: CodeType
+    file: str
+    spec: ModuleSpec | None = None
 
 
 class Program(NamedTuple):
-    """A program to run: `run` starts it, with the `folder` first in `sys.path` and `name` as `sys.argv[0]`."""
+    """A program to run: `load` finds its main module, with the `folder` first in `sys.path`; `name` is `argv[0]`."""
 
     name: str
     folder: str
-    run: Callable[[], object]
+    load: Callable[[], Main]
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -45,12 +59,17 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
 def run_program(arguments: argparse.Namespace) -> int:
     """Run the program of a command line. An exception of the program is the caller's."""
     program, others = find_program(arguments.program)
-    with install(memory_budget=arguments.memory_budget, save_latents=arguments.save_latents) as installed:
+    code: object = None
+    with ExitStack() as stack:
+        installed = stack.enter_context(
+            install(memory_budget=arguments.memory_budget, save_latents=arguments.save_latents)
+        )
+        stack.enter_context(_as_started(program, others))
+        if is_command():  # threads of the program, and what it has registered for the exit, find all in place
+            atexit.register(stack.pop_all().close)
         release_process()
         try:
-            with _as_started(program, others):
-                program.run()
-            code: object = None
+            _execute(program.load())
         except SystemExit as ended:
             code = ended.code
         if not installed.replaced and not installed.moved:
@@ -68,24 +87,63 @@ def find_program(words: list[str]) -> tuple[Program, list[str]]:
     name, *arguments = words
     if name == "-m":
         module, *arguments = arguments
-        return Program(module, os.getcwd(), partial(_run_module, module)), arguments
+        return Program(module, os.getcwd(), partial(_load_module, module)), arguments
     path = Path(name)
     if not path.is_file() and not (path / "__main__.py").is_file():
         path = _find_command(name)
     _check_is_python(path)
-    is_folder = path.is_dir() or path.suffix in (".pyz", ".zip")
-    folder = str(path if is_folder else Path(os.path.realpath(path)).parent)
-    return Program(str(path), folder, partial(runpy.run_path, str(path), run_name="__main__")), arguments
+    _check_environment(path, name)
+    if path.is_dir() or path.suffix in _ARCHIVES:
+        return Program(str(path), str(path), partial(_load_archive, str(path))), arguments
+    return Program(str(path), str(Path(os.path.realpath(path)).parent), partial(_load_script, path)), arguments
 
 
-def _run_module(name: str) -> object:
+def _load_module(name: str) -> Main:
+    """The main module that `python -m NAME` runs."""
     try:
-        found = importlib.util.find_spec(name)
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        raise LTXVAEError(f"{name}: is no module of {sys.executable}; install it in this environment.")
-    return runpy.run_module(name, run_name="__main__", alter_sys=True)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):  # a module that the package imports
+            raise
+        spec = None
+    return _load_spec(
+        spec,
+        f"{name}: is no module of {sys.executable}, or a package without a program; install it in this environment, or "
+        "name another module.",
+    )
+
+
+def _load_archive(path: str) -> Main:
+    """The main module of a folder or a zip file."""
+    finder: Any = pkgutil.get_importer(path)
+    return _load_spec(finder and finder.find_spec("__main__"), f"{path}: has no __main__.py; give another program.")
+
+
+def _load_spec(spec: ModuleSpec | None, problem: str) -> Main:
+    loader: Any = spec and spec.loader
+    code = loader.get_code(spec.name) if spec is not None and hasattr(loader, "get_code") else None
+    if spec is None or code is None:
+        raise LTXVAEError(problem)
+    return Main(code, str(spec.origin), spec)
+
+
+def _load_script(path: Path) -> Main:
+    file = os.path.abspath(path)
+    with io.open_code(file) as source:
+        return Main(compile(source.read(), file, "exec", dont_inherit=True), file)
+
+
+def _execute(main: Main) -> None:
+    """Run a program as the module `__main__`."""
+    module, spec = ModuleType("__main__"), main.spec
+    vars(module).update(__file__=main.file, __spec__=spec, __builtins__=builtins)
+    if spec is not None:
+        vars(module).update(__package__=spec.parent, __loader__=spec.loader)
+        sys.argv[0] = sys.argv[0] if spec.name == "__main__" else main.file
+    sys.modules["__main__"] = module
+    exec(main.code, vars(module))
 
 
 def _find_command(name: str) -> Path:
@@ -97,19 +155,25 @@ def _find_command(name: str) -> Path:
             f"{name}: is neither a script nor a command on the PATH; give the path of a script, -m MODULE, or the name "
             "of an installed command."
         )
-    own = re.search(rb"(/\S*?)/python[0-9.]*\b", _first_lines(Path(found)))
+    return Path(found)
+
+
+def _check_environment(path: Path, name: str) -> None:
+    """Raise a `LTXVAEError` for a command that another Python environment runs."""
+    if path.is_dir() or path.suffix in (".py", *_ARCHIVES):
+        return
+    own = re.search(rb"(/\S*?)/python[0-9.]*\b", _first_lines(path))
     folder = own and os.fsdecode(own[1])
-    if folder and os.path.realpath(folder) != os.path.realpath(beside):
+    if folder and os.path.realpath(folder) != os.path.realpath(os.path.dirname(sys.executable)):
         raise LTXVAEError(
-            f"{found}: belongs to another Python environment ({folder}); install mlx_ltx_vae there, and run "
+            f"{path}: belongs to another Python environment ({folder}); install mlx_ltx_vae there, and run "
             f"{folder}/python -m mlx_ltx_vae run -- {name}."
         )
-    return Path(found)
 
 
 def _check_is_python(path: Path) -> None:
     """Raise a `LTXVAEError` for a program in another language."""
-    if path.is_dir() or path.suffix in (".py", ".pyz", ".zip"):
+    if path.is_dir() or path.suffix in (".py", *_ARCHIVES):
         return
     beginning = _first_lines(path)
     if b"\0" in beginning or (beginning.startswith(b"#!") and b"python" not in beginning):
@@ -128,12 +192,12 @@ def _first_lines(path: Path) -> bytes:
 
 @contextmanager
 def _as_started(program: Program, arguments: list[str]) -> Iterator[None]:
-    """Let `sys.argv` and `sys.path` be as Python sets them for a program, and give back what they were."""
-    argv, path = sys.argv, list(sys.path)
+    """Let `sys.argv` and `sys.path` be as Python sets them for a program. They and `__main__` are given back."""
+    argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     sys.argv = [program.name, *arguments]
     if not getattr(sys.flags, "safe_path", False):  # else Python adds no folder
         sys.path[0:1] = [program.folder]
     try:
         yield
     finally:
-        sys.argv, sys.path[:] = argv, path
+        sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main

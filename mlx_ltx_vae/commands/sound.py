@@ -258,7 +258,7 @@ class SoundTask(Task):
 
     plan: DecodePlan
 
-    def __init__(self, settings: SoundSettings, job: Job, item: Item) -> None:
+    def __init__(self, job: Job, item: Item, settings: SoundSettings) -> None:
         super().__init__(job, item)
         self._sound = self._find(settings)
         self.plan = self._sound.plan(job.machine, memory_budget=settings.memory_budget)
@@ -290,9 +290,11 @@ class SoundTask(Task):
 class FilmSoundTask(SoundTask):
     """The sound of a film, without the pictures. `fps` and `carry` are None for what its windows state."""
 
-    def __init__(self, settings: SoundSettings, fps: Fraction | None, carry: int | None, job: Job, item: Item) -> None:
+    def __init__(
+        self, job: Job, item: Item, settings: SoundSettings, *, fps: Fraction | None, carry: int | None
+    ) -> None:
         self._fps, self._carry = fps, carry
-        super().__init__(settings, job, item)
+        super().__init__(job, item, settings)
 
     def _find(self, settings: SoundSettings) -> FoundSound:
         opened = [partial(open_latents, path) for path in self._item.windows]

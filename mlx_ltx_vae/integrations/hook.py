@@ -163,14 +163,18 @@ def _find_problem(entry: Entry, own: Any) -> str | None:
     where = f"{entry.module}:{entry.path}"
     if own is None:
         return f"it has no {where}"
+    if isinstance(own, (staticmethod, classmethod)) or not inspect.isroutine(own):
+        return f"{where} is not a method" if entry.owner else f"{where} is not a function"
     if entry.is_around:  # it is called as it is
         return None
     first, *others = _parameters(own) or [""]
+    if not first:
+        return f"{where} names no parameters"
+    if entry.parameters[0] in others:
+        return f"{where} takes {first} before {entry.parameters[0]}"
     unknown = [name for name in others if name not in entry.parameters]
     needed = [name for name in unknown if _parameters(own)[name].default is inspect.Parameter.empty]
-    if not first or needed:
-        return f"{where} needs {', '.join(needed) or 'nothing'}, which mlx_ltx_vae does not know"
-    return None
+    return f"{where} needs {', '.join(needed)}, which mlx_ltx_vae does not know" if needed else None
 
 
 def _unknown_parameters(entry: Entry, own: Any) -> list[str]:

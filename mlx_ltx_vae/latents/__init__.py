@@ -30,6 +30,7 @@ from .files import (
     check_finite,
     check_plausible,
     check_readable,
+    check_shape,
     choose_statistics,
     open_tensor_file,
     source_name,
@@ -39,7 +40,6 @@ from .keyframes import load_keyframes as load_keyframes
 from .metadata import AUDIO_LENGTHS, AUDIO_NAMES, find_layout, find_video_sizes, is_audio_name, parse_metadata
 from .writer import LatentsWriter as LatentsWriter
 from .writer import check_latents_name as check_latents_name
-from .writer import check_shape
 from .writer import save_latents as save_latents
 
 KNOWN_NAMES = (

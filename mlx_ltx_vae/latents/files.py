@@ -594,6 +594,19 @@ def read_frames(latents: Any, frames: Iterable[int]) -> Iterator[mx.array]:
         yield to_mlx(latents[(slice(None), slice(None), slice(frame, frame + 1))], "latents").astype(mx.float32)
 
 
+def check_shape(shape: Sequence[int], latent_channels: int | None, source: str) -> None:
+    """Raise a `LatentsError` unless a shape is (B, C, F', H', W'), with this number of channels if it is known."""
+    shape = tuple(shape)
+    if len(shape) == 3:
+        raise LatentsError(f"{source}: latents {shape} look packed, (B, tokens, C); unpack them to (B, C, F', H', W').")
+    if len(shape) != 5:
+        raise LatentsError(f"{source}: latents {shape} should have five axes, (B, C, F', H', W').")
+    if 0 in shape:
+        raise LatentsError(f"{source}: latents {shape} are empty; no axis may have the length 0.")
+    if latent_channels not in (None, shape[1]):
+        raise LatentsError(f"{source}: latents {shape} have {shape[1]} channels where the VAE has {latent_channels}.")
+
+
 def check_readable(stored: StoredArray, name: str, source: str) -> None:
     """Raise a `LatentsError` for values that are not floating-point numbers."""
     if stored.dtype_name not in _READABLE_DTYPES:

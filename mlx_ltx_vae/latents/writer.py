@@ -16,7 +16,7 @@ from ..files import PartFile, writing_to
 from ..process import uninterrupted
 from ..shapes import DEFAULT_SCALE, LEAST_CARRY, LatentShape
 from ..units import Rate, find_fps
-from .files import check_finite
+from .files import check_finite, check_shape
 from .keyframes import NUMBER_NAMES, STILL_NAMES, Keyframes
 from .metadata import AUDIO_NAMES, AXES_KEY, CHANNELS_FIRST, LatentsMetadata, find_video_sizes
 
@@ -78,7 +78,6 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         assert self._shape is not None, "latents were written"
         exact_fps = None if fps is None else find_fps(self._name, fps, WriterError)
         find_video_sizes(LatentsMetadata((num_frames, height, width)), self._shape.grid, None, self._name)
-        _check_carry(carry, num_frames or DEFAULT_SCALE.video_grid(self._shape.grid)[0], self._name)
         stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width, "carry": carry}
         metadata = {key: str(value) for key, value in stated.items() if value is not None}
         metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST}
@@ -161,6 +160,8 @@ def save_latents(
     audio = None if audio is None else to_mlx(audio, "audio latents")
     with LatentsWriter(path, overwrite=overwrite) as writer:
         writer.write(latents)
+        if carry is not None:
+            _check_carry(carry, num_frames or DEFAULT_SCALE.video_grid(latents.shape[2:])[0], os.fspath(path))
         sizes = {"num_frames": num_frames, "height": height, "width": width}
         writer.complete(fps=fps, audio=audio, keyframes=keyframes, carry=carry, **sizes)
 
@@ -180,23 +181,8 @@ def check_latents_name(path: str | os.PathLike) -> None:
         raise WriterError(f"{path}: latents are written as safetensors; use a name that ends in .safetensors.")
 
 
-def check_shape(shape: Sequence[int], latent_channels: int | None, source: str) -> None:
-    """Raise a `LatentsError` unless a shape is (B, C, F', H', W'), with this number of channels if it is known."""
-    shape = tuple(shape)
-    if len(shape) == 3:
-        raise LatentsError(f"{source}: latents {shape} look packed, (B, tokens, C); unpack them to (B, C, F', H', W').")
-    if len(shape) != 5:
-        raise LatentsError(f"{source}: latents {shape} should have five axes, (B, C, F', H', W').")
-    if 0 in shape:
-        raise LatentsError(f"{source}: latents {shape} are empty; no axis may have the length 0.")
-    if latent_channels not in (None, shape[1]):
-        raise LatentsError(f"{source}: latents {shape} have {shape[1]} channels where the VAE has {latent_channels}.")
-
-
-def _check_carry(carry: int | None, num_frames: int, source: str) -> None:
-    """Raise a `LatentsError` for a carry that no window with this number of frames has."""
-    if carry is None:
-        return
+def _check_carry(carry: int, num_frames: int, source: str) -> None:
+    """Raise a `LatentsError` for a carry that no window with this number of frames has in a pipeline."""
     if rule := DEFAULT_SCALE.carry_rule(carry, least=LEAST_CARRY):
         raise LatentsError(f"{source}: windows share {rule}, not {quote(carry)}; correct the carry.")
     if carry >= num_frames:

@@ -22,6 +22,7 @@ from ..shapes import Axis, ScaleFactors, format_size
 from ..streaming.context import StreamContext
 from ..tiling.config import TilingConfig
 from ..tiling.layout import TileBox, check_batch_size
+from ..units import format_count
 from .frames import explain_not_finite
 from .run import ChunkStream, Run, check_cancelled, make_bands, peek
 from .sources import Source, crop_space
@@ -197,7 +198,8 @@ def cut_windows(
             continue
         if fresh:
             remedy = option("pad=True", "--pad")
-            warn(f"the last {len(fresh)} frames make no latent frame, and are left out; {remedy} repeats the last one.")
+            rest = f"the end ({format_count(len(fresh), 'frame')}) makes no latent frame, and is left out"
+            warn(f"{rest}; {remedy} repeats the last frame.")
         return
 
 

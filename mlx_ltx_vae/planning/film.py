@@ -26,10 +26,12 @@ class Overlap:
     Attributes:
         carry: the number of frames at the start of a window that show the same time as the end of the window before.
         blend: the number of them that are crossfaded, at the end of the carry. The others are dropped.
+        video_frames: the frames of the video that one frame of the decoder stands for.
     """
 
     carry: int
     blend: int
+    video_frames: int = 1
 
     @classmethod
     def of(cls, scale: ScaleFactors, spec: NetworkSpec, carry: int, blend: int | None) -> "Overlap":
@@ -38,15 +40,26 @@ class Overlap:
         `scale` belongs to the VAE. A decoder of previews may make fewer frames, and its windows then share fewer.
         """
         steps = scale.time
-        if rule := scale.carry_rule(carry):
-            raise PlanError(f"windows share {rule}, not {quote(carry)}; correct the carry.")
+        check_carry(scale, carry)
         blend = carry if blend is None else blend
         if not _is_count(blend) or blend > carry:
             raise PlanError(
                 f"a carry of {carry} frames allows a blend of 0 to {carry}, not {quote(blend)}; correct the blend."
             )
         own = spec.out_grid((1 + (carry - 1) // steps, 1, 1))[0] if carry else 0
-        return cls(own, blend * spec.scale.time // steps)
+        return cls(own, blend * spec.scale.time // steps, steps // spec.scale.time)
+
+
+def check_carry(scale: ScaleFactors, carry: int) -> None:
+    """Raise a `PlanError` for a number of frames that windows cannot share."""
+    if rule := scale.carry_rule(carry):
+        raise PlanError(f"windows share {rule}, not {quote(carry)}; correct the carry.")
+
+
+def largest_blended_carry(scale: ScaleFactors, frames: int) -> int:
+    """The most frames that windows can share and blend all of: fewer than a window of `frames` frames adds."""
+    most = (frames - 1) // 2
+    return most - (most - 1) % scale.time if most else 0
 
 
 def _is_count(value: object) -> bool:
@@ -108,15 +121,15 @@ class Film:
                     f"{name}: has {format_count(num_frames, 'frame')}, and shares the first {carry} with the window "
                     f"before; correct {option('carry=', '--carry')}, or leave this window out."
                 )
+            shares, right = f"{name}: shares {carry} frames with the window before", option("carry=", "--carry")
             if carry >= before.frames.end - before.start:
-                raise LatentsError(
-                    f"{name}: shares {carry} frames with the window before, which has no more; correct "
-                    f"{option('carry=', '--carry')}."
-                )
+                length = format_count(before.frames.end - before.start, "frame")
+                raise LatentsError(f"{shares}, which has {length}; correct {right}, or leave that window out.")
             if blend and blend >= kept:
+                most = kept * self.overlap.video_frames - 1
                 raise LatentsError(
-                    f"{name}: fades over {blend} frames into the window before, which adds only {kept}; blend at most "
-                    f"{kept - 1} ({option('blend=', '--blend')}), or correct {option('carry=', '--carry')}."
+                    f"{shares}, with a blend of {blend}, and that one adds only {format_count(kept, 'frame')}; blend "
+                    f"at most {most} ({option(f'blend={most}', f'--blend {most}')}), or correct {right}."
                 )
             seam = start + carry
             part = Part(start, Interval(seam - blend, start + num_frames), Interval(seam - blend, seam))
