@@ -656,4 +656,8 @@ class FilmTask(DecodeTask):
         stored = self._stored
         keyframes = super()._find_keyframes(file) if window.keyframes else None
         latents = file.map(**stored).item(index)[()]
-        return latents, None if keyframes is None else keyframes.read(**stored).item(index)
+        if keyframes is None:
+            return latents, None
+        own = keyframes.read(**stored).item(index)
+        mx.eval(own.latents)  # another thread uses them
+        return latents, own
