@@ -24,7 +24,7 @@ from ..latents.keyframes import Keyframes
 from ..models.base import Decoder
 from ..models.noise import Noise, NoiseShapes, draw
 from ..models.specs import DEFAULT_CONVENTION, LONG_CLIP, ConventionName, NetworkSpec
-from ..planning.plan import DecodePlan, Order, PlanOptions, choose_variant
+from ..planning.plan import DecodePlan, Order, choose_variant
 from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..planning.tiles import tile_spec
 from ..shapes import Axis, Grid
@@ -89,7 +89,8 @@ _DEFAULTS = DecodeOptions(
     steps=None,
     keyframes=None,
 )
-_PLANNED = {"frames", "joined", *PlanOptions.__dataclass_fields__}  # options of `VideoVAE.plan`
+# Options of `VideoVAE.plan` alone.
+_PLANNED = {"memory_budget", "mode", "order", "tiling", "tile_batch_size", "chunk", "ranks", "frames", "joined"}
 
 
 def check_options(function: str, options: Mapping[str, object], known: type = DecodeOptions) -> None:
