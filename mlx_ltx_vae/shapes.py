@@ -15,8 +15,6 @@ Shape = tuple[int, ...]
 #: The largest number of pixels of a frame, about 16,000 x 16,000. It is ffmpeg's, which adds something to the sides.
 MAX_PIXELS = 2**28
 _ADDED_TO_SIDES = 128
-#: Latent frames that pipelines make windows of a film share at least, if they share any.
-LEAST_CARRY = 3
 _GRID = re.compile(r"([1-9]\d{0,8})x([1-9]\d{0,8})x([1-9]\d{0,8})")
 
 
@@ -48,16 +46,12 @@ class ScaleFactors(NamedTuple):
         steps = -(-(num_frames - 1) // self.time) if pad else (num_frames - 1) // self.time
         return 1 + self.time * steps
 
-    def carry_rule(self, carry: Any, *, least: int = 1) -> str | None:
-        """Say how many frames windows of a film can share if not this many: "1 + 8*k frames, or 0 for none".
-
-        `least` counts latent frames.
-        """
-        fewest = self.video_grid((least, 1, 1))[0]
-        is_count = isinstance(carry, int) and not isinstance(carry, bool)
-        if is_count and (carry == 0 or (carry >= fewest and (carry - 1) % self.time == 0)):
+    def carry_rule(self, carry: Any) -> str | None:
+        """Say how many frames windows of a film can share if not this many: "1 + 8*k frames, or 0 for none"."""
+        is_count = isinstance(carry, int) and not isinstance(carry, bool) and carry >= 0
+        if is_count and (carry == 0 or (carry - 1) % self.time == 0):
             return None
-        return f"1 + {self.time}*k frames{f' from {fewest} on' if fewest > 1 else ''}, or 0 for none"
+        return f"1 + {self.time}*k frames, or 0 for none"
 
     def covering_latent_grid(self, video_grid: Sequence[int]) -> Grid:
         """(F', H', W') of the smallest latents whose video covers (F, H, W)."""

@@ -135,6 +135,22 @@ def test_modules_that_are_imported_already_are_replaced_too(apps, network, capsy
     assert capsys.readouterr().err == ""
 
 
+def test_other_names_of_a_function_are_replaced_and_an_inner_installation_gives_back_the_outer(apps):
+    apps()
+    pipeline = importlib.import_module("LTX_2_MLX.pipeline")
+    pipeline.stream = own = pipeline.decode_streaming  # as `import decode_streaming as stream` does
+    core = importlib.import_module(f"{CORE}.video_vae")
+    with integrations.install():
+        outer = pipeline.stream, core.VideoDecoder.decode
+        with integrations.install():
+            assert pipeline.stream is not outer[0]
+            assert pipeline.stream.original is own
+        assert (pipeline.stream, core.VideoDecoder.decode) == outer
+        assert pipeline.stream.original is own
+    assert pipeline.stream is own
+    assert not hasattr(core.VideoDecoder.decode, "original")
+
+
 def test_a_module_and_a_command_are_programs_too(apps, tmp_path, monkeypatch, capfd):
     apps()
     (tmp_path / "tool").mkdir()

@@ -338,3 +338,21 @@ def test_keyframes_in_files_are_carried_from_windows_that_are_not_decoded(tmp_pa
     assert report["keyframes"] == [8, 24]
     assert [each["keyframes"] for each in report["plan"]["windows"]] == [[0, 16], [8]]
     assert same("film.npy", expected)
+
+
+def test_windows_are_decoded_with_the_keyframes_of_their_files(tmp_path, monkeypatch, golden, capsys):
+    monkeypatch.chdir(tmp_path)
+    model, rng = golden("ltx2_5_keyframes").checkpoint, np.random.default_rng(0)
+    windows = []
+    for number, frames in enumerate([(3, 9), (), (5,)]):
+        latents = mx.array(rng.normal(size=(1, 8, 2, 1, 2)).astype(np.float32))
+        stills = mx.array(rng.normal(size=(1, 8, len(frames), 1, 2)).astype(np.float32))
+        keyframes = Keyframes(stills, frames) if frames else None
+        save_latents(f"{number}.safetensors", latents, keyframes=keyframes, carry=1)
+        windows.append((latents, keyframes))
+    sources = [f"{number}.safetensors" for number in range(3)]
+    assert run(decode, *sources, "-m", model, "--join", "-o", "film.npy", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["keyframes"] == [3, 9, 21]
+    stream = VideoVAE.from_pretrained(model, encoder=False).stream_joined(windows, carry=1)
+    expected = np.concatenate([chunk.to_uint8() for chunk in stream])
+    assert np.abs(np.load("film.npy").astype(int) - expected).max() <= 1

@@ -195,7 +195,7 @@ def test_sizes_that_no_video_of_the_latents_has_are_refused(tmp_path: Path, late
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize(("carry", "frames"), [(17, 25), (0, 1), (25, 33)])
+@pytest.mark.parametrize(("carry", "frames"), [(17, 25), (0, 1), (9, 33)])
 def test_a_carry_is_stated(tmp_path, carry, frames):
     path = tmp_path / "clip.safetensors"
     save_latents(path, mx.zeros((1, 8, 1 + (frames - 1) // 8, 2, 3)), carry=carry)
@@ -204,7 +204,7 @@ def test_a_carry_is_stated(tmp_path, carry, frames):
     assert load_latents(path)[1].carry == carry
 
 
-@pytest.mark.parametrize("carry", [-1, 1, 9, 18, 25, 17.0, True, "17"])
+@pytest.mark.parametrize("carry", [-7, 18, 25, 17.0, True, "17"])
 def test_a_carry_that_no_window_has_is_refused(tmp_path, carry):
     with pytest.raises(LatentsError, match="windows share 1 .* not|a window of 25 frames cannot share 25"):
         save_latents(tmp_path / "clip.safetensors", mx.zeros((1, 8, 4, 2, 3)), carry=carry)

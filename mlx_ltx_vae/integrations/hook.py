@@ -93,13 +93,11 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
             self.replaced.setdefault(app, []).append(f"{module.__name__}:{entry.path}")
 
     def _replace(self, place: Any, entry: Entry, own: Any, names: tuple[str, ...]) -> None:
-        """Replace one function, also where other modules have imported it by its name."""
-        own = getattr(own, "original", own)
-        new = make_replacement(entry, own, place if entry.owner else None, names)
-        places = [place] if entry.owner else _importers(own, entry.name)
-        for each in places:
-            setattr(each, entry.name, new)
-            self._undo.append(functools.partial(setattr, each, entry.name, own))
+        """Replace one function, also where other modules have imported it, by whatever name."""
+        new = make_replacement(entry, getattr(own, "original", own), place if entry.owner else None, names)
+        for each, name in [(place, entry.name)] if entry.owner else _names_of(own):
+            setattr(each, name, new)
+            self._undo.append(functools.partial(setattr, each, name, own))
 
 
 def install(*apps: str, memory_budget: str | int | None = None, save_latents: str | None = None) -> Installed:
@@ -189,9 +187,10 @@ def _parameters(own: Any) -> dict[str, inspect.Parameter]:
     return {name: each for name, each in found.items() if name != "self" and each.kind not in kinds}
 
 
-def _importers(own: object, name: str) -> list[ModuleType]:
-    """The modules that have a function by its name, with the one that defines it."""
-    return [module for module in list(sys.modules.values()) if getattr(module, "__dict__", {}).get(name) is own]
+def _names_of(own: object) -> list[tuple[ModuleType, str]]:
+    """The modules that have a function, and its names there."""
+    modules = [(module, getattr(module, "__dict__", {})) for module in list(sys.modules.values())]
+    return [(module, name) for module, found in modules for name, each in list(found.items()) if each is own]
 
 
 def _version(module: ModuleType) -> str:

@@ -14,7 +14,7 @@ from ..backend.mlx_utils import dtype_name, to_mlx
 from ..errors import LatentsError, WriterError, check_is_path, quote
 from ..files import PartFile, writing_to
 from ..process import uninterrupted
-from ..shapes import DEFAULT_SCALE, LEAST_CARRY, LatentShape
+from ..shapes import DEFAULT_SCALE, LatentShape
 from ..units import Rate, find_fps
 from .files import check_finite, check_shape
 from .keyframes import NUMBER_NAMES, STILL_NAMES, Keyframes
@@ -148,8 +148,7 @@ def save_latents(
         num_frames, height, width: of the video, in frames and pixels.
         audio: latents of its sound (B, 8, T, 16), normalized.
         keyframes: the video's keyframes, normalized, in one of the dtypes above.
-        carry: the number of frames that the video shares with the next one, if it is a window of a film: 0, or 1 + 8*k
-            from 17 on.
+        carry: the number of frames that the video shares with the next one, if it is a window of a film: 1 + 8*k or 0.
 
     Raises:
         LatentsError: for other shapes and dtypes, values that are not finite, and sizes that no video of them has.
@@ -182,8 +181,8 @@ def check_latents_name(path: str | os.PathLike) -> None:
 
 
 def _check_carry(carry: int, num_frames: int, source: str) -> None:
-    """Raise a `LatentsError` for a carry that no window with this number of frames has in a pipeline."""
-    if rule := DEFAULT_SCALE.carry_rule(carry, least=LEAST_CARRY):
+    """Raise a `LatentsError` for a carry that no window with this number of frames has."""
+    if rule := DEFAULT_SCALE.carry_rule(carry):
         raise LatentsError(f"{source}: windows share {rule}, not {quote(carry)}; correct the carry.")
     if carry >= num_frames:
         raise LatentsError(f"{source}: a window of {num_frames} frames cannot share {carry}; correct the carry.")
