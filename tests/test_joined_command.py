@@ -18,6 +18,7 @@ from audio_cases import random_latents
 from many_files import VAE as DEMO
 from many_files import failed, names, run
 from mlx_ltx_vae import AudioVAE, Keyframes, VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
+from mlx_ltx_vae.commands.jobs import join_items, read_inputs
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.info import main as info
@@ -72,6 +73,14 @@ def test_windows_in_a_folder_files_or_a_list_become_one_film(windows, vae, capsy
         assert line.startswith(f"film.npy: {COUNT} frames of 64x32, 3.7 s at 24 fps, in ")
         assert same("film.npy", levels_of(joined(decoded, CARRY, 8)))
     assert names(".") == ["film.npy", "list.txt", "windows/notes.txt", *sorted(files)]
+
+
+def test_a_folder_is_in_the_order_of_the_numbers_in_its_names(tmp_path):
+    found = ["2.npy", "10.npy", "w2.npz", "w2b.npz", "w10.npz", "\u00b21.npy"]  # a digit only for some programs
+    for name in [*found, ".hidden.npy", "notes.txt"]:
+        (tmp_path / name).touch()
+    film = join_items(read_inputs([str(tmp_path)], with_sizes=False))
+    assert [Path(window).name for window in film.windows] == found
 
 
 def test_the_carry_is_what_the_files_state_or_25(windows, capsys):
