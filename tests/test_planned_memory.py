@@ -25,7 +25,7 @@ from mlx_ltx_vae.tiling.config import SpatialTilingConfig, TemporalTilingConfig,
 from tolerances import cpu_only
 
 LEAST, MOST = 1.0, 1.5
-MOST_OF_LIGHT = 1.9  # of larger cases of tiny decoders
+MOST_OF_OTHERS = 1.9  # larger cases of tiny decoders, and the diffusion decoder in half precision
 SMALL = 12_000_000  # bytes of a peak, of which arrays that no plan counts would be a larger part
 
 _CONV = [name for name, family in published(PICTURES).items() if family.name == "video_vae" and name != "ltx-2.5"]
@@ -82,10 +82,8 @@ class Case:
 
 def draw(choose: random.Random, kind: str, most: float) -> Case:
     """Any case of a kind with at most so many multiply-adds."""
-    while True:
-        case = _draw(choose, kind)
-        if case.multiply_adds() <= most:
-            return case
+    cases = (_draw(choose, kind) for _ in range(1000))
+    return next(case for case in cases if case.multiply_adds() <= most)
 
 
 def _draw(choose: random.Random, kind: str) -> Case:
@@ -159,13 +157,13 @@ def test_planned_peaks_hold(kind):
 @cpu_only("how much a GPU takes is not measured")
 @pytest.mark.parametrize("kind", KINDS)
 def test_planned_peaks_of_larger_cases_hold(kind):
-    compare_some(kind, 8, 4 * KINDS[kind], MOST_OF_LIGHT if "light" in kind else MOST)
+    compare_some(kind, 8, 4 * KINDS[kind], MOST_OF_OTHERS if "light" in kind else MOST)
 
 
 @pytest.mark.slow
 @cpu_only("how much a GPU takes is not measured")
 def test_planned_peaks_of_the_diffusion_decoder_hold():
-    compare_some("decode diffusion", 3, 6e10)
+    compare_some("decode diffusion", 3, 2e11, MOST_OF_OTHERS)
 
 
 _DEMO = """
