@@ -199,6 +199,7 @@ def noise(*_: object, **__: object) -> Iterator[FrameChunk]:
         yield FrameChunk(start, mx.array(frames))
 
 
+@pytest.mark.slow
 def test_a_client_that_stops_reading_loses_its_turn(
     vae: HeldVAE, upload: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +268,7 @@ def test_an_upload_that_is_too_slow_is_408(vae: HeldVAE, upload: bytes, monkeypa
             assert trickle.recv(12) == b"HTTP/1.1 408"
 
 
+@pytest.mark.slow
 def test_headers_that_do_not_end_close_the_connection(
     vae: HeldVAE, upload: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +325,7 @@ def server_process(log: Path) -> Iterator[tuple[subprocess.Popen, str]]:
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_server_and_its_decode(tmp_path: Path) -> None:
     save_latents(path := tmp_path / "x.safetensors", mx.random.normal((1, 64, 4000, 3, 4), key=mx.random.key(0)))
     endless = path.read_bytes()

@@ -110,6 +110,7 @@ def test_the_carry_is_what_the_files_state_or_25(windows, capsys):
     assert capsys.readouterr().out == text
 
 
+@pytest.mark.slow
 def test_frames_of_a_film_need_only_some_windows(windows, vae):
     film = levels_of(joined([vae.decode(window) for window in windows], CARRY, 4))
     arguments = ["windows", *VAE, "--join", "--carry", CARRY, "--blend", 4, "-q", "-o"]
@@ -177,6 +178,7 @@ def test_previews_of_films_have_their_frames(windows, capsys):
     assert Path("film.png").exists()
 
 
+@pytest.mark.slow
 def test_the_sound_of_windows_is_joined_to_the_sample(windows, audio_case, capsys):
     model, fps, frames, carry, count = audio_case("ltx2").checkpoint, 24, 17, 9, 33
     sounds = [random_latents(round(frames / fps * 25), seed=seed) for seed in range(3)]

@@ -176,7 +176,9 @@ def test_few_modules_print():
 
 def test_no_module_evaluates_text_unpickles_opens_sockets_or_uses_a_shell():
     for module, node in nodes(ast.Call):
-        assert not (isinstance(node.func, ast.Name) and node.func.id in _FORBIDDEN), (module, ast.unparse(node))
+        allowed = {"compile", "exec"} if module == "commands/run_command.py" else set()  # the program that `run` is for
+        is_forbidden = isinstance(node.func, ast.Name) and node.func.id in _FORBIDDEN - allowed
+        assert not is_forbidden, (module, ast.unparse(node))
         given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
         assert given.get("shell", "False") == given.get("allow_pickle", "False") == "False", (module, ast.unparse(node))
     for module, node in nodes((ast.Import, ast.ImportFrom)):

@@ -219,6 +219,7 @@ def test_a_command_that_computes_nothing_does_not_look_for_a_compiler(tmp_path, 
     assert not (tmp_path / "g++.asked").exists()
 
 
+@pytest.mark.slow
 def test_a_command_under_nohup_survives_the_end_of_its_terminal(commands, tmp_path):
     process = subprocess.Popen(
         commands.command("video", tmp_path),

@@ -99,6 +99,7 @@ def test_a_reader_that_has_read_enough_ends_a_command_quietly(files, tmp_path, a
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FULL.exists(), reason="the system has no /dev/full")
 def test_full_standard_error_and_output_of_many_inputs(shell, tmp_path):
     """The line of the first input cannot be printed, which ends the command."""

@@ -50,6 +50,7 @@ def assert_only_typos(lines, files):
     assert {number for _, number in found} == {3, 4, 5, 6, 7}
 
 
+@pytest.mark.slow
 def test_mypy_finds_typos_and_nothing_else(files, tmp_path):
     config = tmp_path / "mypy.ini"
     config.write_text("[mypy]\ncheck_untyped_defs = true\nignore_missing_imports = true\n")
@@ -64,6 +65,7 @@ def test_pyright_finds_typos_and_nothing_else(files, tmp_path):
     assert_only_typos(re.findall(r"^\s*(.*?\.py):(\d+):\d+ - error", out, re.MULTILINE), files)
 
 
+@pytest.mark.slow
 def test_the_app_of_every_public_name_runs(tmp_path, capsys):
     (imported,) = (node for node in ast.parse(Path(typed_app.__file__).read_text()).body
                    if isinstance(node, ast.ImportFrom) and node.module == "mlx_ltx_vae")  # fmt: skip

@@ -251,6 +251,7 @@ def test_a_reader_that_goes_away_before_the_last_frames_is_an_error() -> None:
     assert children() == []
 
 
+@pytest.mark.slow
 def test_frames_wait_for_a_reader_that_is_slow() -> None:
     stream, frames = Blocked(), noise(8)
     out = VideoWriter(stream, size=SIZE, fps=24, fragmented=True)
