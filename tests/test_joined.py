@@ -282,7 +282,7 @@ def test_twenty_windows_take_the_memory_of_two(golden, tmp_path):
         )
         for count in (2, 20)
     ]
-    assert peaks[1] <= 1.01 * peaks[0]
+    assert peaks[1] <= peaks[0] + 2 * 2**17  # two small buffers, by the timing of threads; a window has 9 MB
 
 
 def test_windows_see_their_own_keyframes_and_those_in_the_carry(golden):
