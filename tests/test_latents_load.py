@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_ltx_vae.backend import mlx_utils
 from mlx_ltx_vae.errors import LatentsError
 from mlx_ltx_vae.latents import load_latents, open_latents, save_latents
 
@@ -267,3 +268,12 @@ def test_inconsistent_header_is_refused(tmp_path: Path, offsets: object) -> None
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(LatentsError, match="there is no such file"):
         load_latents(tmp_path / "clip.safetensors")
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 50, 2, 2), (61,), (2, 40, 1)])
+def test_values_that_are_not_finite_are_counted_in_parts(monkeypatch, shape):
+    monkeypatch.setattr(mlx_utils, "VALUES_AT_ONCE", 16)
+    values = np.random.default_rng(0).standard_normal(shape, np.float32)
+    values.reshape(-1)[[0, 17, 40, -1]] = [np.nan, np.inf, -np.inf, np.nan]
+    assert mlx_utils.count_nonfinite(mx.array(values)) == 4
+    assert mlx_utils.count_nonfinite(mx.array(np.nan_to_num(values))) == 0

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.measuring import Case, Job, decode, run_job
 from benchmarks.validation import validation_cases, validation_jobs
-from mlx_ltx_vae import PlanError, demo, load_latents, save_latents
+from mlx_ltx_vae import PlanError, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
@@ -242,3 +242,9 @@ def test_many_ways_are_validated():
     assert {job.measure.__name__ for job in jobs} == tasks
     assert {job.case.mode for job in jobs} >= {"exact", "single", "tiled", "stream"}
     assert any(job.case.tile_batch_size > 1 for job in jobs)
+
+
+def test_an_hour_of_latents_is_held_once():
+    """Its values are checked in parts, so the flags of the check are not as large as the latents."""
+    plan = VideoVAE.estimate("ltx-2.3", frames=3600 * 24 + 1, size="1280x704", dtype="bfloat16")
+    assert plan.memory.inputs < 1.02 * 4 * math.prod(plan.latent_shape)

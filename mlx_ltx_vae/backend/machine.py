@@ -9,6 +9,8 @@ from typing import Literal
 from ..errors import DistributedError, quote
 
 FLOAT32_BYTES = 4
+#: Values that are checked at a time: MLX makes three flags of each.
+VALUES_AT_ONCE = 2**24
 # Seconds in which ranks exchange nothing: more than the reader of an output pauses, or a checkpoint takes to be read.
 DEFAULT_TIMEOUT = 1800
 

@@ -13,7 +13,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from ..errors import CheckpointError, LatentsError, LTXVAEError, excerpt, suggest
-from .machine import OTHER_DTYPE_NAMES
+from .machine import OTHER_DTYPE_NAMES, VALUES_AT_ONCE
 from .machine import DtypeName as DtypeName
 
 #: What `dtype=` accepts: also `mx.float32`, `mx.bfloat16`, `mx.float16`; None for the checkpoint's own.
@@ -128,9 +128,14 @@ def to_mlx(values: Any, what: str, error: type[LTXVAEError] = LatentsError) -> m
 
 
 def count_nonfinite(array: mx.array) -> int:
-    """The number of NaN or infinite values. Evaluates the array."""
+    """The number of NaN or infinite values. Evaluates the array, and checks it in parts along its longest axis."""
     clear_streams_at_thread_end()
-    return array.size - to_int(mx.isfinite(array).sum())
+    if array.size <= VALUES_AT_ONCE:
+        return array.size - to_int(mx.isfinite(array).sum())
+    axis = max(range(array.ndim), key=array.shape.__getitem__)
+    length, step = array.shape[axis], max(1, VALUES_AT_ONCE * array.shape[axis] // array.size)
+    parts = (take(array, axis, start, min(start + step, length)) for start in range(0, length, step))
+    return array.size - sum(to_int(mx.isfinite(part).sum()) for part in parts)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from fractions import Fraction
 from numbers import Integral
 from typing import NamedTuple
 
-from ..backend.machine import FLOAT32_BYTES
+from ..backend.machine import FLOAT32_BYTES, VALUES_AT_ONCE
 from ..errors import PlanError, quote
 from ..models.specs import LONG_CLIP, NetworkSpec
 from ..shapes import Axis, Border, Grid, LatentShape, ScaleFactors, format_size
@@ -192,7 +192,8 @@ class Clip:
         has_noise = self.spec.has_latent_noise and axis is not Axis.TIME  # drawn by frame, for all frames of the piece
         num_held = math.prod(self.held) if self.held else 0
         # Before they are read, flags of three kinds say which values are finite.
-        return num_held * FLOAT32_BYTES + max(3 * num_held, piece + (whole if has_noise else 0))
+        flags = 3 * min(num_held, VALUES_AT_ONCE)
+        return num_held * FLOAT32_BYTES + max(flags, piece + (whole if has_noise else 0))
 
     def piece_bytes(self, itemsize: int, chunk: int) -> int:
         """Bytes that an encode takes to make a piece of its input: of a spectrogram, or of frames that are joined."""
