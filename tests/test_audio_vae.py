@@ -482,6 +482,7 @@ def test_an_encode_of_no_sound_is_not_planned(audio_vae, seconds):
         audio_vae("encoder").plan_encode(seconds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vae_attention", "vae_group"])
 def test_an_encoder_that_sees_the_whole_clip_takes_it_in_one(audio_vae, name):
     vae = audio_vae(name)

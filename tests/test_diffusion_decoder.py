@@ -72,6 +72,7 @@ def test_the_published_geometry_agrees_with_the_reference(golden, vaes):
         assert np.abs(result - expected).max() < tolerance(2e-4), check["name"]
 
 
+@pytest.mark.slow
 def test_a_stream_of_two_steps_is_the_single_pass_in_every_order(vaes):
     vae = vaes(CASES[1])
     latents = mx.random.normal((1, 8, 3, 3, 3), key=mx.random.key(1))

@@ -256,6 +256,7 @@ def test_an_upload_that_is_too_large_is_413(vae: HeldVAE, upload: bytes, monkeyp
     assert not vae.streams
 
 
+@pytest.mark.slow
 def test_an_upload_that_is_too_slow_is_408(vae: HeldVAE, upload: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     vae.hold_at = FRAMES
     with serving(vae) as address:

@@ -111,6 +111,7 @@ def test_the_frames_are_the_last_of_each_latent_frame(vae):
     assert np.array_equal(clip.latents[1, 0, 2], np.array(latents.astype(mx.float32))[0, :, 1, 0, 2])
 
 
+@pytest.mark.slow
 def test_the_script_fits_latents_and_videos(tmp_path, vae):
     latents = load_latents(demo.LATENTS)[0]
     for index in range(3):

@@ -285,6 +285,7 @@ def test_twenty_windows_take_the_memory_of_two(golden, tmp_path):
     assert peaks[1] <= peaks[0] + 2 * 2**17  # two small buffers, by the timing of threads; a window has 9 MB
 
 
+@pytest.mark.slow
 def test_windows_see_their_own_keyframes_and_those_in_the_carry(golden):
     case = golden("ltx2_5_keyframes")
     vae = VideoVAE.from_pretrained(case.checkpoint, encoder=False)

@@ -255,6 +255,7 @@ def test_a_video_is_encoded_in_the_windows_of_a_film(tmp_path, monkeypatch, caps
     assert len(np.load("film.npy")) == report["frames"]
 
 
+@pytest.mark.slow
 def test_windows_that_share_more_than_they_add_are_joined_with_the_blend_that_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with VideoWriter("clip.mkv", size=(64, 32), fps=24, codec="ffv1") as out:

@@ -223,6 +223,7 @@ def test_plans_take_columns_and_name_their_keyframes(vaes):
         *(pytest.param(each, marks=pytest.mark.slow) for each in ("single", "rows", "tiled", "single in bfloat16")),
     ],
 )
+@pytest.mark.slow
 def test_planned_memory_holds(golden, vaes, order):
     """In bfloat16, of a narrow network, whose noise is the most that it holds at once."""
     vae = vaes(GATED)

@@ -286,6 +286,7 @@ def test_it_is_converted_with_its_name_and_loads_again(tensors, tmp_path):
     assert mx.array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_the_commands_take_it(golden, tmp_path, capsys):
     model, clip, out = (
         str(path) for path in (golden(CASES[0]).checkpoint, tmp_path / "c.safetensors", tmp_path / "c.npy")
