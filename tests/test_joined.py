@@ -248,7 +248,10 @@ def test_memory_does_not_grow_with_the_film_and_is_planned(golden):
     others = active_memory()  # of other tests
     vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     shape, peaks = (1, 8, 4, 2, 4), []
-    for count in (2, 2, 5):  # what is made at the first run stays
+    for count in 4 * (
+        2,
+        5,
+    ):  # the first run makes what stays; another thread frees buffers, sooner or later
         mx.synchronize()
         mx.clear_cache()
         mx.reset_peak_memory()
@@ -257,8 +260,8 @@ def test_memory_does_not_grow_with_the_film_and_is_planned(golden):
             chunk.to_uint8()
             del chunk
         peaks.append(mx.get_peak_memory() - others)
-    assert peaks[2] <= 1.01 * peaks[1]
-    assert peaks[1] <= vae.plan(shape, held_frames=9, bit_depth=8).peak_bytes
+    assert min(peaks[1::2]) <= 1.01 * min(peaks[2::2])
+    assert max(peaks[1:]) <= vae.plan(shape, held_frames=9, bit_depth=8).peak_bytes
 
 
 SCRIPT = """
@@ -267,22 +270,17 @@ import mlx.core as mx
 from mlx_ltx_vae import VideoVAE
 vae = VideoVAE.from_pretrained(sys.argv[1], encoder=False)
 windows = (mx.random.normal((1, 8, 6, 4, 4), key=mx.random.key(number)) for number in range(int(sys.argv[2])))
-vae.decode_to_file(vae.stream_joined(windows, carry=17), sys.argv[3])
+for chunk in vae.stream_joined(windows, carry=17):
+    chunk.to_uint8()
 print(mx.get_peak_memory())
 """
 
 
 @pytest.mark.slow
-def test_twenty_windows_take_the_memory_of_two(golden, tmp_path):
-    peaks = [
-        int(
-            subprocess.check_output(
-                [sys.executable, "-c", SCRIPT, golden("small_ltx2_3").checkpoint, str(count), tmp_path / "film.mp4"]
-            )
-        )
-        for count in (2, 20)
-    ]
-    assert peaks[1] <= peaks[0] + 2 * 2**17  # two small buffers, by the timing of threads; a window has 9 MB
+def test_twenty_windows_take_the_memory_of_two(golden):
+    script = [sys.executable, "-c", SCRIPT, golden("small_ltx2_3").checkpoint]
+    two, twenty = (int(subprocess.check_output([*script, count])) for count in ("2", "20"))
+    assert twenty <= 1.01 * two
 
 
 @pytest.mark.slow

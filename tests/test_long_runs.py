@@ -82,8 +82,7 @@ def test_an_hour_is_planned_and_its_first_minutes_take_no_more_memory_than_the_f
     hour = plan(3600)
     assert hour.num_frames == 3600 * FPS + 1
     held = 4 * CHANNELS * GRID[0] * GRID[1] * 3600 * FPS / TIME_SCALE  # the latents, which grow with the clip
-    flags = 3 * held / 4  # of each value, while they are checked
-    assert hour.peak_bytes - plan(10).peak_bytes <= held + flags
+    assert hour.peak_bytes - plan(10).peak_bytes <= 1.5 * held
 
     def latents():
         for index in range(hour.latent_shape[2]):

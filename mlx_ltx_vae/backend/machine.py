@@ -10,7 +10,7 @@ from ..errors import DistributedError, quote
 
 FLOAT32_BYTES = 4
 #: Values that are checked at a time: MLX makes three flags of each.
-VALUES_AT_ONCE = 2**24
+VALUES_AT_ONCE = 2**20
 # Seconds in which ranks exchange nothing: more than the reader of an output pauses, or a checkpoint takes to be read.
 DEFAULT_TIMEOUT = 1800
 

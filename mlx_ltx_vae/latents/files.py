@@ -11,6 +11,7 @@ import os
 import stat
 import weakref
 import zipfile
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -152,7 +153,7 @@ class Header(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class TensorFile:
+class TensorFile(ABC):
     """The tensors in a file of one format.
 
     A reader sets `names` and defines `header`, and `read_whole` for tensors without an offset. It may raise anything:
@@ -165,12 +166,13 @@ class TensorFile:
     def __init__(self, file: OpenFile) -> None:
         self.file = file
 
+    @abstractmethod
     def header(self, name: str) -> Header:
-        raise NotImplementedError
+        """The dtype, shape and offset of a tensor."""
 
     def read_whole(self, name: str, header: Header) -> np.ndarray:
         """A tensor whose offset is not known."""
-        raise NotImplementedError
+        raise ValueError("it has no offset")
 
     def read(self, name: str, frames: range | None = None) -> np.ndarray:
         """A tensor, or some frames in a row of (..., F', H', W') in C order whose offset is known."""

@@ -98,14 +98,14 @@ class AttentionSpec(LayerSpec):
         channels, size = self.in_channels, step.machine.itemsize
         # Norms; queries before and after rotation; keys and values, new and joined; the waiting input.
         made = ((8 if step.is_whole else 10) * positions + 2 * seen) * channels * size
-        if step.machine.backend is Backend.CPU and size != FLOAT32_BYTES:
+        on_cpu = step.machine.backend is Backend.CPU
+        if on_cpu and size != FLOAT32_BYTES:
             # Norms, rotations, products, keys and values are in float32; fitted to measurements.
-            made += (
-                ((2 * seen + 7 * positions) if step.is_whole else 7 * seen // 2 + positions) * channels * FLOAT32_BYTES
-            )
+            elements = 2 * seen + 7 * positions if step.is_whole else 7 * seen + 2 * positions
+            made += elements // 4 * channels * FLOAT32_BYTES
         if step.is_whole:
-            # What waits, and an array that is not yet freed when the next one is allocated.
-            made += positions * (2 * channels + self.waiting_channels) * size
+            # What waits, and an array that is not yet freed when the next one is allocated; a CPU's margin covers that.
+            made += positions * ((1 if on_cpu else 2) * channels + self.waiting_channels) * size
         moving = None if step.is_whole else step.axis.grid
         heads = channels // self.head_dim
         workspace = workspace_bytes(step.grid, self.kernel, channels, heads, step.machine, moving, self.times)
