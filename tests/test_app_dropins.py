@@ -275,9 +275,12 @@ def test_a_video_is_written_with_its_sound(make, expected, tmp_path):
     assert np.array_equal(*videos)
 
 
-def test_the_apps_budget_is_that_of_the_decode(make, monkeypatch, tmp_path):
-    monkeypatch.setenv("LTX2_VAE_DECODE_BUDGET_GB", "0.001")
-    with pytest.raises(PlanError, match="a memory budget of .* is too small"):
+@pytest.mark.parametrize(
+    ("given", "error"), [("0.001", "a memory budget of .* is too small"), ("much", "is a size such as 8GB.*'muchGiB'")]
+)
+def test_the_apps_budget_is_that_of_the_decode(make, monkeypatch, tmp_path, given, error):
+    monkeypatch.setenv("LTX2_VAE_DECODE_BUDGET_GB", given)
+    with pytest.raises(PlanError, match=error):
         make(PatchedDecoder).decode_and_stream(random_latents(2, 2, 3), str(tmp_path / "clip.mp4"), frame_rate=25)
 
 

@@ -248,10 +248,7 @@ def test_memory_does_not_grow_with_the_film_and_is_planned(golden):
     others = active_memory()  # of other tests
     vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     shape, peaks = (1, 8, 4, 2, 4), []
-    for count in 4 * (
-        2,
-        5,
-    ):  # the first run makes what stays; another thread frees buffers, sooner or later
+    for count in 4 * (2, 5):  # the first run makes what stays; another thread frees buffers, sooner or later
         mx.synchronize()
         mx.clear_cache()
         mx.reset_peak_memory()
@@ -260,7 +257,7 @@ def test_memory_does_not_grow_with_the_film_and_is_planned(golden):
             chunk.to_uint8()
             del chunk
         peaks.append(mx.get_peak_memory() - others)
-    assert min(peaks[1::2]) <= 1.01 * min(peaks[2::2])
+    assert min(peaks[1::2]) <= 1.05 * min(peaks[2::2])  # three windows of frames are a third of the peak
     assert max(peaks[1:]) <= vae.plan(shape, held_frames=9, bit_depth=8).peak_bytes
 
 

@@ -45,7 +45,6 @@ _log = logging.getLogger(__name__)
 # Options of apps that change no pixel here: how they cut a decode into pieces, and what they print.
 _HARMLESS = {"tiling_config", "tiling_mode", "allow_small_overlap", "chunked_conv", "_materialize_stages", "debug"}
 _HARMLESS |= {"verbose", "show_progress", "audio_path", "chunk_size", "tile_batch_size"}
-_GIB = 2**30
 _AXES = 5  # of latents (B, C, F', H', W')
 
 
@@ -336,7 +335,7 @@ def _budget() -> str | int | None:
     given = os.environ.get("LTX2_VAE_DECODE_BUDGET_GB")
     if _settings.memory_budget is not None or given is None:
         return _settings.memory_budget
-    return int(float(given) * _GIB)
+    return f"{given}GiB"
 
 
 def _pixels(chunk: FrameChunk) -> mx.array:
