@@ -5,7 +5,6 @@ import re
 import struct
 import subprocess
 import sys
-import wave
 
 import mlx.core as mx
 import numpy as np
@@ -33,7 +32,7 @@ from mlx_ltx_vae.preview import main as preview
 from mlx_ltx_vae.video import SinkOptions, frame_format, open_sink, output_files
 from test_distributed import launch
 from tolerances import PEAK_MARGIN
-from video_files import run_ffmpeg
+from video_files import run_ffmpeg, write_tone
 
 PATCH = 16
 ROWS, COLUMNS = 8, 12
@@ -252,17 +251,8 @@ def test_video_and_exr_come_from_one_decode_in_float32(order, clip, tmp_path, ca
 def test_every_order_makes_the_same_files_up_to_rounding(clip, tmp_path):
     for order in ("time", "rows", "columns"):
         (tmp_path / order).mkdir()
-        options = [
-            "--hdr",
-            "logc3",
-            "--order",
-            order,
-            "--exr",
-            tmp_path / order / "exr",
-            "-o",
-            tmp_path / order / "a.npy",
-        ]
-        assert decode(clip[0], *options) == 0
+        outputs = ["--exr", tmp_path / order / "exr", "-o", tmp_path / order / "a.npy"]
+        assert decode(clip[0], "--hdr", "logc3", "--order", order, *outputs) == 0
     levels, *others = (np.load(tmp_path / order / "a.npy").astype(int) for order in ("time", "rows", "columns"))
     for other in others:
         assert np.abs(other - levels).max() <= 1  # of 65535, by rounding
@@ -320,11 +310,8 @@ def test_several_inputs_and_batches_have_a_folder_of_exr_each(clip, tmp_path):
 
 
 def test_contact_sheets_are_sdr_and_sound_goes_with_the_video(clip, tmp_path, capsys):
-    with wave.open(str(tmp_path / "a.wav"), "wb") as sound:
-        sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
-        sound.writeframes(bytes(6000))
-    video = tmp_path / "a.mp4"
-    given = ["--hdr", "acescct", "--exr", tmp_path / "exr", "--audio", tmp_path / "a.wav", "--contact-sheet"]
+    video, sound = tmp_path / "a.mp4", write_tone(tmp_path / "a.wav", 0.375)
+    given = ["--hdr", "acescct", "--exr", tmp_path / "exr", "--audio", sound, "--contact-sheet"]
     assert decode(clip[0], *given, "-o", video) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["contact_sheet"], report["exr"]) == (str(tmp_path / "a.png"), f"{tmp_path}/exr/")

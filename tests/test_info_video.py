@@ -1,16 +1,13 @@
 """`info` of videos and images."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.info import main
-from mlx_ltx_vae.video import SinkOptions, VideoWriter, open_sink
+from mlx_ltx_vae.video import SinkOptions, open_sink
 from test_info import info, refused, text  # noqa: F401
-from test_video_audio import make_audio
 from video_files import noise, run_ffmpeg
 
 KEYS = {
@@ -36,13 +33,6 @@ def test_a_video_is_described(info, tmp_path: Path, name: str, codec: str) -> No
     assert (report["frames"], report["width"], report["height"], report["fps"]) == (21, 100, 70, 25)
     assert report["seconds"] == pytest.approx(0.84)
     assert report["nearest"] == {"frames": 17, "width": 96, "height": 64}  # of 21 frames 25 cannot be made
-
-
-def test_the_length_is_that_of_the_picture(info, tmp_path: Path) -> None:  # noqa: F811
-    with VideoWriter(tmp_path / "out.mp4", size=(32, 32), fps=24, audio=make_audio(tmp_path / "a.wav", 3)) as out:
-        out.write(noise(12, (32, 32)))
-    report = info(tmp_path / "out.mp4")
-    assert (report["frames"], report["seconds"]) == (12, 0.5)
 
 
 def test_frames_that_are_missing_make_a_video_no_shorter(info, tmp_path: Path) -> None:  # noqa: F811
@@ -81,16 +71,6 @@ def test_a_rate_is_said_to_vary_where_times_are_uneven(info, tmp_path: Path, dro
     filters = ["-vf", f"select={drop}"] if drop else []
     run_ffmpeg(*source, *filters, "-fps_mode", "passthrough", "-c:v", "libx264", tmp_path / "a.mkv")
     assert info(tmp_path / "a.mkv")["is_variable"] == bool(drop)
-
-
-def test_a_variable_rate_is_said_to_be_an_average(info, tmp_path: Path) -> None:  # noqa: F811
-    write(tmp_path / "a.mkv", 30, (32, 32))
-    times = "setpts=if(lt(N\\,15)\\,N\\,3*N-30)/25/TB"
-    run_ffmpeg(
-        "-i", tmp_path / "a.mkv", "-vf", times, "-fps_mode", "vfr", "-video_track_timescale", 90000, tmp_path / "b.mp4"
-    )
-    report = info(tmp_path / "b.mp4")
-    assert (report["frames"], report["is_variable"]) == (30, True)
 
 
 def test_what_it_says_is_nearest_encodes(info, golden, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:  # noqa: F811
@@ -138,9 +118,3 @@ def test_a_damaged_video_is_one_and_other_files_are_not(refused, tmp_path: Path)
     assert "out.mp4: contains no video that ffmpeg can read" in refused(tmp_path / "out.mp4")
     (tmp_path / "notes.txt").write_text("nothing\n" * 99)
     assert "not a safetensors file" in refused(tmp_path / "notes.txt")
-
-
-def test_json_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    write(tmp_path / "out.mkv", 1, (32, 32))
-    assert main([str(tmp_path / "out.mkv"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["kind"] == "video"

@@ -26,7 +26,7 @@ def live(path: Path) -> VideoWriter:
     return VideoWriter(path, size=SIZE, fps=24, fragmented=True)
 
 
-def names(folder: Path) -> list[str]:
+def tree(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
@@ -78,7 +78,7 @@ def test_a_live_video_that_loses_its_name_fails_and_touches_no_other_file(
             assert str(caught.value).endswith(LOST)
         else:
             out.abort()
-        assert names(tmp_path) == left
+        assert tree(tmp_path) == left
         for name in left:
             if (tmp_path / name).is_file() and "moved" not in name:
                 assert (tmp_path / name).read_bytes() == b"precious"
@@ -139,7 +139,7 @@ def test_an_output_whose_folder_becomes_a_file_is_one_error(tmp_path: Path, name
             if not is_completed:
                 raise ValueError("the error that is told")
         assert str(caught.value).startswith(f"{folder}/{name}: " if is_completed else "the error")
-        assert names(tmp_path) == ["folder"]
+        assert tree(tmp_path) == ["folder"]
         assert folder.read_bytes() == b"precious"
         folder.unlink()
 

@@ -1,16 +1,15 @@
 """Partial files and folders: those of living processes stay, those of killed ones are removed by the next."""
 
 import fcntl
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.files import PartFile, part_folder
 from mlx_ltx_vae.video import open_sink
+from video_files import names, open_files
 
 KEEPS = """
 import sys
@@ -25,10 +24,6 @@ sys.stdin.read()
 def finish(part: PartFile) -> None:
     part.path.write_bytes(b"whole")
     part.complete()
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 @pytest.fixture
@@ -48,13 +43,13 @@ def test_the_part_of_a_living_process_stays_and_that_of_a_killed_one_goes(tmp_pa
     for name in others:
         (tmp_path / name).touch()
     part = PartFile(tmp_path / "out.mp4")
-    assert names(tmp_path) == {theirs, part.path.name} | others
+    assert set(names(tmp_path)) == {theirs, part.path.name} | others
     finish(part)
-    assert names(tmp_path) == {theirs, "out.mp4"} | others
+    assert set(names(tmp_path)) == {theirs, "out.mp4"} | others
     other.kill()
     other.wait()
     part = PartFile(tmp_path / "out.mp4")
-    assert names(tmp_path) == {part.path.name, "out.mp4"} | others
+    assert set(names(tmp_path)) == {part.path.name, "out.mp4"} | others
 
 
 def test_two_of_one_process_do_not_remove_each_other(tmp_path):
@@ -77,7 +72,7 @@ def test_folders_that_nobody_has_locked_are_removed(tmp_path):
     leave(".vae.0a1b2c3d.part")
     with part_folder(tmp_path / "vae"):
         assert not (tmp_path / ".vae.0a1b2c3d.part").exists()
-    assert names(tmp_path) == {"vae"}
+    assert set(names(tmp_path)) == {"vae"}
 
 
 def test_links_with_the_name_of_a_part_are_left_alone(tmp_path):
@@ -103,7 +98,7 @@ def test_a_part_that_is_removed_before_it_is_locked_is_made_again(tmp_path, monk
     part = PartFile(tmp_path / "out.mp4")
     assert part.path.exists()
     finish(part)
-    assert names(tmp_path) == {"out.mp4"}
+    assert set(names(tmp_path)) == {"out.mp4"}
 
 
 def test_file_systems_without_locks_keep_what_was_left(tmp_path, monkeypatch):
@@ -113,13 +108,13 @@ def test_file_systems_without_locks_keep_what_was_left(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", refuse)
     (tmp_path / ".out.0a1b2c3d.part.mp4").touch()
     finish(PartFile(tmp_path / "out.mp4"))
-    assert names(tmp_path) == {".out.0a1b2c3d.part.mp4", "out.mp4"}
+    assert set(names(tmp_path)) == {".out.0a1b2c3d.part.mp4", "out.mp4"}
 
 
 def test_no_descriptor_stays_open(tmp_path):
-    before = os.listdir("/dev/fd")
+    before = open_files()
     finish(PartFile(tmp_path / "out.mp4"))
     PartFile(tmp_path / "out.mp4").discard()
     with pytest.raises(WriterError):
         PartFile(tmp_path / "missing" / "out.mp4")
-    assert len(os.listdir("/dev/fd")) == len(before)
+    assert open_files() == before

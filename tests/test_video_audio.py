@@ -14,7 +14,7 @@ from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, audio, check_output, open_sink, writer
 from mlx_ltx_vae.video.sound_files import SoundReader
-from video_files import numbered, numbers, read, run_ffmpeg
+from video_files import numbered, numbers, read, run_ffmpeg, write_tone
 
 RATE = 48_000
 SIZE = (32, 32)
@@ -23,11 +23,7 @@ NUM_FRAMES = 24  # a second
 
 def make_audio(path: Path, seconds: float) -> Path:
     """A tone as wav, mp3, m4a, or in an mp4 whose picture is twice as long."""
-    tone = 8000 * np.sin(np.arange(int(RATE * seconds)) / 20)
-    wav = path.with_suffix(".wav")
-    with wave.open(str(wav), "wb") as file:
-        file.setparams((1, 2, RATE, 0, "NONE", ""))
-        file.writeframes(tone.astype("<i2").tobytes())
+    wav = write_tone(path.with_suffix(".wav"), seconds)
     if path.suffix == ".mp4":
         run_ffmpeg("-f", "lavfi", "-i", f"color=s=16x16:d={2 * seconds}", "-i", wav, "-c:a", "aac", path)
     elif path != wav:
@@ -50,7 +46,6 @@ def write(path: Path, **options: object) -> None:
     ("audio", "name", "seconds"),
     [
         ("a.wav", "out.mp4", 0.4),
-        ("a.wav", "out.mp4", 1.7),
         ("a.mp3", "out.mov", 1.7),
         ("a.m4a", "out.webm", 1.7),
         ("a.mp4", "out.mkv", 0.4),
@@ -70,7 +65,7 @@ def test_shortest_ends_the_audio_with_the_video_and_keeps_all_frames(
     assert np.std(heard[end - 6000 : end - 3000]) > 4000
 
 
-@pytest.mark.parametrize("audio", ["a.wav", "a.mp3", "a.m4a", "a.mp4"])
+@pytest.mark.parametrize("audio", ["a.wav", "a.mp4"])
 def test_longer_audio_is_a_warning_with_both_lengths(tmp_path: Path, audio: str) -> None:
     source = make_audio(tmp_path / audio, 1.7)
     with pytest.warns(UserWarning, match=r"out.mp4: the video takes 1.00 s and its audio 1.7\d s; shortest=True"):
@@ -185,7 +180,6 @@ def test_rates_channels_bits_and_levels_are_no_warning(
 @pytest.mark.parametrize(
     ("layout", "encoding", "name", "codec"),
     [
-        ("stereo", "pcm_s16le", "out.mp4", "aac"),
         ("mono", "libmp3lame", "out.mp4", None),
         ("5.1(side)", "pcm_s16le", "out.webm", None),  # which libopus does not take as it is
         ("5.1(side)", "pcm_s24le", "out.mov", "alac"),

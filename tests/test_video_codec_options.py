@@ -47,13 +47,11 @@ def test_presets_that_an_encoder_lacks_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "codec", "pix_fmt", "stored_as"),
     [
-        ("a.mp4", "h264", "yuv444p", "yuv444p(tv, bt709, progressive)"),
         ("a.mp4", "h264", "yuvj420p", "yuvj420p(pc, bt709, progressive)"),
         ("a.mp4", "h264", "nv12", "yuv420p(tv, bt709, progressive)"),
         ("a.mkv", "hevc", "yuv422p10le", "yuv422p10le(tv, bt709, progressive)"),
         ("a.mp4", "hevc", "gbrp", "gbrp(pc, gbr/bt709/bt709, progressive)"),
         ("a.mov", "prores", "yuv444p10le", "yuv444p12le(tv, bt709, progressive)"),
-        ("a.mkv", "ffv1", "yuv444p", "yuv444p(tv, bt709, progressive)"),
         ("a.webm", "vp9", "yuv444p", "yuv444p(tv, bt709, progressive)"),
     ],
 )

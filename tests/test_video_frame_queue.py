@@ -22,28 +22,6 @@ def test_every_array_is_consumed_once_and_in_order() -> None:
     assert consumed == list(range(50))
 
 
-def test_slow_consumer_makes_the_producer_wait() -> None:
-    producer_done, accepted, ahead = threading.Event(), [], []
-
-    def consume(array: np.ndarray) -> None:
-        producer_done.wait(0.2)  # an unbounded queue would let the producer finish meanwhile
-        ahead.append(len(accepted) - int(array[0, 0, 0, 0]))
-
-    frames = FrameQueue(consume, max_frames=1)
-
-    def produce() -> None:
-        for index in range(5):
-            frames.put(numbered(index))
-            accepted.append(index)
-        producer_done.set()
-
-    producer = threading.Thread(target=produce)
-    producer.start()
-    producer.join()
-    frames.finish()
-    assert max(ahead) <= 2  # one being consumed and one in the queue
-
-
 def test_queue_is_bounded_by_frames_and_not_by_arrays() -> None:
     def most_waiting(lengths: list[int]) -> int:
         started, release, given = threading.Semaphore(0), threading.Event(), []
@@ -89,16 +67,6 @@ def test_error_in_the_thread_surfaces_at_the_next_put() -> None:
             frames.put(numbered(1))
         frames.finish()
     frames.cancel()
-
-
-def test_error_in_the_thread_surfaces_at_finish() -> None:
-    def consume(_: np.ndarray) -> None:
-        raise ValueError("disk full")
-
-    frames = FrameQueue(consume)
-    frames.put(numbered(0))
-    with pytest.raises(ValueError, match="disk full"):
-        frames.finish()
 
 
 def test_failed_consumer_never_blocks_the_producer() -> None:

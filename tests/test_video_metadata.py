@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from mlx_ltx_vae import save_latents
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.errors import ReaderError
@@ -54,8 +53,7 @@ def ffmetadata(path: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("name", "has_audio"),
     [
-        ("out.mp4", False), ("out.mp4", True), ("out.mov", False), ("out.mkv", True), ("out.webm", False),
-        ("live.mp4", True), ("live.mov", False),
+        ("out.mp4", True), ("out.mov", False), ("out.mkv", True), ("out.webm", False), ("live.mp4", True),
     ],
 )  # fmt: skip
 def test_entries_come_back_from_videos(tmp_path: Path, name: str, has_audio: bool) -> None:
@@ -188,8 +186,8 @@ def test_what_a_container_does_not_keep_is_left_out_with_one_line_and_the_rest_c
 @pytest.mark.parametrize(
     ("value", "is_live"),
     [
-        *((value, False) for value in ["", " ", "\n", "\r\n", "\x01", "\ufffe", "\U0001f600", "\ufeffx", ";#="]),
-        *((value, True) for value in ["", "\r\n", "\U0001f600", "x" * 15_000]),
+        *((value, False) for value in ["", " ", "\n", "\x01", "\ufffe", "\U0001f600", "\ufeffx"]),
+        *((value, True) for value in ["", "\r\n", "x" * 15_000]),
     ],
 )
 def test_every_text_is_a_value(tmp_path: Path, value: str, is_live: bool) -> None:
@@ -299,14 +297,13 @@ def comfyui_latents(golden, tmp_path: Path) -> tuple[Path, Path]:
     return path, golden("small_ltx2_3").checkpoint
 
 
-@pytest.mark.parametrize("output", ["out.mp4", "out/", "%03d.png"])
+@pytest.mark.parametrize("output", ["out.mp4", "%03d.png"])
 def test_the_workflow_of_comfyui_goes_with_the_video(comfyui_latents, tmp_path: Path, output: str) -> None:
     latents, vae = comfyui_latents
     out = f"{tmp_path}/{output}"
     own = ["--metadata", "workflow=mine=1", "--metadata", "a=b"]
     assert main([str(latents), "-m", str(vae), "-o", out, "-q", *own]) == 0
-    still = "out/00000.png" if output == "out/" else "000.png"
-    found = read_metadata(Path(out) if output == "out.mp4" else tmp_path / still)
+    found = read_metadata(tmp_path / output.replace("%03d", "000"))
     assert found["a"] == "b"
     assert found["prompt"] == LONG
     assert found["workflow"] == "mine=1"
@@ -355,10 +352,3 @@ def test_the_workflow_is_said_and_can_be_left_out(
         assert ("with the prompt and workflow of ComfyUI (--no-workflow leaves them out)" in last) is is_copied
         found = read_metadata(folder / ("out/00000.png" if output == "out/" else output))
         assert {key.lower() for key in found} == ({"prompt", "workflow"} if is_copied else set())
-
-
-def test_latents_of_this_package_have_no_workflow(golden, tmp_path: Path) -> None:
-    save_latents(tmp_path / "clip.safetensors", mx.zeros((1, 8, 1, 2, 2)), fps=24)
-    vae = str(golden("small_ltx2_3").checkpoint)
-    assert main([str(tmp_path / "clip.safetensors"), "-m", vae, "-o", f"{tmp_path}/out/", "-q"]) == 0
-    assert read_metadata(tmp_path / "out/00000.png") == {}

@@ -1,12 +1,10 @@
 """Reading at another frame rate: the speed is kept, frames are dropped or repeated."""
 
-import subprocess
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
-from imageio_ffmpeg import get_ffmpeg_exe
 from PIL import Image
 
 from mlx_ltx_vae.video import VideoReader
@@ -16,8 +14,7 @@ from video_files import SIZE, numbered, numbers, read, run_ffmpeg, save_images, 
 
 def frames_of_ffmpeg(path: Path, filters: str) -> list[int]:
     """The indices of `numbered` frames that the ffmpeg program returns."""
-    command = [get_ffmpeg_exe(), "-v", "error", "-i", path, "-vf", filters, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
-    raw = subprocess.run(command, capture_output=True, check=True).stdout
+    raw = run_ffmpeg("-i", path, "-vf", filters, "-f", "rawvideo", "-pix_fmt", "rgb24", "-")
     return numbers(np.frombuffer(raw, np.uint8).reshape(-1, SIZE[1], SIZE[0], 3))
 
 
@@ -116,18 +113,8 @@ def test_the_last_picture_of_an_animation_lasts_as_long_as_the_file_says(tmp_pat
 
 @pytest.mark.parametrize("ending", ["mkv", "webm", "mp4", "mov", "ts", "nut"])
 def test_a_late_start_makes_a_video_no_longer(tmp_path: Path, ending: str) -> None:
-    codec = "libvpx-vp9" if ending == "webm" else "libx264"
-    run_ffmpeg(
-        "-f",
-        "lavfi",
-        "-i",
-        "testsrc2=s=96x64:r=24:d=1",
-        "-c:v",
-        codec,
-        "-output_ts_offset",
-        5,
-        tmp_path / f"a.{ending}",
-    )
-    with VideoReader(tmp_path / f"a.{ending}") as video:
+    path, codec = tmp_path / f"a.{ending}", "libvpx-vp9" if ending == "webm" else "libx264"
+    run_ffmpeg("-f", "lavfi", "-i", "testsrc2=s=96x64:r=24:d=1", "-c:v", codec, "-output_ts_offset", 5, path)
+    with VideoReader(path) as video:
         assert abs(video.num_frames - 24) <= 1
         assert sum(map(len, video)) == 24

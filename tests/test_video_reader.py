@@ -50,15 +50,6 @@ def test_video_that_starts_after_its_audio_is_read_from_its_first_frame(tmp_path
     assert numbers(read(path)) == list(range(10))
 
 
-@pytest.mark.parametrize("name", ["clip.mp4", "clip.webm"])  # 4:4:4, and 4:2:0 rounded up
-def test_odd_sizes_are_kept(tmp_path: Path, name: str) -> None:
-    frames = np.full((2, 17, 33, 3), 200, np.uint8)
-    frames[:, -1], frames[:, :, -1] = 40, 40
-    result = read(write(tmp_path / name, frames), multiple=1)
-    assert result.shape == frames.shape
-    assert np.abs(result.astype(int) - frames).max() <= 20
-
-
 def test_rotation_is_applied(tmp_path: Path) -> None:
     frames = noise(2)
     path, rotated = write(tmp_path / "clip.mp4", frames, crf=0), tmp_path / "rotated.mp4"
@@ -106,12 +97,6 @@ def test_pattern_of_images_may_start_anywhere(tmp_path: Path) -> None:
     assert len(read(tmp_path / "a_%05d.png", max_frames=9)) == 9
 
 
-def test_written_stills_are_read_back(tmp_path: Path) -> None:
-    frames = noise(10)
-    write(tmp_path / "stills_%03d.png", frames)
-    np.testing.assert_array_equal(read(tmp_path), frames)
-
-
 def test_one_image_is_one_frame(tmp_path: Path) -> None:
     iio.imwrite(tmp_path / "50%.png", noise(1)[0])
     with VideoReader(tmp_path / "50%.png") as video:
@@ -141,7 +126,7 @@ def test_resizing_reaches_the_size_or_the_nearest_valid_one(tmp_path: Path) -> N
         assert numbers(result) == [0, 1]
 
 
-@pytest.mark.parametrize("max_frames", [1, 8, 9, 16, 100])
+@pytest.mark.parametrize("max_frames", [1, 8, 9, 100])
 def test_no_more_than_max_frames_are_read(tmp_path: Path, max_frames: int) -> None:
     path = write(tmp_path / "clip.mp4", numbered(20))
     assert numbers(read(path, max_frames=max_frames)) == list(range(min(max_frames, 20)))

@@ -15,7 +15,7 @@ from PIL import Image
 
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.video import SinkOptions, VideoReader, check_output, open_sink
-from video_files import run_ffmpeg
+from video_files import names, run_ffmpeg
 
 SIZE = (10, 6)
 
@@ -28,10 +28,6 @@ def write(path: str | os.PathLike, frames: np.ndarray, **options: object) -> Non
     with open_sink(path, size=SIZE, fps=24, options=SinkOptions(**options)) as out:
         out.write(frames[:2])
         out.write(frames[2:])
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -94,8 +90,7 @@ def levels(folder: Path) -> list[int]:
     return [int(iio.imread(folder / name).mean()) for name in names(folder)]
 
 
-@pytest.mark.parametrize("folder", ["old", "new"])
-@pytest.mark.parametrize("second", ["", "%05d.png", "%d.png"])
+@pytest.mark.parametrize(("folder", "second"), [("old", ""), ("old", "%05d.png"), ("new", ""), ("new", "%d.png")])
 def test_stills_of_two_writers_are_not_mixed(tmp_path: Path, folder: str, second: str) -> None:
     (tmp_path / "old").mkdir()
     with open_sink(f"{tmp_path}/{folder}/", size=SIZE, fps=24) as first:
@@ -116,13 +111,6 @@ def test_stills_of_two_writers_are_not_mixed(tmp_path: Path, folder: str, second
     other.rmdir()
     assert levels(tmp_path / folder) == [100] * 5
     assert names(tmp_path) == sorted({folder, "old"})
-
-
-def test_different_patterns_in_one_folder_do_not_disturb_each_other(tmp_path: Path) -> None:
-    with open_sink(tmp_path / "a_%d.png", size=SIZE, fps=24) as first:
-        first.write(level(100, 3))
-        write(tmp_path / "b_%d.png", level(200, 2))
-    assert levels(tmp_path) == [100, 100, 100, 200, 200]
 
 
 def test_stills_that_cannot_all_be_moved_are_all_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +138,7 @@ print(out.name)
 """
 
 
-@pytest.mark.parametrize("target", ["old/", "new/", "old/s_%03d.png"])
+@pytest.mark.parametrize("target", ["new/", "old/s_%03d.png"])
 def test_of_two_processes_that_write_the_same_stills_one_gets_the_next_name(tmp_path: Path, target: str) -> None:
     (tmp_path / "old").mkdir()
     processes = []
@@ -204,13 +192,6 @@ def test_npy_contains_the_frames(tmp_path: Path, bit_depth: int, dtype: type) ->
     assert names(tmp_path) == ["out.npy"]
 
 
-def test_standard_output_gets_raw_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    stdout = io.TextIOWrapper(io.BytesIO())
-    monkeypatch.setattr(sys, "stdout", stdout)
-    write("-", make_frames())
-    assert stdout.buffer.getvalue() == make_frames().tobytes()
-
-
 class ShortWriter(io.RawIOBase):
     """Accepts 100 bytes per call."""
 
@@ -225,7 +206,7 @@ class ShortWriter(io.RawIOBase):
         return min(len(data), 100)
 
 
-def test_short_writes_are_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_output_gets_raw_frames_also_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = ShortWriter()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(stream)))
     write("-", make_frames())
@@ -286,8 +267,6 @@ def test_error_for_an_unknown_ending_lists_the_supported_ones(tmp_path: Path, na
     ("name", "option"),
     [
         ("out.gif", {"audio": "voice.wav"}),
-        ("out.gif", {"crf": 20}),
-        ("out.npy", {"codec": "h264"}),
         ("new/", {"audio": "voice.wav"}),
         ("%05d.png", {"codec": "h264"}),
         ("-", {"crf": 20}),
@@ -297,12 +276,6 @@ def test_option_that_a_sink_does_not_support_is_refused(tmp_path: Path, name: st
     path = name if name == "-" else f"{tmp_path}/{name}"
     with pytest.raises(WriterError, match=f"takes no {next(iter(option))}"):
         open_sink(path, size=SIZE, fps=24, options=SinkOptions(**option))
-    assert names(tmp_path) == []
-
-
-def test_bit_depth_10_is_refused_for_a_gif(tmp_path: Path) -> None:
-    with pytest.raises(WriterError, match="8 bits"):
-        open_sink(tmp_path / "out.gif", size=SIZE, fps=24, options=SinkOptions(bit_depth=10))
     assert names(tmp_path) == []
 
 

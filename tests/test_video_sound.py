@@ -91,8 +91,8 @@ def chirp(seconds, rate):
 @pytest.mark.parametrize(
     ("name", "codec", "onset", "ratio", "rate"),
     [
-        *(("a.mp4", "aac", 0.06, 35, rate) for rate in (16000, 24000, 48000)),
-        *(("a.webm", "opus", 0.06, 29, rate) for rate in (16000, 24000, 48000)),
+        *(("a.mp4", "aac", 0.06, 35, rate) for rate in (16000, 48000)),
+        *(("a.webm", "opus", 0.06, 29, rate) for rate in (16000, 24000)),
         ("a.mov", "pcm", 2**-23, 120, 24000),
         ("a.mkv", "flac", 2**-23, 120, 16000),
         ("a.mp4", "alac", 2**-23, 120, 48000),

@@ -68,22 +68,19 @@ def test_hdr_is_reported_and_the_given_line_tone_maps_it(tmp_path: Path, transfe
     assert abs(saturation(converted(path, warning)) - given) < 0.07
 
 
-def test_wide_gamut_is_reported_and_the_given_line_restores_its_colors(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("primaries", "filters", "change", "tolerance"),
+    [("BT.2020", f"{BT2020}=bt709", 15, 6), ("Display P3", "zscale=p=smpte432:t=709:m=709:r=limited", 10, 3)],
+)
+def test_wide_gamut_is_reported_and_the_given_line_restores_its_colors(
+    tmp_path: Path, primaries: str, filters: str, change: int, tolerance: int
+) -> None:
     color = (200, 60, 60)
-    path = write_color(tmp_path / "wide.mkv", color, f"{SRGB}bt709,{BT2020}=bt709")
+    path = write_color(tmp_path / "wide.mkv", color, f"{SRGB}bt709,{filters}")
     (warning,) = warnings_of(path)
-    assert warning.startswith(f"{path}: has BT.2020 primaries, ")
-    assert abs(read_quietly(path)[0, 32, 48, 0] / 257 - color[0]) > 15
-    assert np.abs(converted(path, warning)[0, 32, 48].astype(int) - color).max() <= 6
-
-
-def test_display_p3_is_reported_and_the_given_line_restores_its_colors(tmp_path: Path) -> None:
-    color = (200, 60, 60)
-    path = write_color(tmp_path / "p3.mkv", color, f"{SRGB}bt709,zscale=p=smpte432:t=709:m=709:r=limited")
-    (warning,) = warnings_of(path)
-    assert warning.startswith(f"{path}: has Display P3 primaries, and its colors are read as they are; convert it to")
-    assert np.abs(read_quietly(path)[0, 32, 48] / 257 - color).max() > 10
-    assert np.abs(converted(path, warning)[0, 32, 48].astype(int) - color).max() <= 3
+    assert warning.startswith(f"{path}: has {primaries} primaries, and its colors are read as they are; convert it to")
+    assert np.abs(read_quietly(path)[0, 32, 48] / 257 - color).max() > change
+    assert np.abs(converted(path, warning)[0, 32, 48].astype(int) - color).max() <= tolerance
 
 
 def make_png(path: Path, level: float, chunk: bytes) -> None:
@@ -233,14 +230,9 @@ def test_transfer_functions_that_no_display_has_are_reported_and_the_given_line_
 
 def test_transfer_functions_like_that_of_a_display_are_read_without_a_warning(tmp_path: Path) -> None:
     for transfer in ("bt709", "smpte170m", "smpte240m", "bt470m", "iec61966-2-1", "iec61966-2-4", "bt2020-10"):
-        run_ffmpeg(
-            "-f",
-            "lavfi",
-            "-i",
-            f"color=gray:s=64x64:d=0.1,setparams=color_trc={transfer}",
-            tmp_path / f"{transfer}.mp4",
-        )
-        assert warnings_of(tmp_path / f"{transfer}.mp4") == []
+        path, source = tmp_path / f"{transfer}.mp4", f"color=gray:s=64x64:d=0.1,setparams=color_trc={transfer}"
+        run_ffmpeg("-f", "lavfi", "-i", source, path)
+        assert warnings_of(path) == []
 
 
 def dolby_vision(path: Path, profile: int, compatibility: int) -> Path:
@@ -281,31 +273,18 @@ def test_a_second_video_that_is_the_default_is_reported_and_the_given_line_choos
     tmp_path: Path, ending: str, first: str, second: str, is_reported: bool
 ) -> None:
     path = tmp_path / f"a{ending}"
-    inputs = [
-        "-f",
-        "lavfi",
-        "-i",
-        "color=black:s=64x64:d=0.1:r=20",
-        "-f",
-        "lavfi",
-        "-i",
-        "color=white:s=64x64:d=0.1:r=20",
-    ]
-    run_ffmpeg(*inputs, "-map", 0, "-map", 1, "-disposition:v:0", first, "-disposition:v:1", second, path)
+    black, white = (["-f", "lavfi", "-i", f"color={color}:s=64x64:d=0.1:r=20"] for color in ("black", "white"))
+    dispositions = ["-disposition:v:0", first, "-disposition:v:1", second]
+    run_ffmpeg(*black, *white, "-map", 0, "-map", 1, *dispositions, path)
     texts = warnings_of(path)
     assert len(texts) == is_reported
     assert read_quietly(path).max() < 20
     if texts:
         assert "has a second video stream, which it marks as the default, and the first is read" in texts[0]
-        line = (
-            texts[0]
-            .split("ffmpeg ")[1]
-            .rstrip(".")
-            .replace("VIDEO", str(path))
-            .replace("NEW", str(tmp_path / f"b{ending}"))
-        )
+        new = tmp_path / f"b{ending}"
+        line = texts[0].split("ffmpeg ")[1].rstrip(".").replace("VIDEO", str(path)).replace("NEW", str(new))
         run_ffmpeg(*line.split())
-        assert read_quietly(tmp_path / f"b{ending}").min() > 230
+        assert read_quietly(new).min() > 230
 
 
 def test_oblong_pixels_are_reported_and_the_given_line_makes_them_square(tmp_path: Path) -> None:

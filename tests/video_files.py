@@ -3,7 +3,9 @@
 import os
 import signal
 import subprocess
+import wave
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import imageio.v3 as iio
@@ -23,6 +25,32 @@ def run_ffmpeg(*arguments: object, data: bytes | None = None) -> bytes:
     done = subprocess.run(command, input=data, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout
+
+
+def names(folder: Path) -> list[str]:
+    """The names in a folder, sorted."""
+    return sorted(os.listdir(folder))
+
+
+def open_files() -> list[str]:
+    """The numbers of the files that this process has open."""
+    return sorted(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"))
+
+
+def frame_times(source: object, *options: object, data: bytes | None = None) -> list[Fraction]:
+    """The times of the packets of a video in seconds, by ffmpeg."""
+    lines = run_ffmpeg(*options, "-i", source, "-c", "copy", "-f", "framecrc", "-", data=data).decode().splitlines()
+    (unit,) = (Fraction(line.split(":")[1].strip()) for line in lines if line.startswith("#tb 0"))
+    return sorted(int(line.split(",")[2]) * unit for line in lines if line.startswith("0,"))
+
+
+def write_tone(path: Path, seconds: float, rate: int = 48_000) -> Path:
+    """A .wav file with a tone in one channel."""
+    samples = 8000 * np.sin(np.arange(int(rate * seconds)) / 20)
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, rate, 0, "NONE", ""))
+        file.writeframes(samples.astype("<i2").tobytes())
+    return path
 
 
 def noise(num_frames: int, size: tuple[int, int] = SIZE, dtype: type = np.uint8) -> np.ndarray:
