@@ -10,10 +10,12 @@ ACESCG_TO_REC709 = np.array([[1.70505, -0.62179, -0.08326], [-0.13026, 1.1408, -
 REC709_TO_BT2020 = np.array(
     [[0.62740389, 0.32928304, 0.04331307], [0.06909729, 0.9195404, 0.01136232], [0.01639144, 0.08801331, 0.89559525]]
 )
-CHROMATICITIES = {
+CHROMATICITIES = {  # of red, green, blue and white
     "sRGB": (0.64, 0.33, 0.30, 0.60, 0.15, 0.06, 0.3127, 0.3290),
     "ACEScg": (0.713, 0.293, 0.165, 0.830, 0.128, 0.044, 0.32168, 0.33767),
     "ACEScct": (0.713, 0.293, 0.165, 0.830, 0.128, 0.044, 0.32168, 0.33767),
+    "ACES2065-1": (0.7347, 0.2653, 0, 1, 0.0001, -0.077, 0.32168, 0.33767),
+    "Rec.2020": (0.708, 0.292, 0.17, 0.797, 0.131, 0.046, 0.3127, 0.329),
 }
 
 
@@ -73,6 +75,13 @@ def bt2020_planes(signal):
     height, width = luma.shape
     means = [plane.reshape(height // 2, 2, width // 2, 2).mean(axis=(1, 3)) for plane in chroma]
     return [np.round(plane) for plane in (64 + 876 * luma, *(512 + 896 * mean for mean in means))]
+
+
+def write_exr(path, planes, *options, pixel_format="gbrpf32le"):
+    """Write planes (n, c, height, width) float32 by ffmpeg, as images of a pattern such as a_%d.exr."""
+    size = f"{planes.shape[3]}x{planes.shape[2]}"
+    given = ["-f", "rawvideo", "-pix_fmt", pixel_format, "-s", size, "-i", "-"]
+    run_ffmpeg(*given, *options, path, data=np.ascontiguousarray(planes, np.float32).tobytes())
 
 
 def exr_attributes(path):

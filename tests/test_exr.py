@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hdr_formulas import CHROMATICITIES, exr_attributes, exr_pixels
+from hdr_formulas import write_exr as write_by_ffmpeg
 from mlx_ltx_vae import ReaderError, WriterError
 from mlx_ltx_vae.video import FrameOutput, SinkOptions
 from mlx_ltx_vae.video.exr import EXR_SPACES, read_exr, write_exr
@@ -25,13 +26,6 @@ def half_frame(seed=0):
     frame = np.exp(rng.uniform(np.log(1e-6), np.log(60000), (HEIGHT, WIDTH, 3)))
     frame[0, :3] = [[0, 1, 65504], [2**-24, 2**-14, 0.18], [222.86, 55.08, 0.5]]
     return frame.astype(np.float16)
-
-
-def ffmpeg_exr(path, pixels, pixel_format="gbrpf32le", *options):
-    """Planes (c, height, width) float32, written by ffmpeg."""
-    size = f"{pixels.shape[2]}x{pixels.shape[1]}"
-    given = ["-f", "rawvideo", "-pix_fmt", pixel_format, "-s", size, "-i", "-"]
-    run_ffmpeg(*given, *options, path, data=pixels.tobytes())
 
 
 @pytest.mark.parametrize(("space", "name"), [("srgb", "sRGB"), ("acescg", "ACEScg"), ("acescct", "ACEScct")])
@@ -59,8 +53,8 @@ def test_the_same_frame_makes_the_same_file_at_any_time(tmp_path):
 @pytest.mark.parametrize("options", [(), ("-format", "half", "-compression", "zip16")], ids=["float", "half-zip"])
 def test_images_of_another_program_are_read_as_they_are(tmp_path, pixel_format, channels, options):
     planes = half_frame().astype(np.float32).clip(2**-12).transpose(2, 0, 1)
-    planes = np.ascontiguousarray(np.concatenate([planes, 0.25 + 0 * planes[:1]])[:channels])
-    ffmpeg_exr(tmp_path / "a.exr", planes, pixel_format, *options)
+    planes = np.concatenate([planes, 0.25 + 0 * planes[:1]])[:channels]
+    write_by_ffmpeg(tmp_path / "a.exr", planes[None], *options, pixel_format=pixel_format)
     expected = planes[[2, 0, 1] if channels > 1 else [0, 0, 0]].transpose(1, 2, 0)
     expected = expected / 4 if channels == 4 else expected  # ffmpeg multiplies by alpha, as EXR has it
     found = read_exr(tmp_path / "a.exr", (WIDTH, HEIGHT))
@@ -100,9 +94,8 @@ def damage(path, how):
 )
 def test_damaged_images_are_errors_and_print_nothing(tmp_path, how, message, capfd):
     path = tmp_path / "a.exr"
-    write_exr(
-        path, np.sort(half_frame(), axis=1), options_of("srgb")
-    )  # noise would be stored as it is, and changes in it unseen
+    frame = np.sort(half_frame(), axis=1)  # noise would be stored as it is, and changes in it unseen
+    write_exr(path, frame, options_of("srgb"))
     damage(path, how)
     with pytest.raises(ReaderError, match=f"^{path}: .*({message})"):
         read_exr(path)

@@ -346,19 +346,13 @@ def test_other_decoders_take_hdr_too(command, golden, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["-o", "a.exr/"],
-            "a.exr/: EXR has light, or codes of ACEScct, which these frames are not; add --hdr acescct",
-        ),
+        (["-o", "a.exr/"], "EXR has light, or codes of ACEScct, which these frames are not; add --hdr acescct"),
         (["-o", "a.mp4", "--exr", "b"], "--exr is for HDR latents; add --hdr acescct or logc3"),
         (["--exr", "b"], "--exr is for HDR latents; add --hdr acescct or logc3"),
         (["-o", "a.mp4", "--hdr-output", "pq"], "--hdr-output is for HDR latents"),
         (["-o", "a.mp4", "--exposure", "0"], "--exposure is for HDR latents"),
         (["-o", "a.mp4", "--hdr", "logc3", "--exposure", "1"], "--exposure is for --hdr-output sdr, not hlg"),
-        (
-            ["-o", "a.mp4", "--hdr", "logc3", "--hdr-output", "sdr", "--exposure", "nan"],
-            "nan stops is not within 20 of",
-        ),
+        (["-o", "a.mp4", "--hdr", "logc3", "--hdr-output", "sdr", "--exposure", "nan"], "nan stops is not within 20"),
         (["-o", "a/", "--hdr", "logc3", "--exr", "./a"], "./a/: is the folder of other stills; name another one"),
         (["-o", "a/%d.png", "--hdr", "logc3", "--exr", "a"], "a/: is the folder of other stills; name another one"),
         (["-o", "a.gif", "--hdr", "logc3"], "frames have 16 bits per color, and it takes 8 bits; use --hdr-output sdr"),
@@ -403,9 +397,8 @@ def test_two_ranks_write_what_one_writes(clip, tmp_path):
         if name == "one":
             assert decode(clip[0], *own[2:]) == 0
         else:
-            printed, log_of_ranks = launch(
-                2, "-m", "mlx_ltx_vae.decode", clip[0], *own, "--distributed", "rows", "--json"
-            )
+            ranks = ["-m", "mlx_ltx_vae.decode", clip[0], *own, "--distributed", "rows", "--json"]
+            printed, log_of_ranks = launch(2, *ranks)
             assert printed, log_of_ranks
             assert json.loads(printed)["ranks"] == 2
     one, two = (np.load(tmp_path / name / "a.npy").astype(int) for name in ("one", "two"))

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from conftest import active_memory
-from hdr_formulas import ACESCG_TO_REC709, encode_acescct
+from hdr_formulas import ACESCG_TO_REC709, CHROMATICITIES, encode_acescct, write_exr
 from mlx_ltx_vae import VideoVAE, demo, load_latents
 from mlx_ltx_vae.encode import main
 from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.video import ExrReader
 from tolerances import PEAK_MARGIN, tolerance
-from video_files import run_ffmpeg
 
 WIDTH, HEIGHT, FRAMES = 96, 64, 9
 
@@ -27,13 +26,10 @@ def light(frames=FRAMES):
     return (2.0**stops - 0.02).astype(np.float32)
 
 
-def write_exr(folder, frames, *, first=0):
+def write_shot(folder, frames, *, first=0):
+    """Images with numbers that are not padded: 10 comes after 9."""
     folder.mkdir(exist_ok=True)
-    for number, frame in enumerate(frames, first):
-        planes = np.ascontiguousarray(frame.transpose(2, 0, 1)[[1, 2, 0]])
-        size = f"{frame.shape[1]}x{frame.shape[0]}"
-        given = ["-f", "rawvideo", "-pix_fmt", "gbrpf32le", "-s", size, "-i", "-"]
-        run_ffmpeg(*given, folder / f"frame_{number}.exr", data=planes.tobytes())  # not padded: 10 comes after 9
+    write_exr(folder / "frame_%d.exr", frames.transpose(0, 3, 1, 2)[:, [1, 2, 0]], "-start_number", first)
     return folder
 
 
@@ -46,7 +42,7 @@ def test_images_become_the_latents_of_their_acescct_codes(meaning, tmp_path, cap
         "acescg": lambda: encode_acescct(colors),
         "acescct": lambda: np.clip(colors, 0, 1),
     }[meaning]()
-    folder = write_exr(tmp_path / "shot", frames, first=4)
+    folder = write_shot(tmp_path / "shot", frames, first=4)
     out = tmp_path / "a.safetensors"
     arguments = [str(folder), "--demo", "--hdr", meaning, "--fps", "24", "-o", str(out), "--dtype", "float32", "--json"]
     others = active_memory()
@@ -70,7 +66,7 @@ def refusal(capsys, *arguments):
 
 
 def test_images_whose_meaning_is_not_said_are_refused(tmp_path, capsys):
-    folder, out = write_exr(tmp_path / "shot", light(1)), tmp_path / "a.safetensors"
+    folder, out = write_shot(tmp_path / "shot", light(1)), tmp_path / "a.safetensors"
     for source in (folder, folder / "frame_0.exr", folder / "frame_%d.exr"):
         message = refusal(capsys, source, "--demo", "-o", out)
         assert message == (
@@ -99,9 +95,9 @@ def test_images_that_do_not_fit_are_refused(change, message, tmp_path, capsys):
     frames = light()
     if change == "nan":
         frames[3, 5, 6, 1] = np.nan
-    folder = write_exr(tmp_path / "shot", frames)
+    folder = write_shot(tmp_path / "shot", frames)
     if change == "size":
-        write_exr(folder, np.zeros((1, 96, 96, 3), np.float32), first=FRAMES)
+        write_shot(folder, np.zeros((1, 96, 96, 3), np.float32), first=FRAMES)
     if change == "kind":
         (folder / "a.png").write_bytes(b"")
     out = tmp_path / "a.safetensors"
@@ -111,7 +107,7 @@ def test_images_that_do_not_fit_are_refused(change, message, tmp_path, capsys):
 
 def test_frames_are_chosen_cropped_and_scaled_in_light(tmp_path, capsys):
     frames = light()
-    folder, out = write_exr(tmp_path / "shot", frames), tmp_path / "a.safetensors"
+    folder, out = write_shot(tmp_path / "shot", frames), tmp_path / "a.safetensors"
     given = [str(folder), "--demo", "--hdr", "acescg", "-o", str(out), "--dtype", "float32", "-q"]
     vae = VideoVAE.from_pretrained(demo.VAE, dtype="float32")
 
@@ -121,18 +117,12 @@ def test_frames_are_chosen_cropped_and_scaled_in_light(tmp_path, capsys):
 
     assert main([*given, "--frames", "2:3", "--size", "64x64", "--crop"]) == 0
     assert mx.abs(load_latents(out)[0] - expected(frames[2:3, :, 16:80])).max().item() < tolerance(1e-4)
-    flat = write_exr(tmp_path / "flat", np.full((1, 48, 80, 3), 3, np.float32))
+    flat = write_shot(tmp_path / "flat", np.full((1, 48, 80, 3), 3, np.float32))
     assert main([str(flat), *given[1:], "--size", "96x64", "--resize"]) == 0
     assert mx.abs(load_latents(out)[0] - expected(np.full((1, 64, 96, 3), 3))).max().item() < tolerance(1e-3)
 
 
-CHROMATICITIES = {  # of red, green, blue and white
-    "sRGB": (0.64, 0.33, 0.3, 0.6, 0.15, 0.06, 0.3127, 0.329),
-    "ACEScg": (0.713, 0.293, 0.165, 0.83, 0.128, 0.044, 0.32168, 0.33767),
-    "ACES2065-1": (0.7347, 0.2653, 0, 1, 0.0001, -0.077, 0.32168, 0.33767),
-    "Rec.2020": (0.708, 0.292, 0.17, 0.797, 0.131, 0.046, 0.3127, 0.329),
-    "no known space (0.7, 0.3, 0.2, 0.7, 0.1, 0.1, 0.3, 0.3)": (0.7, 0.3, 0.2, 0.7, 0.1, 0.1, 0.3, 0.3),
-}
+UNKNOWN = (0.7, 0.3, 0.2, 0.7, 0.1, 0.1, 0.3, 0.3)
 
 
 def state_chromaticities(path, numbers):
@@ -148,21 +138,27 @@ def state_chromaticities(path, numbers):
     assert output.close()
 
 
-@pytest.mark.parametrize("name", CHROMATICITIES)
-@pytest.mark.parametrize("meaning", ["srgb_linear", "acescg", "acescct"])
-def test_chromaticities_of_another_space_are_an_error_that_names_both(tmp_path, capsys, meaning, name):
-    folder, out = write_exr(tmp_path / "shot", light(9)), tmp_path / "a.safetensors"
+@pytest.mark.parametrize(
+    ("meaning", "name", "numbers"),
+    [
+        *(("acescct", name, CHROMATICITIES[name]) for name in ("sRGB", "ACEScg", "ACES2065-1", "Rec.2020")),
+        *(("srgb_linear", name, CHROMATICITIES[name]) for name in ("sRGB", "ACEScg")),
+        ("acescg", "sRGB", CHROMATICITIES["sRGB"]),
+        ("acescg", f"no known space ({', '.join(map(str, UNKNOWN))})", UNKNOWN),
+    ],
+)
+def test_chromaticities_of_another_space_are_an_error_that_names_both(tmp_path, capsys, meaning, name, numbers):
+    folder, out = write_shot(tmp_path / "shot", light(9)), tmp_path / "a.safetensors"
     last = folder / "frame_8.exr"
-    state_chromaticities(last, CHROMATICITIES[name])
+    state_chromaticities(last, numbers)
     own = "sRGB" if meaning == "srgb_linear" else "ACEScg"
     if name == own:
         assert main([str(folder), "--demo", "--hdr", meaning, "-o", str(out), "-q"]) == 0
         return
     fitting = {"sRGB": "use --hdr srgb_linear", "ACEScg": "use --hdr acescg"}.get(name, "convert it first")
     message = refusal(capsys, folder, "--demo", "--hdr", meaning, "-o", out)
-    assert (
-        message == f"error: {last}: has the primaries of {name}, and {meaning} has the primaries of {own}; {fitting}."
-    )
+    both = f"has the primaries of {name}, and {meaning} has the primaries of {own}"
+    assert message == f"error: {last}: {both}; {fitting}."
     assert not out.exists()
     with pytest.raises(ReaderError, match=f"has the primaries of {re.escape(name)}"):
         ExrReader(last, multiple=1, space=meaning)

@@ -1,14 +1,18 @@
-"""`info` of videos and images."""
+"""`info` of videos and images: in every container what was written, what a reader reads, and what ffmpeg decodes."""
 
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.video import SinkOptions, open_sink
+from mlx_ltx_vae.inspect import inspect_video
+from mlx_ltx_vae.video import SinkOptions, VideoReader, open_sink, reader
 from test_info import info, refused, text  # noqa: F401
-from video_files import noise, run_ffmpeg
+from video_files import noise, run_ffmpeg, save_images
 
 KEYS = {
     "kind", "name", "frames", "width", "height", "fps", "is_variable", "seconds", "codec", "pixel_format", "nearest",
@@ -35,29 +39,25 @@ def test_a_video_is_described(info, tmp_path: Path, name: str, codec: str) -> No
     assert report["nearest"] == {"frames": 17, "width": 96, "height": 64}  # of 21 frames 25 cannot be made
 
 
-def test_frames_that_are_missing_make_a_video_no_shorter(info, tmp_path: Path) -> None:  # noqa: F811
-    write(tmp_path / "a.mkv", 30, (32, 32))
-    run_ffmpeg("-i", tmp_path / "a.mkv", "-vf", "select=lt(n\\,4)+gt(n\\,20)", "-fps_mode", "vfr", tmp_path / "b.mkv")
-    report = info(tmp_path / "b.mkv")
-    assert report["frames"] == 13
-    assert report["seconds"] == pytest.approx(1.2, abs=0.1)
-
-
 def test_colors_and_shape_are_described(info, tmp_path: Path) -> None:  # noqa: F811
     tags = ["-colorspace", "bt2020nc", "-color_primaries", "bt2020", "-color_trc", "smpte2084", "-color_range", "pc"]
     source = ["-f", "lavfi", "-i", "testsrc2=s=64x48:r=24:d=0.5", "-pix_fmt", "yuv420p10le"]
-    filters = (
-        "setsar=4/3,setfield=tff,setparams=range=pc:colorspace=bt2020nc:color_primaries=bt2020:color_trc=smpte2084"
+    colors = "setparams=range=pc:colorspace=bt2020nc:color_primaries=bt2020:color_trc=smpte2084"
+    run_ffmpeg(
+        *source,
+        "-vf",
+        f"setsar=4/3,setfield=tff,{colors}",
+        *tags,
+        "-flags",
+        "+ilme+ildct",
+        "-c:v",
+        "libx264",
+        tmp_path / "a.mp4",
     )
-    run_ffmpeg(*source, "-vf", filters, *tags, "-flags", "+ilme+ildct", "-c:v", "libx264", tmp_path / "a.mp4")
     run_ffmpeg("-display_rotation", 90, "-i", tmp_path / "a.mp4", "-c", "copy", tmp_path / "b.mp4")
     report = info(tmp_path / "b.mp4")
-    assert [report[key] for key in ("matrix", "range", "primaries", "transfer")] == [
-        "bt2020nc",
-        "pc",
-        "bt2020",
-        "smpte2084",
-    ]
+    found = [report[key] for key in ("matrix", "range", "primaries", "transfer")]
+    assert found == ["bt2020nc", "pc", "bt2020", "smpte2084"]
     assert (report["is_interlaced"], report["pixel_shape"], report["rotation"]) == (True, [3, 4], 90)
     assert (report["width"], report["height"]) == (48, 64)
     run_ffmpeg(*source[:4], "-pix_fmt", "yuv420p", "-c:v", "libx264", tmp_path / "c.mp4")
@@ -118,3 +118,126 @@ def test_a_damaged_video_is_one_and_other_files_are_not(refused, tmp_path: Path)
     assert "out.mp4: contains no video that ffmpeg can read" in refused(tmp_path / "out.mp4")
     (tmp_path / "notes.txt").write_text("nothing\n" * 99)
     assert "not a safetensors file" in refused(tmp_path / "notes.txt")
+
+
+NUM_FRAMES = 50
+PICTURES = ["-f", "lavfi", "-i", "testsrc2=s=64x48:r=25:d=2,noise=alls=40:allf=t+u"]
+TONE = ["-f", "lavfi", "-i", "sine=d=2:r=48000"]
+# All into which ffmpeg 9 writes a video that this package reads, with the options that some need. But for raw MJPEG,
+# which is pictures without times.
+CONTAINERS: dict[str, list[str]] = {
+    "apng": [], "asf": [], "avi": ["-c:a", "pcm_s16le"], "avif": ["-c:v", "libaom-av1", "-cpu-used", "8"],
+    "dv": ["-s", "720x576"], "fits": ["-pix_fmt", "gray"], "flv": [], "gif": [], "h264": [], "matroska": [], "mov": [],
+    "mp4": [], "mpegts": [], "mxf": [], "nut": [], "ogg": [], "webm": [], "webp": [], "yuv4mpegpipe": [],
+}  # fmt: skip
+RARE_CONTAINERS: dict[str, list[str]] = {
+    "3g2": ["-c:v", "mpeg4", "-an"], "3gp": ["-c:v", "mpeg4", "-an"], "avm2": [],
+    "dirac": ["-c:v", "vc2", "-pix_fmt", "yuv422p"], "dvd": [], "f4v": [], "film_cpk": ["-c:v", "cinepak"],
+    "h261": ["-s", "352x288"], "h263": ["-s", "352x288"], "hevc": [], "ipod": [], "ismv": [], "ivf": [], "m4v": [],
+    "mpeg": [], "mpeg1video": [], "mpeg2video": [], "obu": ["-c:v", "libaom-av1", "-cpu-used", "8"], "psp": [],
+    "rm": [], "smjpeg": [], "svcd": [], "swf": [], "vcd": [], "vob": [], "vvc": [], "wtv": [],
+}  # fmt: skip
+# Of formats that state none, or have only one.
+RATES = {"fits": Fraction(1), "h261": Fraction(30000, 1001), "h263": Fraction(30000, 1001)}
+
+
+def make(path: Path, muxer: str) -> Path:
+    """Two seconds, 50 frames, with sound if the container has any."""
+    options = ["-pix_fmt", "yuv420p", *(CONTAINERS | RARE_CONTAINERS)[muxer], "-f", muxer, path]
+    try:
+        run_ffmpeg(*PICTURES, *TONE, *options)
+    except AssertionError:
+        run_ffmpeg(*PICTURES, "-an", *options)
+    return path
+
+
+def decoded(path: Path, stream: str = "0:V:0") -> int:
+    """The number of frames that ffmpeg decodes."""
+    rows = run_ffmpeg("-i", path, "-map", stream, "-fps_mode", "passthrough", "-f", "framecrc", "-").decode()
+    return sum(not row.startswith("#") for row in rows.splitlines())
+
+
+def stated(path: Path) -> dict[str, Any]:
+    return inspect_video(path, None)
+
+
+@pytest.mark.parametrize(
+    "muxer", [*CONTAINERS, *(pytest.param(name, marks=pytest.mark.slow) for name in RARE_CONTAINERS)]
+)
+@pytest.mark.filterwarnings("ignore:.*(has pixels of|transparency|interlaced)")
+def test_what_is_stated_of_a_container_is_what_was_written_and_is_read(tmp_path: Path, muxer: str) -> None:
+    path = make(tmp_path / f"clip.{muxer}", muxer)
+    report, fps = stated(path), RATES.get(muxer, Fraction(25))
+    with VideoReader(path, multiple=1) as video:
+        assert sum(len(part) for part in video) == NUM_FRAMES
+    assert (report["frames"], report["fps"], report["is_variable"]) == (NUM_FRAMES, float(fps), False)
+    assert report["seconds"] == float(NUM_FRAMES / fps)
+    assert decoded(path, "0:v:1" if muxer == "avif" else "0:V:0") == NUM_FRAMES
+    assert video.source_fps == fps
+    assert video.num_frames == pytest.approx(NUM_FRAMES, abs=1)
+
+
+def test_all_frames_are_counted_where_packets_have_no_times(tmp_path: Path) -> None:
+    """Of an AVI with B-frames, packets have no time at which they are shown."""
+    run_ffmpeg(*PICTURES, "-c:v", "mpeg4", "-bf", 2, tmp_path / "a.avi")
+    report = stated(tmp_path / "a.avi")
+    assert (report["frames"], report["fps"], report["is_variable"]) == (50, 25, False)
+    assert report["seconds"] == 2
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.apng"])
+def test_pictures_of_an_animation_are_counted_whatever_its_name(tmp_path: Path, name: str) -> None:
+    save_images(tmp_path / "in", [f"{index}.png" for index in range(6)])
+    run_ffmpeg("-framerate", 10, "-i", tmp_path / "in" / "%d.png", "-c:v", "apng", "-f", "apng", tmp_path / name)
+    report = stated(tmp_path / name)
+    with VideoReader(tmp_path / name) as video:
+        assert sum(len(part) for part in video) == report["frames"]
+    assert report["frames"] == 6
+
+
+def test_delays_of_an_animation_are_counted_to_the_end_of_the_last(tmp_path: Path) -> None:
+    pictures = [Image.fromarray(frame) for frame in noise(6, (64, 48))]
+    delays = [100, 200, 300, 100, 100, 500]
+    for name in ("a.gif", "a.webp", "a.png"):
+        pictures[0].save(tmp_path / name, save_all=True, append_images=pictures[1:], duration=delays)
+        report = stated(tmp_path / name)
+        assert (report["frames"], report["is_variable"]) == (6, True)
+        assert report["seconds"] == pytest.approx(1.3)
+
+
+def test_what_an_edit_list_leaves_out_is_not_counted(tmp_path: Path) -> None:
+    source = ["-f", "lavfi", "-i", "testsrc2=s=64x48:r=24:d=3", "-c:v", "libx264", "-g", 100, tmp_path / "a.mp4"]
+    run_ffmpeg(*source)
+    run_ffmpeg("-ss", 0.25, "-i", tmp_path / "a.mp4", "-c", "copy", tmp_path / "b.mov")
+    report = stated(tmp_path / "b.mov")
+    assert report["frames"] == decoded(tmp_path / "b.mov") == 72 - 6
+    assert report["seconds"] == 66 / 24
+
+
+def test_a_late_and_short_picture_is_as_long_as_it_is(tmp_path: Path) -> None:
+    pictures = ["-itsoffset", 1, "-f", "lavfi", "-i", "testsrc2=s=64x48:r=24:d=1"]
+    run_ffmpeg(*pictures, "-f", "lavfi", "-i", "sine=d=9", "-c:v", "mpeg4", "-c:a", "flac", tmp_path / "a.mkv")
+    report = stated(tmp_path / "a.mkv")
+    assert (report["frames"], report["seconds"], report["is_variable"]) == (24, 1, False)
+    with VideoReader(tmp_path / "a.mkv", multiple=1) as video:
+        assert (video.num_frames, float(video.start)) == (24, pytest.approx(1, abs=0.01))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_frames_of_a_damaged_video_are_those_before_the_damage(tmp_path: Path) -> None:
+    run_ffmpeg("-f", "lavfi", "-i", "testsrc2=s=64x48:r=24:d=3", "-c:v", "ffv1", "-g", 1, tmp_path / "a.mkv")
+    data = (tmp_path / "a.mkv").read_bytes()
+    (tmp_path / "b.mkv").write_bytes(data[: len(data) // 2])
+    with pytest.warns(UserWarning, match="b.mkv: is damaged or truncated"):
+        report = stated(tmp_path / "b.mkv")
+    assert 30 < report["frames"] < 42
+
+
+def test_the_number_of_very_many_frames_is_an_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_ffmpeg("-f", "lavfi", "-i", "testsrc2=s=64x48:r=24:d=3", "-c:v", "mpeg4", tmp_path / "a.mp4")
+    monkeypatch.setattr(reader, "_MAX_COUNTED", 71)
+    report = stated(tmp_path / "a.mp4")
+    assert (report["frames"], report["seconds"]) == (72, 3)
+    assert "the number of frames is an estimate" in report["notices"]
+    monkeypatch.setattr(reader, "_MAX_COUNTED", 72)
+    assert "the number of frames is an estimate" not in stated(tmp_path / "a.mp4")["notices"]

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 from conftest import nobody
-from mlx_ltx_vae import demo, load_latents, save_latents
-from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.process import remove_folder
 from mlx_ltx_vae.video import SinkOptions, VideoWriter, open_sink
@@ -105,19 +103,6 @@ def test_a_second_live_video_of_one_name_is_refused_and_the_first_is_whole(tmp_p
     assert numbers(read(path)) == list(range(12))
     assert path.stat().st_ino == before
     assert link.is_symlink()
-
-
-def test_a_live_command_whose_file_is_replaced_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    latents, info = load_latents(demo.LATENTS)
-    save_latents(tmp_path / "clip.safetensors", latents[:, :, :1, :2, :2], fps=info.fps)
-    path = tmp_path / "out.mp4"
-    finish = VideoWriter._finish
-    monkeypatch.setattr(VideoWriter, "_finish", lambda out: (replace_file(path), finish(out)))
-    assert main([str(tmp_path / "clip.safetensors"), "-m", str(demo.VAE), "-o", str(path), "--live"]) == 1
-    assert capsys.readouterr().err == f"error: {tmp_path}/{LOST}\n"
-    assert path.read_bytes() == b"precious"
 
 
 OUTPUTS = ["out.mp4", "out.mkv", "out.gif", "out.npy", "new/", "%d.png"]

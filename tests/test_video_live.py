@@ -142,16 +142,6 @@ def test_audio_and_frame_times_are_exact(tone: Path) -> None:
     assert np.std(decoded[48_000:90_000]) > 5000
 
 
-def test_an_error_removes_the_file_and_ends_ffmpeg(tmp_path: Path) -> None:
-    path = tmp_path / "out.mp4"
-    with pytest.raises(KeyboardInterrupt), VideoWriter(path, size=SIZE, fps=24, fragmented=True) as out:
-        out.write(numbered(30))
-        assert names(tmp_path) == ["out.mp4"]
-        raise KeyboardInterrupt
-    assert names(tmp_path) == []
-    assert children() == []
-
-
 def test_ffmpeg_that_fails_is_an_error_and_removes_the_file(tmp_path: Path) -> None:
     with (
         pytest.raises(WriterError, match=r"out.mp4: ffmpeg failed: it was ended by signal 9\."),

@@ -43,7 +43,7 @@ def test_fitted_sizes_are_multiples_within_the_scaled_size(
 
 NAME, STREAM = "clip.mkv", "0:V:0"
 COVER = "Video: mjpeg, yuvj420p(pc), 600x600, q=2-31, 90k tbr, 90k tbn (attached pic)"
-VIDEO = "Video: h264 (High), yuv420p10le(tv, bt709), 96x64, q=2-31, {average}{tick} tbr, 1k tbn (default)"
+VIDEO = "Video: h264 (High), yuv420p10le(tv, bt709), 96x64, q=2-31, {average}24 tbr, 1k tbn (default)"
 OTHER = "Video: vp9, yuv420p(tv), 32x32, q=2-31, 5 fps, 5 tbr, 1k tbn"
 FILTERED = """\
 config in time_base: 1/1000, frame_rate: {nominal}
@@ -59,11 +59,10 @@ def parse(
     average: str = "24 fps, ",
     matrix: str = "bt709",
     *,
-    tick: str = "24",
     change: tuple[str, str] = ("", ""),
     **options: Any,
 ) -> VideoInfo:
-    lines = [COVER, VIDEO.format(average=average, tick=tick), OTHER]
+    lines = [COVER, VIDEO.format(average=average), OTHER]
     filtered = FILTERED.format(nominal=nominal, matrix=matrix).splitlines()
     streams = [[line.replace(*change) if change[0] else line] for line in lines]
     filtered = [line.replace(*change) if change[0] else line for line in filtered]
@@ -107,29 +106,3 @@ def test_missing_properties_are_unknown_or_refused() -> None:
         parse(change=("1k tbn (default)", "1k tbn (default) (dependent)"))
     with pytest.raises(ReaderError, match=f"{NAME}: a frame rate must be"):
         parse("90000/1", "")
-
-
-@pytest.mark.parametrize(
-    ("nominal", "average", "tick", "is_variable"),
-    [("30/1", "29.87 fps, ", "30", False), ("40000/2803", "14.27 fps, ", "1k", True), ("1/0", "", "25", False)],
-)
-def test_rate_is_variable_if_the_clock_is_much_faster(nominal: str, average: str, tick: str, is_variable: bool) -> None:
-    assert parse(nominal, average, tick=tick).is_variable == is_variable
-
-
-@pytest.mark.parametrize(
-    ("written", "instead", "words"),
-    [
-        ("bt709)", "bt709, top first)", "interlaced"),
-        ("bt709)", "bt709, bottom coded first (swapped))", "interlaced"),
-        ("i:P", "i:B", "interlaced"),
-        ("color_trc:unknown", "color_trc:smpte2084", "HDR (PQ)"),
-        ("color_trc:unknown", "color_trc:arib-std-b67", "HDR (HLG)"),
-        ("color_primaries:unknown", "color_primaries:bt2020", "BT.2020 primaries"),
-        ("vp9, yuv420p(tv)", "vp9, yuv420p(tv, top first)", None),  # another stream
-        ("mjpeg, yuvj420p(pc)", "mjpeg, yuvj420p(pc, top first)", None),
-    ],
-)
-def test_what_is_read_as_it_is_is_one_warning(written: str, instead: str, words: str | None) -> None:
-    found = parse(change=(written, instead)).warnings(NAME)
-    assert [words in text for text in found] == ([] if words is None else [True])

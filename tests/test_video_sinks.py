@@ -162,12 +162,6 @@ def test_of_two_processes_that_write_the_same_stills_one_gets_the_next_name(tmp_
         assert [int(iio.imread(still).mean()) for still in stills] == [value] * (40 + value)
 
 
-@pytest.mark.parametrize("pattern", ["%d_%d.png", "%s.png", "100%_%d.png"])
-def test_stills_need_one_number_field_in_their_name(tmp_path: Path, pattern: str) -> None:
-    with pytest.raises(WriterError, match="exactly one number field"):
-        open_sink(tmp_path / pattern, size=SIZE, fps=24)
-
-
 @pytest.mark.parametrize(("bit_depth", "dtype"), [(8, np.uint8), (10, np.uint16)])
 def test_tiff_has_every_bit(tmp_path: Path, bit_depth: int, dtype: type) -> None:
     """As ffmpeg and Pillow read it, of which the latter has 8 bits of color."""
@@ -249,70 +243,47 @@ def test_broken_pipe_is_a_writer_error_and_nothing_else() -> None:
     assert error.strip() == "WriterError standard output: cannot be written (Broken pipe)."
 
 
-def test_error_for_a_name_without_an_ending_says_what_to_write(tmp_path: Path) -> None:
-    with pytest.raises(WriterError, match=r"/clips: .* write .*/clips/ for PNG stills, or .*/clips\.mp4\.$"):
-        open_sink(tmp_path / "clips", size=SIZE, fps=24)
-
-
-@pytest.mark.parametrize("name", ["out.avi", "out.jpg", "out.mp4.part"])
-def test_error_for_an_unknown_ending_lists_the_supported_ones(tmp_path: Path, name: str) -> None:
-    with pytest.raises(
-        WriterError,
-        match=r"\.mp4, \.mov, \.mkv, \.webm, \.gif, \.webp, \.avif, \.npy, \.png, \.tif, .*\.exr, a folder .* or -",
-    ):
-        open_sink(tmp_path / name, size=SIZE, fps=24)
-
-
 @pytest.mark.parametrize(
-    ("name", "option"),
+    ("name", "options", "stream", "words"),
     [
-        ("out.gif", {"audio": "voice.wav"}),
-        ("new/", {"audio": "voice.wav"}),
-        ("%05d.png", {"codec": "h264"}),
-        ("-", {"crf": 20}),
+        ("clips", {}, {}, r"/clips: .* write .*/clips/ for PNG stills, or .*/clips\.mp4\.$"),
+        ("out.avi", {}, {}, r"\.mp4, \.mov, \.mkv, \.webm, \.gif, \.webp, .*\.tif, .*\.exr, a folder .* or -"),
+        ("out.mp4.part", {}, {}, "its ending is not supported"),
+        ("out.gif", {"audio": "voice.wav"}, {}, "takes no audio"),
+        ("out.gif", {"bit_depth": 10}, {}, "frames have 16 bits per color, and it takes 8 bits"),
+        ("out.gif", {}, {"fps": 60}, "a GIF plays at most 50 frames per second, not 60"),
+        ("out.npy", {"crf": 3}, {}, "takes no crf"),
+        ("new/", {"audio": "voice.wav"}, {}, "takes no audio"),
+        ("%05d.png", {"codec": "h264"}, {}, "takes no codec"),
+        ("-", {"crf": 20}, {}, "takes no crf"),
+        ("out.mp4", {"codec": "divx"}, {}, "'divx' is not supported; use one of h264, hevc, prores, prores4444, ffv1,"),
+        ("out.mp4", {"codec": "ffv1"}, {}, r"ffv1 is not supported in \.mp4; use \.mkv"),
+        ("out.webm", {"codec": "h264"}, {}, r"h264 is not supported in \.webm; use \.mp4 or \.mov or \.mkv"),
+        ("out.mov", {"codec": "prores", "crf": 3}, {}, "has no crf"),
+        ("out.mp4", {"crf": 52}, {}, "52 is not between 0 and 51"),
+        ("out.mp4", {"crf": -1}, {}, "-1 is not between 0 and 51"),
+        ("out.mp4", {}, {"fps": 0}, "frame rate"),
+        ("out.mp4", {}, {"size": (0, 6)}, "frames of 0x6 pixels cannot be written"),
+        ("out.mp4", {"audio": "missing.wav"}, {}, r"missing\.wav: there is no such audio file"),
+        ("out.mp4", {"audio": __file__}, {}, "contains no audio"),
+        ("out.mp4", {"shortest": True}, {}, "add audio"),
+        *((pattern, {}, {}, "exactly one number field") for pattern in ("%d_%d.png", "%s.png", "100%_%d.png")),
+        ("stills/", {}, {}, r"00000\.png already exists"),
+        ("stills/00000.png/", {}, {}, "is a file, not a folder"),
     ],
 )
-def test_option_that_a_sink_does_not_support_is_refused(tmp_path: Path, name: str, option: dict) -> None:
-    path = name if name == "-" else f"{tmp_path}/{name}"
-    with pytest.raises(WriterError, match=f"takes no {next(iter(option))}"):
-        open_sink(path, size=SIZE, fps=24, options=SinkOptions(**option))
-    assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "stream"),
-    [
-        ("out", {}, {}),
-        ("out.avi", {}, {}),
-        ("out.gif", {"codec": "h264"}, {}),
-        ("out.gif", {"bit_depth": 10}, {}),
-        ("out.gif", {}, {"fps": 60}),
-        ("out.npy", {"crf": 3}, {}),
-        ("-", {"audio": "voice.wav"}, {}),
-        ("out.mp4", {"codec": "divx"}, {}),
-        ("out.webm", {"codec": "h264"}, {}),
-        ("out.mp4", {"crf": 52}, {}),
-        ("out.mp4", {}, {"fps": 0}),
-        ("out.mp4", {}, {"size": (0, 6)}),
-        ("out.mp4", {"audio": "missing.wav"}, {}),
-        ("out.mp4", {"audio": __file__}, {}),
-        ("%d_%d.png", {}, {}),
-        ("out.mp4", {"shortest": True}, {}),
-        ("stills/", {}, {}),
-        ("stills/00000.png/", {}, {}),
-    ],
-)
-def test_check_output_raises_what_open_sink_raises_and_creates_nothing(
-    tmp_path: Path, name: str, options: dict, stream: dict
+def test_what_an_output_cannot_be_is_refused_also_by_a_check_that_creates_nothing(
+    tmp_path: Path, name: str, options: dict, stream: dict, words: str
 ) -> None:
     write(f"{tmp_path}/stills/", make_frames(1))
     path = name if name == "-" else f"{tmp_path}/{name}"
     arguments = {"size": SIZE, "fps": 24, "options": SinkOptions(**options)} | stream
-    with pytest.raises(WriterError) as expected:
+    with pytest.raises(WriterError, match=words) as expected:
         open_sink(path, **arguments)
     with pytest.raises(WriterError) as found:
         check_output(path, **arguments)
     assert str(found.value) == str(expected.value)
+    assert (names(tmp_path), names(tmp_path / "stills")) == (["stills"], ["00000.png"])
 
 
 @pytest.mark.parametrize(

@@ -185,11 +185,11 @@ def test_decoded_size_is_the_requested_size(tmp_path: Path, size: tuple, ending:
 
 
 def write_every_container(folder: Path) -> dict[str, bytes]:
-    """The bytes of a file for each codec in each container, live ones, and animated pictures."""
+    """The bytes of a file for each codec, each container, live ones, and animated pictures."""
     size, frames = (96, 64), noise(3, (96, 64))
     sound = np.random.default_rng(0).uniform(-0.5, 0.5, (1, 2, 6000)).astype(np.float32)
-    pairs = [(name, ending) for name, codec in CODECS.items() for ending in codec.endings if not codec.is_mac_only]
-    files = {f"{name}{ending}": {"codec": name} for name, ending in pairs}
+    files = {f"{name}{codec.endings[0]}": {"codec": name} for name, codec in CODECS.items() if not codec.is_mac_only}
+    files |= {f"a{ending}": {} for ending in CONTAINER_ENDINGS}
     files |= {f"live{ending}": {"fragmented": True} for ending in (".mp4", ".mov")}
     folder.mkdir()
     for name, options in files.items():

@@ -140,8 +140,15 @@ def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, option
     if lossless and options.audio_codec is None and codec.kilobits is not None and source.is_lossless:
         way = option(f'audio_codec="{lossless[0]}"', f"--audio-codec {lossless[0]}")
         warn(f"{name}: its sound is stored as {codec.encoder.upper()}, which is lossy; {way} keeps it lossless.")
-    if lengths := _describe_lengths(num_frames, fps, options, options.audio, shift):
-        warn(f"{name}: {lengths}.")
+    video, (_, last) = num_frames / fps, read_times([*_file_input(options.audio, shift), "-map", "0:a:0"])
+    end = last or Fraction(0)  # without a packet
+    if abs(end - video) <= 1 / fps or (end > video and options.shortest):
+        return
+    rest = ", and the rest is silent"
+    if end > video:
+        kept = f"; {MAX_REST} s after the video are kept" if end > video + MAX_REST else ""
+        rest = f"{kept}; {option('shortest=True', '--shortest')} cuts the audio"
+    warn(f"{name}: the video takes {float(video):.2f} s and its audio {float(end):.2f} s{rest}.")
 
 
 def _find_file(audio: str | os.PathLike) -> tuple[SoundFormat, Fraction]:
@@ -150,21 +157,6 @@ def _find_file(audio: str | os.PathLike) -> tuple[SoundFormat, Fraction]:
     if found is None:
         raise WriterError(f"{audio}: contains no audio stream.")
     return found
-
-
-def _describe_lengths(
-    num_frames: int, fps: Fraction, options: SinkOptions, audio: str | os.PathLike, shift: Fraction
-) -> str:
-    """The warning about audio that is not as long as a video with this number of frames; "" if it is."""
-    video, (_, last) = num_frames / fps, read_times([*_file_input(audio, shift), "-map", "0:a:0"])
-    end = last or Fraction(0)  # without a packet
-    if abs(end - video) <= 1 / fps or (end > video and options.shortest):
-        return ""
-    lengths = f"the video takes {float(video):.2f} s and its audio {float(end):.2f} s"
-    if end > video:
-        kept = f"; {MAX_REST} s after the video are kept" if end > video + MAX_REST else ""
-        return f"{lengths}{kept}; {option('shortest=True', '--shortest')} cuts the audio"
-    return f"{lengths}, and the rest is silent"
 
 
 def each_chunk(name: str, sound: Sound) -> Iterator[np.ndarray]:

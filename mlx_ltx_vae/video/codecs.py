@@ -36,7 +36,8 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     if options.shortest and options.audio is None:
         flag, add = option("shortest", "--shortest"), option("audio", "--audio")
         raise WriterError(f"{name}: {flag} ends the audio with the video; add {add}, or leave it out.")
-    key = (options.codec or _default_codec(ending, options)).lower()
+    default = "vp9" if ending == ".webm" else "hevc" if options.format.is_hdr else "h264"
+    key = (options.codec or default).lower()
     other_names = {other: each for each, codec in CODECS.items() for other in codec.other_names}
     key = other_names.get(key, key)
     if key not in CODECS:
@@ -60,12 +61,6 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
         given = quote(options.encoder_preset)
         raise WriterError(f"{name}: the encoder preset {given} is not known; use one of {', '.join(ENCODER_PRESETS)}.")
     return codec
-
-
-def _default_codec(ending: str, options: SinkOptions) -> str:
-    if ending == ".webm":
-        return "vp9"
-    return "hevc" if options.format.is_hdr else "h264"
 
 
 def _check_frames(name: str, codec: Codec, size: Size, fps: Fraction) -> None:

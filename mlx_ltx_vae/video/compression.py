@@ -7,7 +7,7 @@ import numpy as np
 from ..codec_table import MAX_STILL_CRF, STILL_CRF
 from ..errors import ReaderError, quote
 from ..process import temporary_folder
-from .ffmpeg import read_bytes
+from .ffmpeg import run_ffmpeg
 from .pictures import encode_png
 
 # The reference's settings. It encodes in as many slices as there are processors, which is another picture on each
@@ -60,7 +60,10 @@ def _compress(frame: np.ndarray, crf: float) -> np.ndarray:
 
 
 def _run(arguments: list[str]) -> bytes:
-    return read_bytes("the still", arguments, ReaderError)
+    done = run_ffmpeg("the still", arguments, ReaderError)
+    if done.code:
+        raise ReaderError(f"the still: ffmpeg failed: {done.reason}.")
+    return done.output
 
 
 def write_compressed(folder: Path, frames: np.ndarray, crf: float) -> Path:

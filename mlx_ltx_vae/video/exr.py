@@ -101,12 +101,6 @@ def write_exr(path: Path, frame: np.ndarray, options: SinkOptions) -> None:
         raise OSError(_reason(output or library))
 
 
-def exr_size(path: Path, space: HDRInput | None = None) -> Size:
-    """`(width, height)` of an image. Raises as `read_exr` does."""
-    with _opened(path) as file:
-        return _find_rgb(path, file, None, space)[0]
-
-
 def read_exr(path: Path, size: Size | None = None, space: HDRInput | None = None) -> np.ndarray:
     """The RGB pixels of an image as they are, `(height, width, 3)` float32. Alpha is dropped; gray becomes RGB.
 
@@ -227,7 +221,8 @@ class ExrReader(Iterator[np.ndarray], AbstractContextManager["ExrReader"]):
             raise ReaderError(f"{self.name}: ends with frame {len(images) - 1}, before frame {first_frame}.")
         self._images, self._space = images[first_frame:][:max_frames], space
         self.num_frames = len(self._images)
-        self.source_size = exr_size(self._images[0], space)
+        with _opened(self._images[0]) as file:
+            self.source_size, _ = _find_rgb(self._images[0], file, None, space)
         self.scaled_size, self.size = fit_size(self.name, self.source_size, size, fit, multiple)
         self._waiting = iter(self._images)
 

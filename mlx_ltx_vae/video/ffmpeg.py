@@ -410,16 +410,6 @@ def read_output(
     return content.decode(errors="replace")
 
 
-def read_bytes(name: str, arguments: Sequence[str], error: type[LTXVAEError]) -> bytes:
-    """The standard output of an ffmpeg that succeeds. An `error` if it fails."""
-    with closing(FfmpegReader(name, arguments, error=error)) as reader:
-        content = _read_all(reader)
-        code, reason = reader.wait()
-    if code:
-        raise error(f"{name}: ffmpeg failed: {reason}.")
-    return content
-
-
 def _read_all(reader: FfmpegReader, max_bytes: int = sys.maxsize) -> bytes:
     content = bytearray()
     while len(content) < max_bytes and (part := reader.read(PIPE_BYTES)):
@@ -447,7 +437,7 @@ class FfmpegResult:
     """The return code, output and log of ffmpeg."""
 
     code: int
-    output: str
+    output: bytes
     log: list[str]
 
     @property
@@ -460,7 +450,7 @@ def run_ffmpeg(
 ) -> FfmpegResult:
     """Run an ffmpeg that writes to its standard output, to its end."""
     with closing(FfmpegReader(name, arguments, error=error, marks=marks)) as reader:
-        output = _read_all(reader).decode(errors="replace")
+        output = _read_all(reader)
         code, log = reader.wait_for_end()
         return FfmpegResult(code, output, log)
 
@@ -527,7 +517,8 @@ def _parse(done: FfmpegResult, mark_of_input: str, mark: str) -> Description | N
             streams[-1].append(line.removeprefix("[info]").strip())
     filtered = [line[2] for line in map(_FILTER.fullmatch, done.log[start:]) if line and line[1] == mark]
     demuxer = done.log[opened].split(", ")[1]
-    return Description(demuxer, streams, filtered, [*done.log[:opened], *done.log[start:]], done.output)
+    log, output = [*done.log[:opened], *done.log[start:]], done.output.decode(errors="replace")
+    return Description(demuxer, streams, filtered, log, output)
 
 
 def read_times(arguments: Sequence[str]) -> tuple[list[Fraction], Fraction | None]:

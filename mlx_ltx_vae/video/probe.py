@@ -93,15 +93,13 @@ class VideoInfo:
 
     def warnings(self, name: str) -> list[str]:
         """Sentences that say what looks wrong if the frames are read as they are, and how to convert the video."""
-        found = []
+        found, as_is = [], "and its colors are read as they are"
         if self.dolby_vision:
-            found.append(
-                f"{name}: is Dolby Vision of profile {self.dolby_vision}, and its colors are read as they are; convert "
-                f"it first, with Vulkan: ffmpeg -i VIDEO -vf {_FROM_DOLBY_VISION} NEW."
-            )
+            kind = f"is Dolby Vision of profile {self.dolby_vision}, {as_is}; convert it first, with Vulkan"
+            found.append(f"{kind}: ffmpeg -i VIDEO -vf {_FROM_DOLBY_VISION} NEW")
         elif self.frames.transfer in HDR_TRANSFERS:
-            hdr = f"{name}: is HDR ({HDR_TRANSFERS[self.frames.transfer]}), and its colors are read as they are"
-            found.append(f"{hdr}; tone-map it first: ffmpeg -i VIDEO -vf {_TO_SDR} NEW.")
+            kind = f"is HDR ({HDR_TRANSFERS[self.frames.transfer]}), {as_is}; tone-map it first"
+            found.append(f"{kind}: ffmpeg -i VIDEO -vf {_TO_SDR} NEW")
         elif colors := self._unusual_colors():
             way = _TO_BT709.format(
                 primaries="bt709" if is_unknown(self.frames.primaries) else self.frames.primaries,
@@ -110,32 +108,26 @@ class VideoInfo:
                 pixel_format="rgb24" if self.frames.is_rgb else "yuv420p",
             )
             command = "" if self.frames.transfer in _WITHOUT_ZSCALE else f": ffmpeg -i VIDEO -vf {way} NEW"
-            found.append(
-                f"{name}: has {colors}, and its colors are read as they are; convert it to BT.709 first{command}."
-            )
+            found.append(f"has {colors}, {as_is}; convert it to BT.709 first{command}")
         elif self.profile:
-            found.append(
-                f"{name}: has the color profile {quote(self.profile)}, and its colors are read as they are; convert it "
-                "to sRGB first."
-            )
+            found.append(f"has the color profile {quote(self.profile)}, {as_is}; convert it to sRGB first")
         elif self.profile is None and abs(self.gamma - _USUAL_GAMMA) > _GAMMA_TOLERANCE:
-            gamma = f"{name}: has a gamma of {self.gamma:.4g}, and its colors are read as they are"
             convert = _TO_SRGB.format(power=_USUAL_GAMMA / self.gamma)
-            found.append(f'{gamma}; convert it to sRGB first: ffmpeg -i VIDEO -vf "{convert}" NEW.')
+            gamma = f"has a gamma of {self.gamma:.4g}, {as_is}; convert it to sRGB first"
+            found.append(f'{gamma}: ffmpeg -i VIDEO -vf "{convert}" NEW')
         if self.pixel_shape != 1:
-            shape = f"{self.pixel_shape.numerator}:{self.pixel_shape.denominator}"
-            oblong = f"{name}: has pixels of {shape}, which are read as squares"
-            found.append(f"{oblong}; scale it first: ffmpeg -i VIDEO -vf {_TO_SQUARE} NEW.")
+            oblong = f"has pixels of {self.pixel_shape.numerator}:{self.pixel_shape.denominator}"
+            found.append(f"{oblong}, which are read as squares; scale it first: ffmpeg -i VIDEO -vf {_TO_SQUARE} NEW")
         if self.is_interlaced:
-            fields = f"{name}: is marked as interlaced, and both fields are read as one frame"
-            found.append(f"{fields}; deinterlace it first: ffmpeg -i VIDEO -vf yadif NEW.")
+            fields = "is marked as interlaced, and both fields are read as one frame; deinterlace it first"
+            found.append(f"{fields}: ffmpeg -i VIDEO -vf yadif NEW")
         if self.default is not None:
-            second = f"{name}: has a second video stream, which it marks as the default, and the first is read"
-            found.append(f"{second}; choose it first: ffmpeg -i VIDEO -map 0:v:{self.default} -c copy NEW.")
+            second = "has a second video stream, which it marks as the default, and the first is read; choose it first"
+            found.append(f"{second}: ffmpeg -i VIDEO -map 0:v:{self.default} -c copy NEW")
         if self.apart is not None:
             join = f"-filter_complex '[{']['.join(self.apart)}]alphamerge' -c:v ffv1"
-            found.append(f"{name}: its transparency is not read; join it first: ffmpeg -i VIDEO {join} NEW.mkv.")
-        return found
+            found.append(f"its transparency is not read; join it first: ffmpeg -i VIDEO {join} NEW.mkv")
+        return [f"{name}: {text}." for text in found]
 
     def _unusual_colors(self) -> str:
         """The property of the colors that frames here do not have; "" for none."""

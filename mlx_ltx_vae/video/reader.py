@@ -305,7 +305,11 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
                 _check_image(self._images[0])  # ffmpeg would skip it and describe the next one
             first_file = self._images[0] if self._images else source
             arguments, source_stream, info, num_errors = probe(self.name, first_file, arguments)
-            _warn(self.name, info, num_errors)
+            for text in info.warnings(self.name):
+                warn(text)
+            if num_errors:
+                late = "starts within a group of pictures; frames that need pictures before it are left out"
+                warn(f"{self.name}: {late}.")
             stored = _format_as_read(self.name, info, matrix)
             bits, has_alpha = describe_pixel_format(stored.pixel_format)
             self.scaled_size, self.size = fit_size(self.name, info.size, size, fit, multiple)
@@ -435,13 +439,6 @@ def estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int |
         return None
     num_frames = max(1, round(info.seconds * fps))
     return num_frames if max_frames is None else min(num_frames, max_frames)
-
-
-def _warn(name: str, info: VideoInfo, num_errors: int) -> None:
-    """Warn of what is read otherwise than a user may expect, in the name of who opens the reader."""
-    late = "starts within a group of pictures; frames that need pictures before it are left out."
-    for text in [*info.warnings(name), *([f"{name}: {late}"] if num_errors else [])]:
-        warn(text)
 
 
 @dataclass(frozen=True)

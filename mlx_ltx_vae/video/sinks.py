@@ -28,6 +28,7 @@ from .stills import (
     WriteStill,
     check_one_frame,
     find_stills_target,
+    is_folder,
     is_sheet,
     parse_stills_path,
     sheet_beside,
@@ -159,22 +160,12 @@ def stills_kind(
         return target
 
     return SinkKind(
-        endings,
-        open_stills,
-        pixel_formats,
-        is_stills=True,
-        replaces=False,
-        check_options=check_options,
-        check=check,
+        endings, open_stills, pixel_formats, is_stills=True, replaces=False, check_options=check_options, check=check
     )
 
 
-def _is_folder(name: str) -> bool:
-    return name.endswith(("/", os.sep)) or os.path.isdir(name)
-
-
 def _is_picture(name: str) -> bool:
-    return not _is_folder(name) and "%" not in Path(name).name
+    return not is_folder(name) and "%" not in Path(name).name
 
 
 def _refuse_frames(output: Output) -> NoReturn:
@@ -221,7 +212,7 @@ def find_kind(name: str, options: SinkOptions = DEFAULT_OPTIONS) -> SinkKind:
     named = [kind for kind in SINKS if (ending or name) in kind.endings]
     if options.contact_sheet and is_sheet(name):
         return _SHEET
-    if _is_folder(name):
+    if is_folder(name):
         stills = [kind for kind in SINKS if kind.is_stills]
         fitting = [kind for kind in stills if options.format.pixel_format in kind.pixel_formats]
         return next(kind for kind in (*named, *fitting, *stills) if kind.is_stills)
@@ -243,7 +234,7 @@ def find_still_ending(name: str | None, options: SinkOptions) -> str | None:
     """The ending of stills in a folder, or in the folder of a pattern; None for other outputs."""
     if name is None or name == "-" or _is_picture(name):
         return None
-    return find_kind(name, options).endings[0] if _is_folder(name) else Path(name).suffix
+    return find_kind(name, options).endings[0] if is_folder(name) else Path(name).suffix
 
 
 def frame_endings() -> list[str]:
@@ -253,7 +244,7 @@ def frame_endings() -> list[str]:
 
 def is_sound(name: str) -> bool:
     """Return whether an output is sound alone."""
-    return Path(name).suffix.lower() in _SOUND.endings and not _is_folder(name)
+    return Path(name).suffix.lower() in _SOUND.endings and not is_folder(name)
 
 
 def open_sink(
@@ -367,7 +358,8 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
             check_fragmented(name, Path(path).suffix.lower())
         for given in fields(options):
             if given.metadata.get("of_videos") and getattr(options, given.name) is not given.default:
-                raise WriterError(f"{name}: takes no {given.name.replace('_', ' ')}; only {_endings('is_video')} do.")
+                videos = ", ".join(CONTAINER_ENDINGS)
+                raise WriterError(f"{name}: takes no {given.name.replace('_', ' ')}; only {videos} do.")
     if (found := options.format.pixel_format) not in kind.pixel_formats:
         takes = " or ".join(_PIXEL_FORMATS[each] for each in kind.pixel_formats) or "none: it is sound alone"
         way = option("bit_depth=8", "--bit-depth 8")
@@ -377,11 +369,6 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
         raise WriterError(f"{name}: frames have {_PIXEL_FORMATS[found]} per color, and it takes {takes}{way}.")
     kind.check_options(name, options, fps)
     return kind
-
-
-def _endings(attribute: str) -> str:
-    """The endings of the kinds for which this is true."""
-    return ", ".join(ending for kind in SINKS if getattr(kind, attribute) for ending in kind.endings)
 
 
 def takes_sound(path: str | os.PathLike, options: SinkOptions) -> bool:

@@ -155,13 +155,15 @@ def find_stills_target(path: str | os.PathLike, endings: tuple[str, ...], *, ove
     return folder, pattern
 
 
+def is_folder(name: str) -> bool:
+    """Return whether the name of an output is a folder's."""
+    return name.endswith(("/", os.sep)) or os.path.isdir(name)
+
+
 def parse_stills_path(path: str | os.PathLike, endings: tuple[str, ...]) -> tuple[Path, str]:
     """`find_stills_target`, without the errors of a folder that cannot be used."""
-    name = os.fspath(path)
-    given = Path(path)
-    default = f"%05d{endings[0]}"
-    is_folder = name.endswith(("/", os.sep)) or os.path.isdir(given)
-    folder, pattern = (given, default) if is_folder else (given.parent, given.name)
+    name, given, default = os.fspath(path), Path(path), f"%05d{endings[0]}"
+    folder, pattern = (given, default) if is_folder(name) else (given.parent, given.name)
     if match_numbered(pattern) is None:
         raise WriterError(f"{name}: use a folder, or a name with exactly one number field, such as {default}.")
     return folder, pattern
@@ -292,10 +294,10 @@ def sheet_beside(output: str) -> str:
     path = Path(output)
     if is_sheet(output):
         return output
-    is_folder = output.endswith(("/", os.sep)) or os.path.isdir(path)
-    if not is_folder and match_numbered(path.name):
-        path, is_folder = path.parent, True
+    is_of_folder = is_folder(output)
+    if not is_of_folder and match_numbered(path.name):
+        path, is_of_folder = path.parent, True
     if output == "-" or path.name in ("", ".."):
         name = "standard output" if output == "-" else output
         raise WriterError(f"{name}: has no name for a contact sheet; name a file, or a folder for stills.")
-    return str(path.with_name(f"{path.name}.png") if is_folder else path.with_suffix(".png"))
+    return str(path.with_name(f"{path.name}.png") if is_of_folder else path.with_suffix(".png"))
