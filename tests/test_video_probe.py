@@ -106,3 +106,17 @@ def test_missing_properties_are_unknown_or_refused() -> None:
         parse(change=("1k tbn (default)", "1k tbn (default) (dependent)"))
     with pytest.raises(ReaderError, match=f"{NAME}: a frame rate must be"):
         parse("90000/1", "")
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "is_reported"),
+    [
+        ("bt709)", "bt709, top first)", True),
+        ("bt709)", "bt709, bottom coded first (swapped))", True),
+        ("vp9, yuv420p(tv)", "vp9, yuv420p(tv, top first)", False),  # another stream
+        ("mjpeg, yuvj420p(pc)", "mjpeg, yuvj420p(pc, top first)", False),
+    ],
+)
+def test_fields_are_reported_of_the_stream_that_is_read(written: str, instead: str, is_reported: bool) -> None:
+    found = parse(change=(written, instead)).warnings(NAME)
+    assert ["is marked as interlaced" in text for text in found] == [True] * is_reported

@@ -79,7 +79,6 @@ def test_missing_ffmpeg_is_a_writer_error(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "wrong",
     [
-        np.zeros((1, 192, 256, 3), np.float32),
         np.zeros((1, 192, 256, 3), np.uint16),
         np.zeros((1, 256, 192, 3), np.uint8),
         np.zeros((192, 256, 3), np.uint8),
