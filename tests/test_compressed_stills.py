@@ -11,6 +11,7 @@ from PIL import Image
 
 from mlx_ltx_vae import ReaderError, VideoReader, VideoVAE, compress_still, demo, load_latents
 from mlx_ltx_vae.encode import main as encode
+from mlx_ltx_vae.video import compression
 from mlx_ltx_vae.video.pictures import encode_png
 from video_files import run_ffmpeg
 
@@ -61,6 +62,12 @@ def test_a_higher_crf_is_a_worse_picture_and_0_the_same(picture):
     assert errors == sorted(errors)
     assert errors[0] < errors[-1] / 2
     assert compress_still(picture, 0) is picture
+
+
+def test_an_ffmpeg_that_fails_is_an_error(picture, monkeypatch):
+    monkeypatch.setattr(compression, "_ENCODER", ("-c:v", "none", "-f", "h264"))
+    with pytest.raises(ReaderError, match="^the still: ffmpeg failed: Unknown encoder 'none'"):
+        compress_still(picture)
 
 
 def test_pictures_with_more_levels_become_8_bits_first(picture, photo):
