@@ -13,7 +13,7 @@ from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.video import SinkOptions, VideoWriter, check_output, codecs, ffmpeg
 from test_video_writer import PATCH, SATURATED, patches, probe, read_back
-from video_files import noise
+from video_files import noise, write
 
 SIZE = (64, 64)
 
@@ -30,8 +30,7 @@ def test_encoders_get_the_preset(tmp_path: Path, codec: str) -> None:
     efforts = []
     for preset in ("ultrafast", None, "veryslow"):
         path = tmp_path / f"{preset}.mp4"
-        with VideoWriter(path, size=SIZE, fps=24, codec=codec, encoder_preset=preset) as out:
-            out.write(noise(3, SIZE))
+        write(path, noise(3, SIZE), codec=codec, encoder_preset=preset)
         efforts += re.findall(rb" subme=(\d+)", path.read_bytes())  # both encoders write their settings into the video
     assert efforts == sorted(set(efforts), key=int)
     assert len(efforts) == 3
@@ -60,8 +59,7 @@ def test_pixel_formats_keep_the_colors_and_the_tags(
 ) -> None:
     frames = patches(3)
     size = (frames.shape[2], frames.shape[1])
-    with VideoWriter(tmp_path / name, size=size, fps=24, codec=codec, pix_fmt=pix_fmt) as out:
-        out.write(frames)
+    write(tmp_path / name, frames, codec=codec, pix_fmt=pix_fmt)
     assert stored_as in probe(tmp_path / name)
     centers = read_back(tmp_path / name, size).astype(int)[:, PATCH // 2, PATCH // 2 :: PATCH]
     assert np.abs(centers - SATURATED).max() <= 3
@@ -144,8 +142,7 @@ def test_every_pixel_format_of_the_table_is_written_and_has_the_colors(tmp_path:
     size = (frames.shape[2], frames.shape[1])
     for pix_fmt in sorted(formats):
         path = tmp_path / f"{pix_fmt}{known.endings[-1]}"
-        with VideoWriter(path, size=size, fps=24, codec=codec, pix_fmt=pix_fmt) as out:
-            out.write(frames)
+        write(path, frames, codec=codec, pix_fmt=pix_fmt)
         centers = read_back(path, size).astype(int)[:, PATCH // 2, PATCH // 2 :: PATCH]
         assert np.abs(centers - SATURATED).max() <= 4
 
@@ -164,8 +161,7 @@ def test_a_codec_is_an_entry_that_help_errors_and_arguments_follow(
     )
     assert "toy is not supported in .mp4; use .mkv." in refusal("a.mp4", codec="toy")
     assert "frames are 64x8, and mpeg4 takes 9x9 and more" in refusal("a.mkv", (64, 8), codec="toy")
-    with VideoWriter(tmp_path / "a.mkv", size=SIZE, fps=24, codec="DivX") as out:
-        out.write(noise(2, SIZE))
+    write(tmp_path / "a.mkv", noise(2, SIZE), codec="DivX")
     assert "Video: mpeg4" in probe(tmp_path / "a.mkv")
 
 

@@ -33,6 +33,7 @@ from video_files import (
     open_files,
     read,
     run_ffmpeg,
+    write,
     write_tone,
 )
 
@@ -119,8 +120,7 @@ def test_a_file_grows_under_its_own_name_and_plays(tmp_path: Path, name: str, co
 
 def test_any_prefix_of_the_bytes_plays_up_to_where_it_ends() -> None:
     stream = io.BytesIO()
-    with VideoWriter(stream, size=SIZE, fps=24, fragmented=True) as out:
-        out.write(numbered(48))
+    write(stream, numbered(48), fragmented=True)
     data = stream.getvalue()
     counts = []
     for part in (0.5, 0.75, 0.9, 1):
@@ -132,8 +132,7 @@ def test_any_prefix_of_the_bytes_plays_up_to_where_it_ends() -> None:
 
 def test_audio_and_frame_times_are_exact(tone: Path) -> None:
     stream = io.BytesIO()
-    with VideoWriter(stream, size=SIZE, fps="24000/1001", audio=tone, fragmented=True) as out:
-        out.write(numbered(30))
+    write(stream, numbered(30), "24000/1001", audio=tone, fragmented=True)
     data = stream.getvalue()
     assert frame_times("pipe:0", data=data) == [index * Fraction(1001, 24000) for index in range(30)]
     raw = run_ffmpeg("-i", "pipe:0", "-map", "0:a", "-f", "s16le", "-ar", "48000", "-", data=data)
@@ -158,8 +157,7 @@ def test_a_named_pipe_gets_the_video_and_stays(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()))
     reader.start()
-    with VideoWriter(pipe, size=SIZE, fps=24, fragmented=True) as out:
-        out.write(numbered(30))
+    write(pipe, numbered(30), fragmented=True)
     reader.join()
     assert numbers(play(received[0])) == list(range(30))
     out = threading.Thread(target=lambda: received.append(pipe.read_bytes()))

@@ -22,7 +22,7 @@ from mlx_ltx_vae.inspect import inspect_video
 from mlx_ltx_vae.video import SinkOptions, VideoWriter, metadata, open_sink
 from mlx_ltx_vae.video.metadata import read_metadata
 from test_video_audio import make_audio, sound
-from video_files import noise, read, run_ffmpeg
+from video_files import noise, read, run_ffmpeg, write
 
 SIZE = (32, 32)
 LONG = json.dumps(
@@ -62,8 +62,7 @@ def test_entries_come_back_from_videos(tmp_path: Path, name: str, has_audio: boo
     is_live = name.startswith("live")
     entries = {**ENTRIES, "prompt": LONG[:18_000]} if is_live else ENTRIES
     options = {"fragmented": is_live, "audio": audio, "metadata": entries}
-    with VideoWriter(tmp_path / name, size=SIZE, fps=24, **options) as out:
-        out.write(noise(6, SIZE))
+    write(tmp_path / name, noise(6, SIZE), **options)
     is_matroska = name in ("out.mkv", "out.webm")
     expected = {key.upper().replace(" ", "_") if is_matroska else key: text for key, text in entries.items()}
     found = read_metadata(tmp_path / name)
@@ -74,8 +73,7 @@ def test_entries_come_back_from_videos(tmp_path: Path, name: str, has_audio: boo
 
 
 def test_ffmpeg_reads_the_entries_that_it_is_given(tmp_path: Path) -> None:
-    with VideoWriter(tmp_path / "out.mp4", size=SIZE, fps=24, metadata={"prompt": LONG[:500], "a=b"[0]: "1"}) as out:
-        out.write(noise(2, SIZE))
+    write(tmp_path / "out.mp4", noise(2, SIZE), metadata={"prompt": LONG[:500], "a": "1"})
     found = ffmetadata(tmp_path / "out.mp4")
     assert (found["prompt"], found["a"]) == (LONG[:500], "1")
 
@@ -191,8 +189,7 @@ def test_what_a_container_does_not_keep_is_left_out_with_one_line_and_the_rest_c
     ],
 )
 def test_every_text_is_a_value(tmp_path: Path, value: str, is_live: bool) -> None:
-    with VideoWriter(tmp_path / "out.mov", size=SIZE, fps=24, metadata={"a": value}, fragmented=is_live) as out:
-        out.write(noise(2, SIZE))
+    write(tmp_path / "out.mov", noise(2, SIZE), metadata={"a": value}, fragmented=is_live)
     assert read_metadata(tmp_path / "out.mov") == {"a": value}
 
 
@@ -221,8 +218,7 @@ def test_of_keys_that_a_container_takes_for_one_the_first_is_kept(tmp_path: Path
 )
 @pytest.mark.filterwarnings("ignore:.* is written without the metadata")
 def test_no_entry_is_a_refusal(tmp_path: Path, entries: dict, kept: dict) -> None:
-    with VideoWriter(tmp_path / "out.mp4", size=SIZE, fps=24, metadata=entries) as out:
-        out.write(noise(2, SIZE))
+    write(tmp_path / "out.mp4", noise(2, SIZE), metadata=entries)
     assert read_metadata(tmp_path / "out.mp4") == kept
 
 
@@ -248,8 +244,7 @@ def peak_of_reading(path: Path) -> int:
 @pytest.mark.parametrize("name", ["out.mp4", "out.mkv"])
 def test_long_text_takes_little_more_memory_than_its_length(tmp_path: Path, name: str) -> None:
     value = json.dumps([{"text": 'a = b; #1\n"c"', "numbers": [1, 2]}] * 5_000, indent=1)
-    with VideoWriter(tmp_path / name, size=SIZE, fps=24, metadata={"workflow": value}) as out:
-        out.write(noise(1, SIZE))
+    write(tmp_path / name, noise(1, SIZE), metadata={"workflow": value})
     assert peak_of_reading(tmp_path / name) < 8 * len(value) + metadata.MAX_TEXT  # which is a buffer
     assert value in read_metadata(tmp_path / name).values()
 
@@ -270,8 +265,7 @@ def test_a_png_with_more_text_than_is_read_is_refused(tmp_path: Path, capsys: py
 
 
 def test_text_beyond_the_limit_is_left_out_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with VideoWriter(tmp_path / "a.mp4", size=SIZE, fps=24, metadata={"a": "x" * 3000, "b": "y" * 3000}) as out:
-        out.write(noise(1, SIZE))
+    write(tmp_path / "a.mp4", noise(1, SIZE), metadata={"a": "x" * 3000, "b": "y" * 3000})
     monkeypatch.setattr(metadata, "MAX_TEXT", 4000)
     with pytest.warns(UserWarning, match=r"a\.mp4: has more than .* MB of text; not all of it is shown"):
         assert read_metadata(tmp_path / "a.mp4") == {"a": "x" * 3000}
@@ -279,8 +273,7 @@ def test_text_beyond_the_limit_is_left_out_with_a_warning(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.mkv", "a.webm"])
 def test_what_ffmpeg_says_of_itself_is_no_entry(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with VideoWriter(tmp_path / name, size=SIZE, fps=24) as out:
-        out.write(noise(1, SIZE))
+    write(tmp_path / name, noise(1, SIZE))
     assert "encoder" in {key.lower() for key in ffmetadata(tmp_path / name)}
     assert read_metadata(tmp_path / name) == {}
     monkeypatch.setattr(metadata, "read_output", lambda *_, **__: ";FFMETADATA1\nmajor_brand=isom\nencoder=HandBrake\n")

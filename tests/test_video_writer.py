@@ -17,7 +17,7 @@ from mlx_ltx_vae.codec_table import CODECS
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.video import SinkOptions, VideoWriter, check_output, open_sink
 from mlx_ltx_vae.video.codecs import ANIMATIONS, CONTAINER_ENDINGS
-from video_files import frame_times, names, noise, run_ffmpeg, write_tone
+from video_files import frame_times, names, noise, run_ffmpeg, write, write_tone
 
 SATURATED = np.array(
     [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 0], [0, 255, 255], [255, 0, 255], [255, 255, 255], [0, 0, 0]],
@@ -81,8 +81,7 @@ def test_saturated_colors_are_kept_and_tagged(
 ) -> None:
     frames = patches(4, np.uint8 if bit_depth == 8 else np.uint16)
     size = (frames.shape[2], frames.shape[1])
-    with VideoWriter(tmp_path / name, size=size, fps=24, codec=codec, bit_depth=bit_depth) as out:
-        out.write(frames)
+    write(tmp_path / name, frames, codec=codec)
     assert f"{stored_as}, {size[0]}x{size[1]}" in probe(tmp_path / name)
     result = read_back(tmp_path / name, size).astype(int)
     assert result.shape == frames.shape
@@ -128,8 +127,7 @@ def test_rates_that_the_encoder_of_av1_refuses_are_refused_first(tmp_path: Path,
 
 @pytest.mark.parametrize(("name", "codec"), [("a.mp4", "h264"), ("a.mov", "hevc"), ("a.webm", "vp9"), ("a.mp4", "av1")])
 def test_a_keyframe_comes_every_two_seconds(tmp_path: Path, name: str, codec: str) -> None:
-    with VideoWriter(tmp_path / name, size=(64, 64), fps=10, codec=codec) as out:
-        out.write(noise(3, (64, 64))[np.arange(90) // 30])
+    write(tmp_path / name, noise(3, (64, 64))[np.arange(90) // 30], 10, codec=codec)
     read_keys = ["-skip_frame", "nokey", "-i", tmp_path / name, "-fps_mode", "passthrough", "-f", "framecrc", "-"]
     lines = run_ffmpeg(*read_keys).decode().splitlines()
     unit = Fraction(next(line for line in lines if line.startswith("#tb")).split(":")[1].strip())
@@ -152,8 +150,7 @@ def test_a_keyframe_comes_every_two_seconds(tmp_path: Path, name: str, codec: st
 @pytest.mark.parametrize("name", ["out.mp4", "out.mkv"])
 def test_frames_are_evenly_spaced_at_any_rate(tmp_path: Path, name: str, fps: object, exact: Fraction) -> None:
     num_frames = 1003  # the 501st frame was late where 120000/1001 was taken for 120
-    with VideoWriter(tmp_path / name, size=(16, 16), fps=fps) as out:
-        out.write(np.zeros((num_frames, 16, 16, 3), np.uint8))
+    write(tmp_path / name, np.zeros((num_frames, 16, 16, 3), np.uint8), fps)
     times = frame_times(tmp_path / name)
     clock = Fraction(1, 1000) if name.endswith("mkv") else 0  # Matroska counts milliseconds
     assert len(times) == num_frames
@@ -162,8 +159,7 @@ def test_frames_are_evenly_spaced_at_any_rate(tmp_path: Path, name: str, fps: ob
 
 @pytest.mark.parametrize(("name", "codec"), [("H265", "hevc"), ("ProRes", "prores")])
 def test_codecs_are_found_by_their_other_names_and_in_any_case(tmp_path: Path, name: str, codec: str) -> None:
-    with VideoWriter(tmp_path / "out.mov", size=(64, 32), fps=24, codec=name) as out:
-        out.write(noise(2, (64, 32)))
+    write(tmp_path / "out.mov", noise(2, (64, 32)), codec=name)
     assert f"Video: {codec}" in probe(tmp_path / "out.mov")
 
 
@@ -178,8 +174,7 @@ def test_codecs_are_found_by_their_other_names_and_in_any_case(tmp_path: Path, n
 def test_decoded_size_is_the_requested_size(tmp_path: Path, size: tuple, ending: str, codec: str) -> None:
     size = tuple(side + 64 for side in size) if codec == "av1" else size
     path = tmp_path / f"out{ending}"
-    with VideoWriter(path, size=size, fps=24, codec=codec) as out:
-        out.write(np.full((1, size[1], size[0], 3), 90, np.uint8))
+    write(path, np.full((1, size[1], size[0], 3), 90, np.uint8), codec=codec)
     assert f"{size[0]}x{size[1]}" in probe(path)
     assert np.abs(read_back(path, size).astype(int) - 90).max() <= 3
 
@@ -213,8 +208,7 @@ def test_equal_frames_give_equal_bytes_in_every_container(tmp_path: Path) -> Non
 
 
 def test_fast_start_puts_the_index_before_the_frames(tmp_path: Path) -> None:
-    with VideoWriter(tmp_path / "out.mp4", size=(32, 32), fps=24) as out:
-        out.write(noise(3, (32, 32)))
+    write(tmp_path / "out.mp4", noise(3, (32, 32)))
     content = (tmp_path / "out.mp4").read_bytes()
     assert 0 < content.index(b"moov") < content.index(b"mdat")
 
@@ -222,8 +216,7 @@ def test_fast_start_puts_the_index_before_the_frames(tmp_path: Path) -> None:
 def test_lower_crf_makes_a_larger_file(tmp_path: Path) -> None:
     sizes = []
     for crf in (0, None, 40):
-        with VideoWriter(tmp_path / "out.mp4", size=(64, 64), fps=24, crf=crf) as out:
-            out.write(noise(4, (64, 64)))
+        write(tmp_path / "out.mp4", noise(4, (64, 64)), crf=crf)
         sizes.append((tmp_path / "out.mp4").stat().st_size)
     assert sizes[0] > sizes[1] > sizes[2]
 
@@ -285,13 +278,11 @@ def test_gif_frames_have_their_own_palettes(tmp_path: Path) -> None:
 def test_names_that_look_like_protocols_or_patterns_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     audio = write_tone(Path("pipe:%d.wav"), 0.08)
-    with VideoWriter("http:%d.mp4", size=(32, 32), fps=24, audio=audio) as out:
-        out.write(noise(2, (32, 32)))
+    write("http:%d.mp4", noise(2, (32, 32)), audio=audio)
     assert names(tmp_path) == ["http:%d.mp4", "pipe:%d.wav"]
 
 
 def test_frames_that_are_not_contiguous_are_written_correctly(tmp_path: Path) -> None:
     frames = noise(4, (64, 32))[:, :, ::2]
-    with VideoWriter(tmp_path / "out.mkv", size=(32, 32), fps=24, codec="ffv1") as out:
-        out.write(frames)
+    write(tmp_path / "out.mkv", frames, codec="ffv1")
     np.testing.assert_array_equal(read_back(tmp_path / "out.mkv", (32, 32)), frames)

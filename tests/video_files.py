@@ -7,6 +7,7 @@ import wave
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import imageio.v3 as iio
 import numpy as np
@@ -69,15 +70,16 @@ def numbers(frames: np.ndarray) -> list[int]:
     return [round((float(frame.mean()) - 10) / 5) for frame in frames]
 
 
-def write(path: Path, frames: np.ndarray, fps: object = 24, **options: object) -> Path:
+def write(target: object, frames: np.ndarray, fps: object = 24, **options: object) -> Any:
+    """Write a video to a file or a stream, or stills, and return the target."""
     size = (frames.shape[2], frames.shape[1])
-    if path.suffix in (".mkv", ".mp4", ".webm"):
-        sink = VideoWriter(path, size=size, fps=fps, bit_depth=8 if frames.dtype == np.uint8 else 10, **options)
+    if isinstance(target, Path) and target.suffix.lower() not in (".mkv", ".mov", ".mp4", ".webm"):
+        sink = open_sink(target, size=size, fps=fps)
     else:
-        sink = open_sink(path, size=size, fps=fps)
+        sink = VideoWriter(target, size=size, fps=fps, bit_depth=8 if frames.dtype == np.uint8 else 10, **options)
     with sink as out:
         out.write(frames)
-    return path
+    return target
 
 
 def read(path: Path, **options: object) -> np.ndarray:
