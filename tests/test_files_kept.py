@@ -37,14 +37,11 @@ PRECIOUS = b"precious"
 
 def write(name: str, overwrite: bool | None = None, before=lambda: None, **options: object) -> str:
     """Write one frame, or sound, or latents, and call `before` when all is written but the name. Returns the name."""
-    path = Path(name)
+    path, rule = Path(name), {} if overwrite is None else {"overwrite": overwrite}
     if path.suffix == ".wav":
-        moved = write_wav(
-            path, chunks(before), sample_rate=24000, **({} if overwrite is None else {"overwrite": overwrite})
-        )[1]
-        return str(moved or path)
+        return str(write_wav(path, chunks(before), sample_rate=24000, **rule)[1] or path)
     if path.suffix == ".safetensors":
-        with LatentsWriter(path, **({} if overwrite is None else {"overwrite": overwrite})) as writer:
+        with LatentsWriter(path, **rule) as writer:
             writer.write(mx.ones((1, 8, 1, 2, 2)))
             before()
             return str(writer.complete() or path)
@@ -166,9 +163,8 @@ def test_a_name_that_is_taken_meanwhile_costs_no_finished_output(here, name):
         target.parent.mkdir(exist_ok=True)
         target.write_bytes(PRECIOUS)
 
-    with pytest.warns(
-        UserWarning, match=f"^{re.escape(name)}: the name was taken meanwhile, so the output is "
-    ) as warned:
+    said = f"^{re.escape(name)}: the name was taken meanwhile, so the output is "
+    with pytest.warns(UserWarning, match=said) as warned:
         other = write(name, False, take)
     assert str(warned[0].message).endswith(f" {other}.")
     assert target.read_bytes() == PRECIOUS

@@ -100,9 +100,8 @@ def test_stills_of_two_writers_are_not_mixed(tmp_path: Path, folder: str, second
     # Inside a folder that was there, beside one that was not.
     other = tmp_path / ("old/stills" if folder == "old" else "new-1")
     name = f"{other}/{second}"
-    with pytest.warns(
-        UserWarning, match=re.escape(f"/{second}: the name was taken meanwhile, so the output is {name}.")
-    ):
+    said = f"/{second}: the name was taken meanwhile, so the output is {name}."
+    with pytest.warns(UserWarning, match=re.escape(said)):
         late.close()
     assert late.name == name
     assert levels(other) == [200] * 9

@@ -219,9 +219,8 @@ def test_the_lengths_are_compared_at_once_if_they_are_known(tmp_path):
 
 
 def test_longer_sound_is_cut_on_request(tmp_path):
-    path = write(
-        tmp_path / "a.mkv", chunks_of(tone(5, 24000)), 24000, shortest=True, num_frames=NUM_FRAMES, audio_codec="flac"
-    )
+    cut = {"shortest": True, "num_frames": NUM_FRAMES, "audio_codec": "flac"}
+    path = write(tmp_path / "a.mkv", chunks_of(tone(5, 24000)), 24000, **cut)
     assert heard(path, 24000).shape[1] == 48000
 
 
@@ -267,12 +266,8 @@ def test_an_abandoned_video_ends_the_stream_of_its_sound(tmp_path):
         finally:
             closed.append(True)
 
-    with (
-        pytest.raises(KeyboardInterrupt),
-        VideoWriter(  # noqa: SIM117
-            tmp_path / "a.mp4", size=SIZE, fps=24, audio=chunks(), sample_rate=24000
-        ) as out,
-    ):
+    given = {"size": SIZE, "fps": 24, "audio": chunks(), "sample_rate": 24000}
+    with pytest.raises(KeyboardInterrupt), VideoWriter(tmp_path / "a.mp4", **given) as out:
         out.write(numbered(20, SIZE))
         raise KeyboardInterrupt
     assert closed
