@@ -170,18 +170,15 @@ def probe(name: str, path: Path, arguments: list[str]) -> tuple[list[str], str, 
         ticks = [each.rate("tbn") for each in find_streams(description)]
         stream = f"0:v:{next((index for index, tick in enumerate(ticks) if tick != 1), 0)}"
     options: list[str] = []
-    if not _is_still(description, brand):
+    codec, is_still = find_streams(description)[_index(description, stream)].codec, _is_still(description, brand)
+    if not is_still:
         first, seconds = read_ends(name, arguments, stream)
-        codec = find_streams(description)[_index(description, stream)].codec
         if first is not None and first.has_side_data and codec in _ALPHA_DECODERS:
             options = ["-c:V:0", _ALPHA_DECODERS[codec]]
     if options or stream != _FIRST_STREAM:
         arguments = [*options, *arguments]
         description = _describe(name, arguments, stream)
-    is_picture = (
-        _is_still(description, brand) or find_streams(description)[_index(description, stream)].codec in _PICTURES
-    )
-    picture = read_picture(path) if is_picture else PictureInfo()
+    picture = read_picture(path) if is_still or codec in _PICTURES else PictureInfo()
     info, num_errors = parse_description(name, description, stream, brand, seconds, _read_gamma(path), picture), 0
     if description.demuxer in _BROADCASTS and _count_errors(description.log):
         # A broadcast may start with pictures that depend on others which it does not have. Its errors until ffmpeg has
@@ -266,9 +263,8 @@ def parse_description(
     chosen, is_still = streams[index], _is_still(description, brand)
     if "dependent" in chosen.dispositions:
         raise ReaderError(f"{name}: is a picture in several tiles, which are not joined; convert it to PNG first.")
-    unit, *nominal = next(
-        (line.groups() for line in map(_NOMINAL.match, description.filtered) if line), ("1", "0", "0")
-    )
+    nominals = (line.groups() for line in map(_NOMINAL.match, description.filtered) if line)
+    unit, *nominal = next(nominals, ("1", "0", "0"))
     try:
         fps = None if is_still else _frame_rate(chosen.rate("fps"), *map(int, nominal))
     except ValueError as error:
@@ -284,9 +280,8 @@ def parse_description(
     ]
     # A named transfer function counts more than a gamma. These names say no more than the number.
     is_named = transfer not in _OF_GAMMA and not is_unknown(transfer)
-    apart = (
-        streams[index + 1 : index + 2] if brand in ("avif", "avis") else []
-    )  # color and transparency follow each other
+    # Color and transparency follow each other.
+    apart = streams[index + 1 : index + 2] if brand in ("avif", "avis") else []
     return VideoInfo(
         size=(int(size[0]), int(size[1])),
         rotation=turned,
