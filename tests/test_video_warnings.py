@@ -197,6 +197,14 @@ def test_color_profiles_of_gray_pictures_are_reported(tmp_path: Path, gamma: flo
     assert ["has the color profile 'dots'" in text for text in warnings_of(tmp_path / "a.png")] == [True] * is_reported
 
 
+def test_color_profiles_of_animations_are_reported(tmp_path: Path) -> None:
+    first, second = (Image.new("RGB", (64, 64), color) for color in ("red", "green"))
+    profile = icc_profile("wide", PRIMARIES["Adobe RGB"], 2.2)
+    first.save(tmp_path / "a.png", save_all=True, append_images=[second], duration=100, icc_profile=profile)
+    (text,) = warnings_of(tmp_path / "a.png")
+    assert "has the color profile 'wide'" in text
+
+
 def test_a_profile_counts_more_than_a_gamma_and_a_damaged_one_is_none(tmp_path: Path) -> None:
     make_png(tmp_path / "gamma.png", 0.5, b"gAMA" + struct.pack(">I", 100_000))
     data = (tmp_path / "gamma.png").read_bytes()
