@@ -67,7 +67,7 @@ def parse(
     streams = [[line.replace(*change) if change[0] else line] for line in lines]
     filtered = [line.replace(*change) if change[0] else line for line in filtered]
     found = {"demuxer": "matroska,webm", "streams": streams, "filtered": filtered, "log": [], "output": ""} | options
-    return parse_description(NAME, Description(**found), STREAM, "", Fraction(3), 1 / 2.2, PictureInfo())
+    return parse_description(NAME, Description(**found), STREAM, "", None, Fraction(3), 1 / 2.2, PictureInfo())
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,18 @@ def test_the_last_picture_of_an_animation_lasts_as_long_as_the_file_says(tmp_pat
     assert result == [0] + [1] * 2 + [2] * 15
 
 
+@pytest.mark.parametrize("name", ["a.gif", "a.png", "a.webp"])
+@pytest.mark.parametrize("delays", [[100, 100], [100, 300]])
+def test_an_animation_of_two_pictures_has_their_rate(tmp_path: Path, name: str, delays: list[int]) -> None:
+    """ffmpeg states the clock of the file for it: 1000 or 100,000 frames per second."""
+    first, second = (Image.fromarray(frame) for frame in numbered(2))
+    first.save(tmp_path / name, save_all=True, append_images=[second], duration=delays)
+    with VideoReader(tmp_path / name, fps=10) as video:
+        assert numbers(np.concatenate(list(video))) == [0, *[1] * (delays[1] // 100)]
+    with VideoReader(tmp_path / name) as video:
+        assert video.fps <= 10
+
+
 @pytest.mark.parametrize("ending", ["mkv", "webm", "mp4", "mov", "ts", "nut"])
 def test_a_late_start_makes_a_video_no_longer(tmp_path: Path, ending: str) -> None:
     path, codec = tmp_path / f"a.{ending}", "libvpx-vp9" if ending == "webm" else "libx264"

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..errors import ReaderError, quote
 from ..shapes import Size
 from ..units import MAX_FPS, parse_fps
-from .ffmpeg import MARK, Description, describe, listing, read_ends
+from .ffmpeg import MARK, Description, Packet, describe, listing, read_ends
 from .frame_format import HDR_TRANSFERS, FrameFormat, is_unknown
 from .pictures import PictureInfo, is_png, read_picture, read_png_chunk
 
@@ -165,7 +165,7 @@ def probe(name: str, path: Path, arguments: list[str]) -> tuple[list[str], str, 
     `path` is the file, or the first of a sequence of images.
     """
     brand, stream = _read_brand(path), _FIRST_STREAM
-    description, seconds = _describe(name, arguments, stream), None
+    description, first, seconds = _describe(name, arguments, stream), None, None
     if brand == "avis":  # an AVIF sequence, which has its cover first, by a clock of one tick
         ticks = [each.rate("tbn") for each in find_streams(description)]
         stream = f"0:v:{next((index for index, tick in enumerate(ticks) if tick != 1), 0)}"
@@ -179,7 +179,8 @@ def probe(name: str, path: Path, arguments: list[str]) -> tuple[list[str], str, 
         arguments = [*options, *arguments]
         description = _describe(name, arguments, stream)
     picture = read_picture(path) if is_still or codec in _PICTURES else PictureInfo()
-    info, num_errors = parse_description(name, description, stream, brand, seconds, _read_gamma(path), picture), 0
+    info = parse_description(name, description, stream, brand, first, seconds, _read_gamma(path), picture)
+    num_errors = 0
     if description.demuxer in _BROADCASTS and _count_errors(description.log):
         # A broadcast may start with pictures that depend on others which it does not have. Its errors until ffmpeg has
         # decoded a frame are always the same with one thread.
@@ -249,6 +250,7 @@ def parse_description(
     description: Description,
     stream: str,
     brand: str,
+    first: Packet | None,
     seconds: Fraction | None,
     gamma: float,
     picture: PictureInfo,
@@ -265,8 +267,11 @@ def parse_description(
         raise ReaderError(f"{name}: is a picture in several tiles, which are not joined; convert it to PNG first.")
     nominals = (line.groups() for line in map(_NOMINAL.match, description.filtered) if line)
     unit, *nominal = next(nominals, ("1", "0", "0"))
+    average = chosen.rate("fps")
+    if not average and first is not None and first.length and float(nominal[0]) == chosen.rate("tbn"):
+        average = float(1 / first.length)  # of an animation of two pictures, ffmpeg reports the clock alone
     try:
-        fps = None if is_still else _frame_rate(chosen.rate("fps"), *map(int, nominal))
+        fps = None if is_still else _frame_rate(average, *map(int, nominal))
     except ValueError as error:
         raise ReaderError(f"{name}: {error}") from error
     colors = next((line.groups() for line in map(_COLORS.match, description.filtered) if line), ("unknown",) * 4)
