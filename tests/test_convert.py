@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -19,15 +20,11 @@ from mlx_ltx_vae import CheckpointError, WriterError, __version__
 from mlx_ltx_vae import checkpoint as opening
 from mlx_ltx_vae.checkpoint import files, open_checkpoint
 from mlx_ltx_vae.conversion import Comparison, Conversion, Verification, convert_checkpoint, verify_conversion
+from mlx_ltx_vae.convert import main
 from mlx_ltx_vae.errors import CheckpointsDiffer
 from test_checkpoint_diffusers import write_folder
 
 FILES = ["README.md", "config.json", "model.safetensors"]
-
-
-def run_cli(*arguments, **options):
-    command = [sys.executable, "-m", "weights_convert", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 def open_networks(path, only=None):
@@ -189,17 +186,10 @@ def test_a_converted_file_is_loaded_without_inferring_or_changing_its_layout(gol
 
     monkeypatch.setattr(opening, "infer_layout", forbidden)
     monkeypatch.setattr(files.mx, "moveaxis", forbidden)
-    for source in (tmp_path / "vae", tmp_path / "vae" / "model.safetensors"):
-        assert read_weights(open_checkpoint(source), "encoder")
+    (tmp_path / "vae" / "model.safetensors").rename(tmp_path / "moved.safetensors")
+    assert read_weights(open_checkpoint(tmp_path / "moved.safetensors"), "encoder")  # alone
     with pytest.raises(AssertionError):
         open_checkpoint(golden("small_ltxv_0_9_1").checkpoint)
-
-
-def test_the_file_of_tensors_loads_by_itself(golden, tmp_path):
-    convert(golden("ltx2_3_causal").checkpoint, tmp_path / "vae")
-    (tmp_path / "vae" / "model.safetensors").rename(tmp_path / "moved.safetensors")
-    expected = open_checkpoint(golden("ltx2_3_causal").checkpoint)
-    assert_same_checkpoint(open_checkpoint(tmp_path / "moved.safetensors"), expected)
 
 
 def test_an_unknown_layout_is_an_error(golden, tmp_path):
@@ -288,3 +278,52 @@ def test_what_exists_is_never_replaced(golden, tmp_path):
     with pytest.raises(WriterError, match="cannot be written"):
         convert(source, tmp_path / "missing" / "vae")
     assert names_in(tmp_path) == ["empty", "file", "full"]
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_converts_and_verifies(golden, tmp_path, capsys):
+    source, folder = golden("ltx2_3").checkpoint, tmp_path / "vae"
+    command = [sys.executable, "-m", "weights_convert", source, "-o", folder, "--only", "decoder"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{folder}: decoder (LTX-2.3), 86 tensors in float32" in done.stdout
+    assert "Verified: 86 of 86 tensors equal bit for bit; decode identical\n" in done.stdout
+    assert re.search(r" in float32, [0-9.]+ MB, in ", done.stdout)
+    assert re.search(r"\nPeak MLX memory: [0-9.]+ MB\n$", done.stdout)
+    assert main(["--verify", str(source), str(folder), "--only", "decoder"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == done.stdout.splitlines()[1]
+    assert main(["--verify", str(source), str(folder)]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and re.fullmatch(r"error: .*vae: it lacks the tensor .*\n", err)
+
+
+def test_json_is_one_object_and_nothing_else(golden, tmp_path, capfd):
+    source, folder = str(golden("conv_16x16x4").checkpoint), str(tmp_path / "vae")
+    assert main([source, "-o", folder, "--dtype", "bfloat16", "--json"]) == 0
+    made = json.loads(capfd.readouterr().out)
+    assert made["source"] == "conv_16x16x4.safetensors"
+    assert made["output"] == folder
+    assert made["networks"] == ["encoder", "decoder"]
+    assert made["written"]["dtypes"] == ["bfloat16", "float32"]
+    assert made["written"]["bytes"] < os.path.getsize(source) / 1.9
+    assert made["verification"]["decode"]["psnr"] > 40
+    assert made["peak_memory_bytes"] > 0
+    assert main(["--verify", source, folder, "--json"]) == 0
+    captured = capfd.readouterr()
+    assert captured.err == ""
+    verified = json.loads(captured.out)
+    assert len(verified["load_seconds"]) == 2
+    assert verified["cast"] == made["verification"]["cast"] == verified["tensors"] - 2
+
+
+def test_errors_are_one_line_and_debug_shows_the_traceback(tmp_path, capsys):
+    arguments = [str(tmp_path / "nothing.safetensors"), "-o", str(tmp_path / "vae")]
+    assert main(arguments) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert re.fullmatch(r"error: .*nothing\.safetensors: there is no such file or folder; check the path\.", lines[0])
+    assert main([*arguments, "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+    assert names_in(tmp_path) == []
