@@ -68,6 +68,37 @@ def as_an_mlx_port_stores(name, array):
     return array
 
 
+def _wrapped(name, array):
+    """mlx-video's packs wrap each causal convolution of the decoder in one more module."""
+    is_bare = name.startswith("vae.decoder.") and ".conv.conv." not in name
+    return name.replace(".conv.", ".conv.conv.") if is_bare else name, array
+
+
+def _packed(prefix, statistics):
+    """As packs of MLX ports in one file: a prefix for each network, channels last."""
+
+    def store(name, array):
+        _, network, own = name.split(".", 2)
+        if network == "per_channel_statistics":
+            return statistics.get(own, name), array
+        return prefix.format(network) + own, as_an_mlx_port_stores(own, array)
+
+    return store
+
+
+_SHORT = {"mean-of-means": "mean", "std-of-means": "std"}
+#: The name and the array, as each layout of one file stores a tensor of the original.
+LAYOUTS = {
+    "bare": lambda name, array: (name.removeprefix("vae."), array),
+    "model.vae": lambda name, array: (f"model.{name}", array),
+    "first stage": lambda name, array: (name.replace("vae.", "first_stage_model.", 1), array),
+    "channels last": lambda name, array: (name, as_an_mlx_port_stores(name, array)),
+    "pack": _packed("vae_{}.", _SHORT),
+    "pack of networks": _packed("{}.", _SHORT),
+    "wrapped": _wrapped,
+}
+
+
 def write_pack(folder, tensors, pattern, prefix, names):
     """One file per network, statistics in each."""
     for network in ("encoder", "decoder"):
@@ -82,14 +113,21 @@ def write_pack(folder, tensors, pattern, prefix, names):
         save_file(stored, path)
 
 
-def write_shards(folder, tensors, file_metadata):
-    names = sorted(tensors)
-    weight_map = {}
-    for index, chosen in enumerate((names[::2], names[1::2]), start=1):
-        shard = f"model-{index:05d}-of-00002.safetensors"
-        save_file({name: tensors[name] for name in chosen}, folder / shard, file_metadata)
-        weight_map |= dict.fromkeys(chosen, shard)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+SHARD, INDEX = "model-0000{}-of-00002.safetensors", "model.safetensors.index.json"
+
+
+def write_shards(folder, tensors, shard=SHARD, index=INDEX, header=None):
+    """Two shards, encoder and decoder apart, so that the first alone would load as half a VAE: their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths, weight_map = [], {}
+    for number in (1, 2):
+        own = {name: array for name, array in tensors.items() if ("decoder" in name) is (number == 2)}
+        paths.append(folder / shard.format(number))
+        save_file(own, paths[-1], header or {"format": "pt"})
+        weight_map |= dict.fromkeys(own, paths[-1].name)
+    if index:
+        (folder / index).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+    return paths
 
 
 # On Linux a child inherits the ru_maxrss of its parent, so its own high-water mark is read instead.

@@ -18,11 +18,6 @@ from mlx_ltx_vae.errors import CheckpointError
 CASE = "ltx2_3_causal"
 
 
-def others_of(tensors):
-    """Of the same shapes."""
-    return {name: array * np.float32(1.5) for name, array in tensors.items()}
-
-
 def write_file(folder, tensors, header):
     save_file(tensors, folder / "vae.safetensors", header)
     return folder / "vae.safetensors"
@@ -30,26 +25,25 @@ def write_file(folder, tensors, header):
 
 def write_linked(folder, tensors, header):
     """As in the hub's cache: the name is a link to a file that is named after its content."""
-    blob = folder / f"blob-{abs(float(next(iter(tensors.values())).flat[0]))}"
+    blob = folder / "blob"
     save_file(tensors, blob, header)
-    link = folder / "diffusion_pytorch_model.safetensors"
-    link.unlink(missing_ok=True)
-    link.symlink_to(blob)
+    (folder / "diffusion_pytorch_model.safetensors").symlink_to(blob)
     return folder
 
 
 def write_sharded(folder, tensors, header):
-    write_shards(folder, tensors, header)
+    write_shards(folder, tensors, header=header)
     return folder
 
 
 @pytest.mark.parametrize("write", [write_file, write_linked, write_sharded])
 def test_a_checkpoint_that_is_replaced_by_one_of_equal_shapes_is_noticed(golden, weights, tmp_path, write):
-    (tmp_path / "vae").mkdir()
-    opened = open_checkpoint(write(tmp_path / "vae", weights(CASE), metadata(golden, CASE)))
-    (tmp_path / "vae").rename(tmp_path / "before")
-    (tmp_path / "vae").mkdir()
-    write(tmp_path / "vae", others_of(weights(CASE)), metadata(golden, CASE))
+    folder, tensors = tmp_path / "vae", weights(CASE)
+    folder.mkdir()
+    opened = open_checkpoint(write(folder, tensors, metadata(golden, CASE)))
+    folder.rename(tmp_path / "before")
+    folder.mkdir()
+    write(folder, {name: 1.5 * array for name, array in tensors.items()}, metadata(golden, CASE))
     for use in (VideoVAE.from_pretrained, lambda checkpoint: checkpoint.read_statistics()):
         with pytest.raises(CheckpointError, match=r"safetensors: the file changed while it was read") as caught:
             use(opened)

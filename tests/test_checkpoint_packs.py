@@ -9,13 +9,11 @@ from safetensors.numpy import save_file
 
 from checkpoint_files import (
     GENERATIONS,
-    as_an_mlx_port_stores,
+    LAYOUTS,
     assert_same_checkpoint,
     assert_same_weights,
     metadata,
-    network_of,
     read_weights,
-    statistics_of,
     write_pack,
     write_shards,
 )
@@ -37,7 +35,7 @@ from mlx_ltx_vae.inspect import inspect_checkpoint
         ("vae/{}/model.safetensors", "", ("mean", "std")),
     ],
 )
-@pytest.mark.parametrize("case", ["ltxv_0_9_1", "ltx2_3", "conv_16x16x4"])
+@pytest.mark.parametrize("case", ["ltxv_0_9_1", "conv_16x16x4"])
 def test_packs_with_a_file_per_network_load_like_the_original(golden, weights, tmp_path, case, pattern, prefix, names):
     write_pack(tmp_path, weights(case), pattern, prefix, names)
     (tmp_path / "embedded_config.json").write_text(metadata(golden, case)["config"])
@@ -45,57 +43,14 @@ def test_packs_with_a_file_per_network_load_like_the_original(golden, weights, t
     assert_same_checkpoint(open_checkpoint(tmp_path), open_checkpoint(golden(case).checkpoint))
 
 
-@pytest.mark.parametrize("prefix", ["model.vae.", "first_stage_model."])
-@pytest.mark.parametrize("statistics", ["inside", "outside"])
-def test_prefixes_of_whole_models_load_like_the_original(golden, weights, tmp_path, prefix, statistics):
-    tensors = {}
-    for name, array in weights("ltx2_3").items():
-        inner = name.removeprefix("vae.")
-        is_outside = statistics == "outside" and inner.startswith("per_channel_statistics.")
-        tensors[inner if is_outside else prefix + inner] = array
-    tensors["model.diffusion_model.blocks.0.weight"] = np.zeros(2, np.float32)
-    save_file(tensors, tmp_path / "model.safetensors", metadata(golden, "ltx2_3"))
-    expected = open_checkpoint(golden("ltx2_3").checkpoint)
-    assert_same_checkpoint(open_checkpoint(tmp_path / "model.safetensors"), expected)
-
-
-@pytest.mark.parametrize("prefix", ["vae_{}.", "vae.{}.", "{}."])
-def test_packs_in_one_file_load_like_the_original(golden, weights, tmp_path, prefix):
-    tensors = weights("ltxv_0_9_1")
-    stored = {
-        prefix.format(network) + name: as_an_mlx_port_stores(name, array)
-        for network in ("encoder", "decoder")
-        for name, array in network_of(tensors, network).items()
-    }
-    stored["mean"], stored["std"] = statistics_of(tensors)
+@pytest.mark.parametrize(("layout", "case"), list(zip(LAYOUTS, [*GENERATIONS, "conv_16x16x4"] * 2, strict=False)))
+def test_every_layout_of_one_file_loads_like_the_original(golden, weights, tmp_path, layout, case):
+    stored = dict(LAYOUTS[layout](name, array) for name, array in weights(case).items())
+    stored["model.diffusion_model.blocks.0.weight"] = np.zeros(2, np.float32)
     save_file(stored, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(golden("ltxv_0_9_1").manifest["vae_config"]))
-    expected = open_checkpoint(golden("ltxv_0_9_1").checkpoint)
-    assert_same_checkpoint(open_checkpoint(tmp_path), expected)
-    assert_same_checkpoint(open_checkpoint(tmp_path / "model.safetensors"), expected)
-
-
-def test_wrapped_causal_convolutions_get_their_original_names(golden, weights, tmp_path):
-    tensors = {}
-    for name, array in weights("ltx2_3").items():
-        if name.startswith("vae.decoder.") and ".conv.conv." not in name:
-            name = name.replace(".conv.", ".conv.conv.")
-        tensors[name] = array
-    assert "vae.decoder.up_blocks.0.res_blocks.0.conv1.conv.conv.weight" in tensors
-    save_file(tensors, tmp_path / "wrapped.safetensors", metadata(golden, "ltx2_3"))
-    expected = open_checkpoint(golden("ltx2_3").checkpoint)
-    assert_same_checkpoint(open_checkpoint(tmp_path / "wrapped.safetensors"), expected)
-
-
-def test_weights_in_two_layouts_are_an_error(golden, weights, tmp_path):
-    tensors = weights("ltx2_3")
-    name = "vae.decoder.conv_in.conv.weight"
-    tensors[name] = as_an_mlx_port_stores(name, tensors[name])
-    save_file(tensors, tmp_path / "mixed.safetensors", metadata(golden, "ltx2_3"))
-    with pytest.raises(
-        CheckpointError, match=r"mixed\.safetensors: some of its convolution weights .* convert it again"
-    ):
-        open_checkpoint(tmp_path / "mixed.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(golden(case).manifest["vae_config"]))
+    for source in (tmp_path, tmp_path / "model.safetensors"):
+        assert_same_checkpoint(open_checkpoint(source), open_checkpoint(golden(case).checkpoint))
 
 
 # --- where the configuration is -------------------------------------------------------------------------------------
@@ -127,52 +82,36 @@ def test_the_configuration_of_the_vae_is_found_beside_the_file(golden, weights, 
     assert_same_checkpoint(open_checkpoint(tmp_path / "vae.safetensors"), expected)
 
 
+def write_part(tensors, path, *left_out):
+    """A file without configuration, and without the tensors of some networks."""
+    left_out = tuple(f"vae.{network}." for network in left_out)
+    save_file({name: array for name, array in tensors.items() if not name.startswith(left_out)}, path)
+    return path
+
+
 @pytest.mark.parametrize(("name", "generation"), GENERATIONS.items())
-@pytest.mark.parametrize("store", [lambda name, array: array, as_an_mlx_port_stores])
-def test_a_published_generation_is_inferred_from_its_tensors(golden, weights, tmp_path, name, generation, store):
-    tensors = {tensor: store(tensor, array) for tensor, array in weights(name).items()}
-    save_file(tensors, tmp_path / "vae.safetensors")
-    loaded = open_checkpoint(tmp_path / "vae.safetensors")
+def test_a_published_generation_is_inferred_from_its_tensors(golden, weights, tmp_path, name, generation):
+    loaded = open_checkpoint(write_part(weights(name), tmp_path / "vae.safetensors"))
     assert loaded.is_inferred
     assert loaded.config.generation == generation
     assert_same_checkpoint(loaded, open_checkpoint(golden(name).checkpoint))
     assert json.loads(json.dumps(loaded.raw_config)) == loaded.raw_config
-
-
-@pytest.mark.parametrize(("name", "generation"), GENERATIONS.items())
-def test_a_decoder_alone_is_inferred(weights, tmp_path, name, generation):
-    tensors = {tensor: array for tensor, array in weights(name).items() if not tensor.startswith("vae.encoder.")}
-    save_file(tensors, tmp_path / "vae.safetensors")
-    assert open_checkpoint(tmp_path / "vae.safetensors").config.generation == generation
+    for network in ("encoder", "decoder"):  # the whole file decides
+        asked = {each: each == network for each in ("encoder", "decoder")}
+        alone = open_checkpoint(tmp_path / "vae.safetensors", **asked)
+        assert (list(alone.networks), alone.config) == ([network], loaded.config)
+    decoder = write_part(weights(name), tmp_path / "decoder.safetensors", "encoder")
+    assert open_checkpoint(decoder).config.generation == generation
 
 
 def test_an_encoder_alone_is_inferred_if_no_other_generation_has_it(golden, weights, tmp_path):
-    tensors = {tensor: array for tensor, array in weights("ltx2_3").items() if not tensor.startswith("vae.decoder.")}
-    save_file(tensors, tmp_path / "vae.safetensors")
-    assert open_checkpoint(tmp_path / "vae.safetensors").config == open_checkpoint(golden("ltx2_3").checkpoint).config
-
-
-@pytest.mark.parametrize("network", ["encoder", "decoder"])
-def test_the_whole_file_decides_the_generation_of_one_network(golden, weights, tmp_path, network):
-    save_file(weights("ltx2"), tmp_path / "vae.safetensors")
-    loaded = open_checkpoint(tmp_path / "vae.safetensors", encoder=network == "encoder", decoder=network == "decoder")
-    assert list(loaded.networks) == [network]
-    assert loaded.config == open_checkpoint(golden("ltx2").checkpoint).config
-
-
-def test_an_encoder_that_two_generations_share_is_an_error(weights, tmp_path):
-    tensors = {tensor: array for tensor, array in weights("ltx2").items() if not tensor.startswith("vae.decoder.")}
-    save_file(tensors, tmp_path / "vae.safetensors")
+    encoder = write_part(weights("ltx2_3"), tmp_path / "vae.safetensors", "decoder")
+    assert open_checkpoint(encoder).config == open_checkpoint(golden("ltx2_3").checkpoint).config
+    encoder = write_part(weights("ltx2"), tmp_path / "vae.safetensors", "decoder")
     with pytest.raises(CheckpointError, match=r"match LTX-Video 0\.9\.5 and LTX-2; add one as the metadata"):
-        open_checkpoint(tmp_path / "vae.safetensors")
-
-
-def test_a_structure_that_was_never_published_needs_a_configuration(weights, tmp_path):
-    save_file(weights("conv_16x16x4"), tmp_path / "vae.safetensors")
-    with pytest.raises(
-        CheckpointError, match="no configuration, .* match no published generation; add one .* config.json"
-    ):
-        open_checkpoint(tmp_path / "vae.safetensors")
+        open_checkpoint(encoder)
+    with pytest.raises(CheckpointError, match="no configuration, .* match no published generation; add one"):
+        open_checkpoint(write_part(weights("conv_16x16x4"), tmp_path / "vae.safetensors"))
 
 
 # --- half a configuration -------------------------------------------------------------------------------------------
@@ -198,8 +137,8 @@ def test_the_network_that_a_configuration_does_not_list_is_inferred(golden, weig
     assert_same_checkpoint(loaded, open_checkpoint(golden(case).checkpoint))
 
 
-@pytest.mark.parametrize("network", ["encoder", "decoder"])
-def test_a_listed_network_alone_needs_no_other(golden, weights, tmp_path, network):
+@pytest.mark.parametrize(("network", "other"), [("encoder", "decoder"), ("decoder", "encoder")])
+def test_a_listed_network_alone_needs_no_other(golden, weights, tmp_path, network, other):
     """No published generation has these blocks, so the other network is not known."""
     keep = (f"vae.{network}.", "vae.per_channel")
     tensors = {name: array for name, array in weights("conv_16x16x4").items() if name.startswith(keep)}
@@ -213,13 +152,7 @@ def test_a_listed_network_alone_needs_no_other(golden, weights, tmp_path, networ
     assert report[network]["parameters"] > 0
     assert (report["receptive_field"] is None) == (network == "encoder")
     with pytest.raises(CheckpointError, match="the configuration has no"):
-        loaded.config.network({"encoder": "decoder", "decoder": "encoder"}[network])
-
-
-@pytest.mark.parametrize(("network", "other"), [("encoder", "decoder"), ("decoder", "encoder")])
-def test_a_network_that_is_neither_listed_nor_published_is_an_error_that_says_so(
-    golden, weights, tmp_path, network, other
-):
+        loaded.config.network(other)
     write_half(golden, weights("conv_16x16x4"), tmp_path / "vae.safetensors", "conv_16x16x4", network, "metadata")
     words = f"its configuration lists no {other}_blocks, and its tensors match no published generation"
     with pytest.raises(CheckpointError, match=words):
@@ -304,7 +237,7 @@ def test_the_one_vae_is_found_whatever_the_others_are_called(golden, tmp_path, n
 
 
 def test_a_missing_shard_is_named(golden, weights, tmp_path):
-    write_shards(tmp_path, weights("ltx2_3"), metadata(golden, "ltx2_3"))
+    write_shards(tmp_path, weights("ltx2_3"), header=metadata(golden, "ltx2_3"))
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"its shard model-00002-of-00002\.safetensors is missing"):
         open_checkpoint(tmp_path)

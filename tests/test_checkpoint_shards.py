@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from checkpoint_files import assert_same_checkpoint, metadata
+from checkpoint_files import assert_same_checkpoint, metadata, write_shards
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.errors import CheckpointError
@@ -30,20 +30,6 @@ NAMINGS = {
     "transformers": ("model.fp16-0000{}-of-00002.safetensors", "model.safetensors.index.fp16.json"),
     "another name": ("LTX2_video_vae-0000{}-of-00002.safetensors", "LTX2_video_vae.safetensors.index.json"),
 }
-
-
-def write_shards(folder, tensors, shard, index):
-    """Two shards, encoder and decoder apart, so that the first alone would load as half a VAE."""
-    folder.mkdir(parents=True, exist_ok=True)
-    names = sorted(tensors, key=lambda name: ("decoder" in name, name))
-    middle = next(position for position, name in enumerate(names) if "decoder" in name)
-    weight_map = {}
-    for number, chosen in enumerate((names[:middle], names[middle:]), start=1):
-        save_file({name: tensors[name] for name in chosen}, folder / shard.format(number), {"format": "pt"})
-        weight_map |= dict.fromkeys(chosen, shard.format(number))
-    if index:
-        (folder / index).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
-    return [folder / shard.format(number) for number in (1, 2)]
 
 
 def write_diffusers_shards(golden, folder, shard, index):

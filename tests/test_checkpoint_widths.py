@@ -132,11 +132,13 @@ def paths_in(value, path=()):
     return [path, *(inner for key, item in items for inner in paths_in(item, (*path, key)))]
 
 
+SLOW = ["ltxv_0_9_0", "ltxv_0_9_1", "ltx2_3"]
+
+
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 @pytest.mark.parametrize(
-    "case",
-    ["ltxv_0_9_1", "conv_16x16x4", *(pytest.param(case, marks=pytest.mark.slow) for case in ("ltxv_0_9_0", "ltx2_3"))],
+    "case", ["small_ltxv_0_9_1", "conv_16x16x4", *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)]
 )
 def test_a_changed_configuration_loads_or_is_a_checkpoint_error(golden, weights, case, data):
     config = copy.deepcopy(golden(case).manifest["vae_config"])
