@@ -99,7 +99,7 @@ LAYOUTS = {
 }
 
 
-def write_pack(folder, tensors, pattern, prefix, names):
+def write_pack(folder, tensors, pattern, prefix, names, header=None):
     """One file per network, statistics in each."""
     for network in ("encoder", "decoder"):
         stored = {
@@ -110,7 +110,7 @@ def write_pack(folder, tensors, pattern, prefix, names):
             stored[f"{prefix.format(network)}per_channel_statistics.{name}"] = array
         path = folder / pattern.format(network)
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(stored, path)
+        save_file(stored, path, header)
 
 
 SHARD, INDEX = "model-0000{}-of-00002.safetensors", "model.safetensors.index.json"

@@ -105,6 +105,8 @@ def test_a_decoders_own_padding_key_comes_first(golden):
         ({"causal_decoder": "false"}, "causal_decoder = 'false'; expected true or false"),
         ({"timestep_conditioning": 1}, "timestep_conditioning = 1; expected true or false"),
         ({"patch_size": 0}, "patch_size = 0; expected a whole number"),
+        ({"patch_size": True}, "patch_size = True; expected a whole number"),
+        ({"latent_channels": 4.5}, "latent_channels = 4.5"),
         ({"latent_channels": 10**30}, "latent_channels = 1000"),
         ({"decoder_base_channels": 10**5000}, "too large to show"),
         ({"decoder_blocks": None}, "decoder_blocks = None; expected a list"),

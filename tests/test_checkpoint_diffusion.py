@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from checkpoint_files import as_an_mlx_port_stores, assert_same_weights, network_of, read_statistics, statistics_of
+from checkpoint_files import assert_same_weights, network_of, read_statistics, statistics_of
+from checkpoint_files import write_pack as pack_of_networks
 from diffusion_cases import CASES, as_numpy
 from mlx_ltx_vae import CheckpointError, VideoVAE, save_latents
 from mlx_ltx_vae.audio_vae import find_sound_decoder
@@ -34,16 +35,10 @@ def write(case, path, change=None, tensors=None):
 
 
 def write_pack(folder, case, suffix, *, states_config=True):
-    """One VAE as packs of LTX-2.5 for MLX have it: a file per network, whose statistics have other names."""
-    tensors = load_file(case.checkpoint)
-    metadata = {"config": json.dumps({"vae": case.manifest["vae_config"]})} if states_config else {}
-    for network, means in {"decoder": ("mean", "std"), "encoder": ("_mean_of_means", "_std_of_means")}.items():
-        stored = {name: as_an_mlx_port_stores(name, each) for name, each in network_of(tensors, network).items()}
-        for name, array in zip(means, statistics_of(tensors), strict=True):
-            stored[f"per_channel_statistics.{name}"] = array
-        file = f"vae_{network}_{suffix}".rstrip("_")
-        stored = {f"{file}.{name}": array for name, array in stored.items()}
-        save_file(stored, folder / f"{file}.safetensors", metadata)
+    """One VAE as packs of LTX-2.5 for MLX have it: a file per network."""
+    metadata = {"config": json.dumps({"vae": case.manifest["vae_config"]})} if states_config else None
+    file, names = f"vae_{{}}_{suffix}".rstrip("_"), ("mean", "std")
+    pack_of_networks(folder, load_file(case.checkpoint), f"{file}.safetensors", f"{file}.", names, metadata)
 
 
 def assert_reads_as_the_original(checkpoint, case, networks=("encoder", "decoder")):

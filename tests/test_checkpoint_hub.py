@@ -70,20 +70,6 @@ def test_files_of_the_vae_alone_are_preferred_to_files_of_the_whole_model(names,
     assert [name for files in choice for name in files] == chosen
 
 
-@pytest.mark.parametrize(
-    ("names", "candidates"),
-    [
-        (
-            ["ltx-2-dev.safetensors", "ltx-2-distilled.safetensors", "x.json"],
-            ["ltx-2-dev.safetensors", "ltx-2-distilled.safetensors"],
-        ),
-        (["README.md"], []),
-    ],
-)
-def test_names_that_do_not_decide_are_ambiguous(names, candidates):
-    assert [name for (files,) in choose_weights(names) for name in files] == candidates
-
-
 MISTYPED = [
     "./foo", "../foo/bar", "foo.safetensors", "/a/b", "~/x", "~/x/y", "a/b/c", "dir/file.safetensors", "dir/FILE.CKPT",
     "dir/latents.npy", "a/b/", "/a", "a//b", "here/missing", "here/missing:x", "owner/name:",
@@ -137,15 +123,13 @@ def test_a_cached_repository_loads_without_network(cached):
     assert loaded.config.generation == "LTX-2.3"
 
 
-def test_a_file_of_a_repository_can_be_given(cached):
-    snapshot = cached(["a.safetensors", "b.safetensors"])
+def test_a_file_or_a_folder_of_a_repository_can_be_given(cached):
+    snapshot = cached(["a.safetensors", "b.safetensors", "two/model.safetensors"])
     (snapshot / "a.safetensors").write_bytes(b"never opened")
-    assert open_checkpoint("owner/name:b.safetensors").config.generation == "LTX-2.3"
-
-
-def test_a_folder_of_a_repository_can_be_given(cached):
-    cached(["one/model.safetensors", "two/model.safetensors"])
-    assert open_checkpoint("owner/name:two").config.generation == "LTX-2.3"
+    for inner in ("b.safetensors", "two"):
+        assert open_checkpoint(f"owner/name:{inner}").config.generation == "LTX-2.3"
+    with pytest.raises(CheckpointError, match=r"the repository has no c\.safetensors; .* out of a\.safetensors"):
+        open_checkpoint("owner/name:c.safetensors")
 
 
 def test_an_ambiguous_repository_lists_its_candidates(cached):
@@ -154,17 +138,9 @@ def test_an_ambiguous_repository_lists_its_candidates(cached):
         open_checkpoint("owner/name")
 
 
-def test_a_file_that_the_repository_lacks_is_an_error(cached):
-    cached(["a.safetensors"])
-    with pytest.raises(CheckpointError, match=r"the repository has no c\.safetensors; .* out of a\.safetensors"):
-        open_checkpoint("owner/name:c.safetensors")
-
-
 def test_a_repository_that_is_neither_reachable_nor_cached_is_an_error(cached):
     cached(["a.safetensors"])
-    with pytest.raises(
-        CheckpointError, match="owner/other: there is no such path, and the hub repository cannot be read"
-    ):
+    with pytest.raises(CheckpointError, match="owner/other: there is no such path, and the hub repository cannot"):
         open_checkpoint("owner/other")
 
 

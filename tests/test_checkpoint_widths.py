@@ -11,7 +11,7 @@ from checkpoint_files import assert_same_checkpoint, rewritten
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
 from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.models.video_vae.config import GENERATIONS, parse_vae_config
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
 
 # --- a pruned decoder, whose widths are no powers of two ------------------------------------------------------------
 
@@ -25,10 +25,9 @@ def projections(blocks, options_of):
     "options_of",
     [
         lambda width: {"multiplier": {48: 64 / 48, 32: 1.5}[width]},
-        lambda width: {"multiplier": {48: 1.33, 32: 1.5}[width]},
         lambda width: {},
     ],
-    ids=["fractions", "rounded fractions", "nothing stated"],
+    ids=["fractions", "nothing stated"],
 )
 def test_the_widths_of_a_pruned_decoder_may_be_stated_otherwise(golden, tmp_path, options_of):
     def change(tensors, config):
@@ -39,6 +38,17 @@ def test_the_widths_of_a_pruned_decoder_may_be_stated_otherwise(golden, tmp_path
     assert widths == [128, 128, 64, 64, 48, 48, 48, 32, 16, 16, 8]
     assert_same_checkpoint(found, open_checkpoint(golden("pruna").checkpoint))
     VideoVAE.from_pretrained(found)
+
+
+def test_a_fraction_of_the_published_widths_may_be_rounded():
+    raw = GENERATIONS["PrunaVAED"]
+    config, short = parse_vae_config(raw, ""), {4 / 3: 1.33}
+    blocks = [
+        (name, {key: short.get(value, value) for key, value in options.items()})
+        for name, options in raw["decoder_blocks"]
+    ]
+    stored = {"decoder": decoder_spec(config).weights}
+    assert parse_vae_config({**raw, "decoder_blocks": blocks}, "", stored).decoder == config.decoder
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,7 @@ def test_an_estimate_has_the_decoder_and_the_dtype_that_are_asked_for():
         (LatentsError, "8 frames of 1280x704 do not fit the latent grid", {"frames": 8}),
         (LatentsError, "'720p' is not a width and a height such as 768x512", {"size": "720p"}),
         (LatentsError, "size is .1280.; expected a width and a height, such as 768x512", {"size": [1280]}),
+        (LatentsError, "size is .1280.0, 704.; expected", {"size": (1280.0, 704)}),
         (LatentsError, "frames is '121'; expected a whole number", {"frames": "121"}),
         (LatentsError, "keyframes need one frame number from 0", {"keyframes": [-1]}),
         (LatentsError, "keyframes have the type int; expected Keyframes", {"keyframes": 5}),
