@@ -134,26 +134,25 @@ class _Window(NamedTuple):
 
     stride: Sequence[int]
     padding: Sequence[int]
-    dilation: Sequence[int]
     groups: int = 1
 
     @classmethod
     def of(cls, axes: int, *sizes: _Size, groups: int = 1) -> "_Window":
         """From MLX's arguments, each one number for all axes, or one for each."""
-        stride, padding, dilation = ((size,) * axes if isinstance(size, int) else tuple(size) for size in sizes)
-        return cls(stride, padding, dilation, groups)
+        stride, padding = ((size,) * axes if isinstance(size, int) else tuple(size) for size in sizes)
+        return cls(stride, padding, groups)
 
     @property
     def is_dense(self) -> bool:
         """Whether it has a result for every position, from neighbors."""
-        return all(size == 1 for size in (*self.stride, *self.dilation, self.groups))
+        return all(size == 1 for size in (*self.stride, self.groups))
 
 
 def _is_split(x: mx.array, weight: mx.array, window: _Window) -> bool:
     """MLX's rule for a 3D convolution as a sum of 2D convolutions."""
     in_channels, out_channels = x.shape[-1], weight.shape[0]
     return (
-        x.shape[0] == window.stride[0] == window.dilation[0] == window.groups == 1
+        x.shape[0] == window.stride[0] == window.groups == 1
         and window.padding[0] == 0
         and weight.shape[1] <= _MAX_DEPTH
         and in_channels % _DEPTH_CHANNEL_STEP == 0
@@ -163,7 +162,7 @@ def _is_split(x: mx.array, weight: mx.array, window: _Window) -> bool:
 
 @dataclass
 class _Emulation:
-    """The emulated functions, with the signatures of MLX's own."""
+    """The emulated functions, with the arguments of MLX's own that the package uses: none dilates."""
 
     gpu: EmulatedGPU
     routes: Counter[str] = field(default_factory=Counter)
@@ -174,13 +173,12 @@ class _Emulation:
         weight: mx.array,
         stride: _Size = 1,
         padding: _Size = 0,
-        dilation: _Size = 1,
         groups: int = 1,
-        **_: Any,
+        stream: Any = None,
     ) -> mx.array:
         """(B, T, H, W, C) with (O, kt, kh, kw, C), added over the taps in time if MLX splits it so."""
         x, weight = _same_type(x, weight)
-        window = _Window.of(3, stride, padding, dilation, groups=groups)
+        window = _Window.of(3, stride, padding, groups=groups)
         return self._by_taps(x, weight, window) if _is_split(x, weight, window) else self._volume(x, weight, window)
 
     def conv2d(
@@ -189,13 +187,12 @@ class _Emulation:
         weight: mx.array,
         stride: _Size = 1,
         padding: _Size = 0,
-        dilation: _Size = 1,
         groups: int = 1,
-        **_: Any,
+        stream: Any = None,
     ) -> mx.array:
         """(N, H, W, C) with (O, kh, kw, C)"""
         x, weight = _same_type(x, weight)
-        return self._frames(x, weight, _Window.of(2, stride, padding, dilation, groups=groups))
+        return self._frames(x, weight, _Window.of(2, stride, padding, groups=groups))
 
     def matmul(self, one: mx.array, other: mx.array, **_: Any) -> mx.array:
         """`one @ other`, rounded once."""
@@ -221,7 +218,7 @@ class _Emulation:
     def _by_taps(self, x: mx.array, weight: mx.array, window: "_Window") -> mx.array:
         """A 2D convolution for each tap in time; their results are added in the dtype."""
         frames = x.shape[1] - weight.shape[1] + 1
-        in_space = _Window(window.stride[1:], window.padding[1:], window.dilation[1:])
+        in_space = _Window(window.stride[1:], window.padding[1:])
         total = None
         for tap in range(weight.shape[1]):
             result = self._frames(x[0, tap : tap + frames], weight[:, tap], in_space)
@@ -232,7 +229,7 @@ class _Emulation:
     def _volume(self, x: mx.array, weight: mx.array, window: "_Window") -> mx.array:
         """One kernel for all taps, which rounds once."""
         self.routes["volume"] += 1
-        return _conv3d(_wide(x), _wide(weight), *window).astype(x.dtype)
+        return _conv3d(_wide(x), _wide(weight), **window._asdict()).astype(x.dtype)
 
     def _frames(self, x: mx.array, weight: mx.array, window: "_Window") -> mx.array:
         """A 2D convolution by the route that MLX takes."""
@@ -244,7 +241,7 @@ class _Emulation:
                 x, weight, (pads[0], pads[1]), lambda one, other: self._multiply(one, other).astype(x.dtype)
             )
         self.routes["direct"] += 1
-        return _conv2d(_wide(x), _wide(weight), *window).astype(x.dtype)
+        return _conv2d(_wide(x), _wide(weight), **window._asdict()).astype(x.dtype)
 
 
 def _add_one_by_one(result: mx.array, bias: mx.array, skip: mx.array | None, factors: mx.array | None) -> mx.array:

@@ -14,6 +14,7 @@ from mlx_ltx_vae.commands.bench_command import (
     Case,
     measure,
     measure_case,
+    noise_frames,
     noise_latents,
     random_network,
     run_fresh,
@@ -167,6 +168,12 @@ def test_a_checkpoint_computes_in_its_own_dtype_and_random_weights_in_the_publis
     vaes = [bench_command._load(case, "decoder") for case in loaded]
     assert [vae.dtype for vae in vaes] == [mx.float32, mx.bfloat16, mx.float16]
     assert all(isinstance(vae, VideoVAE) and vae.encoder is None for vae in vaes[1:])
+
+
+def test_noise_is_the_same_each_time_and_of_the_video():
+    one, other = (list(noise_frames((17, 32, 64))) for _ in range(2))
+    assert [frames.shape for frames in one] == [(8, 32, 64, 3), (8, 32, 64, 3), (1, 32, 64, 3)]
+    assert all((first == second).all() for first, second in zip(one, other, strict=True))
 
 
 def test_the_peak_is_that_of_the_run_alone():

@@ -13,12 +13,11 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import against, decoders, formulations, measuring, validation
 from benchmarks.convolutions import Convolution, recorded
-from benchmarks.measuring import Case, Decode, Job, compare, decode, format_psnr, load_vae
+from benchmarks.measuring import Case, Decode, Job, decode, load_vae
 from benchmarks.measuring import measure as measure_frames
 from benchmarks.others import diffusers_config, original_weights
 from benchmarks.overlap import least_seconds
 from benchmarks.pictures import find_crop
-from benchmarks.sound import random_audio_vae
 from mlx_ltx_vae import VideoVAE, demo
 from mlx_ltx_vae.checkpoint import open_weights
 from mlx_ltx_vae.latents import save_latents
@@ -159,9 +158,7 @@ def test_trained_decoders_are_compared_with_the_full_one(measure, golden, tmp_pa
 def test_trained_decoders_need_latents_and_a_known_name(capsys):
     assert command.main(["decoders", "-m", "vae.safetensors"]) == 1
     assert "takes -m and --latents together" in capsys.readouterr().err
-    assert (
-        command.main(["decoders", "-m", "a.safetensors", "--latents", "b.npy", "--decoder", "x", "c.safetensors"]) == 1
-    )
+    assert command.main(["decoders", "-m", "a.st", "--latents", "b.npy", "--decoder", "x", "c.safetensors"]) == 1
     assert "the faster decoder 'x' is not known; known are pruna, taehv, taehv-wide." in capsys.readouterr().err
 
 
@@ -217,10 +214,8 @@ def test_diffusers_gets_the_configuration_of_the_same_decoder(generation):
     assert {name: both[name] for name in ("latent_channels", "patch_size")} == {"latent_channels": 128, "patch_size": 4}
 
 
-@pytest.mark.parametrize("source", ["random weights", "a checkpoint"])
-def test_other_programs_get_the_weights_as_they_are_stored(source, golden):
-    model = None if source == "random weights" else str(golden("ltx2_3").checkpoint)
-    case = Case(model=model, base_width=8, width=64, height=64, frames=9)
+def test_other_programs_get_the_weights_as_they_are_stored(golden):
+    case = Case(model=str(golden("ltx2_3").checkpoint), base_width=8, width=64, height=64, frames=9)
     vae = load_vae(case)
     weights = {f"vae.decoder.{name}": array for name, array in original_weights(case).items()}
     for name, array in (("mean-of-means", vae.mean), ("std-of-means", vae.std)):
@@ -275,15 +270,6 @@ def test_sounds_share_is_of_sound_and_pictures_at_the_same_fraction_of_their_wid
     assert all(run["base_width"] == 16 and run["processor_seconds"] > 0 for run in runs)
     sound, pictures = (run["processor_seconds"] for run in runs)
     assert f"{sound / (sound + pictures):.1%}" in printed
-
-
-def test_random_sound_has_the_published_layers_at_a_fraction_of_their_widths():
-    vae = random_audio_vae(8)
-    assert (vae.sample_rate, vae.config.latents_per_second) == (48000, 25)
-    assert vae.decoder.spec.weights["conv_in.conv.weight"] == (64, 3, 3, 8)
-    waveform = vae.decode(mx.random.normal((1, 8, 3, 16), key=mx.random.key(0)))
-    assert waveform.shape == (1, 2, 9 * 480)
-    assert float(mx.abs(waveform).max()) <= 1 and float(waveform.std()) > 1e-3  # sound, and not silence
 
 
 @pytest.mark.slow
@@ -346,13 +332,6 @@ def test_frames_are_saved_and_compared_with_saved_ones(tmp_path):
     same, other = (measure_frames(chunks(value), case, reference=path) for value in (100, 151))
     assert (same["psnr"], same["largest"]) == (None, 0)
     assert (other["psnr"], other["largest"]) == (pytest.approx(20 * math.log10(5)), 51)
-
-
-def test_equal_arrays_have_no_difference():
-    black = mx.zeros((2, 3))
-    assert compare(black, black) == {"psnr": None, "largest": 0}
-    assert compare(black + 1e-6, black)["psnr"] == pytest.approx(126, abs=0.1)
-    assert (format_psnr(None), format_psnr(59.06)) == ("identical", "59.1 dB")
 
 
 def test_a_case_with_a_formulation_is_loaded_planned_and_run_with_it():

@@ -110,6 +110,7 @@ def test_a_decoders_own_padding_key_comes_first(golden):
         ({"latent_channels": 10**30}, "latent_channels = 1000"),
         ({"decoder_base_channels": 10**5000}, "too large to show"),
         ({"decoder_blocks": None}, "decoder_blocks = None; expected a list"),
+        ({"decoder_blocks": []}, "decoder_blocks = .*; expected a list"),
         ({"decoder_blocks": [["res_x", 1]] * 101}, "expected a list of 1 to 100 blocks"),
         ({"decoder_blocks": [["res_x"]]}, "each .name, options"),
         ({"decoder_blocks": [["res_x", {"num_layers": "5"}]]}, "num_layers = '5'; expected a whole number"),

@@ -10,7 +10,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from mlx_ltx_vae import CheckpointError, VideoVAE, demo, load_latents, save_latents
+from mlx_ltx_vae import CheckpointError, LatentsError, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.mlx_utils import psnr
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.convert import main as convert
@@ -146,6 +146,7 @@ def test_a_configuration_that_is_not_known_is_refused(tmp_path, stated, said):
     ("name", "array", "said"),
     [
         ("weight", np.ones((7, CHANNELS)), r"decoder\.to_rgb\.weight has the shape \(7, 5\); expected \(3\*p\*p, chan"),
+        ("weight", np.ones((12,)), "expected"),
         ("weight", np.ones((0, CHANNELS)), "expected|empty|zero"),
         ("bias", np.ones((3,)), r"tensor decoder\.to_rgb\.bias has the shape"),
     ],
@@ -155,6 +156,11 @@ def test_damaged_tensors_are_refused(tmp_path, name, array, said):
     save_file(tensors, tmp_path / "a.safetensors")
     with pytest.raises(CheckpointError, match=said):
         VideoVAE.from_pretrained(tmp_path / "a.safetensors")
+
+
+def test_latents_of_another_vae_are_refused(path):
+    with pytest.raises(LatentsError, match="with 6 channels; this VAE decodes 5"):
+        VideoVAE.from_pretrained(path).decode(mx.zeros((1, 6, 2, 2, 2)))
 
 
 def test_a_video_of_it_takes_as_long_as_the_video(path, latents, tmp_path, capsys):

@@ -10,11 +10,10 @@ from safetensors.numpy import load_file, save_file
 import fast_checkpoint
 from checkpoint_files import as_an_mlx_port_stores, assert_same_weights, read_statistics, read_weights
 from conftest import FIXTURES
-from mlx_ltx_vae import VideoVAE, save_latents
+from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
 from mlx_ltx_vae.checkpoint.files import choose_file, choose_weights
 from mlx_ltx_vae.convert import main as convert
-from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.errors import CheckpointError
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.models.specs import PaddingMode
@@ -262,16 +261,3 @@ def test_names_of_a_pack_on_the_hub(names, choices):
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
-
-
-def test_the_decode_command_names_both_decoders_and_takes_one(golden, pack, tmp_path, capsys):
-    folder, case = pack("mlx"), golden("pruna")
-    latents = case.arrays[case.check("decode")["input"]]
-    save_latents(tmp_path / "clip.safetensors", mx.array(latents))
-    arguments = [str(tmp_path / "clip.safetensors"), "-o", str(tmp_path / "clip.npy"), "-m"]
-    assert decode([*arguments, str(folder)]) == 1
-    assert capsys.readouterr().err.count("vae_decoder") == 2
-    assert decode([*arguments, f"{folder}:{PACKED}"]) == 0
-    vae = VideoVAE.from_pretrained(case.checkpoint, encoder=False)
-    expected = np.concatenate([chunk.to_uint8() for chunk in vae.stream(mx.array(latents))])
-    assert np.array_equal(np.load(tmp_path / "clip.npy"), expected)
