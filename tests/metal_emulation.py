@@ -168,13 +168,7 @@ class _Emulation:
     routes: Counter[str] = field(default_factory=Counter)
 
     def conv3d(
-        self,
-        x: mx.array,
-        weight: mx.array,
-        stride: _Size = 1,
-        padding: _Size = 0,
-        groups: int = 1,
-        stream: Any = None,
+        self, x: mx.array, weight: mx.array, stride: _Size = 1, padding: _Size = 0, groups: int = 1, stream: Any = None
     ) -> mx.array:
         """(B, T, H, W, C) with (O, kt, kh, kw, C), added over the taps in time if MLX splits it so."""
         x, weight = _same_type(x, weight)
@@ -182,13 +176,7 @@ class _Emulation:
         return self._by_taps(x, weight, window) if _is_split(x, weight, window) else self._volume(x, weight, window)
 
     def conv2d(
-        self,
-        x: mx.array,
-        weight: mx.array,
-        stride: _Size = 1,
-        padding: _Size = 0,
-        groups: int = 1,
-        stream: Any = None,
+        self, x: mx.array, weight: mx.array, stride: _Size = 1, padding: _Size = 0, groups: int = 1, stream: Any = None
     ) -> mx.array:
         """(N, H, W, C) with (O, kh, kw, C)"""
         x, weight = _same_type(x, weight)
