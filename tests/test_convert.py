@@ -275,8 +275,10 @@ def test_the_command_converts_and_verifies(golden, tmp_path, capsys):
     assert out == "" and re.fullmatch(r"error: .*vae: it lacks the tensor .*\n", err)
 
 
-def test_json_is_one_object_and_nothing_else(golden, tmp_path, capfd):
+def test_quiet_prints_nothing_and_json_one_object(golden, tmp_path, capfd):
     source, folder = str(golden("conv_16x16x4").checkpoint), str(tmp_path / "vae")
+    assert main([source, "-o", str(tmp_path / "quiet"), "--only", "decoder", "-q"]) == 0
+    assert capfd.readouterr() == ("", "")
     assert main([source, "-o", folder, "--dtype", "bfloat16", "--json"]) == 0
     made = json.loads(capfd.readouterr().out)
     assert made["source"] == "conv_16x16x4.safetensors"

@@ -188,7 +188,11 @@ def test_it_is_converted_and_verified(golden, path, latents, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("name", "shape", "found", "expected"),
-    [("mix.bias", (9,), (9,), (8,)), ("color.weight", (48, 8, 1, 2), (48, 8, 1, 2), (48, 1, 1, 8))],
+    [
+        ("mix.bias", (9,), (9,), (8,)),
+        ("echo.weight", (8, 9, 3), (8, 3, 9), (8, 3, 8)),
+        ("color.weight", (48, 8, 1, 2), (48, 8, 1, 2), (48, 1, 1, 8)),
+    ],
 )
 def test_a_wrong_shape_is_refused(weights, tmp_path, name, shape, found, expected):
     path = write(tmp_path / "toy.safetensors", {**weights, name: np.ones(shape, np.float32)})

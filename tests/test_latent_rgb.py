@@ -108,6 +108,11 @@ def test_latents_are_projected_as_they_arrive(path, latents):
     assert mx.abs(pixels - vae.decode(latents)).max().item() < tolerance(1e-6)
 
 
+def test_still_latents_may_repeat_a_patch(path):
+    pixels = VideoVAE.from_pretrained(path).decode(mx.zeros((1, CHANNELS, 2, 3, 3)))
+    assert mx.abs(pixels[..., :2, :2] - pixels[..., 2:4, 2:4]).max().item() == 0
+
+
 def test_a_checkpoint_states_what_its_tensors_do_not(tmp_path, path):
     checkpoint = open_checkpoint(path)
     config = checkpoint.config

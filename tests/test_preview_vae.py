@@ -252,6 +252,10 @@ def test_info_says_that_the_name_tells_the_model(tensors, tmp_path, capsys, name
     assert said["model"].startswith(model)
 
 
+def test_a_wide_one_is_told_by_its_shapes(golden):
+    assert open_checkpoint(golden("taehv_ltx2_wide").checkpoint).config.generation == "taeltx2_3_wide"
+
+
 def test_the_commands_take_it_and_a_conversion_keeps_its_name(tensors, tmp_path):
     model, clip, out = (str(tmp_path / name) for name in ("taeltx_2.safetensors", "c.safetensors", "c.npy"))
     save_file(tensors, model)
