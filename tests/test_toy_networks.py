@@ -166,3 +166,16 @@ def test_only_a_network_that_clamps_may_repeat_a_patch_everywhere():
         else:
             with pytest.raises(DecodeError, match="one flat patch everywhere"):
                 vae.decode(latents_of(name))
+
+
+def test_noise_may_be_passed_as_one_volume():
+    vae, latents = vae_of("context"), latents_of("context", batch=2)
+    volume = mx.random.normal((2, WIDTH, *SIZES["context"]), key=mx.random.key(3))
+    single = vae.decode(latents, vae.plan(latents.shape, mode="single"), noise=[volume])
+    by_rows = vae.decode(latents, vae.plan(latents.shape, order="rows"), noise=[volume])
+    assert mx.abs(by_rows - single).max().item() < 1e-5
+    assert mx.abs(vae.decode(latents, noise="zeros") - single).max().item() > 0.1
+    with pytest.raises(LatentsError, match="noise arrays need the whole latents"):
+        vae.decode(iter([latents]), noise=[volume])
+    with pytest.raises(LatentsError, match=r"noise array 0 has the shape .*; the network expects \(2, 6, 9, 9, 9\)"):
+        vae.decode(latents, noise=[volume[:, :, 1:]])
