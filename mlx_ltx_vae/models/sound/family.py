@@ -62,15 +62,17 @@ _GENERATOR_KEYS = {
 _VAE_KEYS = {
     "base_channels": "ch",
     "output_channels": "out_ch",
+    "ch_mult": "ch_mult",
+    "num_res_blocks": "num_res_blocks",
+    "attn_resolutions": "attn_resolutions",
+    "in_channels": "in_channels",
+    "resolution": "resolution",
     "latent_channels": "z_channels",
-    **{
-        name: name
-        for name in (
-            "ch_mult", "num_res_blocks", "attn_resolutions", "in_channels", "resolution", "norm_type",
-            "causality_axis", "mid_block_add_attention", "mel_bins",
-        )
-    },
-}  # fmt: skip
+    "norm_type": "norm_type",
+    "causality_axis": "causality_axis",
+    "mid_block_add_attention": "mid_block_add_attention",
+    "mel_bins": "mel_bins",
+}
 _EXTENSION_KEYS = {
     "filter_length": "n_fft",
     "hop_length": "hop_length",
