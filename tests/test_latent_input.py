@@ -147,11 +147,6 @@ def test_arriving_latents_that_cannot_be_decoded_are_refused(vae, parts, words):
         vae.decode(parts)
 
 
-def test_what_is_no_latents_is_refused(vae):
-    with pytest.raises(LatentsError, match="latents are int; expected an array"):
-        vae.stream(3)
-
-
 @pytest.mark.parametrize(
     "options",
     [

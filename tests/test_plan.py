@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.measuring import Case, Job, decode, run_job
-from benchmarks.validation import validation_cases, validation_jobs
+from benchmarks.validation import validation_cases
 from mlx_ltx_vae import PlanError, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
@@ -233,15 +233,6 @@ def test_a_clip_that_is_padded_takes_the_memory_of_one_of_the_size_that_it_is_pa
         small, padded = (plan_decode(spec, (1, 128, 3, *size), mode="exact", order=order) for size in ((2, 2), (7, 7)))
         assert small.memory.caches == padded.memory.caches
         assert small.memory.active > 0.9 * padded.memory.active
-
-
-def test_many_ways_are_validated():
-    jobs = validation_jobs()
-    assert len(jobs) >= 60
-    tasks = {"stream", "readme_loop", "readme_decode", "readme_encode", "readme_frames"}
-    assert {job.measure.__name__ for job in jobs} == tasks
-    assert {job.case.mode for job in jobs} >= {"exact", "single", "tiled", "stream"}
-    assert any(job.case.tile_batch_size > 1 for job in jobs)
 
 
 def test_an_hour_of_latents_is_held_once():

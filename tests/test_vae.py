@@ -398,13 +398,6 @@ def test_a_network_that_overflows_by_itself_is_named_as_the_cause(golden, dtype,
         vae.decode(latents_of(2))
 
 
-def test_a_convolution_that_returns_zeros_is_noticed(golden):
-    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
-    vae.decoder.conv_out.conv.weight = mx.zeros_like(vae.decoder.conv_out.conv.weight)
-    with pytest.raises(DecodeError, match="flat patch"):
-        vae.decode(latents_of())
-
-
 def test_a_network_that_loses_frames_is_noticed(vae, monkeypatch):
     short = iter([mx.random.normal((1, 3, 64, 96, 3))])
     monkeypatch.setattr("mlx_ltx_vae.pipeline.run.run_stream", lambda *args, **kwargs: short)
