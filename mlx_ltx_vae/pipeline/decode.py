@@ -20,7 +20,7 @@ from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
 from ..distributed import RowBands
 from ..errors import DecodeError, LatentsError, PlanError, WriterError, check_is_path
-from ..latents.keyframes import Keyframes
+from ..latents.keyframes import Keyframes, frame_numbers
 from ..models.base import Decoder
 from ..models.noise import Noise, NoiseShapes, draw
 from ..models.specs import DEFAULT_CONVENTION, LONG_CLIP, ConventionName, NetworkSpec
@@ -46,7 +46,7 @@ from .frames import (
     to_format_in_parts,
     write_chunk,
 )
-from .keyframes import KeyframeSource, check_planned, pad_as_noise, usable_keyframes
+from .keyframes import KeyframeSource, pad_as_noise, usable_keyframes
 from .progress import Progress, show_progress
 from .run import ChunkStream, Run, arrays_released, check_cancelled, crop_map, join_parts, make_bands, peek, tile_origin
 from .sources import (
@@ -247,7 +247,9 @@ class DecodePipeline:
             )
         if plan is not None and self.format is not None and plan.format not in (None, self.format):
             raise PlanError("the plan was made for frames with another bit depth; plan with the stream's bit depth.")
-        given, keyframes = as_latents(latents), usable_keyframes(self.decoder, self.options["keyframes"])
+        given, keyframes = as_latents(latents), self.options["keyframes"]
+        if keyframes is not None:
+            keyframes = usable_keyframes(self.decoder, keyframes)
         pipeline = replace(self, options={**self.options, "keyframes": keyframes})
         if is_whole(given):
             chunks = pipeline._decode_whole(given, plan)
@@ -264,7 +266,9 @@ class DecodePipeline:
         plan, shape, keyframes = plan or self.make_plan(latents.shape), tuple(latents.shape), self.options["keyframes"]
         if plan.whole_shape != shape:
             raise PlanError(f"the plan was made for latents of shape {tuple(plan.whole_shape)}; these are {shape}.")
-        check_planned(plan, keyframes)
+        if plan.keyframes != (numbers := frame_numbers(keyframes)):
+            made, found = (", ".join(map(str, each)) or "no frame" for each in (plan.keyframes, numbers))
+            raise PlanError(f"the plan was made for keyframes at {made}, and these are at {found}; plan with the same.")
         if keyframes is not None:
             keyframes.check(shape)
             if padded := pad_as_noise(self.decoder.spec, latents, keyframes, self.options["noise"]):

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeGuard
 import mlx.core as mx
 import numpy as np
 
-from ..backend.mlx_utils import count_nonfinite, evaluate, native_array, to_float, to_mlx
+from ..backend.mlx_utils import count_nonfinite, evaluate, native_array, take_joined, to_float, to_mlx
 from ..errors import LatentsError, option, warn
 from ..latents.files import read_frames, sampled_frames
 from ..models.base import Decoder
@@ -76,16 +76,9 @@ class LayerSource(Source):
         while self._end < time.end:
             self._held.append(next(self._results))
             self._end += self._held[-1].shape[1]
-        for start in range(time.start, time.end, chunk):
-            yield crop_space(self._take(start, min(start + chunk, time.end)), boxes)
-
-    def _take(self, start: int, end: int) -> mx.array:
-        parts, first = [], self._start
-        for held in self._held:
-            if first < end and start < first + held.shape[1]:
-                parts.append(held[:, max(0, start - first) : end - first])
-            first += held.shape[1]
-        return mx.concatenate(parts, axis=1)
+        first, last = time.start - self._start, time.end - self._start
+        for start in range(first, last, chunk):
+            yield crop_space(take_joined(self._held, Axis.TIME, start, min(start + chunk, last)), boxes)
 
 
 class Latents(Protocol):

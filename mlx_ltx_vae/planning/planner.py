@@ -130,8 +130,20 @@ def plan_decode(
         excerpt = make_excerpt(spec, shape, num_frames, frames)
         shape, num_frames = shape._replace(frames=excerpt.latents.length), excerpt.frames.length
     video, held = (num_frames, height, width), (spec.clip.held_copies, *whole) if holds_latents else None
-    clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, outputs, excerpt, joined, weight_bytes)
-    clip = replace(clip, held_frames=held_frames)
+    clip = Clip(
+        spec,
+        shape.batch,
+        shape.grid,
+        shape,
+        video,
+        is_decode=True,
+        held=held,
+        outputs=outputs,
+        excerpt=excerpt,
+        is_joined=joined,
+        weight_bytes=weight_bytes,
+        held_frames=held_frames,
+    )
     return cast(DecodePlan, _Planner(clip, options, machine or Machine(), sound).choose())
 
 
