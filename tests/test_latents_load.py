@@ -154,7 +154,7 @@ def test_every_truncation_is_a_one_line_error(tmp_path: Path, ending: str) -> No
         assert "\n" not in str(refusal.value)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(content=st.binary(max_size=64), json_like=st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda
        inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["latents", "__metadata__", "dtype",
        "shape", "data_offsets"]), inner, max_size=4)))  # fmt: skip

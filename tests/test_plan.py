@@ -111,15 +111,16 @@ def largest_array(spec, plan):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("grid", "order"), [((33, 34, 60), each) for each in ("auto", "time", "rows", "columns")]
+@pytest.mark.parametrize(("grid", "order"), [((33, 34, 60), each) for each in ("time", "rows", "columns")]
                          + [((33, 68, 120), "auto")])  # fmt: skip
 def test_keys_and_values_of_a_step_have_at_most_2_to_the_29_elements(grid, order):
     """Each of them; 257 frames of 1920x1088, and of 3840x2176."""
     spec = diffusion_spec(ltx_2_5().decoder)
     found = plan_decode(spec, (1, 128, *grid), REAL, order=order, mode="exact")
     assert largest_array(spec, found) <= 4 * 2**29
-    with pytest.raises(PlanError, match="more than 537 million elements, beyond which results are wrong"):
-        plan_decode(spec, (1, 128, 33, 68, 120), REAL, order="time", mode="exact")
+    if order == "time":
+        with pytest.raises(PlanError, match="more than 537 million elements, beyond which results are wrong"):
+            plan_decode(spec, (1, 128, 33, 68, 120), REAL, order="time", mode="exact")
 
 
 def test_a_network_says_its_pace_along_rows_and_columns_on_a_gpu():

@@ -17,23 +17,6 @@ def tiles_of(width, height, tile=512, overlap=128):
     return tiles
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "num_tiles", "num_shapes"),
-    [
-        (896, 896, 4, 1),
-        (1280, 720, 6, 2),
-        (1920, 1080, 15, 4),
-        (2560, 1440, 28, 4),
-        (3840, 2160, 60, 4),
-        (512, 512, 1, 1),
-    ],
-)
-def test_number_of_calls_for_512_pixel_tiles_overlapping_by_128(width, height, num_tiles, num_shapes):
-    tiles = tiles_of(width, height)
-    assert len(tile_batches(tiles, 1)) == len(tiles) == num_tiles
-    assert len(tile_batches(tiles, 1000)) == num_shapes
-
-
 @settings(max_examples=200)
 @given(
     width=st.integers(32, 4000),

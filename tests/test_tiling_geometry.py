@@ -145,17 +145,6 @@ def test_masks_add_up_to_one_everywhere_and_none_is_negative(split_axis):
 
 
 @settings(max_examples=100)
-@given(st.integers(1, 70), st.integers(1, 24), st.integers(0, 11), st.sampled_from([1, 4, 8]))
-def test_masks_of_tiles_of_at_least_two_overlaps_need_no_divisor(length, more, overlap, scale):
-    intervals = split(length, 2 * overlap + more, overlap)
-    for axis in [space_axis(intervals, scale), time_axis(make_causal(intervals), scale)]:
-        last = axis.latent[-1].length
-        if len(intervals) > 1 and last < 2 * overlap:
-            continue
-        assert sum_to_one(axis.pixels, trapezoids(axis.pixels, from_zero=axis.from_zero))
-
-
-@settings(max_examples=100)
 @given(st.integers(1, 40), st.sampled_from([16, 24, 64]), st.sampled_from([0, 8, 16]), st.sampled_from([4, 8]))
 def test_final_frames_add_up_to_the_clip_and_end_where_the_next_tile_starts(length, size, overlap, scale):
     config = TilingConfig(temporal_config=TemporalTilingConfig(size, min(overlap, size - 8)))
@@ -210,21 +199,6 @@ def test_sizes_that_do_not_fit_the_latent_cells_are_refused_with_the_nearest_tha
     with pytest.raises(TilingError, match=words + r"\.$") as caught:
         TileLayout.make(config, (5, 5, 5), scale)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("size", "overlap", "latent"),
-    [(112, 16, [[0, 7, 0, 1], [6, 13, 1, 1], [12, 14, 1, 0]]), (32, 16, None), (128, 48, None)],
-)
-def test_tiles_of_a_vae_of_16_pixels_and_4_frames_per_cell(size, overlap, latent):
-    config = TilingConfig(SpatialTilingConfig(size, overlap), TemporalTilingConfig(20, 4))
-    layout = TileLayout.make(config, (9, 14, 14), SMALL_CELLS)
-    expected = split(14, size // 16, overlap // 16)
-    assert layout.height.latent == layout.width.latent == expected
-    assert latent is None or as_lists(expected) == latent
-    assert [interval.length for interval in layout.height.pixels] == [16 * interval.length for interval in expected]
-    assert [axis.length for axis in layout.blended(is_decode=True)] == [33, 224, 224]
-    assert layout.time.latent == make_causal(split(9, 5, 1))
 
 
 def test_height_and_width_may_have_different_scale_factors():
