@@ -262,7 +262,6 @@ class DecodePipeline:
         return DecodeStream(chunks, self.cancelled, self.bands)
 
     def _decode_whole(self, latents: Latents, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
-        """Decode latents that are all known."""
         plan, shape, keyframes = plan or self.make_plan(latents.shape), tuple(latents.shape), self.options["keyframes"]
         if plan.whole_shape != shape:
             raise PlanError(f"the plan was made for latents of shape {tuple(plan.whole_shape)}; these are {shape}.")
@@ -292,7 +291,6 @@ class DecodePipeline:
         yield from self._decode_whole(cast(Latents, as_latents(joined)), plan)
 
     def _decode_arriving(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
-        """Decode latents as they arrive."""
         first, parts = peek(parts, "there are no latents to decode.")
         check_part(first, getattr(first, "shape", ()))
         if plan is None:

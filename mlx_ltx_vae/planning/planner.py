@@ -354,7 +354,6 @@ class _Planner:
             yield self._plan(Mode.EXACT, order, chunk, memory, step=pace.step, run=run, bands=bands)
 
     def _exceeds(self, spec: NetworkSpec, grid: Grid, axis: Axis, batch: int, steps: tuple[int, ...]) -> bool:
-        """Return whether an array of a step is too large."""
         exceeded = exceeded_limit(spec, grid, axis, batch, steps, self._limit)
         self._exceeded = exceeded or self._exceeded
         return bool(exceeded)
@@ -444,7 +443,6 @@ class _Planner:
             yield plan
 
     def _last_resort(self) -> Iterator[Iterator[Plan]]:
-        """Tiles, from large to small."""
         for tiling in last_resort_tilings(self._clip):
             with suppress(TilingError):  # where the last tile would be too short
                 yield iter(list(self._tiled(tiling)))

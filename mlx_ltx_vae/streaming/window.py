@@ -50,16 +50,11 @@ class Halo:
                 if part is not None:
                     side.append(part)
             self._start, self._end = max(self._start, start), end
-        before, after = (self._join(side, start, end) for side in self._sides)
+        first, last = start - self._start, end - self._start
+        before, after = (take_joined(side, self._axis, first, last) if side else None for side in self._sides)
         parts = [part for part in (before, frames, after) if part is not None]
         joined = frames if len(parts) == 1 else mx.concatenate(parts, axis=self._neighbors.axis)
         return joined, before is not None, after is not None
-
-    def _join(self, side: list[mx.array], start: int, end: int) -> mx.array | None:
-        if not side:
-            return None
-        joined = side[0] if len(side) == 1 else mx.concatenate(side, axis=self._axis)
-        return take(joined, self._axis, start - self._start, end - self._start)
 
 
 class View(NamedTuple):
