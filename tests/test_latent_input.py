@@ -281,12 +281,6 @@ def test_cancelling_from_another_thread_ends_a_decode_between_two_steps(vae):
     assert given == [0, 1, 2, 3, 4]
 
 
-def test_a_stream_is_closed_by_its_block_and_by_close(vae):
-    with vae.stream(latents_of(vae)) as chunks:
-        next(chunks)
-    assert list(chunks) == []
-
-
 def test_a_decoder_that_is_loaded_alone_takes_normalized_latents(golden, vae):
     decoder = load_network(open_checkpoint(golden("small_ltx2_3").checkpoint), "decoder", None)
     assert mx.array_equal(decoder(latents_of(vae)), vae.decoder(latents_of(vae)))

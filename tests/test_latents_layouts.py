@@ -207,6 +207,8 @@ def test_a_grid_decides_between_two_layouts(tmp_path: Path, shape: tuple) -> Non
     sizes = {key: np.array([size], np.int32) for key, size in zip(TRAINER_KEYS, (3, 4, 7), strict=True)}
     path = write(tmp_path / "trainer.safetensors", {"latents": stored} | sizes)
     assert_same(load_latents(path, latent_channels=7)[0], batched)
+    save_latents(path, mx.array(batched))  # which states the layout
+    assert_same(load_latents(path, latent_channels=7)[0], batched)
 
 
 def test_error_does_not_suggest_a_grid_that_was_given(tmp_path: Path) -> None:

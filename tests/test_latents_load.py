@@ -101,15 +101,6 @@ def test_bfloat16_in_numpy_files_is_recognized(tmp_path: Path, latents: mx.array
     assert_same(load_latents(tmp_path / "clip.npz")[0], expected)
 
 
-def test_two_possible_layouts_are_an_error_unless_the_file_says_which(tmp_path: Path) -> None:
-    path, latents = tmp_path / "clip.safetensors", mx.random.normal((1, 8, 3, 4, 8))
-    mx.save_safetensors(str(path), {"latents": latents})
-    with pytest.raises(LatentsError, match=r"could be \(B, C, F', H', W'\) or \(B, F', H', W', C\)"):
-        load_latents(path, latent_channels=8)
-    save_latents(path, latents)
-    assert_same(load_latents(path, latent_channels=8)[0], latents)
-
-
 @pytest.mark.parametrize(
     ("value", "dtype"), [(float("nan"), mx.float32), (float("inf"), mx.float16), (-float("inf"), mx.bfloat16)]
 )

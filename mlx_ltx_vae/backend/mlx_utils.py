@@ -68,7 +68,7 @@ def take(array: mx.array, axis: int, start: int, stop: int) -> mx.array:
 
 
 def take_joined(arrays: Sequence[mx.array], axis: int, start: int, stop: int) -> mx.array:
-    """`take` of arrays that follow each other along `axis`, of which only those that have the part are joined."""
+    """`take` of arrays that follow each other along `axis`. Only the arrays that have the part are joined."""
     parts, first = [], 0
     for array in arrays:
         last = first + array.shape[axis]

@@ -159,7 +159,9 @@ class DecodePipeline:
             chunks = show_progress(stream, progress, plan.num_frames if plan else None)
             if on_frames_ready is None:
                 return join_chunks(chunks, num_frames)
-            hand_over(chunks, on_frames_ready)
+            for chunk in chunks:
+                chunk.check()
+                on_frames_ready(chunk.pixels, chunk.start)
             return None
 
     def decode_to_file(
@@ -522,13 +524,6 @@ def join_chunks(chunks: Iterable[FrameChunk], num_frames: int | None) -> mx.arra
 def join_levels(chunks: Iterable[FrameChunk]) -> np.ndarray:
     """The frames of all chunks as uint8, (F, H, W, 3), or (B, F, H, W, 3) for several videos."""
     return np.concatenate([chunk.to_uint8() for chunk in chunks], axis=-4)
-
-
-def hand_over(chunks: Iterable[FrameChunk], on_frames_ready: OnFramesReady) -> None:
-    """Call a function with the pixels of each chunk, checked."""
-    for chunk in chunks:
-        chunk.check()
-        on_frames_ready(chunk.pixels, chunk.start)
 
 
 @dataclass(frozen=True)

@@ -268,12 +268,8 @@ class FilmPlan:
             f"windows  {len(self.film.parts)}, carry {overlap.carry}, blend {overlap.blend}",
             f"peak     {format_bytes(self.peak_bytes)}: one window, and the frames that wait for the next",
         ]
-        for numbers, plan in self._runs():
+        for plan, group in groupby(self.windows.items(), key=itemgetter(1)):  # of windows in a row
+            numbers = [number + 1 for number, _ in group]
             which = f"window {numbers[0]}" if len(numbers) == 1 else f"windows {numbers[0]} to {numbers[-1]}"
             lines += ["", f"{which}:", str(plan)]
         return "\n".join(lines)
-
-    def _runs(self) -> Iterator[tuple[list[int], DecodePlan]]:
-        """Yield windows in a row that have one plan, by their numbers from 1 on."""
-        for plan, group in groupby(self.windows.items(), key=itemgetter(1)):
-            yield [number + 1 for number, _ in group], plan
