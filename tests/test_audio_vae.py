@@ -2,6 +2,7 @@
 
 import re
 import tracemalloc
+from contextlib import nullcontext
 from dataclasses import replace
 
 import mlx.core as mx
@@ -20,14 +21,18 @@ from mlx_ltx_vae import (
     LatentsError,
     PlanError,
 )
+from mlx_ltx_vae.backend.machine import Machine
 from mlx_ltx_vae.models.convolution.conv3d import prepare
-from mlx_ltx_vae.models.sound.specs import Conv2DSpec
-from mlx_ltx_vae.models.sound.vae_networks import Upsample
+from mlx_ltx_vae.models.sound.specs import Conv2DSpec, conv_layer
+from mlx_ltx_vae.models.sound.vae_networks import Conv2DLayer, Upsample
+from mlx_ltx_vae.models.sound.vocoder import Conv1d, as_frames
 from mlx_ltx_vae.pipeline.audio import plan_sound, unpack_latents
 from mlx_ltx_vae.pipeline.run import Run
-from mlx_ltx_vae.shapes import WindowSpec
-from mlx_ltx_vae.streaming.context import StreamContext
-from mlx_ltx_vae.streaming.driver import run_stream, run_whole
+from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
+from mlx_ltx_vae.shapes import Axis, WindowSpec
+from mlx_ltx_vae.streaming.context import Stage, StreamContext
+from mlx_ltx_vae.streaming.driver import run_chain, run_stream, run_whole
+from mlx_ltx_vae.streaming.window import View
 from tolerances import cpu_only, tolerance
 
 _THREE = WindowSpec(3, 1, 1, 1)
@@ -155,6 +160,50 @@ def test_the_planned_memory_of_short_sound_in_a_single_pass_holds(audio_vae, nam
         vae.decode(latents, plan)
         measured = mx.get_peak_memory() - before
         assert measured < plan.memory.active < 1.3 * measured, (batch, length)
+
+
+@pytest.mark.parametrize("name", ["ltx2", "ltx2_3"])
+def test_layers_of_sound_take_pieces_as_long_as_planned(audio_vae, name):
+    """The last piece, with which all layers are flushed at once, is longer than the others."""
+    vae = audio_vae(name)
+    spec, context = vae.vocoder.spec, StreamContext()
+    taken = [[] for _ in spec.layers]
+
+    def counted(stage, lengths):
+        def step(x, last):
+            lengths.extend([] if x is None else [x.shape[1]])
+            return stage.step(x, last)
+
+        return Stage(step, stage)
+
+    stages = [counted(stage, each) for stage, each in zip(vae.vocoder.stages(context), taken, strict=True)]
+    pieces = [mx.zeros((1, length, 1, 1, 128)) for length in (30, 30, 10)]
+    lengths = [each.shape[1] for each in run_chain(stages, pieces, axis=Axis.TIME, around_step=nullcontext)]
+    stream = StreamRun(Axis.TIME, (30, 30, 10), (2**30,) * len(stages), 0, Machine())
+    *expected, output = layer_pieces(replace(spec, clip=vae.decoder.spec.clip), (70, 1, 1), stream)
+    assert taken == expected
+    assert lengths == output
+
+
+@cpu_only("GPUs unfold positions along time, and MLX has fast convolutions of planes there")
+@pytest.mark.parametrize("kind", ["time", "plane"])
+def test_convolutions_of_sound_do_not_unfold_their_input(kind):
+    if kind == "time":
+        conv = Conv1d(conv_layer("conv", 32, 32, 11, dilation=3))
+        x, shape = mx.zeros((1, 4096, 32)), (1, 4096, 32)
+        view = View(as_frames(x), 15, 15, 0, 0, 4096)
+    else:
+        conv = Conv2DLayer(PLANE)
+        x, shape = mx.zeros((1, 64, 64, 1, 32)), (1, 64, 64, 1, 32)
+        view = View(x, 1, 1, 0, 0, 64)
+    prepare(conv, keeps_dtype=False)
+    mx.eval(x)
+    before = active_memory()
+    mx.reset_peak_memory()
+    result = conv(view, x)
+    mx.eval(result)
+    assert result.shape == shape
+    assert mx.get_peak_memory() - before < 3.5 * x.nbytes
 
 
 @pytest.mark.parametrize("causal", ["none", "time", "frequency"])
