@@ -7,7 +7,8 @@ import pytest
 from fuzz import TARGETS, fuzz, write_files, write_vae
 from fuzz_corpus import samples
 from mlx_ltx_vae import LTXVAEError
-from mlx_ltx_vae.commands import jobs, running
+from mlx_ltx_vae.commands import decode_command, jobs, running
+from mlx_ltx_vae.errors import describe_error
 
 _GROUPS, _IN_GROUP = 3, 50
 
@@ -48,6 +49,24 @@ def test_the_fuzzer_finds_what_it_looks_for(folder, monkeypatch, module, name, f
     seeds = (start + index for start in range(0, 2000, len(samples())) for index in runs)
     found = (finding.kind for seed in seeds if (finding := fuzz(seed, folder)))
     assert next(kind for kind in found if fault in kind)
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"), [(OSError(13, "Permission denied", "a.npy"), None), (KeyError("a"), "'a'")]
+)
+def test_the_fuzzer_finds_errors_that_are_not_explained(folder, monkeypatch, error, shown):
+    def fail(*_, **__):
+        raise error
+
+    path = folder / "clips.txt"
+    path.write_text("a.npy\n")
+    monkeypatch.setattr(decode_command, "open_checkpoint", fail)
+    if shown is None:
+        TARGETS["run"]["dry run"](path)
+        assert describe_error(error) == "a.npy: cannot be read or written (Permission denied)."
+    else:
+        with pytest.raises(AssertionError, match=r"printed the name of a class: .*internal error"):
+            TARGETS["run"]["dry run"](path)
 
 
 @pytest.mark.parametrize("sample", samples(), ids=lambda sample: sample.name)
