@@ -60,7 +60,6 @@ from .sources import (
     Source,
     as_latents,
     check_part,
-    is_whole,
     sample_moments,
     warn_of_unusual,
 )
@@ -154,7 +153,7 @@ class DecodePipeline:
         plan = self._plan(latents, plan, memory_budget, joined=on_frames_ready is None)
         if plan is not None and plan.format is not None:
             raise PlanError("the plan was made for levels, and decode returns floats; plan without a bit depth.")
-        num_frames = plan.num_frames if plan is not None and is_whole(latents) else None
+        num_frames = plan.num_frames if plan is not None and isinstance(latents, Latents) else None
         with arrays_released(), self.stream(latents, plan) as stream:
             chunks = show_progress(stream, progress, plan.num_frames if plan else None)
             if on_frames_ready is None:
@@ -187,7 +186,7 @@ class DecodePipeline:
         levels = common_format(outputs)
         plan = self._plan(latents, plan, memory_budget, outputs=outputs)
         video: dict[str, Any] = {}
-        if plan is not None and is_whole(latents):  # what writing would raise
+        if plan is not None and isinstance(latents, Latents):  # what writing would raise
             if plan.format is not None and plan.format != levels:
                 raise PlanError(f"{name}: the plan was made for other frames; plan with outputs=, or leave it out.")
             video = {"size": plan.frame_size, "num_frames": plan.num_frames}
@@ -228,7 +227,7 @@ class DecodePipeline:
         **more: Any,
     ) -> DecodePlan | None:
         """The plan of whole latents if none is given; None for streamed latents, and for a stream of frames."""
-        if plan is None and is_whole(latents):
+        if plan is None and isinstance(latents, Latents):
             return self.make_plan(latents.shape, memory_budget=memory_budget, **more)
         if memory_budget is not None:
             raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
@@ -253,14 +252,14 @@ class DecodePipeline:
         if keyframes is not None:
             keyframes = usable_keyframes(self.decoder, keyframes)
         pipeline = replace(self, options={**self.options, "keyframes": keyframes})
-        if is_whole(given):
+        if isinstance(given, Latents):
             chunks = pipeline._decode_whole(given, plan)
         elif keyframes is not None:
-            chunks = pipeline._decode_joined(cast(LatentParts, given), plan)
+            chunks = pipeline._decode_joined(given, plan)
         else:
             if plan is not None:
                 _check_arriving(plan)
-            chunks = pipeline._decode_arriving(cast(LatentParts, given), plan)
+            chunks = pipeline._decode_arriving(given, plan)
         return DecodeStream(chunks, self.cancelled, self.bands)
 
     def _decode_whole(self, latents: Latents, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
