@@ -36,6 +36,7 @@ from .pipeline.run import arrays_released, join_parts
 from .planning.film import DEFAULT_CARRY, Part, sound_parts
 from .planning.plan import DecodePlan, EncodePlan, ModeName
 from .planning.planner import plan_encode
+from .shapes import is_count
 from .units import Rate, parse_fps
 from .vae import NetworkPair, load_encoder
 from .video.sound_files import SAMPLE_RATES
@@ -242,7 +243,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             PlanError: if the plan was made for another batch.
         """
         encoder = self._encoder
-        if isinstance(sample_rate, bool) or not isinstance(sample_rate, int) or sample_rate not in SAMPLE_RATES:
+        if not is_count(sample_rate) or sample_rate not in SAMPLE_RATES:
             limits = f"a whole number from {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]} a second"
             raise LatentsError(f"a sample rate of {sample_rate!r} is not possible; give {limits}.")
         first = list(islice(pieces := _read_pieces(waveform), 1))

@@ -4,7 +4,7 @@ import enum
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from .errors import LatentsError, quote
 
@@ -16,6 +16,11 @@ Shape = tuple[int, ...]
 MAX_PIXELS = 2**28
 _ADDED_TO_SIDES = 128
 _GRID = re.compile(r"([1-9]\d{0,8})x([1-9]\d{0,8})x([1-9]\d{0,8})")
+
+
+def is_count(value: object, least: int = 0) -> TypeGuard[int]:
+    """Return whether a caller's value is a whole number of at least `least`; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 class ScaleFactors(NamedTuple):
@@ -48,8 +53,7 @@ class ScaleFactors(NamedTuple):
 
     def carry_rule(self, carry: Any) -> str | None:
         """Say how many frames windows of a film can share if not this many: "1 + 8*k frames, or 0 for none"."""
-        is_count = isinstance(carry, int) and not isinstance(carry, bool) and carry >= 0
-        if is_count and (carry == 0 or (carry - 1) % self.time == 0):
+        if is_count(carry) and (carry == 0 or (carry - 1) % self.time == 0):
             return None
         return f"1 + {self.time}*k frames, or 0 for none"
 

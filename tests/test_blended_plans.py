@@ -58,12 +58,7 @@ def test_a_plan_of_tiles_says_where_it_blends(tiling, blended, mode):
 @pytest.mark.parametrize(
     ("frames", "side", "options", "advice"),
     [
-        (
-            20,
-            100,
-            {"joined": True},
-            "write a file, or take the frames from stream, instead of one array, or use a smaller",
-        ),
+        (20, 100, {"joined": True, "order": "columns"}, "write a file, or take the frames from stream, instead of one"),
         (4, 200, {"order": "time"}, "use order columns in mode exact, or use a smaller size or fewer frames"),
         (8, 300, {}, "use a smaller size or fewer frames"),
     ],

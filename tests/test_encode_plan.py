@@ -14,7 +14,7 @@ from mlx_ltx_vae.encode import main
 from mlx_ltx_vae.models.video_vae.config import GENERATIONS, encoder_spec, parse_vae_config
 from mlx_ltx_vae.planning.plan import Mode
 from mlx_ltx_vae.planning.planner import plan_encode
-from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError
+from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from tolerances import PEAK_MARGIN, tolerance
 
 GB = 10**9
@@ -36,7 +36,7 @@ def test_it_says_what_it_will_do_and_fits_json(vae):
     assert (plan.num_frames, plan.frame_size, plan.latent_shape) == (41, (96, 64), (1, 8, 6, 2, 3))
     of_levels = vae.plan_encode((41, 64, 96, 3))
     assert of_levels.peak_bytes < plan.peak_bytes
-    assert replace(of_levels, memory=plan.memory) == plan
+    assert replace(of_levels, memory=plan.memory, machine=plan.machine) == plan  # what is available changes meanwhile
     for words in (
         "41 frames of 96x64",
         "streamed by time, 8 frames at a time",
@@ -152,10 +152,3 @@ def test_the_command_prints_its_plan_and_keeps_to_a_budget(golden, tmp_path, cap
     assert main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["plan"]["frames"] == report["frames"] == 17
-
-
-def test_tiles_in_time_of_a_stream_are_refused_in_a_plan_too(vae):
-    tiling = TilingConfig(temporal_config=TemporalTilingConfig(16, 8))
-    plan = vae.plan_encode((1, 3, 41, 64, 96), mode="tiled", tiling=tiling)
-    with pytest.raises(TilingError, match="exact in time"):
-        vae.encode_stream([pixels_of(41)], plan)

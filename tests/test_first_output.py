@@ -22,7 +22,7 @@ def count_until_first(results):
 @pytest.mark.parametrize(
     ("name", "frames", "options"),
     [
-        *((name, 16, {}) for name in ("ltxv_0_9_1", "ltx2", "ltx2_3", "ltx2_3_causal")),
+        *((name, 16, {}) for name in ("ltxv_0_9_1", "ltx2_3", "ltx2_3_causal")),
         ("ltx2_3", 5, {}),
         ("ltx2_3", 16, {"chunk": 4}),
         ("ltx2_3_causal", 1, {}),

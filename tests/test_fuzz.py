@@ -6,7 +6,6 @@ import pytest
 
 from fuzz import TARGETS, fuzz, write_files, write_vae
 from fuzz_corpus import samples
-from fuzz_mutations import Damage
 from mlx_ltx_vae import LTXVAEError
 from mlx_ltx_vae.commands import decode_command, jobs, running
 from mlx_ltx_vae.errors import describe_error
@@ -79,9 +78,3 @@ def test_the_samples_themselves_are_read_and_pickles_refused(folder, sample):
         except LTXVAEError as error:
             # A configuration is also given to weights of another one.
             assert sample.name in ("objects.npy", "clip.pt", "old.pt") or sample.kind == "configuration", error
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_damage_is_the_same_for_the_same_seed():
-    for seed, sample in enumerate(samples()):
-        assert Damage(seed).apply(sample) == Damage(seed).apply(sample)

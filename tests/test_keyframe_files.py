@@ -1,7 +1,6 @@
 """Keyframes in files: which are read, beside latents or alone, which are refused, and what is written."""
 
 import json
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from latent_files import write
 from mlx_ltx_vae import Keyframes, LatentsError, load_keyframes, save_latents
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.latents import LatentsWriter, load_latents, open_latents
@@ -31,13 +31,7 @@ def bits(array: np.ndarray) -> np.ndarray:
     return (array.view(np.uint32) >> 16).astype(np.uint16)
 
 
-def write(path: Path, tensors: dict[str, np.ndarray], **metadata: str) -> Path:
-    np.savez(path, **tensors, **metadata) if path.suffix == ".npz" else save_file(tensors, path, metadata)
-    return path
-
-
-@pytest.mark.parametrize("ending", ["safetensors", "npz", "latent"])
-@pytest.mark.parametrize("numbers", [np.int64, np.int32, np.uint8])
+@pytest.mark.parametrize(("ending", "numbers"), [("safetensors", np.int64), ("npz", np.int32), ("latent", np.uint8)])
 def test_keyframes_are_read_from_the_latent_file_and_do_not_make_it_ambiguous(tmp_path, ending, numbers):
     tensors = TENSORS | {"keyframe_frame_indices": np.array(FRAMES, numbers)}
     tensors["anything"] = tensors.pop("latents")
@@ -76,7 +70,7 @@ def test_who_reads_latents_is_told_of_keyframes_beside_them(tmp_path):
 
 @pytest.mark.parametrize("ending", ["safetensors", "npz"])
 def test_frames_behind_the_stated_ones_are_padding_without_keyframes(tmp_path, ending):
-    path = write(tmp_path / f"clip.{ending}", TENSORS, num_frames="9", height="128", width="160")
+    path = write(tmp_path / f"clip.{ending}", TENSORS, {"num_frames": "9", "height": "128", "width": "160"})
     with pytest.warns(UserWarning) as warnings:
         latents, about = load_latents(path)
         keyframes = load_keyframes(path)
@@ -122,14 +116,14 @@ def test_keyframes_keep_their_dtype_whatever_that_of_the_latents(tmp_path, store
 
 @pytest.mark.parametrize("says_so", ["argument", "metadata"])
 def test_unnormalized_keyframes_are_normalized_as_the_latents_are(tmp_path, says_so):
-    path = write(tmp_path / "clip.safetensors", TENSORS, **({} if says_so == "argument" else {"normalized": "false"}))
+    path = write(tmp_path / "clip.safetensors", TENSORS, {} if says_so == "argument" else {"normalized": "false"})
     unnormalized = True if says_so == "argument" else None
     mean, std = (np.array(each).reshape(-1, 1, 1, 1) for each in STATISTICS)
     found = load_keyframes(path, statistics=STATISTICS, unnormalized=unnormalized).latents
     np.testing.assert_allclose(np.array(found), (STILLS - mean) / std, rtol=1e-5, atol=1e-6)
     with pytest.raises(LatentsError, match=r"clip\.safetensors: is unnormalized; give the VAE's statistics"):
         load_keyframes(path, unnormalized=unnormalized)
-    write(path, TENSORS, normalized="true")
+    write(path, TENSORS, {"normalized": "true"})
     with pytest.raises(LatentsError, match="are normalized, and the caller that they are unnormalized"):
         load_keyframes(path, statistics=STATISTICS, unnormalized=True)
 
@@ -155,11 +149,10 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("ending", ["safetensors", "npz"])
 @pytest.mark.parametrize(("change", "words"), BAD)
-def test_bad_keyframes_are_refused_by_one_sentence_that_names_the_file(tmp_path, ending, change, words):
+def test_bad_keyframes_are_refused_by_one_sentence_that_names_the_file(tmp_path, change, words):
     tensors = {name: np.asarray(each) for name, each in (TENSORS | change).items() if each is not None}
-    path = write(tmp_path / f"clip.{ending}", tensors)
+    path = write(tmp_path / "clip.npz", tensors)
     file = open_latents(path)  # whose latents are as good as without
     with pytest.raises(LatentsError, match=words) as error:
         file.find_keyframes().read()
@@ -174,6 +167,9 @@ def test_bad_keyframes_are_refused_by_one_sentence_that_names_the_file(tmp_path,
         (STILLS[0], FRAMES, r"have the shape \(8, 3, 4, 5\); expected \(B, C, P, H', W'\)"),
         (STILLS, FRAMES[:2], r"3 stills, and have \[12, 4\]\."),
         (STILLS, [1, 2, 2.5], r"3 stills, and have \[1.0, 2.0, 2.5\]\."),
+        (STILLS, [[1, 2, 3]], r"3 stills, and have \[\[1, 2, 3\]\]\."),
+        (STILLS, [1, 2, -1], r"3 stills, and have \[1, 2, -1\]\."),
+        (STILLS[:, :, :0], [], r"have the shape \(2, 8, 0, 4, 5\)"),
         (STILLS, [1, 2, 2**70], "frame numbers of keyframes are list; expected an array of numbers"),
         (STILLS, [1, [2], 3], "frame numbers of keyframes are list, which numpy cannot convert"),
         (STILLS, range(10**5), r"3 stills, and have .{0,90}\.$"),
@@ -184,8 +180,9 @@ def test_bad_keyframes_of_a_caller_are_refused(latents, frames, words):
         Keyframes(latents, frames)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("frames", [FRAMES, np.array(FRAMES), mx.array(FRAMES)])
+@pytest.mark.parametrize(
+    ("dtype", "frames"), [("float32", FRAMES), ("float16", np.array(FRAMES)), ("bfloat16", mx.array(FRAMES))]
+)
 def test_saved_keyframes_are_tensors_that_other_programs_read(tmp_path, dtype, frames):
     path, audio = tmp_path / "clip.safetensors", RNG.normal(size=(2, 8, 7, 16)).astype(np.float32)
     kept = mx.array(STILLS).astype(getattr(mx, dtype))

@@ -245,18 +245,7 @@ def test_planned_memory_holds(golden, vaes, order):
 
 
 def test_bad_keyframes_are_refused_in_one_sentence(vaes):
-    planes = mx.zeros((1, 8, 2, 3, 3))
-    for latents, frames, message in (
-        (planes[0], [0, 1], r"shape \(8, 2, 3, 3\); expected \(B, C, P, H', W'\)"),
-        (planes[:, :, :0], [], r"shape \(1, 8, 0, 3, 3\)"),
-        (planes, [0], "one frame number from 0 to 2147483647 for each of their 2 stills, and have"),
-        (planes, [[0, 1]], "one frame number"),
-        (planes, [0, -1], "one frame number"),
-        (planes, [0.0, 1.5], "one frame number"),
-    ):
-        with pytest.raises(LatentsError, match=message):
-            Keyframes(latents, frames)
-    latents, vae = mx.zeros((1, 8, 2, 3, 4)), vaes(GATED)
+    planes, latents, vae = mx.zeros((1, 8, 2, 3, 3)), mx.zeros((1, 8, 2, 3, 4)), vaes(GATED)
     with pytest.raises(LatentsError, match=r"latents of the video \(1, 8, 2, 3, 4\); expected \(1, 8, 2, 3, 4\)"):
         vae.stream(latents, keyframes=Keyframes(planes, [0, 1]))
     with pytest.raises(LatentsError, match="NaN or infinite"):

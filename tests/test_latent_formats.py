@@ -1,12 +1,12 @@
 """Formats of latent files are entries in a table: messages, help and `info` follow from it."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from latent_files import write_sparse
 from mlx_ltx_vae import demo, load_latents
 from mlx_ltx_vae.commands.parsers import decode_parser
 from mlx_ltx_vae.decode import main as decode
@@ -57,15 +57,6 @@ def test_a_damaged_file_of_a_new_format_is_one_sentence(toy: tuple) -> None:
 def test_help_lists_the_endings_of_the_table() -> None:
     endings = [ending for reader in files.READERS for ending in reader.endings]
     assert f"latent files: {', '.join(endings)};" in " ".join(decode_parser().format_help().split())
-
-
-def write_sparse(path: Path, shape: tuple) -> Path:
-    """A file of zeros that takes no space on the disk."""
-    num_bytes = 4 * int(np.prod(shape, dtype=object))
-    header = json.dumps({"latents": {"dtype": "F32", "shape": shape, "data_offsets": [0, num_bytes]}}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header)
-    os.truncate(path, 8 + len(header) + num_bytes)
-    return path
 
 
 @pytest.mark.parametrize(

@@ -147,11 +147,6 @@ def test_arriving_latents_that_cannot_be_decoded_are_refused(vae, parts, words):
         vae.decode(parts)
 
 
-def test_what_is_no_latents_is_refused(vae):
-    with pytest.raises(LatentsError, match="latents are int; expected an array"):
-        vae.stream(3)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -284,12 +279,6 @@ def test_cancelling_from_another_thread_ends_a_decode_between_two_steps(vae):
         list(chunks)
     assert cancelled.is_set()
     assert given == [0, 1, 2, 3, 4]
-
-
-def test_a_stream_is_closed_by_its_block_and_by_close(vae):
-    with vae.stream(latents_of(vae)) as chunks:
-        next(chunks)
-    assert list(chunks) == []
 
 
 def test_a_decoder_that_is_loaded_alone_takes_normalized_latents(golden, vae):

@@ -1,8 +1,6 @@
 """Reading latent files: which are read, which are refused, and the error messages."""
 
 import json
-import math
-import os
 import tempfile
 from fractions import Fraction
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from latent_files import assert_same
 from mlx_ltx_vae.backend import mlx_utils
 from mlx_ltx_vae.errors import LatentsError
 from mlx_ltx_vae.latents import load_latents, open_latents, save_latents
@@ -23,12 +22,6 @@ SHAPE = (1, 8, 3, 4, 5)
 @pytest.fixture
 def latents() -> mx.array:
     return mx.random.normal(SHAPE, key=mx.random.key(0))
-
-
-def assert_same(result: mx.array, expected: mx.array) -> None:
-    assert result.shape == expected.shape
-    assert result.dtype == expected.dtype
-    assert mx.array_equal(result, expected).item()
 
 
 def same_bits(array: mx.array) -> np.ndarray:
@@ -64,25 +57,7 @@ def test_several_candidate_tensors_are_named_and_one_can_be_chosen(
         load_latents(path, tensor="c")
 
 
-def test_open_reads_the_header_and_none_of_the_values(tmp_path: Path) -> None:
-    path, shape = tmp_path / "clip.safetensors", (1, 8, 2**20, 32, 32)
-    num_bytes = 2 * math.prod(shape)  # 17 GB, of which the disk stores none
-    header = json.dumps(
-        {
-            "latents": {"dtype": "BF16", "shape": shape, "data_offsets": [0, num_bytes]},
-            "__metadata__": {"fps": "24", "num_frames": "8388601", "normalized": "true"},
-        }
-    ).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header)
-    os.truncate(path, 8 + len(header) + num_bytes)
-    file = open_latents(path, latent_channels=8)
-    assert file.shape == shape
-    assert (file.stored_dtype, file.layout, file.normalized) == ("bfloat16", "(B, C, F', H', W')", True)
-    assert (file.info.tensor, file.info.fps, file.info.num_frames) == ("latents", 24, 8388601)
-
-
-@pytest.mark.parametrize("ending", ["npy", "npz", "safetensors"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("ending", "dtype"), [("npy", "float32"), ("npz", "bfloat16"), ("safetensors", "float16")])
 def test_an_opened_file_describes_the_latents_that_it_reads(
     tmp_path: Path, latents: mx.array, dtype: str, ending: str
 ) -> None:
@@ -126,59 +101,9 @@ def test_bfloat16_in_numpy_files_is_recognized(tmp_path: Path, latents: mx.array
     assert_same(load_latents(tmp_path / "clip.npz")[0], expected)
 
 
-def test_uint16_values_that_are_not_bfloat16_are_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "clip.npy", np.arange(480, dtype=np.uint16).reshape(SHAPE))
-    with pytest.raises(LatentsError, match="uint16"):
-        load_latents(tmp_path / "clip.npy")
-
-
-def test_missing_batch_axis_is_added(tmp_path: Path, latents: mx.array) -> None:
-    mx.save_safetensors(str(tmp_path / "clip.safetensors"), {"latents": latents[0]})
-    result, info = load_latents(tmp_path / "clip.safetensors", latent_channels=8)
-    assert_same(result, latents)
-    assert info.stored_shape == SHAPE[1:]
-
-
-@pytest.mark.parametrize("batched", [True, False])
-def test_channels_last_is_read_where_only_that_fits(tmp_path: Path, latents: mx.array, batched: bool) -> None:
-    channels_last = mx.moveaxis(latents, 1, 4)
-    mx.save_safetensors(str(tmp_path / "clip.safetensors"), {"latents": channels_last if batched else channels_last[0]})
-    assert_same(load_latents(tmp_path / "clip.safetensors", latent_channels=8)[0], latents)
-
-
-def test_two_possible_layouts_are_an_error_unless_the_file_says_which(tmp_path: Path) -> None:
-    path, latents = tmp_path / "clip.safetensors", mx.random.normal((1, 8, 3, 4, 8))
-    mx.save_safetensors(str(path), {"latents": latents})
-    with pytest.raises(LatentsError, match=r"could be \(B, C, F', H', W'\) or \(B, F', H', W', C\)"):
-        load_latents(path, latent_channels=8)
-    save_latents(path, latents)
-    assert_same(load_latents(path, latent_channels=8)[0], latents)
-
-
-def test_other_channel_count_is_refused_with_both_numbers(tmp_path: Path, latents: mx.array) -> None:
-    save_latents(tmp_path / "clip.safetensors", latents)
-    with pytest.raises(LatentsError, match="have 8 channels where the VAE has 128"):
-        load_latents(tmp_path / "clip.safetensors", latent_channels=128)
-
-
 @pytest.mark.parametrize(
-    ("array", "words"),
-    [
-        (mx.zeros((1, 1536, 128)), "packed"),
-        (mx.zeros((4, 4)), "five axes"),
-        (mx.zeros((1, 8, 0, 4, 4)), "empty"),
-        (mx.zeros(SHAPE, mx.int32), "int32"),
-        (mx.zeros(SHAPE, mx.complex64), "complex64"),
-    ],
+    ("value", "dtype"), [(float("nan"), mx.float32), (float("inf"), mx.float16), (-float("inf"), mx.bfloat16)]
 )
-def test_shapes_and_dtypes_that_no_decoder_takes_are_refused(tmp_path: Path, array: mx.array, words: str) -> None:
-    with pytest.raises(LatentsError, match=f"here.safetensors: .*{words}"):
-        save_latents(tmp_path / "here.safetensors", array)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 def test_values_that_are_not_finite_are_counted_and_located(
     tmp_path: Path, latents: mx.array, value: float, dtype: mx.Dtype
 ) -> None:
@@ -192,21 +117,6 @@ def test_values_that_are_not_finite_are_counted_and_located(
 def test_integers_in_a_file_are_refused(tmp_path: Path) -> None:
     mx.save_safetensors(str(tmp_path / "clip.safetensors"), {"latents": mx.zeros(SHAPE, mx.int32)})
     with pytest.raises(LatentsError, match="int32"):
-        load_latents(tmp_path / "clip.safetensors")
-
-
-@pytest.mark.parametrize(
-    ("metadata", "words"),
-    [
-        ({"normalized": "false"}, "unnormalized"),
-        ({"normalized": "perhaps"}, "perhaps"),
-        ({"fps": "fast"}, "fps = 'fast'"),
-        ({"height": "tall"}, "height = 'tall'"),
-    ],
-)
-def test_unusable_metadata_is_refused(tmp_path: Path, latents: mx.array, metadata: dict, words: str) -> None:
-    mx.save_safetensors(str(tmp_path / "clip.safetensors"), {"latents": latents}, metadata)
-    with pytest.raises(LatentsError, match=words):
         load_latents(tmp_path / "clip.safetensors")
 
 
@@ -235,7 +145,7 @@ def test_every_truncation_is_a_one_line_error(tmp_path: Path, ending: str) -> No
         assert "\n" not in str(refusal.value)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(content=st.binary(max_size=64), json_like=st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda
        inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["latents", "__metadata__", "dtype",
        "shape", "data_offsets"]), inner, max_size=4)))  # fmt: skip
@@ -262,11 +172,6 @@ def test_inconsistent_header_is_refused(tmp_path: Path, offsets: object) -> None
     header = json.dumps({"latents": entry}).encode()
     (tmp_path / "clip.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(LatentsError, match="cannot be read"):
-        load_latents(tmp_path / "clip.safetensors")
-
-
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LatentsError, match="there is no such file"):
         load_latents(tmp_path / "clip.safetensors")
 
 

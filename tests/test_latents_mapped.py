@@ -1,7 +1,5 @@
 """Latents that stay in their file: slices are what they are in the whole, and no more is read or held than is asked."""
 
-import json
-import math
 import os
 import subprocess
 import sys
@@ -17,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from latent_files import write, write_sparse
 from mlx_ltx_vae.errors import LatentsError
 from mlx_ltx_vae.latents import files as latent_files
 from mlx_ltx_vae.latents import open_latents
@@ -29,27 +28,6 @@ WHOLE = (slice(None),) * 5
 
 def make_latents(shape: tuple, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def write(path: Path, stored: mx.array, *, compressed: bool = False) -> Path:
-    """As MLX and numpy write them."""
-    if path.suffix == ".npy":
-        mx.save(str(path), stored)
-    elif path.suffix == ".npz":
-        (mx.savez_compressed if compressed else mx.savez)(str(path), latents=stored)
-    else:
-        mx.save_safetensors(str(path), {"latents": stored})
-    return path
-
-
-def write_sparse(path: Path, shape: tuple, dtype: str = "F32") -> Path:
-    """A file of zeros that takes no space on the disk."""
-    num_bytes = math.prod(shape) * {"F32": 4, "BF16": 2}[dtype]
-    entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, num_bytes]}
-    header = json.dumps({"latents": entry}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header)
-    os.truncate(path, 8 + len(header) + num_bytes)
-    return path
 
 
 def run_threads(targets: list[Callable[[], object]]) -> None:
@@ -107,14 +85,14 @@ def test_slices_of_other_numpy_types_and_orders_are_those_of_the_whole(tmp_path:
     assert np.array_equal(np.array(part), values[:, 2:5, 1:2].astype(np.float32))
 
 
-@pytest.mark.parametrize("index", [0, slice(1), (0,), (slice(1), 2), (slice(None),) * 6, [slice(1)], (None,), (...,)])
+@pytest.mark.parametrize("index", [0, slice(1), (slice(1), 2), (slice(None),) * 6, [slice(1)], (...,)])
 def test_an_index_that_is_not_a_tuple_of_slices_is_a_type_error(tmp_path: Path, index: object) -> None:
     latents = open_latents(write(tmp_path / "clip.npy", mx.zeros((1, 2, 1, 2, 2)))).map()
     with pytest.raises(TypeError, match="tuple of up to five slices"):
         latents[index]
 
 
-@pytest.mark.parametrize("layout", ["BCFHW", "FHWC", "NC"])
+@pytest.mark.parametrize("layout", ["BCFHW", "NC"])
 def test_values_that_are_not_finite_are_found_in_the_slice_that_has_them(tmp_path: Path, layout: str) -> None:
     values = make_latents((1, CHANNELS, 6, 4, 5))
     values[0, 2, 3, 1, 4] = np.nan
@@ -285,10 +263,9 @@ except LatentsError as error:
 """
 
 
-@pytest.mark.parametrize("shape", [(1, 4, 16, 512, 512), (1, 512, 64, 32, 16)])
-def test_a_file_that_shrinks_while_it_is_read_is_one_sentence(tmp_path: Path, shape: tuple) -> None:
+def test_a_file_that_shrinks_while_it_is_read_is_one_sentence(tmp_path: Path) -> None:
     """A mapped page behind the end of its file ends the process with SIGBUS, without a word."""
-    for size in (100_000, 0):
+    for size, shape in ((100_000, (1, 4, 16, 512, 512)), (0, (1, 512, 64, 32, 16))):
         path = write_sparse(tmp_path / f"{size}.safetensors", shape)
         reader = subprocess.Popen([sys.executable, "-c", _READ_FOREVER, path], stdout=subprocess.PIPE, text=True)
         with reader:

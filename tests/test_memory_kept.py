@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import metadata
 from conftest import active_memory
-from mlx_ltx_vae import AudioVAE, CheckpointError, DecodeCancelled, PlanError, VideoVAE
+from mlx_ltx_vae import CheckpointError, DecodeCancelled, PlanError, VideoVAE
 from mlx_ltx_vae.integrations import decode_tiled
 from tolerances import cpu_only
 
@@ -250,10 +250,3 @@ print(max(caches))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(done.stdout) < SMALL
-
-
-def test_an_audio_vae_loads_its_encoder_late_too(audio_case):
-    vae = AudioVAE.from_pretrained(audio_case("ltx2_3").checkpoint)
-    decoding = vae.plan(10).memory.weights
-    assert decoding == sum(each.spec.num_weights * each.dtype.size for each in (vae.decoder, vae.vocoder))
-    assert vae.encoder is None or vae.plan(10).memory.weights > decoding

@@ -32,7 +32,7 @@ def latents_of(frames=2, height=3, width=4, batch=1):
     [
         *(
             (name, [("rows", 1), ("columns", 1)])
-            for name in ("ltxv_0_9_0", "ltxv_0_9_1", "ltxv_0_9_5", "ltx2", "ltx2_3_causal", "ltx2_3_replicate", "pruna")
+            for name in ("ltxv_0_9_1", "ltxv_0_9_5", "ltx2", "ltx2_3_causal", "ltx2_3_replicate", "pruna")
         ),
         ("ltx2_3", [("rows", 1), ("rows", 2), ("columns", 1), ("columns", 2), ("columns", 3)]),
     ],

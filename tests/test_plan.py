@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.measuring import Case, Job, decode, run_job
-from benchmarks.validation import validation_cases, validation_jobs
+from benchmarks.validation import validation_cases
 from mlx_ltx_vae import PlanError, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
@@ -111,15 +111,16 @@ def largest_array(spec, plan):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("grid", "order"), [((33, 34, 60), each) for each in ("auto", "time", "rows", "columns")]
+@pytest.mark.parametrize(("grid", "order"), [((33, 34, 60), each) for each in ("time", "rows", "columns")]
                          + [((33, 68, 120), "auto")])  # fmt: skip
 def test_keys_and_values_of_a_step_have_at_most_2_to_the_29_elements(grid, order):
     """Each of them; 257 frames of 1920x1088, and of 3840x2176."""
     spec = diffusion_spec(ltx_2_5().decoder)
     found = plan_decode(spec, (1, 128, *grid), REAL, order=order, mode="exact")
     assert largest_array(spec, found) <= 4 * 2**29
-    with pytest.raises(PlanError, match="more than 537 million elements, beyond which results are wrong"):
-        plan_decode(spec, (1, 128, 33, 68, 120), REAL, order="time", mode="exact")
+    if order == "time":
+        with pytest.raises(PlanError, match="more than 537 million elements, beyond which results are wrong"):
+            plan_decode(spec, (1, 128, 33, 68, 120), REAL, order="time", mode="exact")
 
 
 def test_a_network_says_its_pace_along_rows_and_columns_on_a_gpu():
@@ -233,15 +234,6 @@ def test_a_clip_that_is_padded_takes_the_memory_of_one_of_the_size_that_it_is_pa
         small, padded = (plan_decode(spec, (1, 128, 3, *size), mode="exact", order=order) for size in ((2, 2), (7, 7)))
         assert small.memory.caches == padded.memory.caches
         assert small.memory.active > 0.9 * padded.memory.active
-
-
-def test_many_ways_are_validated():
-    jobs = validation_jobs()
-    assert len(jobs) >= 60
-    tasks = {"stream", "readme_loop", "readme_decode", "readme_encode", "readme_frames"}
-    assert {job.measure.__name__ for job in jobs} == tasks
-    assert {job.case.mode for job in jobs} >= {"exact", "single", "tiled", "stream"}
-    assert any(job.case.tile_batch_size > 1 for job in jobs)
 
 
 def test_an_hour_of_latents_is_held_once():

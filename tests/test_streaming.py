@@ -138,13 +138,6 @@ def test_a_delay_hands_each_position_on_when_the_other_path_has_it(cuts, lag):
         assert held <= (0 if shared else 2 * lag), "with a window, positions that it keeps are not kept twice"
 
 
-def test_a_pointwise_stage_keeps_nothing_and_needs_no_flush():
-    stage = pointwise(lambda x: 2 * x)
-    assert stage.closed and stage.arrays == []
-    assert stage.step(None, True) is None
-    assert mx.array_equal(run_whole([stage], clip_of()), 2 * clip_of())
-
-
 class BandNeighbors:
     """One band's view of the bands above and below it, in threads of one process."""
 
@@ -169,8 +162,7 @@ class BandNeighbors:
     ("name", "rows"),
     [
         ("ltx2_3", (2, 1)),
-        ("ltx2_3", (1, 2)),
-        ("ltx2", (2, 1)),
+        ("ltx2", (1, 2)),
         ("ltx2_3_replicate", (1, 2)),
         ("ltx2_3_causal", (2, 1)),
     ],

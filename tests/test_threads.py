@@ -199,16 +199,6 @@ def test_lazy_arrays_of_another_thread_are_refused_and_evaluated_ones_are_not(pa
     np.testing.assert_array_equal(frames_of(vae.stream(elsewhere(evaluated))), frames_of(vae.stream(latents)))
 
 
-@streams_of_threads
-@pytest.mark.parametrize("shape", [(1, 48, 17, 24, 24), (1, 3, 17, 96, 96)])  # patches and a picture
-def test_noise_that_is_given_goes_along_to_another_thread(golden, shape):
-    vae = VideoVAE.from_pretrained(golden("ltx2_5_diffusion").checkpoint, encoder=False)
-    latents, plan = LATENTS[:, :, :1, :1, :1], vae.plan((1, 8, 1, 1, 1))
-    noise = [np.random.default_rng(1).normal(size=shape).astype(np.float16)]
-    expected = frames_of(vae.stream(latents, plan, noise=noise))
-    np.testing.assert_array_equal(elsewhere(frames_of, vae.stream(latents, plan, noise=noise)), expected)
-
-
 def test_lazy_noise_of_another_thread_is_refused(golden):
     vae = VideoVAE.from_pretrained(golden("small_ltxv_0_9_1").checkpoint, encoder=False)
     with ThreadPoolExecutor(1) as pool:

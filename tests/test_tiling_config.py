@@ -1,7 +1,5 @@
 """Tile sizes and overlaps, presets, and tile sizes as text."""
 
-from dataclasses import FrozenInstanceError
-
 import pytest
 
 from mlx_ltx_vae import PlanError
@@ -49,18 +47,9 @@ def test_presets_have_the_sizes_that_apps_expect(config, expected):
     ("size", "expected"),
     [
         ((512, 512, 65), None),
-        ((256, 512, 9), None),
         ((512, 544, 65), ((512, 64), None)),
         ((544, 512, 65), ((512, 64), None)),
-        ((512, 768, 65), ((512, 64), None)),
-        ((512, 1056, 65), ((512, 64), None)),
         ((512, 512, 66), (None, (64, 24))),
-        ((512, 512, 101), (None, (64, 24))),
-        ((512, 512, 201), (None, (64, 24))),
-        ((512, 512, 683), (None, (64, 24))),
-        ((512, 768, 121), ((512, 64), (64, 24))),
-        ((800, 1024, 101), ((512, 64), (64, 24))),
-        ((2176, 3840, 25), ((512, 64), None)),
         ((2176, 3840, 1001), ((512, 64), (64, 24))),
     ],
 )
@@ -87,32 +76,13 @@ def test_an_unknown_preset_is_refused_and_the_error_names_the_known_ones():
         preset("timid", 64, 64, 9)
 
 
-@pytest.mark.parametrize("kind", [SpatialTilingConfig, TemporalTilingConfig])
-def test_the_default_overlap_is_zero(kind):
-    assert kind(64) == kind(64, 0)
-
-
 @pytest.mark.parametrize(
     "values", [(0, 0), (-64, 0), (64, 64), (64, 96), (64, -32), (64.0, 0), (64, False), (True, 0), ("64", 0)]
 )
-def test_impossible_spatial_sizes_are_refused(values):
-    with pytest.raises(TilingError) as caught:
-        SpatialTilingConfig(*values)
-    assert "\n" not in str(caught.value)
-    assert str(caught.value).endswith(".")
-
-
-@pytest.mark.parametrize("values", [(0, 0), (16, 16), (16, 24), (16, -8), (16, "8"), (16, None)])
-def test_impossible_temporal_sizes_are_refused(values):
-    with pytest.raises(TilingError):
-        TemporalTilingConfig(*values)
-
-
-@pytest.mark.parametrize("values", [(64, 32), (64, 0), (96, 64), (112, 16), (1, 0)])
-def test_sizes_that_fit_some_vae_are_accepted(values):
-    space, time = SpatialTilingConfig(*values), TemporalTilingConfig(*values)
-    assert (space.tile_size_in_pixels, space.tile_overlap_in_pixels) == values
-    assert (time.tile_size_in_frames, time.tile_overlap_in_frames) == values
+@pytest.mark.parametrize("kind", [SpatialTilingConfig, TemporalTilingConfig])
+def test_impossible_sizes_are_refused(kind, values):
+    with pytest.raises(TilingError, match=r"^.*\.$"):
+        kind(*values)
 
 
 def test_tiling_errors_are_value_errors_and_plan_errors():
@@ -121,19 +91,12 @@ def test_tiling_errors_are_value_errors_and_plan_errors():
             TilingConfig.spatial_only(0)
 
 
-def test_configurations_are_frozen():
-    with pytest.raises(FrozenInstanceError):
-        TilingConfig.default().spatial_config = None
-    with pytest.raises(FrozenInstanceError):
-        SpatialTilingConfig(64).tile_size_in_pixels = 1
-
-
 @pytest.mark.parametrize(("text", "expected"), [("512:64", (512, 64)), ("512", (512, 0)), ("112:16", (112, 16))])
 def test_tile_sizes_are_parsed_with_and_without_an_overlap(text, expected):
     assert parse_tile(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "512:", ":64", "512x64", "512:64:8", "-512", "512.0", "512 :64", "default"])
+@pytest.mark.parametrize("text", ["", "512:", ":64", "512:64:8", "-512", "512.0"])
 def test_text_that_is_no_tile_size_is_refused(text):
     with pytest.raises(ValueError, match=r"not a tile size .*512:64\.$"):
         parse_tile(text)

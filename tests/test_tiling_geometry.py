@@ -1,4 +1,4 @@
-"""Intervals, masks and layouts: the golden tables, and properties of all of them."""
+"""Intervals, masks, layouts and batches of tiles: the golden tables, and properties of all of them."""
 
 import json
 from itertools import product
@@ -8,18 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import FIXTURES
+from mlx_ltx_vae import PlanError
 from mlx_ltx_vae.shapes import DEFAULT_SCALE, ScaleFactors, TileRules
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError
 from mlx_ltx_vae.tiling.layout import (
     TileLayout,
+    check_batch_size,
     complementary,
     grow_last,
     make_causal,
     space_axis,
     split,
     sums,
+    tile_batches,
     time_axis,
-    trapezoid,
     trapezoids,
 )
 
@@ -61,16 +63,6 @@ def config_of(tiling):
     return TilingConfig(**made)
 
 
-@rows("split_spatial")
-def test_split_equals_the_table(row):
-    assert as_lists(split(row["length"], row["size"], row["overlap"])) == row["intervals"]
-
-
-@rows("split_temporal_causal")
-def test_causal_split_equals_the_table(row):
-    assert as_lists(make_causal(split(row["length"], row["size"], row["overlap"]))) == row["intervals"]
-
-
 @rows("split_spatial_with_minimum")
 def test_a_short_last_tile_grows_as_in_the_table(row):
     assert as_lists(grow_last(split(row["length"], row["size"], row["overlap"]), row["minimum"])) == row["intervals"]
@@ -97,29 +89,6 @@ def test_tiles_behind_the_first_layers_equal_the_table(row):
             assert (span.start, span.end) == (start, cells[axis] if end == row["stage4"][axis] else end)
             assert [pixels.start, pixels.end] == expected["pixels"][axis]
             assert mask == pytest.approx(expected["masks"][axis], abs=1e-7, rel=0)
-
-
-@rows("trapezoidal_mask")
-def test_trapezoid_equals_the_table(row):
-    mask = trapezoid(row["length"], row["ramp_left"], row["ramp_right"], from_zero=row["left_starts_from_0"])
-    assert mask == pytest.approx(row["mask"], abs=1e-7, rel=0)
-
-
-@pytest.mark.parametrize(
-    ("table", "make_axis"), [("decode_map_spatial", space_axis), ("decode_map_temporal", time_axis)]
-)
-def test_decode_map_equals_the_table(table, make_axis):
-    for row in TABLES[table]:
-        intervals = split(row["length"], row["size"], row["overlap"])
-        axis = make_axis(make_causal(intervals) if make_axis is time_axis else intervals, row["scale"])
-        masks = trapezoids(axis.pixels, from_zero=axis.from_zero)
-        assert [[each.start, each.end] for each in axis.latent] == [tile["in"] for tile in row["tiles"]]
-        assert [[each.start, each.end] for each in axis.pixels] == [tile["out"] for tile in row["tiles"]]
-        for mask, tile in zip(masks, row["tiles"], strict=True):
-            assert mask == pytest.approx(tile["mask"], abs=1e-7, rel=0)
-        if "masks_sum_to_one" in row:
-            assert sum_to_one(axis.pixels, masks) == row["masks_sum_to_one"]
-            assert (axis.blended(is_decode=True).masks == masks) == row["masks_sum_to_one"]
 
 
 @rows("size_config")
@@ -179,17 +148,6 @@ def test_masks_add_up_to_one_everywhere_and_none_is_negative(split_axis):
 
 
 @settings(max_examples=100)
-@given(st.integers(1, 70), st.integers(1, 24), st.integers(0, 11), st.sampled_from([1, 4, 8]))
-def test_masks_of_tiles_of_at_least_two_overlaps_need_no_divisor(length, more, overlap, scale):
-    intervals = split(length, 2 * overlap + more, overlap)
-    for axis in [space_axis(intervals, scale), time_axis(make_causal(intervals), scale)]:
-        last = axis.latent[-1].length
-        if len(intervals) > 1 and last < 2 * overlap:
-            continue
-        assert sum_to_one(axis.pixels, trapezoids(axis.pixels, from_zero=axis.from_zero))
-
-
-@settings(max_examples=100)
 @given(st.integers(1, 40), st.sampled_from([16, 24, 64]), st.sampled_from([0, 8, 16]), st.sampled_from([4, 8]))
 def test_final_frames_add_up_to_the_clip_and_end_where_the_next_tile_starts(length, size, overlap, scale):
     config = TilingConfig(temporal_config=TemporalTilingConfig(size, min(overlap, size - 8)))
@@ -222,22 +180,6 @@ def test_height_and_width_configurations_override_the_spatial_one():
         assert layout.width.latent == split(5, *width)
 
 
-def test_tiles_have_latent_intervals_and_an_output_size():
-    layout = TileLayout.make(TilingConfig.spatial_only(64, 32), (2, 3, 2), DEFAULT_SCALE)
-    (group,) = layout.groups()
-    assert [tuple(interval.as_slice for interval in tile.latent) for tile in group] == [
-        (slice(0, 2), slice(0, 2), slice(0, 2)),
-        (slice(0, 2), slice(1, 3), slice(0, 2)),
-    ]
-    assert [tile.output_size for tile in group] == [(9, 64, 64), (9, 64, 64)]
-
-
-@pytest.mark.parametrize("impossible", [(0, 2, 1), (5, 2, 2), (5, 2, -1)])
-def test_impossible_splits_are_refused(impossible):
-    with pytest.raises(TilingError):
-        split(*impossible)
-
-
 SMALL_CELLS = ScaleFactors(4, 16, 16)
 LARGE_CELLS = ScaleFactors(16, 64, 64)
 
@@ -247,21 +189,12 @@ LARGE_CELLS = ScaleFactors(16, 64, 64)
     [
         (TilingConfig.spatial_only(100, 0), DEFAULT_SCALE, "tile of 100 pixels .* multiple of 32 .* use 96 or 128"),
         (TilingConfig.spatial_only(32, 0), DEFAULT_SCALE, "tile of 32 pixels .* at least 64; use 64"),
-        (TilingConfig.spatial_only(112, 16), DEFAULT_SCALE, "tile of 112 pixels .* use 96 or 128"),
         (TilingConfig.spatial_only(128, 16), DEFAULT_SCALE, "overlap of 16 pixels .* multiple of 32 .* use 0 or 32"),
         (TilingConfig.spatial_only(64, 48), DEFAULT_SCALE, "overlap of 48 pixels .* use 32"),
         (TilingConfig.temporal_only(8, 0), DEFAULT_SCALE, "tile of 8 frames .* multiple of 8 .* at least 16; use 16"),
-        (TilingConfig.temporal_only(20, 0), DEFAULT_SCALE, "tile of 20 frames .* use 16 or 24"),
         (TilingConfig.temporal_only(32, 4), DEFAULT_SCALE, "overlap of 4 frames .* use 0 or 8"),
-        (TilingConfig.spatial_only(100, 16), SMALL_CELLS, "tile of 100 pixels .* multiple of 16 .* use 96 or 112"),
-        (TilingConfig.spatial_only(16, 0), SMALL_CELLS, "tile of 16 pixels .* at least 32; use 32"),
-        (TilingConfig.spatial_only(112, 24), SMALL_CELLS, "overlap of 24 pixels .* use 16 or 32"),
-        (TilingConfig.temporal_only(4, 0), SMALL_CELLS, "tile of 4 frames .* at least 8; use 8"),
         (TilingConfig.temporal_only(18, 4), SMALL_CELLS, "tile of 18 frames .* multiple of 4 .* use 16 or 20"),
         (TilingConfig.temporal_only(20, 6), SMALL_CELLS, "overlap of 6 frames .* use 4 or 8"),
-        (TilingConfig.spatial_only(96, 32), LARGE_CELLS, "tile of 96 pixels .* use 128"),
-        (TilingConfig.spatial_only(128, 32), LARGE_CELLS, "overlap of 32 pixels .* use 0 or 64"),
-        (TilingConfig.temporal_only(24, 0), LARGE_CELLS, "tile of 24 frames .* use 32"),
         (TilingConfig.temporal_only(32, 8), LARGE_CELLS, "overlap of 8 frames .* use 0 or 16"),
     ],
 )
@@ -269,27 +202,6 @@ def test_sizes_that_do_not_fit_the_latent_cells_are_refused_with_the_nearest_tha
     with pytest.raises(TilingError, match=words + r"\.$") as caught:
         TileLayout.make(config, (5, 5, 5), scale)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("values", [(64, 32), (64, 0), (96, 64)])
-def test_smallest_spatial_sizes_at_32_pixels_per_cell_are_accepted(values):
-    layout = TileLayout.make(TilingConfig.spatial_only(*values), (1, 5, 5), DEFAULT_SCALE)
-    assert layout.height.latent == split(5, *(value // 32 for value in values))
-
-
-@pytest.mark.parametrize(
-    ("size", "overlap", "latent"),
-    [(112, 16, [[0, 7, 0, 1], [6, 13, 1, 1], [12, 14, 1, 0]]), (32, 16, None), (128, 48, None)],
-)
-def test_tiles_of_a_vae_of_16_pixels_and_4_frames_per_cell(size, overlap, latent):
-    config = TilingConfig(SpatialTilingConfig(size, overlap), TemporalTilingConfig(20, 4))
-    layout = TileLayout.make(config, (9, 14, 14), SMALL_CELLS)
-    expected = split(14, size // 16, overlap // 16)
-    assert layout.height.latent == layout.width.latent == expected
-    assert latent is None or as_lists(expected) == latent
-    assert [interval.length for interval in layout.height.pixels] == [16 * interval.length for interval in expected]
-    assert [axis.length for axis in layout.blended(is_decode=True)] == [33, 224, 224]
-    assert layout.time.latent == make_causal(split(9, 5, 1))
 
 
 def test_height_and_width_may_have_different_scale_factors():
@@ -300,3 +212,38 @@ def test_height_and_width_may_have_different_scale_factors():
     assert [axis.length for axis in layout.blended(is_decode=True)] == [1, 160, 320]
     with pytest.raises(TilingError, match="overlap of 16 pixels .* multiple of 32"):
         TileLayout.make(TilingConfig.spatial_only(128, 16), (1, 10, 10), ScaleFactors(8, 16, 32))
+
+
+def tiles_of(width, height, tile=512, overlap=128):
+    """The tiles of one frame. Its sides are rounded down to whole latent cells."""
+    config = TilingConfig(SpatialTilingConfig(tile, overlap))
+    (tiles,) = TileLayout.make(config, (1, height // 32, width // 32), DEFAULT_SCALE).groups()
+    return tiles
+
+
+@settings(max_examples=200)
+@given(
+    width=st.integers(32, 4000),
+    height=st.integers(32, 4000),
+    tile=st.sampled_from([64, 96, 256, 512]),
+    overlap=st.sampled_from([0, 32]),
+    size=st.integers(1, 70),
+)
+def test_batches_contain_every_tile_once_and_only_equal_shapes(width, height, tile, overlap, size):
+    tiles = tiles_of(width, height, tile, overlap)
+    batches = tile_batches(tiles, size)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(tiles)))
+    assert all(1 <= len(batch) <= size for batch in batches)
+    assert all(len({tiles[index].output_size for index in batch}) == 1 for batch in batches)
+    shapes = {tile.output_size for tile in tiles}
+    assert len(shapes) <= 4
+    assert len(tile_batches(tiles, len(tiles))) == len(shapes)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, "2"])
+def test_an_invalid_batch_size_is_refused_for_any_tiles(size):
+    for tiles in ([], tiles_of(512, 512), tiles_of(1280, 720)):
+        with pytest.raises(TilingError, match="tile batch size must be a whole number"):
+            tile_batches(tiles, size)
+    with pytest.raises(PlanError, match="tile batch"):
+        check_batch_size(size)

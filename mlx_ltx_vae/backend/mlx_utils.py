@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -65,6 +65,18 @@ def take(array: mx.array, axis: int, start: int, stop: int) -> mx.array:
     index = [slice(None)] * array.ndim
     index[axis] = slice(start, stop)
     return array[tuple(index)]
+
+
+def take_joined(arrays: Sequence[mx.array], axis: int, start: int, stop: int) -> mx.array:
+    """`take` of arrays that follow each other along `axis`. Only the arrays that have the part are joined."""
+    parts, first = [], 0
+    for array in arrays:
+        last = first + array.shape[axis]
+        if first < stop and start < last:
+            parts.append(take(array, axis, max(start, first) - first, min(stop, last) - first))
+        first = last
+    assert parts, "no array has the part"
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=axis)
 
 
 class _ThreadEnd:

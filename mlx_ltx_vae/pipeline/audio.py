@@ -17,7 +17,7 @@ from ..models.noise import LatentNoise, draw
 from ..models.specs import NetworkSpec
 from ..planning.plan import DecodePlan, EncodePlan, Mode, ModeName, Plan
 from ..planning.planner import plan_decode
-from ..shapes import Axis
+from ..shapes import Axis, is_count
 from ..streaming.context import Stage, StreamContext
 from .encode import encoded
 from .run import ChunkStream, Run, check_cancelled, join_parts, peek
@@ -84,7 +84,7 @@ def plan_sound(
     weight_bytes: int | None = None,
 ) -> DecodePlan:
     """Plan the decode of this many latents, with the options of `plan_decode`."""
-    if any(isinstance(number, bool) or not isinstance(number, int) or number < 1 for number in (latents, batch)):
+    if not (is_count(latents, 1) and is_count(batch, 1)):
         raise LatentsError(f"{batch!r} x {latents!r} audio latents cannot be decoded; give whole numbers from 1 on.")
     return plan_decode(
         spec,

@@ -20,7 +20,7 @@ from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
 from ..distributed import RowBands
 from ..errors import DecodeError, LatentsError, PlanError, WriterError, check_is_path
-from ..latents.keyframes import Keyframes
+from ..latents.keyframes import Keyframes, frame_numbers
 from ..models.base import Decoder
 from ..models.noise import Noise, NoiseShapes, draw
 from ..models.specs import DEFAULT_CONVENTION, LONG_CLIP, ConventionName, NetworkSpec
@@ -46,7 +46,7 @@ from .frames import (
     to_format_in_parts,
     write_chunk,
 )
-from .keyframes import KeyframeSource, check_planned, pad_as_noise, usable_keyframes
+from .keyframes import KeyframeSource, pad_as_noise, usable_keyframes
 from .progress import Progress, show_progress
 from .run import ChunkStream, Run, arrays_released, check_cancelled, crop_map, join_parts, make_bands, peek, tile_origin
 from .sources import (
@@ -60,7 +60,6 @@ from .sources import (
     Source,
     as_latents,
     check_part,
-    is_whole,
     sample_moments,
     warn_of_unusual,
 )
@@ -154,12 +153,14 @@ class DecodePipeline:
         plan = self._plan(latents, plan, memory_budget, joined=on_frames_ready is None)
         if plan is not None and plan.format is not None:
             raise PlanError("the plan was made for levels, and decode returns floats; plan without a bit depth.")
-        num_frames = plan.num_frames if plan is not None and is_whole(latents) else None
+        num_frames = plan.num_frames if plan is not None and isinstance(latents, Latents) else None
         with arrays_released(), self.stream(latents, plan) as stream:
             chunks = show_progress(stream, progress, plan.num_frames if plan else None)
             if on_frames_ready is None:
                 return join_chunks(chunks, num_frames)
-            hand_over(chunks, on_frames_ready)
+            for chunk in chunks:
+                chunk.check()
+                on_frames_ready(chunk.pixels, chunk.start)
             return None
 
     def decode_to_file(
@@ -185,7 +186,7 @@ class DecodePipeline:
         levels = common_format(outputs)
         plan = self._plan(latents, plan, memory_budget, outputs=outputs)
         video: dict[str, Any] = {}
-        if plan is not None and is_whole(latents):  # what writing would raise
+        if plan is not None and isinstance(latents, Latents):  # what writing would raise
             if plan.format is not None and plan.format != levels:
                 raise PlanError(f"{name}: the plan was made for other frames; plan with outputs=, or leave it out.")
             video = {"size": plan.frame_size, "num_frames": plan.num_frames}
@@ -226,7 +227,7 @@ class DecodePipeline:
         **more: Any,
     ) -> DecodePlan | None:
         """The plan of whole latents if none is given; None for streamed latents, and for a stream of frames."""
-        if plan is None and is_whole(latents):
+        if plan is None and isinstance(latents, Latents):
             return self.make_plan(latents.shape, memory_budget=memory_budget, **more)
         if memory_budget is not None:
             raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
@@ -247,24 +248,27 @@ class DecodePipeline:
             )
         if plan is not None and self.format is not None and plan.format not in (None, self.format):
             raise PlanError("the plan was made for frames with another bit depth; plan with the stream's bit depth.")
-        given, keyframes = as_latents(latents), usable_keyframes(self.decoder, self.options["keyframes"])
+        given, keyframes = as_latents(latents), self.options["keyframes"]
+        if keyframes is not None:
+            keyframes = usable_keyframes(self.decoder, keyframes)
         pipeline = replace(self, options={**self.options, "keyframes": keyframes})
-        if is_whole(given):
+        if isinstance(given, Latents):
             chunks = pipeline._decode_whole(given, plan)
         elif keyframes is not None:
-            chunks = pipeline._decode_joined(cast(LatentParts, given), plan)
+            chunks = pipeline._decode_joined(given, plan)
         else:
             if plan is not None:
                 _check_arriving(plan)
-            chunks = pipeline._decode_arriving(cast(LatentParts, given), plan)
+            chunks = pipeline._decode_arriving(given, plan)
         return DecodeStream(chunks, self.cancelled, self.bands)
 
     def _decode_whole(self, latents: Latents, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
-        """Decode latents that are all known."""
         plan, shape, keyframes = plan or self.make_plan(latents.shape), tuple(latents.shape), self.options["keyframes"]
         if plan.whole_shape != shape:
             raise PlanError(f"the plan was made for latents of shape {tuple(plan.whole_shape)}; these are {shape}.")
-        check_planned(plan, keyframes)
+        if plan.keyframes != (numbers := frame_numbers(keyframes)):
+            made, found = (", ".join(map(str, each)) or "no frame" for each in (plan.keyframes, numbers))
+            raise PlanError(f"the plan was made for keyframes at {made}, and these are at {found}; plan with the same.")
         if keyframes is not None:
             keyframes.check(shape)
             if padded := pad_as_noise(self.decoder.spec, latents, keyframes, self.options["noise"]):
@@ -288,7 +292,6 @@ class DecodePipeline:
         yield from self._decode_whole(cast(Latents, as_latents(joined)), plan)
 
     def _decode_arriving(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
-        """Decode latents as they arrive."""
         first, parts = peek(parts, "there are no latents to decode.")
         check_part(first, getattr(first, "shape", ()))
         if plan is None:
@@ -520,13 +523,6 @@ def join_chunks(chunks: Iterable[FrameChunk], num_frames: int | None) -> mx.arra
 def join_levels(chunks: Iterable[FrameChunk]) -> np.ndarray:
     """The frames of all chunks as uint8, (F, H, W, 3), or (B, F, H, W, 3) for several videos."""
     return np.concatenate([chunk.to_uint8() for chunk in chunks], axis=-4)
-
-
-def hand_over(chunks: Iterable[FrameChunk], on_frames_ready: OnFramesReady) -> None:
-    """Call a function with the pixels of each chunk, checked."""
-    for chunk in chunks:
-        chunk.check()
-        on_frames_ready(chunk.pixels, chunk.start)
 
 
 @dataclass(frozen=True)

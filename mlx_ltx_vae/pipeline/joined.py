@@ -25,7 +25,7 @@ from .audio import AudioChunk, AudioStream
 from .decode import DecodeOptions, DecodePipeline, DecodeStream
 from .frames import FrameChunk
 from .run import ChunkStream
-from .sources import Latents, is_whole
+from .sources import Latents
 
 Chunk = TypeVar("Chunk", FrameChunk, AudioChunk)
 
@@ -215,7 +215,7 @@ def _window(given: Any, number: int) -> FilmWindow:
     latents, keyframes, *names = given if isinstance(given, tuple) else (given, None)
     if keyframes is not None:
         check_keyframes(keyframes)
-    if not is_whole(latents) or len(latents.shape) != 5:
+    if not isinstance(latents, Latents) or len(latents.shape) != 5:
         found = getattr(latents, "shape", type(latents).__name__)
         raise LatentsError(
             f"{name}: is {found}; expected latents (B, C, F', H', W'), or a pair of these and Keyframes."

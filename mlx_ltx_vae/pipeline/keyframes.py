@@ -7,37 +7,26 @@ from typing import NamedTuple, cast
 
 import mlx.core as mx
 
-from ..backend.mlx_utils import to_mlx
-from ..errors import PlanError, warn
+from ..backend.mlx_utils import take_joined, to_mlx
+from ..errors import warn
 from ..latents.keyframes import Keyframes, check_keyframes
 from ..models.base import Decoder
 from ..models.noise import Noise
 from ..models.specs import NetworkSpec
-from ..planning.plan import DecodePlan
 from ..shapes import Axis, Grid
 from ..tiling.layout import Interval, TileBox
 from .frames import FrameChunk
 from .sources import Latents, Source, as_latents
 
 
-def usable_keyframes(decoder: Decoder, keyframes: Keyframes | None) -> Keyframes | None:
+def usable_keyframes(decoder: Decoder, keyframes: Keyframes) -> Keyframes | None:
     """Check what a caller passed as keyframes, as latents are. A warning and None for a network that takes none."""
-    if keyframes is None:
-        return None
     check_keyframes(keyframes)
     if warning := decoder.spec.keyframe_warning:
         warn(warning)
     if decoder.spec.variant is None:
         return None
     return replace(keyframes, latents=cast(mx.array, as_latents(keyframes.latents)))
-
-
-def check_planned(plan: DecodePlan, keyframes: Keyframes | None) -> None:
-    """Raise a `PlanError` if a plan was made for keyframes at other frames."""
-    frames = () if keyframes is None else keyframes.frames
-    if plan.keyframes != frames:
-        made, given = (", ".join(map(str, each)) or "no frame" for each in (plan.keyframes, frames))
-        raise PlanError(f"the plan was made for keyframes at {made}, and these are at {given}; plan with the same.")
 
 
 class KeyframeSource(Source):
@@ -82,15 +71,9 @@ class PlaneSource(Source):
         """`count` rows of a box, or as many as it has left."""
         time, rows, columns = box
         start, end = rows.start + start, min(rows.start + start + count, rows.end)
-        parts, first = [], 0
-        for held in self._held:
-            last = first + held.shape[Axis.HEIGHT]
-            if first < end and start < last:
-                own = held[:, :, max(0, start - first) : end - first, columns.as_slice]
-                planes = mx.array([own.shape[1] - self._count + plane for plane in self._planes[time]])
-                parts.append(mx.concatenate([own[:, time.as_slice], own[:, planes]], axis=1))
-            first = last
-        return mx.concatenate(parts, axis=Axis.HEIGHT)
+        own = take_joined(self._held, Axis.HEIGHT, start, end)[:, :, :, columns.as_slice]
+        planes = mx.array([own.shape[1] - self._count + plane for plane in self._planes[time]])
+        return mx.concatenate([own[:, time.as_slice], own[:, planes]], axis=Axis.TIME)
 
 
 class PaddedClip(NamedTuple):

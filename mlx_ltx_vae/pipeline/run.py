@@ -189,12 +189,8 @@ class Run:
 
     def _until(self, kept: Interval) -> Iterator[mx.array]:
         """Yield some frames of a run along time, and end it with the last of them."""
-        start = 0
         with closing(self._outputs()) as outputs:
-            while start < kept.end and (box := list(islice(outputs, 1))):
-                first, start = start, start + box[0].shape[1]
-                if start > kept.start:
-                    yield box.pop()[:, max(0, kept.start - first) : kept.end - first]
+            yield from _between(outputs, kept)
 
     def _outputs(self) -> Generator[mx.array, None, None]:
         with run_settings():
@@ -297,10 +293,11 @@ class Run:
         axes = layout.blended(is_decode=self._is_decode)
         with closing(blend_tiles(run_tiles, layout, axes, tile_batch_size=self.plan.tile_batch_size)) as outputs:
             frames = map(itemgetter(1), outputs)
-            if layout.clip is None:
-                yield from frames
-            else:
-                yield from _crop(frames, layout.clip)
+            if layout.clip is not None:
+                span, rows, columns = layout.clip
+                whole = slice(None)
+                frames = map(itemgetter((whole, whole, rows.as_slice, columns.as_slice)), _between(frames, span))
+            yield from frames
 
     def _plane_source(self, outputs: Iterator[mx.array], layout: TileLayout) -> "PlaneSource":
         keyframes = self.context.keyframes
@@ -333,13 +330,13 @@ def _next_box(outputs: Iterator[mx.array]) -> list[mx.array]:
         return list(islice(outputs, 1))
 
 
-def _crop(pieces: Iterator[mx.array], box: TileBox) -> Iterator[mx.array]:
-    """Crop a video in pieces (B, n, H, W, C) along time to the box, which begins with the first frame."""
-    frames, rows, columns = box
+def _between(pieces: Iterator[mx.array], kept: Interval) -> Iterator[mx.array]:
+    """Yield some frames of a video in pieces (B, n, H, W, C) along time, and take no piece after the last of them."""
     start = 0
-    while start < frames.end and (piece := list(islice(pieces, 1))):
-        first, start = start, start + piece[0].shape[1]
-        yield piece.pop()[:, : frames.end - first, rows.as_slice, columns.as_slice]
+    while start < kept.end and (box := list(islice(pieces, 1))):
+        first, start = start, start + box[0].shape[1]
+        if start > kept.start:
+            yield box.pop()[:, max(0, kept.start - first) : kept.end - first]
 
 
 def crop_map(noise: mx.array, size: tuple[int, int], rows: Interval, columns: Interval) -> mx.array:

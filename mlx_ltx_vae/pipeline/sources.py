@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import tee
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, runtime_checkable
 
 import mlx.core as mx
 import numpy as np
 
-from ..backend.mlx_utils import count_nonfinite, evaluate, native_array, to_float, to_mlx
+from ..backend.mlx_utils import count_nonfinite, evaluate, native_array, take_joined, to_float, to_mlx
 from ..errors import LatentsError, option, warn
 from ..latents.files import read_frames, sampled_frames
 from ..models.base import Decoder
@@ -76,20 +76,14 @@ class LayerSource(Source):
         while self._end < time.end:
             self._held.append(next(self._results))
             self._end += self._held[-1].shape[1]
-        for start in range(time.start, time.end, chunk):
-            yield crop_space(self._take(start, min(start + chunk, time.end)), boxes)
-
-    def _take(self, start: int, end: int) -> mx.array:
-        parts, first = [], self._start
-        for held in self._held:
-            if first < end and start < first + held.shape[1]:
-                parts.append(held[:, max(0, start - first) : end - first])
-            first += held.shape[1]
-        return mx.concatenate(parts, axis=1)
+        first, last = time.start - self._start, time.end - self._start
+        for start in range(first, last, chunk):
+            yield crop_space(take_joined(self._held, Axis.TIME, start, min(start + chunk, last)), boxes)
 
 
+@runtime_checkable
 class Latents(Protocol):
-    """Latents (B, C, F', H', W') that are read in parts: an MLX or numpy array, or a mapped file."""
+    """Latents (B, C, F', H', W') that are known as a whole: an MLX or numpy array, or a mapped file."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -284,17 +278,12 @@ def as_latents(latents: Any) -> LatentInput:
         return latents.view(latents.dtype) if isinstance(latents, mx.array) else latents.copy()
     if hasattr(latents, "__array__"):  # of another library
         return as_latents(native_array(latents, "latents"))
-    if is_whole(latents) or (isinstance(latents, Iterable) and not isinstance(latents, str)):
+    if isinstance(latents, (Latents, Iterable)) and not isinstance(latents, str):
         return latents
     raise LatentsError(
         f"latents are {type(latents).__name__}; expected an array (B, C, F', H', W') or an iterator of them; for a "
         "file, pass what load_latents(path) returns first."
     )
-
-
-def is_whole(latents: Any) -> TypeGuard[Latents]:
-    """Return whether latents are known from the start to the end, rather than arriving."""
-    return hasattr(latents, "shape")
 
 
 def frame_moments(values: mx.array) -> np.ndarray:

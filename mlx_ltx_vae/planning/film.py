@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import LatentsError, PlanError, TilingError, option, quote
 from ..models.specs import NetworkSpec
-from ..shapes import LatentShape, ScaleFactors, format_size
+from ..shapes import LatentShape, ScaleFactors, format_size, is_count
 from ..tiling.layout import Interval
 from ..units import format_bytes, format_count, format_seconds
 from .plan import DecodePlan, Plan
@@ -42,7 +42,7 @@ class Overlap:
         steps = scale.time
         check_carry(scale, carry)
         blend = carry if blend is None else blend
-        if not _is_count(blend) or blend > carry:
+        if not is_count(blend) or blend > carry:
             raise PlanError(
                 f"a carry of {carry} frames allows a blend of 0 to {carry}, not {quote(blend)}; correct the blend."
             )
@@ -60,10 +60,6 @@ def largest_blended_carry(scale: ScaleFactors, frames: int) -> int:
     """The most frames that windows can share and blend all of: fewer than a window of `frames` frames adds."""
     most = (frames - 1) // 2
     return most - (most - 1) % scale.time if most else 0
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 @dataclass(frozen=True)
@@ -262,25 +258,18 @@ class FilmPlan:
         return {**self.largest.as_dict(), **own, **first, "windows": windows}
 
     def __str__(self) -> str:
-        overlap, frames = (
-            self.film.overlap,
-            f"{format_count(self.num_frames, 'frame')} of {format_size(*self.frame_size)}",
-        )
-        part = (
-            "" if self.excerpt is None else f" ({self.excerpt[0]} to {self.excerpt[1] - 1} of {self.film.num_frames})"
-        )
+        overlap, part = self.film.overlap, ""
+        frames = f"{format_count(self.num_frames, 'frame')} of {format_size(*self.frame_size)}"
+        if self.excerpt is not None:
+            part = f" ({self.excerpt[0]} to {self.excerpt[1] - 1} of {self.film.num_frames})"
         seconds = format_seconds(float(self.num_frames / self.fps))
         lines = [
             f"film     {frames}{part}, {seconds} at {float(self.fps):.6g} fps",
             f"windows  {len(self.film.parts)}, carry {overlap.carry}, blend {overlap.blend}",
             f"peak     {format_bytes(self.peak_bytes)}: one window, and the frames that wait for the next",
         ]
-        for numbers, plan in self._runs():
+        for plan, group in groupby(self.windows.items(), key=itemgetter(1)):  # of windows in a row
+            numbers = [number + 1 for number, _ in group]
             which = f"window {numbers[0]}" if len(numbers) == 1 else f"windows {numbers[0]} to {numbers[-1]}"
             lines += ["", f"{which}:", str(plan)]
         return "\n".join(lines)
-
-    def _runs(self) -> Iterator[tuple[list[int], DecodePlan]]:
-        """Yield windows in a row that have one plan, by their numbers from 1 on."""
-        for plan, group in groupby(self.windows.items(), key=itemgetter(1)):
-            yield [number + 1 for number, _ in group], plan

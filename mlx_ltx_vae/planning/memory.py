@@ -268,13 +268,12 @@ def layer_pieces(spec: NetworkSpec, grid: Grid, run: StreamRun) -> Iterator[list
     pieces = list(run.pieces)
     for index, (layer, extents) in enumerate(spec.walk(grid)):
         step = extents[run.axis.grid] if run.steps is None else run.steps[index]
-        pieces = [part for piece in pieces for part in cut(piece, step)]
-        yield pieces
+        yield [part for piece in pieces for part in cut(piece, step)]
         pieces = _advance(pieces, step, layer, run.axis, flushes_with_last=spec.clip.flushes_with_last)
     yield pieces
 
 
-def step_outputs(pieces: Iterable[int], layer: LayerSpec, axis: Axis, *, flushes_with_last: bool = False) -> list[int]:
+def _advance(pieces: Iterable[int], step: int, layer: LayerSpec, axis: Axis, *, flushes_with_last: bool) -> list[int]:
     """The number of positions that each step of a layer returns, of the steps that return any.
 
     The layer waits for the positions that its window needs, and flushes the remaining results at the end: in a step of
@@ -282,7 +281,7 @@ def step_outputs(pieces: Iterable[int], layer: LayerSpec, axis: Axis, *, flushes
     """
     seen = done = 0
     outputs = []
-    lengths = list(pieces)
+    lengths = [part for piece in pieces for part in cut(piece, step)]
     for index, length in enumerate(lengths, 1):
         seen += length
         is_flushed = flushes_with_last and index == len(lengths)
@@ -293,9 +292,4 @@ def step_outputs(pieces: Iterable[int], layer: LayerSpec, axis: Axis, *, flushes
     total = layer.num_outputs(axis, seen)
     if total > done:
         outputs.append(total - done)
-    return outputs
-
-
-def _advance(pieces: list[int], step: int, layer: LayerSpec, axis: Axis, *, flushes_with_last: bool) -> list[int]:
-    parts = (part for piece in pieces for part in cut(piece, step))
-    return step_outputs(parts, layer, axis, flushes_with_last=flushes_with_last) or [1]
+    return outputs or [1]

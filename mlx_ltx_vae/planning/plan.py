@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from ..backend.machine import Machine
 from ..errors import PlanError, option
 from ..models.specs import NetworkSpec
-from ..shapes import Axis, ClipRules, Grid, LatentShape, format_size
+from ..shapes import Axis, ClipRules, Grid, LatentShape, format_size, is_count
 from ..tiling.config import TilingConfig
 from ..tiling.layout import Interval, TileLayout, check_batch_size
 from ..units import byte_unit, format_bytes, format_count, format_seconds
@@ -98,7 +98,7 @@ class PlanOptions:
     def __post_init__(self) -> None:
         check_batch_size(self.tile_batch_size)
         chunk = self.chunk
-        if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+        if chunk is not None and not is_count(chunk, 1):
             raise PlanError(f"a chunk must be a whole number of positions, at least 1, not {chunk!r}.")
         if self.tiling is not None and self.mode is not Mode.TILED:
             raise PlanError('tiling goes with mode "tiled"; the other modes blend nothing.')
@@ -409,7 +409,7 @@ def choose_variant(spec: NetworkSpec, steps: int | None, keyframes: tuple[int, .
         if steps is not None:
             raise PlanError("this VAE takes no denoising steps; the diffusion decoder of LTX-2.5 does.")
         return spec
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS):
+    if steps is not None and not (is_count(steps, 1) and steps <= MAX_STEPS):
         raise PlanError(f"the denoising steps must be a whole number from 1 to {MAX_STEPS}, not {steps!r}.")
     return spec.variant(steps, keyframes)
 

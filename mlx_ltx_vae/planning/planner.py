@@ -130,8 +130,20 @@ def plan_decode(
         excerpt = make_excerpt(spec, shape, num_frames, frames)
         shape, num_frames = shape._replace(frames=excerpt.latents.length), excerpt.frames.length
     video, held = (num_frames, height, width), (spec.clip.held_copies, *whole) if holds_latents else None
-    clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, outputs, excerpt, joined, weight_bytes)
-    clip = replace(clip, held_frames=held_frames)
+    clip = Clip(
+        spec,
+        shape.batch,
+        shape.grid,
+        shape,
+        video,
+        is_decode=True,
+        held=held,
+        outputs=outputs,
+        excerpt=excerpt,
+        is_joined=joined,
+        weight_bytes=weight_bytes,
+        held_frames=held_frames,
+    )
     return cast(DecodePlan, _Planner(clip, options, machine or Machine(), sound).choose())
 
 
@@ -342,7 +354,6 @@ class _Planner:
             yield self._plan(Mode.EXACT, order, chunk, memory, step=pace.step, run=run, bands=bands)
 
     def _exceeds(self, spec: NetworkSpec, grid: Grid, axis: Axis, batch: int, steps: tuple[int, ...]) -> bool:
-        """Return whether an array of a step is too large."""
         exceeded = exceeded_limit(spec, grid, axis, batch, steps, self._limit)
         self._exceeded = exceeded or self._exceeded
         return bool(exceeded)
@@ -432,7 +443,6 @@ class _Planner:
             yield plan
 
     def _last_resort(self) -> Iterator[Iterator[Plan]]:
-        """Tiles, from large to small."""
         for tiling in last_resort_tilings(self._clip):
             with suppress(TilingError):  # where the last tile would be too short
                 yield iter(list(self._tiled(tiling)))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ..backend.mlx_utils import take
+from ..backend.mlx_utils import take, take_joined
 from ..errors import LatentsError
 from ..shapes import Axis, Border, WindowSpec
 from .context import Cache, Neighbors, Stage
@@ -50,16 +50,11 @@ class Halo:
                 if part is not None:
                     side.append(part)
             self._start, self._end = max(self._start, start), end
-        before, after = (self._join(side, start, end) for side in self._sides)
+        first, last = start - self._start, end - self._start
+        before, after = (take_joined(side, self._axis, first, last) if side else None for side in self._sides)
         parts = [part for part in (before, frames, after) if part is not None]
         joined = frames if len(parts) == 1 else mx.concatenate(parts, axis=self._neighbors.axis)
         return joined, before is not None, after is not None
-
-    def _join(self, side: list[mx.array], start: int, end: int) -> mx.array | None:
-        if not side:
-            return None
-        joined = side[0] if len(side) == 1 else mx.concatenate(side, axis=self._axis)
-        return take(joined, self._axis, start - self._start, end - self._start)
 
 
 class View(NamedTuple):
@@ -221,7 +216,7 @@ class Delay:
         held, first = self._held, self._start
         if window is not None and not held:
             held, first = window.positions, window.start
-        taken = self._find(held, first, start, start + count)
+        taken = take_joined(held, self._axis, start - first, start - first + count)
         self._taken[reader] = start + count
         done = min(self._taken)
         if window is not None and done >= window.start:
@@ -245,17 +240,6 @@ class Delay:
                 self._held.insert(0, mx.contiguous(take(array, self._axis, dropped, length)))
                 mx.async_eval(self._held[0])  # its own stage may run only in the next piece, on another thread
             self._start += dropped
-
-    def _find(self, held: list[mx.array], first: int, start: int, end: int) -> mx.array:
-        """The positions from `start` to `end` of arrays; the first array begins at `first`."""
-        parts = []
-        for array in held:
-            last = first + array.shape[self._axis]
-            if first < end and start < last:
-                parts.append(take(array, self._axis, max(start, first) - first, min(end, last) - first))
-            first = last
-        assert parts, "nothing was pushed"
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=self._axis)
 
 
 class Trim:

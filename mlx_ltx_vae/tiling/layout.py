@@ -8,7 +8,7 @@ from math import isclose
 from typing import NamedTuple
 
 from ..errors import TilingError
-from ..shapes import Grid, ScaleFactors, TileRules
+from ..shapes import Grid, ScaleFactors, TileRules, is_count
 from .config import PRESETS, TilingConfig
 
 #: A weight in [0, 1] for each position of an interval.
@@ -355,7 +355,7 @@ def _check_cells(config: TilingConfig, rules: TileRules, scale: ScaleFactors) ->
 
 def check_batch_size(tile_batch_size: int) -> None:
     """Raise a `TilingError` unless a batch size is a whole number of at least 1."""
-    if isinstance(tile_batch_size, bool) or not isinstance(tile_batch_size, int) or tile_batch_size < 1:
+    if not is_count(tile_batch_size, 1):
         raise TilingError(f"a tile batch size must be a whole number of at least 1, not {tile_batch_size!r}.")
 
 
