@@ -71,7 +71,7 @@ class PlaneSource(Source):
         """`count` rows of a box, or as many as it has left."""
         time, rows, columns = box
         start, end = rows.start + start, min(rows.start + start + count, rows.end)
-        own = take_joined(self._held, Axis.HEIGHT, start, end)[:, :, :, columns.as_slice]
+        own = take_joined([held[:, :, :, columns.as_slice] for held in self._held], Axis.HEIGHT, start, end)
         planes = mx.array([own.shape[1] - self._count + plane for plane in self._planes[time]])
         return mx.concatenate([own[:, time.as_slice], own[:, planes]], axis=Axis.TIME)
 
