@@ -143,11 +143,6 @@ def test_a_budget_replaces_a_plan(vae):
             vae.decode(*given, memory_budget="1GB")
 
 
-def test_a_typo_in_an_option_is_an_error(vae):
-    with pytest.raises(TypeError, match="'sed'"):
-        vae.decode_uint8(LATENTS, sed=1)
-
-
 def test_a_chunk_is_saved_and_shown_as_a_picture(vae, tmp_path):
     chunks = list(vae.stream(LATENTS, vae.plan(LATENTS.shape, mode="single")))
     frames = chunks[0].to_uint8()
