@@ -23,6 +23,7 @@ from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
 from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder
 from mlx_ltx_vae.video.ffmpeg import read_times
 from mlx_ltx_vae.video.metadata import read_metadata
+from test_security import calls
 
 
 def test_a_latent_becomes_a_video_file_with_the_frames_of_the_decode(comfy, execute, vae):
@@ -364,11 +365,7 @@ def test_without_mlx_there_are_no_nodes_and_one_line_says_why(comfy, monkeypatch
 
 def test_no_message_in_a_node_names_an_argument_of_python(comfy):
     """Each option of the package is an input there, or an option of the command."""
-    found = []
-    for path in (PACK.parents[1] / "mlx_ltx_vae").rglob("*.py"):
-        for call in ast.walk(ast.parse(path.read_text())):
-            if isinstance(call, ast.Call) and ast.unparse(call.func) == "option" and len(call.args) == 2:
-                argument, flag = (ast.unparse(each).strip("'\"") for each in call.args)
-                found.append(comfy.host.name_option(argument, flag))
+    given = [call.args for _, function, call in calls() if function == "option" and len(call.args) == 2]
+    found = [comfy.host.name_option(*(ast.unparse(each).strip("'\"") for each in arguments)) for arguments in given]
     assert len(found) > 20 and {"fps", "memory_budget"} <= set(found)
     assert [name for name in found if re.search(r"\w=|\bNone\b|True|False", name)] == []
