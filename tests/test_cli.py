@@ -86,17 +86,10 @@ def test_latents_that_look_normalized_otherwise_than_said_are_a_warning(golden, 
     if not is_normalized:
         latents = latents * vae.std.reshape(-1, 1, 1, 1) + vae.mean.reshape(-1, 1, 1, 1)
     np.save(tmp_path / "clip.npy", latents)
-    command = [
-        str(tmp_path / "clip.npy"),
-        "-m",
-        str(golden("small_ltx2_3").checkpoint),
-        "-o",
-        str(tmp_path / "out.npy"),
-        "-q",
-    ]
-    assert main([*command, *([] if is_normalized else ["--unnormalized"])]) == 0
+    command = [tmp_path / "clip.npy", "-m", golden("small_ltx2_3").checkpoint, "-o", tmp_path / "out.npy", "-q"]
+    assert run(main, *command, *([] if is_normalized else ["--unnormalized"])) == 0
     assert capsys.readouterr().err == ""
-    assert main([*command, *(["--unnormalized"] if is_normalized else [])]) == 0
+    assert run(main, *command, *(["--unnormalized"] if is_normalized else [])) == 0
     looks, remedy = ("normalized", "leave out") if is_normalized else ("unnormalized", "add")
     assert f"of {looks} latents; if the picture is wrong, {remedy} --unnormalized." in capsys.readouterr().err
 

@@ -15,7 +15,6 @@ from mlx_ltx_vae import (
     AudioChunk,
     CheckpointError,
     Keyframes,
-    LatentsError,
     PlanError,
     VideoReader,
     VideoVAE,
@@ -114,12 +113,6 @@ def test_ten_bits_and_an_existing_file(vae, tmp_path):
     assert np.array_equal(np.load(path), expected)
     with pytest.raises(WriterError, match="exists"):
         vae.decode_to_file(LATENTS, path, overwrite=False)
-
-
-def test_several_videos_are_not_one_file(vae, tmp_path):
-    with pytest.raises(LatentsError, match="is one video, and these latents are 2"):
-        vae.decode_to_file(mx.concatenate([LATENTS, LATENTS]), tmp_path / "clip.mp4")
-    assert not any(tmp_path.iterdir())
 
 
 def test_a_bar_shows_the_frames(vae, capsys):
