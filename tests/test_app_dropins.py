@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_map, tree_unflatten
 
-from checkpoint_files import as_an_mlx_port_stores
+from app_packages import network_arrays
 from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, PlanError, VideoReader, VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
@@ -58,15 +58,9 @@ def make(weights):
     """`make(PatchedDecoder, "ltx2_3")`: with arrays of its own."""
 
     def make_decoder(kind, case="ltx2_3", statistics=STATISTICS[0]):
-        mean, std = statistics
-        given = {"vae.per_channel_statistics.mean-of-means": mean, "vae.per_channel_statistics.std-of-means": std}
-        renamed = {
-            given.get(name, name.removeprefix("vae.decoder.")): mx.array(as_an_mlx_port_stores(name, array))
-            for name, array in weights(case).items()
-            if name.startswith("vae.decoder.") or name in given
-        }
-        mx.eval(renamed)
-        return kind(tree_unflatten(list(renamed.items())))
+        arrays = network_arrays(weights(case), statistics=statistics)
+        mx.eval(arrays)
+        return kind(tree_unflatten(list(arrays.items())))
 
     return make_decoder
 

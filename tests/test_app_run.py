@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from app_packages import MODULES, write_apps
-from checkpoint_files import as_an_mlx_port_stores
+from app_packages import MODULES, network_arrays, write_apps
 from mlx_ltx_vae import Keyframes, LTXVAEError, PlanError, VideoVAE, integrations
 from mlx_ltx_vae.__main__ import main
 from mlx_ltx_vae.integrations.apps import APPS
@@ -49,16 +48,8 @@ def network(weights, tmp_path):
     """`network("ltx2_3", "decoder")`: the file of a network in the names and the layout of the apps."""
 
     def write(case, name):
-        given = {"vae.per_channel_statistics.mean-of-means": "per_channel_statistics.mean",
-                 "vae.per_channel_statistics.std-of-means": "per_channel_statistics.std"}  # fmt: skip
-        prefix = f"vae.{name}."
-        arrays = {
-            given.get(key, key.removeprefix(prefix)): mx.array(as_an_mlx_port_stores(key, array))
-            for key, array in weights(case).items()
-            if key.startswith(prefix) or key in given
-        }
         path = str(tmp_path / f"{case}-{name}.safetensors")
-        mx.save_safetensors(path, arrays)
+        mx.save_safetensors(path, network_arrays(weights(case), name))
         return path
 
     return write
