@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import accumulate
 from typing import NamedTuple
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
@@ -231,19 +232,22 @@ def _occupied(layers: Sequence[LayerSpec], axis: Axis, length: int) -> Iterator[
     Layers before a flushed one hold nothing any more, so a clip shorter than the network's delay never occupies
     all layers.
     """
-    yield 0, _reached(layers, axis, 0, length)
-    seen = length
-    for first, layer in enumerate(layers):
-        seen = layer.num_outputs(axis, seen)
-        yield first, _reached(layers, axis, first + 1, seen)
+    lengths = list(accumulate(layers, lambda length, layer: layer.num_outputs(axis, length), initial=length))
+    yield 0, _reached(layers, axis, 0, lengths)
+    for first in range(len(layers)):
+        yield first, _reached(layers, axis, first + 1, lengths)
 
 
-def _reached(layers: Sequence[LayerSpec], axis: Axis, first: int, seen: int) -> int:
-    """The end of the layers that have received any position, when layer `first` has received `seen`."""
+def _reached(layers: Sequence[LayerSpec], axis: Axis, first: int, lengths: Sequence[int]) -> int:
+    """The end of the layers that have received any position, when layer `first` has received all.
+
+    `lengths` are the positions of each layer's whole input, and of the output.
+    """
+    seen = lengths[first]
     for index in range(first, len(layers)):
         if not seen:
             return index
-        seen = layers[index].ready(axis, seen)
+        seen = min(layers[index].ready(axis, seen), lengths[index + 1])
     return len(layers)
 
 
