@@ -76,10 +76,10 @@ def random_latents(*grid):
 
 @pytest.mark.parametrize("statistics", STATISTICS)
 def test_an_apps_decoder_decodes_as_the_checkpoint_does(make, expected, statistics):
-    latents = random_latents(3, 2, 3)
-    decoder = make(PatchedDecoder, statistics=statistics)
-    assert mx.array_equal(decoder.decode_tiled(latents), expected.decode(latents))
-    assert mx.array_equal(decoder(latents, chunked_conv=True, show_progress=False), expected.decode(latents))
+    latents = random_latents(2, 2, 3)
+    decoder, pixels = make(PatchedDecoder, statistics=statistics), expected.decode(latents)
+    assert mx.array_equal(decoder.decode_tiled(latents), pixels)
+    assert mx.array_equal(decoder(latents, chunked_conv=True, show_progress=False), pixels)
 
 
 def test_the_weights_are_in_memory_once_and_loaded_once(make, expected):
@@ -188,7 +188,7 @@ def test_damaged_weights_are_an_error_and_stay_where_they_are(make):
 
 
 def test_frames_come_in_order_and_are_those_of_the_result_and_of_an_exact_plan(make, expected):
-    streamed, latents = [], random_latents(6, 2, 9)
+    streamed, latents = [], random_latents(5, 2, 5)
 
     def on_frames_ready(frames, start):
         assert start == sum(each.shape[2] for each in streamed)
@@ -219,7 +219,7 @@ def test_the_apps_tiles_are_used_where_no_exact_plan_fits(make, monkeypatch, cap
 
 
 def test_a_timestep_is_for_those_that_take_one(make, golden):
-    latents = random_latents(2, 2, 2)
+    latents = random_latents(1, 2, 2)
     decoder = make(PatchedDecoder, "ltxv_0_9_5")
     vae = VideoVAE.from_pretrained(golden("ltxv_0_9_5").checkpoint, encoder=False)
     assert mx.array_equal(decoder.decode_tiled(latents, timestep=mx.array([0.3])), vae.decode(latents, timestep=0.3))
