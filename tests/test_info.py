@@ -426,10 +426,12 @@ def test_latents_that_are_not_finite_are_refused_with_their_number(refused, tmp_
     assert "1 of 32 values in [0:1, 0:8, 1:2, 0:2, 0:2] are not finite" in refused(tmp_path / "nan.npy")
 
 
-def test_options_of_latents_are_refused_with_a_checkpoint(golden, refused):
-    path = golden("ltx2_3").checkpoint
-    for options in (["-m", path], ["--tensor", "latents"], ["--grid", "3x2x2"]):
+def test_options_of_latents_are_refused_with_a_checkpoint(golden, audio_case, refused):
+    path, sound = golden("ltx2_3").checkpoint, audio_case("ltx2").checkpoint
+    for options in (["-m", path], ["--tensor", "latents"], ["--grid", "3x2x2"], ["--audio-model", sound]):
         assert "options of latents only" in refused(path, *options)
+    assert "which takes no such options" in refused(sound, "--audio-model", sound)
+    assert "has no decoder and no vocoder" in refused(demo.LATENTS, "--audio-model", audio_case("encoder").checkpoint)
 
 
 # --- audio latents --------------------------------------------------------------------------------------------------
@@ -569,10 +571,3 @@ def test_bad_keyframes_are_a_warning_beside_latents_and_an_error_alone(refused, 
     assert "keys.safetensors: keyframe_frame_indices has the shape (2,) in int64" in refused(
         tmp_path / "keys.safetensors"
     )
-
-
-def test_an_audio_model_is_an_option_of_latents(golden, audio_case, refused):
-    sound, path = audio_case("ltx2").checkpoint, golden("ltx2_3").checkpoint
-    assert "options of latents only" in refused(path, "--audio-model", sound)
-    assert "which takes no such options" in refused(sound, "--audio-model", sound)
-    assert "has no decoder and no vocoder" in refused(demo.LATENTS, "--audio-model", audio_case("encoder").checkpoint)
