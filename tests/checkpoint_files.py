@@ -1,14 +1,12 @@
 """Checkpoint files in the layouts that people have, and comparisons of opened checkpoints."""
 
 import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+import subprocess
+import sys
 
 import mlx.core as mx
 import numpy as np
 from safetensors.numpy import load_file, save_file
-
-from mlx_ltx_vae.checkpoint import Checkpoint
 
 GENERATIONS = {
     "ltxv_0_9_0": "LTX-Video 0.9.0",
@@ -20,16 +18,16 @@ GENERATIONS = {
 Weights = dict[str, np.ndarray]
 
 
-def read_weights(checkpoint: Checkpoint, network: str) -> dict[str, mx.array]:
+def read_weights(checkpoint, network):
     """The tensors of a network by name; empty if the checkpoint does not have it."""
     return dict(checkpoint.networks[network].read()) if network in checkpoint.networks else {}
 
 
-def read_statistics(checkpoint: Checkpoint) -> dict[str, mx.array]:
+def read_statistics(checkpoint):
     return dict(zip(("mean", "std"), checkpoint.read_statistics(), strict=True))
 
 
-def assert_same_weights(found: Mapping[str, mx.array], expected: Mapping[str, mx.array]) -> None:
+def assert_same_weights(found, expected):
     """Names, shapes, dtypes, then values."""
     assert found.keys() == expected.keys()
     for name, array in expected.items():
@@ -37,7 +35,7 @@ def assert_same_weights(found: Mapping[str, mx.array], expected: Mapping[str, mx
         assert mx.array_equal(found[name], array), name
 
 
-def assert_same_checkpoint(found: Checkpoint, expected: Checkpoint) -> None:
+def assert_same_checkpoint(found, expected):
     """Configuration, networks and statistics."""
     assert found.config == expected.config
     assert found.networks.keys() == expected.networks.keys()
@@ -46,23 +44,23 @@ def assert_same_checkpoint(found: Checkpoint, expected: Checkpoint) -> None:
     assert_same_weights(read_statistics(found), read_statistics(expected))
 
 
-def metadata(golden: Callable, name: str) -> dict[str, str]:
+def metadata(golden, name):
     return {"config": json.dumps({"vae": golden(name).manifest["vae_config"]})}
 
 
-def network_of(tensors: Weights, network: str) -> Weights:
+def network_of(tensors, network):
     prefix = f"vae.{network}."
     return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
 
 
-def statistics_of(tensors: Weights) -> tuple[np.ndarray, np.ndarray]:
+def statistics_of(tensors):
     return (
         tensors["vae.per_channel_statistics.mean-of-means"],
         tensors["vae.per_channel_statistics.std-of-means"],
     )
 
 
-def as_an_mlx_port_stores(name: str, array: np.ndarray) -> np.ndarray:
+def as_an_mlx_port_stores(name, array):
     if array.ndim == 5:
         return np.ascontiguousarray(array.transpose(0, 2, 3, 4, 1))
     if array.ndim == 4:
@@ -70,7 +68,38 @@ def as_an_mlx_port_stores(name: str, array: np.ndarray) -> np.ndarray:
     return array
 
 
-def write_pack(folder: Path, tensors: Weights, pattern: str, prefix: str, names: tuple[str, str]) -> None:
+def _wrapped(name, array):
+    """mlx-video's packs wrap each causal convolution of the decoder in one more module."""
+    is_bare = name.startswith("vae.decoder.") and ".conv.conv." not in name
+    return name.replace(".conv.", ".conv.conv.") if is_bare else name, array
+
+
+def _packed(prefix, statistics):
+    """As packs of MLX ports in one file: a prefix for each network, channels last."""
+
+    def store(name, array):
+        _, network, own = name.split(".", 2)
+        if network == "per_channel_statistics":
+            return statistics.get(own, name), array
+        return prefix.format(network) + own, as_an_mlx_port_stores(own, array)
+
+    return store
+
+
+_SHORT = {"mean-of-means": "mean", "std-of-means": "std"}
+#: The name and the array, as each layout of one file stores a tensor of the original.
+LAYOUTS = {
+    "bare": lambda name, array: (name.removeprefix("vae."), array),
+    "model.vae": lambda name, array: (f"model.{name}", array),
+    "first stage": lambda name, array: (name.replace("vae.", "first_stage_model.", 1), array),
+    "channels last": lambda name, array: (name, as_an_mlx_port_stores(name, array)),
+    "pack": _packed("vae_{}.", _SHORT),
+    "pack of networks": _packed("{}.", _SHORT),
+    "wrapped": _wrapped,
+}
+
+
+def write_pack(folder, tensors, pattern, prefix, names, header=None):
     """One file per network, statistics in each."""
     for network in ("encoder", "decoder"):
         stored = {
@@ -81,20 +110,52 @@ def write_pack(folder: Path, tensors: Weights, pattern: str, prefix: str, names:
             stored[f"{prefix.format(network)}per_channel_statistics.{name}"] = array
         path = folder / pattern.format(network)
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(stored, path)
+        save_file(stored, path, header)
 
 
-def write_shards(folder: Path, tensors: Weights, file_metadata: dict[str, str]) -> None:
-    names = sorted(tensors)
-    weight_map = {}
-    for index, chosen in enumerate((names[::2], names[1::2]), start=1):
-        shard = f"model-{index:05d}-of-00002.safetensors"
-        save_file({name: tensors[name] for name in chosen}, folder / shard, file_metadata)
-        weight_map |= dict.fromkeys(chosen, shard)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+SHARD, INDEX = "model-0000{}-of-00002.safetensors", "model.safetensors.index.json"
 
 
-def rewritten(golden: Callable, tmp_path: Path, change: Callable, name: str = "ltx2_3") -> Path:
+def write_shards(folder, tensors, shard=SHARD, index=INDEX, header=None):
+    """Two shards, encoder and decoder apart, so that the first alone would load as half a VAE: their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths, weight_map = [], {}
+    for number in (1, 2):
+        own = {name: array for name, array in tensors.items() if ("decoder" in name) is (number == 2)}
+        paths.append(folder / shard.format(number))
+        save_file(own, paths[-1], header or {"format": "pt"})
+        weight_map |= dict.fromkeys(own, paths[-1].name)
+    if index:
+        (folder / index).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+    return paths
+
+
+# On Linux a child inherits the ru_maxrss of its parent, so its own high-water mark is read instead.
+_RESIDENT_PEAK = """
+import resource, sys
+from pathlib import Path
+import mlx.core as mx
+from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.conversion import compare_tensors, write_weights
+
+def resident_peak():
+    if sys.platform == "linux":
+        return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+before = resident_peak()
+{}
+print(mx.get_peak_memory(), resident_peak() - before)
+"""
+
+
+def measured(code, *arguments):
+    """The numbers that code prints in a process of its own, then its peak of MLX's memory and the growth of all."""
+    command = [sys.executable, "-c", _RESIDENT_PEAK.format(code), *map(str, arguments)]
+    return list(map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()))
+
+
+def rewritten(golden, tmp_path, change, name="ltx2_3"):
     """The case's checkpoint, changed by `change(tensors, config)`."""
     case = golden(name)
     tensors, config = load_file(case.checkpoint), dict(case.manifest["vae_config"])

@@ -40,7 +40,7 @@ ENCODER_CASES = [name for name in CONV_CASES if name != "ltx2_3_causal"]
 
 FIXTURES = Path(__file__).parent / "fixtures"
 sys.path.insert(0, str(FIXTURES))
-pytest_plugins = ["comfyui_cases"]
+pytest_plugins = ["comfyui_cases", "diffusion_cases"]
 # Set before MLX is first used: golden data and tolerances are for float32 products that are not rounded to TF32.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 # Hundreds of tests start processes, which without it compile the package every time.

@@ -1,9 +1,12 @@
 """The golden cases of the diffusion decoder, and their noise as the package takes it."""
 
-from collections.abc import Callable
+from functools import cache
 
 import mlx.core as mx
 import numpy as np
+import pytest
+
+from mlx_ltx_vae import VideoVAE
 
 #: Narrow networks of two geometries: one step that predicts the picture, and two steps that predict the velocity.
 CASES = ["ltx2_5_diffusion", "ltx2_5_diffusion_gated"]
@@ -40,4 +43,7 @@ def decode_check(vae, case, check, **options) -> np.ndarray:
     return as_numpy(vae.decode(latents, plan, noise=given_noise(case, check)))
 
 
-Golden = Callable
+@pytest.fixture(scope="module")
+def vaes(golden):
+    """`vaes(name, dtype)`: the VAE of a case, loaded once."""
+    return cache(lambda name, dtype="float32": VideoVAE.from_pretrained(golden(name).checkpoint, dtype=dtype))

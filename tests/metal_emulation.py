@@ -24,8 +24,6 @@ from mlx_ltx_vae.backend.mlx_utils import DtypeName
 from mlx_ltx_vae.checkpoint import Checkpoint, open_weights
 from mlx_ltx_vae.models.convolution import conv3d, rules
 from mlx_ltx_vae.models.convolution.rules import ConvRule, ConvShape, Formulation
-from mlx_ltx_vae.models.layers import CausalConv3d
-from mlx_ltx_vae.models.specs import ConvSpec
 from mlx_ltx_vae.vae import VideoVAE
 from tolerances import skip_where_arrays_cannot_be_patched
 from winograd import winograd_conv2d
@@ -48,25 +46,11 @@ _TF32_HALF, _TF32_MASK = 0x1000, 0xFFFFE000
 
 
 @dataclass(frozen=True)
-class ConvOptions:
-    """How convolutions are computed.
-
-    Attributes:
-        winograd: False as with `MLX_CONV_WINOGRAD=0`, which is also obeyed.
-        operands: input and weights are cast to this dtype, and the result back to the input's; None for no cast.
-    """
-
-    winograd: bool = True
-    operands: mx.Dtype | None = None
-
-
-@dataclass(frozen=True)
 class EmulatedGPU:
     """The GPU, and what the package asks of it.
 
     Attributes:
-        convolutions: of all layers.
-        upsampling: of layers that upsample, whose input is not normalized; None for `convolutions`.
+        winograd: False as with `MLX_CONV_WINOGRAD=0`, which is also obeyed.
         tf32: whether float32 matrix products round their operands to TF32, as on M5 and on CUDA.
         magnification: the rule for Winograd counts this many times the positions that there are, for small pictures.
         any_width: the rule for Winograd ignores the sum of channels, for narrow models.
@@ -74,8 +58,7 @@ class EmulatedGPU:
             by one, each rounded, as programs do that call nn.Conv3d.
     """
 
-    convolutions: ConvOptions = ConvOptions()
-    upsampling: ConvOptions | None = None
+    winograd: bool = True
     tf32: bool = False
     magnification: int = 1
     any_width: bool = False
@@ -128,7 +111,6 @@ def emulated(gpu: EmulatedGPU = EmulatedGPU()) -> Iterator[Counter[str]]:
         for name in ("conv2d", "conv3d", "matmul", "addmm"):
             stack.enter_context(patch.object(mx, name, getattr(emulation, name)))
         stack.enter_context(patch.object(mx.array, "__matmul__", lambda one, other: emulation.matmul(one, other)))
-        stack.enter_context(patch.object(CausalConv3d, "__call__", emulation.layer(CausalConv3d.__call__)))
         mx.set_default_device(mx.Device(mx.cpu))
         stack.callback(mx.set_default_device, default)
         yield emulation.routes
@@ -152,26 +134,25 @@ class _Window(NamedTuple):
 
     stride: Sequence[int]
     padding: Sequence[int]
-    dilation: Sequence[int]
     groups: int = 1
 
     @classmethod
     def of(cls, axes: int, *sizes: _Size, groups: int = 1) -> "_Window":
         """From MLX's arguments, each one number for all axes, or one for each."""
-        stride, padding, dilation = ((size,) * axes if isinstance(size, int) else tuple(size) for size in sizes)
-        return cls(stride, padding, dilation, groups)
+        stride, padding = ((size,) * axes if isinstance(size, int) else tuple(size) for size in sizes)
+        return cls(stride, padding, groups)
 
     @property
     def is_dense(self) -> bool:
         """Whether it has a result for every position, from neighbors."""
-        return all(size == 1 for size in (*self.stride, *self.dilation, self.groups))
+        return all(size == 1 for size in (*self.stride, self.groups))
 
 
 def _is_split(x: mx.array, weight: mx.array, window: _Window) -> bool:
     """MLX's rule for a 3D convolution as a sum of 2D convolutions."""
     in_channels, out_channels = x.shape[-1], weight.shape[0]
     return (
-        x.shape[0] == window.stride[0] == window.dilation[0] == window.groups == 1
+        x.shape[0] == window.stride[0] == window.groups == 1
         and window.padding[0] == 0
         and weight.shape[1] <= _MAX_DEPTH
         and in_channels % _DEPTH_CHANNEL_STEP == 0
@@ -181,55 +162,25 @@ def _is_split(x: mx.array, weight: mx.array, window: _Window) -> bool:
 
 @dataclass
 class _Emulation:
-    """The emulated functions, with the signatures of MLX's own."""
+    """The emulated functions, with the arguments of MLX's own that the package uses: none dilates."""
 
     gpu: EmulatedGPU
     routes: Counter[str] = field(default_factory=Counter)
-    _spec: ConvSpec | None = None
-
-    def layer(self, call: Callable[..., mx.array]) -> Callable[..., mx.array]:
-        """Wrap a convolution's `__call__`, so that its spec is known inside."""
-
-        def wrapped(layer: CausalConv3d, *arguments: Any, **options: Any) -> mx.array:
-            self._spec = layer.spec
-            try:
-                return call(layer, *arguments, **options)
-            finally:
-                self._spec = None
-
-        return wrapped
 
     def conv3d(
-        self,
-        x: mx.array,
-        weight: mx.array,
-        stride: _Size = 1,
-        padding: _Size = 0,
-        dilation: _Size = 1,
-        groups: int = 1,
-        **_: Any,
+        self, x: mx.array, weight: mx.array, stride: _Size = 1, padding: _Size = 0, groups: int = 1, stream: Any = None
     ) -> mx.array:
         """(B, T, H, W, C) with (O, kt, kh, kw, C), added over the taps in time if MLX splits it so."""
-        dtype = _result_type(x, weight)
-        x, weight = self._operands(x, weight)
-        window = _Window.of(3, stride, padding, dilation, groups=groups)
-        result = self._by_taps(x, weight, window) if _is_split(x, weight, window) else self._volume(x, weight, window)
-        return result.astype(dtype)
+        x, weight = _same_type(x, weight)
+        window = _Window.of(3, stride, padding, groups=groups)
+        return self._by_taps(x, weight, window) if _is_split(x, weight, window) else self._volume(x, weight, window)
 
     def conv2d(
-        self,
-        x: mx.array,
-        weight: mx.array,
-        stride: _Size = 1,
-        padding: _Size = 0,
-        dilation: _Size = 1,
-        groups: int = 1,
-        **_: Any,
+        self, x: mx.array, weight: mx.array, stride: _Size = 1, padding: _Size = 0, groups: int = 1, stream: Any = None
     ) -> mx.array:
         """(N, H, W, C) with (O, kh, kw, C)"""
-        dtype = _result_type(x, weight)
-        x, weight = self._operands(x, weight)
-        return self._frames(x, weight, _Window.of(2, stride, padding, dilation, groups=groups)).astype(dtype)
+        x, weight = _same_type(x, weight)
+        return self._frames(x, weight, _Window.of(2, stride, padding, groups=groups))
 
     def matmul(self, one: mx.array, other: mx.array, **_: Any) -> mx.array:
         """`one @ other`, rounded once."""
@@ -255,7 +206,7 @@ class _Emulation:
     def _by_taps(self, x: mx.array, weight: mx.array, window: "_Window") -> mx.array:
         """A 2D convolution for each tap in time; their results are added in the dtype."""
         frames = x.shape[1] - weight.shape[1] + 1
-        in_space = _Window(window.stride[1:], window.padding[1:], window.dilation[1:])
+        in_space = _Window(window.stride[1:], window.padding[1:])
         total = None
         for tap in range(weight.shape[1]):
             result = self._frames(x[0, tap : tap + frames], weight[:, tap], in_space)
@@ -266,11 +217,11 @@ class _Emulation:
     def _volume(self, x: mx.array, weight: mx.array, window: "_Window") -> mx.array:
         """One kernel for all taps, which rounds once."""
         self.routes["volume"] += 1
-        return _conv3d(_wide(x), _wide(weight), *window).astype(x.dtype)
+        return _conv3d(_wide(x), _wide(weight), **window._asdict()).astype(x.dtype)
 
     def _frames(self, x: mx.array, weight: mx.array, window: "_Window") -> mx.array:
         """A 2D convolution by the route that MLX takes."""
-        is_allowed = self._options.winograd and os.environ.get("MLX_CONV_WINOGRAD", "1") != "0"
+        is_allowed = self.gpu.winograd and os.environ.get("MLX_CONV_WINOGRAD", "1") != "0"
         if is_allowed and window.is_dense and self.gpu.takes_winograd(x.shape, weight.shape):
             self.routes["winograd"] += 1
             pads = window.padding
@@ -278,17 +229,7 @@ class _Emulation:
                 x, weight, (pads[0], pads[1]), lambda one, other: self._multiply(one, other).astype(x.dtype)
             )
         self.routes["direct"] += 1
-        return _conv2d(_wide(x), _wide(weight), *window).astype(x.dtype)
-
-    @property
-    def _options(self) -> ConvOptions:
-        """Of the layer that is running."""
-        is_upsampling = self._spec is not None and self._spec.up != (1, 1, 1)
-        return self.gpu.upsampling if is_upsampling and self.gpu.upsampling else self.gpu.convolutions
-
-    def _operands(self, x: mx.array, weight: mx.array) -> tuple[mx.array, mx.array]:
-        dtype = self._options.operands or _result_type(x, weight)
-        return x.astype(dtype), weight.astype(dtype)
+        return _conv2d(_wide(x), _wide(weight), **window._asdict()).astype(x.dtype)
 
 
 def _add_one_by_one(result: mx.array, bias: mx.array, skip: mx.array | None, factors: mx.array | None) -> mx.array:
@@ -305,6 +246,11 @@ def round_to_tf32(x: mx.array) -> mx.array:
 def _result_type(*operands: mx.array) -> mx.Dtype:
     """`mx.result_type`, which MLX before 0.32 lacks."""
     return reduce(mx.add, (mx.zeros((), operand.dtype) for operand in operands)).dtype
+
+
+def _same_type(x: mx.array, weight: mx.array) -> tuple[mx.array, mx.array]:
+    dtype = _result_type(x, weight)
+    return x.astype(dtype), weight.astype(dtype)
 
 
 def _wide(x: mx.array) -> mx.array:

@@ -2,9 +2,8 @@
 
 import json
 import math
-import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.util import find_spec
 
 import mlx.core as mx
@@ -14,14 +13,12 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import against, decoders, formulations, measuring, validation
 from benchmarks.convolutions import Convolution, recorded
-from benchmarks.measuring import Case, Decode, Job, compare, decode, footprint, format_psnr, load_vae
+from benchmarks.measuring import Case, Decode, Job, decode, load_vae
 from benchmarks.measuring import measure as measure_frames
 from benchmarks.others import diffusers_config, original_weights
-from benchmarks.overlap import WaitingSink, least_seconds
+from benchmarks.overlap import least_seconds
 from benchmarks.pictures import find_crop
-from benchmarks.sound import random_audio_vae
 from mlx_ltx_vae import VideoVAE, demo
-from mlx_ltx_vae.backend.mlx_utils import max_difference, psnr
 from mlx_ltx_vae.checkpoint import open_weights
 from mlx_ltx_vae.latents import save_latents
 from mlx_ltx_vae.models.convolution.conv3d import Conv3d
@@ -161,9 +158,7 @@ def test_trained_decoders_are_compared_with_the_full_one(measure, golden, tmp_pa
 def test_trained_decoders_need_latents_and_a_known_name(capsys):
     assert command.main(["decoders", "-m", "vae.safetensors"]) == 1
     assert "takes -m and --latents together" in capsys.readouterr().err
-    assert (
-        command.main(["decoders", "-m", "a.safetensors", "--latents", "b.npy", "--decoder", "x", "c.safetensors"]) == 1
-    )
+    assert command.main(["decoders", "-m", "a.st", "--latents", "b.npy", "--decoder", "x", "c.safetensors"]) == 1
     assert "the faster decoder 'x' is not known; known are pruna, taehv, taehv-wide." in capsys.readouterr().err
 
 
@@ -189,10 +184,6 @@ def test_against_compares_other_decoders_with_the_single_pass_and_skips_missing_
     assert ports["largest"] == pytest.approx(tiled["largest"], abs=1)
     assert ports["largest"] > 1
     assert printed.count("is skipped: it is not installed") == 2
-
-
-@pytest.mark.slow
-def test_against_always_runs_the_single_pass_and_skips_programs_that_do_not_know_the_vae(measure, monkeypatch):
     monkeypatch.setitem(against.OTHERS, "diffusers", ())
     runs, printed = measure("against", *TINY, "--num-frames", "9", "--only", "diffusers", "--generation", "0.9.5")
     assert [run["mode"] for run in runs] == ["single"]
@@ -200,17 +191,13 @@ def test_against_always_runs_the_single_pass_and_skips_programs_that_do_not_know
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not against.is_installed("diffusers"), reason="torch and diffusers are not installed")
-@pytest.mark.parametrize("generation", ["ltx-2", "ltx-2.3"])
-def test_diffusers_decodes_our_weights_to_our_frames(measure, generation):
-    runs, _ = measure("against", *TINY, "--num-frames", "9", "--only", "diffusers", "--generation", generation)
-    assert runs[1]["largest"] <= 1
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not against.is_installed("mlx_video"), reason="mlx_video is not installed")
-def test_mlx_video_decodes_our_weights_to_our_frames(measure):
-    runs, _ = measure("against", *TINY, "--num-frames", "9", "--only", "mlx_video")
+@pytest.mark.parametrize(
+    ("program", "generation"), [("diffusers", "ltx-2"), ("diffusers", "ltx-2.3"), ("mlx_video", "ltx-2.3")]
+)
+def test_other_programs_decode_our_weights_to_our_frames(measure, program, generation):
+    if not against.is_installed(program):
+        pytest.skip(f"{program} is not installed")
+    runs, _ = measure("against", *TINY, "--num-frames", "9", "--only", program, "--generation", generation)
     assert runs[1]["largest"] <= 1
 
 
@@ -227,10 +214,8 @@ def test_diffusers_gets_the_configuration_of_the_same_decoder(generation):
     assert {name: both[name] for name in ("latent_channels", "patch_size")} == {"latent_channels": 128, "patch_size": 4}
 
 
-@pytest.mark.parametrize("source", ["random weights", "a checkpoint"])
-def test_other_programs_get_the_weights_as_they_are_stored(source, golden):
-    model = None if source == "random weights" else str(golden("ltx2_3").checkpoint)
-    case = Case(model=model, base_width=8, width=64, height=64, frames=9)
+def test_other_programs_get_the_weights_as_they_are_stored(golden):
+    case = Case(model=str(golden("ltx2_3").checkpoint), base_width=8, width=64, height=64, frames=9)
     vae = load_vae(case)
     weights = {f"vae.decoder.{name}": array for name, array in original_weights(case).items()}
     for name, array in (("mean-of-means", vae.mean), ("std-of-means", vae.std)):
@@ -238,16 +223,6 @@ def test_other_programs_get_the_weights_as_they_are_stored(source, golden):
     same = VideoVAE.from_pretrained(open_weights(weights, vae.config), encoder=False)
     latents = mx.random.normal((1, vae.config.latent_channels, 2, 2, 2), key=mx.random.key(1))
     assert mx.array_equal(same.decode(latents), vae.decode(latents))
-
-
-def test_another_package_of_the_same_name_is_not_taken_for_mlx_video(tmp_path, monkeypatch):
-    if find_spec("mlx_video"):
-        pytest.skip("mlx_video is installed")
-    (tmp_path / "mlx_video").mkdir()
-    (tmp_path / "mlx_video" / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert not against.is_installed("mlx_video")
-    sys.modules.pop("mlx_video", None)
 
 
 def test_the_plan_table_needs_no_measurement(capsys, monkeypatch):
@@ -261,8 +236,6 @@ def test_the_plan_table_needs_no_measurement(capsys, monkeypatch):
     [
         ([], "MEASUREMENT"),
         (["roofline", "--plot", "x.png"], "unrecognized arguments"),
-        (["plan-table", "--json"], "unrecognized arguments"),
-        (["against", "--mode", "exact"], "unrecognized arguments"),
         (["against", "--only", "torch"], "invalid choice"),
     ],
 )
@@ -278,16 +251,6 @@ def test_a_sink_cannot_be_done_before_its_frames_have_come():
     assert least_seconds(arrivals, 0.0) == 4.0
     assert least_seconds(arrivals, 0.5) == 4.5  # idle before the last chunk
     assert least_seconds(arrivals, 2.0) == 1.0 + 5 * 2.0  # never idle after the first chunk
-
-
-def test_a_waiting_sink_takes_every_frame(monkeypatch):
-    waited = []
-    monkeypatch.setattr("benchmarks.overlap.time.sleep", waited.append)
-    with WaitingSink((4, 2), 0.5) as sink:
-        for count in (1, 3):
-            sink.write(np.zeros((count, 2, 4, 3), np.uint8))
-    assert waited == [0.5, 1.5]
-    assert sink.frames_written == 4
 
 
 def test_convolutions_are_recorded_with_what_they_compute():
@@ -307,15 +270,6 @@ def test_sounds_share_is_of_sound_and_pictures_at_the_same_fraction_of_their_wid
     assert all(run["base_width"] == 16 and run["processor_seconds"] > 0 for run in runs)
     sound, pictures = (run["processor_seconds"] for run in runs)
     assert f"{sound / (sound + pictures):.1%}" in printed
-
-
-def test_random_sound_has_the_published_layers_at_a_fraction_of_their_widths():
-    vae = random_audio_vae(8)
-    assert (vae.sample_rate, vae.config.latents_per_second) == (48000, 25)
-    assert vae.decoder.spec.weights["conv_in.conv.weight"] == (64, 3, 3, 8)
-    waveform = vae.decode(mx.random.normal((1, 8, 3, 16), key=mx.random.key(0)))
-    assert waveform.shape == (1, 2, 9 * 480)
-    assert float(mx.abs(waveform).max()) <= 1 and float(waveform.std()) > 1e-3  # sound, and not silence
 
 
 @pytest.mark.slow
@@ -343,11 +297,6 @@ def test_tiles_of_a_case_may_be_cut_in_time_too():
     tiling = Case(tiles="256:32,16").make_tiling()
     assert tiling == TilingConfig(SpatialTilingConfig(256, 32), TemporalTilingConfig(16, 0))
     assert Case(tiles="256:32").make_tiling() == TilingConfig(SpatialTilingConfig(256, 32))
-
-
-def test_a_case_survives_json():
-    case = Case(frames=17, mode="tiled", tiles="256:64", memory_budget="8GB")
-    assert Case(**json.loads(json.dumps(asdict(case)))) == case
 
 
 def test_jobs_run_in_turns_and_those_that_need_one_run_once(monkeypatch):
@@ -383,27 +332,6 @@ def test_frames_are_saved_and_compared_with_saved_ones(tmp_path):
     same, other = (measure_frames(chunks(value), case, reference=path) for value in (100, 151))
     assert (same["psnr"], same["largest"]) == (None, 0)
     assert (other["psnr"], other["largest"]) == (pytest.approx(20 * math.log10(5)), 51)
-
-
-def test_psnr_is_decibels_of_the_span():
-    black = mx.zeros((2, 3))
-    assert psnr(black, black) == math.inf
-    assert psnr(black + 0.02, black) == pytest.approx(40, abs=1e-3)
-    white = black.astype(mx.uint8) + 255
-    assert psnr(white, black, span=255) == pytest.approx(0, abs=1e-6)
-    assert max_difference(white, black) == 255
-
-
-def test_equal_arrays_have_no_difference():
-    black = mx.zeros((2, 3))
-    assert compare(black, black) == {"psnr": None, "largest": 0}
-    assert compare(black + 1e-6, black)["psnr"] == pytest.approx(126, abs=0.1)
-    assert (format_psnr(None), format_psnr(59.06)) == ("identical", "59.1 dB")
-
-
-def test_the_footprint_grows_with_memory_in_use():
-    held = bytearray(b"x" * 100_000_000)
-    assert len(held) < footprint()
 
 
 def test_a_case_with_a_formulation_is_loaded_planned_and_run_with_it():

@@ -7,7 +7,7 @@ import mlx.nn as nn
 import pytest
 
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.backend.mlx_utils import named_parameters, take
+from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.specs import LayerSpec
 from mlx_ltx_vae.models.video_vae import block_types, networks
@@ -96,9 +96,7 @@ def test_plans_and_counts_follow_from_its_spec(vae):
     assert vae.plan((1, 8, 5, 3, 3)).memory.caches > 0
 
 
-@pytest.mark.parametrize(
-    "name", ["ltxv_0_9_0", "ltxv_0_9_1", "ltxv_0_9_5", "ltx2", "ltx2_3", "ltx2_3_causal", "conv_16x16x4"]
-)
+@pytest.mark.parametrize("name", ["ltxv_0_9_0", "ltxv_0_9_1", "ltx2_3_causal", "conv_16x16x4"])
 def test_every_network_is_what_its_specs_say(golden, name):
     """Weights by name and shape, one stage per layer, and the grids and channels that pass each of them."""
     config = parse_vae_config(golden(name).manifest["vae_config"], name)
@@ -118,8 +116,3 @@ def test_every_network_is_what_its_specs_say(golden, name):
             assert x.shape == (1, *extents, layer.in_channels), layer.name
             x = stage.step(x, True)
             assert x.shape == (1, *layer.out_grid(extents), layer.out_channels), layer.name
-
-
-def test_take_is_a_slice_along_any_axis():
-    clip = mx.arange(2 * 3 * 4 * 5 * 6).reshape(2, 3, 4, 5, 6)
-    assert mx.array_equal(take(clip, Axis.WIDTH, 1, 3), clip[:, :, :, 1:3])

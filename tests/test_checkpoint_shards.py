@@ -1,14 +1,12 @@
 """Shards, indexes and diffusers' variants: what belongs together is loaded together, never a part of it silently."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from checkpoint_files import Weights, assert_same_checkpoint, metadata
+from checkpoint_files import assert_same_checkpoint, metadata, write_shards
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.errors import CheckpointError
@@ -34,21 +32,7 @@ NAMINGS = {
 }
 
 
-def write_shards(folder: Path, tensors: Weights, shard: str, index: str | None) -> list[Path]:
-    """Two shards, encoder and decoder apart, so that the first alone would load as half a VAE."""
-    folder.mkdir(parents=True, exist_ok=True)
-    names = sorted(tensors, key=lambda name: ("decoder" in name, name))
-    middle = next(position for position, name in enumerate(names) if "decoder" in name)
-    weight_map = {}
-    for number, chosen in enumerate((names[:middle], names[middle:]), start=1):
-        save_file({name: tensors[name] for name in chosen}, folder / shard.format(number), {"format": "pt"})
-        weight_map |= dict.fromkeys(chosen, shard.format(number))
-    if index:
-        (folder / index).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
-    return [folder / shard.format(number) for number in (1, 2)]
-
-
-def write_diffusers_shards(golden: Callable, folder: Path, shard: str, index: str | None) -> list[Path]:
+def write_diffusers_shards(golden, folder, shard, index):
     shards = write_shards(folder, to_diffusers("ltx2", load_file(golden("ltx2").checkpoint)), shard, index)
     (folder / "config.json").write_text(json.dumps(diffusers_config("ltx2", 8, 8)))
     return shards
@@ -56,16 +40,14 @@ def write_diffusers_shards(golden: Callable, folder: Path, shard: str, index: st
 
 @pytest.mark.parametrize(("with_index", "inside"), [(True, ""), (False, "vae")], ids=["index", "no index"])
 @pytest.mark.parametrize("naming", NAMINGS)
-def test_shards_of_every_naming_load_like_one_file(
-    golden: Callable, tmp_path: Path, naming: str, with_index: bool, inside: str
-) -> None:
+def test_shards_of_every_naming_load_like_one_file(golden, tmp_path, naming, with_index, inside):
     shard, index = NAMINGS[naming]
     write_diffusers_shards(golden, tmp_path / inside, shard, index if with_index else None)
     assert_same_checkpoint(open_checkpoint(tmp_path), open_checkpoint(golden("ltx2").checkpoint))
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
-def test_an_index_or_any_shard_can_be_given_for_the_whole_set(golden: Callable, tmp_path: Path, naming: str) -> None:
+def test_an_index_or_any_shard_can_be_given_for_the_whole_set(golden, tmp_path, naming):
     shard, index = NAMINGS[naming]
     shards = write_diffusers_shards(golden, tmp_path, shard, index)
     expected = open_checkpoint(golden("ltx2").checkpoint)
@@ -75,9 +57,7 @@ def test_an_index_or_any_shard_can_be_given_for_the_whole_set(golden: Callable, 
 
 @pytest.mark.parametrize("naming", NAMINGS)
 @pytest.mark.parametrize("lost", [1, 2])
-def test_a_missing_shard_is_an_error_without_an_index_too(
-    golden: Callable, tmp_path: Path, naming: str, lost: int
-) -> None:
+def test_a_missing_shard_is_an_error_without_an_index_too(golden, tmp_path, naming, lost):
     shards = write_diffusers_shards(golden, tmp_path, NAMINGS[naming][0], None)
     shards[lost - 1].unlink()
     for source in (tmp_path, shards[2 - lost]):
@@ -85,14 +65,14 @@ def test_a_missing_shard_is_an_error_without_an_index_too(
             open_checkpoint(source)
 
 
-def test_shards_of_two_sets_are_an_error(golden: Callable, tmp_path: Path) -> None:
+def test_shards_of_two_sets_are_an_error(golden, tmp_path):
     shards = write_diffusers_shards(golden, tmp_path, NAMINGS["plain"][0], None)
     shards[0].rename(tmp_path / "diffusion_pytorch_model-00001-of-00003.safetensors")
     with pytest.raises(CheckpointError, match=r"shards are of several sets .*00001-of-00003.*give the index"):
         open_checkpoint(tmp_path)
 
 
-def test_the_plain_files_are_preferred_to_variants(golden: Callable, tmp_path: Path) -> None:
+def test_the_plain_files_are_preferred_to_variants(golden, tmp_path):
     """As in diffusers, where `variant` must be given to get another."""
     write_diffusers_shards(golden, tmp_path, *NAMINGS["variant"])
     tensors = to_diffusers("ltx2", load_file(golden("ltx2").checkpoint))
@@ -105,7 +85,7 @@ def test_the_plain_files_are_preferred_to_variants(golden: Callable, tmp_path: P
     assert np.array_equal(np.array(VideoVAE.from_pretrained(index).decoder.conv_in.conv.bias), bias / 2)
 
 
-def test_two_variants_without_a_plain_file_are_an_error_that_names_them(golden: Callable, tmp_path: Path) -> None:
+def test_two_variants_without_a_plain_file_are_an_error_that_names_them(golden, tmp_path):
     write_diffusers_shards(golden, tmp_path, *NAMINGS["variant"])
     tensors = to_diffusers("ltx2", load_file(golden("ltx2").checkpoint))
     save_file(tensors, tmp_path / "diffusion_pytorch_model.fp16.safetensors")
@@ -113,7 +93,7 @@ def test_two_variants_without_a_plain_file_are_an_error_that_names_them(golden: 
         open_checkpoint(tmp_path)
 
 
-def test_one_variant_alone_is_found(golden: Callable, tmp_path: Path) -> None:
+def test_one_variant_alone_is_found(golden, tmp_path):
     tensors = to_diffusers("ltx2", load_file(golden("ltx2").checkpoint))
     (tmp_path / "vae").mkdir()
     save_file(tensors, tmp_path / "vae" / "diffusion_pytorch_model.bf16.safetensors")
@@ -123,13 +103,13 @@ def test_one_variant_alone_is_found(golden: Callable, tmp_path: Path) -> None:
     assert_same_checkpoint(open_checkpoint(tmp_path), open_checkpoint(golden("ltx2").checkpoint))
 
 
-def test_shards_that_are_not_named_like_their_index_are_no_other_candidates(golden: Callable, tmp_path: Path) -> None:
+def test_shards_that_are_not_named_like_their_index_are_no_other_candidates(golden, tmp_path):
     write_shards(tmp_path, load_file(golden("ltx2").checkpoint), "part{}.safetensors", "all.safetensors.index.json")
     save_file({"lora.weight": np.zeros(2, np.float32)}, tmp_path / "lora.safetensors")
     assert_same_checkpoint(open_checkpoint(tmp_path), open_checkpoint(golden("ltx2").checkpoint))
 
 
-def test_a_version_number_is_no_variant(golden: Callable, tmp_path: Path) -> None:
+def test_a_version_number_is_no_variant(golden, tmp_path):
     for name in ("ltx-video-2b-v0.9.safetensors", "ltx-video-2b-v0.9.5.safetensors"):
         save_file(load_file(golden("ltx2_3").checkpoint), tmp_path / name, metadata(golden, "ltx2_3"))
     with pytest.raises(CheckpointError, match=r"give one of ltx-video-2b-v0\.9\.5\.safetensors, ltx-video-2b-v0\.9\.s"):
@@ -139,7 +119,7 @@ def test_a_version_number_is_no_variant(golden: Callable, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "shard", ["../outside.safetensors", "sub/../../outside.safetensors", "ABSOLUTE", "..", "", "."]
 )
-def test_an_index_that_leaves_its_folder_is_an_error(golden: Callable, tmp_path: Path, shard: str) -> None:
+def test_an_index_that_leaves_its_folder_is_an_error(golden, tmp_path, shard):
     outside = tmp_path / "outside.safetensors"
     outside.write_bytes(golden("ltx2_3").checkpoint.read_bytes())
     folder = tmp_path / "vae"
@@ -150,7 +130,7 @@ def test_an_index_that_leaves_its_folder_is_an_error(golden: Callable, tmp_path:
         open_checkpoint(folder)
 
 
-def test_a_shard_may_be_a_link(golden: Callable, tmp_path: Path) -> None:
+def test_a_shard_may_be_a_link(golden, tmp_path):
     """The hub's cache has links to files elsewhere."""
     blob = tmp_path / "blobs" / "0123"
     blob.parent.mkdir()
@@ -164,7 +144,7 @@ def test_a_shard_may_be_a_link(golden: Callable, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shard", ["a\0b.safetensors", "x" * 5000, "config.json"])
-def test_a_shard_name_that_no_file_has_is_an_error(golden: Callable, tmp_path: Path, shard: str) -> None:
+def test_a_shard_name_that_no_file_has_is_an_error(golden, tmp_path, shard):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"vae.x": shard}}))
     with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json: .*(missing|cannot)"):
         open_checkpoint(tmp_path)

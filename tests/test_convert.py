@@ -3,31 +3,27 @@
 import errno
 import json
 import math
+import os
 import re
 import subprocess
 import sys
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import assert_same_checkpoint, metadata, read_weights, write_pack
 from conftest import CONV_CASES
-from mlx_ltx_vae import CheckpointError, VideoVAE, WriterError, __version__
+from mlx_ltx_vae import CheckpointError, WriterError, __version__
 from mlx_ltx_vae import checkpoint as opening
 from mlx_ltx_vae.checkpoint import files, open_checkpoint
 from mlx_ltx_vae.conversion import Comparison, Conversion, Verification, convert_checkpoint, verify_conversion
+from mlx_ltx_vae.convert import main
 from mlx_ltx_vae.errors import CheckpointsDiffer
 from test_checkpoint_diffusers import write_folder
 
 FILES = ["README.md", "config.json", "model.safetensors"]
-
-
-def run_cli(*arguments, **options):
-    command = [sys.executable, "-m", "weights_convert", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 def open_networks(path, only=None):
@@ -65,8 +61,8 @@ def header_of(path):
 
 
 def assert_same_tensors(found, expected):
-    """Two model.safetensors, by the safetensors library: names, shapes, dtypes, bits."""
-    found, expected = load_file(found), load_file(expected)
+    """The weights in two folders, by the safetensors library: names, shapes, dtypes, bits."""
+    found, expected = (load_file(folder / "model.safetensors") for folder in (found, expected))
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         assert (found[name].shape, found[name].dtype) == (array.shape, array.dtype), name
@@ -90,35 +86,6 @@ def test_every_generation_converts_to_the_same_checkpoint(golden, tmp_path, case
     assert made.verification.encode == (Comparison(0.0, None) if "encoder" in before.networks else None)
 
 
-def test_what_is_converted_gives_the_same_decode(golden, tmp_path):
-    convert(golden("small_ltxv_0_9_1").checkpoint, tmp_path / "vae")
-    latents = mx.random.normal((1, 8, 1, 2, 2), key=mx.random.key(7))
-    paths = (golden("small_ltxv_0_9_1").checkpoint, tmp_path / "vae")
-    assert mx.array_equal(*(VideoVAE.from_pretrained(path, encoder=False).decode(latents) for path in paths))
-
-
-def test_weights_are_stored_channels_last_under_the_original_names(golden, tmp_path):
-    convert(golden("small_ltxv_0_9_1").checkpoint, tmp_path / "vae")
-    stored = load_file(tmp_path / "vae" / "model.safetensors")
-    convolutions = 0
-    for name, array in load_file(golden("small_ltxv_0_9_1").checkpoint).items():
-        name = name.removeprefix("vae.")
-        if name.startswith("per_channel_statistics.") and name.rpartition(".")[2] not in (
-            "mean-of-means",
-            "std-of-means",
-        ):
-            continue
-        if array.ndim == 5 and array.shape[2:] == (3, 3, 3):
-            array = array.transpose(0, 2, 3, 4, 1)
-            convolutions += 1
-        elif array.ndim > 2 or name.endswith("timestep_scale_multiplier"):
-            array = np.squeeze(array)
-        assert stored[name].shape == array.shape, name
-        assert np.array_equal(stored.pop(name), array), name
-    assert convolutions
-    assert stored == {}
-
-
 def test_the_file_has_no_gaps_and_is_read_by_the_safetensors_library(golden, tmp_path):
     convert(golden("small_ltxv_0_9_1").checkpoint, tmp_path / "vae", dtype=mx.bfloat16)
     path = tmp_path / "vae" / "model.safetensors"
@@ -135,8 +102,9 @@ def test_the_file_has_no_gaps_and_is_read_by_the_safetensors_library(golden, tmp
         assert set(file.keys()) == set(mx.load(str(path)))
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
-@pytest.mark.parametrize("stored", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize(
+    ("stored", "dtype"), [(mx.float32, mx.bfloat16), (mx.float32, mx.float16), (mx.bfloat16, mx.bfloat16)]
+)
 def test_a_dtype_casts_all_but_the_statistics(golden, tmp_path, stored, dtype):
     tensors = {name: array.astype(stored) for name, array in mx.load(str(golden("conv_16x16x4").checkpoint)).items()}
     source = tmp_path / "source.safetensors"
@@ -175,16 +143,14 @@ def test_a_diffusers_folder_and_a_pack_convert_to_what_the_original_does(golden,
         made = convert(tmp_path / source, tmp_path / f"{source}-mlx")
         assert made.source == source
         assert made.written == expected.written
-        assert_same_tensors(
-            tmp_path / f"{source}-mlx" / "model.safetensors", tmp_path / "expected" / "model.safetensors"
-        )
+        assert_same_tensors(tmp_path / f"{source}-mlx", tmp_path / "expected")
 
 
 def test_converting_the_converted_changes_nothing(golden, tmp_path):
     first = convert(golden("ltxv_0_9_0").checkpoint, tmp_path / "once")
     second = convert(tmp_path / "once", tmp_path / "twice")
     assert second.written == first.written
-    assert_same_tensors(tmp_path / "once" / "model.safetensors", tmp_path / "twice" / "model.safetensors")
+    assert_same_tensors(tmp_path / "once", tmp_path / "twice")
     assert (tmp_path / "once" / "config.json").read_bytes() == (tmp_path / "twice" / "config.json").read_bytes()
 
 
@@ -196,17 +162,10 @@ def test_a_converted_file_is_loaded_without_inferring_or_changing_its_layout(gol
 
     monkeypatch.setattr(opening, "infer_layout", forbidden)
     monkeypatch.setattr(files.mx, "moveaxis", forbidden)
-    for source in (tmp_path / "vae", tmp_path / "vae" / "model.safetensors"):
-        assert read_weights(open_checkpoint(source), "encoder")
+    (tmp_path / "vae" / "model.safetensors").rename(tmp_path / "moved.safetensors")
+    assert read_weights(open_checkpoint(tmp_path / "moved.safetensors"), "encoder")  # alone
     with pytest.raises(AssertionError):
         open_checkpoint(golden("small_ltxv_0_9_1").checkpoint)
-
-
-def test_the_file_of_tensors_loads_by_itself(golden, tmp_path):
-    convert(golden("ltx2_3_causal").checkpoint, tmp_path / "vae")
-    (tmp_path / "vae" / "model.safetensors").rename(tmp_path / "moved.safetensors")
-    expected = open_checkpoint(golden("ltx2_3_causal").checkpoint)
-    assert_same_checkpoint(open_checkpoint(tmp_path / "moved.safetensors"), expected)
 
 
 def test_an_unknown_layout_is_an_error(golden, tmp_path):
@@ -295,3 +254,54 @@ def test_what_exists_is_never_replaced(golden, tmp_path):
     with pytest.raises(WriterError, match="cannot be written"):
         convert(source, tmp_path / "missing" / "vae")
     assert names_in(tmp_path) == ["empty", "file", "full"]
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_converts_and_verifies(golden, tmp_path, capsys):
+    source, folder = golden("ltx2_3").checkpoint, tmp_path / "vae"
+    command = [sys.executable, "-m", "weights_convert", source, "-o", folder, "--only", "decoder"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{folder}: decoder (LTX-2.3), 86 tensors in float32" in done.stdout
+    assert "Verified: 86 of 86 tensors equal bit for bit; decode identical\n" in done.stdout
+    assert re.search(r" in float32, [0-9.]+ MB, in ", done.stdout)
+    assert re.search(r"\nPeak MLX memory: [0-9.]+ MB\n$", done.stdout)
+    assert main(["--verify", str(source), str(folder), "--only", "decoder"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == done.stdout.splitlines()[1]
+    assert main(["--verify", str(source), str(folder)]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and re.fullmatch(r"error: .*vae: it lacks the tensor .*\n", err)
+
+
+def test_quiet_prints_nothing_and_json_one_object(golden, tmp_path, capfd):
+    source, folder = str(golden("conv_16x16x4").checkpoint), str(tmp_path / "vae")
+    assert main([source, "-o", str(tmp_path / "quiet"), "--only", "decoder", "-q"]) == 0
+    assert capfd.readouterr() == ("", "")
+    assert main([source, "-o", folder, "--dtype", "bfloat16", "--json"]) == 0
+    made = json.loads(capfd.readouterr().out)
+    assert made["source"] == "conv_16x16x4.safetensors"
+    assert made["output"] == folder
+    assert made["networks"] == ["encoder", "decoder"]
+    assert made["written"]["dtypes"] == ["bfloat16", "float32"]
+    assert made["written"]["bytes"] < os.path.getsize(source) / 1.9
+    assert made["verification"]["decode"]["psnr"] > 40
+    assert made["peak_memory_bytes"] > 0
+    assert main(["--verify", source, folder, "--json"]) == 0
+    captured = capfd.readouterr()
+    assert captured.err == ""
+    verified = json.loads(captured.out)
+    assert len(verified["load_seconds"]) == 2
+    assert verified["cast"] == made["verification"]["cast"] == verified["tensors"] - 2
+
+
+def test_errors_are_one_line_and_debug_shows_the_traceback(tmp_path, capsys):
+    arguments = [str(tmp_path / "nothing.safetensors"), "-o", str(tmp_path / "vae")]
+    assert main(arguments) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert re.fullmatch(r"error: .*nothing\.safetensors: there is no such file or folder; check the path\.", lines[0])
+    assert main([*arguments, "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+    assert names_in(tmp_path) == []

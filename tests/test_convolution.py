@@ -132,11 +132,6 @@ def test_runs_are_the_indices_in_order(indices, longest):
     assert all(1 <= len(run) <= longest for run in found)
 
 
-def test_the_orders_of_networks_have_few_runs():
-    assert len(runs(depth_to_space_order(4096, (2, 2, 2)), 4096)) == 8
-    assert len(runs(patch_order(48, 4), 48)) == 16
-
-
 @pytest.mark.parametrize("order", [None, range(33), depth_to_space_order(40, (2, 2, 2)), [7, 3, 3, 39]])
 @pytest.mark.parametrize("layout", KernelLayout)
 def test_one_copy_lays_out_a_weight_in_any_order(layout, order):
@@ -177,11 +172,9 @@ def test_on_a_cpu_half_precision_is_rounded_once(dtype):
     conv, x = make_conv(dtype=dtype), noise(1, 3, 9, 8, 8).astype(dtype)
     wide = make_conv()
     wide.weight, wide.bias = conv.weight.astype(mx.float32), conv.bias.astype(mx.float32)
-    result = conv(x, (0, 1, 1))
+    result, expected = conv(x, (0, 1, 1)), expected_of(wide, x.astype(mx.float32), (0, 1, 1))
     assert result.dtype == dtype
-    assert mx.array_equal(result, expected_of(wide, x.astype(mx.float32), (0, 1, 1)).astype(dtype)) or largest(
-        result, expected_of(wide, x.astype(mx.float32), (0, 1, 1))
-    ) < (0.02 if dtype == mx.bfloat16 else 0.002)
+    assert largest(result, expected) < (0.02 if dtype == mx.bfloat16 else 0.002)
 
 
 @given(
@@ -262,19 +255,12 @@ def test_reordered_channels_are_rearranged_as_before(stride):
     x = noise(1, 2, 3, 4, 3 * math.prod(stride))
     order = mx.array(depth_to_space_order(x.shape[-1], stride))
     assert mx.array_equal(interleave(mx.take(x, order, axis=-1), stride), depth_to_space(x, stride))
+    pixels, order = noise(1, 2, 8, 12, 3), mx.array(patch_order(48, 4))
+    assert mx.array_equal(interleave(mx.take(patchify(pixels, 4), order, axis=-1), (1, 4, 4)), pixels)
 
 
-def test_patches_are_put_back():
-    pixels = noise(1, 2, 8, 12, 3)
-    patches = patchify(pixels, 4)
-    order = mx.array(patch_order(48, 4))
-    assert mx.array_equal(interleave(mx.take(patches, order, axis=-1), (1, 4, 4)), pixels)
-
-
-def loaded_on_metal(dtype=None, **changes):
+def loaded_on_metal(dtype=None):
     conv = make_conv(32, 32, mx.bfloat16)
-    for name, value in changes.items():
-        setattr(conv, name, value)
     with emulated():
         conv.prepare(keeps_dtype=dtype is not None)
     return conv
@@ -284,16 +270,11 @@ def test_operands_are_float16_on_metal_unless_a_dtype_is_given():
     conv = loaded_on_metal()
     dtypes = conv.weight.dtype, conv.dtype, conv.operands(lambda: math.sqrt(32))
     assert dtypes == (mx.float16, mx.bfloat16, mx.float16)
+    assert conv.operands(lambda: 1e6) == mx.bfloat16, "scaled by the convolution"
     assert loaded_on_metal("bfloat16").weight.dtype == mx.bfloat16
     on_cpu = make_conv(32, 32, mx.bfloat16)
     on_cpu.prepare()
     assert on_cpu.weight.dtype == mx.bfloat16
-
-
-def test_an_input_that_is_longer_than_a_norm_allows_is_scaled():
-    conv = loaded_on_metal()
-    assert conv.operands(lambda: 4 * math.sqrt(32)) == mx.float16
-    assert conv.operands(lambda: 1e6) == mx.bfloat16, "scaled by the convolution"
 
 
 LARGE = EmulatedGPU(any_width=True, magnification=10**6)
@@ -443,12 +424,7 @@ WINOGRAD = EmulatedGPU(any_width=True, magnification=100)
 
 @pytest.mark.parametrize(
     ("name", "gpu", "limit"),
-    [
-        ("ltx2_3", EmulatedGPU(), 2e-5),
-        ("ltx2_3", WINOGRAD, 2e-4),
-        ("ltx2", WINOGRAD, 2e-4),
-        ("ltxv_0_9_5", EmulatedGPU(), 2e-5),
-    ],
+    [("ltx2_3", WINOGRAD, 2e-4), ("ltx2", WINOGRAD, 2e-4), ("ltxv_0_9_5", EmulatedGPU(), 2e-5)],
 )
 def test_what_runs_on_metal_gives_the_same_video(golden, name, gpu, limit):
     """Joined frames and rows, interleaved channels and the rest of the GPU's path, in float32; then with Winograd."""

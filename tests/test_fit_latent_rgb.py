@@ -128,23 +128,14 @@ def test_the_script_fits_latents_and_videos(tmp_path, vae):
         assert str(file.get_tensor("decoder.to_rgb.bias").dtype) == "float16"
     assert (config["scale"], config["vae"]) == ([8, 32, 32], "vae.safetensors")
     assert done.stdout.splitlines()[-1].endswith(f"{config['psnr']:.2f} dB on 1 unseen clips")
+    taken = str(tmp_path / "0.safetensors")
     before = (tmp_path / "0.safetensors").read_bytes()
     with pytest.raises(SystemExit, match=r"0\.safetensors: is one of the inputs"):
-        main(
-            [
-                "-m",
-                str(demo.VAE),
-                "--latents",
-                *(f"{tmp_path}/{index}.safetensors" for index in range(2)),
-                "-o",
-                f"{tmp_path}/0.safetensors",
-            ]
-        )
+        main([*map(str, line[2:4]), "--latents", *(f"{tmp_path}/{each}.safetensors" for each in "01"), "-o", taken])
     assert (tmp_path / "0.safetensors").read_bytes() == before
-    missing = subprocess.run(
-        [*line[:4], "--latents", "a.npy", "b.npy", "-o", "c.safetensors"], capture_output=True, text=True
-    )
+    options = {"capture_output": True, "text": True}
+    missing = subprocess.run([*line[:4], "--latents", "a.npy", "b.npy", "-o", "c.safetensors"], **options)
     assert (missing.returncode, missing.stderr.count("\n")) == (1, 1)
-    alone = subprocess.run([*line[:4], "--latents", "a.npy", "-o", "c.safetensors"], capture_output=True, text=True)
+    alone = subprocess.run([*line[:4], "--latents", "a.npy", "-o", "c.safetensors"], **options)
     assert alone.returncode == 2
     assert "give at least two clips" in alone.stderr

@@ -69,15 +69,7 @@ def test_a_cell_becomes_a_square_of_pixels(tmp_path, latents, size):
     assert mx.array_equal(vae.decoder(mx.array(latents)), pixels)
 
 
-def test_float16_weights_are_near(tmp_path, latents):
-    vae = VideoVAE.from_pretrained(write(tmp_path / "a.safetensors", dtype=np.float16))
-    assert (vae.dtype, vae.mean) == (mx.float16, None)
-    difference = np.array(vae.decode(latents).astype(mx.float32)) - projected(weights(2), latents, 2)
-    assert 0 < np.abs(difference).max() < 5e-3
-
-
-@pytest.mark.parametrize("order", ["time", "rows", "columns"])
-@pytest.mark.parametrize("chunk", [1, 2])
+@pytest.mark.parametrize(("order", "chunk"), [("time", 1), ("time", 2), ("rows", 1), ("columns", 2)])
 def test_a_stream_in_any_order_is_the_whole(path, latents, order, chunk):
     vae = VideoVAE.from_pretrained(path)
     plan = vae.plan(latents.shape, mode="exact", order=order, chunk=chunk)
@@ -142,8 +134,6 @@ def test_a_checkpoint_states_what_its_tensors_do_not(tmp_path, path):
     [
         ({"scale": [8, 32]}, "has scale = [8, 32]; expected three whole numbers"),
         ({"scale": [8, 32, 0]}, "expected three whole numbers"),
-        ({"scale": [8, 32, True]}, "expected three whole numbers"),
-        ({"scale": 8}, "expected three whole numbers"),
         ({"vae": 3}, "has vae = 3; expected a string"),
         ({"psnr": "good"}, "has psnr = 'good'; expected a number"),
         ({"psnr": float("nan")}, "expected a number"),
@@ -164,8 +154,6 @@ def test_a_configuration_that_is_not_known_is_refused(tmp_path, stated, said):
         ("weight", np.ones((12,)), "expected"),
         ("weight", np.ones((0, CHANNELS)), "expected|empty|zero"),
         ("bias", np.ones((3,)), r"tensor decoder\.to_rgb\.bias has the shape"),
-        ("bias", np.full((12,), np.nan), "NaN"),
-        ("weight", np.full((12, CHANNELS), np.inf), "NaN or infinite"),
     ],
 )
 def test_damaged_tensors_are_refused(tmp_path, name, array, said):
@@ -197,17 +185,14 @@ def test_a_video_of_it_takes_as_long_as_the_video(path, latents, tmp_path, capsy
 def test_info_says_what_it_is_and_conversion_keeps_it(path, latents, tmp_path, capsys):
     assert info([str(path), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert (said["generation"], said["patch_size"], said["fitted_to"], said["psnr"]) == (
-        "latent_rgb", 2, "some VAE", 21.5,
-    )  # fmt: skip
+    named = [said[name] for name in ("generation", "patch_size", "fitted_to", "psnr")]
+    assert named == ["latent_rgb", 2, "some VAE", 21.5]
     assert said["scale"] == {"time": 4, "height": 16, "width": 16}
     assert (said["plans"][0]["frames"], said["plans"][0]["width"]) == (31, 96)  # of 121 frames, 768 pixels wide
     assert convert([str(path), "-o", str(tmp_path / "converted"), "-q"]) == 0
     converted = open_checkpoint(tmp_path / "converted")
     assert converted.config == open_checkpoint(path).config
-    assert mx.array_equal(
-        VideoVAE.from_pretrained(converted).decode(latents), VideoVAE.from_pretrained(path).decode(latents)
-    )
+    assert mx.array_equal(*(VideoVAE.from_pretrained(source).decode(latents) for source in (converted, path)))
 
 
 def test_the_files_of_both_kinds_are_not_confused(golden, path, tmp_path):

@@ -4,32 +4,29 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from mlx_ltx_vae import files
 from mlx_ltx_vae.files import TensorHeader
 
 
-def write_raw(path: Path, header: object, size: int) -> Path:
+def write_raw(path, header, size):
     """A file with this header as JSON (or bytes) and `size` zeros."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
     return path
 
 
-def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
+def read_header(path):
     with path.open("rb") as stream:
         return files.read_header(stream)
 
 
-def entry(dtype: str, shape: list[int], start: int, stop: int) -> dict:
+def entry(dtype, shape, start, stop):
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
 
 
@@ -37,7 +34,7 @@ EMPTY = json.dumps(entry("F32", [0], 0, 0)).encode()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "int32", "int16", "int8", "uint8", "uint64", "bool"])
-def test_names_shapes_dtypes_and_metadata_are_those_that_were_written(tmp_path: Path, dtype: str) -> None:
+def test_names_shapes_dtypes_and_metadata_are_those_that_were_written(tmp_path, dtype):
     arrays = {"b": np.zeros((2, 3), dtype), "a": np.zeros((), dtype), "empty": np.zeros((0, 4), dtype)}
     save_file(arrays, tmp_path / "a.safetensors", {"fps": "24", "": ""})
     tensors, metadata = read_header(tmp_path / "a.safetensors")
@@ -47,7 +44,7 @@ def test_names_shapes_dtypes_and_metadata_are_those_that_were_written(tmp_path: 
     assert metadata == {"fps": "24", "": ""}
 
 
-def test_files_that_mlx_writes_are_read(tmp_path: Path) -> None:
+def test_files_that_mlx_writes_are_read(tmp_path):
     """MLX writes null where it is given no metadata."""
     path = tmp_path / "a.safetensors"
     mx.save_safetensors(str(path), {"a": mx.zeros((2, 1), mx.bfloat16), "c": mx.zeros(1, mx.complex64)})
@@ -61,7 +58,7 @@ def test_files_that_mlx_writes_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("F8_E4M3", 4), ("F8_E5M2", 4), ("F8_E8M0", 4), ("F4", 2)])
-def test_types_that_no_array_has_keep_the_names_of_the_file(tmp_path: Path, dtype: str, size: int) -> None:
+def test_types_that_no_array_has_keep_the_names_of_the_file(tmp_path, dtype, size):
     path = write_raw(tmp_path / "a.safetensors", {"a": entry(dtype, [4], 0, size)}, size)
     begin = path.stat().st_size - size
     assert read_header(path)[0] == {"a": TensorHeader(dtype, (4,), begin, begin + size)}
@@ -87,32 +84,10 @@ def test_types_that_no_array_has_keep_the_names_of_the_file(tmp_path: Path, dtyp
         (b'{"__metadata__":{"fps":"24","fps":"25"}}', 0, "has 'fps' twice"),
     ],
 )
-def test_a_malformed_file_is_a_value_error_with_a_reason(
-    tmp_path: Path, header: object, size: int, reason: str
-) -> None:
+def test_a_malformed_file_is_a_value_error_with_a_reason(tmp_path, header, size, reason):
     with pytest.raises(ValueError, match=reason) as caught:
         read_header(write_raw(tmp_path / "a.safetensors", header, size))
     assert "deserializing" not in str(caught.value)
-
-
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_damage_anywhere_is_a_value_error_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
-    path = tmp_path / "a.safetensors"
-    save_file({"a": np.zeros((2, 3), np.float32), "b": np.zeros(2, np.int8)}, path, {"fps": "24"})
-    damaged = bytearray(path.read_bytes())
-    damaged = damaged[: data.draw(st.integers(0, len(damaged)))]
-    for _ in range(data.draw(st.integers(0, 3))):
-        if damaged:
-            damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    path.write_bytes(damaged)
-    try:
-        tensors, metadata = read_header(path)
-    except ValueError as error:
-        assert str(error)
-    else:
-        assert all(isinstance(header, TensorHeader) for header in tensors.values())
-        assert all(isinstance(value, str) for value in metadata.values())
 
 
 _UNDER_A_LIMIT = """
@@ -127,7 +102,7 @@ print(*open_archive(Path(sys.argv[1])).tensors, open_latents(sys.argv[1]).shape.
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not enforce the limit")
-def test_a_header_takes_no_address_space_of_its_file(tmp_path: Path) -> None:
+def test_a_header_takes_no_address_space_of_its_file(tmp_path):
     """As `ulimit -v` and batch systems limit it."""
     size = 2**40
     path = write_raw(tmp_path / "a.safetensors", {"latents": entry("F32", [1, 8, 2**25, 32, 32], 0, size)}, 0)
@@ -137,9 +112,7 @@ def test_a_header_takes_no_address_space_of_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("tensors", "padding"), [(101, 0), (1, 2**24)])
-def test_headers_that_take_seconds_and_gigabytes_to_parse_are_refused_unparsed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensors: int, padding: int
-) -> None:
+def test_headers_that_take_seconds_and_gigabytes_to_parse_are_refused_unparsed(tmp_path, monkeypatch, tensors, padding):
     """900,000 empty tensors took 7.5 s and 1.25 GB. The largest published model has some thousands."""
     assert files.MAX_MEMBERS == 65536
     monkeypatch.setattr(files, "MAX_MEMBERS", 100)

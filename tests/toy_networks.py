@@ -1,6 +1,5 @@
-"""Three decoders that the package has never seen. Each has layers of a kind of its own, and is written against the
-base classes alone: two-dimensional convolutions with a memory, attention windows with a context, and one-dimensional
-signals.
+"""Two decoders that the package has never seen. Each has layers of a kind of its own, and is written against the base
+classes alone: two-dimensional convolutions with a memory, and attention windows with a context.
 """
 
 import math
@@ -13,15 +12,13 @@ import mlx.core as mx
 from mlx_ltx_vae.backend.machine import Machine
 from mlx_ltx_vae.models.base import Decoder
 from mlx_ltx_vae.models.layers import make_window, pad
-from mlx_ltx_vae.models.noise import LatentNoise
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, PaddingMode, Step
 from mlx_ltx_vae.shapes import Axis, Border, Grid, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
-from mlx_ltx_vae.streaming.window import Delay, Trim, View, Window, window_starts
+from mlx_ltx_vae.streaming.window import Delay, Trim, View, window_starts
 
 WIDTH = 6
 THREE = WindowSpec(3, 1, 1, 1)
-ONE = WindowSpec()
 
 
 def random_weights(spec: NetworkSpec) -> dict[str, mx.array]:
@@ -33,7 +30,7 @@ def random_weights(spec: NetworkSpec) -> dict[str, mx.array]:
 
 
 class Toy(Decoder):
-    """What the three have in common: random weights, and latents that are taken as they are."""
+    """What the two have in common: random weights, and latents that are taken as they are."""
 
     dtype = mx.float32
 
@@ -200,121 +197,8 @@ def box_mean(view: View, spec: LayerSpec, context: StreamContext) -> mx.array:
     return frames
 
 
-# (c) A signal (B, T, 1, C): a transposed convolution makes 12 positions of each, the mean of three convolutions of
-# different kernels is added to a skip from the input, and 20 samples are made of each position.
-
-RATE, SAMPLES = 12, 20
-KERNELS = (3, 7, 11)
-
-
-@dataclass(frozen=True)
-class SignalSpec(LayerSpec):
-    """A convolution along time, or several. `waiting` positions of its input wait beside its window."""
-
-    waiting: int = 0
-
-    def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
-        waiting = min(self.waiting + piece, grid[0]) if self.waiting else 0
-        waiting *= self.in_channels * machine.itemsize
-        return super().cache_bytes(axis, grid, piece, machine) + waiting
-
-    def work_bytes(self, step: Step) -> int:
-        kernels = [shape[1] for _, shape in self.weights if len(shape) == 3]
-        unfolded = (sum(kernels) + 3 * len(kernels)) * math.prod(step.grid) * self.in_channels
-        return 2 * super().work_bytes(step) + unfolded * step.machine.itemsize
-
-
-class SignalDecoder(Toy):
-    def __init__(self) -> None:
-        def layer(name: str, kernel: int, *weights: tuple[str, tuple[int, ...]]) -> SignalSpec:
-            before = kernel // 2
-            window = WindowSpec(kernel, 1, before, kernel - 1 - before)
-            spec = SignalSpec(name, WIDTH, WIDTH, windows=(window, ONE, ONE), weights=weights)
-            return replace(spec, time_padding=PaddingMode.ZEROS)
-
-        grow = layer("grow", 2, ("grow", (2 * RATE * WIDTH, WIDTH)))
-        layers = (
-            layer("enter", 5, ("enter", (WIDTH, 5, WIDTH)), ("skip", (WIDTH, WIDTH))),
-            replace(
-                grow,
-                windows=(WindowSpec(2, 1, 1, 1), ONE, ONE),
-                up=(RATE, 1, 1),
-                trim=RATE // 2,
-                crop=RATE // 2,
-            ),
-            replace(
-                layer("branches", max(KERNELS), *((f"branch_{kernel}", (WIDTH, kernel, WIDTH)) for kernel in KERNELS)),
-                waiting=5 * RATE,
-            ),
-            LayerSpec("leave", WIDTH, 3, up=(SAMPLES, 1, 1), weights=(("leave", (SAMPLES * 3, WIDTH)),)),
-        )
-        super().__init__(NetworkSpec(layers, stream_axes=(Axis.TIME,)))
-
-    def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
-        return latents[:, :, :, 0].transpose(0, 2, 3, 1)
-
-    def stages(self, context: StreamContext) -> list[Stage]:
-        skip = Delay(Axis.TIME)
-        return [self.enter(skip), self.grow(), self.branches(skip), pointwise(self.leave)]
-
-    def enter(self, skip: Delay) -> Stage:
-        window = Window(Axis.TIME, self.spec.layers[0].window(Axis.TIME))
-
-        def step(x: mx.array | None, last: bool) -> mx.array | None:
-            if x is not None:
-                skip.push(mx.repeat(x @ self.weights["skip"].T, RATE, axis=1))
-            view = window.push(x, last)
-            return None if view is None else mx.tanh(convolve(zeros_around(view), self.weights["enter"]))
-
-        return Stage(step, window, skip)
-
-    def grow(self) -> Stage:
-        spec = self.spec.layers[1]
-        window, trim = Window(Axis.TIME, spec.window(Axis.TIME)), Trim(Axis.TIME, spec.trim, spec.crop)
-
-        def step(x: mx.array | None, last: bool) -> mx.array | None:
-            view = window.push(x, last)
-            if view is None:
-                return trim.push(None, last)
-            products = mx.unflatten(zeros_around(view) @ self.weights["grow"].T, -1, (2, RATE, WIDTH))[:, :, 0]
-            grown = products[:, 1:, 0] + products[:, :-1, 1]
-            return trim.push(grown.flatten(1, 2)[:, :, None], last)
-
-        return Stage(step, window, trim)
-
-    def branches(self, skip: Delay) -> Stage:
-        window = Window(Axis.TIME, self.spec.layers[2].window(Axis.TIME))
-
-        def step(x: mx.array | None, last: bool) -> mx.array | None:
-            view = window.push(x, last)
-            if view is None:
-                return None
-            frames, reach = zeros_around(view), max(KERNELS) // 2
-            parts = []
-            for kernel in KERNELS:
-                unused = reach - kernel // 2
-                seen = frames[:, unused : frames.shape[1] - unused]
-                parts.append(mx.tanh(convolve(seen, self.weights[f"branch_{kernel}"])))
-            return sum(parts) / len(parts) + skip.take(view.output, view.num_outputs)
-
-        return Stage(step, window, skip)
-
-    def leave(self, x: mx.array) -> mx.array:
-        samples = mx.tanh(x @ self.weights["leave"].T)
-        return samples.reshape(x.shape[0], -1, 1, 1, 3)
-
-
-def zeros_around(view: View) -> mx.array:
-    return mx.pad(view.frames, [(0, 0), (view.before, view.after), (0, 0), (0, 0)])
-
-
-def convolve(x: mx.array, weight: mx.array) -> mx.array:
-    return mx.conv1d(x[:, :, 0], weight)[:, :, None]
-
-
 #: The toys by name.
 TOYS: dict[str, Callable[[], Decoder]] = {
     "memory": MemoryDecoder,
     "context": ContextDecoder,
-    "signal": SignalDecoder,
 }

@@ -230,15 +230,18 @@ def pad(frames: mx.array, view: View, spec: LayerSpec, context: StreamContext) -
         if context.neighbors is not None and context.neighbors.axis is axis:
             before, after = (0 if has_front else before), (0 if has_back else after)
         if axis is Axis.TIME:
-            frames = _extend(frames, axis, before, after, spec.time_padding)
+            frames = extend(frames, axis, before, after, spec.time_padding)
         elif spec.padding is PaddingMode.ZEROS and before == after:
             left[axis.grid] = before
         else:
-            frames = _extend(frames, axis, before, after, spec.padding)
+            frames = extend(frames, axis, before, after, spec.padding)
     return frames, (left[0], left[1], left[2])
 
 
-def _extend(frames: mx.array, axis: Axis, before: int, after: int, mode: PaddingMode) -> mx.array:
+def extend(
+    frames: mx.array, axis: Axis, before: int, after: int, mode: PaddingMode = PaddingMode.REPLICATE
+) -> mx.array:
+    """Pad an axis of (B, T, H, W, C), or the time of (B, T, C)."""
     if before == after == 0:
         return frames
     length = frames.shape[axis]
@@ -352,10 +355,7 @@ class SpaceToDepthDownsample(nn.Module):
             # An incomplete pair at the end stays in the window and is not convolved yet.
             frames = take(view.frames, Axis.TIME, 0, spec.down[0] * view.num_outputs + 2 - view.before)
             result = space_to_depth(self.conv(view, frames, context), spec.down)
-            skip = frames
-            if view.before:
-                skip = mx.concatenate([frames[:, :1]] * view.before + [frames], axis=1)
-            skip = space_to_depth(skip[:, 2:], spec.down)
+            skip = space_to_depth(extend(frames, Axis.TIME, view.before, 0)[:, 2:], spec.down)
             skip = skip.reshape(*skip.shape[:-1], spec.out_channels, -1).astype(mx.float32).mean(axis=-1)
             return result + skip.astype(result.dtype)
 

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...backend.device import is_cpu
-from .conv3d import PreparedModule
+from .conv3d import PreparedModule, pad
 from .rules import TAPS
 
 # The taps of two rows (or columns) of outputs that an input row repeated twice gives: of the upper one, the row before
@@ -64,7 +64,7 @@ class Conv2d(PreparedModule):
         return self.weight.dtype
 
     def prepare(self, *, keeps_dtype: bool = False) -> None:
-        """Lay out the weight for the default device, evaluated, in its dtype: operands are float32 in any case."""
+        # In its dtype: operands are float32 in any case.
         if self._order is not None:
             self.weight, self.bias, self._order = self.weight[self._order], self.bias[self._order], None
         if self._uses_products and not self._is_arranged:
@@ -84,13 +84,13 @@ class Conv2d(PreparedModule):
             bias, weight = None if bias is None else bias[self._order], weight[self._order]
         if self._uses_products:
             taps = weight if self._is_arranged else arrange(weight, self._groups)
-            taps, frames = taps.astype(mx.float32), _pad(frames, padding)
+            taps, frames = taps.astype(mx.float32), pad(frames, padding)
             result = by_phases(frames, taps) if self._is_upsampled and upsamples else by_taps(frames, taps)
         else:
             assert not self._is_arranged, "the default device has changed"
             weight = weight.astype(mx.float32)
             if self._is_upsampled and upsamples:
-                result = by_phases(_pad(frames, padding), arrange(weight, 1))
+                result = by_phases(pad(frames, padding), arrange(weight, 1))
             else:
                 result = mx.conv2d(frames, weight, self._stride, padding, groups=self._groups)
         result = result if bias is None else result + bias
@@ -151,7 +151,3 @@ def by_phases(padded: mx.array, taps: mx.array, bias: mx.array | None = None) ->
         phases.append(mx.as_strided(product, (count, rows, columns, out_channels), strides))
     upper, lower = (mx.stack(phases[first : first + 2], axis=3) for first in (0, 2))
     return mx.stack([upper, lower], axis=2).reshape(count, 2 * rows, 2 * columns, out_channels)
-
-
-def _pad(frames: mx.array, padding: tuple[int, int]) -> mx.array:
-    return mx.pad(frames, [(0, 0), *((extent, extent) for extent in padding), (0, 0)]) if any(padding) else frames

@@ -234,7 +234,6 @@ class Conv3d(PreparedModule):
         return self.bias.dtype
 
     def prepare(self, *, keeps_dtype: bool = False) -> None:
-        """Lay out the weight for the default device, evaluated, also in a more accurate dtype unless `keeps_dtype`."""
         # The one of all formulations that the rule may return here.
         layout = LAYOUTS[self._rule(ConvShape((1, 1, 1), 1, 1, self._is_strided), backend())]
         is_stored = self._layout is KernelLayout.STORED and self.weight.dtype == mx.bfloat16
@@ -335,8 +334,8 @@ def join_frames(frames: mx.array, factors: mx.array | None = None) -> mx.array:
     return mx.concatenate(taps if factors is None else [scale_to_half(tap, factors) for tap in taps], axis=-1)
 
 
-def pad(frames: mx.array, padding: Padding) -> mx.array:
-    """Frames (B, T, H, W, C) with this many zeros at both ends of each axis."""
+def pad(frames: mx.array, padding: Sequence[int]) -> mx.array:
+    """Frames (B, T, H, W, C) or (N, H, W, C) with this many zeros at both ends of each axis."""
     if not any(padding):
         return frames
     return mx.pad(frames, [(0, 0), *((extent, extent) for extent in padding), (0, 0)])

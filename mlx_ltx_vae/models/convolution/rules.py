@@ -104,7 +104,7 @@ def choose(shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) 
 
 def _are_filters_affordable(shape: ConvShape) -> bool:
     """Return whether Winograd's transformed filters do not dominate the memory of a whole decode."""
-    filters = _filter_elements(shape)
+    filters = _WINOGRAD_PRODUCTS * TAPS * shape.in_channels * shape.out_channels
     step = shape._replace(grid=(_STEP_FRAMES, *shape.grid[1:]))
     return filters <= max(_WINOGRAD_SMALL_FILTERS, _joined_elements(step) + winograd_elements(step) - filters)
 
@@ -183,10 +183,6 @@ def _joined_elements(shape: ConvShape) -> int:
     if is_padded_first(shape.grid):
         inputs = _padded_positions((TAPS * time, height, width)) + _padded_positions((time + TAPS - 1, height, width))
     return inputs * shape.in_channels + 2 * shape.num_outputs * shape.out_channels
-
-
-def _filter_elements(shape: ConvShape) -> int:
-    return _WINOGRAD_PRODUCTS * TAPS * shape.in_channels * shape.out_channels
 
 
 def _can_take_winograd(in_channels: int, out_channels: int) -> bool:

@@ -11,7 +11,7 @@ from ...shapes import Axis, Grid, ScaleFactors
 from ...streaming.context import Stage, StreamContext
 from ...streaming.window import Delay
 from ..base import Decoder, Statistics
-from ..layers import add_weights, unpatchify
+from ..layers import add_weights, extend, unpatchify
 from ..specs import PLANES, NetworkSpec
 from .attention import Tables
 from .blocks import LinearUpsample, NeighborhoodBlock, RMSNorm, SharedModulation, TimestepEmbedder
@@ -68,8 +68,8 @@ class Padding:
         before, after = self._added(axis, length)
         self.extents[axis] = before, after, length
         if axis is not Axis.TIME:
-            return _repeat_edges(x, axis, before, after)
-        padded = _repeat_edges(x[:, :length], axis, before, after + self._ghosts)
+            return extend(x, axis, before, after)
+        padded = extend(x[:, :length], axis, before, after + self._ghosts)
         return mx.concatenate([padded, x[:, length:]], axis=axis) if self._planes else padded
 
     def _in_time(self, x: mx.array | None, last: bool) -> mx.array | None:
@@ -80,11 +80,8 @@ class Padding:
             return x
         edge = self._held.pop()
         _, after = self._added(Axis.TIME, self._seen)
-        added = after + self._ghosts
-        if not added:
-            return x
-        parts = [*([] if x is None else [x]), *[edge] * added]
-        return mx.concatenate(parts, axis=1)
+        added = [edge] * (after + self._ghosts)
+        return mx.concatenate([*([] if x is None else [x]), *added], axis=1) if added else x
 
     def _in_space(self, x: mx.array | None, last: bool) -> mx.array | None:
         """Fewer positions than the least wait for the end."""
@@ -95,7 +92,7 @@ class Padding:
             return None
         joined = self._held[0] if len(self._held) == 1 else mx.concatenate(self._held, axis=self._axis)
         self._held = []
-        return _repeat_edges(joined, self._axis, before, after)
+        return extend(joined, self._axis, before, after)
 
 
 class GhostCut:
@@ -147,14 +144,6 @@ class Cut:
             if not x.shape[axis]:
                 return None
         return x
-
-
-def _repeat_edges(x: mx.array, axis: Axis, before: int, after: int) -> mx.array:
-    if not before and not after:
-        return x
-    length = x.shape[axis]
-    first, last = take(x, axis, 0, 1), take(x, axis, length - 1, length)
-    return mx.concatenate([first] * before + [x] + [last] * after, axis=axis)
 
 
 class DiffusionDecoder(Decoder):

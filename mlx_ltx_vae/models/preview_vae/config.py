@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from fractions import Fraction
-from typing import Any
 
 from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...errors import CheckpointError
@@ -182,7 +181,7 @@ def encoder_spec(config: PreviewConfig) -> NetworkSpec:
     for first in POOLS:
         weights = ((f"layers.{first}.conv.weight", (width, 2 * width)),)
         pooled = (WindowSpec(2, 2), _ONE, _ONE)
-        layers.append(_frame_layer(f"layers.{first}", width, width, weights, windows=pooled, down=(2, 1, 1)))
+        layers.append(FrameLayerSpec(f"layers.{first}", width, width, down=(2, 1, 1), windows=pooled, weights=weights))
         strided = _conv(f"layers.{first + 1}", width, width, has_bias=False)
         layers.append(replace(strided, down=(1, 2, 2), windows=(_ONE, _STRIDED, _STRIDED)))
         for index in range(first + 2, first + 2 + BLOCKS):
@@ -200,7 +199,7 @@ def _growth(name: str, width: int, grows: bool, *, is_last: bool) -> LayerSpec:
     """Two frames of each. What comes later sees single frames, so that surplus ones are dropped here."""
     up: Stride = (2, 1, 1) if grows else (1, 1, 1)
     weights = ((f"{name}.conv.weight", (2 * width, width)),)
-    return _frame_layer(name, width, width, weights, up=up, trim=FRAMES - 1 if grows and is_last else 0)
+    return FrameLayerSpec(name, width, width, up=up, weights=weights, trim=FRAMES - 1 if grows and is_last else 0)
 
 
 def _memory_block(name: str, width: int, group_width: int | None) -> list[LayerSpec]:
@@ -212,9 +211,8 @@ def _memory_block(name: str, width: int, group_width: int | None) -> list[LayerS
         return [first, others[0], replace(others[1], skip_channels=width)]
     groups = width // group_width
     inner = linear_weights(f"{name}.conv.0", 2 * width, width)
-    joined = _frame_layer(
-        f"{name}.conv.0", width, width, inner, windows=(_PAIR, _ONE, _ONE), time_padding=PaddingMode.ZEROS
-    )
+    paired, zeros = (_PAIR, _ONE, _ONE), PaddingMode.ZEROS
+    joined = FrameLayerSpec(f"{name}.conv.0", width, width, windows=paired, weights=inner, time_padding=zeros)
     second, third = (
         replace(_conv(f"{name}.conv.{index}", group_width, width), in_channels=width, groups=groups, windows=alone)
         for index in (2, 6)
@@ -226,8 +224,4 @@ def _memory_block(name: str, width: int, group_width: int | None) -> list[LayerS
 def _conv(name: str, in_channels: int, out_channels: int, *, has_bias: bool = True) -> FrameLayerSpec:
     weights: Weights = ((f"{name}.weight", (out_channels, 3, 3, in_channels)),)
     weights += ((f"{name}.bias", (out_channels,)),) if has_bias else ()
-    return _frame_layer(name, in_channels, out_channels, weights, windows=(_ONE, _THREE, _THREE))
-
-
-def _frame_layer(name: str, in_channels: int, out_channels: int, weights: Weights, **attributes: Any) -> FrameLayerSpec:
-    return FrameLayerSpec(name, in_channels, out_channels, weights=weights, **attributes)
+    return FrameLayerSpec(name, in_channels, out_channels, windows=(_ONE, _THREE, _THREE), weights=weights)

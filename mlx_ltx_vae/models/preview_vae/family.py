@@ -27,7 +27,7 @@ from .networks import PreviewDecoder, PreviewEncoder
 _CLASS = "TAEHV"
 _KEYS = {"_class_name": only(_CLASS), "generation": word(), "latent_channels": whole(4096, LTX_CHANNELS)}
 #: By the name of its file, since it has the shapes of the other.
-_NAMES = {"taeltx2_3": "taeltx2_3", "taeltx_2": "taeltx_2"}
+_NAMES = ("taeltx2_3", "taeltx_2")
 _UNKNOWN = "taeltx_2 or taeltx2_3"
 _WIDE = "taeltx2_3_wide"
 _STEM = "layers."
@@ -107,7 +107,7 @@ def _generation(source: str, widths: tuple[int, ...] | None) -> str:
         return _WIDE
     if widths not in (None, STANDARD_WIDTHS):
         return "custom"
-    return next((generation for part, generation in _NAMES.items() if part in source.lower()), _UNKNOWN)
+    return next((name for name in _NAMES if name in source.lower()), _UNKNOWN)
 
 
 def _make(config: PreviewConfig, network: str, statistics: Statistics | None) -> Network:

@@ -14,7 +14,7 @@ from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.window import Delay, Trim, View, Window, windowed
 from ..base import Decoder, Encoder
 from ..convolution.conv2d import Conv2d
-from ..layers import add_weights, depth_to_space_order, interleave, make_window, pad
+from ..layers import add_weights, depth_to_space_order, extend, interleave, make_window, pad, space_to_depth
 from ..specs import LayerSpec, Weights
 from .config import (
     BLOCKS,
@@ -148,8 +148,7 @@ class Growth(nn.Module):
             weight = self.conv.weight.astype(mx.float32)
             if not grows:
                 return dropped.push((x.astype(mx.float32) @ weight[x.shape[-1] :].T).astype(x.dtype), last)
-            frames = mx.unflatten(self.conv(x).astype(x.dtype), -1, (2, -1))
-            return dropped.push(frames.transpose(0, 1, 4, 2, 3, 5).flatten(1, 2), last)
+            return dropped.push(interleave(self.conv(x).astype(x.dtype), (2, 1, 1)), last)
 
         return [Stage(step, dropped)]
 
@@ -177,8 +176,7 @@ def whole_groups(context: StreamContext) -> Stage:
 
     def compute(view: View) -> mx.array:
         frames, count = view.frames, FRAMES * view.num_outputs
-        missing = max(0, count - frames.shape[1])
-        return mx.concatenate([frames[:, :count]] + [frames[:, -1:]] * missing, axis=1)
+        return extend(frames[:, :count], context.axis, 0, max(0, count - frames.shape[1]))
 
     return windowed(window, compute)
 
@@ -313,6 +311,4 @@ def _clamp(x: mx.array) -> mx.array:
 
 def _from_pixels(x: mx.array) -> mx.array:
     """Pixels (B, T, H*p, W*p, 3) to (B, T, H, W, 3 * p * p) in [0, 1], channels ordered (c, rows, columns)."""
-    batch, time, height, width, _ = x.shape
-    x = x.reshape(batch, time, height // PATCH, PATCH, width // PATCH, PATCH, 3).transpose(0, 1, 2, 4, 6, 3, 5)
-    return (x.flatten(-3).astype(mx.float32) * 0.5 + 0.5).astype(x.dtype)
+    return (space_to_depth(x, (1, PATCH, PATCH)).astype(mx.float32) * 0.5 + 0.5).astype(x.dtype)

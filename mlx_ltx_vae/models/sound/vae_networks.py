@@ -61,7 +61,6 @@ class Conv2DLayer(PreparedModule):
         self._is_arranged = False
 
     def prepare(self, *, keeps_dtype: bool = False) -> None:
-        """Lay out the weight for the default device, evaluated, in its dtype."""
         if self._uses_products and not self._is_arranged:
             self.conv.weight, self._is_arranged = arrange(self.conv.weight, 1), True
         self.conv.weight = mx.contiguous(self.conv.weight)

@@ -19,7 +19,7 @@ from ...streaming.driver import branches
 from ...streaming.window import Delay, View, Window, windowed
 from ..base import Network
 from ..convolution.conv3d import PreparedModule
-from ..layers import add_weights
+from ..layers import add_weights, extend
 from ..specs import LayerSpec
 from .config import End, ExtensionConfig, GeneratorConfig, VocoderConfig
 from .specs import (
@@ -153,11 +153,11 @@ class AntialiasedActivation(nn.Module):
             return x
 
         def compute(view: View) -> mx.array:
-            doubled = up(repeat_ends(as_signal(view.frames), view.before, view.after))
+            doubled = up(extend(as_signal(view.frames), Axis.TIME, view.before, view.after))
             before = max(0, FILTER_REACH - 2 * view.output)  # positions before the true start
             after = FILTER_REACH if view.after else 0
             doubled = snake(doubled[:, before : doubled.shape[1] - after], frequency, amplitude)
-            return as_frames(down(repeat_ends(doubled, before, after)))
+            return as_frames(down(extend(doubled, Axis.TIME, before, after)))
 
         return [windowed(Window(Axis.TIME, self._window), compute, *filter(None, [skip]), enter=enter)]
 
@@ -278,14 +278,6 @@ def _add_square(x: mx.array, angle: mx.array, amplitude: mx.array) -> mx.array:
     c1, c2, c3, c4, c5 = ((-1) ** term / math.factorial(2 * term + 1) for term in range(1, 6))
     ratio = 1 + square * (c1 + square * (c2 + square * (c3 + square * (c4 + square * c5))))  # of sine to angle
     return x + amplitude * (square * (ratio * ratio))
-
-
-def repeat_ends(x: mx.array, before: int, after: int) -> mx.array:
-    """(B, T, C) with its first and its last position repeated."""
-    parts = [mx.repeat(x[:, :1], before, axis=1)] if before else []
-    parts.append(x)
-    parts += [mx.repeat(x[:, -1:], after, axis=1)] if after else []
-    return mx.concatenate(parts, axis=1) if len(parts) > 1 else x
 
 
 def as_signal(frames: mx.array) -> mx.array:
@@ -443,59 +435,48 @@ class ExtendedVocoder(Network):
 
     def extension_stages(self, context: StreamContext) -> list[Stage]:
         """From the waveform of the first generator to the final one."""
-        skip = Delay(Axis.TIME)
-        enter = _SpectrogramStage(self.mel_stft, self._extension, skip)
-        done, ratio = 0, self._extension.ratio
+        config, skip, side = self._extension, Delay(Axis.TIME), RESAMPLE_REACH
+        window = Window(Axis.TIME, WindowSpec(config.window, config.hop, config.window - config.hop, 0))
+        resampling = Window(Axis.TIME, WindowSpec(2 * side + 1, 1, side, side))
+        resample = Filter(resampling_taps(config.ratio))
+        seen = done = 0  # samples of the waveform without padding, and of the result
+        last_shape: tuple[int, ...] = ()
+
+        def enter(x: mx.array | None, last: bool) -> mx.array | None:
+            """The spectrogram of a waveform, which waits resampled in `skip`."""
+            nonlocal seen, last_shape
+            if x is not None:
+                seen, last_shape = seen + x.shape[1], x.shape
+            missing = -seen % config.hop if last else 0
+            if missing:  # up to a whole frame
+                batch, _, *rest = last_shape
+                zeros = mx.zeros((batch, missing, *rest))
+                x = zeros if x is None else mx.concatenate([x, zeros], axis=1)
+            resampled = resampling.push(x, last)
+            if resampled is not None:
+                ends = extend(as_signal(resampled.frames), Axis.TIME, resampled.before, resampled.after)
+                skip.push(as_frames(resample(ends)))
+            view = window.push(x, last)
+            if view is None:
+                return None
+            signal = as_signal(view.frames)
+            signal = mx.pad(signal, [(0, 0), (view.before, 0), (0, 0)]) if view.before else signal
+            return as_frames(self.mel_stft(signal))
 
         def leave(x: mx.array | None, last: bool) -> mx.array | None:
             nonlocal done
             if x is None:
                 return None
             # Frames that are padded at the end make samples that the waveform does not have.
-            count = min(x.shape[1], ratio * enter.seen - done)
+            count = min(x.shape[1], config.ratio * seen - done)
             start, done = done, done + max(0, count)
             return mx.clip(x[:, :count] + skip.take(start, count), -1, 1) if count > 0 else None
 
         return [
-            Stage(enter.step, enter.window, enter.resampling, skip),
+            Stage(enter, window, resampling, skip),
             *self.bwe_generator.stages(context),
             Stage(leave, skip),
         ]
-
-
-class _SpectrogramStage:
-    """Returns the spectrogram of a waveform, and appends the resampled waveform to `skip`."""
-
-    def __init__(self, mel_stft: MelSTFT, config: ExtensionConfig, skip: Delay) -> None:
-        self.seen = 0  # samples of the waveform, without padding
-        before = config.window - config.hop
-        self.window = Window(Axis.TIME, WindowSpec(config.window, config.hop, before, 0))
-        side = RESAMPLE_REACH
-        self.resampling = Window(Axis.TIME, WindowSpec(2 * side + 1, 1, side, side))
-        self._mel_stft, self._skip, self._hop = mel_stft, skip, config.hop
-        self._resample = Filter(resampling_taps(config.ratio))
-        self._last_shape: tuple[int, ...] = ()
-
-    def step(self, x: mx.array | None, last: bool) -> mx.array | None:
-        if x is not None:
-            self.seen += x.shape[1]
-            self._last_shape = x.shape
-        missing = -self.seen % self._hop if last else 0
-        if missing:  # up to a whole frame
-            batch, _, *rest = self._last_shape
-            zeros = mx.zeros((batch, missing, *rest))
-            x = zeros if x is None else mx.concatenate([x, zeros], axis=1)
-        resampled = self.resampling.push(x, last)
-        if resampled is not None:
-            ends = repeat_ends(as_signal(resampled.frames), resampled.before, resampled.after)
-            self._skip.push(as_frames(self._resample(ends)))
-        view = self.window.push(x, last)
-        if view is None:
-            return None
-        signal = as_signal(view.frames)
-        if view.before:
-            signal = mx.pad(signal, [(0, 0), (view.before, 0), (0, 0)])
-        return as_frames(self._mel_stft(signal))
 
 
 def resampling_taps(ratio: int) -> np.ndarray:
