@@ -101,6 +101,8 @@ WRONG = [
     (decode, f"{DECODE} --tile 512:64 --preset default", "--preset cannot be combined with --tile"),
     (decode, f"{DECODE} --chunk 0", "--chunk: '0' is not a whole number of at least 1"),
     (decode, f"{DECODE} --tile big", "--tile: 'big' is not a tile size"),
+    (decode, f"{DECODE} --tile 0:0", "--tile: a tile size must be positive"),
+    (decode, f"{DECODE} --fps 0", "--fps: a frame rate must be above 0"),
     (decode, f"{DECODE} --tile 512:512", "--tile: the overlap of tiles of 512 pixels must be from 0 to 511"),
     (decode, f"{DECODE} --tile-frames 64:64", "--tile-frames: the overlap of tiles of 64 frames"),
     (decode, f"{DECODE} --memory-budget 8", "--memory-budget: a memory budget needs a unit, such as 8GB, 500MB or 50%"),
