@@ -2,12 +2,13 @@
 
 import sys
 
-from .startup import begin, import_command
+from .startup import import_command, prepare_process
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command that `argv` begins with, or list the commands. Returns the exit code."""
-    begin(argv)
+    if argv is None:
+        prepare_process()
     from .commands.entry import COMMANDS, run  # only now, as all below, since Ctrl-C prints a traceback before
 
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]

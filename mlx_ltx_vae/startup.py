@@ -27,24 +27,19 @@ def entry_point(name: str) -> "Callable[..., int]":
     """The function `main(argv=None)` of a command."""
 
     def main(argv: list[str] | None = None) -> int:
-        """Run the command, see `begin`; returns the exit code."""
-        begin(argv)
+        """Run the command, see `prepare_process`; returns the exit code."""
+        if argv is None:
+            prepare_process()
         return import_name(f"{__package__}.commands.entry:run")(name, argv)
 
     return main
 
 
-def begin(argv: "list[str] | None") -> None:
-    """Begin a command. Without `argv` it takes the process's arguments, and prepares the process as a command.
-
-    With `argv`, another program calls the command as a function, and its process stays as it is.
-    """
-    if argv is None:
-        prepare_process()
-
-
 def prepare_process() -> None:
-    """Make this process a command."""
+    """Make this process a command.
+
+    The process of a program that calls the `main` of a command as a function, with an `argv`, stays as it is.
+    """
     import _signal as signal  # type: ignore[import-not-found]  # the module `signal` imports enum, during which Ctrl-C could come
 
     # Until the command begins, nothing has to be cleaned up: Ctrl-C ends the imports without a traceback.

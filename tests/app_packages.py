@@ -7,6 +7,12 @@ returns can only come from its drop-in. Written from facts about the apps, not f
 from pathlib import Path
 from textwrap import dedent
 
+import mlx.core as mx
+
+from checkpoint_files import as_an_mlx_port_stores
+
+STATISTICS = ("per_channel_statistics.mean", "per_channel_statistics.std")
+
 _NETWORK = """
 import mlx.core as mx
 import mlx.nn as nn
@@ -115,6 +121,17 @@ MODULES = {
     "LTX_2_MLX.model.video_vae.tiling": _STREAMING,
     "LTX_2_MLX.pipeline": "from LTX_2_MLX.model.video_vae.tiling import decode_streaming\n",
 }
+
+
+def network_arrays(weights, network="decoder", statistics=STATISTICS):
+    """The arrays of a checkpoint's network in the names and the layout of the apps."""
+    stored = "vae.per_channel_statistics.mean-of-means", "vae.per_channel_statistics.std-of-means"
+    given, prefix = dict(zip(stored, statistics, strict=True)), f"vae.{network}."
+    return {
+        given.get(name, name.removeprefix(prefix)): mx.array(as_an_mlx_port_stores(name, array))
+        for name, array in weights.items()
+        if name.startswith(prefix) or name in given
+    }
 
 
 def write_apps(folder: Path, **changes: tuple[str, str]) -> None:

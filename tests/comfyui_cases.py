@@ -107,6 +107,13 @@ def latent(comfy, array=LATENTS):
     return {"samples": comfy.torch.Tensor(array)}
 
 
+def pair(comfy, video, sound):
+    """Latents of a video and of its sound, as ComfyUI keeps them together."""
+    from comfy.nested_tensor import NestedTensor
+
+    return {"samples": NestedTensor([comfy.torch.Tensor(video), comfy.torch.Tensor(sound)])}
+
+
 def frames_of(video, multiple=32):
     with VideoReader(video, multiple=multiple) as reader:
         return np.concatenate(list(reader))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipapp
 from datetime import date
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from app_packages import MODULES, write_apps
-from checkpoint_files import as_an_mlx_port_stores
+from app_packages import MODULES, network_arrays, write_apps
 from mlx_ltx_vae import Keyframes, LTXVAEError, PlanError, VideoVAE, integrations
 from mlx_ltx_vae.__main__ import main
 from mlx_ltx_vae.integrations.apps import APPS
@@ -31,14 +31,10 @@ LATENTS = np.random.default_rng(1).normal(size=(1, 8, 2, 2, 2)).astype(np.float3
 @pytest.fixture
 def apps(tmp_path, monkeypatch):
     """`apps(**changes)` writes the stand-ins into the working directory; modules of earlier tests are forgotten."""
-
-    def write(**changes):
-        write_apps(tmp_path, **changes)
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     forget()
-    yield write
+    yield partial(write_apps, tmp_path)
     forget()
 
 
@@ -52,16 +48,8 @@ def network(weights, tmp_path):
     """`network("ltx2_3", "decoder")`: the file of a network in the names and the layout of the apps."""
 
     def write(case, name):
-        given = {"vae.per_channel_statistics.mean-of-means": "per_channel_statistics.mean",
-                 "vae.per_channel_statistics.std-of-means": "per_channel_statistics.std"}  # fmt: skip
-        prefix = f"vae.{name}."
-        arrays = {
-            given.get(key, key.removeprefix(prefix)): mx.array(as_an_mlx_port_stores(key, array))
-            for key, array in weights(case).items()
-            if key.startswith(prefix) or key in given
-        }
         path = str(tmp_path / f"{case}-{name}.safetensors")
-        mx.save_safetensors(path, arrays)
+        mx.save_safetensors(path, network_arrays(weights(case), name))
         return path
 
     return write
@@ -120,35 +108,28 @@ def test_an_app_runs_twice_in_one_process_with_equal_results(apps, network, gold
             assert not hasattr(getattr(place, entry.name), "original")
 
 
-def test_modules_that_are_imported_already_are_replaced_too(apps, network, capsys):
+def test_imported_modules_are_replaced_by_any_name_and_an_inner_installation_gives_back_the_outer(
+    apps, network, capsys
+):
     apps()
     pipeline = importlib.import_module("LTX_2_MLX.pipeline")
     decoders = importlib.import_module("LTX_2_MLX.model.video_vae.native_decoder")
-    own = pipeline.decode_streaming
-    with integrations.install("dmlsrc/LTX-2-MLX") as installed:
-        decoder = decoders.NativeConv3dVideoDecoder(network("ltx2_3", "decoder"))
-        chunks = list(pipeline.decode_streaming(mx.array(LATENTS), decoder, show_progress=False))
-        assert pipeline.decode_streaming.original is own
-        assert len(installed.replaced["dmlsrc/LTX-2-MLX"]) == 2
-    assert sum(chunk.shape[2] for chunk in chunks) == 9
-    assert pipeline.decode_streaming is own
-    assert capsys.readouterr().err == ""
-
-
-def test_other_names_of_a_function_are_replaced_and_an_inner_installation_gives_back_the_outer(apps):
-    apps()
-    pipeline = importlib.import_module("LTX_2_MLX.pipeline")
     pipeline.stream = own = pipeline.decode_streaming  # as `import decode_streaming as stream` does
     core = importlib.import_module(f"{CORE}.video_vae")
-    with integrations.install():
+    with integrations.install() as installed:
+        assert len(installed.replaced["dmlsrc/LTX-2-MLX"]) == 2
+        decoder = decoders.NativeConv3dVideoDecoder(network("ltx2_3", "decoder"))
+        chunks = list(pipeline.stream(mx.array(LATENTS), decoder, show_progress=False))
+        assert sum(chunk.shape[2] for chunk in chunks) == 9
         outer = pipeline.stream, core.VideoDecoder.decode
         with integrations.install():
             assert pipeline.stream is not outer[0]
             assert pipeline.stream.original is own
         assert (pipeline.stream, core.VideoDecoder.decode) == outer
         assert pipeline.stream.original is own
-    assert pipeline.stream is own
+    assert pipeline.stream is pipeline.decode_streaming is own
     assert not hasattr(core.VideoDecoder.decode, "original")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_module_and_a_command_are_programs_too(apps, tmp_path, monkeypatch, capfd):
@@ -332,35 +313,16 @@ def test_unknown_options_are_ignored_if_off_and_refused_if_not(apps, network):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            ("def decode(self, latent, *,", "def decode(self, latent, prompt, *,"),
-            "decode needs prompt, which mlx_ltx_vae",
-        ),
-        (
-            ("    def tiled_decode(self, latent", "    def tiles(self, latent"),
-            "it has no ltx_core_mlx.model.video_vae.",
-        ),
-        (
-            ("class VideoDecoder(", "class Decoder("),
-            "it has no ltx_core_mlx.model.video_vae.video_vae:VideoDecoder.decode",
-        ),
-        (
-            ("    def decode(self, latent, *, _materialize_stages=False)", "    @property\n    def decode(self)"),
-            "VideoDecoder.decode is not a method",
-        ),
+        (("decode(self, latent, *,", "decode(self, latent, prompt, *,"), "decode needs prompt, which mlx_ltx_vae"),
+        (("tiled_decode(self, latent", "tiles(self, latent"), "it has no ltx_core_mlx.model.video_vae.video_vae:Video"),
+        (("class VideoDecoder(", "class Decoder("), f"it has no {CORE}.video_vae:VideoDecoder.decode"),
         (("    def decode(self, ", "    @staticmethod\n    def decode("), "VideoDecoder.decode is not a method"),
         (
-            ("    def decode(self, latent, *, _mat", "    decode = mx.exp\n\n    def another(self, latent, *, _mat"),
+            ("    def decode(self, ", "    decode = mx.exp\n\n    def another(self, "),
             "VideoDecoder.decode is not a method",
         ),
-        (
-            ("def decode(self, latent, *, _materialize_stages=False", "def decode(self, *args"),
-            "decode names no parameters",
-        ),
-        (
-            ("def tiled_decode(self, latent, tiling_config=None)", "def tiled_decode(self, tiling_config, latent)"),
-            "VideoDecoder.tiled_decode takes tiling_config before latent",
-        ),
+        (("decode(self, latent, *, _materialize_stages=False", "decode(self, *args"), "decode names no parameters"),
+        (("_decode(self, latent, tiling_config=None", "_decode(self, tiling_config, latent"), "config before latent"),
     ],
 )
 def test_a_class_that_moved_stays_the_apps_and_is_named(apps, capfd, change, said):

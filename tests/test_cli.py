@@ -2,20 +2,19 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import imageio_ffmpeg
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from many_files import refused
+from many_files import refused, run
 from mlx_ltx_vae import VideoVAE, demo, save_latents
+from mlx_ltx_vae.__main__ import main as package
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.commands.jobs import name_outputs
 from mlx_ltx_vae.decode import main
+from video_files import run_ffmpeg
 
 
 @pytest.fixture
@@ -32,37 +31,19 @@ def clip(golden, tmp_path):
 
 def read_back(path, width, height):
     """The frames of a video, decoded by ffmpeg, (F, H, W, 3)."""
-    command = [
-        imageio_ffmpeg.get_ffmpeg_exe(),
-        "-v",
-        "error",
-        "-i",
-        str(path),
-        "-f",
-        "rawvideo",
-        "-pix_fmt",
-        "rgb24",
-        "-",
-    ]
-    raw = subprocess.run(command, capture_output=True, check=True).stdout
+    raw = run_ffmpeg("-i", path, "-f", "rawvideo", "-pix_fmt", "rgb24", "-")
     return np.frombuffer(raw, np.uint8).reshape(-1, height, width, 3)
 
 
-def run_cli(*arguments, **options):
-    command = [sys.executable, "-m", "mlx_ltx_vae.decode", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
-
-
-def test_a_lossless_video_contains_exactly_the_decoded_frames(clip, tmp_path):
+def test_a_lossless_video_contains_exactly_the_decoded_frames(clip, tmp_path, capsys):
     latents, checkpoint, frames = clip
     out = tmp_path / "out.mkv"
-    done = run_cli(latents, "-m", checkpoint, "-o", out, "--codec", "ffv1")
-    assert done.returncode == 0, done.stderr
+    assert run(main, latents, "-m", checkpoint, "-o", out, "--codec", "ffv1") == 0
     assert np.array_equal(read_back(out, 96, 64), frames)
     made = rf"{out}: 17 frames of 96x64, 0\.71 s at 23\.976 fps, in [\d.]+ s \(first frame after [\d.]+ s\)"
     assert re.fullmatch(
         made + r"; peak MLX memory [\d.]+ MB; small_ltx2_3\.safetensors \(custom, convolutional decoder\)\n",
-        done.stdout,
+        capsys.readouterr().out,
     )
 
 
@@ -98,16 +79,6 @@ def test_reports_name_the_file_the_generation_and_the_kind_of_decoder(
         assert json.loads(capsys.readouterr().out)["vae"] == expected
 
 
-def test_every_mode_and_chunk_writes_the_same_array_up_to_rounding(clip, tmp_path):
-    latents, checkpoint, frames = clip
-    for index, options in enumerate((["--mode", "single"], ["--chunk", "2"], ["--order", "time"])):
-        out = tmp_path / f"{index}.npy"
-        assert main([str(latents), "-m", str(checkpoint), "-o", str(out), "-q", *options]) == 0
-        got = np.load(out)
-        assert got.shape == frames.shape
-        assert np.abs(got.astype(int) - frames).max() <= 1
-
-
 @pytest.mark.parametrize("is_normalized", [True, False])
 def test_latents_that_look_normalized_otherwise_than_said_are_a_warning(golden, tmp_path, capsys, is_normalized):
     vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
@@ -115,17 +86,10 @@ def test_latents_that_look_normalized_otherwise_than_said_are_a_warning(golden, 
     if not is_normalized:
         latents = latents * vae.std.reshape(-1, 1, 1, 1) + vae.mean.reshape(-1, 1, 1, 1)
     np.save(tmp_path / "clip.npy", latents)
-    command = [
-        str(tmp_path / "clip.npy"),
-        "-m",
-        str(golden("small_ltx2_3").checkpoint),
-        "-o",
-        str(tmp_path / "out.npy"),
-        "-q",
-    ]
-    assert main([*command, *([] if is_normalized else ["--unnormalized"])]) == 0
+    command = [tmp_path / "clip.npy", "-m", golden("small_ltx2_3").checkpoint, "-o", tmp_path / "out.npy", "-q"]
+    assert run(main, *command, *([] if is_normalized else ["--unnormalized"])) == 0
     assert capsys.readouterr().err == ""
-    assert main([*command, *(["--unnormalized"] if is_normalized else [])]) == 0
+    assert run(main, *command, *(["--unnormalized"] if is_normalized else [])) == 0
     looks, remedy = ("normalized", "leave out") if is_normalized else ("unnormalized", "add")
     assert f"of {looks} latents; if the picture is wrong, {remedy} --unnormalized." in capsys.readouterr().err
 
@@ -157,6 +121,8 @@ def test_tiles_and_budgets_determine_the_plan(clip, tmp_path, capsys):
 
     assert planned()["mode"] == "exact"
     assert planned("--order", "columns")["order"] == "columns"
+    assert planned("--mode", "single")["mode"] == "single"
+    assert planned("--chunk", "2")["chunk"] == 2
     tiled = planned("--tile", "64:32", "--tile-frames", "16:8")
     assert (tiled["mode"], tiled["calls"]) == ("tiled", 2 * 1 * 2)
     assert planned("--preset", "aggressive")["mode"] == "tiled"
@@ -169,11 +135,12 @@ def test_tiles_and_budgets_determine_the_plan(clip, tmp_path, capsys):
     assert np.load(out).shape == frames.shape
 
 
-def test_json_is_one_object_and_nothing_else(clip, tmp_path):
+def test_json_is_one_object_and_nothing_else(clip, tmp_path, capsys):
     latents, checkpoint, _ = clip
-    done = run_cli(latents, "-m", checkpoint, "-o", tmp_path / "out.mp4", "--json")
-    report = json.loads(done.stdout)
-    assert done.stderr == ""
+    assert run(main, latents, "-m", checkpoint, "-o", tmp_path / "out.mp4", "--json") == 0
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert captured.err == ""
     assert report["frames"] == 17
     assert (report["width"], report["height"]) == (96, 64)
     assert report["fps"] == pytest.approx(24000 / 1001)
@@ -193,8 +160,9 @@ def test_dry_run_prints_the_plan_and_writes_nothing(clip, tmp_path, capsys):
     assert not out.exists()
 
 
-def test_dry_run_refuses_what_the_decode_would_refuse(clip, tmp_path, capsys):
+def test_dry_run_refuses_what_the_decode_would_refuse_before_it_reads_weights(clip, tmp_path, capsys, monkeypatch):
     latents, checkpoint, _ = clip
+    monkeypatch.setattr(VideoVAE, "from_pretrained", None)
     voice = tmp_path / "voice.wav"
     voice.write_text("not a sound")
     for output, options, words in [
@@ -206,33 +174,6 @@ def test_dry_run_refuses_what_the_decode_would_refuse(clip, tmp_path, capsys):
         assert words in text
         assert text == refused(capsys, *arguments)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.safetensors", "voice.wav"]
-
-
-def test_audio_is_read_before_the_weights_are(clip, tmp_path, capsys, monkeypatch):
-    latents, checkpoint, _ = clip
-    monkeypatch.setattr(VideoVAE, "from_pretrained", None)
-    text = refused(capsys, latents, "-m", checkpoint, "-o", tmp_path / "out.mp4", "--audio", latents)
-    assert "clip.safetensors: contains no audio" in text
-
-
-@pytest.mark.parametrize(
-    ("options", "suggestion"),
-    [
-        (["--codec", "libx264"], "(did you mean h264?)"),
-        (["--codec", "libsvtav1"], "(did you mean av1?)"),
-        (["--codec", "prores_ks"], "(did you mean prores?)"),
-        (["--dtype", "bf16"], "(did you mean bfloat16?)"),
-        (["--preset", "slow"], "(did you mean --encoder-preset slow?)"),
-        (["--force"], "(did you mean --overwrite?)"),
-        (["--frames", "-5"], "such as -5: for the last 5"),
-        (["--frames", "5"], "such as :5 for the first 5 frames"),
-        (["--frames", "-3:-5"], "-3:-5 has no frame"),
-    ],
-)
-def test_names_of_other_programs_get_a_suggestion(tmp_path, capsys, options, suggestion):
-    with pytest.raises(SystemExit, match="2"):
-        main(["--demo", "-o", str(tmp_path / "out.mkv"), *options])
-    assert suggestion in capsys.readouterr().err
 
 
 def test_an_address_of_the_hub_gets_a_suggestion(clip, tmp_path, capsys):
@@ -250,10 +191,11 @@ def test_an_address_of_the_hub_gets_a_suggestion(clip, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["decode", "encode", "preview"])
-def test_the_short_help_is_a_screen_and_points_to_the_whole(command):
+def test_the_short_help_is_a_screen_and_points_to_the_whole(command, capsys):
     def lines(option):
-        arguments = [sys.executable, "-m", f"mlx_ltx_vae.{command}", option]
-        return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.splitlines()
+        with pytest.raises(SystemExit, match="0"):
+            package([command, option])
+        return capsys.readouterr().out.splitlines()
 
     short, whole = lines("-h"), lines("--help")
     assert len(short) < 40 < len(whole)
@@ -267,25 +209,10 @@ def test_quiet_prints_nothing(clip, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_standard_output_receives_only_raw_frames(clip):
+def test_standard_output_receives_only_raw_frames(clip, capfdbinary):
     latents, checkpoint, frames = clip
-    command = [sys.executable, "-m", "mlx_ltx_vae.decode", str(latents), "-m", str(checkpoint), "-o", "-"]
-    done = subprocess.run(command, capture_output=True, check=True)
-    assert done.stdout == frames.tobytes()
-
-
-def test_each_item_of_a_batch_becomes_a_video(golden, tmp_path, capsys):
-    latents = tmp_path / "batch.safetensors"
-    save_latents(latents, mx.random.normal((2, 8, 1, 2, 2), key=mx.random.key(4)))
-    out = tmp_path / "clip.npy"
-    checkpoint = str(golden("small_ltx2_3").checkpoint)
-    assert main([str(latents), "-m", checkpoint, "-o", str(out), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["frames"] == 2
-    assert report["output"] == [str(tmp_path / "clip-0.npy"), str(tmp_path / "clip-1.npy")]
-    first, second = (np.load(path) for path in report["output"])
-    assert not np.array_equal(first, second)
-    assert not out.exists()
+    assert run(main, latents, "-m", checkpoint, "-o", "-") == 0
+    assert capfdbinary.readouterr().out == frames.tobytes()
 
 
 def test_outputs_of_a_batch_are_named_after_the_output(tmp_path):
@@ -309,12 +236,6 @@ def test_errors_are_one_line_that_says_what_is_wrong(clip, tmp_path, capsys):
     assert "missing" in refused(capsys, latents, "-m", checkpoint, "-o", tmp_path / "missing" / "out.mp4")
     assert "takes no timestep" in refused(capsys, latents, "-m", checkpoint, "-o", out, "--timestep", "0.1")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.safetensors", "nan.npy", "wide.npy"]
-
-
-def test_debug_shows_the_traceback(clip, tmp_path, capsys):
-    latents, checkpoint, _ = clip
-    assert main([str(latents), "-m", str(checkpoint), "-o", str(tmp_path / "no" / "out.mp4"), "--debug"]) == 1
-    assert "Traceback" in capsys.readouterr().err
 
 
 def test_demo_files_ship_with_the_package_and_are_small():

@@ -12,13 +12,9 @@ from PIL import Image
 from comfyui_cases import LATENTS, freed, latent
 from conftest import active_memory
 from mlx_ltx_vae import Keyframes, LatentsError, PreviewVAE, VideoVAE
-from test_comfyui_nodes import write_tiny_decoder
+from test_comfyui_nodes import images, write_tiny_decoder
 
 SMALL = "vae/ltx/small.safetensors"
-
-
-def images(comfy):
-    return comfy.torch.Tensor(np.zeros((1, 64, 96, 3), np.float32))
 
 
 def test_comfyui_frees_as_much_as_the_plan_takes_when_all_is_checked(comfy, execute, loads, checkpoint):
@@ -27,7 +23,7 @@ def test_comfyui_frees_as_much_as_the_plan_takes_when_all_is_checked(comfy, exec
     execute("LTXDecodeToVideoMLX", latent=latent(comfy))
     assert freed(comfy) == [plan.peak_bytes]
     assert {call[1] for call in comfy.management.calls} == {threading.current_thread().name}
-    execute("LTXEncodeMLX", frames=images(comfy))
+    execute("LTXEncodeMLX", frames=images(comfy, 1))
     execute("LTXDecodeFramesMLX", latent=latent(comfy))
     assert len(freed(comfy)) == 3
     assert len(loads) == 2  # what ComfyUI was asked for has not freed what is in use
@@ -61,7 +57,7 @@ def test_networks_stay_as_long_as_their_bytes_fit(comfy, execute, monkeypatch):
 
     def run():
         execute("LTXDecodeFramesMLX", latent=latent(comfy))
-        execute("LTXEncodeMLX", frames=images(comfy))
+        execute("LTXEncodeMLX", frames=images(comfy, 1))
         shown = {"latent": latent(comfy, np.zeros((1, 128, 1, 2, 2), np.float32)), "fps": 24.0}
         execute("LTXPreviewMLX", decoder="vae/tiny.safetensors", show="clip", **shown)
 

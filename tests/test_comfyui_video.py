@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from comfyui_cases import FRAMES, LATENTS, frames_of, freed, latent
+from comfyui_cases import FRAMES, LATENTS, frames_of, freed, latent, pair
 from mlx_ltx_vae import AudioVAE, LatentsError, PlanError, VideoVAE, WriterError
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.video.metadata import read_metadata
@@ -39,12 +39,6 @@ def models(comfy, audio_case, checkpoint, golden):
 @pytest.fixture(scope="module")
 def audio_vae(comfy, models):
     return AudioVAE.from_pretrained(comfy.base / "models" / AUDIO_VAE)
-
-
-def pair(comfy, video=LATENTS, sound=SOUND):
-    from comfy.nested_tensor import NestedTensor
-
-    return {"samples": NestedTensor([comfy.torch.Tensor(video), comfy.torch.Tensor(sound)])}
 
 
 def save(execute, **given):
@@ -160,14 +154,14 @@ def test_wrong_options_are_refused_before_anything_is_unloaded_or_written(comfy,
 
 @pytest.mark.parametrize(("vae", "audio_vae"), [("vae/ltx/small.safetensors", AUDIO_VAE), (WHOLE, "auto")])
 def test_latents_of_video_and_audio_come_out_with_their_sound(comfy, execute, vae, audio_vae):
-    path, _ = save(execute, latent=pair(comfy), vae=vae, audio_vae=audio_vae)
+    path, _ = save(execute, latent=pair(comfy, LATENTS, SOUND), vae=vae, audio_vae=audio_vae)
     sound_vae = AudioVAE.from_pretrained(comfy.base / "models" / (vae if audio_vae == "auto" else audio_vae))
     expected = np.array(sound_vae.decode(SOUND))[0]
     found = heard(path, RATE)
     length = min(expected.shape[1], round(FRAMES / 24 * RATE))
     assert found.shape == (2, round(FRAMES / 24 * RATE))
     np.testing.assert_allclose(found[:, :length], expected[:, :length], atol=1e-4)  # flac has 24 bits
-    video = execute("LTXDecodeToVideoMLX", latent=pair(comfy), vae=vae, audio_vae=audio_vae)
+    video = execute("LTXDecodeToVideoMLX", latent=pair(comfy, LATENTS, SOUND), vae=vae, audio_vae=audio_vae)
     assert heard(video.get_stream_source(), RATE).shape[1] >= found.shape[1]  # in whole frames of aac
 
 
@@ -177,7 +171,7 @@ def test_latents_without_an_audio_vae_come_out_silent_and_the_node_says_so(comfy
         ("no sound", "B"),
     ):
         comfy.texts.clear()
-        path, _ = save(execute, latent=pair(comfy), audio_vae=audio_vae, format="mp4, h264")
+        path, _ = save(execute, latent=pair(comfy, LATENTS, SOUND), audio_vae=audio_vae, format="mp4, h264")
         assert b"audio" not in run(path)
         assert comfy.texts[-1][1].endswith(text)
 
@@ -193,7 +187,7 @@ def test_latents_without_an_audio_vae_come_out_silent_and_the_node_says_so(comfy
 def test_sound_of_another_length_becomes_as_long_as_the_video_or_is_refused(comfy, execute, audio_vae, kind, fps, end):
     own = np.array(audio_vae.decode(SOUND))[0]
     sound = {"waveform": comfy.torch.Tensor(own[None]), "sample_rate": RATE}
-    given = {"latent": pair(comfy), "audio_vae": AUDIO_VAE}
+    given = {"latent": pair(comfy, LATENTS, SOUND), "audio_vae": AUDIO_VAE}
     given = given if kind == "latents" else {"latent": latent(comfy), "audio": sound}
     path, _ = save(execute, **given, fps=fps)
     lengths = f"the video takes {FRAMES / fps:.2f} s and its sound {own.shape[1] / RATE:.2f} s, {end}"
@@ -244,15 +238,15 @@ def test_a_small_video_is_shown_in_place_of_one_that_browsers_do_not_play(comfy,
 
 
 def test_the_plan_has_the_memory_of_the_sound(comfy, execute):
-    save(execute, latent=pair(comfy), audio_vae="no sound")
-    save(execute, latent=pair(comfy), audio_vae=AUDIO_VAE)
+    save(execute, latent=pair(comfy, LATENTS, SOUND), audio_vae="no sound")
+    save(execute, latent=pair(comfy, LATENTS, SOUND), audio_vae=AUDIO_VAE)
     silent, sounding = freed(comfy)
     assert sounding > silent + AudioVAE.from_pretrained(comfy.base / "models" / AUDIO_VAE).plan(18, chunk=1).memory.work
 
 
 def test_audio_latents_become_sound_and_sound_becomes_latents(comfy, execute, audio_vae):
     expected = np.array(audio_vae.decode(SOUND))
-    for given in (pair(comfy), latent(comfy, SOUND)):
+    for given in (pair(comfy, LATENTS, SOUND), latent(comfy, SOUND)):
         audio = execute("LTXDecodeAudioMLX", latent=given, audio_vae=AUDIO_VAE)
         assert audio["sample_rate"] == RATE
         np.testing.assert_allclose(audio["waveform"].array, expected, atol=1e-5)
@@ -294,14 +288,8 @@ def run(path):
 
 
 def test_a_list_of_latents_becomes_a_video_each_or_one_film(comfy, execute, checkpoint, audio_vae):
-    from comfy.nested_tensor import NestedTensor
-
-    windows = [LATENTS, -LATENTS]
-    sounds = [SOUND, -SOUND]
-    given = [
-        {"samples": NestedTensor([comfy.torch.Tensor(video), comfy.torch.Tensor(sound)])}
-        for video, sound in zip(windows, sounds, strict=True)
-    ]
+    windows, sounds = [LATENTS, -LATENTS], [SOUND, -SOUND]
+    given = [pair(comfy, *each) for each in zip(windows, sounds, strict=True)]
     film, _ = save(execute, latent=given, join=True, carry=9, blend=4, audio_vae=AUDIO_VAE, filename_prefix="film")
     vae = VideoVAE.from_pretrained(checkpoint)
     stream = vae.stream_joined(windows, carry=9, blend=4)

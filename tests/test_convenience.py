@@ -15,7 +15,6 @@ from mlx_ltx_vae import (
     AudioChunk,
     CheckpointError,
     Keyframes,
-    LatentsError,
     PlanError,
     VideoReader,
     VideoVAE,
@@ -116,12 +115,6 @@ def test_ten_bits_and_an_existing_file(vae, tmp_path):
         vae.decode_to_file(LATENTS, path, overwrite=False)
 
 
-def test_several_videos_are_not_one_file(vae, tmp_path):
-    with pytest.raises(LatentsError, match="is one video, and these latents are 2"):
-        vae.decode_to_file(mx.concatenate([LATENTS, LATENTS]), tmp_path / "clip.mp4")
-    assert not any(tmp_path.iterdir())
-
-
 def test_a_bar_shows_the_frames(vae, capsys):
     vae.decode(LATENTS, progress=True)
     assert "17/17" in capsys.readouterr().err
@@ -141,11 +134,6 @@ def test_a_budget_replaces_a_plan(vae):
     for given in ((LATENTS, vae.plan(LATENTS.shape)), (iter([LATENTS]), None)):
         with pytest.raises(PlanError, match="a memory budget goes with whole latents, and replaces a plan"):
             vae.decode(*given, memory_budget="1GB")
-
-
-def test_a_typo_in_an_option_is_an_error(vae):
-    with pytest.raises(TypeError, match="'sed'"):
-        vae.decode_uint8(LATENTS, sed=1)
 
 
 def test_a_chunk_is_saved_and_shown_as_a_picture(vae, tmp_path):

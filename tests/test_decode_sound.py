@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
@@ -54,14 +55,30 @@ def latents_file(path, video, audio=None, *, name="final_audio_latent", batch=1,
     return path
 
 
+@cache
+def load_vae(model):
+    return AudioVAE.from_pretrained(model, encoder=False)
+
+
 def expected_sound(model, latents, samples=SAMPLES):
     """(2, n), up to the end of the video."""
-    sound = np.array(AudioVAE.from_pretrained(model, encoder=False).decode(latents))[0]
+    sound = np.array(load_vae(model).decode(latents))[0]
     return np.pad(sound, [(0, 0), (0, samples - sound.shape[1])])
 
 
 def run(*arguments, code=0):
     assert main([str(each) for each in arguments]) == code
+
+
+@pytest.fixture
+def sound_of(tmp_path, video, model):
+    """`sound_of(clip, ...)`: the sound of the video that the command makes of a file, (2, n)."""
+
+    def decode(clip, *options, output="a.mov"):
+        run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mov", "--audio-codec", "pcm", *options)
+        return heard(tmp_path / output, 24000)
+
+    return decode
 
 
 def test_one_command_makes_one_video_with_sound(tmp_path, video, model, capsys):
@@ -81,32 +98,24 @@ def test_one_command_makes_one_video_with_sound(tmp_path, video, model, capsys):
     assert expected[:, : 9 * 240].any()
 
 
-@pytest.mark.parametrize("name", ["audio_latents", "stage_1_audio_latent", "packed", "no batch"])
-def test_audio_latents_are_found_by_their_names_and_in_every_layout(tmp_path, video, model, name):
-    audio = random_latents(LENGTH)
-    stored = {"packed": audio.transpose(0, 2, 1, 3).reshape(1, LENGTH, 128), "no batch": audio[0]}.get(name, audio)
-    key = name if name not in ("packed", "no batch") else "audio_latents"
-    clip = latents_file(tmp_path / "clip.safetensors", video, np.ascontiguousarray(stored), name=key)
-    run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mkv", "--audio-codec", "flac")
-    assert np.abs(heard(tmp_path / "a.mkv", 24000) - expected_sound(model, audio)).max() < 1e-4
-
-
 @pytest.mark.parametrize("where", ["beside", "alone"])
-def test_audio_latents_of_nested_tensors_of_trainers_and_by_any_name(tmp_path, video, model, where, capsys):
+def test_audio_latents_are_found_by_the_names_of_pipelines_and_trainers_and_by_any_name(
+    tmp_path, video, model, where, capsys
+):
     """A nested tensor is numbered; musubi-tuner names sizes, and stores how many are no padding."""
     audio = random_latents(LENGTH + 3)
     used, padded = np.ascontiguousarray(audio[:, :, :LENGTH]), audio[0]
     (pictures,) = load_file(latents_file(tmp_path / "v.safetensors", video)).values()
+    packed = np.ascontiguousarray(used.transpose(0, 2, 1, 3).reshape(1, LENGTH, 128))
     cases = [
+        ("final_video_latent", {"stage_1_audio_latent": used}, []),
+        ("latents", {"audio_latents": packed}, []),
         ("latent_tensor_0", {"latent_tensor_1": used}, []),
         ("latents_2x2x2_float32", {f"audio_latents_{LENGTH}x16x8_float32": used[0]}, []),
-        (
-            "latents",
-            {f"audio_latents_{LENGTH + 3}x16x8_float32": padded, "audio_lengths_int32": np.array(LENGTH, np.int32)},
-            [],
-        ),
+        ("latents", {"audio_latents_6x16x8_float32": padded, "audio_lengths_int32": np.array(LENGTH, np.int32)}, []),
         ("latents", {"sound": used, "other": np.zeros((1, 8, 2, 16), np.float32)}, ["--audio-tensor", "sound"]),
     ]
+    expected = expected_sound(model, used)
     for name, sound, more in cases:
         clip = tmp_path / "clip.safetensors"
         if where == "beside":
@@ -120,10 +129,9 @@ def test_audio_latents_of_nested_tensors_of_trainers_and_by_any_name(tmp_path, v
             found = heard(tmp_path / "a.wav", 24000)
         padding = "audio_lengths_int32 is 3, which leaves out 3 audio latents of padding at the end"
         assert (padding in capsys.readouterr().err) is ("audio_lengths_int32" in sound)
-        expected = expected_sound(model, used)[:, : found.shape[1]]
-        assert np.abs(found - expected).max() < 1e-4
+        assert np.abs(found - expected[:, : found.shape[1]]).max() < 1e-4
         read = load_audio_latents(clip, alone=where == "alone", tensor=more[1] if more else None)
-        np.testing.assert_array_equal(np.array(read), used)
+        np.testing.assert_array_equal(np.array(read), sound.get("audio_latents", used))
 
 
 def test_how_audio_latents_are_named_is_one_story(tmp_path, video, model, capsys):
@@ -198,17 +206,7 @@ def test_python_normalizes_audio_latents_as_their_file_or_the_caller_says(tmp_pa
             load_audio_latents(files[state], **options)
 
 
-def test_audio_latents_of_another_file(tmp_path, video, model):
-    audio = random_latents(LENGTH)
-    clip = latents_file(tmp_path / "clip.safetensors", video)
-    np.save(tmp_path / "sound.npy", audio[0])
-    out = tmp_path / "a.mov"
-    run(clip, "-m", video, "--audio-model", model, "--audio-latents", tmp_path / "sound.npy", "-o", out,
-        "--audio-codec", "pcm")  # fmt: skip
-    assert np.abs(heard(out, 24000) - expected_sound(model, audio)).max() < 1e-4
-
-
-def test_unnormalized_latents_of_both(tmp_path, video, model):
+def test_unnormalized_latents_of_both(tmp_path, video, model, sound_of):
     audio_vae, vae = AudioVAE.from_pretrained(model), VideoVAE.from_pretrained(video)
     mean, std = (np.array(values).reshape(8, 1, 16) for values in audio_vae.decoder.statistics)
     audio = random_latents(LENGTH)
@@ -217,8 +215,7 @@ def test_unnormalized_latents_of_both(tmp_path, video, model):
     mean, std = (np.array(values).reshape(-1, 1, 1, 1) for values in (vae.mean, vae.std))
     arrays["final_video_latent"] = arrays["final_video_latent"] * std + mean
     save_file(arrays, clip, metadata={"fps": str(FPS)})
-    run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mov", "--audio-codec", "pcm", "--unnormalized")
-    assert np.abs(heard(tmp_path / "a.mov", 24000) - expected_sound(model, audio)).max() < 1e-3
+    assert np.abs(sound_of(clip, "--unnormalized") - expected_sound(model, audio)).max() < 1e-3
 
 
 def test_a_plan_counts_the_sound_that_is_decoded_meanwhile(video, model):
@@ -247,22 +244,19 @@ def test_without_an_audio_model_the_video_is_silent_and_a_warning_says_so(tmp_pa
     assert b"audio" not in run_ffmpeg("-i", tmp_path / "a.mp4", "-c", "copy", "-f", "framehash", "-")
 
 
-def test_some_frames_have_their_part_of_the_sound(tmp_path, video, model):
+def test_some_frames_have_their_part_of_the_sound(tmp_path, video, model, sound_of):
     audio = random_latents(LENGTH)
     clip = latents_file(tmp_path / "clip.safetensors", video, audio)
-    out = tmp_path / "a.mov"
-    run(clip, "-m", video, "--audio-model", model, "-o", out, "--audio-codec", "pcm", "--frames", "2:7")
-    assert len(read(out)) == 5
-    assert np.abs(heard(out, 24000) - expected_sound(model, audio)[:, 640:2240]).max() < 1e-4
+    assert np.abs(sound_of(clip, "--frames", "2:7") - expected_sound(model, audio)[:, 640:2240]).max() < 1e-4
+    assert len(read(tmp_path / "a.mov")) == 5
 
 
-def test_a_batch_becomes_videos_with_the_sound_of_each(tmp_path, video, model):
+def test_a_batch_becomes_videos_with_the_sound_of_each(tmp_path, video, model, sound_of):
     audio = random_latents(LENGTH, batch=2)
     clip = latents_file(tmp_path / "clip.safetensors", video, audio, batch=2)
-    run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mov", "--audio-codec", "pcm")
-    for index in range(2):
-        sound = heard(tmp_path / f"a-{index}.mov", 24000)
-        assert np.abs(sound - expected_sound(model, audio[index : index + 1])).max() < 1e-4
+    first, second = sound_of(clip, output="a-0.mov"), heard(tmp_path / "a-1.mov", 24000)
+    assert np.abs(first - expected_sound(model, audio[:1])).max() < 1e-4
+    assert np.abs(second - expected_sound(model, audio[1:])).max() < 1e-4
 
 
 def test_the_plan_has_both_and_the_budget_is_that_of_both(tmp_path, video, model, capsys):
@@ -274,7 +268,7 @@ def test_the_plan_has_both_and_the_budget_is_that_of_both(tmp_path, video, model
     assert plans["audio"]["latents"] == plans["audio"]["chunk"] == 25
     run(*command)
     assert "25 latents, 0.97 s at 24000 Hz" in capsys.readouterr().out
-    audio_vae = AudioVAE.from_pretrained(model, encoder=False)
+    audio_vae = load_vae(model)
     with pytest.raises(PlanError) as refused:
         VideoVAE.from_pretrained(video, encoder=False).plan((1, *plans["plan"]["latent_shape"][1:]), bit_depth=8,
                                                             memory_budget=1000)  # fmt: skip
@@ -302,41 +296,34 @@ def test_the_plan_has_both_and_the_budget_is_that_of_both(tmp_path, video, model
     assert (chunks[0], chunks[-1]) == (3, 25), "still smaller ones take no less"
 
 
-def test_a_decode_in_a_small_budget_has_the_same_sound(tmp_path, video, model, capsys):
+def test_a_decode_in_a_small_budget_has_the_same_sound(tmp_path, video, model, sound_of, capsys):
     audio = random_latents(9)
     clip = latents_file(tmp_path / "clip.safetensors", video, audio, fps="25")
-    command = [clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mov", "--audio-codec", "pcm"]
-    run(*command, "--memory-budget", "1KB", code=1)
+    run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mov", "--memory-budget", "1KB", code=1)
     (least,) = re.findall(r"least that works is ([\d.]+ MB)", capsys.readouterr().err)
-    run(*command, "--memory-budget", least.replace(" ", ""))
-    assert np.abs(heard(tmp_path / "a.mov", 24000) - expected_sound(model, audio, 8640)).max() < 1e-4
+    sound = sound_of(clip, "--memory-budget", least.replace(" ", ""))
+    assert np.abs(sound - expected_sound(model, audio, 8640)).max() < 1e-4
 
 
-def test_the_sound_of_some_frames_takes_no_more_latents_than_it_needs(tmp_path, video, model, monkeypatch):
+def test_the_sound_of_some_frames_takes_no_more_latents_than_it_needs(tmp_path, video, model, sound_of, monkeypatch):
     """LTX-2 sees 38 latents behind and 5 ahead. The last frame goes on 30 ms after its sound."""
     audio = random_latents(81)
     clip = latents_file(tmp_path / "clip.safetensors", video, audio, frames=11, fps="25")
-    out = tmp_path / "a.mov"
     taken, prepare = [], AudioDecoder.prepare
     monkeypatch.setattr(AudioDecoder, "prepare", lambda *given: taken.append(given[1].shape[2]) or prepare(*given))
-    run(clip, "-m", video, "--audio-model", model, "-o", out, "--audio-codec", "pcm", "--frames", "65:70")
+    found = sound_of(clip, "--frames", "65:70")
     assert 5 < sum(taken) <= 38 + 5 + 5 + 3
-    sound = np.array(AudioVAE.from_pretrained(model, encoder=False).decode(audio))[0]
-    assert heard(out, 24000).shape == (2, 4800)
-    assert np.abs(heard(out, 24000) - sound[:, 65 * 960 : 70 * 960]).max() < 1e-4
-    run(clip, "-m", video, "--audio-model", model, "-o", out, "--audio-codec", "pcm", "--frames", "80:81")
+    sound = np.array(load_vae(model).decode(audio))[0]
+    assert found.shape == (2, 4800)
+    assert np.abs(found - sound[:, 65 * 960 : 70 * 960]).max() < 1e-4
     expected = np.pad(sound, [(0, 0), (0, 960)])[:, 80 * 960 : 81 * 960]
-    assert np.abs(heard(out, 24000) - expected).max() < 1e-4
+    assert np.abs(sound_of(clip, "--frames", "80:81") - expected).max() < 1e-4
 
 
-def test_frames_behind_the_end_of_the_sound_are_silent(tmp_path, video, model):
+def test_frames_behind_the_end_of_the_sound_are_silent(tmp_path, video, sound_of):
     """It ends 30 ms before the picture, of which a frame takes 17 ms."""
     clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(25), fps="60", frames=8)
-    out = tmp_path / "a.mov"
-    run(
-        clip, "-m", video, "--audio-model", model, "-o", out, "--audio-codec", "pcm", "--frames", "56:57", "--fps", "57"
-    )
-    sound = heard(out, 24000)
+    sound = sound_of(clip, "--frames", "56:57", "--fps", "57")
     assert sound.shape[1] == round(24000 / 57)
     assert not sound.any()
 
@@ -394,12 +381,6 @@ def test_sound_alone_needs_no_video_vae(tmp_path, video, model, capsys):
     assert not (tmp_path / "b.wav").exists()
 
 
-def test_sound_alone_needs_an_audio_model(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["clip.npy", "-o", "a.wav"])
-    assert "--audio-model AUDIO is missing" in capsys.readouterr().err
-
-
 def test_sound_alone_of_a_batch_is_named_and_skipped_as_videos_are(tmp_path, video, model, capsys):
     audio = random_latents(7, batch=2)
     latents_file(tmp_path / "clip.safetensors", video, audio, batch=2)
@@ -427,35 +408,20 @@ def test_sound_is_found_in_a_pipe(tmp_path, video, model):
     assert np.abs(heard(tmp_path / "a.mov", 24000) - expected_sound(model, audio)).max() < 1e-4
 
 
-def test_a_video_and_its_sound_on_standard_output(tmp_path, video, model):
+def test_a_video_and_its_sound_on_standard_output(tmp_path, video, model, capfdbinary):
     clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
-    command = [
-        sys.executable,
-        "-m",
-        "mlx_ltx_vae.decode",
-        clip,
-        "-m",
-        video,
-        "--audio-model",
-        model,
-        "-o",
-        "-",
-        "--live",
-    ]
-    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, check=True)
-    (tmp_path / "a.mp4").write_bytes(done.stdout)
+    run(clip, "-m", video, "--audio-model", model, "-o", "-", "--live")
+    (tmp_path / "a.mp4").write_bytes(capfdbinary.readouterr().out)
     assert len(read(tmp_path / "a.mp4")) == NUM_FRAMES
     assert SAMPLES <= heard(tmp_path / "a.mp4", 24000).shape[1] <= SAMPLES + 2048
 
 
-def test_latents_of_another_file_take_the_place_of_those_in_the_video(tmp_path, video, model):
+def test_latents_of_another_file_take_the_place_of_those_in_the_video(tmp_path, video, model, sound_of):
     clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
     audio = random_latents(LENGTH, seed=1)
-    np.save(tmp_path / "sound.npy", audio)
-    out = tmp_path / "a.mov"
-    run(clip, "-m", video, "--audio-model", model, "--audio-latents", tmp_path / "sound.npy", "-o", out,
-        "--audio-codec", "pcm")  # fmt: skip
-    assert np.abs(heard(out, 24000) - expected_sound(model, audio)).max() < 1e-4
+    np.save(tmp_path / "sound.npy", audio[0])
+    sound = sound_of(clip, "--audio-latents", tmp_path / "sound.npy")
+    assert np.abs(sound - expected_sound(model, audio)).max() < 1e-4
 
 
 def test_audio_latents_of_another_shape_are_an_error_only_where_sound_is_asked_for(tmp_path, video, model, capsys):
@@ -471,10 +437,7 @@ def test_audio_latents_of_another_shape_are_an_error_only_where_sound_is_asked_f
 @pytest.mark.parametrize(
     ("audio", "message"),
     [
-        (
-            np.full((1, 8, LENGTH, 16), np.inf, np.float32),
-            "audio latents 'final_audio_latent': 384 of 384 values",
-        ),
+        (np.full((1, 8, LENGTH, 16), np.inf, np.float32), "audio latents 'final_audio_latent': 384 of 384 values"),
         (np.ones((1, 8, LENGTH, 16), np.int32), "audio latents 'final_audio_latent' is stored as int32; save it as"),
         (np.ones((1, 8, 16, LENGTH), np.float32), "audio latents 'final_audio_latent' have the shape (1, 8, 16, 3)"),
         (np.ones((1, 8, 0, 16), np.float32), "audio latents 'final_audio_latent' are empty"),
@@ -489,12 +452,10 @@ def test_audio_latents_that_do_not_decode_leave_no_file(tmp_path, video, model, 
 
 
 @pytest.mark.parametrize("order", [["--order", "rows"], ["--tile", "64:32"]])
-def test_the_sound_is_the_same_whatever_way_the_picture_is_decoded(tmp_path, video, model, order):
+def test_the_sound_is_the_same_whatever_way_the_picture_is_decoded(tmp_path, video, model, sound_of, order):
     audio = random_latents(LENGTH)
     clip = latents_file(tmp_path / "clip.safetensors", video, audio)
-    out = tmp_path / "a.mov"
-    run(clip, "-m", video, "--audio-model", model, "-o", out, "--audio-codec", "pcm", *order)
-    assert np.abs(heard(out, 24000) - expected_sound(model, audio)).max() < 1e-4
+    assert np.abs(sound_of(clip, *order) - expected_sound(model, audio)).max() < 1e-4
 
 
 @pytest.mark.parametrize(("number", "fragmented"), [(signal.SIGKILL, []), (signal.SIGTERM, ["--live"])])
@@ -535,35 +496,6 @@ def test_missing_parts_are_named(tmp_path, video, model, capsys):
     for command, message in cases:
         run(*command, "-o", tmp_path / "a.mp4", code=1)
         assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--audio-model a --audio b.wav -o a.mp4", "--audio is the sound of the video; leave out --audio-model"),
-        ("--audio-model a -o a.npy", "a.npy: takes no audio"),
-        ("--audio-model a --audio-codec pcm -o a.mp4", "pcm sound is not supported in .mp4; use aac"),
-        ("more.npy --audio-latents b.npy -o out/", "--audio-latents goes with one input"),
-        ("more.npy --audio-model a -o out/{name}.wav", "a .wav file is the sound of one input"),
-        ("--audio-model a -o a.wav --frames :5", "a .wav file is the sound alone; leave out --frames"),
-        ("--audio-model a -o a.wav --audio-codec flac", "a .wav file is the sound alone; leave out --audio-codec"),
-        ("--audio-model a -o a.WAV --live", "a .wav file is the sound alone; leave out --live"),
-        ("-o a.wav --audio b.wav", "a .wav file is the sound alone; leave out --audio"),
-    ],
-)
-def test_wrong_usage(options, message, capsys):
-    with pytest.raises(SystemExit) as error:
-        main(["clip.npy", "-m", "vae", *options.split()])
-    assert error.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_decode_to_file_takes_a_stream_of_sound(tmp_path, video, model):
-    vae, audio_vae = VideoVAE.from_pretrained(video), AudioVAE.from_pretrained(model)
-    audio = random_latents(LENGTH)
-    latents = mx.random.normal((1, vae.config.latent_channels, *GRID[1:]))
-    vae.decode_to_file(latents, tmp_path / "a.mkv", fps=FPS, audio=audio_vae.stream(audio))
-    assert SAMPLES <= heard(tmp_path / "a.mkv", 24000).shape[1] <= SAMPLES + 2048
 
 
 def test_the_example_of_the_page_runs(tmp_path, golden, audio_case, monkeypatch):

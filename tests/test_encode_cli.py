@@ -6,25 +6,27 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from fractions import Fraction
-from pathlib import Path
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from conftest import link_kernels
-from many_files import refused
-from mlx_ltx_vae import VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
+from many_files import refused, run
+from mlx_ltx_vae import VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.mlx_utils import psnr
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main
 from mlx_ltx_vae.latents import LatentsWriter
 from mlx_ltx_vae.video import open_sink
 from tolerances import tolerance
-from video_files import run_ffmpeg
+from video_files import read, run_ffmpeg, write
 
 SIZE = (96, 64)
+write_video = partial(write, codec="ffv1")
 
 
 def make_frames(num_frames: int, size: tuple[int, int] = SIZE) -> np.ndarray:
@@ -38,12 +40,6 @@ def make_frames(num_frames: int, size: tuple[int, int] = SIZE) -> np.ndarray:
     return frames
 
 
-def write_video(path: Path, frames: np.ndarray, fps: object = 24) -> Path:
-    with VideoWriter(path, size=(frames.shape[2], frames.shape[1]), fps=fps, codec="ffv1") as out:
-        out.write(frames)
-    return path
-
-
 @pytest.fixture
 def clip(tmp_path):
     """(video of 17 frames, its frames)."""
@@ -51,8 +47,7 @@ def clip(tmp_path):
     return write_video(tmp_path / "clip.mkv", frames, "24000/1001"), frames
 
 
-def encode(*arguments: object) -> int:
-    return main([str(argument) for argument in arguments])
+encode = partial(run, main)
 
 
 def encoded(capsys, tmp_path, *arguments):
@@ -101,19 +96,17 @@ def test_latents_keep_the_precision_of_the_encoder(clip, golden, tmp_path, capsy
     assert mx.array_equal(latents, vae.encode(iter(pieces))).item()
 
 
-def test_report_is_one_line_and_quiet_is_none(clip, golden, tmp_path):
-    path, _ = clip
-    command = [sys.executable, "-m", "mlx_ltx_vae.encode", path, "-m", golden("ltx2_3").checkpoint]
-    done = subprocess.run([*command, "-o", tmp_path / "a.safetensors"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_report_is_one_line_and_quiet_is_none(clip, golden, tmp_path, capsys):
+    arguments = [clip[0], "-m", golden("ltx2_3").checkpoint, "-o"]
+    assert encode(*arguments, tmp_path / "a.safetensors") == 0
     made = (
         rf"{tmp_path}/a\.safetensors: 3 latent frames from 17 frames of 96x64, in [\d.]+ s; peak MLX memory [\d.]+ MB"
     )
-    assert re.fullmatch(made + r"; ltx2_3\.safetensors \(LTX-2\.3\)\n", done.stdout)
-    done = subprocess.run(
-        [*command, "-o", tmp_path / "b.safetensors", "-q"], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert re.fullmatch(made + r"; ltx2_3\.safetensors \(LTX-2\.3\)\n", captured.out)
+    assert encode(*arguments, tmp_path / "b.safetensors", "-q") == 0
+    assert capsys.readouterr() == ("", "")
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
 
 
@@ -317,38 +310,18 @@ def test_errors_are_one_line_and_leave_nothing(clip, tmp_path, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-_ENCODE_AND_ANNOUNCE_THE_FIRST_FRAMES = """
-import sys
-from mlx_ltx_vae.encode import main
-from mlx_ltx_vae.backend.mlx_utils import psnr
-from mlx_ltx_vae.video import VideoReader
-read = VideoReader.__next__
-def announced(video):
-    print("reading", flush=True)
-    return read(video)
-VideoReader.__next__ = announced
-sys.exit(main())
-"""
-
-
 def test_interrupted_exits_with_130_and_leaves_nothing(tmp_path):
     path = write_video(tmp_path / "clip.mkv", make_frames(73, (256, 192)))
-    out = tmp_path / "out"
-    out.mkdir()
-    arguments = [path, "-o", out / "latents.safetensors", "--demo"]
-    command = [sys.executable, "-c", _ENCODE_AND_ANNOUNCE_THE_FIRST_FRAMES, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "reading\n"
+    (tmp_path / "out").mkdir()
+    command = [sys.executable, "-m", "mlx_ltx_vae.encode", path, "-o", tmp_path / "out" / "a.safetensors", "--demo"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not os.listdir(tmp_path / "out"):
+        assert process.poll() is None
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors.strip() == "interrupted"
-    assert list(out.iterdir()) == []
-
-
-def read_video(path: Path) -> mx.array:
-    with VideoReader(path) as video:
-        return mx.array(np.concatenate(list(video)))
+    assert (process.returncode, errors) == (130, "interrupted\n")
+    assert os.listdir(tmp_path / "out") == []
 
 
 def test_encoding_a_decoded_clip_decodes_to_the_same_clip(tmp_path):
@@ -360,7 +333,7 @@ def test_encoding_a_decoded_clip_decodes_to_the_same_clip(tmp_path):
     assert decode([str(given), "-m", str(demo.VAE), "-o", str(first), "--codec", "ffv1", "-q"]) == 0
     assert encode(first, "--demo", "-o", found, "-q") == 0
     assert decode([str(found), "-m", str(demo.VAE), "-o", str(again), "--codec", "ffv1", "-q"]) == 0
-    expected, result = read_video(first), read_video(again)
+    expected, result = (mx.array(read(path)) for path in (first, again))
     assert result.shape == expected.shape
     assert len(result) == 9
     assert psnr(result, expected, span=255) > 34  # 35.4 to 35.5 were measured

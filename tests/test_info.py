@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import as_an_mlx_port_stores
 from conftest import CONV_CASES, FIXTURES, active_memory
+from many_files import refused as refused_by
 from mlx_ltx_vae import PlanError, VideoVAE, demo, save_latents
 from mlx_ltx_vae.info import main
 from mlx_ltx_vae.inspect import format_report, inspect
@@ -38,10 +38,10 @@ LATENTS_KEYS = {
 
 
 @pytest.fixture
-def info(capsys: pytest.CaptureFixture) -> Callable[..., dict[str, Any]]:
+def info(capsys):
     """`info(file, ...)`: the object that `--json` prints."""
 
-    def run(*arguments: object) -> dict[str, Any]:
+    def run(*arguments):
         assert main([*map(str, arguments), "--json"]) == 0
         captured = capsys.readouterr()
         assert captured.err == ""
@@ -51,10 +51,10 @@ def info(capsys: pytest.CaptureFixture) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def text(capsys: pytest.CaptureFixture) -> Callable[..., str]:
+def text(capsys):
     """`text(file, ...)`: what a person sees."""
 
-    def run(*arguments: object) -> str:
+    def run(*arguments):
         assert main([str(argument) for argument in arguments]) == 0
         return capsys.readouterr().out
 
@@ -62,24 +62,16 @@ def text(capsys: pytest.CaptureFixture) -> Callable[..., str]:
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture) -> Callable[..., str]:
+def refused(capsys):
     """`refused(file, ...)`: the one error line."""
 
-    def run(*arguments: object) -> str:
-        assert main([str(argument) for argument in arguments]) == 1
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err.startswith("error: ")
-        assert captured.err.count("\n") == 1
-        return captured.err
-
-    return run
+    return partial(refused_by, capsys, main=main)
 
 
 # --- the receptive field --------------------------------------------------------------------------------------------
 
 
-def affected_pixels(vae: VideoVAE, grid: tuple[int, int, int], at: tuple[int, int, int]) -> np.ndarray:
+def affected_pixels(vae, grid, at):
     """Which pixels (F, H, W) depend on one latent cell: those that are NaN when it is."""
     latents = np.zeros((1, *grid, vae.config.latent_channels), np.float32)
     latents[0][at] = np.nan
@@ -90,7 +82,7 @@ def affected_pixels(vae: VideoVAE, grid: tuple[int, int, int], at: tuple[int, in
     return np.isnan(np.array(pixels)).any(axis=(0, 4))
 
 
-def count_around(affected: np.ndarray, first: int, last: int) -> tuple[int, int]:
+def count_around(affected, first, last):
     """How many positions before `first` and after `last` are affected, without a gap."""
     found = np.flatnonzero(affected)
     assert not affected[[0, -1]].any(), "the clip is too small to see where it ends"
@@ -99,7 +91,7 @@ def count_around(affected: np.ndarray, first: int, last: int) -> tuple[int, int]
 
 
 @pytest.mark.parametrize("case", ["ltxv_0_9_0", "ltx2_3", "ltx2_3_causal", "ltx2_3_reflect", "conv_16x16x4"])
-def test_the_receptive_field_is_what_one_latent_cell_changes(golden: Callable, case: str) -> None:
+def test_the_receptive_field_is_what_one_latent_cell_changes(golden, case):
     vae = VideoVAE.from_pretrained(golden(case).checkpoint, encoder=False)
     field, scale = receptive_field(vae.decoder.spec), vae.config.scale
     # A latent frame is seen by later frames as far as these see back, and by earlier ones as far as they see ahead.
@@ -116,7 +108,7 @@ def test_the_receptive_field_is_what_one_latent_cell_changes(golden: Callable, c
         assert count_around(columns, scale.width * at, scale.width * (at + 1) - 1) == expected
 
 
-def test_the_receptive_field_of_ltx_2_3_at_its_real_widths() -> None:
+def test_the_receptive_field_of_ltx_2_3_at_its_real_widths():
     config = parse_vae_config(GENERATIONS["LTX-2.3"], "")
     assert receptive_field(decoder_spec(config)) == (13.5, 13.5, 15.125)
 
@@ -125,7 +117,7 @@ def test_the_receptive_field_of_ltx_2_3_at_its_real_widths() -> None:
 
 
 @pytest.mark.parametrize("case", CONV_CASES[::2] + ["pruna"])
-def test_a_checkpoint_is_described_as_it_is(golden: Callable, info: Callable, case: str) -> None:
+def test_a_checkpoint_is_described_as_it_is(golden, info, case):
     path, manifest = golden(case).checkpoint, golden(case).manifest
     config = parse_vae_config(manifest["vae_config"], case)
     said = info(path)
@@ -157,7 +149,7 @@ def test_a_checkpoint_is_described_as_it_is(golden: Callable, info: Callable, ca
     assert said["vae_bytes"] == 4 * parameters
 
 
-def assert_blocks(blocks: list[dict[str, Any]], raw_config: dict[str, Any], network: str) -> None:
+def assert_blocks(blocks, raw_config, network):
     """They are those of the configuration, in the order of the data flow, with widths that match."""
     listed = raw_config.get(f"{network}_blocks", raw_config.get("blocks"))
     listed = listed if network == "encoder" else listed[::-1]
@@ -171,7 +163,7 @@ def assert_blocks(blocks: list[dict[str, Any]], raw_config: dict[str, Any], netw
 
 
 @pytest.mark.parametrize("case", ["ltxv_0_9_1", "ltx2_3", "conv_16x16x4"])
-def test_planned_videos_are_those_of_the_vae(golden: Callable, info: Callable, case: str) -> None:
+def test_planned_videos_are_those_of_the_vae(golden, info, case):
     vae = VideoVAE.from_pretrained(golden(case).checkpoint, encoder=False)
     plans = info(golden(case).checkpoint)["plans"]
     assert [(plan["width"], plan["height"], plan["frames"]) for plan in plans] == [
@@ -187,7 +179,7 @@ def test_planned_videos_are_those_of_the_vae(golden: Callable, info: Callable, c
         assert plan == vae.plan(plan["latent_shape"]).as_dict() | {"single_pass_peak_bytes": single}
 
 
-def test_the_text_is_the_json_line_by_line() -> None:
+def test_the_text_is_the_json_line_by_line():
     report = {
         "kind": "checkpoint", "name": "a\x1b.b", "file_bytes": 2_420_000_000, "fps": 24000 / 1001, "seconds": 1 / 24,
         "normalized": None, "audio": None, "is_variable": True, "shape": [1, 128, 16],
@@ -205,14 +197,14 @@ def test_the_text_is_the_json_line_by_line() -> None:
 
 
 @pytest.mark.parametrize("case", CONV_CASES[::3])
-def test_a_report_fits_a_terminal(golden: Callable, info: Callable, text: Callable, case: str) -> None:
+def test_a_report_fits_a_terminal(golden, info, text, case):
     path = golden(case).checkpoint
     shown = text(path)
     assert max(map(len, shown.splitlines())) <= 100
     assert shown == format_report(info(path)) + "\n"
 
 
-def test_a_missing_network_is_stated(golden: Callable, text: Callable, info: Callable, tmp_path: Path) -> None:
+def test_a_missing_network_is_stated(golden, text, info, tmp_path):
     tensors = load_file(golden("ltx2_3").checkpoint)
     path = tmp_path / "encoder.safetensors"
     save_file({name: array for name, array in tensors.items() if ".decoder." not in name}, path)
@@ -223,7 +215,7 @@ def test_a_missing_network_is_stated(golden: Callable, text: Callable, info: Cal
     assert said["vae_bytes"] == said["encoder"]["bytes"]
 
 
-def test_the_configuration_of_an_mlx_pack_is_inferred(golden: Callable, info: Callable, tmp_path: Path) -> None:
+def test_the_configuration_of_an_mlx_pack_is_inferred(golden, info, tmp_path):
     packs: dict[str, dict[str, np.ndarray]] = {"vae_encoder": {}, "vae_decoder": {}}
     for name, array in load_file(golden("ltx2_3").checkpoint).items():
         pack = packs["vae_encoder" if ".encoder." in name else "vae_decoder"]
@@ -236,7 +228,7 @@ def test_the_configuration_of_an_mlx_pack_is_inferred(golden: Callable, info: Ca
     assert said["file_bytes"] == sum(path.stat().st_size for path in tmp_path.iterdir())
 
 
-def test_a_diffusers_folder_is_named_by_its_own_class(golden: Callable, info: Callable, tmp_path: Path) -> None:
+def test_a_diffusers_folder_is_named_by_its_own_class(golden, info, tmp_path):
     write_folder(tmp_path, "ltx2_3", load_file(golden("ltx2_3").checkpoint))
     said, original = info(tmp_path), info(golden("ltx2_3").checkpoint)
     assert (said["name"], said["class"]) == (tmp_path.name, "AutoencoderKLLTX2Video")
@@ -244,7 +236,7 @@ def test_a_diffusers_folder_is_named_by_its_own_class(golden: Callable, info: Ca
     assert {key: said[key] for key in same} == {key: original[key] for key in same}
 
 
-def test_dtypes_are_counted(golden: Callable, info: Callable, tmp_path: Path) -> None:
+def test_dtypes_are_counted(golden, info, tmp_path):
     tensors = mx.load(str(golden("ltx2_3").checkpoint))
     mixed = {name: array.astype(mx.bfloat16) if array.ndim == 5 else array for name, array in tensors.items()}
     kernels = sum(array.size for name, array in mixed.items() if ".decoder." in name and array.ndim == 5)
@@ -255,13 +247,7 @@ def test_dtypes_are_counted(golden: Callable, info: Callable, tmp_path: Path) ->
     assert said["bytes"] == 2 * kernels + 4 * (said["parameters"] - kernels)
 
 
-def test_the_demo_vae_is_described(info: Callable) -> None:
-    said = info(demo.VAE)
-    assert (said["kind"], said["latent_channels"]) == ("checkpoint", 64)
-    assert said["plans"][0]["peak_bytes"] < said["plans"][0]["single_pass_peak_bytes"]
-
-
-def write_real_widths(path: Path) -> int:
+def write_real_widths(path):
     """LTX-2.3's VAE at its real widths beside 40 GB of transformer, headers only: the file is sparse.
 
     Returns the bytes of the VAE's networks.
@@ -281,13 +267,11 @@ def write_real_widths(path: Path) -> int:
     return sum(2 * math.prod(shape) for name, shape in shapes.items() if ".per_channel_statistics." not in name)
 
 
-def test_only_the_headers_of_a_checkpoint_are_read(
-    info: Callable, text: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_headers_of_a_checkpoint_are_read(info, text, tmp_path, monkeypatch):
     path = tmp_path / "ltx-2.3-22b.safetensors"
     vae_bytes = write_real_widths(path)
 
-    def refuse(*_arguments: object, **_options: object) -> None:
+    def refuse(*_arguments, **_options):
         raise AssertionError("a tensor was read")
 
     for reader in ("mlx.core.load", "numpy.fromfile", "numpy.memmap"):
@@ -308,7 +292,7 @@ def test_only_the_headers_of_a_checkpoint_are_read(
 # --- latents --------------------------------------------------------------------------------------------------------
 
 
-def test_the_demo_latents_are_described(info: Callable, text: Callable) -> None:
+def test_the_demo_latents_are_described(info, text):
     said = info(demo.LATENTS)
     assert said.keys() == LATENTS_KEYS
     assert (said["kind"], said["tensor"], said["layout"]) == ("latents", "latents", "(B, C, F', H', W')")
@@ -328,7 +312,7 @@ def test_the_demo_latents_are_described(info: Callable, text: Callable) -> None:
     assert (said["video"]["vae"], said["notices"]) == (demo.VAE.name, [])
 
 
-def test_statistics_are_those_of_the_values(info: Callable, tmp_path: Path) -> None:
+def test_statistics_are_those_of_the_values(info, tmp_path):
     generator = np.random.default_rng(1)
     latents = (generator.normal(size=(2, 4, 3, 5, 6)) * [[[[[0.1]]], [[[1]]], [[[5]]], [[[2]]]]]).astype(np.float32)
     np.save(tmp_path / "clip.npy", latents)
@@ -342,7 +326,7 @@ def test_statistics_are_those_of_the_values(info: Callable, tmp_path: Path) -> N
     assert said == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_what_the_file_does_not_state_is_null(info: Callable, text: Callable, tmp_path: Path) -> None:
+def test_what_the_file_does_not_state_is_null(info, text, tmp_path):
     np.savez(tmp_path / "clip.npz", samples=np.ones((2, 8, 1, 2, 3), np.float16))
     said = info(tmp_path / "clip.npz")
     assert (said["tensor"], said["stored_dtype"]) == ("samples", "float16")
@@ -355,7 +339,7 @@ def test_what_the_file_does_not_state_is_null(info: Callable, text: Callable, tm
     assert f"\n  {notice}\n" in text(tmp_path / "clip.npz")
 
 
-def test_a_vae_makes_scale_and_layout_exact(golden: Callable, info: Callable, tmp_path: Path) -> None:
+def test_a_vae_makes_scale_and_layout_exact(golden, info, tmp_path):
     path = tmp_path / "clip.safetensors"
     stored = mx.random.normal((3, 5, 7, 8), key=mx.random.key(0)).astype(mx.bfloat16)
     mx.save_safetensors(str(path), {"latent": stored}, {"fps": "29.97", "num_frames": "9"})
@@ -368,15 +352,13 @@ def test_a_vae_makes_scale_and_layout_exact(golden: Callable, info: Callable, tm
     assert said["video"]["seconds"] == pytest.approx(9 * 1001 / 30000)
 
 
-def test_a_stated_size_that_is_wrong_is_shown(info: Callable, tmp_path: Path) -> None:
+def test_a_stated_size_that_is_wrong_is_shown(info, tmp_path):
     path = tmp_path / "clip.safetensors"
     save_latents(path, mx.zeros((1, 8, 2, 2, 2)), num_frames=5, height=32, width=32)  # 16x16x4, which it does not say
     assert "the file states 5 frames of 32x32" in info(path)["notices"]
 
 
-def test_packed_latents_take_a_grid_and_a_file_of_several_a_name(
-    info: Callable, refused: Callable, tmp_path: Path
-) -> None:
+def test_packed_latents_take_a_grid_and_a_file_of_several_a_name(info, refused, tmp_path):
     path = tmp_path / "several.safetensors"
     save_file({"a": np.ones((1, 12, 8), np.float32), "b": np.ones(3, np.float32)}, path)
     assert "found 2 tensors (a, b)" in refused(path)
@@ -385,9 +367,7 @@ def test_packed_latents_take_a_grid_and_a_file_of_several_a_name(
     assert (said["layout"], said["shape"]) == ("(B, tokens, C)", [1, 8, 3, 2, 2])
 
 
-def test_unnormalised_latents_are_normalised_with_the_vae(
-    golden: Callable, info: Callable, refused: Callable, tmp_path: Path
-) -> None:
+def test_unnormalised_latents_are_normalised_with_the_vae(golden, info, refused, tmp_path):
     checkpoint = golden("ltx2_3").checkpoint
     vae = VideoVAE.from_pretrained(checkpoint, encoder=False)
     latents = mx.random.normal((1, 8, 3, 4, 5), key=mx.random.key(3))
@@ -404,7 +384,7 @@ def test_unnormalised_latents_are_normalised_with_the_vae(
 # --- neither, and the command line ----------------------------------------------------------------------------------
 
 
-def test_the_content_of_a_file_decides_and_not_its_name(golden: Callable, info: Callable, tmp_path: Path) -> None:
+def test_the_content_of_a_file_decides_and_not_its_name(golden, info, tmp_path):
     vae, latents = tmp_path / "latents.latent", tmp_path / "vae.safetensors"
     vae.write_bytes(golden("ltx2_3").checkpoint.read_bytes())
     latents.write_bytes(demo.LATENTS.read_bytes())
@@ -412,7 +392,7 @@ def test_the_content_of_a_file_decides_and_not_its_name(golden: Callable, info: 
     assert info(latents)["kind"] == "latents"
 
 
-def test_a_file_that_is_neither_is_refused_in_one_sentence(golden: Callable, refused: Callable, tmp_path: Path) -> None:
+def test_a_file_that_is_neither_is_refused_in_one_sentence(golden, refused, tmp_path):
     lora = tmp_path / "lora.safetensors"
     save_file({f"lora.{index}.weight": np.ones((2, 2), np.float32) for index in range(4)}, lora)
     found = "found 4 tensors (lora.0.weight, lora.1.weight, lora.2.weight, ...)"
@@ -439,17 +419,19 @@ def test_a_file_that_is_neither_is_refused_in_one_sentence(golden: Callable, ref
     assert "stored as uint8" in refused(quantized)
 
 
-def test_latents_that_are_not_finite_are_refused_with_their_number(refused: Callable, tmp_path: Path) -> None:
+def test_latents_that_are_not_finite_are_refused_with_their_number(refused, tmp_path):
     latents = np.zeros((1, 8, 2, 2, 2), np.float32)
     latents[0, 3, 1, 0, 1] = np.nan
     np.save(tmp_path / "nan.npy", latents)
     assert "1 of 32 values in [0:1, 0:8, 1:2, 0:2, 0:2] are not finite" in refused(tmp_path / "nan.npy")
 
 
-def test_options_of_latents_are_refused_with_a_checkpoint(golden: Callable, refused: Callable) -> None:
-    path = golden("ltx2_3").checkpoint
-    for options in (["-m", path], ["--tensor", "latents"], ["--grid", "3x2x2"]):
+def test_options_of_latents_are_refused_with_a_checkpoint(golden, audio_case, refused):
+    path, sound = golden("ltx2_3").checkpoint, audio_case("ltx2").checkpoint
+    for options in (["-m", path], ["--tensor", "latents"], ["--grid", "3x2x2"], ["--audio-model", sound]):
         assert "options of latents only" in refused(path, *options)
+    assert "which takes no such options" in refused(sound, "--audio-model", sound)
+    assert "has no decoder and no vocoder" in refused(demo.LATENTS, "--audio-model", audio_case("encoder").checkpoint)
 
 
 # --- audio latents --------------------------------------------------------------------------------------------------
@@ -460,15 +442,13 @@ AUDIO_KEYS = {
 }  # fmt: skip
 
 
-def write_clip(path: Path, audio: np.ndarray, name: str = "final_audio_latent", **metadata: str) -> Path:
+def write_clip(path, audio, name="final_audio_latent", **metadata):
     """25 frames of a video, with audio latents."""
     save_file({"final_video_latent": np.ones((1, 8, 4, 2, 2), np.float32), name: audio}, path, metadata=metadata)
     return path
 
 
-def test_audio_latents_beside_those_of_a_video_are_described(
-    audio_case: Callable, info: Callable, text: Callable, tmp_path: Path
-) -> None:
+def test_audio_latents_beside_those_of_a_video_are_described(audio_case, info, text, tmp_path):
     audio = np.random.default_rng(0).normal(size=(1, 8, 26, 16)).astype(np.float16)
     path = write_clip(tmp_path / "clip.safetensors", audio, fps="24", normalized="true")
     said = info(path)["audio"]
@@ -489,9 +469,7 @@ def test_audio_latents_beside_those_of_a_video_are_described(
     assert said == {"seconds": 1.01, "samples": 24240, "sample_rate": 24000, "vae": model.name}
 
 
-def test_a_checkpoint_of_both_describes_both(
-    golden: Callable, audio_case: Callable, info: Callable, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_both_describes_both(golden, audio_case, info, tmp_path):
     config = audio_case("ltx2").manifest["config"] | {"vae": golden("ltx2_3").manifest["vae_config"]}
     both = tmp_path / "model.safetensors"
     tensors = {**load_file(golden("ltx2_3").checkpoint), **load_file(audio_case("ltx2").checkpoint)}
@@ -502,7 +480,7 @@ def test_a_checkpoint_of_both_describes_both(
     assert info(path, "-m", golden("ltx2_3").checkpoint)["audio"]["sound"]["vae"] is None
 
 
-def test_sound_that_does_not_fit_its_video_is_shown(info: Callable, tmp_path: Path) -> None:
+def test_sound_that_does_not_fit_its_video_is_shown(info, tmp_path):
     path = write_clip(tmp_path / "clip.safetensors", np.ones((1, 8, 40, 16), np.float32), fps="25")
     notice = "the sound ends 0.57 s after the video; a decode fills or cuts at most 0.06 s"
     assert notice in info(path)["audio"]["notices"]
@@ -516,9 +494,7 @@ def test_sound_that_does_not_fit_its_video_is_shown(info: Callable, tmp_path: Pa
         ("anything", (2, 8, 26, 16), "(B, 8, T, 16)"),
     ],
 )
-def test_audio_latents_alone_are_described(
-    info: Callable, tmp_path: Path, name: str, shape: tuple[int, ...], layout: str
-) -> None:
+def test_audio_latents_alone_are_described(info, tmp_path, name, shape, layout):
     audio = np.ones(shape, np.float32)
     save_file({name: audio}, tmp_path / "a.safetensors", metadata={"normalized": "false"})
     said = info(tmp_path / "a.safetensors")
@@ -531,7 +507,7 @@ def test_audio_latents_alone_are_described(
         assert info(tmp_path / "a.npy")["layout"] == layout
 
 
-def test_audio_latents_of_a_trainer_are_described_without_their_padding(info: Callable, tmp_path: Path) -> None:
+def test_audio_latents_of_a_trainer_are_described_without_their_padding(info, tmp_path):
     path, sound = tmp_path / "clip.safetensors", np.ones((8, 26, 16), np.float32)
     save_file({"audio_latents_26x16x8_float32": sound, "audio_lengths_int32": np.array(20, np.int32)}, path)
     with pytest.warns(UserWarning, match="which leaves out 6 audio latents of padding"):
@@ -540,7 +516,7 @@ def test_audio_latents_of_a_trainer_are_described_without_their_padding(info: Ca
     assert info(path, "--audio-tensor", "a")["audio"]["tensor"] == "a"
 
 
-def test_audio_latents_that_cannot_be_read(refused: Callable, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_audio_latents_that_cannot_be_read(refused, tmp_path, capsys):
     """Of another shape, they are a warning beside a video; values that are not finite are an error."""
     path = write_clip(tmp_path / "clip.safetensors", np.ones((2, 24000), np.float32), "audio_samples")
     assert main([str(path)]) == 0
@@ -555,7 +531,7 @@ def test_audio_latents_that_cannot_be_read(refused: Callable, tmp_path: Path, ca
     assert "has no vocoder" not in said
 
 
-def test_a_video_under_another_name_is_found_beside_audio_latents(info: Callable, tmp_path: Path) -> None:
+def test_a_video_under_another_name_is_found_beside_audio_latents(info, tmp_path):
     tensors = {"my_video": np.ones((1, 8, 4, 2, 2), np.float32), "audio_latents": np.ones((1, 8, 26, 16), np.float32)}
     save_file(tensors, tmp_path / "a.safetensors")
     said = info(tmp_path / "a.safetensors")
@@ -568,9 +544,7 @@ STILLS = np.ones((2, 8, 3, 2, 2), np.float16)
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "npz"])
-def test_keyframes_beside_latents_and_alone_are_described(
-    info: Callable, text: Callable, tmp_path: Path, ending: str
-) -> None:
+def test_keyframes_beside_latents_and_alone_are_described(info, text, tmp_path, ending):
     keyframes = {"keyframe_latents": STILLS, "keyframe_frame_indices": np.array([24, 8, 8])}
     for name, tensors in {"clip": {"video": np.ones((2, 8, 4, 2, 2), np.float32)}, "keys": {}}.items():
         path, tensors = tmp_path / f"{name}.{ending}", tensors | keyframes
@@ -586,9 +560,7 @@ def test_keyframes_beside_latents_and_alone_are_described(
     )
 
 
-def test_bad_keyframes_are_a_warning_beside_latents_and_an_error_alone(
-    refused: Callable, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_bad_keyframes_are_a_warning_beside_latents_and_an_error_alone(refused, tmp_path, capsys):
     bad = {"keyframe_latents": STILLS, "keyframe_frame_indices": np.array([1, 2])}
     save_file({"latents": np.ones((2, 8, 4, 2, 2), np.float32), **bad}, tmp_path / "clip.safetensors")
     assert main([str(tmp_path / "clip.safetensors")]) == 0
@@ -599,10 +571,3 @@ def test_bad_keyframes_are_a_warning_beside_latents_and_an_error_alone(
     assert "keys.safetensors: keyframe_frame_indices has the shape (2,) in int64" in refused(
         tmp_path / "keys.safetensors"
     )
-
-
-def test_an_audio_model_is_an_option_of_latents(golden: Callable, audio_case: Callable, refused: Callable) -> None:
-    sound, path = audio_case("ltx2").checkpoint, golden("ltx2_3").checkpoint
-    assert "options of latents only" in refused(path, "--audio-model", sound)
-    assert "which takes no such options" in refused(sound, "--audio-model", sound)
-    assert "has no decoder and no vocoder" in refused(demo.LATENTS, "--audio-model", audio_case("encoder").checkpoint)

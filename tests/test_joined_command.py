@@ -221,7 +221,6 @@ def pictures(count):
 @pytest.mark.parametrize(
     ("count", "options", "spans"),
     [
-        (65, [], [(0, 41), (24, 65)]),
         (62, [], [(0, 41), (24, 57)]),  # 5 frames are left out
         (66, [], [(0, 41), (24, 65)]),  # of the next window there would be one frame
         (66, ["--pad"], [(0, 41), (24, 65), (48, 66)]),

@@ -82,8 +82,6 @@ def test_names_behind_two_dashes_may_begin_with_a_dash(clips, capsys):
         == 0
     )
     assert names("out") == ["--help.mp4", "-i.mp4", "three.mp4", "two.mp4"]
-    arguments = [*VAE, "-o", "main.npy", "-q", "--", "-i.safetensors"]
-    assert subprocess.run([sys.executable, "-m", "mlx_ltx_vae.decode", *arguments], check=False).returncode == 0
     with pytest.raises(SystemExit, match="2"):
         run(decode, *VAE, "-o", "out.npy", "--")
     assert "LATENTS is missing" in capsys.readouterr().err
@@ -113,7 +111,7 @@ def test_an_error_in_the_middle_of_a_decode_leaves_nothing_of_that_file(clips, c
     assert names("out") == ["one.mp4"]
 
 
-def test_errors_that_do_not_name_their_file_are_shown_with_it(clips, capsys):
+def test_errors_that_do_not_name_their_file_are_shown_with_it_and_that_of_the_checkpoint_once(clips, capsys):
     assert run(decode, "one.safetensors", "two.safetensors", *VAE, "-o", "out/", "--memory-budget", "1MB") == 1
     first, second, last = capsys.readouterr().err.splitlines()
     assert first.startswith("error: one.safetensors: ")
@@ -121,12 +119,8 @@ def test_errors_that_do_not_name_their_file_are_shown_with_it(clips, capsys):
     assert "the least that works" in first
     assert last == "error: 2 of 2 inputs failed."
     assert not (clips / "out").exists()
-
-
-def test_a_checkpoint_that_cannot_be_read_is_one_error_for_all(clips, capsys):
-    assert "nothing: there is no such file" in failed(
-        capsys, "one.safetensors", "two.safetensors", "-m", "nothing", "-o", "out/"
-    )
+    line = failed(capsys, "one.safetensors", "two.safetensors", "-m", "nothing", "-o", "out/")
+    assert line.startswith("error: nothing: there is no such file")
 
 
 def test_lists_and_tables_decode_and_keep_their_folders(clips, capsys):
@@ -153,7 +147,7 @@ def test_same_outputs_are_refused_before_anything_runs(clips, capsys):
     assert line.startswith("error: pair-0.safetensors and pair.safetensors would both be written to out/pair-0.mp4")
 
 
-@pytest.mark.parametrize("output", ["../precious.npy", "{here}/precious.npy", "./", "%05d.png", "link.npy"])
+@pytest.mark.parametrize("output", ["../precious.npy", "./", "%05d.png", "link.npy"])
 def test_a_table_writes_nowhere_but_into_the_folder_of_outputs(clips, capsys, output, loads):
     """The batch of two would become `out-0/` and `out-1/`, beside `out/`."""
     Path("precious.npy").write_text("kept")
@@ -161,8 +155,7 @@ def test_a_table_writes_nowhere_but_into_the_folder_of_outputs(clips, capsys, ou
     Path("out/link-1.npy").symlink_to(clips / "precious.npy")
     two, _ = load_latents("two.safetensors")
     save_latents("pair.safetensors", mx.concatenate([two, two]))
-    row = output.format(here=clips)
-    Path("clips.csv").write_text(f"path,output\none.safetensors,one.mp4\npair.safetensors,{row}\n")
+    Path("clips.csv").write_text(f"path,output\none.safetensors,one.mp4\npair.safetensors,{output}\n")
     line = failed(capsys, "clips.csv", *VAE, "-o", "out/")
     assert line.startswith("error: clips.csv, line 3: its output ")
     assert "is not inside the folder out; " in line

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from itertools import product
 from pathlib import Path
 
 import mlx.core as mx
@@ -26,8 +27,7 @@ def names(folder):
     return sorted(os.listdir(folder))
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("letter", ["x", "漢"])
+@pytest.mark.parametrize(("letter", "ending"), [*(("x", ending) for ending in ENDINGS), ("漢", ".mp4")])
 def test_names_may_have_255_bytes(tmp_path, ending, letter):
     name = letter * ((255 - len(ending.strip("/"))) // len(letter.encode())) + ending.strip("/")
     write(f"{tmp_path}/{name}{'/' if ending == '/' else ''}")
@@ -40,12 +40,10 @@ def test_latents_may_have_names_of_255_bytes(tmp_path):
     assert names(tmp_path) == [path.name]
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_longer_names_are_refused_before_any_work(tmp_path, ending):
-    path = str(tmp_path / ("x" * 256)) + ending
-    for call in (check_output, open_sink):
+def test_longer_names_are_refused_before_any_work(tmp_path):
+    for ending, call in product(ENDINGS, (check_output, open_sink)):
         with pytest.raises(WriterError, match="File name too long"):
-            call(path, size=SIZE, fps=24)
+            call(f"{tmp_path}/{'x' * 256}{ending}", size=SIZE, fps=24)
     assert names(tmp_path) == []
 
 
@@ -70,7 +68,7 @@ def test_a_failed_live_video_removes_the_target_of_a_link_and_not_the_link(tmp_p
     assert names(tmp_path) == ["link.mp4"]
 
 
-@pytest.mark.parametrize("ending", [".mp4", ".mkv", ".npy"])
+@pytest.mark.parametrize("ending", [".mkv", ".npy"])
 def test_a_named_pipe_stays_and_gets_the_whole_file(tmp_path, ending):
     pipe, copy = tmp_path / f"pipe{ending}", tmp_path / f"copy{ending}"
     os.mkfifo(pipe)

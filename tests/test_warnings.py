@@ -1,6 +1,5 @@
 """Warnings name the line that called the package, and not one inside it."""
 
-import ast
 import inspect
 import wave
 from pathlib import Path
@@ -9,11 +8,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import mlx_ltx_vae
 from mlx_ltx_vae import Keyframes, VideoReader, VideoVAE, VideoWriter, demo
+from test_security import calls
 from video_files import run_ffmpeg
-
-PACKAGE = Path(mlx_ltx_vae.__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +77,5 @@ def test_a_warning_names_the_caller_s_line(vae, untagged, act):
 
 def test_only_one_function_warns():
     """It finds the caller's line. What cannot be removed is said at the end of a process, which has none."""
-    found = {
-        path.relative_to(PACKAGE).as_posix()
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "warnings.warn"
-    }
+    found = {module for module, function, _ in calls() if function == "warnings.warn"}
     assert found == {"errors.py", "process.py"}

@@ -48,7 +48,6 @@ from .jobs import (
     agree_on_film,
     all_exist,
     are_many,
-    check_keyframes_option,
     describe_blending,
     find_keyframes,
     find_pattern,
@@ -150,7 +149,9 @@ def run_decode(
         parser.error("--json and -o - both write to standard output; choose one")
     with parser.wrong_usage():
         pattern = find_pattern(arguments.latents, arguments.output, ".mp4")
-        check_keyframes_option(keyframes, sources)
+        if keyframes and are_many(sources):
+            text = "--keyframes goes with one input; decode each on its own, or store them in its latent file"
+            raise ItemsError(text)
         if sound:
             sound.check(audio, is_alone=alone is not None, is_many=are_many(arguments.latents))
         for name in ("keyframes", "audio_latents") if arguments.join else ():

@@ -335,11 +335,6 @@ def check_not_inputs(items: Sequence[Item], others: Sequence[str | os.PathLike])
         inputs.check_output(output)
 
 
-def list_files(arguments: Sequence[str]) -> list[str]:
-    """The lists and tables among the arguments."""
-    return [argument.removeprefix("@") for argument in arguments if is_list(argument)]
-
-
 def all_exist(outputs: Sequence[str]) -> bool:
     """True if an item's outputs are there: files, or folders of stills that are not empty. False for no outputs."""
     return bool(outputs) and all(map(_exists, outputs))
@@ -489,7 +484,8 @@ class Job(ABC):
             except Exception as error:
                 self._fail(item, error)
         check_outputs(items)
-        check_not_inputs(items, [*list_files(self.sources), *self.checkpoint.files])
+        lists = [source.removeprefix("@") for source in self.sources if is_list(source)]
+        check_not_inputs(items, [*lists, *self.checkpoint.files])
 
     def _deal(self, items: Sequence[Item]) -> list[int]:
         """The indices of the items that this rank takes."""
@@ -701,12 +697,6 @@ def _first_last(names: Sequence[str]) -> str:
 
 def _one_or_all(names: Sequence[str]) -> str | list[str]:
     return names[0] if len(names) == 1 else list(names)
-
-
-def check_keyframes_option(given: str | None, sources: Sequence[str]) -> None:
-    """Refuse a file of keyframes for several inputs, as arguments name them."""
-    if given and are_many(sources):
-        raise ItemsError("--keyframes goes with one input; decode each on its own, or store them in its latent file")
 
 
 def find_keyframes(

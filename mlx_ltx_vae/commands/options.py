@@ -37,8 +37,7 @@ ValueT = TypeVar("ValueT")
 
 def add_network_options(parser: argparse.ArgumentParser, *, demo: str, metavar: str = "VAE") -> None:
     """Add the options that choose the checkpoint."""
-    files = "the checkpoint: a file, folder, folder:file, or hub id"
-    parser.add_argument("-m", "--model", metavar=metavar, help=files)
+    parser.add_argument("-m", "--model", metavar=metavar, help="the checkpoint: a file, folder, folder:file, or hub id")
     parser.add_argument("--demo", action="store_true", help=f"use {demo}")
 
 
@@ -140,8 +139,7 @@ def add_input_options(parser: CommandParser, *, output: str, demo: str, model: s
     workflow = """do not copy ComfyUI's prompt and workflow, which may contain keys and paths, from the latent file to
         the output"""
     parser.add_argument("--no-workflow", dest="workflow", action="store_false", help=workflow)
-    listed = "a file that names latent files, one per line, as @FILE does"
-    parser.add_argument("--list", metavar="FILE", help=listed)
+    parser.add_argument("--list", metavar="FILE", help="a file that names latent files, one per line, as @FILE does")
     add_network_options(parser, demo=demo, metavar=model)
     film = parser.add_argument_group("a film of overlapping windows")
     join = """decode the latent files, or the files of a folder by their numbers, to one video: each alone, and
@@ -192,8 +190,8 @@ def add_mode_options(how: argparse._ArgumentGroup) -> None:
     add_tile_batch_option(how)
 
 
-def add_noise_options(how: argparse._ArgumentGroup) -> None:
-    """Add the options of VAEs that take a timestep."""
+def add_decoder_options(how: argparse._ArgumentGroup) -> None:
+    """Add the options of decoders that take a timestep, denoise, or see keyframes."""
     timestep = "for VAEs 0.9.1 to 0.9.8: the noise level of the latents, 0 to 1 (default: 0.05)"
     how.add_argument("--timestep", type=share, metavar="T", help=timestep)
     seed = f"for VAEs that add noise: the seed of the noise, 0 to {MAX_SEED} (default: 0)"
@@ -205,6 +203,11 @@ def add_noise_options(how: argparse._ArgumentGroup) -> None:
     how.add_argument(
         "--convention", dest="like", choices=get_args(ConventionName), default=DEFAULT_CONVENTION, help=convention
     )
+    steps = "denoising steps, for the diffusion decoder of LTX-2.5 (default: the checkpoint's own)"
+    how.add_argument("--steps", type=positive, metavar="N", help=steps)
+    keyframes = """keyframe latents and their frame numbers, for the diffusion decoder of LTX-2.5: a file with
+        keyframe_latents and keyframe_frame_indices (default: the latent file's own, if it has any)"""
+    how.add_argument("--keyframes", metavar="FILE", help=keyframes)
 
 
 def _parse_seed(text: str) -> int:
@@ -212,30 +215,15 @@ def _parse_seed(text: str) -> int:
     return check_seed(int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else text)
 
 
-def add_steps_option(how: argparse._ArgumentGroup) -> None:
-    """Add the option of decoders that denoise."""
-    steps = "denoising steps, for the diffusion decoder of LTX-2.5 (default: the checkpoint's own)"
-    how.add_argument("--steps", type=positive, metavar="N", help=steps)
-
-
-def add_keyframes_option(how: argparse._ArgumentGroup) -> None:
-    """Add the option of decoders that see keyframes."""
-    keyframes = """keyframe latents and their frame numbers, for the diffusion decoder of LTX-2.5: a file with
-        keyframe_latents and keyframe_frame_indices (default: the latent file's own, if it has any)"""
-    how.add_argument("--keyframes", metavar="FILE", help=keyframes)
-
-
 def add_sound_options(video: argparse._ArgumentGroup) -> None:
     """Add the options of the sound of the video."""
     model = """the audio VAE and its vocoder, which decode the audio latents beside the video's: a file, folder, or hub
         id (default: the checkpoint of -m, if it has them)"""
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
-    latents = "the audio latents, if they are not in the latent file"
-    video.add_argument("--audio-latents", metavar="FILE", help=latents)
+    video.add_argument("--audio-latents", metavar="FILE", help="the audio latents, if they are not in the latent file")
     add_audio_tensor_option(video)
     codecs = ", ".join(f"{name} ({', '.join(codec.endings)})" for name, codec in AUDIO_CODECS.items())
-    codec = f"{codecs} (default: aac, or opus for .webm)"
-    video.add_argument("--audio-codec", metavar="NAME", help=codec)
+    video.add_argument("--audio-codec", metavar="NAME", help=f"{codecs} (default: aac, or opus for .webm)")
     audio = "add this audio file instead of decoded sound, in full length even if the video is shorter"
     video.add_argument("--audio", metavar="FILE", help=audio)
     shortest = "cut longer sound at the end of the video; all frames are kept"

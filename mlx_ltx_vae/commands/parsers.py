@@ -29,17 +29,15 @@ from .cli import (
 )
 from .options import (
     add_audio_tensor_option,
+    add_decoder_options,
     add_generation_options,
     add_hdr_options,
     add_input_options,
     add_job_options,
-    add_keyframes_option,
     add_latents_options,
     add_mode_options,
     add_network_options,
-    add_noise_options,
     add_sound_options,
-    add_steps_option,
     add_tile_batch_option,
     add_video_options,
 )
@@ -72,9 +70,7 @@ def decode_parser() -> CommandParser:
     how = parser.add_argument_group("how to decode")
     add_mode_options(how)
     add_job_options(parser, how)
-    add_noise_options(how)
-    add_steps_option(how)
-    add_keyframes_option(how)
+    add_decoder_options(how)
     video = parser.add_argument_group("the video")
     add_sound_options(video)
     add_video_options(video)

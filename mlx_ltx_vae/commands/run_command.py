@@ -91,8 +91,7 @@ def find_program(words: list[str]) -> tuple[Program, list[str]]:
     path = Path(name)
     if not path.is_file() and not (path / "__main__.py").is_file():
         path = _find_command(name)
-    _check_is_python(path)
-    _check_environment(path, name)
+    _check_program(path, name)
     if path.is_dir() or path.suffix in _ARCHIVES:
         return Program(str(path), str(path), partial(_load_archive, str(path))), arguments
     return Program(str(path), str(Path(os.path.realpath(path)).parent), partial(_load_script, path)), arguments
@@ -158,36 +157,26 @@ def _find_command(name: str) -> Path:
     return Path(found)
 
 
-def _check_environment(path: Path, name: str) -> None:
-    """Raise a `LTXVAEError` for a command that another Python environment runs."""
+def _check_program(path: Path, name: str) -> None:
+    """Raise a `LTXVAEError` for a program in another language, or a command of another Python environment."""
     if path.is_dir() or path.suffix in (".py", *_ARCHIVES):
         return
-    own = re.search(rb"(/\S*?)/python[0-9.]*\b", _first_lines(path))
+    try:
+        with path.open("rb") as file:
+            beginning = b"\n".join(file.read(_BEGINNING).split(b"\n")[:_SHEBANG_LINES])
+    except OSError as error:
+        raise LTXVAEError(f"{path}: cannot be read ({error.strerror}); give another program.") from error
+    if b"\0" in beginning or (beginning.startswith(b"#!") and b"python" not in beginning):
+        raise LTXVAEError(
+            f"{path}: is not a Python program; give the script or the module that it starts: run -- -m MODULE."
+        )
+    own = re.search(rb"(/\S*?)/python[0-9.]*\b", beginning)
     folder = own and os.fsdecode(own[1])
     if folder and os.path.realpath(folder) != os.path.realpath(os.path.dirname(sys.executable)):
         raise LTXVAEError(
             f"{path}: belongs to another Python environment ({folder}); install mlx_ltx_vae there, and run "
             f"{folder}/python -m mlx_ltx_vae run -- {name}."
         )
-
-
-def _check_is_python(path: Path) -> None:
-    """Raise a `LTXVAEError` for a program in another language."""
-    if path.is_dir() or path.suffix in (".py", *_ARCHIVES):
-        return
-    beginning = _first_lines(path)
-    if b"\0" in beginning or (beginning.startswith(b"#!") and b"python" not in beginning):
-        raise LTXVAEError(
-            f"{path}: is not a Python program; give the script or the module that it starts: run -- -m MODULE."
-        )
-
-
-def _first_lines(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return b"\n".join(file.read(_BEGINNING).split(b"\n")[:_SHEBANG_LINES])
-    except OSError as error:
-        raise LTXVAEError(f"{path}: cannot be read ({error.strerror}); give another program.") from error
 
 
 @contextmanager

@@ -67,6 +67,10 @@ class SoundSettings:
             raise CheckpointError(f"{self.model}: audio latents need an audio VAE; name it with --audio-model.")
         return self.checkpoint
 
+    @property
+    def config(self) -> SoundConfig:
+        return cast(SoundConfig, self.open().config)
+
     @cached_property
     def loaded(self) -> AudioVAE:
         """The networks, loaded once."""
@@ -99,23 +103,15 @@ class FoundSound:
 
     @property
     def sample_rate(self) -> int:
-        return cast(SoundConfig, self.settings.open().config).sample_rate
+        return self.settings.config.sample_rate
 
     @property
     def num_samples(self) -> int:
         """The number of samples of each video."""
-        return cast(SoundConfig, self.settings.open().config).num_samples(self.file.length)
+        return self.settings.config.num_samples(self.file.length)
 
-    def plan(
-        self,
-        machine: Machine,
-        *,
-        memory_budget: str | int | None = None,
-        chunk: int | None = None,
-        frames: tuple[int, int] | None = None,
-    ) -> DecodePlan:
+    def plan(self, machine: Machine, **options: Any) -> DecodePlan:
         """Plan the sound of one video, with the options of `plan_decode`."""
-        options = {"memory_budget": memory_budget, "chunk": chunk, "frames": frames}
         return plan_latents(self.settings, self.file.length, machine, **options)
 
     def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[Plan]:
@@ -202,7 +198,7 @@ def find_film_sound(
         return found.file
 
     lengths = [first.file.length, *(open_window(number).length for number in range(1, len(files)))]
-    config = cast(SoundConfig, settings.open().config)
+    config = settings.config
     parts = list(sound_parts(ends, map(config.num_samples, lengths), config.sample_rate, fps))
     samples = None
     if frames is not None:
@@ -231,13 +227,13 @@ def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
         warn(f"{str(error).rstrip('.')}; the video has no sound.")
         return None
     path = given or source
-    if file is None and settings.is_wanted:
-        raise _no_sound(path, given)
     if file is None:
+        if settings.is_wanted:
+            raise _no_sound(path, given)
         return None
-    if settings.checkpoint is None and settings.is_wanted:
-        raise CheckpointError(f"{path}: these audio latents need an audio VAE; name it with --audio-model.")
     if settings.checkpoint is None:
+        if settings.is_wanted:
+            raise CheckpointError(f"{path}: these audio latents need an audio VAE; name it with --audio-model.")
         text = f"has audio latents ({excerpt(file.tensor)}) too; --audio-model AUDIO decodes them into the video."
         warn(f"{source}: {text}")
         return None
