@@ -1,4 +1,3 @@
-# fmt: off
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
@@ -6,14 +5,36 @@ from typing import Any
 
 
 class Input:
-    def __init__(self, id, display_name=None, optional=False, tooltip=None, lazy=None, extra_dict=None, raw_link=None,
-                 advanced=None):
+    def __init__(
+        self,
+        id,
+        display_name=None,
+        optional=False,
+        tooltip=None,
+        lazy=None,
+        extra_dict=None,
+        raw_link=None,
+        advanced=None,
+    ):
         self.id, self.optional, self.tooltip = id, optional, tooltip
 
 
 class WidgetInput(Input):
-    def __init__(self, id, display_name=None, optional=False, tooltip=None, lazy=None, default=None, socketless=None,
-                 widget_type=None, force_input=None, extra_dict=None, raw_link=None, advanced=None):
+    def __init__(
+        self,
+        id,
+        display_name=None,
+        optional=False,
+        tooltip=None,
+        lazy=None,
+        default=None,
+        socketless=None,
+        widget_type=None,
+        force_input=None,
+        extra_dict=None,
+        raw_link=None,
+        advanced=None,
+    ):
         super().__init__(id, display_name, optional, tooltip)
         self.default = default
 
@@ -26,50 +47,136 @@ class Output:
 
 class Int:
     class Input(WidgetInput):
-        def __init__(self, id, display_name=None, optional=False, tooltip=None, lazy=None, default=None, min=None,
-                     max=None, step=None, control_after_generate=None, display_mode=None, socketless=None,
-                     force_input=None, extra_dict=None, raw_link=None, advanced=None):
+        def __init__(
+            self,
+            id,
+            display_name=None,
+            optional=False,
+            tooltip=None,
+            lazy=None,
+            default=None,
+            min=None,
+            max=None,
+            step=None,
+            control_after_generate=None,
+            display_mode=None,
+            socketless=None,
+            force_input=None,
+            extra_dict=None,
+            raw_link=None,
+            advanced=None,
+        ):
             super().__init__(id, display_name, optional, tooltip, default=default)
             self.min, self.max, self.step = min, max, step
 
 
 class Boolean:
     class Input(WidgetInput):
-        def __init__(self, id, display_name=None, optional=False, tooltip=None, lazy=None, default=None, label_on=None,
-                     label_off=None, socketless=None, force_input=None, extra_dict=None, raw_link=None, advanced=None):
+        def __init__(
+            self,
+            id,
+            display_name=None,
+            optional=False,
+            tooltip=None,
+            lazy=None,
+            default=None,
+            label_on=None,
+            label_off=None,
+            socketless=None,
+            force_input=None,
+            extra_dict=None,
+            raw_link=None,
+            advanced=None,
+        ):
             super().__init__(id, display_name, optional, tooltip, default=default)
 
 
 class Float:
     class Input(WidgetInput):
-        def __init__(self, id, display_name=None, optional=False, tooltip=None, lazy=None, default=None, min=None,
-                     max=None, step=None, round=None, display_mode=None, gradient_stops=None, socketless=None,
-                     force_input=None, extra_dict=None, raw_link=None, advanced=None):
+        def __init__(
+            self,
+            id,
+            display_name=None,
+            optional=False,
+            tooltip=None,
+            lazy=None,
+            default=None,
+            min=None,
+            max=None,
+            step=None,
+            round=None,
+            display_mode=None,
+            gradient_stops=None,
+            socketless=None,
+            force_input=None,
+            extra_dict=None,
+            raw_link=None,
+            advanced=None,
+        ):
             super().__init__(id, display_name, optional, tooltip, default=default)
             self.min, self.max, self.step = min, max, step
 
 
 class String:
     class Input(WidgetInput):
-        def __init__(self, id, display_name=None, optional=False, tooltip=None, lazy=None, multiline=False,
-                     placeholder=None, default=None, dynamic_prompts=None, socketless=None, force_input=None,
-                     extra_dict=None, raw_link=None, advanced=None):
+        def __init__(
+            self,
+            id,
+            display_name=None,
+            optional=False,
+            tooltip=None,
+            lazy=None,
+            multiline=False,
+            placeholder=None,
+            default=None,
+            dynamic_prompts=None,
+            socketless=None,
+            force_input=None,
+            extra_dict=None,
+            raw_link=None,
+            advanced=None,
+        ):
             super().__init__(id, display_name, optional, tooltip, default=default)
 
 
 class Combo:
     class Input(WidgetInput):
-        def __init__(self, id, options=None, display_name=None, optional=False, tooltip=None, lazy=None, default=None,
-                     control_after_generate=None, upload=None, image_folder=None, remote=None, socketless=None,
-                     extra_dict=None, raw_link=None, advanced=None):
+        def __init__(
+            self,
+            id,
+            options=None,
+            display_name=None,
+            optional=False,
+            tooltip=None,
+            lazy=None,
+            default=None,
+            control_after_generate=None,
+            upload=None,
+            image_folder=None,
+            remote=None,
+            socketless=None,
+            extra_dict=None,
+            raw_link=None,
+            advanced=None,
+        ):
             super().__init__(id, display_name, optional, tooltip, default=default)
             self.options = options
 
 
 class MultiType:
     class Input(Input):
-        def __init__(self, id, types, display_name=None, optional=False, tooltip=None, lazy=None, extra_dict=None,
-                     raw_link=None, advanced=None):
+        def __init__(
+            self,
+            id,
+            types,
+            display_name=None,
+            optional=False,
+            tooltip=None,
+            lazy=None,
+            extra_dict=None,
+            raw_link=None,
+            advanced=None,
+        ):
             super().__init__(id, display_name, optional, tooltip)
             self.types = types
 
