@@ -106,7 +106,7 @@ def write_files(folder):
         folder / "sound.mov",
         noise(9, (64, 64)),
         codec="prores",
-        audio=[np.zeros((2, 8000), np.float32)],
+        audio=[np.zeros((2, 6000), np.float32)],
         sample_rate=16000,
     )
     Path("clips.csv").write_text("path\nclip.mov\n")
