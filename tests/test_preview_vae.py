@@ -159,6 +159,18 @@ def test_a_pixel_sees_no_further_than_its_receptive_field_says(vae):
     assert columns[0] < 20 * 32 - reach + 64  # and about as far
 
 
+def test_memory_does_not_grow_with_the_clip(vae):
+    peaks = []
+    for frames in (8, 24):
+        mx.synchronize()
+        mx.reset_peak_memory()
+        for chunk in vae.stream(latents_of(1) for _ in range(frames)):
+            mx.eval(chunk.frames)
+            del chunk
+        peaks.append(mx.get_peak_memory())
+    assert peaks[1] < 1.05 * peaks[0]
+
+
 def test_pushed_latents_give_their_frames_at_once(vae):
     latents = latents_of()
     expected = vae.decode(latents)
