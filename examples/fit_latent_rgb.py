@@ -176,7 +176,8 @@ def fit(clips, *, path, vae, name):
 
 def demo_clips(vae):
     """Clips of the generator, encoded and decoded by the demo VAE. The unseen ones are unseen by the VAE, too."""
-    import procedural_clips  # beside this script
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts" / "demo_training"))
+    import procedural_clips
 
     count, size = DEMO_CLIPS
     for index in range(count):

@@ -1,6 +1,7 @@
 """A small VAE with the block structure of LTX-2.3, and latents of a clip that it was not trained on.
 
-`examples/train_demo_vae.py` made both from procedural clips. The VAE demonstrates the commands and is not an LTX model.
+`scripts/demo_training/train_demo_vae.py` made both from procedural clips. The VAE demonstrates the commands and is not
+an LTX model.
 `examples/fit_latent_rgb.py` fitted the projection of its latents to small pictures.
 """
 

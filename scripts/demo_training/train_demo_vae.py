@@ -3,8 +3,8 @@
 The network has the blocks of LTX-2.3 with few channels. It is trained only on the clips of `procedural_clips.py`.
 Needs torch, NumPy and safetensors.
 
-    python examples/train_demo_vae.py --state demo_vae.pt     # an hour on two cores
-    python examples/train_demo_vae.py --evaluate --pictures frames/
+    python scripts/demo_training/train_demo_vae.py --state demo_vae.pt     # an hour on two cores
+    python scripts/demo_training/train_demo_vae.py --evaluate --pictures frames/
 
 Such a short training needs a good start: the decoder is initialized as the inverse of a principal component analysis,
 the encoder first learns to predict those components, and then both are trained together. The default options
@@ -34,7 +34,7 @@ from demo_vae_data import draw_batch, load_pool, to_pixels
 from demo_vae_initialization import initialize_decoder, principal_components, to_components
 from demo_vae_network import CONFIG, VAE, load_checkpoint, per_channel, save_checkpoint
 
-DEMO_FOLDER = Path(__file__).resolve().parent.parent / "mlx_ltx_vae" / "demo"
+DEMO_FOLDER = Path(__file__).resolve().parents[2] / "mlx_ltx_vae" / "demo"
 ENCODER_ONLY = 0.15  # the fraction of the training in which the encoder alone learns the components
 SECONDS_PER_SAVE = 60
 STEPS_PER_LOG = 50

@@ -2,8 +2,8 @@
 
 It learns to repeat what the demo VAE's decoder makes of the latents of procedural clips. Needs nothing but the package.
 
-    python examples/train_demo_preview.py --folder preview/     # continues where an earlier run was interrupted
-    python examples/train_demo_preview.py --evaluate
+    python scripts/demo_training/train_demo_preview.py --folder preview/  # continues an interrupted run
+    python scripts/demo_training/train_demo_preview.py --evaluate
 
 The network has the layers and the tensor names of `madebyollin/taehv` for LTX, with fewer channels.
 """
@@ -32,7 +32,7 @@ SIDE = 4  # latent cells of a training step
 FIRST_SEED = 100_000  # other clips than in the demo VAE's training
 CONFIG = {"_class_name": "TAEHV", "generation": "demo", "latent_channels": CHANNELS}
 SECONDS_PER_SAVE = 60
-OUTPUT = Path(__file__).with_name("demo_preview.safetensors")
+OUTPUT = Path(__file__).resolve().parents[2] / "examples" / "demo_preview.safetensors"
 
 
 class MemoryBlock(nn.Module):
