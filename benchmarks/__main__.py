@@ -64,7 +64,7 @@ _PRINTED = {
 
 
 def build_parser() -> CommandParser:
-    """The command line."""
+    """Build the command line."""
     parser = CommandParser(prog="python -m benchmarks", description="Measure this package in detail.")
     commands = parser.add_subparsers(required=True, metavar="MEASUREMENT")
 
@@ -108,8 +108,8 @@ def _add_decode_options(parser: argparse.ArgumentParser, frames: int, modes: Seq
     several: dict[str, Any] = {"action": "append"} if modes else {"default": frames}
     parser.add_argument("--num-frames", type=positive, metavar="N", help=length, **several)
     if modes:
-        given = f"as in decode; may be given more than once (default: {' and '.join(modes)})"
-        parser.add_argument("--mode", action="append", choices=get_args(ModeName), help=given)
+        modes_help = f"as in decode; may be given more than once (default: {' and '.join(modes)})"
+        parser.add_argument("--mode", action="append", choices=get_args(ModeName), help=modes_help)
         orders = "of the exact mode, as in decode; may be given more than once (default: auto)"
         parser.add_argument("--order", action="append", choices=get_args(OrderName), help=orders)
         parser.set_defaults(default_modes=modes, default_frames=frames)

@@ -63,7 +63,7 @@ def _make_diffusion_decoder(divisor: int) -> Models:
     from diffusers import LTX2VideoDiffusionDecoderModel
 
     model = LTX2VideoDiffusionDecoderModel(
-        decoder_stage_channels=[each // divisor for each in _STAGES], decoder_stage_kernels=_SMALL_WINDOWS
+        decoder_stage_channels=[channels // divisor for channels in _STAGES], decoder_stage_kernels=_SMALL_WINDOWS
     )
     return {"diffusion_decoder": model}
 
@@ -72,7 +72,7 @@ def _make_video_inputs() -> dict[str, np.ndarray]:
     """Latents, and the noise that torch's generator of seed 0 draws, on patches of pixels."""
     import torch
 
-    time_extent, height, width = (8 * (_LATENT_GRID[0] - 1) + 1, *(32 * each for each in _LATENT_GRID[1:]))
+    time_extent, height, width = (8 * (_LATENT_GRID[0] - 1) + 1, *(32 * cells for cells in _LATENT_GRID[1:]))
     noise = torch.randn((1, 3, time_extent, height, width), generator=torch.Generator().manual_seed(0)).numpy()
     patches = noise.reshape(1, 3, time_extent, height // _PATCH, _PATCH, width // _PATCH, _PATCH)
     patches = patches.transpose(0, 1, 6, 4, 2, 3, 5).reshape(1, -1, time_extent, height // _PATCH, width // _PATCH)
@@ -194,17 +194,17 @@ def decode_by_diffusers(
             return SUBJECTS[subject].decode(models, inputs).numpy()
 
     result, measured = _measure(run, folder, rounds=2 if compiles else 1)
-    own, theirs = (mx.array(each) for each in (np.load(Path(folder, "own.npy")), result))
+    ours, theirs = mx.array(np.load(Path(folder, "own.npy"))), mx.array(result)
     name = "diffusers, compiled attention" if compiles else "diffusers, clamped" if clamps else "diffusers"
     size = rms(theirs - theirs.mean(axis=-1, keepdims=True))
-    errors = {"rms": rms(own - theirs) / size, "largest": max_difference(own, theirs)}
+    errors = {"rms": rms(ours - theirs) / size, "largest": max_difference(ours, theirs)}
     return {"program": name, **errors, **measured}
 
 
 def _measure(
     run: Callable[[dict[str, np.ndarray]], np.ndarray], folder: str, *, rounds: int
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """The last of some results, the seconds that it took, and the growth of the process's resident memory by all."""
+    """Return the last result, the seconds that it took, and how far all of them raised the resident memory."""
     inputs = load_file(Path(folder, "inputs.safetensors"))
     before = footprint()
     mx.reset_peak_memory()
@@ -219,38 +219,38 @@ def _measure(
 
 def diffusers_jobs(subject: str, divisor: int, folder: str) -> list[Job]:
     """One that writes the models, to run first, then one of this package, of diffusers, and of diffusers changed."""
-    known = {"subject": subject, "folder": folder}
+    subject_arguments = {"subject": subject, "folder": folder}
     size = {"divisor": divisor}
     case = Case(mode=subject)
     changed = {"diffusion": {"compiles": True}, "ltx-2.3-sound": {"clamps": True}}.get(subject)
     theirs = [{}] if changed is None else [{}, changed]
     return [
-        Job(write_models, case, known | size, once=True, variables=_TORCH),
-        Job(decode_own, case, known, variables=_ONE_THREAD),
-        *(Job(decode_by_diffusers, case, known | size | each, variables=_TORCH) for each in theirs),
+        Job(write_models, case, subject_arguments | size, once=True, variables=_TORCH),
+        Job(decode_own, case, subject_arguments, variables=_ONE_THREAD),
+        *(Job(decode_by_diffusers, case, subject_arguments | size | change, variables=_TORCH) for change in theirs),
     ]
 
 
 def diffusers_table(divisor: int, results: Sequence[list[Run]]) -> str:
     """Ratios of this package's figures to diffusers' in the same turn."""
-    _, own, *others = results
-    rows = [_row(own, own), *(_row(runs, own) for runs in others)]
+    _, ours, *programs = results
+    rows = [_row(ours, ours), *(_row(runs, ours) for runs in programs)]
     versions = f"diffusers {version('diffusers')}, torch {version('torch')}, MLX {version('mlx')}"
     notes = [
         "Ratios are this package's figure to that program's run of the same turn: median (least to largest).",
         "peak MB: growth of the process's resident memory while it decodes, without the weights, the largest.",
         "rms: of the difference, relative to the result's deviation. largest: difference.",
-        f"{own[0]['mode']}, 1/{divisor} of the published widths, float32, one thread each, {len(own)} fresh processes "
-        f"in turns; {versions}; {os.cpu_count()} cores.",
+        f"{ours[0]['mode']}, 1/{divisor} of the published widths, float32, one thread each, {len(ours)} fresh "
+        f"processes in turns; {versions}; {os.cpu_count()} cores.",
     ]
     return table(rows, notes)
 
 
-def _row(runs: list[Run], own: list[Run]) -> dict[str, str]:
+def _row(runs: list[Run], ours: list[Run]) -> dict[str, str]:
     def ratio(key: str) -> str:
-        if runs is own:
+        if runs is ours:
             return "1"
-        ratios = sorted(mine[key] / each[key] for mine, each in zip(own, runs, strict=True))
+        ratios = sorted(mine[key] / theirs[key] for mine, theirs in zip(ours, runs, strict=True))
         return f"{np.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
 
     return {
@@ -261,6 +261,6 @@ def _row(runs: list[Run], own: list[Run]) -> dict[str, str]:
         "ours of them": ratio("processor_seconds"),
         "peak MB": f"{max(run['peak_bytes'] for run in runs) / MB:.0f}",
         "ours of its peak": ratio("peak_bytes"),
-        "rms": "" if runs is own else f"{runs[0]['rms']:.1e}",
-        "largest": "" if runs is own else f"{runs[0]['largest']:.1e}",
+        "rms": "" if runs is ours else f"{runs[0]['rms']:.1e}",
+        "largest": "" if runs is ours else f"{runs[0]['largest']:.1e}",
     }

@@ -50,7 +50,10 @@ def recorded(record: Callable[[Convolution], object]) -> AbstractContextManager:
 def make_operands(convolutions: list[Convolution]) -> Operands:
     """Noise of every shape and dtype of the inputs."""
     operands = {
-        (each.input_shape, each.dtype): mx.random.normal(each.input_shape).astype(each.dtype) for each in convolutions
+        (convolution.input_shape, convolution.dtype): mx.random.normal(convolution.input_shape).astype(
+            convolution.dtype
+        )
+        for convolution in convolutions
     }
     mx.eval(list(operands.values()))
     return operands
@@ -60,8 +63,8 @@ def run_alone(convolutions: list[Convolution], operands: Operands, prefetch: int
     """Seconds of the convolutions alone, evaluated one by one as in a stream, with `prefetch` of them ahead."""
     pending: deque[mx.array] = deque()
     start = time.perf_counter()
-    for each in convolutions:
-        pending.append(each.module(operands[each.input_shape, each.dtype], each.padding))
+    for convolution in convolutions:
+        pending.append(convolution.module(operands[convolution.input_shape, convolution.dtype], convolution.padding))
         mx.async_eval(pending[-1])
         if len(pending) > prefetch:
             mx.eval(pending.popleft())

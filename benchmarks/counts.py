@@ -37,11 +37,11 @@ class Counts:
 def count_chunks(chunks: Iterable[object]) -> list[Counts]:
     """Consume an iterator and count up to its first item, between each two, and after its last."""
     with counted() as counts:
-        seen = [Counts()]
+        snapshots = [Counts()]
         for _ in chunks:
-            seen.append(replace(counts))
-        seen.append(replace(counts))
-    return [after - before for before, after in zip(seen, seen[1:], strict=False)]
+            snapshots.append(replace(counts))
+        snapshots.append(replace(counts))
+    return [after - before for before, after in zip(snapshots, snapshots[1:], strict=False)]
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def _counting(function: Callable[..., Any], count: Callable[..., None]) -> Calla
 
 
 def _counting_class(count: Callable[..., None]) -> type:
-    """A class that replaces `mx.array`: it makes the same arrays, and `isinstance` accepts them."""
+    """Make a class that replaces `mx.array`: it makes the same arrays, and `isinstance` accepts them."""
 
     class Counting(type):
         def __call__(cls, *arguments: Any, **options: Any) -> Any:

@@ -28,7 +28,7 @@ DECODERS: dict[str, Callable[[Case], Case]] = {
 
 
 def decoder_jobs(full: Case, checkpoints: Mapping[str, str], reference: str) -> dict[str, Job]:
-    """A decode by the full decoder and by each of the faster ones, by name.
+    """Return a decode by the full decoder and by each of the faster ones, by name.
 
     If the full one has random weights, so have the others. If it has a checkpoint, decoders that have one are
     measured, and their frames are compared with the full one's, for which `reference` is a file.
@@ -41,7 +41,7 @@ def decoder_jobs(full: Case, checkpoints: Mapping[str, str], reference: str) -> 
 
 
 def time_ratio(runs: list[Run], reference: list[Run]) -> str:
-    """The median, the least and the largest of the ratios of times, each of runs of the same turn."""
+    """Return the median, the least and the largest of the ratios of times, each of runs of the same turn."""
     ratios = sorted(run["seconds"] / other["seconds"] for run, other in zip(runs, reference, strict=True))
     return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
 
@@ -66,7 +66,7 @@ def decoder_table(names: Sequence[str], results: list[list[Run]]) -> str:
 
 
 def _row(name: str, runs: list[Run], full: list[Run]) -> dict[str, str]:
-    peak, full_peak = (max(run["peak_bytes"] for run in each) for each in (runs, full))
+    peak, full_peak = (max(run["peak_bytes"] for run in decodes) for decodes in (runs, full))
     return {
         "decoder": name,
         "time": "1" if runs is full else time_ratio(runs, full),

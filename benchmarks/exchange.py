@@ -69,12 +69,12 @@ class Exchange:
 
     @property
     def bytes_per_latent_frame(self) -> float:
-        """The mean of `sent_bytes` over the clip."""
+        """Mean of `sent_bytes` over the clip."""
         return self.sent_bytes / self.latent_frames
 
     @property
     def messages_per_latent_frame(self) -> float:
-        """The mean of `messages` over the clip."""
+        """Mean of `messages` over the clip."""
         return self.messages / self.latent_frames
 
 

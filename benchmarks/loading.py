@@ -75,7 +75,7 @@ def load(case: Case) -> dict[str, Any]:
 
 
 def _measure(run: Callable[[], T]) -> tuple[T, dict[str, Any]]:
-    """The result of `run`, its seconds, the seconds of all processors together, and MLX's peak."""
+    """Return the result of `run`, its seconds, the seconds of all processors together, and MLX's peak."""
     start, processor_start = time.perf_counter(), time.process_time()
     result = run()
     seconds, processor_seconds = time.perf_counter() - start, time.process_time() - processor_start

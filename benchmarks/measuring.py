@@ -81,7 +81,7 @@ class Case:
     formulation: str | None = None  # of all convolutions, a value of `Formulation`; None for the package's rule
 
     def make_tiling(self) -> TilingConfig | None:
-        """The tiles that `tiles` names. A preset may depend on the size of the video."""
+        """Make the tiles that `tiles` names. A preset may depend on the size of the video."""
         if self.tiles is None:
             return None
         if self.tiles[:1].isdigit():
@@ -100,7 +100,7 @@ def open_case(case: Case, network: str = "decoder") -> Checkpoint | PublishedVAE
 
 
 def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> VideoVAE:
-    """A VAE with one of its networks: the checkpoint's, or one with the same random weights in every process."""
+    """Load a VAE with one of its networks: the checkpoint's, or one with the same random weights in every process."""
     opened = open_case(case, network)
     if isinstance(opened, Checkpoint):
         opened = replace(opened, family=_family(case, opened))
@@ -109,7 +109,7 @@ def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> 
 
 
 def make_random_network(case: Case, network: str = "decoder") -> nn.Module:
-    """The random network of a case, with its weights as a checkpoint stores them; by default in float32."""
+    """Make the random network of a case, with its weights as a checkpoint stores them; by default in float32."""
     vae = PublishedVAE.find(case.generation, base_channels=case.base_width)
     return random_network(vae, network, case.dtype or "float32", _family(case, vae))
 
@@ -121,7 +121,7 @@ def _family(case: Case, opened: Checkpoint | PublishedVAE) -> Family[Any]:
 
 
 def with_rule(family: Family[Any], rule: ConvRule) -> Family[Any]:
-    """A family whose networks choose the formulations of their convolutions by another rule."""
+    """Return a family whose networks choose the formulations of their convolutions by another rule."""
     return replace(family, make=partial(cast(Any, family.make), rule=rule))
 
 
@@ -131,7 +131,7 @@ def count_weight_bytes(vae: VideoVAE) -> int:
 
 
 def load_case_latents(case: Case, vae: VideoVAE) -> mx.array:
-    """The latents (1, C, F', H', W') of a case: its file's, or noise, the same in every process."""
+    """Return the latents (1, C, F', H', W') of a case: its file's, or noise, the same in every process."""
     if case.latents:
         return load_latents(case.latents)[0]
     return noise_latents(vae, (case.frames, case.height, case.width))
@@ -268,7 +268,7 @@ def measure(chunks: Iterator[np.ndarray], case: Case, *, save: str = "", referen
 
 
 def footprint() -> int | None:
-    """The most bytes of memory that this process has taken of the machine; None if that is not known.
+    """Return the most bytes of memory that this process has used; `None` if that is not known.
 
     On macOS this is the physical footprint that Activity Monitor shows, GPU buffers included; on Linux the resident
     memory. The call of macOS follows Apple's headers and has not been run on a Mac yet.
@@ -284,7 +284,7 @@ def footprint() -> int | None:
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """The plan, and the size of the weights."""
+    """Return the plan, and the size of the weights."""
     return {
         "order": plan.order.value,
         "step": plan.step,
@@ -347,21 +347,21 @@ def run_interleaved(jobs: Sequence[Job], repeat: int, progress: Callable[[Any], 
 
 
 def chosen_modes(options: argparse.Namespace, default: Sequence[str]) -> Iterator[dict[str, str]]:
-    """The fields of a case for each mode, and for the exact mode in each order."""
+    """Yield the fields of a case for each mode, and for the exact mode in each order."""
     for mode in options.mode or default:
         for order in options.order or ["auto"] if mode == "exact" else ["auto"]:
             yield {"mode": mode, "order": order}
 
 
 def make_case(options: argparse.Namespace, **fields: Any) -> Case:
-    """The case of the options that there are, and of other fields, which override them."""
+    """Return the case of the options that there are, and of other fields, which override them."""
     names = ("model", "dtype", "generation", "base_width", "memory_budget", "chunk")
-    given: dict[str, Any] = {name: getattr(options, name, None) for name in names}
-    given["width"], given["height"] = options.size
-    given["tiles"] = options.preset
+    case_fields: dict[str, Any] = {name: getattr(options, name, None) for name in names}
+    case_fields["width"], case_fields["height"] = options.size
+    case_fields["tiles"] = options.preset
     if options.tile:
-        given["tiles"] = f"{options.tile.tile_size_in_pixels}:{options.tile.tile_overlap_in_pixels}"
-    return Case(**given | fields)
+        case_fields["tiles"] = f"{options.tile.tile_size_in_pixels}:{options.tile.tile_overlap_in_pixels}"
+    return Case(**case_fields | fields)
 
 
 def report(options: argparse.Namespace, jobs: list[Job], make_table: Callable[[list[list[Run]]], str]) -> None:
@@ -376,12 +376,12 @@ def report(options: argparse.Namespace, jobs: list[Job], make_table: Callable[[l
 
 
 def format_psnr(decibels: float | None) -> str:
-    """A `psnr` as text."""
+    """Format a `psnr`."""
     return "identical" if decibels is None else f"{decibels:.1f} dB"
 
 
 def median(runs: list[Run], key: str) -> float:
-    """The median of one measured value."""
+    """Return the median of one measured value."""
     return statistics.median(run[key] for run in runs)
 
 
@@ -415,7 +415,7 @@ def _timing_row(runs: list[Run], baseline: dict[int, float]) -> dict[str, str]:
         return f"{run[key] / unit:.{digits}f}" if key in run else ""
 
     run |= {key: median(runs, key) for key in ("seconds", "first_frame_seconds") if key in run}
-    run |= {"peak_bytes": max(each["peak_bytes"] for each in runs)}
+    run |= {"peak_bytes": max(repeat["peak_bytes"] for repeat in runs)}
     run |= {"ratio": run["seconds"] / baseline[frames]} if frames in baseline else {}
     return {
         "mode": run["mode"],

@@ -63,8 +63,13 @@ def measure_attention(case: Case, *, grid: list[int]) -> dict[str, Any]:
         "projections": lambda: _project(block.attn, tokens, tables),
     }
     least = _time(parts)
-    cut = [segments(each, reach, BLOCKS[Backend.CPU]) for each, reach in zip(starts, _KERNEL, strict=True)]
-    computed = _HEADS * math.prod(sum(each.blocks * each.size * each.window for each in axis) for axis in cut)
+    cut = [
+        segments(window_starts, reach, BLOCKS[Backend.CPU])
+        for window_starts, reach in zip(starts, _KERNEL, strict=True)
+    ]
+    computed = _HEADS * math.prod(
+        sum(segment.blocks * segment.size * segment.window for segment in axis) for axis in cut
+    )
     exact = _HEADS * math.prod(grid) * math.prod(_KERNEL)
     rate = _MATRIX**3 / least["product"]
     products = 2 * computed * _DEPTH / rate
@@ -81,14 +86,14 @@ def measure_attention(case: Case, *, grid: list[int]) -> dict[str, Any]:
 
 def _project(attention: Attention, tokens: mx.array, tables: Tables) -> mx.array:
     """All that a block does for its attention but the scores."""
-    given = attention.matrices, (0, 0, 0), tables
-    queries, keys_values = attention.queries(tokens, *given), attention.keys_values(tokens, *given)
+    arguments = attention.matrices, (0, 0, 0), tables
+    queries, keys_values = attention.queries(tokens, *arguments), attention.keys_values(tokens, *arguments)
     mx.eval(queries, keys_values)
     return attention.proj(queries.reshape(tokens.shape))
 
 
 def _time(parts: Mapping[str, Callable[[], mx.array]]) -> dict[str, float]:
-    """The least processor seconds of some rounds in turns, as in a decode, whose buffers malloc keeps."""
+    """Return the least processor seconds of some rounds in turns, as in a decode, whose buffers malloc keeps."""
     least = dict.fromkeys(parts, math.inf)
     with freed_memory_kept():
         for _ in range(_ROUNDS):

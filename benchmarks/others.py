@@ -75,7 +75,7 @@ def load_diffusers(vae: VideoVAE, case: Case) -> FrameDecoder:
 
 
 def diffusers_config(config: VAEConfig) -> dict[str, Any]:
-    """A decoder's configuration for diffusers' `AutoencoderKLLTX2Video`, beside an encoder of the least size.
+    """Return a decoder's configuration for diffusers' `AutoencoderKLLTX2Video`, beside an encoder of the least size.
 
     Args:
         config: of a decoder in which residual stacks and upsampling blocks alternate.
@@ -146,7 +146,7 @@ def _to_frames(pixels: mx.array) -> np.ndarray:
 
 
 def original_weights(case: Case, network: str = "decoder") -> dict[str, mx.array]:
-    """The weights of a case's decoder or encoder, named as in the original files, in torch's layout (O, I, D, H, W).
+    """Return the weights of a case's decoder or encoder, named and laid out (O, I, D, H, W) as in the original files.
 
     Weights of a loaded network are laid out for the device.
     """

@@ -87,8 +87,8 @@ def overlap_table(results: list[list[Run]]) -> str:
     """Medians; decode and sink together as a ratio to the slower of the two."""
     rows = []
     for (run,) in results:
-        for sink in dict.fromkeys(each["sink"] for each in run["sinks"]):
-            rounds = [each for each in run["sinks"] if each["sink"] == sink]
+        for sink in dict.fromkeys(timing["sink"] for timing in run["sinks"]):
+            rounds = [timing for timing in run["sinks"] if timing["sink"] == sink]
             decode, alone, together, least = (median(rounds, name) for name in ("decode", "alone", "together", "least"))
             slower = max(decode, alone)
             numbers = {

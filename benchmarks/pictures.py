@@ -47,7 +47,7 @@ def draw_pictures(folder: Path) -> list[str]:
 
 
 def find_crop(frames: np.ndarray, reference: np.ndarray, size: Sequence[int] = _CROP) -> tuple[int, slice, slice]:
-    """The frame, the rows and the columns of the crop in which two clips (F, H, W, 3) of uint8 differ most."""
+    """Find the frame, the rows and the columns of the crop in which two clips (F, H, W, 3) of uint8 differ most."""
     square = np.square(frames.astype(np.float32) - reference).mean(axis=-1)
     sums = np.pad(square, ((0, 0), (1, 0), (1, 0))).cumsum(axis=1).cumsum(axis=2)  # of all pixels above and left
     rows, columns = size
@@ -61,7 +61,7 @@ def find_crop(frames: np.ndarray, reference: np.ndarray, size: Sequence[int] = _
 
 
 def _draw_tiles(tiles: np.ndarray, exact: np.ndarray, peaks: dict[str, int], path: Path) -> None:
-    """The crop in which tiles differ most, beside the exact decode; below, bars of memory."""
+    """Draw the crop in which tiles differ most next to the exact decode, and bars of memory below."""
     crop = find_crop(tiles, exact)
     figure = Figure(layout="constrained")
     figure.set_size_inches(9, 5.2)

@@ -14,7 +14,7 @@ _TILES = ("default", "aggressive", "spatial_only")
 
 
 def quality_jobs(reference: str) -> list[Job]:
-    """The demo clip, 73 frames of 384x256, in every mode and dtype, compared with a single pass.
+    """Return the decodes of the demo clip, 73 frames of 384x256, in every mode and dtype, compared with a single pass.
 
     Args:
         reference: a file for the pixels of the single pass.
@@ -29,7 +29,7 @@ def quality_jobs(reference: str) -> list[Job]:
 
 
 def quality_table(results: list[list[Run]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     rows = []
     for (run,) in results[1:]:
         names = {"exact": f"exact, by {run['order']}", "tiled": f"tiles, {run['tiles']}", "single": run["dtype"]}

@@ -29,7 +29,7 @@ def roofline(case: Case, *, rounds: int) -> dict[str, Any]:
     """
     subject = Decode.from_case(case)
     groups, counts = _record(subject)
-    convolutions = [each for group in groups for each in group]
+    convolutions = [convolution for group in groups for convolution in group]
     operands = make_operands(convolutions)
     seconds, floors = [], []
     for _ in range(rounds):
@@ -39,15 +39,15 @@ def roofline(case: Case, *, rounds: int) -> dict[str, Any]:
             floor += run_alone(group, operands, subject.plan.prefetch)
         seconds.append(decode)
         floors.append(floor)
-    middle = [asdict(each) for each in counts[len(counts) // 3 : 2 * len(counts) // 3 + 1]]
+    middle = [asdict(chunk_counts) for chunk_counts in counts[len(counts) // 3 : 2 * len(counts) // 3 + 1]]
     return {
         "order": subject.plan.order.value,
         "seconds": seconds,
         "floor_seconds": floors,
         "convolutions": len(convolutions),
-        "gflop": sum(each.operations for each in convolutions) / _GIGA,
+        "gflop": sum(convolution.operations for convolution in convolutions) / _GIGA,
         "chunks": len(counts),
-        "counts": {name: statistics.mean(each[name] for each in middle) for name in middle[0]},
+        "counts": {name: statistics.mean(chunk_counts[name] for chunk_counts in middle) for name in middle[0]},
     }
 
 

@@ -74,15 +74,15 @@ class Run:
         return self.busiest.messages * link.latency + self.busiest.sent_bytes / link.bandwidth
 
     def speed_up(self, link: Link) -> float:
-        """The speed-up if no communication overlaps computation."""
+        """Return the speed-up if no communication overlaps computation."""
         return self.seconds / (self.band_seconds + self.sending(link))
 
     def overlapped(self, link: Link) -> float:
-        """The speed-up if communication and computation overlap completely."""
+        """Return the speed-up if communication and computation overlap completely."""
         return self.seconds / max(self.band_seconds, self.sending(link))
 
     def share(self, link: Link) -> float:
-        """The part of the time that is spent on communication, without overlap."""
+        """Return the part of the time that is spent on communication, without overlap."""
         return self.sending(link) / (self.band_seconds + self.sending(link))
 
 
@@ -110,7 +110,7 @@ def scaling_tables(tflops: float = DEFAULT_TFLOPS, frames: int = 121) -> str:
 
 
 def simulate(clip: Clip, ranks: int, tflops: float) -> Run:
-    """A decode of a clip by 1 to H' ranks."""
+    """Simulate a decode of a clip by 1 to H' ranks."""
     bands = tuple(band.length for band in split_rows(clip.latent_shape.height, ranks))
     plan = _plan(clip, max(bands))
     run = StreamRun(Axis.TIME, clip.pieces(clip.grid[0], plan.chunk), plan.steps, plan.prefetch, _MACHINE)
@@ -118,7 +118,7 @@ def simulate(clip: Clip, ranks: int, tflops: float) -> Run:
     exchanges = [make_exchange(clip, run, bands, rank) for rank in range(min(ranks, 2))]
     return Run(
         bands=bands,
-        busiest=max(exchanges, key=lambda each: each.sent_bytes),
+        busiest=max(exchanges, key=lambda exchange: exchange.sent_bytes),
         seconds=clip.spec.multiply_adds(clip.grid) / rate,
         band_seconds=clip.spec.multiply_adds(clip.grid, band_grid(clip, max(bands))[1]) / rate,
         memory=_memory(clip, max(bands), plan),
@@ -127,7 +127,7 @@ def simulate(clip: Clip, ranks: int, tflops: float) -> Run:
 
 
 def _winograd_share(clip: Clip, rows: int, run: StreamRun) -> float:
-    """The share of a band's operations in steps that Metal computes with its Winograd kernel."""
+    """Return the share of a band's operations in steps that Metal computes with its Winograd kernel."""
     fast = total = 0
     band = band_grid(clip, rows)
     for (layer, extents), pieces in zip(clip.spec.walk(band), layer_pieces(clip.spec, clip.grid, run), strict=False):
@@ -142,7 +142,7 @@ def _winograd_share(clip: Clip, rows: int, run: StreamRun) -> float:
 
 
 def _memory(clip: Clip, rows: int, plan: DecodePlan) -> float:
-    """The plan's peak for a band, with two more rows in the layers with the largest activations."""
+    """Return the plan's peak for a band, with two more rows in the layers with the largest activations."""
     memory = plan.memory.active - plan.memory.weights
     if rows == clip.latent_shape.height:
         return memory

@@ -27,7 +27,7 @@ _SHARE_SECONDS, _SHARE_LATENT_FRAMES = 4, 3  # of sound and of pictures, whose s
 
 
 def sound_table(model: str, lengths: tuple[int, ...] = SECONDS) -> str:
-    """A table of decodes of random latents, for sound of some lengths in seconds."""
+    """Return a table of decodes of random latents, for sound of some lengths in seconds."""
     vae = AudioVAE.from_pretrained(model, encoder=False)
     rows = [
         f"{Path(model).name}: {vae!r}",
@@ -50,7 +50,7 @@ def sound_table(model: str, lengths: tuple[int, ...] = SECONDS) -> str:
 
 
 def work_share(model: str, vae: str) -> str:
-    """The multiply-adds of a second of sound, and of a second of the video that it belongs to."""
+    """Return the multiply-adds of a second of sound, and of a second of the video that it belongs to."""
     audio, video = open_checkpoint(model, medium=SOUND), open_checkpoint(vae, encoder=False)
     rate = round(audio.family.describe(audio.config)["latents_per_second"])
     spec = join_specs(audio.spec("decoder"), audio.spec("vocoder"))
@@ -73,7 +73,7 @@ def share_jobs(divisor: int) -> list[Job]:
 
 
 def decode_sound(_: Case, *, divisor: int) -> dict[str, Any]:
-    """The processor seconds, and the seconds, that a second of sound takes, after a short decode."""
+    """Measure the processor and wall seconds of a second of sound, after a short decode."""
     vae = random_audio_vae(divisor)
 
     def decode(seconds: int) -> None:
@@ -87,7 +87,7 @@ def decode_sound(_: Case, *, divisor: int) -> dict[str, Any]:
 
 
 def decode_pictures(case: Case) -> dict[str, Any]:
-    """The processor seconds, and the seconds, that a second of pictures takes, after a decode of a small clip."""
+    """Measure the processor and wall seconds of a second of pictures, after a decode of a small clip."""
     subject = Decode.from_case(case)
     small = load_case_latents(replace(case, width=64, height=64, frames=9), subject.vae)
 

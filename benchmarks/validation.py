@@ -76,7 +76,7 @@ def encode_cases() -> list[Case]:
 
 @contextmanager
 def readme_vae(case: Case) -> Iterator[VideoVAE]:
-    """A VAE that is loaded as in README, of a file with all its networks."""
+    """Load a VAE as in README, of a file with all its networks."""
     with TemporaryDirectory() as folder:
         path = case.model or f"{folder}/vae.safetensors"
         if case.model is None:

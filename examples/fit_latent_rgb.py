@@ -58,14 +58,14 @@ class Pictures:
 
 
 def read_latents(vae, path):
-    """The clips of a latent file, decoded by the VAE."""
+    """Yield the clips of a latent file, decoded by the VAE."""
     latents, _ = load_latents(path, latent_channels=vae.config.latent_channels, scale=vae.config.scale)
     for item in range(len(latents)):
         yield decode(vae, latents[item : item + 1])
 
 
 def decode(vae, latents):
-    """The clip of latents (1, C, F', H', W')."""
+    """Decode the clip of latents (1, C, F', H', W')."""
     pictures = Pictures(vae)
     for chunk in vae.stream(latents, bit_depth=8):
         pictures.add(chunk.to_uint8())
@@ -73,7 +73,7 @@ def decode(vae, latents):
 
 
 def read_video(vae, path):
-    """The clip of a video, encoded by the VAE as it is read."""
+    """Yield the clip of a video, encoded by the VAE as it is read."""
     pictures = Pictures(vae)
     with VideoReader(path, fit=Fit.RESIZE, multiple=vae.config.spatial_scale) as video:
         latents = vae.encode(map(pictures.add, video))
@@ -86,14 +86,14 @@ def channels_last(latents):
 
 
 def downscale(picture, factor):
-    """The means (..., H/factor, W/factor, 3) of squares."""
-    *others, height, width, _ = picture.shape
-    squares = picture.reshape(*others, height // factor, factor, width // factor, factor, 3)
+    """Average squares to (..., H/factor, W/factor, 3)."""
+    *leading, height, width, _ = picture.shape
+    squares = picture.reshape(*leading, height // factor, factor, width // factor, factor, 3)
     return squares.mean((-4, -2), dtype=np.float32)
 
 
 def enlarge(picture, factor):
-    """A picture (H, W, 3), `factor` times as large."""
+    """Enlarge a picture (H, W, 3) by `factor`."""
     size = picture.shape[1] * factor, picture.shape[0] * factor
     colors = [Image.fromarray(color).resize(size, Image.Resampling.BICUBIC) for color in np.moveaxis(picture, -1, 0)]
     return np.stack([np.asarray(color) for color in colors], -1)
@@ -115,14 +115,14 @@ class Projection:
         self.cells += len(inputs)
 
     def weights(self, size):
-        """The weight (size*size*3, C) and the bias (size*size*3,) for patches of `size` pixels, float16."""
+        """Solve for the weight (size*size*3, C) and the bias (size*size*3,) for patches of `size` pixels, float16."""
         ridge = 1e-6 * np.trace(self.gram) / len(self.gram) * np.eye(len(self.gram))
         solution = np.linalg.solve(self.gram + ridge, self.cross).reshape(len(self.gram), LARGEST, LARGEST, 3)
         solution = downscale(solution, LARGEST // size).reshape(len(self.gram), -1).astype(np.float16)
         return np.ascontiguousarray(solution[:-1].T), solution[-1]
 
     def apply(self, clip, size):
-        """The pictures (F', size*H', size*W', 3) of a clip."""
+        """Return the pictures (F', size*H', size*W', 3) of a clip."""
         weight, bias = self.weights(size)
         frames, rows, columns = clip.latents.shape[:3]
         pixels = self._inputs(clip.latents) @ np.vstack([weight.T, bias]).astype(np.float32)
@@ -136,17 +136,17 @@ class Projection:
 
 
 def measure(projection, size, clips):
-    """The PSNR of patches of `size` pixels, as the mean of all pictures: at their size, and at 8 pixels per cell."""
-    own, enlarged = [], []
+    """Return the mean PSNR of patches of `size` pixels over all pictures: at their size, and at 8 pixels per cell."""
+    sizes_psnr, enlarged = [], []
     for clip in clips:
         for picture, target in zip(projection.apply(clip, size), clip.pictures, strict=True):
-            own.append(psnr(picture, downscale(target, LARGEST // size)))
+            sizes_psnr.append(psnr(picture, downscale(target, LARGEST // size)))
             enlarged.append(psnr(enlarge(picture, LARGEST // size), target))
-    return float(np.mean(own)), float(np.mean(enlarged))
+    return float(np.mean(sizes_psnr)), float(np.mean(enlarged))
 
 
 def psnr(one, other):
-    """The peak signal-to-noise ratio of pixels in [-1, 1], in dB."""
+    """Return the peak signal-to-noise ratio of pixels in [-1, 1], in dB."""
     return 10 * np.log10(4 / max(np.square(one - other).mean(), 1e-12))
 
 
@@ -162,8 +162,8 @@ def fit(clips, *, path, vae, name):
     if projection.cells <= channels or not unseen:
         sys.exit(f"error: {projection.cells} latent cells are too few to fit {channels} channels; give more clips")
     qualities = {size: measure(projection, size, unseen) for size in PATCH_SIZES}
-    for size, (own, enlarged) in qualities.items():
-        print(f"{size}x{size} pixels per cell: {own:.2f} dB, and {enlarged:.2f} dB at {LARGEST}x{LARGEST}")
+    for size, (native, enlarged) in qualities.items():
+        print(f"{size}x{size} pixels per cell: {native:.2f} dB, and {enlarged:.2f} dB at {LARGEST}x{LARGEST}")
     best = max(PATCH_SIZES, key=lambda size: qualities[size][1])
     weight, bias = projection.weights(best)
     quality = round(qualities[best][0], 2)

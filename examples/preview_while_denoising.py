@@ -37,24 +37,24 @@ class Previews:
 
     def after_step(self, step: int, estimate: mx.array) -> None:
         """`estimate` (1, C, F', H', W') is the model's estimate of the clean latents, normalized."""
-        shown = [int(moment * estimate.shape[2]) for moment in MOMENTS]
-        stills = self.projection.decode(estimate[:, :, mx.array(shown)])  # of a TAEHV: decode_stills(estimate)
+        frame_numbers = [int(moment * estimate.shape[2]) for moment in MOMENTS]
+        stills = self.projection.decode(estimate[:, :, mx.array(frame_numbers)])  # of a TAEHV: decode_stills(estimate)
         strip = Image.fromarray(to_uint8(mx.concatenate(list(stills[0].transpose(1, 2, 3, 0)), axis=1)))
-        size = CELL * estimate.shape[4] * len(shown), CELL * estimate.shape[3]
+        size = CELL * estimate.shape[4] * len(frame_numbers), CELL * estimate.shape[3]
         strip.resize(size, Image.Resampling.BICUBIC).save(self.folder / f"step-{step}.png")
 
     def play(self, estimate: mx.array, show: Callable[[np.ndarray], None]) -> int:
         """Show the frames of an estimate as they are decoded. Returns the number of frames that were shown."""
-        shown = 0
+        num_shown = 0
         for index in range(estimate.shape[2]):
             frames = self.vae.push(estimate[:, :, index : index + 1])  # the first gives 1 frame, each other one 8
             for frame in () if frames is None else frames[0].transpose(1, 2, 3, 0):
                 show(to_uint8(frame))
-                shown += 1
+                num_shown += 1
             if self.is_stale():
                 break
         self.vae.flush()  # the next latents belong to another clip, or to a better estimate of this one
-        return shown
+        return num_shown
 
 
 def to_uint8(pixels: mx.array) -> np.ndarray:
@@ -89,8 +89,8 @@ def main() -> None:
     print(f"{STEPS} previews, {1000 * min(seconds):.0f} ms each")
     size = vae.plan(latents.shape).frame_size
     with VideoWriter(folder / "film.mp4", size=size, fps=info.fps or 24) as film:
-        shown = previews.play(latents, lambda frame: film.write(frame[None]))
-    print(f"{shown} frames in film.mp4")
+        num_shown = previews.play(latents, lambda frame: film.write(frame[None]))
+    print(f"{num_shown} frames in film.mp4")
 
 
 if __name__ == "__main__":

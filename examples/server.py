@@ -161,7 +161,7 @@ class VideoEndpoint:
 
 
 def make_app(vae: VideoVAE, hosts: Sequence[str] = ()) -> Starlette:
-    """The service at `/video`, and its page. `hosts` are the names under which other machines may reach it."""
+    """Make the service at `/video`, and its page. `hosts` are the names under which other machines may reach it."""
     endpoint, page = VideoEndpoint(vae), Path(__file__).with_name("server.html")
     # Another site may let a name of its own point to this machine, and then read the answers (DNS rebinding).
     allowed_hosts = ["localhost", "127.0.0.1", "[::1]", *hosts]

@@ -43,7 +43,7 @@ STOP = """() => { clearInterval(window.watching); return window.shown }"""
 
 @contextmanager
 def open_page(program: ComfyUI) -> Iterator[Any]:
-    """The page, when the nodes of the pack are there."""
+    """Yield the page once it has the nodes of the pack."""
     from playwright.sync_api import sync_playwright
 
     os.environ.pop("LD_PRELOAD", None)  # a BLAS, with which Playwright's node cannot start threads
@@ -104,20 +104,20 @@ def check_browser(program: ComfyUI, workflows: Path, target: Path) -> str:
         page.evaluate(WATCH)
         (video,) = run(program, page)["3"]["images"]
         page.wait_for_timeout(3000)
-        shown = page.evaluate(STOP)
-    assert shown[0] == shown[-1] == "video-preview", (shown[0], shown[-1])
-    assert set(shown) >= {"$$canvas-image-preview"}, f"no pictures are shown: {set(shown)}"
+        elements = page.evaluate(STOP)
+    assert elements[0] == elements[-1] == "video-preview", (elements[0], elements[-1])
+    assert set(elements) >= {"$$canvas-image-preview"}, f"no pictures are shown: {set(elements)}"
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", video["subfolder"]), video
     assert video["filename"] == "demo preview_384_00001_.mp4", video
     return f"{len(files)} workflows load in a browser, and the demo's runs and shows its video; see {target}"
 
 
 def run(program: ComfyUI, page: Any) -> dict:
-    """The outputs of the workflow on the page, after a run."""
-    known = set(program.request("/history"))
+    """Run the workflow on the page and return its outputs."""
+    earlier_prompts = set(program.request("/history"))
     page.evaluate("async () => { await app.queuePrompt(0) }")
-    program.wait_until(lambda: bool(set(program.request("/history")) - known))
-    (prompt,) = set(program.request("/history")) - known
+    program.wait_until(lambda: bool(set(program.request("/history")) - earlier_prompts))
+    (prompt,) = set(program.request("/history")) - earlier_prompts
     history = program.wait(prompt)
     assert history["status"]["status_str"] == "success", history["status"]
     return history["outputs"]

@@ -33,7 +33,7 @@ NAMED = (
 
 
 def make_folder(folder: Path) -> None:
-    """The folders of ComfyUI, with the pack, the demo VAE and inputs."""
+    """Make the folders of ComfyUI, with the pack, the demo VAE and inputs."""
     for name in ("custom_nodes", "models/vae", "models/vae_approx", "input", "output", "user"):
         (folder / name).mkdir(parents=True)
     (folder / "custom_nodes" / "ltx_mlx").symlink_to(PACK)
@@ -58,7 +58,7 @@ def make_folder(folder: Path) -> None:
 
 
 def make_models(folder: Path) -> None:
-    """An audio VAE with an encoder, and a tiny decoder of 128 channels, with random weights."""
+    """Make an audio VAE with an encoder, and a tiny decoder of 128 channels, with random weights."""
     manifests = [json.loads((AUDIO_FIXTURES / f"{name}.json").read_text()) for name in ("encoder", "ltx2")]
     tensors: dict[str, np.ndarray] = {}
     for manifest in manifests:
@@ -81,12 +81,12 @@ def make_models(folder: Path) -> None:
 
 
 def narrow_manifest() -> dict:
-    """The manifest of a VAE of LTX-2.3 with few channels, but the 128 of the latents that ComfyUI takes for granted."""
+    """Return the manifest of a narrow VAE of LTX-2.3 with the 128 latent channels that ComfyUI expects."""
     manifest = json.loads((FIXTURES / "ltx2_3.json").read_text())
-    own = manifest["vae_config"]["latent_channels"]
+    channels = manifest["vae_config"]["latent_channels"]
     manifest["vae_config"]["latent_channels"] = 128
     del manifest["fingerprint"]
-    changed = {own: 128, own + 1: 129}  # and a variance
+    changed = {channels: 128, channels + 1: 129}  # and a variance
     for name, shape in manifest["weights"].items():
         if "per_channel_statistics" in name or name.startswith("vae.encoder.conv_out"):
             shape[0] = changed[shape[0]]

@@ -71,17 +71,17 @@ class ComfyUI:
         return self.request("/prompt", {"prompt": graph, "extra_data": extra, "client_id": CLIENT})["prompt_id"]
 
     def wait(self, prompt: str) -> dict:
-        """The history of a prompt, when it has ended."""
+        """Wait for a prompt to end and return its history."""
         self.wait_until(lambda: prompt in self.request(f"/history/{prompt}"))
         return self.request(f"/history/{prompt}")[prompt]
 
     def run(self, nodes: Nodes) -> list[Path]:
-        """The files that a workflow has saved."""
+        """Run a workflow and return the files that it saved."""
         history = self.wait(self.post(nodes))
         if history["status"]["status_str"] != "success":
             raise RuntimeError(f"the workflow failed: {history['status']}\n{self.log[-3000:]}")
-        found = [item for output in history["outputs"].values() for items in output.values() for item in items]
-        files = [item for item in found if isinstance(item, dict)]
+        outputs = [item for output in history["outputs"].values() for items in output.values() for item in items]
+        files = [item for item in outputs if isinstance(item, dict)]
         files = [file for file in files if file["type"] == "output"] or files  # and no previews of them
         return [self.folder / file["type"] / file["subfolder"] / file["filename"] for file in files]
 

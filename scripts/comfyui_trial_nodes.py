@@ -33,8 +33,8 @@ class TrialModel(io.ComfyNode):
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.02)
         device = comfy.model_management.get_torch_device()
-        known = {"frame_rate": 24.0, "attention_mask": torch.ones(1, 4)}
-        conditioning = [[torch.randn(1, 4, SMALL["caption_channels"]), known]]
+        conditions = {"frame_rate": 24.0, "attention_mask": torch.ones(1, 4)}
+        conditioning = [[torch.randn(1, 4, SMALL["caption_channels"]), conditions]]
         return io.NodeOutput(ModelPatcher(model.float(), device, device), conditioning)
 
 

@@ -28,7 +28,7 @@ def find_device_problem() -> str | None:
 
 
 def convolve(frames: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """The same by NumPy: (T + 2, H, W, I) with (O, 3, 3, 3, I), zeros around each frame, to (T, H, W, O)."""
+    """Return the same by NumPy: (T + 2, H, W, I) with (O, 3, 3, 3, I), zeros around each frame, to (T, H, W, O)."""
     padded = np.pad(frames, ((0, 0), (1, 1), (1, 1), (0, 0)))
     time_, height, width = len(frames) - 2, *frames.shape[1:3]
     taps = np.ndindex(3, 3, 3)
@@ -36,7 +36,7 @@ def convolve(frames: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def measure(formulation: Formulation, dtype: mx.Dtype, channels: int, size: tuple[int, int]) -> tuple[float, float]:
-    """The error of a formulation as a share of the result's rms, and the least seconds of some calls."""
+    """Return the error of a formulation as a share of the result's rms, and the least seconds of some calls."""
     mx.random.seed(0)
     conv = Conv3d(channels, channels, rule=lambda *_, **__: formulation)
     conv.set_dtype(dtype)

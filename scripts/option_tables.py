@@ -33,34 +33,34 @@ def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> Row:
 
 
 def rows(command: str) -> dict[str, list[Row]]:
-    """The rows of a command's options, all but `--help` and `--version`, by the titles of their groups."""
+    """Return the rows of a command's options, all but `--help` and `--version`, by the titles of their groups."""
     parser = PARSERS[command]()
-    found = {}
+    rows_by_title = {}
     for group in parser._action_groups:
         actions = [action for action in group._group_actions if action.dest not in _EVERYWHERE]
         if actions:
             title = "" if group.title in ("options", "optional arguments", "positional arguments") else str(group.title)
-            found.setdefault(title, []).extend(_row(parser, action) for action in actions)
-    return found
+            rows_by_title.setdefault(title, []).extend(_row(parser, action) for action in actions)
+    return rows_by_title
 
 
 def tables(command: str) -> str:
     """Markdown tables of the options of a command."""
-    alike = {row for each in rows("decode").values() for row in each} if command != "decode" else set()
+    alike = {row for group_rows in rows("decode").values() for row in group_rows} if command != "decode" else set()
     groups = rows(command)
     parts = []
-    if names := [row[0].split(", ")[-1] for each in groups.values() for row in each if row in alike]:
+    if names := [row[0].split(", ")[-1] for group_rows in groups.values() for row in group_rows if row in alike]:
         parts.append(f"As in `decode`: {', '.join(names)}.")
-    for title, each in groups.items():
-        own = [row for row in each if row not in alike]
-        if own:
-            lines = (f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in own)
+    for title, group_rows in groups.items():
+        new_rows = [row for row in group_rows if row not in alike]
+        if new_rows:
+            lines = (f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in new_rows)
             parts.append((f"*{title}*\n\n" if title else "") + _HEAD + "\n".join(lines))
     return "\n\n".join(parts)
 
 
 def with_tables(text: str) -> str:
-    """A page with its tables made anew."""
+    """Return a page with its tables made anew."""
     return _TABLES.sub(lambda match: f"{match[1]}\n{tables(match[2])}\n\n{match[3]}", text)
 
 

@@ -79,93 +79,100 @@ def narrow(module: ModuleType, *names: str) -> None:
 
 
 def make_mlx_video(modules: SimpleNamespace) -> nn.Module:
-    """The narrow decoder of mlx-video."""
+    """Return the narrow decoder of mlx-video."""
     blocks = [("res", 64, 5), ("d2s", 64, 2, (2, 2, 2)), ("res", 32, 5), ("d2s", 32, 2, (2, 2, 2)), ("res", 16, 5)]
     blocks += [("d2s", 16, 2, (2, 2, 2)), ("res", 8, 5)]
     return modules.decoder.LTX2VideoDecoder(in_channels=8, decoder_blocks=blocks, timestep_conditioning=False)
 
 
 def make_mlx_video_with_audio(modules: SimpleNamespace) -> nn.Module:
-    """The narrow decoder of mlx-video-with-audio."""
+    """Return the narrow decoder of mlx-video-with-audio."""
     narrow(modules.decoder, "CausalConv3d", "ResBlockGroup", "DepthToSpaceUpsample")
     return modules.decoder.LTX2VideoDecoder(in_channels=8, timestep_conditioning=False)
 
 
 def make_ltx_2_mlx(modules: SimpleNamespace) -> nn.Module:
-    """The narrow decoder of dgrauet's ltx-2-mlx."""
+    """Return the narrow decoder of dgrauet's ltx-2-mlx."""
     narrow(modules.video_vae, "Conv3dBlock", "ResBlockStage", "DepthToSpaceUpsample", "PerChannelStatistics")
     narrow(modules.video_vae, "SpaceToDepthDownsample")
     return modules.video_vae.VideoDecoder()
 
 
 def make_dmlsrc(modules: SimpleNamespace) -> nn.Module:
-    """The narrow decoder of dmlsrc's LTX-2-MLX."""
+    """Return the narrow decoder of dmlsrc's LTX-2-MLX."""
     return modules.native_decoder.NativeConv3dVideoDecoder(BLOCKS_2_3, base_channels=8, compute_dtype=mx.float32)
 
 
 def tiles(module: ModuleType, time: str = "TemporalTilingConfig") -> Any:
-    """The app's own object for tiles of 128 pixels and 32 frames, smaller than the clip on two axes."""
+    """Return the app's own object for tiles of 128 pixels and 32 frames, smaller than the clip on two axes."""
     return module.TilingConfig(module.SpatialTilingConfig(128, 64), getattr(module, time)(32, 8))
 
 
-def compare_tiled(own: SimpleNamespace, new: SimpleNamespace, models: list[nn.Module], latents: mx.array) -> str:
+def compare_tiled(original: SimpleNamespace, new: SimpleNamespace, models: list[nn.Module], latents: mx.array) -> str:
     """Compare the replaced `decode_tiled` with a single pass, and what it hands to a callback with what it returns."""
     expected = models[0](latents)
     streamed: list[mx.array] = []
 
     def on_frames_ready(frames: mx.array, start: int) -> None:
-        assert start == sum(each.shape[2] for each in streamed)
+        assert start == sum(part.shape[2] for part in streamed)
         streamed.append(frames)
 
     options = {"tiling_mode": "auto", "debug": False}  # as the apps call it
-    found = models[1].decode_tiled(latents, tiling_config=tiles(new.tiling), on_frames_ready=on_frames_ready, **options)
-    assert mx.array_equal(mx.concatenate(streamed, axis=2), found)
+    pixels = models[1].decode_tiled(
+        latents, tiling_config=tiles(new.tiling), on_frames_ready=on_frames_ready, **options
+    )
+    assert mx.array_equal(mx.concatenate(streamed, axis=2), pixels)
     assert len(streamed) > 1, "it streams"
-    assert mx.array_equal(models[1](latents), found)
+    assert mx.array_equal(models[1](latents), pixels)
     raises(KeyboardInterrupt, lambda: models[1].decode_tiled(latents, tiling_config=None, on_frames_ready=interrupt))
-    own_tiles = models[0].decode_tiled(latents, tiling_config=tiles(own.tiling), **options)
-    return report(found, expected, own_tiles)
+    own_tiles = models[0].decode_tiled(latents, tiling_config=tiles(original.tiling), **options)
+    return report(pixels, expected, own_tiles)
 
 
-def compare_streaming(own: SimpleNamespace, new: SimpleNamespace, models: list[nn.Module], latents: mx.array) -> str:
+def compare_streaming(
+    original: SimpleNamespace, new: SimpleNamespace, models: list[nn.Module], latents: mx.array
+) -> str:
     """Compare the replaced `decode_streaming` with the app's single pass, also of a function in the decoder's place."""
-    expected = own.tiling.decode_single_pass(latents, models[0])
+    expected = original.tiling.decode_single_pass(latents, models[0])
     config = "TemporalChunkConfig"
     chunks = list(new.tiling.decode_streaming(latents, models[1], tiles(new.tiling, config), show_progress=False))
     assert len(chunks) > 1, "it streams"
     assert mx.array_equal(next(new.tiling.decode_streaming(latents, models[1])), chunks[0])  # as the pipelines call it
-    (whole,) = new.tiling.decode_streaming(latents, models[0].__call__, show_progress=False)
-    assert largest(whole, expected) < TOLERANCE
+    (single,) = new.tiling.decode_streaming(latents, models[0].__call__, show_progress=False)
+    assert largest(single, expected) < TOLERANCE
     own_tiles = mx.concatenate(
-        list(own.tiling.decode_streaming(latents, models[0], tiles(own.tiling, config), show_progress=False)), axis=2
+        list(original.tiling.decode_streaming(latents, models[0], tiles(original.tiling, config), show_progress=False)),
+        axis=2,
     )
     return report(mx.concatenate(chunks, axis=2), expected, own_tiles)
 
 
-def compare_decoders(own: SimpleNamespace, new: SimpleNamespace, models: list[nn.Module], latents: mx.array) -> str:
+def compare_decoders(
+    original: SimpleNamespace, new: SimpleNamespace, models: list[nn.Module], latents: mx.array
+) -> str:
     """Compare what the decoders of ltx-2-mlx return."""
     expected, half = models[0].decode(latents), latents.astype(mx.bfloat16)
     assert models[1].decode(half).dtype == models[0].decode(half).dtype == mx.bfloat16
-    found = models[1].decode(latents, seed=3)
-    assert mx.array_equal(mx.concatenate(list(models[1].tiled_decode(latents, tiles(new.tiling))), axis=2), found)
-    own_tiles = mx.concatenate(list(models[0].tiled_decode(latents, tiles(own.tiling))), axis=2)
-    return report(found, expected, own_tiles)
+    pixels = models[1].decode(latents, seed=3)
+    assert mx.array_equal(mx.concatenate(list(models[1].tiled_decode(latents, tiles(new.tiling))), axis=2), pixels)
+    own_tiles = mx.concatenate(list(models[0].tiled_decode(latents, tiles(original.tiling))), axis=2)
+    return report(pixels, expected, own_tiles)
 
 
-def compare_others(own: SimpleNamespace, new: SimpleNamespace, models: list[nn.Module], latents: mx.array) -> str:
+def compare_others(original: SimpleNamespace, new: SimpleNamespace, models: list[nn.Module], latents: mx.array) -> str:
     """Compare the encoders of ltx-2-mlx, the videos with sound that it writes, and its diffusion decoder."""
     expected = models[0].decode(latents)
-    text = f"encoder {compare_encoders(own.video_vae, new.video_vae, expected):.1e}"
-    own.video_vae.find_ffmpeg = imageio_ffmpeg.get_ffmpeg_exe
-    text += f"; {compare_files([module.blocks.VideoDecoder for module in (own, new)], models, latents)}"
-    if hasattr(own, "decoder"):  # it came in November 2026
-        text += f"; diffusion decoder {compare_diffusion(own.decoder, new.decoder, own.config):.1e}"
+    text = f"encoder {compare_encoders(original.video_vae, new.video_vae, expected):.1e}"
+    original.video_vae.find_ffmpeg = imageio_ffmpeg.get_ffmpeg_exe
+    text += f"; {compare_files([module.blocks.VideoDecoder for module in (original, new)], models, latents)}"
+    if hasattr(original, "decoder"):  # it came in November 2026
+        text += f"; diffusion decoder {compare_diffusion(original.decoder, new.decoder, original.config):.1e}"
     return text
 
 
-def compare_encoders(own: ModuleType, new: ModuleType, pixels: mx.array) -> float:
+def compare_encoders(original: ModuleType, new: ModuleType, pixels: mx.array) -> float:
     """Compare latents of one clip, also where the app uses tiles."""
-    encoders = [module.VideoEncoder() for module in (own, new)]
+    encoders = [module.VideoEncoder() for module in (original, new)]
     weights = randomize(encoders[0])
     for encoder in encoders:
         encoder.update(weights)
@@ -180,7 +187,7 @@ def compare_encoders(own: ModuleType, new: ModuleType, pixels: mx.array) -> floa
     return difference
 
 
-def compare_diffusion(own: ModuleType, new: ModuleType, config: ModuleType) -> float:
+def compare_diffusion(original: ModuleType, new: ModuleType, config: ModuleType) -> float:
     """Compare the app's single pass, its one-tile stream and keyframes, of narrow decoders.
 
     The app's slabs of columns change what a block makes of its window's half at the left and right edges.
@@ -191,19 +198,19 @@ def compare_diffusion(own: ModuleType, new: ModuleType, config: ModuleType) -> f
         upsamples=(((1, 2, 2), 2), ((2, 1, 1), 2), ((2, 2, 2), 1), ((2, 2, 2), 2)), stage5_kernel=(3, 3, 3),
         t_embed_hidden=16, timestep_scale_multiplier=1000.0,
     )  # fmt: skip
-    decoders = [module.NADiffusionDecoder(narrowed) for module in (own, new)]
+    decoders = [module.NADiffusionDecoder(narrowed) for module in (original, new)]
     weights = randomize(decoders[0])
     for decoder in decoders:
         decoder.update(weights)
     latents = mx.random.normal((1, 8, 4, 3, 4), key=mx.random.key(3))
-    stills = own.DecodeKeyframes(mx.random.normal((1, 8, 2, 3, 4), key=mx.random.key(4)), (5, 16))
+    stills = original.DecodeKeyframes(mx.random.normal((1, 8, 2, 3, 4), key=mx.random.key(4)), (5, 16))
     margin = 2 * 1 * 4  # blocks, half of a window, and pixels of a patch
     differences: list[float] = []
     for options in ({}, {"seed": 7}, {"seed": 7, "keyframes": stills}):
         expected = decoders[0].decode(latents, **options)
         chunks = list(decoders[1].tiled_decode(latents, None, **options))
-        for found in (decoders[1].decode(latents, **options), mx.concatenate(chunks, axis=2)):
-            differences.append(largest(found[..., margin:-margin], expected[..., margin:-margin]))
+        for pixels in (decoders[1].decode(latents, **options), mx.concatenate(chunks, axis=2)):
+            differences.append(largest(pixels[..., margin:-margin], expected[..., margin:-margin]))
     assert max(differences) < TOLERANCE, differences
     return max(differences)
 
@@ -317,18 +324,18 @@ def raises(kind: type[BaseException], call: Callable[[], object]) -> None:
     raise AssertionError(f"{kind.__name__} did not reach the caller")
 
 
-def largest(found: mx.array, expected: mx.array) -> float:
-    """The largest difference between two arrays."""
-    assert found.shape == expected.shape, (found.shape, expected.shape)
-    return mx.abs(found - expected).max().item()
+def largest(array: mx.array, expected: mx.array) -> float:
+    """Return the largest difference between two arrays."""
+    assert array.shape == expected.shape, (array.shape, expected.shape)
+    return mx.abs(array - expected).max().item()
 
 
-def report(found: mx.array, expected: mx.array, own_tiles: mx.array) -> str:
+def report(pixels: mx.array, expected: mx.array, own_tiles: mx.array) -> str:
     """Check that pixels equal the app's single pass, and say how far its tiles are from them."""
-    difference = largest(found, expected)
+    difference = largest(pixels, expected)
     assert difference < TOLERANCE, difference
     return (
-        f"{found.shape[2]} frames, at most {difference:.1e} from the app's single pass (the app's tiles: "
+        f"{pixels.shape[2]} frames, at most {difference:.1e} from the app's single pass (the app's tiles: "
         f"{largest(own_tiles, expected):.1e}), of pixels up to {mx.abs(expected).max().item():.2f}"
     )
 
@@ -353,7 +360,7 @@ def _make_class(name: str) -> type:
 
 
 def _make_export(folders: Sequence[str], name: str) -> type:
-    """A class for what a package that is not executed would export."""
+    """Return a class for what a package that is not executed would export."""
     if any(Path(folder, name).is_dir() or Path(folder, f"{name}.py").exists() for folder in folders):
         raise AttributeError(name)  # a module, which is to be imported
     return _make_class(name)
@@ -368,7 +375,9 @@ class Elsewhere(MetaPathFinder, Loader):
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
         is_own = name.partition(".")[0] in self._names
-        is_executed = any(name == each or (each.endswith(".") and name.startswith(each)) for each in self._executed)
+        is_executed = any(
+            name == module or (module.endswith(".") and name.startswith(module)) for module in self._executed
+        )
         if not is_own or is_executed:
             return None
         return ModuleSpec(name, self, is_package=True)
@@ -384,12 +393,12 @@ class Elsewhere(MetaPathFinder, Loader):
 
 @contextmanager
 def sources(trial: Trial, clone: Path) -> Iterator[list[Path]]:
-    """The folders with the app's packages: of a work tree, or else of the last commit of a clone without one."""
+    """Yield the folders with the app's packages: of a work tree, or else of the last commit of a clone without one."""
     if any((clone / folder / trial.modules[0].partition(".")[0]).is_dir() for folder in trial.folders):
         yield [clone / folder for folder in trial.folders]
         return
     with tempfile.TemporaryDirectory() as place:
-        code = [f":(glob){each}**/*.py" for each in (f"{folder}/" if folder else "" for folder in trial.folders)]
+        code = [f":(glob){prefix}**/*.py" for prefix in (f"{folder}/" if folder else "" for folder in trial.folders)]
         archive = subprocess.run(["git", "-C", clone, "archive", "HEAD", *code], capture_output=True, check=True)
         subprocess.run(["tar", "x", "-C", place], input=archive.stdout, check=True)
         yield [Path(place, folder) for folder in trial.folders]
@@ -404,25 +413,25 @@ def load(roots: Sequence[Path], names: Sequence[str]) -> SimpleNamespace:
         package = sys.modules[parent] = ModuleType(parent)
         package.__path__ = [str(root.joinpath(*parent.split("."))) for root in roots]
         package.__getattr__ = partial(_make_export, package.__path__)  # type: ignore[method-assign]
-    found = [
+    existing = [
         name for name in names if any(root.joinpath(*name.split(".")).with_suffix(".py").exists() for root in roots)
     ]
     elsewhere = Elsewhere(roots, names)
     sys.meta_path.insert(0, elsewhere)
     packages = {name.partition(".")[0] for name in names}
     try:
-        loaded = {name.rpartition(".")[2]: importlib.import_module(name) for name in found}
+        loaded = {name.rpartition(".")[2]: importlib.import_module(name) for name in existing}
     finally:
         sys.meta_path.remove(elsewhere)
-        others = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in packages}
-    return SimpleNamespace(**loaded, others=others)
+        app_modules = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in packages}
+    return SimpleNamespace(**loaded, others=app_modules)
 
 
 def try_app(app: str, clone: Path) -> str:
     """Compare an app as it is and replaced; returns what was found."""
     trial = TRIALS[app]
     with sources(trial, clone) as roots:
-        own = load(roots, trial.modules)
+        original = load(roots, trial.modules)
         with install(app) as installed:
             new = load(roots, trial.modules)
             assert not installed.moved, installed.moved
@@ -433,7 +442,7 @@ def try_app(app: str, clone: Path) -> str:
                 if f"{entry.module}:{entry.path}" not in installed.replaced[app]
             ]
             assert not missing, missing
-            models = [trial.make(modules) for modules in (own, new)]
+            models = [trial.make(modules) for modules in (original, new)]
             weights = randomize(models[0])
             for model in models:
                 model.update(weights)
@@ -448,13 +457,13 @@ def try_app(app: str, clone: Path) -> str:
             assert held < size / 100, f"{held} of {size} bytes: the arrays moved"
             text = ""
             if trial.compare_others is not None:
-                text += "\n  " + trial.compare_others(own, new, models, make_latents(models[1]))
+                text += "\n  " + trial.compare_others(original, new, models, make_latents(models[1]))
             for generation in range(3):
                 if generation == 2:  # with the other padding, and what has moved loaded again
                     for model in models:
                         pad_otherwise(model)
                     models[1].update(models[0].parameters())
-                text += "\n  " + trial.compare(own, new, models, make_latents(models[1]))
+                text += "\n  " + trial.compare(original, new, models, make_latents(models[1]))
     return f"{app}: {vae.config.generation}, {size / 1e6:.1f} MB of weights and {held} bytes more:{text}"
 
 

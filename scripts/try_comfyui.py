@@ -48,12 +48,12 @@ def frames_of(video: Path) -> np.ndarray:
 
 
 def latent(name: str) -> tuple[str, dict]:
-    """A loader of one of the inputs, as an entry of a workflow."""
+    """Return a loader of one of the inputs, as an entry of a workflow."""
     return "LoadLatent", {"latent": f"{name}.latent"}
 
 
 def to_video(name: str, codec: str = "h264", **more: object) -> Nodes:
-    """A workflow that decodes an input into a video and saves it."""
+    """Return a workflow that decodes an input into a video and saves it."""
     return {
         "latent": latent(name),
         "decode": ("LTXDecodeToVideoMLX", {"latent": ["latent", 0], **VAE, "codec": codec, "fps": 24.0, **more}),
@@ -62,7 +62,7 @@ def to_video(name: str, codec: str = "h264", **more: object) -> Nodes:
 
 
 def to_latent(nodes: Nodes) -> Nodes:
-    """A workflow that encodes the output of its node `frames` and saves it."""
+    """Return a workflow that encodes the output of its node `frames` and saves it."""
     return nodes | {
         "encode": ("LTXEncodeMLX", {"frames": ["frames", 0], **VAE}),
         "save": ("SaveLatent", {"samples": ["encode", 0], "filename_prefix": "latent"}),
@@ -70,7 +70,7 @@ def to_latent(nodes: Nodes) -> Nodes:
 
 
 def pair(name: str = "clip") -> Nodes:
-    """A workflow whose node `pair` has latents of video and sound."""
+    """Return a workflow whose node `pair` has latents of video and sound."""
     inputs = {"video_latent": ["latent", 0], "audio_latent": ["sound", 0]}
     return {"latent": latent(name), "sound": latent("sound"), "pair": ("LTXVConcatAVLatent", inputs)}
 
@@ -78,23 +78,29 @@ def pair(name: str = "clip") -> Nodes:
 def check_videos(program: ComfyUI) -> str:
     """Decoded videos equal the command's, frame by frame."""
     for codec, ending, depth in (("h264", "mp4", 8), ("hevc", "mp4", 10), ("ffv1", "mkv", 8)):
-        own = program.folder / "input" / f"own-{codec}.{ending}"
-        options = ["-m", demo.VAE, "-o", own, "--codec", codec, "--bit-depth", depth]
+        reference = program.folder / "input" / f"own-{codec}.{ending}"
+        options = ["-m", demo.VAE, "-o", reference, "--codec", codec, "--bit-depth", depth]
         own_command("decode", program.folder / "input" / "clip.latent", *options)
         for graph in (to_video("clip", codec), to_video("clip", codec, latent=["pair", 0]) | pair()):
             (video,) = program.run(graph)
-            assert np.array_equal(frames_of(video), frames_of(own)), f"{codec}: other frames than the command's"
+            assert np.array_equal(frames_of(video), frames_of(reference)), f"{codec}: other frames than the command's"
     return "videos of plain and of nested latents in 3 codecs have the frames that the command writes, all 73 of them"
 
 
 def decoder_options(**more: object) -> tuple[str, dict]:
     """LTX Decoder Options (MLX), as an entry of a workflow."""
-    known = {"decoder_seed": 0, "timestep": -1.0, "noise_scale": -1.0, "convention": "ltx-video", "keyframe_frames": ""}
-    return "LTXDecoderOptionsMLX", {**known, "hdr": "no", "sound_length": "fit", **more}
+    defaults = {
+        "decoder_seed": 0,
+        "timestep": -1.0,
+        "noise_scale": -1.0,
+        "convention": "ltx-video",
+        "keyframe_frames": "",
+    }
+    return "LTXDecoderOptionsMLX", {**defaults, "hdr": "no", "sound_length": "fit", **more}
 
 
 def save_video(name: str, **more: object) -> Nodes:
-    """A workflow that decodes an input straight into a file of the outputs."""
+    """Return a workflow that decodes an input straight into a file of the outputs."""
     inputs = {"latent": ["latent", 0], **VAE, "filename_prefix": "saved/clip", "fps": 24.0, **more}
     return {"latent": latent(name), "save": ("LTXSaveVideoMLX", inputs)}
 
@@ -113,15 +119,15 @@ def check_saved_videos(program: ComfyUI) -> str:
         ),
         1,
     ):
-        own = program.folder / f"own-{codec}-{hdr}.{ending}"
-        options = ["-m", demo.VAE, "-o", own, "--codec", codec, "--bit-depth", depth]
+        reference = program.folder / f"own-{codec}-{hdr}.{ending}"
+        options = ["-m", demo.VAE, "-o", reference, "--codec", codec, "--bit-depth", depth]
         options += [] if hdr == "no" else ["--hdr", hdr]
         own_command("decode", program.folder / "input" / "clip.latent", *options)
         more = {"latent": ["pair", 0], "audio_vae": AUDIO_VAE, "options": ["options", 0]}
         graph = save_video("clip", format=format_, **more) | pair() | {"options": decoder_options(hdr=hdr)}
         (video,) = program.run(graph)
         assert video == program.folder / "output" / "saved" / f"clip_{number:05}_.{ending}", video
-        assert np.array_equal(frames_of(video), frames_of(own)), f"{format_}: other frames than the command's"
+        assert np.array_equal(frames_of(video), frames_of(reference)), f"{format_}: other frames than the command's"
         with av.open(str(video)) as container:
             (pictures,), (sound,) = container.streams.video, container.streams.audio
             assert codec != "hevc" or pictures.codec_tag == "hvc1", pictures.codec_tag
@@ -140,7 +146,7 @@ def check_saved_videos(program: ComfyUI) -> str:
 
 
 def check_taken_name(program: ComfyUI) -> str:
-    """A file of another program that takes the name during a decode stays, and the video gets the next number."""
+    """Check that another program's file with the name of a running decode stays; the video gets the next number."""
     folder = program.folder / "output" / "taken"
     graph = save_video("clip", format="mp4, h264", filename_prefix="taken/clip", fps=25.0)
     prompt = program.post(graph)
@@ -175,7 +181,7 @@ def check_audio(program: ComfyUI) -> str:
 
 
 def check_languages(program: ComfyUI) -> str:
-    """The page gets the texts of all inputs in the languages that the pack has."""
+    """Check that the page gets the texts of all inputs in the languages that the pack has."""
     texts = program.request("/i18n")
     for file in (PACK / "locales").glob("*/nodeDefs.json"):
         for name, node in json.loads(file.read_text()).items():
@@ -202,7 +208,7 @@ def check_memory(program: ComfyUI) -> str:
 
 
 def check_sampling_preview(program: ComfyUI) -> str:
-    """A sampler shows pictures after each step, and its result stays as it is."""
+    """Check that a sampler shows pictures after each step, and its result stays as it is."""
     sample = {"noise": ["noise", 0], "guider": ["guider", 0], "sampler": ["sampler", 0], "sigmas": ["sigmas", 0]}
     graph: Nodes = {
         "model": ("TrialModel", {}),
@@ -215,27 +221,27 @@ def check_sampling_preview(program: ComfyUI) -> str:
         "sample": ("SamplerCustomAdvanced", {**sample, "latent_image": ["empty", 0]}),
         "save": ("SaveLatent", {"samples": ["sample", 0], "filename_prefix": "sampled"}),
     }
-    found, pictures = [], []
+    results, pictures = [], []
     for model in ("model", "preview"):
         graph["guider"][1]["model"] = [model, 0]
         counts, is_on = Counter(), threading.Event()
         threading.Thread(target=lambda: asyncio.run(listen(program.address, counts, is_on)), daemon=True).start()  # noqa: B023
         assert is_on.wait(30)
         (file,) = program.run(graph)
-        found.append(load_file(file)["latent_tensor"])
+        results.append(load_file(file)["latent_tensor"])
         pictures.append(counts["picture"])
-    assert np.array_equal(*found), "the preview changes what is sampled"
-    assert np.isfinite(found[0]).all() and found[0].shape == (1, 128, 3, 3, 4)
+    assert np.array_equal(*results), "the preview changes what is sampled"
+    assert np.isfinite(results[0]).all() and results[0].shape == (1, 128, 3, 3, 4)
     assert pictures[1] >= pictures[0] + 3, pictures
     return f"a sampler of 3 steps shows {pictures[1] - pictures[0]} pictures more, and samples the same latents"
 
 
 def check_sound_and_metadata(program: ComfyUI) -> str:
     """Sound is in the file, and so are the prompt and the workflow."""
-    known = set(program.temporary("ltx_*"))
+    earlier = set(program.temporary("ltx_*"))
     graph = to_video("clip", audio=["tone", 0]) | {"tone": ("LoadAudio", {"audio": "tone.wav"})}
     program.run(graph)
-    (video,) = set(program.temporary("ltx_*")) - known
+    (video,) = set(program.temporary("ltx_*")) - earlier
     with av.open(str(video)) as container:
         (sound,) = container.streams.audio
         seconds = float(sound.duration * sound.time_base)
@@ -262,13 +268,13 @@ def check_frames_and_encode(program: ComfyUI) -> str:
         (file,) = program.run(to_latent(graph))
         assert np.allclose(load_file(file)["latent_tensor"], expected, atol=1e-4)
 
-    own, video_file = program.folder / "own.safetensors", program.folder / "input" / "own.mkv"
+    reference, video_file = program.folder / "own.safetensors", program.folder / "input" / "own.mkv"
     load: Nodes = {"frames": ("LoadVideo", {"file": video_file.name})}
     own_command("decode", program.folder / "input" / "clip.latent", "-m", demo.VAE, "-o", video_file, "--codec", "ffv1")
-    own_command("encode", video_file, "-m", demo.VAE, "-o", own)
+    own_command("encode", video_file, "-m", demo.VAE, "-o", reference)
     (file,) = program.run(to_latent(load))
     encoded = load_file(file)["latent_tensor"]
-    assert np.array_equal(encoded, np.array(load_latents(own)[0].astype(mx.float32)))
+    assert np.array_equal(encoded, np.array(load_latents(reference)[0].astype(mx.float32)))
     cut: Nodes = {"video": load["frames"], "frames": ("Video Slice", {"video": ["video", 0], "start_time": 0.0})}
     cut["frames"][1].update(duration=1.05, strict_duration=False)  # 25 frames
     (file,) = program.run(to_latent(cut))
@@ -286,17 +292,17 @@ def check_saved_latents(program: ComfyUI) -> str:
         for index, name in enumerate(("pictures", "tones"))
     }
     files = {file.name.partition("_")[0]: file for file in program.run(graph)}
-    for name, found in (
+    for name, latents in (
         ("clip", load_latents(files["pictures"])[0]),
         ("sound", load_audio_latents(files["tones"], alone=True)),
     ):
         expected = load_file(program.folder / "input" / f"{name}.latent")["latent_tensor"]
-        assert np.array_equal(np.array(found.astype(mx.float32)), expected), f"{name}: other latents than were saved"
+        assert np.array_equal(np.array(latents.astype(mx.float32)), expected), f"{name}: other latents than were saved"
     return "SaveLatent writes a pair as two files, after LTXVSeparateAVLatent, and both are read"
 
 
 def check_replaced_file(program: ComfyUI) -> str:
-    """A workflow whose VAE was replaced on disk is run again."""
+    """Check that a workflow whose VAE was replaced on disk is run again."""
     file = program.folder / "models" / "vae" / "demo.safetensors"
     are_cached = []
     for _ in range(2):
@@ -313,10 +319,10 @@ def check_preview(program: ComfyUI) -> str:
     """Previews without and with a model."""
     inputs = {"latent": ["latent", 0], "decoder": "vae_approx/rgb.safetensors", "fps": 24.0}
     for show, name in (("contact sheet", "own.png"), ("clip", "own.mp4")):
-        own = program.folder / name
-        own_command("preview", program.folder / "input" / "clip.latent", "-m", demo.LATENT_RGB, "-o", own)
-        (shown,) = program.run({"latent": latent("clip"), "preview": ("LTXPreviewMLX", {**inputs, "show": show})})
-        assert np.array_equal(frames_of(shown), frames_of(own)), f"{show}: other pictures than the command's"
+        reference = program.folder / name
+        own_command("preview", program.folder / "input" / "clip.latent", "-m", demo.LATENT_RGB, "-o", reference)
+        (preview,) = program.run({"latent": latent("clip"), "preview": ("LTXPreviewMLX", {**inputs, "show": show})})
+        assert np.array_equal(frames_of(preview), frames_of(reference)), f"{show}: other pictures than the command's"
     return "a preview shows the contact sheet and the clip of the command"
 
 
@@ -350,14 +356,14 @@ def check_loaded_vaes(program: ComfyUI) -> str:
         "file": ("LTXDecodeFramesMLX", {"latent": ["latent", 0], **VAE, "vae": "vae/narrow.safetensors"}),
         "loaded": ("LTXDecodeFramesMLX", {"latent": ["latent", 0], **vae}),
     }
-    found = {}
+    results = {}
     for name, decode in ways.items():
         save = ("SaveImage", {"images": ["decode", 0], "filename_prefix": f"{name}/frame"})
         pictures = program.run(load | {"decode": decode, "save": save})
         with VideoReader(pictures[0].parent) as reader:
-            found[name] = np.concatenate(list(reader)).astype(int)
-    assert np.array_equal(found["loaded"], found["file"])
-    assert np.abs(found["loaded"] - found["own"]).max() <= 1, np.abs(found["loaded"] - found["own"]).max()
+            results[name] = np.concatenate(list(reader)).astype(int)
+    assert np.array_equal(results["loaded"], results["file"])
+    assert np.abs(results["loaded"] - results["own"]).max() <= 1, np.abs(results["loaded"] - results["own"]).max()
 
     latents = []
     for inputs in (vae, {**VAE, "vae": "vae/narrow.safetensors"}):
@@ -382,7 +388,7 @@ def check_loaded_vaes(program: ComfyUI) -> str:
 
 def check_interrupt(program: ComfyUI) -> str:
     """Interrupting ends a decode, and the one queued after it runs."""
-    known = set(program.temporary("*"))
+    earlier = set(program.temporary("*"))
     prompt, queued = program.post(to_video("long")), program.post(to_video("clip", fps=25.0))
     program.wait_for_decode()
     start = time.monotonic()
@@ -391,7 +397,7 @@ def check_interrupt(program: ComfyUI) -> str:
     seconds = time.monotonic() - start
     assert "execution_interrupted" in json.dumps(history["status"]), history["status"]
     assert program.wait(queued)["status"]["status_str"] == "success"
-    assert len(set(program.temporary("*")) - known) == 1, "a partial file is left"
+    assert len(set(program.temporary("*")) - earlier) == 1, "a partial file is left"
     return f"an interrupted decode ends after {seconds:.2f} s and leaves nothing, and the one queued after it works"
 
 
@@ -442,7 +448,9 @@ def main() -> None:
         check_saved_latents,
         check_replaced_file,
     ]
-    checks = [each for each in checks if not arguments.only or each.__name__.removeprefix("check_") in arguments.only]
+    checks = [
+        check for check in checks if not arguments.only or check.__name__.removeprefix("check_") in arguments.only
+    ]
     if arguments.screenshot:
         checks.append(partial(check_browser, workflows=PACK / "example_workflows", target=arguments.screenshot))
     warnings.filterwarnings("ignore", ".* is HDR")  # its codes are compared

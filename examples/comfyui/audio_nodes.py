@@ -53,7 +53,7 @@ class LTXDecodeAudio(FileNode):
 
 
 def decode_sound(job: Job, source: Source, latents: np.ndarray) -> tuple[np.ndarray, int]:
-    """The waveform (B, 2, n) and its sample rate."""
+    """Decode the waveform (B, 2, n) and its sample rate."""
     vae = host.networks.load(AudioVAE, source, "decoder")
     plan = vae.plan(latents.shape[2], batch=len(latents))
     stream = vae.stream(latents, plan)

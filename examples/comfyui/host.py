@@ -70,7 +70,7 @@ INPUTS = {
 
 
 def name_option(argument: str, flag: str) -> str:
-    """The name of an option in a message: a node's input, or else the flag of the command."""
+    """Return the name of an option in a message: a node's input, or else the flag of the command."""
     return INPUTS.get(argument) or (f"`{flag}` of the command" if flag else "")
 
 
@@ -127,13 +127,13 @@ def shows_pictures() -> bool:
 
 
 def files_in(*folders: str) -> list[str]:
-    """The files of some of ComfyUI's folders for models, as `folder/name`."""
+    """Return the files of some of ComfyUI's folders for models, as `folder/name`."""
     files = [f"{folder}/{name}" for folder in folders for name in folder_paths.get_filename_list(folder)]
     return [file for file in files if file.endswith(FILE_ENDINGS)]
 
 
 def full_path(choice: str) -> str:
-    """The path of one of `files_in` or `DEMO_MODELS`. It may be a text from another node."""
+    """Return the path of one of `files_in` or `DEMO_MODELS`. It may be a text from another node."""
     if choice in DEMO_MODELS:
         return str(DEMO_MODELS[choice])
     folder, _, name = choice.partition("/")
@@ -143,32 +143,32 @@ def full_path(choice: str) -> str:
 
 
 def vae_source(name: str, choice: str, loaded: Any) -> Source:
-    """The VAE of an input: the one that ComfyUI has loaded, if it is connected, or a file."""
+    """Return the VAE of an input: the one that ComfyUI has loaded, if it is connected, or a file."""
     return VAEFile(full_path(choice)) if loaded is None else LoadedVAE(name, loaded)
 
 
 def new_file(ending: str) -> str:
-    """A new name in ComfyUI's folder for temporary files, which it removes when it ends."""
+    """Return a new name in ComfyUI's folder for temporary files, which it removes when it ends."""
     folder = folder_paths.get_temp_directory()
     os.makedirs(folder, exist_ok=True)
     return os.path.join(folder, f"ltx_{uuid.uuid4().hex}{ending}")
 
 
 def next_file(prefix: str, ending: str, size: tuple[int, int]) -> str:
-    """The next name in ComfyUI's folder of outputs, by its own rules."""
+    """Return the next name in ComfyUI's folder of outputs, by its own rules."""
     output = folder_paths.get_output_directory()
     folder, name, counter, *_ = folder_paths.get_save_image_path(prefix, output, *size)
     return os.path.join(folder, f"{name}_{counter:05}_{ending}")
 
 
 def saved(path: str) -> ui.SavedResult:
-    """A file of `next_file`, as the page shows it."""
+    """Describe a file of `next_file` to the page."""
     folder = os.path.relpath(os.path.dirname(path), folder_paths.get_output_directory())
     return ui.SavedResult(os.path.basename(path), "" if folder == "." else folder, io.FolderType.output)
 
 
 def metadata(hidden: Any) -> dict[str, str]:
-    """The prompt and the workflow, as ComfyUI's own nodes write them."""
+    """Return the prompt and the workflow, as ComfyUI's own nodes write them."""
     if args.disable_metadata:
         return {}
     entries = {"prompt": hidden.prompt, **(hidden.extra_pnginfo or {})}
@@ -180,9 +180,9 @@ class FileNode(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, **inputs: Any) -> list[FileState]:
-        given = [inputs[name] for name in ("vae", "audio_vae", "decoder") if name in inputs]
+        models = [inputs[name] for name in ("vae", "audio_vae", "decoder") if name in inputs]
         # A node that takes lists gets one for each input.
-        choices = [choice for each in given for choice in (each if isinstance(each, (list, tuple)) else [each])]
+        choices = [choice for model in models for choice in (model if isinstance(model, (list, tuple)) else [model])]
         if None in choices:  # it comes from another node, and may be any file
             choices += files_in("vae", "checkpoints", "vae_approx")
         return [file_state(full_path(choice)) for choice in choices if choice not in (None, AUTO, NO_SOUND)]

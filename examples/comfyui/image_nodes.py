@@ -60,7 +60,7 @@ class LTXDecodeFrames(FileNode):
 
 
 def decode_frames(job: Job, clip: Clip) -> np.ndarray:
-    """The frames (F, H, W, 3) in [0, 1], float32."""
+    """Decode the frames (F, H, W, 3) in [0, 1], float32."""
     vae = host.networks.load(VideoVAE, clip.vae, "decoder")
     plan, stream = start_stream(job, vae, clip)
     width, height = plan.frame_size
@@ -119,7 +119,7 @@ class LTXEncode(FileNode):
 
 
 def file_of(video: Any) -> str | None:
-    """The file of a VIDEO; None if it is a part of one, or has none."""
+    """Return the file of a VIDEO, or `None` if it is a part of one or has none."""
     source = video.get_stream_source() if isinstance(video, InputImpl.VideoFromFile) else None
     return source if isinstance(source, str) and video.get_active_trim_window() == (0, 0) else None
 
@@ -145,7 +145,7 @@ def say_size(job: Job, size: Size, target: Size) -> None:
 
 
 def pixels(images: np.ndarray, size: Size, fit: Fit) -> Iterator[np.ndarray]:
-    """A few frames of a size (width, height) at a time: (1, 3, n, H, W) in [-1, 1]."""
+    """Yield a few frames of a size (width, height) at a time: (1, 3, n, H, W) in [-1, 1]."""
     width, height = size
     top, left = (images.shape[1] - height) // 2, (images.shape[2] - width) // 2
     for start in range(0, len(images), FRAMES_AT_ONCE):
@@ -158,7 +158,7 @@ def pixels(images: np.ndarray, size: Size, fit: Fit) -> Iterator[np.ndarray]:
 
 
 def scaled(image: np.ndarray, size: Size) -> np.ndarray:
-    """An image (H, W, 3) of floats, of another size."""
+    """Scale an image (H, W, 3) of floats to a size."""
     planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in image.transpose(2, 0, 1)]
     return np.stack([np.asarray(plane.resize(size, Image.Resampling.BICUBIC)) for plane in planes], axis=2)
 
@@ -174,7 +174,7 @@ def encode_parts(
     for part in vae.encode_stream(parts, plan):
         job.check()
         latents.append(np.array(part.astype(mx.float32)))
-        job.reports.put(Report(sum(each.shape[2] for each in latents), total))
+        job.reports.put(Report(sum(latents_part.shape[2] for latents_part in latents), total))
     return np.concatenate(latents, axis=2)
 
 

@@ -18,15 +18,15 @@ def latent_input() -> io.Latent.Input:
 
 
 def parts_of(latent: dict) -> list[Any]:
-    """The tensors of a LATENT: video and audio in this order, or one."""
+    """Return the tensors of a LATENT: video and audio in this order, or one."""
     samples = latent["samples"]
     return list(samples.unbind()) if getattr(samples, "is_nested", False) else [samples]
 
 
 def video_latents(latent: dict | list[dict]) -> np.ndarray | list[np.ndarray]:
-    """The video's part of a LATENT, (1, C, F', H', W'), or of each in a list."""
+    """Return the video's part of a LATENT, (1, C, F', H', W'), or of each in a list."""
     if isinstance(latent, list):
-        return [video_latents(each) for each in latent]
+        return [video_latents(window) for window in latent]
     samples, *sound = parts_of(latent)
     if looks_like_audio(samples.shape, None):
         raise LatentsError("these are latents of audio alone; connect the video's, or both.")
@@ -41,14 +41,14 @@ def video_latents(latent: dict | list[dict]) -> np.ndarray | list[np.ndarray]:
 
 
 def audio_latents(latent: dict | list[dict]) -> np.ndarray | list[np.ndarray] | None:
-    """The audio's part of a LATENT, (B, 8, T, 16), or of each in a list; None if there is none."""
+    """Return the audio's part of a LATENT, (B, 8, T, 16), or of each in a list, or `None` if there is none."""
     if isinstance(latent, list):
-        found = [audio_latents(each) for each in latent]
-        if all(each is None for each in found):
+        samples_of_windows = [audio_latents(window) for window in latent]
+        if all(window is None for window in samples_of_windows):
             return None
-        if any(each is None for each in found):
+        if any(window is None for window in samples_of_windows):
             raise LatentsError("some of these latents have sound, and others none; give windows that are alike.")
-        return found
+        return samples_of_windows
     samples = parts_of(latent)[-1]
     return to_numpy(samples) if looks_like_audio(samples.shape, None) else None
 
@@ -58,7 +58,7 @@ def to_numpy(tensor: Any) -> np.ndarray:
 
 
 def samples_of(audio: dict, max_channels: int = MAX_CHANNELS) -> np.ndarray:
-    """The samples of an AUDIO, (B, channels, n) float32. Raises a `LatentsError` for anything but sound."""
+    """Return the samples of an AUDIO, (B, channels, n) float32. Raises a `LatentsError` for anything but sound."""
     samples = to_numpy(audio["waveform"])
     _, channels, length = samples.shape
     if length == 0 or channels == 0:

@@ -23,7 +23,7 @@ class Source(Protocol):
     def key(self) -> Hashable: ...
 
     def load(self, kind: type[Pair], network: str, dtype: str | None) -> Pair:
-        """The `encoder` or the `decoder`. On the MLX thread only."""
+        """Load the `encoder` or the `decoder`. On the MLX thread only."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class LoadedVAE:
         weights, prefix = {}, "autoencoder."  # of a VAE of sound
         for name, tensor in self._module.state_dict().items():
             if not name.removeprefix(prefix).startswith(other):
-                known = f"audio_vae.{name.removeprefix(prefix)}" if name.startswith(prefix) else name
-                weights[known] = to_mlx(tensor)
+                app_name = f"audio_vae.{name.removeprefix(prefix)}" if name.startswith(prefix) else name
+                weights[app_name] = to_mlx(tensor)
         config = getattr(self._module, "config", None)  # from the file's metadata
         try:
             return kind.from_weights(weights, config if isinstance(config, dict) else None, dtype=dtype)
@@ -69,7 +69,7 @@ class LoadedVAE:
 
 
 def to_mlx(tensor: Any) -> mx.array:
-    """An array of the same dtype."""
+    """Convert a tensor to an array of the same dtype."""
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:  # which numpy does not have
         return mx.array(tensor.view(torch.uint16).numpy()).view(mx.bfloat16)
@@ -88,7 +88,7 @@ class Networks:
         return bool(self._loaded)
 
     def load(self, kind: type[Pair], source: Source, network: str, dtype: str | None = None) -> Any:
-        """The `encoder` or the `decoder` of a source, or the one that is kept. On the MLX thread only."""
+        """Load the `encoder` or the `decoder` of a source, or return the one that is kept. On the MLX thread only."""
         key = kind, source.key, network, dtype
         with self._lock:
             for gone in [key for key in self._loaded if isinstance(key[1], weakref.ref) and key[1]() is None]:

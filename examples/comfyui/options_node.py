@@ -45,7 +45,7 @@ def options_input() -> io.Input:
 class LTXDecoderOptions(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        own = "-1: as its convention has it. For the VAEs of LTX-Video 0.9.1 to 0.9.8."
+        default_help = "-1: as its convention has it. For the VAEs of LTX-Video 0.9.1 to 0.9.8."
         share = {"default": DEFAULT, "min": DEFAULT, "max": 1.0, "step": 0.005}
         return io.Schema(
             node_id="LTXDecoderOptionsMLX",
@@ -62,8 +62,10 @@ class LTXDecoderOptions(io.ComfyNode):
                     tooltip="Of the noise of LTX-Video 0.9.1 to 0.9.8, and of LTX-2.5's diffusion decoder. Others take "
                     "0.",
                 ),
-                io.Float.Input("timestep", tooltip=f"Of the decoder. {own}", **share),
-                io.Float.Input("noise_scale", tooltip=f"The share of the latents that noise replaces. {own}", **share),
+                io.Float.Input("timestep", tooltip=f"Of the decoder. {default_help}", **share),
+                io.Float.Input(
+                    "noise_scale", tooltip=f"The share of the latents that noise replaces. {default_help}", **share
+                ),
                 io.Combo.Input(
                     "convention",
                     options=list(CONVENTIONS),
@@ -111,8 +113,8 @@ class LTXDecoderOptions(io.ComfyNode):
         sound_length: str,
         keyframes: dict | None = None,
     ) -> io.NodeOutput:
-        given = {"timestep": timestep, "noise_scale": noise_scale}
-        stream: dict[str, Any] = {name: value for name, value in given.items() if value >= 0}
+        noise_options = {"timestep": timestep, "noise_scale": noise_scale}
+        stream: dict[str, Any] = {name: value for name, value in noise_options.items() if value >= 0}
         if keyframes is not None:
             stream["keyframes"] = Keyframes(video_latents(keyframes), frame_numbers(keyframe_frames))
         stream |= {"seed": decoder_seed, "like": convention}
@@ -120,7 +122,7 @@ class LTXDecoderOptions(io.ComfyNode):
 
 
 def frame_numbers(text: str) -> list[int]:
-    """The whole numbers in a text such as "24, 48, 72"."""
+    """Return the whole numbers in a text such as "24, 48, 72"."""
     try:
         return [int(word) for word in text.replace(",", " ").split()]
     except ValueError:

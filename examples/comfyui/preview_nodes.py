@@ -84,18 +84,18 @@ class LTXPreview(FileNode):
         host.run(preview, *arguments, node_id=cls.hidden.unique_id)
         image = np.asarray(Image.open(sheet), np.float32)[None] / 255
         if show == "clip":
-            shown = ui.PreviewVideo([ui.SavedResult(os.path.basename(clip), "", io.FolderType.temp)])
+            preview_ui = ui.PreviewVideo([ui.SavedResult(os.path.basename(clip), "", io.FolderType.temp)])
         else:
-            shown = ui.SavedImages([ui.SavedResult(os.path.basename(sheet), "", io.FolderType.temp)])
-        return io.NodeOutput(torch.from_numpy(image), InputImpl.VideoFromFile(clip), ui=shown)
+            preview_ui = ui.SavedImages([ui.SavedResult(os.path.basename(sheet), "", io.FolderType.temp)])
+        return io.NodeOutput(torch.from_numpy(image), InputImpl.VideoFromFile(clip), ui=preview_ui)
 
 
 def preview(job: Job, path: str, latents: np.ndarray, fps: float, sheet: str, clip: str) -> None:
     """Write a contact sheet and a clip."""
     vae = host.networks.load(PreviewVAE, VAEFile(path), "decoder")
     plan = vae.plan(latents.shape, bit_depth=8)
-    whole, *_ = vae.config.scale.video_grid(plan.latent_shape.grid)
-    share = Fraction(plan.num_frames, whole)  # of the video's frames, which some decoders make
+    video_frames, *_ = vae.config.scale.video_grid(plan.latent_shape.grid)
+    share = Fraction(plan.num_frames, video_frames)  # of the video's frames, which some decoders make
     options = {"size": plan.frame_size, "fps": share * parse_fps(fps), "num_frames": plan.num_frames}
     job.say(describe(plan))
     pictures = open_sink(sheet, options=SinkOptions(contact_sheet=True), **options)

@@ -168,10 +168,12 @@ class LTXDecodeToVideo(VideoNode):
 
     @classmethod
     def execute(cls, codec: str, fps: float, save_metadata: bool = True, **inputs: Any) -> io.NodeOutput:
-        made = CODECS[codec]
+        video_format = CODECS[codec]
         entries = host.metadata(cls.hidden) if save_metadata else {}
-        options = {"codec": made.codec, "bit_depth": made.bit_depth, "fps": fps, "metadata": entries}
-        output = Output(lambda size: host.new_file(made.ending), options | {"audio_codec": made.audio_codec})
+        options = {"codec": video_format.codec, "bit_depth": video_format.bit_depth, "fps": fps, "metadata": entries}
+        output = Output(
+            lambda size: host.new_file(video_format.ending), options | {"audio_codec": video_format.audio_codec}
+        )
         return io.NodeOutput(InputImpl.VideoFromFile(cls.decode(output, **inputs).path))
 
 
@@ -240,16 +242,18 @@ class LTXSaveVideo(VideoNode):
             ]
         else:
             count = max(map(len, lists.values()))
-            calls = [{name: each[min(index, len(each) - 1)] for name, each in lists.items()} for index in range(count)]
+            calls = [
+                {name: values[min(index, len(values) - 1)] for name, values in lists.items()} for index in range(count)
+            ]
         all_written = [cls.save(**call) for call in calls]
         saved = [host.saved(written.path) for written in all_written]
         previews = [os.path.basename(written.preview) for written in all_written if written.preview is not None]
         if not previews:
-            shown = ui.PreviewVideo(saved)
+            preview_ui = ui.PreviewVideo(saved)
         else:  # `files` is for programs that read the history
             images = [ui.SavedResult(name, "", io.FolderType.temp) for name in previews]
-            shown = {"images": images, "animated": (True,), "files": saved}
-        return io.NodeOutput([InputImpl.VideoFromFile(written.path) for written in all_written], ui=shown)
+            preview_ui = {"images": images, "animated": (True,), "files": saved}
+        return io.NodeOutput([InputImpl.VideoFromFile(written.path) for written in all_written], ui=preview_ui)
 
     @classmethod
     def save(
@@ -262,15 +266,15 @@ class LTXSaveVideo(VideoNode):
         save_metadata: bool = True,
         **inputs: Any,
     ) -> "Written":
-        made = FORMATS[format]
-        depth = made.bit_depth if pixel_format == "auto" else 10 if "10" in pixel_format else 8
-        options = {"codec": made.codec, "bit_depth": depth, "fps": fps, "overwrite": False}
+        video_format = FORMATS[format]
+        depth = video_format.bit_depth if pixel_format == "auto" else 10 if "10" in pixel_format else 8
+        options = {"codec": video_format.codec, "bit_depth": depth, "fps": fps, "overwrite": False}
         options |= {"metadata": host.metadata(cls.hidden)} if save_metadata else {}
         options |= {"crf": crf} if crf >= 0 else {}
         options |= {"pix_fmt": pixel_format} if pixel_format != "auto" else {}
-        name = partial(host.next_file, filename_prefix, made.ending)
-        plays = made.plays and pixel_format in PLAYED
-        return cls.decode(Output(name, options | {"audio_codec": made.audio_codec}, plays), **inputs)
+        name = partial(host.next_file, filename_prefix, video_format.ending)
+        plays = video_format.plays and pixel_format in PLAYED
+        return cls.decode(Output(name, options | {"audio_codec": video_format.audio_codec}, plays), **inputs)
 
 
 @dataclass(frozen=True)
@@ -368,7 +372,7 @@ def decode_to_file(job: Job, clip: Clip, output: Output) -> Written:
 
 
 def open_preview(job: Job, size: tuple[int, int], **video: Any) -> Sink:
-    """A small video for one that browsers do not play."""
+    """Open a small video for one that browsers do not play."""
     scale = -(-max(size) // PREVIEW_SIDE)
     width, height = (side // scale for side in size)
     return VideoWriter(job.call(host.new_file, ".mp4"), size=(width, height), **video)
@@ -386,7 +390,7 @@ def shrink(frames: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 def sound_options(
     job: Job, clip: Clip, sound_vae: AudioVAE | None, plan: DecodePlan | FilmPlan, fps: Fraction
 ) -> Iterator[dict[str, Any]]:
-    """The options of a `VideoWriter` that add the sound of a clip. A file of it is removed at the end of the block."""
+    """Yield the options of a `VideoWriter` that add the sound of a clip. Its file is removed at the end."""
     if isinstance(clip.sound, Sound):
         samples, rate = clip.sound
         length = fit_sound(job, clip, Fraction(samples.shape[1], rate), plan.num_frames / fps, rate)
@@ -413,7 +417,7 @@ def sound_options(
 
 
 def fit_sound(job: Job, clip: Clip, sound: Fraction, video: Fraction, rate: int) -> int:
-    """The samples of a video. Says, or refuses, that a sound is not as long. Lengths are in seconds."""
+    """Return the samples of a video. Warns about or refuses a sound of another length. Lengths are in seconds."""
     if abs(sound - video) > SLACK:
         lengths = f"the video takes {float(video):.2f} s and its sound {float(sound):.2f} s"
         if clip.options.refuses_length:
@@ -423,7 +427,7 @@ def fit_sound(job: Job, clip: Clip, sound: Fraction, video: Fraction, rate: int)
 
 
 def load_sound_vae(clip: Clip) -> AudioVAE | None:
-    """The audio VAE for a clip's sound; None if it has none, or if its VAE's file has no audio VAE."""
+    """Load the audio VAE for a clip's sound. `None` without sound, or without one in the VAE's file."""
     if clip.sound is None or isinstance(clip.sound, Sound):
         return None
     if clip.sound_vae != AUTO:

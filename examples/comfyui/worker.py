@@ -70,7 +70,7 @@ class Job:
         return self._ended.is_set()
 
     def result(self) -> Any:
-        """The result of `work`. Raises the error that ended it."""
+        """Return the result of `work`. Raises the error that ended it."""
         if self._error is not None:
             raise self._error
         return self._result
@@ -109,7 +109,7 @@ class Job:
         self._said.put(line)
 
     def new_lines(self) -> list[str]:
-        """The lines since the last call. Called by the thread that waits for the job."""
+        """Return the lines since the last call. Called by the thread that waits for the job."""
         new = [self._said.get() for _ in range(self._said.qsize())]
         self.lines += new
         return new
@@ -120,7 +120,7 @@ class Job:
             self._answers.put(self._calls.get()())
 
     def chunks(self, stream: DecodeStream | AudioStream) -> Iterator[Any]:
-        """The chunks of a stream, which `cancel` ends in the middle of one. Called by `work`."""
+        """Yield the chunks of a stream, which `cancel` ends in the middle of one. Called by `work`."""
         self._stream = stream
         with stream:
             self.check()

@@ -22,7 +22,7 @@ CROPS = [  # ((batch, frames, side), relative frequency)
 
 
 def pool_clip(seed):
-    """A training clip, uint8 (T, H, W, 3)."""
+    """Draw a training clip, uint8 (T, H, W, 3)."""
     return procedural_clips.make_clip(seed, *POOL_SHAPE)
 
 
@@ -44,7 +44,7 @@ def to_pixels(frames):
 
 
 def random_crop(pool, rng, frames, side):
-    """A random crop of a clip, uint8 (frames, side, side, 3). A clip that is too short is followed by its reverse."""
+    """Return a random crop of a clip, uint8 (frames, side, side, 3). Short clips are played back and forth."""
     y, x = (int(rng.integers(size - side + 1)) for size in POOL_SHAPE[1:])
     crop = pool[rng.integers(len(pool)), :, y : y + side, x : x + side]
     crop = np.concatenate([crop, crop[-2::-1]])[:: rng.choice([1, 1, -1])]
@@ -54,7 +54,7 @@ def random_crop(pool, rng, frames, side):
 
 
 def draw_batch(pool, rng):
-    """A batch of random pixels (B, 3, T, H, W), mirrored, reversed or recolored; one clip in five has a cut."""
+    """Draw a batch of random pixels (B, 3, T, H, W), mirrored, reversed or recolored; one clip in five has a cut."""
     weights = np.array([weight for _, weight in CROPS])
     (batch, frames, side), _ = CROPS[rng.choice(len(CROPS), p=weights / weights.sum())]
     crops = [random_crop(pool, rng, frames, side) for _ in range(batch)]

@@ -33,7 +33,7 @@ def per_position(x, matrix):
 
 @torch.no_grad()
 def principal_components(pool, widths=(31, 32, 32, 32, 64)):
-    """The components of training clips, uint8 (n, T, H, W, 3), `widths` of them per level."""
+    """Return the components of training clips, uint8 (n, T, H, W, 3), `widths` of them per level."""
     x = patchify(to_pixels(pool[:80, 1:]), CONFIG["patch_size"])
     mean = x.mean((0, 2, 3, 4))
     x, bases = x - per_channel(mean), []

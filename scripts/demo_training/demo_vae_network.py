@@ -24,7 +24,7 @@ DECODER = (
 
 
 def block_list(text):
-    """The blocks "res_x 1, compress_all 2" in the form of a checkpoint's configuration."""
+    """Return the blocks "res_x 1, compress_all 2" in the form of a checkpoint's configuration."""
     pairs = (entry.split() for entry in text.split(","))
     return [[name, {"num_layers" if name == "res_x" else "multiplier": int(value)}] for name, value in pairs]
 
@@ -73,7 +73,7 @@ def space_to_depth(x, strides):
 
 
 def depth_to_space(x, strides):
-    """The inverse of `space_to_depth`; channels are (c p1 p2 p3)."""
+    """Return the inverse of `space_to_depth`; channels are (c p1 p2 p3)."""
     b, c, t, h, w = x.shape
     p1, p2, p3 = strides
     c //= p1 * p2 * p3
@@ -89,7 +89,7 @@ def patchify(x, patch):
 
 
 def unpatchify(x, patch):
-    """The inverse of `patchify`."""
+    """Return the inverse of `patchify`."""
     b, c, t, h, w = x.shape
     c //= patch * patch
     x = x.view(b, c, patch, patch, t, h, w).permute(0, 1, 4, 5, 3, 6, 2)
@@ -250,7 +250,7 @@ def save_checkpoint(vae, config, path):
 
 
 def load_checkpoint(path):
-    """The float32 VAE of a checkpoint written by `save_checkpoint`."""
+    """Load the float32 VAE of a checkpoint written by `save_checkpoint`."""
     with safe_open(str(path), "pt") as file:
         config = json.loads(file.metadata()["config"])["vae"]
     names = {v: k for k, v in STATISTICS.items()}

@@ -80,11 +80,11 @@ class Landscape:
         ]
 
     def ridge(self, layer, x):
-        """The y of a range of hills at `x`."""
+        """Return the y of a range of hills at `x`."""
         return (10, 38, 72)[layer] - sum(a * np.sin(f * x + p) for a, f, p in self.waves[layer])
 
     def draw(self, frame, height, width):
-        """The image (H, W, 3) of a frame."""
+        """Draw the image (H, W, 3) of a frame."""
         x, y, zoom = self.camera.view(frame, height, width, 0.05)
         image = np.repeat(ramp(self.sky, (y[:, 0] + 130) / 170)[:, None], width, 1)
         sx, sy, radius = self.sun
@@ -160,7 +160,7 @@ class City:
         ]
 
     def draw(self, frame, height, width):
-        """The image (H, W, 3) of a frame."""
+        """Draw the image (H, W, 3) of a frame."""
         x, y, zoom = self.camera.view(frame, height, width, 0.05)
         image = np.repeat(ramp(self.sky, (y[:, 0] + 130) / 220)[:, None], width, 1)
         mx, my, radius = self.moon
@@ -238,7 +238,7 @@ class Shapes:
         self.ink = paints[-1]
 
     def draw(self, frame, height, width):
-        """The image (H, W, 3) of a frame."""
+        """Draw the image (H, W, 3) of a frame."""
         view = x, y, zoom = self.camera.view(frame, height, width)
         along = math.cos(self.angle) * x + math.sin(self.angle) * y
         image = ramp(self.ground, 0.5 + along / 380)
@@ -265,7 +265,7 @@ class Shapes:
 
 
 def render(scenes, num_frames, height, width):
-    """The frames, uint8 (T, H, W, 3), of `scenes`, a list of (first frame, scene)."""
+    """Draw the frames, uint8 (T, H, W, 3), of `scenes`, a list of (first frame, scene)."""
     frames = np.empty((num_frames, height, width, 3), np.uint8)
     for frame in range(num_frames):
         start, scene = [entry for entry in scenes if entry[0] <= frame][-1]
@@ -275,7 +275,7 @@ def render(scenes, num_frames, height, width):
 
 
 def make_clip(seed, num_frames, height, width):
-    """The clip of a seed, uint8 (T, H, W, 3). One in six has a cut."""
+    """Return the clip of a seed, uint8 (T, H, W, 3). One in six has a cut."""
     rng = np.random.default_rng(seed)
 
     def scene():
@@ -288,7 +288,7 @@ def make_clip(seed, num_frames, height, width):
 
 
 def demo_clip(num_frames=DEMO_FRAMES, height=DEMO_SIZE[0], width=DEMO_SIZE[1]):
-    """The clip in the package, uint8 (T, H, W, 3): the camera pans over a dusk landscape with balloons and a sign."""
+    """Return the clip in the package, uint8 (T, H, W, 3): a pan over a dusk landscape with balloons and a sign."""
     rng = np.random.default_rng(DEMO_SEED)
     camera = Camera(rng)
     camera.center, camera.zoom, camera.velocity, camera.growth, camera.sway = (-70, -6), 1.1, (1.0, 0.0), 0.0012, (2, 0)

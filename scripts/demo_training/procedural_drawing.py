@@ -40,7 +40,7 @@ STROKES = {
 
 
 def color(text):
-    """The color "rrggbb" as float32 (3,) in [0, 1]."""
+    """Return the color "rrggbb" as float32 (3,) in [0, 1]."""
     return np.array([int(text[i : i + 2], 16) / 255 for i in (0, 2, 4)], np.float32)
 
 
@@ -50,12 +50,12 @@ def paint(image, alpha, value):
 
 
 def cover(depth):
-    """The covered fraction of a pixel that is `depth` pixels inside an edge."""
+    """Return the covered fraction of a pixel that is `depth` pixels inside an edge."""
     return np.clip(0.5 + depth / EDGE_WIDTH, 0, 1)
 
 
 def ramp(stops, u):
-    """The colors `stops` (n, 3), interpolated at `u` (...) in [0, 1]: float32 (..., 3)."""
+    """Return the colors `stops` (n, 3), interpolated at `u` (...) in [0, 1]: float32 (..., 3)."""
     stops = np.asarray(stops)
     positions = np.linspace(0, 1, len(stops))
     return np.stack([np.interp(u, positions, stops[:, i]) for i in range(3)], -1).astype(np.float32)
@@ -68,7 +68,7 @@ class SoftNoise:
         self.grid = rng.uniform(-1, 1, (cells, cells)).astype(np.float32)
 
     def __call__(self, x, y):
-        """The noise (H, W) at `x` (1, W) and `y` (H, 1), in cells."""
+        """Return the noise (H, W) at `x` (1, W) and `y` (H, 1), in cells."""
         n = len(self.grid)
         x0, y0 = np.floor(x), np.floor(y)
         u, v = x - x0, y - y0
@@ -90,7 +90,7 @@ class Camera:
         self.sway = rng.uniform(0, 4), rng.uniform(0, math.tau)
 
     def view(self, frame, height, width, parallax=1.0):
-        """The view at a frame: x (1, W), y (H, 1) and the zoom. Distant layers have a parallax below 1."""
+        """Return the view at a frame: x (1, W), y (H, 1) and the zoom. Distant layers have a parallax below 1."""
         zoom = self.zoom * math.exp(self.growth * frame * parallax)
         cx = self.center[0] + self.velocity[0] * frame
         cy = self.center[1] + self.velocity[1] * frame + self.sway[0] * math.sin(frame * 0.07 + self.sway[1])
@@ -107,7 +107,7 @@ def pixels_around(x, y, cx, cy, radius):
 
 
 def distance(kind, u, v, size):
-    """The signed distance from (u, v) to the outline of a shape, in world units, negative inside."""
+    """Return the signed distance from (u, v) to the outline of a shape, in world units, negative inside."""
     if kind == "disc":
         return np.hypot(u, v) - size
     if kind == "ring":

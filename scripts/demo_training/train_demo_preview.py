@@ -111,7 +111,7 @@ def load_pairs(folder, count):
 
 
 def draw(pairs, rng):
-    """The latents and the pixels of a random square of `SIDE` latent cells."""
+    """Return the latents and the pixels of a random square of `SIDE` latent cells."""
     latents, pixels = pairs
     index = rng.integers(len(latents))
     row, column = (int(rng.integers(size - SIDE + 1)) for size in latents.shape[2:4])
@@ -134,7 +134,7 @@ def initialize(decoder):
 
 
 def loss_of(decoder, latents, pixels):
-    """The L1 error, the squared error, and the L1 error of differences between neighbors."""
+    """Return the L1 error, the squared error, and the L1 error of differences between neighbors."""
     error = decoder(latents) - pixels.astype(mx.float32) / 255
     edges = mx.abs(error[:, :, 1:] - error[:, :, :-1]).mean() + mx.abs(error[:, :, :, 1:] - error[:, :, :, :-1]).mean()
     square = error.square().mean()
@@ -200,7 +200,7 @@ def save_state(path, groups, weights, average, step):
 
 
 def load_state(path, groups):
-    """The weights, their average and the step that `save_state` wrote. Gives the optimizers their states."""
+    """Return the weights, their average and the step that `save_state` wrote. Gives the optimizers their states."""
     stored, metadata = mx.load(str(path), return_metadata=True)
     for index, (optimizer, _) in enumerate(groups):
         head = f"state {index} "
@@ -235,7 +235,7 @@ def evaluate(path, num_clips=4):
         clips.append((f"seed {seed}", full.encode(frames), frames))
     for name, latents, frames in clips:
         frames, decoded, quick = (
-            mx.array(each) for each in (frames, full.decode_uint8(latents), preview.decode_uint8(latents))
+            mx.array(clip_frames) for clip_frames in (frames, full.decode_uint8(latents), preview.decode_uint8(latents))
         )
         print(
             f"{name:13s} preview to the full decoder {psnr(quick, decoded, span=255):5.2f} dB, to the clip "

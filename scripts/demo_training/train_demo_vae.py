@@ -41,7 +41,7 @@ STEPS_PER_LOG = 50
 
 
 def reconstruction_loss(result, pixels):
-    """The sum of the L1 error, the squared error, and the L1 error of horizontal and vertical differences."""
+    """Return the sum of the L1 error, the squared error, and the L1 error of horizontal and vertical differences."""
     error = result - pixels
     edges = error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
     return error.abs().mean() + 5 * error.square().mean() + 0.25 * edges
@@ -123,7 +123,7 @@ class Trainer:
         return error
 
     def component_loss(self, pixels):
-        """The weighted squared error of the encoder's prediction of the components, as a loss and as a number."""
+        """Return the weighted squared error of the encoder's components, as a loss and as a number."""
         with torch.autocast("cpu", torch.bfloat16):
             latents = self.vae.encoder(pixels).float()
         error = (latents - to_components(pixels, self.components)).square() * self.component_weights
@@ -131,7 +131,7 @@ class Trainer:
         return loss, loss.item()
 
     def pixel_loss(self, pixels):
-        """The loss of the reconstruction from noisy latents, and its squared error for a signal range of 1."""
+        """Return the loss of the reconstruction from noisy latents, and its squared error for a signal range of 1."""
         with torch.autocast("cpu", torch.bfloat16):
             latents = self.vae.encoder(pixels).float()
             noise = 0.03 * latents.detach().std() * torch.randn(latents.shape)
@@ -186,7 +186,7 @@ def write_latents(vae, path):
 
 
 def count_flop(vae, latents):
-    """The multiplications and additions of the decoder's convolutions for these latents."""
+    """Return the multiplications and additions of the decoder's convolutions for these latents."""
     counts = []
 
     def count(conv, _, output):
