@@ -419,7 +419,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
                 the window; the next window sees those in the carry too, except where it has its own. An iterator is
                 asked for the next window when the last one has been decoded; a sequence is checked as a whole first.
             carry: the frames at the start of a window that the one before has at its end: 1 + 8*k, or 0.
-            blend: how many of them are crossfaded, the last ones; None for all. The others are dropped.
+            blend: how many of them are crossfaded, the last ones; None for all, or as many as fit if the window
+                before adds no more. The others are dropped.
             frames: the first frame to decode, as it is in the film, and one more than the last; None for all.
             plan: makes the plan of each window, as `self.plan` does; `partial(vae.plan, order="rows")` has an order.
             memory_budget: of each window, instead of a plan.

@@ -82,6 +82,17 @@ def test_a_film_is_its_windows_crossfaded(vae, carry, count):
     assert (vae.stream_joined(windows).num_frames - 73 - 41 + 25) == (73 - 25) * (count - 2)  # 25 are carried
 
 
+@pytest.mark.parametrize("kind", [list, iter])
+def test_by_default_a_blend_is_shorter_than_what_the_window_before_adds(vae, kind):
+    windows = windows_of(5, 5, 6, 4, N)  # of 33, 33, 41, 25 and 73 frames
+    film = np.array(vae.decode(windows[0]))
+    for window, blend in zip(windows[1:], (17, 15, 17, 7), strict=True):  # they add 33, 16, 24 and 8
+        film = joined([film, vae.decode(window)], 17, blend)
+    check(pixels_of(vae.stream_joined(kind(windows), carry=17)), film)
+    part = vae.stream_joined(kind(windows), carry=17, frames=(40, 70))
+    check(pixels_of(part, 40), film[:, :, 40:70])
+
+
 def test_windows_that_share_nothing_follow_each_other(vae):
     windows = windows_of(3, 1, 2)
     check(pixels_of(vae.stream_joined(windows, carry=0)), np.concatenate(list(map(vae.decode, windows)), axis=2))
@@ -177,7 +188,7 @@ def test_what_does_not_fit_is_one_sentence_before_anything_is_decoded(vae):
         ([*good, windows_of(4)[0]], {}, LatentsError, "window 3: has 25 frames, and shares the first 25"),
         (
             [good[0], windows_of(5)[0], good[1]],
-            {},
+            {"blend": 25},
             LatentsError,
             "window 3: shares 25 .* blend of 25, .* only 8 frames; blend at most 7",
         ),

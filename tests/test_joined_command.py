@@ -254,29 +254,30 @@ def test_a_video_is_encoded_in_the_windows_of_a_film(tmp_path, monkeypatch, caps
     assert len(np.load("film.npy")) == report["frames"]
 
 
-@pytest.mark.slow
-def test_windows_that_share_more_than_they_add_are_joined_with_the_blend_that_is_named(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("size", "carry", "blends"), [(17, 9, [9, 7, 7]), (33, 17, [17, 15])])
+def test_windows_that_share_more_than_they_add_are_joined(tmp_path, monkeypatch, capsys, size, carry, blends):
     monkeypatch.chdir(tmp_path)
+    count = size + (size - carry) * len(blends)
     with VideoWriter("clip.mkv", size=(64, 32), fps=24, codec="ffv1") as out:
-        out.write(pictures(65))
-    assert run(encode, "clip.mkv", *VAE, "--windows", 33, "--carry", 17, "-o", "w/", "-q") == 0
-    said = capsys.readouterr().err
-    assert "a carry of 17 add 16, so decode --join takes them with --blend 15 or less; to blend the whole carry" in said
-    assert "share at most 9." in said
+        out.write(pictures(count))
+    assert run(encode, "clip.mkv", *VAE, "--windows", size, "--carry", carry, "-o", "w/", "-q") == 0
+    assert capsys.readouterr().err == ""
     assert run(info, "w/00001.safetensors") == 0
-    assert "stated: frames 33, width 64, height 32, carry 17" in capsys.readouterr().out
+    assert f"stated: frames {size}, width 64, height 32, carry {carry}" in capsys.readouterr().out
     arguments = ["w", *VAE, "--join", "-o", "film.npy"]
-    for options in ([], ["--blend", 16]):
-        line = failed(capsys, *arguments, *options)
-        assert line.endswith("that one adds only 16 frames; blend at most 15 (--blend 15), or correct --carry.")
-    assert run(decode, *arguments, "--blend", 15, "-q") == 0
-    assert len(np.load("film.npy")) == 65
+    assert run(decode, *arguments, "--dry-run") == 0
+    assert f"carry {carry}, blend {blends[-1]} to {carry}\n" in capsys.readouterr().out
+    assert run(decode, *arguments, "--json") == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert (plan["blend"], [window["blend"] for window in plan["windows"]]) == (carry, [0, *blends])
+    assert len(np.load("film.npy")) == count
+    most = blends[-1]
+    line = failed(capsys, *arguments, "-y", "--blend", most + 1)
+    assert line.endswith(f"adds only {most + 1} frames; blend at most {most} (--blend {most}), or correct --carry.")
+    assert run(decode, *arguments, "-y", "--blend", most, "-q") == 0
     arguments = ["w", "-m", demo.LATENT_RGB, "--join", "-o", "film.npy", "-y"]  # a frame for eight of the video
-    assert "adds only 2 frames; blend at most 15 (--blend 15)" in failed(capsys, *arguments, main=preview)
-    assert run(preview, *arguments, "--blend", 15, "-q") == 0
-    assert run(encode, "clip.mkv", *VAE, "--windows", 33, "--carry", 9, "-o", "less/", "-q") == 0
-    assert "share at most" not in capsys.readouterr().err
-    assert run(decode, "less", *VAE, "--join", "-o", "film.npy", "-q", "-y") == 0
+    assert run(preview, *arguments, "-q") == 0
+    assert len(np.load("film.npy")) == 1 + (count - 1) // 8
 
 
 def test_windows_are_encoded_into_a_new_folder_or_not_at_all(tmp_path, monkeypatch, capsys):

@@ -69,7 +69,7 @@ class Sound(NamedTuple):
 
 
 class Carry(NamedTuple):
-    """Frames that windows of a film share, and how many of them are crossfaded; None for all."""
+    """Frames that windows of a film share, and how many of them are crossfaded; None for all that fit."""
 
     frames: int
     blend: int | None
@@ -300,7 +300,7 @@ def sound_inputs() -> list[io.Input]:
 def join_inputs() -> list[io.Input]:
     join = "Makes one video of a list of latents: overlapping windows, each decoded alone and crossfaded with the next."
     carry = "With join: the frames that a window shares with the one before."
-    blend = "With join: how many of these frames are crossfaded; 0 for a hard cut, -1 for all."
+    blend = "With join: how many of these frames are crossfaded; 0 for a hard cut, -1 for all that fit."
     return [
         io.Boolean.Input("join", default=False, optional=True, tooltip=join),
         io.Int.Input("carry", default=DEFAULT_CARRY, min=0, step=8, optional=True, advanced=True, tooltip=carry),
