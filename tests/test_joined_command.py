@@ -1,6 +1,7 @@
 """`decode --join`: windows in files become one video."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from audio_cases import random_latents
 from many_files import VAE as DEMO
 from many_files import failed, names, run
 from mlx_ltx_vae import AudioVAE, Keyframes, VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
+from mlx_ltx_vae.commands.decode_command import DecodeJob
 from mlx_ltx_vae.commands.jobs import join_items, read_inputs
+from mlx_ltx_vae.commands.sound import FilmSoundTask
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.info import main as info
@@ -153,6 +156,55 @@ def test_a_window_that_fails_leaves_nothing(windows, capsys):
     save_file({"latents": np.full(windows[0].shape, np.nan, np.float32)}, "windows/w10.safetensors", {"fps": "24"})
     line = failed(capsys, "windows", *VAE, "--join", "--carry", CARRY, "-o", "film.mp4")
     assert line.startswith("error: windows/w10.safetensors: ")
+
+
+def overwritten(path, values):
+    """Write the values of a window in place, which changes no more than its time."""
+    with path.open("r+b") as file:
+        file.seek(-values.nbytes, os.SEEK_END)
+        file.write(values.tobytes())
+
+
+def cut_and_written(path, values):
+    content = path.read_bytes()
+    os.truncate(path, 100)
+    path.write_bytes(content)
+
+
+def replaced(path, values):
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("change", [overwritten, cut_and_written, replaced])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_window_that_changes_after_it_was_planned_is_an_error(windows, monkeypatch, capsys, change, name):
+    path, load = Path(f"windows/{name}.safetensors"), DecodeJob.load
+    os.utime(path, ns=(0, 0))  # before any tick of the clock in which the test runs
+
+    def loaded(job):
+        change(path, np.array(windows[0]))
+        return load(job)
+
+    monkeypatch.setattr(DecodeJob, "load", loaded)
+    line = failed(capsys, "windows", *VAE, "--join", "--carry", CARRY, "-o", "film.npy")
+    assert line.startswith(f"error: {path}: cannot be read, as the file changed while it was read; wait until ")
+
+
+def test_a_window_whose_sound_changes_after_it_was_planned_is_an_error(windows, monkeypatch, capsys, audio_case):
+    for number, window in enumerate(windows[:2]):
+        save_latents(f"{number}.safetensors", window, audio=mx.array(random_latents(40)))
+        os.utime(f"{number}.safetensors", ns=(0, 0))
+    model, run_task = audio_case("ltx2").checkpoint, FilmSoundTask.run
+
+    def run_changed(task, bar):
+        cut_and_written(Path("0.safetensors"), None)
+        run_task(task, bar)
+
+    monkeypatch.setattr(FilmSoundTask, "run", run_changed)
+    arguments = ["0.safetensors", "1.safetensors", "--join", "--carry", CARRY, "--audio-model", model, "-o", "film.wav"]
+    assert failed(capsys, *arguments).startswith("error: 0.safetensors: cannot be read, as the file changed while it ")
 
 
 def test_a_batch_of_windows_becomes_several_films(windows, vae):

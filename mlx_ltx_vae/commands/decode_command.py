@@ -22,7 +22,7 @@ from .. import demo
 from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import ItemsError, LatentsError, PlanError
-from ..files import is_pipe, numbered_names
+from ..files import FileState, is_pipe, numbered_names
 from ..latents import LatentsFile, LatentsInfo, open_latents
 from ..latents.keyframes import Keyframes, KeyframesFile, describe_keyframes
 from ..models.noise import check_takes_seed
@@ -549,6 +549,7 @@ class _Window:
     shape: LatentShape
     keyframes: tuple[int, ...]  # their frame numbers
     header: list[Any]
+    state: FileState
 
 
 class FilmTask(DecodeTask):
@@ -567,7 +568,7 @@ class FilmTask(DecodeTask):
             file = self._open_file(path)
             keyframes = super()._find_keyframes(file)
             frames = () if keyframes is None else keyframes.frames
-            self._windows.append(_Window(path, file.shape, frames, _header(file)))
+            self._windows.append(_Window(path, file.shape, frames, _header(file), file.file.state))
             files.append(file.info)
         spec, scale = self._job.checkpoint.spec("decoder"), self._job.checkpoint.config.scale
         _, self._carry = agree_on_film(files, self._job.fps, self._carry, scale)
@@ -575,7 +576,13 @@ class FilmTask(DecodeTask):
         self._shared_latents = scale.covering_latent_grid((self._carry, 1, 1))[0] if self._carry else 0
         for window in self._windows:
             self._film.add(spec, window.shape, window.path)
-        return self._open_file(self._item.windows[0])
+        return self._open_window(self._windows[0])
+
+    def _open_window(self, window: _Window) -> LatentsFile:
+        """Open the file of a window again. Raises a `LatentsError` if it is not the file that was planned."""
+        file = self._open_file(window.path)
+        file.file.check_state(window.state)
+        return file
 
     def _num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
         shared = out_grid((self._shared_latents, 1, 1))[0] if self._shared_latents else 0
@@ -591,7 +598,7 @@ class FilmTask(DecodeTask):
     def _find_latents_of(self, sound: SoundSettings) -> FoundSound | None:
         return find_film_sound(
             sound,
-            [partial(self._open_file, window.path) for window in self._windows],
+            [partial(self._open_window, window) for window in self._windows],
             [part.frames.end for part in self._film.parts],
             frames=self._excerpt,
             fps=self._fps,
@@ -604,7 +611,7 @@ class FilmTask(DecodeTask):
     def sample(self) -> dict[str, Any]:
         digests: list[Any] = []
         for window in self._windows:
-            file = self._open_file(window.path)
+            file = self._open_window(window)
             keyframes = super()._find_keyframes(file)
             digests += [file.digest(), None if keyframes is None else keyframes.digest()]
         return {"the values of the latents": digests}
@@ -657,13 +664,11 @@ class FilmTask(DecodeTask):
                 yield current.result()
 
     def _read(self, window: _Window, index: int) -> tuple[mx.array, Keyframes | None]:
-        file = self._open_file(window.path)
-        if file.shape != window.shape:
-            raise LatentsError(f"{window.path}: was replaced by latents of another shape; start again.")
-        return file.map(**self._stored).item(index)[()], self._read_keyframes(window, index)
+        latents = self._open_window(window).map(**self._stored).item(index)[()]
+        return latents, self._read_keyframes(window, index)
 
     def _read_keyframes(self, window: _Window, index: int) -> Keyframes | None:
-        file = super()._find_keyframes(self._open_file(window.path)) if window.keyframes else None
+        file = super()._find_keyframes(self._open_window(window)) if window.keyframes else None
         if file is None:
             return None
         keyframes = file.read(**self._stored).item(index)

@@ -16,6 +16,7 @@ from ..backend.machine import Machine, Work
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt, warn
+from ..files import FileState
 from ..latents import AudioLatentsFile, LatentsFile, open_audio_latents, open_latents
 from ..models.base import SoundConfig
 from ..pipeline.audio import AudioStream, every_chunk
@@ -191,13 +192,16 @@ def find_film_sound(
     if first is None:
         return None
 
+    states: dict[int, FileState] = {}  # of the windows when they were first opened
+
     def open_window(number: int) -> AudioLatentsFile:
         clip = files[number]()
+        clip.file.check_state(states.setdefault(number, clip.file.state))
         if (found := find_sound(settings, clip)) is None:
             raise LatentsError(f"{clip.info.source}: has no audio latents, and the first window has; give all or none.")
         return found.file
 
-    lengths = [first.file.length, *(open_window(number).length for number in range(1, len(files)))]
+    lengths = [open_window(number).length for number in range(len(files))]
     config = settings.config
     parts = list(sound_parts(ends, map(config.num_samples, lengths), config.sample_rate, fps))
     samples = None
