@@ -372,7 +372,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
                 and takes all chunks, which are whole frames on every rank.
 
         Raises:
-            LatentsError: at once, if the network cannot take the latents or the noise; later with an iterator.
+            LatentsError: at once, if the network cannot take the latents or the noise, or values are not finite; later
+                with an iterator.
             PlanError: at once, if the plan was made for another shape or other steps, or does not decode an iterator by
                 time.
             DecodeError: while decoding, if the pixels are not finite, or are the same patch everywhere.
@@ -427,7 +428,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             options: as for `stream`. The number of the window is mixed into the seed.
 
         Raises:
-            LatentsError: if windows differ in more than F', or are too short; at once for a sequence.
+            LatentsError: if windows differ in more than F', are too short, or are not finite; at once for a sequence.
             PlanError: at once, for a carry, a blend or frames that no film has.
         """
         check_options("stream_joined", options)

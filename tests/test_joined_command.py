@@ -207,6 +207,42 @@ def test_a_window_whose_sound_changes_after_it_was_planned_is_an_error(windows, 
     assert failed(capsys, *arguments).startswith("error: 0.safetensors: cannot be read, as the file changed while it ")
 
 
+def with_nan(array):
+    """Latents, of pictures or of sound, whose last position in time is NaN."""
+    values = np.array(array)
+    values[0, :, -1] = np.nan
+    return values
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"], ["--dry-run", "--json"]])
+def test_values_of_all_windows_are_checked_before_anything_is_decoded(
+    windows, capsys, loads, audio_case, golden, options
+):
+    join, sound = ["--join", "--carry", CARRY, *options], {"audio_latents": random_latents(43)}
+    for number, window in enumerate(map(np.array, windows)):
+        save_file({"latents": window, **sound}, f"{number}.safetensors")
+    bad = {"audio_latents": with_nan(sound["audio_latents"])}
+    save_file({"latents": np.array(windows[2]), **bad}, "2.safetensors")
+    files, model = [f"{number}.safetensors" for number in range(3)], ["--audio-model", audio_case("ltx2").checkpoint]
+    said = "error: 2.safetensors: audio latents 'audio_latents': 128 of 5504 values are not finite"
+    assert failed(capsys, *files, *VAE, *join, *model, "-o", "film.mp4").startswith(said)
+    assert failed(capsys, *files, *join[:3], *model, *options, "-o", "film.wav").startswith(said)
+    for number, window in enumerate((*windows[:2], with_nan(windows[2]))):
+        save_file({"latents": np.array(window)}, f"{number}.safetensors")
+    for main, vae in ((decode, VAE), (preview, ["-m", demo.LATENT_RGB])):
+        line = failed(capsys, *files, *vae, *join, "-o", "film.mp4", main=main)
+        assert line.startswith("error: 2.safetensors: 128 of ")
+        assert " are not finite (NaN or infinite), the first at (b, c, f, h, w) = (0, 0, 5, 0, 0); check the " in line
+    for number, window in enumerate(windows_of(3, 3, channels=8, size=(2, 2))):
+        planes = {"keyframe_latents": np.array(window[:, :, :1]), "keyframe_frame_indices": np.array([4])}
+        planes["keyframe_latents"][0, 0, 0, 1, 1] = np.nan if number else 0
+        save_file({"latents": np.array(window), **planes}, f"{number}.safetensors")
+    diffusion = ["-m", golden("ltx2_5_keyframes").checkpoint, "--join", "--carry", 9, *options]
+    line = failed(capsys, *files[:2], *diffusion, "-o", "film.mp4")
+    assert line.startswith("error: 1.safetensors: keyframe latents: 1 of 32 values are not finite")
+    assert loads == []
+
+
 def test_a_batch_of_windows_becomes_several_films(windows, vae):
     for number, pair in enumerate(windows_of(4, 4, channels=64, batch=2)):
         save_latents(f"{number}.safetensors", pair)

@@ -22,7 +22,7 @@ from mlx_ltx_vae.video.audio import SLACK
 from . import host
 from .audio_nodes import audio_vae_input
 from .host import AUTO, CATEGORY, NO_SOUND, FileNode, budget, budget_input, fps_input, loaded_input, vae_input
-from .latents import PaddedSound, audio_latents, latent_input, samples_of, video_latents, write_sound
+from .latents import PaddedSound, audio_latents, check_videos, latent_input, samples_of, video_latents, write_sound
 from .networks import Source, VAEFile
 from .options_node import DecoderOptions, options_input
 from .worker import Job, Report
@@ -240,6 +240,7 @@ class LTXSaveVideo(VideoNode):
             ]
         else:
             count = max(map(len, lists.values()))
+            check_videos(lists["latent"])  # before the first is decoded
             calls = [{name: each[min(index, len(each) - 1)] for name, each in lists.items()} for index in range(count)]
         all_written = [cls.save(**call) for call in calls]
         saved = [host.saved(written.path) for written in all_written]

@@ -29,6 +29,7 @@ from ..models.noise import check_takes_seed
 from ..pipeline.decode import DecodeStream, write_files
 from ..pipeline.frames import FrameChunk, HDROptions
 from ..pipeline.progress import FrameBar
+from ..pipeline.sources import check_values
 from ..planning.film import Film, FilmPlan, Overlap, plan_window
 from ..planning.plan import DecodePlan, parse_options
 from ..planning.planner import plan_decode
@@ -337,6 +338,16 @@ class DecodeTask(Task):
             )
         return file
 
+    def check_values(self) -> None:
+        self._check_latents()
+        if self._sound is not None and self.plan.sound is not None:
+            self._sound.check_values()
+
+    def _check_latents(self) -> None:
+        check_values(self._file.map(**self._stored), self.plan.excerpt and self.plan.excerpt.latents)
+        if self._keyframes is not None:
+            self._keyframes.read(**self._stored)
+
     def _find_keyframes(self, file: LatentsFile) -> KeyframesFile | None:
         decoder = self._job.checkpoint.spec("decoder")
         return find_keyframes(self._job.keyframes, file, decoder, is_dry_run=self._job.dry_run)
@@ -584,6 +595,12 @@ class FilmTask(DecodeTask):
         file.file.check_state(window.state)
         return file
 
+    def _check_latents(self) -> None:
+        for number, is_decoded in self._film.used(self._excerpt):
+            if is_decoded:
+                check_values(self._open_window(self._windows[number]).map(**self._stored))
+            self._read_keyframes(self._windows[number], 0)
+
     def _num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
         shared = out_grid((self._shared_latents, 1, 1))[0] if self._shared_latents else 0
         return sum(out_grid(window.shape.grid)[0] - shared for window in self._windows) + shared
@@ -649,13 +666,12 @@ class FilmTask(DecodeTask):
     def _read_ahead(self, index: int) -> Iterator[tuple[mx.array | np.ndarray, Keyframes | None]]:
         """Yield the latents and the keyframes of each window of one film, read while the one before is decoded."""
         wanted = deque(self._windows[number] for number in self.plan.windows)
-        start = self._film.parts[min(self.plan.windows)].start
+        used = dict(self._film.used(self._excerpt))
         with ThreadPoolExecutor(1) as pool:
             ahead = pool.submit(self._read, wanted.popleft(), index)
             for number, window in enumerate(self._windows):
                 if number not in self.plan.windows:  # it only has a place in the film, and perhaps keyframes to carry
-                    is_carried = self._film.parts[number].frames.end > start
-                    keyframes = self._read_keyframes(window, index) if is_carried else None
+                    keyframes = self._read_keyframes(window, index) if number in used else None
                     yield np.broadcast_to(np.float32(0), window.shape._replace(batch=1)), keyframes
                     continue
                 current = ahead

@@ -18,7 +18,7 @@ from ..checkpoint import Checkpoint
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt, warn
 from ..files import FileState
 from ..latents import AudioLatentsFile, LatentsFile, open_audio_latents, open_latents
-from ..models.base import SoundConfig
+from ..models.base import SoundConfig, Statistics
 from ..pipeline.audio import AudioStream, every_chunk
 from ..pipeline.joined import join_sound
 from ..pipeline.progress import FrameBar
@@ -73,6 +73,10 @@ class SoundSettings:
         return cast(SoundConfig, self.open().config)
 
     @cached_property
+    def statistics(self) -> Statistics | None:
+        return self.open().read_statistics()
+
+    @cached_property
     def loaded(self) -> AudioVAE:
         """The networks, loaded once."""
         return AudioVAE.from_pretrained(self.open(), dtype=self.dtype, encoder=False)
@@ -124,6 +128,13 @@ class FoundSound:
                 return []
         return every_chunk(partial(self.plan, machine, frames=samples))
 
+    def check_values(self) -> None:
+        """Raise the errors of reading all latents that are decoded."""
+        self._check(self.file)
+
+    def _check(self, file: AudioLatentsFile) -> None:
+        file.read(statistics=self.settings.statistics, unnormalized=self.settings.unnormalized)
+
     def stream(self, index: int, plan: Plan | None) -> Sound:
         """The sound of the video with this index, as planned; silence without a plan."""
         if not isinstance(plan, DecodePlan):
@@ -156,6 +167,11 @@ class FilmSound(FoundSound):
             return []
         own, number = max(wanted, key=lambda each: each[0][1] - each[0][0])
         return every_chunk(partial(self._plan_window, number, own))
+
+    def check_values(self) -> None:
+        for number, part in enumerate(self.parts):
+            if part.wanted(self.samples):
+                self._check(self.open_window(number))
 
     def stream(self, index: int, plan: Plan | None) -> Sound:
         if not isinstance(plan, DecodePlan):
@@ -274,6 +290,9 @@ class SoundTask(Task):
 
     def networks(self) -> dict[str, dict[str, str]]:
         return {"audio_vae": self._sound.used}
+
+    def check_values(self) -> None:
+        self._sound.check_values()
 
     def run(self, bar: FrameBar) -> None:
         bar.enter("decoding")

@@ -137,6 +137,16 @@ class Film:
             if (own := part.wanted(frames)) is not None:
                 yield number, own
 
+    def used(self, frames: tuple[int, int] | None) -> Iterator[tuple[int, bool]]:
+        """Yield the number of each window that some frames of the film need, and whether it is decoded.
+
+        Windows that are not decoded may have keyframes that are carried to those that are.
+        """
+        decoded = [number for number, _ in self.wanted(frames)]
+        for number, part in enumerate(self.parts[: decoded[-1] + 1]):
+            if part.frames.end > self.parts[decoded[0]].start:
+                yield number, number in decoded
+
     def carried_keyframes(self, number: int, before: Sequence[int], own: Sequence[int]) -> dict[int, int]:
         """Return the keyframes of the window before that a window sees too: their indices, and frames in the window.
 
