@@ -372,7 +372,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
                 and takes all chunks, which are whole frames on every rank.
 
         Raises:
-            LatentsError: at once, if the network cannot take the latents or the noise; later with an iterator.
+            LatentsError: at once, if the network cannot take the latents or the noise, or values are not finite; later
+                with an iterator.
             PlanError: at once, if the plan was made for another shape or other steps, or does not decode an iterator by
                 time.
             DecodeError: while decoding, if the pixels are not finite, or are the same patch everywhere.
@@ -419,14 +420,15 @@ class VideoVAE(NetworkPair[Config, Encoder]):
                 the window; the next window sees those in the carry too, except where it has its own. An iterator is
                 asked for the next window when the last one has been decoded; a sequence is checked as a whole first.
             carry: the frames at the start of a window that the one before has at its end: 1 + 8*k, or 0.
-            blend: how many of them are crossfaded, the last ones; None for all. The others are dropped.
+            blend: how many of them are crossfaded, the last ones; None for all, or as many as fit if the window
+                before adds no more. The others are dropped.
             frames: the first frame to decode, as it is in the film, and one more than the last; None for all.
             plan: makes the plan of each window, as `self.plan` does; `partial(vae.plan, order="rows")` has an order.
             memory_budget: of each window, instead of a plan.
             options: as for `stream`. The number of the window is mixed into the seed.
 
         Raises:
-            LatentsError: if windows differ in more than F', or are too short; at once for a sequence.
+            LatentsError: if windows differ in more than F', are too short, or are not finite; at once for a sequence.
             PlanError: at once, for a carry, a blend or frames that no film has.
         """
         check_options("stream_joined", options)

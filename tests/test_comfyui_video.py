@@ -266,6 +266,17 @@ def sound_of(comfy, channels, samples, value=0):
     return {"waveform": comfy.torch.Tensor(waveform), "sample_rate": RATE}
 
 
+@pytest.mark.parametrize("join", [False, True])
+def test_values_of_a_list_of_latents_are_checked_before_the_first_is_decoded(comfy, execute, join):
+    bad = np.array(LATENTS)
+    bad[0, 0, -1] = np.nan
+    words = "window 2" if join else "LATENT 2 of the list"
+    given = {**SAVED, "filename_prefix": "unsaved/clip", "join": join, "carry": 9}
+    with pytest.raises(LatentsError, match=f"{words}: 6 of .* latent values are NaN or infinite"):
+        execute("LTXSaveVideoMLX", **given, latent=[latent(comfy), latent(comfy, bad)])
+    assert not list(comfy.output.glob("unsaved/*"))
+
+
 def test_advice_for_what_cannot_be_used(comfy, execute):
     two = pair(comfy, np.tile(LATENTS, (2, 1, 1, 1, 1)), np.tile(SOUND, (2, 1, 1, 1)))
     for node, given, text in (

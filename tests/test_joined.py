@@ -61,6 +61,16 @@ def pixels_of(chunks, start=0):
     return np.concatenate(parts, axis=2)
 
 
+class Part:
+    """Latents in a file: they have a shape, and a part of them is read when it is asked for."""
+
+    def __init__(self, latents):
+        self._latents, self.shape = latents, latents.shape
+
+    def __getitem__(self, index):
+        return mx.array(self._latents[index])
+
+
 def extend(done, *counts):
     done += counts
 
@@ -80,6 +90,17 @@ def test_a_film_is_its_windows_crossfaded(vae, carry, count):
         assert stream.num_frames == expected.shape[2] == 73 + (73 - carry) * (count - 2) + 41 - carry
         check(pixels_of(stream), expected)
     assert (vae.stream_joined(windows).num_frames - 73 - 41 + 25) == (73 - 25) * (count - 2)  # 25 are carried
+
+
+@pytest.mark.parametrize("kind", [list, iter])
+def test_by_default_a_blend_is_shorter_than_what_the_window_before_adds(vae, kind):
+    windows = windows_of(5, 5, 6, 4, N)  # of 33, 33, 41, 25 and 73 frames
+    film = np.array(vae.decode(windows[0]))
+    for window, blend in zip(windows[1:], (17, 15, 17, 7), strict=True):  # they add 33, 16, 24 and 8
+        film = joined([film, vae.decode(window)], 17, blend)
+    check(pixels_of(vae.stream_joined(kind(windows), carry=17)), film)
+    part = vae.stream_joined(kind(windows), carry=17, frames=(40, 70))
+    check(pixels_of(part, 40), film[:, :, 40:70])
 
 
 def test_windows_that_share_nothing_follow_each_other(vae):
@@ -177,7 +198,7 @@ def test_what_does_not_fit_is_one_sentence_before_anything_is_decoded(vae):
         ([*good, windows_of(4)[0]], {}, LatentsError, "window 3: has 25 frames, and shares the first 25"),
         (
             [good[0], windows_of(5)[0], good[1]],
-            {},
+            {"blend": 25},
             LatentsError,
             "window 3: shares 25 .* blend of 25, .* only 8 frames; blend at most 7",
         ),
@@ -231,6 +252,33 @@ def test_values_that_are_not_finite_are_an_error_before_they_are_blended():
         for chunk in stream:
             taken += chunk.frames.shape[1]
     assert taken == 6
+
+
+@pytest.mark.parametrize("kind", [np.array, mx.array, lambda latents: Part(np.array(latents))])
+def test_values_of_all_windows_that_are_known_are_checked_before_the_first_is_decoded(vae, kind):
+    good, *others = windows_of(N, N, N)
+    others[1][:, 2, -1] = mx.inf
+    windows = [kind(window) for window in (good, *others)]
+    with pytest.raises(LatentsError, match="window 3: 2 of (12|120) latent values are NaN or infinite"):
+        vae.stream_joined(windows)
+    part = pixels_of(vae.stream_joined(windows, frames=(0, 96)))  # the last window is not needed
+    check(part, joined(list(map(vae.decode, (good, others[0]))), 25, 25)[:, :, :96])
+    stream = vae.stream_joined(iter(windows))
+    assert next(stream).start == 0
+    with pytest.raises(LatentsError, match="NaN or infinite"):
+        list(stream)
+
+
+def test_values_of_all_keyframes_are_checked_before_the_first_window_is_decoded(golden):
+    vae = VideoVAE.from_pretrained(golden("ltx2_5_keyframes").checkpoint, encoder=False)
+    windows = windows_of(3, 3, channels=vae.decoder.spec.in_channels, size=(2, 2))
+    still = windows[0][:, :, :1]
+    for latents, text in (
+        (still * mx.nan, "window 2, keyframes: 32 of 32 latent values are NaN or infinite"),
+        (still[..., :1], r"window 2: keyframe latents have the shape \(1, 8, 1, 2, 1\)"),
+    ):
+        with pytest.raises(LatentsError, match=text):
+            vae.stream_joined([windows[0], (windows[1], Keyframes(latents, [4]))], carry=9)
 
 
 def test_a_film_is_cancelled_and_closed_like_any_stream(vae):

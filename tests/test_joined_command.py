@@ -1,6 +1,7 @@
 """`decode --join`: windows in files become one video."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from audio_cases import random_latents
 from many_files import VAE as DEMO
 from many_files import failed, names, run
 from mlx_ltx_vae import AudioVAE, Keyframes, VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
+from mlx_ltx_vae.commands.decode_command import DecodeJob
 from mlx_ltx_vae.commands.jobs import join_items, read_inputs
+from mlx_ltx_vae.commands.sound import FilmSoundTask
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.info import main as info
@@ -155,6 +158,91 @@ def test_a_window_that_fails_leaves_nothing(windows, capsys):
     assert line.startswith("error: windows/w10.safetensors: ")
 
 
+def overwritten(path, values):
+    """Write the values of a window in place, which changes no more than its time."""
+    with path.open("r+b") as file:
+        file.seek(-values.nbytes, os.SEEK_END)
+        file.write(values.tobytes())
+
+
+def cut_and_written(path, values):
+    content = path.read_bytes()
+    os.truncate(path, 100)
+    path.write_bytes(content)
+
+
+def replaced(path, values):
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("change", [overwritten, cut_and_written, replaced])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_window_that_changes_after_it_was_planned_is_an_error(windows, monkeypatch, capsys, change, name):
+    path, load = Path(f"windows/{name}.safetensors"), DecodeJob.load
+    os.utime(path, ns=(0, 0))  # before any tick of the clock in which the test runs
+
+    def loaded(job):
+        change(path, np.array(windows[0]))
+        return load(job)
+
+    monkeypatch.setattr(DecodeJob, "load", loaded)
+    line = failed(capsys, "windows", *VAE, "--join", "--carry", CARRY, "-o", "film.npy")
+    assert line.startswith(f"error: {path}: cannot be read, as the file changed while it was read; wait until ")
+
+
+def test_a_window_whose_sound_changes_after_it_was_planned_is_an_error(windows, monkeypatch, capsys, audio_case):
+    for number, window in enumerate(windows[:2]):
+        save_latents(f"{number}.safetensors", window, audio=mx.array(random_latents(40)))
+        os.utime(f"{number}.safetensors", ns=(0, 0))
+    model, run_task = audio_case("ltx2").checkpoint, FilmSoundTask.run
+
+    def run_changed(task, bar):
+        cut_and_written(Path("0.safetensors"), None)
+        run_task(task, bar)
+
+    monkeypatch.setattr(FilmSoundTask, "run", run_changed)
+    arguments = ["0.safetensors", "1.safetensors", "--join", "--carry", CARRY, "--audio-model", model, "-o", "film.wav"]
+    assert failed(capsys, *arguments).startswith("error: 0.safetensors: cannot be read, as the file changed while it ")
+
+
+def with_nan(array):
+    """Latents, of pictures or of sound, whose last position in time is NaN."""
+    values = np.array(array)
+    values[0, :, -1] = np.nan
+    return values
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"], ["--dry-run", "--json"]])
+def test_values_of_all_windows_are_checked_before_anything_is_decoded(
+    windows, capsys, loads, audio_case, golden, options
+):
+    join, sound = ["--join", "--carry", CARRY, *options], {"audio_latents": random_latents(43)}
+    for number, window in enumerate(map(np.array, windows)):
+        save_file({"latents": window, **sound}, f"{number}.safetensors")
+    bad = {"audio_latents": with_nan(sound["audio_latents"])}
+    save_file({"latents": np.array(windows[2]), **bad}, "2.safetensors")
+    files, model = [f"{number}.safetensors" for number in range(3)], ["--audio-model", audio_case("ltx2").checkpoint]
+    said = "error: 2.safetensors: audio latents 'audio_latents': 128 of 5504 values are not finite"
+    assert failed(capsys, *files, *VAE, *join, *model, "-o", "film.mp4").startswith(said)
+    assert failed(capsys, *files, *join[:3], *model, *options, "-o", "film.wav").startswith(said)
+    for number, window in enumerate((*windows[:2], with_nan(windows[2]))):
+        save_file({"latents": np.array(window)}, f"{number}.safetensors")
+    for main, vae in ((decode, VAE), (preview, ["-m", demo.LATENT_RGB])):
+        line = failed(capsys, *files, *vae, *join, "-o", "film.mp4", main=main)
+        assert line.startswith("error: 2.safetensors: 128 of ")
+        assert " are not finite (NaN or infinite), the first at (b, c, f, h, w) = (0, 0, 5, 0, 0); check the " in line
+    for number, window in enumerate(windows_of(3, 3, channels=8, size=(2, 2))):
+        planes = {"keyframe_latents": np.array(window[:, :, :1]), "keyframe_frame_indices": np.array([4])}
+        planes["keyframe_latents"][0, 0, 0, 1, 1] = np.nan if number else 0
+        save_file({"latents": np.array(window), **planes}, f"{number}.safetensors")
+    diffusion = ["-m", golden("ltx2_5_keyframes").checkpoint, "--join", "--carry", 9, *options]
+    line = failed(capsys, *files[:2], *diffusion, "-o", "film.mp4")
+    assert line.startswith("error: 1.safetensors: keyframe latents: 1 of 32 values are not finite")
+    assert loads == []
+
+
 def test_a_batch_of_windows_becomes_several_films(windows, vae):
     for number, pair in enumerate(windows_of(4, 4, channels=64, batch=2)):
         save_latents(f"{number}.safetensors", pair)
@@ -254,29 +342,30 @@ def test_a_video_is_encoded_in_the_windows_of_a_film(tmp_path, monkeypatch, caps
     assert len(np.load("film.npy")) == report["frames"]
 
 
-@pytest.mark.slow
-def test_windows_that_share_more_than_they_add_are_joined_with_the_blend_that_is_named(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("size", "carry", "blends"), [(17, 9, [9, 7, 7]), (33, 17, [17, 15])])
+def test_windows_that_share_more_than_they_add_are_joined(tmp_path, monkeypatch, capsys, size, carry, blends):
     monkeypatch.chdir(tmp_path)
+    count = size + (size - carry) * len(blends)
     with VideoWriter("clip.mkv", size=(64, 32), fps=24, codec="ffv1") as out:
-        out.write(pictures(65))
-    assert run(encode, "clip.mkv", *VAE, "--windows", 33, "--carry", 17, "-o", "w/", "-q") == 0
-    said = capsys.readouterr().err
-    assert "a carry of 17 add 16, so decode --join takes them with --blend 15 or less; to blend the whole carry" in said
-    assert "share at most 9." in said
+        out.write(pictures(count))
+    assert run(encode, "clip.mkv", *VAE, "--windows", size, "--carry", carry, "-o", "w/", "-q") == 0
+    assert capsys.readouterr().err == ""
     assert run(info, "w/00001.safetensors") == 0
-    assert "stated: frames 33, width 64, height 32, carry 17" in capsys.readouterr().out
+    assert f"stated: frames {size}, width 64, height 32, carry {carry}" in capsys.readouterr().out
     arguments = ["w", *VAE, "--join", "-o", "film.npy"]
-    for options in ([], ["--blend", 16]):
-        line = failed(capsys, *arguments, *options)
-        assert line.endswith("that one adds only 16 frames; blend at most 15 (--blend 15), or correct --carry.")
-    assert run(decode, *arguments, "--blend", 15, "-q") == 0
-    assert len(np.load("film.npy")) == 65
+    assert run(decode, *arguments, "--dry-run") == 0
+    assert f"carry {carry}, blend {blends[-1]} to {carry}\n" in capsys.readouterr().out
+    assert run(decode, *arguments, "--json") == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert (plan["blend"], [window["blend"] for window in plan["windows"]]) == (carry, [0, *blends])
+    assert len(np.load("film.npy")) == count
+    most = blends[-1]
+    line = failed(capsys, *arguments, "-y", "--blend", most + 1)
+    assert line.endswith(f"adds only {most + 1} frames; blend at most {most} (--blend {most}), or correct --carry.")
+    assert run(decode, *arguments, "-y", "--blend", most, "-q") == 0
     arguments = ["w", "-m", demo.LATENT_RGB, "--join", "-o", "film.npy", "-y"]  # a frame for eight of the video
-    assert "adds only 2 frames; blend at most 15 (--blend 15)" in failed(capsys, *arguments, main=preview)
-    assert run(preview, *arguments, "--blend", 15, "-q") == 0
-    assert run(encode, "clip.mkv", *VAE, "--windows", 33, "--carry", 9, "-o", "less/", "-q") == 0
-    assert "share at most" not in capsys.readouterr().err
-    assert run(decode, "less", *VAE, "--join", "-o", "film.npy", "-q", "-y") == 0
+    assert run(preview, *arguments, "-q") == 0
+    assert len(np.load("film.npy")) == 1 + (count - 1) // 8
 
 
 def test_windows_are_encoded_into_a_new_folder_or_not_at_all(tmp_path, monkeypatch, capsys):

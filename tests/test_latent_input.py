@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mlx_ltx_vae import DecodeCancelled, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.loading import load_network
+from mlx_ltx_vae.pipeline import sources
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, decode_with_tiling
 
 TOLERANCE = 2e-5
@@ -156,12 +157,54 @@ def test_arriving_latents_that_cannot_be_decoded_are_refused(vae, parts, words):
         {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(64, 32), TemporalTilingConfig(16, 8))},
     ],
 )
-def test_a_file_is_read_in_the_parts_that_the_plan_needs(noisy_vae, options):
+def test_a_file_is_read_in_the_parts_that_the_plan_needs(noisy_vae, options, monkeypatch):
+    monkeypatch.setattr(sources, "VALUES_AT_ONCE", 1)  # of the check before the decode
     latents = latents_of(noisy_vae, 3, 2, 3)
     plan = noisy_vae.plan(latents.shape, **options)
     mapped = Mapped(latents)
     assert_close(noisy_vae.decode(mapped, plan), noisy_vae.decode(latents, plan))
     assert (mapped.largest == latents.size) is (options["mode"] == "single")
+
+
+def spoiled(latents, value=mx.nan):
+    """Latents whose last frame has values that are not finite in the second column."""
+    return mx.concatenate([latents[:, :, :-1], mx.where(mx.arange(3) == 1, value, latents[:, :, -1:])], axis=2)
+
+
+@pytest.mark.parametrize("value", [mx.nan, mx.inf, -mx.inf])
+@pytest.mark.parametrize("kind", [np.array, mx.array, Mapped, lambda latents: mx.split(latents, 4, axis=2)])
+def test_values_of_latents_that_are_known_as_a_whole_are_checked_before_the_first_frame(vae, tmp_path, kind, value):
+    latents, frames = kind(spoiled(latents_of(vae), value)), []
+    for decode in (
+        vae.stream,
+        vae.decode,
+        vae.decode_uint8,
+        lambda latents: vae.decode(latents, on_frames_ready=lambda *given: frames.append(given)),
+        lambda latents: vae.decode_to_file(latents, tmp_path / "clip.mp4"),
+    ):
+        with pytest.raises(LatentsError, match="16 of (48|192) latent values are NaN or infinite"):
+            decode(latents)
+    assert frames == list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("order", ["time", "rows", "columns"])
+def test_latents_in_a_file_are_checked_in_parts_where_they_are_decoded(vae, order, monkeypatch):
+    latents = spoiled(latents_of(vae, 16))
+    mapped, frame = Mapped(latents), latents[:, :, :1].size
+    monkeypatch.setattr(sources, "VALUES_AT_ONCE", 3 * frame + 1)
+    with pytest.raises(LatentsError, match="NaN or infinite"):
+        vae.stream(mapped, vae.plan(latents.shape, order=order))
+    assert mapped.largest == 3 * frame
+    part = vae.decode(mapped, vae.plan(latents.shape, order=order, frames=(0, 9)))
+    assert_close(part, vae.decode(latents[:, :, :-1])[:, :, :9])
+
+
+def test_latents_that_arrive_are_checked_as_they_come(vae):
+    latents = spoiled(latents_of(vae, 12))
+    stream = vae.stream(latents[:, :, frame : frame + 1] for frame in range(12))
+    assert next(stream).frames.shape[1]
+    with pytest.raises(LatentsError, match="16 of 48 latent values are NaN"):
+        list(stream)
 
 
 def test_unnormalized_latents_are_normalized_with_the_vaes_statistics(vae, noisy_vae):

@@ -112,7 +112,7 @@ _HOLD = """
 import resource, sys
 import mlx.core as mx
 from mlx_ltx_vae.latents import open_latents
-from mlx_ltx_vae.pipeline.sources import sample_moments
+from mlx_ltx_vae.pipeline.sources import check_values, sample_moments
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -127,6 +127,7 @@ for frame in range(0, 64, 4):
 for row in range(0, 128, 16):
     latents[:, :, :, row : row + 1]
 sample_moments(latents)
+check_values(latents)
 print(opened - before, peak() - before)
 """
 

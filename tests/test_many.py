@@ -15,8 +15,12 @@ from PIL import Image
 
 from many_files import VAE, failed, names, run
 from mlx_ltx_vae import VideoVAE, demo, load_latents, save_latents
+from mlx_ltx_vae.commands import decode_command
+from mlx_ltx_vae.commands.decode_command import DecodeTask
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
+from mlx_ltx_vae.pipeline import decode as pipeline_decode
+from mlx_ltx_vae.preview import main as preview
 from terminals import run_on_terminal
 
 
@@ -103,12 +107,42 @@ def test_a_broken_file_does_not_stop_the_others_and_the_exit_code_is_1(clips, ca
     assert captured.err.splitlines() == [broken, missing, last]
 
 
-def test_an_error_in_the_middle_of_a_decode_leaves_nothing_of_that_file(clips, capsys):
+def test_an_error_in_the_middle_of_a_decode_leaves_nothing_of_that_file(clips, capsys, monkeypatch):
     values = mx.concatenate([load_latents("three.safetensors")[0], mx.full((1, 64, 1, 2, 2), float("nan"))], axis=2)
     mx.save_safetensors("spoiled.safetensors", {"latents": values})
+    for module in (decode_command, pipeline_decode):
+        monkeypatch.setattr(module, "check_values", lambda *_: None)
     assert run(decode, "spoiled.safetensors", "one.safetensors", *VAE, "-o", "out/", "-q") == 1
     assert capsys.readouterr().err.startswith("error: spoiled.safetensors: ")
     assert names("out") == ["one.mp4"]
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_values_of_a_file_and_of_its_whole_batch_are_checked_before_anything_is_decoded(clips, capsys, loads, options):
+    values = np.random.default_rng(0).standard_normal((2, 64, 20, 2, 2)).astype(np.float32)
+    values[1, 5, 19, 1, 1] = np.inf
+    np.save("batch.npy", values)
+    np.save("clip.npy", values[1:])
+    for source in ("batch.npy", "clip.npy"):
+        for main, model in ((decode, VAE), (preview, ["-m", demo.LATENT_RGB])):
+            line = failed(capsys, source, *model, "-o", "out.mp4", *options, main=main)
+            assert line.startswith(f"error: {source}: 1 of ")
+            assert f"(b, c, f, h, w) = ({int(source == 'batch.npy')}, 5, 19, 1, 1)" in line
+    assert loads == []
+    part = ["--frames", "0:9", "-q", "-o", "part.npy"]
+    assert run(decode, "clip.npy", *VAE, *part, *options) == 0  # which needs no later latent frames
+
+
+def test_values_of_all_files_are_checked_before_the_first_is_decoded(clips, capsys, monkeypatch):
+    values = np.array(load_latents("two.safetensors")[0])
+    values[0, 0, -1] = np.nan
+    np.save("spoiled.npy", values)
+    checked, check = [], decode_command.check_values
+    monkeypatch.setattr(decode_command, "check_values", lambda *given: checked.append(given[0].source) or check(*given))
+    monkeypatch.setattr(DecodeTask, "run", lambda *_: checked.append("decoded"))
+    assert run(decode, "one.safetensors", "spoiled.npy", "two.safetensors", *VAE, "-o", "out/", "-q") == 1
+    assert checked == ["one.safetensors", "spoiled.npy", "two.safetensors", "decoded", "decoded"]
+    assert capsys.readouterr().err.startswith("error: spoiled.npy: 4 of ")
 
 
 def test_errors_that_do_not_name_their_file_are_shown_with_it_and_that_of_the_checkpoint_once(clips, capsys):

@@ -9,6 +9,7 @@ from comfy_api.latest import io
 
 from mlx_ltx_vae import AudioStream, LatentsError
 from mlx_ltx_vae.latents import looks_like_audio
+from mlx_ltx_vae.pipeline.sources import check_finite
 
 MAX_CHANNELS = 8  # of a sound in a video file
 
@@ -51,6 +52,12 @@ def audio_latents(latent: dict | list[dict]) -> np.ndarray | list[np.ndarray] | 
         return samples_of_windows
     samples = parts_of(latent)[-1]
     return to_numpy(samples) if looks_like_audio(samples.shape, None) else None
+
+
+def check_videos(latents: list[dict]) -> None:
+    """Raise a `LatentsError` unless all values of the videos' parts are finite."""
+    for number, latent in enumerate(latents, 1):
+        check_finite(video_latents(latent), f"LATENT {number} of the list")
 
 
 def to_numpy(tensor: Any) -> np.ndarray:

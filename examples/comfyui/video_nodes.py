@@ -22,7 +22,7 @@ from mlx_ltx_vae.video.audio import SLACK
 from . import host
 from .audio_nodes import audio_vae_input
 from .host import AUTO, CATEGORY, NO_SOUND, FileNode, budget, budget_input, fps_input, loaded_input, vae_input
-from .latents import PaddedSound, audio_latents, latent_input, samples_of, video_latents, write_sound
+from .latents import PaddedSound, audio_latents, check_videos, latent_input, samples_of, video_latents, write_sound
 from .networks import Source, VAEFile
 from .options_node import DecoderOptions, options_input
 from .worker import Job, Report
@@ -69,7 +69,7 @@ class Sound(NamedTuple):
 
 
 class Carry(NamedTuple):
-    """Frames that windows of a film share, and how many of them are crossfaded; None for all."""
+    """Frames that windows of a film share, and how many of them are crossfaded; None for all that fit."""
 
     frames: int
     blend: int | None
@@ -242,6 +242,7 @@ class LTXSaveVideo(VideoNode):
             ]
         else:
             count = max(map(len, lists.values()))
+            check_videos(lists["latent"])  # before the first is decoded
             calls = [
                 {name: values[min(index, len(values) - 1)] for name, values in lists.items()} for index in range(count)
             ]
@@ -304,7 +305,7 @@ def sound_inputs() -> list[io.Input]:
 def join_inputs() -> list[io.Input]:
     join = "Makes one video of a list of latents: overlapping windows, each decoded alone and crossfaded with the next."
     carry = "With join: the frames that a window shares with the one before."
-    blend = "With join: how many of these frames are crossfaded; 0 for a hard cut, -1 for all."
+    blend = "With join: how many of these frames are crossfaded; 0 for a hard cut, -1 for all that fit."
     return [
         io.Boolean.Input("join", default=False, optional=True, tooltip=join),
         io.Int.Input("carry", default=DEFAULT_CARRY, min=0, step=8, optional=True, advanced=True, tooltip=carry),

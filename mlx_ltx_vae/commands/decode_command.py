@@ -22,13 +22,14 @@ from .. import demo
 from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import ItemsError, LatentsError, PlanError
-from ..files import is_pipe, numbered_names
+from ..files import FileState, is_pipe, numbered_names
 from ..latents import LatentsFile, LatentsInfo, open_latents
 from ..latents.keyframes import Keyframes, KeyframesFile, describe_keyframes
 from ..models.noise import check_takes_seed
 from ..pipeline.decode import DecodeStream, write_files
 from ..pipeline.frames import FrameChunk, HDROptions
 from ..pipeline.progress import FrameBar
+from ..pipeline.sources import check_values
 from ..planning.film import Film, FilmPlan, Overlap, plan_window
 from ..planning.plan import DecodePlan, parse_options
 from ..planning.planner import plan_decode
@@ -337,6 +338,16 @@ class DecodeTask(Task):
             )
         return file
 
+    def check_values(self) -> None:
+        self._check_latents()
+        if self._sound is not None and self.plan.sound is not None:
+            self._sound.check_values()
+
+    def _check_latents(self) -> None:
+        check_values(self._file.map(**self._stored), self.plan.excerpt and self.plan.excerpt.latents)
+        if self._keyframes is not None:
+            self._keyframes.read(**self._stored)
+
     def _find_keyframes(self, file: LatentsFile) -> KeyframesFile | None:
         decoder = self._job.checkpoint.spec("decoder")
         return find_keyframes(self._job.keyframes, file, decoder, is_dry_run=self._job.dry_run)
@@ -549,6 +560,7 @@ class _Window:
     shape: LatentShape
     keyframes: tuple[int, ...]  # their frame numbers
     header: list[Any]
+    state: FileState
 
 
 class FilmTask(DecodeTask):
@@ -567,7 +579,7 @@ class FilmTask(DecodeTask):
             file = self._open_file(path)
             keyframes = super()._find_keyframes(file)
             frames = () if keyframes is None else keyframes.frames
-            self._windows.append(_Window(path, file.shape, frames, _header(file)))
+            self._windows.append(_Window(path, file.shape, frames, _header(file), file.file.state))
             files.append(file.info)
         spec, scale = self._job.checkpoint.spec("decoder"), self._job.checkpoint.config.scale
         _, self._carry = agree_on_film(files, self._job.fps, self._carry, scale)
@@ -575,7 +587,19 @@ class FilmTask(DecodeTask):
         self._shared_latents = scale.covering_latent_grid((self._carry, 1, 1))[0] if self._carry else 0
         for window in self._windows:
             self._film.add(spec, window.shape, window.path)
-        return self._open_file(self._item.windows[0])
+        return self._open_window(self._windows[0])
+
+    def _open_window(self, window: _Window) -> LatentsFile:
+        """Open the file of a window again. Raises a `LatentsError` if it is not the file that was planned."""
+        file = self._open_file(window.path)
+        file.file.check_state(window.state)
+        return file
+
+    def _check_latents(self) -> None:
+        for number, is_decoded in self._film.used(self._excerpt):
+            if is_decoded:
+                check_values(self._open_window(self._windows[number]).map(**self._stored))
+            self._read_keyframes(self._windows[number], 0)
 
     def _num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
         shared = out_grid((self._shared_latents, 1, 1))[0] if self._shared_latents else 0
@@ -591,7 +615,7 @@ class FilmTask(DecodeTask):
     def _find_latents_of(self, sound: SoundSettings) -> FoundSound | None:
         return find_film_sound(
             sound,
-            [partial(self._open_file, window.path) for window in self._windows],
+            [partial(self._open_window, window) for window in self._windows],
             [part.frames.end for part in self._film.parts],
             frames=self._excerpt,
             fps=self._fps,
@@ -604,7 +628,7 @@ class FilmTask(DecodeTask):
     def sample(self) -> dict[str, Any]:
         digests: list[Any] = []
         for window in self._windows:
-            file = self._open_file(window.path)
+            file = self._open_window(window)
             keyframes = super()._find_keyframes(file)
             digests += [file.digest(), None if keyframes is None else keyframes.digest()]
         return {"the values of the latents": digests}
@@ -642,13 +666,12 @@ class FilmTask(DecodeTask):
     def _read_ahead(self, index: int) -> Iterator[tuple[mx.array | np.ndarray, Keyframes | None]]:
         """Yield the latents and the keyframes of each window of one film, read while the one before is decoded."""
         wanted = deque(self._windows[number] for number in self.plan.windows)
-        start = self._film.parts[min(self.plan.windows)].start
+        used = dict(self._film.used(self._excerpt))
         with ThreadPoolExecutor(1) as pool:
             ahead = pool.submit(self._read, wanted.popleft(), index)
             for number, window in enumerate(self._windows):
                 if number not in self.plan.windows:  # it only has a place in the film, and perhaps keyframes to carry
-                    is_carried = self._film.parts[number].frames.end > start
-                    keyframes = self._read_keyframes(window, index) if is_carried else None
+                    keyframes = self._read_keyframes(window, index) if number in used else None
                     yield np.broadcast_to(np.float32(0), window.shape._replace(batch=1)), keyframes
                     continue
                 current = ahead
@@ -657,13 +680,11 @@ class FilmTask(DecodeTask):
                 yield current.result()
 
     def _read(self, window: _Window, index: int) -> tuple[mx.array, Keyframes | None]:
-        file = self._open_file(window.path)
-        if file.shape != window.shape:
-            raise LatentsError(f"{window.path}: was replaced by latents of another shape; start again.")
-        return file.map(**self._stored).item(index)[()], self._read_keyframes(window, index)
+        latents = self._open_window(window).map(**self._stored).item(index)[()]
+        return latents, self._read_keyframes(window, index)
 
     def _read_keyframes(self, window: _Window, index: int) -> Keyframes | None:
-        file = super()._find_keyframes(self._open_file(window.path)) if window.keyframes else None
+        file = super()._find_keyframes(self._open_window(window)) if window.keyframes else None
         if file is None:
             return None
         keyframes = file.read(**self._stored).item(index)

@@ -30,7 +30,7 @@ from ..pipeline.audio import every_chunk
 from ..pipeline.encode import cut_windows
 from ..pipeline.frames import to_encoder_pixels
 from ..pipeline.progress import FrameBar
-from ..planning.film import DEFAULT_CARRY, check_carry, largest_blended_carry
+from ..planning.film import DEFAULT_CARRY, check_carry
 from ..planning.plan import EncodePlan, Plan, parse_options
 from ..planning.planner import plan_encode
 from ..shapes import LatentShape, Size, format_size
@@ -144,16 +144,13 @@ class EncodeTask(Task):
             if (job.windows - 1) % scale.time or job.windows <= self._carry:
                 expected = f"1 + {scale.time}*k frames, more than the {self._carry} that they share"
                 raise PlanError(f"windows have {expected}, not {job.windows}; correct --windows.")
-            if self._carry > (most := largest_blended_carry(scale, job.windows)):
-                added = job.windows - self._carry
-                warn(
-                    f"windows of {job.windows} frames with a carry of {self._carry} add {added}, so decode --join "
-                    f"takes them with --blend {added - 1} or less; to blend the whole carry, share at most {most}."
-                )
         if item.output is not None:
             if job.windows is None:
                 check_latents_name(item.output)
             self._name_outputs([item.output])
+
+    def check_values(self) -> None:
+        """Do nothing: a video is checked as it is read."""
 
     @contextmanager
     def open(self) -> Iterator[None]:

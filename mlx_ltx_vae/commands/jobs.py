@@ -481,6 +481,8 @@ class Job(ABC):
             try:
                 task = self.make_task(item)
                 self._task = None if self.is_many else task
+                if not item.is_skipped:
+                    task.check_values()
             except Exception as error:
                 self._fail(item, error)
         check_outputs(items)
@@ -602,12 +604,16 @@ class Job(ABC):
 
 
 class Task(ABC):
-    """An item on its way through a network. Making a task reads no more than a header, and completes the item."""
+    """An item on its way through a network. Making a task reads no more than headers, and completes the item."""
 
     plan: Plan  # from `open` on
 
     def __init__(self, job: Job, item: Item) -> None:
         self._job, self._item = job, item
+
+    @abstractmethod
+    def check_values(self) -> None:
+        """Read all latents that are decoded, and raise a `LatentsError` for values that are not finite."""
 
     def open(self) -> AbstractContextManager[object]:
         """Hold the input open, and plan, until the end of the block. Nothing is written."""

@@ -147,7 +147,7 @@ def add_input_options(parser: CommandParser, *, output: str, demo: str, model: s
     film.add_argument("--join", action="store_true", help=join)
     carry = "video frames that a window shares with the one before (default: as the files state, else 25)"
     film.add_argument("--carry", type=count, metavar="N", help=carry)
-    blend = "how many of these frames, the last ones, are crossfaded; 0 for a hard cut (default: all)"
+    blend = "how many of these frames, the last ones, are crossfaded; 0 for a hard cut (default: all that fit)"
     film.add_argument("--blend", type=count, metavar="N", help=blend)
     rate = "frames per second: 24, 23.976, 30000/1001 (default: the file's, else 24)"
     parser.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)

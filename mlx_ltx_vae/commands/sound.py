@@ -16,8 +16,9 @@ from ..backend.machine import Machine, Work
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt, warn
+from ..files import FileState
 from ..latents import AudioLatentsFile, LatentsFile, open_audio_latents, open_latents
-from ..models.base import SoundConfig
+from ..models.base import SoundConfig, Statistics
 from ..pipeline.audio import AudioStream, every_chunk
 from ..pipeline.joined import join_sound
 from ..pipeline.progress import FrameBar
@@ -72,6 +73,10 @@ class SoundSettings:
         return cast(SoundConfig, self.open().config)
 
     @cached_property
+    def statistics(self) -> Statistics | None:
+        return self.open().read_statistics()
+
+    @cached_property
     def loaded(self) -> AudioVAE:
         """The networks, loaded once."""
         return AudioVAE.from_pretrained(self.open(), dtype=self.dtype, encoder=False)
@@ -123,6 +128,13 @@ class FoundSound:
                 return []
         return every_chunk(partial(self.plan, machine, frames=samples))
 
+    def check_values(self) -> None:
+        """Raise the errors of reading all latents that are decoded."""
+        self._check(self.file)
+
+    def _check(self, file: AudioLatentsFile) -> None:
+        file.read(statistics=self.settings.statistics, unnormalized=self.settings.unnormalized)
+
     def stream(self, index: int, plan: Plan | None) -> Sound:
         """The sound of the video with this index, as planned; silence without a plan."""
         if not isinstance(plan, DecodePlan):
@@ -155,6 +167,11 @@ class FilmSound(FoundSound):
             return []
         own, number = max(wanted, key=lambda each: each[0][1] - each[0][0])
         return every_chunk(partial(self._plan_window, number, own))
+
+    def check_values(self) -> None:
+        for number, part in enumerate(self.parts):
+            if part.wanted(self.samples):
+                self._check(self.open_window(number))
 
     def stream(self, index: int, plan: Plan | None) -> Sound:
         if not isinstance(plan, DecodePlan):
@@ -191,13 +208,16 @@ def find_film_sound(
     if first is None:
         return None
 
+    states: dict[int, FileState] = {}  # of the windows when they were first opened
+
     def open_window(number: int) -> AudioLatentsFile:
         clip = files[number]()
+        clip.file.check_state(states.setdefault(number, clip.file.state))
         if (found := find_sound(settings, clip)) is None:
             raise LatentsError(f"{clip.info.source}: has no audio latents, and the first window has; give all or none.")
         return found.file
 
-    lengths = [first.file.length, *(open_window(number).length for number in range(1, len(files)))]
+    lengths = [open_window(number).length for number in range(len(files))]
     config = settings.config
     parts = list(sound_parts(ends, map(config.num_samples, lengths), config.sample_rate, fps))
     samples = None
@@ -270,6 +290,9 @@ class SoundTask(Task):
 
     def networks(self) -> dict[str, dict[str, str]]:
         return {"audio_vae": self._sound.used}
+
+    def check_values(self) -> None:
+        self._sound.check_values()
 
     def run(self, bar: FrameBar) -> None:
         bar.enter("decoding")

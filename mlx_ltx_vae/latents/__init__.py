@@ -25,6 +25,7 @@ from ..units import format_count
 from .files import (
     GivenStatistics,
     MappedLatents,
+    OpenFile,
     StoredArray,
     StoredLatents,
     check_finite,
@@ -98,6 +99,11 @@ class LatentsFile:
                 text = "states no num_frames, so padding at the end that its pipeline may have added is decoded too"
                 warn(f"{self.info.source}: {text}; {option('slice it off', 'leave it out with --frames')}.")
         return keyframes
+
+    @property
+    def file(self) -> OpenFile:
+        """The open file."""
+        return self._stored.stored.file
 
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> mx.array:
         """Normalized latents `(B, C, F', H', W')` in the file's dtype; float32 for float64, or if normalized here.

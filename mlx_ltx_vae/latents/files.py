@@ -33,6 +33,7 @@ from ..files import (
     MAX_WHOLE_BYTES,
     START_BYTES,
     UNSUSPECTED_BYTES,
+    FileState,
     Format,
     check_header,
     copy_stream,
@@ -78,8 +79,8 @@ class OpenFile(io.RawIOBase):
         self.source = source  # its name in errors
         self._descriptor, self._offset = os.dup(file.fileno()), 0
         weakref.finalize(self, os.close, self._descriptor)
-        self._state = file_state(self._descriptor)
-        self.size = self._state[2]
+        self.state = file_state(self._descriptor)
+        self.size = self.state[2]
 
     def pread(self, offset: int, size: int) -> bytes:
         """Bytes at an offset, fewer at the end of the file."""
@@ -114,7 +115,11 @@ class OpenFile(io.RawIOBase):
         return content
 
     def check_unchanged(self) -> None:
-        if file_state(self._descriptor) != self._state:
+        self.check_state(file_state(self._descriptor))
+
+    def check_state(self, state: FileState) -> None:
+        """Raise a `LatentsError` if the file was replaced or written to between now and the time of a state."""
+        if state != self.state:
             raise self.changed()
 
     def changed(self) -> LatentsError:
@@ -313,7 +318,7 @@ class StoredArray:
     """A tensor of a file. Its header and its values are read when they are used; errors are `LatentsError`s."""
 
     def __init__(self, tensors: TensorFile, name: str) -> None:
-        self.source = tensors.file.source
+        self.file, self.source = tensors.file, tensors.file.source
         self._tensors, self._name = tensors, name
 
     @cached_property

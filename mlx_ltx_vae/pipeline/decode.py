@@ -60,6 +60,7 @@ from .sources import (
     Source,
     as_latents,
     check_part,
+    check_values,
     sample_moments,
     warn_of_unusual,
 )
@@ -275,9 +276,11 @@ class DecodePipeline:
                 options: DecodeOptions = {**self.options, "keyframes": padded.keyframes}
                 run = replace(self, options=options, format=self.format or plan.format)
                 return padded.crop(run._decode_whole(padded.latents, self.make_plan(padded.latents.shape)))
+        interval = plan.excerpt.latents if plan.excerpt else None
+        if not isinstance(latents, (mx.array, np.ndarray)):
+            check_values(latents, interval)
         if self._is_first:
             warn_of_unusual(sample_moments(latents), shape, self.decoder, latents, self.options["unnormalized"])
-        interval = plan.excerpt.latents if plan.excerpt else None
         return self._run(plan, partial(LatentSource, latents, frames=interval))
 
     def _decode_joined(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:

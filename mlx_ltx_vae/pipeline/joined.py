@@ -16,6 +16,7 @@ from ..backend.mlx_utils import take, to_mlx
 from ..errors import LatentsError, PlanError
 from ..latents.keyframes import Keyframes, check_keyframes, frame_numbers
 from ..models.noise import window_seed
+from ..models.specs import NetworkSpec
 from ..planning.film import Film, Part, fade_length, plan_window
 from ..planning.memory import FRAMES_PER_CONVERSION
 from ..planning.plan import DecodePlan
@@ -25,7 +26,7 @@ from .audio import AudioChunk, AudioStream
 from .decode import DecodeOptions, DecodePipeline, DecodeStream
 from .frames import FrameChunk
 from .run import ChunkStream
-from .sources import Latents
+from .sources import Latents, check_values
 
 Chunk = TypeVar("Chunk", FrameChunk, AudioChunk)
 
@@ -193,6 +194,8 @@ def stream_joined(
         for window in found:
             film.add(spec, window.latents.shape, window.name)
         _check_whole(film, frames)
+        for number, is_decoded in film.used(frames):
+            _check_window(found[number], spec, is_decoded=is_decoded)
         num_frames = film.num_frames if frames is None else frames[1] - frames[0]
     joined: Crossfade[FrameChunk] = Crossfade(
         "frames", Axis.TIME, _linear, longest=FRAMES_PER_CONVERSION, check=FrameChunk.check
@@ -207,6 +210,15 @@ def _check_whole(film: Film, frames: tuple[int, int] | None) -> None:
         raise LatentsError("there are no windows to decode.")
     if frames is not None and not 0 <= frames[0] < frames[1] <= film.num_frames:
         raise PlanError(f"the film has the frames 0:{film.num_frames}, and {frames[0]}:{frames[1]} are not in it.")
+
+
+def _check_window(window: FilmWindow, spec: NetworkSpec, *, is_decoded: bool) -> None:
+    """Check the values of a window, or of its keyframes alone."""
+    if is_decoded:
+        check_values(window.latents, name=window.name)
+    if window.keyframes is not None and spec.variant is not None:
+        window.keyframes.check(window.latents.shape, f"{window.name}: ")
+        check_values(window.keyframes.latents, name=f"{window.name}, keyframes")
 
 
 def _window(given: Any, number: int) -> FilmWindow:

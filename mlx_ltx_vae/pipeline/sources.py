@@ -4,11 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import tee
+from math import prod
 from typing import Any, Protocol, runtime_checkable
 
 import mlx.core as mx
 import numpy as np
 
+from ..backend.machine import VALUES_AT_ONCE
 from ..backend.mlx_utils import count_nonfinite, evaluate, native_array, take_joined, to_float, to_mlx
 from ..errors import LatentsError, option, warn
 from ..latents.files import read_frames, sampled_frames
@@ -248,8 +250,19 @@ def check_part(part: Any, shape: Sequence[int]) -> None:
         raise LatentsError(f"latents of shape {found} follow latents of {expected}; only the frames may differ.")
 
 
-def check_finite(latents: mx.array | np.ndarray) -> None:
-    """Evaluate latents, and raise a `LatentsError` if values are complex or not finite."""
+def check_values(latents: Latents, frames: Interval | None = None, name: str = "") -> None:
+    """Run `check_finite` on all latents, or on some frames of those in a file, which is read in parts."""
+    if isinstance(latents, mx.array) or hasattr(latents, "__array__"):
+        check_finite(native_array(latents, "latents"), name)
+        return
+    first, end = (frames.start, frames.end) if frames else (0, latents.shape[2])
+    step = max(1, VALUES_AT_ONCE * latents.shape[2] // prod(latents.shape))
+    for start in range(first, end, step):
+        check_finite(native_array(latents[:, :, start : min(start + step, end)], "latents"), name)
+
+
+def check_finite(latents: mx.array | np.ndarray, name: str = "") -> None:
+    """Evaluate latents, and raise a `LatentsError`, with this name, if values are complex or not finite."""
     if "complex" in str(latents.dtype):
         raise LatentsError(f"latents are {latents.dtype}; expected float32, float16 or bfloat16.")
     if isinstance(latents, mx.array):
@@ -261,11 +274,11 @@ def check_finite(latents: mx.array | np.ndarray) -> None:
         except TypeError as error:
             raise LatentsError(f"latents are {latents.dtype}; expected float32, float16 or bfloat16.") from error
     if bad:
-        raise LatentsError(f"{bad} of {latents.size} latent values are NaN or infinite.")
+        raise LatentsError(f"{name and f'{name}: '}{bad} of {latents.size} latent values are NaN or infinite.")
 
 
 def as_latents(latents: Any) -> LatentInput:
-    """Latents as a caller passed them: an array or a mapped file, which are checked if in memory, or an iterable.
+    """Latents as a caller passed them: an array, a mapped file or an iterable. What is in memory is checked.
 
     They are read piece by piece, and the caller may assign to them meanwhile. So numpy arrays are copied, except
     `np.memmap`, and MLX arrays are taken by a second name, which an assignment to the first does not change.
@@ -279,6 +292,10 @@ def as_latents(latents: Any) -> LatentInput:
     if hasattr(latents, "__array__"):  # of another library
         return as_latents(native_array(latents, "latents"))
     if isinstance(latents, (Latents, Iterable)) and not isinstance(latents, str):
+        parts: Sequence[Any] = latents if isinstance(latents, Sequence) else ()
+        for part in parts:
+            check_part(part, getattr(parts[0], "shape", ()))
+            check_finite(native_array(part, "latents"))
         return latents
     raise LatentsError(
         f"latents are {type(latents).__name__}; expected an array (B, C, F', H', W') or an iterator of them; for a "

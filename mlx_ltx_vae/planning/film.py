@@ -25,21 +25,24 @@ class Overlap:
 
     Attributes:
         carry: the number of frames at the start of a window that show the same time as the end of the window before.
-        blend: the number of them that are crossfaded, at the end of the carry. The others are dropped.
+        blend: the most of them that are crossfaded, at the end of the carry. The others are dropped.
+        shortens: whether fewer are crossfaded after a window that adds too few frames; otherwise it is an error.
         video_frames: the frames of the video that one frame of the decoder stands for.
     """
 
     carry: int
     blend: int
     video_frames: int = 1
+    shortens: bool = False
 
     @classmethod
     def of(cls, scale: ScaleFactors, spec: NetworkSpec, carry: int, blend: int | None) -> "Overlap":
         """Check a carry and a blend that count frames of the video; a `PlanError` says what is possible.
 
-        `scale` belongs to the VAE. A decoder of previews may make fewer frames, and its windows then share fewer.
+        `scale` belongs to the VAE. A decoder of previews may make fewer frames, and its windows then share fewer. A
+        blend of `None` is the whole carry, or less where a window adds too few frames.
         """
-        steps = scale.time
+        steps, shortens = scale.time, blend is None
         check_carry(scale, carry)
         blend = carry if blend is None else blend
         if not is_count(blend) or blend > carry:
@@ -47,19 +50,13 @@ class Overlap:
                 f"a carry of {carry} frames allows a blend of 0 to {carry}, not {quote(blend)}; correct the blend."
             )
         own = spec.out_grid((1 + (carry - 1) // steps, 1, 1))[0] if carry else 0
-        return cls(own, blend * spec.scale.time // steps, steps // spec.scale.time)
+        return cls(own, blend * spec.scale.time // steps, steps // spec.scale.time, shortens)
 
 
 def check_carry(scale: ScaleFactors, carry: int) -> None:
     """Raise a `PlanError` for a number of frames that windows cannot share."""
     if rule := scale.carry_rule(carry):
         raise PlanError(f"windows share {rule}, not {quote(carry)}; correct the carry.")
-
-
-def largest_blended_carry(scale: ScaleFactors, frames: int) -> int:
-    """The most frames that windows can share and blend all of: fewer than a window of `frames` frames adds."""
-    most = (frames - 1) // 2
-    return most - (most - 1) % scale.time if most else 0
 
 
 @dataclass(frozen=True)
@@ -121,6 +118,8 @@ class Film:
             if carry >= before.frames.end - before.start:
                 length = format_count(before.frames.end - before.start, "frame")
                 raise LatentsError(f"{shares}, which has {length}; correct {right}, or leave that window out.")
+            if self.overlap.shortens:
+                blend = min(blend, kept - 1)
             if blend and blend >= kept:
                 most = kept * self.overlap.video_frames - 1
                 raise LatentsError(
@@ -137,6 +136,16 @@ class Film:
         for number, part in enumerate(self.parts):
             if (own := part.wanted(frames)) is not None:
                 yield number, own
+
+    def used(self, frames: tuple[int, int] | None) -> Iterator[tuple[int, bool]]:
+        """Yield the number of each window that some frames of the film need, and whether it is decoded.
+
+        Windows that are not decoded may have keyframes that are carried to those that are.
+        """
+        decoded = [number for number, _ in self.wanted(frames)]
+        for number, part in enumerate(self.parts[: decoded[-1] + 1]):
+            if part.frames.end > self.parts[decoded[0]].start:
+                yield number, number in decoded
 
     def carried_keyframes(self, number: int, before: Sequence[int], own: Sequence[int]) -> dict[int, int]:
         """Return the keyframes of the window before that a window sees too: their indices, and frames in the window.
@@ -253,19 +262,23 @@ class FilmPlan:
     def as_dict(self) -> dict[str, Any]:
         """The plan as a JSON-serializable dict, with the keys of the largest window's plan."""
         first = {} if self.excerpt is None else {"first_frame": self.excerpt[0]}
-        windows = [{"window": number + 1, **plan.as_dict()} for number, plan in self.windows.items()]
+        fades = [part.fade.length for part in self.film.parts]
+        windows = [
+            {"window": number + 1, "blend": fades[number], **plan.as_dict()} for number, plan in self.windows.items()
+        ]
         own = {"frames": self.num_frames, "carry": self.film.overlap.carry, "blend": self.film.overlap.blend}
         return {**self.largest.as_dict(), **own, **first, "windows": windows}
 
     def __str__(self) -> str:
         overlap, part = self.film.overlap, ""
+        blends = sorted({part.fade.length for part in self.film.parts[1:]} or {overlap.blend})
         frames = f"{format_count(self.num_frames, 'frame')} of {format_size(*self.frame_size)}"
         if self.excerpt is not None:
             part = f" ({self.excerpt[0]} to {self.excerpt[1] - 1} of {self.film.num_frames})"
         seconds = format_seconds(float(self.num_frames / self.fps))
         lines = [
             f"film     {frames}{part}, {seconds} at {float(self.fps):.6g} fps",
-            f"windows  {len(self.film.parts)}, carry {overlap.carry}, blend {overlap.blend}",
+            f"windows  {len(self.film.parts)}, carry {overlap.carry}, blend {' to '.join(map(str, blends))}",
             f"peak     {format_bytes(self.peak_bytes)}: one window, and the frames that wait for the next",
         ]
         for plan, group in groupby(self.windows.items(), key=itemgetter(1)):  # of windows in a row
