@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     from .commands.parsers import SHELLS
     from .errors import suggest
 
-    commands = "\n".join(f"  python -m mlx_ltx_vae.{each:8} {what}" for each, what in COMMANDS.items())
+    commands = "\n".join(f"  python -m mlx_ltx_vae.{command:8} {what}" for command, what in COMMANDS.items())
     parser = CommandParser(
         prog="python -m mlx_ltx_vae",
         usage="%(prog)s COMMAND [options]",
@@ -33,8 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     add_common_options(parser)
     parser.add_argument("--completion", metavar="SHELL", help=shells)
     if name and not name.startswith("-"):
-        known = [*COMMANDS, "help", "version"]
-        parser.error(f"there is no command {name!r}{suggest(name, known)}; choose one of {', '.join(COMMANDS)}")
+        names = [*COMMANDS, "help", "version"]
+        parser.error(f"there is no command {name!r}{suggest(name, names)}; choose one of {', '.join(COMMANDS)}")
     options = parser.parse_args([name, *arguments] if name else [])
     if options.completion is None:
         parser.print_help()

@@ -86,7 +86,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         Args:
             source: a file in any supported layout (only the tensors of sound are read, even from a 40 GB file), a
                 folder, a hub repository id, or a checkpoint that was opened for sound.
-            dtype: the VAE's; None for the checkpoint's own. The vocoder computes in float32.
+            dtype: the VAE's. `None` means the checkpoint's own. The vocoder computes in float32.
             encoder, decoder: True to load it; the vocoder goes with the decoder.
 
         Raises:
@@ -95,7 +95,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         source, dtype = cls._open(source, dtype, SOUND, encoder=encoder, decoder=decoder)
         dtypes = {name: source.cast_dtype(name, dtype) for name in ("encoder", "decoder")} | {"vocoder": mx.float32}
         networks = {name: load_network(source, name, dtypes[name]) for name in ("decoder", "vocoder") if decoder}
-        is_alone = all(each is None for each in networks.values())
+        is_alone = all(network is None for network in networks.values())
         vae = cls(
             cast(SoundConfig, source.config),
             cast(Any, load_encoder(source, dtypes["encoder"], is_alone=is_alone)) if encoder else None,
@@ -125,8 +125,9 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         Args:
             memory_budget, joined: as for `VideoVAE.plan`.
             mode: "auto", "exact" (streamed) or "single" (one pass, as networks with attention need).
-            chunk: latents per piece; None to choose automatically.
-            samples: the first sample to decode, as it is in the whole sound, and one more than the last; None for all.
+            chunk: latents per piece. `None` chooses automatically.
+            samples: the first sample to decode, as it is in the whole sound, and one more than the last.
+                `None` means all samples.
 
         Raises:
             PlanError: if the options are invalid, or if no plan fits the budget.
@@ -153,7 +154,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
 
         Args:
             latents: (B, 8, T, 16), or packed (B, T, 128).
-            plan: from `plan`; None for the default.
+            plan: from `plan`. `None` means the default.
             unnormalized: True if the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
 
         Raises:
@@ -236,7 +237,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             waveform: (B, 2, samples) or (2, samples) in [-1, 1], or (B, 1, samples) or (1, samples) for mono. Or an
                 iterator of such pieces of one waveform, held one at a time.
             sample_rate: samples per second, 1000 to 768000.
-            plan: from `plan_encode`, for the same batch; None for the default.
+            plan: from `plan_encode`, for the same batch. `None` means the default.
 
         Raises:
             LatentsError: for sound that it cannot take.
@@ -284,20 +285,22 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
 def find_sound_decoder(model: str | None, vae: str | None) -> Checkpoint | None:
     """Open the checkpoint of an audio VAE and its vocoder: `model`, or without it the pictures' checkpoint `vae`.
 
-    None if `vae` has no such networks. Raises a `CheckpointError` if `model` cannot be opened, or lacks one of them.
+    Returns `None` if `vae` has no such networks. Raises a `CheckpointError` if `model` cannot be opened or lacks one.
     """
     # The pictures' may be on the hub, where a download would be needed to find out.
     if model is None and (vae is None or parse_reference(vae) is not None):
         return None
     try:
-        found = open_checkpoint(model or vae or "", encoder=False, medium=SOUND)
-        if missing := " and no ".join(sorted({"decoder", "vocoder"} - found.networks.keys())):
-            raise CheckpointError(f"{found.name}: has no {missing}; give a file or folder with audio VAE and vocoder.")
+        checkpoint = open_checkpoint(model or vae or "", encoder=False, medium=SOUND)
+        if missing := " and no ".join(sorted({"decoder", "vocoder"} - checkpoint.networks.keys())):
+            raise CheckpointError(
+                f"{checkpoint.name}: has no {missing}; give a file or folder with audio VAE and vocoder."
+            )
     except CheckpointError:
         if model is not None:
             raise
         return None
-    return found
+    return checkpoint
 
 
 def plan_sound_encode(
@@ -331,7 +334,7 @@ def plan_checkpoint(
     chunk: int | None = None,
     frames: tuple[int, int] | None = None,
 ) -> DecodePlan:
-    """The plan of a decode by networks that are not loaded."""
+    """Plan a decode by networks that are not loaded."""
     decoder, vocoder = (checkpoint.spec(name) for name in ("decoder", "vocoder"))
     stored = cast(DtypeName, checkpoint.networks["decoder"].dtype)
     dtype = dtype or stored
@@ -341,7 +344,7 @@ def plan_checkpoint(
 
 
 def _read_pieces(waveform: object) -> Iterator[np.ndarray]:
-    """(B, 2, n) float32 and finite, from the forms that `encode` takes."""
+    """Yield waveforms (B, 2, n), float32 and finite, from the forms that `encode` takes."""
     if not isinstance(waveform, (mx.array, np.ndarray, Iterable)) or isinstance(waveform, (str, bytes)):
         raise LatentsError(f"sound is {type(waveform).__name__}; expected an array (B, 2, samples), or an iterator.")
     first: tuple[int, ...] | None = None
@@ -358,7 +361,7 @@ def _read_pieces(waveform: object) -> Iterator[np.ndarray]:
 
 
 def _as_samples(piece: object) -> np.ndarray:
-    """(B, 1 or 2, n) float32."""
+    """Convert a waveform to (B, 1 or 2, n) float32."""
     if not isinstance(piece, (mx.array, np.ndarray)):
         raise LatentsError(f"a piece of the sound is {type(piece).__name__}; expected an array (B, 2, samples).")
     is_float = mx.issubdtype(piece.dtype, mx.floating) if isinstance(piece, mx.array) else piece.dtype.kind == "f"

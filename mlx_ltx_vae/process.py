@@ -32,7 +32,7 @@ _closed_in_children: "weakref.WeakSet[IO[bytes]]" = weakref.WeakSet()
 
 
 def uninterrupted() -> AbstractContextManager[object]:
-    """A block that a signal does not interrupt, if this process is a command. Blocks may be nested; keep them short."""
+    """Return a block that no signal interrupts, if this process is a command. Blocks may be nested; keep them short."""
     return _lock
 
 
@@ -124,7 +124,7 @@ def kill_program(program: "subprocess.Popen[bytes]") -> None:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """An empty folder in the folder for temporary files, until the end of the block."""
+    """Yield an empty folder in the folder for temporary files, until the end of the block."""
     with uninterrupted():
         folder = Path(tempfile.mkdtemp(prefix="mlx_ltx_vae-"))
         remove = Cleanup(None, remove_folder, folder)

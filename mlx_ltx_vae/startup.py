@@ -24,7 +24,7 @@ def is_command() -> bool:
 
 
 def entry_point(name: str) -> "Callable[..., int]":
-    """The function `main(argv=None)` of a command."""
+    """Return the function `main(argv=None)` of a command."""
 
     def main(argv: list[str] | None = None) -> int:
         """Run the command, see `prepare_process`; returns the exit code."""
@@ -63,7 +63,7 @@ def prepare_process() -> None:
 
 
 def _drop_errors() -> None:
-    """Drop what standard error has not taken. Python would try again, and from 3.14 on exit with 120 if that fails."""
+    """Drop what standard error did not accept. Python would try again, and from 3.14 on exit with 120 if that fails."""
     try:
         sys.stderr.flush()
     except OSError:
@@ -132,11 +132,11 @@ def import_name(path: str) -> "Any":
 
     module, _, name = path.partition(":")
     try:
-        found = import_module(module)
+        imported = import_module(module)
     except ImportError:
         check_mlx()
         raise
-    return getattr(found, name) if name else found
+    return getattr(imported, name) if name else imported
 
 
 def import_command(path: str) -> "Any":
@@ -148,7 +148,7 @@ def import_command(path: str) -> "Any":
 
 
 def lazy_names(package: str, modules: "Mapping[str, str]") -> "Callable[[str], Any]":
-    """The `__getattr__` of a package, some of whose names are imported from `modules` when they are first used.
+    """Return the `__getattr__` of a package, some of whose names are imported from `modules` when they are first used.
 
     The name of a module there stands for the module itself.
     """

@@ -59,10 +59,10 @@ Run = dict[str, Any]
 class Case:
     """One way to decode or encode. Plain values, which JSON can represent."""
 
-    model: str | None  # a checkpoint; None for random weights
+    model: str | None  # a checkpoint, or `None` for random weights
     generation: str  # of random weights, a name of `PublishedVAE`
-    base_width: int | None  # of random weights; None for the published widths
-    dtype: DtypeName | None  # None for the dtype of the checkpoint, or of the published file
+    base_width: int | None  # of random weights, or `None` for the published widths
+    dtype: DtypeName | None  # or `None` for the dtype of the checkpoint or the published file
     width: int
     height: int
     frames: int
@@ -109,13 +109,13 @@ def _bench(arguments: argparse.Namespace) -> None:
 
 
 def _cases(arguments: argparse.Namespace) -> Iterator[Case]:
-    """Every length in every mode, and in the exact mode every order."""
+    """Yield every length in every mode, and in the exact mode every order."""
     modes = arguments.mode or ["exact", "single", *([ENCODE] if _has_encoder(arguments) else [])]
     width, height = arguments.size
-    given = {name: getattr(arguments, name) for name in ("model", "generation", "base_width", "dtype")}
+    case_fields = {name: getattr(arguments, name) for name in ("model", "generation", "base_width", "dtype")}
     for frames, mode in product(arguments.num_frames or [FRAMES], modes):
         for order in (arguments.order or ["auto"]) if mode == "exact" else ["auto"]:
-            yield Case(**given, width=width, height=height, frames=frames, mode=mode, order=order)
+            yield Case(**case_fields, width=width, height=height, frames=frames, mode=mode, order=order)
 
 
 def _has_encoder(arguments: argparse.Namespace) -> bool:
@@ -134,7 +134,7 @@ def _name(case: Case) -> str:
 
 
 def _report(cases: Sequence[Case], results: Sequence[list[Run]]) -> str:
-    """Report of the measurements and their machine; medians as a Markdown table."""
+    """Format the measurements and their machine, with medians as a Markdown table."""
     machine, case = describe_machine(), cases[0]
     dtype = next(runs[0]["dtype"] for runs in results if runs)
     width = f", {case.base_width} base channels" if case.base_width else ""
@@ -145,7 +145,7 @@ def _report(cases: Sequence[Case], results: Sequence[list[Run]]) -> str:
         f"{machine['backend']} backend, MLX {machine['mlx']}, mlx_ltx_vae {machine['version']}",
         f"{weights}, {dtype}, {case.width}x{case.height}",
         "",
-        table([_row(*each) for each in zip(cases, results, strict=True)]),
+        table([_row(*case_runs) for case_runs in zip(cases, results, strict=True)]),
         "",
         "Medians of fresh processes in turns. Peaks are of MLX's memory, weights included.",
     ]
@@ -169,7 +169,7 @@ def _row(case: Case, runs: list[Run]) -> dict[str, str]:
 
 
 def table(rows: Sequence[Mapping[str, str]], notes: Sequence[str] = ()) -> str:
-    """A Markdown table of rows of the same columns, and notes below it.
+    """Format a Markdown table of rows of the same columns, and notes below it.
 
     It is padded to be readable as plain text. Columns without any value are left out.
     """
@@ -184,7 +184,7 @@ def table(rows: Sequence[Mapping[str, str]], notes: Sequence[str] = ()) -> str:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Hardware, software, and the variables on which results depend."""
+    """Describe the hardware, the software, and the variables on which results depend."""
     info = mx.device_info()
     return {
         "platform": platform.platform(),
@@ -251,10 +251,10 @@ def measure_case(case: dict[str, Any]) -> Run:
     Returns:
         dtype, order, planned_bytes (MLX's peak), weights_bytes, and what `measure` returns.
     """
-    own = Case(**case)
-    video = own.frames, own.height, own.width
-    vae = _load(own, "encoder" if own.mode == ENCODE else "decoder")
-    plan, counts = _start_encode(vae, video) if own.mode == ENCODE else _start_decode(vae, video, own)
+    settings = Case(**case)
+    video = settings.frames, settings.height, settings.width
+    vae = _load(settings, "encoder" if settings.mode == ENCODE else "decoder")
+    plan, counts = _start_encode(vae, video) if settings.mode == ENCODE else _start_decode(vae, video, settings)
     planned = {"planned_bytes": plan.memory.active, "weights_bytes": plan.memory.weights}
     return {"dtype": dtype_name(vae.dtype), "order": plan.order.value, **planned, **measure(counts)}
 
@@ -281,7 +281,7 @@ def _count_latents(latents: mx.array) -> int:
 
 
 def _load(case: Case, network: str) -> VideoVAE:
-    """A VAE with one of its networks."""
+    """Load a VAE with one of its networks."""
     if case.model:
         return VideoVAE.from_pretrained(case.model, dtype=case.dtype, **{name: name == network for name in NETWORKS})
     published = PublishedVAE.find(case.generation, base_channels=case.base_width)
@@ -293,7 +293,7 @@ def _load(case: Case, network: str) -> VideoVAE:
 def random_network(
     published: PublishedVAE, network: str, dtype: DtypeName, family: Family[Any] | None = None
 ) -> nn.Module:
-    """A network of a published VAE with weights that are the same in every process, as a checkpoint stores them.
+    """Make a network of a published VAE with weights that are the same in every process, as a checkpoint stores them.
 
     Raises:
         CheckpointError: if there is no such network.
@@ -309,14 +309,14 @@ def random_network(
 
 
 def random_vae(published: PublishedVAE, network: str, module: nn.Module, *, keeps_dtype: bool) -> VideoVAE:
-    """A VAE with this network alone, ready to compute."""
+    """Make a VAE with this network alone, ready to compute."""
     prepare(module, keeps_dtype=keeps_dtype)
     networks: dict[str, Any] = {**dict.fromkeys(NETWORKS), network: module}
     return VideoVAE(published.config, **networks, keeps_dtype=keeps_dtype)
 
 
 def noise_latents(vae: VideoVAE, video: Grid) -> mx.array:
-    """Latents (1, C, F', H', W') of a video (F, H, W), the same in every process."""
+    """Return latents (1, C, F', H', W') of a video (F, H, W), the same in every process."""
     shape = (1, vae.config.latent_channels, *vae.config.scale.latent_grid(video))
     latents = mx.random.normal(shape, key=mx.random.key(0))
     mx.eval(latents)
@@ -324,7 +324,7 @@ def noise_latents(vae: VideoVAE, video: Grid) -> mx.array:
 
 
 def noise_frames(video: Grid) -> Iterator[np.ndarray]:
-    """Frames (n, H, W, 3) uint8 of a video (F, H, W), the same in every process."""
+    """Yield frames (n, H, W, 3) uint8 of a video (F, H, W), the same in every process."""
     random = np.random.default_rng(0)
     for frames in cut(video[0], _NOISE_FRAMES):
         yield random.integers(0, 256, (frames, *video[1:], 3), dtype=np.uint8)

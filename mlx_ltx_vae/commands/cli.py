@@ -56,16 +56,16 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
 
     def format_short_help(self) -> str:
-        """`format_help` on one screen."""
+        """Format the help on one screen."""
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
         formatter.start_section("most common options")
         for action in self._actions:
             if action.dest in self._first and action.help:
-                shown = copy(action)
-                shown.help = shorten(action.help)
-                formatter.add_argument(shown)
+                brief = copy(action)
+                brief.help = shorten(action.help)
+                formatter.add_argument(brief)
         formatter.end_section()
         formatter.add_text(self.epilog)
         formatter.add_text(f'"{self.prog} --help" shows all options.')
@@ -81,12 +81,12 @@ class CommandParser(argparse.ArgumentParser):
             arguments = [*arguments[:end], *names]
         return self.parse_intermixed_args(arguments)
 
-    def refuse_others(self, arguments: argparse.Namespace, known: Collection[str], reason: str) -> None:
-        """Refuse options that were given and whose destination is not known."""
+    def refuse_others(self, arguments: argparse.Namespace, allowed: Collection[str], reason: str) -> None:
+        """Refuse options of the command line whose destination is not in `allowed`."""
         for action in self._actions:
             value = getattr(arguments, action.dest, action.default)
             is_given = value != action.default and action.const in (None, value)  # two flags may have one destination
-            if action.option_strings and action.dest not in known and is_given:
+            if action.option_strings and action.dest not in allowed and is_given:
                 self.error(f"{reason}; leave out {action.option_strings[0]}")
 
     def error(self, message: str) -> NoReturn:
@@ -111,11 +111,13 @@ class CommandParser(argparse.ArgumentParser):
     def _describe_unknown(self, option: str) -> str:
         from .other_tools import find_other  # a table that only errors need
 
-        known = {name for action in self._actions if action.help != argparse.SUPPRESS for name in action.option_strings}
-        if other := find_other(option, known):
+        option_names = {
+            name for action in self._actions if action.help != argparse.SUPPRESS for name in action.option_strings
+        }
+        if other := find_other(option, option_names):
             return f" ({other})"
         owners = [name for name, make in self.commands.items() if option in make()._option_string_actions]
-        return f" (an option of {' and '.join(owners)})" if owners else suggest(option, sorted(known))
+        return f" (an option of {' and '.join(owners)})" if owners else suggest(option, sorted(option_names))
 
     @contextmanager
     def wrong_usage(self) -> Iterator[None]:
@@ -141,7 +143,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def _as_called(text: str) -> str:
-    """A text with the commands as they were called: by a console script, they are not modules of the user's Python."""
+    """Rewrite commands in a text as they were called: a console script's are no modules of the user's Python."""
     script = os.path.basename(sys.argv[0])
     if not script.startswith("mlx_ltx_vae"):
         return text
@@ -167,12 +169,12 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 def shorten(text: str) -> str:
-    """The first statement of an option's help."""
+    """Return the first statement of an option's help."""
     return re.split(r"; |\. | \(|: ", text)[0]
 
 
 def examples(*lines: str) -> str:
-    """The epilog of a command's help."""
+    """Return the epilog of a command's help."""
     return "\n  ".join(["examples:", *lines])
 
 
@@ -209,7 +211,7 @@ def describe_output_error(error: OSError) -> str:
 
 
 def rank_if_launched() -> int | None:
-    """Return `launched_rank`; None also if it is not a number, which is an error where ranks are joined."""
+    """Return `launched_rank`, or `None` also for one that is not a number, an error where ranks are joined."""
     with suppress(DistributedError):
         return launched_rank()
     return None
@@ -222,21 +224,21 @@ def leave_it_to_the_first_rank() -> None:
 
 
 def positive(text: str) -> int:
-    """The type of `--chunk 2`: a whole number above 0."""
+    """Parse `--chunk 2`: a whole number above 0."""
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least 1")
     return int(text)
 
 
 def count(text: str) -> int:
-    """The type of `--blend 0`: a whole number from 0 on."""
+    """Parse `--blend 0`: a whole number from 0 on."""
     if not re.fullmatch(r"[0-9]{1,18}", text):
         raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least 0")
     return int(text)
 
 
 def frame_range(text: str) -> slice:
-    """The type of `--frames 24:48`, as Python slices: either end may be left out, or count from the end (-10:)."""
+    """Parse `--frames 24:48` as a Python slice: either end may be left out, or count from the end (-10:)."""
     if match := re.fullmatch(_RANGE, text):
         first, end = (None if number is None else int(number) for number in match.groups())
         if end is None or (first or 0) < end or (first or 0) >= 0 > end:
@@ -252,19 +254,19 @@ def frame_range(text: str) -> slice:
 
 
 def format_range(frames: slice) -> str:
-    """A `frame_range` as it is typed."""
+    """Format a `frame_range` as it is typed."""
     return f"{frames.start}:{'' if frames.stop is None else frames.stop}"
 
 
 def duration(text: str) -> Fraction:
-    """The type of `--first-seconds 2.5`: a number above 0."""
+    """Parse `--first-seconds 2.5`: a number above 0."""
     if re.fullmatch(r"[0-9]{0,9}\.?[0-9]{1,9}", text) and Fraction(text) > 0:
         return Fraction(text)
     raise argparse.ArgumentTypeError(f"{quote(text)} is not a number of seconds above 0, such as 2 or 0.5")
 
 
 def share(text: str) -> float:
-    """The type of `--timestep 0.05`: a number from 0 to 1."""
+    """Parse `--timestep 0.05`: a number from 0 to 1."""
     with suppress(ValueError):
         if 0 <= (value := float(text)) <= 1:
             return value
@@ -272,7 +274,7 @@ def share(text: str) -> float:
 
 
 def argument_type(parse: Callable[[str], Value] | str) -> Callable[[str], Value]:
-    """An argparse type that shows the message of `parse`'s error, which argparse would replace.
+    """Return an argparse type that shows the message of `parse`'s error, which argparse would replace.
 
     A function that takes long to import is given as "module:name".
     """

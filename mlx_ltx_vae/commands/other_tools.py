@@ -59,14 +59,14 @@ _WORDS = {
 }  # fmt: skip
 
 
-def find_other(option: str, known: Collection[str]) -> str | None:
-    """The equivalent of another tool's option, among the `known` ones of a command, or a sentence."""
+def find_other(option: str, option_names: Collection[str]) -> str | None:
+    """Return the equivalent of another tool's option, among `option_names` of a command, or a sentence."""
     word = option.lstrip("-").replace("_", "-").lower()
     for targets, words in _WORDS.items():
         if word in words.split():
             if not targets.startswith("--"):
                 return targets
-            found = (target for target in targets.split(" | ") if target.split()[0] in known)
-            target = next(found, None)
+            candidates = (target for target in targets.split(" | ") if target.split()[0] in option_names)
+            target = next(candidates, None)
             return target and f"did you mean {target}?"
     return None

@@ -66,7 +66,7 @@ class SoundNetwork(Decoder):
 
 
 def join_specs(decoder: NetworkSpec, vocoder: NetworkSpec) -> NetworkSpec:
-    """The spec of a `SoundNetwork`."""
+    """Return the spec of a `SoundNetwork`."""
     return replace(decoder, layers=decoder.layers + vocoder.layers)
 
 
@@ -110,7 +110,7 @@ def plan_networks(
     chunk: int | None = None,
     frames: tuple[int, int] | None = None,
 ) -> DecodePlan:
-    """The plan of a decode by networks that are not loaded: a decoder in `dtype`, and a vocoder in float32."""
+    """Plan a decode by networks that are not loaded: a decoder in `dtype`, and a vocoder in float32."""
     weights = decoder.num_weights * DTYPES[dtype].size + vocoder.num_weights * mx.float32.size
     return plan_sound(
         join_specs(decoder, vocoder),
@@ -124,7 +124,7 @@ def plan_networks(
 
 
 def every_chunk(make_plan: Callable[..., Plan]) -> list[Plan]:
-    """The plans of one sound with all possible chunks, the fastest first."""
+    """Plan one sound with all possible chunks, the fastest first."""
     plan = make_plan()
     return [make_plan(chunk=chunk) for chunk in plan.clip.chunks] if plan.mode is Mode.EXACT else [plan]
 
@@ -133,8 +133,10 @@ def stream_sound(network: Decoder, plan: DecodePlan, latents: mx.array, *, unnor
     """Decode packed latents (B, C, T, 1, 1) lazily. Raises a `PlanError` if the plan was made for others."""
     check_process()
     if plan.whole_shape != latents.shape:
-        (batch, _, length, *_), (given, _, found, *_) = plan.whole_shape, latents.shape
-        raise PlanError(f"the plan was made for {batch} x {length} audio latents; these are {given} x {found}.")
+        (batch, _, length, *_), (latents_batch, _, latents_length, *_) = plan.whole_shape, latents.shape
+        raise PlanError(
+            f"the plan was made for {batch} x {length} audio latents; these are {latents_batch} x {latents_length}."
+        )
     no_noise = draw(network.spec, plan.whole_shape, network.dtype)
     preprocess = LatentPreprocess(network, no_noise, unnormalized=unnormalized)
     source = LatentSource(latents, preprocess, frames=plan.excerpt.latents if plan.excerpt else None)
@@ -176,7 +178,7 @@ class _SpectrogramSource(Source):
 
 
 def encode_sound(encoder: SoundEncoder, plan: EncodePlan, waveform: Iterable[np.ndarray], sample_rate: int) -> mx.array:
-    """Packed latents (B, C, T, 1, 1) of a waveform in pieces (B, channels, n) float32."""
+    """Encode to packed latents (B, C, T, 1, 1) a waveform in pieces (B, channels, n) float32."""
     check_process()
     run = Run(encoder, plan, _SpectrogramSource(encoder, waveform, sample_rate))
     _, latents = peek(encoded(run, encoder), "the sound is too short for the network: a layer has no result.")
@@ -184,7 +186,7 @@ def encode_sound(encoder: SoundEncoder, plan: EncodePlan, waveform: Iterable[np.
 
 
 def pack_latents(latents: mx.array | np.ndarray, channels: int, bins: int) -> mx.array:
-    """(B, C, T, 1, 1) from audio latents (B, channels, T, bins) or (B, T, channels * bins), evaluated and finite."""
+    """Pack to (B, C, T, 1, 1) audio latents (B, channels, T, bins) or (B, T, channels * bins), evaluated and finite."""
     if not isinstance(latents, (mx.array, np.ndarray)):
         raise LatentsError(f"audio latents are {type(latents).__name__}; expected an array (B, {channels}, T, {bins}).")
     shape, array = tuple(latents.shape), to_mlx(latents, "audio latents")
@@ -205,6 +207,6 @@ def pack_latents(latents: mx.array | np.ndarray, channels: int, bins: int) -> mx
 
 
 def unpack_latents(packed: mx.array, channels: int, bins: int) -> mx.array:
-    """(B, C, T, 1, 1) to (B, channels, T, bins)."""
+    """Unpack (B, C, T, 1, 1) to (B, channels, T, bins)."""
     batch, _, length, *_ = packed.shape
     return packed.reshape(batch, channels, bins, length).transpose(0, 1, 3, 2)

@@ -20,7 +20,7 @@ from .sources import Latents, Source, as_latents
 
 
 def usable_keyframes(decoder: Decoder, keyframes: Keyframes) -> Keyframes | None:
-    """Check what a caller passed as keyframes, as latents are. A warning and None for a network that takes none."""
+    """Check a caller's keyframes as latents are. Warns and returns `None` for a network that takes none."""
     check_keyframes(keyframes)
     if warning := decoder.spec.keyframe_warning:
         warn(warning)
@@ -68,12 +68,12 @@ class PlaneSource(Source):
             yield mx.concatenate([self._crop(box, start, chunk) for box in boxes])
 
     def _crop(self, box: TileBox, start: int, count: int) -> mx.array:
-        """`count` rows of a box, or as many as it has left."""
+        """Return `count` rows of a box, or as many as it has left."""
         time, rows, columns = box
         start, end = rows.start + start, min(rows.start + start + count, rows.end)
-        own = take_joined([held[:, :, :, columns.as_slice] for held in self._held], Axis.HEIGHT, start, end)
-        planes = mx.array([own.shape[1] - self._count + plane for plane in self._planes[time]])
-        return mx.concatenate([own[:, time.as_slice], own[:, planes]], axis=Axis.TIME)
+        box_rows = take_joined([held[:, :, :, columns.as_slice] for held in self._held], Axis.HEIGHT, start, end)
+        planes = mx.array([box_rows.shape[1] - self._count + plane for plane in self._planes[time]])
+        return mx.concatenate([box_rows[:, time.as_slice], box_rows[:, planes]], axis=Axis.TIME)
 
 
 class PaddedClip(NamedTuple):
@@ -85,7 +85,7 @@ class PaddedClip(NamedTuple):
     size: Grid
 
     def crop(self, chunks: Generator[FrameChunk, None, None]) -> Generator[FrameChunk, None, None]:
-        """The part of each chunk that belongs to the video."""
+        """Yield the part of each chunk that belongs to the video."""
         (_, top, left), (frames, height, width) = self.start, self.size
         with closing(chunks):
             for chunk in chunks:
@@ -95,15 +95,15 @@ class PaddedClip(NamedTuple):
 
 
 def pad_as_noise(spec: NetworkSpec, latents: Latents, keyframes: Keyframes, noise: Noise) -> PaddedClip | None:
-    """The clip padded as the first noise array (B, C, T, H, W) is; None if it has the size of the clip itself."""
+    """Pad a clip to the size of the first noise array (B, C, T, H, W). `None` means that the sizes are equal."""
     time, height, width = latents.shape[2:]
     added = [spec.added(axis, length) for axis, length in zip(Axis, (time, height, width), strict=True)]
     first = noise[0] if isinstance(noise, (list, tuple)) and noise else None
     if not any(map(sum, added)) or first is None or first.ndim != 5:
         return None
     out, scale = spec.out_grid((time, height, width)), spec.scale
-    whole = [length + sum(more) * factor for length, more, factor in zip(out, added, scale, strict=True)]
-    sizes = [(whole[0], whole[1] // side, whole[2] // side) for side in (1, spec.patch_size or 1)]
+    extents = [length + sum(more) * factor for length, more, factor in zip(out, added, scale, strict=True)]
+    sizes = [(extents[0], extents[1] // side, extents[2] // side) for side in (1, spec.patch_size or 1)]
     if tuple(first.shape[2:]) not in sizes:
         return None
     padded = mx.pad(to_mlx(latents[:, :, :, :, :], "latents"), [(0, 0), (0, 0), *added], mode="edge")

@@ -67,8 +67,8 @@ class FrameBar(Bar):
             self._num_written += int(n or 0)
             if time.monotonic() - self._written >= SECONDS_PER_LINE:
                 self._written = time.monotonic()
-                whole = f"{self._num_written} of {self.total} frames" if self.total else ""
-                self._write(f"{self._label}{self._name}: {whole or format_count(self._num_written, 'frame')} done")
+                count = f"{self._num_written} of {self.total} frames" if self.total else ""
+                self._write(f"{self._label}{self._name}: {count or format_count(self._num_written, 'frame')} done")
         return super().update(n)
 
     @property
@@ -96,7 +96,7 @@ class FrameBar(Bar):
 def show_progress(
     chunks: "Iterable[FrameChunk]", progress: Progress, total: int | None, *, name: str = "video"
 ) -> "Iterator[FrameChunk]":
-    """The chunks; as each is taken, the frames so far are shown. `total` is None if it is not known."""
+    """Return the chunks as an iterator that shows the frames so far. `total` is `None` if it is not known."""
     if progress is False:
         return iter(chunks)
     bar = FrameBar(total=total, dynamic_ncols=True, miniters=1) if progress is True else None
@@ -119,7 +119,7 @@ def show_progress(
 
 
 def _shorten(name: str, limit: int) -> str:
-    """The name in at most `limit` characters, without some in the middle."""
+    """Shorten the name to at most `limit` characters, without some in the middle."""
     if len(name) <= limit:
         return name
     end = (limit - 1) // 2
