@@ -158,7 +158,7 @@ class SoundEncoder(Encoder):
 
     @abstractmethod
     def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int, frames: int = 256) -> Iterator[mx.array]:
-        """Yield the input of the first stage, in pieces, for a float32 waveform in pieces (B, channels, n)."""
+        """Yield the input of the first stage, some frames at a time, for pieces (B, channels, n) of a waveform."""
 
 
 class Config(Protocol):

@@ -328,7 +328,7 @@ def _read_arrays(
             continue
         values = array if array.ndim == 2 else array.astype(mx.float32).transpose(0, 2, 3, 4, 1)
         values = patchify(values, spec.patch_size or 1) if array.shape == picture else values
-        mx.eval(values)  # another thread may run the decode, and could not evaluate what is lazy here
+        mx.eval(values)  # another thread may run the decode, and it cannot evaluate lazy arrays of this one
         layer_noise.setdefault(name, {})[origin] = values
     mx.eval(latent_noise)
     return latent_noise, layer_noise
