@@ -25,7 +25,7 @@ from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.errors import CheckpointsDiffer
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.models import families
-from mlx_ltx_vae.models.base import Found, Statistics
+from mlx_ltx_vae.models.base import NetworkTensors, Statistics
 from mlx_ltx_vae.models.families import published
 from mlx_ltx_vae.models.sound.config import AudioConfig, Norm
 from mlx_ltx_vae.models.sound.family import AUDIO_VAE
@@ -127,7 +127,7 @@ def test_families_do_not_take_each_others_checkpoints(golden, path, weights, mon
 def test_a_family_may_have_the_encoder_of_another(golden, weights, tmp_path, monkeypatch):
     def find(shapes):
         encoder = {name: names for name, names in CONV_VAE.find(shapes).networks.items() if name == "encoder"}
-        return Found({**encoder, **TOY.find(shapes).networks})
+        return NetworkTensors({**encoder, **TOY.find(shapes).networks})
 
     mixed = replace(TOY, find=find)
     monkeypatch.setattr(families, "FAMILIES", (CONV_VAE, mixed))

@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 
 from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.models.base import Configuration, Decoder, Family, Found, Stored
+from mlx_ltx_vae.models.base import CheckpointParts, Configuration, Decoder, Family, NetworkTensors
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, Shapes
 from mlx_ltx_vae.shapes import Axis, ScaleFactors, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
@@ -85,13 +85,13 @@ def decode(weights: Mapping[str, np.ndarray], latents: np.ndarray) -> np.ndarray
     return x.reshape(len(x), 3, frames, rows * PATCH, columns * PATCH)
 
 
-def find(shapes: Shapes) -> Found:
+def find(shapes: Shapes) -> NetworkTensors:
     names = {name.removeprefix("decoder."): name for name in shapes if name.startswith("decoder.")}
     is_toy = MARK in names and len(shapes[names[MARK]]) == 3
-    return Found({"decoder": names} if is_toy else {})
+    return NetworkTensors({"decoder": names} if is_toy else {})
 
 
-def configure(stated: Mapping[str, Any] | ToyConfig | None, stored: Stored) -> Configuration[ToyConfig]:
+def configure(stated: Mapping[str, Any] | ToyConfig | None, stored: CheckpointParts) -> Configuration[ToyConfig]:
     width, *_, latent_channels = stored.networks["decoder"]["mix.weight"]
     return Configuration(ToyConfig(latent_channels, width), {})
 

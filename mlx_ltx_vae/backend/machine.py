@@ -1,4 +1,4 @@
-"""The machine that plans depend on, and this process among the processes that compute together. No MLX."""
+"""Properties of the machine that plans depend on, and the rank of this process. No MLX."""
 
 import enum
 import os
@@ -9,19 +9,19 @@ from typing import Literal
 from ..errors import DistributedError, quote
 
 FLOAT32_BYTES = 4
-#: Values that are checked at a time: MLX makes three flags of each.
+#: Values that are checked at a time. MLX makes three flags for each value.
 VALUES_AT_ONCE = 2**20
-# Seconds in which ranks exchange nothing: more than the reader of an output pauses, or a checkpoint takes to be read.
+# Seconds without an exchange between ranks. Reading a checkpoint, or a pause of an output's reader, takes less.
 DEFAULT_TIMEOUT = 1800
 
-#: What `--dtype` accepts.
+#: Dtypes that `--dtype` accepts.
 DtypeName = Literal["float32", "bfloat16", "float16"]
-#: What other programs call them.
+#: Dtypes by their names in other programs.
 OTHER_DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 
 
 class Backend(enum.Enum):
-    """The backend whose kernels run. Backends allocate different amounts of scratch memory."""
+    """Backend whose kernels run. Backends allocate different amounts of scratch memory."""
 
     CPU = "cpu"
     METAL = "metal"
@@ -30,31 +30,31 @@ class Backend(enum.Enum):
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine and precision that a network runs in."""
+    """Machine and precision that a network runs in."""
 
     backend: Backend = Backend.CPU
     itemsize: int = FLOAT32_BYTES  # of the network's dtype
-    available: int | None = None  # bytes of memory for a plan; None for unlimited
-    keeps_dtype: bool = False  # convolutions take operands in the network's dtype although another is more accurate
-    largest_buffer: int | None = None  # bytes of the largest array; None for unlimited
-    memory: int | None = None  # bytes of memory for a plan if nothing else is in it; None for unlimited
-    compiles: bool = True  # chains of operations are single kernels, which on a CPU takes a compiler
+    available: int | None = None  # bytes of memory for a plan; `None` means unlimited
+    keeps_dtype: bool = False  # convolutions take operands in the network's dtype, even if another is more accurate
+    largest_buffer: int | None = None  # bytes of the largest array; `None` means unlimited
+    memory: int | None = None  # bytes of memory for a plan if nothing else is in memory; `None` means unlimited
+    compiles: bool = True  # chains of operations are single kernels, which needs a compiler on a CPU
 
 
-#: Set by `mlx.launch` for its backends, and by the launchers of MPI.
+#: Environment variables with the rank, which `mlx.launch` sets for its backends, and launchers of MPI.
 RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 class Work(enum.Enum):
     """Work that ranks share."""
 
-    ROWS = "rows"  # one video: each computes a band of rows
-    BATCH = "batch"  # several videos: each computes whole ones
-    OFF = "off"  # nothing: the first rank does everything
+    ROWS = "rows"  # one video: each rank computes a band of rows
+    BATCH = "batch"  # several videos: each rank computes complete videos
+    OFF = "off"  # no sharing: the first rank does everything
 
 
 def launched_rank() -> int | None:
-    """The rank of this process; None if no launcher has started it."""
+    """Return the rank of this process, or `None` if no launcher has started it."""
     name = next((name for name in RANK_VARIABLES if name in os.environ), None)
     if name is None:
         return None

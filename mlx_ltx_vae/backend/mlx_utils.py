@@ -16,18 +16,18 @@ from ..errors import CheckpointError, LatentsError, LTXVAEError, excerpt, sugges
 from .machine import OTHER_DTYPE_NAMES, VALUES_AT_ONCE
 from .machine import DtypeName as DtypeName
 
-#: What `dtype=` accepts: also `mx.float32`, `mx.bfloat16`, `mx.float16`; None for the checkpoint's own.
+#: Values of `dtype=`: names, or `mx.float32`, `mx.bfloat16`, `mx.float16`. `None` means the checkpoint's dtype.
 GivenDtype = DtypeName | mx.Dtype | None
 DTYPES: dict[str, mx.Dtype] = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
 def dtype_name(dtype: mx.Dtype | np.dtype) -> str:
-    """`"bfloat16"` for `mlx.core.bfloat16`."""
+    """Return `"bfloat16"` for `mlx.core.bfloat16`."""
     return str(dtype).rpartition(".")[2]
 
 
 def parse_dtype(dtype: GivenDtype) -> DtypeName | None:
-    """The name of a given dtype. Raises a `CheckpointError` if no network can have it."""
+    """Return the name of a dtype. Raises a `CheckpointError` if no network can have it."""
     name = dtype_name(dtype) if isinstance(dtype, mx.Dtype) else dtype
     if name is not None and name not in DTYPES:
         hint = suggest(name, DTYPES, OTHER_DTYPE_NAMES) if isinstance(name, str) else ""
@@ -36,51 +36,51 @@ def parse_dtype(dtype: GivenDtype) -> DtypeName | None:
 
 
 def to_float(array: mx.array) -> float:
-    """The value of a one-element array, evaluated."""
+    """Evaluate a one-element array and return its value."""
     return float(cast(Any, array.item()))
 
 
 def to_int(array: mx.array) -> int:
-    """The value of a one-element integer array, evaluated."""
+    """Evaluate a one-element integer array and return its value."""
     return int(cast(Any, array.item()))
 
 
 def to_bool(array: mx.array) -> bool:
-    """The value of a one-element boolean array, evaluated."""
+    """Evaluate a one-element boolean array and return its value."""
     return bool(array.item())
 
 
 def to_list(array: mx.array) -> list[Any]:
-    """The values of an array with at least one axis, evaluated."""
+    """Evaluate an array with at least one axis and return its values."""
     return cast(list[Any], array.tolist())
 
 
 def split(array: mx.array, parts: int, axis: int = 0) -> list[mx.array]:
-    """`mx.split`, whose stub declares a single array as its result."""
+    """Call `mx.split`, whose stub declares a single array as its result."""
     return list(cast(Any, mx.split(array, parts, axis=axis)))
 
 
 def take(array: mx.array, axis: int, start: int, stop: int) -> mx.array:
-    """`array[start:stop]` along `axis`."""
+    """Return `array[start:stop]` along `axis`."""
     index = [slice(None)] * array.ndim
     index[axis] = slice(start, stop)
     return array[tuple(index)]
 
 
 def take_joined(arrays: Sequence[mx.array], axis: int, start: int, stop: int) -> mx.array:
-    """`take` of arrays that follow each other along `axis`. Only the arrays that have the part are joined."""
-    parts, first = [], 0
+    """Return `take` of consecutive arrays along `axis`. Only the arrays that have a part of it are joined."""
+    parts, begin = [], 0
     for array in arrays:
-        last = first + array.shape[axis]
-        if first < stop and start < last:
-            parts.append(take(array, axis, max(start, first) - first, min(stop, last) - first))
-        first = last
+        end = begin + array.shape[axis]
+        if begin < stop and start < end:
+            parts.append(take(array, axis, max(start, begin) - begin, min(stop, end) - begin))
+        begin = end
     assert parts, "no array has the part"
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=axis)
 
 
 class _ThreadEnd:
-    """Clears MLX's streams of the thread that has it as a local value, when that thread ends."""
+    """Thread-local value that clears MLX's streams of its thread when the thread ends."""
 
     def __del__(self) -> None:
         mx.clear_streams()
@@ -90,19 +90,19 @@ _local = threading.local()
 
 
 def clear_streams_at_thread_end() -> None:
-    """Let MLX's streams of this thread be cleared when it ends; otherwise MLX may abort the process at its exit.
+    """Clear MLX's streams of this thread when it ends; otherwise MLX may abort the process at its exit.
 
-    Not before, since MLX fails in a thread whose streams are cleared. And not in threads that Python has not started:
-    for these, each call of Python from another language counts as a thread.
+    They are not cleared earlier, since MLX fails in a thread whose streams are cleared. Threads that Python has not
+    started are left alone: there, each call of Python from another language counts as a thread.
     """
     if not hasattr(_local, "end"):
         thread = threading.current_thread()
-        is_own = thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread)
-        _local.end = _ThreadEnd() if is_own else None
+        is_started = thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread)
+        _local.end = _ThreadEnd() if is_started else None
 
 
-def evaluate(what: str, *arrays: mx.array, error: type[LTXVAEError] = LatentsError) -> None:
-    """Evaluate a caller's arrays. Arrays of another thread raise `error`: MLX's streams belong to threads."""
+def evaluate(noun: str, *arrays: mx.array, error: type[LTXVAEError] = LatentsError) -> None:
+    """Evaluate a caller's arrays. Raises `error` for arrays of other threads, since MLX's streams belong to threads."""
     clear_streams_at_thread_end()
     try:
         mx.eval(*arrays)
@@ -110,37 +110,37 @@ def evaluate(what: str, *arrays: mx.array, error: type[LTXVAEError] = LatentsErr
         if "in current thread" not in str(problem):
             raise
         raise error(
-            f"the {what} are lazy arrays of another thread, and MLX cannot evaluate them in this one; call mx.eval on "
+            f"the {noun} are lazy arrays of another thread, and MLX cannot evaluate them in this one; call mx.eval on "
             "them where they are made."
         ) from problem
 
 
-def native_array(values: Any, what: str, error: type[LTXVAEError] = LatentsError) -> mx.array | np.ndarray:
-    """A caller's array as MLX takes it, in the byte order of this machine. Raises `error` for anything but numbers."""
+def native_array(values: Any, noun: str, error: type[LTXVAEError] = LatentsError) -> mx.array | np.ndarray:
+    """Return a caller's array in the byte order of this machine. Raises `error` for anything but numbers."""
     if isinstance(values, mx.array):
         return values
     try:
         array = np.asanyarray(values)
-    except Exception as problem:  # each library has its own: torch a TypeError for bfloat16, and for arrays on a GPU
+    except Exception as problem:  # such as torch's TypeError for bfloat16 and for arrays on a GPU
         raise error(
-            f"the {what} are {type(values).__name__}, which numpy cannot convert ({excerpt(problem, 120)}); pass "
+            f"the {noun} are {type(values).__name__}, which numpy cannot convert ({excerpt(problem, 120)}); pass "
             "float32 in the memory of the CPU: tensor.detach().cpu().float()."
         ) from problem
     if array.dtype.kind in "OSUmM":
-        found = type(values).__name__ if values is not array else array.dtype
-        raise error(f"the {what} are {found}; expected an array of numbers.")
+        name = type(values).__name__ if values is not array else array.dtype
+        raise error(f"the {noun} are {name}; expected an array of numbers.")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def to_mlx(values: Any, what: str, error: type[LTXVAEError] = LatentsError) -> mx.array:
-    """A caller's array as an MLX array, see `native_array`. A numpy array is copied."""
-    array = native_array(values, what, error)
-    # MLX takes no reversed axes, and of a strided view memory for all that lies between its values.
+def to_mlx(values: Any, noun: str, error: type[LTXVAEError] = LatentsError) -> mx.array:
+    """Convert a caller's array to an MLX array (see `native_array`). A numpy array is copied."""
+    array = native_array(values, noun, error)
+    # MLX takes no reversed axes, and copies a strided view with all bytes between its values.
     return array if isinstance(array, mx.array) else mx.array(np.asarray(array, order="C"))
 
 
 def count_nonfinite(array: mx.array) -> int:
-    """The number of NaN or infinite values. Evaluates the array, and checks it in parts along its longest axis."""
+    """Count the NaN and infinite values. Evaluates the array, and checks it in parts along its longest axis."""
     clear_streams_at_thread_end()
     if array.size <= VALUES_AT_ONCE:
         return array.size - to_int(mx.isfinite(array).sum())
@@ -152,7 +152,7 @@ def count_nonfinite(array: mx.array) -> int:
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Give this thread's random state, from which new layers draw their weights, back after the block."""
+    """Restore this thread's random state, from which new layers draw their weights, after the block."""
     (state,) = cast(list[mx.array], mx.random.state)
     high, low = to_list(state)
     try:
@@ -162,17 +162,17 @@ def kept_random_state() -> Iterator[None]:
 
 
 def load_safetensors(path: Path) -> dict[str, mx.array]:
-    """The tensors of a safetensors file by name, lazy. Raises a `RuntimeError` for dtypes that MLX does not support."""
+    """Return the lazy tensors of a safetensors file by name. Raises a `RuntimeError` for dtypes that MLX lacks."""
     return cast(dict[str, mx.array], mx.load(str(path), format="safetensors"))
 
 
 def named_parameters(module: nn.Module) -> dict[str, mx.array]:
-    """The parameters of a module by dotted name."""
+    """Return the parameters of a module by dotted name."""
     return dict(cast(Any, tree_flatten(module.parameters())))
 
 
 def psnr(one: mx.array, other: mx.array, *, span: float = 2.0) -> float:
-    """The peak signal-to-noise ratio of two arrays of one shape, in dB; infinite if they are equal.
+    """Return the peak signal-to-noise ratio of two arrays of one shape, in dB. It is infinite if they are equal.
 
     `span` is the distance between black and white: 2 for pixels in [-1, 1], 255 for uint8.
     """
@@ -181,10 +181,10 @@ def psnr(one: mx.array, other: mx.array, *, span: float = 2.0) -> float:
 
 
 def rms(array: mx.array) -> float:
-    """The root mean square of a float32 array."""
+    """Return the root mean square of a float32 array."""
     return to_float(mx.sqrt(mx.square(array).mean()))
 
 
 def max_difference(one: mx.array, other: mx.array) -> float:
-    """The largest absolute difference of two arrays of one shape."""
+    """Return the largest absolute difference of two arrays of one shape."""
     return to_float(mx.abs(one.astype(mx.float32) - other.astype(mx.float32)).max())

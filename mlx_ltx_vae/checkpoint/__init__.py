@@ -22,7 +22,7 @@ from ..backend.machine import Machine
 from ..backend.mlx_utils import DTYPES, count_nonfinite, dtype_name, to_bool
 from ..errors import CheckpointError, DeviceError, excerpt, quote
 from ..files import read_sample
-from ..models.base import NETWORKS, PICTURES, Config, Family, Found, Medium, Statistics, Stored
+from ..models.base import NETWORKS, PICTURES, CheckpointParts, Config, Family, Medium, NetworkTensors, Statistics
 from ..models.specs import NetworkSpec
 from .files import (
     Archive,
@@ -249,7 +249,7 @@ def _open(
     _check_found(location, wanted, stored.keys(), medium)
     stated = choose(family)
     shapes = {network: part.shapes for network, part in stored.items()}
-    configured = family.configure(stated, Stored(name, shapes, wanted))
+    configured = family.configure(stated, CheckpointParts(name, shapes, wanted))
     config, raw, renamed = configured.config, configured.raw, configured.names
     networks: dict[str, StoredNetwork] = {}
     for network in [each for each in wanted if each in stored]:
@@ -281,7 +281,9 @@ def _check_found(location: Location, wanted: Sequence[str], found: Set[str], med
         raise CheckpointError(f"{location.name}: it has no {lacks}; use a file that has both networks.")
 
 
-def _find_statistics(location: Location, found: Sequence[Found], num_channels: int) -> tuple[TensorInfo, TensorInfo]:
+def _find_statistics(
+    location: Location, found: Sequence[NetworkTensors], num_channels: int
+) -> tuple[TensorInfo, TensorInfo]:
     """The location of the mean and the standard deviation of the latents, with a value per channel."""
     stored = [
         [archive.tensors[tensor] for tensor in part.statistics]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..errors import CheckpointError, check_is_path, excerpt
 from ..files import expand_home, explain_missing
-from ..models.base import PICTURES, SOUND, Family, Found, Medium
+from ..models.base import PICTURES, SOUND, Family, Medium, NetworkTensors
 from ..models.families import families_of
 from .files import (
     CONFIG_NAMES,
@@ -87,7 +87,7 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
 
 def recognize(
     archives: Sequence[Archive], medium: Medium = PICTURES, wanted: Collection[str] = ()
-) -> tuple[Family[Any], list[Found]]:
+) -> tuple[Family[Any], list[NetworkTensors]]:
     """The family with the most of the `wanted` networks in the archives, and what it finds in each archive.
 
     Among equals, the first that finds any network. An encoder alone may belong to several families. By default all
@@ -96,7 +96,7 @@ def recognize(
     shapes = [{name: info.shape for name, info in archive.tensors.items()} for archive in archives]
     results = [(family, [family.find(each) for each in shapes]) for family in families_of(medium)]
 
-    def rank(result: tuple[Family[Any], list[Found]]) -> tuple[int, bool]:
+    def rank(result: tuple[Family[Any], list[NetworkTensors]]) -> tuple[int, bool]:
         names = {name for part in result[1] for name in part.networks}
         return len(names.intersection(wanted or medium.networks)), bool(names)
 

@@ -1,6 +1,7 @@
-"""The contract between networks and the rest of the package, which knows no more of them than this.
+"""Interfaces between the networks and the rest of the package, which uses nothing else of them.
 
-A `Family` finds its networks in a checkpoint, describes and makes them. A `Network` can be planned, streamed and tiled.
+A `Family` finds its networks in a checkpoint, describes them and creates them. A `Network` can be planned, streamed and
+tiled.
 """
 
 from abc import ABC, abstractmethod
@@ -36,7 +37,7 @@ SOUND = Medium("an audio VAE", "audio_vae.decoder.*, vocoder.* or the like", (*N
 
 
 class Statistics(NamedTuple):
-    """The mean and the standard deviation of each channel (C,) of latents (B, C, T, H, W); float32 results."""
+    """Mean and standard deviation of each channel (C,) of latents (B, C, T, H, W). Results are float32."""
 
     mean: mx.array
     std: mx.array
@@ -51,10 +52,10 @@ class Statistics(NamedTuple):
 
 
 class Network(nn.Module, ABC):
-    """An encoder or a decoder. Its first tensors, by the order of its spec, have its dtype.
+    """Encoder or decoder. Its dtype is the dtype of the first tensors in its spec.
 
     Attributes:
-        statistics: mean and std of its latents; None if it takes or returns normalized latents as they are.
+        statistics: mean and std of its latents. `None` if the network works on normalized latents directly.
     """
 
     def __init__(self, spec: NetworkSpec, statistics: Statistics | None = None) -> None:
@@ -68,7 +69,7 @@ class Network(nn.Module, ABC):
         return self.at(name).dtype
 
     def at(self, path: str) -> Any:
-        """The module or the array with this path, by which a checkpoint names it."""
+        """Return the module or the array with this path, which is its name in a checkpoint."""
         value: Any = self
         for part in path.split("."):
             value = value[int(part) if isinstance(value, list) else part]
@@ -76,45 +77,49 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def stages(self, context: StreamContext) -> list[Stage]:
-        """The forward pass of a new stream, with empty caches.
+        """Return the stages of the forward pass in a new stream, with empty caches.
 
-        If `context.part` is given, only the stages from `spec.tiles.start` on are run.
+        If `context.part` is set, only the stages from `spec.tiles.start` on are run.
         """
 
 
 class Decoder(Network):
-    """Decodes latents to pixels (B, T, H, W, 3), approximately in [-1, 1]."""
+    """Decoder of latents to pixels (B, T, H, W, 3), approximately in [-1, 1]."""
 
     def __call__(self, latents: mx.array) -> mx.array:
         """Decode normalized latents (B, C, T, H, W) to pixels (B, 3, F, H, W) in one pass, with noise of seed 0.
 
-        Its memory grows with the clip; `VideoVAE.stream` gives the same result. Latents that it cannot take are a
-        `LatentsError`.
+        Memory grows with the clip; `VideoVAE.stream` gives the same result. Raises a `LatentsError` for latents that it
+        cannot take.
         """
         return self.decode_whole(latents)
 
     def decode_whole(self, latents: mx.array, timestep: float | None = None, steps: int | None = None) -> mx.array:
-        """Decode like a call; see `VideoVAE.stream` for the timestep and the denoising steps."""
+        """Decode like a call. See `VideoVAE.stream` for the timestep and the denoising steps."""
         shape = check_latent_shape(self.spec, latents.shape)
         draws = draw(self.spec, shape, self.dtype, timestep=timestep)
-        whole = (slice(0, shape.frames), slice(0, shape.height), slice(0, shape.width))
+        box = (slice(0, shape.frames), slice(0, shape.height), slice(0, shape.width))
         context = StreamContext(
             timesteps=draws.timesteps(shape.batch),
             noise_maps=draws.maps,
             noise=draws.volumes,
             denoising_steps=steps,
         )
-        prepared = self.prepare(latents, draws.crop(whole))
+        prepared = self.prepare(latents, draws.crop(box))
         return run_whole(self.stages(context), prepared).transpose(0, 4, 1, 2, 3)
 
     def stills(self, *, small: bool = False) -> "Decoder | None":
-        """The decoder of one picture for each latent frame, or a small one, with the same weights; None without one."""
+        """Return the decoder of one picture for each latent frame, with the same weights, or a smaller one.
+
+        Returns `None` if there is no such decoder.
+        """
         return self if self.spec.scale.time == 1 else None
 
     def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
-        """The input of the first stage (B, T, H, W, C) in `dtype`, for all normalized latents or a part of them.
+        """Return the input of the first stage (B, T, H, W, C) in `dtype`, for all normalized latents or a part of them.
 
-        `latents` are (B, C, T, H, W); `noise` is theirs, and None if `spec.has_latent_noise` is false.
+        `latents` are (B, C, T, H, W). `noise` is the noise of these latents, and `None` if `spec.has_latent_noise` is
+        false.
         """
         if noise is not None and not noise.is_late:
             latents = noise.mix(latents.astype(mx.float32))
@@ -126,13 +131,13 @@ class Decoder(Network):
 
 
 class Encoder(Network):
-    """Encodes pixels (B, T, H, W, 3) in [-1, 1]."""
+    """Encoder of pixels (B, T, H, W, 3) in [-1, 1]."""
 
     def __call__(self, pixels: mx.array) -> mx.array:
         """Encode pixels (B, 3, F, H, W) in [-1, 1] in one pass to normalized latents (B, C, F', H', W') in `dtype`.
 
-        Its memory grows with the clip; `VideoVAE.encode` gives the same. Frames that it cannot take, or
-        would leave out, raise a `LatentsError`.
+        Memory grows with the clip; `VideoVAE.encode` gives the same result. Raises a `LatentsError` for frames that it
+        cannot take, or would leave out.
         """
         if pixels.ndim != 5:
             raise LatentsError(f"frames have the shape {pixels.shape}; expected (B, 3, F, H, W).")
@@ -143,28 +148,28 @@ class Encoder(Network):
         return self.to_latents(run_whole(self.stages(StreamContext()), frames))
 
     def to_latents(self, outputs: mx.array) -> mx.array:
-        """Normalized latents (B, C, T', H', W') in `dtype`, from what the last stage returned (B, T', H', W', C)."""
+        """Return normalized latents (B, C, T', H', W') in `dtype`, from the last stage's output (B, T', H', W', C)."""
         latents = outputs.transpose(0, 4, 1, 2, 3)
         return latents if self.statistics is None else self.statistics.normalize(latents).astype(self.dtype)
 
 
 class SoundEncoder(Encoder):
-    """Encodes sound, through a spectrogram (B, T, bins, 1, channels), to packed latents (B, C, T', 1, 1)."""
+    """Encoder of sound, through a spectrogram (B, T, bins, 1, channels), to packed latents (B, C, T', 1, 1)."""
 
     @abstractmethod
     def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int, frames: int = 256) -> Iterator[mx.array]:
-        """The input of the first stage, some frames at a time, for a waveform in pieces (B, channels, n) float32."""
+        """Yield the input of the first stage, some frames at a time, for pieces (B, channels, n) of a waveform."""
 
 
 class Config(Protocol):
-    """The parsed configuration of a VAE: frozen, and equal to another one if it describes the same networks."""
+    """Parsed configuration of a VAE: frozen, and equal to another one if both describe the same networks."""
 
     @property
     def latent_channels(self) -> int: ...
 
     @property
     def scale(self) -> ScaleFactors:
-        """Pixels of the whole video per latent cell. A preview decoder makes fewer, as its spec says."""
+        """Pixels of the whole video per latent cell. A preview decoder makes fewer; see its spec."""
 
     @property
     def time_scale(self) -> int: ...  # see `Scaled`
@@ -174,11 +179,11 @@ class Config(Protocol):
 
     @property
     def generation(self) -> str:
-        """The published VAE that this is, or "custom"."""
+        """Name of the published VAE with this configuration, or "custom"."""
 
 
 class SoundConfig(Config, Protocol):
-    """The parsed configuration of an audio VAE. `latent_channels` counts packed latents: channels * bins."""
+    """Parsed configuration of an audio VAE. `latent_channels` counts packed latents: channels * bins."""
 
     @property
     def channels(self) -> int:
@@ -190,68 +195,69 @@ class SoundConfig(Config, Protocol):
 
     @property
     def sample_rate(self) -> int:
-        """Samples per second that its vocoder makes."""
+        """Samples per second of the vocoder's output."""
 
     @property
     def latents_per_second(self) -> float: ...
 
     def num_samples(self, latents: int) -> int:
-        """The number of samples that this many latents decode to."""
+        """Return the number of samples that this many latents decode to."""
 
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 
-class Found(NamedTuple):
-    """Networks and configuration that a family finds in an archive."""
+class NetworkTensors(NamedTuple):
+    """Names of the tensors that a family finds in an archive."""
 
-    networks: Mapping[str, Mapping[str, str]]  # the stored name of each tensor by its name within the network
+    networks: Mapping[str, Mapping[str, str]]  # per network: the stored name of each tensor by its name in the network
     statistics: tuple[str, str] | None = None  # the stored names of mean and standard deviation, if both are there
 
 
-class Stored(NamedTuple):
+class CheckpointParts(NamedTuple):
     """Parts of a VAE that a checkpoint stores. Its configuration must agree with them."""
 
     source: str  # names the checkpoint in errors
-    networks: Mapping[str, Shapes]  # of each that was found, wanted or not; convolution weights are channels-last
-    wanted: Collection[str]  # networks that will be loaded if they are there
+    networks: Mapping[str, Shapes]  # all in the checkpoint, requested or not; convolution weights are channels-last
+    requested_networks: Collection[str]  # networks that are loaded if the checkpoint has them
 
 
 @dataclass(frozen=True)
 class Configuration(Generic[ConfigT]):
-    """The configuration of a checkpoint."""
+    """Configuration of a checkpoint."""
 
     config: ConfigT
-    raw: dict[str, Any]  # the JSON object that states it, which a converted checkpoint has
-    # For each network whose tensors have the names of another vocabulary, their own names by those.
+    raw: dict[str, Any]  # the JSON object of this configuration, which a converted checkpoint stores
+    # For each network whose tensors have the names of another vocabulary: our names by those names.
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Family(Generic[ConfigT]):
-    """A kind of VAE, as functions of plain data: a family opens no file.
+    """Kind of VAE, as functions of plain data: a family opens no file.
 
     A tensor's name within its network is its path in the module that `make` returns. Converted checkpoints have these
     names after the network's name ("decoder.conv_in.conv.weight").
 
     Attributes:
-        choose_config: the first of some parsed JSON files that is a configuration of this family; None if none is.
-        configure: completes and parses what `choose_config` returned, which is None if the configuration is to be
-            inferred, or takes a configuration that is parsed already. Raises `CheckpointError` if it is not known, or
-            does not belong to the tensors.
-        spec: the layers of a network, with the name and the shape of every weight. Raises `CheckpointError` if the
-            configuration does not describe this network.
-        make: a network with random weights: an `Encoder` or a `Decoder`.
-        describe: entries of the report of `info`: what is special about a configuration, and a dict for each network
-            that it describes, which may have the `widths` of its layers.
-        stills: the same configuration for a decoder of the same weights that makes one picture per latent frame, with
-            less work; None if there is none.
-        computes_in_half: the networks whose values fit float16. Others compute in float32 if they are stored in it.
-        decoder: the kind of its decoder, in a word.
-        published: the published VAEs by short names, such as "ltx-2.3". Each makes its configuration at the published
-            widths, or with another number of base channels (128 in LTX-2.3); a family without this number scales
-            its own widths by it.
-        published_dtype: what the published files store.
+        choose_config: returns the first of some parsed JSON files that is a configuration of this family, or `None`.
+        configure: completes and parses the result of `choose_config`, or takes a parsed configuration. `None` means
+            that the configuration is inferred from the tensors. Raises `CheckpointError` if the configuration is not
+            known, or does not belong to the tensors.
+        spec: returns the layers of a network, with the name and the shape of every weight. Raises `CheckpointError` if
+            the configuration does not describe this network.
+        make: returns a network with random weights: an `Encoder` or a `Decoder`.
+        describe: returns entries of the report of `info`: the special properties of a configuration, and a dict for
+            each network that it describes, which may have the `widths` of its layers.
+        stills: returns the configuration of a decoder with the same weights that makes one picture per latent frame,
+            with less work. `None` if the family has no such decoder.
+        computes_in_half: the networks whose values fit float16. Other networks compute in float32 if they are stored
+            in float16.
+        decoder: one word for the kind of its decoder.
+        published: the published VAEs by short names, such as "ltx-2.3". Each function returns the configuration at the
+            published widths, or with another number of base channels (128 in LTX-2.3). A family without base channels
+            scales its own widths by this number.
+        published_dtype: dtype of the published files.
     """
 
     name: str
@@ -259,9 +265,9 @@ class Family(Generic[ConfigT]):
     kernels: Collection[Shape]  # sizes of its convolutions, (3, 3, 3) or (3,): these weights become channels-last
     has_statistics: bool  # its networks need the statistics of the latents, and it is an error if they are missing
     config_type: type[ConfigT]
-    find: Callable[[Shapes], Found]  # the networks among the tensors of one archive, which may have anything else too
+    find: Callable[[Shapes], NetworkTensors]  # finds the networks in an archive, which may have other tensors
     choose_config: Callable[[Iterable[object]], Mapping[str, Any] | None]
-    configure: Callable[[Mapping[str, Any] | ConfigT | None, Stored], Configuration[ConfigT]]
+    configure: Callable[[Mapping[str, Any] | ConfigT | None, CheckpointParts], Configuration[ConfigT]]
     spec: Callable[[ConfigT, str], NetworkSpec]
     make: Callable[[ConfigT, str, Statistics | None], Network]
     describe: Callable[[ConfigT], dict[str, Any]]

@@ -1,6 +1,6 @@
-"""The layers of convolutional networks, each written for a stream. Arrays are (B, T, H, W, C).
+"""Layers of convolutional networks, written for streams. Arrays are (B, T, H, W, C).
 
-A layer's norm, timestep modulation and SiLU come before its convolution. On a GPU, SiLU is a single kernel. MLX's CPU
+A layer's norm, timestep modulation and SiLU precede its convolution. On a GPU, SiLU is a single kernel. MLX's CPU
 backend for x86 computes exponentials one at a time (measured at 16 ns each, a third of the decode time). On the CPU the
 exponential is therefore a series of multiplications, which the compiler vectorizes.
 
@@ -46,14 +46,14 @@ class Modulation(NamedTuple):
 
 
 def read_modulations(table: mx.array, embedding: mx.array) -> list[Modulation]:
-    """The n modulations of a layer: its learned table (2n, C), rows shift, scale, ..., plus an embedding (B, 2n*C)."""
+    """Return a layer's n modulations: its table (2n, C), rows shift, scale, ..., plus an embedding (B, 2n*C)."""
     rows = table.astype(mx.float32)[None] + embedding.reshape(embedding.shape[0], *table.shape)
     values = [rows[:, row, None, None, None, :] for row in range(table.shape[0])]
     return [Modulation(shift, scale) for shift, scale in zip(values[::2], values[1::2], strict=True)]
 
 
 def norm_bound(channels: int, modulation: Modulation | None) -> float:
-    """The length that no position's vector exceeds after norm, modulation and SiLU. Evaluates the modulation."""
+    """Return an upper bound of a position's vector length after norm, modulation and SiLU. Evaluates the modulation."""
     bound = math.sqrt(channels)
     if modulation is None:
         return bound
@@ -63,7 +63,7 @@ def norm_bound(channels: int, modulation: Modulation | None) -> float:
 
 
 def inverse_rms(x: mx.array, eps: float = PIXEL_NORM_EPS) -> mx.array:
-    """1 / sqrt(mean(x^2) + eps) over the channels of each position (..., C): (..., 1) in float32."""
+    """Return 1 / sqrt(mean(x^2) + eps) over the channels of each position (..., C), as (..., 1) in float32."""
     channels = x.shape[-1]
     if not is_cpu():
         return mx.rsqrt(_squares(x).sum(axis=-1, keepdims=True) / channels + eps)
@@ -74,7 +74,7 @@ def inverse_rms(x: mx.array, eps: float = PIXEL_NORM_EPS) -> mx.array:
 
 
 def pixel_norm(x: mx.array, eps: float = PIXEL_NORM_EPS) -> mx.array:
-    """RMS norm over the channels of each position (..., C), without weights, computed in float32."""
+    """Apply the RMS norm over the channels of each position (..., C), without weights, computed in float32."""
     if not is_cpu():
         return mx.fast.rms_norm(x, None, eps)
     return (x.astype(mx.float32) * inverse_rms(x, eps)).astype(x.dtype)
@@ -86,7 +86,7 @@ def _squares(x: mx.array) -> mx.array:
 
 
 def activate(x: mx.array, modulation: Modulation | None = None, dtype: mx.Dtype | None = None) -> mx.array:
-    """Apply the norm, the modulation (shift + x * (1 + scale)) and SiLU; in `dtype`, or in the dtype of `x`."""
+    """Apply the norm, the modulation (shift + x * (1 + scale)) and SiLU. The default dtype is the dtype of `x`."""
     target = dtype or x.dtype
     x = pixel_norm(x)
     if modulation is not None:
@@ -95,25 +95,25 @@ def activate(x: mx.array, modulation: Modulation | None = None, dtype: mx.Dtype 
 
 
 def silu(x: mx.array, dtype: mx.Dtype | None = None) -> mx.array:
-    """x * sigmoid(x), computed in float32; in `dtype`, or in the dtype of `x`."""
+    """Return x * sigmoid(x), computed in float32. The default dtype is the dtype of `x`."""
     target = dtype or x.dtype
     return _subtract(x, _series(x)).astype(target) if is_cpu() else _SILU_KERNELS[target](x)
 
 
 def gated_silu(x: mx.array, other: mx.array) -> mx.array:
-    """silu(x) * other, computed in float32; in the dtype of `x`."""
+    """Return silu(x) * other, computed in float32, in the dtype of `x`."""
     return _subtract_gated(x, _series(x), other) if is_cpu() else _gated_kernel(x, other)
 
 
 def expm1_series(x: mx.array, halvings: int) -> mx.array:
-    """exp(x / 2^halvings) - 1 as a series of multiplications, for compiled functions; of x / 2^halvings up to 1/4."""
+    """Return exp(x / 2^halvings) - 1 as a Taylor series, for compiled functions. x / 2^halvings is at most 1/4."""
     c1, c2, c3, c4, c5, c6 = (0.5 ** (halvings * term) / math.factorial(term) for term in range(1, _TERMS + 1))
     square = x * x
     return x * (c1 + c2 * x + square * (c3 + c4 * x + square * (c5 + c6 * x)))
 
 
 def _silu_kernel(dtype: mx.Dtype) -> Callable[[mx.array], mx.array]:
-    """A single kernel: MLX rounds every operation in it to its dtype, which therefore is float32."""
+    """Return SiLU as a single kernel in float32, since MLX rounds every operation in a kernel to its dtype."""
 
     def compute(x: mx.array) -> mx.array:
         wide = x.astype(mx.float32)
@@ -138,7 +138,7 @@ def _gated_kernel(x: mx.array, other: mx.array) -> mx.array:
 # Not `shapeless`: a shapeless kernel assumes non-contiguous input and is 4x slower.
 @mx.compile
 def _series(x: mx.array) -> mx.array:
-    """exp(|x| / 8) - 1 in float32."""
+    """Return exp(|x| / 8) - 1 in float32."""
     power = expm1_series(mx.abs(x.astype(mx.float32)), _HALVINGS)
     return power * (2 + power)
 
@@ -154,33 +154,34 @@ def _subtract_gated(x: mx.array, power: mx.array, other: mx.array) -> mx.array:
 
 
 def _silu_of(x: mx.array, power: mx.array) -> mx.array:
-    """SiLU in float32 from the result of `_series`, squared twice more here and once without subtracting the 1."""
+    """Return SiLU in float32 from the result of `_series`, squared twice more and once without subtracting the 1."""
     for _ in range(_HALVINGS - 2):
         power = power * (2 + power)
     root = 1 + power
     wide = x.astype(mx.float32)
-    size = mx.abs(wide)
-    return 0.5 * wide + 0.5 * size - size / (1 + root * root)
+    magnitude = mx.abs(wide)
+    return 0.5 * wide + 0.5 * magnitude - magnitude / (1 + root * root)
 
 
 class CausalConv3d(nn.Module):
-    """A 3x3x3 convolution over (B, T, H, W, C), padded by one position on each side in space.
+    """3x3x3 convolution over (B, T, H, W, C), padded by one position on each side in space.
 
     In time the edge frames are repeated: the first frame twice before the clip (causal), or the first frame once before
     it and the last frame once after it. `order` lists the stored output channels in the order in which this layer
-    returns them; None for the stored order. Checkpoint keys: `<name>.conv.weight`, `<name>.conv.bias` (see `Conv3d`).
+    returns them. `None` means the stored order. Checkpoint keys: `<name>.conv.weight`, `<name>.conv.bias` (see
+    `Conv3d`).
     """
 
     def __init__(self, spec: ConvSpec, order: Sequence[int] | None = None) -> None:
         super().__init__()
-        (stored,) = dict(spec.weights)[f"{spec.name}.conv.bias"]
-        if order is None and stored != spec.conv_channels:
+        (stored_channels,) = dict(spec.weights)[f"{spec.name}.conv.bias"]
+        if order is None and stored_channels != spec.conv_channels:
             order = range(spec.conv_channels)  # an encoder computes only the means, not the log-variance
-        self.conv = Conv3d(spec.in_channels, stored, stride=spec.conv_stride, order=order, rule=spec.rule)
+        self.conv = Conv3d(spec.in_channels, stored_channels, stride=spec.conv_stride, order=order, rule=spec.rule)
         self.spec = spec
 
     def operands(self, modulation: Modulation | None) -> mx.Dtype:
-        """The dtype in which it takes its input, which follows a norm with this modulation."""
+        """Return the dtype in which it takes its input, which follows a norm with this modulation."""
         return self.conv.operands(lambda: norm_bound(self.spec.in_channels, modulation))
 
     def window(self, context: StreamContext) -> Window:
@@ -189,7 +190,7 @@ class CausalConv3d(nn.Module):
     def __call__(self, view: View, frames: mx.array, context: StreamContext, skip: mx.array | None = None) -> mx.array:
         """Convolve frames (B, T, H, W, I), which are `view.frames` after norm and activation, and add `skip`.
 
-        The padding of all axes is added here; axes other than the stream's are complete, or bands with neighbors.
+        All axes are padded here. Axes other than the stream's are complete, or bands with neighbors.
         """
         frames, conv_padding = pad(frames, view, self.spec, context)
         return self.conv(frames, conv_padding, skip)
@@ -208,7 +209,7 @@ class CausalConv3d(nn.Module):
 
 
 def make_window(spec: LayerSpec, context: StreamContext) -> Window:
-    """The cache of a layer in a new stream, with its halo if the stream is a band."""
+    """Return the cache of a layer in a new stream, with its halo if the stream is a band."""
     neighbors = context.neighbors
     halo = None if neighbors is None else Halo(context.axis, neighbors, spec.window(neighbors.axis))
     return Window(context.axis, spec.window(context.axis), halo)
@@ -220,7 +221,7 @@ def pad(frames: mx.array, view: View, spec: LayerSpec, context: StreamContext) -
     The second result is the zero padding per axis that the convolution adds itself: none in time (Metal's fast path
     requires none), and in space only if both sides are padded with zeros.
     """
-    left = [0, 0, 0]
+    conv_padding = [0, 0, 0]
     has_front = has_back = False
     if view.halo is not None:
         frames, has_front, has_back = view.halo.extend(frames, view.start)
@@ -232,10 +233,10 @@ def pad(frames: mx.array, view: View, spec: LayerSpec, context: StreamContext) -
         if axis is Axis.TIME:
             frames = extend(frames, axis, before, after, spec.time_padding)
         elif spec.padding is PaddingMode.ZEROS and before == after:
-            left[axis.grid] = before
+            conv_padding[axis.grid] = before
         else:
             frames = extend(frames, axis, before, after, spec.padding)
-    return frames, (left[0], left[1], left[2])
+    return frames, (conv_padding[0], conv_padding[1], conv_padding[2])
 
 
 def extend(
@@ -246,20 +247,20 @@ def extend(
         return frames
     length = frames.shape[axis]
 
-    def at(index: int) -> mx.array:
+    def frame(index: int) -> mx.array:
         return take(frames, axis, index, index + 1)
 
     if mode is PaddingMode.ZEROS:
-        front = back = mx.zeros_like(at(0))
+        front = back = mx.zeros_like(frame(0))
     elif mode is PaddingMode.REPLICATE:
-        front, back = at(0), at(length - 1)
+        front, back = frame(0), frame(length - 1)
     else:
-        front, back = at(1), at(length - 2)
+        front, back = frame(1), frame(length - 2)
     return mx.concatenate([front] * before + [frames] + [back] * after, axis=axis)
 
 
 def depth_to_space(x: mx.array, stride: Stride) -> mx.array:
-    """(B, T, H, W, c*p1*p2*p3) -> (B, T*p1, H*p2, W*p3, c), channels ordered (c, p1, p2, p3)."""
+    """Rearrange (B, T, H, W, c*p1*p2*p3) to (B, T*p1, H*p2, W*p3, c), with channels ordered (c, p1, p2, p3)."""
     batch, time, height, width, channels = x.shape
     p1, p2, p3 = stride
     x = x.reshape(batch, time, height, width, channels // (p1 * p2 * p3), p1, p2, p3)
@@ -268,7 +269,7 @@ def depth_to_space(x: mx.array, stride: Stride) -> mx.array:
 
 
 def space_to_depth(x: mx.array, stride: Stride) -> mx.array:
-    """(B, T*p1, H*p2, W*p3, c) -> (B, T, H, W, c*p1*p2*p3): the inverse of `depth_to_space`."""
+    """Rearrange (B, T*p1, H*p2, W*p3, c) to (B, T, H, W, c*p1*p2*p3), the inverse of `depth_to_space`."""
     batch, time, height, width, channels = x.shape
     p1, p2, p3 = stride
     x = x.reshape(batch, time // p1, p1, height // p2, p2, width // p3, p3, channels)
@@ -277,7 +278,7 @@ def space_to_depth(x: mx.array, stride: Stride) -> mx.array:
 
 
 def interleave(x: mx.array, stride: Stride) -> mx.array:
-    """(B, T, H, W, p1*p2*p3*c) -> (B, T*p1, H*p2, W*p3, c), channels ordered (p1, p2, p3, c)."""
+    """Rearrange (B, T, H, W, p1*p2*p3*c) to (B, T*p1, H*p2, W*p3, c), with channels ordered (p1, p2, p3, c)."""
     batch, time, height, width, _ = x.shape
     p1, p2, p3 = stride
     x = x.reshape(batch, time, height, width, p1, p2, p3, -1)
@@ -286,17 +287,17 @@ def interleave(x: mx.array, stride: Stride) -> mx.array:
 
 
 def depth_to_space_order(channels: int, stride: Stride) -> list[int]:
-    """The channels of a checkpoint, which are ordered (c, p1, p2, p3), as `interleave` takes them."""
+    """Return the channels of a checkpoint, which are ordered (c, p1, p2, p3), in the order of `interleave`."""
     return np.arange(channels).reshape(-1, *stride).transpose(1, 2, 3, 0).flatten().tolist()
 
 
 def patch_order(channels: int, size: int) -> list[int]:
-    """The channels of pixel patches, which a checkpoint orders (c, width, height), as `interleave` takes them."""
+    """Return the channels of patches, which a checkpoint orders (c, width, height), in the order of `interleave`."""
     return np.arange(channels).reshape(-1, size, size).transpose(2, 1, 0).flatten().tolist()
 
 
 def patchify(x: mx.array, size: int) -> mx.array:
-    """(B, T, H*size, W*size, c) -> (B, T, H, W, c*size*size)."""
+    """Rearrange (B, T, H*size, W*size, c) to (B, T, H, W, c*size*size)."""
     batch, time, height, width, channels = x.shape
     x = x.reshape(batch, time, height // size, size, width // size, size, channels)
     x = x.transpose(0, 1, 2, 4, 6, 5, 3)
@@ -304,17 +305,17 @@ def patchify(x: mx.array, size: int) -> mx.array:
 
 
 def unpatchify(x: mx.array, size: int) -> mx.array:
-    """(B, T, H, W, c*size*size) -> (B, T, H*size, W*size, c)."""
+    """Rearrange (B, T, H, W, c*size*size) to (B, T, H*size, W*size, c)."""
     batch, time, height, width, channels = x.shape
     x = x.reshape(batch, time, height, width, channels // size**2, size, size).transpose(0, 1, 2, 6, 3, 5, 4)
     return x.reshape(batch, time, height * size, width * size, -1)
 
 
 class DepthToSpaceUpsample(nn.Module):
-    """A convolution to `prod(up)` times the output channels, rearranged into time and space.
+    """Convolution to `prod(up)` times the output channels, rearranged into time and space.
 
-    If time doubles, the first output frame is dropped, causal or not, so that 1 + n frames become 1 + 2n. With a
-    residual, the input is added, rearranged alike, its channels repeated. Checkpoint keys: `conv.conv`.
+    If time doubles, the first output frame is dropped, causal or not, so that 1 + n frames become 1 + 2n. A residual
+    adds the input, rearranged in the same way, with its channels repeated. Checkpoint keys: `conv.conv`.
     """
 
     def __init__(self, spec: ConvSpec) -> None:
@@ -337,7 +338,7 @@ class DepthToSpaceUpsample(nn.Module):
 
 
 class SpaceToDepthDownsample(nn.Module):
-    """A convolution and space-to-depth, plus the input, rearranged in the same way and averaged.
+    """Convolution and space-to-depth, plus the input, rearranged in the same way and averaged.
 
     If time halves, the first frame is repeated once before the clip, so that 1 + 2n frames become 1 + n.
     Checkpoint keys: `conv.conv`.
@@ -363,34 +364,34 @@ class SpaceToDepthDownsample(nn.Module):
 
 
 def add_weights(module: nn.Module, weights: Weights, path: str = "") -> None:
-    """Add a network's weights that lie below the `path` of a module, and that it does not have yet.
+    """Add a network's weights under the `path` of a module, except for the weights that the module has already.
 
-    A matrix `name.weight` becomes a linear layer `name`, unless the module has something else there. All else is an
-    array, of ones if it scales, and otherwise of zeros. What no module stands for is an `nn.Module` of its own.
+    A matrix `name.weight` becomes a linear layer `name`, unless the module has an entry with this name. All other
+    weights become arrays, of ones if they scale, and otherwise of zeros. Missing parents become an `nn.Module`.
     """
     shapes, prefix = dict(weights), f"{path}." if path else ""
     for name in (name for name in shapes if name.startswith(prefix)):
         holder: Any = module
-        *parents, own = name.removeprefix(prefix).split(".")
-        is_matrix = own == "weight" and len(shapes[name]) == 2
+        *parents, leaf = name.removeprefix(prefix).split(".")
+        is_matrix = leaf == "weight" and len(shapes[name]) == 2
         for index, part in enumerate(parents, 1):
             if not isinstance(holder, list) and part not in holder:
                 is_linear = is_matrix and index == len(parents)
                 holder[part] = linear(shapes, name.removesuffix(".weight")) if is_linear else nn.Module()
             holder = holder[int(part) if isinstance(holder, list) else part]
-        if own not in holder:
+        if leaf not in holder:
             shape = shapes[name]
-            holder[own] = mx.ones(shape) if len(shape) == 1 and own in _SCALES else mx.zeros(shape)
+            holder[leaf] = mx.ones(shape) if len(shape) == 1 and leaf in _SCALES else mx.zeros(shape)
 
 
 def linear(shapes: Shapes, name: str) -> nn.Linear:
-    """The linear layer of this name."""
+    """Return the linear layer with this name."""
     outputs, inputs = shapes[f"{name}.weight"]
     return nn.Linear(inputs, outputs, bias=f"{name}.bias" in shapes)
 
 
 def sinusoid(timesteps: mx.array, channels: int) -> mx.array:
-    """The embedding (B, channels) of timesteps (B,): cosines, then sines. Float32."""
+    """Return the embedding (B, channels) of timesteps (B,) in float32: cosines, then sines."""
     half = channels // 2
     frequencies = mx.exp(-math.log(_MAX_PERIOD) * mx.arange(half, dtype=mx.float32) / half)
     angles = timesteps.astype(mx.float32)[:, None] * frequencies[None]
@@ -398,7 +399,10 @@ def sinusoid(timesteps: mx.array, channels: int) -> mx.array:
 
 
 class TimeEmbedder(nn.Module):
-    """Timesteps (B,) to (B, channels), float32. Checkpoint keys: `timestep_embedder.linear_1` and `.linear_2`."""
+    """Embedding of timesteps (B,) as (B, channels) in float32.
+
+    Checkpoint keys: `timestep_embedder.linear_1` and `timestep_embedder.linear_2`.
+    """
 
     def __call__(self, timesteps: mx.array) -> mx.array:
         x = self.timestep_embedder.linear_1(sinusoid(timesteps, _SINUSOID_CHANNELS))
@@ -406,32 +410,32 @@ class TimeEmbedder(nn.Module):
 
 
 class ResnetBlock(nn.Module):
-    """x + conv(act(norm(conv(act(norm(x)))))). If the width changes, the skip is a layer norm and a 1x1x1 convolution.
+    """Residual block: x + conv(act(norm(conv(act(norm(x)))))).
 
-    Checkpoint keys: `conv1.conv`, `conv2.conv`; if the width changes, `norm3.norm`, `conv_shortcut`; with a timestep
-    `scale_shift_table` (4, C), rows shift1, scale1, shift2, scale2; with noise injection `per_channel_scale1`,
-    `per_channel_scale2` (C,).
+    If the width changes, the skip connection is a layer norm and a 1x1x1 convolution. Checkpoint keys: `conv1.conv`,
+    `conv2.conv`; if the width changes, `norm3.norm`, `conv_shortcut`; with a timestep `scale_shift_table` (4, C), rows
+    shift1, scale1, shift2, scale2; with noise injection `per_channel_scale1`, `per_channel_scale2` (C,).
     """
 
-    def __init__(self, first: ConvSpec, second: ConvSpec) -> None:
+    def __init__(self, conv1: ConvSpec, conv2: ConvSpec) -> None:
         super().__init__()
-        self.conv1 = CausalConv3d(first)
-        self.conv2 = CausalConv3d(second)
-        add_weights(self, first.weights + second.weights, first.name.removesuffix(".conv1"))
+        self.conv1 = CausalConv3d(conv1)
+        self.conv2 = CausalConv3d(conv2)
+        add_weights(self, conv1.weights + conv2.weights, conv1.name.removesuffix(".conv1"))
 
     def stages(self, context: StreamContext, embedding: mx.array | None = None) -> list[Stage]:
-        """One stage per convolution, so that the scratch memory of one is free while the other runs."""
+        """Return one stage per convolution, so that the scratch memory of one is free while the other runs."""
         modulations: Sequence[Modulation | None] = (None, None)
         if embedding is not None:
             modulations = read_modulations(self.scale_shift_table, embedding)
-        outer, inner = self.conv1.window(context), self.conv2.window(context)
-        first, second = (conv.operands(each) for conv, each in zip((self.conv1, self.conv2), modulations, strict=True))
-        # The first convolution caches its input before the norm, so the skip needs no copy of its own.
-        skip = Delay(context.axis, outer)
+        window1, window2 = self.conv1.window(context), self.conv2.window(context)
+        dtype1, dtype2 = self.conv1.operands(modulations[0]), self.conv2.operands(modulations[1])
+        # The first convolution caches its input before the norm, so the skip needs no separate copy.
+        skip = Delay(context.axis, window1)
 
         def enter(view: View) -> mx.array:
             skip.push_view(view)
-            frames = activate(view.frames, modulations[0], first)
+            frames = activate(view.frames, modulations[0], dtype1)
             return self.conv1(view, frames, context, self._noise(self.conv1.spec, view, context))
 
         def leave(view: View) -> mx.array:
@@ -444,12 +448,12 @@ class ResnetBlock(nn.Module):
             noise = self._noise(self.conv2.spec, view, context)
             return self.conv2(view, view.frames, context, past if noise is None else past + noise)
 
-        # The cache of the second one holds post-activation values.
-        activated = partial(activate, modulation=modulations[1], dtype=second)
-        return [windowed(outer, enter), windowed(inner, leave, skip, enter=activated)]
+        # The cache of the second convolution holds post-activation values.
+        activated = partial(activate, modulation=modulations[1], dtype=dtype2)
+        return [windowed(window1, enter), windowed(window2, leave, skip, enter=activated)]
 
     def _noise(self, spec: ConvSpec, view: View, context: StreamContext) -> mx.array | None:
-        """A map (H, W) or (B, H, W), which all frames share, times the per-channel scale; the part of this step."""
+        """Return this step's part of a map (H, W) or (B, H, W), which all frames share, times the per-channel scale."""
         if not spec.has_noise:
             return None
         scale = self.per_channel_scale1 if spec is self.conv1.spec else self.per_channel_scale2
@@ -465,7 +469,7 @@ class ResnetStack(nn.Module):
 
     def __init__(self, *layers: ConvSpec) -> None:
         super().__init__()
-        self.res_blocks = [ResnetBlock(first, second) for first, second in zip(layers[::2], layers[1::2], strict=True)]
+        self.res_blocks = [ResnetBlock(conv1, conv2) for conv1, conv2 in zip(layers[::2], layers[1::2], strict=True)]
         if layers[0].is_modulated:
             self.time_embedder = TimeEmbedder()
             add_weights(self, layers[0].weights, layers[0].name.partition(".res_blocks.")[0])
@@ -489,7 +493,7 @@ class FrameAttention(nn.Module):
         add_weights(self, spec.weights, spec.name)
 
     def __call__(self, x: mx.array, neighbors: Neighbors | None = None) -> mx.array:
-        """(B, T, H, W, C) -> (B, T, H, W, C); the positions of a band attend to all bands."""
+        """Add the attention to (B, T, H, W, C). The positions of a band attend to all bands."""
         batch, time, _, _, channels = x.shape
         queries, keys, values = mx.split(self.to_qkv(self._normalize(x)), 3, axis=-1)
         if neighbors is not None:
@@ -498,10 +502,10 @@ class FrameAttention(nn.Module):
         return x + self.proj(self._attend(*tokens).reshape(x.shape))
 
     def _attend(self, queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
-        """Single-head attention, (N, 1, L, C), in blocks of queries.
+        """Compute single-head attention, (N, 1, L, C), in blocks of queries.
 
         MLX fuses no attention with this many channels, so all scores of a block are in memory. Each block is evaluated
-        before the next one, since otherwise their memory would be taken together.
+        before the next one, since otherwise the memory of all blocks would be allocated at once.
         """
         attend = partial(mx.fast.scaled_dot_product_attention, scale=keys.shape[-1] ** -0.5)
         size, length = self._spec.query_block(len(keys), keys.shape[2]), queries.shape[2]
@@ -514,7 +518,7 @@ class FrameAttention(nn.Module):
         return mx.concatenate(parts, axis=2)
 
     def _normalize(self, x: mx.array) -> mx.array:
-        """`x / |x| * sqrt(C) * gamma` over the channels of each position."""
+        """Return `x / |x| * sqrt(C) * gamma` over the channels of each position."""
         wide = x.astype(mx.float32)
         length = mx.maximum(mx.linalg.norm(wide, axis=-1, keepdims=True), _NORM_EPS)
         return (wide / length * x.shape[-1] ** 0.5 * self.norm.gamma.astype(mx.float32)).astype(x.dtype)

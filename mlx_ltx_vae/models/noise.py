@@ -1,7 +1,8 @@
-"""The noise that a decoder takes, drawn from a seed or passed by the caller.
+"""Noise that a decoder takes, drawn from a seed or passed by the caller.
 
-Noise depends neither on how a clip is cut nor on its length. Every latent frame of a batch item and every noise map has
-its own random key, made from the seed and its index. `NoiseVolume` computes each value from the seed and its position.
+Noise does not depend on the length of a clip or on how it is cut. Every latent frame of a batch item and every noise
+map has its own random key, made from the seed and its index. `NoiseVolume` computes each value from the seed and its
+position.
 """
 
 import math
@@ -20,7 +21,7 @@ from ..shapes import Grid, LatentShape, Shape
 from .layers import patchify
 from .specs import DEFAULT_CONVENTION, MAX_SEED, PLANES, ConventionName, NetworkSpec, Rate
 
-#: The shape of each layer's noise by its name, as `NetworkSpec.noise_shapes`.
+#: The shape of each layer's noise by the name of the layer, as `NetworkSpec.noise_shapes` returns it.
 NoiseShapes = Mapping[str, Shape]
 
 #: Slices of the time, height and width of latents.
@@ -28,7 +29,7 @@ LatentBox = tuple[slice, slice, slice]
 
 
 class Convention(NamedTuple):
-    """The defaults of a pipeline for VAEs that take a timestep and noise; a noise scale of None is the timestep."""
+    """Defaults of a pipeline for VAEs that take a timestep and noise. A noise scale of `None` is the timestep."""
 
     timestep: float
     noise_scale: float | None
@@ -41,18 +42,21 @@ CONVENTIONS: dict[ConventionName, Convention] = {
     "diffusers": Convention(timestep=0.0, noise_scale=None, is_late=True),
 }
 
-_WHOLE = (0, 0, 0)  # where the noise of the whole video begins
+_VIDEO_ORIGIN = (0, 0, 0)  # where the noise of the whole video begins
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)  # of Threefry's rounds
 _PARITY = 0x1BD11BDA
 _MIX = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))  # shifts and factors of the finalizer of MurmurHash3
 _GOLDEN_RATIO = 0x9E3779B9
-_WINDOW = 0x85EBCA6B  # another step than the one between batch items, so that no two have the same noise
-_MAPS = 2**31  # indices below belong to latent frames, indices from here on to noise maps
+_WINDOW = 0x85EBCA6B  # step between windows; unlike the step between batch items, so that all noise differs
+_MAPS = 2**31  # smaller indices belong to latent frames, and indices from here on to noise maps
 _ITEM = 2**20  # maximum number of latent frames per batch item
 
 
 class LatentNoise(NamedTuple):
-    """`(1 - scale) * latents + scale * values`; values None for zeros. `is_late`: mixed into denormalized latents."""
+    """Noise in latents: `(1 - scale) * latents + scale * values`. `None` means zeros.
+
+    With `is_late`, it is mixed into denormalized latents.
+    """
 
     values: mx.array | None
     scale: float
@@ -65,9 +69,9 @@ class LatentNoise(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyedNoise:
-    """The noise `mx.random.normal(shape, key=key)` of a picture (B, 3, T, H, W), computed in parts.
+    """Noise `mx.random.normal(shape, key=key)` of a picture (B, 3, T, H, W), computed in parts.
 
-    It replaces an array, which takes as much memory as the video.
+    It replaces an array, which would take as much memory as the video.
     """
 
     key: mx.array
@@ -78,39 +82,39 @@ class KeyedNoise:
         return len(self.shape)
 
     def part(self, time: slice, rows: slice, columns: slice) -> mx.array:
-        """The noise (B, T, H, W, 3) of a part of the picture."""
+        """Return the noise (B, T, H, W, 3) of a part of the picture."""
         size = math.prod(self.shape)
         axes = (slice(0, self.shape[0]), slice(0, self.shape[1]), time, rows, columns)
         dtype = mx.uint32 if size < 2**32 else mx.int64
         index, stride = mx.zeros((1,) * self.ndim, dtype), size
         for axis, (span, length) in enumerate(zip(axes, self.shape, strict=True)):
             stride //= length
-            places = mx.arange(*span.indices(length)[:2], dtype=dtype) * stride
-            index = index + places.reshape([-1 if other == axis else 1 for other in range(self.ndim)])
-        half = size // 2  # a counter and the one half the size after it give two numbers
+            offsets = mx.arange(*span.indices(length)[:2], dtype=dtype) * stride
+            index = index + offsets.reshape([-1 if i == axis else 1 for i in range(self.ndim)])
+        half = size // 2  # Threefry makes two numbers of two counters, which are half of the size apart
         middle = half + size % 2
         is_second = index >= middle
-        first = mx.where(is_second, index - middle, index)
-        second = mx.where(index < half, first + middle, mx.where(is_second, index, 0))
+        x0 = mx.where(is_second, index - middle, index)
+        x1 = mx.where(index < half, x0 + middle, mx.where(is_second, index, 0))
         key = self.key.astype(mx.uint32)
-        values = _keyed_normal(key[0], key[1], first.astype(mx.uint32), second.astype(mx.uint32), is_second)
+        values = _keyed_normal(key[0], key[1], x0.astype(mx.uint32), x1.astype(mx.uint32), is_second)
         return values.transpose(0, 2, 3, 4, 1)
 
 
 @dataclass(frozen=True)
 class _KeyedPatches:
-    """A `KeyedNoise` as a volume (B, T, H, W, C) of patches. Parts are taken as from an array."""
+    """Volume (B, T, H, W, C) of the patches of a `KeyedNoise`. It is sliced like an array."""
 
     noise: KeyedNoise
     side: int
 
     def __getitem__(self, box: tuple[slice, slice, slice, slice]) -> mx.array:
         _, time, *extents = box
-        rows, columns = (slice(each.start * self.side, each.stop * self.side) for each in extents)
+        rows, columns = (slice(extent.start * self.side, extent.stop * self.side) for extent in extents)
         return patchify(self.noise.part(time, rows, columns), self.side)
 
 
-#: What callers pass: arrays in the order in which the network draws them, "zeros", or None to draw from a seed.
+#: Noise from callers: arrays in the order in which the network draws them, or "zeros". `None` draws it from a seed.
 Noise = Sequence[mx.array | np.ndarray | KeyedNoise] | Literal["zeros"] | None
 
 
@@ -118,37 +122,37 @@ Noise = Sequence[mx.array | np.ndarray | KeyedNoise] | Literal["zeros"] | None
 class NoiseVolume:
     """Standard normal noise for each position of a layer's output, for `StreamContext.draw_noise`, drawn in parts."""
 
-    seed: int | None  # None for zeros
+    seed: int | None  # `None` means zeros
     batch: int
     channels: int
     rate: Rate  # positions of the layer's output per frame, row and column of the video
-    # Noise that the caller passed, (B, T, H, W, C), by where it begins: of the whole video, or of each tile. Empty to
-    # compute it.
+    # Noise from the caller, (B, T, H, W, C), by its origin: of the whole video, or of each tile. If there is none, the
+    # noise is computed.
     values: Mapping[Grid, mx.array | _KeyedPatches] = field(default_factory=dict)
 
     def __call__(self, origins: Sequence[Grid], start: Grid, size: Grid, planes: Sequence[int] = ()) -> mx.array:
-        """The noise of `size` positions from `start` on; with `planes`, of these instead of frames."""
+        """Return the noise of `size` positions from `start` on, or of these keyframe `planes` instead of frames."""
         parts = []
         for origin in origins:
-            given, first = self.values.get(origin), list(start)
-            if given is None:
-                first = [begin + int(at * rate) for begin, at, rate in zip(start, origin, self.rate, strict=True)]
-                given = self.values.get(_WHOLE)
-            box = [slice(begin, begin + count) for begin, count in zip(first, size, strict=True)]
-            are_chosen = len(self.values) > 1  # a tile has values for its own planes
-            if planes and not are_chosen:
+            values, begins = self.values.get(origin), list(start)
+            if values is None:
+                begins = [begin + int(o * rate) for begin, o, rate in zip(start, origin, self.rate, strict=True)]
+                values = self.values.get(_VIDEO_ORIGIN)
+            box = [slice(begin, begin + count) for begin, count in zip(begins, size, strict=True)]
+            has_tiles = len(self.values) > 1  # the values of a tile have only the tile's planes
+            if planes and not has_tiles:
                 box[0] = slice(0, max(planes) + 1)
-            part = self._computed(box) if given is None else given[:, box[0], box[1], box[2]]
-            parts.append(part[:, mx.array(tuple(planes))] if planes and not are_chosen else part)
+            part = self._compute(box) if values is None else values[:, box[0], box[1], box[2]]
+            parts.append(part[:, mx.array(tuple(planes))] if planes and not has_tiles else part)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
-    def _computed(self, box: Sequence[slice]) -> mx.array:
+    def _compute(self, box: Sequence[slice]) -> mx.array:
         axes = [slice(0, self.batch), *box, slice(0, self.channels)]
         if self.seed is None:
             return mx.zeros([axis.stop - axis.start for axis in axes])
         bits = mx.array(self.seed & MAX_SEED, dtype=mx.uint32)
         for axis, span in enumerate(axes):
-            shape = [-1 if other == axis else 1 for other in range(len(axes))]
+            shape = [-1 if i == axis else 1 for i in range(len(axes))]
             bits = _mix(bits + mx.arange(span.start, span.stop, dtype=mx.uint32).reshape(shape) * _GOLDEN_RATIO)
         return _normal(bits)
 
@@ -161,40 +165,38 @@ def _mix(bits: mx.array) -> mx.array:
 
 
 def _normal(bits: mx.array) -> mx.array:
-    """A normally distributed float32 for each random uint32, by the Box-Muller transform."""
+    """Return a normally distributed float32 for each random uint32, by the Box-Muller transform."""
     radius = (bits.astype(mx.float32) + 1) * 2.0**-32
     angle = _mix(bits + _GOLDEN_RATIO).astype(mx.float32) * (2 * math.pi * 2.0**-32)
     return mx.sqrt(-2 * mx.log(mx.minimum(radius, 1))) * mx.cos(angle)
 
 
 @partial(mx.compile, shapeless=True)
-def _keyed_normal(
-    key: mx.array, other_key: mx.array, first: mx.array, second: mx.array, is_second: mx.array
-) -> mx.array:
-    """The normally distributed float32 of MLX's generator, Threefry-2x32, for pairs of counters."""
-    keys = (key, other_key, key ^ other_key ^ mx.array(_PARITY, dtype=mx.uint32))
-    first, second = first + keys[0], second + keys[1]
+def _keyed_normal(key0: mx.array, key1: mx.array, x0: mx.array, x1: mx.array, is_second: mx.array) -> mx.array:
+    """Return the normally distributed float32 of MLX's generator, Threefry-2x32, for pairs of counters."""
+    keys = (key0, key1, key0 ^ key1 ^ mx.array(_PARITY, dtype=mx.uint32))
+    x0, x1 = x0 + keys[0], x1 + keys[1]
     for group in range(5):
-        for each in range(4):
-            by = _ROTATIONS[4 * (group % 2) + each]
-            first = first + second
-            second = ((second << by) | (second >> (32 - by))) ^ first
-        first, second = first + keys[(group + 1) % 3], second + keys[(group + 2) % 3] + (group + 1)
-    bits = mx.where(is_second, second, first).astype(mx.float32)
+        for i in range(4):
+            rotation = _ROTATIONS[4 * (group % 2) + i]
+            x0 = x0 + x1
+            x1 = ((x1 << rotation) | (x1 >> (32 - rotation))) ^ x0
+        x0, x1 = x0 + keys[(group + 1) % 3], x1 + keys[(group + 2) % 3] + (group + 1)
+    bits = mx.where(is_second, x1, x0).astype(mx.float32)
     low, below_1 = float(np.nextafter(np.float32(-1), np.float32(0))), float(np.nextafter(np.float32(1), np.float32(0)))
     return math.sqrt(2) * mx.erfinv(mx.minimum(bits / (2**32 - 1), below_1) * (1 - low) + low)
 
 
 @dataclass(frozen=True)
 class Draws:
-    """All the noise and the timestep of one decode."""
+    """Noise and timestep of one decode."""
 
-    timestep: float | None  # 0 to 1; None if the network takes none
-    scale: float | None  # the fraction of the latents that is replaced by noise; None if the network takes none
+    timestep: float | None  # 0 to 1; `None` if the network takes none
+    scale: float | None  # the fraction of the latents that noise replaces; `None` if the network takes no such noise
     is_late: bool
     maps: Mapping[str, mx.array]  # by the name of the layer that adds them, as volumes
     volumes: Mapping[str, NoiseVolume]
-    latents: Callable[[LatentBox], mx.array] | None  # draws the noise of a part of the latents; None for zeros
+    latents: Callable[[LatentBox], mx.array] | None  # draws the noise of a part of the latents; `None` means zeros
 
     def timesteps(self, batch: int) -> mx.array | None:
         return None if self.timestep is None else mx.full((batch,), self.timestep, dtype=mx.float32)
@@ -214,24 +216,24 @@ def draw(
     seed: int = 0,
     timestep: float | None = None,
     noise_scale: float | None = None,
-    like: str = DEFAULT_CONVENTION,
+    convention: str = DEFAULT_CONVENTION,
     tiles: Mapping[Grid, NoiseShapes] | None = None,
 ) -> Draws:
     """Draw the noise of one decode, or check the noise that the caller passed. Arguments as `VideoVAE.stream`.
 
-    `noise` is None to draw from `seed`, "zeros", or the arrays themselves: the latent noise (B, C, F', H', W') if the
-    network takes it, then maps (H, W) and volumes (B, C, T, H, W) in the order of the layers; a volume of patches may
-    be a picture (B, 3, T, H, W) instead. Noise from a seed does not depend on the number of frames. Maps have the
-    `dtype`. With `tiles`, the shapes of each one's noise by where it begins in the video, the volumes may be given
-    per tile instead, in their order.
+    `noise` is "zeros" or the arrays themselves: the latent noise (B, C, F', H', W') if the network takes it, then maps
+    (H, W) and volumes (B, C, T, H, W) in the order of the layers. A volume of patches may be a picture (B, 3, T, H, W)
+    instead. `None` draws it from `seed`; such noise does not depend on the number of frames. Maps have the `dtype`.
+    `tiles` are the shapes of each tile's noise by the tile's origin in the video. With them, volumes may be passed per
+    tile instead, in the order of the tiles.
     """
-    if like not in CONVENTIONS:
-        raise LatentsError(f"{like!r} is not a known convention; expected {' or '.join(CONVENTIONS)}.")
-    convention = CONVENTIONS[like]
+    if convention not in CONVENTIONS:
+        raise LatentsError(f"{convention!r} is not a known convention; expected {' or '.join(CONVENTIONS)}.")
+    defaults = CONVENTIONS[convention]
     if check_seed(seed):  # any network takes the default
         check_takes_seed(spec)
-    timestep = _choose_timestep(spec, timestep, convention)
-    scale = _choose_scale(spec, noise_scale, timestep, convention)
+    timestep = _choose_timestep(spec, timestep, defaults)
+    scale = _choose_scale(spec, noise_scale, timestep, defaults)
     shapes = spec.noise_shapes(shape.grid)
     volumes = {
         name: NoiseVolume(None, shape.batch, size[-1], _rate(spec, name))
@@ -242,19 +244,19 @@ def draw(
     latents: Callable[[LatentBox], mx.array] | None = None
     if noise is None:
         keys = _keys(seed, _MAPS, _MAPS + len(maps))
-        maps = {name: mx.random.normal(each.shape, key=keys[at]) for at, (name, each) in enumerate(maps.items())}
-        volumes = {name: replace(each, seed=seed + at) for at, (name, each) in enumerate(volumes.items())}
+        maps = {name: mx.random.normal(zeros.shape, key=keys[i]) for i, (name, zeros) in enumerate(maps.items())}
+        volumes = {name: replace(volume, seed=seed + i) for i, (name, volume) in enumerate(volumes.items())}
         latents = partial(_draw_latents, seed, shape)
     elif isinstance(noise, Sequence) and not isinstance(noise, str):
-        wanted = _choose_wanted(shapes, tiles or {}, len(noise) - spec.has_latent_noise)
-        own, given = _take_given(spec, shape, wanted, noise)
-        latents = None if own is None else lambda box: own[:, :, box[0], box[1], box[2]]
-        maps = {name: cast(mx.array, given[name][_WHOLE]) for name in maps}
-        volumes = {name: replace(each, values=given[name]) for name, each in volumes.items()}
+        layer_shapes = _expected_shapes(shapes, tiles or {}, len(noise) - spec.has_latent_noise)
+        latent_noise, layer_noise = _read_arrays(spec, shape, layer_shapes, noise)
+        latents = None if latent_noise is None else lambda box: latent_noise[:, :, box[0], box[1], box[2]]
+        maps = {name: cast(mx.array, layer_noise[name][_VIDEO_ORIGIN]) for name in maps}
+        volumes = {name: replace(volume, values=layer_noise[name]) for name, volume in volumes.items()}
     elif noise != "zeros":
         raise LatentsError(f'noise is "zeros", a sequence of arrays or None, not {quote(noise)}.')
-    of_maps = {name: array.astype(dtype) for name, array in maps.items()}
-    return Draws(timestep, scale, convention.is_late, of_maps, volumes, latents)
+    maps = {name: array.astype(dtype) for name, array in maps.items()}
+    return Draws(timestep, scale, defaults.is_late, maps, volumes, latents)
 
 
 def window_seed(spec: NetworkSpec, seed: int, number: int) -> int:
@@ -273,57 +275,67 @@ def check_takes_seed(spec: NetworkSpec) -> None:
 
 
 def check_seed(seed: object) -> int:
-    """A seed; anything else than a whole number from 0 to `MAX_SEED` is a `LatentsError`."""
+    """Return a seed; raise a `LatentsError` unless it is a whole number from 0 to `MAX_SEED`."""
     if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
         raise LatentsError(f"a seed is a whole number from 0 to {MAX_SEED}, not {quote(seed)}.")
     return int(seed)
 
 
-def _choose_wanted(shapes: NoiseShapes, tiles: Mapping[Grid, NoiseShapes], count: int) -> list[tuple[str, Grid, Shape]]:
-    """The layer, the beginning and the shape of the noise in each array that a caller passes.
+def _expected_shapes(
+    shapes: NoiseShapes, tiles: Mapping[Grid, NoiseShapes], count: int
+) -> list[tuple[str, Grid, Shape]]:
+    """Return the layer, the origin and the shape of the noise in each array that a caller passes.
 
-    Volumes belong to each tile if there are as many arrays, or only the volumes of keyframe planes do, which tiles have
-    in different numbers; else they belong to the whole video.
+    If the number of arrays matches, there is a volume for each tile, or only the volumes of keyframe planes are per
+    tile, since tiles have different numbers of planes. Otherwise all volumes belong to the whole video.
     """
-    whole = [(name, _WHOLE, size) for name, size in shapes.items()]
-    maps = [each for each in whole if len(each[-1]) == 2]
-    parts = [(name, at, size) for at, own in tiles.items() for name, size in own.items() if len(size) > 2]
-    mixed = [each for each in whole if not each[0].endswith(PLANES)] + [
-        each for each in parts if each[0].endswith(PLANES)
+    per_video = [(name, _VIDEO_ORIGIN, size) for name, size in shapes.items()]
+    maps = [entry for entry in per_video if len(entry[-1]) == 2]
+    volumes = [
+        (name, origin, size)
+        for origin, tile_shapes in tiles.items()
+        for name, size in tile_shapes.items()
+        if len(size) > 2
     ]
-    of_tiles = (each for each in (maps + parts, mixed) if len(tiles) > 1 and count == len(each))
-    return next(of_tiles, whole)
+    planes_per_tile = [entry for entry in per_video if not entry[0].endswith(PLANES)] + [
+        entry for entry in volumes if entry[0].endswith(PLANES)
+    ]
+    per_tile = (entries for entries in (maps + volumes, planes_per_tile) if len(tiles) > 1 and count == len(entries))
+    return next(per_tile, per_video)
 
 
-def _take_given(
+def _read_arrays(
     spec: NetworkSpec,
     shape: LatentShape,
-    wanted: Sequence[tuple[str, Grid, Shape]],
+    layer_shapes: Sequence[tuple[str, Grid, Shape]],
     noise: Sequence[mx.array | np.ndarray | KeyedNoise],
 ) -> tuple[mx.array | None, dict[str, dict[Grid, mx.array | _KeyedPatches]]]:
-    """The latent noise, if the network takes it; maps and volumes (B, T, H, W, C) by their layer and beginning."""
+    """Return the latent noise, and maps and volumes (B, T, H, W, C) by their layer and origin.
+
+    The latent noise is `None` if the network takes none.
+    """
     arrays = [array if isinstance(array, KeyedNoise) else to_mlx(array, "noise arrays") for array in noise]
     evaluate("noise arrays", *(array.key if isinstance(array, KeyedNoise) else array for array in arrays))
-    sizes = [size if len(size) == 2 else (shape.batch, size[-1], *size[:-1]) for *_, size in wanted]
-    pictures = [_picture(spec, name, size) for (name, *_), size in zip(wanted, sizes, strict=True)]
-    before: list[tuple[Shape, Shape | None]] = [(tuple(shape), None)] * spec.has_latent_noise
-    _check([array.shape for array in arrays], before + list(zip(sizes, pictures, strict=True)))
-    own = cast(mx.array, arrays.pop(0)).astype(mx.float32) if spec.has_latent_noise else None
-    given: dict[str, dict[Grid, mx.array | _KeyedPatches]] = {}
-    for (name, start, _), picture, array in zip(wanted, pictures, arrays, strict=True):
+    sizes = [size if len(size) == 2 else (shape.batch, size[-1], *size[:-1]) for *_, size in layer_shapes]
+    pictures = [_picture(spec, name, size) for (name, *_), size in zip(layer_shapes, sizes, strict=True)]
+    latent_shapes: list[tuple[Shape, Shape | None]] = [(tuple(shape), None)] * spec.has_latent_noise
+    _check_shapes([array.shape for array in arrays], latent_shapes + list(zip(sizes, pictures, strict=True)))
+    latent_noise = cast(mx.array, arrays.pop(0)).astype(mx.float32) if spec.has_latent_noise else None
+    layer_noise: dict[str, dict[Grid, mx.array | _KeyedPatches]] = {}
+    for (name, origin, _), picture, array in zip(layer_shapes, pictures, arrays, strict=True):
         if isinstance(array, KeyedNoise):
-            given.setdefault(name, {})[start] = _KeyedPatches(array, spec.patch_size or 1)
+            layer_noise.setdefault(name, {})[origin] = _KeyedPatches(array, spec.patch_size or 1)
             continue
         values = array if array.ndim == 2 else array.astype(mx.float32).transpose(0, 2, 3, 4, 1)
         values = patchify(values, spec.patch_size or 1) if array.shape == picture else values
-        mx.eval(values)  # another thread may run the decode, and could not evaluate what is lazy here
-        given.setdefault(name, {})[start] = values
-    mx.eval(own)
-    return own, given
+        mx.eval(values)  # another thread may run the decode, and it cannot evaluate lazy arrays of this one
+        layer_noise.setdefault(name, {})[origin] = values
+    mx.eval(latent_noise)
+    return latent_noise, layer_noise
 
 
 def _picture(spec: NetworkSpec, name: str, size: Shape) -> Shape | None:
-    """The shape (B, 3, T, H, W) of the picture whose patches are a volume (B, C, T, h, w); None for other noise."""
+    """Return the shape (B, 3, T, H, W) of a picture whose patches are the volume (B, C, T, h, w), or `None`."""
     side = spec.patch_size
     if side is None or len(size) == 2 or _rate(spec, name)[1:] != (Fraction(1, side), Fraction(1, side)):
         return None
@@ -332,7 +344,7 @@ def _picture(spec: NetworkSpec, name: str, size: Shape) -> Shape | None:
 
 
 def _rate(spec: NetworkSpec, name: str) -> Rate:
-    """The map of a volume; keyframe planes have the same in all frames."""
+    """Return the positions of a layer's noise per frame, row and column; for keyframe planes, 0 per frame."""
     frames, rows, columns = spec.rate(name.removesuffix(PLANES))
     return (0 if name.endswith(PLANES) else frames), rows, columns
 
@@ -358,26 +370,26 @@ def _choose_scale(
     return timestep if scale is None else scale
 
 
-def _check_share(value: float, what: str) -> float:
+def _check_share(value: float, name: str) -> float:
     if not 0 <= float(value) <= 1:
-        raise LatentsError(f"the {what} must be between 0 and 1, not {value}.")
+        raise LatentsError(f"the {name} must be between 0 and 1, not {value}.")
     return float(value)
 
 
-def _check(given: Sequence[Shape], expected: Sequence[tuple[Shape, Shape | None]]) -> None:
-    """Check shapes against the expected ones, each with an alternative."""
-    if given and not expected:
-        raise LatentsError(f"{len(given)} noise arrays were given, but this network draws none.")
-    for index, (got, (wanted, other)) in enumerate(zip(given, expected, strict=False)):
-        if got not in (wanted, other):
-            picture = f", or the picture {other}" if other else ""
-            raise LatentsError(f"noise array {index} has the shape {got}; the network expects {wanted}{picture}.")
-    if len(given) != len(expected):
-        raise LatentsError(f"{len(given)} noise arrays were given, and the network draws {len(expected)}.")
+def _check_shapes(shapes: Sequence[Shape], expected: Sequence[tuple[Shape, Shape | None]]) -> None:
+    """Check the shapes of arrays against the expected shapes, which have the shape of a picture as an alternative."""
+    if shapes and not expected:
+        raise LatentsError(f"{len(shapes)} noise arrays were given, but this network draws none.")
+    for index, (shape, (volume, picture)) in enumerate(zip(shapes, expected, strict=False)):
+        if shape not in (volume, picture):
+            alternative = f", or the picture {picture}" if picture else ""
+            raise LatentsError(f"noise array {index} has the shape {shape}; the network expects {volume}{alternative}.")
+    if len(shapes) != len(expected):
+        raise LatentsError(f"{len(shapes)} noise arrays were given, and the network draws {len(expected)}.")
 
 
 def _draw_latents(seed: int, shape: LatentShape, box: LatentBox) -> mx.array:
-    """Latent noise (B, C, T, H, W) float32 of a part of the latents, which may be longer than `shape` says."""
+    """Draw latent noise (B, C, T, H, W) float32 for a part of the latents, which may be longer than `shape` says."""
     time, rows, columns = box
     frame = (shape.channels, shape.height, shape.width)
     items = []
@@ -389,6 +401,6 @@ def _draw_latents(seed: int, shape: LatentShape, box: LatentBox) -> mx.array:
 
 
 def _keys(seed: int, start: int, stop: int) -> mx.array:
-    """Random keys (n, 2), different for each pair of a seed and an index from `start` to `stop`."""
+    """Return random keys (n, 2), different for each pair of a seed and an index from `start` to `stop`."""
     indices = mx.array(np.arange(start, stop, dtype=np.uint32))  # mx.arange before 0.32 takes no start of 2^31
     return mx.stack([mx.full(indices.shape, seed, dtype=mx.uint32), indices], axis=1)

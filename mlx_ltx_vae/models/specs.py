@@ -33,21 +33,21 @@ from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 
 #: Suffix of a layer's name that names the noise of its keyframe planes.
 PLANES = ".keyframes"
-#: Latent frames after which a stream by time takes no more memory, and more than any window has.
+#: Latent frames of a long clip: more than any window has. The memory of a stream by time grows no further.
 LONG_CLIP = 64
 #: The networks of a VAE.
 NETWORKS = ("encoder", "decoder")
 #: The names of `noise.CONVENTIONS`.
 ConventionName = Literal["ltx-video", "diffusers"]
 DEFAULT_CONVENTION: ConventionName = "ltx-video"
-#: Seeds are 0 to this; each makes other noise.
+#: The largest seed. Seeds begin at 0, and each makes different noise.
 MAX_SEED = 2**32 - 1
 _MAX_LATENT_FRAMES = 2**17  # 12 hours at 24 frames per second
-_UNCOPIED = 2**14  # `mx.contiguous` copies a slice only if its array has more bytes beside it
+_UNCOPIED = 2**14  # `mx.contiguous` copies a slice only if its array has more bytes outside of it
 
 #: Names and shapes of tensors.
 Weights = tuple[tuple[str, Shape], ...]
-#: The shapes of tensors by name; of convolutions channels-last, but where a family looks for its own.
+#: The shapes of tensors by name. Convolution weights are channels-last, except for `Family.find`.
 Shapes = Mapping[str, Shape]
 #: Factors along time, height and width.
 Stride = tuple[int, int, int]
@@ -56,12 +56,12 @@ Rate = tuple[Fraction | int, Fraction | int, Fraction | int]
 
 
 def linear_weights(name: str, in_channels: int, out_channels: int) -> Weights:
-    """The weights of a linear layer, and of a 1x1 convolution, which is stored as a matrix here."""
+    """Return the weights of a linear layer, or of a 1x1 convolution, which is stored as a matrix here."""
     return ((f"{name}.weight", (out_channels, in_channels)), (f"{name}.bias", (out_channels,)))
 
 
 class PaddingMode(enum.Enum):
-    """How a layer pads the ends of an axis."""
+    """Padding of a layer at the ends of an axis."""
 
     ZEROS = "zeros"
     REFLECT = "reflect"
@@ -69,7 +69,7 @@ class PaddingMode(enum.Enum):
 
 
 class Activation(enum.Enum):
-    """Position of the norm and SiLU before a convolution, or none."""
+    """Position of the norm and SiLU before a convolution, if it has them."""
 
     NONE = "none"
     INPUT = "input"  # applied to the whole view; the cache holds the layer's input unchanged
@@ -77,7 +77,7 @@ class Activation(enum.Enum):
 
 
 class Step(NamedTuple):
-    """The properties of one step of a layer that its memory depends on."""
+    """Properties of one step of a layer that determine its memory."""
 
     axis: Axis
     grid: Grid  # of the step's input
@@ -88,10 +88,10 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One stage of a network: its shapes, windows and weights.
+    """Stage of a network: its shapes, windows and weights.
 
-    What a plan needs to know of a layer are its methods. A layer that does more than its windows say, such as one with
-    several branches or an attention, overrides them.
+    Plans use its methods. A layer that its windows do not describe completely, such as one with several branches or an
+    attention, overrides them.
     """
 
     name: str  # the path of its module, such as "up_blocks.0.res_blocks.1.conv2"
@@ -108,44 +108,44 @@ class LayerSpec:
     weights: Weights = ()  # the shape of each, by its name within the network
     has_noise: bool = False  # adds a noise map (H, W) that all frames share
     crop: int = 0  # output frames that are dropped at the end of the clip
-    noise_channels: int = 0  # of noise that it takes for each position of its output; 0 for none
-    max_view: int | None = None  # elements of its input with what is cached; None for the limits of all arrays
+    noise_channels: int = 0  # channels of the noise that it takes for each output position; 0 if it takes none
+    max_view: int | None = None  # elements of its input joined to the cache; `None` for the limit of all arrays
 
     def window(self, axis: Axis) -> WindowSpec:
         return self.windows[axis.grid]
 
-    def of_tile(self, *, first: bool, last: bool) -> "LayerSpec":
-        """The layer in a tile that may lack the first or the last frames of the clip, and then does not drop them."""
-        return replace(self, trim=self.trim if first else 0, crop=self.crop if last else 0)
+    def of_tile(self, *, is_first: bool, is_last: bool) -> "LayerSpec":
+        """Return the layer in a tile. A tile drops frames only if it has the first or the last ones of the clip."""
+        return replace(self, trim=self.trim if is_first else 0, crop=self.crop if is_last else 0)
 
     def num_outputs(self, axis: Axis, length: int) -> int:
-        """The number of positions that it returns for a clip of `length` positions along an axis."""
+        """Return the number of outputs for a clip of `length` positions along an axis."""
         return self.up[axis.grid] * self.window(axis).num_outputs(length) - self._dropped(axis)
 
-    def ready(self, axis: Axis, seen: int) -> int:
-        """The number of positions that it has returned when `seen` positions have arrived, and more may follow."""
-        return max(0, self.up[axis.grid] * self.window(axis).ready(seen) - self._dropped(axis))
+    def ready(self, axis: Axis, num_inputs: int) -> int:
+        """Return the number of outputs after `num_inputs` positions have arrived, if more may follow."""
+        return max(0, self.up[axis.grid] * self.window(axis).ready(num_inputs) - self._dropped(axis))
 
     def needed(self, axis: Axis, count: int) -> int:
-        """The number of positions that must have arrived before the first `count` are returned."""
+        """Return the number of positions that must arrive before the first `count` outputs are returned."""
         return self.window(axis).needed(math.ceil((count + self._dropped(axis)) / self.up[axis.grid]))
 
     def _dropped(self, axis: Axis) -> int:
         return self.trim + self.crop if axis is Axis.TIME else 0
 
     def reach(self, axis: Axis) -> tuple[Fraction, Fraction]:
-        """The positions of its input before and after its own that an output depends on.
+        """Return the number of input positions before and after its own position that an output depends on.
 
-        An output of a layer that makes several of a position is in a part of it, and may reach a part of a position.
+        An output of a layer that upsamples covers a fraction of an input position, so the numbers may be fractions.
         """
         return Fraction(self.window(axis).behind), Fraction(self.window(axis).ahead)
 
     def halo(self, axis: Axis) -> tuple[int, int]:
-        """The positions before and after a band of its input that it needs from the neighboring bands."""
+        """Return the number of positions before and after a band that it needs from the neighboring bands."""
         return (0, 0) if axis in self.unbounded else (self.window(axis).behind, self.window(axis).ahead)
 
     def least_band(self, axis: Axis) -> int:
-        """The least length of a band of its input, which must hold what a neighbor needs.
+        """Return the minimum length of a band of its input, which must have all positions that a neighbor needs.
 
         A window that shifts inwards at a border of the picture must find all its positions in the band and its halo.
         """
@@ -153,66 +153,66 @@ class LayerSpec:
         return max(1, *self.halo(axis)) + (window.border is Border.SHIFT)
 
     def out_grid(self, grid: Grid) -> Grid:
-        """(T, H, W) of the output for an input of this grid."""
+        """Return (T, H, W) of the output for an input of this grid."""
         time, height, width = (self.num_outputs(axis, grid[axis.grid]) for axis in Axis)
         return time, height, width
 
     def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
-        """Bytes cached between two steps, per batch item, if at most `piece` positions of the `grid` arrive at once."""
+        """Return the bytes cached between two steps, per batch item, if at most `piece` positions arrive at once."""
         extent = grid[axis.grid]
         position = math.prod(grid) // extent * self.in_channels * machine.itemsize
         cached = min(self.window(axis).cached, extent) * position
-        beside = max(0, piece * position - cached)
-        return cached + (beside if cached and beside <= _UNCOPIED else 0)
+        outside = max(0, piece * position - cached)
+        return cached + (outside if cached and outside <= _UNCOPIED else 0)
 
-    def seen(self, step: Step) -> int:
-        """The positions of the input of a step, concatenated to the cache."""
+    def positions_in_view(self, step: Step) -> int:
+        """Return the number of positions of the input of a step, concatenated to the cache."""
         extent = step.grid[step.axis.grid]
         return math.prod(step.grid) // extent * (extent + (0 if step.is_whole else self.window(step.axis).cached))
 
     def work_bytes(self, step: Step) -> int:
-        """Bytes that one step allocates per batch item: the input concatenated to the cache, and the output."""
+        """Return the bytes that one step allocates per batch item: the input joined to the cache, and the output."""
         results = math.ceil(math.prod(step.grid) * math.prod(self.up) / math.prod(self.down))
-        return (self.seen(step) * self.in_channels + results * self.out_channels) * step.machine.itemsize
+        return (self.positions_in_view(step) * self.in_channels + results * self.out_channels) * step.machine.itemsize
 
     def weight_copy_bytes(self, machine: Machine) -> int:
-        """Bytes of copies of the weights that one step makes, whatever the batch."""
+        """Return the bytes of the copies of weights that one step makes, for any batch size."""
         return 0
 
     def fixed_bytes(self) -> int:
-        """Bytes beside its weights that it holds as long as a stream runs, whatever that is of."""
+        """Return the bytes that it holds during a stream in addition to its weights, for any input."""
         return 0
 
     def noise_shapes(self, out: Grid) -> dict[str, tuple[int, ...]]:
-        """The shape of each noise that it takes for an output (T, H, W), by name: (H, W) of a map or (T, H, W, C)."""
+        """Return the shape of its noise for an output (T, H, W), by name: (H, W) of a map or (T, H, W, C)."""
         if self.noise_channels:
             return {self.name: (*out, self.noise_channels)}
         return {self.name: out[1:]} if self.has_noise else {}
 
-    def multiply_adds(self, part: Grid, whole: Grid) -> int:
-        """Multiply-adds of its matrix products for an input (T, H, W) or a band `part` of it, per batch item."""
+    def multiply_adds(self, part: Grid, grid: Grid) -> int:
+        """Return the multiply-adds of its matrix products per batch item, for a band `part` of an input `grid`."""
         results = math.prod(window.num_outputs(extent) for window, extent in zip(self.windows, part, strict=True))
         return results * sum(math.prod(shape) for _, shape in self.weights if len(shape) > 1)
 
 
 @dataclass(frozen=True)
 class ConvSpec(LayerSpec):
-    """A layer around one 3x3x3 convolution, which has `conv_channels` outputs before any rearrangement."""
+    """Layer around one 3x3x3 convolution, which has `conv_channels` outputs before any rearrangement."""
 
     conv_channels: int = 0
     conv_stride: Stride = (1, 1, 1)
     activation: Activation = Activation.NONE
     is_modulated: bool = False  # a timestep shifts and scales the normalized input
-    skip_channels: int = 0  # of the skip connection that is added to the output; 0 for none
+    skip_channels: int = 0  # of the skip connection that is added to the output; 0 if there is none
     has_residual: bool = False  # the layer adds its own input, rearranged like its output
     rule: ConvRule = choose
 
     def work_bytes(self, step: Step) -> int:
         # MLX allocates ahead of execution, so every array in a step's graph counts, not only those alive at one time.
-        seen, new = self.seen(step), math.prod(step.grid)
-        activated = {Activation.NONE: 0, Activation.INPUT: seen, Activation.CACHED: new}[self.activation]
+        positions, new = self.positions_in_view(step), math.prod(step.grid)
+        activated = {Activation.NONE: 0, Activation.INPUT: positions, Activation.CACHED: new}[self.activation]
         # The input concatenated to the cache, the next cache, the norm, and SiLU with its intermediate array.
-        elements = (2 * seen - new + 3 * activated) * self.in_channels + seen * self.skip_channels
+        elements = (2 * positions - new + 3 * activated) * self.in_channels + positions * self.skip_channels
         padded = math.prod(extent + TAPS - 1 for extent in step.grid) * self.in_channels
         if step.axis is not Axis.TIME or step.is_whole:
             elements += padded  # time is padded by a copy and not by the convolution (see `conv.pad`)
@@ -230,8 +230,8 @@ class ConvSpec(LayerSpec):
             # A downsampling layer averages its rearranged input, which is done in float32.
             size += new * self.in_channels * (FLOAT32_BYTES + step.machine.itemsize)
         if step.machine.backend is Backend.CPU and step.machine.itemsize != FLOAT32_BYTES:
-            # There the norm, SiLU and the convolution's input are in float32.
-            size += (seen + 3 * activated) * self.in_channels * FLOAT32_BYTES
+            # On a CPU, the norm, SiLU and the convolution's input are in float32.
+            size += (positions + 3 * activated) * self.in_channels * FLOAT32_BYTES
         return size + self._scratch_bytes(shape, step.machine)
 
     def _shape(self, grid: Grid) -> ConvShape:
@@ -247,13 +247,13 @@ class ConvSpec(LayerSpec):
         return scratch_bytes(shape, formulation, machine.itemsize, on_cpu=on_cpu, is_scaled=is_scaled)
 
     def weight_copy_bytes(self, machine: Machine) -> int:
-        """Bytes of the kernel in float32: the CPU backend computes in it in any precision."""
+        """Return the bytes of the kernel in float32, in which the CPU backend computes for any dtype."""
         if machine.backend is not Backend.CPU or machine.itemsize == FLOAT32_BYTES:
             return 0
         return TAPS**3 * self.in_channels * self.conv_channels * FLOAT32_BYTES
 
-    def multiply_adds(self, part: Grid, whole: Grid) -> int:
-        """Multiply-adds of the convolution, and of a skip connection that changes the number of channels."""
+    def multiply_adds(self, part: Grid, grid: Grid) -> int:
+        """Return the multiply-adds of the convolution, and of a skip connection that changes the channels."""
         positions = math.prod(
             window.num_outputs(extent) * window.stride // stride
             for window, extent, stride in zip(self.windows, part, self.conv_stride, strict=True)
@@ -265,12 +265,12 @@ class ConvSpec(LayerSpec):
 
 @dataclass(frozen=True)
 class FrameAttentionSpec(LayerSpec):
-    """A self-attention layer over the positions of each frame; `max_scores` are far below what Metal can index."""
+    """Self-attention layer over the positions of each frame. `max_scores` is far below what Metal can index."""
 
     max_scores: int = 2**27
 
     def query_block(self, frames: int, positions: int) -> int:
-        """The number of queries of each frame that are computed at a time; each attends to `positions`."""
+        """Return the number of queries of each frame that are computed at a time. Each attends to `positions`."""
         return max(1, min(positions, self.max_scores // (frames * positions)))
 
     def work_bytes(self, step: Step) -> int:
@@ -280,23 +280,23 @@ class FrameAttentionSpec(LayerSpec):
         scores = frames * height * width * self.query_block(frames, height * width)
         return elements * (2 * FLOAT32_BYTES + 6 * step.machine.itemsize) + 2 * scores * FLOAT32_BYTES
 
-    def multiply_adds(self, part: Grid, whole: Grid) -> int:
-        """Each position of a band attends to all of its frame, twice."""
-        return super().multiply_adds(part, whole) + 2 * math.prod(part) * math.prod(whole[1:]) * self.in_channels
+    def multiply_adds(self, part: Grid, grid: Grid) -> int:
+        """Return the multiply-adds. Each position of a band takes part in two products with all of its frame."""
+        return super().multiply_adds(part, grid) + 2 * math.prod(part) * math.prod(grid[1:]) * self.in_channels
 
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """A whole network: one spec per stage, in execution order.
+    """Network as one spec per stage, in execution order.
 
     `patch_size` is the pixels per side of the patches that a decoder makes of each position at the end. Pixels that
-    repeat from patch to patch are then an error of the device. None if they are not checked.
+    repeat from patch to patch are then an error of the device. `None` means that they are not checked.
 
-    Its first layer pads an input that is smaller than `least`, and its last stage cuts off what the padding becomes.
+    The first layer pads an input that is smaller than `least`, and the last stage cuts off the outputs of the padding.
     With `takes_least_memory`, a plan takes the order with the least memory instead of the first that fits.
 
-    `rows_on_gpu` is the pace of its fastest steps along rows and columns on a GPU: by default the six outputs of a tile
-    of Metal's Winograd convolutions.
+    `rows_on_gpu` is the length of its fastest steps along rows and columns on a GPU: by default the six outputs of a
+    tile of Metal's Winograd convolutions.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -310,13 +310,13 @@ class NetworkSpec:
     rows_on_gpu: int = 6
     tiles: TileRules = TileRules()
     clip: ClipRules = ClipRules()
-    denoising_steps: int | None = None  # None if it does not denoise
+    denoising_steps: int | None = None  # `None` if it does not denoise
     keyframes: tuple[int, ...] = ()  # the frame numbers of the keyframe planes that it sees
-    # The warning for a caller that gives keyframes; None if it was trained with them.
+    # The warning for a caller that passes keyframes. `None` if the network was trained with them.
     keyframe_warning: str | None = (
         "this VAE's decoder takes no keyframes, so they are ignored; LTX-2.5's diffusion decoder takes them."
     )
-    # The same network with another number of denoising steps, and with keyframe planes; None if it takes neither.
+    # Returns the network with another number of denoising steps and with keyframe planes. `None` if it takes neither.
     variant: Callable[..., "NetworkSpec"] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -335,7 +335,7 @@ class NetworkSpec:
 
     @property
     def first_frames(self) -> int:
-        """The number of frames that a decoder makes of the first latent frame; every other one makes `scale.time`."""
+        """Number of frames that a decoder makes of the first latent frame. It makes `scale.time` of every other one."""
         return self.out_grid((LONG_CLIP,) * 3)[0] - self.scale.time * (LONG_CLIP - 1)
 
     @property
@@ -347,7 +347,7 @@ class NetworkSpec:
         return sum(math.prod(shape) for shape in self.weights.values())
 
     def walk(self, grid: Grid) -> Iterator[tuple[LayerSpec, Grid]]:
-        """Each layer with the (T, H, W) of its input, for a network input of this grid."""
+        """Yield each layer with the (T, H, W) of its input, for a network input of this grid."""
         for layer in self.layers:
             yield layer, grid
             grid = layer.out_grid(grid)
@@ -359,49 +359,49 @@ class NetworkSpec:
         if not any(added):
             return grid
         factors = zip(grid, added, self.scale, strict=True)
-        time, height, width = (extent - more * factor for extent, more, factor in factors)
+        time, height, width = (extent - padding * factor for extent, padding, factor in factors)
         return time, height, width
 
     def decoded_grid(self, grid: Grid) -> Grid:
-        """(T, H, W) of what a decoder makes of latents with this grid, T in frames or samples."""
+        """Return (T, H, W) of the decoder's output for latents with this grid. T counts frames or samples."""
         time, height, width = self.out_grid(grid)
         if self.clip.lengths is None:
             return time, height, width
-        first, others = self.clip.lengths
-        return first + others * (grid[0] - 1), height, width
+        first_length, next_length = self.clip.lengths
+        return first_length + next_length * (grid[0] - 1), height, width
 
     def added(self, axis: Axis, length: int) -> tuple[int, int]:
-        """The positions that pad a clip of `length` along an axis to `least`, before and after it.
+        """Return the number of positions before and after a clip of `length` that pad it to `least` along an axis.
 
-        In time all of them follow the clip; in space half, rounded down, precede it.
+        In time all of them follow the clip. In space half of them, rounded down, precede it.
         """
         missing = max(0, self.least[axis.grid] - length)
         before = 0 if axis is Axis.TIME else missing // 2
         return before, missing - before
 
     def before_tiles(self) -> "NetworkSpec":
-        """The layers that run on the whole clip if it is cut into tiles after them."""
+        """Return the layers that run on the whole clip if it is cut into tiles after them."""
         return replace(self, layers=self.layers[: self.tiles.start], least=(1, 1, 1))
 
-    def of_tile(self, *, first: bool, last: bool) -> "NetworkSpec":
-        """The layers that run on each tile. It may have the first frames of the clip, and the last ones."""
+    def of_tile(self, *, is_first: bool, is_last: bool) -> "NetworkSpec":
+        """Return the layers that run on a tile, which may have the first frames of the clip, and the last ones."""
         if not self.tiles.start:
             return self
-        layers = tuple(layer.of_tile(first=first, last=last) for layer in self.layers[self.tiles.start :])
+        layers = tuple(layer.of_tile(is_first=is_first, is_last=is_last) for layer in self.layers[self.tiles.start :])
         return replace(self, layers=layers, least=(1, 1, 1))
 
     def multiply_adds(self, grid: Grid, rows: int | None = None) -> int:
-        """Multiply-adds for one batch item with an input (T, H, W), or for a band of some rows of it."""
+        """Return the multiply-adds for one batch item with an input (T, H, W), or for a band of some rows of it."""
         band = (grid[0], grid[1] if rows is None else rows, grid[2])
         pairs = zip(self.walk(grid), self.walk(band), strict=True)
-        return sum(layer.multiply_adds(part, whole) for (layer, whole), (_, part) in pairs)
+        return sum(layer.multiply_adds(part, layer_grid) for (layer, layer_grid), (_, part) in pairs)
 
     def usable_frames(self, num_frames: int, *, pad: bool) -> int:
-        """The number of frames that an encoder takes of `num_frames`, or of these with repetitions of the last one."""
+        """Return the number of frames that an encoder takes of `num_frames`, or of these padded with the last one."""
         return num_frames if self.takes_any_length and not pad else self.scale.usable_frames(num_frames, pad=pad)
 
     def rate(self, name: str) -> Rate:
-        """Positions of a decoder layer's output per frame, row and column of the video."""
+        """Return the positions of a decoder layer's output per frame, row and column of the video."""
         rates = [Fraction(1, factor) for factor in self.scale]
         for layer in self.layers:
             rates = [rate * up / down for rate, up, down in zip(rates, layer.up, layer.down, strict=True)]
@@ -411,77 +411,77 @@ class NetworkSpec:
         return time, height, width
 
     def noise_shapes(self, grid: Grid) -> dict[str, tuple[int, ...]]:
-        """The shape of each layer's noise by its name, (H, W) of a map or (T, H, W, C), in drawing order."""
+        """Return the shape of each layer's noise by its name, (H, W) of a map or (T, H, W, C), in drawing order."""
         shapes: dict[str, tuple[int, ...]] = {}
         for layer, extents in self.walk(grid):
             shapes |= layer.noise_shapes(layer.out_grid(extents))
         return shapes
 
     def unbounded_layer(self, axis: Axis) -> LayerSpec | None:
-        """The first layer whose outputs depend on the whole input along an axis, or None."""
+        """Return the first layer whose outputs depend on the whole input along an axis, or `None`."""
         return next((layer for layer in self.layers if axis in layer.unbounded), None)
 
 
 def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
-    """A latent shape that the decoder can decode; any other is a `LatentsError`."""
+    """Return a latent shape that the decoder can decode; raise a `LatentsError` for any other shape."""
     _check_is_shape(shape, "latents")
-    what = f"latents have the shape ({', '.join(str(size) for size in shape)})"
+    description = f"latents have the shape ({', '.join(str(size) for size in shape)})"
     if len(shape) != 5:
-        raise LatentsError(f"{what}; expected five axes (B, C, F', H', W').")
+        raise LatentsError(f"{description}; expected five axes (B, C, F', H', W').")
     if not all(isinstance(size, Integral) for size in shape):
-        raise LatentsError(f"{what}; expected five whole numbers.")
+        raise LatentsError(f"{description}; expected five whole numbers.")
     latent_shape = LatentShape(*(int(size) for size in shape))
     channels = latent_shape.channels
     if 0 in latent_shape:
-        raise LatentsError(f"{what}, which is empty.")
+        raise LatentsError(f"{description}, which is empty.")
     if channels != spec.in_channels:
         decoded = f"this VAE decodes {spec.in_channels} (axes are (B, C, F', H', W'))"
-        raise LatentsError(f"{what} with {channels} channels; {decoded}.")
+        raise LatentsError(f"{description} with {channels} channels; {decoded}.")
     if latent_shape.frames > _MAX_LATENT_FRAMES:
         limit = f"at most {_MAX_LATENT_FRAMES} latent frames are decoded at once"
-        raise LatentsError(f"{what}; {limit}, so decode them in parts.")
+        raise LatentsError(f"{description}; {limit}, so decode them in parts.")
     _, height, width = spec.out_grid(latent_shape.grid)
     if not is_possible_size((width, height)):
         size = format_size(width, height)
-        raise LatentsError(f"{what} and decode to {size}; frames have at most {MAX_PIXELS:,} pixels.")
+        raise LatentsError(f"{description} and decode to {size}; frames have at most {MAX_PIXELS:,} pixels.")
     for axis, noun in zip(Axis, ("frames", "rows", "columns"), strict=True):
         least = least_cells(spec, axis)
         if latent_shape.grid[axis.grid] < least:
-            raise LatentsError(f"{what}; this VAE needs at least {least} latent {noun}.")
-    _check_reflection(spec, latent_shape.grid, what)
+            raise LatentsError(f"{description}; this VAE needs at least {least} latent {noun}.")
+    _check_reflection(spec, latent_shape.grid, description)
     return latent_shape
 
 
 def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> tuple[int, Grid]:
-    """The batch size and (F, H, W) to encode, for frames of shape (B, 3, F, H, W) or (F, H, W, 3).
+    """Return the batch size and (F, H, W) to encode, for frames of shape (B, 3, F, H, W) or (F, H, W, 3).
 
-    F is rounded to 1 + t*k: up with `pad`, otherwise down, unless the network takes any number. A shape that cannot be
-    encoded is a `LatentsError`.
+    F is rounded to 1 + t*k: up with `pad`, otherwise down, unless the network takes any number. Raises a `LatentsError`
+    for a shape that cannot be encoded.
     """
     _check_is_shape(shape, "frames")
-    what = f"frames have the shape {tuple(shape)}"
+    description = f"frames have the shape {tuple(shape)}"
     if len(shape) == 5 and shape[1] == (3 if spec.clip.unit == "frame" else spec.in_channels):
         batch, _, frames, height, width = shape
     elif len(shape) == 4 and shape[3] == 3:
         batch, (frames, height, width, _) = 1, shape
     else:
-        raise LatentsError(f"{what}; expected (B, 3, F, H, W) or (F, H, W, 3).")
+        raise LatentsError(f"{description}; expected (B, 3, F, H, W) or (F, H, W, 3).")
     if min(batch, frames, height, width) < 1:
-        raise LatentsError(f"{what}, which is empty.")
+        raise LatentsError(f"{description}, which is empty.")
     grid = (spec.usable_frames(frames, pad=pad), height, width)
     cell = spec.scale.width, spec.scale.height
     if width % cell[0] or height % cell[1]:
-        nearest = (max(1, round(side / each)) * each for side, each in zip((width, height), cell, strict=True))
+        nearest = (max(1, round(side / step)) * step for side, step in zip((width, height), cell, strict=True))
         raise LatentsError(
             f"frames of {format_size(width, height)} are not whole latent cells, {format_size(*cell)} pixels "
             f"each; resize them to {format_size(*nearest)}, or crop them."
         )
-    _check_reflection(spec, grid, what)
+    _check_reflection(spec, grid, description)
     return batch, grid
 
 
 def least_cells(spec: NetworkSpec, axis: Axis) -> int:
-    """The shortest clip that a decoder can decode along an axis: a window that shifts inwards needs all positions."""
+    """Return the minimum latent length along an axis. A window that shifts inwards needs all of its positions."""
     return next(length for length in count(1) if _fits(spec, axis, length))
 
 
@@ -501,8 +501,8 @@ def _check_is_shape(shape: Sequence[int], name: str) -> None:
         raise LatentsError(f"a plan takes the shape of {name}, not {quote(shape)}; pass {name}.shape.")
 
 
-def _check_reflection(spec: NetworkSpec, grid: Grid, what: str) -> None:
+def _check_reflection(spec: NetworkSpec, grid: Grid, description: str) -> None:
     for layer, (_, height, width) in spec.walk(grid):
         reflects = layer.padding is PaddingMode.REFLECT and layer.window(Axis.HEIGHT).kernel > 1
         if reflects and min(height, width) < 2:
-            raise LatentsError(f"{what}; this VAE pads by reflection, which needs at least 2 cells per side.")
+            raise LatentsError(f"{description}; this VAE pads by reflection, which needs at least 2 cells per side.")

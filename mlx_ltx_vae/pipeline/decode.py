@@ -333,7 +333,7 @@ class DecodePipeline:
             seed=options["seed"],
             timestep=options["timestep"],
             noise_scale=options["noise_scale"],
-            like=options["like"],
+            convention=options["like"],
             tiles=_tile_noise(spec, plan, scale.time * first),
         )
         preprocess = LatentPreprocess(decoder, draws, unnormalized=options["unnormalized"], first_frame=first)

@@ -62,7 +62,7 @@ def tile_spec(spec: NetworkSpec, layout: TileLayout, tile: Tile) -> NetworkSpec:
     keyframes = tuple(spec.keyframes[plane] for plane in tile.planes(spec.keyframes))
     if keyframes and spec.variant is not None:
         spec = spec.variant(spec.denoising_steps, keyframes, tile.pixels[0].start)
-    return spec.of_tile(first=is_first, last=is_last)
+    return spec.of_tile(is_first=is_first, is_last=is_last)
 
 
 def call_kind(spec: NetworkSpec, layout: TileLayout, call: tuple[int, Tile]) -> tuple[Any, ...]:
@@ -98,7 +98,7 @@ def latents_of(clip: Clip, cells: int) -> int:
 
 
 def _tile_scale(spec: NetworkSpec) -> ScaleFactors:
-    return spec.of_tile(first=True, last=True).scale
+    return spec.of_tile(is_first=True, is_last=True).scale
 
 
 def _check_windows(spec: NetworkSpec, layout: TileLayout) -> None:

@@ -18,7 +18,7 @@ from ...shapes import Grid
 from ..layers import expm1_series
 from .neighborhood import CALLS_UNDER_WAY, Block, Nested, Segment, Share, Times, WindowStarts, layout
 
-_KEPT = 32  # tables of each kind that a stream keeps
+_MAX_TABLES = 32  # of each kind in a stream
 
 #: No score may be larger in magnitude: sums of thousands of exponentials then stay within float32.
 LARGEST_SCORE = 60.0
@@ -28,7 +28,7 @@ _DOUBLINGS = 2  # of exp - 1, up to arguments of 1: with the 1, each squaring wo
 
 
 def exponentials(scores: mx.array, bound: float) -> mx.array:
-    """exp(scores), for scores of magnitude at most `bound`, which is at most `LARGEST_SCORE`."""
+    """Return exp(scores), for scores of magnitude at most `bound`, which is at most `LARGEST_SCORE`."""
     squarings = _FEW_SQUARINGS if bound <= 2**_FEW_SQUARINGS else _SQUARINGS
     return _squared(squarings)(_series(squarings + _DOUBLINGS)(scores))
 
@@ -53,7 +53,7 @@ def _squared(squarings: int) -> Callable[[mx.array], mx.array]:
 
 
 class Queue:
-    """Starts the evaluation of results, and waits for all but the last few, so that their workspace is bounded."""
+    """Queue that starts the evaluation of results, and waits for all but the latest, so that workspace is bounded."""
 
     def __init__(self) -> None:
         self._under_way: deque[mx.array] = deque()
@@ -69,13 +69,13 @@ class Queue:
 class Tables:
     """Index arrays, masks and rotations of a stream, on the device, for all of its layers and steps.
 
-    Most steps differ in where they begin alone, so that the host has nothing to compute for them.
+    Most steps differ only in their start, so that the host has nothing to compute for them.
     """
 
     def __init__(self) -> None:
-        self.rows = lru_cache(_KEPT)(_rows)
-        self.mask = lru_cache(_KEPT)(_mask)
-        self.turns = lru_cache(_KEPT)(make_turns)
+        self.rows = lru_cache(_MAX_TABLES)(_rows)
+        self.mask = lru_cache(_MAX_TABLES)(_mask)
+        self.turns = lru_cache(_MAX_TABLES)(make_turns)
 
 
 def attend(
@@ -87,43 +87,45 @@ def attend(
     tables: Tables,
     times: Times = (),
 ) -> mx.array:
-    """Attention of each query (B, T, H, W, heads, D) to its own window of the keys: (B, T, H, W, heads * D).
+    """Return the attention of queries (B, T, H, W, heads, D) to their windows of keys, as (B, T, H, W, heads * D).
 
-    Keys and values are (B, T', H', W', heads * D) each; no score exceeds `bound`. The last frames of both are keyframe
-    planes, if these have `times`. Results are evaluated here, some blocks at a time: a graph of all would hold the
-    copies of all windows at once.
+    Keys and values are (B, T', H', W', heads * D) each, and no score exceeds `bound`. The last frames of both are the
+    keyframe planes, which have the `times`. Results are evaluated here, some blocks at a time: a graph of all blocks
+    would hold the copies of all windows at once.
     """
     batch, *_, heads, depth = queries.shape
     by_products = is_cpu() and bound <= LARGEST_SCORE
-    # Once, and not once for each block that sees them.
-    sources = [each.astype(mx.float32) if by_products else each for each in keys_values]
+    # Convert them once, and not for each block.
+    sources = [array.astype(mx.float32) if by_products else array for array in keys_values]
     strides = [math.prod(sources[0].shape[after + 1 : -1]) * heads for after in range(4)]
-    flat = [each.reshape(-1, depth) for each in sources]
+    flat = [source.reshape(-1, depth) for source in sources]
     time, height, width = keys_values[0].shape[1:4]
     axis, blocks = layout(backend(), starts, (time, height, width), kernel, times, heads * depth, heads)
     queue = Queue()
 
     def compute(share: Share) -> mx.array:
         block = share.block
-        first = sum(each.key_start * stride for each, stride in zip(block, strides[1:], strict=True))
-        rows = tables.rows(
-            tuple(each[1:3] + each[4:5] for each in block), axis, batch, heads, tuple(strides), bool(times)
-        )
+        first_row = sum(segment.key_start * stride for segment, stride in zip(block, strides[1:], strict=True))
+        sizes = tuple((segment.blocks, segment.size, segment.window) for segment in block)
+        rows = tables.rows(sizes, axis, batch, heads, tuple(strides), bool(times))
         if times:
             rows = _at_frames(rows, block, axis, batch, strides[1])
         # Rows are taken, since MLX's CPU backend copies a strided view one element at a time.
-        copies = [mx.take(each[first:] if first else each, rows, axis=0) for each in flat]
-        # On a CPU they are large beside what it computes at once, and are not kept.
+        copies = [mx.take(array[first_row:] if first_row else array, rows, axis=0) for array in flat]
+        # A CPU computes few scores at a time, so its masks are large in comparison and are not kept.
         make_mask = _mask if by_products else tables.mask
         mask = make_mask(
-            tuple((each.window, each.offsets, each.seen) for each in block), kernel, axis, as_float=by_products
+            tuple((segment.window, segment.offsets, segment.visible) for segment in block),
+            kernel,
+            axis,
+            as_float=by_products,
         )
         attention = partial(_by_products, bound=bound, mask=mask) if by_products else partial(_fused, mask=mask)
 
         def call(part: Segment) -> mx.array:
-            windows = (_windows(each, block, part, axis) for each in copies)
-            called = _replace(block, axis, part)
-            return queue.add(_merge(attention(_split(queries, called, axis), *windows), called, axis, batch))
+            windows = (_windows(copy, block, part, axis) for copy in copies)
+            part_block = _replace(block, axis, part)
+            return queue.add(_merge(attention(_split(queries, part_block, axis), *windows), part_block, axis, batch))
 
         return _join([call(part) for part in share.calls], axis + 1)
 
@@ -131,8 +133,8 @@ def attend(
 
 
 def _join_all(nested: Nested, make: Callable[[Any], mx.array]) -> mx.array:
-    """Results of `make` for each, (B, T, H, W, C), joined along the three axes."""
-    return _join([_join([_join([make(each) for each in row], 3) for row in plane], 2) for plane in nested], 1)
+    """Return the results (B, T, H, W, C) of `make` for all items, joined along the three axes."""
+    return _join([_join([_join([make(item) for item in row], 3) for row in plane], 2) for plane in nested], 1)
 
 
 def _join(parts: Sequence[mx.array], axis: int) -> mx.array:
@@ -140,43 +142,42 @@ def _join(parts: Sequence[mx.array], axis: int) -> mx.array:
 
 
 def _replace(block: Block, axis: int, part: Segment) -> Block:
-    time, rows, columns = (part if other == axis else each for other, each in enumerate(block))
+    time, rows, columns = (part if index == axis else segment for index, segment in enumerate(block))
     return time, rows, columns
 
 
 @lru_cache
 def _order(axis: int) -> tuple[int, ...]:
-    """The order of (B, nt, t, nh, h, nw, w, heads, D) for `_split`."""
-    first, second = _others(axis)
-    return (2 * axis + 1, 0, 2 * first + 1, 2 * second + 1, 7, 2, 4, 6, 8)
+    """Return the order of the axes (B, nt, t, nh, h, nw, w, heads, D) for `_split`."""
+    axis1, axis2 = _other_axes(axis)
+    return (2 * axis + 1, 0, 2 * axis1 + 1, 2 * axis2 + 1, 7, 2, 4, 6, 8)
 
 
 @lru_cache
 def _inverse(axis: int) -> tuple[int, ...]:
-    return tuple(_order(axis).index(at) for at in range(9))
+    return tuple(_order(axis).index(i) for i in range(9))
 
 
-def _others(axis: int) -> tuple[int, int]:
-    first, second = (other for other in range(3) if other != axis)
-    return first, second
+def _other_axes(axis: int) -> tuple[int, int]:
+    axis1, axis2 = (i for i in range(3) if i != axis)
+    return axis1, axis2
 
 
 def _split(queries: mx.array, block: Block, axis: int) -> mx.array:
-    """The queries of each block, (blocks in a row, B * rows * heads, queries, D)."""
+    """Return the queries of each block, (blocks in a row, B * rows * heads, queries, D)."""
     batch, *_, heads, depth = queries.shape
-    time, rows, columns = (slice(each.start, each.end) for each in block)
-    sizes = [extent for each in block for extent in (each.blocks, each.size)]
-    own = queries[:, time, rows, columns].reshape(batch, *sizes, heads, depth).transpose(_order(axis))
-    return own.reshape(block[axis].blocks, -1, math.prod(each.size for each in block), depth)
+    time, rows, columns = (slice(segment.start, segment.end) for segment in block)
+    sizes = [extent for segment in block for extent in (segment.blocks, segment.size)]
+    blocks = queries[:, time, rows, columns].reshape(batch, *sizes, heads, depth).transpose(_order(axis))
+    return blocks.reshape(block[axis].blocks, -1, math.prod(segment.size for segment in block), depth)
 
 
 def _merge(results: mx.array, block: Block, axis: int, batch: int) -> mx.array:
-    """The results of all blocks, as `_split` makes their queries, as (B, T, H, W, heads * D)."""
-    depth, (first, second) = results.shape[-1], _others(axis)
-    counts, sizes = [each.blocks for each in block], [each.size for each in block]
-    parts = results.reshape(counts[axis], batch, counts[first], counts[second], -1, *sizes, depth)
-    placed = parts.transpose(_inverse(axis))
-    return placed.reshape(batch, *(each.blocks * each.size for each in block), -1)
+    """Return the results of all blocks, which have the layout of `_split`, as (B, T, H, W, heads * D)."""
+    depth, (axis1, axis2) = results.shape[-1], _other_axes(axis)
+    counts, sizes = [segment.blocks for segment in block], [segment.size for segment in block]
+    parts = results.reshape(counts[axis], batch, counts[axis1], counts[axis2], -1, *sizes, depth)
+    return parts.transpose(_inverse(axis)).reshape(batch, *(segment.blocks * segment.size for segment in block), -1)
 
 
 def _rows(
@@ -187,18 +188,20 @@ def _rows(
     strides: tuple[int, int, int, int],
     has_planes: bool,
 ) -> mx.array:
-    """The index of each row of the copies of keys or values: of (B, blocks of other axes, heads, along `axis`, others).
+    """Return the index of each row of the copies of keys or values.
+
+    Rows are ordered (B, blocks of the other axes, heads, positions along `axis`, positions along the other axes).
 
     Args:
-        sizes: for each axis the number of blocks, and the queries and keys of each.
-        strides: rows of the batch, time, height and width.
-        has_planes: frames are added by `_at_frames`.
+        sizes: for each axis the number of blocks, and the queries and keys of a block.
+        strides: strides of the batch, time, height and width, in rows.
+        has_planes: `_at_frames` adds the frames.
     """
     if has_planes:
         strides = strides[0], 0, *strides[2:]
-    first, second = _others(axis)
-    blocks = [(sizes[other][0], sizes[other][1] * strides[other + 1]) for other in (first, second)]
-    windows = [(sizes[other][2], strides[other + 1]) for other in (first, second)]
+    other_axes = _other_axes(axis)
+    blocks = [(sizes[i][0], sizes[i][1] * strides[i + 1]) for i in other_axes]
+    windows = [(sizes[i][2], strides[i + 1]) for i in other_axes]
     count, size, window = sizes[axis]
     along = (window + (count - 1) * size, strides[axis + 1])
     rows: np.ndarray = np.zeros((), np.int32)
@@ -208,35 +211,35 @@ def _rows(
 
 
 def _at_frames(rows: mx.array, block: Block, axis: int, batch: int, stride: int) -> mx.array:
-    """Rows, as returned by `_rows`, of the first frame, in the frames of each block."""
-    frames, (_, second) = np.array(block[0].frames, np.int32), _others(axis)
+    """Move rows of the first frame, as returned by `_rows`, to the frames of each block."""
+    frames, (_, axis2) = np.array(block[0].frames, np.int32), _other_axes(axis)
     blocks, window = frames.shape
-    placed = rows.reshape(batch, blocks, -1, window, block[second].window)
-    return (placed + mx.array(stride * frames).reshape(1, blocks, 1, window, 1)).reshape(-1)
+    rows = rows.reshape(batch, blocks, -1, window, block[axis2].window)
+    return (rows + mx.array(stride * frames).reshape(1, blocks, 1, window, 1)).reshape(-1)
 
 
 def _windows(copies: mx.array, block: Block, part: Segment, axis: int) -> mx.array:
-    """The keys or values of the joint window of each block, (blocks in a row, B * rows * heads, keys, D).
+    """Return the keys or values of the joint window of each block, (blocks in a row, B * rows * heads, keys, D).
 
-    They are a view of the copies: `part` of the blocks along the axis.
+    They are a view of the copies, for a `part` of the blocks along the axis.
     """
-    depth, along = copies.shape[-1], block[axis]
-    row = depth * math.prod(each.window for other, each in enumerate(block) if other != axis)
-    length = along.keys * row
+    depth, segment = copies.shape[-1], block[axis]
+    row = depth * math.prod(block[i].window for i in _other_axes(axis))
+    length = segment.keys * row
     shape = (part.blocks, copies.size // length, part.window * row // depth, depth)
     strides = (part.size * row, length, depth, 1)
-    return mx.as_strided(copies, shape, strides, (part.key_start - along.key_start) * row)
+    return mx.as_strided(copies, shape, strides, (part.key_start - segment.key_start) * row)
 
 
 def _fused(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
-    """The attention by MLX's own kernels."""
+    """Compute the attention with MLX's own kernels."""
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=queries.shape[-1] ** -0.5, mask=mask)
 
 
 def _by_products(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None, bound: float) -> mx.array:
-    """The attention as matrix products, in float32, for the CPU, which has no fused attention.
+    """Compute the attention as matrix products, in float32, for the CPU, which has no fused attention.
 
-    The scores are bounded, so that no largest one has to be found and subtracted.
+    The scores are bounded, so the largest score need not be subtracted.
     """
     dtype = queries.dtype
     queries = queries.astype(mx.float32)
@@ -248,15 +251,16 @@ def _by_products(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.a
 
 
 def _mask(axes: tuple[tuple[Any, ...], ...], kernel: Grid, axis: int, *, as_float: bool) -> mx.array | None:
-    """(queries, keys) of a block, whose keys lie along `axis` first: whether a query sees a key. None if all do.
+    """Return the mask (queries, keys) of a block, whose keys are ordered along `axis` first, then the other axes.
 
-    `axes` have the window, the offsets and what is seen of each segment.
+    It tells whether a query sees a key, and is `None` if all queries see all keys. `axes` are the window, the offsets
+    and the visible keys of each segment.
     """
-    order = (axis, *_others(axis))
+    order = (axis, *_other_axes(axis))
     parts = []
-    for index, ((window, offsets, seen), width) in enumerate(zip(axes, kernel, strict=True)):
+    for index, ((window, offsets, visible), width) in enumerate(zip(axes, kernel, strict=True)):
         positions = np.arange(window) - np.array(offsets)[:, None]
-        table = np.array(seen) if seen else (positions >= 0) & (positions < width)
+        table = np.array(visible) if visible else (positions >= 0) & (positions < width)
         shape = [1] * 6
         shape[index], shape[3 + order.index(index)] = table.shape
         parts.append(table.reshape(shape))
@@ -269,17 +273,17 @@ def _mask(axes: tuple[tuple[Any, ...], ...], kernel: Grid, axis: int, *, as_floa
 
 _BASE = 10000.0
 
-#: What the two `_parts` of pairs are multiplied by, float32 along one axis of (B, T, H, W, heads, D / 2, 2).
+#: Factors of the two `_parts` of pairs, in float32 along one axis of (B, T, H, W, heads, D / 2, 2).
 Turns = tuple[mx.array, mx.array]
 
 
-def rotate(x: mx.array, first: Grid, turns: Callable[..., Turns], times: tuple[float, ...] = ()) -> mx.array:
-    """Rotate the pairs of neighboring channels (B, T, H, W, heads, D); `first` is the position of the first.
+def rotate(x: mx.array, start: Grid, turns: Callable[..., Turns], times: tuple[float, ...] = ()) -> mx.array:
+    """Rotate the pairs of neighboring channels of tokens (B, T, H, W, heads, D), whose positions begin at `start`.
 
-    `turns` is `make_turns`, or remembers what that has returned. The last frames have the positions `times`.
+    `turns` is `make_turns`, or caches its results. The last frames have the positions `times`.
     """
     axes = [
-        turns(axis, first[axis], x.shape[axis + 1], x.shape[-1], () if axis else times) for axis in range(len(first))
+        turns(axis, start[axis], x.shape[axis + 1], x.shape[-1], () if axis else times) for axis in range(len(start))
     ]
     one, other = zip(*axes, strict=True)
     return _turn(*_parts(x.reshape(*x.shape[:-1], -1, 2)), *one, *other).reshape(x.shape)
@@ -287,15 +291,15 @@ def rotate(x: mx.array, first: Grid, turns: Callable[..., Turns], times: tuple[f
 
 @mx.compile
 def _turn(one: mx.array, other: mx.array, *tables: mx.array) -> mx.array:
-    """A sum of two products, in one kernel. A pair rotates along one axis; the tables of the others are 0 there."""
+    """Sum two products in one kernel. A pair rotates along one axis, and the tables of the other axes are 0 there."""
     a1, a2, a3, b1, b2, b3 = tables
     wide = one.astype(mx.float32) * (a1 + a2 + a3) + other.astype(mx.float32) * (b1 + b2 + b3)
     return wide.astype(one.dtype)
 
 
 def _parts(pairs: mx.array) -> tuple[mx.array, mx.array]:
-    """For each channel of (..., 2), the two channels of its pair: the first and the second, or itself and the other."""
-    if not is_cpu():  # a kernel of a GPU reads views as they are (those with negative strides only in newer versions)
+    """Return for each channel of (..., 2) the two channels of its pair: first and second, or itself and the other."""
+    if not is_cpu():  # kernels of GPUs read views without a copy (views with negative strides only in new versions)
         return pairs[..., :1], pairs[..., 1:]
     # A CPU reads such views one element at a time, and exchanges the halves of integers at once.
     wide = mx.contiguous(pairs.astype(mx.float32))
@@ -307,14 +311,14 @@ def _exchange_halves(x: mx.array) -> mx.array:
     return (x << 32) | (x >> 32)
 
 
-def make_turns(axis: int, first: int, length: int, depth: int, others: tuple[float, ...] = ()) -> Turns:
-    """Angles of `length` positions of one axis, from `first` on, for heads of `depth` channels; the last are `others`.
+def make_turns(axis: int, start: int, length: int, depth: int, times: tuple[float, ...] = ()) -> Turns:
+    """Return the rotations of `length` positions of one axis, from `start` on, for heads of `depth` channels.
 
-    The angles are computed in float64: in float32 they would be coarse for a long clip.
+    The last positions are `times`. The angles are computed in float64: in float32 they would be coarse for a long clip.
     """
     shares = _shares(depth)
     frequencies = _BASE ** -(np.arange(0, shares[axis], 2) / max(1, shares[axis]))
-    positions = np.append(np.arange(first, first + length - len(others)), others)
+    positions = np.append(np.arange(start, start + length - len(times)), times)
     angles = positions[:, None] * frequencies
     cosines, sines = np.cos(angles), np.sin(angles)
     rows = ((cosines, cosines), (-sines, sines)) if is_cpu() else ((cosines, sines), (-sines, cosines))
@@ -327,9 +331,9 @@ def make_turns(axis: int, first: int, length: int, depth: int, others: tuple[flo
 
 @lru_cache
 def _shares(depth: int) -> Grid:
-    """The channels of a head that rotate with time, height and width: a quarter, and half of the rest each."""
+    """Return the channels of a head that rotate with time, height and width: about 1/4, 3/8 and 3/8 of them."""
     time = depth // 4 // 2 * 2
-    rest = (depth - time) // 2
-    if rest % 2:
-        time, rest = time - 2, rest + 1
-    return time, rest, rest
+    side = (depth - time) // 2
+    if side % 2:
+        time, side = time - 2, side + 1
+    return time, side, side

@@ -1,4 +1,4 @@
-"""The modules of the diffusion decoder: norm, rotary embedding, attention, MLP, upsampling."""
+"""Modules of the diffusion decoder: norm, attention, MLP, upsampling."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ _NORM_EPS = 1e-6
 _BOUND_MARGIN = 1.1  # for rounding of normalized queries and keys
 
 
-#: (bias, matrix (in, out)) of each linear layer; a bias may be None.
+#: (bias, matrix (in, out)) of each linear layer. A bias may be `None`.
 Matrices = Sequence[tuple[mx.array | None, mx.array]]
 
 
@@ -31,16 +31,16 @@ class RMSNorm(nn.Module):
     """RMS norm with a weight, computed in float32. Checkpoint keys: `weight`."""
 
     def __call__(self, x: mx.array, weight: mx.array | None = None) -> mx.array:
-        """The norm of `x`, in one kernel on a GPU; with the result of `modulated` instead of the weight."""
+        """Return the norm of `x`, in one kernel on a GPU. `weight` replaces the layer's own weight; see `modulated`."""
         weight = self.weight if weight is None else weight
         if not is_cpu():
             return mx.fast.rms_norm(x, weight, _NORM_EPS)
         return _scale(x, inverse_rms(x, _NORM_EPS), weight)
 
     def modulated(self, scale: mx.array, shift: mx.array, matrices: Matrices) -> tuple[mx.array, Matrices]:
-        """The weight and the matrices after the norm, with a modulation (C,) float32: the shift is in their biases.
+        """Return the weight and the matrices after the norm, with a modulation (C,) float32 multiplied into them.
 
-        A kernel of a GPU that adds a shift would take the sum over the channels as another one.
+        The shift is in the biases of the matrices: with a shift, the norm would take two kernels on a GPU.
         """
         weight = (self.weight.astype(mx.float32) * (1 + scale)).astype(self.weight.dtype)
         shifted = []
@@ -62,7 +62,7 @@ def _apply(x: mx.array, layer: tuple[mx.array | None, mx.array]) -> mx.array:
 
 
 class Attention(nn.Module):
-    """Queries, keys and values of a neighborhood attention, and what follows it.
+    """Queries, keys and values of a neighborhood attention, and the projection of its results.
 
     Checkpoint keys: `qkv` (or diffusers' `to_q`, `to_k`, `to_v`), `proj`, `q_norm`, `k_norm`.
     """
@@ -80,21 +80,21 @@ class Attention(nn.Module):
 
     @property
     def matrices(self) -> Matrices:
-        """The weights of queries, keys and values."""
+        """Weights of queries, keys and values."""
         if "qkv" not in self:
             return [(layer.bias, layer.weight.T) for layer in (self.to_q, self.to_k, self.to_v)]
         parts = zip(mx.split(self.qkv.bias, 3), mx.split(self.qkv.weight, 3), strict=True)
         return [(bias, weight.T) for bias, weight in parts]
 
-    def queries(self, x: mx.array, matrices: Matrices, first: Grid, tables: Tables, times: Times = ()) -> mx.array:
-        """(B, T, H, W, heads, D), rotated; `first` is the position of the first, `times` the times of planes."""
-        return rotate(self.q_norm(self._split(_apply(x, matrices[0]))), first, tables.turns, times)
+    def queries(self, x: mx.array, matrices: Matrices, start: Grid, tables: Tables, times: Times = ()) -> mx.array:
+        """Return rotated queries (B, T, H, W, heads, D), from position `start` on, with planes at `times`."""
+        return rotate(self.q_norm(self._split(_apply(x, matrices[0]))), start, tables.turns, times)
 
     def keys_values(
-        self, x: mx.array, matrices: Matrices, first: Grid, tables: Tables, times: Times = ()
+        self, x: mx.array, matrices: Matrices, start: Grid, tables: Tables, times: Times = ()
     ) -> tuple[mx.array, mx.array]:
-        """(B, T, H, W, heads * D) each: keys, which are rotated, and values."""
-        keys = rotate(self.k_norm(self._split(_apply(x, matrices[1]))), first, tables.turns, times)
+        """Return keys, which are rotated, and values, (B, T, H, W, heads * D) each."""
+        keys = rotate(self.k_norm(self._split(_apply(x, matrices[1]))), start, tables.turns, times)
         values = _apply(x, matrices[2])
         return keys.reshape(values.shape), values
 
@@ -103,11 +103,11 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """w_down(silu(w_gate x) * w_up x). Checkpoint keys: `w_up`, `w_gate`, `w_down`, without biases."""
+    """Gated MLP: w_down(silu(w_gate x) * w_up x). Checkpoint keys: `w_up`, `w_gate`, `w_down`, without biases."""
 
     @property
     def matrices(self) -> Matrices:
-        """The weights of the gate and of what it multiplies."""
+        """Weights of the gate and of the values that it multiplies."""
         return [(None, layer.weight.T) for layer in (self.w_gate, self.w_up)]
 
     def __call__(self, x: mx.array, matrices: Matrices) -> mx.array:
@@ -116,37 +116,37 @@ class MLP(nn.Module):
 
 
 class NeighborhoodBlock(PreparedModule):
-    """x + attention(norm(x)), then x + MLP(norm(x)).
+    """Transformer block: x + attention(norm(x)), then x + MLP(norm(x)).
 
-    Blocks of the denoising first add a projection of the context, and modulate both norms. Static gates, where a
-    checkpoint has them, scale the three branches; `prepare` multiplies the last matrices of these by them. Checkpoint
+    Blocks of the denoising first add a projection of the context, and modulate both norms. Static gates, if a
+    checkpoint has them, scale the three branches; `prepare` multiplies the last matrix of each by its gate. Checkpoint
     keys: `norm1`, `attn`, `norm2`, `mlp`; of the denoising `context_proj`, `scale_shift_table` (7, C), and `gate_msa`,
     `gate_mlp`, `gate_ctx` (C,).
     """
 
     scale_shift_table: mx.array
 
-    def __init__(self, first: AttentionSpec, second: MLPSpec) -> None:
+    def __init__(self, attention: AttentionSpec, mlp: MLPSpec) -> None:
         super().__init__()
         self.norm1, self.norm2 = RMSNorm(), RMSNorm()
-        self.attn, self.mlp = Attention(first.head_dim), MLP()
-        add_weights(self, first.weights + second.weights, first.name.rpartition(".")[0])
-        self._specs = first, second
+        self.attn, self.mlp = Attention(attention.head_dim), MLP()
+        add_weights(self, attention.weights + mlp.weights, attention.name.rpartition(".")[0])
+        self._specs = attention, mlp
 
     def prepare(self, *, keeps_dtype: bool = False) -> None:
-        """Multiply the gates into the matrices, which takes no time in a decode."""
-        for name, last in self._gated():
+        """Multiply the gates into the matrices, so that a decode does not compute them."""
+        for name, layer in self._gated():
             gate = self.pop(name).astype(mx.float32)
-            for key in filter(last.__contains__, ("weight", "bias")):
-                stored = last[key]
-                last[key] = (stored * (gate[:, None] if stored.ndim > 1 else gate)).astype(stored.dtype)
-            mx.eval(last.parameters())
+            for key in filter(layer.__contains__, ("weight", "bias")):
+                values = layer[key]
+                layer[key] = (values * (gate[:, None] if values.ndim > 1 else gate)).astype(values.dtype)
+            mx.eval(layer.parameters())
         if "scale_shift_table" in self:
             self.scale_shift_table = mx.contiguous(self.scale_shift_table)
             mx.eval(self.scale_shift_table)
 
     def _gated(self) -> list[tuple[str, nn.Linear]]:
-        """The gates that are still to be multiplied into a matrix, by name."""
+        """Return the gates that are not yet multiplied into a matrix, by name, with the layers of these matrices."""
         if "gate_msa" not in self:
             return []
         return [("gate_msa", self.attn.proj), ("gate_mlp", self.mlp.w_down), ("gate_ctx", self.context_proj)]
@@ -160,30 +160,30 @@ class NeighborhoodBlock(PreparedModule):
         tables: Tables | None = None,
         spec: AttentionSpec | None = None,
     ) -> list[Stage]:
-        """A stage for the attention and one for the MLP.
+        """Return a stage for the attention and one for the MLP.
 
         Args:
-            rate: positions per frame, row and column of the video, by which a band knows where it begins.
+            rate: positions per frame, row and column of the video, from which a band computes its first row.
             modulation: (7, C) float32, shared by all blocks of a denoising step.
-            latent_context: takes the context of the positions that arrive, given their number.
-            tables: the stream's; None for its own.
-            spec: of the attention, if there are keyframe planes.
+            latent_context: returns the context of the next positions, from their number.
+            tables: tables of the stream. `None` means new ones.
+            spec: spec of the attention, if there are keyframe planes.
         """
         assert not self._gated(), "prepare was called"
-        first = second = None
+        weight1 = weight2 = None
         to_attention, to_mlp = self.attn.matrices, self.mlp.matrices
         if modulation is not None:
             rows = modulation + self.scale_shift_table.astype(mx.float32)
-            first, to_attention = self.norm1.modulated(rows[0], rows[1], to_attention)
-            second, to_mlp = self.norm2.modulated(rows[3], rows[4], to_mlp)
+            weight1, to_attention = self.norm1.modulated(rows[0], rows[1], to_attention)
+            weight2, to_mlp = self.norm2.modulated(rows[3], rows[4], to_mlp)
         spec, tables = spec or self._specs[0], tables or Tables()
         attention = self._attention(
-            spec, context, rate, partial(self.norm1, weight=first), to_attention, latent_context, tables
+            spec, context, rate, partial(self.norm1, weight=weight1), to_attention, latent_context, tables
         )
-        return [attention, pointwise(partial(self.feed, norm=partial(self.norm2, weight=second), matrices=to_mlp))]
+        return [attention, pointwise(partial(self.feed, norm=partial(self.norm2, weight=weight2), matrices=to_mlp))]
 
     def feed(self, x: mx.array, norm: Callable[[mx.array], mx.array], matrices: Matrices) -> mx.array:
-        """The second half of the block. Results are evaluated here, some tokens at a time (see `attend`)."""
+        """Compute the second half of the block. Results are evaluated here, some tokens at a time (see `attend`)."""
         queue, tokens = Queue(), x.reshape(-1, x.shape[-1])
         size, count = tokens_at_once(backend(), self._specs[1].hidden), len(tokens)
         parts = (tokens[start : start + size] for start in range(0, count, size))
@@ -201,45 +201,44 @@ class NeighborhoodBlock(PreparedModule):
         tables: Tables,
     ) -> Stage:
         axis, waiting = context.axis, Delay(context.axis)
-        # Of keys and of values: one window of both would have twice the elements.
+        # One window for keys and one for values: a window of both would have twice the elements.
         windows = make_window(spec, context), make_window(spec, context)
         bound = self.attn.bound if is_cpu() else math.inf  # elsewhere the attention is fused
         row = 0 if context.neighbors is None else int(context.origins[0][1] * rate[1])
         entered = 0
 
         def position(index: int) -> Grid:
-            """The position of the first token, if the first along the stream's axis has this index."""
-            at = [0, row, 0]
-            at[axis.grid] += index
-            return at[0], at[1], at[2]
+            """Return the position of the first token, whose index along the stream's axis is `index`."""
+            start = [0, row, 0]
+            start[axis.grid] += index
+            return start[0], start[1], start[2]
 
         def step(x: mx.array | None, last: bool) -> mx.array | None:
             nonlocal entered
-            made: Sequence[mx.array | None] = (None, None)
+            pieces: Sequence[mx.array | None] = (None, None)
             queue = Queue()
             if x is not None:
                 if latent_context is not None:
-                    given = latent_context(x.shape[axis])
-                    x = x + self.context_proj(given)
+                    x = x + self.context_proj(latent_context(x.shape[axis]))
                 waiting.push(x)
-                new = self.attn.keys_values(norm(x), matrices, position(entered), tables, spec.times)
-                made = [queue.add(each) for each in new]
+                keys_values = self.attn.keys_values(norm(x), matrices, position(entered), tables, spec.times)
+                pieces = [queue.add(array) for array in keys_values]
                 entered += x.shape[axis]
-            keys, values = (window.push(each, last) for window, each in zip(windows, made, strict=True))
-            if keys is None or values is None:
+            key_view, value_view = (window.push(piece, last) for window, piece in zip(windows, pieces, strict=True))
+            if key_view is None or value_view is None:
                 return None
-            own = waiting.take(keys.output, keys.num_outputs)
-            queries = self.attn.queries(norm(own), matrices, position(keys.output), tables, spec.times)
+            inputs = waiting.take(key_view.output, key_view.num_outputs)
+            queries = self.attn.queries(norm(inputs), matrices, position(key_view.output), tables, spec.times)
             queue.add(queries)
-            (seen, starts), (contents, _) = (_extend(view, spec, context) for view in (keys, values))
-            result = attend(queries, (seen, contents), starts, spec.kernel, bound, tables, spec.times)
-            return own + self.attn.proj(result)
+            (keys, starts), (values, _) = (_extend(view, spec, context) for view in (key_view, value_view))
+            result = attend(queries, (keys, values), starts, spec.kernel, bound, tables, spec.times)
+            return inputs + self.attn.proj(result)
 
         return Stage(step, *windows, waiting)
 
 
 def _extend(view: View, spec: LayerSpec, context: StreamContext) -> tuple[mx.array, WindowStarts]:
-    """The positions in view, including neighboring bands', and where the window of each output begins."""
+    """Return the positions in view, including neighboring bands, and the start of the window of each output."""
     frames, before = view.frames, 0
     rows = frames.shape[Axis.HEIGHT]
     if view.halo is not None:
@@ -250,34 +249,34 @@ def _extend(view: View, spec: LayerSpec, context: StreamContext) -> tuple[mx.arr
         outputs = (before, rows) if axis is Axis.HEIGHT else (0, frames.shape[axis])
         if axis is context.axis:
             outputs = view.output - view.start, view.num_outputs
-        own = view.window_starts if axis is context.axis else None
-        starts.append(own or window_starts(spec.window(axis), frames.shape[axis], *outputs))
+        stream_starts = view.window_starts if axis is context.axis else None
+        starts.append(stream_starts or window_starts(spec.window(axis), frames.shape[axis], *outputs))
     return frames, (starts[0], starts[1], starts[2])
 
 
 class TimestepEmbedder(nn.Module):
-    """Noise levels (B,), scaled, to (B, channels) in float32. Checkpoint keys: `mlp.0`, `mlp.2`."""
+    """Embedding of noise levels (B,), scaled, as (B, channels) in float32. Checkpoint keys: `mlp.0`, `mlp.2`."""
 
     def __init__(self, shapes: Shapes) -> None:
         super().__init__()
         self.mlp = [linear(shapes, "t_embedder.mlp.0"), nn.SiLU(), linear(shapes, "t_embedder.mlp.2")]
 
     def __call__(self, timesteps: mx.array) -> mx.array:
-        first, _, second = self.mlp
-        return second(nn.silu(first(sinusoid(timesteps, SINUSOID_CHANNELS)))).astype(mx.float32)
+        linear1, _, linear2 = self.mlp
+        return linear2(nn.silu(linear1(sinusoid(timesteps, SINUSOID_CHANNELS)))).astype(mx.float32)
 
 
 class SharedModulation(nn.Module):
-    """The modulation of all blocks, (7, C) float32. Checkpoint keys: `proj`."""
+    """Modulation of all blocks, (7, C) float32. Checkpoint keys: `proj`."""
 
     def __call__(self, embedding: mx.array) -> mx.array:
         return self.proj(nn.silu(embedding)).astype(mx.float32).reshape(MODULATION_ROWS, -1)
 
 
 class LinearUpsample(nn.Module):
-    """A linear layer and depth-to-space; if time doubles, the first frame is dropped. Checkpoint keys: `proj`.
+    """Linear layer and depth-to-space. If time doubles, the first frame is dropped. Checkpoint keys: `proj`.
 
-    Of the frames that a keyframe plane becomes, the last one is kept.
+    A keyframe plane becomes several frames, and only the last one is kept.
     """
 
     def __init__(self, spec: LayerSpec) -> None:
@@ -288,7 +287,7 @@ class LinearUpsample(nn.Module):
     def stages(
         self, context: StreamContext, cut: Callable[[mx.array], mx.array | None] | None = None, planes: int = 0
     ) -> list[Stage]:
-        """One stage; `cut` drops what does not remain of its results. The last frames are `planes`."""
+        """Return one stage. `cut` drops the padding of its results. The last frames are `planes`."""
         trim, up = Trim(context.axis, 0 if context.is_inside else self._spec.trim), self._spec.up
 
         def step(x: mx.array | None, last: bool) -> mx.array | None:

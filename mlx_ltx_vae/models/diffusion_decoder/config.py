@@ -1,4 +1,4 @@
-"""The configuration of a VAE with a diffusion decoder, checked and resolved, and the published one. No MLX."""
+"""Configuration of a VAE with a diffusion decoder, checked and resolved, and the published one. No MLX."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from ...shapes import Grid, Scaled, ScaleFactors
 from ..stored import Key, choice, grid, is_grid, is_number, is_whole, listing, needed, only, read_config, whole
 from ..video_vae.config import VAEConfig
 
-#: What original checkpoints call the whole VAE and its decoder.
+#: Names of the whole VAE and its decoder in original checkpoints.
 CLASS_NAME, DECODER_CLASS_NAME = "CausalDiffusionVAE", "NADiffusionDecoder"
 GENERATION = "LTX-2.5 diffusion"
 
@@ -22,7 +22,7 @@ _AXES = 3
 
 
 class Prediction(Enum):
-    """Prediction type: the quantity that the network predicts in each denoising step."""
+    """Quantity that the network predicts in each denoising step."""
 
     PICTURE = "x0"
     VELOCITY = "v"  # (noise - picture), the derivative by the noise level
@@ -30,7 +30,7 @@ class Prediction(Enum):
 
 @dataclass(frozen=True)
 class StageConfig:
-    """Attention blocks of one width and one window; then, but for the last stage, an upsampling."""
+    """Attention blocks of one width and one window, and an upsampling after all stages but the last."""
 
     channels: int
     depth: int
@@ -41,13 +41,13 @@ class StageConfig:
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The decoder: stages that make a context of the latents, and one that denoises patches of pixels.
+    """Configuration of the decoder: stages that compute a context from the latents, and one that denoises patches.
 
     Attributes:
-        steps: of the denoising, by default.
-        is_fused: queries, keys and values are made by one stored matrix.
+        steps: default number of denoising steps.
+        is_fused: one stored matrix computes queries, keys and values.
         has_gates: the checkpoint stores static gates, which scale the last matrices of a block's branches.
-        has_type_embedding: it stores what is added to keyframe planes.
+        has_type_embedding: the checkpoint stores an embedding that is added to keyframe planes.
     """
 
     latent_channels: int
@@ -79,7 +79,7 @@ class DecoderConfig:
 
     @property
     def least(self) -> Grid:
-        """The smallest latents (T, H, W) that every window fits; smaller ones are padded."""
+        """Smallest latents (T, H, W) that every window fits in. Smaller latents are padded."""
         return self.context_stages[0].kernel
 
     @property
@@ -90,7 +90,7 @@ class DecoderConfig:
 
 @dataclass(frozen=True)
 class DiffusionVAEConfig(Scaled):
-    """A VAE whose decoder is a diffusion decoder. A network is None if it is not described."""
+    """Configuration of a VAE with a diffusion decoder. A network is `None` if it is not described."""
 
     encoder: VAEConfig | None
     decoder: DecoderConfig | None
@@ -116,7 +116,7 @@ def _is_upsample(value: Any) -> bool:
     return is_pair and is_grid(value[0], _MAX_STRIDE) and is_whole(value[1], 64)
 
 
-# What is needed must be stated: with another value, the same weights give another picture, or static.
+# A file must have the needed keys: with another value, the same weights give another picture, or static.
 _KEYS = {
     "_class_name": only(DECODER_CLASS_NAME),
     "dims": only(3),
@@ -136,7 +136,7 @@ _KEYS = {
     "t_emb_dim": needed(whole(_MAX_WIDTH)),
     "timestep_scale_multiplier": needed(Key(lambda value: is_number(value) and value > 0, "expected a number above 0")),
     "default_num_inference_steps": needed(whole(_MAX_STEPS)),
-    "model_output_type": choice(*(each.value for each in Prediction)),
+    "model_output_type": choice(*(prediction.value for prediction in Prediction)),
 }
 _OTHER_NAMES = {"na_head_dim": "head_dim"}
 
@@ -150,12 +150,13 @@ def parse_decoder_config(
     has_gates: bool = False,
     has_type_embedding: bool = False,
 ) -> DecoderConfig:
-    """Parse the `decoder` entry of a configuration; whatever is missing or not known is a `CheckpointError`."""
-    given = {_OTHER_NAMES.get(key, key): value for key, value in raw.items()} | {"model_output_type": model_output_type}
-    kernels, depths = (given.get(key) for key in ("stage_kernels", "stage_depths"))
-    if "stage5_kernel" not in given and isinstance(kernels, (list, tuple)) and isinstance(depths, (list, tuple)):
-        given["stage5_kernel"] = kernels[-1] if len(kernels) == len(depths) > 0 else None
-    values = read_config(given, _KEYS, f"{source}: the decoder of its configuration")
+    """Parse the `decoder` entry of a configuration; raise a `CheckpointError` for missing keys and unknown ones."""
+    entries = {_OTHER_NAMES.get(key, key): value for key, value in raw.items()}
+    entries["model_output_type"] = model_output_type
+    kernels, depths = (entries.get(key) for key in ("stage_kernels", "stage_depths"))
+    if "stage5_kernel" not in entries and isinstance(kernels, (list, tuple)) and isinstance(depths, (list, tuple)):
+        entries["stage5_kernel"] = kernels[-1] if len(kernels) == len(depths) > 0 else None
+    values = read_config(entries, _KEYS, f"{source}: the decoder of its configuration")
     channels, depths, upsamples = values["stage_channels"], values["stage_depths"], values["upsamples"]
     stage_kernels = [tuple(kernel) for kernel in values["stage_kernels"][: len(upsamples)]]
     if not len(channels) == len(depths) == len(upsamples) + 1 or len(stage_kernels) != len(upsamples):
@@ -220,7 +221,7 @@ _LTX_2_5: dict[str, Any] = {
 
 
 def ltx_2_5(base_channels: int = _BASE_CHANNELS) -> DiffusionVAEConfig:
-    """LTX-2.5's decoder without its encoder, as narrow as a conv decoder with this many base channels."""
+    """Return LTX-2.5's decoder without its encoder, as narrow as a conv decoder with this many base channels."""
     raw = raw_ltx_2_5(base_channels)
     output = raw["model_output_type"]
     return DiffusionVAEConfig(
@@ -229,7 +230,7 @@ def ltx_2_5(base_channels: int = _BASE_CHANNELS) -> DiffusionVAEConfig:
 
 
 def raw_ltx_2_5(base_channels: int, in_channels: int = _LATENT_CHANNELS) -> dict[str, Any]:
-    """The same, as a file states it."""
+    """Return the JSON object of the same configuration, as in a file."""
     widths = [width * base_channels // _BASE_CHANNELS for width in _LTX_2_5["stage_channels"]]
     sizes = {"in_channels": in_channels, "stage_channels": widths, "head_dim": min(widths[-1], _HEAD_DIM)}
     decoder = {**_LTX_2_5, **sizes}

@@ -1,11 +1,11 @@
-"""LTX-2.5's VAE with the diffusion decoder: its names and configurations in checkpoints; what `info` says."""
+"""LTX-2.5's VAE with the diffusion decoder: its names and configurations in checkpoints, and its `info` report."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ...errors import CheckpointError, option, warn
-from ..base import Configuration, Family, Found, Network, Statistics, Stored
+from ..base import CheckpointParts, Configuration, Family, Network, NetworkTensors, Statistics
 from ..specs import Shapes
 from ..stored import anything, needed, read_config
 from ..video_vae.block_types import KERNEL
@@ -24,13 +24,13 @@ from .config import (
 from .networks import DiffusionDecoder
 from .specs import decoder_spec, network_spec
 
-#: A tensor that every diffusion decoder has, and no other decoder.
+#: A tensor that only diffusion decoders have.
 _MARK = "conv_in_x_t.weight"
 _STEMS = ("det_stages.", "diff_blocks.")
-# Tensors that are in published files, and that no decode reads: of a branch that predicts a coarse picture in training.
+# Published files have tensors that no decode uses, of a branch that predicts a coarse picture in training.
 _UNUSED = ("coarse_",)
 
-# Spellings of parts of names: of diffusers, and of an MLX port whose attention has its three matrices in a module.
+# Original parts of names by the spellings of diffusers, and of an MLX port whose attention has a module `qkv`.
 _SPELLINGS = {
     "t_embedder.timestep_embedder.": "t_embedder.",
     "t_embedder.linear_1.": "t_embedder.mlp.0.",
@@ -44,7 +44,7 @@ _SPELLINGS = {
 _DIFFUSERS_CLASS = "LTX2VideoDiffusionDecoderModel"
 
 _KEYS = dict.fromkeys(("_class_name", "dims", "model_output_type", "encoder", "decoder"), anything())
-# Keys of diffusers' config.json by the original keys. All must be stated.
+# Keys of diffusers' config.json by the original keys. A file must have all of them.
 _DIFFUSERS_NAMES = {
     "in_channels": "latent_channels",
     "out_channels": "out_channels",
@@ -68,37 +68,37 @@ _DIFFUSERS_KEYS = dict.fromkeys(_NEEDED, needed(anything())) | dict.fromkeys(
 )
 
 
-def find(shapes: Shapes) -> Found:
-    """The `find` of the family: the diffusion decoder, and the encoder of the conv VAE, which may be in other files."""
-    others = CONV_VAE.find(shapes)
-    networks = {"decoder": _find_decoder(shapes), "encoder": others.networks.get("encoder")}
-    return Found({network: names for network, names in networks.items() if names}, others.statistics)
+def find(shapes: Shapes) -> NetworkTensors:
+    """Find the diffusion decoder and the encoder of the conv VAE, which may be in separate files."""
+    conv_vae = CONV_VAE.find(shapes)
+    networks = {"decoder": _find_decoder(shapes), "encoder": conv_vae.networks.get("encoder")}
+    return NetworkTensors({network: names for network, names in networks.items() if names}, conv_vae.statistics)
 
 
 def _find_decoder(shapes: Shapes) -> dict[str, str]:
     for prefix in network_prefixes("decoder"):
         if prefix + _MARK in shapes or any(name.startswith(tuple(prefix + stem for stem in _STEMS)) for name in shapes):
-            inside = {name.removeprefix(prefix): name for name in shapes if name.startswith(prefix)}
-            found = {
-                _original_name(name): stored
-                for name, stored in inside.items()
+            stored_names = {name.removeprefix(prefix): name for name in shapes if name.startswith(prefix)}
+            tensors = {
+                _original_name(name): stored_name
+                for name, stored_name in stored_names.items()
                 if not name.startswith((*_UNUSED, "per_channel_statistics.", "latents_"))
             }
-            channels = shapes.get(found.get("conv_in.weight", ""), (0,))[-1]
-            if shapes.get(found.get("type_emb", "")) != (channels,):  # there is none, or one of other latents
-                found.pop("type_emb", None)
-            return found
+            channels = shapes.get(tensors.get("conv_in.weight", ""), (0,))[-1]
+            if shapes.get(tensors.get("type_emb", "")) != (channels,):  # there is none, or it has other channels
+                tensors.pop("type_emb", None)
+            return tensors
     return {}
 
 
 def _original_name(name: str) -> str:
-    for theirs, ours in _SPELLINGS.items():
-        name = name.replace(theirs, ours)
+    for spelling, original in _SPELLINGS.items():
+        name = name.replace(spelling, original)
     return name
 
 
 def choose_config(contents: Iterable[object]) -> dict[str, Any] | None:
-    """The first configuration of a VAE with a diffusion decoder, in either vocabulary; None if there is none."""
+    """Return the first configuration of a VAE with a diffusion decoder, in either vocabulary, or `None`."""
     for content in contents:
         for raw in (content.get("vae"), content) if isinstance(content, Mapping) else ():
             if isinstance(raw, Mapping) and raw.get("_class_name") in (CLASS_NAME, _DIFFUSERS_CLASS):
@@ -107,72 +107,76 @@ def choose_config(contents: Iterable[object]) -> dict[str, Any] | None:
 
 
 def configure(
-    stated: Mapping[str, Any] | DiffusionVAEConfig | None, stored: Stored
+    config: Mapping[str, Any] | DiffusionVAEConfig | None, parts: CheckpointParts
 ) -> Configuration[DiffusionVAEConfig]:
-    """The decoder must be stated, unless it has exactly the published tensors; the encoder is as in the conv VAE."""
-    if isinstance(stated, DiffusionVAEConfig):
-        return Configuration(stated, {})
-    raw = dict(stated or {})
+    """Parse or infer the configuration.
+
+    It must describe the decoder, unless this has exactly the published tensors. The encoder is as in the conv VAE.
+    """
+    if isinstance(config, DiffusionVAEConfig):
+        return Configuration(config, {})
+    raw = dict(config or {})
     if raw.get("_class_name") == _DIFFUSERS_CLASS:
-        raw = _translate(raw, stored.source)
-    raw = raw if raw.get("decoder") else raw | _published_config(stored)
-    read_config(raw, _KEYS, f"{stored.source}: its configuration")
-    decoder, encoder = _decoder(raw, stored), _encoder(raw, stored)
+        raw = _translate(raw, parts.source)
+    raw = raw if raw.get("decoder") else raw | _published_config(parts)
+    read_config(raw, _KEYS, f"{parts.source}: its configuration")
+    decoder, encoder = _decoder(raw, parts), _encoder(raw, parts)
     if encoder and encoder.latent_channels != decoder.latent_channels:
         raise CheckpointError(
-            f"{stored.source}: its encoder makes latents of {encoder.latent_channels} channels and its decoder takes "
+            f"{parts.source}: its encoder makes latents of {encoder.latent_channels} channels and its decoder takes "
             f"{decoder.latent_channels}, so the two do not belong together."
         )
     if encoder and encoder.scale != decoder.scale:
         raise CheckpointError(
-            f"{stored.source}: its encoder scales by {tuple(encoder.scale)} and its decoder by {tuple(decoder.scale)} "
+            f"{parts.source}: its encoder scales by {tuple(encoder.scale)} and its decoder by {tuple(decoder.scale)} "
             "(time, height, width), so the two do not belong together."
         )
     return Configuration(DiffusionVAEConfig(encoder, decoder), raw)
 
 
-def _encoder(raw: Mapping[str, Any], stored: Stored) -> VAEConfig | None:
-    """The encoder's configuration; None if it is neither stated nor stored."""
-    shapes = {name: each for name, each in stored.networks.items() if name == "encoder"}
-    stated = CONV_VAE.choose_config([{**raw, "_class_name": CLASS_NAME}])
-    if not shapes and not stated:
+def _encoder(raw: Mapping[str, Any], parts: CheckpointParts) -> VAEConfig | None:
+    """Return the encoder's configuration, or `None` if the checkpoint has neither its tensors nor its description."""
+    encoder_parts = parts._replace(
+        networks={name: shapes for name, shapes in parts.networks.items() if name == "encoder"},
+        requested_networks=[name for name in parts.requested_networks if name == "encoder"],
+    )
+    raw_config = CONV_VAE.choose_config([{**raw, "_class_name": CLASS_NAME}])
+    if not encoder_parts.networks and not raw_config:
         return None
-    wanted = [network for network in stored.wanted if network == "encoder"]
-    config = CONV_VAE.configure(stated, stored._replace(networks=shapes, wanted=wanted)).config
-    return replace(config, decoder=None)
+    return replace(CONV_VAE.configure(raw_config, encoder_parts).config, decoder=None)
 
 
-def _published_config(stored: Stored) -> dict[str, Any]:
-    """LTX-2.5's configuration, with a warning, if the decoder has exactly its tensors; else empty.
+def _published_config(parts: CheckpointParts) -> dict[str, Any]:
+    """Return LTX-2.5's configuration, with a warning, if the decoder has exactly its tensors, and else an empty one.
 
-    Tensors tell neither windows nor steps, so another decoder could have the same.
+    Tensors do not show windows or steps, so another decoder could have the same tensors.
     """
-    shapes = stored.networks.get("decoder", {})
+    shapes = parts.networks.get("decoder", {})
     width, channels = ((0, *shapes.get(name, ()))[-1] for name in ("norm_out.weight", "conv_in.weight"))
-    raw = raw_ltx_2_5(width // 2, channels)  # of the base width of the conv VAE
+    raw = raw_ltx_2_5(width // 2, channels)  # the last width is twice the base channels of the conv VAE
     try:
-        expected = decoder_spec(_decoder(raw, stored)).weights
-    except CheckpointError:  # such widths are of no decoder
+        expected = decoder_spec(_decoder(raw, parts)).weights
+    except CheckpointError:  # no decoder has such widths
         return {}
     if expected != shapes:
         return {}
-    warn(f"{stored.source}: its configuration is missing; it has the tensors of LTX-2.5, so LTX-2.5's is used.")
+    warn(f"{parts.source}: its configuration is missing; it has the tensors of LTX-2.5, so LTX-2.5's is used.")
     return raw
 
 
-def _decoder(raw: Mapping[str, Any], stored: Stored) -> DecoderConfig:
+def _decoder(raw: Mapping[str, Any], parts: CheckpointParts) -> DecoderConfig:
     decoder = raw.get("decoder")
     if not isinstance(decoder, Mapping) or not decoder:
         raise CheckpointError(
-            f"{stored.source}: this is the diffusion decoder of LTX-2.5, and its configuration is missing, without "
+            f"{parts.source}: this is the diffusion decoder of LTX-2.5, and its configuration is missing, without "
             "which it decodes to static; add it as the metadata entry 'config' of the file, or as config.json beside "
             f"it{option(', or load the encoder alone with decoder=False', '')}."
         )
-    names: Shapes = stored.networks.get("decoder", {})
+    names: Shapes = parts.networks.get("decoder", {})
     return parse_decoder_config(
         decoder,
         raw.get("model_output_type"),
-        stored.source,
+        parts.source,
         is_fused=not any(".attn.to_q." in name for name in names),
         has_gates=any(name.endswith(".gate_msa") for name in names),
         has_type_embedding="type_emb" in names,
@@ -180,7 +184,7 @@ def _decoder(raw: Mapping[str, Any], stored: Stored) -> DecoderConfig:
 
 
 def _translate(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """A config.json of diffusers in the vocabulary of the original."""
+    """Translate a config.json of diffusers to the original vocabulary."""
     read_config(raw, _DIFFUSERS_KEYS, f"{source}: its config.json")
     strides, reductions = (raw[f"decoder_upsample_{name}"] for name in ("strides", "channel_reductions"))
     if not isinstance(strides, list) or not isinstance(reductions, list) or len(strides) != len(reductions):
@@ -188,7 +192,7 @@ def _translate(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
             f"{source}: decoder_upsample_strides and decoder_upsample_channel_reductions of its config.json are not "
             "lists of one length; use the config.json that came with the weights."
         )
-    decoder = {ours: raw[theirs] for ours, theirs in _DIFFUSERS_NAMES.items()}
+    decoder = {key: raw[diffusers_key] for key, diffusers_key in _DIFFUSERS_NAMES.items()}
     decoder["upsamples"] = [list(pair) for pair in zip(strides, reductions, strict=True)]
     return {
         "_class_name": CLASS_NAME,
@@ -213,7 +217,7 @@ def _describe(config: DiffusionVAEConfig) -> dict[str, Any]:
         return encoder
     decoder = config.decoder
     stages = [*decoder.context_stages, decoder.pixel_stage]
-    described = {
+    description = {
         "in_channels": decoder.latent_channels,
         "out_channels": decoder.pixel_channels,
         "head_dim": decoder.head_dim,
@@ -232,7 +236,7 @@ def _describe(config: DiffusionVAEConfig) -> dict[str, Any]:
             for stage in stages
         ],
     }
-    return {"patch_size": decoder.patch_size, "denoising_steps": decoder.steps, **encoder, "decoder": described}
+    return {"patch_size": decoder.patch_size, "denoising_steps": decoder.steps, **encoder, "decoder": description}
 
 
 DIFFUSION_VAE = Family(

@@ -1,8 +1,8 @@
-"""Neighborhood attention by blocks: which keys a block of queries sees, and what that costs. Pure arithmetic, no MLX.
+"""Neighborhood attention by blocks: the keys that a block of queries sees, and their cost. Pure arithmetic, no MLX.
 
 Every query sees a window of K positions along each axis, which shifts inwards at the borders. A block of neighboring
-queries is computed against the joint window of all of them, and a mask hides from each query what its own window does
-not have. Where windows do not move at a border, the queries form one block and need no mask.
+queries is computed against the joint window of all of them, and a mask hides the keys outside of each query's window.
+At a border, the queries whose windows are equal form one block and need no mask.
 
 With keyframe planes, which follow the frames of the video, windows are cut at the borders. A frame sees its window and
 the same rows and columns of its two nearest planes; a plane sees itself and its two nearest frames.
@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...shapes import Grid
 
-#: Queries of a block along each axis. Small blocks mask fewer scores, and large ones have larger products. The CPU's
-#: is measured.
+#: Queries of a block along each axis. Small blocks mask fewer scores, and large ones have larger products. The number
+#: for CPUs is measured.
 BLOCKS = {Backend.CPU: 4, Backend.METAL: 4, Backend.CUDA: 4}
 # Scores of one call of the attention, for all heads together, and elements of its copies of keys and values. A fused
-# attention keeps no scores; its calls are large, since each takes the host as long as its graph takes to build.
+# attention keeps no scores; its calls are large, since the host builds a graph for each.
 _SCORES = {Backend.CPU: 2**20, Backend.METAL: 2**28, Backend.CUDA: 2**28}
 _SHARED = {Backend.CPU: 2**22, Backend.METAL: 2**25, Backend.CUDA: 2**26}
 _NEAREST = 2  # keyframe planes that a frame sees, and frames that a plane sees
 # Elements of the hidden arrays of one call of an MLP.
 _HIDDEN = {Backend.CPU: 2**20, Backend.METAL: 2**25, Backend.CUDA: 2**26}
 
-#: Calls that are under way at once, so that a GPU is not idle between two.
+#: Calls in flight at once, so that a GPU is not idle between calls.
 CALLS_UNDER_WAY = {Backend.CPU: 1, Backend.METAL: 2, Backend.CUDA: 2}
 
 
@@ -37,13 +37,13 @@ class Segment(NamedTuple):
 
     start: int  # the first query
     blocks: int
-    size: int  # queries of each
-    key_start: int  # the first key of the first block; the next block's lies `size` after it
+    size: int  # queries of each block
+    key_start: int  # the first key of the first block; the keys of the next block begin `size` later
     window: int  # keys of each block
-    offsets: tuple[int, ...]  # where each query's own window begins in its block's; below 0 if it is cut
-    # With keyframe planes, of frames: the keys of each block, which lie anywhere, and which of them each query sees.
+    offsets: tuple[int, ...]  # the start of each query's window in the keys of its block; negative if it is cut
+    # Along time, with keyframe planes: the keys of each block, which may be any frames, and the keys each query sees.
     frames: tuple[tuple[int, ...], ...] = ()
-    seen: tuple[tuple[bool, ...], ...] = ()
+    visible: tuple[tuple[bool, ...], ...] = ()
 
     @property
     def end(self) -> int:
@@ -51,26 +51,26 @@ class Segment(NamedTuple):
 
     @property
     def keys(self) -> int:
-        """The keys of all blocks."""
+        """Number of keys of all blocks."""
         return self.window + (self.blocks - 1) * self.size
 
-    def cut(self, at_once: int) -> "list[Segment]":
-        """Parts of at most as many blocks."""
-        at_once = max(1, at_once)
-        count = -(-self.blocks // -(-self.blocks // at_once))
-        return [self._part(first, min(count, self.blocks - first)) for first in range(0, self.blocks, count)]
+    def cut(self, max_blocks: int) -> "list[Segment]":
+        """Cut it into parts of at most `max_blocks` blocks, and of at least one."""
+        max_blocks = max(1, max_blocks)
+        count = -(-self.blocks // -(-self.blocks // max_blocks))
+        return [self._part(block, min(count, self.blocks - block)) for block in range(0, self.blocks, count)]
 
-    def _part(self, first: int, count: int) -> "Segment":
-        moved, frames = first * self.size, self.frames[first : first + count]
-        key_start = self.key_start + (0 if frames else moved)
-        return self._replace(start=self.start + moved, key_start=key_start, blocks=count, frames=frames)
+    def _part(self, block: int, count: int) -> "Segment":
+        offset, frames = block * self.size, self.frames[block : block + count]
+        key_start = self.key_start + (0 if frames else offset)
+        return self._replace(start=self.start + offset, key_start=key_start, blocks=count, frames=frames)
 
 
 #: The times of keyframe planes among the frames of a layer.
 Times = tuple[float, ...]
 #: A grid of blocks of equal shape: their segments along time, height and width.
 Block = tuple[Segment, Segment, Segment]
-#: Where the window of each query begins, along each axis.
+#: The start of the window of each query, along each axis.
 WindowStarts = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 #: Parts of the segments along each axis.
 Cuts = tuple[list[Segment], list[Segment], list[Segment]]
@@ -79,7 +79,7 @@ Cuts = tuple[list[Segment], list[Segment], list[Segment]]
 def segments(starts: Sequence[int], kernel: int, size: int, keys: float = math.inf) -> tuple[Segment, ...]:
     """Cut the queries of an axis, whose windows of `kernel` keys begin at `starts`, into blocks of at most `size`.
 
-    Those whose windows are the same, at a border, are one block of any size. Windows are cut to the `keys` there are.
+    Queries with the same window, at a border, are one block of any size. Windows are cut to the number of `keys`.
     """
     result: list[Segment] = []
     index = 0
@@ -102,11 +102,11 @@ def _is_border(starts: Sequence[int], index: int) -> bool:
 
 
 def _moving(
-    start: int, length: int, key_start: int, kernel: int, most: int, keys: float = math.inf
+    start: int, length: int, key_start: int, kernel: int, max_size: int, keys: float = math.inf
 ) -> tuple[Segment, ...]:
-    """Blocks as even as possible, the larger ones first, for windows that move with their queries, cut to `keys`."""
+    """Return even blocks, the larger ones first, for windows that move with their queries and are cut to `keys`."""
     parts = []
-    for queries in _even(length, most):
+    for queries in _even(length, max_size):
         end, cut = min(key_start + kernel + queries - 1, keys), max(0, -key_start)
         offsets = tuple(range(-cut, queries - cut))
         parts.append(Segment(start, 1, queries, key_start + cut, int(end) - key_start - cut, offsets))
@@ -114,44 +114,44 @@ def _moving(
     return _joined(parts)
 
 
-def _even(length: int, most: int) -> list[int]:
-    """`length` in parts of at most `most`, as even as possible, the larger ones first."""
-    count = -(-length // most)
+def _even(length: int, max_size: int) -> list[int]:
+    """Split `length` into parts of at most `max_size`, as even as possible, the larger ones first."""
+    count = -(-length // max_size)
     size, larger = divmod(length, count)
     return [size + 1] * larger + [size] * (count - larger)
 
 
 def _joined(parts: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Segments of one block each as fewer of several."""
+    """Join equal segments of one block each to segments of several blocks."""
     joined = []
-    for _, equal in groupby(parts, key=lambda part: (part.size, part.window, part.offsets, part.seen)):
-        first, *others = equal
-        frames = sum((other.frames for other in others), first.frames)
-        joined.append(first._replace(blocks=1 + len(others), frames=frames))
+    for _, equal in groupby(parts, key=lambda part: (part.size, part.window, part.offsets, part.visible)):
+        head, *tail = equal
+        frames = sum((segment.frames for segment in tail), head.frames)
+        joined.append(head._replace(blocks=1 + len(tail), frames=frames))
     return tuple(joined)
 
 
 @lru_cache(maxsize=256)
 def joint_segments(cells: int, kernel: int, times: Times, size: int) -> tuple[Segment, ...]:
-    """The blocks along time of `cells` frames, and of the keyframe planes after them, which have the given times.
+    """Return the blocks along time of `cells` frames and of the keyframe planes after them, which have these `times`.
 
     Of two planes or frames at the same distance, the one with the lower index is nearer.
     """
     near_planes = [_nearest(cell, times) for cell in range(cells)]
     parts, start = [], 0
     for queries in _even(cells, size):
-        own = range(start, start + queries)
-        first, end = max(0, start - kernel // 2), min(cells, start + queries - 1 - kernel // 2 + kernel)
-        planes = sorted({plane for cell in own for plane in near_planes[cell]})
-        frames = (*range(first, end), *(cells + plane for plane in planes))
-        seen = tuple(
+        block_cells = range(start, start + queries)
+        window = range(max(0, start - kernel // 2), min(cells, start + queries - 1 - kernel // 2 + kernel))
+        planes = sorted({plane for cell in block_cells for plane in near_planes[cell]})
+        frames = (*window, *(cells + plane for plane in planes))
+        visible = tuple(
             (
-                *(0 <= frame - cell + kernel // 2 < kernel for frame in range(first, end)),
+                *(0 <= frame - cell + kernel // 2 < kernel for frame in window),
                 *(plane in near_planes[cell] for plane in planes),
             )
-            for cell in own
+            for cell in block_cells
         )
-        parts.append(Segment(start, 1, queries, 0, len(frames), (), (frames,), seen))
+        parts.append(Segment(start, 1, queries, 0, len(frames), (), (frames,), visible))
         start += queries
     for plane, time in enumerate(times):
         frames = (*_nearest(time, range(cells)), cells + plane)
@@ -159,62 +159,62 @@ def joint_segments(cells: int, kernel: int, times: Times, size: int) -> tuple[Se
     return _joined(parts)
 
 
-def _nearest(time: float, others: Sequence[float]) -> list[int]:
-    """The indices of the nearest in time."""
-    return sorted(range(len(others)), key=lambda index: (abs(others[index] - time), index))[:_NEAREST]
+def _nearest(time: float, times: Sequence[float]) -> list[int]:
+    """Return the indices of the nearest times."""
+    return sorted(range(len(times)), key=lambda index: (abs(times[index] - time), index))[:_NEAREST]
 
 
 def shared_axis(grid: Sequence[int], *, has_planes: bool = False) -> int:
-    """The axis along which blocks share copies of keys and values: the axis with the most queries.
+    """Return the axis along which blocks share copies of keys and values: the axis with the most queries.
 
-    With keyframe planes it is not time, along which keys then do not lie side by side.
+    With keyframe planes it is not time, since the keys along time are not contiguous then.
     """
     return max(range(has_planes, len(grid)), key=lambda axis: grid[axis])
 
 
 def shares(backend: Backend, channels: int, heads: int, block: Block, axis: int) -> Cuts:
-    """The segments of each axis cut so that the blocks of a combination share copies of keys and values.
+    """Cut the segments of each axis so that the blocks of a combination share copies of keys and values.
 
     Blocks in a row along `axis` share one copy. If a row is short enough, several rows of blocks have a copy each.
     """
-    beside = math.prod(each.window for other, each in enumerate(block) if other != axis)
-    keys = _SHARED[backend] // (2 * channels * beside)
+    other_windows = math.prod(segment.window for i, segment in enumerate(block) if i != axis)
+    keys = _SHARED[backend] // (2 * channels * other_windows)
     rows = block[axis].cut((keys - block[axis].window) // block[axis].size + 1)
-    together = 1
+    num_rows = 1
     if len(rows) == 1:
         scores = heads * rows[0].blocks * _scores(block)
-        together = min(keys // rows[0].keys, _SCORES[backend] // scores)
+        num_rows = min(keys // rows[0].keys, _SCORES[backend] // scores)
     cuts = [rows] * len(block)
-    for other in sorted({0, 1, 2} - {axis}, reverse=True):
-        cuts[other] = block[other].cut(together)
-        together //= block[other].blocks
+    for i in sorted({0, 1, 2} - {axis}, reverse=True):
+        cuts[i] = block[i].cut(num_rows)
+        num_rows //= block[i].blocks
     return cuts[0], cuts[1], cuts[2]
 
 
 def calls(backend: Backend, heads: int, share: Block, axis: int) -> list[Segment]:
-    """The segment along `axis` of what shares copies, cut so that one call computes few scores."""
-    others = math.prod(each.blocks for other, each in enumerate(share) if other != axis)
-    return share[axis].cut(_SCORES[backend] // (heads * others * _scores(share)))
+    """Cut the segment along `axis` of blocks that share copies, so that one call computes few scores."""
+    num_rows = math.prod(segment.blocks for i, segment in enumerate(share) if i != axis)
+    return share[axis].cut(_SCORES[backend] // (heads * num_rows * _scores(share)))
 
 
 def copied_keys(share: Block, axis: int) -> int:
-    """The keys in the copies of a share: of the rows along `axis`, and of the windows of each row."""
-    return math.prod(each.keys if other == axis else each.blocks * each.window for other, each in enumerate(share))
+    """Return the number of keys in the copies of a share, whose rows along `axis` have a copy each."""
+    return math.prod(segment.keys if i == axis else segment.blocks * segment.window for i, segment in enumerate(share))
 
 
 class Share(NamedTuple):
     """Blocks that share copies of keys and values, and the calls that compute them."""
 
     block: Block
-    calls: tuple[Segment, ...]  # the segment of each along the shared axis
+    calls: tuple[Segment, ...]  # the segment of each call along the shared axis
 
 
-#: One thing for each combination of parts of the axes.
+#: One item for each combination of segments of the three axes.
 Nested = Sequence[Sequence[Sequence[Any]]]
 
 
 def for_all(axes: Sequence[Sequence[Segment]], make: Callable[[Block], Any]) -> Nested:
-    """Results of `make` for all combinations of segments of the three axes."""
+    """Return the results of `make` for all combinations of segments of the three axes."""
     return [[[make((time, row, column)) for column in axes[2]] for row in axes[1]] for time in axes[0]]
 
 
@@ -222,24 +222,27 @@ def for_all(axes: Sequence[Sequence[Segment]], make: Callable[[Block], Any]) -> 
 def layout(
     backend: Backend, starts: WindowStarts, keys: Grid, kernel: Grid, times: Times, channels: int, heads: int
 ) -> tuple[int, Nested]:
-    """The shared axis, and for each combination of segments its shares: what computes the queries of a step.
+    """Return the shared axis, and the shares of each combination of segments, which are the calls of a step.
 
-    It is the same for most steps of a stream, and takes longer than their graphs. There are `keys` along each axis,
-    along time with the keyframe planes of `times`.
+    It is cached, since most steps of a stream have the same layout, and it takes longer than their graphs. `keys` are
+    the numbers of keys along each axis, along time with the keyframe planes of `times`.
     """
-    axis, size = shared_axis([len(each) for each in starts], has_planes=bool(times)), BLOCKS[backend]
+    axis, size = shared_axis([len(axis_starts) for axis_starts in starts], has_planes=bool(times)), BLOCKS[backend]
 
     def make(block: Block) -> Share:
         return Share(block, tuple(calls(backend, heads, block, axis)))
 
-    axes = [segments(each, reach, size, extent) for each, reach, extent in zip(starts, kernel, keys, strict=True)]
+    axes = [
+        segments(axis_starts, width, size, extent)
+        for axis_starts, width, extent in zip(starts, kernel, keys, strict=True)
+    ]
     if times:
         axes[0] = joint_segments(keys[0] - len(times), kernel[0], times, size)
     return axis, for_all(axes, lambda block: for_all(shares(backend, channels, heads, block, axis), make))
 
 
 def tokens_at_once(backend: Backend, hidden: int) -> int:
-    """How many tokens an MLP with as many hidden channels computes at once, so that its workspace is bounded."""
+    """Return the number of tokens that an MLP computes at once, so that its workspace is bounded."""
     return max(1, _HIDDEN[backend] // hidden)
 
 
@@ -248,7 +251,7 @@ def _scores(block: Block) -> int:
 
 
 def whole_starts(length: int, kernel: int) -> list[int]:
-    """The positions where the windows of a whole axis begin."""
+    """Return the positions where the windows of a whole axis begin."""
     return [min(max(0, index - kernel // 2), length - kernel) for index in range(length)]
 
 
@@ -259,17 +262,18 @@ def _whole_axis(length: int, kernel: int, size: int) -> tuple[Segment, ...]:
 
 
 def _whole_axes(grid: Grid, kernel: Grid, size: int, times: Times) -> list[tuple[Segment, ...]]:
-    """The segments of each axis of a whole grid (T, H, W), which has the keyframe planes of `times`."""
+    """Return the segments of each axis of a whole grid (T, H, W), which has the keyframe planes of `times`."""
     if not times:
-        return [_whole_axis(length, reach, size) for length, reach in zip(grid, kernel, strict=True)]
-    cut = [_moving(0, length, -(reach // 2), reach, size, length) for length, reach in zip(grid, kernel, strict=True)]
-    return [joint_segments(grid[0] - len(times), kernel[0], times, size), *cut[1:]]
+        return [_whole_axis(length, width, size) for length, width in zip(grid, kernel, strict=True)]
+    axes = [_moving(0, length, -(width // 2), width, size, length) for length, width in zip(grid, kernel, strict=True)]
+    return [joint_segments(grid[0] - len(times), kernel[0], times, size), *axes[1:]]
 
 
 def computed_scores(grid: Grid, kernel: Grid, size: int, times: Times = ()) -> int:
-    """Scores that are computed for all queries of a grid (T, H, W), of one head, by blocks of this size."""
+    """Return the number of scores that blocks of this size compute for a grid (T, H, W) of queries, of one head."""
     return math.prod(
-        sum(each.blocks * each.size * each.window for each in axis) for axis in _whole_axes(grid, kernel, size, times)
+        sum(segment.blocks * segment.size * segment.window for segment in axis)
+        for axis in _whole_axes(grid, kernel, size, times)
     )
 
 
@@ -283,10 +287,10 @@ def workspace_bytes(
     moving: int | None = None,
     times: Times = (),
 ) -> int:
-    """Bytes that the attention of the queries of one step allocates at once: copies of keys and values, and scores.
+    """Return the bytes that the attention of one step allocates at once: copies of keys and values, and scores.
 
-    `moving` is the index of the stream's axis, if the step has a part of it; None if it has the whole clip. `times`
-    are the times of keyframe planes.
+    `moving` is the index of the stream's axis, if the step has a part of it. `None` means that it has the whole clip.
+    `times` are the times of keyframe planes.
     """
     size, backend = BLOCKS[machine.backend], machine.backend
     axes = _whole_axes(grid, kernel, size, times)
@@ -295,19 +299,19 @@ def workspace_bytes(
     shared = shared_axis(grid, has_planes=bool(times))
     is_cpu = backend is Backend.CPU
     largest = 0
-    kept: dict[tuple[Any, ...], int] = {}  # bytes of the index and the mask of each kind of copy
+    table_bytes: dict[tuple[Any, ...], int] = {}  # of the index and the mask of each kind of copy
     for block in product(axes[0], axes[1], axes[2]):
         for share in product(*shares(backend, channels, heads, block, shared)):
             keys = copied_keys(share, shared)
             copied = 2 * channels * keys
+            num_rows = math.prod(segment.blocks for segment in share) // share[shared].blocks
             scores = max(
-                heads * _scores(share) * call.blocks * math.prod(each.blocks for each in share) // share[shared].blocks
-                for call in calls(backend, heads, share, shared)
+                heads * _scores(share) * call.blocks * num_rows for call in calls(backend, heads, share, shared)
             )
             # On a CPU, scores are materialized, all is float32, and masks are not kept.
-            kind = tuple((each.blocks, each.size, each.window) for each in share)
-            kept[kind] = keys * heads * FLOAT32_BYTES + (0 if is_cpu else _scores(share))
+            kind = tuple((segment.blocks, segment.size, segment.window) for segment in share)
+            table_bytes[kind] = keys * heads * FLOAT32_BYTES + (0 if is_cpu else _scores(share))
             mask = _scores(share) * (1 + FLOAT32_BYTES if is_cpu else 1)
-            made = (copied + scores) * FLOAT32_BYTES if is_cpu else copied * machine.itemsize
-            largest = max(largest, mask + made)
-    return CALLS_UNDER_WAY[backend] * largest + sum(kept.values())
+            arrays = (copied + scores) * FLOAT32_BYTES if is_cpu else copied * machine.itemsize
+            largest = max(largest, mask + arrays)
+    return CALLS_UNDER_WAY[backend] * largest + sum(table_bytes.values())

@@ -1,4 +1,4 @@
-"""The diffusion decoder, and its two ends: padding of the latents, and the cut that removes what becomes of it."""
+"""Diffusion decoder, with the padding of its latents and the removal of the pixels that the padding becomes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,15 +18,15 @@ from .blocks import LinearUpsample, NeighborhoodBlock, RMSNorm, SharedModulation
 from .config import DecoderConfig, Prediction
 from .specs import AttentionSpec, MLPSpec, decoder_spec, keeps_noisy
 
-#: For each axis, the positions of padding before and after the clip, and its own.
+#: For each axis, the number of padding positions before and after the clip, and the length of the clip.
 Extents = dict[Axis, tuple[int, int, int]]
 
 
 class Padding:
-    """Pads a clip in one stream by repeating its edges, and its last frame `ghosts` times more. A cache of a `Stage`.
+    """Cache of a `Stage` that pads a clip by repeating its edges, and its last frame `ghosts` times more.
 
-    `added` is `NetworkSpec.added`. If the `clip` is given, it was padded before, and only the extents are of use. The
-    last frames of each piece are keyframe `planes`.
+    `added` is `NetworkSpec.added`. A `clip` is one that is padded already: only its extents are used. The last frames
+    of each piece are keyframe `planes`.
     """
 
     def __init__(
@@ -38,32 +38,32 @@ class Padding:
         planes: int = 0,
     ) -> None:
         self._axis, self._added, self._ghosts, self._planes = axis, added, ghosts, planes
-        self._seen = 0  # positions along the axis of the stream
+        self._length = 0  # positions so far along the axis of the stream
         self._held: list[mx.array] = []  # all positions while there are too few; then the last frame
         self.closed = clip is not None
         self.extents: Extents = {}
-        for each, length in zip(Axis, clip or (), strict=clip is not None):
-            self.extents[each] = (*added(each, length), length)
+        for clip_axis, length in zip(Axis, clip or (), strict=clip is not None):
+            self.extents[clip_axis] = (*added(clip_axis, length), length)
 
     @property
     def arrays(self) -> list[mx.array]:
         return self._held
 
     def push(self, x: mx.array | None, last: bool) -> mx.array | None:
-        """Add the next piece, or None at the end."""
+        """Add the next piece, or `None` at the end. Returns the padded positions, or `None` if there are none yet."""
         axis = self._axis
         if x is not None:
-            for other in Axis:
-                if other is not axis:
-                    x = self._pad(x, other)
-            self._seen += x.shape[axis]
+            for complete_axis in Axis:
+                if complete_axis is not axis:
+                    x = self._pad(x, complete_axis)
+            self._length += x.shape[axis]
         self.closed = last
         result = self._in_time(x, last) if axis is Axis.TIME else self._in_space(x, last)
-        self.extents[axis] = (*self._added(axis, self._seen), self._seen)
+        self.extents[axis] = (*self._added(axis, self._length), self._length)
         return result
 
     def _pad(self, x: mx.array, axis: Axis) -> mx.array:
-        """`x` with padding along an axis whose positions it has all."""
+        """Pad `x` along an axis whose positions are all there."""
         length = x.shape[axis] - (self._planes if axis is Axis.TIME else 0)
         before, after = self._added(axis, length)
         self.extents[axis] = before, after, length
@@ -73,21 +73,21 @@ class Padding:
         return mx.concatenate([padded, x[:, length:]], axis=axis) if self._planes else padded
 
     def _in_time(self, x: mx.array | None, last: bool) -> mx.array | None:
-        """The repeated frames follow at the end."""
+        """Return the frames of this piece, and the repeated frames at the end."""
         if x is not None:
             self._held = [mx.contiguous(take(x, Axis.TIME, x.shape[1] - 1, x.shape[1]))]
         if not last or not self._held:
             return x
         edge = self._held.pop()
-        _, after = self._added(Axis.TIME, self._seen)
-        added = [edge] * (after + self._ghosts)
-        return mx.concatenate([*([] if x is None else [x]), *added], axis=1) if added else x
+        _, after = self._added(Axis.TIME, self._length)
+        repeats = [edge] * (after + self._ghosts)
+        return mx.concatenate([*([] if x is None else [x]), *repeats], axis=1) if repeats else x
 
     def _in_space(self, x: mx.array | None, last: bool) -> mx.array | None:
-        """Fewer positions than the least wait for the end."""
+        """Return padded rows or columns. Fewer positions than the minimum are held until the end."""
         if x is not None:
             self._held.append(x)
-        before, after = self._added(self._axis, self._seen)
+        before, after = self._added(self._axis, self._length)
         if not self._held or (before + after and not last):
             return None
         joined = self._held[0] if len(self._held) == 1 else mx.concatenate(self._held, axis=self._axis)
@@ -96,65 +96,66 @@ class Padding:
 
 
 class GhostCut:
-    """Drops the frames that ghosts become, in one stream. They come when the length of the clip is known.
+    """Callable that drops the frames of ghosts in one stream. Ghosts follow the clip, whose length is then known.
 
-    `first_frame` is the clip's frame at which the stream begins. The last frames of each piece are keyframe `planes`.
+    `first_frame` is the frame of the clip at which the stream begins. The last frames of each piece are keyframe
+    `planes`.
     """
 
     def __init__(
         self, axis: Axis, padding: Padding, scale: ScaleFactors, first_frame: int = 0, planes: int = 0
     ) -> None:
         self._axis, self._padding, self._scale, self._planes = axis, padding, scale, planes
-        self._seen = first_frame
+        self._frames = first_frame  # frames of the clip before the next piece
 
     def __call__(self, x: mx.array) -> mx.array | None:
-        """The frames (B, T, H, W, C) of the next piece that are not ghosts; None if there are none."""
+        """Return the frames (B, T, H, W, C) of the next piece that are not ghosts, or `None` if all are ghosts."""
         if self._axis is Axis.TIME and not self._padding.closed:
-            self._seen += x.shape[1]
+            self._frames += x.shape[1]
             return x
         frames = self._scale.time * (sum(self._padding.extents[Axis.TIME]) - 1) + 1
         if self._axis is Axis.TIME:
-            frames, self._seen = max(0, frames - self._seen), self._seen + x.shape[1]
+            frames, self._frames = max(0, frames - self._frames), self._frames + x.shape[1]
         if self._planes:
             end = x.shape[1] - self._planes
-            return mx.concatenate([x[:, : min(frames - self._seen, end)], x[:, end:]], axis=1)
+            return mx.concatenate([x[:, : min(frames - self._frames, end)], x[:, end:]], axis=1)
         return take(x, Axis.TIME, 0, min(frames, x.shape[1])) if frames else None
 
 
 class Cut:
-    """Cuts what became of the padding out of a stream of pixels."""
+    """Callable that removes the pixels of the padding from a stream."""
 
     def __init__(self, axis: Axis, extents: Extents, scale: ScaleFactors) -> None:
         self._axis, self._extents, self._scale = axis, extents, scale
-        self._seen = 0
+        self._length = 0  # pixels so far along the axis of the stream
 
     def __call__(self, x: mx.array) -> mx.array | None:
-        """The pixels (B, T, H, W, C) of the next piece that belong to the clip; None if there are none."""
+        """Return the pixels (B, T, H, W, C) of the next piece that belong to the clip, or `None` if there are none."""
         for axis in Axis:
             before, after, length = self._extents[axis]
             factor = self._scale[axis.grid]
-            first = before * factor
-            # Only a clip that is too short is padded, and all of it has arrived before the first pixels leave.
-            end = first + length * factor - (factor - 1 if axis is Axis.TIME else 0) if before + after else None
+            begin = before * factor
+            # Only a clip that is too short is padded, and all of it arrives before the first pixels are returned.
+            end = begin + length * factor - (factor - 1 if axis is Axis.TIME else 0) if before + after else None
             if axis is self._axis:
-                start, self._seen = self._seen, self._seen + x.shape[axis]
-                first, end = max(0, first - start), None if end is None else max(0, end - start)
-            if first or end is not None:
-                x = take(x, axis, first, x.shape[axis] if end is None else min(end, x.shape[axis]))
+                start, self._length = self._length, self._length + x.shape[axis]
+                begin, end = max(0, begin - start), None if end is None else max(0, end - start)
+            if begin or end is not None:
+                x = take(x, axis, begin, x.shape[axis] if end is None else min(end, x.shape[axis]))
             if not x.shape[axis]:
                 return None
         return x
 
 
 class DiffusionDecoder(Decoder):
-    """Decodes denormalized latents (B, T, H, W, C) to pixels (B, 1 + t*(T-1), s*H, s*W, 3), approximately in [-1, 1].
+    """Decoder of denormalized latents (B, T, H, W, C) to pixels (B, 1 + t*(T-1), s*H, s*W, 3), about in [-1, 1].
 
     Context stages upsample the latents to the grid of patches of pixels. There the last stage turns noise into the
     picture, in one or several steps. Checkpoint keys: `conv_in`, `det_stages.i.j`, `upsamples.i`, `conv_in_x_t`,
     `t_embedder`, `shared_adaln`, `diff_blocks.i`, `norm_out`, `conv_out`; `type_emb` if it was trained with keyframes.
 
-    Keyframe planes go through all layers after the frames of the video, and meet these in the attention. They are not
-    streamed along time, since a frame sees planes at any distance.
+    Keyframe planes follow the frames of the video in all layers, and the attention connects both. A clip with planes is
+    not streamed along time, since a frame sees planes at any distance.
     """
 
     def __init__(self, config: DecoderConfig, statistics: Statistics) -> None:
@@ -162,17 +163,17 @@ class DiffusionDecoder(Decoder):
         layers = {layer.name: layer for layer in self.spec.layers}
 
         def block(name: str) -> NeighborhoodBlock:
-            first, second = layers[f"{name}.attn"], layers[f"{name}.mlp"]
-            assert isinstance(first, AttentionSpec) and isinstance(second, MLPSpec)
-            return NeighborhoodBlock(first, second)
+            attention, mlp = layers[f"{name}.attn"], layers[f"{name}.mlp"]
+            assert isinstance(attention, AttentionSpec) and isinstance(mlp, MLPSpec)
+            return NeighborhoodBlock(attention, mlp)
 
         self.det_stages = [
-            [block(f"det_stages.{index}.{each}") for each in range(stage.depth)]
+            [block(f"det_stages.{index}.{number}") for number in range(stage.depth)]
             for index, stage in enumerate(config.context_stages)
         ]
         self.upsamples = [LinearUpsample(layers[f"upsamples.{index}"]) for index in range(len(config.context_stages))]
         self.t_embedder, self.shared_adaln = TimestepEmbedder(self.spec.weights), SharedModulation()
-        self.diff_blocks = [block(f"diff_blocks.{each}") for each in range(config.pixel_stage.depth)]
+        self.diff_blocks = [block(f"diff_blocks.{number}") for number in range(config.pixel_stage.depth)]
         self.norm_out = RMSNorm()
         add_weights(self, tuple(self.spec.weights.items()))
         self._config = config
@@ -183,13 +184,13 @@ class DiffusionDecoder(Decoder):
 
     def stages(self, context: StreamContext) -> list[Stage]:
         config, part, planes = self._config, context.part, context.planes
-        if planes and context.axis is Axis.TIME:  # all comes in one piece
+        if planes and context.axis is Axis.TIME:  # the clip is one piece
             context = replace(context, axis=Axis.HEIGHT)
         axis, first_frame = context.axis, part.first_frame if part else 0
         steps, tables = context.denoising_steps or config.steps, Tables()
         keyframes = tuple(context.keyframes[plane] for plane in planes)
-        is_own = steps == config.steps and not planes
-        spec = self.spec if is_own else decoder_spec(config, steps, keyframes, first_frame)
+        is_default = steps == config.steps and not planes
+        spec = self.spec if is_default else decoder_spec(config, steps, keyframes, first_frame)
         padding = Padding(axis, spec.added, config.ghost_frames, part and part.clip, len(planes))
         ghosts = GhostCut(axis, padding, config.scale, first_frame, len(planes))
         specs = {layer.name: layer for layer in spec.layers if isinstance(layer, AttentionSpec)}
@@ -207,7 +208,7 @@ class DiffusionDecoder(Decoder):
 
         def leave(x: mx.array | None, last: bool) -> mx.array | None:
             pixels = None if x is None else unpatchify(x[:, : x.shape[1] - len(planes)], config.patch_size)
-            return pixels if pixels is None or part else cut(pixels)  # of tiles, the padding is cut off once blended
+            return pixels if pixels is None or part else cut(pixels)  # the padding of tiles is cut off after blending
 
         return [*stages, Stage(leave)]
 
@@ -219,19 +220,19 @@ class DiffusionDecoder(Decoder):
         return None if padded is None else self.conv_in(padded)
 
     def _draw_noise(self, context: StreamContext, start: Grid, size: Grid) -> mx.array:
-        """The noise of the first step: of the frames, and of the keyframe planes after them."""
+        """Draw the noise of the first step: for the frames, and for the keyframe planes after them."""
         planes, (frames, *extents) = context.planes, size
-        own = frames - len(planes), extents[0], extents[1]
-        parts = [context.draw_noise("conv_in_x_t", start, own).astype(self.dtype)]
+        video_size = frames - len(planes), extents[0], extents[1]
+        parts = [context.draw_noise("conv_in_x_t", start, video_size).astype(self.dtype)]
         if planes:
-            box = (len(planes), *own[1:])
-            parts.append(context.draw_noise(f"conv_in_x_t{PLANES}", start, box, planes).astype(self.dtype))
+            planes_size = (len(planes), *video_size[1:])
+            parts.append(context.draw_noise(f"conv_in_x_t{PLANES}", start, planes_size, planes).astype(self.dtype))
         return mx.concatenate(parts, axis=1)
 
     def _denoising_step(
         self, step: int, steps: int, spec: NetworkSpec, delay: Delay, context: StreamContext, tables: Tables
     ) -> list[Stage]:
-        """The stages of one step; the context waits in `delay` for the blocks of all steps."""
+        """Return the stages of one step. `delay` holds the context for the blocks of all steps."""
         axis = context.axis
         level, next_level = (steps - step) / steps, (steps - step - 1) / steps
         timestep = mx.array([self._config.timestep_multiplier * level])
@@ -267,6 +268,6 @@ class DiffusionDecoder(Decoder):
         assert isinstance(attention, AttentionSpec)
         stages = [Stage(enter, delay, noisy)]
         for index, block in enumerate(self.diff_blocks):
-            own = partial(delay.take_next, reader=step * len(self.diff_blocks) + index)
-            stages += block.stages(context, rate, modulation, own, tables, attention)
+            latent_context = partial(delay.take_next, reader=step * len(self.diff_blocks) + index)
+            stages += block.stages(context, rate, modulation, latent_context, tables, attention)
         return [*stages, Stage(lambda x, last: None if x is None else leave(x))]

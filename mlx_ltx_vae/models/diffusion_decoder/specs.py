@@ -1,4 +1,4 @@
-"""The layer specs of the diffusion decoder, from the configuration alone. No MLX."""
+"""Layer specs of the diffusion decoder, from the configuration alone. No MLX."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ _UNTAGGED = "this checkpoint has no type_emb, which tells its decoder keyframes 
 
 @dataclass(frozen=True)
 class EntrySpec(LayerSpec):
-    """The first layer: pads a clip that is smaller than `least`, and repeats the last frame `ghosts` times."""
+    """First layer, which pads a clip smaller than `least`, and repeats the last frame `ghosts` times."""
 
     least: Grid = (1, 1, 1)
     ghosts: int = 0
@@ -34,23 +34,23 @@ class EntrySpec(LayerSpec):
     def num_outputs(self, axis: Axis, length: int) -> int:
         return max(length, self.least[axis.grid]) + (self.ghosts + self.planes if axis is Axis.TIME else 0)
 
-    def ready(self, axis: Axis, seen: int) -> int:
-        """Rows and columns of a small clip wait for its end, since some of the padding lies before them."""
-        return seen if axis is Axis.TIME or seen >= self.least[axis.grid] else 0
+    def ready(self, axis: Axis, num_inputs: int) -> int:
+        """Return the inputs, but no rows and columns of a small clip before its end, since padding precedes them."""
+        return num_inputs if axis is Axis.TIME or num_inputs >= self.least[axis.grid] else 0
 
     def needed(self, axis: Axis, count: int) -> int:
         return count if axis is Axis.TIME else max(count, self.least[axis.grid])
 
     def least_band(self, axis: Axis) -> int:
-        """Bands are not padded."""
+        """Return the minimum length of a band, which is not padded."""
         return self.least[axis.grid]
 
 
 @dataclass(frozen=True)
 class UpsampleSpec(LayerSpec):
-    """A linear layer and depth-to-space. The last one drops the frames that ghosts become.
+    """Linear layer and depth-to-space. The last one drops the frames of the ghosts.
 
-    No frame waits for that: ghosts come when the clip has ended, and its length is known.
+    This delays no frame, since ghosts follow the end of the clip, whose length is then known.
     """
 
     ghost_frames: int = 0
@@ -60,26 +60,26 @@ class UpsampleSpec(LayerSpec):
         dropped = self.ghost_frames + (self.up[0] - 1) * self.planes
         return super().num_outputs(axis, length) - (dropped if axis is Axis.TIME else 0)
 
-    def of_tile(self, *, first: bool, last: bool) -> LayerSpec:
-        return replace(self, trim=self.trim if first else 0, ghost_frames=self.ghost_frames if last else 0)
+    def of_tile(self, *, is_first: bool, is_last: bool) -> LayerSpec:
+        return replace(self, trim=self.trim if is_first else 0, ghost_frames=self.ghost_frames if is_last else 0)
 
     def work_bytes(self, step: Step) -> int:
-        """The result exists twice, before and after depth-to-space; with planes a third time, without what is cut."""
+        """Return the bytes of the result before and after depth-to-space, and with planes also after their cut."""
         results = math.prod(step.grid) * math.prod(self.up) * (2 if self.planes and self.up[0] > 1 else 1)
         return super().work_bytes(step) + results * self.out_channels * step.machine.itemsize
 
 
 @dataclass(frozen=True)
 class AttentionSpec(LayerSpec):
-    """Attention of each position to its window. Keys and values are cached, and inputs wait for their results.
+    """Attention of each position to its window. Keys and values are cached, and inputs are held until their results.
 
     `times` are the times of the keyframe planes among its frames. With planes, windows are cut at the borders.
     """
 
     head_dim: int = 0
     times: Times = ()
-    waiting_channels: int = 0  # of what else waits beside the positions of its input
-    max_view: int | None = 2**29  # of the keys, and of the values, which are separate arrays
+    waiting_channels: int = 0  # of other arrays that are held with its input
+    max_view: int | None = 2**29  # of the keys and of the values, which are separate arrays
 
     @property
     def kernel(self) -> Grid:
@@ -94,58 +94,58 @@ class AttentionSpec(LayerSpec):
         return (keys_values + waiting) * cells * machine.itemsize
 
     def work_bytes(self, step: Step) -> int:
-        positions, seen = math.prod(step.grid), self.seen(step)
+        positions, viewed = math.prod(step.grid), self.positions_in_view(step)
         channels, size = self.in_channels, step.machine.itemsize
-        # Norms; queries before and after rotation; keys and values, new and joined; the waiting input.
-        made = ((8 if step.is_whole else 10) * positions + 2 * seen) * channels * size
+        # Norms; queries before and after rotation; keys and values, new and joined; the held input.
+        array_bytes = ((8 if step.is_whole else 10) * positions + 2 * viewed) * channels * size
         on_cpu = step.machine.backend is Backend.CPU
         if on_cpu and size != FLOAT32_BYTES:
             # Norms, rotations, products, keys and values are in float32; fitted to measurements.
-            elements = 2 * seen + 7 * positions if step.is_whole else 7 * seen + 2 * positions
-            made += elements // 4 * channels * FLOAT32_BYTES
+            elements = 2 * viewed + 7 * positions if step.is_whole else 7 * viewed + 2 * positions
+            array_bytes += elements // 4 * channels * FLOAT32_BYTES
         if step.is_whole:
-            # What waits, and an array that is not yet freed when the next one is allocated; a CPU's margin covers that.
-            made += positions * ((1 if on_cpu else 2) * channels + self.waiting_channels) * size
+            # The held arrays, and an array that is freed late; a CPU's margin covers the latter.
+            array_bytes += positions * ((1 if on_cpu else 2) * channels + self.waiting_channels) * size
         moving = None if step.is_whole else step.axis.grid
         heads = channels // self.head_dim
         workspace = workspace_bytes(step.grid, self.kernel, channels, heads, step.machine, moving, self.times)
-        return made + workspace
+        return array_bytes + workspace
 
-    def multiply_adds(self, part: Grid, whole: Grid) -> int:
-        """Multiply-adds of the matrices and of the scores of blocks, which exceed the windows' scores."""
-        return super().multiply_adds(part, whole) + 2 * self.in_channels * computed_scores(
+    def multiply_adds(self, part: Grid, grid: Grid) -> int:
+        """Return the multiply-adds of the matrices and of the scores of blocks, which exceed the windows' scores."""
+        return super().multiply_adds(part, grid) + 2 * self.in_channels * computed_scores(
             part, self.kernel, BLOCKS[Backend.CPU], self.times
         )
 
 
 @dataclass(frozen=True)
 class NoiseSpec(LayerSpec):
-    """The first layer of a denoising step. What arrives waits for the blocks, as `waiting_channels`."""
+    """First layer of a denoising step. It holds `waiting_channels` of its input for the blocks."""
 
     waiting_channels: int = 0
     planes: int = 0
 
     def noise_shapes(self, out: Grid) -> dict[str, tuple[int, ...]]:
-        """The noise of the video, and of the keyframe planes after it."""
+        """Return the shapes of the noise of the video, and of the keyframe planes after it."""
         frames, *size = out
         shapes = {self.name: (frames - self.planes, *size, self.noise_channels)}
         planes = {f"{self.name}{PLANES}": (self.planes, *size, self.noise_channels)} if self.planes else {}
         return shapes | planes if self.noise_channels else {}
 
     def work_bytes(self, step: Step) -> int:
-        """Noise is drawn in float32, by several kernels; with planes, the noise of both is joined."""
+        """Return the bytes, including noise, which several kernels draw in float32, and which is joined for planes."""
         drawn = 6 * FLOAT32_BYTES + (step.machine.itemsize if self.planes else 0)
         return super().work_bytes(step) + math.prod(step.grid) * self.noise_channels * drawn
 
     def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
-        """Half of a piece, on average; what else waits counts where it is needed."""
+        """Return the bytes of half a piece, the average. Layers that use other held arrays count them."""
         cells = math.prod(grid) // grid[axis.grid]
         return min(-(-piece // 2), grid[axis.grid]) * cells * self.waiting_channels * machine.itemsize
 
 
 @dataclass(frozen=True)
 class PredictionSpec(LayerSpec):
-    """The last layer of a denoising step: a norm, a linear layer, and the update of the noisy picture in float32."""
+    """Last layer of a denoising step: a norm, a linear layer, and the update of the noisy picture in float32."""
 
     def work_bytes(self, step: Step) -> int:
         is_half_on_cpu = step.machine.backend is Backend.CPU and step.machine.itemsize != FLOAT32_BYTES
@@ -155,13 +155,13 @@ class PredictionSpec(LayerSpec):
 
 @dataclass(frozen=True)
 class MLPSpec(LayerSpec):
-    """The gated MLP of each position, of `hidden` channels."""
+    """Gated MLP of each position, with `hidden` channels."""
 
     hidden: int = 0
 
     def work_bytes(self, step: Step) -> int:
         size, backend = step.machine.itemsize, step.machine.backend
-        inner = FLOAT32_BYTES if backend is Backend.CPU else size  # SiLU is computed in float32 there
+        inner = FLOAT32_BYTES if backend is Backend.CPU else size  # a CPU computes SiLU in float32
         positions = math.prod(step.grid)
         at_once = min(positions, CALLS_UNDER_WAY[backend] * tokens_at_once(backend, self.hidden))
         array = positions * self.in_channels * size
@@ -170,12 +170,12 @@ class MLPSpec(LayerSpec):
 
 
 def hidden_channels(channels: int) -> int:
-    """The hidden channels of an MLP."""
+    """Return the number of hidden channels of an MLP."""
     return -(-_MLP_RATIO * channels // _MLP_ALIGNMENT) * _MLP_ALIGNMENT
 
 
 def network_spec(config: DiffusionVAEConfig, network: str) -> NetworkSpec:
-    """The encoder or the decoder, by its name."""
+    """Return the spec of the encoder or the decoder, by its name."""
     if network == "encoder":
         if config.encoder is None:
             raise CheckpointError("the configuration has no encoder; use the configuration of a whole VAE.")
@@ -191,9 +191,9 @@ def decoder_spec(
     keyframes: tuple[int, ...] = (),
     first_frame: int = 0,
 ) -> NetworkSpec:
-    """The decoder with a number of denoising steps, by default the configured one: latents to pixels.
+    """Return the spec of the decoder with a number of denoising steps, by default the configured one.
 
-    It sees planes of the frames `keyframes`. Of a tile, `first_frame` is where it begins.
+    It sees the planes of the frames `keyframes`. A tile begins at `first_frame`.
     """
     steps, planes = steps or config.steps, len(keyframes)
     layers: list[LayerSpec] = [_entry(config, planes)]
@@ -239,15 +239,18 @@ def decoder_spec(
 
 
 def _tile_rules(config: DecoderConfig, layers: Sequence[LayerSpec]) -> TileRules:
-    """The last context stage and the denoising run on tiles, which share what either of the two sees to each side."""
-    last, pixels = config.context_stages[-1], config.pixel_stage
-    axes = list(zip(last.kernel, pixels.kernel, last.up, strict=True))
+    """Return the rules of tiles, which run the last context stage and the denoising.
+
+    Tiles overlap by the positions that either of the two sees on each side.
+    """
+    context, pixels = config.context_stages[-1], config.pixel_stage
+    axes = list(zip(context.kernel, pixels.kernel, context.up, strict=True))
     names = [layer.name for layer in layers]
     return TileRules(
         start=names.index(f"det_stages.{len(config.context_stages) - 1}.0.attn"),
         size=_grid(max(kernel, -(-inner // up)) for kernel, inner, up in axes),
         overlap=_grid(
-            max(last.depth * (kernel // 2), -(-pixels.depth * (inner // 2) // up)) for kernel, inner, up in axes
+            max(context.depth * (kernel // 2), -(-pixels.depth * (inner // 2) // up)) for kernel, inner, up in axes
         ),
     )
 
@@ -263,7 +266,7 @@ def keeps_noisy(config: DecoderConfig, step: int, steps: int) -> bool:
 
 
 def _time(frame: int, rate: int) -> float:
-    """The time of a keyframe plane among the frames of a stage, each of `rate` frames; the first is of one."""
+    """Return the time of a keyframe plane among a stage's frames, which have `rate` video frames, the first one."""
     return (frame + (rate - 1) / 2) / rate if frame else 0.0
 
 
@@ -284,7 +287,7 @@ def _entry(config: DecoderConfig, planes: int) -> EntrySpec:
 
 
 def _window(kernel: int, *, is_cut: bool) -> WindowSpec:
-    """The window of an attention. What is padding here is cut."""
+    """Return the window of an attention. Its padding stands for positions that are cut."""
     if not is_cut:
         return WindowSpec(kernel, border=Border.SHIFT)
     return WindowSpec(kernel, before=kernel // 2, after=kernel - 1 - kernel // 2)
@@ -306,11 +309,11 @@ def _denoising_step(config: DecoderConfig, step: int, steps: int, times: Times) 
     waiting = config.context_channels + (pixels if keeps_noisy(config, step, steps) else 0)
     for block in range(stage.depth):
         layers += _block(config, stage, f"diff_blocks.{block}", times, waiting)
-    leave = (
+    output_weights = (
         ("norm_out.weight", (stage.channels,)),
         *linear_weights("conv_out", stage.channels, pixels),
     )
-    return [*layers, PredictionSpec("conv_out", stage.channels, pixels, weights=leave)]
+    return [*layers, PredictionSpec("conv_out", stage.channels, pixels, weights=output_weights)]
 
 
 def _modulation(config: DecoderConfig) -> Weights:
@@ -325,40 +328,40 @@ def _modulation(config: DecoderConfig) -> Weights:
 def _block(
     config: DecoderConfig, stage: StageConfig, name: str, times: Times, waiting_channels: int = 0
 ) -> list[LayerSpec]:
-    """The two layers of a block; with `waiting_channels` it is one of the denoising, which takes the context."""
+    """Return the two layers of a block. With `waiting_channels` it is a denoising block, which takes the context."""
     channels, head_dim = stage.channels, config.head_dim
     time, height, width = (_window(kernel, is_cut=bool(times)) for kernel in stage.kernel)
-    first: Weights = ((f"{name}.norm1.weight", (channels,)),)
+    attention_weights: Weights = ((f"{name}.norm1.weight", (channels,)),)
     if config.is_fused:
-        first += linear_weights(f"{name}.attn.qkv", channels, 3 * channels)
+        attention_weights += linear_weights(f"{name}.attn.qkv", channels, 3 * channels)
     else:
-        first += tuple(
+        attention_weights += tuple(
             weight for part in "qkv" for weight in linear_weights(f"{name}.attn.to_{part}", channels, channels)
         )
-    first += linear_weights(f"{name}.attn.proj", channels, channels)
-    first += ((f"{name}.attn.q_norm.weight", (head_dim,)), (f"{name}.attn.k_norm.weight", (head_dim,)))
+    attention_weights += linear_weights(f"{name}.attn.proj", channels, channels)
+    attention_weights += ((f"{name}.attn.q_norm.weight", (head_dim,)), (f"{name}.attn.k_norm.weight", (head_dim,)))
     hidden = hidden_channels(channels)
-    second: Weights = (
+    mlp_weights: Weights = (
         (f"{name}.norm2.weight", (channels,)),
         (f"{name}.mlp.w_up.weight", (hidden, channels)),
         (f"{name}.mlp.w_gate.weight", (hidden, channels)),
         (f"{name}.mlp.w_down.weight", (channels, hidden)),
     )
     if waiting_channels:
-        first += linear_weights(f"{name}.context_proj", config.context_channels, channels)
-        first += ((f"{name}.scale_shift_table", (MODULATION_ROWS, channels)),)
+        attention_weights += linear_weights(f"{name}.context_proj", config.context_channels, channels)
+        attention_weights += ((f"{name}.scale_shift_table", (MODULATION_ROWS, channels)),)
         if config.has_gates:
-            first += ((f"{name}.gate_msa", (channels,)), (f"{name}.gate_ctx", (channels,)))
-            second += ((f"{name}.gate_mlp", (channels,)),)
+            attention_weights += ((f"{name}.gate_msa", (channels,)), (f"{name}.gate_ctx", (channels,)))
+            mlp_weights += ((f"{name}.gate_mlp", (channels,)),)
     attention = AttentionSpec(
         f"{name}.attn",
         channels,
         channels,
         windows=(time, height, width),
-        weights=first,
+        weights=attention_weights,
         head_dim=head_dim,
         times=times,
         unbounded=frozenset({Axis.TIME}) if times else frozenset(),
         waiting_channels=waiting_channels,
     )
-    return [attention, MLPSpec(f"{name}.mlp", channels, channels, weights=second, hidden=hidden)]
+    return [attention, MLPSpec(f"{name}.mlp", channels, channels, weights=mlp_weights, hidden=hidden)]

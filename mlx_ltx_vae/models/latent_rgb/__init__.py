@@ -1,1 +1,1 @@
-"""A linear projection from latents to small pictures, for previews."""
+"""Linear projection from latents to small pictures, for previews."""

@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import CheckpointError
 from ...shapes import DEFAULT_SCALE, Scaled, ScaleFactors
 from ...streaming.context import Stage, StreamContext, pointwise
-from ..base import Configuration, Decoder, Family, Found, Network, Statistics, Stored
+from ..base import CheckpointParts, Configuration, Decoder, Family, Network, NetworkTensors, Statistics
 from ..layers import add_weights, interleave
 from ..specs import LayerSpec, NetworkSpec, Shapes
 from ..stored import Key, grid, is_number, read_config, word
@@ -19,13 +19,13 @@ _KEYS = {"scale": grid(1024, DEFAULT_SCALE), "vae": word(), "psnr": Key(is_numbe
 
 @dataclass(frozen=True)
 class LatentRGBConfig(Scaled):
-    """A linear projection from a latent cell to a square of pixels.
+    """Linear projection from a latent cell to a square of pixels.
 
     Attributes:
         patch_size: pixels per latent cell along each side of a picture.
         cell: pixels of the video per latent cell. There is one picture for every `cell.time` frames.
-        vae: the VAE to whose decodes it was fitted.
-        psnr: in dB, of pictures that it was not fitted to, against that decode at their size.
+        vae: the VAE whose decoded pictures it was fitted to.
+        psnr: PSNR in dB against the VAE's decode, reduced to the same size, of pictures that were not used for the fit.
     """
 
     latent_channels: int
@@ -41,7 +41,7 @@ class LatentRGBConfig(Scaled):
 
 
 def parse_config(raw: Mapping[str, Any], latent_channels: int, patch_size: int, source: str) -> LatentRGBConfig:
-    """The configuration from the JSON object of a checkpoint and the sizes of its tensors."""
+    """Parse the configuration from the JSON object of a checkpoint and the sizes of its tensors."""
     values = read_config(raw, _KEYS, f"{source}: its configuration")
     return LatentRGBConfig(latent_channels, patch_size, ScaleFactors(*values["scale"]), values["vae"], values["psnr"])
 
@@ -50,7 +50,7 @@ WEIGHT, BIAS = "to_rgb.weight", "to_rgb.bias"
 
 
 class LatentRGBDecoder(Decoder):
-    """Projects normalized latents (B, T, H, W, C) to pixels (B, T, p*H, p*W, 3), approximately in [-1, 1].
+    """Projection of normalized latents (B, T, H, W, C) to pixels (B, T, p*H, p*W, 3), approximately in [-1, 1].
 
     Checkpoint keys: `to_rgb.weight` (p*p*3, C), its rows ordered (rows, columns, colors), and `to_rgb.bias` (p*p*3,).
     """
@@ -66,7 +66,7 @@ class LatentRGBDecoder(Decoder):
 
 
 def decoder_spec(config: LatentRGBConfig) -> NetworkSpec:
-    """The layers."""
+    """Return the spec of the decoder."""
     channels, size = config.latent_channels, config.patch_size
     colors = 3 * size**2
     weights = ((WEIGHT, (colors, channels)), (BIAS, (colors,)))
@@ -79,9 +79,9 @@ _PREFIX = "decoder."
 _CHANNELS, _PATCH_SIZE = 128, 4  # of a projection for LTX's latents
 
 
-def _find(shapes: Shapes) -> Found:
+def _find(shapes: Shapes) -> NetworkTensors:
     names = {name: _PREFIX + name for name in (WEIGHT, BIAS)}
-    return Found({"decoder": names} if shapes.keys() >= set(names.values()) else {})
+    return NetworkTensors({"decoder": names} if shapes.keys() >= set(names.values()) else {})
 
 
 def _choose_config(contents: Iterable[object]) -> Mapping[str, Any] | None:
@@ -89,17 +89,19 @@ def _choose_config(contents: Iterable[object]) -> Mapping[str, Any] | None:
     return next((entry for entry in entries if isinstance(entry, Mapping)), None)
 
 
-def _configure(stated: Mapping[str, Any] | LatentRGBConfig | None, stored: Stored) -> Configuration[LatentRGBConfig]:
-    if isinstance(stated, LatentRGBConfig):
-        return Configuration(stated, {})
-    raw, shape = dict(stated or {}), stored.networks["decoder"][WEIGHT]
+def _configure(
+    config: Mapping[str, Any] | LatentRGBConfig | None, parts: CheckpointParts
+) -> Configuration[LatentRGBConfig]:
+    if isinstance(config, LatentRGBConfig):
+        return Configuration(config, {})
+    raw, shape = dict(config or {}), parts.networks["decoder"][WEIGHT]
     size = math.isqrt(shape[0] // 3) if len(shape) == 2 else 0
     if size < 1 or shape[0] != 3 * size**2:
         raise CheckpointError(
-            f"{stored.source}: decoder.{WEIGHT} has the shape {shape}; expected (3*p*p, channels) for p*p pixels; fit "
+            f"{parts.source}: decoder.{WEIGHT} has the shape {shape}; expected (3*p*p, channels) for p*p pixels; fit "
             "it again."
         )
-    return Configuration(parse_config(raw, shape[1], size, stored.source), {_NAME: raw})
+    return Configuration(parse_config(raw, shape[1], size, parts.source), {_NAME: raw})
 
 
 def _spec(config: LatentRGBConfig, network: str) -> NetworkSpec:

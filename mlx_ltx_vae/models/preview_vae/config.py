@@ -103,7 +103,7 @@ class FrameLayerSpec(LayerSpec):
         return cached + waiting * self.skip_channels * machine.itemsize
 
     def work_bytes(self, step: Step) -> int:
-        itemsize, seen, positions = step.machine.itemsize, self.seen(step), math.prod(step.grid)
+        itemsize, seen, positions = step.machine.itemsize, self.positions_in_view(step), math.prod(step.grid)
         out_channels = self.weights[0][1][0]
         results = positions // math.prod(self.down) * (4 if self.is_upsampled else 1)
         time, height, width = step.grid

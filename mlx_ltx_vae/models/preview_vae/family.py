@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ...errors import CheckpointError
-from ..base import NETWORKS, Configuration, Family, Found, Network, Statistics, Stored
+from ..base import NETWORKS, CheckpointParts, Configuration, Family, Network, NetworkTensors, Statistics
 from ..specs import Shapes
 from ..stored import only, read_config, whole, word
 from .config import (
@@ -37,9 +37,9 @@ _LAST = {"encoder": "layers.17.weight", "decoder": "layers.22.weight"}
 _NUMBERED = re.compile(r"(layers\.)?\d+\.")
 
 
-def find(shapes: Shapes) -> Found:
+def find(shapes: Shapes) -> NetworkTensors:
     """Networks whose tensors are numbered: `decoder.3.conv.0.weight`, or `decoder.layers.3...` if converted."""
-    return Found({network: names for network in NETWORKS if (names := _find_network(shapes, network))})
+    return NetworkTensors({network: names for network in NETWORKS if (names := _find_network(shapes, network))})
 
 
 def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
@@ -58,7 +58,9 @@ def choose_config(contents: Iterable[object]) -> Mapping[str, Any] | None:
     return next((each for each in contents if isinstance(each, Mapping) and each.get("_class_name") == _CLASS), None)
 
 
-def configure(stated: Mapping[str, Any] | PreviewConfig | None, stored: Stored) -> Configuration[PreviewConfig]:
+def configure(
+    stated: Mapping[str, Any] | PreviewConfig | None, stored: CheckpointParts
+) -> Configuration[PreviewConfig]:
     """Infer the widths from the tensors. The channels of the latents are LTX's, unless others are stated."""
     if isinstance(stated, PreviewConfig):
         return Configuration(stated, {})
@@ -74,7 +76,7 @@ def configure(stated: Mapping[str, Any] | PreviewConfig | None, stored: Stored) 
     return Configuration(config, raw)
 
 
-def _check_shapes(stored: Stored, channels: int) -> None:
+def _check_shapes(stored: CheckpointParts, channels: int) -> None:
     """Refuse a tiny autoencoder of another model, by the channels of its latents and the size of its patches."""
     for network, shapes in stored.networks.items():
         of_latents = (_FIRST[network], -1) if network == "decoder" else (_LAST[network], 0)

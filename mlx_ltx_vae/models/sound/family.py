@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import CheckpointError
-from ..base import NETWORKS, Configuration, Family, Found, Network, Statistics, Stored
+from ..base import NETWORKS, CheckpointParts, Configuration, Family, Network, NetworkTensors, Statistics
 from ..specs import NetworkSpec, Shapes
 from ..stored import find_statistics
 from .config import LTX_2, LTX_2_3, AudioConfig, VocoderConfig, ltx_2, ltx_2_3, parse_config
@@ -84,12 +84,12 @@ _EXTENSION_KEYS = {
 _MAX_KERNEL = 32
 
 
-def find(shapes: Shapes) -> Found:
+def find(shapes: Shapes) -> NetworkTensors:
     """The `find` of the family: encoder, decoder and vocoder, and the statistics of the latents."""
     networks = {network: names for network in NETWORKS if (names := _find_network(shapes, network))}
     if vocoder := _find_vocoder(shapes):
         networks["vocoder"] = vocoder
-    return Found(networks, find_statistics(shapes, _ROOTS, _MEAN_NAMES, _STD_NAMES))
+    return NetworkTensors(networks, find_statistics(shapes, _ROOTS, _MEAN_NAMES, _STD_NAMES))
 
 
 def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
@@ -152,7 +152,7 @@ def choose_config(contents: Iterable[object]) -> Mapping[str, Any] | None:
     return stated or None
 
 
-def configure(stated: Mapping[str, Any] | AudioConfig | None, stored: Stored) -> Configuration[AudioConfig]:
+def configure(stated: Mapping[str, Any] | AudioConfig | None, stored: CheckpointParts) -> Configuration[AudioConfig]:
     """The `configure` of the family: what is not stated is inferred from the tensors."""
     if isinstance(stated, AudioConfig):
         return Configuration(stated, {})

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ...errors import CheckpointError
-from ..base import NETWORKS, Configuration, Family, Found, Network, Statistics, Stored
+from ..base import NETWORKS, CheckpointParts, Configuration, Family, Network, NetworkTensors, Statistics
 from ..convolution.rules import ConvRule, choose
 from ..specs import Shapes
 from ..stored import STATISTICS_PREFIXES, find_statistics, plain_name
@@ -57,10 +57,10 @@ _NESTED_KEYS = {
 _USUAL_LATENTS = (16, 16, 24)  # of 121 frames of 768x512
 
 
-def find(shapes: Shapes) -> Found:
+def find(shapes: Shapes) -> NetworkTensors:
     """The `find` of the family."""
     networks = {network: names for network in NETWORKS if (names := _find_network(shapes, network))}
-    return Found(networks, _find_statistics(shapes))
+    return NetworkTensors(networks, _find_statistics(shapes))
 
 
 def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
@@ -112,7 +112,7 @@ def choose_config(contents: Iterable[object]) -> dict[str, Any] | None:
     return parts or None
 
 
-def configure(stated: Mapping[str, Any] | VAEConfig | None, stored: Stored) -> Configuration[VAEConfig]:
+def configure(stated: Mapping[str, Any] | VAEConfig | None, stored: CheckpointParts) -> Configuration[VAEConfig]:
     """Names and configurations of diffusers and of pruned decoders are translated to the original's."""
     source, networks = stored.source, stored.networks
     translation = None
@@ -143,7 +143,7 @@ def configure(stated: Mapping[str, Any] | VAEConfig | None, stored: Stored) -> C
     # diffusers not. And they decide the widths of the networks that are wanted.
     implied: dict[str, Any] = {"timestep_conditioning": _TIMESTEP_TENSOR in translated.get("decoder", {})}
     implied |= _ends(translated)
-    wanted = {name: translated[name] for name in stored.wanted if name in translated}
+    wanted = {name: translated[name] for name in stored.requested_networks if name in translated}
     return Configuration(parse_vae_config({**implied, **raw}, source, wanted), raw, names)
 
 
