@@ -32,7 +32,7 @@ from ..streaming.context import StreamContext
 from ..tiling.layout import Interval
 from ..units import Rate, parse_fps
 from ..video import add_metadata, check_output, check_output_options, open_sink, output_files
-from ..video.frame_format import FrameFormat, common_format
+from ..video.frame_format import FrameFormat, FrameOutput, common_format
 from ..video.sink import SinkOptions
 from .frames import (
     FrameBuffer,
@@ -110,7 +110,11 @@ def check_options(function: str, options: Mapping[str, object], known: type = De
 
 
 class DecodeStream(ChunkStream[FrameChunk]):
-    """The chunks of one decode of a video, in order. `num_frames` counts the frames of all chunks; None if unknown."""
+    """Chunks of one decode of a video, in order.
+
+    `num_frames` counts the frames of all chunks, or is `None` if that is unknown. `outputs` are what the consumer makes
+    of the frames: what it adds before the first chunk counts in plans that are made then.
+    """
 
     def __init__(
         self,
@@ -118,9 +122,11 @@ class DecodeStream(ChunkStream[FrameChunk]):
         cancelled: threading.Event,
         bands: Sequence[RowBands],
         num_frames: int | None = None,
+        outputs: list[FrameOutput] | None = None,
     ) -> None:
         super().__init__(chunks, cancelled, bands)
         self.num_frames = num_frames
+        self.outputs = [] if outputs is None else outputs
 
 
 @dataclass(frozen=True)
@@ -137,6 +143,7 @@ class DecodePipeline:
     group: mx.distributed.Group | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
     bands: list[RowBands] = field(default_factory=list)  # the run's bands, if it has any, once it is made
+    outputs: list[FrameOutput] = field(default_factory=list)  # of the consumer, if it has named them
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", {**_DEFAULTS, **self.options})
@@ -193,7 +200,9 @@ class DecodePipeline:
             video = {"size": plan.frame_size, "num_frames": plan.num_frames}
             for file, options in files.items():
                 check_output(file, fps=fps, options=options, **video)
-        with arrays_released(), replace(self, format=levels).stream(latents, plan) as stream:
+        pipeline = replace(self, format=levels, outputs=list(outputs))
+        with arrays_released(), pipeline.stream(latents, plan) as stream:
+            stream.outputs[:] = outputs
             chunks: Iterable[FrameChunk] = stream
             batch = plan.latent_shape.batch if plan else 1
             if not video:
@@ -234,6 +243,10 @@ class DecodePipeline:
             raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
         return plan
 
+    def plan_for_outputs(self, shape: Sequence[int], **options: Any) -> DecodePlan:
+        """Plan a decode for what the consumer makes of its frames, as far as it has said."""
+        return self.make_plan(shape, **options, **({"outputs": tuple(self.outputs)} if self.outputs else {}))
+
     def stream(self, latents: Any, plan: DecodePlan | None) -> DecodeStream:
         """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily."""
         check_process()
@@ -261,10 +274,11 @@ class DecodePipeline:
             if plan is not None:
                 _check_arriving(plan)
             chunks = pipeline._decode_arriving(given, plan)
-        return DecodeStream(chunks, self.cancelled, self.bands)
+        return DecodeStream(chunks, self.cancelled, self.bands, outputs=self.outputs)
 
     def _decode_whole(self, latents: Latents, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
-        plan, shape, keyframes = plan or self.make_plan(latents.shape), tuple(latents.shape), self.options["keyframes"]
+        plan, shape = plan or self.plan_for_outputs(latents.shape), tuple(latents.shape)
+        keyframes = self.options["keyframes"]
         if plan.whole_shape != shape:
             raise PlanError(f"the plan was made for latents of shape {tuple(plan.whole_shape)}; these are {shape}.")
         if plan.keyframes != (numbers := frame_numbers(keyframes)):
@@ -275,7 +289,7 @@ class DecodePipeline:
             if padded := pad_as_noise(self.decoder.spec, latents, keyframes, self.options["noise"]):
                 options: DecodeOptions = {**self.options, "keyframes": padded.keyframes}
                 run = replace(self, options=options, format=self.format or plan.format)
-                return padded.crop(run._decode_whole(padded.latents, self.make_plan(padded.latents.shape)))
+                return padded.crop(run._decode_whole(padded.latents, self.plan_for_outputs(padded.latents.shape)))
         interval = plan.excerpt.latents if plan.excerpt else None
         if not isinstance(latents, (mx.array, np.ndarray)):
             check_values(latents, interval)
@@ -299,7 +313,7 @@ class DecodePipeline:
         check_part(first, getattr(first, "shape", ()))
         if plan is None:
             order = "time" if self.decoder.spec.takes_least_memory else "auto"
-            plan = self.make_plan((*first.shape[:2], LONG_CLIP, *first.shape[3:]), order=order)
+            plan = self.plan_for_outputs((*first.shape[:2], LONG_CLIP, *first.shape[3:]), order=order)
             _check_arriving(plan)
         del first  # its buffer is free when it is decoded
         spec = self.decoder.spec

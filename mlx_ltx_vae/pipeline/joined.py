@@ -201,7 +201,7 @@ def stream_joined(
         "frames", Axis.TIME, _linear, longest=FRAMES_PER_CONVERSION, check=FrameChunk.check
     )
     parts = _decode_parts(pipeline, given, film, frames)
-    return DecodeStream(joined.join(parts), pipeline.cancelled, pipeline.bands, num_frames)
+    return DecodeStream(joined.join(parts), pipeline.cancelled, pipeline.bands, num_frames, pipeline.outputs)
 
 
 def _check_whole(film: Film, frames: tuple[int, int] | None) -> None:
@@ -252,7 +252,7 @@ def _decode_parts(
         if wanted is not None:
             key = shape, wanted, frame_numbers(keyframes)
             if key not in plans:
-                plan = partial(pipeline.make_plan, shape, keyframes=key[2], held_frames=blend)
+                plan = partial(pipeline.plan_for_outputs, shape, keyframes=key[2], held_frames=blend)
                 plans[key] = plan_window(plan, wanted, spec.out_grid(shape.grid)[0])
             options: DecodeOptions = {
                 **pipeline.options,

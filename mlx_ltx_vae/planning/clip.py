@@ -125,6 +125,7 @@ _ENCODE_CHUNK = 8  # frames, rounded to a multiple of the time scale
 # Copies of a piece of frames that are made of its parts: joined, with some of the next one, and their magnitudes; or in
 # float32, of levels.
 _MADE_COPIES, _MADE_OF_LEVELS = 2.5, 2.3
+_CROSSFADE_MARGIN = 1.05
 _CONVERSION_COPIES = 3  # in float32, of frames that are converted: in [-1, 1], what a step is given, and returns
 
 
@@ -257,19 +258,40 @@ class Clip:
         return (latent, pixels) if self.is_decode else (pixels, latent)
 
 
+def _frames_of_chunk(clip: Clip, layout: TileLayout | None, run: StreamRun, chunk: int) -> int:
+    """Return the number of frames of the largest chunk that a decode yields."""
+    if layout is not None and not layout.is_streamed:
+        return max(layout.time.blended(is_decode=True).final())
+    if run.axis is not Axis.TIME:
+        return min(FRAMES_PER_CONVERSION, clip.video[0])
+    if run.steps is None:
+        return clip.spec.out_grid(clip.grid)[0]
+    *_, lengths = layer_pieces(clip.spec, clip.grid, replace(run, pieces=clip.pieces(clip.grid[0], chunk)))
+    return max(lengths)
+
+
+def with_crossfade(memory: Memory, clip: Clip, layout: TileLayout | None, run: StreamRun, chunk: int) -> Memory:
+    """Add what the crossfade of a window of a film with the one before takes, between two steps of the network."""
+    if not clip.held_frames:
+        return memory
+    itemsize, num_frames = run.machine.itemsize, _frames_of_chunk(clip, layout, run, chunk)
+    blended = min(FRAMES_PER_CONVERSION, clip.held_frames, num_frames)
+    # Frames of both windows in float32, of which one becomes their sum, and the sum in the network's dtype.
+    value_bytes = 2 * FLOAT32_BYTES + (0 if itemsize == FLOAT32_BYTES else itemsize)
+    # The chunk that is blended, and the one before, which the consumer has.
+    crossfade = math.ceil(_CROSSFADE_MARGIN * clip.out_frame * (blended * value_bytes + 2 * num_frames * itemsize))
+    made = num_frames * clip.out_frame * sum(output.format.dtype.itemsize for output in set(clip.outputs))
+    in_flight = memory.work * run.prefetch // (1 + run.prefetch)
+    # By rows and columns, frames are read from the disk when the network's caches are gone.
+    freed = 0 if run.axis is Axis.TIME else memory.caches
+    return replace(memory, work=max(memory.work, in_flight + crossfade + 2 * made - freed))
+
+
 def with_conversions(memory: Memory, clip: Clip, layout: TileLayout | None, run: StreamRun, chunk: int) -> Memory:
     """With what a consumer of floats takes that converts them to all outputs, between two steps of the network."""
     if not clip.outputs or clip.format is not None:
         return memory
-    if layout is not None and not layout.is_streamed:
-        num_frames = max(layout.time.blended(is_decode=True).final())
-    elif run.axis is not Axis.TIME:
-        num_frames = min(FRAMES_PER_CONVERSION, clip.video[0])
-    elif run.steps is None:
-        num_frames, _, _ = clip.spec.out_grid(clip.grid)
-    else:
-        *_, lengths = layer_pieces(clip.spec, clip.grid, replace(run, pieces=clip.pieces(clip.grid[0], chunk)))
-        num_frames = max(lengths)
+    num_frames = _frames_of_chunk(clip, layout, run, chunk)
     position, channels = clip.out_frame // clip.spec.out_channels, clip.spec.out_channels
     some = min(num_frames, FRAMES_PER_CONVERSION)
     pixel = max((step.pixel_bytes for output in clip.outputs for step in output.steps), default=0)

@@ -15,7 +15,7 @@ from ..tiling.config import TilingConfig
 from ..tiling.layout import Interval, tile_batches
 from ..units import MB, format_bytes, parse_bytes
 from ..video.frame_format import FrameOutput
-from .clip import Clip, first_output_work, make_excerpt, needed, with_conversions
+from .clip import Clip, first_output_work, make_excerpt, needed, with_conversions, with_crossfade
 from .memory import (
     FRAMES_PER_CONVERSION,
     Memory,
@@ -474,7 +474,8 @@ class _Planner:
         if clip.is_decode:
             more |= {"denoising_steps": spec.denoising_steps, "keyframes": spec.keyframes}
             more |= {"outputs": clip.outputs, "held_frames": clip.held_frames}
-        memory = self._with_others(with_conversions(memory, clip, more.get("layout"), run, chunk))
+        frames_of = clip, more.get("layout"), run, chunk
+        memory = self._with_others(with_conversions(with_crossfade(memory, *frames_of), *frames_of))
         is_early = mode is not Mode.SINGLE and order is Order.TIME  # output is final before the end
         return kind(
             mode=mode,
