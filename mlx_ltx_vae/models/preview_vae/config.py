@@ -155,12 +155,12 @@ def decoder_spec(config: PreviewConfig) -> NetworkSpec:
         raise CheckpointError("this tiny autoencoder has no decoder.")
     widths = config.decoder_widths
     layers: list[LayerSpec] = [_conv("layers.1", config.latent_channels, widths[0])]
-    for level, first in enumerate(LEVELS):
+    for level, start in enumerate(LEVELS):
         width, next_width = widths[level : level + 2]
-        for index in range(first, first + BLOCKS):
+        for index in range(start, start + BLOCKS):
             layers += _memory_block(f"layers.{index}", width, config.group_width)
-        layers.append(_growth(f"layers.{first + 4}", width, grows, is_last=level == len(LEVELS) - 1))
-        spec = _conv(f"layers.{first + 5}", width, next_width, has_bias=False)
+        layers.append(_growth(f"layers.{start + 4}", width, grows, is_last=level == len(LEVELS) - 1))
+        spec = _conv(f"layers.{start + 5}", width, next_width, has_bias=False)
         layers.append(replace(spec, up=(1, 2, 2), is_upsampled=True) if upsamples else spec)
     to_colors = _conv(f"layers.{_LAST_DECODER_LAYER}", widths[-1], _COLORS)
     layers.append(replace(to_colors, out_channels=3, up=(1, PATCH, PATCH)))
@@ -178,13 +178,13 @@ def encoder_spec(config: PreviewConfig) -> NetworkSpec:
         LayerSpec("pixel_unshuffle", 3, _COLORS, down=(1, PATCH, PATCH), windows=(_ONE, patch, patch)),
         _conv("layers.0", _COLORS, width),
     ]
-    for first in POOLS:
-        weights = ((f"layers.{first}.conv.weight", (width, 2 * width)),)
+    for start in POOLS:
+        weights = ((f"layers.{start}.conv.weight", (width, 2 * width)),)
         pooled = (WindowSpec(2, 2), _ONE, _ONE)
-        layers.append(FrameLayerSpec(f"layers.{first}", width, width, down=(2, 1, 1), windows=pooled, weights=weights))
-        strided = _conv(f"layers.{first + 1}", width, width, has_bias=False)
+        layers.append(FrameLayerSpec(f"layers.{start}", width, width, down=(2, 1, 1), windows=pooled, weights=weights))
+        strided = _conv(f"layers.{start + 1}", width, width, has_bias=False)
         layers.append(replace(strided, down=(1, 2, 2), windows=(_ONE, _STRIDED, _STRIDED)))
-        for index in range(first + 2, first + 2 + BLOCKS):
+        for index in range(start + 2, start + 2 + BLOCKS):
             layers += _memory_block(f"layers.{index}", width, None)
     layers.append(_conv(f"layers.{_LAST_ENCODER_LAYER}", width, config.latent_channels))
     return NetworkSpec(tuple(layers), stream_axes=(Axis.TIME,), takes_any_length=True)

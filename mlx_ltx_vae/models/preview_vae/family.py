@@ -48,9 +48,9 @@ def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
     if not all(_NUMBERED.match(suffix) for suffix in suffixes):
         return {}
     names = {_STEM + suffix.removeprefix(_STEM): name for suffix, name in suffixes.items()}
-    first = names.get(_FIRST[network])
+    first_weight = names.get(_FIRST[network])
     has_blocks = f"{_STEM}{LEVELS[0] + 1}.conv.0.weight" in names
-    return names if first is not None and len(shapes[first]) == 4 and has_blocks else {}
+    return names if first_weight is not None and len(shapes[first_weight]) == 4 and has_blocks else {}
 
 
 def choose_config(contents: Iterable[object]) -> Mapping[str, Any] | None:
@@ -89,7 +89,7 @@ def _check_shapes(stored: Stored, channels: int) -> None:
 
 
 def _decoder_widths(shapes: Shapes, source: str) -> tuple[int, int, int, int]:
-    names = [_FIRST["decoder"], *(f"{_STEM}{first + 5}.weight" for first in LEVELS)]
+    names = [_FIRST["decoder"], *(f"{_STEM}{start + 5}.weight" for start in LEVELS)]
     n0, n1, n2, n3 = (_extent(shapes, name, 0) for name in names)
     if n0 is None or n1 is None or n2 is None or n3 is None:
         missing = next(name for name in names if name not in shapes).removeprefix(_STEM)

@@ -218,9 +218,9 @@ class PreviewDecoder(Decoder):
         specs = {layer.name: cast(FrameLayerSpec, layer) for layer in self.spec.layers}
         block = MemoryBlock if config.group_width is None else GroupedMemoryBlock
         kinds: dict[int, Callable[..., nn.Module]] = {1: FrameConv, LEVELS[-1] + 7: _to_colors}
-        for first in LEVELS:
-            kinds |= dict.fromkeys(range(first, first + BLOCKS), block)
-            kinds |= {first + 4: Growth, first + 5: FrameConv}
+        for start in LEVELS:
+            kinds |= dict.fromkeys(range(start, start + BLOCKS), block)
+            kinds |= {start + 4: Growth, start + 5: FrameConv}
         self.layers = _make_layers(kinds, specs) if layers is None else layers
         self._config = config
 
@@ -255,9 +255,9 @@ class PreviewEncoder(Encoder):
         super().__init__(encoder_spec(config))
         specs = {layer.name: cast(FrameLayerSpec, layer) for layer in self.spec.layers}
         kinds: dict[int, Callable[..., nn.Module]] = {0: FrameConv, POOLS[-1] + 5: FrameConv}
-        for first in POOLS:
-            kinds |= {first: Pool, first + 1: FrameConv}
-            kinds |= dict.fromkeys(range(first + 2, first + 2 + BLOCKS), MemoryBlock)
+        for start in POOLS:
+            kinds |= {start: Pool, start + 1: FrameConv}
+            kinds |= dict.fromkeys(range(start + 2, start + 2 + BLOCKS), MemoryBlock)
         self.layers = _make_layers(kinds, specs)
 
     def stages(self, context: StreamContext) -> list[Stage]:

@@ -489,14 +489,14 @@ def _transposed(name: str, width: int, rate: int, kernel: int) -> TransposedSpec
 
 
 def _branches(config: GeneratorConfig, prefix: str, stage: int, width: int) -> BranchesSpec:
-    first = stage * len(config.block_kernels)
+    start = stage * len(config.block_kernels)
     chains = tuple(
-        block_layers(config, f"{prefix}resblocks.{first + index}", width, kernel, dilations)
+        block_layers(config, f"{prefix}resblocks.{start + index}", width, kernel, dilations)
         for index, (kernel, dilations) in enumerate(zip(config.block_kernels, config.dilations, strict=True))
     )
     side = max(map(_reach, chains))
     return BranchesSpec(
-        f"{prefix}resblocks.{first}",
+        f"{prefix}resblocks.{start}",
         width,
         width,
         windows=(WindowSpec(2 * side + 1, 1, side, side), _ALONE, _ALONE),

@@ -245,13 +245,13 @@ class _Entry(NamedTuple):
         return int(factor) if factor == int(factor) else factor
 
     @property
-    def is_stated(self) -> bool:
+    def lists_width(self) -> bool:
         """Return whether the list says how the width changes. Lists of pruned networks leave it out."""
         return self.meaning.type is not RES_CHANGE or bool(self.options["multiplier"] or self.options["out_channels"])
 
     @property
     def is_exact(self) -> bool:
-        return self.is_stated and isinstance(self.factor, int)
+        return self.lists_width and isinstance(self.factor, int)
 
     def out_width(self, network: str, width: int) -> int:
         """Return the width after the block, according to the list."""
@@ -336,7 +336,7 @@ def _stored_widths(
             width = _stored_width(network, weight, entry.name, source, shapes)
         expected = entry.out_width(network, width)
         tolerance = 0 if entry.is_exact else _FRACTION_TOLERANCE * expected
-        if entry.is_stated and abs(expected - widths[0]) > tolerance:
+        if entry.lists_width and abs(expected - widths[0]) > tolerance:
             raise CheckpointError(
                 f"{source}: the block {network}.{entry.path} ({entry.name}) of its configuration makes {expected} "
                 f"channels of {width}, but the tensor {network}.{next_weight} takes {widths[0]}; use the configuration "
