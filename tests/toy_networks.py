@@ -86,7 +86,7 @@ class MemoryDecoder(Toy):
             pairs = mx.concatenate([frames[:, 1:], frames[:, :-1]], axis=-1)
             batch, time = pairs.shape[:2]
             result = mx.conv2d(pairs.flatten(0, 1), self.weights[spec.name], padding=padding[1:])
-            return mx.maximum(mx.unflatten(result, 0, (batch, time)) + view.own(context.axis), 0)
+            return mx.maximum(mx.unflatten(result, 0, (batch, time)) + view.at_outputs(context.axis), 0)
 
         return Stage(step, window)
 
@@ -170,7 +170,7 @@ class ContextDecoder(Toy):
                 return None
             own, given = (self.weights[f"{kind}_{index % BLOCKS}"].T for kind in ("own", "given"))
             waited = delay.take(view.output, view.num_outputs, reader=index)
-            return view.own(context.axis) + mx.tanh(box_mean(view, spec, context) @ own + waited @ given)
+            return view.at_outputs(context.axis) + mx.tanh(box_mean(view, spec, context) @ own + waited @ given)
 
         return Stage(step, window, delay)
 

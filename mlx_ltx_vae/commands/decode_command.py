@@ -59,7 +59,7 @@ from .jobs import (
 from .options import choose_frames, chosen_steps, pick, take
 from .published_plan import print_published_plan, wants_published_plan, with_preset
 from .running import run_command, write_line
-from .sound import FilmSoundTask, FoundSound, SoundSettings, SoundTask, find_film_sound, find_sound
+from .sound import ClipSound, FilmSoundTask, SoundSettings, SoundTask, find_film_sound, find_sound
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -162,7 +162,7 @@ def run_decode(
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
         sinks = _choose_hdr_frames(arguments, sinks, is_exr=is_exr)
         if pattern and not alone:
-            may_have_sound = sound and not audio and (sound.is_wanted or sinks.audio_codec)
+            may_have_sound = sound and not audio and (sound.is_required or sinks.audio_codec)
             checked = replace(sinks, audio=(), sample_rate=1) if may_have_sound else sinks
             for file, options in output_files(pattern, checked).items():
                 check_output_options(file, options, fps=arguments.fps)
@@ -458,17 +458,17 @@ class DecodeTask(Task):
             sent += stream.sent_bytes
         return frames, seconds, first, sent, is_one_color, new_names
 
-    def _find_sound(self) -> FoundSound | None:
+    def _find_sound(self) -> ClipSound | None:
         """The sound of the video, unless a file has it, or the output takes none."""
         job, output = self._job, self._item.output or "out.mp4"
         sound = job.sound
         if job.sinks.audio is not None or sound is None:
             return None
-        if not sound.is_wanted and not takes_sound(output, output_files(output, job.sinks)[output]):
+        if not sound.is_required and not takes_sound(output, output_files(output, job.sinks)[output]):
             return None
         return self._find_latents_of(sound)
 
-    def _find_latents_of(self, sound: SoundSettings) -> FoundSound | None:
+    def _find_latents_of(self, sound: SoundSettings) -> ClipSound | None:
         return find_sound(sound, self._file)
 
     def _sound_files(self) -> list[str | os.PathLike]:
@@ -612,7 +612,7 @@ class FilmTask(DecodeTask):
     def _excerpt(self) -> tuple[int, int] | None:
         return self._choose_frames(self._film.num_frames)
 
-    def _find_latents_of(self, sound: SoundSettings) -> FoundSound | None:
+    def _find_latents_of(self, sound: SoundSettings) -> ClipSound | None:
         return find_film_sound(
             sound,
             [partial(self._open_window, window) for window in self._windows],

@@ -24,13 +24,13 @@ from ..integrations.apps import APPS
 from ..startup import is_command, release_process
 from .cli import CommandParser
 
-_SHEBANG_LINES = 3  # an interpreter with a long path follows a line of /bin/sh
-_BEGINNING = 4096
+_SHEBANG_LINES = 3  # an interpreter with a long path is in a line after #!/bin/sh
+_START_BYTES = 4096
 _ARCHIVES = (".pyz", ".zip")
 
 
 class Main(NamedTuple):
-    """The main module of a program: its code, its file, and its spec, which scripts do not have."""
+    """Main module of a program: its code, its file, and its spec, which scripts do not have."""
 
     code: CodeType
     file: str
@@ -38,7 +38,7 @@ class Main(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A program to run: `load` finds its main module, with the `folder` first in `sys.path`; `name` is `argv[0]`."""
+    """Program to run: `load` finds its main module, with the `folder` first in `sys.path`; `name` is `argv[0]`."""
 
     name: str
     folder: str
@@ -46,7 +46,7 @@ class Program(NamedTuple):
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
-    """Run the command; returns the exit code, which is the program's."""
+    """Run the command, and return the exit code of the program."""
     try:
         return run_program(arguments)
     except LTXVAEError as error:
@@ -57,25 +57,25 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
 
 
 def run_program(arguments: argparse.Namespace) -> int:
-    """Run the program of a command line. An exception of the program is the caller's."""
-    program, others = find_program(arguments.program)
+    """Run the program of a command line, and return its exit code. Exceptions of the program are raised."""
+    program, program_arguments = find_program(arguments.program)
     code: object = None
     with ExitStack() as stack:
         installed = stack.enter_context(
             install(memory_budget=arguments.memory_budget, save_latents=arguments.save_latents)
         )
-        stack.enter_context(_as_started(program, others))
-        if is_command():  # threads of the program, and what it has registered for the exit, find all in place
+        stack.enter_context(_as_started(program, program_arguments))
+        if is_command():  # threads of the program and its exit handlers still need the replaced decoders
             atexit.register(stack.pop_all().close)
         release_process()
         try:
             _execute(program.load())
-        except SystemExit as ended:
-            code = ended.code
+        except SystemExit as exit_request:
+            code = exit_request.code
         if not installed.replaced and not installed.moved:
-            known = ", ".join(APPS)
+            app_names = ", ".join(APPS)
             name = one_line(program.name)
-            sys.stderr.write(f"mlx_ltx_vae: {name} imported no decoder that is known ({known}).\n")
+            sys.stderr.write(f"mlx_ltx_vae: {name} imported no decoder that is known ({app_names}).\n")
     if code is None or isinstance(code, int):
         return code or 0
     sys.stderr.write(f"{code}\n")
@@ -83,7 +83,7 @@ def run_program(arguments: argparse.Namespace) -> int:
 
 
 def find_program(words: list[str]) -> tuple[Program, list[str]]:
-    """The program that a command line begins with, and its arguments. A `LTXVAEError` for what is no Python program."""
+    """Return the program and its arguments of a command line; raise an `LTXVAEError` if it is not Python."""
     name, *arguments = words
     if name == "-m":
         module, *arguments = arguments
@@ -98,7 +98,7 @@ def find_program(words: list[str]) -> tuple[Program, list[str]]:
 
 
 def _load_module(name: str) -> Main:
-    """The main module that `python -m NAME` runs."""
+    """Return the main module that `python -m NAME` runs."""
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -115,7 +115,7 @@ def _load_module(name: str) -> Main:
 
 
 def _load_archive(path: str) -> Main:
-    """The main module of a folder or a zip file."""
+    """Return the main module of a folder or a zip file."""
     finder: Any = pkgutil.get_importer(path)
     return _load_spec(finder and finder.find_spec("__main__"), f"{path}: has no __main__.py; give another program.")
 
@@ -146,15 +146,15 @@ def _execute(main: Main) -> None:
 
 
 def _find_command(name: str) -> Path:
-    """An installed command: of this Python environment first, which need not be on the PATH."""
-    beside = os.path.dirname(sys.executable)
-    found = shutil.which(name, path=os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]))
-    if found is None:
+    """Find an installed command, first in this Python environment, which may not be on the PATH."""
+    folder = os.path.dirname(sys.executable)
+    command_path = shutil.which(name, path=os.pathsep.join([folder, os.environ.get("PATH", os.defpath)]))
+    if command_path is None:
         raise LTXVAEError(
             f"{name}: is neither a script nor a command on the PATH; give the path of a script, -m MODULE, or the name "
             "of an installed command."
         )
-    return Path(found)
+    return Path(command_path)
 
 
 def _check_program(path: Path, name: str) -> None:
@@ -163,15 +163,15 @@ def _check_program(path: Path, name: str) -> None:
         return
     try:
         with path.open("rb") as file:
-            beginning = b"\n".join(file.read(_BEGINNING).split(b"\n")[:_SHEBANG_LINES])
+            first_lines = b"\n".join(file.read(_START_BYTES).split(b"\n")[:_SHEBANG_LINES])
     except OSError as error:
         raise LTXVAEError(f"{path}: cannot be read ({error.strerror}); give another program.") from error
-    if b"\0" in beginning or (beginning.startswith(b"#!") and b"python" not in beginning):
+    if b"\0" in first_lines or (first_lines.startswith(b"#!") and b"python" not in first_lines):
         raise LTXVAEError(
             f"{path}: is not a Python program; give the script or the module that it starts: run -- -m MODULE."
         )
-    own = re.search(rb"(/\S*?)/python[0-9.]*\b", beginning)
-    folder = own and os.fsdecode(own[1])
+    interpreter = re.search(rb"(/\S*?)/python[0-9.]*\b", first_lines)
+    folder = interpreter and os.fsdecode(interpreter[1])
     if folder and os.path.realpath(folder) != os.path.realpath(os.path.dirname(sys.executable)):
         raise LTXVAEError(
             f"{path}: belongs to another Python environment ({folder}); install mlx_ltx_vae there, and run "
@@ -181,7 +181,7 @@ def _check_program(path: Path, name: str) -> None:
 
 @contextmanager
 def _as_started(program: Program, arguments: list[str]) -> Iterator[None]:
-    """Let `sys.argv` and `sys.path` be as Python sets them for a program. They and `__main__` are given back."""
+    """Set `sys.argv` and `sys.path` as Python does for a program, and restore them and `__main__` at the end."""
     argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     sys.argv = [program.name, *arguments]
     if not getattr(sys.flags, "safe_path", False):  # else Python adds no folder

@@ -35,10 +35,10 @@ from .cli import BROKEN_PIPE, describe_output_error, finish_output, leave_it_to_
 def run_command(
     command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace, *, computes: bool = False
 ) -> int:
-    """Run a command, which `computes` if it runs a network in this process, and return its exit code.
+    """Run a command and return its exit code. `computes` is True if it runs a network in this process.
 
     0: done. 1: failed, with one line on standard error. 130, 143, 129, 131: ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT.
-    (`CommandParser` exits with 2.) Each warning is one line on standard error.
+    (`CommandParser` exits with 2.) A warning is one line on standard error.
     """
     # MLX asks for this before Python shuts down; some versions are reported to abort at exit (134) without it.
     atexit.unregister(mx.clear_streams)
@@ -56,7 +56,7 @@ def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Name
     try:
         if computes and is_cpu():
             delay_signals(compiler_search())
-        # After the block signals are ignored, so that an error is the only line.
+        # Signals are ignored after this block, so that an error is the only line.
         with explained_device_errors(), ended_by_signals(_is_silent), warnings.catch_warnings(), speaking_of_options():
             warnings.showwarning = _show_warning
             if computes and not rank_if_launched() and has_reference_blas():
@@ -65,10 +65,10 @@ def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Name
                     "libopenblas0-pthread (Debian, Ubuntu) and start the command with LD_PRELOAD=libopenblas.so.0."
                 )
             command(arguments)
-    except KeyboardInterrupt:  # where another program calls the command's function
+    except KeyboardInterrupt:  # if another program calls the command's function
         _print_error("interrupted\n")
         return 130
-    except (BrokenPipeError, OutputClosed):  # of standard output: ffmpeg's have become errors that name the file
+    except (BrokenPipeError, OutputClosed):  # of standard output; errors of ffmpeg's pipes name a file instead
         return BROKEN_PIPE
     except Exception as error:  # every failure becomes one line and an exit code
         if arguments.debug:
@@ -79,19 +79,19 @@ def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Name
 
 
 def _print_error(text: str) -> None:
-    with suppress(OSError):  # nobody can be told then, but by the exit code
+    with suppress(OSError):  # only the exit code can report the error then
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 def _is_silent(number: signal.Signals) -> bool:
-    """Return whether others report the end by a signal: of several ranks, the launcher ends all when one has failed."""
+    """Return whether another rank reports the end by a signal: the launcher ends all ranks when one has failed."""
     rank = rank_if_launched()
     return rank is not None and (rank > 0 or number is not signal.SIGINT)
 
 
 def _describe_for_rank(error: Exception) -> str:
-    """An error in one line. If it may be for the first rank to report, this returns only if that rank does not."""
+    """Return an error in one line. If the first rank may report it, this returns only if that rank does not."""
     rank = rank_if_launched()
     if rank is None:
         return describe_error(error)
@@ -106,12 +106,12 @@ def _describe_for_rank(error: Exception) -> str:
 
 
 def print_report(report: object, file: TextIO | None = None) -> None:
-    """Print a text of several lines, each `printable`. Names in it must be so before: they may have line breaks."""
+    """Print a text of several lines, made `printable`. Names in it must be so before: they may have line breaks."""
     print(_escape_lines(report), file=file)
 
 
 def print_traceback(error: Exception) -> None:
-    """Print the traceback as Python does, but `printable`."""
+    """Print the traceback as Python does, made `printable`."""
     _print_error(_escape_lines("".join(traceback.format_exception(error))))
 
 
@@ -120,7 +120,7 @@ def _escape_lines(text: object) -> str:
 
 
 def write_line(text: str, file: TextIO) -> None:
-    """Print a line at once, `printable`, also into a file, and keep a progress bar intact."""
+    """Print a line, made `printable`, without delay, and keep a progress bar intact."""
     try:
         Bar.write(printable(text), file=file)
         file.flush()

@@ -1,4 +1,4 @@
-"""The sound of a decode: which latents, which networks, and their plan."""
+"""Sound of a decode: its latents, networks and plan."""
 
 import os
 import time
@@ -32,38 +32,38 @@ from .jobs import Item, Job, Task, agree_on_film, name_outputs
 
 @dataclass(frozen=True)
 class SoundSettings:
-    """Settings of the sound. `audio_model` and `audio_latents` are None to use the files at hand."""
+    """Settings of the sound. If `audio_model` or `audio_latents` is `None`, the files of the video are used."""
 
     model: str | None  # the checkpoint of the pictures
     audio_model: str | None
     audio_latents: str | None
-    audio_tensor: str | None  # their name; None for one of the usual ones
+    audio_tensor: str | None  # name of the audio latents; None means a usual name
     unnormalized: bool | None
     dtype: DtypeName | None
-    memory_budget: str | int | None  # of sound alone
+    memory_budget: str | int | None  # if sound is the only output
 
     @property
-    def is_wanted(self) -> bool:
-        """True if missing sound is an error."""
+    def is_required(self) -> bool:
+        """Flag: missing sound is an error."""
         return (self.audio_model, self.audio_latents, self.audio_tensor) != (None, None, None)
 
     def check(self, audio: object, *, is_alone: bool, is_many: bool) -> None:
-        """Refuse what does not go with the `audio` of a file, the sound as the only output, or many inputs."""
+        """Raise an `ItemsError` if an `audio` file, sound as the only output or many inputs contradict them."""
         for name, value in (("audio", audio), ("audio-latents", self.audio_latents)):
             if value and is_many:
                 raise ItemsError(f"--{name} goes with one input; add it to each video on its own")
         if is_alone and is_many:
             raise ItemsError("a .wav file is the sound of one input; decode each on its own")
-        if self.is_wanted and audio:
+        if self.is_required and audio:
             raise ItemsError("--audio is the sound of the video; leave out --audio-model and other options of latents")
 
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
-        """The audio checkpoint, opened once; None if none is given and the video checkpoint has no audio networks."""
+        """Audio checkpoint, opened once. `None` if no file is named and the video checkpoint has no audio networks."""
         return find_sound_decoder(self.audio_model, self.model)
 
     def open(self) -> Checkpoint:
-        """`checkpoint`, except that a missing one is an error."""
+        """Return `checkpoint`; raise a `CheckpointError` if it is `None`."""
         if self.checkpoint is None:
             raise CheckpointError(f"{self.model}: audio latents need an audio VAE; name it with --audio-model.")
         return self.checkpoint
@@ -78,32 +78,32 @@ class SoundSettings:
 
     @cached_property
     def loaded(self) -> AudioVAE:
-        """The networks, loaded once."""
+        """Audio networks, loaded once."""
         return AudioVAE.from_pretrained(self.open(), dtype=self.dtype, encoder=False)
 
 
 def plan_latents(settings: SoundSettings, length: int, machine: Machine, **options: Any) -> DecodePlan:
-    """Plan the sound of so long audio latents, with the options of `plan_decode`."""
+    """Plan the decode of audio latents of this length, with the options of `plan_decode`."""
     machine = replace(machine, itemsize=mx.float32.size)
     return plan_checkpoint(settings.open(), length, machine, dtype=settings.dtype, **options)
 
 
 @dataclass(frozen=True)
-class FoundSound:
-    """The audio latents that go with a latent file."""
+class ClipSound:
+    """Audio latents that belong to a latent file."""
 
     settings: SoundSettings
     file: AudioLatentsFile
 
     @property
     def files(self) -> list[str | os.PathLike]:
-        """All files that are read for it, except the clip's."""
+        """Files that are read for the sound, except the latent file of the video."""
         latents = self.settings.audio_latents
         return [*([latents] if latents else []), *self.settings.open().files]
 
     @property
     def used(self) -> dict[str, str]:
-        """Report of its networks."""
+        """Report of the networks, as in `Checkpoint.used`."""
         return self.settings.open().used("decoder")
 
     @property
@@ -112,7 +112,7 @@ class FoundSound:
 
     @property
     def num_samples(self) -> int:
-        """The number of samples of each video."""
+        """Number of samples of the sound of one video."""
         return self.settings.config.num_samples(self.file.length)
 
     def plan(self, machine: Machine, **options: Any) -> DecodePlan:
@@ -120,7 +120,7 @@ class FoundSound:
         return plan_latents(self.settings, self.file.length, machine, **options)
 
     def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[Plan]:
-        """The possible ones, the fastest first, for some frames of the video; none if these have no sound."""
+        """Return the possible plans for some frames of the video, the fastest first. Without sound, there are none."""
         samples = None
         if frames is not None:
             samples = start, end = to_samples(frames, self.sample_rate, fps, self.num_samples)
@@ -136,7 +136,7 @@ class FoundSound:
         file.read(statistics=self.settings.statistics, unnormalized=self.settings.unnormalized)
 
     def stream(self, index: int, plan: Plan | None) -> Sound:
-        """The sound of the video with this index, as planned; silence without a plan."""
+        """Return the sound of the video with this index. Without a plan, it is silent."""
         if not isinstance(plan, DecodePlan):
             return ()
         vae = self.settings.loaded
@@ -145,12 +145,12 @@ class FoundSound:
 
 
 @dataclass(frozen=True)
-class FilmSound(FoundSound):
-    """The audio latents of the windows of a film; `file` belongs to the first window."""
+class FilmSound(ClipSound):
+    """Audio latents of the windows of a film. `file` belongs to the first window."""
 
     lengths: Sequence[int]  # of the latents of each window
     parts: Sequence[Part]  # of each window
-    samples: tuple[int, int] | None  # of the film; None for all
+    samples: tuple[int, int] | None  # of the film; None means all
     open_window: Callable[[int], AudioLatentsFile]
     machine: Machine
 
@@ -162,11 +162,13 @@ class FilmSound(FoundSound):
         return plan_latents(self.settings, max(self.lengths), machine, **options)
 
     def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[Plan]:
-        wanted = [(own, number) for number, part in enumerate(self.parts) if (own := part.wanted(self.samples))]
-        if not wanted:
+        windows = [
+            (number, samples) for number, part in enumerate(self.parts) if (samples := part.wanted(self.samples))
+        ]
+        if not windows:
             return []
-        own, number = max(wanted, key=lambda each: each[0][1] - each[0][0])
-        return every_chunk(partial(self._plan_window, number, own))
+        number, samples = max(windows, key=lambda window: window[1][1] - window[1][0])
+        return every_chunk(partial(self._plan_window, number, samples))
 
     def check_values(self) -> None:
         for number, part in enumerate(self.parts):
@@ -200,22 +202,22 @@ def find_film_sound(
     fps: Fraction,
     machine: Machine,
 ) -> FilmSound | None:
-    """The sound of a film, as `find_sound`. `files` open its windows, whose last frames are before `ends`.
+    """Return the sound of a film, or `None` as `find_sound`. `files` open its windows, which end before `ends`.
 
-    A `LatentsError` names a window without sound, if the first one has sound.
+    If the first window has sound, and another has none, a `LatentsError` names it.
     """
     first = find_sound(settings, files[0]())
     if first is None:
         return None
 
-    states: dict[int, FileState] = {}  # of the windows when they were first opened
+    states: dict[int, FileState] = {}  # of each window when it was first opened
 
     def open_window(number: int) -> AudioLatentsFile:
         clip = files[number]()
         clip.file.check_state(states.setdefault(number, clip.file.state))
-        if (found := find_sound(settings, clip)) is None:
+        if (sound := find_sound(settings, clip)) is None:
             raise LatentsError(f"{clip.info.source}: has no audio latents, and the first window has; give all or none.")
-        return found.file
+        return sound.file
 
     lengths = [open_window(number).length for number in range(len(files))]
     config = settings.config
@@ -226,67 +228,72 @@ def find_film_sound(
     return FilmSound(settings, first.file, lengths, parts, samples, open_window, machine)
 
 
-def to_samples(frames: tuple[int, int], sample_rate: int, fps: Fraction, most: int) -> tuple[int, int]:
-    """The samples of some frames, the first and one more than the last, of sound with `most` samples."""
-    start, end = (min(most, round(frame * sample_rate / fps)) for frame in frames)
+def to_samples(frames: tuple[int, int], sample_rate: int, fps: Fraction, num_samples: int) -> tuple[int, int]:
+    """Return the first sample of some frames and one more than the last, in sound with `num_samples`."""
+    start, end = (min(num_samples, round(frame * sample_rate / fps)) for frame in frames)
     return start, end
 
 
-def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
-    """The sound that belongs to the videos of a latent file; None if there is none and it is not asked for.
+def find_sound(settings: SoundSettings, clip: LatentsFile) -> ClipSound | None:
+    """Return the sound that belongs to the videos of a latent file, or `None` if there is none to decode.
 
-    Audio latents in the file for which nobody asks are a warning, if they cannot be decoded.
+    If sound is not required, audio latents that cannot be decoded are a warning. Otherwise they are an error, and also
+    missing ones.
     """
     source = clip.info.source
     try:
-        given, name = settings.audio_latents, settings.audio_tensor
-        file = clip.find_audio(name) if given is None else open_audio_latents(given, is_alone=True, tensor=name)
+        audio_path, name = settings.audio_latents, settings.audio_tensor
+        file = (
+            clip.find_audio(name) if audio_path is None else open_audio_latents(audio_path, is_alone=True, tensor=name)
+        )
     except LatentsError as error:
-        if settings.is_wanted:
+        if settings.is_required:
             raise
         warn(f"{str(error).rstrip('.')}; the video has no sound.")
         return None
-    path = given or source
+    path = audio_path or source
     if file is None:
-        if settings.is_wanted:
-            raise _no_sound(path, given)
+        if settings.is_required:
+            raise _no_sound(path, audio_path)
         return None
     if settings.checkpoint is None:
-        if settings.is_wanted:
+        if settings.is_required:
             raise CheckpointError(f"{path}: these audio latents need an audio VAE; name it with --audio-model.")
         text = f"has audio latents ({excerpt(file.tensor)}) too; --audio-model AUDIO decodes them into the video."
         warn(f"{source}: {text}")
         return None
     if file.batch != clip.shape.batch:
-        found, expected = format_count(file.batch, "video"), clip.shape.batch
-        raise LatentsError(f"{path}: has the sound of {found}, and there are {expected}; give the sound of each.")
-    return FoundSound(settings, file)
+        videos = format_count(file.batch, "video")
+        raise LatentsError(
+            f"{path}: has the sound of {videos}, and there are {clip.shape.batch}; give the sound of each."
+        )
+    return ClipSound(settings, file)
 
 
-def _no_sound(path: str | os.PathLike, given: str | None) -> LatentsError:
-    """The error for a file without audio latents: `given` as --audio-latents, or the file of the video."""
-    where = "" if given else ", or their file with --audio-latents"
-    return LatentsError(f"{path}: has no audio latents by a usual name; name them with --audio-tensor{where}.")
+def _no_sound(path: str | os.PathLike, audio_path: str | None) -> LatentsError:
+    """Return the error for a file without audio latents, which is `audio_path`, or the file of the video."""
+    alternative = "" if audio_path else ", or their file with --audio-latents"
+    return LatentsError(f"{path}: has no audio latents by a usual name; name them with --audio-tensor{alternative}.")
 
 
 class SoundTask(Task):
-    """The sound of a latent file, without the pictures, and each item of a batch in a .wav file of its own."""
+    """Task that decodes the sound of a latent file, without the pictures, to a .wav file for each item of the batch."""
 
     plan: DecodePlan
 
     def __init__(self, job: Job, item: Item, settings: SoundSettings) -> None:
         super().__init__(job, item)
-        self._sound = self._find(settings)
+        self._sound = self._find_sound(settings)
         self.plan = self._sound.plan(job.machine, memory_budget=settings.memory_budget)
         item.inputs = [*self._sound.files, *item.windows]
         self._name_outputs(name_outputs(item.output, self._sound.file.batch) if item.output else [])
 
-    def _find(self, settings: SoundSettings) -> FoundSound:
+    def _find_sound(self, settings: SoundSettings) -> ClipSound:
         path = settings.audio_latents or self._item.source
         file = open_audio_latents(path, is_alone=True, tensor=settings.audio_tensor)
         if file is None:
             raise _no_sound(path, settings.audio_latents)
-        return FoundSound(settings, file)
+        return ClipSound(settings, file)
 
     def networks(self) -> dict[str, dict[str, str]]:
         return {"audio_vae": self._sound.used}
@@ -298,8 +305,8 @@ class SoundTask(Task):
         bar.enter("decoding")
         start, overwrite, samples = time.perf_counter(), self._job.overwrite is not False, 0
         for index, output in enumerate(self._item.outputs):
-            samples, moved = write_wav(output, self._sound.stream(index, self.plan), overwrite=overwrite)
-            self._item.rename({} if moved is None else {output: str(moved)})
+            samples, new_path = write_wav(output, self._sound.stream(index, self.plan), overwrite=overwrite)
+            self._item.rename({} if new_path is None else {output: str(new_path)})
         seconds, rate = time.perf_counter() - start, self._sound.sample_rate
         length = f"{format_seconds(samples / rate)} of sound at {rate} Hz"
         text = f"{length}, in {format_seconds(seconds)}"
@@ -307,7 +314,7 @@ class SoundTask(Task):
 
 
 class FilmSoundTask(SoundTask):
-    """The sound of a film, without the pictures. `fps` and `carry` are None for what its windows state."""
+    """Task that decodes the sound of a film, without the pictures. Windows state `fps` and `carry` that are `None`."""
 
     def __init__(
         self, job: Job, item: Item, settings: SoundSettings, *, fps: Fraction | None, carry: int | None
@@ -315,14 +322,15 @@ class FilmSoundTask(SoundTask):
         self._fps, self._carry = fps, carry
         super().__init__(job, item, settings)
 
-    def _find(self, settings: SoundSettings) -> FoundSound:
-        opened = [partial(open_latents, path) for path in self._item.windows]
-        windows = [(file.info, DEFAULT_SCALE.video_grid(file.shape.grid)[0]) for file in (each() for each in opened)]
+    def _find_sound(self, settings: SoundSettings) -> ClipSound:
+        openers = [partial(open_latents, path) for path in self._item.windows]
+        files = (open_file() for open_file in openers)
+        windows = [(file.info, DEFAULT_SCALE.video_grid(file.shape.grid)[0]) for file in files]
         fps, carry = agree_on_film([info for info, _ in windows], self._fps, self._carry, DEFAULT_SCALE)
         for info, count in windows:
             if carry >= count:
                 raise LatentsError(f"{info.source}: has {count} frames, and windows share {carry}; correct --carry.")
         ends = list(accumulate((count for _, count in windows), lambda end, count: end + count - carry))
-        sound = find_film_sound(settings, opened, ends, frames=None, fps=fps or DEFAULT_FPS, machine=self._job.machine)
+        sound = find_film_sound(settings, openers, ends, frames=None, fps=fps or DEFAULT_FPS, machine=self._job.machine)
         assert sound is not None, "a missing sound is an error"
         return sound

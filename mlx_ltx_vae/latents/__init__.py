@@ -1,10 +1,11 @@
-"""Reading latent files (safetensors, also ComfyUI's .latent, .npy and .npz), checking latents, writing safetensors.
+"""Reads latent files (safetensors, also ComfyUI's .latent, .npy and .npz), checks latents, and writes safetensors.
 
 Facts about the files of other programs:
 
 - ComfyUI's `.latent` is safetensors with the tensor `latent_tensor`, for LTX normalized, and an empty tensor
   `latent_format_version_0`. ComfyUI's loader multiplies files without that mark by 1/0.18215, the scale of Stable
-  Diffusion latents. LTX is newer than the mark: a file without it is another program's, and is never rescaled here.
+  Diffusion latents. LTX is newer than the mark: a file without it was written by another program, and is never
+  rescaled here.
 - diffusers' LTX-Video pipelines return normalized latents, packed or not. Its LTX-2 pipelines return unnormalized
   ones, `latents * std + mean` (their `scaling_factor` is 1 for every LTX release).
 - Data sets of the LTX trainers store `num_frames`, `height` and `width` of the latent grid.
@@ -52,47 +53,48 @@ _WORKFLOW_KEYS = ("prompt", "workflow")
 
 @dataclass(frozen=True)
 class LatentsInfo:
-    """Metadata of a latent file. Values that the file does not state are None."""
+    """Metadata of a latent file. A value is `None` if the file does not state it."""
 
     source: str
     tensor: str
     stored_shape: tuple[int, ...]  # in the file's layout
     fps: Fraction | None = None
-    num_frames: int | None = None  # of the video, in frames, as height and width in pixels
-    height: int | None = None
+    num_frames: int | None = None  # frames of the video
+    height: int | None = None  # pixels of the video, also the width
     width: int | None = None
-    carry: int | None = None  # frames that it shares with the next window, if it is one of a film
+    carry: int | None = None  # frames shared with the next window, if the file is a window of a film
     workflow: Mapping[str, str] = field(default_factory=dict, hash=False)  # ComfyUI's entries `prompt` and `workflow`
 
 
 @dataclass(frozen=True)
 class LatentsFile:
-    """A latent file whose header has been read, and whose values are read by `read`."""
+    """Latent file whose header has been read, and whose values are read by `read`."""
 
     info: LatentsInfo
     shape: LatentShape  # (B, C, F', H', W')
-    normalized: bool | None  # what the metadata states; None if nothing, which `read` takes for True
+    normalized: bool | None  # as the metadata states; if it states nothing, None, which `read` takes for True
     stored_dtype: str  # such as "bfloat16"
     layout: str  # the axes in the file, such as "(B, tokens, C)"
     _stored: StoredLatents = field(repr=False)
-    _tensors: Mapping[str, StoredArray] = field(repr=False, hash=False)  # this and `_stated`: all of the file
-    _stated: Mapping[str, str] = field(repr=False, hash=False)
+    _tensors: Mapping[str, StoredArray] = field(repr=False, hash=False)  # all tensors of the file
+    _entries: Mapping[str, str] = field(repr=False, hash=False)  # all metadata of the file, as text
 
     def find_audio(self, tensor: str | None = None) -> "AudioLatentsFile | None":
-        """`find_audio_latents` for the same file."""
-        return find_audio_latents(self._tensors, self._stated, self.info.source, tensor=tensor)
+        """Return the audio latents of the same file, as `find_audio_latents` does."""
+        return find_audio_latents(self._tensors, self._entries, self.info.source, tensor=tensor)
 
     @property
     def has_keyframes(self) -> bool:
-        """True if the same file has keyframes, which may be bad ones."""
+        """Flag: the same file has keyframes, which have not been checked."""
         return not self._tensors.keys().isdisjoint(STILL_NAMES)
 
     def find_keyframes(self) -> KeyframesFile | None:
-        """The keyframes in the same file; None if there are none. A `LatentsError` for bad ones, or of another grid.
+        """Return the keyframes of the same file, or `None` if it has none.
 
-        Warns if a pipeline that may have padded the latents has named them, and the file does not state `num_frames`.
+        Raises a `LatentsError` for invalid keyframes, and for keyframes on another grid. Warns if the file is from a
+        pipeline that may have padded the latents, as the names tell, and does not state `num_frames`.
         """
-        keyframes = find_keyframes(self._tensors, self._stated, self.info.source, self.info.num_frames)
+        keyframes = find_keyframes(self._tensors, self._entries, self.info.source, self.info.num_frames)
         if keyframes is not None:
             keyframes.check(self.shape)
             if STILL_NAMES[1] in self._tensors and self.info.num_frames is None:
@@ -102,26 +104,26 @@ class LatentsFile:
 
     @property
     def file(self) -> OpenFile:
-        """The open file."""
+        """Open file."""
         return self._stored.stored.file
 
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> mx.array:
-        """Normalized latents `(B, C, F', H', W')` in the file's dtype; float32 for float64, or if normalized here.
+        """Return normalized latents `(B, C, F', H', W')` in the file's dtype; float32 if float64 or unnormalized.
 
         `statistics` are `(vae.mean, vae.std)`, each (C,), which normalize unnormalized latents. `unnormalized` says
-        whether the file stores `latents * std + mean`; None follows the metadata. A `LatentsError` for a file that
-        cannot be read, values that are not finite, and arguments that contradict the metadata.
+        whether the file stores `latents * std + mean`; `None` follows the metadata. Raises a `LatentsError` for a file
+        that cannot be read, values that are not finite, and arguments that contradict the metadata.
         """
         return self.map(statistics=statistics, unnormalized=unnormalized)[()]
 
     def map(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> MappedLatents:
-        """The latents that `read` returns, left in the file: each slice is read, checked and normalized on its own."""
+        """Return the latents of `read`, left in the file: each slice is read, checked and normalized when used."""
         channels = self.shape.channels
-        found = choose_statistics(self.info.source, self.normalized, channels, statistics, unnormalized)
-        return MappedLatents(self._stored, found, was_unnormalized=unnormalized is True)
+        mean_and_std = choose_statistics(self.info.source, self.normalized, channels, statistics, unnormalized)
+        return MappedLatents(self._stored, mean_and_std, was_unnormalized=unnormalized is True)
 
     def digest(self) -> str:
-        """A hash of the stored values. Raises the errors of `read`."""
+        """Return a hash of the stored values. Raises the errors of `read`."""
         return MappedLatents(self._stored, None).digest()
 
 
@@ -136,23 +138,23 @@ def open_latents(
     """Read the header of a safetensors (also ComfyUI's .latent), .npy or .npz file, and none of its values.
 
     Args:
-        path: "-" is standard input. It and pipes are copied to a temporary file.
-        latent_channels: channels of the VAE. With it, channels-last files are understood and other channels refused.
-        tensor: the tensor's name, for a file with several candidates.
+        path: "-" is standard input. Standard input and pipes are copied to a temporary file.
+        latent_channels: channels of the VAE. If given, files may be channels-last, and other channels are an error.
+        tensor: the name of the tensor, for a file with several candidates.
         grid: (F', H', W'), needed for packed latents whose file does not state it, and checked for others.
-        scale: of the VAE. With it, the video's size that the file states must be the size at this scale.
+        scale: scale factors of the VAE. If given, a video size that the file states must be the size at this scale.
 
-    Leaves out latent frames after the last of the `num_frames` that the file states, with a warning. A
-    `LatentsError` for a file that cannot be read, is ambiguous, or contradicts itself or what any decoder takes.
+    Leaves out latent frames after the last of the `num_frames` that the file states, with a warning. Raises a
+    `LatentsError` for a file that cannot be read, is ambiguous, contradicts itself, or fits no decoder.
     """
     source = source_name(path)
-    tensors, stated = open_tensor_file(path)
-    metadata = parse_metadata(stated, source)
+    tensors, entries = open_tensor_file(path)
+    metadata = parse_metadata(entries, source)
     name = _choose_tensor(list(tensors), tensor, source)
     stored = tensors[name]
     if looks_like_audio(stored.shape, latent_channels):
-        way = "give them with --audio-latents beside the video's latents, or decode them alone with -o NAME.wav"
-        way = option("read them with load_audio_latents, for AudioVAE", way)
+        command = "give them with --audio-latents beside the video's latents, or decode them alone with -o NAME.wav"
+        way = option("read them with load_audio_latents, for AudioVAE", command)
         raise LatentsError(f"{source}: {excerpt(name)} {stored.shape} are audio latents; {way}.")
     layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid)
     check_shape(layout.shape, latent_channels, source)
@@ -162,10 +164,10 @@ def open_latents(
         left_out = format_count(padding, "latent frame")
         warn(f"{source}: states {sizes[0]} frames, which leaves out {left_out} of padding at the end.")
     shape = layout.shape._replace(frames=frames)
-    workflow = {key: stated[key] for key in _WORKFLOW_KEYS if key in stated and "\0" not in stated[key]}
+    workflow = {key: entries[key] for key in _WORKFLOW_KEYS if key in entries and "\0" not in entries[key]}
     info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, metadata.carry, workflow)
     latents, dtype = StoredLatents(stored, layout, frames), stored.dtype_name
-    return LatentsFile(info, shape, metadata.normalized, dtype, str(layout), latents, tensors, stated)
+    return LatentsFile(info, shape, metadata.normalized, dtype, str(layout), latents, tensors, entries)
 
 
 def load_latents(
@@ -178,10 +180,10 @@ def load_latents(
     unnormalized: bool | None = None,
     statistics: GivenStatistics | None = None,
 ) -> tuple[mx.array, LatentsInfo]:
-    """Normalized latents `(B, C, F', H', W')` and what the file states about them.
+    """Return normalized latents `(B, C, F', H', W')` and the metadata of their file.
 
-    Takes the arguments of `open_latents` and `LatentsFile.read`, and raises their errors. Warns of keyframes in the
-    file.
+    Takes the arguments of `open_latents` and `LatentsFile.read`, and raises their errors. Warns if the file has
+    keyframes.
     """
     file = open_latents(path, latent_channels=latent_channels, tensor=tensor, grid=grid, scale=scale)
     if file.has_keyframes:
@@ -189,17 +191,18 @@ def load_latents(
     return file.read(statistics=statistics, unnormalized=unnormalized), file.info
 
 
-def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
-    others = [name for name in names if name not in KEYFRAME_NAMES]
-    pictures = [name for name in others if not is_audio_name(name)] or others[:1]  # which are refused as sound
-    candidates = [name for name in names if name in KNOWN_NAMES] or pictures
+def _choose_tensor(names: list[str], tensor: str | None, source: str) -> str:
+    latent_names = [name for name in names if name not in KEYFRAME_NAMES]
+    # Without video latents, the first audio latents, which `open_latents` refuses.
+    video_names = [name for name in latent_names if not is_audio_name(name)] or latent_names[:1]
+    candidates = [name for name in names if name in KNOWN_NAMES] or video_names
     if {_STAGE_2, _FINAL} <= set(candidates):
         candidates.remove(_STAGE_2)
-    if wanted in names:
-        return wanted
-    shown = excerpt(", ".join(sorted(candidates if wanted is None else names)[:8]), 120)
-    if wanted is not None:
-        raise LatentsError(f"{source}: has no tensor {quote(wanted)}; it has {shown or 'nothing'}.")
+    if tensor in names:
+        return tensor
+    listing = excerpt(", ".join(sorted(candidates if tensor is None else names)[:8]), 120)
+    if tensor is not None:
+        raise LatentsError(f"{source}: has no tensor {quote(tensor)}; it has {listing or 'nothing'}.")
     if not candidates and names:
         way = option("keyframes=", "--keyframes")
         raise LatentsError(f"{source}: has keyframes and no latents; give it as {way} beside the latents of a video.")
@@ -207,17 +210,17 @@ def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
         raise LatentsError(f"{source}: has no tensors.")
     if any(name.endswith((".weight", ".bias")) for name in candidates):
         way = option("load it with VideoVAE.from_pretrained", "name it with -m")
-        raise LatentsError(f"{source}: has no latents but weights of a network ({shown}); {way}.")
+        raise LatentsError(f"{source}: has no latents but weights of a network ({listing}); {way}.")
     if len(candidates) > 1:
-        found = f"{len(candidates)} tensors that could be the latents ({shown})"
-        raise LatentsError(f"{source}: has {found}; choose one with {option('tensor=', '--tensor')}.")
+        way = f"choose one with {option('tensor=', '--tensor')}"
+        raise LatentsError(f"{source}: has {len(candidates)} tensors that could be the latents ({listing}); {way}.")
     return candidates[0]
 
 
-_CHANNELS, _BINS = 8, 16  # of every release
-_VIDEO_CHANNELS = 128  # of the latents of its videos
-_OWN_NAMES = ("latents", "latent", "samples", "latent_tensor")  # in a file of audio latents alone
-_MOST_LENGTHS = 1024  # of a batch
+_CHANNELS, _BINS = 8, 16  # of audio latents, in every release
+_VIDEO_CHANNELS = 128  # of video latents
+_PLAIN_NAMES = ("latents", "latent", "samples", "latent_tensor")  # of audio latents in a file without a video
+_MAX_LENGTHS = 1024  # entries of a batch
 
 
 @dataclass(frozen=True)
@@ -231,22 +234,22 @@ class AudioLatentsFile:
     layout: str  # the axes in the file, such as "(B, T, 128)"
     batch: int
     length: int  # along time
-    normalized: bool | None  # what the metadata states
-    _stored: StoredArray = field(repr=False)  # as `layout` says, and along T perhaps with padding
+    normalized: bool | None  # as the metadata states
+    _stored: StoredArray = field(repr=False)  # in this layout; may have padding at the end of T
 
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> mx.array:
-        """Normalized latents (B, 8, T, 16), or packed (B, T, 128). Arguments and errors: see `load_audio_latents`."""
+        """Return normalized latents (B, 8, T, 16), or packed (B, T, 128). For arguments see `load_audio_latents`."""
         values = self.read_stored()
-        found = choose_statistics(self.source, self.normalized, _CHANNELS * _BINS, statistics, unnormalized)
-        if found is None:
+        mean_and_std = choose_statistics(self.source, self.normalized, _CHANNELS * _BINS, statistics, unnormalized)
+        if mean_and_std is None:
             return values
-        mean, std = (each if values.ndim == 3 else each.reshape(_CHANNELS, 1, _BINS) for each in found)
+        mean, std = (array if values.ndim == 3 else array.reshape(_CHANNELS, 1, _BINS) for array in mean_and_std)
         values = (values.astype(mx.float32) - mean) / std
         mx.eval(values)
         return values
 
     def read_stored(self) -> mx.array:
-        """The values as stored, normalized or not. Raises a `LatentsError` if they are not finite."""
+        """Return the values as they are stored, normalized or not. Raises a `LatentsError` if they are not finite."""
         source = f"{self.source}: audio latents {quote(self.tensor)}"
         values = self._stored.to_floats(self._stored.read())
         values = (values if self.layout.startswith("(B") else values[None])[..., : self.length, :]
@@ -264,13 +267,13 @@ def load_audio_latents(
     unnormalized: bool | None = None,
     statistics: GivenStatistics | None = None,
 ) -> mx.array | None:
-    """Normalized audio latents of a latent file, (B, 8, T, 16) or packed (B, T, 128); None if it has none.
+    """Return normalized audio latents of a file, (B, 8, T, 16) or packed (B, T, 128); `None` if it has none.
 
     Args:
-        path: as in `load_latents`, which reads the video's latents beside them.
-        alone: True if they are all that the file has, under any name.
-        tensor: their name in the file, if it is unusual.
-        unnormalized: True if the file stores `latents * std + mean`; None follows the metadata.
+        path: as in `load_latents`, which reads the latents of the video from the same file.
+        alone: True if the file has audio latents only, which then may have any name.
+        tensor: the name of the tensor, if it is unusual.
+        unnormalized: True if the file stores `latents * std + mean`; `None` follows the metadata.
         statistics: `(audio_vae.mean, audio_vae.std)`, each (128,), which normalize unnormalized latents.
 
     Raises:
@@ -284,23 +287,24 @@ def load_audio_latents(
 def open_audio_latents(
     path: str | os.PathLike, *, is_alone: bool = False, tensor: str | None = None
 ) -> AudioLatentsFile | None:
-    """`find_audio_latents` for a file. An unreadable file also raises a `LatentsError`."""
-    tensors, stated = open_tensor_file(path)
-    return find_audio_latents(tensors, stated, source_name(path), is_alone=is_alone, tensor=tensor)
+    """Open a file and return its audio latents, as `find_audio_latents`. Raises a `LatentsError`, too, if it cannot."""
+    tensors, entries = open_tensor_file(path)
+    return find_audio_latents(tensors, entries, source_name(path), is_alone=is_alone, tensor=tensor)
 
 
 def find_audio_latents(
     tensors: Mapping[str, StoredArray],
-    stated: Mapping[str, str],
+    entries: Mapping[str, str],
     source: str,
     *,
     is_alone: bool = False,
     tensor: str | None = None,
 ) -> AudioLatentsFile | None:
-    """The audio latents among tensors; None if there are none. `is_alone` is True if there may be nothing else.
+    """Return the audio latents among the tensors of a file, or `None` if there are none.
 
-    Stored are (B, 8, T, 16), the same without a batch, or packed (B, T, 128). `tensor` is their name, if it is none of
-    the usual ones. Raises a `LatentsError` for another shape, a name that does not exist, and several usual ones.
+    They are stored as (B, 8, T, 16), the same without a batch, or packed (B, T, 128). `entries` are the metadata of the
+    file. `is_alone` is True if the file may have no other latents. `tensor` is their name, if it is unusual. Raises a
+    `LatentsError` for another shape, a name that does not exist, and several tensors with usual names.
     """
     name = _choose_audio(tensors, tensor, source, is_alone=is_alone)
     if name is None:
@@ -309,17 +313,17 @@ def find_audio_latents(
     shape, layout = stored.shape, "(B, 8, T, 16)"
     if _is_audio_shape(shape) and len(shape) == 3:
         shape, layout = (1, *shape), "(8, T, 16)"
-    batch, *rest = shape or (0,)
-    if len(rest) == 3 and (rest[0], rest[2]) == (_CHANNELS, _BINS):
-        length = rest[1]
-    elif len(rest) == 2 and rest[1] == _CHANNELS * _BINS:
-        length, layout = rest[0], "(B, T, 128)"
+    batch, *sizes = shape or (0,)
+    if len(sizes) == 3 and (sizes[0], sizes[2]) == (_CHANNELS, _BINS):
+        length = sizes[1]
+    elif len(sizes) == 2 and sizes[1] == _CHANNELS * _BINS:
+        length, layout = sizes[0], "(B, T, 128)"
     else:
-        what = (
+        problem = (
             f"audio latents {quote(name)} have" if is_audio_name(name) else f"has no audio latents: {quote(name)} has"
         )
         raise LatentsError(
-            f"{source}: {what} the shape {excerpt(stored.shape)}; expected (B, {_CHANNELS}, T, {_BINS}), or packed "
+            f"{source}: {problem} the shape {excerpt(stored.shape)}; expected (B, {_CHANNELS}, T, {_BINS}), or packed "
             f"(B, T, {_CHANNELS * _BINS})."
         )
     if 0 in stored.shape:
@@ -327,30 +331,30 @@ def find_audio_latents(
     check_readable(stored, f"audio latents {quote(name)}", source)
     if AUDIO_LENGTHS in tensors:
         length = _used_length(tensors[AUDIO_LENGTHS], length, source)
-    normalized = parse_metadata(dict(stated), source).normalized
+    normalized = parse_metadata(dict(entries), source).normalized
     return AudioLatentsFile(source, name, stored.shape, stored.dtype_name, layout, batch, length, normalized, stored)
 
 
-def _choose_audio(tensors: Mapping[str, StoredArray], wanted: str | None, source: str, *, is_alone: bool) -> str | None:
-    shown = excerpt(", ".join(sorted(tensors)[:8]), 120)
-    if wanted is not None:
-        if wanted not in tensors:
-            raise LatentsError(f"{source}: has no tensor {quote(wanted)}; it has {shown or 'nothing'}.")
-        return wanted
-    others = [name for name in tensors if name != AUDIO_LENGTHS]
-    own = [name for name in _OWN_NAMES if name in tensors] or (others if len(others) == 1 else [])
+def _choose_audio(tensors: Mapping[str, StoredArray], tensor: str | None, source: str, *, is_alone: bool) -> str | None:
+    listing = excerpt(", ".join(sorted(tensors)[:8]), 120)
+    if tensor is not None:
+        if tensor not in tensors:
+            raise LatentsError(f"{source}: has no tensor {quote(tensor)}; it has {listing or 'nothing'}.")
+        return tensor
+    latent_names = [name for name in tensors if name != AUDIO_LENGTHS]
+    plain_names = [name for name in _PLAIN_NAMES if name in tensors] or (latent_names if len(latent_names) == 1 else [])
     if names := [name for name in AUDIO_NAMES if name in tensors]:
         return names[0]
-    names = [name for name in others if is_audio_name(name)] or (own[:1] if is_alone else [])
+    names = [name for name in latent_names if is_audio_name(name)] or (plain_names[:1] if is_alone else [])
     if len(names) > 1:
         way = option("tensor=", "--audio-tensor")
-        raise LatentsError(f"{source}: has {len(names)} tensors of audio latents ({shown}); choose one with {way}.")
+        raise LatentsError(f"{source}: has {len(names)} tensors of audio latents ({listing}); choose one with {way}.")
     return names[0] if names else None
 
 
 def _used_length(stored: StoredArray, length: int, source: str) -> int:
-    """The length that a file states for audio latents of a length that is stored; a warning if the rest is left out."""
-    values = set(stored.read().flat) if math.prod(stored.shape) <= _MOST_LENGTHS else set()
+    """Return the length of audio latents without padding, as the file states it; warn if it is less than `length`."""
+    values = set(stored.read().flat) if math.prod(stored.shape) <= _MAX_LENGTHS else set()
     used = int(values.pop()) if len(values) == 1 and stored.dtype_name.startswith(("int", "uint")) else 0
     if not 0 < used <= length:
         raise LatentsError(f"{source}: expected {AUDIO_LENGTHS} to be one number from 1 to {length}; correct it.")
@@ -362,10 +366,10 @@ def _used_length(stored: StoredArray, length: int, source: str) -> int:
 
 def is_sound_alone(tensors: Mapping[str, StoredArray], latent_channels: int | None) -> bool:
     """Return whether a file with these tensors has audio latents and no others."""
-    others = [name for name in tensors if not is_audio_name(name)]
-    others = [name for name in others if name in _OWN_NAMES] or others
-    is_alone = len(others) == 1 and looks_like_audio(tensors[others[0]].shape, latent_channels)
-    return bool(tensors) and (not others or is_alone)
+    names = [name for name in tensors if not is_audio_name(name)]
+    names = [name for name in names if name in _PLAIN_NAMES] or names
+    is_alone = len(names) == 1 and looks_like_audio(tensors[names[0]].shape, latent_channels)
+    return bool(tensors) and (not names or is_alone)
 
 
 def looks_like_audio(shape: Sequence[int], latent_channels: int | None) -> bool:

@@ -66,13 +66,13 @@ _MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest ma
 _SAMPLED_FRAMES = 8
 
 MeanAndStd = tuple[mx.array, mx.array]  # mean and standard deviation of each channel, (C,)
-GivenStatistics = tuple[mx.array | None, mx.array | None]  # `(vae.mean, vae.std)`; a VAE may have none
+GivenStatistics = tuple[mx.array | None, mx.array | None]  # `(vae.mean, vae.std)`; None if the VAE has none
 
 
 class OpenFile(io.RawIOBase):
-    """A file that stays open as long as this object exists, also if its name is deleted or becomes another file's.
+    """File that stays open as long as this object exists, even if its name is deleted or reused for another file.
 
-    As a stream it is for parsers of headers, which it keeps within the budget whatever a header makes them ask for.
+    Parsers of headers use it as a stream, which limits how much they read, whatever the header says.
     """
 
     def __init__(self, file: IO[bytes], source: str) -> None:
@@ -83,16 +83,16 @@ class OpenFile(io.RawIOBase):
         self.size = self.state[2]
 
     def pread(self, offset: int, size: int) -> bytes:
-        """Bytes at an offset, fewer at the end of the file."""
+        """Return `size` bytes at an offset, or fewer at the end of the file."""
         content = bytearray(max(0, min(size, self.size - offset)))
         return bytes(content[: self.pread_into(content, offset)])
 
     def pread_into(self, buffer: bytearray | memoryview, offset: int) -> int:
         """Fill a buffer from an offset on, and return how many bytes were read."""
-        done, view = 0, memoryview(buffer).cast("B")
-        while count := os.preadv(self._descriptor, [view[done : done + _READ_BYTES]], offset + done):
-            done += count
-        return done
+        num_bytes, view = 0, memoryview(buffer).cast("B")
+        while count := os.preadv(self._descriptor, [view[num_bytes : num_bytes + _READ_BYTES]], offset + num_bytes):
+            num_bytes += count
+        return num_bytes
 
     def seekable(self) -> bool:
         return True
@@ -118,7 +118,7 @@ class OpenFile(io.RawIOBase):
         self.check_state(file_state(self._descriptor))
 
     def check_state(self, state: FileState) -> None:
-        """Raise a `LatentsError` if the file was replaced or written to between now and the time of a state."""
+        """Raise a `LatentsError` if the file differs from the one with this state: it was replaced or written to."""
         if state != self.state:
             raise self.changed()
 
@@ -131,12 +131,12 @@ class OpenFile(io.RawIOBase):
 
 @contextmanager
 def reading(file: OpenFile) -> Iterator[None]:
-    """Turn any error of a parser into a `LatentsError` of one line. A file that changes meanwhile is one, too."""
+    """Turn any error of a parser into a `LatentsError` of one line, and raise one if the file changes meanwhile."""
     try:
         yield
     except LatentsError:
         raise
-    except Exception as error:  # a damaged header can make each of the parsers fail in its own way
+    except Exception as error:  # a damaged header can raise any exception in a parser
         file.check_unchanged()
         names = [reader.name for reader in READERS]
         reason = excerpt(str(error).split("\n")[0].rstrip("."), 120) or "it is damaged"
@@ -145,12 +145,12 @@ def reading(file: OpenFile) -> Iterator[None]:
 
 
 class Header(NamedTuple):
-    """How a tensor is stored."""
+    """Dtype, shape and position of a stored tensor."""
 
-    dtype_name: str  # "float32", "bfloat16"; for what numpy does not have, the file's own, such as "F8_E4M3"
+    dtype_name: str  # "float32", "bfloat16"; the file's name, such as "F8_E4M3", for types that numpy does not have
     dtype: np.dtype  # uint16 for bfloat16; a void, such as `V1`, for other types that numpy does not have
     shape: tuple[int, ...]
-    offset: int | None = None  # of the first value, if they lie in the file as they are
+    offset: int | None = None  # of the first value; None in an archive, which may compress it
     order: Literal["C", "F"] = "C"
 
     @property
@@ -159,10 +159,10 @@ class Header(NamedTuple):
 
 
 class TensorFile(ABC):
-    """The tensors in a file of one format.
+    """Tensors in a file of one format.
 
-    A reader sets `names` and defines `header`, and `read_whole` for tensors without an offset. It may raise anything:
-    an error becomes the reason in a `LatentsError`.
+    A subclass sets `names` and defines `header`, and `read_whole` for tensors without an offset. It may raise any
+    exception, whose text becomes the reason in a `LatentsError`.
     """
 
     names: Sequence[str] = ()
@@ -173,14 +173,14 @@ class TensorFile(ABC):
 
     @abstractmethod
     def header(self, name: str) -> Header:
-        """The dtype, shape and offset of a tensor."""
+        """Return the dtype, shape and offset of a tensor."""
 
     def read_whole(self, name: str, header: Header) -> np.ndarray:
-        """A tensor whose offset is not known."""
+        """Return a tensor that has no offset."""
         raise ValueError("it has no offset")
 
     def read(self, name: str, frames: range | None = None) -> np.ndarray:
-        """A tensor, or some frames in a row of (..., F', H', W') in C order whose offset is known."""
+        """Return a tensor, or consecutive frames of a tensor (..., F', H', W') in C order that has an offset."""
         header = self.header(name)
         if header.dtype.hasobject:
             raise ValueError("it holds Python objects, which could run any code when read")
@@ -229,11 +229,11 @@ class _Npy(TensorFile):
 
 
 def _read_npy(stream: IO[bytes] | io.RawIOBase) -> Header:
-    """The header of a .npy file that begins where the stream is."""
+    """Read the header of a .npy file, from the position of the stream on."""
     text = io.BytesIO(stream.read(_NPY_HEADER_BYTES))
     version = npy_format.read_magic(text)
-    read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
-    shape, is_fortran, dtype = read(text)
+    read_array_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+    shape, is_fortran, dtype = read_array_header(text)
     if min(shape, default=0) < 0:
         raise ValueError(f"its shape is {excerpt(shape)}")
     is_bfloat16 = dtype == np.dtype("V2")
@@ -251,20 +251,20 @@ class _Npz(TensorFile):
         arrays = [member for member in members if member.filename.endswith(".npy")]
         self._members = {member.filename.removesuffix(".npy"): member for member in arrays}
         if len(self._members) < len(arrays):
-            twice = Counter(member.filename for member in arrays).most_common(1)[0][0]
-            raise ValueError(f"it has two members {quote(twice, 40)}")
+            filename = Counter(member.filename for member in arrays).most_common(1)[0][0]
+            raise ValueError(f"it has two members {quote(filename, 40)}")
         self.names = list(self._members)
 
     def header(self, name: str) -> Header:
-        member, shown = self._members[name], excerpt(name, 40)
+        member, title = self._members[name], excerpt(name, 40)
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"{shown} is compressed in a way that numpy does not write")
+            raise ValueError(f"{title} is compressed in a way that numpy does not write")
         with self._archive.open(member) as stream:
             header = _read_npy(stream)
         expected = (header.offset or 0) + header.num_bytes
         if not header.dtype.hasobject and member.file_size != expected:
-            found = f"{shown} has {member.file_size} bytes"
-            raise ValueError(f"{found}, where its shape {excerpt(header.shape, 40)} takes {expected}")
+            shape = excerpt(header.shape, 40)
+            raise ValueError(f"{title} has {member.file_size} bytes, where its shape {shape} takes {expected}")
         return header._replace(offset=None)
 
     def read_whole(self, name: str, header: Header) -> np.ndarray:
@@ -285,11 +285,11 @@ class _Npz(TensorFile):
 
 @dataclass(frozen=True)
 class Reader:
-    """A format of latent files. A new one is a file with its `TensorFile` and an entry in `READERS`."""
+    """Format of latent files. To add one, define its `TensorFile` and add an entry to `READERS`."""
 
     name: str  # in messages
-    endings: tuple[str, ...]  # of names, for `--help`; the content decides
-    starts: Callable[[bytes], bool]  # whether a file that starts with these bytes is one
+    endings: tuple[str, ...]  # of file names, for `--help`; the format is detected by content
+    starts: Callable[[bytes], bool]  # whether a file that starts with these bytes has this format
     open: Callable[[OpenFile], TensorFile]
 
 
@@ -306,7 +306,7 @@ READERS = [
 
 
 def find_reader(start: bytes) -> Reader | None:
-    """The reader of a file that starts with these bytes; None if it has another format."""
+    """Return the reader of a file that starts with these bytes, or `None` if it has another format."""
     return next((reader for reader in READERS if reader.starts(start)), None)
 
 
@@ -315,7 +315,7 @@ def _join(names: Sequence[str]) -> str:
 
 
 class StoredArray:
-    """A tensor of a file. Its header and its values are read when they are used; errors are `LatentsError`s."""
+    """Tensor of a file, whose header and values are read when they are used. Errors are `LatentsError`s."""
 
     def __init__(self, tensors: TensorFile, name: str) -> None:
         self.file, self.source = tensors.file, tensors.file.source
@@ -335,38 +335,40 @@ class StoredArray:
         return self.header.dtype_name
 
     def read(self, frames: range | None = None) -> np.ndarray:
-        """Its values, all or of consecutive frames along the third axis from the end."""
+        """Return all values, or the values of consecutive frames along the third axis from the end."""
         if frames is None and (size := self.header.num_bytes) > MAX_WHOLE_BYTES:
-            found = f"{excerpt(self._name, 40)} {self.shape} takes {format_bytes(size)}"
-            way = f"and more than {format_bytes(MAX_WHOLE_BYTES)} are read frame by frame only"
-            raise LatentsError(f"{self.source}: {found}, {way}; save latents (1, C, F', H', W') as safetensors.")
+            raise LatentsError(
+                f"{self.source}: {excerpt(self._name, 40)} {self.shape} takes {format_bytes(size)}, and more than "
+                f"{format_bytes(MAX_WHOLE_BYTES)} are read frame by frame only; save latents (1, C, F', H', W') as "
+                "safetensors."
+            )
         with reading(self._tensors.file):
             return self._tensors.read(self._name, frames)
 
     @property
     def mlx_dtype(self) -> mx.Dtype:
-        """The dtype of `to_floats`."""
+        """Dtype of `to_floats`."""
         name = self.dtype_name
         return mx.bfloat16 if name in _BITS else mx.float16 if name == "float16" else mx.float32
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        """The dtype from which `to_floats` makes floats: numpy has no bfloat16."""
+        """Dtype that `to_floats` converts from: uint16 for bfloat16, which numpy does not have."""
         return np.dtype({mx.float16: np.float16, mx.bfloat16: np.uint16}.get(self.mlx_dtype, np.float32))
 
     def to_floats(self, values: np.ndarray) -> mx.array:
-        """Some of its values as float16, bfloat16 or float32, evaluated."""
-        with mx.stream(mx.cpu):  # to wait for a GPU would stop the decode that these are for
+        """Return values of the tensor as float16, bfloat16 or float32, evaluated."""
+        with mx.stream(mx.cpu):  # waiting for the GPU would stop the decode that reads these values
             array = mx.array(values.astype(self.numpy_dtype, copy=False)).view(self.mlx_dtype)
             mx.eval(array)
         return array
 
 
 class StoredLatents:
-    """A stored tensor as latents (B, C, F', H', W').
+    """Stored tensor as latents (B, C, F', H', W').
 
-    Frames of one that is stored so, with a batch of one or none, are read on their own. Any other tensor is read at
-    once when it is used, and kept.
+    If the tensor has this layout, with a batch of one or none, its frames are read separately. Any other tensor is read
+    completely at the first use, and kept.
     """
 
     def __init__(self, stored: StoredArray, layout: Layout, frames: int | None = None) -> None:
@@ -376,25 +378,25 @@ class StoredLatents:
         self._is_plain = is_in_order and self.shape.batch == 1 and stored.header.offset is not None
 
     def read(self, frames: range) -> np.ndarray:
-        """The values of some frames, in any steps."""
+        """Return the values of some frames, with any step."""
         first, stop = min(frames), max(frames) + 1
         if self._is_plain:
             values = self.stored.read(range(first, stop)).reshape(1, self.shape.channels, -1, *self.shape[3:])
         else:
-            values = self._whole[:, :, first:stop]
+            values = self._array[:, :, first:stop]
         return values[:, :, :: frames.step]
 
     @cached_property
-    def _whole(self) -> np.ndarray:
+    def _array(self) -> np.ndarray:
         return self._layout.to_channels_first(self.stored.read())
 
 
 class MappedLatents:
     """Latents (B, C, F', H', W') in an open file. Indexing reads, checks and normalizes a slice, in any thread.
 
-    Stored uint16 are the bits of bfloat16. `statistics` normalize them: mean and std (C,), evaluated. `source` is their
-    name in errors, by default the file's. `items` selects consecutive items of the batch, by default all.
-    `was_unnormalized` is True if the caller said that they are not normalized.
+    Stored uint16 values are the bits of bfloat16. `statistics` are the mean and std (C,) that normalize the latents,
+    evaluated. `source` is the name in errors, by default the file's. `items` selects consecutive items of the batch,
+    by default all. `was_unnormalized` is True if the caller said that the latents are not normalized.
     """
 
     ndim = 5
@@ -418,19 +420,19 @@ class MappedLatents:
         self._has_checked_bits = False
 
     def __getitem__(self, index: tuple[slice, ...]) -> mx.array:
-        """The slice, normalized and evaluated. `index` has a slice for each of the first axes, at most five.
+        """Return a slice, normalized and evaluated. `index` has a slice for each of the first axes, at most five.
 
         Raises a `LatentsError` if the file is damaged or has changed, or has values in the slice that are not finite.
         """
-        if not isinstance(index, tuple) or len(index) > self.ndim or not all(isinstance(each, slice) for each in index):
+        if not isinstance(index, tuple) or len(index) > self.ndim or not all(isinstance(part, slice) for part in index):
             raise TypeError(f"latents in a file are indexed with a tuple of up to five slices, not {index!r}.")
         check_process()
         self._check_bits()
         index += (slice(None),) * (self.ndim - len(index))
         latents = self._read(index)
         with mx.stream(mx.cpu):
-            part = [range(size)[axis] for size, axis in zip(self.shape, index, strict=True)]
-            check_finite(latents, self.source, None if latents.shape == self.shape else part)
+            ranges = [range(size)[part] for size, part in zip(self.shape, index, strict=True)]
+            check_finite(latents, self.source, None if latents.shape == self.shape else ranges)
             if self._statistics is not None:
                 mean, std = (array[index[1]].reshape(-1, 1, 1, 1) for array in self._statistics)
                 latents = (latents.astype(mx.float32) - mean) / std
@@ -438,13 +440,13 @@ class MappedLatents:
         return latents
 
     def _read(self, index: tuple[slice, ...]) -> mx.array:
-        """A slice as it is stored. Of large frames, not many are in memory at a time beside it."""
-        parts = [range(size)[axis] for size, axis in zip(self.shape, index, strict=True)]
-        stored, frames, step = self._latents.stored, parts[2], self._frames_at_once
-        values = np.empty([len(part) for part in parts], stored.numpy_dtype)
-        items, cut = slice(self._items.start, self._items.stop), (*index[:2], slice(None), *index[3:])
+        """Return a slice as it is stored. A few of its frames are in memory twice, fewer if they are large."""
+        ranges = [range(size)[part] for size, part in zip(self.shape, index, strict=True)]
+        stored, frames, step = self._latents.stored, ranges[2], self._frames_at_once
+        values = np.empty([len(indices) for indices in ranges], stored.numpy_dtype)
+        items, crop = slice(self._items.start, self._items.stop), (*index[:2], slice(None), *index[3:])
         for start in range(0, len(frames) if values.size else 0, step):
-            values[:, :, start : start + step] = self._latents.read(frames[start : start + step])[items][cut]
+            values[:, :, start : start + step] = self._latents.read(frames[start : start + step])[items][crop]
         return stored.to_floats(values)
 
     @property
@@ -452,11 +454,11 @@ class MappedLatents:
         return max(1, _BLOCK_BYTES * self.shape.frames // self._latents.stored.header.num_bytes)
 
     def _check_bits(self) -> None:
-        """Raise a `LatentsError` for uint16 that are not the bits of bfloat16, by a sample."""
+        """Raise a `LatentsError` if a sample of uint16 values cannot be the bits of bfloat16."""
         if not self._has_checked_bits and self._latents.stored.dtype_name == "uint16":
-            every = slice(None)
+            full = slice(None)
             frames = (slice(frame, frame + 1) for frame in sampled_frames(self.shape.frames))
-            check_plausible((self._read((every, every, frame, every, every)) for frame in frames), self.source)
+            check_plausible((self._read((full, full, frame, full, full)) for frame in frames), self.source)
         self._has_checked_bits = True
 
     def item(self, index: int) -> "MappedLatents":
@@ -464,15 +466,15 @@ class MappedLatents:
         return MappedLatents(self._latents, self._statistics, self.source, items, was_unnormalized=was_unnormalized)
 
     def digest(self) -> str:
-        """A hash of the values."""
-        total, step = hashlib.sha256(), self._frames_at_once
+        """Return a hash of the values."""
+        checksum, step = hashlib.sha256(), self._frames_at_once
         for start in range(0, self.shape.frames, step):
-            total.update(np.array(self[:, :, start : start + step].view(mx.uint8)).tobytes())
-        return total.hexdigest()
+            checksum.update(np.array(self[:, :, start : start + step].view(mx.uint8)).tobytes())
+        return checksum.hexdigest()
 
 
 def open_tensor_file(path: str | os.PathLike) -> tuple[dict[str, StoredArray], dict[str, str]]:
-    """The tensors of a file by name, and its metadata. Headers of tensors may be read later."""
+    """Return the tensors of a file by name, and its metadata. Headers of tensors may be read later."""
     with _open_source(path) as file, reading(file):
         tensors = _find_reader(file.pread(0, START_BYTES), file.source).open(file)
         arrays = {name: StoredArray(tensors, name) for name in tensors.names}
@@ -485,8 +487,8 @@ def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
     for name in [key for key in METADATA_KEYS if key in tensors and math.prod(tensors[key].shape) == 1]:
         tensor = tensors.pop(name)
         if (size := tensor.header.dtype.itemsize) > _MAX_METADATA_BYTES:
-            what = f"{name} takes {format_bytes(size)}, where a single value was expected"
-            raise LatentsError(f"{tensor.source}: {what}.")
+            problem = f"{name} takes {format_bytes(size)}, where a single value was expected"
+            raise LatentsError(f"{tensor.source}: {problem}.")
         values = tensor.read()
         # As the shortest text that stands for the value: 23.976 in float32 is "23.976".
         values = np.array(tensor.to_floats(values).astype(mx.float32)) if tensor.dtype_name == "bfloat16" else values
@@ -495,14 +497,14 @@ def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
 
 
 def source_name(path: str | os.PathLike) -> str:
-    """The name of a source in errors."""
+    """Return the name of a source in errors."""
     check_is_path(path, LatentsError)
     return "standard input" if os.fspath(path) == _STANDARD_INPUT else os.fspath(path)
 
 
 @contextmanager
 def _open_source(path: str | os.PathLike) -> Iterator[OpenFile]:
-    """The open file; a copy without a name of a pipe and of standard input."""
+    """Open a file. A pipe and standard input are copied to a file without a name."""
     source, is_standard_input = source_name(path), os.fspath(path) == _STANDARD_INPUT
     with nullcontext(standard_input("a latent file", LatentsError)) if is_standard_input else _open(source) as stream:
         if not is_standard_input and stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
@@ -517,20 +519,20 @@ def _open_source(path: str | os.PathLike) -> Iterator[OpenFile]:
 
 
 def _open(source: str) -> IO[bytes]:
-    shown = excerpt(source, 200)
+    title = excerpt(source, 200)
     try:
         return open_file(source, pipes=True)
     except IsADirectoryError:
         raise LatentsError(f"{source}: is a folder; name one latent file.") from None
     except FileNotFoundError:
-        raise LatentsError(f"{shown}: there is no such file.") from None
+        raise LatentsError(f"{title}: there is no such file.") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
-        raise LatentsError(f"{shown}: cannot be read ({reason}).") from error
+        raise LatentsError(f"{title}: cannot be read ({reason}).") from error
 
 
 def _find_reader(start: bytes, source: str) -> Reader:
-    """The reader of a file that starts with these bytes. Raises a `LatentsError` if none reads it."""
+    """Return the reader of a file that starts with these bytes; raise a `LatentsError` if there is none."""
     if reader := find_reader(start):
         return reader
     names = [reader.name for reader in READERS]
@@ -556,29 +558,31 @@ def _torch_error(source: str) -> LatentsError:
 
 
 def choose_statistics(
-    source: str, stated: bool | None, channels: int, statistics: GivenStatistics | None, unnormalized: bool | None
+    source: str, normalized: bool | None, channels: int, statistics: GivenStatistics | None, unnormalized: bool | None
 ) -> MeanAndStd | None:
-    """The statistics that normalize latents of a file, float32 (C,) and evaluated; None if they are normalized.
+    """Return the mean and std that normalize latents of a file, float32 (C,) and evaluated.
 
-    `stated` is what the metadata says of normalization, and `unnormalized` what the caller says. A `LatentsError` if
-    these contradict each other, or if statistics are missing or of other channels.
+    `normalized` is from the metadata, and `unnormalized` from the caller. Returns `None` if the latents are normalized.
+    Raises a `LatentsError` if metadata and caller contradict each other, or if the statistics are missing or have
+    another number of channels.
     """
-    if unnormalized is not None and unnormalized is stated:
-        first, second = ("normalized", "unnormalized") if unnormalized else ("unnormalized", "normalized")
+    if unnormalized is not None and unnormalized is normalized:
+        file_state, caller_state = ("normalized", "unnormalized") if unnormalized else ("unnormalized", "normalized")
+        caller = option("the caller", "--unnormalized")
         raise LatentsError(
-            f"{source}: its metadata says that these latents are {first}, and {option('the caller', '--unnormalized')} "
-            f"that they are {second}; leave out {option('unnormalized=', '--unnormalized')}."
+            f"{source}: its metadata says that these latents are {file_state}, and {caller} "
+            f"that they are {caller_state}; leave out {option('unnormalized=', '--unnormalized')}."
         )
-    if not (stated is False if unnormalized is None else unnormalized):
+    if not (normalized is False if unnormalized is None else unnormalized):
         return None
     mean, std = statistics or (None, None)
     if mean is None or std is None:
         raise LatentsError(f"{source}: is unnormalized; give the VAE's statistics=(vae.mean, vae.std) with it.")
     if any(array.shape != (channels,) for array in (mean, std)):
-        found = f"{mean.shape} and {std.shape}"
-        raise LatentsError(f"{source}: these latents need statistics {(channels,)}, and these are {found}.")
+        shapes = f"{mean.shape} and {std.shape}"
+        raise LatentsError(f"{source}: these latents need statistics {(channels,)}, and these are {shapes}.")
     mean, std = mean.astype(mx.float32), std.astype(mx.float32)
-    mx.eval(mean, std)  # lazy, they could be used in this thread only
+    mx.eval(mean, std)  # lazy arrays could be used in this thread only
     return mean, std
 
 
@@ -589,9 +593,9 @@ def check_plausible(sample: Iterable[mx.array], source: str) -> None:
         raise LatentsError(f"{source}: latents are stored as uint16 and are not bfloat16; save them as float32.")
 
 
-def sampled_frames(num_frames: int, most: int = _SAMPLED_FRAMES) -> list[int]:
-    """The numbers of some latent frames, spread over a clip, or of all."""
-    count = min(num_frames, most)
+def sampled_frames(num_frames: int, max_frames: int = _SAMPLED_FRAMES) -> list[int]:
+    """Return the numbers of at most `max_frames` latent frames, spread over a clip."""
+    count = min(num_frames, max_frames)
     return [(2 * i + 1) * num_frames // (2 * count) for i in range(count)]
 
 
@@ -602,7 +606,7 @@ def read_frames(latents: Any, frames: Iterable[int]) -> Iterator[mx.array]:
 
 
 def check_shape(shape: Sequence[int], latent_channels: int | None, source: str) -> None:
-    """Raise a `LatentsError` unless a shape is (B, C, F', H', W'), with this number of channels if it is known."""
+    """Raise a `LatentsError` unless a shape is (B, C, F', H', W'), with `latent_channels` if these are not `None`."""
     shape = tuple(shape)
     if len(shape) == 3:
         raise LatentsError(f"{source}: latents {shape} look packed, (B, tokens, C); unpack them to (B, C, F', H', W').")
@@ -625,12 +629,12 @@ def check_readable(stored: StoredArray, name: str, source: str) -> None:
 def check_finite(
     latents: mx.array, source: str, part: Sequence[range] | None = None, axes: Sequence[str] = "bcfhw"
 ) -> None:
-    """Raise a `LatentsError` for values that are not finite. `part` is where in the whole latents these are."""
+    """Raise a `LatentsError` for values that are not finite. `part` is the position of a part in all latents."""
     if count := count_nonfinite(latents):
         first = np.unravel_index(to_int(mx.argmax(mx.logical_not(mx.isfinite(latents)))), latents.shape)
         ranges = part or [range(size) for size in latents.shape]
-        index = tuple(axis[int(i)] for axis, i in zip(ranges, first, strict=True))
-        where = "" if part is None else f" in [{', '.join(f'{axis.start}:{axis.stop}' for axis in part)}]"
+        index = tuple(indices[int(i)] for indices, i in zip(ranges, first, strict=True))
+        where = "" if part is None else f" in [{', '.join(f'{indices.start}:{indices.stop}' for indices in part)}]"
         raise LatentsError(
             f"{source}: {count} of {latents.size} values{where} are not finite (NaN or infinite), the first at "
             f"({', '.join(axes)}) = {index}; check the program that made these latents."

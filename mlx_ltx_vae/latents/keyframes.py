@@ -1,4 +1,4 @@
-"""Keyframe planes: stills that LTX-2.5's diffusion decoder sees beside the latents of a video."""
+"""Keyframe planes: stills that LTX-2.5's diffusion decoder sees in addition to the latents of a video."""
 
 import math
 import os
@@ -25,11 +25,12 @@ from .files import (
 )
 from .metadata import CHANNELS_FIRST, Layout, parse_metadata
 
-#: Names of the stills and of their frame numbers in files: diffusers' arguments, which are written, and its outputs.
+#: Names of the stills and of their frame numbers in files: first diffusers' arguments, which this package writes, then
+#: diffusers' outputs.
 STILL_NAMES, NUMBER_NAMES = ("keyframe_latents", "keyframes"), ("keyframe_frame_indices", "keyframe_positions")
 KEYFRAME_NAMES = STILL_NAMES + NUMBER_NAMES
 _MAX_FRAME = 2**31 - 1
-_SHOWN_FRAMES = 6
+_LISTED_FRAMES = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,26 +68,26 @@ class Keyframes:
         _check_grid(self.latents.shape, shape, source)
 
     def item(self, index: int) -> "Keyframes":
-        """The keyframes of one video of the batch."""
+        """Return the keyframes of one video of the batch."""
         return Keyframes(self.latents[index : index + 1], self.frames)
 
 
-def check_keyframes(given: object) -> None:
+def check_keyframes(keyframes: object) -> None:
     """Raise a `LatentsError` unless this is a `Keyframes`."""
-    if not isinstance(given, Keyframes):
+    if not isinstance(keyframes, Keyframes):
         raise LatentsError(
-            f"keyframes have the type {type(given).__name__}; expected Keyframes(latents, frames), or in a plan their "
-            "frame numbers, such as [0, 120]."
+            f"keyframes have the type {type(keyframes).__name__}; expected Keyframes(latents, frames), or in a plan "
+            "their frame numbers, such as [0, 120]."
         )
 
 
-def frame_numbers(given: Keyframes | Sequence[int] | None) -> tuple[int, ...]:
-    """The frame numbers of keyframes, or the given frame numbers. Anything else raises a `LatentsError`."""
-    if isinstance(given, Keyframes):
-        return tuple(given.frames)
-    numbers = given.tolist() if isinstance(given, np.ndarray) else [] if given is None else given
-    if not isinstance(numbers, Sequence) or not all(isinstance(each, int) for each in numbers):
-        check_keyframes(given)
+def frame_numbers(keyframes: Keyframes | Sequence[int] | None) -> tuple[int, ...]:
+    """Return the frame numbers of keyframes, which may be given as frame numbers; raise a `LatentsError` otherwise."""
+    if isinstance(keyframes, Keyframes):
+        return tuple(keyframes.frames)
+    numbers = keyframes.tolist() if isinstance(keyframes, np.ndarray) else [] if keyframes is None else keyframes
+    if not isinstance(numbers, Sequence) or not all(isinstance(number, int) for number in numbers):
+        check_keyframes(keyframes)
     return _check_frames(np.array(numbers), len(numbers)) if numbers else ()
 
 
@@ -97,22 +98,22 @@ class KeyframesFile:
     source: str
     shape: LatentShape  # (B, C, P, H', W')
     frames: tuple[int, ...]
-    normalized: bool | None  # what the metadata states, also of the latents; None if nothing
+    normalized: bool | None  # as the metadata states, also for the latents; None if it states nothing
     stored_dtype: str  # such as "bfloat16"
     _stored: StoredLatents = field(repr=False)
-    _kept: tuple[int, ...] = field(repr=False)  # the indices of these stills among the stored ones
+    _indices: tuple[int, ...] = field(repr=False)  # of these stills among the stored ones
 
     def check(self, shape: Sequence[int]) -> None:
         """Run `Keyframes.check`. The error names the file."""
         _check_grid(self.shape, shape, f"{self.source}: ")
 
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> Keyframes:
-        """The keyframes with normalized latents. Arguments, dtype and errors as for `LatentsFile.read`."""
-        found = choose_statistics(self.source, self.normalized, self.shape.channels, statistics, unnormalized)
-        return Keyframes(self._map(found)[()][:, :, list(self._kept)], self.frames)
+        """Return the keyframes with normalized latents. Arguments, dtype and errors as in `LatentsFile.read`."""
+        mean_and_std = choose_statistics(self.source, self.normalized, self.shape.channels, statistics, unnormalized)
+        return Keyframes(self._map(mean_and_std)[()][:, :, list(self._indices)], self.frames)
 
     def digest(self) -> str:
-        """A hash of the stored values. Raises the errors of `read`."""
+        """Return a hash of the stored values. Raises the errors of `read`."""
         return self._map(None).digest()
 
     def _map(self, statistics: MeanAndStd | None) -> MappedLatents:
@@ -122,13 +123,13 @@ class KeyframesFile:
 def load_keyframes(
     path: str | os.PathLike, *, unnormalized: bool | None = None, statistics: GivenStatistics | None = None
 ) -> Keyframes | None:
-    """The keyframes in a file, alone or beside latents, with normalized latents; None if it has none.
+    """Return the keyframes of a file, with normalized latents, or `None` if it has none. It may also have latents.
 
     Args:
         path: as in `load_latents`. The tensors are `keyframe_latents` (B, C, P, H', W') and `keyframe_frame_indices`
             (P,), or `keyframes` and `keyframe_positions`. Keyframes after the last of the `num_frames` that the
             file states are left out, with a warning.
-        unnormalized: True if the file stores `latents * std + mean`; None follows the metadata.
+        unnormalized: True if the file stores `latents * std + mean`; `None` follows the metadata.
         statistics: `(vae.mean, vae.std)`, each (C,), which normalize unnormalized latents.
 
     Raises:
@@ -140,18 +141,19 @@ def load_keyframes(
 
 
 def open_keyframes(path: str | os.PathLike, num_frames: int | None = None) -> KeyframesFile | None:
-    """`find_keyframes` for a file. An unreadable file also raises a `LatentsError`."""
-    tensors, stated = open_tensor_file(path)
-    return find_keyframes(tensors, stated, source_name(path), num_frames)
+    """Open a file and return its keyframes, as `find_keyframes`. Raises a `LatentsError`, too, if it cannot."""
+    tensors, entries = open_tensor_file(path)
+    return find_keyframes(tensors, entries, source_name(path), num_frames)
 
 
 def find_keyframes(
-    tensors: Mapping[str, StoredArray], stated: Mapping[str, str], source: str, num_frames: int | None = None
+    tensors: Mapping[str, StoredArray], entries: Mapping[str, str], source: str, num_frames: int | None = None
 ) -> KeyframesFile | None:
-    """The keyframes among tensors; None if there are none. Frame numbers without latents are ignored.
+    """Return the keyframes among the tensors of a file, or `None` if there are none.
 
-    Leaves out keyframes after the last of `num_frames`, by default what the file states, with a warning. Raises a
-    `LatentsError` for latents without frame numbers, of other axes, or of a dtype that is not read.
+    `entries` are the metadata of the file. Frame numbers without latents are ignored. Keyframes after the last of
+    `num_frames`, by default the number in the metadata, are left out with a warning. Raises a `LatentsError` for
+    latents without frame numbers, with other axes, or of a dtype that is not read.
     """
     name, numbers_name = _choose_name(STILL_NAMES, tensors, source), _choose_name(NUMBER_NAMES, tensors, source)
     if name is None:
@@ -168,29 +170,31 @@ def find_keyframes(
             f"expected ({shape.frames},) whole numbers, one for each of {name}."
         )
     frames = _check_frames(numbers.read(), shape.frames, f"{source}: ")
-    metadata = parse_metadata(stated, source)
+    metadata = parse_metadata(entries, source)
     end = num_frames or metadata.sizes[0] or math.inf
-    kept = tuple(index for index, frame in enumerate(frames) if frame < end)
-    if len(kept) < len(frames):
+    indices = tuple(index for index, frame in enumerate(frames) if frame < end)
+    if len(indices) < len(frames):
         later = describe_keyframes([frame for frame in frames if frame >= end])
         warn(f"{source}: the {end} frames of its video leave out {later}.")
     latents = StoredLatents(stored, Layout(dict(zip(CHANNELS_FIRST, shape, strict=True))))
-    shape, frames = shape._replace(frames=len(kept)), tuple(frames[index] for index in kept)
-    return KeyframesFile(source, shape, frames, metadata.normalized, stored.dtype_name, latents, kept) if kept else None
+    if not indices:
+        return None
+    shape, frames = shape._replace(frames=len(indices)), tuple(frames[index] for index in indices)
+    return KeyframesFile(source, shape, frames, metadata.normalized, stored.dtype_name, latents, indices)
 
 
 def _choose_name(names: Sequence[str], tensors: Mapping[str, StoredArray], source: str) -> str | None:
-    """The name among `names`, all for the same, that a file uses. A `LatentsError` if it uses several."""
-    found = [name for name in names if name in tensors]
-    if len(found) > 1:
-        raise LatentsError(f"{source}: has {' and '.join(found)}, two names for the same; keep one.")
-    return found[0] if found else None
+    """Return the one of several synonymous names that a file uses. Raises a `LatentsError` if it uses several."""
+    used_names = [name for name in names if name in tensors]
+    if len(used_names) > 1:
+        raise LatentsError(f"{source}: has {' and '.join(used_names)}, two names for the same; keep one.")
+    return used_names[0] if used_names else None
 
 
 def describe_keyframes(frames: Sequence[int]) -> str:
-    """Their number, and the first frame numbers: "5 keyframes at frames 24, 48, 72, 96, 120"."""
-    shown = [*map(str, frames[:_SHOWN_FRAMES]), *["..."] * (len(frames) > _SHOWN_FRAMES)]
-    return f"{format_count(len(frames), 'keyframe')} at frame{'s' * (len(frames) > 1)} {', '.join(shown)}"
+    """Return a count and the first frame numbers: "5 keyframes at frames 24, 48, 72, 96, 120"."""
+    numbers = [*map(str, frames[:_LISTED_FRAMES]), *["..."] * (len(frames) > _LISTED_FRAMES)]
+    return f"{format_count(len(frames), 'keyframe')} at frame{'s' * (len(frames) > 1)} {', '.join(numbers)}"
 
 
 def _check_axes(shape: Sequence[int], source: str = "") -> None:
@@ -201,7 +205,7 @@ def _check_axes(shape: Sequence[int], source: str = "") -> None:
 
 
 def _check_frames(frames: np.ndarray, count: int, source: str = "") -> tuple[int, ...]:
-    """The frame numbers of this many stills. Raises a `LatentsError` for any other number."""
+    """Return the frame numbers of `count` stills. Raises a `LatentsError` if they are invalid, or not as many."""
     if frames.shape != (count,) or frames.dtype.kind not in "iu" or frames.min() < 0 or frames.max() > _MAX_FRAME:
         raise LatentsError(
             f"{source}keyframes need one frame number from 0 to {_MAX_FRAME} for each of their {count} stills, and "
@@ -210,10 +214,10 @@ def _check_frames(frames: np.ndarray, count: int, source: str = "") -> tuple[int
     return tuple(frames.tolist())
 
 
-def _check_grid(found: Sequence[int], shape: Sequence[int], source: str) -> None:
+def _check_grid(keyframe_shape: Sequence[int], shape: Sequence[int], source: str) -> None:
     batch, channels, _, *size = shape
-    if tuple(found) != (expected := (batch, channels, found[2], *size)):
+    if tuple(keyframe_shape) != (expected := (batch, channels, keyframe_shape[2], *size)):
         raise LatentsError(
-            f"{source}keyframe latents have the shape {tuple(found)}, and the latents of the video {tuple(shape)}; "
-            f"expected {expected}."
+            f"{source}keyframe latents have the shape {tuple(keyframe_shape)}, and the latents of the video "
+            f"{tuple(shape)}; expected {expected}."
         )

@@ -35,9 +35,10 @@ AUDIO_NAMES = (
     "audio",
     "latent_tensor_1",
 )
-#: The number of audio latents before the padding, in data sets of musubi-tuner.
+#: Name of the number of audio latents without padding, in data sets of musubi-tuner.
 AUDIO_LENGTHS = "audio_lengths_int32"
-_SIZED_AUDIO_NAME = re.compile(r"audio_latents_\d+x\d+x\d+_\w+")  # in the same: audio_latents_126x16x8_bfloat16
+# Also of musubi-tuner: audio_latents_126x16x8_bfloat16.
+_SIZED_AUDIO_NAME = re.compile(r"audio_latents_\d+x\d+x\d+_\w+")
 _LAYOUTS = {5: (CHANNELS_FIRST, "BFHWC"), 4: ("CFHW", "FHWC"), 3: ("BNC",), 2: ("NC",)}  # by the number of axes
 _AXIS_NAMES = {"F": "F'", "H": "H'", "W": "W'", "N": "tokens"}
 Sizes = tuple[int | None, int | None, int | None]
@@ -48,7 +49,7 @@ _GRID_SIZES = ("latent_num_frames", "latent_height", "latent_width")
 
 @dataclass(frozen=True)
 class LatentsMetadata:
-    """Values that a latent file states; None where it states none."""
+    """Values in the metadata of a latent file. A value is `None` if the file does not state it."""
 
     sizes: Sizes  # of the video: frames, height, width; or, in data sets of the LTX trainers, of the latent grid
     latent_sizes: Sizes = (None, None, None)  # F', H' and W'
@@ -56,12 +57,12 @@ class LatentsMetadata:
     grid: Grid | None = None
     normalized: bool | None = None
     carry: int | None = None  # frames that a window of a film shares with the next one
-    is_channels_first: bool = False  # states the layout (B, C, F', H', W'), which only this package does
+    is_channels_first: bool = False  # the file states the layout (B, C, F', H', W'), which only this package writes
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to read a stored shape. `str(layout)` names the axes: "(B, tokens, C)"."""
+    """Axes of a stored tensor and their sizes. `str(layout)` names the axes: "(B, tokens, C)"."""
 
     sizes: dict[str, int]  # of the stored axes, a letter each: B, C, F, H, W, or N for packed tokens
     packed_grid: Grid | None = None  # (F', H', W') of packed tokens, once it is known
@@ -80,7 +81,7 @@ class Layout:
         return (self.sizes["F"], self.sizes["H"], self.sizes["W"]) == tuple(grid)
 
     def to_channels_first(self, values: np.ndarray) -> np.ndarray:
-        """The values of a stored array as a view (B, C, F', H', W')."""
+        """Return a stored array as a view (B, C, F', H', W')."""
         axes = "B" + "".join(self.sizes).removeprefix("B").replace("N", "FHW")
         sizes = dict(zip(CHANNELS_FIRST, self.shape, strict=True))
         return values.reshape([sizes[axis] for axis in axes]).transpose([axes.index(axis) for axis in CHANNELS_FIRST])
@@ -98,7 +99,7 @@ def _format_grid(grid: Grid) -> str:
 def find_layout(
     shape: tuple[int, ...], metadata: LatentsMetadata, source: str, *, latent_channels: int | None, grid: Grid | None
 ) -> Layout:
-    """The only layout that fits a stored shape. Without `latent_channels`, unpacked latents are channels-first."""
+    """Find the only layout that fits a stored shape. Without `latent_channels`, unpacked latents are channels-first."""
     grid, sizes = _merge_grids(grid, metadata.grid, source), _if_complete(metadata.sizes)
     if metadata.is_channels_first:
         latent_channels = sizes = None
@@ -108,7 +109,7 @@ def find_layout(
     if latent_channels is None:
         layouts = layouts[:1]
     if grid is None and sizes is not None and any(layout.has_grid(sizes) for layout in layouts):
-        grid = sizes  # of the grid, not the video, which is always larger
+        grid = sizes  # a video is always larger than its latent grid
     if grid is not None:
         layouts = _layouts_with_grid(layouts, grid, source)
     fitting = [layout for layout in layouts if layout.sizes["C"] == latent_channels] or layouts[:1]
@@ -123,12 +124,15 @@ def find_layout(
         return layout
     channels = layout.sizes["C"]
     if latent_channels not in (None, channels):
-        found = f"read as packed {layout}, have {channels} channels"
-        raise LatentsError(f"{source}: latents {shape}, {found} where the VAE has {latent_channels}.")
+        raise LatentsError(
+            f"{source}: latents {shape}, read as packed {layout}, have {channels} channels where the VAE has "
+            f"{latent_channels}."
+        )
     if grid is None:
         way = option("grid=(F', H', W')", "--grid FxHxW")
-        found = f"latents {shape} are packed, {layout}, and the file does not state their grid"
-        raise LatentsError(f"{source}: {found}; give it as {way}.")
+        raise LatentsError(
+            f"{source}: latents {shape} are packed, {layout}, and the file does not state their grid; give it as {way}."
+        )
     return replace(layout, packed_grid=grid)
 
 
@@ -148,15 +152,15 @@ def _layouts_with_grid(layouts: list[Layout], grid: Grid, source: str) -> list[L
 def find_video_sizes(
     metadata: LatentsMetadata, grid: Grid, scale: ScaleFactors | None, source: str
 ) -> tuple[Sizes, int]:
-    """The stated sizes of the video, and the number of its latent frames: the others, at the end, are padding.
+    """Return the sizes of the video in the metadata, and the number of latent frames without padding at the end.
 
-    Raises a `LatentsError` unless they, or the latents' sizes, fit (F', H', W'). Without a scale, any whole numbers of
-    pixels and frames per latent cell are possible, unless height and width are right for the usual one.
+    Raises a `LatentsError` unless the sizes of video and latents in the metadata fit the grid (F', H', W'). Without a
+    scale, any whole numbers of pixels and frames per latent cell fit, unless height and width fit the usual scale.
     """
     factors, (num_frames, *size) = scale or DEFAULT_SCALE, metadata.sizes
     video = factors.video_grid(grid)
-    is_known = scale is not None or tuple(size) == video[1:]
-    is_video = _fits(metadata.sizes, video) if is_known else _can_be_video(metadata.sizes, grid)
+    has_scale = scale is not None or tuple(size) == video[1:]
+    is_video = _fits(metadata.sizes, video) if has_scale else _can_be_video(metadata.sizes, grid)
     if not is_video and not _fits(metadata.sizes, grid):
         frames = 1 if num_frames is None else factors.covering_latent_grid((num_frames, 1, 1))[0]
         if 1 < frames < grid[0] and _fits(metadata.sizes, factors.video_grid((frames, *grid[1:]))):
@@ -170,14 +174,14 @@ def find_video_sizes(
             f"{source}: its metadata states latents with {_describe(metadata.latent_sizes)}, but they have "
             f"{_describe(grid)}; correct the metadata."
         )
-    # A video is larger than its latents, unless only its one frame is stated.
+    # A video is larger than its latents, unless it has one frame, and only this number is in the metadata.
     is_usual = _fits(metadata.sizes, DEFAULT_SCALE.video_grid(grid))
     is_grid = not metadata.is_channels_first and not is_usual and _fits(metadata.sizes, grid)
     return (None, None, None) if is_grid else metadata.sizes, grid[0]
 
 
 def _if_complete(sizes: Sizes) -> Grid | None:
-    """The sizes if all three are stated."""
+    """Return the sizes as a grid, or `None` if one of them is `None`."""
     frames, height, width = sizes
     return None if frames is None or height is None or width is None else (frames, height, width)
 
@@ -197,15 +201,15 @@ def _describe(sizes: Sizes) -> str:
 
 
 def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
-    """The values of the known keys. Raises a `LatentsError` for one that cannot be parsed, and for two grids."""
+    """Parse the values of the keys in `_PARSERS`; raise a `LatentsError` for an invalid value, and for two grids."""
     values: dict[str, Any] = {}
     for key in _PARSERS.keys() & metadata.keys():
         parse, expected = _PARSERS[key]
         try:
             values[key] = parse(metadata[key])
         except (KeyError, ValueError):
-            found = f"{key} = {quote(metadata[key][:80])}, which is not {expected}"
-            raise LatentsError(f"{source}: its metadata has {found}.") from None
+            entry = f"{key} = {quote(metadata[key][:80])}"
+            raise LatentsError(f"{source}: its metadata has {entry}, which is not {expected}.") from None
     sizes, latent_sizes = (tuple(values.pop(key, None) for key in keys) for keys in (_SIZES, _GRID_SIZES))
     values["grid"] = _merge_grids(values.get("grid"), _if_complete(latent_sizes), source)
     is_channels_first = metadata.get(AXES_KEY) == CHANNELS_FIRST
@@ -213,7 +217,7 @@ def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
 
 
 def _merge_grids(first: Grid | None, second: Grid | None, source: str) -> Grid | None:
-    """The grid that is not None. Raises `LatentsError` if both are given and differ."""
+    """Return the grid that is not `None`; raise a `LatentsError` if there are two that differ."""
     if first is None or second is None:
         return second if first is None else first
     if tuple(first) != tuple(second):
@@ -236,7 +240,7 @@ def _parse_count(text: str) -> int:
 
 _SIZE = re.compile(r"0*[1-9][0-9]{0,8}")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
-# The parser of each key's value, and what the value should be.
+# For each key, the parser of its value, and the expected value in error messages.
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "fps": (parse_fps, "a frame rate"),
     **dict.fromkeys((*_SIZES, *_GRID_SIZES), (_parse_size, "a whole number above 0")),

@@ -1,4 +1,4 @@
-"""Writes latents as safetensors: at once, or as they come, in memory that does not grow with the clip."""
+"""Writes latents as safetensors: at once, or as they arrive, in memory that does not grow with the clip."""
 
 import json
 import os
@@ -27,10 +27,10 @@ _BLOCK_BYTES = 2**25
 
 
 class LatentsWriter(AbstractContextManager["LatentsWriter"]):
-    """Writes normalized latents as they come. The file appears under its name with `complete`.
+    """Writer of normalized latents as they arrive. `complete` gives the file its name.
 
-    The values of a channel lie together in the file, whose header has their number. So the frames wait in a file
-    without a name beside it.
+    The file is ordered by channel, and its header contains the number of frames. So the frames are first written to a
+    file without a name in the same folder.
 
     Raises:
         WriterError: for another ending than .safetensors, and a file that cannot be written.
@@ -51,7 +51,7 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
             raise
 
     def write(self, latents: mx.array) -> None:
-        """Add latents (B, C, n, H', W') along time: float32, float16 or bfloat16, all alike and finite."""
+        """Append latents (B, C, n, H', W') along time: finite, of one size, and all float32, float16 or bfloat16."""
         check_shape(latents.shape, None, self._name)
         self._check_values(latents, "latents")
         shape = LatentShape(*latents.shape)
@@ -74,18 +74,18 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         keyframes: Keyframes | None = None,
         carry: int | None = None,
     ) -> Path | None:
-        """Write the file, with arguments and errors of `save_latents`. Returns as `PartFile.complete`."""
+        """Write the file, with the arguments and errors of `save_latents`. Returns what `PartFile.complete` returns."""
         assert self._shape is not None, "latents were written"
         exact_fps = None if fps is None else find_fps(self._name, fps, WriterError)
         find_video_sizes(LatentsMetadata((num_frames, height, width)), self._shape.grid, None, self._name)
-        stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width, "carry": carry}
-        metadata = {key: str(value) for key, value in stated.items() if value is not None}
+        values = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width, "carry": carry}
+        metadata = {key: str(value) for key, value in values.items() if value is not None}
         metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST}
         tensors: list[tuple[str, mx.Dtype, Sequence[int], Iterable[bytes]]]
         tensors = [("latents", self._dtype, self._shape, self._planes(self._shape))]
-        others = {} if audio is None else {AUDIO_NAMES[0]: audio}
-        others |= self._keyframe_tensors(keyframes, self._shape)
-        tensors += [(name, array.dtype, array.shape, map(_to_bytes, [array])) for name, array in others.items()]
+        arrays = {} if audio is None else {AUDIO_NAMES[0]: audio}
+        arrays |= self._keyframe_tensors(keyframes, self._shape)
+        tensors += [(name, array.dtype, array.shape, map(_to_bytes, [array])) for name, array in arrays.items()]
         tensors.sort(key=lambda tensor: -tensor[1].size)  # so that each is aligned, as some readers need
         with writing_to(self._name), self._part.path.open("r+b") as file:
             file.write(_header({name: (dtype, shape) for name, dtype, shape, _ in tensors}, metadata))
@@ -94,14 +94,14 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         return self._part.complete()
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # of a full disk, where not all was written
+        with suppress(OSError):  # the disk is full, so that not all was written
             self._frames.close()
         self._part.discard()
 
-    def _check_values(self, latents: mx.array, what: str) -> None:
+    def _check_values(self, latents: mx.array, name: str) -> None:
         if dtype_name(latents.dtype) not in _FLOATS:
-            raise LatentsError(f"{self._name}: {what} are {latents.dtype}; expected float32, float16 or bfloat16.")
-        check_finite(latents, self._name if what == "latents" else f"{self._name}: {what}")
+            raise LatentsError(f"{self._name}: {name} are {latents.dtype}; expected float32, float16 or bfloat16.")
+        check_finite(latents, self._name if name == "latents" else f"{self._name}: {name}")
 
     def _keyframe_tensors(self, keyframes: Keyframes | None, shape: LatentShape) -> dict[str, mx.array]:
         if keyframes is None:
@@ -112,13 +112,13 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         return {STILL_NAMES[0]: latents, NUMBER_NAMES[0]: mx.array(list(keyframes.frames), mx.int32)}
 
     def _planes(self, shape: LatentShape) -> Iterator[bytes]:
-        """The values channel by channel, some channels at a time."""
+        """Yield the values in the order of the file, some channels at a time."""
         self._frames.flush()
         num_planes = shape.batch * shape.channels
         plane = shape.height * shape.width * self._dtype.size
-        at_once = max(1, _BLOCK_BYTES // (shape.frames * plane))
-        for first in range(0, num_planes, at_once):
-            count = min(at_once, num_planes - first)
+        planes_at_once = max(1, _BLOCK_BYTES // (shape.frames * plane))
+        for first in range(0, num_planes, planes_at_once):
+            count = min(planes_at_once, num_planes - first)
             block = np.empty((shape.frames, count, plane), np.uint8)
             for frame in range(shape.frames):
                 start = (frame * num_planes + first) * plane
@@ -140,18 +140,18 @@ def save_latents(
     carry: int | None = None,
     overwrite: bool = True,
 ) -> None:
-    """Write normalized latents `(B, C, F', H', W')` as safetensors. The file appears under its name only when whole.
+    """Write normalized latents `(B, C, F', H', W')` as safetensors. The file gets its name when it is complete.
 
     Args:
         latents: float32, float16 or bfloat16.
         fps: frames per second of the video (see `parse_fps`).
-        num_frames, height, width: of the video, in frames and pixels.
-        audio: latents of its sound (B, 8, T, 16), normalized.
+        num_frames, height, width: size of the video, in frames and pixels.
+        audio: latents of the video's sound (B, 8, T, 16), normalized.
         keyframes: the video's keyframes, normalized, in one of the dtypes above.
         carry: the number of frames that the video shares with the next one, if it is a window of a film: 1 + 8*k or 0.
 
     Raises:
-        LatentsError: for other shapes and dtypes, values that are not finite, and sizes that no video of them has.
+        LatentsError: for other shapes and dtypes, values that are not finite, and sizes that do not fit the latents.
         WriterError: for another ending than .safetensors, an invalid frame rate, and a file that cannot be written.
     """
     check_is_path(path, WriterError)  # first, since arguments may be swapped
@@ -166,7 +166,7 @@ def save_latents(
 
 
 def save_sound_latents(path: str | os.PathLike, audio: mx.array) -> None:
-    """Write the latents of sound alone, (B, 8, T, 16), as `save_latents` writes them with a video. Replaces no file."""
+    """Write audio latents (B, 8, T, 16) without a video, named as by `save_latents`. Existing files are kept."""
     audio, part = to_mlx(audio, "audio latents"), PartFile(Path(path), overwrite=False)
     with writing_to(path):
         header = _header({AUDIO_NAMES[0]: (audio.dtype, audio.shape)}, {"normalized": "true"})
@@ -181,7 +181,7 @@ def check_latents_name(path: str | os.PathLike) -> None:
 
 
 def _check_carry(carry: int, num_frames: int, source: str) -> None:
-    """Raise a `LatentsError` for a carry that no window with this number of frames has."""
+    """Raise a `LatentsError` for a carry that is impossible in a window with `num_frames`."""
     if rule := DEFAULT_SCALE.carry_rule(carry):
         raise LatentsError(f"{source}: windows share {rule}, not {quote(carry)}; correct the carry.")
     if carry >= num_frames:
@@ -189,7 +189,7 @@ def _check_carry(carry: int, num_frames: int, source: str) -> None:
 
 
 def _header(tensors: dict[str, tuple[mx.Dtype, Sequence[int]]], metadata: dict[str, str]) -> bytes:
-    """The header of a safetensors file with these tensors one after another."""
+    """Return the header of a safetensors file with these tensors in order."""
     entries: dict[str, object] = {"__metadata__": metadata}
     end = 0
     for name, (dtype, shape) in tensors.items():

@@ -328,7 +328,7 @@ class DepthToSpaceUpsample(nn.Module):
         def compute(view: View) -> mx.array:
             result = interleave(self.conv(view, view.frames, context), spec.up)
             if spec.has_residual:
-                skip = depth_to_space(view.own(axis), spec.up)
+                skip = depth_to_space(view.at_outputs(axis), spec.up)
                 result = result + mx.tile(skip, (1, 1, 1, 1, spec.conv_channels // spec.in_channels))
             if spec.trim and (axis is not Axis.TIME or view.output == 0):
                 result = result[:, spec.trim :]

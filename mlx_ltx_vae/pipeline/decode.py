@@ -67,7 +67,7 @@ from .sources import (
 
 
 class DecodeOptions(TypedDict, total=False):
-    """The options of a decode, which `VideoVAE.stream` documents."""
+    """Options of a decode, which `VideoVAE.stream` documents."""
 
     timestep: float | None
     seed: int
@@ -89,31 +89,31 @@ _DEFAULTS = DecodeOptions(
     steps=None,
     keyframes=None,
 )
-# Options of `VideoVAE.plan` alone.
-_PLANNED = {"memory_budget", "mode", "order", "tiling", "tile_batch_size", "chunk", "ranks", "frames", "joined"}
+# Options of `VideoVAE.plan` only.
+_PLAN_OPTIONS = {"memory_budget", "mode", "order", "tiling", "tile_batch_size", "chunk", "ranks", "frames", "joined"}
 
 
-def check_options(function: str, options: Mapping[str, object], known: type = DecodeOptions) -> None:
+def check_options(function: str, options: Mapping[str, object], option_type: type = DecodeOptions) -> None:
     """Raise a `TypeError`, as Python does, if options are not in a `TypedDict`."""
-    plan, given, planned = "plan", "latents", _PLANNED
-    if known is not DecodeOptions:
-        plan, given, planned = "plan_encode", "pixels", {"memory_budget", "mode", "ranks", "joined"}
-    for name in options.keys() - known.__annotations__.keys():
-        made = (
+    planner, array, plan_options = "plan", "latents", _PLAN_OPTIONS
+    if option_type is not DecodeOptions:
+        planner, array, plan_options = "plan_encode", "pixels", {"memory_budget", "mode", "ranks", "joined"}
+    for name in options.keys() - option_type.__annotations__.keys():
+        call = (
             f"partial(vae.plan, {name}=...)"
             if function == "stream_joined"
-            else f"vae.{plan}({given}.shape, {name}=...)"
+            else f"vae.{planner}({array}.shape, {name}=...)"
         )
-        hint = f"; it is one of {plan}(): {function}(..., plan={made})"
+        hint = f"; it is one of {planner}(): {function}(..., plan={call})"
         text = f"{function}() got an unexpected keyword argument {name!r}"
-        raise TypeError(text + (hint if name in planned else ""))
+        raise TypeError(text + (hint if name in plan_options else ""))
 
 
 class DecodeStream(ChunkStream[FrameChunk]):
     """Chunks of one decode of a video, in order.
 
-    `num_frames` counts the frames of all chunks, or is `None` if that is unknown. `outputs` are what the consumer makes
-    of the frames: what it adds before the first chunk counts in plans that are made then.
+    `num_frames` is the number of frames of all chunks, if it is known. `outputs` are what the consumer makes of the
+    frames; a plan that is made at the first chunk counts what the consumer has added by then.
     """
 
     def __init__(
@@ -131,9 +131,9 @@ class DecodeStream(ChunkStream[FrameChunk]):
 
 @dataclass(frozen=True)
 class DecodePipeline:
-    """Starts a decode, in this process or together with a group.
+    """Decoder and options of a decode, in this process or together with a group.
 
-    `make_plan` is called with a latent shape, and further options of `VideoVAE.plan`; it knows the steps and keyframes.
+    `make_plan` is called with a latent shape and further options of `VideoVAE.plan`; it adds the steps and keyframes.
     """
 
     decoder: Decoder
@@ -142,8 +142,8 @@ class DecodePipeline:
     format: FrameFormat | None = None  # of the frames, if they are levels
     group: mx.distributed.Group | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
-    bands: list[RowBands] = field(default_factory=list)  # the run's bands, if it has any, once it is made
-    outputs: list[FrameOutput] = field(default_factory=list)  # of the consumer, if it has named them
+    bands: list[RowBands] = field(default_factory=list)  # filled by the run, if it is divided in bands
+    outputs: list[FrameOutput] = field(default_factory=list)  # filled by the consumer
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", {**_DEFAULTS, **self.options})
@@ -157,7 +157,7 @@ class DecodePipeline:
         memory_budget: str | int | None,
         progress: Progress,
     ) -> mx.array | None:
-        """The pixels of a whole clip, or None if they are handed over; see `VideoVAE.decode`."""
+        """Return the pixels of a clip, or `None` if a callback receives them; see `VideoVAE.decode`."""
         plan = self._plan(latents, plan, memory_budget, joined=on_frames_ready is None)
         if plan is not None and plan.format is not None:
             raise PlanError("the plan was made for levels, and decode returns floats; plan without a bit depth.")
@@ -194,7 +194,7 @@ class DecodePipeline:
         levels = common_format(outputs)
         plan = self._plan(latents, plan, memory_budget, outputs=outputs)
         video: dict[str, Any] = {}
-        if plan is not None and isinstance(latents, Latents):  # what writing would raise
+        if plan is not None and isinstance(latents, Latents):  # check early what writing would check
             if plan.format is not None and plan.format != levels:
                 raise PlanError(f"{name}: the plan was made for other frames; plan with outputs=, or leave it out.")
             video = {"size": plan.frame_size, "num_frames": plan.num_frames}
@@ -212,8 +212,8 @@ class DecodePipeline:
                 del first  # its buffer is free when it is written
             if batch > 1:
                 raise LatentsError(f"{name}: is one video, and these latents are {batch}; write each.")
-            shown = show_progress(chunks, progress, video.get("num_frames"), name=name)
-            written = write_files(shown, files, start, fps=fps, **video)
+            progress_chunks = show_progress(chunks, progress, video.get("num_frames"), name=name)
+            written = write_files(progress_chunks, files, start, fps=fps, **video)
             width, height = video["size"]
             return DecodeReport(
                 output=written.new_names.get(name, name),
@@ -234,11 +234,11 @@ class DecodePipeline:
         latents: LatentInput | DecodeStream,
         plan: DecodePlan | None,
         memory_budget: str | int | None,
-        **more: Any,
+        **plan_options: Any,
     ) -> DecodePlan | None:
-        """The plan of whole latents if none is given; None for streamed latents, and for a stream of frames."""
+        """Return the plan, by default one for latents that are all available, and `None` for other inputs."""
         if plan is None and isinstance(latents, Latents):
-            return self.make_plan(latents.shape, memory_budget=memory_budget, **more)
+            return self.make_plan(latents.shape, memory_budget=memory_budget, **plan_options)
         if memory_budget is not None:
             raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
         return plan
@@ -262,51 +262,53 @@ class DecodePipeline:
             )
         if plan is not None and self.format is not None and plan.format not in (None, self.format):
             raise PlanError("the plan was made for frames with another bit depth; plan with the stream's bit depth.")
-        given, keyframes = as_latents(latents), self.options["keyframes"]
+        checked_latents, keyframes = as_latents(latents), self.options["keyframes"]
         if keyframes is not None:
             keyframes = usable_keyframes(self.decoder, keyframes)
         pipeline = replace(self, options={**self.options, "keyframes": keyframes})
-        if isinstance(given, Latents):
-            chunks = pipeline._decode_whole(given, plan)
+        if isinstance(checked_latents, Latents):
+            chunks = pipeline._decode_array(checked_latents, plan)
         elif keyframes is not None:
-            chunks = pipeline._decode_joined(given, plan)
+            chunks = pipeline._decode_collected(checked_latents, plan)
         else:
             if plan is not None:
                 _check_arriving(plan)
-            chunks = pipeline._decode_arriving(given, plan)
+            chunks = pipeline._decode_arriving(checked_latents, plan)
         return DecodeStream(chunks, self.cancelled, self.bands, outputs=self.outputs)
 
-    def _decode_whole(self, latents: Latents, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
+    def _decode_array(self, latents: Latents, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
         plan, shape = plan or self.plan_for_outputs(latents.shape), tuple(latents.shape)
         keyframes = self.options["keyframes"]
         if plan.whole_shape != shape:
             raise PlanError(f"the plan was made for latents of shape {tuple(plan.whole_shape)}; these are {shape}.")
         if plan.keyframes != (numbers := frame_numbers(keyframes)):
-            made, found = (", ".join(map(str, each)) or "no frame" for each in (plan.keyframes, numbers))
-            raise PlanError(f"the plan was made for keyframes at {made}, and these are at {found}; plan with the same.")
+            expected, actual = (", ".join(map(str, frames)) or "no frame" for frames in (plan.keyframes, numbers))
+            raise PlanError(
+                f"the plan was made for keyframes at {expected}, and these are at {actual}; plan with the same."
+            )
         if keyframes is not None:
             keyframes.check(shape)
             if padded := pad_as_noise(self.decoder.spec, latents, keyframes, self.options["noise"]):
                 options: DecodeOptions = {**self.options, "keyframes": padded.keyframes}
                 run = replace(self, options=options, format=self.format or plan.format)
-                return padded.crop(run._decode_whole(padded.latents, self.plan_for_outputs(padded.latents.shape)))
+                return padded.crop(run._decode_array(padded.latents, self.plan_for_outputs(padded.latents.shape)))
         interval = plan.excerpt.latents if plan.excerpt else None
         if not isinstance(latents, (mx.array, np.ndarray)):
             check_values(latents, interval)
-        if self._is_first:
+        if self._is_first_rank:
             warn_of_unusual(sample_moments(latents), shape, self.decoder, latents, self.options["unnormalized"])
         return self._run(plan, partial(LatentSource, latents, frames=interval))
 
-    def _decode_joined(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
-        """Decode latents when all have arrived."""
+    def _decode_collected(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
+        """Decode latents after all of them have arrived."""
         first, parts = peek(parts, "there are no latents to decode.")
         check_part(first, getattr(first, "shape", ()))
-        arrived = []
+        arrays = []
         for part in parts:
             check_part(part, first.shape)
-            arrived.append(to_mlx(part, "latents"))
-        joined = mx.concatenate(arrived, axis=2)
-        yield from self._decode_whole(cast(Latents, as_latents(joined)), plan)
+            arrays.append(to_mlx(part, "latents"))
+        latents = mx.concatenate(arrays, axis=2)
+        yield from self._decode_array(cast(Latents, as_latents(latents)), plan)
 
     def _decode_arriving(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
         first, parts = peek(parts, "there are no latents to decode.")
@@ -323,12 +325,12 @@ class DecodePipeline:
             raise LatentsError('noise arrays need the whole latents; with an iterator use a seed or noise="zeros".')
         moments: list[np.ndarray] = []
         yield from self._run(plan, partial(LatentStreamSource, parts, plan.latent_shape, moments))
-        if self._is_first:
+        if self._is_first_rank:
             warn_of_unusual(moments, plan.latent_shape, self.decoder, "latents", self.options["unnormalized"])
 
     @property
-    def _is_first(self) -> bool:
-        """True if this is the first of the ranks, which warns."""
+    def _is_first_rank(self) -> bool:
+        """Flag: this is the first of the ranks, which warns."""
         return self.group is None or not self.group.rank()
 
     def _run(
@@ -361,8 +363,8 @@ class DecodePipeline:
             source = KeyframeSource(source, LatentSource(keyframes.latents, planes, band))
         timesteps, maps = draws.timesteps(shape.batch), draws.maps
         if band is not None:
-            whole = Interval(0, shape.width)
-            maps = {name: mx.contiguous(crop_map(noise, shape[-2:], band, whole)) for name, noise in maps.items()}
+            columns = Interval(0, shape.width)
+            maps = {name: mx.contiguous(crop_map(noise, shape[-2:], band, columns)) for name, noise in maps.items()}
         check = OutputCheck(
             decoder.spec.patch_size,
             may_be_flat=lambda: preprocess.may_be_flat()[plan.excerpt.kept.as_slice if plan.excerpt else slice(None)],
@@ -386,14 +388,14 @@ class DecodePipeline:
 
 
 def _explain(decoder: Callable[[], Decoder | None], largest: Magnitude) -> str:
-    """Why pixels are not finite. A chunk has this, and keeps no weights alive by it."""
-    if (found := decoder()) is None:
+    """Explain why pixels are not finite. A chunk refers to this function, and keeps no weights alive by it."""
+    if (network := decoder()) is None:
         return "their VAE is gone; decode again."
-    return explain_not_finite(found, "decoder", largest.value())
+    return explain_not_finite(network, "decoder", largest.value())
 
 
 def _tile_noise(spec: NetworkSpec, plan: DecodePlan, first_frame: int) -> dict[Grid, NoiseShapes]:
-    """The shapes of each tile's noise by where it begins, if the layers that take noise run on tiles alone."""
+    """Return the noise shapes of tiles by their origins. Empty unless all layers that take noise run on tiles only."""
     if plan.layout is None or not plan.layout.start:
         return {}
     return {
@@ -403,7 +405,7 @@ def _tile_noise(spec: NetworkSpec, plan: DecodePlan, first_frame: int) -> dict[G
 
 
 def _check_arriving(plan: DecodePlan) -> None:
-    """Check that a plan can decode latents as they arrive."""
+    """Check that a plan can decode latents as they arrive; raise a `PlanError` otherwise."""
     if plan.excerpt is not None:
         raise PlanError("some frames are decoded from the whole latents; pass them as one array, or plan all frames.")
     if plan.order is not Order.TIME or (plan.layout is not None and not plan.layout.is_streamed):
@@ -418,7 +420,7 @@ def _decode_chunks(
 ) -> Generator[FrameChunk, None, None]:
     """Yield every frame once, in order, as floats in the network's dtype or as levels.
 
-    `bands` joins the bands of all ranks to whole frames. The number of frames of the source is final when all is done.
+    `bands` joins the bands of all ranks to full frames. The source knows the number of its frames at the end.
     """
     dtype = run.network.dtype if levels is None else mlx_dtype(levels)
     is_by_time, excerpt = plan.order is Order.TIME, plan.excerpt
@@ -429,7 +431,7 @@ def _decode_chunks(
         if levels is None:
             frames = frames.astype(dtype)
         elif frames.dtype != dtype:
-            # Along rows and columns, pieces have all frames, and are small already.
+            # Along rows and columns, pieces have all frames, and are already small.
             convert = to_format_in_parts if is_by_time else to_format
             frames = convert(frames, levels)
         return frames if bands is None else bands.gather(frames)
@@ -437,7 +439,7 @@ def _decode_chunks(
     def chunk(piece: mx.array) -> FrameChunk:
         nonlocal start
         frames = piece
-        if is_by_time:  # frames of a buffer are finished
+        if is_by_time:  # frames of a buffer are already checked and converted
             check.update(piece, start)
             frames = finish(piece)
         first, start = start, start + piece.shape[1]
@@ -456,7 +458,7 @@ def _decode_chunks(
 def _buffered(
     run: Run, plan: DecodePlan, check: OutputCheck, finish: Callable[[mx.array], mx.array], dtype: mx.Dtype
 ) -> Iterator[mx.array]:
-    """Stream along rows or columns. No frame is complete before the last one, so all are buffered on disk."""
+    """Yield the frames of a run along rows or columns. All frames are buffered on disk until the last is complete."""
     axis, start = plan.order.axis, 0
     shape = (plan.latent_shape.batch, *plan.video_grid, run.network.spec.out_channels)
     with FrameBuffer(shape, dtype) as buffer:
@@ -469,45 +471,45 @@ def _buffered(
 
 
 class PushedDecode:
-    """One clip whose latents are pushed. `start` makes the stream of an iterator of latents."""
+    """Decode of one clip whose latents are pushed. `start` makes the stream from an iterator of latents."""
 
     def __init__(self, spec: NetworkSpec, start: Callable[[LatentParts], DecodeStream]) -> None:
         self._spec = spec
         self._waiting: deque[mx.array] = deque()
         self._stream = start(self._pull())
-        self._seen = self._done = 0
+        self._num_latents = self._num_frames = 0  # pushed latent frames, and frames that were returned
 
     def push(self, latents: mx.array | np.ndarray) -> mx.array | None:
-        """The frames (B, 3, n, H, W) that are final with these latents (B, C, n', H', W'); None if there are none."""
+        """Add latents (B, C, n', H', W'), and return the frames (B, 3, n, H, W) that are final; `None` if none are."""
         if getattr(latents, "ndim", 0) != 5 or latents.shape[2] < 1:
             shape = getattr(latents, "shape", type(latents).__name__)
             raise LatentsError(f"pushed latents are {shape}; expected an array (B, C, n, H', W') with n of at least 1.")
-        self._waiting.append(to_mlx(latents, "latents"))  # a copy of one of numpy, which the caller may assign to
-        self._seen += latents.shape[2]
-        ready = self._seen
+        self._waiting.append(to_mlx(latents, "latents"))  # copies numpy arrays, since the caller may assign to them
+        self._num_latents += latents.shape[2]
+        ready = self._num_latents
         for layer in self._spec.layers:
             ready = layer.ready(Axis.TIME, ready)
         return self._take(ready)
 
     def flush(self) -> mx.array | None:
-        """End the clip. Returns its remaining frames; None if all are out, as with a causal network."""
+        """End the clip, and return its remaining frames. If there are none, as with a causal network, return `None`."""
         try:
-            return self._take(None) if self._seen else None
+            return self._take(None) if self._num_latents else None
         finally:
             self._stream.close()
 
     def _pull(self) -> Iterator[mx.array]:
-        while self._waiting:  # the stream asks for more than is there only when the clip ends
+        while self._waiting:  # the stream asks for more latents than were pushed only when the clip ends
             yield self._waiting.popleft()
 
     def _take(self, end: int | None) -> mx.array | None:
-        """The frames up to `end`, or all; the stream computes no further than it is asked."""
+        """Return the frames up to `end`, by default all. The stream computes no further than necessary."""
         parts = []
-        while end is None or self._done < end:
+        while end is None or self._num_frames < end:
             chunk = next(self._stream, None)
             if chunk is None:
                 break
-            self._done += chunk.frames.shape[1]
+            self._num_frames += chunk.frames.shape[1]
             chunk.check()
             parts.append(chunk.pixels)
         if not parts:
@@ -518,7 +520,7 @@ class PushedDecode:
 
 
 def join_chunks(chunks: Iterable[FrameChunk], num_frames: int | None) -> mx.array:
-    """The pixels of all chunks, (B, 3, F, H, W). `num_frames` is F; None if it is not known."""
+    """Return the pixels of all chunks, (B, 3, F, H, W). `num_frames` is F, or `None` if it is unknown."""
     size = 0
 
     def frames_of(chunk: FrameChunk) -> mx.array:
@@ -538,62 +540,64 @@ def join_chunks(chunks: Iterable[FrameChunk], num_frames: int | None) -> mx.arra
 
 
 def join_levels(chunks: Iterable[FrameChunk]) -> np.ndarray:
-    """The frames of all chunks as uint8, (F, H, W, 3), or (B, F, H, W, 3) for several videos."""
+    """Return the frames of all chunks as uint8, (F, H, W, 3), or (B, F, H, W, 3) for several videos."""
     return np.concatenate([chunk.to_uint8() for chunk in chunks], axis=-4)
 
 
 @dataclass(frozen=True)
 class DecodeReport:
-    """The report of `decode --json`, except the networks."""
+    """Report of `decode --json`, except the networks."""
 
     output: str  # the file, or the folder
-    frames: int  # that were written
+    frames: int  # number of frames that were written
     width: int
     height: int
     fps: Fraction
-    sample_rate: int | None  # of sound that was decoded with it
+    sample_rate: int | None  # of sound that was decoded with the video
     seconds: float  # from the first latents to the finished file
     first_frame_seconds: float
-    one_color: bool  # whether every frame is of one color
-    peak_memory_bytes: int  # `mx.get_peak_memory()`, so since MLX's count was last reset
-    plan: DecodePlan | None  # what was run; None for latents that arrived without one
+    one_color: bool  # whether every frame has only one color
+    peak_memory_bytes: int  # `mx.get_peak_memory()`, counted since `mx.reset_peak_memory()`
+    plan: DecodePlan | None  # None if latents arrived without a plan
 
     @property
     def keyframes(self) -> tuple[int, ...]:
-        """The frame numbers of the keyframes that the network saw."""
+        """Frame numbers of the keyframes that the network saw."""
         return self.plan.keyframes if self.plan else ()
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-serializable, with the keys of `decode --json`."""
+        """Return a JSON-serializable dictionary with the keys of `decode --json`."""
         plan = None if self.plan is None else self.plan.as_dict()
         return {**vars(self), "fps": float(self.fps), "keyframes": list(self.keyframes), "plan": plan}
 
 
-class Written(NamedTuple):
-    """Report of what one decode wrote."""
+class WriteResult(NamedTuple):
+    """Counts and file names of a decode that was written."""
 
     frames: int
     first_frame_seconds: float  # from the start of the decode
-    is_one_color: bool  # each frame, on its own
-    new_names: dict[str, str]  # of files whose name another program took meanwhile, by that name
+    is_one_color: bool  # every frame has only one color
+    new_names: dict[str, str]  # by the requested name, for files whose name another program used meanwhile
 
 
-def write_files(chunks: Iterable[FrameChunk], files: Mapping[str, SinkOptions], start: float, **video: Any) -> Written:
+def write_files(
+    chunks: Iterable[FrameChunk], files: Mapping[str, SinkOptions], start: float, **video: Any
+) -> WriteResult:
     """Write chunks to files.
 
-    `start` is when the decode began, by `time.perf_counter`. `video` are further arguments of `open_sink`. Without
-    files, as on all ranks but the first, nothing is written.
+    `start` is the start time of the decode, by `time.perf_counter`. `video` are further arguments of `open_sink`.
+    Without files, as on all ranks but the first, nothing is written.
     """
     num_frames, first_frame, is_one_color = 0, 0.0, True
-    with ExitStack() as stack:  # which closes a contact sheet after its video, and so only beside a whole one
-        sinks, given = {}, {}
+    with ExitStack() as stack:  # closes a contact sheet after its video, so that only a complete video has one
+        sinks, file_names = {}, {}
         for file, options in files.items():
             sink = stack.enter_context(open_sink(file, options=options, **video))
-            sinks[sink], given[sink] = options.frames, (file, sink.name)
+            sinks[sink], file_names[sink] = options.frames, (file, sink.name)
         for chunk in chunks:
             write_chunk(chunk, sinks)
             is_one_color = is_one_color and chunk.is_plain()
             first_frame = first_frame or time.perf_counter() - start
             num_frames += chunk.frames.shape[1]
-    names = {file: sink.name for sink, (file, name) in given.items() if sink.name != name}
-    return Written(num_frames, first_frame, is_one_color, names)
+    names = {file: sink.name for sink, (file, name) in file_names.items() if sink.name != name}
+    return WriteResult(num_frames, first_frame, is_one_color, names)

@@ -31,11 +31,11 @@ Frames = mx.array | np.ndarray
 
 _PEAKS = {"uint8": 255, "uint16": 65535}
 # Decoded pixels exceed [-1, 1] slightly. Values larger than this are assumed to be in 0 to 255.
-_FAR_OUT = 16
+_MAX_PIXEL = 16
 
 
 def to_channels_last(frames: Frames) -> Frames:
-    """A caller's frames as (B, n, H, W, 3): levels (n, H, W, 3), or floats (B, 3, n, H, W) in [-1, 1]."""
+    """Return levels (n, H, W, 3), or floats (B, 3, n, H, W) in [-1, 1], as (B, n, H, W, 3)."""
     frames = native_array(frames, "frames")
     shape = tuple(frames.shape)
     if isinstance(frames, mx.array):
@@ -54,7 +54,7 @@ def to_channels_last(frames: Frames) -> Frames:
 
 @dataclass
 class Preprocess:
-    """Converts frames, or some `rows` of them, to the input of an encoder.
+    """Conversion of frames, or some `rows` of them, to the input of an encoder.
 
     With `pad`, the last frame is repeated until the clip fills its last latent frame. Otherwise excess frames at the
     end are dropped, with a warning, unless the network takes any number.
@@ -76,46 +76,46 @@ class Preprocess:
             raise LatentsError(f"frames (B, F, H, W, 3) have the shape {tuple(frames.shape)}, which is empty.")
         scale = self.scale
         if height % scale.height or width % scale.width:
-            near = [max(1, round(side / cell)) * cell for side, cell in ((width, scale.width), (height, scale.height))]
+            size = [max(1, round(side / cell)) * cell for side, cell in ((width, scale.width), (height, scale.height))]
             raise LatentsError(
                 f"frames are {format_size(width, height)}; both sides must be multiples of {scale.height}, and the "
-                f"nearest such size is {format_size(*near)}."
+                f"nearest such size is {format_size(*size)}."
             )
 
     def pieces(self, frames: Iterable[Frames], chunk: int) -> Iterator[mx.array]:
-        """Yield frames (B, n, H, W, 3), with any n, in the encoder's dtype: 1 + `chunk` frames, then `chunk` each."""
+        """Yield frames (B, n, H, W, 3) in the encoder's dtype: 1 + `chunk` frames, then `chunk` frames at a time."""
         waiting: list[mx.array] = []
-        count, wanted = 0, 1 + chunk
+        count, piece_length = 0, 1 + chunk
         for part in self._parts(frames, chunk):
             waiting.append(part)
             count += part.shape[1]
             del part
-            if sum(each.shape[1] for each in waiting) >= wanted:  # at most once: a part is no longer than a piece
-                yield self._to_pixels(_take_first(waiting, wanted))
-                wanted = chunk
+            if sum(array.shape[1] for array in waiting) >= piece_length:  # `if` is enough: no part is longer
+                yield self._to_pixels(_take_first(waiting, piece_length))
+                piece_length = chunk
         usable = self.spec.usable_frames(count, pad=self.pad)
-        rest = mx.concatenate(waiting, axis=1)
+        piece = mx.concatenate(waiting, axis=1)
         if usable > count:
-            rest = mx.concatenate([rest] + [rest[:, -1:]] * (usable - count), axis=1)
+            piece = mx.concatenate([piece] + [piece[:, -1:]] * (usable - count), axis=1)
         elif usable < count:
             left_out = "the last is" if count - usable == 1 else f"the last {count - usable} are"
             warn(
                 f"{count} frames are not 1 + {self.scale.time}*k; {left_out} left out "
                 f"({option('pad=True', '--pad')} repeats the last frame instead)."
             )
-            rest = rest[:, : usable - count]
-        if rest.shape[1]:
-            yield self._to_pixels(rest)
+            piece = piece[:, : usable - count]
+        if piece.shape[1]:
+            yield self._to_pixels(piece)
 
     def _parts(self, clip: Iterable[Frames], chunk: int) -> Iterator[mx.array]:
-        """Yield the frames as MLX arrays of at most `chunk` frames, so that a long array is not held twice."""
-        first = None
+        """Yield the frames as MLX arrays of at most `chunk` frames, so that a long array is not in memory twice."""
+        first_kind = None
         for frames in clip:
             kind = (frames.shape[0], *frames.shape[2:], dtype_name(frames.dtype))
-            first = first or kind
-            if kind != first:
+            first_kind = first_kind or kind
+            if kind != first_kind:
                 raise LatentsError(
-                    f"frames (batch, height, width, 3, type) {kind} follow frames of {first}; all must be alike."
+                    f"frames (batch, height, width, 3, type) {kind} follow frames of {first_kind}; all must be alike."
                 )
             for start in range(0, frames.shape[1], chunk):
                 part = frames[:, start : start + chunk, self.rows or slice(None)]
@@ -127,7 +127,7 @@ class Preprocess:
         largest = to_float(mx.abs(frames).max())  # NaN if any value is NaN
         if not largest < float("inf"):
             raise LatentsError("frames contain NaN or infinite values.")
-        if largest > _FAR_OUT:
+        if largest > _MAX_PIXEL:
             raise LatentsError(
                 f"frames reach {largest:g}; expected [-1, 1]: divide by 127.5 and subtract 1, or pass uint8."
             )
@@ -135,10 +135,10 @@ class Preprocess:
 
 
 class FrameStreamSource(Source):
-    """An iterator of frames as the input of an encoder; only a few frames are in memory at a time.
+    """Iterator of frames as the input of an encoder. Only a few frames are in memory at a time.
 
-    `grid` has the frame size, and the plan's number of frames, or one that keeps every layer busy: a longer clip takes
-    no more memory.
+    `grid` has the frame size and the plan's number of frames. Without a plan, it has the frames of a long clip: even
+    longer clips take no more memory.
     """
 
     def __init__(self, frames: Iterable[Frames], preprocess: Preprocess, plan: EncodePlan | None = None) -> None:
@@ -155,7 +155,7 @@ class FrameStreamSource(Source):
 
 
 class ClipSource(FrameStreamSource):
-    """A whole clip as the input of an encoder. `grid` is (F, H, W) after padding or dropping frames."""
+    """Clip in one array as the input of an encoder. `grid` is (F, H, W) after padding or dropping frames."""
 
     def __init__(self, clip: Frames, preprocess: Preprocess) -> None:
         super().__init__([clip], preprocess)
@@ -168,7 +168,7 @@ class ClipSource(FrameStreamSource):
         return [self._preprocess.pieces(self._crops(boxes), chunk) for boxes in batches]
 
     def _crops(self, boxes: Sequence[TileBox]) -> Iterator[mx.array]:
-        """Yield single frames of some boxes that have the same time interval."""
+        """Yield single frames of boxes that have the same time interval."""
         time = boxes[0][0]
         for frame in range(time.start, min(time.end, self._clip.shape[1])):
             yield crop_space(self._clip[:, frame : frame + 1], boxes)
@@ -177,42 +177,42 @@ class ClipSource(FrameStreamSource):
 def cut_windows(
     frames: Iterable[np.ndarray], size: int, carry: int, *, least: int
 ) -> Generator[Iterator[np.ndarray], None, None]:
-    """Yield the frames of each window of a video, one by one. Each window must be taken to its end before the next.
+    """Yield the frames of each window of a video, one by one. A window must be exhausted before the next is taken.
 
-    A window has `size` frames; the first `carry` repeat the last frames of the window before. The last window may be
-    shorter. Frames that are left over are dropped if they are fewer than `least`, with a warning.
+    A window has `size` frames, and the first `carry` of them repeat the last frames of the previous window. The last
+    window may be shorter. Fewer than `least` new frames make no window and are dropped, with a warning.
     """
-    single = (part[at : at + 1] for part in frames for at in range(len(part)))
-    shared: deque[np.ndarray] = deque(maxlen=carry)
+    single_frames = (part[index : index + 1] for part in frames for index in range(len(part)))
+    shared_frames: deque[np.ndarray] = deque(maxlen=carry)
 
-    def window(known: list[np.ndarray]) -> Iterator[np.ndarray]:
-        for frame in chain(known, islice(single, size - len(known))):
-            shared.append(frame)
+    def window(first_frames: list[np.ndarray]) -> Iterator[np.ndarray]:
+        for frame in chain(first_frames, islice(single_frames, size - len(first_frames))):
+            shared_frames.append(frame)
             yield frame
 
-    fresh = list(islice(single, 1))  # without any, the encode of the first window is an error
+    new_frames = list(islice(single_frames, 1))  # without any, the encode of the first window is an error
     while True:
-        yield window([*shared, *fresh])
-        fresh = list(islice(single, least))
-        if len(fresh) == least:
+        yield window([*shared_frames, *new_frames])
+        new_frames = list(islice(single_frames, least))
+        if len(new_frames) == least:
             continue
-        if fresh:
+        if new_frames:
             remedy = option("pad=True", "--pad")
-            rest = f"the end ({format_count(len(fresh), 'frame')}) makes no latent frame, and is left out"
-            warn(f"{rest}; {remedy} repeats the last frame.")
+            problem = f"the end ({format_count(len(new_frames), 'frame')}) makes no latent frame, and is left out"
+            warn(f"{problem}; {remedy} repeats the last frame.")
         return
 
 
 def _take_first(parts: list[mx.array], count: int) -> mx.array:
-    """The first frames of some parts, which keep the others."""
+    """Return the first `count` frames of some parts, and remove them from the list."""
     joined = mx.concatenate(parts, axis=1)
     parts[:] = [joined[:, count:]]
-    mx.async_eval(parts)  # the next piece may be taken in another thread
+    mx.async_eval(parts)  # another thread may take the next piece
     return joined[:, :count]
 
 
 class EncodeOptions(TypedDict, total=False):
-    """The options of `VideoVAE.encode`, which documents them."""
+    """Options of `VideoVAE.encode`, which documents them."""
 
     tiling: TilingConfig | None
     tile_batch_size: int
@@ -221,14 +221,14 @@ class EncodeOptions(TypedDict, total=False):
 
 
 class EncodeStream(ChunkStream[mx.array]):
-    """The latents of one encode, (B, C, n, H', W') each, in order along time."""
+    """Latents of one encode, arrays (B, C, n, H', W') in order along time."""
 
 
 @dataclass(frozen=True)
 class EncodePipeline:
-    """Starts encodes with one encoder, in this process or together with a group. `VideoVAE.encode` has the options.
+    """Encoder and options of encodes, in this process or together with a group. `VideoVAE.encode` has the options.
 
-    `is_promoted` is True if the encoder is float16 as stored and computes in float32. `make_plan` is called with a
+    `is_promoted` is True if the encoder is stored in float16 and computes in float32. `make_plan` is called with a
     frame shape and the options of a plan.
     """
 
@@ -240,13 +240,13 @@ class EncodePipeline:
     pad: bool = False
     group: mx.distributed.Group | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
-    bands: list[RowBands] = field(default_factory=list)  # the run's bands, if it has any, once it is made
+    bands: list[RowBands] = field(default_factory=list)  # filled by the run, if it is divided in bands
 
     def stream(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> EncodeStream:
-        """Check the options, and return the latents of a whole clip, or of frames as they arrive."""
+        """Check the options, and return the latents of a clip in one array, or of frames as they arrive."""
         check_process()
         check_batch_size(self.tile_batch_size)
-        if hasattr(frames, "__array__"):  # of another library, too, which may be iterable
+        if hasattr(frames, "__array__"):  # also arrays of other libraries, which may be iterable
             frames = native_array(frames, "frames")
         if isinstance(frames, str) or not isinstance(frames, (Frames, Iterable)):
             raise LatentsError(
@@ -280,9 +280,9 @@ class EncodePipeline:
         if plan is None:
             mode = "tiled" if self.tiling else "auto"
             plan = self.make_plan(shape, mode=mode, tiling=self.tiling, tile_batch_size=self.tile_batch_size)
-        planned = (plan.latent_shape.batch, 3, *plan.video_grid)
-        if planned != shape:
-            raise PlanError(f"the plan was made for frames (B, 3, F, H, W) of {planned}; these are {shape}.")
+        plan_shape = (plan.latent_shape.batch, 3, *plan.video_grid)
+        if plan_shape != shape:
+            raise PlanError(f"the plan was made for frames (B, 3, F, H, W) of {plan_shape}; these are {shape}.")
         bands = make_bands(self.group, plan)
         if bands is not None:
             self.bands.append(bands)
@@ -295,7 +295,7 @@ class EncodePipeline:
 def encoded(
     run: Run, encoder: Encoder | SoundEncoder, bands: RowBands | None = None
 ) -> Generator[mx.array, None, None]:
-    """Yield the latents of a run in the encoder's dtype, evaluated; a `LatentsError` if they are not finite."""
+    """Yield the latents of a run in the encoder's dtype, evaluated; raise a `LatentsError` if they are not finite."""
 
     def to_latents(outputs: mx.array) -> mx.array:
         latents = encoder.to_latents(outputs if bands is None else bands.gather(outputs))

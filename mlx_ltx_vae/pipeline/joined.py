@@ -133,16 +133,17 @@ def join_sound(
 
     Args:
         parts: the part of each window, and a function that decodes samples of the window.
-        samples: the first sample to decode, as it is in the film, and one more than the last; None for all.
-        num_samples: the number of samples that are decoded, if it is known.
+        samples: the first sample to decode, counted from the start of the film, and one more than the last. `None`
+            means all.
+        num_samples: the number of samples that are decoded, or `None` if it is unknown.
     """
     longest, cancelled = fade_length(sample_rate), threading.Event()
 
     def decoded() -> Iterator[tuple[Interval, int, Generator[AudioChunk, None, None]]]:
         for part, decode in parts:
-            if (own := part.wanted(samples)) is not None:
-                last = max(part.fade.end, part.frames.end - longest)
-                yield part.fade, last, _moved([decode(own)], part)
+            if (window_samples := part.wanted(samples)) is not None:
+                first_waiting = max(part.fade.end, part.frames.end - longest)
+                yield part.fade, first_waiting, _count_from_film([decode(window_samples)], part)
 
     joined: Crossfade[AudioChunk] = Crossfade(
         "waveform", 2, _equal_power, longest=longest, check=lambda chunk: mx.eval(chunk.waveform)
@@ -151,14 +152,14 @@ def join_sound(
     return AudioStream(chunks, cancelled, sample_rate, num_samples)
 
 
-def _fill_gaps(chunks: Generator[AudioChunk, None, None], done: int) -> Generator[AudioChunk, None, None]:
-    """Yield chunks, with silence where a window has less sound than frames."""
+def _fill_gaps(chunks: Generator[AudioChunk, None, None], start: int) -> Generator[AudioChunk, None, None]:
+    """Yield chunks from the sample `start` on, with silence where a window has less sound than frames."""
     with closing(chunks):
         for chunk in chunks:
-            if chunk.start > done:
+            if chunk.start > start:
                 batch, channels, _ = chunk.waveform.shape
-                yield AudioChunk(done, mx.zeros((batch, channels, chunk.start - done)))
-            done = chunk.start + chunk.waveform.shape[2]
+                yield AudioChunk(start, mx.zeros((batch, channels, chunk.start - start)))
+            start = chunk.start + chunk.waveform.shape[2]
             yield chunk
 
 
@@ -168,12 +169,12 @@ def _equal_power(positions: mx.array, length: int) -> tuple[mx.array, mx.array]:
 
 
 def _linear(positions: mx.array, length: int) -> tuple[mx.array, mx.array]:
-    later = (positions + 1).astype(mx.float32) / (length + 1)
-    return 1 - later, later
+    later_weights = (positions + 1).astype(mx.float32) / (length + 1)
+    return 1 - later_weights, later_weights
 
 
 class FilmWindow(NamedTuple):
-    """Latents (B, C, F', H', W') of a part of a film, and keyframes whose numbers count the frames of the part."""
+    """Latents (B, C, F', H', W') of one window of a film, and keyframes with frame numbers counted in the window."""
 
     latents: Latents
     keyframes: Keyframes | None = None
@@ -187,25 +188,25 @@ def stream_joined(
     frames: tuple[int, int] | None,
 ) -> DecodeStream:
     """Decode windows one after the other to the frames of a film, or some of them; see `VideoVAE.stream_joined`."""
-    given: Iterator[FilmWindow] = (_window(each, number) for number, each in enumerate(windows, 1))
+    film_windows: Iterator[FilmWindow] = (_to_window(window, number) for number, window in enumerate(windows, 1))
     num_frames, spec = None, pipeline.decoder.spec
     if isinstance(windows, Sequence):
-        given = iter(found := list(given))
-        for window in found:
+        film_windows = iter(window_list := list(film_windows))
+        for window in window_list:
             film.add(spec, window.latents.shape, window.name)
-        _check_whole(film, frames)
+        _check_film(film, frames)
         for number, is_decoded in film.used(frames):
-            _check_window(found[number], spec, is_decoded=is_decoded)
+            _check_window(window_list[number], spec, is_decoded=is_decoded)
         num_frames = film.num_frames if frames is None else frames[1] - frames[0]
     joined: Crossfade[FrameChunk] = Crossfade(
         "frames", Axis.TIME, _linear, longest=FRAMES_PER_CONVERSION, check=FrameChunk.check
     )
-    parts = _decode_parts(pipeline, given, film, frames)
+    parts = _decode_parts(pipeline, film_windows, film, frames)
     return DecodeStream(joined.join(parts), pipeline.cancelled, pipeline.bands, num_frames, pipeline.outputs)
 
 
-def _check_whole(film: Film, frames: tuple[int, int] | None) -> None:
-    """Check that a film has windows and the wanted frames, once all windows are known."""
+def _check_film(film: Film, frames: tuple[int, int] | None) -> None:
+    """Check that a film, after its last window, has windows and the requested frames."""
     if not film.parts:
         raise LatentsError("there are no windows to decode.")
     if frames is not None and not 0 <= frames[0] < frames[1] <= film.num_frames:
@@ -213,7 +214,7 @@ def _check_whole(film: Film, frames: tuple[int, int] | None) -> None:
 
 
 def _check_window(window: FilmWindow, spec: NetworkSpec, *, is_decoded: bool) -> None:
-    """Check the values of a window, or of its keyframes alone."""
+    """Check the values of the keyframes of a window, and of its latents if they are decoded."""
     if is_decoded:
         check_values(window.latents, name=window.name)
     if window.keyframes is not None and spec.variant is not None:
@@ -221,17 +222,15 @@ def _check_window(window: FilmWindow, spec: NetworkSpec, *, is_decoded: bool) ->
         check_values(window.keyframes.latents, name=f"{window.name}, keyframes")
 
 
-def _window(given: Any, number: int) -> FilmWindow:
+def _to_window(window: Any, number: int) -> FilmWindow:
     """Check a caller's window: latents, or a pair of latents and keyframes."""
     name = f"window {number}"
-    latents, keyframes, *names = given if isinstance(given, tuple) else (given, None)
+    latents, keyframes, *names = window if isinstance(window, tuple) else (window, None)
     if keyframes is not None:
         check_keyframes(keyframes)
     if not isinstance(latents, Latents) or len(latents.shape) != 5:
-        found = getattr(latents, "shape", type(latents).__name__)
-        raise LatentsError(
-            f"{name}: is {found}; expected latents (B, C, F', H', W'), or a pair of these and Keyframes."
-        )
+        kind = getattr(latents, "shape", type(latents).__name__)
+        raise LatentsError(f"{name}: is {kind}; expected latents (B, C, F', H', W'), or a pair of these and Keyframes.")
     return FilmWindow(latents, keyframes, *names or [name])
 
 
@@ -247,13 +246,13 @@ def _decode_parts(
     for number, window in enumerate(windows):
         shape = LatentShape(*window.latents.shape)
         part = film.parts[number] if number < len(film.parts) else film.add(spec, shape, window.name)
-        keyframes = window.keyframes if spec.variant is None else _see_keyframes(film, number, keyframes, window)
-        wanted = part.wanted(frames)
-        if wanted is not None:
-            key = shape, wanted, frame_numbers(keyframes)
+        keyframes = window.keyframes if spec.variant is None else _join_keyframes(film, number, keyframes, window)
+        window_frames = part.wanted(frames)
+        if window_frames is not None:
+            key = shape, window_frames, frame_numbers(keyframes)
             if key not in plans:
                 plan = partial(pipeline.plan_for_outputs, shape, keyframes=key[2], held_frames=blend)
-                plans[key] = plan_window(plan, wanted, spec.out_grid(shape.grid)[0])
+                plans[key] = plan_window(plan, window_frames, spec.out_grid(shape.grid)[0])
             options: DecodeOptions = {
                 **pipeline.options,
                 "seed": window_seed(spec, seed, number),
@@ -261,32 +260,33 @@ def _decode_parts(
             }
             box: list[ChunkStream[FrameChunk]] = [replace(pipeline, options=options).stream(window.latents, plans[key])]
             del window
-            yield part.fade, max(part.fade.end, part.frames.end - blend), _choose(_moved(box, part), part, wanted)
+            first_waiting = max(part.fade.end, part.frames.end - blend)
+            yield part.fade, first_waiting, _crop_chunks(_count_from_film(box, part), part, window_frames)
         if frames is not None and part.frames.end - blend >= frames[1]:
             return
-    _check_whole(film, frames)
+    _check_film(film, frames)
 
 
-def _see_keyframes(film: Film, number: int, before: Keyframes | None, window: FilmWindow) -> Keyframes | None:
-    """Return the keyframes that a window sees: carried ones of `before`, which the window before sees, and its own."""
-    if (own := window.keyframes) is not None:
-        own.check(window.latents.shape, f"{window.name}: ")
-    carried = film.carried_keyframes(number, frame_numbers(before), frame_numbers(own))
-    if before is None or not carried:
-        return own
-    stills = [to_mlx(each.latents, "keyframe latents") for each in (before, own) if each is not None]
+def _join_keyframes(film: Film, number: int, previous: Keyframes | None, window: FilmWindow) -> Keyframes | None:
+    """Return the keyframes of a window, after those `previous` ones, of the window before, that it shares."""
+    if (keyframes := window.keyframes) is not None:
+        keyframes.check(window.latents.shape, f"{window.name}: ")
+    carried = film.carried_keyframes(number, frame_numbers(previous), frame_numbers(keyframes))
+    if previous is None or not carried:
+        return keyframes
+    stills = [to_mlx(part.latents, "keyframe latents") for part in (previous, keyframes) if part is not None]
     stills[0] = stills[0][:, :, list(carried)]
-    return Keyframes(mx.concatenate(stills, axis=2), [*carried.values(), *frame_numbers(own)])
+    return Keyframes(mx.concatenate(stills, axis=2), [*carried.values(), *frame_numbers(keyframes)])
 
 
-def _choose(
-    chunks: Generator[FrameChunk, None, None], part: Part, wanted: tuple[int, int]
+def _crop_chunks(
+    chunks: Generator[FrameChunk, None, None], part: Part, window_frames: tuple[int, int]
 ) -> Generator[FrameChunk, None, None]:
-    """Yield the wanted frames of a window, which has others too if it was decoded in tiles along time."""
+    """Yield some frames of a window. `chunks` have more frames if the window was decoded in tiles along time."""
     with closing(chunks):
         while box := list(islice(chunks, 1)):
             start, count = box[0].start, box[0].frames.shape[1]
-            first, end = max(start, part.start + wanted[0]), min(start + count, part.start + wanted[1])
+            first, end = max(start, part.start + window_frames[0]), min(start + count, part.start + window_frames[1])
             if 0 < end - first < count:
                 frames = take(box[0].frames, Axis.TIME, first - start, end - start)
                 box[0] = replace(box[0], start=first, frames=frames)
@@ -296,7 +296,7 @@ def _choose(
             box.clear()
 
 
-def _moved(box: list[ChunkStream[Chunk]], part: Part) -> Generator[Chunk, None, None]:
+def _count_from_film(box: list[ChunkStream[Chunk]], part: Part) -> Generator[Chunk, None, None]:
     """Yield the chunks of a window, with positions counted from the start of the film."""
     with closing(box.pop()) as stream:
         while chunks := list(islice(stream, 1)):

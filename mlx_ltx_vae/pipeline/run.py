@@ -37,11 +37,11 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"], Generic[Chunk]):
-    """The chunks of one run, in order. Usable as a context manager, which closes it.
+    """Chunks of one run, in order. As a context manager, it closes itself.
 
-    One thread at a time takes chunks; `cancel` may be called from any thread at any time. `next` is a `ValueError`
-    while a chunk is being computed, like a generator's: the latents may come from an iterator that uses the stream.
-    `bands`, which exchange data with other ranks, are empty without these, and before the first chunk is computed.
+    One thread at a time takes chunks; `cancel` may be called from any thread at any time. `next` raises a `ValueError`
+    while a chunk is being computed, as a generator does: the latents may be from an iterator that uses the stream.
+    `bands`, which exchange data with other ranks, are empty if there is one rank, and until the first chunk.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
     def close(self) -> None:
         """End the run and free its memory; later calls of `next` raise StopIteration.
 
-        If a chunk is being computed, in another thread, this is `cancel`.
+        If another thread is computing a chunk, this is the same as `cancel`.
         """
         if self._running.acquire(blocking=False):
             try:
@@ -80,15 +80,15 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
     def cancel(self) -> None:
         """End the run from any thread, without waiting.
 
-        The thread that takes chunks gets `DecodeCancelled`, at the end of the running step or at its next call, so that
-        a file that it writes does not count as whole. Memory is freed then, or now if no chunk is being computed.
+        The thread that takes chunks gets `DecodeCancelled`, at the end of the current step or at its next call, so that
+        an incomplete file is not kept. Memory is freed then, or now if no chunk is being computed.
         """
         self._cancelled.set()
         self.close()
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this process has sent to other ranks so far."""
+        """Number of bytes that this process has sent to other ranks so far."""
         return sum(bands.sent_bytes for bands in self._bands)
 
     def __repr__(self) -> str:
@@ -106,68 +106,68 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
 
 @contextmanager
 def arrays_released() -> Iterator[None]:
-    """Let an exception of the block keep no arrays alive: a notebook keeps the last one, with its traceback."""
+    """Release the arrays in frames of an exception's traceback. A notebook keeps the last exception alive."""
     handled = sys.exc_info()[1]
     try:
         yield
     except BaseException as error:
-        each: BaseException | None = error
-        while each is not None and each is not handled:
-            for frame, _ in traceback.walk_tb(each.__traceback__):
+        exception: BaseException | None = error
+        while exception is not None and exception is not handled:
+            for frame, _ in traceback.walk_tb(exception.__traceback__):
                 # Frames of callers and their callbacks stay as they are, for a debugger.
                 if frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
                     with suppress(RuntimeError):  # it still runs
                         frame.clear()
-            each = each.__context__
+            exception = exception.__context__
         raise
 
 
 def check_cancelled(cancelled: threading.Event) -> None:
-    """Called between the steps of a run. Any thread may set the flag."""
+    """Raise `DecodeCancelled` if the flag is set, by any thread. Called between the steps of a run."""
     if cancelled.is_set():
         raise DecodeCancelled("the run was cancelled.")
 
 
 def join_parts(parts: Iterable[mx.array], axis: int, length: int | None) -> mx.array:
-    """All parts along an axis, evaluated. Takes them to their end, where a stream checks what it has yielded.
+    """Return all parts joined along an axis, evaluated. Exhausts them, since a stream checks its chunks at the end.
 
-    If their `length` together is known, each takes its place as it comes, and none is held twice.
+    If the total `length` is known, parts are copied into one array as they arrive, so that none is in memory twice.
     """
-    whole = mx.concatenate(list(parts), axis=axis) if length is None else _fill(parts, axis, length)
+    joined = mx.concatenate(list(parts), axis=axis) if length is None else _fill(parts, axis, length)
     with explained_device_errors():
-        mx.eval(whole)
-    return whole
+        mx.eval(joined)
+    return joined
 
 
 @explained_device_errors()
 def _fill(parts: Iterable[mx.array], axis: int, length: int) -> mx.array:
-    whole, start = mx.array(()), 0
+    joined, start = mx.array(()), 0
     for part in parts:
         end = start + part.shape[axis]
         if end - start == length:
-            whole = part
+            joined = part
         elif not start:
-            whole = mx.zeros([length if at == axis else size for at, size in enumerate(part.shape)], part.dtype)
-        if whole is not part:
-            whole[(slice(None),) * axis + (slice(start, end),)] = part
+            joined = mx.zeros([length if index == axis else n for index, n in enumerate(part.shape)], part.dtype)
+        if joined is not part:
+            joined[(slice(None),) * axis + (slice(start, end),)] = part
         start = end
         del part
-        mx.eval(whole)
-    return whole
+        mx.eval(joined)
+    return joined
 
 
-def peek(parts: Iterable[Part], missing: str) -> tuple[Part, Iterator[Part]]:
-    """The first part, and all parts. A `LatentsError` says what is `missing` if there are none."""
+def peek(parts: Iterable[Part], message: str) -> tuple[Part, Iterator[Part]]:
+    """Return the first part, and all parts; raise a `LatentsError` with this message if there are none."""
     iterator = iter(parts)
     first = next(iterator, None)
     if first is None:
-        raise LatentsError(missing)
+        raise LatentsError(message)
     return first, chain([first], iterator)
 
 
 @dataclass(frozen=True)
 class Run:
-    """The execution of a plan. `check` is called before each step; an exception in it ends the run."""
+    """Execution of a plan. `check` is called before each step; an exception in it ends the run."""
 
     network: Network
     plan: Plan
@@ -176,9 +176,10 @@ class Run:
     check: Callable[[], None] = lambda: None
 
     def outputs(self) -> Iterator[mx.array]:
-        """The network's output, (B, T, H, W, C) each, in order along the axis of the plan's order.
+        """Return the network's outputs, arrays (B, T, H, W, C) in order along the axis of the plan's order.
 
-        Only the frames of an excerpt are yielded. The dtype is float32 if tiles are blended, otherwise the network's.
+        If the plan has an excerpt, only its frames are yielded. The dtype is float32 if tiles are blended, otherwise
+        the network's.
         """
         excerpt = self.plan.excerpt if isinstance(self.plan, DecodePlan) else None
         if excerpt is None:
@@ -187,10 +188,10 @@ class Run:
             return self._until(excerpt.kept)
         return map(itemgetter((slice(None), excerpt.kept.as_slice)), self._outputs())
 
-    def _until(self, kept: Interval) -> Iterator[mx.array]:
-        """Yield some frames of a run along time, and end it with the last of them."""
+    def _until(self, frames: Interval) -> Iterator[mx.array]:
+        """Yield some frames of a run along time, and end the run after the last of them."""
         with closing(self._outputs()) as outputs:
-            yield from _between(outputs, kept)
+            yield from _between(outputs, frames)
 
     def _outputs(self) -> Generator[mx.array, None, None]:
         with run_settings():
@@ -214,7 +215,7 @@ class Run:
 
     @property
     def _axis(self) -> Axis:
-        """The axis of streams. Tiles with keyframe planes are not cut along time."""
+        """Axis of the streams: height instead of time for tiles with keyframe planes, which are not cut along time."""
         axis = self.plan.order.axis
         return Axis.HEIGHT if self.context.keyframes and axis is Axis.TIME else axis
 
@@ -223,7 +224,7 @@ class Run:
         return isinstance(self.plan, DecodePlan)
 
     def _boxes(self, tiles: Sequence[Tile]) -> list[TileBox]:
-        """The parts of the input that tiles cover."""
+        """Return the part of the input of each tile."""
         return [tile.latent if self._is_decode else tile.pixels for tile in tiles]
 
     def _single(self) -> Iterator[mx.array]:
@@ -250,7 +251,7 @@ class Run:
     def _tile_streams(
         self, batches: Sequence[Sequence[Tile]], source: Source, layout: TileLayout
     ) -> list[Iterator[list[mx.array]]]:
-        """For each batch of tiles of equal shape, a stream in time that yields lists with one piece per tile.
+        """Return a stream in time for each batch of tiles of equal shape. It yields lists with one piece per tile.
 
         All streams yield pieces of the same frames.
         """
@@ -262,7 +263,7 @@ class Run:
         ]
 
     def _tiles_in_space(self, layout: TileLayout) -> Iterator[mx.array]:
-        """All streams interleaved, blended as their frames become final."""
+        """Yield the frames of all tile streams, which are advanced in turns, blended as they become final."""
         _, rows, columns = layout.blended(is_decode=self._is_decode)
         blender = SpatialBlender(rows, columns)
         (tiles,) = layout.groups()
@@ -272,13 +273,13 @@ class Run:
         def blend(outputs: Sequence[list[mx.array]]) -> mx.array:
             numbered = sorted(zip(chain(*batches), chain(*outputs), strict=True), key=itemgetter(0))
             for pieces in outputs:
-                pieces.clear()  # `zip` keeps its last tuple, and these lists, while the next tiles are computed
+                pieces.clear()  # `zip` keeps its last tuple, with these lists, while the next tiles are computed
             return blender.blend(iter(numbered))
 
         return map(blend, zip(*streams, strict=True))
 
     def _tiles(self, layout: TileLayout) -> Iterator[mx.array]:
-        """Batches of tiles one after the other; the layers before the cut run once, as far as the tiles need them."""
+        """Yield the frames of batches of tiles one after the other. The layers before the tiles run once, as needed."""
         source = self.source
         if layout.start:
             pieces = source.pieces(Axis.TIME, self.plan.chunk)
@@ -295,8 +296,8 @@ class Run:
             frames = map(itemgetter(1), outputs)
             if layout.clip is not None:
                 span, rows, columns = layout.clip
-                whole = slice(None)
-                frames = map(itemgetter((whole, whole, rows.as_slice, columns.as_slice)), _between(frames, span))
+                full = slice(None)
+                frames = map(itemgetter((full, full, rows.as_slice, columns.as_slice)), _between(frames, span))
             yield from frames
 
     def _plane_source(self, outputs: Iterator[mx.array], layout: TileLayout) -> "PlaneSource":
@@ -305,7 +306,7 @@ class Run:
         return PlaneSource(self.source, outputs, len(keyframes), planes)
 
     def _crop_context(self, tiles: Sequence[Tile]) -> StreamContext:
-        """The context of a batch of tiles, each with its part of the picture's noise."""
+        """Return the context of a batch of tiles, with the part of the picture's noise of each tile."""
         plan, batch = self.plan, self.source.batch
         size = (plan.height, plan.width)
         maps: Mapping[str, mx.array] = {
@@ -325,39 +326,43 @@ class Run:
 
 
 def _next_box(outputs: Iterator[mx.array]) -> list[mx.array]:
-    """The next result in a list, or an empty list. While a stream waits for its caller, malloc is as usual."""
+    """Return the next result in a list, or an empty list. Between the calls, malloc has its usual settings."""
     with freed_memory_kept():
         return list(islice(outputs, 1))
 
 
-def _between(pieces: Iterator[mx.array], kept: Interval) -> Iterator[mx.array]:
+def _between(pieces: Iterator[mx.array], frames: Interval) -> Iterator[mx.array]:
     """Yield some frames of a video in pieces (B, n, H, W, C) along time, and take no piece after the last of them."""
-    start = 0
-    while start < kept.end and (box := list(islice(pieces, 1))):
-        first, start = start, start + box[0].shape[1]
-        if start > kept.start:
-            yield box.pop()[:, max(0, kept.start - first) : kept.end - first]
+    end = 0
+    while end < frames.end and (box := list(islice(pieces, 1))):
+        start, end = end, end + box[0].shape[1]
+        if end > frames.start:
+            yield box.pop()[:, max(0, frames.start - start) : frames.end - start]
 
 
 def crop_map(noise: mx.array, size: tuple[int, int], rows: Interval, columns: Interval) -> mx.array:
-    """The part of a noise map (H, W) of the whole picture for some rows and columns of `size`, of latents or pixels."""
+    """Return the part of a picture's noise map (H, W) for rows and columns of a grid of `size`, latents or pixels."""
     spans = zip((rows, columns), noise.shape, size, strict=True)
-    down, across = (slice(*(at * length // whole for at in (span.start, span.end))) for span, length, whole in spans)
-    return noise[down, across]
+    map_rows, map_columns = (
+        slice(span.start * length // extent, span.end * length // extent) for span, length, extent in spans
+    )
+    return noise[map_rows, map_columns]
 
 
 def tile_origin(tile: Tile, first_frame: int) -> Grid:
-    """The position of a tile in a video whose decode starts at the excerpt's first frame."""
+    """Return the position of a tile in a video whose decode starts at the excerpt's first frame."""
     time, rows, columns = tile.pixels
     return first_frame + time.start, rows.start, columns.start
 
 
 def make_bands(group: mx.distributed.Group | None, plan: Plan) -> RowBands | None:
-    """This process's view of the bands of a plan; None without bands. All ranks must have the same plan."""
+    """Return the bands of a plan, for this rank; `None` if there is one rank. All ranks must have the same plan."""
     ranks = 1 if group is None else group.size()
-    planned = max(1, len(plan.bands))
-    if planned != ranks:
-        raise PlanError(f"the plan was made for {planned} ranks, and the group has {ranks}; plan with ranks={ranks}.")
+    plan_ranks = max(1, len(plan.bands))
+    if plan_ranks != ranks:
+        raise PlanError(
+            f"the plan was made for {plan_ranks} ranks, and the group has {ranks}; plan with ranks={ranks}."
+        )
     if group is None or ranks == 1:
         return None
 

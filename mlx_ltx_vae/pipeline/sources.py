@@ -1,4 +1,4 @@
-"""Provides the input of a run piece by piece: latents of an array, of a file or that arrive, or results of layers."""
+"""Provides the input of a run piece by piece: latents of an array, a file or an iterator, or results of layers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,42 +21,42 @@ from ..tiling.layout import Interval, TileBox
 from .frames import FrameFlags
 
 _LEAST_STD = 1e-3  # of a channel that is not constant
-_MUCH_NEARER = 0.5
+_MUCH_NEARER = 0.5  # ratio of two distances
 # Normalized latents have a standard deviation near 1 in every channel; in a plain or still clip some are smaller.
 _MIN_USUAL_STD, _MAX_USUAL_STD = 1 / 3, 3.0
 _LEAST_VALUES = 32  # of a channel: a corner of a clip varies less
 
 
 class Source(ABC):
-    """The input of a run."""
+    """Input of a run."""
 
     batch: int
-    grid: Grid  # its extents
+    grid: Grid  # extents in time, height and width
 
     @abstractmethod
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        """Yield the whole input in order along `axis`, `chunk` positions at a time: (B, T, H, W, C) each."""
+        """Yield the input in order along `axis`, `chunk` positions at a time, as arrays (B, T, H, W, C)."""
 
     def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
-        """For each batch of boxes of equal shape, an iterator of its pieces in order along time.
+        """Return an iterator of pieces in order along time for each batch of boxes of equal shape.
 
-        All items of the first box come first in a piece. The iterators are advanced in turns. Here the boxes must span
-        the input in time.
+        A piece starts with all items of the first box. The iterators are advanced in turns. In this implementation the
+        boxes must span the input in time.
         """
         copies = tee(self.pieces(Axis.TIME, chunk), len(batches))
         return [map(partial(crop_space, boxes=boxes), copy) for copy, boxes in zip(copies, batches, strict=True)]
 
 
 def crop_space(frames: mx.array | np.ndarray, boxes: Sequence[TileBox]) -> mx.array:
-    """Crop (B, n, H, W, C) to the rows and columns of some boxes, as a batch with all items of the first box first."""
+    """Crop (B, n, H, W, C) to the rows and columns of some boxes. The batch starts with all items of the first box."""
     crops = (frames[:, :, rows.as_slice, columns.as_slice] for _, rows, columns in boxes)
     return mx.concatenate([to_mlx(crop, "frames") for crop in crops])
 
 
 class LayerSource(Source):
-    """The results of a network's first layers for a source. Tiles are cut from them in the order of their frames.
+    """Results of a network's first layers for a source. Tiles are cut from them in the order of their frames.
 
-    Positions before the tiles under way are dropped.
+    Positions before the current tiles are dropped.
     """
 
     def __init__(self, source: Source, results: Iterator[mx.array]) -> None:
@@ -72,20 +72,20 @@ class LayerSource(Source):
         return [self._crops(boxes, chunk) for boxes in batches]
 
     def _crops(self, boxes: Sequence[TileBox], chunk: int) -> Iterator[mx.array]:
-        time = boxes[0][0]  # all boxes of a batch have the same
+        time = boxes[0][0]  # the same in all boxes of a batch
         while self._held and self._start + self._held[0].shape[1] <= time.start:
             self._start += self._held.pop(0).shape[1]
         while self._end < time.end:
             self._held.append(next(self._results))
             self._end += self._held[-1].shape[1]
-        first, last = time.start - self._start, time.end - self._start
-        for start in range(first, last, chunk):
-            yield crop_space(take_joined(self._held, Axis.TIME, start, min(start + chunk, last)), boxes)
+        first, end = time.start - self._start, time.end - self._start
+        for start in range(first, end, chunk):
+            yield crop_space(take_joined(self._held, Axis.TIME, start, min(start + chunk, end)), boxes)
 
 
 @runtime_checkable
 class Latents(Protocol):
-    """Latents (B, C, F', H', W') that are known as a whole: an MLX or numpy array, or a mapped file."""
+    """Latents (B, C, F', H', W') that are all available: an MLX or numpy array, or a mapped file."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -93,13 +93,13 @@ class Latents(Protocol):
     def __getitem__(self, index: tuple[slice, ...]) -> mx.array | np.ndarray: ...
 
 
-#: What callers pass: all latents, or arrays along time as they become available.
+#: Latents that callers pass: all of them, or arrays along time as they become available.
 LatentParts = Iterable[mx.array | np.ndarray]
 LatentInput = Latents | LatentParts
 
 
 class Magnitude:
-    """The largest magnitude of all arrays so far, on the device. It outlives its decode, in an error's explanation."""
+    """Largest magnitude of all arrays so far, on the device. An error message may use it after the decode."""
 
     def __init__(self) -> None:
         self._largest = mx.array(0.0)
@@ -113,10 +113,10 @@ class Magnitude:
 
 
 class LatentPreprocess:
-    """Converts parts of the latents, which may be unnormalized, to the input of a decoder's first stage.
+    """Conversion of parts of the latents, which may be unnormalized, to the input of a decoder's first stage.
 
-    `first_frame` is where the latents that are decoded begin in the whole latents. `largest` is their largest
-    magnitude, normalized.
+    `first_frame` is the number of the first latent frame that is decoded. `largest` is the largest magnitude of the
+    normalized latents.
     """
 
     def __init__(self, decoder: Decoder, draws: Draws, *, unnormalized: bool, first_frame: int = 0) -> None:
@@ -133,9 +133,9 @@ class LatentPreprocess:
         self.largest = Magnitude()
 
     def __call__(self, latents: mx.array | np.ndarray, box: LatentBox) -> mx.array:
-        """The input (B, n, h, w, C) for the part `box` of the whole latents, (B, C, n, h, w)."""
+        """Return the input (B, n, h, w, C) for `latents` (B, C, n, h, w), which are the part `box` of all latents."""
         latents = to_mlx(latents, "latents")
-        # Parts that are constant, and differ, would make a picture that is not flat, which is no error either.
+        # Constant parts that differ from each other make a picture that is not flat, which is not an error either.
         is_constant = (latents == latents[:, :, :, :1, :1]).all(axis=(1, 3, 4)).any(axis=0)
         self._is_constant.update(box[0].start - self._first_frame, is_constant)
         if self._statistics is not None:
@@ -144,14 +144,14 @@ class LatentPreprocess:
         return self._decoder.prepare(latents, self._draws.crop(box))
 
     def may_be_flat(self) -> mx.array:
-        """A flag on the device for each frame, (F,): whether its latents are constant per channel."""
+        """Return a flag on the device for each frame, (F,): its latents are constant per channel."""
         is_constant, spec = self._is_constant.all(), self._decoder.spec
-        first, others = mx.repeat(is_constant[:1], spec.first_frames), mx.repeat(is_constant[1:], spec.scale.time)
-        return mx.concatenate([first, others])
+        first_frames = mx.repeat(is_constant[:1], spec.first_frames)
+        return mx.concatenate([first_frames, mx.repeat(is_constant[1:], spec.scale.time)])
 
 
 class LatentSource(Source):
-    """Whole latents as the input of a decoder, or some of their frames, or a band of their rows."""
+    """Latents as the input of a decoder, or some of their frames, or a band of their rows."""
 
     def __init__(
         self,
@@ -162,10 +162,10 @@ class LatentSource(Source):
     ) -> None:
         self._latents = latents
         self._preprocess = preprocess
-        self._first_row, last = (band.start, band.end) if band else (0, latents.shape[3])
+        self._first_row, end_row = (band.start, band.end) if band else (0, latents.shape[3])
         self.batch = latents.shape[0]
-        self._first_frame, end = (frames.start, frames.end) if frames else (0, latents.shape[2])
-        self.grid = (end - self._first_frame, last - self._first_row, latents.shape[4])
+        self._first_frame, end_frame = (frames.start, frames.end) if frames else (0, latents.shape[2])
+        self.grid = (end_frame - self._first_frame, end_row - self._first_row, latents.shape[4])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
         length = self.grid[axis.grid]
@@ -178,7 +178,7 @@ class LatentSource(Source):
         return [self._crops(boxes, chunk) for boxes in batches]
 
     def _crops(self, boxes: Sequence[TileBox], chunk: int) -> Iterator[mx.array]:
-        time = boxes[0][0]  # all boxes of a batch have the same
+        time = boxes[0][0]  # the same in all boxes of a batch
         for start in range(time.start, time.end, chunk):
             frames = slice(start, min(start + chunk, time.end))
             yield mx.concatenate([self._read(frames, rows.as_slice, columns.as_slice) for _, rows, columns in boxes])
@@ -190,7 +190,7 @@ class LatentSource(Source):
 
 
 class LatentStreamSource(Source):
-    """Latents that arrive along time as arrays of `shape`, for any n, or a band of them. `grid` grows meanwhile."""
+    """Latents that arrive along time, or a band of them: arrays of `shape` with any number of frames. `grid` grows."""
 
     def __init__(
         self,
@@ -215,21 +215,21 @@ class LatentStreamSource(Source):
             check_finite(part)
             self._moments += sample_moments(part)
             for start in range(0, part.shape[2], chunk):
-                cut = part[:, :, start : start + chunk, self._rows]
-                before, height, width = self.grid
-                self.grid = (before + cut.shape[2], height, width)
-                yield self._preprocess(cut, (slice(before, self.grid[0]), self._rows, slice(0, width)))
+                piece = part[:, :, start : start + chunk, self._rows]
+                first_frame, height, width = self.grid
+                self.grid = (first_frame + piece.shape[2], height, width)
+                yield self._preprocess(piece, (slice(first_frame, self.grid[0]), self._rows, slice(0, width)))
 
 
 def sample_moments(latents: Latents) -> list[np.ndarray]:
-    """The `frame_moments` of a few frames."""
+    """Return the `frame_moments` of a few frames."""
     return list(map(frame_moments, read_frames(latents, sampled_frames(latents.shape[2]))))
 
 
 def warn_of_unusual(
     moments: Sequence[np.ndarray], shape: Sequence[int], decoder: Decoder, latents: object, unnormalized: bool
 ) -> None:
-    """Warn if a sample of latents of a shape, whose moments these are, looks unlike the latents of a model."""
+    """Warn if the moments of a sample of latents with this shape are unusual for a model's latents."""
     (means, stds), statistics = join_moments(moments), decoder.statistics
     if unnormalized and statistics is not None:
         mean, std = (np.array(values.astype(mx.float32)) for values in statistics)
@@ -241,17 +241,17 @@ def warn_of_unusual(
 
 
 def check_part(part: Any, shape: Sequence[int]) -> None:
-    """Raise a `LatentsError` unless a part that arrives is an array, and of the first one's `shape` but for frames."""
+    """Raise a `LatentsError` unless an arriving part is an array of the first part's `shape`, except for the frames."""
     if getattr(part, "ndim", 0) != 5:
-        given = tuple(part.shape) if hasattr(part, "shape") else type(part).__name__
-        raise LatentsError(f"an iterator of latents gave {given}; expected arrays of five axes, (B, C, n, H', W').")
-    found, expected = tuple(part.shape), tuple(shape)
-    if (found[:2], found[3:]) != (expected[:2], expected[3:]):
-        raise LatentsError(f"latents of shape {found} follow latents of {expected}; only the frames may differ.")
+        kind = tuple(part.shape) if hasattr(part, "shape") else type(part).__name__
+        raise LatentsError(f"an iterator of latents gave {kind}; expected arrays of five axes, (B, C, n, H', W').")
+    part_shape, expected = tuple(part.shape), tuple(shape)
+    if (part_shape[:2], part_shape[3:]) != (expected[:2], expected[3:]):
+        raise LatentsError(f"latents of shape {part_shape} follow latents of {expected}; only the frames may differ.")
 
 
 def check_values(latents: Latents, frames: Interval | None = None, name: str = "") -> None:
-    """Run `check_finite` on all latents, or on some frames of those in a file, which is read in parts."""
+    """Run `check_finite` on all latents, or on some frames of a file, which is read in parts."""
     if isinstance(latents, mx.array) or hasattr(latents, "__array__"):
         check_finite(native_array(latents, "latents"), name)
         return
@@ -262,29 +262,29 @@ def check_values(latents: Latents, frames: Interval | None = None, name: str = "
 
 
 def check_finite(latents: mx.array | np.ndarray, name: str = "") -> None:
-    """Evaluate latents, and raise a `LatentsError`, with this name, if values are complex or not finite."""
+    """Evaluate latents; raise a `LatentsError` with their name if values are complex or not finite."""
     if "complex" in str(latents.dtype):
         raise LatentsError(f"latents are {latents.dtype}; expected float32, float16 or bfloat16.")
     if isinstance(latents, mx.array):
         evaluate("latents", latents)
-        bad = count_nonfinite(latents)
+        num_invalid = count_nonfinite(latents)
     else:  # frame by frame, since the check copies
         try:
-            bad = sum(int((~np.isfinite(latents[:, :, frame])).sum()) for frame in range(latents.shape[2]))
+            num_invalid = sum(int((~np.isfinite(latents[:, :, frame])).sum()) for frame in range(latents.shape[2]))
         except TypeError as error:
             raise LatentsError(f"latents are {latents.dtype}; expected float32, float16 or bfloat16.") from error
-    if bad:
-        raise LatentsError(f"{name and f'{name}: '}{bad} of {latents.size} latent values are NaN or infinite.")
+    if num_invalid:
+        raise LatentsError(f"{name and f'{name}: '}{num_invalid} of {latents.size} latent values are NaN or infinite.")
 
 
 def as_latents(latents: Any) -> LatentInput:
-    """Latents as a caller passed them: an array, a mapped file or an iterable. What is in memory is checked.
+    """Return a caller's latents, an array, a mapped file or an iterable, after checks of the values in memory.
 
-    They are read piece by piece, and the caller may assign to them meanwhile. So numpy arrays are copied, except
-    `np.memmap`, and MLX arrays are taken by a second name, which an assignment to the first does not change.
+    Latents are read piece by piece, and the caller may assign to them meanwhile. So numpy arrays are copied, except
+    `np.memmap`, and MLX arrays become a view, which does not change if the caller assigns to the array.
     """
     if isinstance(latents, (mx.array, np.ndarray)):
-        if latents.ndim == 5:  # otherwise the plan refuses it
+        if latents.ndim == 5:  # the plan refuses other arrays
             check_finite(latents)
         if isinstance(latents, np.memmap):
             return latents
@@ -304,20 +304,20 @@ def as_latents(latents: Any) -> LatentInput:
 
 
 def frame_moments(values: mx.array) -> np.ndarray:
-    """Means and variances of the channels of a latent frame (B, C, 1, H', W'): (2, C) float64."""
-    # In float64, in which no square of a float32 is infinite. Channel by channel, since it takes twice the memory.
+    """Return means and variances of the channels of a latent frame (B, C, 1, H', W'): (2, C) float64."""
+    # In float64, where no square of a float32 is infinite. Channel by channel, since float64 takes twice the memory.
     channels = (channel.astype(np.float64) for channel in np.moveaxis(np.array(values), 1, 0))
     return np.array([(channel.mean(), channel.var()) for channel in channels]).T
 
 
 def join_moments(frames: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Means and standard deviations (C,) of all latent frames together, from their `frame_moments`."""
+    """Return means and standard deviations (C,) of all latent frames together, from their `frame_moments`."""
     means, variances = np.moveaxis(np.array(frames), 1, 0)
     return means.mean(axis=0), np.sqrt(variances.mean(axis=0) + means.var(axis=0))
 
 
 def count_unusual(stds: np.ndarray) -> int:
-    """The number of channels whose standard deviation is far from 1."""
+    """Return the number of channels whose standard deviation is far from 1."""
     return int(((stds < _MIN_USUAL_STD) | (stds > _MAX_USUAL_STD)).sum())
 
 
@@ -335,14 +335,14 @@ def find_notice(
     *,
     was_unnormalized: bool,
 ) -> str | None:
-    """The warning about latents whose channels have these moments when normalized; None for usual ones.
+    """Return a warning about latents with these moments of their normalized channels, or `None` if they are usual.
 
-    `statistics` are the VAE's. `was_unnormalized` is True if they normalized the latents because the caller said so.
+    `statistics` are the VAE's. `was_unnormalized` is True if the caller said that the latents are unnormalized.
     """
     flag = option("unnormalized=True", "--unnormalized")
     if statistics is not None:
         mean, std = (np.array(array.astype(mx.float32)) for array in statistics)
-        # The second: what normalization makes of the statistics 0 and 1.
+        # -mean / std and 1 / std are the moments of normalized latents that are normalized again.
         if was_unnormalized and _is_nearer(means, stds, -mean / std, 1 / std):
             return f"the channels have the statistics of normalized latents; if the picture is wrong, leave out {flag}."
         if not was_unnormalized and _is_nearer(means, stds, mean, std):
@@ -356,7 +356,7 @@ def find_notice(
 
 
 def _is_nearer(means: np.ndarray, stds: np.ndarray, mean: np.ndarray, std: np.ndarray) -> bool:
-    """Return whether moments of channels match a mean and a std (C,) rather than 0 and 1."""
+    """Return whether moments of channels are much nearer to a mean and a std (C,) than to 0 and 1."""
     stds = np.maximum(stds, _LEAST_STD)
 
     def distance(center: np.ndarray, scale: np.ndarray) -> float:

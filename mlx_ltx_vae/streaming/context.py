@@ -1,4 +1,4 @@
-"""The parts of a network in one stream: its stages, and the context that all of its layers share."""
+"""Parts of a network in one stream: its stages, and the context that all of its layers share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,68 +8,68 @@ import mlx.core as mx
 
 from ..shapes import Axis, Grid
 
-#: Where the results begin in the whole video, (F, H, W) in frames and pixels; for a batch of tiles, of each.
+#: Start of the results in the whole video, (F, H, W) in frames and pixels, for each tile of a batch.
 Origins = tuple[Grid, ...]
-#: As `StreamContext.draw_noise`, of one layer, from the origins of the stream.
+#: Draws the noise of one layer, as `StreamContext.draw_noise` does, from the origins of the stream.
 DrawNoise = Callable[[Origins, Grid, Grid, Sequence[int]], mx.array]
 
 
 class TilePart(NamedTuple):
-    """The input of a stream of a network's last layers: a tile of the earlier layers' results for the clip."""
+    """Input of a stream of a network's last layers: a tile of the earlier layers' results for the clip."""
 
     clip: Grid  # (T, H, W) of the network's input
     first_frame: int  # of this tile, among the frames that the clip becomes
-    planes: tuple[int, ...] = ()  # the indices of the keyframe planes that it sees
+    planes: tuple[int, ...] = ()  # indices of the keyframe planes that it sees
 
 
 class Neighbors(Protocol):
-    """The bands before and after this one along an axis, which run the same stream in lockstep."""
+    """Bands before and after this one along an axis, which run the same stream in lockstep."""
 
     @property
     def axis(self) -> Axis:
-        """The axis that is cut into bands; never the axis of the stream."""
+        """Axis that is cut into bands, never the axis of the stream."""
 
     def exchange(self, frames: mx.array, before: int, after: int) -> tuple[mx.array | None, mx.array | None]:
         """Send the edges of this band, `frames` (B, T, H, W, C), to its neighbors and receive theirs.
 
-        Returns `before` positions of the band before it and `after` positions of the band after; None at a true edge of
-        the picture, where the layer pads as it would without bands.
+        Returns `before` positions of the band before it and `after` positions of the band after it. Each is `None` at a
+        true edge of the picture, where the layer pads as it would without bands.
         """
 
     def gather(self, frames: mx.array) -> mx.array:
-        """The whole axis: the `frames` of all bands, joined in order."""
+        """Return the whole axis: the `frames` of all bands, joined in order."""
 
 
 @dataclass(frozen=True)
 class StreamContext:
-    """One stream through a network.
+    """Context of one stream through a network.
 
-    `noise_maps` have the injected noise by the name of the layer that adds it: (H, W) for the whole picture, shared by
+    `noise_maps` has the injected noise by the name of the layer that adds it: (H, W) for the whole picture, shared by
     all batch items, or (B, H, W).
     """
 
-    axis: Axis = Axis.TIME  # along which pieces arrive
+    axis: Axis = Axis.TIME  # the axis along which pieces arrive
     timesteps: mx.array | None = None  # (B,) float32 in [0, 1], for networks that take one
     noise_maps: Mapping[str, mx.array] = field(default_factory=dict)
     noise: Mapping[str, DrawNoise] = field(default_factory=dict)
-    neighbors: Neighbors | None = None  # the other bands of the picture; None if this stream has the whole picture
+    neighbors: Neighbors | None = None  # other bands of the picture; `None` if this stream has the whole picture
     origins: Origins = ((0, 0, 0),)
-    denoising_steps: int | None = None  # None for the network's own number, if it denoises
-    keyframes: tuple[int, ...] = ()  # the frame numbers of planes, which follow the frames of each piece
-    part: TilePart | None = None  # None if all layers run; else only the layers after the cut of `TileRules`
+    denoising_steps: int | None = None  # `None` means the network's default, if it denoises
+    keyframes: tuple[int, ...] = ()  # frame numbers of planes, which follow the frames of each piece
+    part: TilePart | None = None  # `None` if all layers run; otherwise only those after the cut of `TileRules` run
 
     @property
     def is_inside(self) -> bool:
-        """True if it begins after the first frame, so that its layers drop no leading frames."""
+        """Return whether the stream begins after the first frame, so that its layers drop no leading frames."""
         return self.part is not None and self.part.first_frame > 0
 
     @property
     def planes(self) -> tuple[int, ...]:
-        """The indices of the keyframe planes that it sees."""
+        """Indices of the keyframe planes that the stream sees."""
         return tuple(range(len(self.keyframes))) if self.part is None else self.part.planes
 
     def draw_noise(self, layer: str, start: Grid, size: Grid, planes: Sequence[int] = ()) -> mx.array:
-        """The noise (B, T, H, W, C) float32 of `size` (T, H, W) positions from `start` on, of a layer's output.
+        """Return the noise (B, T, H, W, C) float32 of `size` (T, H, W) positions of a layer's output from `start` on.
 
         With `planes` it is the noise of these keyframe planes instead of frames.
         """
@@ -77,23 +77,23 @@ class StreamContext:
 
 
 class Cache(Protocol):
-    """The state that a stage keeps between two pieces of a stream: a `Window`, a `Delay` or a `Trim`."""
+    """State that a stage keeps between two pieces of a stream: a `Window`, a `Delay` or a `Trim`."""
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The cached arrays. They are evaluated after each step; unevaluated, they would keep their graph alive."""
+        """Cached arrays. They are evaluated after each step, since unevaluated arrays keep their graph alive."""
 
     @property
     def closed(self) -> bool:
-        """True if the stream has ended and all output has been returned."""
+        """Return whether the stream has ended and all output has been returned."""
 
 
 class Stage:
-    """One step of a network in one stream, with its caches.
+    """Step of a network in one stream, with its caches.
 
-    `step` takes the next piece (or None) and whether the stream ends here; it returns the output that is final now, or
-    None. After the last piece, the stage is flushed by `step(None, True)` until `closed`. Each such call returns no
-    more than one kernel's delay, so that flushing takes no more memory than any other step.
+    `step` takes the next piece (or `None`) and whether the stream ends here. It returns the output that is final now,
+    or `None`. After the last piece, the stage is flushed by `step(None, True)` until `closed`. Each such call returns
+    at most one kernel's delay, so that flushing takes no more memory than any other step.
     """
 
     def __init__(self, step: Callable[[Any, bool], mx.array | None], *caches: Cache) -> None:
@@ -110,5 +110,5 @@ class Stage:
 
 
 def pointwise(function: Callable[[Any], mx.array]) -> Stage:
-    """A stage that computes each position independently and caches nothing."""
+    """Return a stage that computes each position independently and caches nothing."""
     return Stage(lambda x, last: None if x is None else function(x))

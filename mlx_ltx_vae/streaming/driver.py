@@ -44,11 +44,11 @@ def run_stream(
     Args:
         stages: new ones, from a network's `stages`.
         pieces: the clip in order, (B, T, H, W, C) each, cut anywhere along `axis`.
-        steps: for each stage, the maximum number of positions along `axis` per step; None for whole pieces.
+        steps: for each stage, the maximum number of positions along `axis` per step. `None` means whole pieces.
         prefetch: steps submitted to the device ahead of the one that is waited for. Without prefetch, a GPU is idle
             between steps.
-        around_step: makes the context in which each step is run and evaluated; an exception in it ends the stream. The
-            pieces are taken outside of it.
+        around_step: makes the context in which each step is run and evaluated. An exception in it ends the stream. The
+            pieces are read outside of it.
 
     Returns:
         An iterator of the output in order along `axis`, evaluated or being evaluated, in pieces of any length.
@@ -62,7 +62,7 @@ def run_stream(
 
 
 def run_whole(stages: Sequence[Stage], clip: mx.array, *, around_step: AroundStep = nullcontext) -> mx.array:
-    """The output for a whole clip: each stage runs once, in a single step. See `run_stream` for `around_step`.
+    """Return the output for a whole clip. Each stage runs once, in a single step. See `run_stream` for `around_step`.
 
     Raises:
         DeviceError: if the device runs out of memory, or is stopped.
@@ -85,35 +85,35 @@ def _box(piece: mx.array) -> list[mx.array]:
 
 
 class _Schedule:
-    """Evaluates the steps of one stream, and waits for them."""
+    """Evaluation of the steps of one stream. Up to `prefetch` steps may be under way."""
 
     def __init__(self, prefetch: int, around_step: AroundStep) -> None:
         self._prefetch = prefetch
         self._around_step = around_step
         self._under_way: deque[list[mx.array]] = deque()
 
-    def compute(self, stage: Stage, given: list[mx.array], last: bool) -> list[mx.array]:
-        """Run a step with the piece in a box, if there is one, and evaluate its result and the stage's caches.
+    def compute(self, stage: Stage, inputs: list[mx.array], last: bool) -> list[mx.array]:
+        """Run a step with the piece in `inputs`, if there is one, and evaluate its result and the stage's caches.
 
-        Returns an empty list if there is no result yet.
+        Returns the result in a list, which is empty if there is no result yet.
         """
         with self._around_step():
-            result = stage.step(given.pop() if given else None, last)
-            box = [] if result is None else [result]
+            result = stage.step(inputs.pop() if inputs else None, last)
+            outputs = [] if result is None else [result]
             del result
-            kept = stage.arrays
+            caches = stage.arrays
             if not self._prefetch:
-                mx.eval(box, kept)
-                return box
-            # Waited for are the caches, which stay alive anyway, or else a value that is computed of the result: the
-            # result itself would stay alive when the next stage has already consumed it.
-            awaited = kept or [result[(0,) * result.ndim] == 0 for result in box]
-            mx.async_eval(box, kept, awaited)
+                mx.eval(outputs, caches)
+                return outputs
+            # Wait for the caches, which stay alive anyway, or without caches for a value computed from the result.
+            # Waiting for the result itself would keep it alive after the next stage has consumed it.
+            awaited = caches or [result[(0,) * result.ndim] == 0 for result in outputs]
+            mx.async_eval(outputs, caches, awaited)
             if awaited:
                 self._under_way.append(awaited)
             if len(self._under_way) > self._prefetch:
                 mx.eval(self._under_way.popleft())
-        return box
+        return outputs
 
 
 def _advance(stage: Stage, flow: Flow, axis: Axis, step: int | None, schedule: _Schedule) -> Flow:
@@ -141,7 +141,7 @@ def _split(flow: Flow, axis: Axis, step: int | None) -> Flow:
 
 
 def _cut(box: list[mx.array], axis: Axis, start: int, stop: int) -> mx.array:
-    """A part of the piece in a box, which is empty after the last part."""
+    """Return a part of the piece in a box, and empty the box after the last part."""
     piece = box.pop()
     if stop < piece.shape[axis]:
         box.append(piece)
@@ -149,7 +149,7 @@ def _cut(box: list[mx.array], axis: Axis, start: int, stop: int) -> mx.array:
 
 
 class Chain:
-    """Some stages of one stream. Each is evaluated before the next one runs, so that memory is the work of one."""
+    """Stages of one stream. Each is evaluated before the next one runs, so that memory is the work of one stage."""
 
     def __init__(self, axis: Axis, stages: Sequence[Stage], *, around_step: AroundStep = nullcontext) -> None:
         self._axis = axis
@@ -162,7 +162,7 @@ class Chain:
         return [array for stage in self._stages for array in stage.arrays]
 
     def push(self, x: mx.array | None, last: bool) -> mx.array | None:
-        """The last stage's output for the next piece, or for None at the end. `last` flushes all stages."""
+        """Return the last stage's output for the next piece, or for `None` at the end. `last` flushes all stages."""
         self.closed = last
         box = [x]
         del x  # otherwise the first piece stays alive while later stages run
@@ -186,42 +186,43 @@ class Chain:
 def run_chain(
     stages: Sequence[Stage], pieces: Iterable[mx.array], *, axis: Axis, around_step: AroundStep
 ) -> Iterator[mx.array]:
-    """`run_stream`, except that each stage takes whatever comes in one step."""
-    running = Chain(axis, stages, around_step=around_step)
+    """Stream `pieces` through `stages` as `run_stream` does, but each stage takes a whole piece in one step."""
+    chain = Chain(axis, stages, around_step=around_step)
 
     def push(box: list[mx.array], last: bool) -> list[mx.array]:
-        result = running.push(box.pop(), last)
+        result = chain.push(box.pop(), last)
         return [] if result is None else [result]
 
     flow = ([piece] for piece in pieces)
     box = next(flow, [])
     while box:
-        following = next(flow, [])
-        if results := push(box, not following):
+        next_box = next(flow, [])
+        if results := push(box, not next_box):
             yield results.pop()
-        box = following
+        box = next_box
 
 
 def branches(axis: Axis, chains: Sequence[Sequence[Stage]], combine: Callable[[list[mx.array]], mx.array]) -> Stage:
-    """A stage that runs each chain on its input, and combines the results of all chains for the same positions.
+    """Return a stage that runs each chain on its input, and combines the results of all chains for equal positions.
 
-    Chains may need different numbers of later positions. Results of chains that are ahead wait for the others.
+    Chains may need different numbers of later positions. Results of chains that are ahead wait for the other chains.
     """
-    running = [_Branch(axis, stages) for stages in chains]
-    done = 0
+    parallel = [_Branch(axis, stages) for stages in chains]
+    num_outputs = 0
 
     def step(x: mx.array | None, last: bool) -> mx.array | None:
-        nonlocal done
-        for branch in running:
+        nonlocal num_outputs
+        for branch in parallel:
             branch.push(x, last)
-        start, done = done, min(branch.count for branch in running)
-        return combine([branch.outputs.take(start, done - start) for branch in running]) if done > start else None
+        start, num_outputs = num_outputs, min(branch.count for branch in parallel)
+        count = num_outputs - start
+        return combine([branch.outputs.take(start, count) for branch in parallel]) if count > 0 else None
 
-    return Stage(step, *running)
+    return Stage(step, *parallel)
 
 
 class _Branch:
-    """A chain, and its results that wait for the other chains."""
+    """Chain, and its results that wait for the other chains."""
 
     def __init__(self, axis: Axis, stages: Sequence[Stage]) -> None:
         self.outputs = Delay(axis)

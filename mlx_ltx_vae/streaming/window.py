@@ -1,4 +1,4 @@
-"""The caches of one stream: of a kernel's window, of what waits for other paths, and of what may be dropped.
+"""Caches of one stream: a kernel's window, positions that wait for another path, and frames that may be dropped.
 
 A kernel of three needs the last two positions to continue. `Window` caches exactly these, and adds padding only at the
 true ends of the clip. A whole clip in one piece takes the same code path, with both ends in one step.
@@ -17,18 +17,18 @@ from .context import Cache, Neighbors, Stage
 
 
 class Halo:
-    """The positions of neighboring bands around one kernel's window, in one stream, whose axis is `axis`.
+    """Positions of neighboring bands around one kernel's window, in one stream, whose axis is `axis`.
 
-    `spec` is the kernel's window along the axis of the bands. The positions are cached as long as the window caches its
-    own, so that each is sent once.
+    `spec` is the kernel's window along the axis of the bands. The positions are cached as long as the window caches
+    this band's positions, so that each is sent once.
     """
 
     def __init__(self, axis: Axis, neighbors: Neighbors, spec: WindowSpec) -> None:
         self._axis = axis
         self._neighbors = neighbors
         self._spec = spec
-        self._end = 0  # the number of positions of the stream that have been exchanged
-        self._start = 0  # the index of the first cached one
+        self._end = 0  # number of positions of the stream that have been exchanged
+        self._start = 0  # index of the first cached position
         self._sides: tuple[list[mx.array], list[mx.array]] = ([], [])
 
     @property
@@ -39,7 +39,7 @@ class Halo:
         """Join this band with the positions that the kernel needs from its neighbors.
 
         `frames` (B, T, H, W, C) begin at index `start` of the stream, which is not less than in earlier calls. Returns
-        the joined frames, and whether there are positions before and after; if not, the picture ends there.
+        the joined frames, and whether there are positions before and after them. If not, the picture ends there.
         """
         end = start + frames.shape[self._axis]
         if end > self._end:
@@ -50,41 +50,41 @@ class Halo:
                 if part is not None:
                     side.append(part)
             self._start, self._end = max(self._start, start), end
-        first, last = start - self._start, end - self._start
-        before, after = (take_joined(side, self._axis, first, last) if side else None for side in self._sides)
+        first, stop = start - self._start, end - self._start
+        before, after = (take_joined(side, self._axis, first, stop) if side else None for side in self._sides)
         parts = [part for part in (before, frames, after) if part is not None]
         joined = frames if len(parts) == 1 else mx.concatenate(parts, axis=self._neighbors.axis)
         return joined, before is not None, after is not None
 
 
 class View(NamedTuple):
-    """The input of one step: cached and new positions, and the padding that they need."""
+    """Input of one step: cached and new positions, and the padding that they need."""
 
-    frames: mx.array  # the positions in view, oldest first, without padding
+    frames: mx.array  # positions in view, oldest first, without padding
     before: int  # padding positions required before them; above 0 only at the start of the stream
     after: int  # padding positions required after them; above 0 only at the end
-    start: int  # the index in the stream of the first position in view
-    output: int  # the index of the first output
-    num_outputs: int  # of this step
-    window_starts: tuple[int, ...] = ()  # with `Border.SHIFT`, the index in `frames` of each output's first position
-    halo: Halo | None = None  # the neighboring bands' part; None if the stream has the whole picture
+    start: int  # index in the stream of the first position in view
+    output: int  # index of the first output
+    num_outputs: int  # number of outputs of this step
+    window_starts: tuple[int, ...] = ()  # with `Border.SHIFT`, index in `frames` of each output's first position
+    halo: Halo | None = None  # positions of neighboring bands; `None` if the stream has the whole picture
 
-    def own(self, axis: Axis) -> mx.array:
-        """The positions of the outputs along the axis of the stream, for a window with a stride of 1."""
+    def at_outputs(self, axis: Axis) -> mx.array:
+        """Return the frames at the positions of the outputs along the stream's axis, for a window with stride 1."""
         first = self.output - self.start
         return take(self.frames, axis, first, first + self.num_outputs)
 
 
 class Window:
-    """The cache of one kernel in one stream."""
+    """Cache of one kernel in one stream."""
 
     def __init__(self, axis: Axis, spec: WindowSpec, halo: Halo | None = None) -> None:
         self.axis = axis
         self.spec = spec
         self._halo = halo
-        self.start = 0  # the index of the first cached position
-        self.output = 0  # the index of the next output
-        self.positions: list[mx.array] = []  # that are cached, in order
+        self.start = 0  # index of the first cached position
+        self.output = 0  # index of the next output
+        self.positions: list[mx.array] = []  # cached positions, in order
         self.closed = False
         self._before = spec.before
 
@@ -93,7 +93,7 @@ class Window:
         return self.positions if self._halo is None else [*self.positions, *self._halo.arrays]
 
     def push(self, frames: mx.array | None, last: bool) -> View | None:
-        """Add the next piece, or None at the end. Returns the view that can be computed now, or None."""
+        """Add the next piece, or `None` at the end. Returns the view that can be computed now, or `None`."""
         pieces = self.positions if frames is None else [*self.positions, frames]
         self.closed = last
         if not pieces:
@@ -140,7 +140,7 @@ def windowed(
     *caches: Cache,
     enter: Callable[[mx.array], mx.array] | None = None,
 ) -> Stage:
-    """A stage that computes what the window has in view. It caches what `enter` makes of each piece."""
+    """Return a stage that computes each view of the window. The window caches the result of `enter` for each piece."""
 
     def step(x: mx.array | None, last: bool) -> mx.array | None:
         view = window.push(x if x is None or enter is None else enter(x), last)
@@ -151,10 +151,10 @@ def windowed(
 
 @lru_cache(maxsize=256)
 def window_starts(spec: WindowSpec, length: int, output: int, num_outputs: int) -> tuple[int, ...]:
-    """The first input position of the windows of some outputs, which shift inwards at both ends, or lie outside.
+    """Return the first input position of each output's window. Windows shift inwards at both ends, or lie outside.
 
-    `length` includes the positions of neighboring bands, so that windows shift at the true ends. `output` is the
-    position of the first output among them.
+    `length` includes the positions of neighboring bands, so that windows shift at the true ends. `output` is the index
+    of the first output among these positions.
     """
     if spec.border is Border.PAD:
         return tuple(range(output - spec.behind, output - spec.behind + num_outputs))
@@ -164,36 +164,36 @@ def window_starts(spec: WindowSpec, length: int, output: int, num_outputs: int) 
 
 
 def _keep(pieces: Sequence[mx.array], axis: Axis, start: int) -> list[mx.array]:
-    """`pieces` without their first `start` positions."""
-    kept = []
+    """Return `pieces` without their first `start` positions."""
+    parts = []
     for piece in pieces:
         length = piece.shape[axis]
         if start < length:
             # Copy slices, since a slice keeps the array that it was cut from alive. A whole array is not copied.
-            kept.append(mx.contiguous(take(piece, axis, start, length)))
+            parts.append(mx.contiguous(take(piece, axis, start, length)))
         start = max(0, start - length)
-    return kept
+    return parts
 
 
 class Delay:
-    """A queue of positions along the axis of a stream, such as the skip connection of a residual block.
+    """Queue of positions along the axis of a stream, such as the skip connection of a residual block.
 
-    Positions that `window`, which has a stride of 1 and receives the same ones, caches unchanged need no second copy:
-    the queue then stores only the positions that the window has dropped. Between two steps there are usually none.
+    A `window` with a stride of 1 that receives the same positions and caches them unchanged saves a second copy: the
+    queue then stores only the positions that the window has dropped. Between two steps there are usually none.
 
     `readers` is the number of layers that take the positions. Each takes all of them, at its own pace.
     """
 
-    closed = True  # a delay has no outputs of its own to flush
+    closed = True  # a delay has no outputs to flush
 
     def __init__(self, axis: Axis, window: Window | None = None, *, readers: int = 1) -> None:
         if window is not None and readers > 1:
             raise ValueError("several readers take positions at different times, which a window does not keep.")
         self._axis = axis
         self._window = window
-        self._start = 0  # the index of the first stored position
+        self._start = 0  # index of the first stored position
         self._held: list[mx.array] = []
-        self._taken = [0] * readers
+        self._ends = [0] * readers  # number of positions that each reader has taken
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -213,37 +213,37 @@ class Delay:
         The calls of a reader must be in order and skip no position.
         """
         window = self._window
-        held, first = self._held, self._start
-        if window is not None and not held:
-            held, first = window.positions, window.start
-        taken = take_joined(held, self._axis, start - first, start - first + count)
-        self._taken[reader] = start + count
-        done = min(self._taken)
-        if window is not None and done >= window.start:
+        arrays, first = self._held, self._start
+        if window is not None and not arrays:
+            arrays, first = window.positions, window.start
+        frames = take_joined(arrays, self._axis, start - first, start - first + count)
+        self._ends[reader] = start + count
+        end = min(self._ends)
+        if window is not None and end >= window.start:
             self._held = []
-        self._drop(done)
-        return taken
+        self._drop(end)
+        return frames
 
     def take_next(self, count: int, *, reader: int = 0) -> mx.array:
-        """The `count` positions after the ones that this reader has taken."""
-        return self.take(self._taken[reader], count, reader=reader)
+        """Return the `count` positions after the ones that this reader has taken."""
+        return self.take(self._ends[reader], count, reader=reader)
 
-    def _drop(self, done: int) -> None:
-        """Drop positions before `done`: whole arrays, and a part that is more than half of one, which takes a copy."""
-        while self._held and done > self._start:
+    def _drop(self, end: int) -> None:
+        """Drop positions before `end`: whole arrays, and more than half of an array, whose other part is copied."""
+        while self._held and end > self._start:
             length = self._held[0].shape[self._axis]
-            dropped = min(done - self._start, length)
+            dropped = min(end - self._start, length)
             if 2 * dropped < length:
                 return
             array = self._held.pop(0)
             if dropped < length:
                 self._held.insert(0, mx.contiguous(take(array, self._axis, dropped, length)))
-                mx.async_eval(self._held[0])  # its own stage may run only in the next piece, on another thread
+                mx.async_eval(self._held[0])  # its stage may run only with the next piece, on another thread
             self._start += dropped
 
 
 class Trim:
-    """Drops the first `start` and the last `end` frames of what a layer returns, however it is cut into pieces.
+    """Cut of the first `start` and the last `end` frames that a layer returns, in pieces of any length.
 
     Along rows and columns, each piece has all frames. Along time, `end` frames are held back while the clip may go on.
     """
@@ -260,7 +260,7 @@ class Trim:
         return self._held
 
     def push(self, frames: mx.array | None, last: bool) -> mx.array | None:
-        """Add the next piece (B, n, H, W, C), or None at the end. Returns the frames that are known to remain."""
+        """Add the next piece (B, n, H, W, C), or `None` at the end. Returns the frames that are certain to remain."""
         self.closed = last
         if self._axis is not Axis.TIME:
             return None if frames is None else take(frames, Axis.TIME, self._start, frames.shape[1] - self._end)
@@ -273,6 +273,6 @@ class Trim:
         if self._held:
             joined = mx.concatenate([*self._held, joined], axis=Axis.TIME)
         length = max(0, joined.shape[1] - self._end)
-        rest = take(joined, Axis.TIME, length, joined.shape[1])
-        self._held = [mx.contiguous(rest)] if rest.size and not last else []
+        tail = take(joined, Axis.TIME, length, joined.shape[1])
+        self._held = [mx.contiguous(tail)] if tail.size and not last else []
         return take(joined, Axis.TIME, 0, length) if length else None

@@ -18,22 +18,22 @@ from ...backend.device import is_cpu
 from .conv3d import PreparedModule, pad
 from .rules import TAPS
 
-# The taps of two rows (or columns) of outputs that an input row repeated twice gives: of the upper one, the row before
-# and this row; of the lower one, this row and the next.
+# Taps of the two rows of outputs that an input row repeated twice gives, and likewise for columns. The upper output row
+# sees the input row before and this row, the lower one this row and the next.
 _PHASES = np.array([[[1, 0, 0], [0, 1, 1]], [[1, 1, 0], [0, 0, 1]]], np.float32)
 _PHASE_TAPS = np.einsum("rai,cbj->rcabij", _PHASES, _PHASES).reshape(16, TAPS**2)
 
 
 class Conv2d(PreparedModule):
-    """A 3x3 convolution over each frame of (B, T, H, W, C).
+    """3x3 convolution over each frame of (B, T, H, W, C).
 
     Args:
         shape: the weight's, (O, 3, 3, I / groups).
-        is_upsampled: each position of its input counts as 2x2 equal ones. They are not made: an output sees no more
-            than 2x2 different positions, so there is a kernel of these for each of the four outputs of a position, and
-            4/9 of the work.
+        is_upsampled: each position of its input counts as 2x2 equal positions. They are not computed: an output sees at
+            most 2x2 different positions, so there is a 2x2 kernel for each of the four outputs of a position, with 4/9
+            of the work.
 
-        order: the stored output channel for each output channel, of one with a bias; None for the stored order.
+        order: the stored output channel for each output channel, if it has a bias. `None` means the stored order.
 
     Checkpoint keys: `weight`, and `bias` (O,) if it has one. `prepare` lays the weight out for the device, once.
     """
@@ -64,7 +64,7 @@ class Conv2d(PreparedModule):
         return self.weight.dtype
 
     def prepare(self, *, keeps_dtype: bool = False) -> None:
-        # In its dtype: operands are float32 in any case.
+        # The weight keeps its dtype, since operands are converted to float32 in any case.
         if self._order is not None:
             self.weight, self.bias, self._order = self.weight[self._order], self.bias[self._order], None
         if self._uses_products and not self._is_arranged:
@@ -75,7 +75,7 @@ class Conv2d(PreparedModule):
     def __call__(self, frames: mx.array, padding: tuple[int, int], *, upsamples: bool = True) -> mx.array:
         """Convolve frames (B, T, H, W, I) after `padding` with zeros at both ends of rows and columns, in float32.
 
-        `upsamples`: without it, positions of an upsampled input count once.
+        Without `upsamples`, positions of an upsampled input count once.
         """
         batch, time, *_ = frames.shape
         frames = frames.astype(mx.float32).flatten(0, 1)
@@ -102,13 +102,13 @@ class Conv2d(PreparedModule):
 
 
 def arrange(weight: mx.array, groups: int) -> mx.array:
-    """(O, 3, 3, I) -> (9, G, I, O / G): for each tap, a matrix per group."""
+    """Return a weight (O, 3, 3, I) as (9, G, I, O / G): for each tap, a matrix per group."""
     taps = weight.flatten(1, 2)
     return mx.unflatten(taps, 0, (groups, -1)).transpose(2, 0, 3, 1)
 
 
 def by_taps(padded: mx.array, taps: mx.array, bias: mx.array | None = None) -> mx.array:
-    """Nine matrix products over shifted views, added up: (N, H + 2, W + 2, I) -> (N, H, W, O), as a view."""
+    """Add up nine matrix products over shifted views: (N, H + 2, W + 2, I) -> (N, H, W, O), as a view."""
     count, height, width, _ = padded.shape
     _, groups, in_channels, out_channels = taps.shape
     views = padded.reshape(count, height * width, groups, in_channels).transpose(0, 2, 1, 3)
@@ -118,8 +118,8 @@ def by_taps(padded: mx.array, taps: mx.array, bias: mx.array | None = None) -> m
     result = None if bias is None else mx.unflatten(bias, 0, (groups, 1, -1))
     for tap in range(TAPS**2):
         row, column = divmod(tap, TAPS)
-        first = row * width + column
-        view, matrix = views[:, :, first : first + length], taps[tap : tap + 1]
+        offset = row * width + column
+        view, matrix = views[:, :, offset : offset + length], taps[tap : tap + 1]
         result = view @ matrix if result is None else mx.addmm(result, view, matrix)
     assert result is not None
     size = length * out_channels
@@ -128,7 +128,7 @@ def by_taps(padded: mx.array, taps: mx.array, bias: mx.array | None = None) -> m
 
 
 def by_phases(padded: mx.array, taps: mx.array, bias: mx.array | None = None) -> mx.array:
-    """A convolution of positions that are repeated 2x2 times: (N, H + 2, W + 2, I) -> (N, 2H, 2W, O).
+    """Convolve positions that are repeated 2x2 times: (N, H + 2, W + 2, I) -> (N, 2H, 2W, O).
 
     Each of the four outputs of a position is one matrix product over the 2x2 positions that it sees.
     """
@@ -144,10 +144,10 @@ def by_phases(padded: mx.array, taps: mx.array, bias: mx.array | None = None) ->
     phases = []
     for phase in range(4):
         row, column = divmod(phase, 2)
-        first = row * (columns + 1) + column
-        # A slice of one: with a matrix, MLX would copy the view.
-        view, kernel = squares[:, first : first + length], kernels[phase : phase + 1]
+        offset = row * (columns + 1) + column
+        # The kernel is a slice of length 1, since MLX would copy the view for a product with a 2D matrix.
+        view, kernel = squares[:, offset : offset + length], kernels[phase : phase + 1]
         product = view @ kernel if bias is None else mx.addmm(bias, view, kernel)
         phases.append(mx.as_strided(product, (count, rows, columns, out_channels), strides))
-    upper, lower = (mx.stack(phases[first : first + 2], axis=3) for first in (0, 2))
+    upper, lower = (mx.stack(phases[start : start + 2], axis=3) for start in (0, 2))
     return mx.stack([upper, lower], axis=2).reshape(count, 2 * rows, 2 * columns, out_channels)

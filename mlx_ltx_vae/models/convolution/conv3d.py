@@ -50,20 +50,20 @@ from .rules import (
 
 #: Positions of zeros at both ends of each axis.
 Padding = tuple[int, int, int]
-# The output channels that a CPU copies at a time where they become the last axis: in float32 they fill a cache line,
-# and their weights are few enough to stay in the cache until every part of a line has been read.
+# Output channels that a CPU copies at a time if they become the last axis. In float32 they fill a cache line, and their
+# weights are few enough to stay in the cache until every part of a line has been read.
 _BLOCK = 16
 
 _HALF_MAX = 65504.0
-_NORM_MARGIN = 4  # of the length of an input after a norm, for a timestep's modulation
+_NORM_MARGIN = 4  # factor by which a timestep's modulation may lengthen an input after a norm
 
 # A float32 number is 2^(e - 127) times its mantissa, of 23 bits.
 _MANTISSA_BITS, _EXPONENT_BIAS, _EXPONENT_MASK = 23, 127, 0xFF
 _FACTOR_STEP = 4  # factors are powers of 2^4
 _LARGEST_SHIFT = 120  # so that a factor and its inverse are normal numbers
 
-# The transforms of Winograd F(6x6, 3x3), for each of the eight points of one axis, six of them in pairs: the sum of the
-# sizes of the input transform's coefficients, and the sizes of the filter transform's three coefficients.
+# Transforms of Winograd F(6x6, 3x3), for each of the eight points of one axis, six of them in pairs: the sum of the
+# absolute coefficients of the input transform, and the three absolute coefficients of the filter transform.
 _INPUT_GAINS = (12.5, 12.5, 12.5, 7.5, 7.5, 15.0, 15.0, 12.5)
 _FILTER_SIZES = (
     (1.0, 0.0, 0.0),
@@ -75,18 +75,18 @@ _FILTER_SIZES = (
 
 
 class PreparedModule(nn.Module, ABC):
-    """A module that lays out its weights once."""
+    """Module that lays out its weights once."""
 
     @abstractmethod
     def prepare(self, *, keeps_dtype: bool = False) -> None:
-        """Lay out the weights for the default device, evaluated, also in a more accurate dtype unless `keeps_dtype`.
+        """Lay out and evaluate the weights for the default device, in a more accurate dtype unless `keeps_dtype`.
 
-        Its own weights may be views, which it copies. Weights of modules that it contains are loaded and prepared.
+        The module's weights may be views, which it copies. The modules that it contains are prepared already.
         """
 
 
 def prepared_modules(network: nn.Module) -> dict[str, PreparedModule]:
-    """The prepared modules of a network, by their paths."""
+    """Return the prepared modules of a network, by their paths."""
     return {path: module for path, module in network.named_modules() if isinstance(module, PreparedModule)}
 
 
@@ -97,7 +97,7 @@ def prepare(network: nn.Module, *, keeps_dtype: bool) -> None:
 
 
 def arrange(weight: mx.array, source: KernelLayout, target: KernelLayout) -> mx.array:
-    """A weight in another layout, as a view."""
+    """Return a weight in another layout, as a view."""
     if source is target:
         return weight
     return weight.transpose(*(source.value.index(axis) for axis in target.value))
@@ -106,7 +106,7 @@ def arrange(weight: mx.array, source: KernelLayout, target: KernelLayout) -> mx.
 def lay_out(
     weight: mx.array, source: KernelLayout, target: KernelLayout, order: Sequence[int] | None = None
 ) -> mx.array:
-    """A weight in another layout, with the output channels in this order: lazy, and one copy, or the weight itself.
+    """Return a weight in another layout and order of output channels: a lazy copy, or the weight itself.
 
     `weight` may be a view whose axes have any order in memory.
     """
@@ -121,26 +121,26 @@ def lay_out(
 
 
 def runs(indices: Sequence[int], longest: int) -> list[slice]:
-    """Indices of at least 0 as slices with a step, each of at most `longest`: what MLX takes without a copy."""
-    found = []
+    """Return indices of at least 0 as slices of at most `longest` with a step, which MLX takes without a copy."""
+    slices = []
     start = 0
     while start < len(indices):
         step = max(1, indices[start + 1] - indices[start]) if start + 1 < len(indices) else 1
         stop = start + 1
         while stop < min(len(indices), start + longest) and indices[stop] - indices[stop - 1] == step:
             stop += 1
-        found.append(slice(indices[start], indices[stop - 1] + 1, step))
+        slices.append(slice(indices[start], indices[stop - 1] + 1, step))
         start = stop
-    return found
+    return slices
 
 
 class HalfScale(NamedTuple):
-    """How a convolution is scaled for float16.
+    """Scale of a convolution for float16.
 
     Attributes:
-        factor: of the weight, (1,) float32, a power of two.
-        inverse: by which a result is multiplied.
-        longest: the length of the longest input vector with which no convolution overflows.
+        factor: factor of the weight, (1,) float32, a power of two.
+        inverse: inverse of `factor`, by which a result is multiplied.
+        longest: length of the longest input vector with which no convolution overflows.
     """
 
     factor: mx.array
@@ -149,7 +149,7 @@ class HalfScale(NamedTuple):
 
 
 def half_scale(weight: mx.array) -> HalfScale:
-    """The factor that makes a weight (O, 3, 3, 3, I) as large as inputs after a norm allow.
+    """Return the scale that makes a weight (O, 3, 3, 3, I) as large as inputs after a norm allow.
 
     Winograd's transforms make some weights 8100 times smaller, below float16's normal range if nothing is done.
     """
@@ -157,8 +157,8 @@ def half_scale(weight: mx.array) -> HalfScale:
     direct = to_float(lengths.sum(axis=(1, 2, 3)).max())
     gains = mx.array([[gain * size for size in sizes] for gain, sizes in zip(_INPUT_GAINS, _FILTER_SIZES, strict=True)])
     products = to_float((gains @ lengths.sum(axis=1) @ gains.T).max())
-    largest = max(direct, products)  # of the results for inputs of length 1
-    longest = _HALF_MAX / max(_INPUT_GAINS) ** 2  # that can be transformed
+    largest = max(direct, products)  # largest result for inputs of length 1
+    longest = _HALF_MAX / max(_INPUT_GAINS) ** 2  # longest input that can be transformed
     shift = 0
     if 0 < largest < math.inf:
         shift = math.floor(math.log2(_HALF_MAX / (largest * _NORM_MARGIN * math.sqrt(weight.shape[-1]))))
@@ -167,7 +167,7 @@ def half_scale(weight: mx.array) -> HalfScale:
 
 
 def _tap_lengths(weight: mx.array) -> mx.array:
-    """(O, D, H, W), of the vector that each tap multiplies; tap by tap, since float32 takes twice the memory."""
+    """Return the length (O, D, H, W) of each tap's vector, tap by tap, since float32 takes twice the memory."""
     lengths = []
     for tap in range(TAPS**3):
         depth, row, column = tap // TAPS**2, tap // TAPS % TAPS, tap % TAPS
@@ -177,9 +177,10 @@ def _tap_lengths(weight: mx.array) -> mx.array:
 
 
 def scale_factors(frames: mx.array, scale: HalfScale) -> tuple[mx.array, mx.array]:
-    """For each output frame the factor with which no vector that it sees is too long, and what undoes all scaling.
+    """Return each output frame's factor, with which no vector that it sees is too long, and the inverse of all scaling.
 
-    (B, T + 2, H, W, C) to (B, T, 1, 1, 1) twice, in float32, powers of two. Nothing is read back from the device.
+    From `frames` (B, T + 2, H, W, C), both are (B, T, 1, 1, 1) float32 and powers of two. Nothing is read back from the
+    device.
     """
     axes = (2, 3, 4)
     largest = mx.maximum(frames.max(axis=axes, keepdims=True), -frames.min(axis=axes, keepdims=True))
@@ -190,21 +191,21 @@ def scale_factors(frames: mx.array, scale: HalfScale) -> tuple[mx.array, mx.arra
     limit = math.floor(math.log2(scale.longest / math.sqrt(frames.shape[-1]))) - 1 + _EXPONENT_BIAS
     shift = (limit - exponents) & -_FACTOR_STEP  # rounded down to a multiple
     shift = mx.clip(shift, -_LARGEST_SHIFT, _LARGEST_SHIFT)
-    factor, inverse = (((_EXPONENT_BIAS + each) << _MANTISSA_BITS).view(mx.float32) for each in (shift, -shift))
+    factor, inverse = (((_EXPONENT_BIAS + power) << _MANTISSA_BITS).view(mx.float32) for power in (shift, -shift))
     return factor, inverse * scale.inverse
 
 
 @partial(mx.compile, shapeless=True)
 def scale_to_half(array: mx.array, factor: mx.array) -> mx.array:
-    """`array * factor` in float16, rounded once."""
+    """Return `array * factor` in float16, rounded once."""
     return (array.astype(mx.float32) * factor).astype(mx.float16)
 
 
 class Conv3d(PreparedModule):
-    """A 3x3x3 convolution over (B, T, H, W, C), computed in the formulation that a rule chooses.
+    """3x3x3 convolution over (B, T, H, W, C), computed in the formulation that a rule chooses.
 
     Args:
-        order: the stored output channel for each output channel; some may be left out. None for all, as stored.
+        order: the stored output channel for each output channel; some may be left out. `None` means all, as stored.
 
     Checkpoint keys: `weight` (O, 3, 3, 3, I), `bias` (O,). `prepare` lays them out for the device, once.
     """
@@ -226,7 +227,7 @@ class Conv3d(PreparedModule):
         self._is_strided = stride != (1, 1, 1)
         self._order = None if order is None else tuple(order)
         self._rule = rule
-        self._scale: HalfScale | None = None  # None for a weight in `dtype`
+        self._scale: HalfScale | None = None  # `None` if the weight is in `dtype`
         self._layout = KernelLayout.STORED
 
     @property
@@ -234,7 +235,7 @@ class Conv3d(PreparedModule):
         return self.bias.dtype
 
     def prepare(self, *, keeps_dtype: bool = False) -> None:
-        # The one of all formulations that the rule may return here.
+        # All formulations that the rule may return here have this layout.
         layout = LAYOUTS[self._rule(ConvShape((1, 1, 1), 1, 1, self._is_strided), backend())]
         is_stored = self._layout is KernelLayout.STORED and self.weight.dtype == mx.bfloat16
         self.weight = mx.contiguous(lay_out(self.weight, self._layout, layout, self._order))
@@ -247,16 +248,17 @@ class Conv3d(PreparedModule):
             mx.eval(self.weight)
 
     def operands(self, norm_bound: Callable[[], float]) -> mx.Dtype:
-        """The dtype in which it takes its input from a norm; `norm_bound` is called only if that depends on its length.
+        """Return the dtype in which it takes its input from a norm. An input without a bound arrives in `dtype`.
 
-        An input without a bound arrives in `dtype`.
+        `norm_bound` returns the greatest length of an input vector. It is called only if the dtype depends on it.
         """
         return self.dtype if self._scale is None or norm_bound() > self._scale.longest else mx.float16
 
     def __call__(self, frames: mx.array, padding: Padding, skip: mx.array | None = None) -> mx.array:
         """Convolve frames (B, T, H, W, I), padded in time, in the dtype of `operands` or `dtype`, and add `skip`.
 
-        `padding` is that to add with zeros at both ends of each axis, none in time. (B, T', H', W', O) in `dtype`.
+        `padding` is the number of zeros to add at both ends of each axis, 0 in time. Returns (B, T', H', W', O) in
+        `dtype`.
         """
         bias = self._ordered_bias()
         extents = zip(frames.shape[1:4], padding, self._stride, strict=True)
@@ -273,7 +275,7 @@ class Conv3d(PreparedModule):
         if formulation is Formulation.CONV3D:
             result = mx.conv3d(frames, weight.astype(frames.dtype), stride=self._stride, padding=padding)
             return add_bias(result, bias, skip, inverse)
-        if self._scale is not None and frames.dtype != mx.float16:  # an input without a bound
+        if self._scale is not None and frames.dtype != mx.float16:  # the input has no bound
             factors, inverse = scale_factors(frames, self._scale)
         compute = by_joined_frames if formulation is Formulation.JOINED else by_rows
         return add_bias(compute(frames, weight, padding, factors), bias, skip, inverse)
@@ -288,7 +290,7 @@ def add_bias(
 ) -> mx.array:
     """Multiply a convolution's result by `factors` (B, T, 1, 1, 1) and add bias and skip, in float32, in one kernel.
 
-    In the dtype of the bias.
+    Returns the dtype of the bias.
     """
     total = result.astype(mx.float32)
     total = (total if factors is None else total * factors) + bias.astype(mx.float32)
@@ -296,9 +298,9 @@ def add_bias(
 
 
 def by_joined_frames(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.array | None = None) -> mx.array:
-    """One 2D convolution over three neighboring frames joined along channels, for a GPU, without bias."""
+    """Convolve in 2D over three neighboring frames joined along channels, for a GPU, without bias."""
     extents = zip(frames.shape[1:4], padding, strict=True)
-    time, height, width = (extent + 2 * added - TAPS + 1 for extent, added in extents)
+    time, height, width = (extent + 2 * zeros - TAPS + 1 for extent, zeros in extents)
     if is_padded_first((time, height, width)):
         frames, padding = pad(frames, padding), (0, 0, 0)
     joined = join_frames(frames, factors)
@@ -307,7 +309,10 @@ def by_joined_frames(frames: mx.array, weight: mx.array, padding: Padding, facto
 
 
 def by_rows(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.array | None = None) -> mx.array:
-    """Three matrix products over overlapping rows of three joined frames (copied on a CPU), for a GPU, without bias."""
+    """Convolve by three matrix products over overlapping rows of three joined frames, for a GPU, without bias.
+
+    On a CPU, the rows are copied.
+    """
     padded = pad(join_frames(frames, factors), padding)
     batch, time, height, width, channels = padded.shape
     positions = height * width
@@ -328,14 +333,14 @@ def by_rows(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.ar
 
 
 def join_frames(frames: mx.array, factors: mx.array | None = None) -> mx.array:
-    """(B, T + 2, H, W, C) -> (B, T, H, W, 3C), in float16 if multiplied by `factors` (B, T, 1, 1, 1)."""
+    """Join frames: (B, T + 2, H, W, C) -> (B, T, H, W, 3C), in float16 if multiplied by `factors` (B, T, 1, 1, 1)."""
     time = frames.shape[1] - TAPS + 1
     taps = [frames[:, tap : tap + time] for tap in range(TAPS)]
     return mx.concatenate(taps if factors is None else [scale_to_half(tap, factors) for tap in taps], axis=-1)
 
 
 def pad(frames: mx.array, padding: Sequence[int]) -> mx.array:
-    """Frames (B, T, H, W, C) or (N, H, W, C) with this many zeros at both ends of each axis."""
+    """Pad frames (B, T, H, W, C) or (N, H, W, C) with this many zeros at both ends of each axis."""
     if not any(padding):
         return frames
     return mx.pad(frames, [(0, 0), *((extent, extent) for extent in padding), (0, 0)])
@@ -344,14 +349,14 @@ def pad(frames: mx.array, padding: Sequence[int]) -> mx.array:
 def by_products(
     frames: mx.array, weight: mx.array, bias: mx.array, padding: Padding, *, joins_columns: bool = False
 ) -> mx.array:
-    """The convolution of frames (B, T + 2, H, W, I) with a weight (3, 3, 3, I, O), added up in blocks of rows."""
+    """Convolve frames (B, T + 2, H, W, I) with a weight (3, 3, 3, I, O) by matrix products in blocks of rows."""
     padded = pad(frames, padding)
     batch, length, height, width, _ = padded.shape
     time, height, width = length - TAPS + 1, height - TAPS + 1, width - TAPS + 1
     if joins_columns:
         padded = mx.concatenate([padded[:, :, :, tap : tap + width] for tap in range(TAPS)], axis=-1)
     row, channels = padded.shape[3:]
-    columns = row - width + 1  # that are not joined
+    columns = row - width + 1  # taps along rows that are not joined
     views = padded.flatten(2, 3)
     taps = weight.reshape(1, TAPS * TAPS * columns, channels, -1)
     outputs = taps.shape[-1]
@@ -361,9 +366,9 @@ def by_products(
         result = bias
         for tap in range(taps.shape[1]):
             depth, shift = divmod(tap, TAPS * columns)
-            first = (start + shift // columns) * row + shift % columns
-            # A slice of one: an index would copy the weight.
-            result = mx.addmm(result, views[:, depth : depth + time, first : first + length], taps[:, tap : tap + 1])
+            offset = (start + shift // columns) * row + shift % columns
+            # The tap is a slice of length 1, since an index would copy the weight.
+            result = mx.addmm(result, views[:, depth : depth + time, offset : offset + length], taps[:, tap : tap + 1])
         strides = (time * length * outputs, length * outputs, row * outputs, outputs, 1)
         parts.append(mx.as_strided(result, (batch, time, end - start, width, outputs), strides))
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)

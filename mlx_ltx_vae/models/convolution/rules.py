@@ -1,8 +1,8 @@
 """Choose the formulation of a 3x3x3 convolution, and compute its scratch memory. Pure arithmetic, no MLX.
 
 All formulations compute the same sums; they differ in the order of the additions, so that float32 results agree within
-rounding. A `ConvRule` decides, for a network's modules and its memory estimates alike; `choose` is the package's. The
-number of frames has no part in it, so that a clip gives the same result however it is cut into steps.
+rounding. A `ConvRule` decides, for a network's modules and its memory estimates alike; `choose` is the package's. It
+does not depend on the number of frames, so that a clip gives the same result however it is cut into steps.
 
 CPU rules are measured (docs/performance.md). Metal's follow MLX 0.32's dispatch code and an emulation of its rounding,
 and have not been measured on a Mac.
@@ -15,13 +15,13 @@ from typing import NamedTuple, Protocol
 from ...backend.machine import FLOAT32_BYTES, Backend
 from ...shapes import Grid
 
-TAPS = 3  # of the kernel along each axis
+TAPS = 3  # taps of the kernel along each axis
 
-# Frames with fewer positions are convolved by columns on a CPU: the two columns of padding that a product per tap also
-# computes are no longer negligible there.
+# Frames with fewer positions are convolved by columns on a CPU, since the two columns of padding that a product per tap
+# also computes are not negligible in them.
 _COLUMNS_BELOW = 1024
-# Bytes of output that one chain of matrix products on a CPU adds up: it should stay in the processor's caches, but with
-# few channels a product of less is too short to be shared by several threads.
+# Bytes of output that one chain of matrix products on a CPU adds up. The output should stay in the processor's caches,
+# but with few channels a smaller product is too short to be shared by several threads.
 _BLOCK_BYTES = 2**21
 _BLOCK_BYTES_TIMES_CHANNELS = 2**27
 
@@ -31,15 +31,15 @@ _WINOGRAD_PRODUCTS = 64
 _WINOGRAD_MIN_POSITIONS = 4096
 _WINOGRAD_MIN_CHANNELS = 256
 _WINOGRAD_ALIGNMENT = 32
-# One step of the plan has about four frames. Smaller frames do not reach the positions of a Winograd kernel in it.
+# One step of a plan has about four frames. With smaller frames it has too few positions for a Winograd kernel.
 _STEP_FRAMES = 4
 _WINOGRAD_MIN_FRAME = _WINOGRAD_MIN_POSITIONS // _STEP_FRAMES
-# Elements of transformed filters, 512 MB in half precision, that are never too many.
+# Transformed filters of up to this many elements, 512 MB in half precision, are always affordable.
 _WINOGRAD_SMALL_FILTERS = 2**28
 
 
 class Formulation(enum.Enum):
-    """How a convolution is computed."""
+    """Way to compute a convolution."""
 
     CONV3D = "conv3d"  # one call of mx.conv3d
     TAPS = "taps"  # 27 matrix products, one per tap, over shifted views of the padded frames
@@ -49,7 +49,7 @@ class Formulation(enum.Enum):
 
 
 class KernelLayout(enum.Enum):
-    """The axis order of a convolution's weight (O and I are output and input channels)."""
+    """Axis order of a convolution's weight (O and I are output and input channels)."""
 
     STORED = "ODHWI"
     PRODUCTS = "DHWIO"
@@ -70,7 +70,7 @@ PRODUCTS = (Formulation.TAPS, Formulation.COLUMNS)
 
 
 class ConvShape(NamedTuple):
-    """The shape of one convolution; `grid` is (T, H, W) of the output."""
+    """Shape of one convolution; `grid` is (T, H, W) of the output."""
 
     grid: Grid
     in_channels: int
@@ -83,14 +83,14 @@ class ConvShape(NamedTuple):
 
 
 class ConvRule(Protocol):
-    """Chooses the formulation; on a backend all have one `KernelLayout`, unless strided. Hashable, since specs are."""
+    """Hashable rule that chooses formulations. On a backend, all but strided ones have the same `KernelLayout`."""
 
     def __call__(self, shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
-        """`allows_winograd`: operands keep enough accuracy in Metal's Winograd kernels, which bfloat16 does not."""
+        """Choose a formulation. `allows_winograd`: operands stay accurate in Winograd kernels, unlike bfloat16."""
 
 
 def choose(shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
-    """The package's rule."""
+    """Choose the formulation by the package's rule."""
     if shape.is_strided or backend is Backend.CUDA:
         return Formulation.CONV3D
     frame = shape.grid[1] * shape.grid[2]
@@ -110,10 +110,10 @@ def _are_filters_affordable(shape: ConvShape) -> bool:
 
 
 def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]:
-    """The rows of each chain of matrix products on a CPU, as (start, end), in blocks of nearly equal heights.
+    """Return the rows of each chain of matrix products on a CPU, as (start, end), in blocks of nearly equal heights.
 
-    `row_bytes` are one frame's. The number of frames has no part in it: the rounding of a product may
-    depend on its size, and frames should not depend on how a clip is cut.
+    `row_bytes` are the bytes of a row of one frame's output. The number of frames does not matter, since the rounding
+    of a product may depend on its size, and frames should not depend on how a clip is cut.
     """
     size = max(_BLOCK_BYTES, _BLOCK_BYTES_TIMES_CHANNELS // in_channels)
     height = max(1, size // max(1, row_bytes))
@@ -124,17 +124,17 @@ def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]
 def scratch_bytes(
     shape: ConvShape, formulation: Formulation, itemsize: int, *, on_cpu: bool, is_scaled: bool = False
 ) -> int:
-    """Bytes that a convolution allocates per batch item: copies of its input, intermediate results and the output.
+    """Return the bytes that a convolution allocates per batch item: input copies, intermediate results and output.
 
-    `is_scaled`: the input is scaled to float16, once for each tap in time.
+    With `is_scaled`, the input is scaled to float16, once for each tap in time.
     """
-    frames, height, width = (extent + TAPS - 1 for extent in shape.grid)  # of the padded input
+    frames, height, width = (extent + TAPS - 1 for extent in shape.grid)  # extents of the padded input
     size = FLOAT32_BYTES if on_cpu else itemsize
     padded = frames * height * width * shape.in_channels
     output = shape.num_outputs * shape.out_channels
     if formulation is Formulation.CONV3D:
-        # The CPU backend unfolds the input for one matrix product. Elsewhere a 2D convolution per temporal tap is added
-        # up; their buffers are freed after all three are done.
+        # The CPU backend unfolds the input for one matrix product. Other backends add up a 2D convolution per temporal
+        # tap, and free their buffers after all three are done.
         unfolded = shape.num_outputs * TAPS**3 * shape.in_channels if on_cpu else 0
         elements = padded + unfolded + (output if on_cpu else TAPS * output)
     elif formulation is Formulation.TAPS:
@@ -155,7 +155,7 @@ def scratch_bytes(
 
 
 def winograd_elements(shape: ConvShape) -> int:
-    """Scratch elements of Metal's Winograd kernel for a joined convolution, a frame at a time; 0 if it is not used."""
+    """Return the scratch elements of Metal's Winograd kernel for a frame of a joined convolution; 0 without it."""
     joined = TAPS * shape.in_channels
     is_large = _padded_positions(shape.grid) >= _WINOGRAD_MIN_POSITIONS
     if not (is_large and _can_take_winograd(joined, shape.out_channels)):
@@ -167,7 +167,7 @@ def winograd_elements(shape: ConvShape) -> int:
 
 
 def is_padded_first(grid: Grid) -> bool:
-    """True if zeros around frames (T, H, W) are copied, since MLX counts input positions and takes Winograd then."""
+    """Return whether frames (T, H, W) are padded by a copy first, so that MLX counts enough positions for Winograd."""
     return math.prod(grid) < _WINOGRAD_MIN_POSITIONS <= _padded_positions(grid)
 
 
@@ -177,7 +177,7 @@ def _padded_positions(grid: Grid) -> int:
 
 
 def _joined_elements(shape: ConvShape) -> int:
-    """The joined input and, with and without bias, the output."""
+    """Return the elements of the joined input and of the output, with and without bias."""
     time, height, width = shape.grid
     inputs = TAPS * shape.num_outputs
     if is_padded_first(shape.grid):

@@ -1,4 +1,4 @@
-"""The configuration of a tiny autoencoder, and the layer specs of its encoder and decoder. No MLX.
+"""Configuration of a tiny autoencoder, and the layer specs of its encoder and decoder. No MLX.
 
 A layer's name is its index in the checkpoint: `layers.3.conv.0` is `decoder.3.conv.0` there.
 """
@@ -13,9 +13,9 @@ from ...errors import CheckpointError
 from ...shapes import DEFAULT_SCALE, Axis, Grid, Scaled, ScaleFactors, WindowSpec
 from ..specs import LayerSpec, NetworkSpec, PaddingMode, Step, Stride, Weights, linear_weights
 
-#: Channels of LTX's latents, by which files of other models are told apart.
+#: Channels of LTX's latents, which tell files for LTX from files for other models.
 LTX_CHANNELS = 128
-#: Pixels per side of the patches that the networks make pictures of.
+#: Pixels per side of the patches of a picture.
 PATCH = 4
 #: Widths of the published decoders, the channels of a group in the wide one, and the width of the encoders.
 STANDARD_WIDTHS = (256, 128, 64, 64)
@@ -28,19 +28,19 @@ class OutputKind(Enum):
     """Output of a decoder for each latent frame."""
 
     FRAMES = "frames"
-    STILLS = "stills"  # one picture, which stands for the last of its frames
+    STILLS = "stills"  # one picture, for the last of its frames
     SMALL_STILLS = "small stills"  # of 4x4 pixels per latent cell, since no layer repeats positions
 
 
 @dataclass(frozen=True)
 class PreviewConfig(Scaled):
-    """A tiny autoencoder whose networks have these widths; None for one that does not exist.
+    """Configuration of a tiny autoencoder. The widths of a network are `None` if the autoencoder does not have it.
 
     Attributes:
-        decoder_widths: channels of the three levels of the decoder, and of what follows them.
-        group_width: channels per group of the convolutions in the wide decoder's memory blocks; None for the standard
-            blocks.
-        generation: the published file that this is, such as "taeltx2_3". Files of equal shapes differ in it alone.
+        decoder_widths: channels of the decoder's three levels, and of the last convolution's input.
+        group_width: channels per group of the convolutions in the wide decoder's memory blocks. `None` means the
+            standard blocks.
+        generation: name of the published file, such as "taeltx2_3". Files of equal shapes differ only in their names.
     """
 
     decoder_widths: tuple[int, int, int, int] | None = STANDARD_WIDTHS
@@ -55,9 +55,9 @@ class PreviewConfig(Scaled):
         return DEFAULT_SCALE
 
 
-#: Video frames for each latent frame. Of those for the first latent frame, all but the last are dropped.
+#: Video frames for each latent frame. All but the last of the first latent frame's are dropped.
 FRAMES = 8
-#: The index in the decoder of each level's first memory block, and in the encoder of each level's pooling.
+#: Index of each level's first memory block in the decoder, and of each level's pooling in the encoder.
 LEVELS, POOLS = (3, 9, 15), (2, 7, 12)
 BLOCKS = 3  # memory blocks of a level
 
@@ -69,32 +69,32 @@ _LAST_DECODER_LAYER, _LAST_ENCODER_LAYER = 22, 17
 
 @dataclass(frozen=True)
 class FrameLayerSpec(LayerSpec):
-    """A layer with a convolution of single frames, or of two that are joined, which computes in float32.
+    """Layer with a convolution of single frames, or of two frames that are joined, which computes in float32.
 
-    `weights` has the convolution's weight (O, 3, 3, I / groups) or (O, I) first.
+    The first of its `weights` is the convolution's weight (O, 3, 3, I / groups) or (O, I).
     """
 
     groups: int = 1
     is_upsampled: bool = False  # each position of the input counts as 2x2 equal ones
-    skip_channels: int = 0  # of the skip connection that is added to the output; 0 for none
+    skip_channels: int = 0  # channels of the skip connection that is added to the output, or 0
 
     def reach(self, axis: Axis) -> tuple[Fraction, Fraction]:
-        """The neighbors of repeated positions are half a position away."""
+        """Return the reach, in which neighbors of repeated positions are half a position away."""
         before, after = super().reach(axis)
         return (before / self.up[axis.grid], after / self.up[axis.grid]) if self.is_upsampled else (before, after)
 
     def weight_copy_bytes(self, machine: Machine) -> int:
-        """The weights in float32; nine taps of repeated positions become 4x4 of the positions themselves."""
+        """Return the bytes of the weights in float32, with 4x4 taps for the nine taps of repeated positions."""
         size = math.prod(self.weights[0][1]) * FLOAT32_BYTES
         phases = 16 * size // 9 if self.is_upsampled else 0
         return phases + (0 if machine.itemsize == FLOAT32_BYTES else size)
 
-    def multiply_adds(self, part: Grid, whole: Grid) -> int:
-        work = super().multiply_adds(part, whole)
+    def multiply_adds(self, part: Grid, grid: Grid) -> int:
+        work = super().multiply_adds(part, grid)
         return 16 * work // 9 if self.is_upsampled else work
 
     def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
-        """Along rows and columns, the skip connection waits for the convolutions of its block."""
+        """Return the cached bytes. Along rows and columns, the skip connection waits for its block's convolutions."""
         cached = super().cache_bytes(axis, grid, piece, machine)
         if not self.skip_channels or axis is Axis.TIME:
             return cached
@@ -103,7 +103,7 @@ class FrameLayerSpec(LayerSpec):
         return cached + waiting * self.skip_channels * machine.itemsize
 
     def work_bytes(self, step: Step) -> int:
-        itemsize, seen, positions = step.machine.itemsize, self.positions_in_view(step), math.prod(step.grid)
+        itemsize, in_view, positions = step.machine.itemsize, self.positions_in_view(step), math.prod(step.grid)
         out_channels = self.weights[0][1][0]
         results = positions // math.prod(self.down) * (4 if self.is_upsampled else 1)
         time, height, width = step.grid
@@ -111,64 +111,64 @@ class FrameLayerSpec(LayerSpec):
         joined = window.kernel // window.stride * self.in_channels
         padded = joined * (math.prod(step.grid) if is_point else time * (height + 2) * (width + 2))
         # The input with what is cached, the next cache, and the skip connection.
-        own = (2 * seen * self.in_channels + seen * self.skip_channels) * itemsize
-        own += results * out_channels * itemsize if itemsize != FLOAT32_BYTES else 0
-        # In float32: the input, frames that are joined, the padded input, each group's channels together.
+        size = (2 * in_view * self.in_channels + in_view * self.skip_channels) * itemsize
+        size += results * out_channels * itemsize if itemsize != FLOAT32_BYTES else 0
+        # In float32: the input, the joined frames, the padded input, and the input ordered by groups of channels.
         copies = 1 + (joined > self.in_channels) + (self.groups > 1) + (itemsize != FLOAT32_BYTES)
         if self.is_upsampled:
             copies += 4  # the 2x2 positions that an output sees
         if math.prod(self.down) > 1 and not is_point and step.machine.backend is Backend.CPU:
             copies += 9 // math.prod(self.down)  # unfolded by MLX's CPU backend
-        # The products, one part per block of rows and joined, and after bias and activation.
-        return own + (copies * padded + 3 * results * out_channels) * FLOAT32_BYTES
+        # The products as one part per block of rows, joined, and after bias and activation.
+        return size + (copies * padded + 3 * results * out_channels) * FLOAT32_BYTES
 
 
 @dataclass(frozen=True)
 class WholeGroupsSpec(LayerSpec):
-    """Repeats the last frame of a clip until its frames are groups of `FRAMES`."""
+    """Layer that repeats the last frame of a clip until its frames are groups of `FRAMES`."""
 
     def num_outputs(self, axis: Axis, length: int) -> int:
         return FRAMES * -(-length // FRAMES) if axis is Axis.TIME else length
 
-    def ready(self, axis: Axis, seen: int) -> int:
-        return FRAMES * (seen // FRAMES) if axis is Axis.TIME else seen
+    def ready(self, axis: Axis, num_inputs: int) -> int:
+        return FRAMES * (num_inputs // FRAMES) if axis is Axis.TIME else num_inputs
 
     def needed(self, axis: Axis, count: int) -> int:
         return FRAMES * -(-count // FRAMES) if axis is Axis.TIME else count
 
     def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
-        """None: a group is cached until it is whole, and then waits for the next layer, which counts it."""
+        """Return 0: a group is cached until it is complete, and then waits for the next layer, which counts it."""
         return 0
 
     def work_bytes(self, step: Step) -> int:
-        """A group, as it is joined of its frames."""
+        """Return the bytes of a group, into which its frames are joined."""
         return FRAMES * math.prod(step.grid[1:]) * self.in_channels * step.machine.itemsize
 
 
 def decoder_spec(config: PreviewConfig) -> NetworkSpec:
-    """The decoder: normalized latents (B, T, H, W, C) to pixels (B, 8T - 7, 32H, 32W, 3), or to stills.
+    """Return the decoder of normalized latents (B, T, H, W, C) to pixels (B, 8T - 7, 32H, 32W, 3), or to stills.
 
-    A frame becomes two at each level, but not for stills; and a position 2x2, but not for small ones.
+    Each level makes two frames of a frame, except for stills, and 2x2 positions of a position, except for small stills.
     """
     grows, upsamples = config.output is OutputKind.FRAMES, config.output is not OutputKind.SMALL_STILLS
     if config.decoder_widths is None:
         raise CheckpointError("this tiny autoencoder has no decoder.")
     widths = config.decoder_widths
     layers: list[LayerSpec] = [_conv("layers.1", config.latent_channels, widths[0])]
-    for level, first in enumerate(LEVELS):
-        width, after = widths[level : level + 2]
-        for index in range(first, first + BLOCKS):
+    for level, start in enumerate(LEVELS):
+        width, next_width = widths[level : level + 2]
+        for index in range(start, start + BLOCKS):
             layers += _memory_block(f"layers.{index}", width, config.group_width)
-        layers.append(_growth(f"layers.{first + 4}", width, grows, is_last=level == len(LEVELS) - 1))
-        spec = _conv(f"layers.{first + 5}", width, after, has_bias=False)
+        layers.append(_growth(f"layers.{start + 4}", width, grows, is_last=level == len(LEVELS) - 1))
+        spec = _conv(f"layers.{start + 5}", width, next_width, has_bias=False)
         layers.append(replace(spec, up=(1, 2, 2), is_upsampled=True) if upsamples else spec)
-    last = _conv(f"layers.{_LAST_DECODER_LAYER}", widths[-1], _COLORS)
-    layers.append(replace(last, out_channels=3, up=(1, PATCH, PATCH)))
+    to_colors = _conv(f"layers.{_LAST_DECODER_LAYER}", widths[-1], _COLORS)
+    layers.append(replace(to_colors, out_channels=3, up=(1, PATCH, PATCH)))
     return NetworkSpec(tuple(layers), patch_size=PATCH)
 
 
 def encoder_spec(config: PreviewConfig) -> NetworkSpec:
-    """The encoder: pixels (B, F, 32H, 32W, 3) to normalized latents (B, ceil(F / 8), H, W, C)."""
+    """Return the encoder of pixels (B, F, 32H, 32W, 3) to normalized latents (B, ceil(F / 8), H, W, C)."""
     if config.encoder_width is None:
         raise CheckpointError("this tiny autoencoder has no encoder.")
     width = config.encoder_width
@@ -178,37 +178,37 @@ def encoder_spec(config: PreviewConfig) -> NetworkSpec:
         LayerSpec("pixel_unshuffle", 3, _COLORS, down=(1, PATCH, PATCH), windows=(_ONE, patch, patch)),
         _conv("layers.0", _COLORS, width),
     ]
-    for first in POOLS:
-        weights = ((f"layers.{first}.conv.weight", (width, 2 * width)),)
+    for start in POOLS:
+        weights = ((f"layers.{start}.conv.weight", (width, 2 * width)),)
         pooled = (WindowSpec(2, 2), _ONE, _ONE)
-        layers.append(FrameLayerSpec(f"layers.{first}", width, width, down=(2, 1, 1), windows=pooled, weights=weights))
-        strided = _conv(f"layers.{first + 1}", width, width, has_bias=False)
+        layers.append(FrameLayerSpec(f"layers.{start}", width, width, down=(2, 1, 1), windows=pooled, weights=weights))
+        strided = _conv(f"layers.{start + 1}", width, width, has_bias=False)
         layers.append(replace(strided, down=(1, 2, 2), windows=(_ONE, _STRIDED, _STRIDED)))
-        for index in range(first + 2, first + 2 + BLOCKS):
+        for index in range(start + 2, start + 2 + BLOCKS):
             layers += _memory_block(f"layers.{index}", width, None)
     layers.append(_conv(f"layers.{_LAST_ENCODER_LAYER}", width, config.latent_channels))
     return NetworkSpec(tuple(layers), stream_axes=(Axis.TIME,), takes_any_length=True)
 
 
 def network_spec(config: PreviewConfig, network: str) -> NetworkSpec:
-    """The encoder or the decoder, by its name."""
+    """Return the encoder or the decoder, by its name."""
     return encoder_spec(config) if network == "encoder" else decoder_spec(config)
 
 
 def _growth(name: str, width: int, grows: bool, *, is_last: bool) -> LayerSpec:
-    """Two frames of each. What comes later sees single frames, so that surplus ones are dropped here."""
+    """Return a layer that makes two frames of each. The last one drops surplus frames, since later layers see one."""
     up: Stride = (2, 1, 1) if grows else (1, 1, 1)
     weights = ((f"{name}.conv.weight", (2 * width, width)),)
     return FrameLayerSpec(name, width, width, up=up, weights=weights, trim=FRAMES - 1 if grows and is_last else 0)
 
 
 def _memory_block(name: str, width: int, group_width: int | None) -> list[LayerSpec]:
-    """Three stages: a convolution of each frame joined to the one before it, another one, and one with the skip."""
+    """Return three convolutions: of each frame joined to the previous one, of single frames, and with the skip."""
     pairs, alone = (_PAIR, _THREE, _THREE), (_ONE, _THREE, _THREE)
     if group_width is None:
-        first, *others = [_conv(f"{name}.conv.{index}", (1 + (index == 0)) * width, width) for index in (0, 2, 4)]
+        first, second, third = (_conv(f"{name}.conv.{index}", (1 + (index == 0)) * width, width) for index in (0, 2, 4))
         first = replace(first, in_channels=width, windows=pairs, time_padding=PaddingMode.ZEROS)
-        return [first, others[0], replace(others[1], skip_channels=width)]
+        return [first, second, replace(third, skip_channels=width)]
     groups = width // group_width
     inner = linear_weights(f"{name}.conv.0", 2 * width, width)
     paired, zeros = (_PAIR, _ONE, _ONE), PaddingMode.ZEROS

@@ -1,4 +1,4 @@
-"""The tiny autoencoders of `madebyollin/taehv` for LTX, and what `info` says about them."""
+"""Tiny autoencoders of `madebyollin/taehv` for LTX: their files, and the `info` report."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -26,72 +26,70 @@ from .networks import PreviewDecoder, PreviewEncoder
 
 _CLASS = "TAEHV"
 _KEYS = {"_class_name": only(_CLASS), "generation": word(), "latent_channels": whole(4096, LTX_CHANNELS)}
-#: By the name of its file, since it has the shapes of the other.
+#: Two files with equal shapes, which their names tell apart.
 _NAMES = ("taeltx2_3", "taeltx_2")
 _UNKNOWN = "taeltx_2 or taeltx2_3"
 _WIDE = "taeltx2_3_wide"
 _STEM = "layers."
-# The first and the last convolution of each network, by whose shapes these files are recognized.
+# The first and the last convolution of each network, whose shapes identify these files.
 _FIRST = {"encoder": "layers.0.weight", "decoder": "layers.1.weight"}
 _LAST = {"encoder": "layers.17.weight", "decoder": "layers.22.weight"}
 _NUMBERED = re.compile(r"(layers\.)?\d+\.")
 
 
 def find(shapes: Shapes) -> NetworkTensors:
-    """Networks whose tensors are numbered: `decoder.3.conv.0.weight`, or `decoder.layers.3...` if converted."""
+    """Find networks with numbered tensors: `decoder.3.conv.0.weight`, or `decoder.layers.3...` in converted files."""
     return NetworkTensors({network: names for network in NETWORKS if (names := _find_network(shapes, network))})
 
 
 def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
     prefix = f"{network}."
-    stored = {name.removeprefix(prefix): name for name in shapes if name.startswith(prefix)}
-    if not all(_NUMBERED.match(name) for name in stored):
+    suffixes = {name.removeprefix(prefix): name for name in shapes if name.startswith(prefix)}
+    if not all(_NUMBERED.match(suffix) for suffix in suffixes):
         return {}
-    names = {_STEM + own.removeprefix(_STEM): name for own, name in stored.items()}
-    first = names.get(_FIRST[network])
+    names = {_STEM + suffix.removeprefix(_STEM): name for suffix, name in suffixes.items()}
+    first_weight = names.get(_FIRST[network])
     has_blocks = f"{_STEM}{LEVELS[0] + 1}.conv.0.weight" in names
-    return names if first is not None and len(shapes[first]) == 4 and has_blocks else {}
+    return names if first_weight is not None and len(shapes[first_weight]) == 4 and has_blocks else {}
 
 
 def choose_config(contents: Iterable[object]) -> Mapping[str, Any] | None:
-    """Configuration that a converted checkpoint, or a small model of another VAE, states."""
-    return next((each for each in contents if isinstance(each, Mapping) and each.get("_class_name") == _CLASS), None)
+    """Choose the configuration of a converted checkpoint, or of a small model of another VAE."""
+    return next((raw for raw in contents if isinstance(raw, Mapping) and raw.get("_class_name") == _CLASS), None)
 
 
-def configure(
-    stated: Mapping[str, Any] | PreviewConfig | None, stored: CheckpointParts
-) -> Configuration[PreviewConfig]:
-    """Infer the widths from the tensors. The channels of the latents are LTX's, unless others are stated."""
-    if isinstance(stated, PreviewConfig):
-        return Configuration(stated, {})
-    values = read_config(stated or {}, _KEYS, f"{stored.source}: its configuration")
+def configure(config: Mapping[str, Any] | PreviewConfig | None, parts: CheckpointParts) -> Configuration[PreviewConfig]:
+    """Infer the widths from the tensors. The latents have LTX's channels, unless the configuration has a number."""
+    if isinstance(config, PreviewConfig):
+        return Configuration(config, {})
+    values = read_config(config or {}, _KEYS, f"{parts.source}: its configuration")
     channels = values["latent_channels"]
-    decoder, encoder = (stored.networks.get(network, {}) for network in ("decoder", "encoder"))
-    _check_shapes(stored, channels)
-    widths = _decoder_widths(decoder, stored.source) if decoder else None
+    decoder, encoder = (parts.networks.get(network, {}) for network in ("decoder", "encoder"))
+    _check_shapes(parts, channels)
+    widths = _decoder_widths(decoder, parts.source) if decoder else None
     group_width = _extent(decoder, f"{_STEM}{LEVELS[0]}.conv.6.weight", -1)
-    generation = values["generation"] or _generation(stored.source, widths)
-    config = PreviewConfig(widths, _extent(encoder, _FIRST["encoder"], 0), group_width, channels, generation=generation)
-    raw = {"_class_name": _CLASS, "generation": config.generation, "latent_channels": channels}
-    return Configuration(config, raw)
+    generation = values["generation"] or _generation(parts.source, widths)
+    width = _extent(encoder, _FIRST["encoder"], 0)
+    raw = {"_class_name": _CLASS, "generation": generation, "latent_channels": channels}
+    return Configuration(PreviewConfig(widths, width, group_width, channels, generation=generation), raw)
 
 
-def _check_shapes(stored: CheckpointParts, channels: int) -> None:
-    """Refuse a tiny autoencoder of another model, by the channels of its latents and the size of its patches."""
-    for network, shapes in stored.networks.items():
-        of_latents = (_FIRST[network], -1) if network == "decoder" else (_LAST[network], 0)
-        of_pixels = (_LAST[network], 0) if network == "decoder" else (_FIRST[network], -1)
-        found = [_extent(shapes, *each) for each in (of_latents, of_pixels)]
-        if found != [channels, 3 * PATCH**2]:
+def _check_shapes(parts: CheckpointParts, channels: int) -> None:
+    """Refuse a tiny autoencoder of another model, whose latents have other channels or whose patches another size."""
+    for network, shapes in parts.networks.items():
+        latent_axis = (_FIRST[network], -1) if network == "decoder" else (_LAST[network], 0)
+        pixel_axis = (_LAST[network], 0) if network == "decoder" else (_FIRST[network], -1)
+        latent_channels, patch_values = (_extent(shapes, name, axis) for name, axis in (latent_axis, pixel_axis))
+        if (latent_channels, patch_values) != (channels, 3 * PATCH**2):
             raise CheckpointError(
-                f"{stored.source}: its {network} is a tiny autoencoder of another model, with {found[0]} latent "
-                f"channels and {found[1]} values per patch, and LTX's has {channels} and {3 * PATCH**2}; use "
+                f"{parts.source}: its {network} is a tiny autoencoder of another model, with {latent_channels} latent "
+                f"channels and {patch_values} values per patch, and LTX's has {channels} and {3 * PATCH**2}; use "
                 "taeltx2_3.safetensors."
             )
 
 
 def _decoder_widths(shapes: Shapes, source: str) -> tuple[int, int, int, int]:
-    names = [_FIRST["decoder"], *(f"{_STEM}{first + 5}.weight" for first in LEVELS)]
+    names = [_FIRST["decoder"], *(f"{_STEM}{start + 5}.weight" for start in LEVELS)]
     n0, n1, n2, n3 = (_extent(shapes, name, 0) for name in names)
     if n0 is None or n1 is None or n2 is None or n3 is None:
         missing = next(name for name in names if name not in shapes).removeprefix(_STEM)
@@ -117,18 +115,18 @@ def _make(config: PreviewConfig, network: str, statistics: Statistics | None) ->
 
 
 def _published(widths: tuple[int, ...], group_width: int | None, base_channels: int = 128) -> PreviewConfig:
-    """A configuration as narrow as a conv VAE with this many base channels; LTX-2.3 has 128."""
+    """Return a configuration as narrow as a conv VAE with this many base channels; LTX-2.3 has 128."""
     n0, n1, n2, n3, encoder = (max(1, width * base_channels // 128) for width in (*widths, ENCODER_WIDTH))
     group_width = group_width and max(1, group_width * base_channels // 128)
     return PreviewConfig((n0, n1, n2, n3), encoder, group_width)
 
 
 def _describe(config: PreviewConfig) -> dict[str, Any]:
-    """`model` is which LTX it belongs to, where the files of two have equal shapes."""
+    """Describe an autoencoder. `model` is its LTX model, which the shapes do not tell for two of the files."""
     models = {"taeltx_2": "LTX-2, by the file's name", "taeltx2_3": "LTX-2.3, by the file's name"}
     models[_UNKNOWN] = "LTX-2 or LTX-2.3: their files have equal shapes and differ by their names only"
     widths = {"encoder": config.encoder_width and [config.encoder_width], "decoder": config.decoder_widths}
-    networks = {name: {"widths": list(each)} for name, each in widths.items() if each}
+    networks = {name: {"widths": list(channels)} for name, channels in widths.items() if channels}
     return {"patch_size": PATCH, "model": models.get(config.generation), **networks}
 
 

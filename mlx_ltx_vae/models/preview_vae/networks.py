@@ -1,4 +1,4 @@
-"""The tiny decoder and encoder, and their layers, each written for a stream. Arrays are (B, T, H, W, C)."""
+"""Tiny decoder and encoder, and their layers, each written for a stream. Arrays are (B, T, H, W, C)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ _LIMIT = 3  # latents are squashed to (-3, 3)
 
 
 class FrameConv(Conv2d):
-    """A convolution with its window: one stage. Checkpoint keys: `weight`, `bias` if it has one."""
+    """Convolution with its window: one stage. Checkpoint keys: `weight`, `bias` if it has one."""
 
     def __init__(self, spec: FrameLayerSpec, order: Sequence[int] | None = None) -> None:
         (_, shape), *bias = spec.weights
@@ -59,7 +59,7 @@ class FrameConv(Conv2d):
     def stages(
         self, context: StreamContext, *, enter: Pointwise | None = None, leave: Pointwise, upsamples: bool = True
     ) -> list[Stage]:
-        """`enter` is applied to the input before it is cached, `leave` to the result in float32."""
+        """Return one stage. `enter` is applied to the input before it is cached, `leave` to the result in float32."""
 
         def compute(view: View) -> mx.array:
             return leave(self.convolve(view, context, upsamples=upsamples)).astype(self.dtype)
@@ -68,7 +68,7 @@ class FrameConv(Conv2d):
 
 
 class PointConv(nn.Module):
-    """A 1x1 convolution, computed in float32. Checkpoint keys: `weight` (O, I), `bias` (O,) if it has one."""
+    """1x1 convolution, computed in float32. Checkpoint keys: `weight` (O, I), `bias` (O,) if it has one."""
 
     def __init__(self, weights: Weights, path: str) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class PointConv(nn.Module):
 
 
 class MemoryBlock(nn.Module):
-    """relu(f(frame joined to the frame before it) + frame); before the first frame there are zeros.
+    """Memory block: relu(f(frame joined to the frame before it) + frame), with zeros before the first frame.
 
     f is three 3x3 convolutions with ReLU between them. Checkpoint keys: `conv.0`, `conv.2`, `conv.4`.
     """
@@ -92,7 +92,7 @@ class MemoryBlock(nn.Module):
         self.conv: list[nn.Module] = [FrameConv(first), nn.ReLU(), FrameConv(second), nn.ReLU(), FrameConv(third)]
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """One stage per convolution."""
+        """Return one stage per convolution."""
         first, second, third = (cast(FrameConv, self.conv[index]) for index in (0, 2, 4))
 
         def convolve(view: View) -> mx.array:
@@ -103,7 +103,7 @@ class MemoryBlock(nn.Module):
 
 
 class GroupedMemoryBlock(nn.Module):
-    """A memory block of the wide decoder: 3x3 convolutions in groups of channels, and 1x1 ones before and between.
+    """Memory block of the wide decoder: 3x3 convolutions in groups of channels, with 1x1 convolutions before them.
 
     Checkpoint keys: `conv.0` (1x1), `conv.2`, `conv.4` (1x1), `conv.6`.
     """
@@ -117,7 +117,7 @@ class GroupedMemoryBlock(nn.Module):
         self._first = first
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """One stage per 3x3 convolution, and one before them."""
+        """Return one stage per 3x3 convolution, and one before them."""
         joined, inner = (cast(PointConv, self.conv[index]) for index in (0, 4))
         second, third = (cast(FrameConv, self.conv[index]) for index in (2, 6))
 
@@ -132,29 +132,29 @@ class GroupedMemoryBlock(nn.Module):
 
 
 class Growth(nn.Module):
-    """Two frames of each, the earlier one in the first channels. Checkpoint key: `conv.weight`."""
+    """Growth in time: two frames of each, the earlier one in the first channels. Checkpoint key: `conv.weight`."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
         self.conv = PointConv(spec.weights, f"{spec.name}.conv")
 
     def stages(self, context: StreamContext, *, grows: bool, trim: int) -> list[Stage]:
-        """Without growth, the later one of the two frames."""
-        dropped = Trim(context.axis, trim)
+        """Return one stage. Without `grows`, it returns only the later one of the two frames."""
+        cut = Trim(context.axis, trim)
 
         def step(x: mx.array | None, last: bool) -> mx.array | None:
             if x is None:
-                return dropped.push(None, last)
+                return cut.push(None, last)
             weight = self.conv.weight.astype(mx.float32)
             if not grows:
-                return dropped.push((x.astype(mx.float32) @ weight[x.shape[-1] :].T).astype(x.dtype), last)
-            return dropped.push(interleave(self.conv(x).astype(x.dtype), (2, 1, 1)), last)
+                return cut.push((x.astype(mx.float32) @ weight[x.shape[-1] :].T).astype(x.dtype), last)
+            return cut.push(interleave(self.conv(x).astype(x.dtype), (2, 1, 1)), last)
 
-        return [Stage(step, dropped)]
+        return [Stage(step, cut)]
 
 
 class Pool(nn.Module):
-    """One frame of two. Checkpoint key: `conv.weight`, with the earlier frame in the first input channels."""
+    """Pooling in time: one frame of two, the earlier one in the first channels. Checkpoint key: `conv.weight`."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Pool(nn.Module):
 
 
 def whole_groups(context: StreamContext) -> Stage:
-    """Hands frames on in groups of `FRAMES`, the last one filled up with the last frame."""
+    """Return a stage that groups frames by `FRAMES`, and fills the last group with copies of the last frame."""
     assert context.axis is Axis.TIME, "encoders stream along time"
     window = Window(context.axis, WindowSpec(FRAMES, FRAMES, 0, FRAMES - 1))
 
@@ -182,12 +182,12 @@ def whole_groups(context: StreamContext) -> Stage:
 
 
 def relu(x: mx.array) -> mx.array:
-    """The positive values; zero for others."""
+    """Return the positive values, and zero for negative ones."""
     return mx.maximum(x, 0)
 
 
 def _enter(spec: FrameLayerSpec, compute: Callable[[View], mx.array], context: StreamContext) -> tuple[Stage, Delay]:
-    """The first stage of a memory block, and what delays the block's input until it is added."""
+    """Return the first stage of a memory block, and the delay of the block's input until it is added."""
     skip = Delay(context.axis)
 
     def enter(x: mx.array) -> mx.array:
@@ -198,19 +198,19 @@ def _enter(spec: FrameLayerSpec, compute: Callable[[View], mx.array], context: S
 
 
 def _leave(conv: FrameConv, skip: Delay, context: StreamContext) -> Stage:
-    """The last stage of a memory block, which adds the block's input."""
+    """Return the last stage of a memory block, which adds the block's input."""
 
     def compute(view: View) -> mx.array:
-        own = skip.take(view.output, view.num_outputs)
-        return relu(conv.convolve(view, context) + own).astype(conv.dtype)
+        block_input = skip.take(view.output, view.num_outputs)
+        return relu(conv.convolve(view, context) + block_input).astype(conv.dtype)
 
     return windowed(make_window(conv.spec, context), compute, skip)
 
 
 class PreviewDecoder(Decoder):
-    """Decodes normalized latents (B, T, H, W, C) to pixels (B, 8T - 7, 32H, 32W, 3), clamped to [-1, 1].
+    """Decoder of normalized latents (B, T, H, W, C) to pixels (B, 8T - 7, 32H, 32W, 3), clamped to [-1, 1].
 
-    It is strictly causal: each latent frame gives its frames at once. Checkpoint keys: `layers.i`.
+    It is strictly causal: each latent frame gives its frames without later ones. Checkpoint keys: `layers.i`.
     """
 
     def __init__(self, config: PreviewConfig, layers: list[Any] | None = None) -> None:
@@ -218,9 +218,9 @@ class PreviewDecoder(Decoder):
         specs = {layer.name: cast(FrameLayerSpec, layer) for layer in self.spec.layers}
         block = MemoryBlock if config.group_width is None else GroupedMemoryBlock
         kinds: dict[int, Callable[..., nn.Module]] = {1: FrameConv, LEVELS[-1] + 7: _to_colors}
-        for first in LEVELS:
-            kinds |= dict.fromkeys(range(first, first + BLOCKS), block)
-            kinds |= {first + 4: Growth, first + 5: FrameConv}
+        for start in LEVELS:
+            kinds |= dict.fromkeys(range(start, start + BLOCKS), block)
+            kinds |= {start + 4: Growth, start + 5: FrameConv}
         self.layers = _make_layers(kinds, specs) if layers is None else layers
         self._config = config
 
@@ -232,22 +232,22 @@ class PreviewDecoder(Decoder):
         specs = {layer.name: layer for layer in self.spec.layers}
         stages: list[Stage] = []
         for index, layer in enumerate(self.layers):
-            own = specs.get(f"layers.{index}")
+            spec = specs.get(f"layers.{index}")
             if isinstance(layer, (MemoryBlock, GroupedMemoryBlock)):
                 stages += layer.stages(context)
-            elif own is not None and isinstance(layer, Growth):
-                stages += layer.stages(context, grows=own.up[0] == 2, trim=own.trim)
-            elif isinstance(own, FrameLayerSpec):
+            elif spec is not None and isinstance(layer, Growth):
+                stages += layer.stages(context, grows=spec.up[0] == 2, trim=spec.trim)
+            elif isinstance(spec, FrameLayerSpec):
                 enter = {1: _squash, len(self.layers) - 1: relu}.get(index)
                 leave = {1: relu, len(self.layers) - 1: _to_pixels}.get(index, _same)
-                stages += layer.stages(context, enter=enter, leave=leave, upsamples=own.is_upsampled)
+                stages += layer.stages(context, enter=enter, leave=leave, upsamples=spec.is_upsampled)
         return stages
 
 
 class PreviewEncoder(Encoder):
-    """Encodes pixels (B, F, 32H, 32W, 3) in [-1, 1] to normalized latents (B, ceil(F / 8), H, W, C).
+    """Encoder of pixels (B, F, 32H, 32W, 3) in [-1, 1] to normalized latents (B, ceil(F / 8), H, W, C).
 
-    The last frame is repeated until there are 8 for each latent frame, which sees all of them. It streams along time.
+    The last frame is repeated until there are 8 frames for each latent frame, which sees all 8. It streams along time.
     Checkpoint keys: `layers.i`.
     """
 
@@ -255,9 +255,9 @@ class PreviewEncoder(Encoder):
         super().__init__(encoder_spec(config))
         specs = {layer.name: cast(FrameLayerSpec, layer) for layer in self.spec.layers}
         kinds: dict[int, Callable[..., nn.Module]] = {0: FrameConv, POOLS[-1] + 5: FrameConv}
-        for first in POOLS:
-            kinds |= {first: Pool, first + 1: FrameConv}
-            kinds |= dict.fromkeys(range(first + 2, first + 2 + BLOCKS), MemoryBlock)
+        for start in POOLS:
+            kinds |= {start: Pool, start + 1: FrameConv}
+            kinds |= dict.fromkeys(range(start + 2, start + 2 + BLOCKS), MemoryBlock)
         self.layers = _make_layers(kinds, specs)
 
     def stages(self, context: StreamContext) -> list[Stage]:
@@ -271,7 +271,7 @@ class PreviewEncoder(Encoder):
 
 
 def _make_layers(kinds: Mapping[int, Callable[..., nn.Module]], specs: dict[str, FrameLayerSpec]) -> list[Any]:
-    """The modules by their index in the checkpoint, which counts activations and resampling as well."""
+    """Return the modules by their index in the checkpoint, which counts activations and resampling as well."""
     layers: list[Any] = []
     for index in range(1 + max(kinds)):
         kind = kinds.get(index, nn.Identity)
@@ -286,7 +286,7 @@ def _make_layers(kinds: Mapping[int, Callable[..., nn.Module]], specs: dict[str,
 
 
 def _to_colors(spec: FrameLayerSpec) -> FrameConv:
-    """The last convolution, whose channels a checkpoint orders (c, rows, columns), as `interleave` takes them."""
+    """Return the last convolution, with the checkpoint's channels (c, rows, columns) reordered for `interleave`."""
     return FrameConv(spec, depth_to_space_order(spec.weights[0][1][0], (1, PATCH, PATCH)))
 
 
@@ -300,7 +300,7 @@ def _same(x: mx.array) -> mx.array:
 
 
 def _to_pixels(x: mx.array) -> mx.array:
-    """(B, T, H, W, p * p * 3) in [0, 1] to pixels (B, T, H*p, W*p, 3)."""
+    """Convert (B, T, H, W, p * p * 3) in [0, 1] to pixels (B, T, H*p, W*p, 3) in [-1, 1]."""
     return interleave(_clamp(x), (1, PATCH, PATCH))
 
 
@@ -310,5 +310,5 @@ def _clamp(x: mx.array) -> mx.array:
 
 
 def _from_pixels(x: mx.array) -> mx.array:
-    """Pixels (B, T, H*p, W*p, 3) to (B, T, H, W, 3 * p * p) in [0, 1], channels ordered (c, rows, columns)."""
+    """Convert pixels (B, T, H*p, W*p, 3) to (B, T, H, W, 3 * p * p) in [0, 1], channels ordered (c, rows, columns)."""
     return (space_to_depth(x, (1, PATCH, PATCH)).astype(mx.float32) * 0.5 + 0.5).astype(x.dtype)

@@ -1,1 +1,1 @@
-"""The audio VAE and its vocoder."""
+"""Audio VAE and its vocoder."""

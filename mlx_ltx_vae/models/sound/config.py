@@ -1,4 +1,4 @@
-"""The configuration of an audio VAE and its vocoder, how JSON states it, and the published ones. No MLX.
+"""Configuration of an audio VAE and its vocoder, its JSON form, and the published configurations. No MLX.
 
     {"audio_vae": {"model": {"params": {"ddconfig": {...}}}, "preprocessing": {...}}, "vocoder": {...}}
 
@@ -17,14 +17,14 @@ from ..stored import Key, choice, flag, is_list, is_number, is_whole, listing, n
 
 
 class Norm(enum.Enum):
-    """The norm before each convolution."""
+    """Norm before each convolution."""
 
     PIXEL = "pixel"
     GROUP = "group"
 
 
 class Causality(enum.Enum):
-    """The axis along which convolutions see no later positions."""
+    """Axis along which convolutions see no later positions."""
 
     TIME = "height"
     FREQUENCY = "width"
@@ -33,7 +33,7 @@ class Causality(enum.Enum):
 
 @dataclass(frozen=True)
 class MelConfig:
-    """The spectrogram that the encoder takes."""
+    """Spectrogram that the encoder takes."""
 
     sample_rate: int = 16000
     hop: int = 160
@@ -53,14 +53,14 @@ class End(enum.Enum):
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    """One generator: a convolution, stages of upsampling and residual blocks, and a convolution.
+    """Generator: a convolution, stages of upsampling and residual blocks, and a convolution.
 
     Attributes:
         in_channels: channels of its input, the mel bins of both channels.
         width: channels before the first stage; each stage halves them.
-        rates, kernels: for each stage, the samples that it makes of one, and the size of its convolution.
-        block_kernels, dilations: of the residual blocks, which all stages have alike.
-        is_antialiased: True if activations are SnakeBeta at twice the rate, False for leaky ReLU.
+        rates, kernels: for each stage, the samples that it makes of one sample, and the size of its convolution.
+        block_kernels, dilations: kernels and dilations of the residual blocks, the same in all stages.
+        is_antialiased: activations are SnakeBeta at twice the rate, otherwise leaky ReLU.
     """
 
     in_channels: int
@@ -82,7 +82,7 @@ class GeneratorConfig:
 
 @dataclass(frozen=True)
 class ExtensionConfig:
-    """The bandwidth extension: a second generator, on a spectrogram of the first one's waveform."""
+    """Bandwidth extension: a second generator, on a spectrogram of the first generator's waveform."""
 
     generator: GeneratorConfig
     hop: int
@@ -98,7 +98,7 @@ class ExtensionConfig:
 
 @dataclass(frozen=True)
 class VocoderConfig:
-    """A generator, and in LTX-2.3 and later its bandwidth extension."""
+    """Generator, and in LTX-2.3 and later its bandwidth extension."""
 
     generator: GeneratorConfig
     sample_rate: int
@@ -110,13 +110,13 @@ class VocoderConfig:
 
 @dataclass(frozen=True)
 class AudioConfig(Scaled):
-    """An audio VAE and its vocoder. Latents are (B, channels, T, bins), or packed (B, T, channels * bins).
+    """Audio VAE and its vocoder. Latents are (B, channels, T, bins), or packed (B, T, channels * bins).
 
     Attributes:
-        channels: of the latents, which are not packed.
+        channels: channels of latents that are not packed.
         width: channels of the first level; `multipliers` are the channels of all levels relative to it.
-        attention_levels: levels whose blocks are each followed by an attention.
-        vocoder: None for a VAE without one.
+        attention_levels: levels with an attention after each block.
+        vocoder: `None` if the VAE has no vocoder.
     """
 
     channels: int
@@ -150,7 +150,7 @@ class AudioConfig(Scaled):
 
     @property
     def sample_rate(self) -> int:
-        """Samples per second that the vocoder makes; 0 without one."""
+        """Samples per second of the vocoder's output, or 0 without a vocoder."""
         return 0 if self.vocoder is None else self.vocoder.sample_rate
 
     @property
@@ -158,12 +158,12 @@ class AudioConfig(Scaled):
         return self.mel.sample_rate / self.mel.hop / self.time_scale
 
     def mel_frames(self, latents: int) -> int:
-        """The number of mel frames that this many latents decode to."""
-        first = self.time_scale if self.causality is Causality.NONE else 1
-        return first + self.time_scale * (latents - 1)
+        """Return the number of mel frames that this many latents decode to."""
+        first_frames = self.time_scale if self.causality is Causality.NONE else 1
+        return first_frames + self.time_scale * (latents - 1)
 
     def num_samples(self, latents: int) -> int:
-        """The number of samples that this many latents decode to."""
+        """Return the number of samples that this many latents decode to."""
         assert self.vocoder is not None
         return self.vocoder.num_samples(self.mel_frames(latents))
 
@@ -178,7 +178,7 @@ def _is_positive(value: Any) -> bool:
 
 _NUMBER, _RATE = needed(whole(_MAX)), needed(whole(_MAX_RATE))
 _NUMBERS = needed(listing(_is_positive, _MAX_STAGES, "whole numbers above 0"))
-_USUAL = MelConfig()
+_MEL = MelConfig()
 _FREQUENCY = Key(lambda value: is_number(value) and 0 <= value <= _MAX_RATE, f"expected a number from 0 to {_MAX_RATE}")
 
 _VAE_KEYS = {
@@ -200,17 +200,17 @@ _VAE_KEYS = {
     "mid_block_add_attention": flag(True),
     "mel_bins": whole(_MAX),
 }
-# Of what makes the spectrogram. Where that is not stated, as published.
+# Keys of the spectrogram, with the published values as defaults.
 _MEL_KEYS = {
-    "audio": {"sampling_rate": whole(_MAX_RATE, _USUAL.sample_rate)},
-    "stft": {"hop_length": whole(_MAX, _USUAL.hop), "filter_length": whole(_MAX, _USUAL.window)},
+    "audio": {"sampling_rate": whole(_MAX_RATE, _MEL.sample_rate)},
+    "stft": {"hop_length": whole(_MAX, _MEL.hop), "filter_length": whole(_MAX, _MEL.window)},
     "mel": {
-        "n_mel_channels": whole(_MAX, _USUAL.bins),
-        "mel_fmin": _FREQUENCY._replace(default=_USUAL.low),
-        "mel_fmax": _FREQUENCY._replace(default=_USUAL.high),
+        "n_mel_channels": whole(_MAX, _MEL.bins),
+        "mel_fmin": _FREQUENCY._replace(default=_MEL.low),
+        "mel_fmax": _FREQUENCY._replace(default=_MEL.high),
     },
 }
-# `apply_final_activation` is in the files, and the reference does not read it.
+# The files also have `apply_final_activation`, which the reference does not read.
 _GENERATOR_KEYS = {
     "stereo": only(True),
     "resblock": choice("1", "AMP1", default="1"),
@@ -225,7 +225,7 @@ _GENERATOR_KEYS = {
     "use_bias_at_final": flag(True),
 }
 _EXTENSION_KEYS = {
-    "bwe_final_act_fn": only(None),  # diffusers' name of an activation at its end
+    "bwe_final_act_fn": only(None),  # an activation after the last convolution, in diffusers' vocabulary
     "num_mels": whole(_MAX),
     "hop_length": _NUMBER,
     "n_fft": _NUMBER,
@@ -236,18 +236,18 @@ _EXTENSION_KEYS = {
 
 
 def parse_config(raw: Mapping[str, Any], source: str) -> AudioConfig:
-    """The configuration that a JSON object states. Raises a `CheckpointError` if it is wrong or not supported."""
+    """Parse the JSON object of a configuration. Raises a `CheckpointError` if it is wrong or not supported."""
     model = _object(raw, "audio_vae", source)
     params = _object(_object(model, "model", source), "params", source)
     values = _read(_object(params, "ddconfig", source), _VAE_KEYS, source)
-    multipliers, attended = tuple(values["ch_mult"]), values["attn_resolutions"] or ()
+    multipliers, resolutions = tuple(values["ch_mult"]), values["attn_resolutions"] or ()
     mel = _parse_mel(model.get("preprocessing"), values["mel_bins"], source)
     scale = 2 ** (len(multipliers) - 1)
     if mel.bins % scale:
         raise CheckpointError(
             f"{source}: {mel.bins} mel bins are not a multiple of {scale}; correct its configuration."
         )
-    levels = (level for level in range(len(multipliers)) if values["resolution"] >> level in attended)
+    levels = (level for level in range(len(multipliers)) if values["resolution"] >> level in resolutions)
     vocoder = raw.get("vocoder")
     return AudioConfig(
         channels=values["z_channels"],
@@ -265,11 +265,11 @@ def parse_config(raw: Mapping[str, Any], source: str) -> AudioConfig:
 
 
 def _parse_mel(preprocessing: Any, bins: int | None, source: str) -> MelConfig:
-    stated = preprocessing if isinstance(preprocessing, Mapping) else {}
+    sections = preprocessing if isinstance(preprocessing, Mapping) else {}
     values: dict[str, Any] = {}
     for name, keys in _MEL_KEYS.items():
-        part = stated.get(name)
-        values |= _read(part if isinstance(part, Mapping) else {}, keys, source)
+        section = sections.get(name)
+        values |= _read(section if isinstance(section, Mapping) else {}, keys, source)
     return MelConfig(
         sample_rate=values["sampling_rate"],
         hop=values["hop_length"],
@@ -285,31 +285,31 @@ def _parse_vocoder(raw: Mapping[str, Any], mel: MelConfig, source: str) -> Vocod
     if "bwe" not in raw:
         generator = _parse_generator(raw, inputs, source)
         return VocoderConfig(generator, sample_rate=generator.samples_per_frame * mel.sample_rate // mel.hop)
-    second = _object(raw, "bwe", source)
-    values = _read(second, _EXTENSION_KEYS, source)
-    first = _parse_generator(_object(raw, "vocoder", source), inputs, source)
+    raw_extension = _object(raw, "bwe", source)
+    values = _read(raw_extension, _EXTENSION_KEYS, source)
+    generator = _parse_generator(_object(raw, "vocoder", source), inputs, source)
     bins = values["num_mels"] or mel.bins
     extension = ExtensionConfig(
-        generator=replace(_parse_generator(second, 2 * bins, source), end=End.NONE),
+        generator=replace(_parse_generator(raw_extension, 2 * bins, source), end=End.NONE),
         hop=values["hop_length"],
         window=values["n_fft"],
         bins=bins,
         input_rate=values["input_sampling_rate"],
         output_rate=values["output_sampling_rate"],
     )
-    made = first.samples_per_frame * mel.sample_rate // mel.hop
+    rate = generator.samples_per_frame * mel.sample_rate // mel.hop
     if (
-        made != extension.input_rate
-        or extension.hop * extension.output_rate != extension.generator.samples_per_frame * made
+        rate != extension.input_rate
+        or extension.hop * extension.output_rate != extension.generator.samples_per_frame * rate
     ):
         raise CheckpointError(
-            f"{source}: its vocoder makes {made} samples per second, then {extension.generator.samples_per_frame} of "
+            f"{source}: its vocoder makes {rate} samples per second, then {extension.generator.samples_per_frame} of "
             f"{extension.hop}, but states rates of {extension.input_rate} and {extension.output_rate}; correct its "
             "configuration."
         )
     if values["win_size"] not in (None, extension.window):
         raise CheckpointError(f"{source}: a win_size other than the n_fft {extension.window} is not supported.")
-    return VocoderConfig(first, extension.output_rate, extension)
+    return VocoderConfig(generator, extension.output_rate, extension)
 
 
 def _parse_generator(raw: Mapping[str, Any], in_channels: int, source: str) -> GeneratorConfig:
@@ -342,7 +342,7 @@ def _parse_generator(raw: Mapping[str, Any], in_channels: int, source: str) -> G
 
 
 def _read(raw: Mapping[str, Any], keys: Mapping[str, Key], source: str) -> dict[str, Any]:
-    """The files have many other keys, of training too."""
+    """Read the values of `keys`. The files have many other keys, some of them for training."""
     return read_config(raw, keys, f"{source}: its configuration", refuses_others=False)
 
 
@@ -360,7 +360,7 @@ _BASE_CHANNELS = 128
 
 
 def ltx_2(base_channels: int = _BASE_CHANNELS) -> AudioConfig:
-    """A configuration as narrow as a VAE with this many channels at its first level; the published one has 128."""
+    """Return the configuration of LTX-2 with this many channels at the first level; the published one has 128."""
     vocoder = GeneratorConfig(
         in_channels=128,
         width=8 * base_channels,
@@ -375,7 +375,7 @@ def ltx_2(base_channels: int = _BASE_CHANNELS) -> AudioConfig:
 
 
 def ltx_2_3(base_channels: int = _BASE_CHANNELS) -> AudioConfig:
-    """`ltx_2` with the antialiased vocoder and its bandwidth extension."""
+    """Return `ltx_2` with the antialiased vocoder and its bandwidth extension."""
     first = GeneratorConfig(
         in_channels=128,
         width=12 * base_channels,

@@ -1,6 +1,6 @@
-"""The audio VAE and the vocoder of LTX-2, LTX-2.3 and LTX-2.5: how checkpoints name and state them; what `info` says.
+"""Audio VAE and vocoder of LTX-2, LTX-2.3 and LTX-2.5: names and configurations in checkpoints, and the `info` report.
 
-A configuration is as the original states it, in the vocabulary of diffusers, or inferred from the tensors.
+A configuration has the original's vocabulary or that used by diffusers, or is inferred from the tensors.
 """
 
 import re
@@ -17,16 +17,17 @@ from .specs import decoder_spec, encoder_spec, vocoder_spec
 from .vae_networks import AudioDecoder, AudioEncoder
 from .vocoder import make_vocoder
 
-# Prefixes of a network's names: the original files, whole models of other programs, and files of the audio VAE alone.
+# Prefixes of a network's names: in original files, in whole models of other programs, in files of an audio VAE only.
 _ROOTS = ("audio_vae.", "model.audio_vae.", "")
 _VOCODER_PREFIXES = ("vocoder.", "audio_vae.vocoder.", "model.vocoder.", "")
 _VOCODER_PARTS = ("vocoder.", "bwe_generator.", "mel_stft.")
 _GENERATOR_STEMS = ("conv_pre.", "ups.", "resblocks.", "act_post.", "conv_post.")
-# The first convolution, of one axis, which tells a vocoder from networks of pictures: alone, or of two generators.
+# The first convolution, along one axis, tells a vocoder from networks of pictures. Its names in a vocoder with one
+# generator, and with two.
 _ONLY, _FIRST, _SECOND = "conv_pre.weight", "vocoder.conv_pre.weight", "bwe_generator.conv_pre.weight"
 _MEAN_NAMES = ("mean_of_means", "latents_mean")
 _STD_NAMES = ("std_of_means", "latents_std")
-# diffusers' names by the names in the original files.
+# diffusers' names, and the names in the original files.
 _DIFFUSERS = (
     (re.compile(r"\bconv_in\b"), "conv_pre"),
     (re.compile(r"\bconv_out\b"), "conv_post"),
@@ -50,7 +51,7 @@ _EXTENSION = {
     "num_mels": 64,
 }
 _ANTIALIASED = {"resblock": "AMP1", "activation": "snakebeta", "use_tanh_at_final": False, "use_bias_at_final": False}
-# diffusers' names of what a generator's configuration states.
+# diffusers' keys of a generator's configuration, and the original's keys.
 _GENERATOR_KEYS = {
     "hidden_channels": "upsample_initial_channel",
     "upsample_factors": "upsample_rates",
@@ -85,7 +86,7 @@ _MAX_KERNEL = 32
 
 
 def find(shapes: Shapes) -> NetworkTensors:
-    """The `find` of the family: encoder, decoder and vocoder, and the statistics of the latents."""
+    """Find encoder, decoder and vocoder, and the statistics of the latents, for `Family.find`."""
     networks = {network: names for network in NETWORKS if (names := _find_network(shapes, network))}
     if vocoder := _find_vocoder(shapes):
         networks["vocoder"] = vocoder
@@ -94,32 +95,33 @@ def find(shapes: Shapes) -> NetworkTensors:
 
 def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
     for prefix in (f"{root}{network}." for root in _ROOTS):
-        inside = {name.removeprefix(prefix): name for name in shapes if name.startswith(prefix)}
-        conv_in = inside.get("conv_in.conv.weight")
-        if conv_in is not None and len(shapes[conv_in]) == 4 and "mid.block_1.conv1.conv.weight" in inside:
-            return inside
+        names = {name.removeprefix(prefix): name for name in shapes if name.startswith(prefix)}
+        conv_in = names.get("conv_in.conv.weight")
+        if conv_in is not None and len(shapes[conv_in]) == 4 and "mid.block_1.conv1.conv.weight" in names:
+            return names
     return {}
 
 
 def _find_vocoder(shapes: Shapes) -> dict[str, str]:
-    candidates = [_inside(shapes, prefix) for prefix in _VOCODER_PREFIXES]
+    candidates = [_vocoder_names(shapes, prefix) for prefix in _VOCODER_PREFIXES]
     candidates = [names for names in candidates if len(shapes.get(names.get(_ONLY) or names.get(_FIRST, ""), ())) == 3]
     for names in candidates:
         if _SECOND in names and _FIRST in names:
             return names
         if _SECOND in names:  # an MLX pack, with the first generator one level up
             return {
-                name if name.startswith(_VOCODER_PARTS) else f"vocoder.{name}": stored for name, stored in names.items()
+                name if name.startswith(_VOCODER_PARTS) else f"vocoder.{name}": stored_name
+                for name, stored_name in names.items()
             }
     return next((names for names in candidates if _ONLY in names), {})
 
 
-def _inside(shapes: Shapes, prefix: str) -> dict[str, str]:
-    """Tensors with a prefix by the original names; without a prefix, the tensors that can be a vocoder's."""
+def _vocoder_names(shapes: Shapes, prefix: str) -> dict[str, str]:
+    """Return the names with a prefix by the original names. Without a prefix, only a vocoder's names are returned."""
     names = {_original_name(name.removeprefix(prefix)): name for name in shapes if name.startswith(prefix)}
     return {
-        name: stored
-        for name, stored in names.items()
+        name: stored_name
+        for name, stored_name in names.items()
         if not name.endswith(".inverse_basis")  # nothing uses it
         and (prefix or name.startswith((*_VOCODER_PARTS, *_GENERATOR_STEMS)))
     }
@@ -132,44 +134,44 @@ def _original_name(name: str) -> str:
 
 
 def choose_config(contents: Iterable[object]) -> Mapping[str, Any] | None:
-    """The `choose_config` of the family: audio VAE and vocoder may be stated in a file each."""
-    stated: dict[str, Any] = {}
+    """Choose the configuration, for `Family.choose_config`. Audio VAE and vocoder may have a file each."""
+    raw: dict[str, Any] = {}
     for content in contents:
         if not isinstance(content, Mapping):
             continue
         inner = content.get("vae")
-        if isinstance(inner, Mapping) and "audio_vae" in inner:  # of a converted checkpoint
+        if isinstance(inner, Mapping) and "audio_vae" in inner:  # in a converted checkpoint
             content = inner
         name = str(content.get("_class_name"))
         if isinstance(content.get("audio_vae"), Mapping):
-            stated.setdefault("audio_vae", content["audio_vae"])
+            raw.setdefault("audio_vae", content["audio_vae"])
         elif name == _VAE_CLASS:
-            stated.setdefault("audio_vae", _vae_from_diffusers(content))
+            raw.setdefault("audio_vae", _vae_from_diffusers(content))
         if isinstance(content.get("vocoder"), Mapping):
-            stated.setdefault("vocoder", content["vocoder"])
+            raw.setdefault("vocoder", content["vocoder"])
         elif name.startswith(_VOCODER_CLASS):
-            stated.setdefault("vocoder", _vocoder_from_diffusers(content, is_extended=name != _VOCODER_CLASS))
-    return stated or None
+            raw.setdefault("vocoder", _vocoder_from_diffusers(content, is_extended=name != _VOCODER_CLASS))
+    return raw or None
 
 
-def configure(stated: Mapping[str, Any] | AudioConfig | None, stored: CheckpointParts) -> Configuration[AudioConfig]:
-    """The `configure` of the family: what is not stated is inferred from the tensors."""
-    if isinstance(stated, AudioConfig):
-        return Configuration(stated, {})
-    raw = dict(stated or {})
-    vae = stored.networks.get("decoder") or stored.networks.get("encoder")
-    vocoder = stored.networks.get("vocoder")
+def configure(config: Mapping[str, Any] | AudioConfig | None, parts: CheckpointParts) -> Configuration[AudioConfig]:
+    """Parse a configuration, for `Family.configure`. Missing parts are inferred from the tensors."""
+    if isinstance(config, AudioConfig):
+        return Configuration(config, {})
+    raw = dict(config or {})
+    vae = parts.networks.get("decoder") or parts.networks.get("encoder")
+    vocoder = parts.networks.get("vocoder")
     if "audio_vae" not in raw:
         if vae is None:
-            raise CheckpointError(f"{stored.source}: it has a vocoder and no audio VAE; give the folder with both.")
-        network = "decoder" if "decoder" in stored.networks else "encoder"
-        raw["audio_vae"] = _infer_vae(_Tensors(vae, f"{stored.source}: its {network}"), is_decoder=network == "decoder")
+            raise CheckpointError(f"{parts.source}: it has a vocoder and no audio VAE; give the folder with both.")
+        network = "decoder" if "decoder" in parts.networks else "encoder"
+        raw["audio_vae"] = _infer_vae(_Tensors(vae, f"{parts.source}: its {network}"), is_decoder=network == "decoder")
     if vocoder is None:
         raw.pop("vocoder", None)
     elif "vocoder" not in raw:
-        raw["vocoder"] = _infer_vocoder(_Tensors(vocoder, f"{stored.source}: its vocoder"), stored.source)
-    config = parse_config(raw, stored.source)
-    return Configuration(replace(config, generation=_generation(config.vocoder)), raw)
+        raw["vocoder"] = _infer_vocoder(_Tensors(vocoder, f"{parts.source}: its vocoder"), parts.source)
+    audio_config = parse_config(raw, parts.source)
+    return Configuration(replace(audio_config, generation=_generation(audio_config.vocoder)), raw)
 
 
 def _generation(vocoder: VocoderConfig | None) -> str:
@@ -178,38 +180,38 @@ def _generation(vocoder: VocoderConfig | None) -> str:
     return LTX_2 if vocoder.extension is None else LTX_2_3
 
 
-def _vae_from_diffusers(stated: Mapping[str, Any]) -> dict[str, Any]:
-    config = {own: stated[name] for name, own in _VAE_KEYS.items() if stated.get(name) is not None}
-    usual = {"norm_type": "pixel", "causality_axis": stated.get("causality_axis"), "mid_block_add_attention": False}
-    audio = {"sampling_rate": stated.get("sample_rate", 16000)}
-    stft = {"hop_length": stated.get("mel_hop_length", 160)}
+def _vae_from_diffusers(raw: Mapping[str, Any]) -> dict[str, Any]:
+    config = {key: raw[name] for name, key in _VAE_KEYS.items() if raw.get(name) is not None}
+    defaults = {"norm_type": "pixel", "causality_axis": raw.get("causality_axis"), "mid_block_add_attention": False}
+    audio = {"sampling_rate": raw.get("sample_rate", 16000)}
+    stft = {"hop_length": raw.get("mel_hop_length", 160)}
     return {
-        "model": {"params": {"ddconfig": usual | config}},
+        "model": {"params": {"ddconfig": defaults | config}},
         "preprocessing": {"audio": audio, "stft": stft},
     }
 
 
-def _vocoder_from_diffusers(stated: Mapping[str, Any], *, is_extended: bool) -> dict[str, Any]:
-    """diffusers states no activation at the end of the first of two generators, which must be clamped."""
-    first = {own: stated[name] for name, own in _GENERATOR_KEYS.items() if name in stated}
-    is_antialiased = stated.get("act_fn", "snakebeta" if is_extended else "leaky_relu") != "leaky_relu"
+def _vocoder_from_diffusers(raw: Mapping[str, Any], *, is_extended: bool) -> dict[str, Any]:
+    """Translate a vocoder's configuration. The first of two generators has no final activation, and is clamped."""
+    first = {key: raw[name] for name, key in _GENERATOR_KEYS.items() if name in raw}
+    is_antialiased = raw.get("act_fn", "snakebeta" if is_extended else "leaky_relu") != "leaky_relu"
     first["resblock"] = "AMP1" if is_antialiased else "1"
     if is_antialiased:
-        first["activation"] = stated.get("act_fn", "snakebeta")
-    first["use_tanh_at_final"] = stated.get("final_act_fn", None if is_extended else "tanh") == "tanh"
+        first["activation"] = raw.get("act_fn", "snakebeta")
+    first["use_tanh_at_final"] = raw.get("final_act_fn", None if is_extended else "tanh") == "tanh"
     if not is_extended:
         return first
     first.setdefault("use_bias_at_final", False)
-    second = {own: stated[f"bwe_{name}"] for name, own in _GENERATOR_KEYS.items() if f"bwe_{name}" in stated}
-    second |= {own: stated[name] for name, own in _EXTENSION_KEYS.items() if name in stated}
-    second |= {"resblock": "AMP1", "activation": stated.get("bwe_act_fn", "snakebeta")}
-    second["bwe_final_act_fn"] = stated.get("bwe_final_act_fn")
+    second = {key: raw[f"bwe_{name}"] for name, key in _GENERATOR_KEYS.items() if f"bwe_{name}" in raw}
+    second |= {key: raw[name] for name, key in _EXTENSION_KEYS.items() if name in raw}
+    second |= {"resblock": "AMP1", "activation": raw.get("bwe_act_fn", "snakebeta")}
+    second["bwe_final_act_fn"] = raw.get("bwe_final_act_fn")
     second.setdefault("use_bias_at_final", False)
     return {"vocoder": first, "bwe": second}
 
 
 class _Tensors:
-    """The shapes of the tensors of a network from which its configuration is inferred."""
+    """Shapes of a network's tensors, from which its configuration is inferred."""
 
     def __init__(self, shapes: Shapes, owner: str) -> None:
         self._shapes, self._owner = shapes, owner
@@ -218,18 +220,18 @@ class _Tensors:
         return name in self._shapes
 
     def conv(self, name: str, dims: int) -> tuple[int, ...]:
-        """The shape of the weight of a convolution. Raises a `CheckpointError` if it is missing or misshapen."""
+        """Return the shape of a convolution's weight. Raises a `CheckpointError` if it is missing or misshapen."""
         shape = self._shapes.get(f"{name}.weight", ())
         if len(shape) != dims + 2:
-            found = f"has tensor {name}.weight of shape {shape}" if shape else f"lacks tensor {name}.weight"
+            problem = f"has tensor {name}.weight of shape {shape}" if shape else f"lacks tensor {name}.weight"
             raise CheckpointError(
-                f"{self._owner} {found}, and there is no configuration; give the original file, or one with its "
+                f"{self._owner} {problem}, and there is no configuration; give the original file, or one with its "
                 "configuration."
             )
         return shape
 
     def convs(self, pattern: str, dims: int) -> list[tuple[int, ...]]:
-        """The shapes of convolutions by a pattern of their names, with the numbers from 0 on."""
+        """Return the shapes of the weights of convolutions whose names are the pattern with a number from 0 on."""
         shapes: list[tuple[int, ...]] = []
         while f"{pattern.format(len(shapes))}.weight" in self:
             shapes.append(self.conv(pattern.format(len(shapes)), dims))
@@ -240,14 +242,14 @@ def _infer_vae(tensors: _Tensors, *, is_decoder: bool) -> dict[str, Any]:
     stem = "up" if is_decoder else "down"
     levels = tensors.convs(f"{stem}.{{}}.block.0.conv1.conv", 2)
     blocks = len(tensors.convs(f"{stem}.0.block.{{}}.conv1.conv", 2))
-    first, last = tensors.conv("conv_in.conv", 2), tensors.conv("conv_out.conv", 2)
-    width = last[-1] if is_decoder else first[0]
+    conv_in, conv_out = tensors.conv("conv_in.conv", 2), tensors.conv("conv_out.conv", 2)
+    width = conv_out[-1] if is_decoder else conv_in[0]
     config = {
         "ch": width,
-        "ch_mult": [max(1, each[0] // width) for each in levels],
+        "ch_mult": [max(1, shape[0] // width) for shape in levels],
         "num_res_blocks": blocks - 1 if is_decoder else blocks,
-        "z_channels": first[-1] if is_decoder else last[0] // 2,
-        "out_ch": last[0] if is_decoder else first[-1],
+        "z_channels": conv_in[-1] if is_decoder else conv_out[0] // 2,
+        "out_ch": conv_out[0] if is_decoder else conv_in[-1],
         "resolution": _RESOLUTION,
         "attn_resolutions": [
             _RESOLUTION >> level for level in range(len(levels)) if f"{stem}.{level}.attn.0.q.weight" in tensors
@@ -268,11 +270,11 @@ def _infer_vocoder(tensors: _Tensors, source: str) -> dict[str, Any]:
 
 
 def _infer_generator(tensors: _Tensors, prefix: str, source: str) -> dict[str, Any]:
-    """The published generator with these shapes. Rates follow from kernels; dilations are the same in all releases."""
+    """Return the published generator with these shapes. Kernels determine rates; all releases have equal dilations."""
     kernels = [shape[1] for shape in tensors.convs(f"{prefix}ups.{{}}", 1)]
     blocks = [shape[1] for shape in tensors.convs(f"{prefix}resblocks.{{}}.convs1.0", 1)]
-    unknown = [kernel for kernel in kernels if kernel not in _RATES]
-    if unknown or not kernels or len(blocks) % len(kernels):
+    unknown_kernels = [kernel for kernel in kernels if kernel not in _RATES]
+    if unknown_kernels or not kernels or len(blocks) % len(kernels):
         raise CheckpointError(
             f"{source}: it states no configuration, and its vocoder is not a published one (kernels {kernels}); "
             "give the original file, or one with its configuration."

@@ -1,8 +1,8 @@
-"""The layer specs of the audio VAE and the vocoder, from their configuration alone. No MLX.
+"""Layer specs of the audio VAE and the vocoder, from their configuration alone. No MLX.
 
 Inside the VAE, latents and spectrograms are (B, T, F, 1, C): frequencies lie along the height of the grid. The signals
 of the vocoder are (B, T, 1, 1, C), and each of its layers is local in time: a stream needs a few positions before and
-after its own.
+after each position.
 """
 
 import math
@@ -19,14 +19,14 @@ from .config import AudioConfig, Causality, ExtensionConfig, GeneratorConfig, No
 
 #: Taps of the stored low-pass filters of an antialiased activation, whose rate is twice its input's.
 FILTER_TAPS = 12
-#: Input positions before and after its own that an output of such an activation depends on.
+#: Input positions to each side that an output of such an activation depends on.
 FILTER_REACH = 5
 #: Outputs of a filter per matrix product. More outputs take more products with zero, fewer more small matrices.
 FILTER_BLOCK = 16
 #: Input positions to each side that a sample of the resampled waveform depends on.
 RESAMPLE_REACH = 7
-_END_KERNEL = 7  # of the first and the last convolution
-#: Into which a group norm divides the channels.
+_END_KERNEL = 7  # size of the first and the last convolution
+#: Number of groups into which a group norm divides the channels.
 GROUPS = 32
 
 _ALONE = WindowSpec()
@@ -36,12 +36,12 @@ _ENCODE_CHUNKS = (64, 25, 6, 1)
 
 @dataclass(frozen=True)
 class Conv2DSpec(LayerSpec):
-    """A layer around one convolution over time and frequency, after norm and SiLU if it `is_activated`.
+    """Layer around one convolution over time and frequency, after norm and SiLU if it `is_activated`.
 
     Attributes:
         conv_windows: windows of the convolution along time and frequency, which may follow a repetition.
-        dropped_bins: frequencies that are dropped at the low end.
-        skip_channels: of the skip connection that is added; 0 for none.
+        dropped_bins: number of frequencies that are dropped at the low end.
+        skip_channels: channels of the skip connection that is added, or 0.
     """
 
     conv_windows: tuple[WindowSpec, WindowSpec] = (_ALONE, _ALONE)
@@ -57,8 +57,8 @@ class Conv2DSpec(LayerSpec):
         return super().num_outputs(axis, length) - (self.dropped_bins if axis is Axis.HEIGHT else 0)
 
     def work_bytes(self, step: Step) -> int:
-        time, *rest = step.grid
-        positions = (time + self.window(Axis.TIME).cached) * math.prod(rest)  # with the cache, or padding
+        time, *extents = step.grid
+        positions = (time + self.window(Axis.TIME).cached) * math.prod(extents)  # with the cache, or padding
         products = positions * math.prod(self.up) // math.prod(self.down)
         # Norm and SiLU in float32; the padded input of the convolution, its result, and the sum with the skip.
         elements = positions * (4 if self.is_activated else 1) * self.in_channels
@@ -66,82 +66,82 @@ class Conv2DSpec(LayerSpec):
         if step.machine.backend is Backend.CPU:
             if self.is_strided:  # unfolded by MLX's CPU backend
                 elements += products * math.prod(window.kernel for window in self.conv_windows) * self.in_channels
-            else:  # without the padding; of repeated positions after two steps that interleave them
+            else:  # without the padding, and for repeated positions after two steps that interleave them
                 elements += products * self.out_channels * (1 if max(self.up) == 1 else 3)
         return super().work_bytes(step) + elements * FLOAT32_BYTES
 
     def weight_copy_bytes(self, machine: Machine) -> int:
-        """The weight in float32, and on a CPU the 4x4 taps that nine of repeated positions become.
+        """Return the bytes of the weight in float32, and on a CPU of 4x4 taps for the nine taps of repeated positions.
 
-        The dtype of the machine is the vocoder's, which says nothing of this weight's.
+        The machine's dtype is the vocoder's and does not apply to this weight.
         """
         size = math.prod(self.weights[0][1]) * FLOAT32_BYTES
         phases = 16 * size // 9 if max(self.up) > 1 and machine.backend is Backend.CPU else 0
         return phases + size
 
-    def multiply_adds(self, part: Grid, whole: Grid) -> int:
-        return math.prod(self.up) * super().multiply_adds(part, whole)
+    def multiply_adds(self, part: Grid, grid: Grid) -> int:
+        return math.prod(self.up) * super().multiply_adds(part, grid)
 
 
 @dataclass(frozen=True)
 class ClipAttentionSpec(LayerSpec):
-    """A self-attention layer over all positions of the clip."""
+    """Self-attention layer over all positions of the clip."""
 
     def work_bytes(self, step: Step) -> int:
         positions = math.prod(step.grid)
         elements = positions * 10 * self.in_channels + positions**2
         return super().work_bytes(step) + elements * FLOAT32_BYTES
 
-    def multiply_adds(self, part: Grid, whole: Grid) -> int:
-        return super().multiply_adds(part, whole) + 2 * math.prod(part) * math.prod(whole) * self.in_channels
+    def multiply_adds(self, part: Grid, grid: Grid) -> int:
+        return super().multiply_adds(part, grid) + 2 * math.prod(part) * math.prod(grid) * self.in_channels
 
 
 class NetworkPart(NamedTuple):
-    """A module of a network, and its layers: two of a residual block, else one."""
+    """Module of a network, and its layers: two for a residual block, otherwise one."""
 
     path: str
     layers: tuple[LayerSpec, ...]
 
 
 def decoder_parts(config: AudioConfig) -> list[NetworkPart]:
-    """From latents (B, T, F, 1, C) to spectrograms, in execution order; its levels run from the last to the first."""
+    """Return the parts from latents (B, T, F, 1, C) to spectrograms, in execution order, with the last level first."""
     width = config.width * config.multipliers[-1]
     layers = _Layers(config)
     parts = [layers.alone("conv_in", config.channels, width), *layers.middle(width)]
     for index in reversed(range(len(config.multipliers))):
-        own = config.width * config.multipliers[index]
-        parts += layers.level(f"up.{index}", config.num_blocks + 1, width, own, index in config.attention_levels)
-        parts += [layers.upsample(f"up.{index}.upsample", own)] if index else []
-        width = own
+        out_width = config.width * config.multipliers[index]
+        parts += layers.level(f"up.{index}", config.num_blocks + 1, width, out_width, index in config.attention_levels)
+        parts += [layers.upsample(f"up.{index}.upsample", out_width)] if index else []
+        width = out_width
     return [*parts, layers.alone("conv_out", width, config.audio_channels, norm="norm_out")]
 
 
 def encoder_parts(config: AudioConfig) -> list[NetworkPart]:
-    """From spectrograms to means and log-variances of latents (B, T, F, 1, 2*C), in execution order."""
-    width, last = config.width, len(config.multipliers) - 1
+    """Return the parts from spectrograms to means and log-variances (B, T, F, 1, 2*C), in execution order."""
+    width, last_level = config.width, len(config.multipliers) - 1
     layers = _Layers(config)
     parts = [layers.alone("conv_in", config.audio_channels, width)]
     for index, multiplier in enumerate(config.multipliers):
-        own = config.width * multiplier
-        parts += layers.level(f"down.{index}", config.num_blocks, width, own, index in config.attention_levels)
-        parts += [layers.downsample(f"down.{index}.downsample", own)] if index < last else []
-        width = own
+        out_width = config.width * multiplier
+        parts += layers.level(f"down.{index}", config.num_blocks, width, out_width, index in config.attention_levels)
+        parts += [layers.downsample(f"down.{index}.downsample", out_width)] if index < last_level else []
+        width = out_width
     return [*parts, *layers.middle(width), layers.alone("conv_out", width, 2 * config.channels, norm="norm_out")]
 
 
 def decoder_spec(config: AudioConfig) -> NetworkSpec:
-    """Packed latents (B, T, 1, 1, C) to the channels of a spectrogram, one after the other (B, T', 1, 1, 2*bins)."""
+    """Return the decoder of packed latents (B, T, 1, 1, C) to spectrogram channels in order (B, T', 1, 1, 2*bins)."""
     mel, layers = config.mel.bins, _layers(decoder_parts(config))
     unpack = LayerSpec("unpack", config.latent_channels, config.channels, up=(1, config.bins, 1))
     # Networks that are causal along frequencies make more frames, and fewer bins: they are cropped and padded.
-    made = NetworkSpec((unpack, *layers)).out_grid((2, 1, 1))
-    crop = made[0] - config.mel_frames(2)
+    out_grid = NetworkSpec((unpack, *layers)).out_grid((2, 1, 1))
+    crop = out_grid[0] - config.mel_frames(2)
     pack = LayerSpec(
         "pack",
         config.audio_channels,
         config.audio_channels * mel,
         down=(1, mel, 1),
-        windows=(_ALONE, WindowSpec(mel, mel, 0, mel - made[1]), _ALONE),
+        windows=(_ALONE, WindowSpec(mel, mel, 0, mel - out_grid[1]), _ALONE),
         crop=crop,
     )
     lengths = None
@@ -155,7 +155,7 @@ def decoder_spec(config: AudioConfig) -> NetworkSpec:
 
 
 def encoder_spec(config: AudioConfig) -> NetworkSpec:
-    """Spectrograms (B, T, bins, 1, 2) to the means of packed latents (B, T', 1, 1, C)."""
+    """Return the encoder of spectrograms (B, T, bins, 1, 2) to the means of packed latents (B, T', 1, 1, C)."""
     bins = config.bins
     windows = (_ALONE, WindowSpec(bins, bins), _ALONE)
     pack = LayerSpec("pack", 2 * config.channels, config.latent_channels, down=(1, bins, 1), windows=windows)
@@ -182,7 +182,7 @@ def _layers(parts: Sequence[NetworkPart]) -> list[LayerSpec]:
 
 
 class _Layers:
-    """Makes the parts of one configuration."""
+    """Parts of the networks of one configuration."""
 
     def __init__(self, config: AudioConfig) -> None:
         self._config = config
@@ -199,12 +199,12 @@ class _Layers:
         attention = [self.attention("mid.attn_1", width)] if self._config.has_mid_attention else []
         return [self.block("mid.block_1", width, width), *attention, self.block("mid.block_2", width, width)]
 
-    def level(self, path: str, count: int, width: int, own: int, is_attended: bool) -> list[NetworkPart]:
-        """The blocks of one resolution. The first changes the `width`; each has an attention or none."""
+    def level(self, path: str, count: int, width: int, out_width: int, is_attended: bool) -> list[NetworkPart]:
+        """Return the blocks of one resolution. The first one changes the width; an attention may follow each."""
         parts: list[NetworkPart] = []
         for number in range(count):
-            parts.append(self.block(f"{path}.block.{number}", own if number else width, own))
-            parts += [self.attention(f"{path}.attn.{number}", own)] if is_attended else []
+            parts.append(self.block(f"{path}.block.{number}", out_width if number else width, out_width))
+            parts += [self.attention(f"{path}.attn.{number}", out_width)] if is_attended else []
         return parts
 
     def alone(self, path: str, in_channels: int, out_channels: int, norm: str = "") -> NetworkPart:
@@ -227,7 +227,7 @@ class _Layers:
         )
 
     def upsample(self, path: str, width: int) -> NetworkPart:
-        """Every position twice along both axes, a convolution, and the first row along the causal axis dropped."""
+        """Repeat positions along both axes, convolve, and drop the first row along the causal axis."""
         causality = self._config.causality
         time = WindowSpec(2, 1, 1, 0) if causality is Causality.TIME else WindowSpec(3, 1, 1, 1)
         layer = replace(
@@ -244,12 +244,12 @@ class _Layers:
         return NetworkPart(path, (replace(layer, down=(2, 2, 1), windows=self._halves, conv_windows=self._halves[:2]),))
 
     def _conv(self, name: str, in_channels: int, out_channels: int, norm: str = "") -> Conv2DSpec:
-        """A convolution, after a norm and SiLU if a norm is named."""
+        """Return a convolution, after a norm and SiLU if `norm` names a norm."""
         weights: Weights = (
             (f"{name}.conv.weight", (out_channels, 3, 3, in_channels)),
             (f"{name}.conv.bias", (out_channels,)),
         )
-        sees_all = norm and self._config.norm is Norm.GROUP
+        is_unbounded = norm and self._config.norm is Norm.GROUP
         return Conv2DSpec(
             name,
             in_channels,
@@ -258,7 +258,7 @@ class _Layers:
             conv_windows=self._windows[:2],
             weights=weights + (self._norm_weights(norm, in_channels) if norm else ()),
             is_activated=bool(norm),
-            unbounded=frozenset({Axis.TIME}) if sees_all else frozenset(),
+            unbounded=frozenset({Axis.TIME}) if is_unbounded else frozenset(),
         )
 
     def _norm_weights(self, name: str, width: int) -> Weights:
@@ -274,14 +274,14 @@ class _Layers:
 
 @dataclass(frozen=True)
 class SignalSpec(LayerSpec):
-    """A layer along time.
+    """Layer along time.
 
     Attributes:
-        taps: positions that each product sees, which GPUs unfold before it.
-        copies: arrays of the size of its input that it allocates beside these.
-        dilation: of its convolution.
-        waiting: positions that wait beside its window between two pieces, with `waiting_channels`; at most
-            `waiting_rate` for each position of its input.
+        taps: number of positions that each product sees, which GPUs unfold before it.
+        copies: number of other arrays of the size of its input that it allocates.
+        dilation: dilation of its convolution.
+        waiting: number of positions that wait between two pieces in addition to its window, with `waiting_channels`; at
+            most `waiting_rate` for each position of its input.
     """
 
     taps: int = 0
@@ -296,17 +296,17 @@ class SignalSpec(LayerSpec):
         return super().cache_bytes(axis, grid, piece, machine) + waiting * FLOAT32_BYTES
 
     def work_bytes(self, step: Step) -> int:
-        seen = math.prod(step.grid) + self.window(Axis.TIME).cached
+        positions = math.prod(step.grid) + self.window(Axis.TIME).cached
         unfolded = 0 if step.machine.backend is Backend.CPU else self.taps
-        elements = (unfolded + self.copies) * seen * self.in_channels
+        elements = (unfolded + self.copies) * positions * self.in_channels
         return super().work_bytes(step) + elements * FLOAT32_BYTES
 
 
 @dataclass(frozen=True)
 class TransposedSpec(SignalSpec):
-    """A transposed convolution that makes exactly `rate` positions of each, with `cut` dropped at both ends.
+    """Transposed convolution that makes exactly `rate` positions of each, with `cut` dropped at both ends.
 
-    Of `n` positions that have arrived, `rate * n - cut` results are final.
+    After `n` positions have arrived, `rate * n - cut` results are final.
     """
 
     rate: int = 1
@@ -316,16 +316,16 @@ class TransposedSpec(SignalSpec):
     def num_outputs(self, axis: Axis, length: int) -> int:
         return self.rate * length if axis is Axis.TIME else length
 
-    def ready(self, axis: Axis, seen: int) -> int:
-        return max(0, self.rate * seen - self.cut)
+    def ready(self, axis: Axis, num_inputs: int) -> int:
+        return max(0, self.rate * num_inputs - self.cut)
 
     def needed(self, axis: Axis, count: int) -> int:
         return math.ceil((count + self.cut) / self.rate) if axis is Axis.TIME else count
 
     def fixed_bytes(self) -> int:
-        """Additional bytes of its weight once it is laid out in whole blocks."""
-        added = -self.kernel % self.rate
-        return added * self.in_channels * self.out_channels * FLOAT32_BYTES
+        """Return the additional bytes of its weight after it is laid out in whole blocks."""
+        padding = -self.kernel % self.rate
+        return padding * self.in_channels * self.out_channels * FLOAT32_BYTES
 
     def reach(self, axis: Axis) -> tuple[Fraction, Fraction]:
         if axis is not Axis.TIME:
@@ -333,26 +333,26 @@ class TransposedSpec(SignalSpec):
         before, after = math.ceil((self.kernel - 1 - self.cut) / self.rate), (self.rate - 1 + self.cut) // self.rate
         return Fraction(before), Fraction(after)
 
-    def multiply_adds(self, part: Grid, whole: Grid) -> int:
+    def multiply_adds(self, part: Grid, grid: Grid) -> int:
         return math.prod(part) * self.kernel * self.in_channels * self.out_channels
 
 
 @dataclass(frozen=True)
 class ActivationSpec(SignalSpec):
-    """An antialiased activation."""
+    """Antialiased activation."""
 
     def fixed_bytes(self) -> int:
-        """The matrices of its two filters: two outputs for each position, and one for two positions."""
+        """Return the bytes of its two filters' matrices: two outputs for each position, and one for two positions."""
         up, down = FILTER_BLOCK - 1 + FILTER_TAPS // 2, 2 * (FILTER_BLOCK - 1) + FILTER_TAPS
         return FILTER_BLOCK * (2 * up + down) * FLOAT32_BYTES
 
-    def multiply_adds(self, part: Grid, whole: Grid) -> int:
+    def multiply_adds(self, part: Grid, grid: Grid) -> int:
         return math.prod(part) * self.in_channels * 4 * FILTER_TAPS
 
 
 @dataclass(frozen=True)
 class BranchesSpec(SignalSpec):
-    """The residual blocks of one stage, side by side; `chains` are the layers of each. They are averaged."""
+    """Residual blocks of one stage, in parallel; `chains` are the layers of each. Their outputs are averaged."""
 
     chains: tuple[tuple[SignalSpec, ...], ...] = ()
 
@@ -363,26 +363,26 @@ class BranchesSpec(SignalSpec):
 
     def work_bytes(self, step: Step) -> int:
         work = max(layer.work_bytes(step) for chain in self.chains for layer in chain)
-        held = (len(self.chains) + 3) * math.prod(step.grid) * self.out_channels * FLOAT32_BYTES
-        return work + held
+        results = (len(self.chains) + 3) * math.prod(step.grid) * self.out_channels * FLOAT32_BYTES
+        return work + results
 
     def fixed_bytes(self) -> int:
         return sum(layer.fixed_bytes() for chain in self.chains for layer in chain)
 
-    def multiply_adds(self, part: Grid, whole: Grid) -> int:
-        return sum(layer.multiply_adds(part, whole) for chain in self.chains for layer in chain)
+    def multiply_adds(self, part: Grid, grid: Grid) -> int:
+        return sum(layer.multiply_adds(part, grid) for chain in self.chains for layer in chain)
 
 
 @dataclass(frozen=True)
 class SpectrogramSpec(SignalSpec):
-    """The log-mel spectrogram of a waveform that is padded with zeros to whole frames at its end."""
+    """Log-mel spectrogram of a waveform that is padded with zeros to whole frames at its end."""
 
     def num_outputs(self, axis: Axis, length: int) -> int:
         return -(-length // self.window(axis).stride) if axis is Axis.TIME else length
 
 
 def generator_layers(config: GeneratorConfig, prefix: str) -> tuple[LayerSpec, ...]:
-    """One generator, whose modules begin with `prefix`: spectrogram (B, T, 1, 1, I) to samples (B, T*scale, 1, 1, 2).
+    """Return a generator from spectrograms (B, T, 1, 1, I) to samples (B, T*scale, 1, 1, 2), with names after `prefix`.
 
     Per stage there are a transposed convolution and residual blocks.
     """
@@ -399,12 +399,12 @@ def generator_layers(config: GeneratorConfig, prefix: str) -> tuple[LayerSpec, .
 
 
 def generator_spec(config: GeneratorConfig) -> NetworkSpec:
-    """A generator that is the whole vocoder."""
+    """Return the spec of a vocoder that is one generator."""
     return NetworkSpec(generator_layers(config, ""), stream_axes=(Axis.TIME,))
 
 
 def vocoder_spec(config: VocoderConfig) -> NetworkSpec:
-    """The whole vocoder: spectrogram (B, T, 1, 1, 2 * bins), channel by channel, to samples (B, T', 1, 1, 2)."""
+    """Return the vocoder from spectrograms (B, T, 1, 1, 2 * bins), channel by channel, to samples (B, T', 1, 1, 2)."""
     if config.extension is None:
         return generator_spec(config.generator)
     first = generator_layers(config.generator, "vocoder.")
@@ -414,11 +414,11 @@ def vocoder_spec(config: VocoderConfig) -> NetworkSpec:
 
 
 def extension_layers(config: ExtensionConfig, second: tuple[LayerSpec, ...]) -> tuple[SignalSpec, SignalSpec]:
-    """The layers before and after the second generator, between which the resampled waveform waits."""
+    """Return the layers before and after the second generator. The resampled waveform waits from one to the other."""
     frequencies = config.window // 2 + 1
     channels = config.generator.out_channels
     stft = WindowSpec(config.window, config.hop, config.window - config.hop, 0)
-    frames = 1  # of the spectrogram, before the first sample of the second generator is final
+    frames = 1  # frames of the spectrogram after which the first sample of the second generator is final
     for layer in reversed(second):
         frames = layer.needed(Axis.TIME, frames)
     enter = SpectrogramSpec(
@@ -442,7 +442,7 @@ def extension_layers(config: ExtensionConfig, second: tuple[LayerSpec, ...]) -> 
 def conv_layer(
     name: str, in_channels: int, out_channels: int, kernel: int, *, dilation: int = 1, bias: bool = True
 ) -> SignalSpec:
-    """A convolution that pads both ends with zeros, and returns as many positions as it takes."""
+    """Return a convolution that pads both ends with zeros, and returns as many positions as it takes."""
     side = dilation * (kernel - 1) // 2
     weights: tuple[tuple[str, tuple[int, ...]], ...] = ((f"{name}.weight", (out_channels, kernel, in_channels)),)
     if bias:
@@ -459,7 +459,7 @@ def conv_layer(
 
 
 def activation_layer(name: str, channels: int) -> ActivationSpec:
-    """SnakeBeta at twice the rate."""
+    """Return SnakeBeta at twice the rate."""
     weights = (
         (f"{name}.act.alpha", (channels,)),
         (f"{name}.act.beta", (channels,)),
@@ -471,7 +471,7 @@ def activation_layer(name: str, channels: int) -> ActivationSpec:
 
 
 def _transposed(name: str, width: int, rate: int, kernel: int) -> TransposedSpec:
-    blocks = -(-kernel // rate)  # of `rate` positions that each position contributes to
+    blocks = -(-kernel // rate)  # blocks of `rate` positions that each position contributes to
     out_channels = width // 2
     return TransposedSpec(
         name,
@@ -489,14 +489,14 @@ def _transposed(name: str, width: int, rate: int, kernel: int) -> TransposedSpec
 
 
 def _branches(config: GeneratorConfig, prefix: str, stage: int, width: int) -> BranchesSpec:
-    first = stage * len(config.block_kernels)
+    start = stage * len(config.block_kernels)
     chains = tuple(
-        block_layers(config, f"{prefix}resblocks.{first + index}", width, kernel, dilations)
+        block_layers(config, f"{prefix}resblocks.{start + index}", width, kernel, dilations)
         for index, (kernel, dilations) in enumerate(zip(config.block_kernels, config.dilations, strict=True))
     )
     side = max(map(_reach, chains))
     return BranchesSpec(
-        f"{prefix}resblocks.{first}",
+        f"{prefix}resblocks.{start}",
         width,
         width,
         windows=(WindowSpec(2 * side + 1, 1, side, side), _ALONE, _ALONE),
@@ -508,14 +508,14 @@ def _branches(config: GeneratorConfig, prefix: str, stage: int, width: int) -> B
 def block_layers(
     config: GeneratorConfig, name: str, width: int, kernel: int, dilations: tuple[int, ...]
 ) -> tuple[SignalSpec, ...]:
-    """A residual block: per dilation two convolutions, each after an activation, and a skip connection."""
+    """Return a residual block: per dilation two convolutions, each after an activation, and a skip connection."""
     layers: list[SignalSpec] = []
     for index, dilation in enumerate(dilations):
         pair: list[SignalSpec] = []
-        for number, each in ((1, dilation), (2, 1)):
+        for number, conv_dilation in ((1, dilation), (2, 1)):
             if config.is_antialiased:
                 pair.append(activation_layer(f"{name}.acts{number}.{index}", width))
-            pair.append(conv_layer(f"{name}.convs{number}.{index}", width, width, kernel, dilation=each))
+            pair.append(conv_layer(f"{name}.convs{number}.{index}", width, width, kernel, dilation=conv_dilation))
         pair[-1] = replace(pair[-1], waiting=_reach(tuple(pair)), waiting_channels=width)
         layers += pair
     return tuple(layers)

@@ -1,4 +1,4 @@
-"""From a waveform to the log-mel spectrogram that the encoder takes."""
+"""Computation of the log-mel spectrogram that the encoder takes, from a waveform."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -11,13 +11,13 @@ from .config import MelConfig
 from .vocoder import ROLLOFF, ZERO_CROSSINGS, windowed_sinc
 
 _FLOOR = 1e-5
-_GATHERED_VALUES = 2**20  # as many as are multiplied at a time
+_GATHERED_VALUES = 2**20  # values that are multiplied at a time
 # Slaney's mel scale: linear up to 1000 Hz, then logarithmic.
 _STEP, _CORNER, _LOG_STEP = 200 / 3, 1000.0, math.log(6.4) / 27
 
 
 def spectrogram(pieces: Iterable[np.ndarray], config: MelConfig, frames: int) -> Iterator[mx.array]:
-    """The log-mel spectrogram (B, n, bins, 1, channels) of a waveform, a number of frames at a time.
+    """Yield the log-mel spectrogram (B, n, bins, 1, channels) of a waveform, at most `frames` frames at a time.
 
     The waveform comes in pieces (B, channels, samples) of any lengths and has the rate of `config`. Frames are
     centered, and the ends reflected.
@@ -35,39 +35,39 @@ def spectrogram(pieces: Iterable[np.ndarray], config: MelConfig, frames: int) ->
 
 
 def _reflected(pieces: Iterable[np.ndarray], side: int, sample_rate: int) -> Iterator[np.ndarray]:
-    """A waveform in pieces, with `side` samples more at both ends, which are the reflection of its own."""
-    gathered = _gathered(pieces, side + 1)
-    first = next(gathered, None)
-    length = 0 if first is None else first.shape[2]
-    if first is None or length <= side:
+    """Yield a waveform in pieces, extended at both ends by a reflection of `side` samples."""
+    long_pieces = _gathered(pieces, side + 1)
+    first_piece = next(long_pieces, None)
+    length = 0 if first_piece is None else first_piece.shape[2]
+    if first_piece is None or length <= side:
         raise LatentsError(
             f"the sound has {length} samples at {sample_rate} Hz, and the encoder needs more than {side}; use longer "
             "sound."
         )
-    yield first[:, :, side:0:-1]
-    yield first
-    end = first[:, :, -side - 1 :]
-    for piece in gathered:
+    yield first_piece[:, :, side:0:-1]
+    yield first_piece
+    end = first_piece[:, :, -side - 1 :]
+    for piece in long_pieces:
         yield piece
         end = np.concatenate([end, piece], axis=2)[:, :, -side - 1 :]
     yield end[:, :, -2::-1]
 
 
 def _overlapping(pieces: Iterable[np.ndarray], window: int, hop: int, count: int) -> Iterator[np.ndarray]:
-    """The parts of a waveform with `count` windows each, or what is left of them, that are `hop` samples apart."""
-    needed = window + (count - 1) * hop
-    rest: np.ndarray | None = None
+    """Yield parts of a waveform with `count` windows each, the last one with fewer, that are `hop` samples apart."""
+    part_length = window + (count - 1) * hop
+    buffer: np.ndarray | None = None
     for piece in _gathered(pieces, count * hop):
-        rest = piece if rest is None else np.concatenate([rest, piece], axis=2)
-        while rest.shape[2] >= needed:
-            yield rest[:, :, :needed]
-            rest = rest[:, :, count * hop :]
-    if rest is not None and rest.shape[2] >= window:
-        yield rest[:, :, : rest.shape[2] - (rest.shape[2] - window) % hop]
+        buffer = piece if buffer is None else np.concatenate([buffer, piece], axis=2)
+        while buffer.shape[2] >= part_length:
+            yield buffer[:, :, :part_length]
+            buffer = buffer[:, :, count * hop :]
+    if buffer is not None and buffer.shape[2] >= window:
+        yield buffer[:, :, : buffer.shape[2] - (buffer.shape[2] - window) % hop]
 
 
 def _gathered(pieces: Iterable[np.ndarray], least: int) -> Iterator[np.ndarray]:
-    """The same waveform in pieces of at least this many samples, except for the last one."""
+    """Yield the waveform in pieces of at least `least` samples, except for the last one."""
     waiting: list[np.ndarray] = []
     length = 0
     for piece in pieces:
@@ -81,7 +81,7 @@ def _gathered(pieces: Iterable[np.ndarray], least: int) -> Iterator[np.ndarray]:
 
 
 def mel_basis(config: MelConfig) -> np.ndarray:
-    """Triangular filters (bins, frequencies), evenly spaced on Slaney's mel scale, each of unit area."""
+    """Return triangular filters (bins, frequencies), evenly spaced on Slaney's mel scale, each of unit area."""
     grid = np.linspace(0, config.sample_rate / 2, config.window // 2 + 1)
     mels = np.linspace(_to_mel(config.low), _to_mel(config.high), config.bins + 2)
     linear = mels * _STEP
@@ -96,9 +96,9 @@ def _to_mel(frequency: float) -> float:
 
 
 def resample(pieces: Iterable[np.ndarray], rate: int, new_rate: int) -> Iterator[np.ndarray]:
-    """A waveform at another rate, through a sinc that is windowed by a Hann window.
+    """Resample a waveform by a sinc that is windowed by a Hann window.
 
-    It comes and goes in pieces (B, channels, samples) float32 of any lengths.
+    It arrives and is returned in pieces (B, channels, samples) float32 of any lengths.
     """
     if rate == new_rate:
         yield from pieces
@@ -107,27 +107,28 @@ def resample(pieces: Iterable[np.ndarray], rate: int, new_rate: int) -> Iterator
     old, new = rate // common, new_rate // common
     cutoff = min(old, new) * ROLLOFF
     side = math.ceil(ZERO_CROSSINGS * old / cutoff)
-    # Sample m of the result is at m * old / new, and depends on `side` samples before and after.
+    # Sample m of the result is at m * old / new, and depends on `side` samples before and after it.
     phases = np.arange(new)[:, None]
     times = (phases * old // new + np.arange(-side, side + 1)) / old - phases / new
     taps = (windowed_sinc(times * cutoff) * (cutoff / old)).astype(np.float32)
     width = taps.shape[1]
     step = max(1, _GATHERED_VALUES // width)
-    done, first, rest = 0, 0, None  # samples of the result, and the index of the first one in `rest`
+    num_results, first, buffer = 0, 0, None  # `first` is the index of the first sample in `buffer`
     for piece in _padded(_gathered(pieces, width), side):
-        rest = piece if rest is None else np.concatenate([rest, piece], axis=2)
-        ready = -((width - 1 - first - rest.shape[2]) * new // old)
-        for start in range(done, ready, step):
+        buffer = piece if buffer is None else np.concatenate([buffer, piece], axis=2)
+        ready = -((width - 1 - first - buffer.shape[2]) * new // old)
+        for start in range(num_results, ready, step):
             results = np.arange(start, min(start + step, ready))
-            windows = np.lib.stride_tricks.sliding_window_view(rest, width, axis=2)[:, :, results * old // new - first]
+            positions = results * old // new - first
+            windows = np.lib.stride_tricks.sliding_window_view(buffer, width, axis=2)[:, :, positions]
             yield np.einsum("bcnw,nw->bcn", windows, taps[results % new])
-        done = max(done, ready)
-        unused = done * old // new - first
-        first, rest = first + unused, rest[:, :, unused:]
+        num_results = max(num_results, ready)
+        unused = num_results * old // new - first
+        first, buffer = first + unused, buffer[:, :, unused:]
 
 
 def _padded(pieces: Iterable[np.ndarray], side: int) -> Iterator[np.ndarray]:
-    """A waveform in pieces, with `side` zeros at both ends."""
+    """Yield a waveform in pieces, with `side` zeros at both ends."""
     zeros = None
     for piece in pieces:
         if zeros is None:

@@ -1,4 +1,4 @@
-"""The modules of the audio VAE. Checkpoint names are as in the original files."""
+"""Modules of the audio VAE. Checkpoint names are those in the original files."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -35,9 +35,9 @@ _NORM_EPS = 1e-6
 
 
 def normalize(x: mx.array, norm: nn.Module | None) -> mx.array:
-    """An RMS norm over the channels of each position, without weights.
+    """Apply an RMS norm over the channels of each position, without weights.
 
-    With the weights of a `norm`, `weight` and `bias` (C,), a norm over the channels of each group and all positions.
+    With a `norm`, whose weights are `weight` and `bias` (C,), normalize each group of channels over all positions.
     """
     if norm is None:
         return pixel_norm(x, _NORM_EPS)
@@ -49,7 +49,7 @@ def normalize(x: mx.array, norm: nn.Module | None) -> mx.array:
 
 
 class Conv2DLayer(PreparedModule):
-    """A 3x3 convolution over time and frequency (B, T, F, 1, C), padded with zeros.
+    """3x3 convolution over time and frequency (B, T, F, 1, C), padded with zeros.
 
     Checkpoint keys: `conv.weight` (O, 3, 3, I), `conv.bias` (O,). `prepare` lays the weight out for the device, once.
     """
@@ -77,12 +77,12 @@ class Conv2DLayer(PreparedModule):
         """Convolve the view's positions after norm and activation, padded at the true ends."""
         time, _ = self.spec.conv_windows
         # With a stride, positions that do not complete an output stay in the window, and padding may not be needed.
-        needed = time.stride * (view.num_outputs - 1) + time.kernel - view.before
-        plane = take(frames[:, :, :, 0], Axis.TIME, 0, needed)
-        return self.convolve(plane, view.before, needed - plane.shape[1])
+        length = time.stride * (view.num_outputs - 1) + time.kernel - view.before
+        plane = take(frames[:, :, :, 0], Axis.TIME, 0, length)
+        return self.convolve(plane, view.before, length - plane.shape[1])
 
     def convolve(self, plane: mx.array, before: int, after: int) -> mx.array:
-        """(B, T, F, C), with this many rows of zeros along time, to (B, T', F', 1, C')."""
+        """Convolve (B, T, F, C), with this many rows of zeros along time, to (B, T', F', 1, C')."""
         time, frequency = self.spec.conv_windows
         plane = mx.pad(plane, [(0, 0), (before, after), (frequency.before, frequency.after), (0, 0)])
         if self._uses_products:
@@ -94,16 +94,16 @@ class Conv2DLayer(PreparedModule):
         return (result.astype(dtype) + bias)[:, :, :, None]
 
     def convolve_repeated(self, rows: mx.array, first: int, end: int) -> mx.array:
-        """Convolve rows (B, T, F, C), each position counted as 2x2, without the `first` and the last `end`.
+        """Convolve rows (B, T, F, C), each position counted as 2x2, without the `first` and the last `end` rows.
 
-        Of the result (B, 2 * T - first - end - 2, F', 1, C'), `dropped_bins` are left out.
+        Returns (B, 2 * T - first - end - 2, F', 1, C') without `dropped_bins`.
         """
-        dropped = self.spec.dropped_bins
+        dropped_bins = self.spec.dropped_bins
         if not self._uses_products:
             rows = mx.repeat(mx.repeat(rows, 2, axis=1), 2, axis=2)
-            return self.convolve(rows[:, first : rows.shape[1] - end], 0, 0)[:, :, dropped:]
-        # Centered along frequencies, a causal convolution is the one without its dropped bin.
-        bins = 2 * rows.shape[2] - dropped
+            return self.convolve(rows[:, first : rows.shape[1] - end], 0, 0)[:, :, dropped_bins:]
+        # A causal convolution equals the centered one along frequencies without the dropped bin.
+        bins = 2 * rows.shape[2] - dropped_bins
         front, back = 1 - first, 1 - end
         result = self._apply(by_phases, mx.pad(rows, [(0, 0), (front, back), (1, 1), (0, 0)]))
         return result[:, front : result.shape[1] - back, :bins]
@@ -115,12 +115,12 @@ class Conv2DLayer(PreparedModule):
         return mx.contiguous(result).astype(plane.dtype)[:, :, :, None]
 
     def stages(self, context: StreamContext, enter: Callable[[mx.array], mx.array] | None = None) -> list[Stage]:
-        """One stage, of what `enter` makes of the positions in view."""
+        """Return one stage, which applies `enter` to the positions in view before the convolution."""
         return [windowed(self.window(), lambda view: self(view, enter(view.frames) if enter else view.frames))]
 
 
 class ResidualBlock(nn.Module):
-    """x + conv2(act(norm(conv1(act(norm(x)))))), with a 1x1 convolution of x if the width changes.
+    """Residual block: x + conv2(act(norm(conv1(act(norm(x)))))), with a 1x1 convolution of x if the width changes.
 
     Checkpoint keys: `conv1`, `conv2`; if the width changes `nin_shortcut.conv`; with group norm `norm1`, `norm2`.
     """
@@ -131,9 +131,9 @@ class ResidualBlock(nn.Module):
         add_weights(self, first.weights + second.weights, first.name.removesuffix(".conv1"))
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """One stage per convolution."""
+        """Return one stage per convolution."""
         outer, inner = self.conv1.window(), self.conv2.window()
-        # The first convolution caches its input before the norm, so the skip needs no copy of its own.
+        # The first convolution caches its input before the norm, so the skip needs no second copy.
         skip = Delay(Axis.TIME, outer)
 
         def enter(view: View) -> mx.array:
@@ -141,10 +141,10 @@ class ResidualBlock(nn.Module):
             return self.conv1(view, _activate(view.frames, self.get("norm1")))
 
         def leave(view: View) -> mx.array:
-            past = skip.take(view.output, view.num_outputs)
+            shortcut = skip.take(view.output, view.num_outputs)
             if "nin_shortcut" in self:
-                past = self.nin_shortcut.conv(past)
-            return self.conv2(view, view.frames) + past
+                shortcut = self.nin_shortcut.conv(shortcut)
+            return self.conv2(view, view.frames) + shortcut
 
         activate = partial(_activate, norm=self.get("norm2"))
         return [windowed(outer, enter), windowed(inner, leave, skip, enter=activate)]
@@ -169,7 +169,7 @@ class ClipAttention(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Repeats every position along both axes, and convolves. Checkpoint keys: `conv.conv`."""
+    """Upsampling layer that repeats every position along both axes, and convolves. Checkpoint keys: `conv.conv`."""
 
     def __init__(self, spec: Conv2DSpec) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ def _activate(x: mx.array, norm: nn.Module | None) -> mx.array:
 
 
 def _add_modules(network: Network, parts: Sequence[NetworkPart]) -> None:
-    """The modules of the parts at their paths, and the weights of the last norm, which is no part."""
+    """Add the modules of the parts at their paths, and the weights of the last norm, which is in no part."""
     for name, modules in tree_unflatten([(part.path, _make(*part.layers)) for part in parts]).items():
         network[name] = modules
     add_weights(network, tuple(network.spec.weights.items()))
@@ -212,13 +212,13 @@ def _make(first: LayerSpec, second: LayerSpec | None = None) -> nn.Module:
 
 
 def _stages(network: Network, parts: Sequence[NetworkPart], context: StreamContext) -> list[Stage]:
-    *others, last = (network.at(part.path) for part in parts)
-    stages = [stage for module in others for stage in module.stages(context)]
-    return stages + last.stages(context, partial(_activate, norm=network.get("norm_out")))
+    *modules, conv_out = (network.at(part.path) for part in parts)
+    stages = [stage for module in modules for stage in module.stages(context)]
+    return stages + conv_out.stages(context, partial(_activate, norm=network.get("norm_out")))
 
 
 class AudioDecoder(Decoder):
-    """Decodes packed latents (B, C, T, 1, 1) to log-mel spectrograms (B, T', 1, 1, 2 * bins), channel by channel.
+    """Decoder of packed latents (B, C, T, 1, 1) to log-mel spectrograms (B, T', 1, 1, 2 * bins), channel by channel.
 
     Checkpoint keys: `conv_in`, `mid.block_1`, `mid.attn_1`, `mid.block_2`, `up.i.block.j`, `up.i.attn.j`,
     `up.i.upsample`, `norm_out`, `conv_out`.
@@ -247,9 +247,9 @@ class AudioDecoder(Decoder):
 
 
 class AudioEncoder(SoundEncoder):
-    """Encodes log-mel spectrograms (B, T, bins, 1, 2) to the means of packed latents (B, T', 1, 1, C).
+    """Encoder of log-mel spectrograms (B, T, bins, 1, 2) to the means of packed latents (B, T', 1, 1, C).
 
-    Checkpoint keys: as `AudioDecoder`, with `down.i` and `downsample`.
+    Checkpoint keys: those in `AudioDecoder`, with `down.i` and `downsample` for `up.i` and `upsample`.
     """
 
     def __init__(self, config: AudioConfig, statistics: Statistics) -> None:

@@ -1,7 +1,7 @@
-"""A vocoder: mel spectrograms to waveforms, as a generator, and in LTX-2.3 and later its bandwidth extension.
+"""Vocoders from mel spectrograms to waveforms: a generator, and in LTX-2.3 and later its bandwidth extension.
 
-Operations are on signals (B, T, C). The modules carry the original files' tensor names. Short filters are shared by all
-channels.
+Operations are on signals (B, T, C). The modules have the original files' tensor names. All channels share the short
+filters.
 """
 
 import math
@@ -33,18 +33,18 @@ from .specs import (
     vocoder_spec,
 )
 
-SLOPE = 0.1  # of leaky ReLU
+SLOPE = 0.1  # slope of leaky ReLU
 _AMPLITUDE_EPS = 1e-9
 _PI_HIGH = 3.140625  # few bits, so that multiples are exact
 _PI_LOW = math.pi - _PI_HIGH
-# Of the windowed sincs that resample: torchaudio's defaults.
+# Parameters of the windowed sincs for resampling: torchaudio's defaults.
 ROLLOFF, ZERO_CROSSINGS = 0.99, 6
-_END_SLOPE = 0.01  # of leaky ReLU before the last convolution of a generator
+_END_SLOPE = 0.01  # slope of leaky ReLU before the last convolution of a generator
 _LEAST_MEL = 1e-5  # the floor of spectrograms
 
 
 class _TimeConv(PreparedModule):
-    """A convolution whose `weight` is laid out, once, as `convolve` takes it."""
+    """Convolution whose `weight` is laid out once for `convolve`."""
 
     _is_arranged = False
 
@@ -58,12 +58,12 @@ class _TimeConv(PreparedModule):
         return self.weight if self._is_arranged else arrange(self._kernel())
 
     def _kernel(self) -> mx.array:
-        """The weight (O, K, I) of the convolution that it computes."""
+        """Return the weight (O, K, I) of the convolution that it computes."""
         return self.weight
 
 
 class Conv1d(_TimeConv):
-    """A convolution along time. Checkpoint keys: `weight` (O, K, I), `bias` (O,) if it has one."""
+    """Convolution along time. Checkpoint keys: `weight` (O, K, I), `bias` (O,) if it has one."""
 
     def __init__(self, spec: SignalSpec) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Conv1d(_TimeConv):
 
 
 class TransposedConv1d(_TimeConv):
-    """A transposed convolution: exactly `rate` positions of each. Checkpoint keys: `weight` (O, K, I), `bias` (O,).
+    """Transposed convolution to `rate` positions per position. Checkpoint keys: `weight` (O, K, I), `bias` (O,).
 
     It is a convolution that makes all positions of a block at once.
     """
@@ -102,11 +102,11 @@ class TransposedConv1d(_TimeConv):
     def stages(self, context: StreamContext) -> list[Stage]:
         spec, weight = self._spec, self._arranged()
         window = Window(Axis.TIME, spec.window(Axis.TIME))
-        seen = 0
+        num_inputs = 0
 
         def step(x: mx.array | None, last: bool) -> mx.array | None:
-            nonlocal seen
-            seen += 0 if x is None else x.shape[1]
+            nonlocal num_inputs
+            num_inputs += 0 if x is None else x.shape[1]
             view = window.push(x, last)
             if view is None:
                 return None
@@ -117,10 +117,10 @@ class TransposedConv1d(_TimeConv):
                 signal = mx.pad(signal, [(0, 0), (view.before, view.after), (0, 0)])
             result = convolve(signal, weight, mx.tile(self.bias, spec.rate))
             result = result.reshape(len(result), -1, spec.out_channels)
-            start = view.output * spec.rate - spec.cut  # of the result, in the output
+            start = view.output * spec.rate - spec.cut  # index of the result's start in the output
             result = result[:, max(0, -start) :]
             if last:
-                result = result[:, : spec.rate * seen - max(0, start)]
+                result = result[:, : spec.rate * num_inputs - max(0, start)]
             return as_frames(result) if result.shape[1] else None
 
         return [Stage(step, window)]
@@ -129,7 +129,7 @@ class TransposedConv1d(_TimeConv):
 class AntialiasedActivation(nn.Module):
     """SnakeBeta at twice the rate, between two stored low-pass filters.
 
-    Before each filter, the ends of its own input are repeated. Checkpoint keys: `act.alpha` and `act.beta` (C,), the
+    Before each filter, the ends of its input are repeated. Checkpoint keys: `act.alpha` and `act.beta` (C,), the
     parameters of `snake` as logarithms; `upsample.filter`, `downsample.lowpass.filter` (12,).
     """
 
@@ -139,10 +139,10 @@ class AntialiasedActivation(nn.Module):
         self._window = spec.window(Axis.TIME)
 
     def stages(self, context: StreamContext, skip: Delay | None = None) -> list[Stage]:
-        """One stage, which also appends its input to `skip`."""
-        stored = 2 * np.array(self.upsample.filter.astype(mx.float32))
-        # Of two results, the first is the odd one: both then depend on the same positions of the input.
-        up = Filter(np.stack([stored[10::-2], stored[11::-2]]))
+        """Return one stage, which also appends its input to `skip`."""
+        taps = 2 * np.array(self.upsample.filter.astype(mx.float32))
+        # The odd one of two results is the first, so that both depend on the same positions of the input.
+        up = Filter(np.stack([taps[10::-2], taps[11::-2]]))
         down = Filter(np.array(self.downsample.lowpass.filter.astype(mx.float32))[None], stride=2)
         frequency = mx.exp(self.act.alpha.astype(mx.float32))
         amplitude = 1 / (mx.exp(self.act.beta.astype(mx.float32)) + _AMPLITUDE_EPS)
@@ -163,7 +163,7 @@ class AntialiasedActivation(nn.Module):
 
 
 class DilatedBlock(nn.Module):
-    """For each dilation, x + conv2(act(conv1(act(x)))), where the first convolution is dilated.
+    """Residual block: for each dilation, x + conv2(act(conv1(act(x)))), where the first convolution is dilated.
 
     Checkpoint keys: `convs1.i`, `convs2.i`; if antialiased `acts1.i`, `acts2.i`.
     """
@@ -179,7 +179,7 @@ class DilatedBlock(nn.Module):
             self.acts2 = [AntialiasedActivation(layers[4 * index + 2]) for index in range(pairs)]
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """One stage per layer."""
+        """Return one stage per layer."""
         stages: list[Stage] = []
         for index, (first, second) in enumerate(zip(self.convs1, self.convs2, strict=True)):
             if "acts1" in self:
@@ -205,9 +205,10 @@ def conv_stage(
     skip: Delay | None = None,
     end: Callable[[mx.array], mx.array] | None = None,
 ) -> Stage:
-    """A convolution after a leaky ReLU with a `slope`, whose input enters one delay, and to which another is added.
+    """Return a convolution after a leaky ReLU with a `slope`, or without activation.
 
-    `end` is applied to what it returns.
+    Its input is pushed to the delay `enters`. The positions of the delay `skip` are added to its result, and then `end`
+    is applied.
     """
 
     def compute(view: View) -> mx.array:
@@ -222,9 +223,9 @@ def conv_stage(
 
 
 class Filter:
-    """A filter that all channels share: `phases` outputs for every `stride` positions, of `taps` (phases, K) each.
+    """Filter that all channels share, with `taps` (phases, K): `phases` outputs for every `stride` positions.
 
-    It is computed in blocks of outputs, each a product with a matrix that has the taps along its diagonals.
+    Each block of outputs is one product with a matrix that has the taps along its diagonals.
     """
 
     def __init__(self, taps: np.ndarray, *, stride: int = 1) -> None:
@@ -236,20 +237,20 @@ class Filter:
         self._matrix = mx.array(matrix.reshape(FILTER_BLOCK * self._phases, -1))
 
     def __call__(self, x: mx.array) -> mx.array:
-        """(B, T, C) to (B, phases * (1 + (T - K) // stride), C)."""
+        """Filter (B, T, C) to (B, phases * (1 + (T - K) // stride), C)."""
         batch, length, channels = x.shape
         results = 1 + (length - self._kernel) // self._stride
         blocks = -(-results // FILTER_BLOCK)
-        seen = self._matrix.shape[1]
-        missing = (blocks - 1) * FILTER_BLOCK * self._stride + seen - length
+        window = self._matrix.shape[1]
+        missing = (blocks - 1) * FILTER_BLOCK * self._stride + window - length
         x = mx.pad(x, [(0, 0), (0, missing), (0, 0)]) if missing > 0 else mx.contiguous(x)
         strides = (x.shape[1] * channels, FILTER_BLOCK * self._stride * channels, channels, 1)
-        windows = mx.as_strided(x, (batch, blocks, seen, channels), strides)
+        windows = mx.as_strided(x, (batch, blocks, window, channels), strides)
         return (self._matrix @ windows).reshape(batch, -1, channels)[:, : results * self._phases]
 
 
 def snake(x: mx.array, frequency: mx.array, amplitude: mx.array) -> mx.array:
-    """x + amplitude * sin(frequency * x)^2."""
+    """Return x + amplitude * sin(frequency * x)^2."""
     if not is_cpu():
         return _snake_kernel(x, frequency, amplitude)
     return _add_square(x, _reduce(x, frequency), amplitude)
@@ -263,10 +264,10 @@ def _snake_kernel(x: mx.array, frequency: mx.array, amplitude: mx.array) -> mx.a
 
 # MLX's CPU backend computes sines one at a time (16 ns each). Here, the angle is reduced to half a period of the
 # square, and the sine is its Taylor series, which the compiler vectorizes: a sixth of the time, with the same rounding
-# error. Not `shapeless`, and two kernels, for the reasons that `models/layers.py` states.
+# error. Not `shapeless`, and two kernels: see `models/layers.py` for the reasons.
 @mx.compile
 def _reduce(x: mx.array, frequency: mx.array) -> mx.array:
-    """frequency * x less a multiple of pi, between -pi/2 and pi/2."""
+    """Reduce frequency * x by a multiple of pi to an angle between -pi/2 and pi/2."""
     angle = x * frequency
     periods = mx.round(angle * (1 / math.pi))
     return (angle - periods * _PI_HIGH) - periods * _PI_LOW
@@ -276,36 +277,36 @@ def _reduce(x: mx.array, frequency: mx.array) -> mx.array:
 def _add_square(x: mx.array, angle: mx.array, amplitude: mx.array) -> mx.array:
     square = angle * angle
     c1, c2, c3, c4, c5 = ((-1) ** term / math.factorial(2 * term + 1) for term in range(1, 6))
-    ratio = 1 + square * (c1 + square * (c2 + square * (c3 + square * (c4 + square * c5))))  # of sine to angle
+    ratio = 1 + square * (c1 + square * (c2 + square * (c3 + square * (c4 + square * c5))))  # ratio of sine to angle
     return x + amplitude * (square * (ratio * ratio))
 
 
 def as_signal(frames: mx.array) -> mx.array:
-    """(B, T, 1, 1, C) to (B, T, C)."""
+    """Reshape (B, T, 1, 1, C) to (B, T, C)."""
     return frames[:, :, 0, 0]
 
 
 def as_frames(signal: mx.array) -> mx.array:
-    """(B, T, C) to (B, T, 1, 1, C)."""
+    """Reshape (B, T, C) to (B, T, 1, 1, C)."""
     return signal[:, :, None, None]
 
 
 def windowed_sinc(times: np.ndarray) -> np.ndarray:
-    """sinc(times), windowed by a Hann window of `ZERO_CROSSINGS` to each side."""
+    """Return sinc(times), windowed by a Hann window of `ZERO_CROSSINGS` to each side."""
     times = np.clip(times, -ZERO_CROSSINGS, ZERO_CROSSINGS)
     return np.sinc(times) * np.cos(times * math.pi / ZERO_CROSSINGS / 2) ** 2
 
 
 def arrange(weight: mx.array) -> mx.array:
-    """A stored weight (O, K, I) as `convolve` takes it, as a view."""
+    """Return a stored weight (O, K, I) as `convolve` takes it (K, I, O), as a view."""
     return weight.transpose(1, 2, 0)
 
 
 def convolve(x: mx.array, weight: mx.array, bias: mx.array | None, *, dilation: int = 1) -> mx.array:
-    """(B, T, I) with (K, I, O) to (B, T - dilation * (K-1), O).
+    """Convolve (B, T, I) with (K, I, O) to (B, T - dilation * (K-1), O).
 
-    On a CPU, one product per tap, added up. On a GPU, which would read and write the sum for each of them, one product
-    of unfolded positions.
+    A CPU adds up one product per tap. A GPU would read and write the sum for each tap, so it computes one product of
+    unfolded positions.
     """
     return (_add_taps if is_cpu() else _unfold)(x, weight, bias, dilation)
 
@@ -315,7 +316,7 @@ def _add_taps(x: mx.array, weight: mx.array, bias: mx.array | None, dilation: in
     results = x.shape[1] - dilation * (taps - 1)
     total = bias
     for tap in range(taps):
-        # A slice of one: an index would copy the weight.
+        # The tap is a slice of length 1, since an index would copy the weight.
         view, matrix = x[:, tap * dilation : tap * dilation + results], weight[tap : tap + 1]
         total = view @ matrix if total is None else mx.addmm(total, view, matrix)
     assert total is not None
@@ -334,10 +335,10 @@ def _unfold(x: mx.array, weight: mx.array, bias: mx.array | None, dilation: int)
 
 
 class Generator(Network):
-    """A spectrogram (B, T, 1, 1, I) to samples (B, T*scale, 1, 1, 2), approximately in [-1, 1].
+    """Generator from spectrograms (B, T, 1, 1, I) to samples (B, T*scale, 1, 1, 2), approximately in [-1, 1].
 
-    It is the whole vocoder of LTX-2, and computes in float32, as everything here does. Checkpoint keys: `conv_pre`,
-    `ups.i`, `resblocks.j`, `conv_post`; if antialiased `act_post`.
+    It is the whole vocoder of LTX-2, and computes in float32, as all modules of this file do. Checkpoint keys:
+    `conv_pre`, `ups.i`, `resblocks.j`, `conv_post`; if antialiased `act_post`.
     """
 
     dtype = mx.float32
@@ -361,7 +362,7 @@ class Generator(Network):
         self._end = config.end
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """One stage per layer of the spec."""
+        """Return one stage per layer of the spec."""
         stages = [conv_stage(self.conv_pre)]
         count = len(self.resblocks) // len(self.ups)
         for index, up in enumerate(self.ups):
@@ -393,7 +394,7 @@ def _finish(samples: mx.array, end: End) -> mx.array:
 
 
 class MelSTFT(nn.Module):
-    """The stored bases of a spectrogram. Checkpoint keys: `mel_basis` (bins, F), `stft_fn.forward_basis` (2F, K)."""
+    """Stored bases of a spectrogram. Checkpoint keys: `mel_basis` (bins, F), `stft_fn.forward_basis` (2F, K)."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
@@ -401,7 +402,7 @@ class MelSTFT(nn.Module):
         self._hop = spec.window(Axis.TIME).stride
 
     def __call__(self, signal: mx.array) -> mx.array:
-        """(B, T, C) to its log-mel frames (B, 1 + (T - K) // hop, C * bins), channel by channel."""
+        """Return the log-mel frames (B, 1 + (T - K) // hop, C * bins) of a signal (B, T, C), channel by channel."""
         basis = self.stft_fn.forward_basis
         frequencies, kernel = len(basis) // 2, basis.shape[1]
         batch, length, channels = signal.shape
@@ -415,10 +416,10 @@ class MelSTFT(nn.Module):
 
 
 class ExtendedVocoder(Network):
-    """The vocoder of LTX-2.3 and later: a generator at 16 kHz, and one that extends its bandwidth to 48 kHz.
+    """Vocoder of LTX-2.3 and later: a generator at 16 kHz, and one that extends its bandwidth to 48 kHz.
 
-    The first one's waveform, resampled, is added to the output of the second, which takes its spectrogram. Checkpoint
-    keys: `vocoder`, `bwe_generator`, `mel_stft`.
+    The second generator takes a spectrogram of the first one's waveform. The resampled waveform is added to its output.
+    Checkpoint keys: `vocoder`, `bwe_generator`, `mel_stft`.
     """
 
     dtype = mx.float32
@@ -434,28 +435,28 @@ class ExtendedVocoder(Network):
         return [*self.vocoder.stages(context), *self.extension_stages(context)]
 
     def extension_stages(self, context: StreamContext) -> list[Stage]:
-        """From the waveform of the first generator to the final one."""
+        """Return the stages from the first generator's waveform to the final waveform."""
         config, skip, side = self._extension, Delay(Axis.TIME), RESAMPLE_REACH
         window = Window(Axis.TIME, WindowSpec(config.window, config.hop, config.window - config.hop, 0))
         resampling = Window(Axis.TIME, WindowSpec(2 * side + 1, 1, side, side))
         resample = Filter(resampling_taps(config.ratio))
-        seen = done = 0  # samples of the waveform without padding, and of the result
+        num_inputs = num_outputs = 0  # samples of the waveform without padding, and samples of the result
         last_shape: tuple[int, ...] = ()
 
         def enter(x: mx.array | None, last: bool) -> mx.array | None:
-            """The spectrogram of a waveform, which waits resampled in `skip`."""
-            nonlocal seen, last_shape
+            """Return the spectrogram of a waveform, and push the resampled waveform to `skip`."""
+            nonlocal num_inputs, last_shape
             if x is not None:
-                seen, last_shape = seen + x.shape[1], x.shape
-            missing = -seen % config.hop if last else 0
+                num_inputs, last_shape = num_inputs + x.shape[1], x.shape
+            missing = -num_inputs % config.hop if last else 0
             if missing:  # up to a whole frame
-                batch, _, *rest = last_shape
-                zeros = mx.zeros((batch, missing, *rest))
+                batch, _, *sizes = last_shape
+                zeros = mx.zeros((batch, missing, *sizes))
                 x = zeros if x is None else mx.concatenate([x, zeros], axis=1)
             resampled = resampling.push(x, last)
             if resampled is not None:
-                ends = extend(as_signal(resampled.frames), Axis.TIME, resampled.before, resampled.after)
-                skip.push(as_frames(resample(ends)))
+                signal = extend(as_signal(resampled.frames), Axis.TIME, resampled.before, resampled.after)
+                skip.push(as_frames(resample(signal)))
             view = window.push(x, last)
             if view is None:
                 return None
@@ -464,12 +465,12 @@ class ExtendedVocoder(Network):
             return as_frames(self.mel_stft(signal))
 
         def leave(x: mx.array | None, last: bool) -> mx.array | None:
-            nonlocal done
+            nonlocal num_outputs
             if x is None:
                 return None
-            # Frames that are padded at the end make samples that the waveform does not have.
-            count = min(x.shape[1], config.ratio * seen - done)
-            start, done = done, done + max(0, count)
+            # Padding at the end of the waveform makes samples that are not part of the result.
+            count = min(x.shape[1], config.ratio * num_inputs - num_outputs)
+            start, num_outputs = num_outputs, num_outputs + max(0, count)
             return mx.clip(x[:, :count] + skip.take(start, count), -1, 1) if count > 0 else None
 
         return [
@@ -480,11 +481,11 @@ class ExtendedVocoder(Network):
 
 
 def resampling_taps(ratio: int) -> np.ndarray:
-    """A windowed sinc (ratio, K), which makes `ratio` samples of each."""
+    """Return a windowed sinc (ratio, K), which makes `ratio` samples per sample."""
     times = np.arange(ratio)[:, None] / ratio - np.arange(-RESAMPLE_REACH, RESAMPLE_REACH + 1)
     return ROLLOFF * windowed_sinc(ROLLOFF * times)
 
 
 def make_vocoder(config: VocoderConfig) -> Generator | ExtendedVocoder:
-    """A vocoder with weights of zero."""
+    """Return a vocoder with weights of zero."""
     return Generator(config.generator) if config.extension is None else ExtendedVocoder(config, config.extension)

@@ -1,4 +1,4 @@
-"""The block types of encoders and decoders: their names in checkpoints, their layers, and lists of them. No MLX."""
+"""Block types of encoders and decoders: their names in checkpoints, their layers, and lists of them. No MLX."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ _EMBEDDING = 256  # channels of the sinusoidal timestep embedding
 
 
 class NetworkOptions(NamedTuple):
-    """The options that all blocks of a network share. `padding` is the spatial padding, `rule` of all convolutions."""
+    """Options that all blocks of a network share. `padding` is the spatial padding, `rule` the rule of convolutions."""
 
     causal: bool
     padding: PaddingMode
@@ -37,7 +37,7 @@ class NetworkOptions(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """One block with its widths resolved; with `residual`, its rearranged input is added to its output."""
+    """Block with its widths. With `residual`, its rearranged input is added to its output."""
 
     type: "BlockType"
     in_channels: int
@@ -50,10 +50,10 @@ class BlockConfig:
 
 @dataclass(frozen=True, eq=False)
 class BlockType:
-    """A kind of block, by its name in reports.
+    """Kind of block, with its name in reports.
 
     `specs` returns its layers from its configuration, the network's options and the path of its module. The last axis
-    of the first weight is the block's input channels, in which a checkpoint states the block's width.
+    of the first weight has the block's input channels, from which a checkpoint's widths are read.
     """
 
     name: str
@@ -61,7 +61,7 @@ class BlockType:
 
 
 class BlockName(NamedTuple):
-    """The meaning of a name in a block list. The default `multiplier` of the width is 0 if that never changes."""
+    """Meaning of a name in a block list. `multiplier` is the default factor of the width, or 0 if it never changes."""
 
     type: BlockType
     multiplier: int = 0
@@ -80,14 +80,14 @@ def conv_layer(
     time_kernel: int = 3,
     **attributes: Any,
 ) -> ConvSpec:
-    """A layer around a 3x3x3 convolution at `name.conv`, with replication padding in time and further `weights`.
+    """Return a layer around a 3x3x3 convolution at `name.conv`, with replication padding in time and more `weights`.
 
-    An output frame takes `time_kernel` input frames: more than 3 if it combines several convolved frames.
+    An output frame depends on `time_kernel` input frames, more than 3 if it combines several convolved frames.
     """
     down = attributes.get("down", (1, 1, 1))
     before, after = (time_kernel - 1, 0) if options.causal else (1, 1)
     time = WindowSpec(time_kernel, down[0], before, after)
-    own = ((f"{name}.conv.weight", (conv_channels, *KERNEL, in_channels)), (f"{name}.conv.bias", (conv_channels,)))
+    conv = ((f"{name}.conv.weight", (conv_channels, *KERNEL, in_channels)), (f"{name}.conv.bias", (conv_channels,)))
     return ConvSpec(
         name=name,
         in_channels=in_channels,
@@ -95,13 +95,13 @@ def conv_layer(
         windows=(time, WindowSpec(3, down[1], 1, 1), WindowSpec(3, down[2], 1, 1)),
         padding=options.padding,
         rule=options.rule,
-        weights=own + weights,
+        weights=conv + weights,
         **{"out_channels": conv_channels} | attributes,
     )
 
 
 def embedder_weights(name: str, channels: int) -> Weights:
-    """The weights of a time embedder with `channels` output channels."""
+    """Return the weights of a time embedder with `channels` output channels."""
     path = f"{name}.timestep_embedder"
     first = linear_weights(f"{path}.linear_1", _EMBEDDING, channels)
     return first + linear_weights(f"{path}.linear_2", channels, channels)
@@ -141,7 +141,7 @@ def _res_change(block: BlockConfig, options: NetworkOptions, name: str) -> list[
 
 
 def _upsample(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
-    """A convolution and depth-to-space. If time doubles, the first output frame is dropped."""
+    """Return a convolution with depth-to-space. If time doubles, the first output frame is dropped."""
     layer = conv_layer(
         f"{name}.conv",
         block.in_channels,
@@ -156,7 +156,7 @@ def _upsample(block: BlockConfig, options: NetworkOptions, name: str) -> list[La
 
 
 def _downsample(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
-    """A convolution and space-to-depth. If time halves, an output frame combines two convolved frames."""
+    """Return a convolution with space-to-depth. If time halves, an output frame combines two convolved frames."""
     layer = conv_layer(
         f"{name}.conv",
         block.in_channels,
@@ -198,7 +198,7 @@ _BOTH = {
     "attn": BlockName(ATTENTION),
 }
 
-#: The names in a checkpoint's `encoder_blocks` and `decoder_blocks`.
+#: Names in a checkpoint's `encoder_blocks` and `decoder_blocks`.
 ENCODER_BLOCKS: dict[str, BlockName] = {
     **_BOTH,
     **{name: BlockName(STRIDED, 0, stride) for name, stride in _STRIDES.items()},
@@ -209,14 +209,14 @@ DECODER_BLOCKS: dict[str, BlockName] = {
     **_BOTH,
     **{name: BlockName(UPSAMPLE, 1, stride) for name, stride in _STRIDES.items()},
 }
-#: Both, by network, and what the module with the blocks is called there.
+#: Both tables by network, and the name of the module with the blocks in each network.
 BLOCKS = {"encoder": ENCODER_BLOCKS, "decoder": DECODER_BLOCKS}
 STEMS = {"encoder": "down_blocks", "decoder": "up_blocks"}
 
 
 _DEFAULT_BASE = 128
-_MAX_LAYERS = 256  # of all blocks: ten times as many as any published network, and a plan still takes no time
-_FRACTION_TOLERANCE = 0.01  # of the width: a fraction is written with few digits
+_MAX_LAYERS = 256  # of all blocks: ten times as many as in any published network, and still planned at once
+_FRACTION_TOLERANCE = 0.01  # relative to the width, since fractions are written with few digits
 
 _OPTIONS = {
     "num_layers": whole(256, 1),
@@ -229,7 +229,7 @@ _OPTIONS = {
 
 
 class _Entry(NamedTuple):
-    """A block of a list, and the path of its module."""
+    """Block of a list, and the path of its module."""
 
     name: str
     meaning: BlockName
@@ -238,23 +238,23 @@ class _Entry(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """The change of width that the list states; 1 if it states the width itself."""
+        """Factor of the width in the list, or 1 if the list has the width itself."""
         if not self.meaning.multiplier or self.options["out_channels"]:
             return 1
         factor = self.options["multiplier"] or self.meaning.multiplier
         return int(factor) if factor == int(factor) else factor
 
     @property
-    def is_stated(self) -> bool:
-        """True if the list says how the width changes. Lists of pruned networks leave it out."""
+    def lists_width(self) -> bool:
+        """Return whether the list says how the width changes. Lists of pruned networks leave it out."""
         return self.meaning.type is not RES_CHANGE or bool(self.options["multiplier"] or self.options["out_channels"])
 
     @property
     def is_exact(self) -> bool:
-        return self.is_stated and isinstance(self.factor, int)
+        return self.lists_width and isinstance(self.factor, int)
 
     def out_width(self, network: str, width: int) -> int:
-        """The width after the block, as the list states it."""
+        """Return the width after the block, according to the list."""
         if self.options["out_channels"]:
             return self.options["out_channels"]
         if network == "encoder":
@@ -268,29 +268,29 @@ def resolve_blocks(
     base_channels: int | None,
     options: NetworkOptions,
     source: str,
-    stored: Shapes | None,
+    shapes: Shapes | None,
 ) -> tuple[BlockConfig, ...]:
-    """The blocks of an encoder or a decoder in execution order, with their widths.
+    """Return the blocks of an encoder or a decoder in execution order, with their widths.
 
     `blocks` are in the order of checkpoints, which list a decoder's in reverse. `base_channels` is the width before an
-    encoder's first block; a decoder's first width is its base times the factors of all blocks. None if it is not
-    stated: the weights decide, or without weights (`stored` is None) the list and a base of 128.
+    encoder's first block. A decoder's first width is its base times the factors of all blocks. If `base_channels` is
+    `None`, the `shapes` of the weights decide, or without weights the list and a base of 128.
     """
     entries = _read_entries(network, blocks, source)
     factors = [entry.factor for entry in entries] if network == "decoder" else []
-    first = round((base_channels or _DEFAULT_BASE) * math.prod(factors))
-    if stored is None:
-        widths = [first]
+    first_width = round((base_channels or _DEFAULT_BASE) * math.prod(factors))
+    if shapes is None:
+        widths = [first_width]
         for entry in entries:
             widths.append(entry.out_width(network, widths[-1]))
     else:
-        widths, first_weight = _stored_widths(network, entries, options, source, stored)
+        widths, first_weight = _stored_widths(network, entries, options, source, shapes)
         is_exact = network == "encoder" or all(entry.is_exact for entry in entries)
-        if base_channels and first != widths[0] and is_exact:
+        if base_channels and first_width != widths[0] and is_exact:
             raise CheckpointError(
-                f"{source}: its {network}_base_channels = {base_channels} and its blocks make {first} channels before "
-                f"the first block, but the tensor {network}.{first_weight} takes {widths[0]}; use the configuration "
-                "that belongs to the file."
+                f"{source}: its {network}_base_channels = {base_channels} and its blocks make {first_width} channels "
+                f"before the first block, but the tensor {network}.{first_weight} takes {widths[0]}; use the "
+                "configuration that belongs to the file."
             )
     return tuple(
         _make_block(network, entry, width, out_width, source)
@@ -299,68 +299,68 @@ def resolve_blocks(
 
 
 def _read_entries(network: str, blocks: Sequence[Any], source: str) -> list[_Entry]:
-    result = []
+    entries = []
     for index, (name, raw_options) in enumerate(blocks if network == "encoder" else reversed(blocks)):
         meaning = BLOCKS[network].get(name)
         if meaning is None:
             raise CheckpointError(f"{source}: its {network} has a block of the unknown kind {quote(name)}.")
-        given = raw_options if isinstance(raw_options, Mapping) else {"num_layers": raw_options}
-        options = read_config(given, _OPTIONS, f"{source}: block {quote(name)}")
+        raw_block = raw_options if isinstance(raw_options, Mapping) else {"num_layers": raw_options}
+        options = read_config(raw_block, _OPTIONS, f"{source}: block {quote(name)}")
         if options["inject_noise"] and network == "encoder":
             raise CheckpointError(f"{source}: its encoder injects noise, which no known encoder does.")
         if options["inject_noise"] and not meaning.takes_noise:
             kind = meaning.type.name
             raise CheckpointError(f"{source}: its decoder injects noise in a {kind} block, which is not known.")
-        result.append(_Entry(name, meaning, options, f"{STEMS[network]}.{index}"))
-    num_layers = sum(entry.options["num_layers"] for entry in result)
+        entries.append(_Entry(name, meaning, options, f"{STEMS[network]}.{index}"))
+    num_layers = sum(entry.options["num_layers"] for entry in entries)
     if num_layers > _MAX_LAYERS:
         raise CheckpointError(
             f"{source}: its {network} has {num_layers} layers in its configuration; expected at most {_MAX_LAYERS}."
         )
-    return result
+    return entries
 
 
 def _stored_widths(
-    network: str, entries: Sequence[_Entry], options: NetworkOptions, source: str, stored: Shapes
+    network: str, entries: Sequence[_Entry], options: NetworkOptions, source: str, shapes: Shapes
 ) -> tuple[list[int], str]:
-    """The width before each block and after the last one, and the name of the weight that takes the first of them."""
+    """Return the width before each block and after the last one, and the name of the weight with the first width."""
     widths: list[int] = []
-    after = "conv_out.conv.weight"
-    width = _stored_width(network, after, "conv_out", source, stored)
+    next_weight = "conv_out.conv.weight"
+    width = _stored_width(network, next_weight, "conv_out", source, shapes)
     for entry in reversed(entries):
         widths.insert(0, width)
         block = BlockConfig(entry.meaning.type, 1, 1, stride=entry.meaning.stride)
         layers = entry.meaning.type.specs(block, options, entry.path)
         weight = next((name for layer in layers for name, _ in layer.weights), None)
         if weight is not None:
-            width = _stored_width(network, weight, entry.name, source, stored)
+            width = _stored_width(network, weight, entry.name, source, shapes)
         expected = entry.out_width(network, width)
         tolerance = 0 if entry.is_exact else _FRACTION_TOLERANCE * expected
-        if entry.is_stated and abs(expected - widths[0]) > tolerance:
+        if entry.lists_width and abs(expected - widths[0]) > tolerance:
             raise CheckpointError(
                 f"{source}: the block {network}.{entry.path} ({entry.name}) of its configuration makes {expected} "
-                f"channels of {width}, but the tensor {network}.{after} takes {widths[0]}; use the configuration that "
-                "belongs to the file."
+                f"channels of {width}, but the tensor {network}.{next_weight} takes {widths[0]}; use the configuration "
+                "that belongs to the file."
             )
-        after = weight or after
-    return [width, *widths], after
+        next_weight = weight or next_weight
+    return [width, *widths], next_weight
 
 
-def _stored_width(network: str, weight: str, kind: str, source: str, stored: Shapes) -> int:
-    if weight not in stored:
+def _stored_width(network: str, weight: str, kind: str, source: str, shapes: Shapes) -> int:
+    if weight not in shapes:
         raise CheckpointError(
             f"{source}: its {network} lacks tensor {weight} of a {kind} in its configuration, so the file does not "
             "match its configuration; download both again from one release."
         )
-    shape = stored[weight]
-    return shape[-1] if len(shape) in (2, 4, 5) else math.prod(shape)  # the size of a vector
+    shape = shapes[weight]
+    return shape[-1] if len(shape) in (2, 4, 5) else math.prod(shape)  # size of a vector
 
 
 def _make_block(network: str, entry: _Entry, width: int, out_width: int, source: str) -> BlockConfig:
-    """Refuses widths that the block's rearrangement of channels cannot have."""
+    """Make a block; refuse widths that its rearrangement of channels cannot have."""
     meaning, options = entry.meaning, entry.options
-    is_chosen = network == "decoder" and options["residual"] is not None
-    residual = options["residual"] if is_chosen else meaning.residual
+    has_option = network == "decoder" and options["residual"] is not None
+    residual = options["residual"] if has_option else meaning.residual
     cells = math.prod(meaning.stride)
     is_valid = width > 0 and out_width > 0
     if is_valid and meaning.type is DOWNSAMPLE:

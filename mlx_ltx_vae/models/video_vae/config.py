@@ -28,10 +28,10 @@ from .block_types import (
 _MAX_STRIDE = 64  # along each axis; published networks have 8. A plan counts the frames of a step one by one.
 
 _PADDING = {mode.value: mode for mode in PaddingMode}
-# The forms of the encoder's log-variance, which is not needed for latents: channels for each channel and for all.
+# Forms of the encoder's log-variance, which latents do not need: its channels per latent channel, and for all of them.
 _LOG_VARIANCE = {"uniform": (0, 1), "per_channel": (1, 0), "constant": (0, 1), "none": (0, 0)}
 
-#: What the configuration of every original checkpoint calls itself.
+#: Class name in the configuration of every original checkpoint.
 CLASS_NAME = "CausalVideoAutoencoder"
 
 _MAX_BLOCKS = 100
@@ -67,7 +67,7 @@ _KEYS: dict[str, Key] = {
     "blocks": _BLOCKS,
     "encoder_blocks": _BLOCKS,
     "decoder_blocks": _BLOCKS,
-    # Of other programs: they do not change what the networks compute.
+    # Keys of other programs, which do not change what the networks compute.
     **dict.fromkeys(
         (
             "norm_num_groups", "latents_mean", "latents_std", "ltx_variant", "condition_encoder_subdir",
@@ -141,7 +141,7 @@ GENERATIONS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """An encoder or a decoder: `conv_in`, blocks in execution order, `conv_out`."""
+    """Encoder or decoder: `conv_in`, blocks in execution order, `conv_out`."""
 
     in_channels: int
     out_channels: int
@@ -150,16 +150,16 @@ class NetworkConfig:
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """The total factors by which the blocks change the grid: (time, height, width)."""
+        """Total factors by which the blocks change the grid: (time, height, width)."""
         return tuple(math.prod(block.stride[axis] for block in self.blocks) for axis in range(3))
 
 
 @dataclass(frozen=True)
 class VAEConfig(Scaled):
-    """A whole video VAE, or one network of it.
+    """Configuration of a video VAE, or of one network of it.
 
-    A network is None if neither the configuration nor the weights say what it is. `patch_size` is the pixels per cell
-    of the finest grid, along each side; `generation` is "LTX-2.3" and the like, or "custom".
+    A network is `None` if neither the configuration nor the weights describe it. `patch_size` is the number of pixels
+    per cell of the finest grid, along each side; `generation` is "LTX-2.3" and the like, or "custom".
     """
 
     latent_channels: int
@@ -174,11 +174,11 @@ class VAEConfig(Scaled):
 
     @property
     def networks(self) -> dict[str, NetworkConfig]:
-        both = {"encoder": self.encoder, "decoder": self.decoder}
-        return {name: network for name, network in both.items() if network is not None}
+        networks = {"encoder": self.encoder, "decoder": self.decoder}
+        return {name: network for name, network in networks.items() if network is not None}
 
     def network(self, name: str) -> NetworkConfig:
-        """The encoder or the decoder, by its name; a `CheckpointError` if there is none."""
+        """Return the encoder or the decoder, by its name. Raises a `CheckpointError` if there is none."""
         if name not in self.networks:
             raise CheckpointError(f"the configuration has no {name}; use the configuration of a whole VAE.")
         return self.networks[name]
@@ -190,26 +190,26 @@ class VAEConfig(Scaled):
 
     @property
     def causal_decoder(self) -> bool:
-        """True if a decoded frame depends on earlier latent frames only."""
+        """Return whether a decoded frame depends on earlier latent frames only."""
         return self.decoder is not None and self.decoder.options.causal
 
     @property
     def timestep_conditioning(self) -> bool:
-        """True if the decoder takes a timestep and noise (0.9.1 to 0.9.8)."""
+        """Return whether the decoder takes a timestep and noise (0.9.1 to 0.9.8)."""
         return self.decoder is not None and self.decoder.options.has_timestep
 
 
 def name_generation(
     encoder_blocks: Sequence[Any] | None, decoder_blocks: Sequence[Any] | None, has_timestep: bool
 ) -> str:
-    """The generation with these block lists, or "custom". A decoder's list is enough: no two generations share it."""
+    """Return the generation with these block lists, or "custom". No two generations have the same decoder list."""
     if not decoder_blocks:
         return "custom"
-    for name, known in GENERATIONS.items():
-        encoder, decoder = (known.get(key, known.get("blocks", ())) for key in ("encoder_blocks", "decoder_blocks"))
+    for name, raw in GENERATIONS.items():
+        encoder, decoder = (raw.get(key, raw.get("blocks", ())) for key in ("encoder_blocks", "decoder_blocks"))
         is_decoder = _structure(decoder_blocks) == _structure(decoder)
         is_encoder = not encoder_blocks or _structure(encoder_blocks) == _structure(encoder)
-        if is_decoder and is_encoder and has_timestep == known.get("timestep_conditioning", False):
+        if is_decoder and is_encoder and has_timestep == raw.get("timestep_conditioning", False):
             return name
     return "custom"
 
@@ -221,15 +221,15 @@ def _structure(blocks: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def check_config(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The known keys of a configuration with their values, defaults included. Refuses whatever is not known."""
+    """Return the values of a configuration, with defaults. Refuse keys and values that are not supported."""
     return read_config(raw, _KEYS, f"{source}: its configuration")
 
 
-def parse_vae_config(raw: Mapping[str, Any], source: str, stored: Mapping[str, Shapes] | None = None) -> VAEConfig:
-    """Parse the `vae` entry of a checkpoint's metadata, and fill in what it leaves implicit.
+def parse_vae_config(raw: Mapping[str, Any], source: str, shapes: Mapping[str, Shapes] | None = None) -> VAEConfig:
+    """Parse the `vae` entry of a checkpoint's metadata, and fill in missing values.
 
-    The shapes of `stored` weights decide the widths, and must agree with what is stated. A key or value that is not
-    known is a `CheckpointError`, since it could change the result.
+    The `shapes` of stored weights, by network, decide the widths, and must agree with the configuration. Raises a
+    `CheckpointError` for a key or a value that is not supported, since it could change the result.
     """
     values = check_config(raw, source)
     lists = {name: values[f"{name}_blocks"] or values["blocks"] for name in ("encoder", "decoder")}
@@ -237,20 +237,20 @@ def parse_vae_config(raw: Mapping[str, Any], source: str, stored: Mapping[str, S
         raise CheckpointError(f"{source}: its configuration lists no encoder_blocks and decoder_blocks (or blocks).")
     generation = name_generation(lists["encoder"], lists["decoder"], values["timestep_conditioning"])
     encoder_padding, decoder_padding = _padding_modes(values, lists["decoder"], source)
-    for_each, for_all = _look_up(_LOG_VARIANCE, values["latent_log_var"], "latent_log_var", source)
+    per_channel, for_all = _look_up(_LOG_VARIANCE, values["latent_log_var"], "latent_log_var", source)
     latent_channels, pixel_channels = values["latent_channels"], 3 * values["patch_size"] ** 2
     options = {
         "encoder": NetworkOptions(causal=True, padding=encoder_padding),
         "decoder": NetworkOptions(values["causal_decoder"], decoder_padding, values["timestep_conditioning"]),
     }
-    moments = latent_channels * (1 + for_each) + for_all
+    moments = latent_channels * (1 + per_channel) + for_all
     ends = {"encoder": (pixel_channels, moments), "decoder": (latent_channels, pixel_channels)}
     networks = {}
     for name, blocks in lists.items():
         if blocks:
-            base, weights = values[f"{name}_base_channels"], (stored or {}).get(name)
-            resolved = resolve_blocks(name, blocks, base, options[name], source, weights)
-            networks[name] = network = NetworkConfig(*ends[name], resolved, options[name])
+            base, network_shapes = values[f"{name}_base_channels"], (shapes or {}).get(name)
+            block_configs = resolve_blocks(name, blocks, base, options[name], source, network_shapes)
+            networks[name] = network = NetworkConfig(*ends[name], block_configs, options[name])
             if max(network.stride) > _MAX_STRIDE:
                 scale = " x ".join(quote(factor, 20) for factor in network.stride)
                 raise CheckpointError(
@@ -266,25 +266,25 @@ def parse_vae_config(raw: Mapping[str, Any], source: str, stored: Mapping[str, S
     return VAEConfig(latent_channels, values["patch_size"], encoder, decoder, generation)
 
 
-def _look_up(known: Mapping[str, Any], value: str, key: str, source: str) -> Any:
-    if value not in known:
+def _look_up(table: Mapping[str, Any], value: str, key: str, source: str) -> Any:
+    if value not in table:
         raise CheckpointError(
-            f"{source}: its configuration has {key} = {quote(value)}; supported are {', '.join(known)}."
+            f"{source}: its configuration has {key} = {quote(value)}; supported are {', '.join(table)}."
         )
-    return known[value]
+    return table[value]
 
 
 def _padding_modes(
     values: Mapping[str, Any], decoder_blocks: Sequence[Any] | None, source: str
 ) -> tuple[PaddingMode, PaddingMode]:
-    """Encoder and decoder padding. The decoder's default is zeros for 0.9.x and reflection for LTX-2.
+    """Return encoder and decoder padding. The decoder's default is zeros for 0.9.x and reflection for LTX-2.
 
-    `spatial_padding_mode` applies to both networks, which matches the reference's outputs; a network's own key applies
-    to the decoder always, and to the encoder if `spatial_padding_mode` is absent.
+    `spatial_padding_mode` applies to both networks, which matches the reference's outputs. The decoder's key overrides
+    it, and the encoder's key applies if `spatial_padding_mode` is absent.
     """
-    both = values["spatial_padding_mode"]
-    decoder = values["decoder_spatial_padding_mode"] or both or _default_padding(values, decoder_blocks, source)
-    encoder = both or values["encoder_spatial_padding_mode"] or "zeros"
+    shared = values["spatial_padding_mode"]
+    decoder = values["decoder_spatial_padding_mode"] or shared or _default_padding(values, decoder_blocks, source)
+    encoder = shared or values["encoder_spatial_padding_mode"] or "zeros"
     return (
         _look_up(_PADDING, encoder, "encoder_spatial_padding_mode", source),
         _look_up(_PADDING, decoder, "spatial_padding_mode", source),
@@ -307,7 +307,7 @@ def _default_padding(values: Mapping[str, Any], decoder_blocks: Sequence[Any] | 
 
 
 class ConvNetworkParts(NamedTuple):
-    """The layers of a conv encoder or decoder by module, without patchify or unpatchify."""
+    """Layers of a conv encoder or decoder by module, without patchify or unpatchify."""
 
     conv_in: ConvSpec
     blocks: list[tuple[BlockType, list[LayerSpec]]]
@@ -319,7 +319,7 @@ class ConvNetworkParts(NamedTuple):
 
 
 def decoder_parts(config: VAEConfig, rule: ConvRule = choose) -> ConvNetworkParts:
-    """With a timestep, `conv_out` is modulated by an embedding of its own."""
+    """Return the decoder's layers. With a timestep, a separate embedding modulates `conv_out`."""
     parts = _parts(config, "decoder", rule)
     if not config.timestep_conditioning:
         return parts
@@ -334,14 +334,14 @@ def decoder_parts(config: VAEConfig, rule: ConvRule = choose) -> ConvNetworkPart
 
 
 def encoder_parts(config: VAEConfig, rule: ConvRule = choose) -> ConvNetworkParts:
-    """It outputs only the means, without the log-variance."""
+    """Return the encoder's layers. It outputs only the means, without the log-variance."""
     parts = _parts(config, "encoder", rule)
     means = replace(parts.conv_out, conv_channels=config.latent_channels, out_channels=config.latent_channels)
     return parts._replace(conv_out=means)
 
 
 def decoder_spec(config: VAEConfig, rule: ConvRule = choose) -> NetworkSpec:
-    """The whole decoder: denormalized latents (B, T, H, W, C) to pixels (B, T', H', W', 3)."""
+    """Return the whole decoder of denormalized latents (B, T, H, W, C) to pixels (B, T', H', W', 3)."""
     parts, patch, has_timestep = decoder_parts(config, rule), config.patch_size, config.timestep_conditioning
     channels = parts.conv_out.out_channels
     unpatchify = LayerSpec("unpatchify", channels, channels // patch**2, up=(1, patch, patch))
@@ -350,7 +350,7 @@ def decoder_spec(config: VAEConfig, rule: ConvRule = choose) -> NetworkSpec:
 
 
 def encoder_spec(config: VAEConfig, rule: ConvRule = choose) -> NetworkSpec:
-    """The whole encoder: pixels (B, T, H, W, 3) to the means of latents (B, T', H', W', C)."""
+    """Return the whole encoder of pixels (B, T, H, W, 3) to the means of latents (B, T', H', W', C)."""
     parts, patch = encoder_parts(config, rule), config.patch_size
     channels = parts.conv_in.in_channels
     down, windows = (1, patch, patch), (WindowSpec(), WindowSpec(patch, patch), WindowSpec(patch, patch))
@@ -359,7 +359,7 @@ def encoder_spec(config: VAEConfig, rule: ConvRule = choose) -> NetworkSpec:
 
 
 def network_spec(config: VAEConfig, network: str) -> NetworkSpec:
-    """The encoder or the decoder, by its name."""
+    """Return the encoder or the decoder, by its name."""
     return encoder_spec(config) if network == "encoder" else decoder_spec(config)
 
 
@@ -370,7 +370,8 @@ def _parts(config: VAEConfig, name: str, rule: ConvRule) -> ConvNetworkParts:
         (block.type, block.type.specs(block, options, f"{STEMS[name]}.{index}"))
         for index, block in enumerate(network.blocks)
     ]
-    first, last = network.blocks[0], network.blocks[-1]
-    conv_in = conv_layer("conv_in", network.in_channels, first.in_channels, options)
-    conv_out = conv_layer("conv_out", last.out_channels, network.out_channels, options, activation=Activation.CACHED)
+    first_block, last_block = network.blocks[0], network.blocks[-1]
+    conv_in = conv_layer("conv_in", network.in_channels, first_block.in_channels, options)
+    out_channels = last_block.out_channels
+    conv_out = conv_layer("conv_out", out_channels, network.out_channels, options, activation=Activation.CACHED)
     return ConvNetworkParts(conv_in, blocks, conv_out)

@@ -1,4 +1,4 @@
-"""The conv VAE of LTX-Video and LTX-2 to 2.5: its names and configurations in checkpoints; what `info` says."""
+"""Conv VAE of LTX-Video and LTX-2 to 2.5: its names and configurations in checkpoints, and the `info` report."""
 
 import json
 import math
@@ -28,8 +28,8 @@ from .config import (
 from .names import PrunedDecoder, has_diffusers_names, is_diffusers_config, read_diffusers_config, read_pruned_decoder
 from .networks import ConvDecoder, ConvEncoder
 
-# Prefixes of a network's names: the original files, whole models of other programs, packs of MLX ports (`_conv` and
-# `_av` for the two VAEs of LTX-2.5), split files, and files with one network and nothing else.
+# Prefixes of a network's names: in original files, in whole models of other programs, in packs of MLX ports (`_conv`
+# and `_av` for the two VAEs of LTX-2.5), in split files, and in files with one network only.
 _ROOTS = ("vae.", "model.vae.", "first_stage_model.")
 _PACKS = ("vae_{network}.", "vae_{network}_conv.", "vae_{network}_av.")
 _PREFIXES = (*(f"{root}{{network}}." for root in _ROOTS), *_PACKS, "{network}.", "")
@@ -44,8 +44,8 @@ _DIFFUSION_CLASS = "CausalDiffusionVAE"
 _PRUNED_CLASS = "PrunaVAEDDecoder"
 _TIMESTEP_TENSOR = "last_scale_shift_table"
 
-# Keys of an encoder's own configuration, and their names in a whole VAE's: in mlx-video's packs, and in
-# the file of LTX-2.5's diffusion decoder.
+# Keys of an encoder's separate configuration, and the keys of a whole VAE's: in mlx-video's packs, and in the file of
+# LTX-2.5's diffusion decoder.
 _PACK_KEYS = {"out_channels": "latent_channels", "convolution_dimensions": "dims"}
 _NESTED_KEYS = {
     **_PACK_KEYS,
@@ -54,24 +54,24 @@ _NESTED_KEYS = {
     "spatial_padding_mode": "encoder_spatial_padding_mode",
 }
 
-_USUAL_LATENTS = (16, 16, 24)  # of 121 frames of 768x512
+_USUAL_LATENTS = (16, 16, 24)  # grid of 121 frames of 768x512
 
 
 def find(shapes: Shapes) -> NetworkTensors:
-    """The `find` of the family."""
+    """Find the networks and the statistics of the latents, for `Family.find`."""
     networks = {network: names for network in NETWORKS if (names := _find_network(shapes, network))}
     return NetworkTensors(networks, _find_statistics(shapes))
 
 
 def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
     for prefix in network_prefixes(network):
-        inside = {_original_name(name.removeprefix(prefix)): name for name in shapes if name.startswith(prefix)}
-        conv_in = inside.get("conv_in.conv.weight")
-        has_blocks = any(name.startswith(f"{STEMS[network]}.") for name in inside)
+        names = {_original_name(name.removeprefix(prefix)): name for name in shapes if name.startswith(prefix)}
+        conv_in = names.get("conv_in.conv.weight")
+        has_blocks = any(name.startswith(f"{STEMS[network]}.") for name in names)
         if conv_in is not None and len(shapes[conv_in]) == 5 and has_blocks:
             return {
-                name: stored
-                for name, stored in inside.items()
+                name: stored_name
+                for name, stored_name in names.items()
                 if not (name.startswith(STATISTICS_PREFIXES[0]) or plain_name(name) in _MEAN_NAMES + _STD_NAMES)
             }
     return {}
@@ -83,7 +83,7 @@ def _find_statistics(shapes: Shapes) -> tuple[str, str] | None:
 
 
 def network_prefixes(network: str) -> list[str]:
-    """The possible beginnings of the names of an encoder or a decoder."""
+    """Return the possible prefixes of the names of an encoder or a decoder."""
     return [prefix.format(network=network) for prefix in _PREFIXES]
 
 
@@ -92,11 +92,11 @@ def _original_name(name: str) -> str:
 
 
 def choose_config(contents: Iterable[object]) -> dict[str, Any] | None:
-    """The first configuration of a whole VAE, in the vocabulary of the original or of diffusers.
+    """Return the first configuration of a whole VAE, in the vocabulary of the original or of diffusers.
 
-    If there is none, the configurations of single networks together, which list the blocks of one network or of none;
-    None if there are none of these either. Configurations of anything else are skipped: a transformer, a network in a
-    port's own vocabulary, and the diffusion decoder of LTX-2.5, beside which its encoder's is used.
+    If there is none, the configurations of single networks are joined, which list the blocks of one network or of none.
+    Returns `None` if there are none of these either. Other configurations are skipped: a transformer's, a network's in
+    the vocabulary of a port, and LTX-2.5's diffusion decoder's, except for the part of its encoder.
     """
     parts: dict[str, Any] = {}
     for content in contents:
@@ -112,18 +112,18 @@ def choose_config(contents: Iterable[object]) -> dict[str, Any] | None:
     return parts or None
 
 
-def configure(stated: Mapping[str, Any] | VAEConfig | None, stored: CheckpointParts) -> Configuration[VAEConfig]:
-    """Names and configurations of diffusers and of pruned decoders are translated to the original's."""
-    source, networks = stored.source, stored.networks
+def configure(config: Mapping[str, Any] | VAEConfig | None, parts: CheckpointParts) -> Configuration[VAEConfig]:
+    """Translate names and configurations of diffusers and of pruned decoders to the original's, and parse them."""
+    source, networks = parts.source, parts.networks
     translation = None
-    if isinstance(stated, Mapping) and is_diffusers_config(stated):
-        translation = read_diffusers_config(stated, source)
-        stated = translation.raw_config
+    if isinstance(config, Mapping) and is_diffusers_config(config):
+        translation = read_diffusers_config(config, source)
+        config = translation.raw_config
     names: dict[str, dict[str, str]] = {}
     if pruned := read_pruned_decoder(networks.get("decoder", {})):
         names["decoder"] = pruned.names
-        if not isinstance(stated, VAEConfig):
-            stated = _complete_pruned(stated or {}, pruned, networks, source)
+        if not isinstance(config, VAEConfig):
+            config = _complete_pruned(config or {}, pruned, networks, source)
     for network, shapes in networks.items():
         if network not in names and has_diffusers_names(shapes):
             if translation is None:
@@ -132,106 +132,106 @@ def configure(stated: Mapping[str, Any] | VAEConfig | None, stored: CheckpointPa
                     "library must be beside it; download that file too."
                 )
             names[network] = translation.original_names(network, shapes)
-    if isinstance(stated, VAEConfig):
-        return Configuration(stated, {}, names)
-    translated = {
+    if isinstance(config, VAEConfig):
+        return Configuration(config, {}, names)
+    original_shapes = {
         network: {names.get(network, {}).get(name, name): shape for name, shape in shapes.items()}
         for network, shapes in networks.items()
     }
-    raw = _complete(stated, translated, source)
-    # The tensors decide whether the decoder takes a timestep, if it is not stated: ltx-core then assumes that it does,
-    # diffusers not. And they decide the widths of the networks that are wanted.
-    implied: dict[str, Any] = {"timestep_conditioning": _TIMESTEP_TENSOR in translated.get("decoder", {})}
-    implied |= _ends(translated)
-    wanted = {name: translated[name] for name in stored.requested_networks if name in translated}
-    return Configuration(parse_vae_config({**implied, **raw}, source, wanted), raw, names)
+    raw = _complete(config, original_shapes, source)
+    # If the configuration does not say whether the decoder takes a timestep, the tensors decide: ltx-core assumes that
+    # it does, and diffusers that it does not. The tensors also decide the widths of the requested networks.
+    defaults: dict[str, Any] = {"timestep_conditioning": _TIMESTEP_TENSOR in original_shapes.get("decoder", {})}
+    defaults |= _ends(original_shapes)
+    requested_shapes = {name: original_shapes[name] for name in parts.requested_networks if name in original_shapes}
+    return Configuration(parse_vae_config({**defaults, **raw}, source, requested_shapes), raw, names)
 
 
 def _complete_pruned(
-    stated: Mapping[str, Any], pruned: PrunedDecoder, networks: Mapping[str, Shapes], source: str
+    raw: Mapping[str, Any], pruned: PrunedDecoder, networks: Mapping[str, Shapes], source: str
 ) -> dict[str, Any]:
-    """`stated`, and of a pruned decoder of LTX-2.3 the list and the padding where they are not stated.
+    """Complete `raw` with the block list and the padding of a pruned decoder of LTX-2.3 where they are missing.
 
-    The list of LTX-2.3 itself is not this decoder's: it comes from a pack, in which the whole one may be too.
+    A list of LTX-2.3 itself is replaced: it is from a pack that may also have the original decoder.
     """
-    values = check_config(stated, source)
+    values = check_config(raw, source)
     blocks = values["decoder_blocks"] or values["blocks"]
     is_listed = blocks and name_generation(None, blocks, False) != "LTX-2.3"
-    added = {"_class_name": CLASS_NAME, **_ends(networks)}
+    defaults = {"_class_name": CLASS_NAME, **_ends(networks)}
     if not (values["spatial_padding_mode"] or values["decoder_spatial_padding_mode"]):
-        added["decoder_spatial_padding_mode"] = GENERATIONS["LTX-2.3"]["spatial_padding_mode"]
-    return {**added, **stated, **({} if is_listed else pruned.raw_config)}
+        defaults["decoder_spatial_padding_mode"] = GENERATIONS["LTX-2.3"]["spatial_padding_mode"]
+    return {**defaults, **raw, **({} if is_listed else pruned.raw_config)}
 
 
-def _complete(stated: Mapping[str, Any] | None, networks: Mapping[str, Shapes], source: str) -> dict[str, Any]:
-    """Complete `stated` with the `networks` of the one published generation that has these tensors."""
-    stated = dict(stated or {})
-    missing = [name for name in networks if not (f"{name}_blocks" in stated or "blocks" in stated)]
-    if stated and not missing:
-        return stated
-    check_config(stated, source)
+def _complete(raw: Mapping[str, Any] | None, networks: Mapping[str, Shapes], source: str) -> dict[str, Any]:
+    """Complete `raw` with the `networks` of the one published generation that has these tensors."""
+    raw = dict(raw or {})
+    missing = [name for name in networks if not (f"{name}_blocks" in raw or "blocks" in raw)]
+    if raw and not missing:
+        return raw
+    check_config(raw, source)
     matches: dict[str, dict[str, Any]] = {}
-    for generation, known in GENERATIONS.items():
-        if generation == PRUNA_VAED:  # its encoder is LTX-2.3's, and its decoder was read from the tensors
+    for name, generation in GENERATIONS.items():
+        if name == PRUNA_VAED:  # its encoder is LTX-2.3's, and its decoder was read from the tensors
             continue
-        candidate = _candidate(stated, known, missing, networks)
-        has_these = all(_weight_names(candidate, name) == networks[name].keys() for name in missing)
-        if has_these and candidate not in matches.values():
-            matches[generation] = candidate
+        candidate = _candidate(raw, generation, missing, networks)
+        has_weights = all(_weight_names(candidate, network) == networks[network].keys() for network in missing)
+        if has_weights and candidate not in matches.values():
+            matches[name] = candidate
     if len(matches) != 1:
         result = f"match {' and '.join(matches)}" if matches else "match no published generation"
-        what = f"its configuration lists no {missing[0]}_blocks" if stated else "it has no configuration"
+        problem = f"its configuration lists no {missing[0]}_blocks" if raw else "it has no configuration"
         raise CheckpointError(
-            f"{source}: {what}, and its tensors {result}; add one as the metadata entry 'config' of the file, or a "
+            f"{source}: {problem}, and its tensors {result}; add one as the metadata entry 'config' of the file, or a "
             "config.json beside it."
         )
     return json.loads(json.dumps(next(iter(matches.values()))))  # lists instead of tuples, as in a file
 
 
 def _candidate(
-    stated: Mapping[str, Any], known: Mapping[str, Any], missing: Sequence[str], networks: Mapping[str, Shapes]
+    raw: Mapping[str, Any], generation: Mapping[str, Any], missing: Sequence[str], networks: Mapping[str, Shapes]
 ) -> dict[str, Any]:
-    """The configuration of a known generation; or what is stated, with that generation's blocks where none are."""
+    """Return `raw` completed by a generation's configuration, or only by its blocks if `raw` lists some blocks."""
     widths = {"_class_name": CLASS_NAME, **_widths(networks)}
-    if not any(f"{name}_blocks" in stated for name in NETWORKS):
-        return {**known, **widths, **stated}
-    added = {f"{name}_blocks": known.get(f"{name}_blocks", known.get("blocks")) for name in missing}
+    if not any(f"{name}_blocks" in raw for name in NETWORKS):
+        return {**generation, **widths, **raw}
+    defaults = {f"{name}_blocks": generation.get(f"{name}_blocks", generation.get("blocks")) for name in missing}
     if "decoder" in missing:
-        added["timestep_conditioning"] = known.get("timestep_conditioning", False)
-        if "spatial_padding_mode" in known and "spatial_padding_mode" not in stated:
-            added["decoder_spatial_padding_mode"] = known["spatial_padding_mode"]
-    return {**added, **widths, **stated}
+        defaults["timestep_conditioning"] = generation.get("timestep_conditioning", False)
+        if "spatial_padding_mode" in generation and "spatial_padding_mode" not in raw:
+            defaults["decoder_spatial_padding_mode"] = generation["spatial_padding_mode"]
+    return {**defaults, **widths, **raw}
 
 
 def _weight_names(raw: Mapping[str, Any], network: str) -> Set[str]:
-    """The names of the weights of a network that a configuration describes; empty if it describes no VAE."""
+    """Return the weight names of a network that a configuration describes, none if it describes no VAE."""
     try:
-        config = parse_vae_config({"spatial_padding_mode": "zeros", **raw}, "")  # any: it is in no weight's name
-    except CheckpointError:  # the stated network and this generation's differ in scale
+        config = parse_vae_config({"spatial_padding_mode": "zeros", **raw}, "")  # any mode: no weight's name has it
+    except CheckpointError:  # the scales of the configured network and of this generation's differ
         return set()
     return network_spec(config, network).weights.keys()
 
 
 def _network_entry(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of one network in the vocabulary of a whole VAE; empty if it is not one."""
+    """Return the configuration of one network in the vocabulary of a whole VAE, empty if it is not one."""
     class_name = raw.get("_class_name")
     if class_name == _DIFFUSION_CLASS:
         encoder = raw.get("encoder")
         return _rename(encoder, _NESTED_KEYS) if isinstance(encoder, Mapping) else {}
     if class_name == _PRUNED_CLASS:
         return _rename(raw, {})
-    listed = [network for network in NETWORKS if _is_known_list(raw.get(f"{network}_blocks"), network)]
-    if listed == ["encoder"] and "latent_channels" not in raw and raw.get("out_channels", 3) != 3:
+    networks = [network for network in NETWORKS if _is_block_list(raw.get(f"{network}_blocks"), network)]
+    if networks == ["encoder"] and "latent_channels" not in raw and raw.get("out_channels", 3) != 3:
         return _rename(raw, _PACK_KEYS)
-    return dict(raw) if listed or class_name == CLASS_NAME else {}
+    return dict(raw) if networks or class_name == CLASS_NAME else {}
 
 
 def _rename(raw: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in raw.items() if key != "_class_name"}
 
 
-def _is_known_list(blocks: object, network: str) -> bool:
-    """Return whether blocks are listed as in the original: [name, options], with at least one name that it has."""
+def _is_block_list(blocks: object, network: str) -> bool:
+    """Return whether blocks are listed as in the original: [name, options], with at least one of its names."""
     if not isinstance(blocks, list):
         return False
     names = [block[0] for block in blocks if isinstance(block, (list, tuple)) and len(block) == 2]
@@ -239,7 +239,7 @@ def _is_known_list(blocks: object, network: str) -> bool:
 
 
 def _widths(networks: Mapping[str, Shapes]) -> dict[str, int]:
-    """Latent channels, patch size and base widths. A network that is missing gets the base width of the other."""
+    """Return latent channels, patch size and base widths. A missing network gets the base width of the other one."""
     widths: dict[str, int] = {}
     patch_channels = 0
     if "encoder" in networks:
@@ -260,7 +260,7 @@ def _ends(networks: Mapping[str, Shapes]) -> dict[str, int]:
 
 
 def _channels(shapes: Shapes, conv: str) -> tuple[int, int]:
-    """(output, input) channels of a convolution, (0, 0) if it does not exist."""
+    """Return the (output, input) channels of a convolution, (0, 0) if it does not exist."""
     shape = shapes.get(f"{conv}.conv.weight")
     return (shape[0], shape[-1]) if shape else (0, 0)
 
@@ -277,7 +277,7 @@ def _published(name: str, base_channels: int | None = None) -> VAEConfig:
 
 
 def _describe(config: VAEConfig) -> dict[str, Any]:
-    """`work_relative_to_ltx_2_3` is of a pruned decoder: the share of the multiply-adds that it computes."""
+    """Describe a VAE. `work_relative_to_ltx_2_3` is a pruned decoder's share of LTX-2.3's multiply-adds."""
     is_pruned = config.generation == PRUNA_VAED and config.decoder is not None
     return {
         "patch_size": config.patch_size,
@@ -289,7 +289,7 @@ def _describe(config: VAEConfig) -> dict[str, Any]:
 
 
 def _describe_network(network: NetworkConfig) -> dict[str, Any]:
-    """Each block has its `stride` as (time, height, width)."""
+    """Describe a network. The `stride` of a block is (time, height, width)."""
     changes = [block.out_channels for block in network.blocks if block.out_channels != block.in_channels]
     return {
         "in_channels": network.in_channels,
@@ -313,14 +313,14 @@ def _describe_network(network: NetworkConfig) -> dict[str, Any]:
 
 
 def _work_share(config: VAEConfig) -> float:
-    """The work of a decoder, as a share of LTX-2.3's with the same first width."""
-    published = parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3").network("decoder").blocks
+    """Return the work of a decoder, as a share of LTX-2.3's with the same first width."""
+    blocks = parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3").network("decoder").blocks
     first_width = config.network("decoder").blocks[0].in_channels
-    base = max(1, published[-1].out_channels * first_width // published[0].in_channels)
+    base = max(1, blocks[-1].out_channels * first_width // blocks[0].in_channels)
     ends = {"latent_channels": config.latent_channels, "patch_size": config.patch_size}
-    whole = parse_vae_config({**GENERATIONS["LTX-2.3"], **ends, "decoder_base_channels": base}, "LTX-2.3")
-    work, of_whole = (decoder_spec(each).multiply_adds(_USUAL_LATENTS) for each in (config, whole))
-    return round(work / of_whole, 2)
+    ltx_2_3 = parse_vae_config({**GENERATIONS["LTX-2.3"], **ends, "decoder_base_channels": base}, "LTX-2.3")
+    work, ltx_2_3_work = (decoder_spec(vae).multiply_adds(_USUAL_LATENTS) for vae in (config, ltx_2_3))
+    return round(work / ltx_2_3_work, 2)
 
 
 CONV_VAE = Family(

@@ -6,16 +6,16 @@ these groups gives each part's index in the original list, so one walk yields th
     encoder: down_blocks.i = resnets, [downsamplers.0], [conv_out]; mid_block comes last
     decoder: mid_block comes first; up_blocks.i = [conv_in], [upsamplers.0], resnets
 
-Pruning makes a network narrower. Where a block returns more channels than the next one takes, a residual block between
-them changes their number. Files of pruned decoders of LTX-2.3, such as PrunaVAED, disagree about the place of this
+Pruning makes a network narrower. If a block returns more channels than the next one takes, a residual block between
+them changes their number. Files of pruned decoders of LTX-2.3, such as PrunaVAED, disagree about the position of this
 projection:
 
-    original   up_blocks.3.conv1             a block of its own, before the upsampler up_blocks.4.conv
+    original   up_blocks.3.conv1             a separate block, before the upsampler up_blocks.4.conv
     MLX packs  up_blocks.3.conv_in.conv1     a part of the upsampler up_blocks.3.conv
     diffusers  up_blocks.1.conv_in.conv1     before up_blocks.1.upsamplers.0 and up_blocks.1.resnets
 
-What an upsampler doubles follows from its widths. Padding and skip connections are in no tensor. So a decoder is only
-read here if it has the upsamplers of LTX-2.3, and then it has LTX-2.3's options too.
+The axes that an upsampler doubles follow from its widths. Padding and skip connections are in no tensor. So a decoder
+is only read here if it has the upsamplers of LTX-2.3, and then it has LTX-2.3's options too.
 """
 
 import math
@@ -35,7 +35,7 @@ _LTX_VIDEO = "AutoencoderKLLTXVideo"
 _LTX_2 = "AutoencoderKLLTX2Video"
 _DIFFUSION_DECODER = "LTX2VideoDiffusionDecoderModel"
 
-# Defaults for keys that a config.json leaves out (early files leave out the decoder's): of both classes, then of each.
+# Defaults for keys that a config.json leaves out (early files leave out the decoder's): for both classes, then each.
 _SHARED_DEFAULTS: dict[str, Any] = {
     "in_channels": 3, "out_channels": 3, "latent_channels": 128, "patch_size": 4,
     "decoder_inject_noise": False, "timestep_conditioning": False, "scaling_factor": 1.0,
@@ -62,7 +62,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 _FIXED = {"patch_size_t": only(1), "resnet_norm_eps": only(1e-6), "encoder_causal": only(True)}
-_SAME_KEYS = (  # which mean the same in the original
+_SAME_KEYS = (  # keys with the same meaning in the original
     "in_channels", "out_channels", "latent_channels", "patch_size", "scaling_factor", "timestep_conditioning",
 )  # fmt: skip
 _COMPRESS = {"spatial": "compress_space", "temporal": "compress_time", "spatiotemporal": "compress_all"}
@@ -75,34 +75,33 @@ _OUTSIDE = {
     "scale_shift_table": "last_scale_shift_table",
     "timestep_scale_multiplier": "timestep_scale_multiplier",
 }
-_WHOLE = GENERATIONS["LTX-2.3"]
-# The name of an upsampler by the number of positions that it makes of one.
+# Name of an upsampler by the number of positions that it makes of one.
 _NAMES = {math.prod(kind.stride): name for name, kind in DECODER_BLOCKS.items() if kind.type is UPSAMPLE}
-_UPSAMPLERS = [name for name, _ in reversed(_WHOLE["decoder_blocks"]) if name in _NAMES.values()]
-# A tensor: its group of blocks; what it belongs to in the group, nothing for what is the group itself; its own name.
+_UPSAMPLERS = [name for name, _ in reversed(GENERATIONS["LTX-2.3"]["decoder_blocks"]) if name in _NAMES.values()]
+# Name of a tensor: its group of blocks, its part of the group (empty if the group is one part), its name in the part.
 _TENSOR = re.compile(
     rf"(mid_block|{STEMS['decoder']}\.(?P<group>\d{{1,4}}))\."
-    r"((?P<first>conv_in)\.|upsamplers\.0\.|(resnets|res_blocks)\.(?P<layer>\d{1,4})\.)?(?P<own>.+)"
+    r"((?P<first>conv_in)\.|upsamplers\.0\.|(resnets|res_blocks)\.(?P<layer>\d{1,4})\.)?(?P<name>.+)"
 )
 _UPSAMPLER_WEIGHT, _LAYER_WEIGHT, _SHORTCUT = "conv.conv.weight", "conv1.conv.weight", "conv_shortcut.weight"
 
 
 class _GroupPart(NamedTuple):
-    """One block: its entry in the original configuration, and the prefix of its tensors in diffusers."""
+    """Block: its entry in the original configuration, and the prefix of its tensors in diffusers."""
 
     block: list[Any]
     prefix: str
 
 
 class DiffusersVAE(NamedTuple):
-    """A diffusers configuration in the vocabulary of the original, and each network's parts in execution order."""
+    """Diffusers configuration in the vocabulary of the original, and each network's parts in execution order."""
 
     source: str
     raw_config: dict[str, Any]
     parts: Mapping[str, Sequence[_GroupPart]]
 
     def original_names(self, network: str, names: Iterable[str]) -> dict[str, str]:
-        """Diffusers name -> original name, both within the network."""
+        """Return the original names by the diffusers names, both within the network."""
         prefixes = dict(_OUTSIDE)
         for index, part in enumerate(self.parts[network]):
             original = f"{STEMS[network]}.{index}."
@@ -111,7 +110,7 @@ class DiffusersVAE(NamedTuple):
                 prefixes[f"{part.prefix}.time_embedder."] = f"{original}time_embedder."
             else:
                 prefixes[f"{part.prefix}."] = original
-        renamed = {}
+        original_names = {}
         for name in names:
             prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
             if prefix is None:
@@ -120,8 +119,8 @@ class DiffusersVAE(NamedTuple):
                     "the config.json that came with the weights."
                 )
             original = prefixes[prefix] + name.removeprefix(prefix)
-            renamed[name] = original.replace(".conv_shortcut.conv.", ".conv_shortcut.")
-        return renamed
+            original_names[name] = original.replace(".conv_shortcut.conv.", ".conv_shortcut.")
+        return original_names
 
 
 def has_diffusers_names(names: Iterable[str]) -> bool:
@@ -135,17 +134,17 @@ def is_diffusers_config(raw: Mapping[str, Any]) -> bool:
 
 
 def read_diffusers_config(raw: Mapping[str, Any], source: str) -> DiffusersVAE:
-    """Translate the content of a `config.json`. Unknown keys and values, which could change the result, are errors."""
+    """Translate the content of a `config.json`. Unknown keys and values are errors: they could change the result."""
     class_name = _class_name(raw)
     config = _complete(raw, class_name, source)
     try:
         encoder, encoder_base = _walk_encoder(class_name, config)
         decoder, decoder_base = _walk_decoder(class_name, config)
     except (LookupError, ArithmeticError, TypeError, ValueError) as error:
-        why = "" if isinstance(error, TypeError) else f" ({excerpt(error)})"  # Python's text names its own types
+        reason = "" if isinstance(error, TypeError) else f" ({excerpt(error)})"  # its text names Python types
         raise CheckpointError(
-            f"{source}: the lists of its config.json do not describe one network{why}; use the config.json that came "
-            "with the weights."
+            f"{source}: the lists of its config.json do not describe one network{reason}; use the config.json that "
+            "came with the weights."
         ) from error
     original = {
         "_class_name": CLASS_NAME,
@@ -158,7 +157,7 @@ def read_diffusers_config(raw: Mapping[str, Any], source: str) -> DiffusersVAE:
         "causal_decoder": config["decoder_causal"],
         "encoder_base_channels": encoder_base,
         "decoder_base_channels": decoder_base,
-        # Stated even if they are the default: pruned block lists are of no generation.
+        # Written even if they are the default, since pruned block lists belong to no generation.
         "encoder_spatial_padding_mode": config.get("encoder_spatial_padding_mode", "zeros"),
         "decoder_spatial_padding_mode": config.get("decoder_spatial_padding_mode", "zeros"),
     }
@@ -169,7 +168,7 @@ def read_diffusers_config(raw: Mapping[str, Any], source: str) -> DiffusersVAE:
 
 
 def _class_name(raw: Mapping[str, Any]) -> str:
-    """MLX packs of PrunaVAED leave out the class, and the encoder with it; a key tells which class it is."""
+    """Return the class name. MLX packs of PrunaVAED leave out the class and the encoder; a key tells the class."""
     return str(raw.get("_class_name", _LTX_2 if "upsample_type" in raw else ""))
 
 
@@ -189,7 +188,7 @@ def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str,
 
 
 def _walk_encoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_GroupPart], int]:
-    """The parts of the encoder, and its base width."""
+    """Return the parts of the encoder, and its base width."""
     types = config["down_block_types"]
     widths = list(config["block_out_channels"])
     if class_name == _LTX_2:
@@ -216,7 +215,7 @@ def _walk_encoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Gro
 
 
 def _walk_decoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_GroupPart], int]:
-    """The parts of the decoder, and its base width. All lists but `upsample_type` are in encoder order."""
+    """Return the parts of the decoder, and its base width. All lists but `upsample_type` are in encoder order."""
     outputs = config["decoder_block_out_channels"][::-1]
     layers = config["decoder_layers_per_block"][::-1]
     scaling = _per_block(config["decoder_spatio_temporal_scaling"], len(outputs))[::-1]
@@ -229,9 +228,9 @@ def _walk_decoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Gro
     for index, factor in enumerate(factors[: len(outputs)]):
         prefix = f"up_blocks.{index}"
         if width != outputs[index]:
-            # The original's lists state a factor where there is one.
-            ratio, rest = divmod(width, outputs[index])
-            options = {"out_channels": outputs[index]} if rest else {"multiplier": ratio}
+            # The original's lists have a factor if it is a whole number.
+            ratio, remainder = divmod(width, outputs[index])
+            options = {"out_channels": outputs[index]} if remainder else {"multiplier": ratio}
             options |= {"inject_noise": True} if noise[index + 1] else {}
             parts.append(_GroupPart(["res_x_y", options], f"{prefix}.conv_in"))
             divisor *= options.get("multiplier", 1)
@@ -255,23 +254,23 @@ def _ratio(large: int, small: int) -> int:
 
 
 def _per_block(value: bool | Sequence[bool], count: int) -> list[bool]:
-    """A value per block: diffusers writes one for all blocks, or a list."""
+    """Return a value per block. diffusers writes one value for all blocks, or a list."""
     return [value] * count if isinstance(value, bool) else list(value)
 
 
 class PrunedDecoder(NamedTuple):
-    """The keys of its configuration, and the original's name of each tensor by its name within the network."""
+    """Keys of a pruned decoder's configuration, and the original's tensor names by its names within the network."""
 
     raw_config: dict[str, Any]
     names: dict[str, str]
 
 
 class _PrunedPart(NamedTuple):
-    """An upsampler, a projection, or a layer of a residual block, and its tensors by their own names."""
+    """Upsampler, projection or layer of a residual block, and its tensor names by the names within the part."""
 
     group: int
     tensors: Mapping[str, str]
-    weight: Shape  # the first: (output channels, 3, 3, 3, input channels)
+    weight: Shape  # of the first weight: (output channels, 3, 3, 3, input channels)
 
     @property
     def is_upsampler(self) -> bool:
@@ -283,7 +282,7 @@ class _PrunedPart(NamedTuple):
 
 
 def read_pruned_decoder(shapes: Shapes) -> PrunedDecoder | None:
-    """The decoder with tensors of these shapes, of convolutions channels-last; None if it is not a pruned LTX-2.3."""
+    """Read a decoder from its tensors' channels-last shapes. Returns `None` if it is not a pruned one of LTX-2.3."""
     blocks = _join_layers(_read_parts(shapes))
     conv_out = shapes.get("conv_out.conv.weight", ())
     if all(part.is_upsampler or part.is_layer for part, *_ in blocks) or len(conv_out) != 5:
@@ -296,24 +295,24 @@ def read_pruned_decoder(shapes: Shapes) -> PrunedDecoder | None:
     if upsamplers != _UPSAMPLERS:
         return None
     raw: dict[str, Any] = {"decoder_blocks": [list(entry) for entry in reversed(entries)]}
-    base, rest = divmod(widths[0], math.prod(options.get("multiplier", 1) for _, options in entries))
-    if not rest:
+    base, remainder = divmod(widths[0], math.prod(options.get("multiplier", 1) for _, options in entries))
+    if not remainder:
         raw["decoder_base_channels"] = base
     return PrunedDecoder(raw, {**{name: name for name in shapes}, **_rename(blocks)})
 
 
 def _read_parts(shapes: Shapes) -> list[_PrunedPart]:
-    """The parts of all groups in execution order; none if there is a gap, or a part that is not known."""
-    found: dict[tuple[int, bool, int], dict[str, str]] = {}
+    """Return the parts of all groups in execution order, or none if a part is missing or not supported."""
+    tensors_by_part: dict[tuple[int, bool, int], dict[str, str]] = {}
     for name in shapes:
         if match := _TENSOR.fullmatch(name):
             group, layer = (-1 if number is None else int(number) for number in match.group("group", "layer"))
-            own = match["own"].replace("conv_shortcut.conv.", "conv_shortcut.")
-            found.setdefault((group, not match["first"], layer), {})[own] = name
+            part_name = match["name"].replace("conv_shortcut.conv.", "conv_shortcut.")
+            tensors_by_part.setdefault((group, not match["first"], layer), {})[part_name] = name
     parts: list[_PrunedPart] = []
-    for (group, is_inside, layer), tensors in sorted(found.items()):
+    for (group, is_inside, layer), tensors in sorted(tensors_by_part.items()):
         weight = shapes.get(tensors.get(_UPSAMPLER_WEIGHT) or tensors.get(_LAYER_WEIGHT, ""), ())
-        has_previous = layer < 1 or (group, is_inside, layer - 1) in found
+        has_previous = layer < 1 or (group, is_inside, layer - 1) in tensors_by_part
         follows = group - (parts[-1].group if parts else -1) < 2
         if not (has_previous and follows and len(weight) == 5):
             return []
@@ -322,7 +321,7 @@ def _read_parts(shapes: Shapes) -> list[_PrunedPart]:
 
 
 def _join_layers(parts: Sequence[_PrunedPart]) -> list[list[_PrunedPart]]:
-    """The parts of each block: all consecutive layers of a group, or one upsampler or projection."""
+    """Return the parts of each block: all consecutive layers of a group, or one upsampler or projection."""
     blocks: list[list[_PrunedPart]] = []
     for part in parts:
         if part.is_layer and blocks and blocks[-1][0].is_layer and blocks[-1][0].group == part.group:
@@ -333,16 +332,16 @@ def _join_layers(parts: Sequence[_PrunedPart]) -> list[list[_PrunedPart]]:
 
 
 def _make_entry(block: Sequence[_PrunedPart], widths: tuple[int, int]) -> tuple[str, dict[str, Any]]:
-    """A block of the list, with the widths before and after it; without a name if no upsampler makes these of those."""
+    """Return a block of the list from its widths. Its name is empty if no upsampler has these widths."""
     width, out_width = widths
     if block[0].is_layer:
         return "res_x", {"num_layers": len(block)}
     if not block[0].is_upsampler:
         return "res_x_y", {"out_channels": out_width}
-    factor, rest = divmod(width, out_width)
-    positions, mixed = divmod(block[0].weight[0], out_width)
-    name = "" if mixed else _NAMES.get(positions, "")
-    return name, {"out_channels": out_width} if rest else {"multiplier": factor}
+    factor, remainder = divmod(width, out_width)
+    positions, surplus_channels = divmod(block[0].weight[0], out_width)
+    name = "" if surplus_channels else _NAMES.get(positions, "")
+    return name, {"out_channels": out_width} if remainder else {"multiplier": factor}
 
 
 def _rename(blocks: Sequence[Sequence[_PrunedPart]]) -> dict[str, str]:
@@ -350,5 +349,5 @@ def _rename(blocks: Sequence[Sequence[_PrunedPart]]) -> dict[str, str]:
     for index, block in enumerate(blocks):
         for layer, part in enumerate(block):
             prefix = f"{STEMS['decoder']}.{index}." + (f"res_blocks.{layer}." if part.is_layer else "")
-            names |= {stored: prefix + own for own, stored in part.tensors.items()}
+            names |= {stored_name: prefix + name for name, stored_name in part.tensors.items()}
     return names

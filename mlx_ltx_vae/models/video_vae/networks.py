@@ -1,4 +1,4 @@
-"""The convolutional encoder and decoder, and the module that computes each block type of `block_types.py`."""
+"""Convolutional encoder and decoder, and the module that computes each block type of `block_types.py`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +29,7 @@ from ..layers import (
 from .block_types import ATTENTION, DOWNSAMPLE, RES_CHANGE, RES_STACK, STRIDED, UPSAMPLE, BlockType
 from .config import VAEConfig, decoder_parts, decoder_spec, encoder_parts, encoder_spec
 
-#: For each type, what makes a block's module from its layer specs.
+#: For each type, the module of a block, which is made from its layer specs.
 BLOCK_MODULES: dict[BlockType, Callable[..., nn.Module]] = {
     RES_STACK: ResnetStack,
     RES_CHANGE: ResnetBlock,
@@ -41,10 +41,10 @@ BLOCK_MODULES: dict[BlockType, Callable[..., nn.Module]] = {
 
 
 class ConvDecoder(Decoder):
-    """Decodes denormalized latents (B, T, H, W, C) to pixels (B, 1 + t*(T-1), s*H, s*W, 3), approximately in [-1, 1].
+    """Decoder of denormalized latents (B, T, H, W, C) to pixels (B, 1 + t*(T-1), s*H, s*W, 3).
 
-    Checkpoint keys: `conv_in`, `up_blocks.i`, `conv_out`; with a timestep `timestep_scale_multiplier`,
-    `last_time_embedder`, `last_scale_shift_table` (2, C: shift, scale).
+    Pixels are approximately in [-1, 1]. Checkpoint keys: `conv_in`, `up_blocks.i`, `conv_out`; with a timestep
+    `timestep_scale_multiplier`, `last_time_embedder`, `last_scale_shift_table` (2, C: shift, scale).
     """
 
     def __init__(self, config: VAEConfig, statistics: Statistics, rule: ConvRule = choose) -> None:
@@ -94,7 +94,7 @@ class ConvDecoder(Decoder):
 
 
 class ConvEncoder(Encoder):
-    """Encodes pixels (B, 1 + t*(T-1), s*H, s*W, 3) in [-1, 1] to the means of unnormalized latents (B, T, H, W, C).
+    """Encoder of pixels (B, 1 + t*(T-1), s*H, s*W, 3) in [-1, 1] to the means of unnormalized latents (B, T, H, W, C).
 
     It streams along time. `conv_out` has weights for mean and log-variance; only the means are computed. Checkpoint
     keys: `conv_in`, `down_blocks.i`, `conv_out`.
