@@ -80,7 +80,7 @@ class Crossfade(Generic[Chunk]):
             start, end = earlier.start, self._end(earlier)
             shape = [-1 if axis == self._axis else 1 for axis in range(self._array(earlier).ndim)]
             positions = mx.arange(start - fade.start, end - fade.start)
-            before, after = (each.reshape(shape) for each in self._weights(positions, fade.length))
+            before, after = (share.reshape(shape) for share in self._weights(positions, fade.length))
             later = self._cut(box[0], start, end)
             blended = before * self._array(earlier).astype(mx.float32) + after * self._array(later).astype(mx.float32)
             blended = blended.astype(self._array(later).dtype)

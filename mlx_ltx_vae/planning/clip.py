@@ -125,7 +125,7 @@ _ENCODE_CHUNK = 8  # frames, rounded to a multiple of the time scale
 # Copies of a piece of frames that are made of its parts: joined, with some of the next one, and their magnitudes; or in
 # float32, of levels.
 _MADE_COPIES, _MADE_OF_LEVELS = 2.5, 2.3
-_CROSSFADE_MARGIN = 1.05
+_CROSSFADE_MARGIN = 1.1
 _CONVERSION_COPIES = 3  # in float32, of frames that are converted: in [-1, 1], what a step is given, and returns
 
 
@@ -278,13 +278,17 @@ def with_crossfade(memory: Memory, clip: Clip, layout: TileLayout | None, run: S
     blended = min(FRAMES_PER_CONVERSION, clip.held_frames, num_frames)
     # Frames of both windows in float32, of which one becomes their sum, and the sum in the network's dtype.
     value_bytes = 2 * FLOAT32_BYTES + (0 if itemsize == FLOAT32_BYTES else itemsize)
+    chunk_bytes = num_frames * clip.out_frame * itemsize
     # The chunk that is blended, and the one before, which the consumer has.
-    crossfade = math.ceil(_CROSSFADE_MARGIN * clip.out_frame * (blended * value_bytes + 2 * num_frames * itemsize))
+    crossfade = math.ceil(_CROSSFADE_MARGIN * (blended * clip.out_frame * value_bytes + 2 * chunk_bytes))
     made = num_frames * clip.out_frame * sum(output.format.dtype.itemsize for output in set(clip.outputs))
     in_flight = memory.work * run.prefetch // (1 + run.prefetch)
-    # By rows and columns, frames are read from the disk when the network's caches are gone.
-    freed = 0 if run.axis is Axis.TIME else memory.caches
-    return replace(memory, work=max(memory.work, in_flight + crossfade + 2 * made - freed))
+    return replace(memory, work=max(memory.work, in_flight + crossfade + 2 * made - _freed_bytes(memory, run)))
+
+
+def _freed_bytes(memory: Memory, run: StreamRun) -> int:
+    """Return the bytes of caches that are gone when frames are read from the disk, by rows and columns."""
+    return 0 if run.axis is Axis.TIME else memory.caches
 
 
 def with_conversions(memory: Memory, clip: Clip, layout: TileLayout | None, run: StreamRun, chunk: int) -> Memory:
@@ -300,4 +304,5 @@ def with_conversions(memory: Memory, clip: Clip, layout: TileLayout | None, run:
     # Sinks hold frames while the next ones are computed, and those before while these are made.
     made = num_frames * clip.out_frame * sum(output.format.dtype.itemsize for output in set(clip.outputs))
     in_flight = memory.work * run.prefetch // (1 + run.prefetch)
-    return replace(memory, work=max(memory.work + made, in_flight + chunk_bytes + converting + 2 * made))
+    converted = in_flight + chunk_bytes + converting + 2 * made - _freed_bytes(memory, run)
+    return replace(memory, work=max(memory.work + made, converted))

@@ -395,8 +395,10 @@ class _Planner:
             frames = min(FRAMES_PER_CONVERSION, clip.video[0]) * clip.out_frame
             value = clip.value_bytes(self._machine.itemsize) + (0 if clip.format or clip.is_joined else _LEVEL_BYTES)
             read = math.ceil(_READ_COPIES * frames * value) - memory.caches
+            # In a film, the consumer has the last frames of the window before until the network is done.
+            network = memory.work + (frames * self._machine.itemsize if clip.held_frames else 0)
             # The whole output is joined of what is read, when the network's arrays are gone.
-            memory = replace(memory, work=max(memory.work - clip.result_bytes(self._machine.itemsize), read))
+            memory = replace(memory, work=max(network - clip.result_bytes(self._machine.itemsize), read))
         return replace(memory, inputs=clip.input_bytes(self._machine.itemsize, chunk, axis=run.axis))
 
     def _tiled(self, tiling: TilingConfig) -> Iterator[Plan]:
