@@ -23,18 +23,22 @@ from .shapes import format_size
 from .units import format_bytes
 from .vae import VideoVAE
 
-#: Returns an iterable over the tensor names that it is given, with "convert" or "compare".
+#: Function of tensor names and "convert" or "compare" that returns an iterable over the names.
 Progress = Callable[[Sequence[str], str], Iterable[str]]
 
-#: Float32 whatever dtype is asked for.
+#: Tensors that are float32 for every requested dtype.
 STATISTICS_TENSORS = ("per_channel_statistics.mean-of-means", "per_channel_statistics.std-of-means")
 
-#: The lowest PSNR in dB that is accepted for a network in a dtype, against the same network in a wider one.
+#: Lowest accepted PSNR in dB of a network in a dtype, against the same network in a wider dtype.
 LEAST_PSNR = {mx.bfloat16: 25.0, mx.float16: 40.0}
 
 _FILE_ENDINGS = (".safetensors", ".json", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".npy")
 _SOUND_LATENTS, _SOUND_SAMPLES, _SOUND_RATE = 3, 4000, 16000
-_LATENT_GRID = (2, 2, 2)  # F', H', W': the smallest in which padding, causality and every upsampling have an effect
+_LATENT_GRID = (
+    2,
+    2,
+    2,
+)  # F', H', W': the smallest grid on which padding, causality and all upsamplings have an effect
 
 _CARD = """\
 ---
@@ -78,16 +82,16 @@ _CALLS = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference between the results of two networks."""
+    """Difference between the results of two networks."""
 
     max_difference: float
-    psnr: float | None  # in dB, against the range of the source's result; None if the results are identical
+    psnr: float | None  # in dB, against the range of the source's result; `None` means identical results
 
     @classmethod
-    def of(cls, reference: mx.array, found: mx.array) -> "Comparison":
-        difference = max_difference(reference, found)
+    def of(cls, reference: mx.array, result: mx.array) -> "Comparison":
+        difference = max_difference(reference, result)
         span = to_float(reference.max() - reference.min())
-        return cls(difference, psnr(reference, found, span=span) if difference else None)
+        return cls(difference, psnr(reference, result, span=span) if difference else None)
 
     def __str__(self) -> str:
         if self.psnr is None:
@@ -97,10 +101,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of comparing two checkpoints that have the same weights."""
+    """Result of comparing two checkpoints that have the same weights."""
 
     tensors: int
-    cast: int  # how many of them were cast; the others are equal bit for bit
+    cast: int  # number of tensors that were cast; all others are equal bit for bit
     load_seconds: tuple[float, float]  # of the source and the conversion
     decode: Comparison | None = None
     encode: Comparison | None = None
@@ -117,19 +121,19 @@ def verify_conversion(source: Checkpoint, converted: Checkpoint, *, progress: Pr
     """Check that each tensor of `converted` equals the source's, or the source's cast to its dtype.
 
     Then both VAEs decode and encode the same random input, one after the other. If no tensor was cast, the results must
-    be identical; otherwise `LEAST_PSNR` applies. Both checkpoints must be opened with the same networks. A difference
-    is a `CheckpointsDiffer`; other errors are of loading, or of a network that overflows in its dtype.
+    be identical; otherwise `LEAST_PSNR` applies. Both checkpoints must be opened with the same networks. Raises a
+    `CheckpointsDiffer` for a difference. Other errors are of loading, or of a network that overflows in its dtype.
     """
-    stated = {"family": source.family, **vars(source.config)}
+    source_config = {"family": source.family, **vars(source.config)}
     for name, value in {"family": converted.family, **vars(converted.config)}.items():
-        if stated.get(name) != value:
+        if source_config.get(name) != value:
             raise CheckpointsDiffer(
                 f"{converted.name}: its configuration differs from the source {source.name} in {name}."
             )
     num_tensors, casts = compare_tensors(source, converted, progress)
-    (expected, source_seconds), (found, seconds) = _run(source), _run(converted)
+    (expected, source_seconds), (results, seconds) = _run(source), _run(converted)
     least = min((LEAST_PSNR[dtype] for cast in casts for dtype in cast if dtype in LEAST_PSNR), default=math.inf)
-    comparisons = {name: Comparison.of(result, found[name]) for name, result in expected.items()}
+    comparisons = {name: Comparison.of(reference, results[name]) for name, reference in expected.items()}
     for name, comparison in comparisons.items():
         if comparison.psnr is not None and comparison.psnr < least:
             accepted = f"at least {least:.0f} dB" if casts else "identical results"
@@ -143,9 +147,12 @@ def verify_conversion(source: Checkpoint, converted: Checkpoint, *, progress: Pr
 def compare_tensors(
     source: Checkpoint, converted: Checkpoint, progress: Progress | None = None
 ) -> tuple[int, list[tuple[mx.Dtype, mx.Dtype]]]:
-    """The number of tensors, which are compared one by one, and (source dtype, converted dtype) of those cast."""
-    expected, found = read_all(source), read_all(converted)
-    if unmatched := expected.keys() ^ found.keys():
+    """Compare tensors one by one; return their number, and (source dtype, converted dtype) of each cast tensor.
+
+    Raises a `CheckpointsDiffer` for a difference.
+    """
+    expected, tensors = read_all(source), read_all(converted)
+    if unmatched := expected.keys() ^ tensors.keys():
         name = min(unmatched)
         lacks, has = f"lacks the tensor {name} of", f"has the tensor {name}, which is not in"
         raise CheckpointsDiffer(
@@ -154,7 +161,7 @@ def compare_tensors(
         )
     names, casts = sorted(expected), []
     for name in one_by_one(names, "compare", progress):
-        reference, array = expected.pop(name), found.pop(name)
+        reference, array = expected.pop(name), tensors.pop(name)
         is_cast = reference.dtype != array.dtype
         bits = {2: mx.uint16, 4: mx.uint32}[array.dtype.size]  # also of NaN and of the sign of zero
         if not to_bool(mx.array_equal(reference.astype(array.dtype).view(bits), array.view(bits))):
@@ -170,7 +177,7 @@ def compare_tensors(
 
 
 def read_all(checkpoint: Checkpoint) -> dict[str, mx.array]:
-    """Every tensor by its full name ("decoder.conv_in.conv.weight") in the layout of MLX, lazy."""
+    """Read every tensor by its full name ("decoder.conv_in.conv.weight") in the layout of MLX, lazily."""
     tensors = dict(zip(STATISTICS_TENSORS, checkpoint.read_statistics() or (), strict=False))
     for network, stored in checkpoint.networks.items():
         tensors |= {f"{network}.{name}": array for name, array in stored.read()}
@@ -178,38 +185,36 @@ def read_all(checkpoint: Checkpoint) -> dict[str, mx.array]:
 
 
 def one_by_one(names: Sequence[str], description: str, progress: Progress | None) -> Iterator[str]:
-    """The names in turn. MLX's buffer cache is cleared after each, so that it does not grow to the size of the VAE."""
+    """Yield the names and clear MLX's buffer cache after each, so that it does not grow to the size of the VAE."""
     for name in progress(names, description) if progress else names:
         yield name
         mx.clear_cache()
 
 
 def _run(checkpoint: Checkpoint) -> tuple[dict[str, mx.array], float]:
-    """Outputs of the networks of a VAE for one random input, and the seconds to load them."""
+    """Return the outputs of the networks of a VAE for one random input, and the seconds of loading the VAE."""
     is_sound = checkpoint.medium is SOUND
     start = time.perf_counter()
     vae: Any = (AudioVAE if is_sound else VideoVAE).from_pretrained(checkpoint)
     seconds = time.perf_counter() - start
-    config, values = vae.config, [2, _SOUND_SAMPLES]
+    config = vae.config
     if is_sound:
-        latents = [config.channels, _SOUND_LATENTS, config.bins]
+        latent_shape, shape = [config.channels, _SOUND_LATENTS, config.bins], [2, _SOUND_SAMPLES]
     else:
-        latents, values = [config.latent_channels, *_LATENT_GRID], [3, *config.scale.video_grid(_LATENT_GRID)]
+        latent_shape, shape = [config.latent_channels, *_LATENT_GRID], [3, *config.scale.video_grid(_LATENT_GRID)]
     decode_key, encode_key = mx.random.split(mx.random.key(0))
     results = {}
     if vae.decoder is not None and (not is_sound or vae.vocoder is not None):
-        results["decode"] = vae.decode(mx.random.normal([1, *latents], key=decode_key))
+        results["decode"] = vae.decode(mx.random.normal([1, *latent_shape], key=decode_key))
     if vae.encoder is not None:
-        results["encode"] = vae.encode(
-            mx.random.uniform(-1, 1, [1, *values], key=encode_key), *[_SOUND_RATE] * is_sound
-        )
+        results["encode"] = vae.encode(mx.random.uniform(-1, 1, [1, *shape], key=encode_key), *[_SOUND_RATE] * is_sound)
     mx.eval(results)
     return results, seconds
 
 
 @dataclass(frozen=True)
 class WrittenWeights:
-    """The content of `model.safetensors`: counts of tensors, parameters and bytes, and its dtypes, sorted."""
+    """Content of `model.safetensors`: counts of tensors, parameters and bytes, and its dtypes, sorted."""
 
     tensors: int
     parameters: int
@@ -219,7 +224,7 @@ class WrittenWeights:
 
 @dataclass(frozen=True)
 class Conversion:
-    """A finished conversion of the checkpoint `source` to the folder `output`."""
+    """Finished conversion of the checkpoint `source` to the folder `output`."""
 
     source: str
     output: str
@@ -241,9 +246,9 @@ def convert_checkpoint(
     Args:
         checkpoint: the source; the networks with which it was opened are converted.
         folder: must not exist, or be empty. It appears when it is complete and verified; a failure leaves nothing.
-        dtype: for everything but the statistics of the latents; None to keep each tensor's dtype.
+        dtype: for everything but the statistics of the latents. `None` keeps each tensor's dtype.
 
-    A folder that cannot be written is a `WriterError`; other errors are as in `verify_conversion`.
+    Raises a `WriterError` for a folder that cannot be written, and the errors of `verify_conversion`.
     """
     check_folder_name(folder)
     folder = expand_home(folder).resolve()
@@ -261,7 +266,7 @@ def convert_checkpoint(
 
 
 def check_folder_name(folder: str | os.PathLike) -> None:
-    """Raise a `WriterError` for the name of a file where a folder is written, unless it ends in "/"."""
+    """Check that a name is not a file's, unless it ends in "/"; raise a `WriterError` otherwise."""
     name = os.fspath(folder)
     if name.lower().endswith(_FILE_ENDINGS) and not os.path.isdir(name):
         raise WriterError(
@@ -272,7 +277,7 @@ def check_folder_name(folder: str | os.PathLike) -> None:
 def write_weights(
     checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None, progress: Progress | None
 ) -> WrittenWeights:
-    """Write all tensors of a checkpoint, which are in memory then, to a safetensors file."""
+    """Read all tensors of a checkpoint into memory, and write them to a safetensors file."""
     tensors = read_all(checkpoint)
     for name in one_by_one(sorted(tensors), "convert", progress):
         array = tensors[name] if dtype is None or name in STATISTICS_TENSORS else tensors[name].astype(dtype)
@@ -303,14 +308,14 @@ def _make_card(conversion: Conversion, checkpoint: Checkpoint) -> str:
     written, config = conversion.written, checkpoint.config
     is_sound = checkpoint.medium is SOUND
     calls = _SOUND_CALLS if is_sound else _CALLS
-    described = checkpoint.family.describe(config)
-    found = {name: described.get(name, {}).get("widths") for name in conversion.networks}
-    widths = {f"{name} widths": f"{' -> '.join(map(str, each))} channels" for name, each in found.items() if each}
+    description = checkpoint.family.describe(config)
+    widths = {name: description.get(name, {}).get("widths") for name in conversion.networks}
+    width_facts = {f"{name} widths": f"{' -> '.join(map(str, w))} channels" for name, w in widths.items() if w}
     statistics = " (the statistics of the latents are always float32)" if checkpoint.statistics else ""
     facts = {
         "networks": " and ".join(conversion.networks),
         "latents": _describe_latents(checkpoint),
-        **widths,
+        **width_facts,
         "size": f"{format_bytes(written.bytes)}: {written.parameters:,} parameters in {written.tensors} tensors",
         "dtype": " and ".join(written.dtypes) + statistics,
         "weight layout": f"({WeightLayout.CHANNELS_LAST.value})",

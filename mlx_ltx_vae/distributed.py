@@ -1,4 +1,4 @@
-"""Several processes that compute one video: how ranks divide it, and what they exchange over `mx.distributed`."""
+"""Several processes that compute one video: ranks divide the work and exchange data over `mx.distributed`."""
 
 import hashlib
 import json
@@ -28,10 +28,10 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a command."""
+    """Ranks of a command."""
 
-    group: mx.distributed.Group | None = None  # None for one process alone
-    wanted: Work | None = None  # what the user wants to be shared; None to choose
+    group: mx.distributed.Group | None = None  # `None` means one process alone
+    requested_work: Work | None = None  # shared by the ranks; `None` lets `choose` decide
 
     @property
     def size(self) -> int:
@@ -43,29 +43,29 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """True if this rank reports, and writes what the ranks make together."""
+        """Return whether this rank reports, and writes the common output of the ranks."""
         return self.rank == 0
 
     def choose(self, num_videos: int) -> Work:
-        """The kind of work that the ranks share: several videos, or the rows of one."""
+        """Choose the kind of work that the ranks share: several videos, or the rows of one."""
         if self.group is None:
             return Work.OFF
-        if self.wanted is Work.BATCH and num_videos == 1:
+        if self.requested_work is Work.BATCH and num_videos == 1:
             raise PlanError("--distributed batch shares several videos, and there is one; use rows.")
-        return self.wanted or (Work.BATCH if num_videos > 1 else Work.ROWS)
+        return self.requested_work or (Work.BATCH if num_videos > 1 else Work.ROWS)
 
     def together(self, function: Callable[[], Value]) -> Value:
-        """Run a function on all ranks. If it fails on one, it fails on all, so that none waits for another.
+        """Run a function on all ranks. If it fails on one rank, it fails on all, so that none waits for another.
 
         It raises a `DistributedError` with the error of the first rank that failed. The first rank, which reports
-        errors, raises its own error as it is.
+        errors, raises its error unchanged.
         """
         if self.group is None:
             return function()
         result, error = None, None
         try:
             result = function()
-        except Exception as caught:  # raised below, when all ranks know
+        except Exception as caught:  # raised below, when all ranks have the message
             error = caught
         messages = self.gather(None if error is None else describe_error(error))
         if error is not None and self.is_first:
@@ -76,7 +76,7 @@ class Ranks:
         return result  # type: ignore[return-value]  # there is one if there is no error
 
     def gather(self, value: Value) -> list[Value]:
-        """The JSON-serializable values of all ranks, in order."""
+        """Return the JSON-serializable values of all ranks, in order."""
         if self.group is None:
             return [value]
         data = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -85,42 +85,43 @@ class Ranks:
         return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
 
     def _gather(self, values: np.ndarray) -> np.ndarray:
-        """The values of all ranks, stacked along a new first axis."""
+        """Return the values of all ranks, stacked along a new first axis."""
         restart_time_limit()
         gathered = np.array(mx.distributed.all_gather(mx.array(values)[None], group=self.group))
         restart_time_limit()
         return gathered
 
     def smallest(self, machine: Machine) -> Machine:
-        """This rank's machine with the memory of the smallest of all, so that all ranks make the same plan."""
+        """Return this rank's machine with the least memory of all machines, so that all ranks make the same plan."""
         gathered = zip(*self.gather([machine.available, machine.memory]), strict=True)
-        available, memory = (min((each for each in sizes if each is not None), default=None) for sizes in gathered)
+        available, memory = (min((size for size in sizes if size is not None), default=None) for sizes in gathered)
         return replace(machine, available=available, memory=memory)
 
     def check_same(self, read: Callable[[], Mapping[str, Any]]) -> None:
-        """Check that all ranks `read` the same things, JSON-serializable by name, by a hash of each.
+        """Check that all ranks `read` the same values; raise a `DistributedError` otherwise.
 
-        One process alone does not call `read`.
+        `read` returns JSON-serializable values by name, and ranks compare a hash of each. One process alone does not
+        call it.
         """
         if self.group is None:
             return
-        things = {**self.together(read), "the versions of mlx_ltx_vae": version("mlx_ltx_vae")}
-        hashes = {name: hashlib.sha256(json.dumps(thing).encode()).hexdigest() for name, thing in things.items()}
-        for rank, others in enumerate(self.gather(hashes)):
+        values = {**self.together(read), "the versions of mlx_ltx_vae": version("mlx_ltx_vae")}
+        hashes = {name: hashlib.sha256(json.dumps(value).encode()).hexdigest() for name, value in values.items()}
+        for rank, rank_hashes in enumerate(self.gather(hashes)):
             for name in hashes:
-                if others.get(name) != hashes[name]:
+                if rank_hashes.get(name) != hashes[name]:
                     raise DistributedError(
                         f"{name} differ between rank {min(rank, self.rank)} and rank {max(rank, self.rank)}; give all "
                         "ranks the same files, options and memory budget."
                     )
 
     def work_alone(self) -> None:
-        """No longer limit the time between two exchanges: from now on, ranks may have any time to themselves."""
+        """Remove the limit of the time between two exchanges: from now on, ranks may work alone for any time."""
         if self.group is not None:
             end_time_limit()
 
     def deal(self, costs: Sequence[int]) -> list[int]:
-        """The rank of each item: longest first, each to the rank that has least to do."""
+        """Return the rank of each item: longest first, each to the rank with the least work."""
         loads = [0] * self.size
         ranks = [0] * len(costs)
         for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
@@ -130,9 +131,9 @@ class Ranks:
 
 
 class RowBands:
-    """This rank's view of the bands, of `rows` latent rows each from top to bottom: the `Neighbors` of its stream.
+    """Bands of `rows` latent rows each, from top to bottom, as seen from this rank: the `Neighbors` of its stream.
 
-    All ranks of the group must make the same calls in the same order. `sent_bytes` counts this rank's.
+    All ranks of the group must make the same calls in the same order. `sent_bytes` counts the bytes of this rank.
     """
 
     axis = Axis.HEIGHT
@@ -144,8 +145,8 @@ class RowBands:
         self.sent_bytes = 0
 
     def exchange(self, frames: mx.array, before: int, after: int) -> tuple[mx.array | None, mx.array | None]:
-        # Ranks meet in pairs, first 0 and 1, 2 and 3 and so on, then the others. In a pair the upper band
-        # sends first. No two ranks ever wait for each other, however large the rows are.
+        # Ranks exchange in pairs, first (0, 1), (2, 3) and so on, then (1, 2), (3, 4) and so on. In a pair the upper
+        # band sends first. No two ranks ever wait for each other, however large the rows are.
         restart_time_limit()
         above = below = None
         for parity in (0, 1):
@@ -172,11 +173,11 @@ class RowBands:
         gathered = gathered.reshape(len(self.rows), -1, batch, time, width, channels)
         parts = [gathered[rank, : count * scale] for rank, count in enumerate(self.rows)]
         joined = mx.concatenate(parts).transpose(1, 2, 0, 3, 4)
-        mx.async_eval(joined)  # at once, also where nobody looks at it: the other ranks wait for this one
+        mx.async_eval(joined)  # at once, also if this rank does not use it: the other ranks wait for this one
         return joined
 
     def all_true(self, flags: mx.array) -> mx.array:
-        """Element by element, whether a flag is true on all ranks. Starts the exchange."""
+        """Return for each element whether the flag is true on all ranks. Starts the exchange."""
         values = flags.astype(mx.int32)
         self.sent_bytes += values.nbytes * (len(self.rows) - 1)
         result = mx.distributed.all_min(values, group=self._group).astype(mx.bool_)
@@ -186,7 +187,7 @@ class RowBands:
     def _send(self, rows: mx.array, rank: int) -> None:
         if rows.size:
             rows = mx.contiguous(rows)
-            # Evaluated one by one: the order of evaluation within one graph is up to MLX.
+            # Evaluated one by one, since MLX decides the order of evaluation within one graph.
             mx.async_eval(mx.distributed.send(rows, rank, group=self._group))
             self.sent_bytes += rows.nbytes
 
@@ -200,10 +201,10 @@ class RowBands:
 
 
 def join_ranks(distributed: str, timeout: int) -> Ranks | None:
-    """The ranks of this command; None if this process has nothing to do.
+    """Return the ranks of this command, or `None` if this process has nothing to do.
 
-    `distributed` is "auto", "rows", "batch" or "off"; `timeout` the seconds after which a command ends if its ranks
-    exchange nothing. Other programs do not end.
+    `distributed` is "auto", "rows", "batch" or "off". `timeout` is the number of seconds after which a command ends if
+    its ranks exchange nothing. Other programs do not end.
     """
     rank = launched_rank()
     if rank is None:
@@ -222,13 +223,13 @@ _is_over = False
 
 
 def join_group(timeout: int | None) -> mx.distributed.Group | None:
-    """The group of all processes that the launcher has started; None if this is the only one.
+    """Connect to the group of all processes of the launcher. Returns `None` if this is the only process.
 
     With a `timeout`, the process ends if it is not connected after this many seconds.
     """
     hosts = os.environ.get("MLX_HOSTFILE")
     if hosts and Path(hosts).is_file() and not Path(hosts).read_text().strip():
-        return None  # `mlx.launch -n 1`, whose empty list of hosts MLX cannot read
+        return None  # `mlx.launch -n 1` writes an empty list of hosts, which MLX cannot read
     try:
         with _ended_by_the_system(timeout):
             group = mx.distributed.init()
@@ -246,8 +247,8 @@ def is_lost_peer(error: Exception) -> bool:
 def _ended_by_the_system(timeout: int | None) -> Iterator[None]:
     """Let signals end a command at once in this block, and SIGALRM after a time.
 
-    MLX holds the interpreter's lock while it connects, so that neither a handler nor a thread would run. There is
-    nothing to clean up yet.
+    MLX holds the interpreter's lock while it connects, so that neither a handler nor a thread would run. No output
+    exists yet that a handler would have to clean up.
     """
     if timeout is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -265,12 +266,12 @@ def _ended_by_the_system(timeout: int | None) -> Iterator[None]:
 
 
 def set_time_limit(seconds: float, rank: int, processes: Sequence[int]) -> None:
-    """End this process, with one line, when the ranks, whose `processes` are in order, have exchanged nothing so long.
+    """End this process, with one line, when the ranks have exchanged nothing for these seconds.
 
-    One that is stopped or asleep would block the others forever, and a wait in `mx.distributed` cannot be interrupted,
-    so a thread does it. Only commands set a limit. The first rank is the first to do so, and the launcher then ends the
-    others; if it is the one that is stopped, the next rank does. Time in which this process was stopped itself does not
-    count.
+    `processes` are the process ids of the ranks, in order. A rank that is stopped or asleep would block the other ranks
+    forever, and a wait in `mx.distributed` cannot be interrupted, so a thread ends the process. Only commands set a
+    limit. The first rank ends first, and the launcher then ends the other ranks; if the first rank is stopped, the next
+    one ends first. Time in which this process was stopped does not count.
     """
     global _waited, _is_over
     _waited, _is_over = 0.0, False
@@ -278,13 +279,13 @@ def set_time_limit(seconds: float, rank: int, processes: Sequence[int]) -> None:
 
 
 def restart_time_limit() -> None:
-    """Say that the ranks have exchanged something. Does nothing without a limit, as `end_time_limit`."""
+    """Start the time limit again after an exchange. Does nothing without a limit, like `end_time_limit`."""
     global _waited
     _waited = 0.0
 
 
 def end_time_limit() -> None:
-    """Set no limit any more."""
+    """Remove the time limit."""
     global _is_over
     with uninterrupted():
         _is_over = True
@@ -293,7 +294,7 @@ def end_time_limit() -> None:
 def _watch(seconds: float, rank: int, processes: Sequence[int]) -> None:
     global _waited
     tick = min(1.0, seconds / 10)
-    limit = seconds + rank * min(max(0.1 * seconds, 3), 60)  # each rank waits longer than the one before it
+    limit = seconds + rank * min(max(0.1 * seconds, 3), 60)  # each rank waits longer than the previous one
     while not _is_over:
         time.sleep(tick)
         _waited += tick
@@ -313,9 +314,9 @@ def _end_process(seconds: float, rank: int, processes: Sequence[int]) -> NoRetur
     with suppress(OSError):  # the terminal may be gone
         os.write(2, text.encode())  # standard error
     for process in processes:
-        # As the launcher does next; but it waits for a process on this machine that is stopped, until it goes on.
+        # The launcher does the same next, but would wait for a stopped process on this machine until it continues.
         with suppress(OSError):  # of another machine, or gone
-            # In the launcher's group; the number may be another process's here.
+            # Only in the launcher's group: on this machine, the id may be another process's.
             if process != os.getpid() and os.getpgid(process) == os.getpgrp():
                 os.kill(process, signal.SIGTERM)
                 os.kill(process, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""The exceptions of this package. A message is one sentence: the file or shape, what was expected, what to do."""
+"""Exceptions of this package. A message is one sentence: the file or shape, what was expected, what to do."""
 
 import os
 import sys
@@ -13,51 +13,51 @@ class LTXVAEError(Exception):
 
 
 class CheckpointError(LTXVAEError):
-    """A checkpoint cannot be read, is incomplete, or is not supported."""
+    """Checkpoint that cannot be read, is incomplete, or is not supported."""
 
 
 class CheckpointsDiffer(LTXVAEError):
-    """Two checkpoints that should have the same weights differ."""
+    """Difference between two checkpoints that should have the same weights."""
 
 
 class LatentsError(LTXVAEError):
-    """Latents, noise or pixels have a shape, values or layout that the network cannot take."""
+    """Latents, noise or pixels with a shape, values or layout that the network cannot take."""
 
 
 class PlanError(LTXVAEError):
-    """The requested options or memory budget cannot be met."""
+    """Options or memory budget that cannot be met."""
 
 
 class DecodeError(LTXVAEError):
-    """The network's output is not finite, is the same patch everywhere, or has the wrong number of frames."""
+    """Network output that is not finite, is the same patch everywhere, or has the wrong number of frames."""
 
 
 class DecodeCancelled(LTXVAEError):
-    """A decode or an encode was cancelled by `cancel` of its stream."""
+    """Decode or encode that was cancelled by `cancel` of its stream."""
 
 
 class DeviceError(LTXVAEError, RuntimeError):
-    """The device ran out of memory, or was stopped. Also a RuntimeError, which is what MLX raises."""
+    """Device that ran out of memory, or was stopped. Also a RuntimeError, like the error that MLX raises."""
 
 
 class WriterError(LTXVAEError):
-    """Frames could not be written."""
+    """Frames that could not be written."""
 
 
 class OutputClosed(WriterError):
-    """Nobody reads standard output any more."""
+    """Standard output that no program reads any more."""
 
 
 class ReaderError(LTXVAEError):
-    """A video could not be read."""
+    """Video that could not be read."""
 
 
 class DistributedError(LTXVAEError):
-    """Several processes cannot work together: they cannot connect, differ in what they work on, or one has failed."""
+    """Processes that cannot work together: they cannot connect, have different inputs, or one has failed."""
 
 
 class ItemsError(LTXVAEError):
-    """A list of inputs cannot be read, two of them have the same output, or some of them failed."""
+    """List of inputs that cannot be read, in which two inputs have the same output, or in which some inputs failed."""
 
 
 class TilingError(PlanError, ValueError):
@@ -66,32 +66,32 @@ class TilingError(PlanError, ValueError):
 
 def describe_error(error: Exception) -> str:
     """Describe an error in one line, without the name of its class, which means nothing on a command line."""
-    text = excerpt(error, 1000)  # the longest part is the name of a file
+    text = excerpt(error, 1000)  # the name of a file is the longest part
     if isinstance(error, LTXVAEError):
         return text
     if isinstance(error, MemoryError):
         return "the memory of this machine is exhausted; end other programs, or give a smaller --memory-budget."
     if isinstance(error, OSError):
         names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
-        what = one_line(" and ".join(names)) if names else "a file"
-        return f"{what}: cannot be read or written ({error.strerror or text or 'the system does not say why'})."
+        label = one_line(" and ".join(names)) if names else "a file"
+        return f"{label}: cannot be read or written ({error.strerror or text or 'the system does not say why'})."
     return f"internal error: {text.rstrip('.') or 'no message'}; run again with --debug and report it."
 
 
 def one_line(message: object) -> str:
-    """A text with single spaces instead of line breaks, and otherwise as `printable`."""
+    """Replace line breaks of a text by single spaces, and otherwise escape it as `printable`."""
     return printable(" ".join(str(message).split()))
 
 
 def printable(text: str) -> str:
-    """A name, or another line, with control characters escaped: a terminal obeys them, or shows other text."""
+    """Escape the control characters in a name, or another line. A terminal would obey them, or print other text."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def excerpt(content: object, limit: int = 80, to_text: Callable[[object], str] = str) -> str:
-    """Quote of a file's content for a message: one line of at most `limit` characters, then "..." if there is more."""
+    """Quote a file's content for a message: one line of at most `limit` characters, then "..." if there is more."""
     try:
         text = to_text(content)
     except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
@@ -101,31 +101,31 @@ def excerpt(content: object, limit: int = 80, to_text: Callable[[object], str] =
 
 
 def quote(value: object, limit: int = 80) -> str:
-    """`excerpt` of the value's `repr`: strings in quotes."""
+    """Return an `excerpt` of the value's `repr`, with strings in quotes."""
     return excerpt(value, limit, repr)
 
 
 def name_json(value: object) -> str:
-    """The name of a JSON value's type."""
+    """Return the name of a JSON value's type."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
 
 
 def check_is_path(path: object, error: type[LTXVAEError]) -> None:
-    """Raise `error` for what cannot be the path of a file."""
+    """Raise `error` for an object that cannot be the path of a file."""
     if not isinstance(path, (str, os.PathLike)):
         raise error(
             f"expected the path of a file, a str or a Path, and found {type(path).__name__}; check the arguments."
         )
 
 
-_PASSED_OVER = (__package__, "contextlib", "functools")
+_SKIPPED_MODULES = (__package__, "contextlib", "functools")
 _tell: ContextVar[Callable[[str], object] | None] = ContextVar("_tell", default=None)
 
 
 @contextmanager
 def telling_warnings(tell: Callable[[str], object]) -> Iterator[None]:
-    """Within the block, warnings of this package on this thread are calls `tell(text)`, and not Python's."""
+    """Call `tell(text)` for warnings of this package on this thread in the block, instead of Python's warnings."""
     token = _tell.set(tell)
     try:
         yield
@@ -134,50 +134,50 @@ def telling_warnings(tell: Callable[[str], object]) -> Iterator[None]:
 
 
 def warn(text: str) -> None:
-    """Warn at the caller's line: the first outside this package, as by `skip_file_prefixes` of Python 3.12."""
+    """Warn at the first line outside this package, as with `skip_file_prefixes` of Python 3.12."""
     if (tell := _tell.get()) is not None:
         tell(text)
         return
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_OVER:
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _SKIPPED_MODULES:
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)
 
 
-_name_option: Callable[[str, str], str] | None = None  # arguments of Python
+_name_option: Callable[[str, str], str] | None = None  # `None` means the arguments of Python
 
 
 @contextmanager
 def speaking_of_options(name: Callable[[str, str], str] = lambda argument, flag: flag) -> Iterator[None]:
-    """Within the block, messages name options by `name(argument, flag)`, the flags of a command by default."""
+    """Name options in messages by `name(argument, flag)` in the block. The default is the flags of a command."""
     global _name_option
-    before, _name_option = _name_option, name
+    previous, _name_option = _name_option, name
     try:
         yield
     finally:
-        _name_option = before
+        _name_option = previous
 
 
 def option(argument: str, flag: str) -> str:
-    """The name of an option in a message: the argument in Python, the flag of a command, or an app's own name."""
+    """Return the name of an option in a message: the argument in Python, the flag of a command, or an app's name."""
     return argument if _name_option is None else _name_option(argument, flag)
 
 
-def suggest(word: str, known: Collection[str], other_names: Mapping[str, str] | None = None) -> str:
-    """Suggest what a mistyped word should have been, as a remark for a message; "" if nothing known is like it.
+def suggest(word: str, names: Collection[str], other_names: Mapping[str, str] | None = None) -> str:
+    """Suggest a name for a mistyped word, as a remark for a message, or "" if no name is like it.
 
-    That is the only name that begins with the word, or one that differs from it by a typing error, or by two if it is
-    long: words that are only alike mean something else. `other_names` are names that something known has elsewhere.
+    It is the only name that begins with the word, or a name that differs from it by one typing error, or by two if the
+    word is long: words that are only similar mean something else. `other_names` maps names in other programs to names.
     """
     if other_names and word in other_names:
         return f" (did you mean {other_names[word]}?)"
     plain = _plain(word)
-    found = [name for name in known if len(plain) > 2 and _plain(name).startswith(plain)]
-    if len(found) != 1:
-        edits = {name: _count_edits(plain, _plain(name)) for name in known}
+    matches = [name for name in names if len(plain) > 2 and _plain(name).startswith(plain)]
+    if len(matches) != 1:
+        edits = {name: _count_edits(plain, _plain(name)) for name in names}
         limit = 0 if len(plain) < 4 else 1 if len(plain) < 6 else 2
-        found = sorted((name for name in edits if edits[name] <= limit), key=edits.__getitem__)
-    return f" (did you mean {found[0]}?)" if found else ""
+        matches = sorted((name for name in edits if edits[name] <= limit), key=edits.__getitem__)
+    return f" (did you mean {matches[0]}?)" if matches else ""
 
 
 def _plain(word: str) -> str:
@@ -185,16 +185,16 @@ def _plain(word: str) -> str:
 
 
 def _count_edits(word: str, name: str) -> int:
-    """The letters to insert, delete, replace, or exchange with the next one."""
+    """Count the letters to insert, delete, replace, or exchange with the next one."""
     if abs(len(word) - len(name)) > 2:  # a word may be of any length
         return 3
-    before: list[int] = []
-    last = list(range(len(name) + 1))
+    earlier: list[int] = []
+    previous = list(range(len(name) + 1))
     for row, letter in enumerate(word, 1):
         counts = [row]
-        for column, other in enumerate(name, 1):
-            counts.append(min(last[column] + 1, counts[-1] + 1, last[column - 1] + (letter != other)))
-            if row > 1 and column > 1 and letter == name[column - 2] and word[row - 2] == other:
-                counts[-1] = min(counts[-1], before[column - 2] + 1)
-        before, last = last, counts
-    return last[-1]
+        for column, target in enumerate(name, 1):
+            counts.append(min(previous[column] + 1, counts[-1] + 1, previous[column - 1] + (letter != target)))
+            if row > 1 and column > 1 and letter == name[column - 2] and word[row - 2] == target:
+                counts[-1] = min(counts[-1], earlier[column - 2] + 1)
+        earlier, previous = previous, counts
+    return previous[-1]

@@ -1,6 +1,6 @@
-"""High dynamic range: the curves by which decoded pixels mean light, and the signals that files of video have.
+"""High dynamic range: curves from decoded pixels to linear light, and from light to the signals in video files.
 
-Latents of HDR models decode to codes of a logarithmic curve, not to colors of a display. They become linear light:
+Latents of HDR models decode to codes of a logarithmic curve, not to colors of a display. `to_linear` converts them:
 
     linear = to_linear((frames + 1) / 2, "acescct")  # decoded frames (n, H, W, 3) in [-1, 1]
     signal = to_hlg(linear)
@@ -18,10 +18,10 @@ from .backend.mlx_utils import dtype_name, to_mlx
 from .errors import LatentsError, quote, suggest
 from .units import Transfer
 
-#: The primaries of linear light.
+#: Primaries of linear light.
 Primaries = Literal["rec709", "acescg"]
 
-_OWN_PRIMARIES: dict[str, str] = {"acescct": "acescg", "logc3": "rec709"}
+_CURVE_PRIMARIES: dict[str, str] = {"acescct": "acescg", "logc3": "rec709"}
 _ACESCG_TO_REC709 = np.array([[1.70505, -0.62179, -0.08326], [-0.13026, 1.1408, -0.01055], [-0.024, -0.12897, 1.15297]])
 _MATRICES = {
     ("acescg", "rec709"): _ACESCG_TO_REC709,
@@ -44,7 +44,7 @@ _HLG_WHITE = 0.75  # the signal of diffuse white
 _HLG_WHITE_X = (math.exp((_HLG_WHITE - _HLG_C) / _HLG_A) + _HLG_B) / 12
 _HLG_ROLL_OFF = _HLG_WHITE_X / (1 - _HLG_WHITE_X)  # so that the slope is the same on both sides of diffuse white
 
-_MOST_LIGHT = 1e30  # whose sums are finite: infinite light is white, and not NaN
+_MOST_LIGHT = 1e30  # a sum of such values is finite, so that infinite light is white, and not NaN
 
 _PQ_WHITE, _PQ_PEAK = 203, 10000  # cd/m2
 _PQ_M1, _PQ_M2 = 2610 / 16384, 2523 / 32
@@ -52,31 +52,31 @@ _PQ_C1, _PQ_C2, _PQ_C3 = 3424 / 4096, 2413 / 128, 2392 / 128
 
 
 def to_linear(codes: mx.array | np.ndarray, transfer: Transfer, primaries: Primaries = "rec709") -> mx.array:
-    """The linear light of codes (..., 3) in [0, 1], beyond which they are clamped. Not negative; diffuse white is 1.
+    """Convert codes (..., 3), clamped to [0, 1], to linear light, which is not negative. Diffuse white is 1.
 
     Raises:
-        LatentsError: for another shape, and for names that are not known.
+        LatentsError: for another shape, and for unknown names.
     """
     _check_names(transfer, primaries)
     codes = mx.clip(_colors(codes, "codes"), 0, 1)
-    return _convert(_DECODERS[transfer](codes), _OWN_PRIMARIES[transfer], primaries)
+    return _convert(_DECODERS[transfer](codes), _CURVE_PRIMARIES[transfer], primaries)
 
 
 def to_codes(linear: mx.array | np.ndarray, transfer: Transfer, primaries: Primaries = "rec709") -> mx.array:
-    """The codes in [0, 1] of linear light (..., 3) with some primaries: the inverse of `to_linear`.
+    """Convert linear light (..., 3) with some primaries to codes in [0, 1]: the inverse of `to_linear`.
 
-    Light is clamped to where the curve ends: to 0, and to 222 for ACEScct or 55 for LogC3.
+    Light is clamped to the range of the curve: from 0 to 222 for ACEScct, or to 55 for LogC3.
 
     Raises:
-        LatentsError: for another shape, and for names that are not known.
+        LatentsError: for another shape, and for unknown names.
     """
     _check_names(transfer, primaries)
-    light = _convert(_colors(linear, "light"), primaries, _OWN_PRIMARIES[transfer])
+    light = _convert(_colors(linear, "light"), primaries, _CURVE_PRIMARIES[transfer])
     return mx.clip(_ENCODERS[transfer](light), 0, 1)
 
 
 def to_hlg(linear: mx.array | np.ndarray) -> mx.array:
-    """The HLG signal in [0, 1], with the primaries of BT.2020, of linear Rec.709 light (..., 3).
+    """Convert linear Rec.709 light (..., 3) to the HLG signal in [0, 1], with the primaries of BT.2020.
 
     Diffuse white is at 0.75. Brighter light rolls off towards 1.
     """
@@ -88,18 +88,18 @@ def to_hlg(linear: mx.array | np.ndarray) -> mx.array:
 
 
 def to_pq(linear: mx.array | np.ndarray) -> mx.array:
-    """The PQ signal in [0, 1], with the primaries of BT.2020, of linear Rec.709 light (..., 3).
+    """Convert linear Rec.709 light (..., 3) to the PQ signal in [0, 1], with the primaries of BT.2020.
 
-    Diffuse white is at 203 cd/m2, as BT.2408 has it. Light above 10,000 cd/m2 is clamped.
+    Diffuse white is at 203 cd/m2, as in BT.2408. Light above 10,000 cd/m2 is clamped.
     """
     light = mx.clip(_to_bt2020(linear) * (_PQ_WHITE / _PQ_PEAK), 0, 1) ** _PQ_M1
     return ((_PQ_C1 + _PQ_C2 * light) / (1 + _PQ_C3 * light)) ** _PQ_M2
 
 
 def to_sdr(linear: mx.array | np.ndarray, exposure: float = 0) -> mx.array:
-    """An sRGB signal in [0, 1] of linear Rec.709 light (..., 3): tone-mapped by Reinhard's x / (1 + x), per channel.
+    """Convert linear Rec.709 light (..., 3) to an sRGB signal in [0, 1].
 
-    `exposure` is in stops: one more doubles the light.
+    Each channel is tone-mapped by Reinhard's x / (1 + x). `exposure` is in stops: one more doubles the light.
     """
     light = mx.maximum(_colors(linear, "light"), 0) * 2.0**exposure
     light = light / (1 + light)
@@ -135,7 +135,7 @@ def _to_bt2020(linear: mx.array | np.ndarray) -> mx.array:
 
 
 def _convert(light: mx.array, source: str, target: str) -> mx.array:
-    """Light with other primaries. What is negative then, and outside these primaries, is clamped."""
+    """Convert light to other primaries. Negative results, which are outside these primaries, are clamped to 0."""
     if source != target:
         # No matrix product: a GPU may round its factors to TF32.
         columns = mx.array(_MATRICES[source, target].T.astype(np.float32))
@@ -143,20 +143,20 @@ def _convert(light: mx.array, source: str, target: str) -> mx.array:
     return mx.maximum(light, 0)
 
 
-def _colors(values: Any, what: str) -> mx.array:
-    array = to_mlx(values, what)
+def _colors(values: Any, label: str) -> mx.array:
+    array = to_mlx(values, label)
     if array.ndim < 1 or array.shape[-1] != 3 or not mx.issubdtype(array.dtype, mx.floating):
         raise LatentsError(
-            f"the {what} are {dtype_name(array.dtype)} {array.shape}; expected floats (..., 3), RGB last."
+            f"the {label} are {dtype_name(array.dtype)} {array.shape}; expected floats (..., 3), RGB last."
         )
     return mx.clip(array.astype(mx.float32), -_MOST_LIGHT, _MOST_LIGHT)
 
 
 def _check_names(transfer: str, primaries: str) -> None:
-    for what, name, known in (
+    for noun, name, names in (
         ("curve", transfer, get_args(Transfer)),
         ("set of primaries", primaries, get_args(Primaries)),
     ):
-        if name not in known:
-            hint = suggest(name, known) if isinstance(name, str) else ""
-            raise LatentsError(f"the {what} {quote(name)} is not known{hint}; use {' or '.join(known)}.")
+        if name not in names:
+            hint = suggest(name, names) if isinstance(name, str) else ""
+            raise LatentsError(f"the {noun} {quote(name)} is not known{hint}; use {' or '.join(names)}.")

@@ -1,4 +1,4 @@
-"""Inspect a file, as one dict and its text: a checkpoint, latents, or a video, by first bytes and tensor names."""
+"""Inspect a file, which is a checkpoint, latents or a video by its first bytes and tensor names, as a dict and text."""
 
 import math
 import os
@@ -36,17 +36,17 @@ from .video.metadata import check_text, read_metadata
 from .video.probe import probe
 from .video.reader import count_frames, estimate_num_frames
 
-#: What a file is, JSON-serializable: `kind`, `name` and more. null is what the file does not have or does not state.
+#: Description of a file, JSON-serializable: `kind`, `name` and more. Null means that the file has or states no value.
 Report = dict[str, Any]
-FoundT = TypeVar("FoundT")
+FileT = TypeVar("FileT")
 
 _NAMED_TENSORS = 3
 _PICTURE_ENDINGS = (*CONTAINER_ENDINGS, *ANIMATIONS, ".png", ".tif", ".tiff", ".jpg", ".jpeg")
-#: (F, H, W) of videos that people make.
+#: (F, H, W) of usual videos.
 _USUAL_VIDEOS = ((121, 512, 768), (121, 704, 1280), (121, 1088, 1920))
 _SECONDS = (5, 20, 300)  # of sound that is planned
-_LATENTS_PER_SECOND = 25  # of sound, in every release, as the following
-_MISSING_SECONDS = Fraction(3, 100)  # by which sound is shorter than its latents, since the first one makes less
+_LATENTS_PER_SECOND = 25  # of sound, in every release
+_MISSING_SECONDS = Fraction(3, 100)  # by which the first latent's sound is shorter, in every release
 _LINE = 100  # characters
 _LONGEST_TEXT = 240
 _NULL = {"cells": "unlimited", "normalized": "not stated; assumed", "single_pass_peak_bytes": "not possible"}
@@ -61,11 +61,11 @@ def inspect(
     audio_tensor: str | None = None,
     grid: Grid | None = None,
 ) -> Report:
-    """Describe what `open_checkpoint`, `open_latents` or `VideoReader` (one file) accepts, with their errors.
+    """Describe a source of `open_checkpoint` or `open_latents`, or one file of `VideoReader`, with their errors.
 
-    The options are for latents, and an error for a checkpoint. `vae` is the checkpoint of latents, which states
-    the scale and normalizes unnormalized latents, or of a video. `audio_vae` is the checkpoint of audio latents; None
-    for `vae`, if it has the networks.
+    The options are for latents, and an error for a checkpoint. `vae` is the checkpoint of latents, which has the scale
+    and normalizes unnormalized latents, or of a video. `audio_vae` is the checkpoint of audio latents. `None` means
+    `vae`, if that has the networks.
     """
     path = expand_home(source)
     start = _start_of(path)
@@ -76,7 +76,7 @@ def inspect(
                 f"{source}: this is a video; an audio VAE, a tensor and a grid are options of latents only."
             )
         return report
-    is_told_of_latents = (vae, audio_vae, tensor, audio_tensor, grid) != (None, None, None, None, None)
+    has_latent_options = (vae, audio_vae, tensor, audio_tensor, grid) != (None, None, None, None, None)
     location, audio = None, None
     if reader is None or find_format(start or b"") is Format.SAFETENSORS:
         try:
@@ -88,20 +88,20 @@ def inspect(
         else:
             audio = _find_audio(location)
     if audio is not None and (location is None or not _has_pictures(location.archives)):
-        if is_told_of_latents:
+        if has_latent_options:
             raise CheckpointError(f"{source}: this is a checkpoint of sound, which takes no such options.")
         return audio
     is_single_file = os.path.isfile(path) and not is_index(path.name)
     if location is None or (is_single_file and _has_latents(location.archives[0], tensor or audio_tensor)):
         return _inspect_tensors(path, vae, audio_vae, tensor, audio_tensor, grid)
-    if is_told_of_latents:
+    if has_latent_options:
         raise CheckpointError(f"{source}: this is a checkpoint; VAEs, a tensor and a grid are options of latents only.")
     report = inspect_checkpoint(open_checkpoint(location))
     return report if audio is None else {**report, "audio": audio}
 
 
 def format_report(report: Mapping[str, Any], indent: str = "") -> str:
-    """The text of a report: a line `name: value` for each entry, with what is nested indented by two spaces.
+    """Format a report as text: a line `name: value` for each entry, with nested entries indented by two spaces.
 
     Bytes have a unit. Numbers that belong together are one line, and a list of objects is a table.
     """
@@ -118,20 +118,20 @@ def format_report(report: Mapping[str, Any], indent: str = "") -> str:
         elif isinstance(value[0], Mapping):
             lines += _table(value, inner)
         else:
-            lines += [f"{inner}{_format(key, each)}" for each in value]
+            lines += [f"{inner}{_format(key, item)}" for item in value]
     return "\n".join(lines)
 
 
 def _is_nested(value: object) -> bool:
-    """Return whether a value takes lines of its own. A number, a text or a few numbers do not."""
+    """Return whether a value takes separate lines. A number, a text or a few numbers do not."""
     if isinstance(value, Mapping):
-        is_plain = all(each is None or isinstance(each, (int, float)) for each in value.values())
+        is_plain = all(entry is None or isinstance(entry, (int, float)) for entry in value.values())
         return not is_plain or len(_format("", value)) > _LINE
-    return isinstance(value, list) and any(isinstance(each, (str, Mapping)) for each in value)
+    return isinstance(value, list) and any(isinstance(item, (str, Mapping)) for item in value)
 
 
 def _table(rows: Sequence[Mapping[str, Any]], indent: str) -> list[str]:
-    """Lines of a table with an object in each row; in each column if that would be too wide."""
+    """Return the lines of a table with an object in each row, or in each column if the table would be too wide."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     cells: Sequence[Sequence[str]] = [keys, *([_format(key, row.get(key)) for key in keys] for row in rows)]
     for _ in range(2):
@@ -144,15 +144,15 @@ def _table(rows: Sequence[Mapping[str, Any]], indent: str) -> list[str]:
 
 
 def _format(key: str, value: object) -> str:
-    """A value in one line."""
+    """Format a value in one line."""
     if value is None or value in ([], {}):
         return _NULL.get(key, "none")
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_format(name, each)}" for name, each in value.items())
+        return ", ".join(f"{name} {_format(name, entry)}" for name, entry in value.items())
     if isinstance(value, list):
-        return ", ".join(_format(key, each) for each in value)
+        return ", ".join(_format(key, item) for item in value)
     if not isinstance(value, (int, float)):
         text = str(value)
         return printable(text[:_LONGEST_TEXT]) + "..." * (len(text) > _LONGEST_TEXT)
@@ -169,20 +169,20 @@ def _inspect_tensors(
     audio_tensor: str | None,
     grid: Grid | None,
 ) -> Report:
-    checkpoint, of_sound = None if vae is None else open_checkpoint(vae), find_sound_decoder(audio_vae, vae)
+    checkpoint, audio_checkpoint = None if vae is None else open_checkpoint(vae), find_sound_decoder(audio_vae, vae)
     if (tensor, grid) == (None, None):
-        tensors, stated = open_tensor_file(path)
+        tensors, metadata = open_tensor_file(path)
         if is_sound_alone(tensors, None if checkpoint is None else checkpoint.config.latent_channels):
-            file = find_audio_latents(tensors, stated, str(path), is_alone=True, tensor=audio_tensor)
+            file = find_audio_latents(tensors, metadata, str(path), is_alone=True, tensor=audio_tensor)
             assert file is not None
-            return _inspect_audio_latents(file, of_sound)
-        if tensors.keys() <= set(KEYFRAME_NAMES) and (keyframes := find_keyframes(tensors, stated, str(path))):
+            return _inspect_audio_latents(file, audio_checkpoint)
+        if tensors.keys() <= set(KEYFRAME_NAMES) and (keyframes := find_keyframes(tensors, metadata, str(path))):
             return _inspect_keyframes(keyframes)
-    return _inspect_latents(path, checkpoint, of_sound, tensor=tensor, audio_tensor=audio_tensor, grid=grid)
+    return _inspect_latents(path, checkpoint, audio_checkpoint, tensor=tensor, audio_tensor=audio_tensor, grid=grid)
 
 
 def _start_of(path: Path) -> bytes | None:
-    """The first bytes of a file that can be read; `locate` reports any other."""
+    """Return the first bytes of a file, or `None` if it cannot be read, which `locate` reports."""
     with suppress(OSError):
         if os.path.isfile(path):
             with path.open("rb") as file:
@@ -191,7 +191,7 @@ def _start_of(path: Path) -> bytes | None:
 
 
 def _try_video(path: Path, vae: str | None) -> Report | None:
-    """None for a file that neither is a video nor is named as one."""
+    """Describe a video. Returns `None` for a file that neither is a video nor has the name of one."""
     try:
         return inspect_video(path, None if vae is None else open_checkpoint(vae))
     except ReaderError:
@@ -201,22 +201,22 @@ def _try_video(path: Path, vae: str | None) -> Report | None:
 
 
 def _has_pictures(archives: list[Archive]) -> bool:
-    return any(found.networks for found in recognize(archives)[1])
+    return any(part.networks for part in recognize(archives)[1])
 
 
 def _has_latents(archive: Archive, tensor: str | None) -> bool:
-    """Return whether a safetensors file is latents. Raises `CheckpointError` if it has neither these nor a network."""
+    """Return whether a safetensors file is latents. Raises a `CheckpointError` if it has neither them nor a network."""
     if _has_pictures([archive]):
         return False
-    others = {name for name in archive.tensors if not is_audio_name(name) and name not in KEYFRAME_NAMES}
-    is_known = len(others) <= 1 or not others.isdisjoint(KNOWN_NAMES)
-    if not archive.tensors or (tensor is None and not is_known):
+    candidates = {name for name in archive.tensors if not is_audio_name(name) and name not in KEYFRAME_NAMES}
+    is_clear = len(candidates) <= 1 or not candidates.isdisjoint(KNOWN_NAMES)
+    if not archive.tensors or (tensor is None and not is_clear):
         names = list(archive.tensors)
-        shown = excerpt(", ".join(names[:_NAMED_TENSORS])) + (", ..." if len(names) > _NAMED_TENSORS else "")
-        found = f"{len(names)} tensors ({shown})" if names else "no tensor"
+        listing = excerpt(", ".join(names[:_NAMED_TENSORS])) + (", ..." if len(names) > _NAMED_TENSORS else "")
+        content = f"{len(names)} tensors ({listing})" if names else "no tensor"
         raise CheckpointError(
             f"{archive.path}: expected a video VAE (vae.encoder.*, vae.decoder.* or the like) or latents "
-            f"({', '.join(KNOWN_NAMES[:3])} or the like) and found {found}; if one of them is latents, name it with "
+            f"({', '.join(KNOWN_NAMES[:3])} or the like) and found {content}; if one of them is latents, name it with "
             "--tensor."
         )
     return True
@@ -226,19 +226,19 @@ def _has_latents(archive: Archive, tensor: str | None) -> bool:
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Report:
-    """Describe a checkpoint, and what decoding with it takes on this machine.
+    """Describe a checkpoint, with plans of usual decodes on this machine.
 
     `configuration` is "stated" by the file or "inferred" from its tensors; `scale` is pixels per latent cell; a network
     that does not exist is null, `dtypes` counts its parameters stored in each dtype, and `weight_layout` is the axis
-    order of its stored convolution weights; `receptive_field` is in latent frames and cells beyond a pixel's own, null
-    where it is unlimited; it and `lookahead`, the latent frames that the first frame needs, are null without a decoder
-    in the configuration. Each of `plans` is a plan as `decode --dry-run --json` prints it, with
+    order of its stored convolution weights; `receptive_field` is in latent frames and cells around the one of a pixel,
+    null where it is unlimited; it and `lookahead`, the latent frames that the first frame needs, are null without a
+    decoder in the configuration. Each of `plans` is a plan as `decode --dry-run --json` prints it, with
     `single_pass_peak_bytes`, null where a single pass is not possible.
     """
     config, networks = checkpoint.config, checkpoint.networks
-    described = checkpoint.family.describe(config)
+    description = checkpoint.family.describe(config)
     paths = {info.path for archive in checkpoint.archives for info in archive.tensors.values()}
-    spec = checkpoint.spec("decoder") if "decoder" in described else None
+    spec = checkpoint.spec("decoder") if "decoder" in description else None
     return {
         "kind": "checkpoint",
         "name": checkpoint.name,
@@ -249,10 +249,10 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Report:
         "vae_bytes": sum(stored.num_bytes for stored in networks.values()),
         "latent_channels": config.latent_channels,
         "scale": config.scale._asdict(),
-        **{name: value for name, value in described.items() if name not in NETWORKS},
+        **{name: value for name, value in description.items() if name not in NETWORKS},
         "receptive_field": None if spec is None else receptive_field(spec)._asdict(),
         "lookahead": None if spec is None else lookahead(spec),
-        **_networks(NETWORKS, networks, described),
+        **_networks(NETWORKS, networks, description),
         "plans": [_plan(checkpoint, video) for video in _USUAL_VIDEOS] if "decoder" in networks else [],
     }
 
@@ -261,10 +261,10 @@ def _configuration(checkpoint: Checkpoint) -> str:
     return "inferred" if checkpoint.is_inferred else "stated"
 
 
-def _networks(names: Iterable[str], stored: Mapping[str, StoredNetwork], described: Mapping[str, Any]) -> Report:
+def _networks(names: Iterable[str], stored: Mapping[str, StoredNetwork], description: Mapping[str, Any]) -> Report:
     return {
         name: {
-            **described.get(name, {}),
+            **description.get(name, {}),
             "parameters": stored[name].parameters_by_dtype.total(),
             "dtypes": dict(stored[name].parameters_by_dtype),
             "bytes": stored[name].num_bytes,
@@ -277,7 +277,7 @@ def _networks(names: Iterable[str], stored: Mapping[str, StoredNetwork], describ
 
 
 def _plan(checkpoint: Checkpoint, video: Grid) -> Report:
-    """How the smallest video of at least this (F, H, W) is decoded here, and its single pass if that is possible."""
+    """Plan the decode of the smallest video of at least this (F, H, W) here, and its single pass if possible."""
     config = checkpoint.config
     shape = (1, config.latent_channels, *config.scale.covering_latent_grid(video))
     plan = partial(plan_decode, checkpoint.spec("decoder"), shape, checkpoint.machine("decoder", None))
@@ -289,17 +289,17 @@ def _plan(checkpoint: Checkpoint, video: Grid) -> Report:
 
 
 def _find_audio(source: str | Location) -> Report | None:
-    """The report of the audio networks of a path, or of a location that has been opened; None if it has none."""
+    """Describe the audio networks of a path, or of a location that has been opened. Returns `None` without any."""
     try:
         location = source if isinstance(source, Location) else locate(source, SOUND)
-        if not any(found.networks for found in recognize(location.archives, SOUND)[1]):
+        if not any(part.networks for part in recognize(location.archives, SOUND)[1]):
             return None
     except CheckpointError:
         return None
     checkpoint = open_checkpoint(location, medium=SOUND)
     config, networks = cast(SoundConfig, checkpoint.config), checkpoint.networks
-    seconds = _SECONDS if {"decoder", "vocoder"} <= networks.keys() else ()
-    lengths = [round(each * config.latents_per_second) for each in seconds]
+    lengths = _SECONDS if {"decoder", "vocoder"} <= networks.keys() else ()
+    latent_lengths = [round(seconds * config.latents_per_second) for seconds in lengths]
     return {
         "kind": "audio checkpoint",
         "name": checkpoint.name,
@@ -307,7 +307,7 @@ def _find_audio(source: str | Location) -> Report | None:
         "configuration": _configuration(checkpoint),
         **checkpoint.family.describe(config),
         **_networks(SOUND.networks, networks, {}),
-        "plans": [plan_checkpoint(checkpoint, length, dtype=None).as_dict() for length in lengths],
+        "plans": [plan_checkpoint(checkpoint, length, dtype=None).as_dict() for length in latent_lengths],
     }
 
 
@@ -323,18 +323,17 @@ def _inspect_latents(
     audio_tensor: str | None,
     grid: Grid | None,
 ) -> Report:
-    """Describe a latent file. Arguments as `open_latents`; errors as it and `LatentsFile.read`.
+    """Describe a latent file. The arguments are `open_latents`'; the errors also `LatentsFile.read`'s.
 
-    `audio_vae` is the checkpoint of the audio latents in it. Warns if they cannot be read, or its keyframes.
+    `audio_vae` is the checkpoint of the audio latents in it. Warns if the audio latents or keyframes cannot be read.
 
-    `fps`, `normalized` and `stated` are what the file states. `statistics` are of the normalized values of as many
-    latent frames as `frames_read`, which are spread over a clip of more than 2**26 values and are all frames of others;
-    they are null where a single frame has more. The lowest and highest ones are of single channels. `video` is one item
-    of the batch: its `vae` is null if none was given and the usual `scale` was assumed; without `fps` its `seconds` are
-    at 24 frames per second.
+    `fps`, `normalized` and `stated` are read from the file. `statistics` are of the normalized values of as many
+    latent frames as `frames_read`, which are all frames, or spread over a clip of more than 2**26 values; they are null
+    where a single frame has more. The lowest and highest ones are of single channels. `video` is one item of the batch:
+    its `vae` is null if the usual `scale` was assumed; without `fps` its `seconds` are at 24 frames per second.
     """
-    channels, known_scale = (None, None) if vae is None else (vae.config.latent_channels, vae.config.scale)
-    file = open_latents(path, latent_channels=channels, tensor=tensor, grid=grid, scale=known_scale)
+    channels, vae_scale = (None, None) if vae is None else (vae.config.latent_channels, vae.config.scale)
+    file = open_latents(path, latent_channels=channels, tensor=tensor, grid=grid, scale=vae_scale)
     normalization = None if vae is None else vae.read_statistics()
     if file.normalized is False and normalization is None:
         raise LatentsError(f"{path}: these latents are unnormalized; give -m VAE, whose statistics normalize them.")
@@ -350,14 +349,14 @@ def _inspect_latents(
     fps = info.fps or DEFAULT_FPS
     if info.fps is None:
         notices.append(f"the file states no frame rate; the seconds are at {float(fps):g} fps")
-    scale = known_scale or DEFAULT_SCALE
+    scale = vae_scale or DEFAULT_SCALE
     frames, height, width = scale.video_grid(shape.grid)
-    stated = (info.num_frames, info.height, info.width)
-    if None not in stated and stated != (frames, height, width):
+    file_grid = (info.num_frames, info.height, info.width)
+    if None not in file_grid and file_grid != (frames, height, width):
         notices.append(f"the file states {info.num_frames} frames of {info.width}x{info.height}")
     if vae is None:
         notices.append("the scale is the usual one; give -m VAE to be sure")
-    keyframes, audio = _found(file.find_keyframes), _found(partial(file.find_audio, audio_tensor))
+    keyframes, audio = _find_or_warn(file.find_keyframes), _find_or_warn(partial(file.find_audio, audio_tensor))
     if keyframes and vae is not None and (warning := vae.spec("decoder").keyframe_warning):
         notices.append(warning.rstrip("."))
     seconds = frames / fps
@@ -388,8 +387,8 @@ def _inspect_latents(
     }
 
 
-def _found(find: Callable[[], FoundT | None]) -> FoundT | None:
-    """Report of something found beside latents; a warning and None if it cannot be read."""
+def _find_or_warn(find: Callable[[], FileT | None]) -> FileT | None:
+    """Find other content of a latent file. Warns, and returns `None`, if it cannot be read."""
     try:
         return find()
     except LatentsError as error:
@@ -398,7 +397,7 @@ def _found(find: Callable[[], FoundT | None]) -> FoundT | None:
 
 
 def _statistics(latents: MappedLatents, numbers: Sequence[int]) -> tuple[dict[str, float], list[str]]:
-    """Statistics of some frames, with the extremes of single channels, and a notice if they are unusual.
+    """Return statistics of some frames, with the extremes of single channels, and a notice if they are unusual.
 
     One frame is read at a time.
     """
@@ -425,7 +424,7 @@ def _statistics(latents: MappedLatents, numbers: Sequence[int]) -> tuple[dict[st
 
 
 def _inspect_keyframes(file: KeyframesFile) -> Report:
-    """Describe keyframes without reading a value. `frames` are the frame numbers."""
+    """Describe keyframes without reading their values. `frames` are the frame numbers."""
     return {
         "kind": "keyframes",
         "name": file.source,
@@ -439,12 +438,12 @@ def _inspect_keyframes(file: KeyframesFile) -> Report:
 def _inspect_audio_latents(
     file: AudioLatentsFile, vae: Checkpoint | None, video_seconds: Fraction | None = None
 ) -> Report:
-    """Describe audio latents. `vae` is the checkpoint that decodes them, if it is known.
+    """Describe audio latents. `vae` is the checkpoint that decodes them, if there is one.
 
-    `video_seconds` is the length of the video that is in the same file; None for sound alone.
+    `video_seconds` is the length of the video in the same file. `None` means sound alone.
 
-    `statistics` are of all values, as they are stored. `sound` is one item of the batch: without the `vae` of sound,
-    the length is the published releases', and `samples` and `sample_rate` are null.
+    `statistics` are of all values, as they are stored. `sound` is one item of the batch: without a `vae`, its length is
+    the published releases', and `samples` and `sample_rate` are null.
     """
     seconds = float(Fraction(file.length, _LATENTS_PER_SECOND) - _MISSING_SECONDS)
     samples, rate, notices = None, None, []
@@ -456,8 +455,8 @@ def _inspect_audio_latents(
         seconds = samples / rate
     difference = 0 if video_seconds is None else seconds - float(video_seconds)
     if abs(difference) > SLACK:
-        how = f"{abs(difference):.2f} s {'after' if difference > 0 else 'before'} the video"
-        notices.append(f"the sound ends {how}; a decode fills or cuts at most {float(SLACK):g} s")
+        distance = f"{abs(difference):.2f} s {'after' if difference > 0 else 'before'} the video"
+        notices.append(f"the sound ends {distance}; a decode fills or cuts at most {float(SLACK):g} s")
     array = file.read_stored().astype(mx.float32)
     functions = {"mean": mx.mean, "std": mx.std, "min": mx.min, "max": mx.max}
     return {
@@ -483,10 +482,10 @@ def inspect_video(path: Path, vae: Checkpoint | None) -> Report:
     """Describe a video or an image. Raises a `ReaderError` for anything else, and warns of damage.
 
     Its frames are decoded and counted, as `VideoReader` would return them; if there are more than 10,000, their number
-    is an estimate. It is null where unknown, as `fps` and `seconds` are, which images do not have; `fps` is the average
-    if `is_variable`. Colors have ffmpeg's names, and "unknown" is what the file does not say; the size is that after a
-    `rotation` in degrees. `nearest` is what encodes at the `scale` of `vae`, or at the usual one if that is null; of
-    its frames none are made up.
+    is an estimate. An unknown number is null, and so are `fps` and `seconds`, which images do not have; `fps` is the
+    average if `is_variable`. Colors have ffmpeg's names, with "unknown" for a color that the file does not state; the
+    size is after a `rotation` in degrees. `nearest` is the nearest size that encodes at the `scale` of `vae`, or at the
+    usual scale if `vae` is null; it has no more frames than the video, but at least one.
     """
     check_text(path)
     arguments, stream, info, num_errors = probe(str(path), path, input_arguments(path))

@@ -1,4 +1,4 @@
-"""The plan of a published VAE, without its weights."""
+"""Plan a decode by a published VAE, without its weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from .shapes import Grid, LatentShape, Size, format_size, parse_size
 from .tiling.config import TilingConfig
 from .units import DEFAULT_FPS, Rate, find_fps
 
-#: The decoders of one generation's latents.
+#: Decoders of one generation's latents.
 DecoderName = Literal["conv", "diffusion"]
 
 # Releases of LTX-Video with the VAE of another one.
@@ -31,7 +31,7 @@ _SAME_VAE = dict.fromkeys(("0.9.6", "0.9.7", "0.9.8"), "0.9.5")
 
 @dataclass(frozen=True)
 class PublishedVAE:
-    """A published VAE by its name, such as "ltx-2.3", at its published widths unless `config` has others."""
+    """Published VAE by its name, such as "ltx-2.3", at its published widths unless `config` has other widths."""
 
     name: str
     family: Family[Any]
@@ -41,9 +41,9 @@ class PublishedVAE:
     def find(
         cls, generation: str, decoder: DecoderName = "conv", *, base_channels: int | None = None
     ) -> "PublishedVAE":
-        """The one of this generation with this decoder, or one with other widths: see `Family.published`.
+        """Find the VAE of this generation with this decoder, or one with other widths: see `Family.published`.
 
-        Generations are also known by the names that `info` prints, such as "LTX-Video 0.9.5".
+        Generations may also have the names that `info` prints, such as "LTX-Video 0.9.5".
 
         Raises:
             PlanError: if none is published.
@@ -67,22 +67,22 @@ class PublishedVAE:
         return cls(name, family, family.published[name](*widths))
 
     def spec(self, network: str) -> NetworkSpec:
-        """The layers of a network. Raises a `CheckpointError` if it has no such network."""
+        """Return the layers of a network. Raises a `CheckpointError` if the VAE has no such network."""
         return self.family.spec(self.config, network)
 
     def machine(self, dtype: GivenDtype = None) -> Machine:
-        """The default device, for its decoder in this dtype; None for the published file's."""
-        given = parse_dtype(dtype)
-        return this_machine(DTYPES[given or self.family.published_dtype], keeps_dtype=given is not None)
+        """Return the default device, for the decoder in this dtype. `None` means the published file's dtype."""
+        requested = parse_dtype(dtype)
+        return this_machine(DTYPES[requested or self.family.published_dtype], keeps_dtype=requested is not None)
 
     def latent_shape(self, video: Grid) -> LatentShape:
-        """The shape of the latents of a video (F, H, W). Raises a `LatentsError` if there are none."""
+        """Return the shape of the latents of a video (F, H, W). Raises a `LatentsError` if it does not fit the grid."""
         return LatentShape(1, self.config.latent_channels, *self.config.scale.latent_grid(video))
 
     def plan(
         self, video: Grid, *, dtype: GivenDtype = None, sound_fps: Rate | None = None, **options: Any
     ) -> DecodePlan:
-        """The plan of the decode of a video (F, H, W), with the options of `plan_decode`.
+        """Plan the decode of a video (F, H, W), with the options of `plan_decode`.
 
         With `sound_fps`, the frame rate of playback, the plan covers the video and its sound.
         """
@@ -91,14 +91,14 @@ class PublishedVAE:
         return plan_decode(self.spec("decoder"), self.latent_shape(video), machine, sound=sound, **options)
 
     def find_sound(self) -> "PublishedVAE":
-        """The audio VAE of the same generation. Raises a `PlanError` if it makes no sound."""
+        """Return the audio VAE of the same generation. Raises a `PlanError` if there is none."""
         name, families = self.name.removesuffix("-diffusion"), published(SOUND)
         if name not in families:
             raise PlanError(f"{self.name} has no sound; choose one of {', '.join(families)}.")
         return PublishedVAE(name, families[name], families[name].published[name]())
 
     def _sound(self, frames: int, fps: Rate, machine: Machine, dtype: GivenDtype) -> list[Plan]:
-        """The plans of the sound of this many frames."""
+        """Return the plans of the sound of this many frames."""
         vae = self.find_sound()
         decoder, vocoder = map(vae.spec, ("decoder", "vocoder"))
         per_second = cast(SoundConfig, vae.config).latents_per_second
@@ -126,22 +126,22 @@ def estimate(
     keyframes: Sequence[int] = (),
     joined: bool = False,
 ) -> DecodePlan:
-    """Plan the decode of a video by a published VAE, without its weights: what `plan` returns once it is loaded.
+    """Plan the decode of a video by a published VAE, without its weights: the plan is the one of the loaded VAE.
 
-    For apps that ask what a decode will take before they load anything. `plan.peak_bytes` includes the weights.
+    It tells apps the memory of a decode before they load anything. `plan.peak_bytes` includes the weights.
 
     Args:
         generation: "ltx-2.5", "ltx-2.3", "ltx-2", "0.9.0" to "0.9.8", "prunavaed", or "taehv".
         frames: 1 + 8*k.
         size: "1280x704", or (width, height), multiples of 32.
         memory_budget, mode, order, tiling, chunk, steps, joined: as for `plan`.
-        dtype: as for `from_pretrained`; None for the published file's.
+        dtype: as for `from_pretrained`. `None` means the published file's.
         decoder: "diffusion" for the other decoder of LTX-2.5.
         keyframes: the frame numbers of keyframe planes.
-        sound: True if the sound of the video, which has `fps` frames per second, is decoded meanwhile.
+        sound: also decode the sound of the video, which has `fps` frames per second.
 
     Raises:
-        LatentsError: if the size or the number of frames is not possible.
+        LatentsError: if the size or the number of frames is impossible.
         PlanError: if no such VAE is published, or as for `plan`.
     """
     width, height = _check_size(size)

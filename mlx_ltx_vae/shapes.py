@@ -12,7 +12,7 @@ Grid = tuple[int, int, int]  # extents along time, height and width, of latents 
 Size = tuple[int, int]  # width and height of a frame, in pixels
 Shape = tuple[int, ...]
 
-#: The largest number of pixels of a frame, about 16,000 x 16,000. It is ffmpeg's, which adds something to the sides.
+#: Largest number of pixels of a frame in ffmpeg, about 16,000 x 16,000, including pixels that it adds to the sides.
 MAX_PIXELS = 2**28
 _ADDED_TO_SIDES = 128
 _GRID = re.compile(r"([1-9]\d{0,8})x([1-9]\d{0,8})x([1-9]\d{0,8})")
@@ -31,12 +31,12 @@ class ScaleFactors(NamedTuple):
     width: int
 
     def video_grid(self, latent_grid: Sequence[int]) -> Grid:
-        """(F, H, W) of the video that latents of grid (F', H', W') decode to."""
+        """Return (F, H, W) of the video that latents of grid (F', H', W') decode to."""
         frames, height, width = latent_grid
         return 1 + self.time * (frames - 1), self.height * height, self.width * width
 
     def latent_grid(self, video_grid: Sequence[int]) -> Grid:
-        """(F', H', W') of the latents of a video (F, H, W), which must be whole numbers of latent cells."""
+        """Return (F', H', W') of the latents of a video (F, H, W). Raises a `LatentsError` if it has partial cells."""
         frames, height, width = video_grid
         if frames < 1 or (frames - 1) % self.time or height % self.height or width % self.width:
             video = f"{frames} frame{' of' if frames == 1 else 's of'} {width}x{height}"
@@ -47,24 +47,24 @@ class ScaleFactors(NamedTuple):
         return 1 + (frames - 1) // self.time, height // self.height, width // self.width
 
     def usable_frames(self, num_frames: int, *, pad: bool) -> int:
-        """`num_frames` rounded to the form 1 + time * k: down, or up with `pad`."""
+        """Round `num_frames` to the form 1 + time * k: down, or up with `pad`."""
         steps = -(-(num_frames - 1) // self.time) if pad else (num_frames - 1) // self.time
         return 1 + self.time * steps
 
     def carry_rule(self, carry: Any) -> str | None:
-        """Say how many frames windows of a film can share if not this many: "1 + 8*k frames, or 0 for none"."""
+        """Return "1 + 8*k frames, or 0 for none" if windows of a film cannot share `carry` frames, else `None`."""
         if is_count(carry) and (carry == 0 or (carry - 1) % self.time == 0):
             return None
         return f"1 + {self.time}*k frames, or 0 for none"
 
     def covering_latent_grid(self, video_grid: Sequence[int]) -> Grid:
-        """(F', H', W') of the smallest latents whose video covers (F, H, W)."""
+        """Return (F', H', W') of the smallest latents whose video covers (F, H, W)."""
         frames, height, width = video_grid
         return 1 + -(-(frames - 1) // self.time), -(-height // self.height), -(-width // self.width)
 
 
 class Scaled(ABC):
-    """A configuration whose latents have a scale."""
+    """Configuration whose latents have a scale."""
 
     @property
     @abstractmethod
@@ -82,24 +82,24 @@ class Scaled(ABC):
 
 
 class ClipRules(NamedTuple):
-    """The clip of a network along time: its unit, its lengths, and how it is run.
+    """Rules for a network's clip along time: its unit, its lengths, and its pieces.
 
     `hop`, `bins` and `frame_bytes` belong to encoders of sound, which take the frames of a spectrogram.
     """
 
     unit: Literal["frame", "sample"] = "frame"
-    chunks: tuple[int, ...] = ()  # possible numbers of latents per piece, the fastest first; () for any
-    flushes_with_last: bool = False  # each layer takes a piece in one step, and is flushed with the last one
-    held_copies: int = 1  # of a caller's latents; sound's are held as given and as packed
-    lengths: tuple[int, int] | None = None  # outputs of the first latent and of each other one; None: the layers'
-    sample_rate: int = 0  # of the decoded waveform, or the one that the spectrogram is made from
+    chunks: tuple[int, ...] = ()  # possible numbers of latents per piece, the fastest first; () means any
+    flushes_with_last: bool = False  # each layer takes a piece in one step, and is flushed with the last piece
+    held_copies: int = 1  # of a caller's latents; latents of sound are held as passed and as packed
+    lengths: tuple[int, int] | None = None  # outputs of the first and of each later latent; `None`: as the layers
+    sample_rate: int = 0  # of the decoded waveform, or of the waveform of the spectrogram
     hop: int = 1  # samples per frame
     bins: int = 1  # frequencies
     frame_bytes: int = 0  # of memory that is needed to make a frame, per batch item
 
     @property
     def whole(self) -> str:
-        """The name of all its units together."""
+        """Name of all the units together."""
         return "video" if self.unit == "frame" else "sound"
 
 
@@ -107,20 +107,20 @@ class TileRules(NamedTuple):
     """Position where a network is cut into tiles, and their least sizes, in cells of the grid that is cut.
 
     The layers before index `start` run once, on the whole clip; the layers from there on run on tiles of
-    their results. With 0, tiles are crops of the latents, and the network takes each for a clip of its own.
+    their results. With 0, tiles are crops of the latents, and the network runs on each as on a separate clip.
     """
 
     start: int = 0
     size: Grid = (2, 2, 2)  # of the smallest tile
-    overlap: Grid = (0, 0, 0)  # what tiles must share at least
+    overlap: Grid = (0, 0, 0)  # that tiles share at least
 
 
-#: The factors of every published checkpoint except the 16x16x4 variant.
+#: Factors of every published checkpoint except the 16x16x4 variant.
 DEFAULT_SCALE = ScaleFactors(8, 32, 32)
 
 
 class LatentShape(NamedTuple):
-    """The shape of latents at the API: (B, C, F', H', W')."""
+    """Shape of latents at the API: (B, C, F', H', W')."""
 
     batch: int
     channels: int
@@ -140,7 +140,7 @@ def is_possible_size(size: Size) -> bool:
 
 
 def parse_size(text: str) -> Size:
-    """(width, height) of a text such as "768x512"; a `LatentsError` for anything else, or for too many pixels."""
+    """Parse "768x512" to (width, height). Raises a `LatentsError` for other text and for too many pixels."""
     match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", text)
     if not match or not int(match[1]) or not int(match[2]):
         raise LatentsError(f"{quote(text)} is not a width and a height such as 768x512")
@@ -151,12 +151,12 @@ def parse_size(text: str) -> Size:
 
 
 def format_size(width: int, height: int) -> str:
-    """The frame size as users write it: 768x512."""
+    """Return the frame size as users write it: 768x512."""
     return f"{width}x{height}"
 
 
 def parse_grid(text: str) -> Grid:
-    """`(F', H', W')` from "16x22x40". Raises `ValueError` for anything but three whole numbers above 0."""
+    """Parse "16x22x40" to (F', H', W'). Raises a `ValueError` for anything but three whole numbers above 0."""
     match = _GRID.fullmatch(text.strip())
     if not match:
         raise ValueError(f"{quote(text)} is not a latent grid; write F'xH'xW', such as 16x22x40.")
@@ -164,27 +164,27 @@ def parse_grid(text: str) -> Grid:
 
 
 class Axis(enum.IntEnum):
-    """The axes of (B, T, H, W, C) along which a clip can be streamed."""
+    """Axes of (B, T, H, W, C) along which a clip can be streamed."""
 
     TIME = 1
     HEIGHT = 2
     WIDTH = 3
 
-    grid: int  # the index of the axis in a grid (T, H, W); no property, since plans read it millions of times
+    grid: int  # index of the axis in a grid (T, H, W); no property, since plans read it millions of times
 
     def __init__(self, value: int) -> None:
         self.grid = value - 1
 
 
 class Border(enum.Enum):
-    """How a window behaves at the two ends of the clip."""
+    """Behavior of a window at the two ends of the clip."""
 
     PAD = "pad"  # positions beyond the ends are padded
     SHIFT = "shift"  # the window moves inward, so that every output has `kernel` input positions
 
 
 class WindowSpec(NamedTuple):
-    """The input window of one output ("result") of a layer along one axis."""
+    """Input window of one output ("result") of a layer along one axis."""
 
     kernel: int = 1  # input positions per output
     stride: int = 1  # input positions from one output to the next
@@ -199,28 +199,28 @@ class WindowSpec(NamedTuple):
 
     @property
     def behind(self) -> int:
-        """Positions before its own that an output depends on."""
+        """Number of positions that an output depends on before its position."""
         return self.kernel // 2 if self.border is Border.SHIFT else self.before
 
     @property
     def ahead(self) -> int:
-        """Positions after its own that an output depends on."""
+        """Number of positions that an output depends on after its position."""
         return self.kernel - 1 - self.behind if self.border is Border.SHIFT else self.after
 
     def num_outputs(self, length: int) -> int:
-        """The number of outputs for a clip of `length` positions, at least `kernel` with `Border.SHIFT`."""
+        """Return the number of outputs for a clip of `length` positions, at least `kernel` with `Border.SHIFT`."""
         if self.border is Border.SHIFT:
             return length
         return (self.before + length + self.after - self.kernel) // self.stride + 1
 
-    def ready(self, seen: int) -> int:
-        """The number of outputs that are final when `seen` positions have arrived, and more may follow."""
+    def ready(self, num_inputs: int) -> int:
+        """Return the number of outputs that are final after `num_inputs` positions, if more may follow."""
         if self.border is Border.SHIFT:
-            return 0 if seen < self.kernel else max(0, seen - self.ahead)
-        return max(0, (seen + self.before - self.kernel) // self.stride + 1)
+            return 0 if num_inputs < self.kernel else max(0, num_inputs - self.ahead)
+        return max(0, (num_inputs + self.before - self.kernel) // self.stride + 1)
 
     def needed(self, num_outputs: int) -> int:
-        """The number of input positions required to compute the first `num_outputs` outputs."""
+        """Return the number of input positions required to compute the first `num_outputs` outputs."""
         if self.border is Border.SHIFT:
             return max(self.kernel, num_outputs + self.ahead)
         return (num_outputs - 1) * self.stride + self.kernel - self.before

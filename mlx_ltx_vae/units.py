@@ -16,12 +16,12 @@ _UNITS = {
 
 
 def byte_unit(count: float) -> tuple[float, str, int]:
-    """The unit in which a count is shown, its name, and its decimals: GB, MB below 1 GB, kB below 1 MB."""
+    """Return the unit for a count, its name, and its decimals: GB, MB below 1 GB, kB below 1 MB."""
     return (GB, "GB", 2) if count >= GB else (MB, "MB", 1) if count >= MB else (1e3, "kB", 0)
 
 
 def format_bytes(count: float, *, round_up: bool = False) -> str:
-    """The count as text, such as 2.42 GB, 814.2 MB or 812 kB (see `byte_unit`)."""
+    """Return the count as text, such as 2.42 GB, 814.2 MB or 812 kB (see `byte_unit`)."""
     unit, name, digits = byte_unit(count)
     if round_up:
         count = math.ceil(count / unit * 10**digits) / 10**digits * unit
@@ -29,32 +29,32 @@ def format_bytes(count: float, *, round_up: bool = False) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """The time as text, such as 0.25 s, 6.8 s or 75 s."""
+    """Return the time as text, such as 0.25 s, 6.8 s or 75 s."""
     digits = 2 if seconds < 1 else 1 if seconds < 10 else 0
     return f"{seconds:.{digits}f} s"
 
 
 def format_count(count: int, noun: str) -> str:
-    """A number of things as text, such as 1 frame or 73 frames."""
+    """Return a count with its noun, such as 1 frame or 73 frames."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def format_are(count: int) -> str:
-    """A number of things as the subject of a sentence: 1 is, 2 are."""
+    """Return a count as the subject of a sentence: 1 is, 2 are."""
     return f"{count} {'is' if count == 1 else 'are'}"
 
 
 def format_rate(frames: int, seconds: float) -> str:
-    """The speed as text, such as 3.45 frames per second, also where the clock stands still."""
+    """Return the speed as text, such as 3.45 frames per second, or "speed unknown" for 0 seconds."""
     rate = frames / seconds if seconds > 0 else 0
     digits = 2 if rate < 10 else 1 if rate < 100 else 0
     return f"{rate:.{digits}f} frames per second" if seconds > 0 else "speed unknown"
 
 
 def parse_bytes(text: str | int | float, available: int) -> int:
-    """The bytes of a memory budget: "8GB" (1e9 each), "8G", "7.5 GiB", "50%" of `available`, or a number of bytes.
+    """Parse a memory budget: "8GB" (1e9 bytes each), "8G", "7.5 GiB", "50%" of `available`, or a number of bytes.
 
-    Anything else is a `PlanError`, also a string without a unit.
+    Raises a `PlanError` for anything else, also for a string without a unit.
     """
     if isinstance(text, (int, float)) and not isinstance(text, bool) and 0 < text < float("inf"):
         return int(text)
@@ -80,7 +80,7 @@ _RATIO = re.compile(r"\d{1,9}/0*[1-9]\d{0,8}")
 
 
 def parse_fps(rate: Rate) -> Fraction:
-    """Frames per second as an exact fraction.
+    """Parse frames per second to an exact fraction.
 
     Decimals near an NTSC rate mean that rate: 23.976 (and 23.97, 23.98) is 24000/1001, 29.97 is 30000/1001.
     A ratio ("30000/1001") and a `Fraction` are not rounded.
@@ -105,19 +105,19 @@ def parse_fps(rate: Rate) -> Fraction:
 
 
 def find_fps(name: object, rate: Rate, error: type[LTXVAEError]) -> Fraction:
-    """`parse_fps` with an `error` that names the file."""
+    """Parse frames per second as `parse_fps`, with an `error` that names the file."""
     try:
         return parse_fps(rate)
     except ValueError as problem:
         raise error(f"{name}: {problem}") from problem
 
 
-#: The curve of the codes: ACEScct, with the primaries of ACEScg, as LTX-2.5 has it; or ARRI LogC3 at EI 800, with those
-#: of Rec.709, as the HDR LoRA of LTX-2.3 has it.
+#: Curve of the codes: ACEScct, with the primaries of ACEScg, for LTX-2.5; or ARRI LogC3 at EI 800, with the primaries
+#: of Rec.709, for the HDR LoRA of LTX-2.3.
 Transfer = Literal["acescct", "logc3"]
-#: The signal of HDR latents in a video.
+#: Signal of HDR latents in a video.
 SignalName = Literal["hlg", "pq", "sdr"]
-#: The space of HDR latents in EXR images.
+#: Color space of HDR latents in EXR images.
 ExrSpaceName = Literal["srgb", "acescg", "acescct"]
-#: What the pixels of EXR images mean: light with the primaries of Rec.709 or of ACEScg, or the codes of ACEScct.
+#: Content of the pixels of EXR images: light with the primaries of Rec.709 or of ACEScg, or the codes of ACEScct.
 HDRInput = Literal["srgb_linear", "acescg", "acescct"]

@@ -1,1 +1,1 @@
-"""`python -m weights_convert`, the other name of `python -m mlx_ltx_vae.convert`."""
+"""Other name of `mlx_ltx_vae.convert`, as `python -m weights_convert`."""

@@ -1,4 +1,4 @@
-"""`python -m weights_convert`: see `mlx_ltx_vae.convert`."""
+"""Command `python -m weights_convert`, which is `mlx_ltx_vae.convert`."""
 
 from mlx_ltx_vae.convert import main
 

@@ -31,15 +31,15 @@ from .files import (
     check_dtypes,
     check_unchanged,
     infer_layout,
+    parse_layout,
     read_json,
     read_tensors,
-    stated_layout,
 )
 from .locate import Location, locate, recognize
 
 #: Arrays by name, as an app holds them.
 Arrays = Mapping[str, mx.array | np.ndarray]
-#: A dict, as in a metadata entry `config` or a config.json; or what it is parsed to; or None to infer it.
+#: Dict, as in a metadata entry `config` or a config.json, or the parsed configuration. `None` means to infer it.
 GivenConfig = Mapping[str, Any] | Config | None
 
 _NAMED_TENSORS = 3
@@ -49,16 +49,16 @@ _NAMED_VERSION = re.compile(r"ltx[-_ ]?v?(\d{1,3})\.(\d{1,3})", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A VAE known by the headers of its files, or by arrays in memory. No tensor has been read.
+    """Headers of the files of a VAE, or its arrays in memory. No tensor has been read.
 
     Attributes:
-        name: what error messages call it.
-        class_name: the class that its configuration names, if any.
-        is_inferred: True if it has no configuration, so that `config` was inferred from its tensors.
-        raw_config: the configuration as a converted checkpoint states it; empty if a parsed one was given.
-        networks: the networks that were asked for and exist.
-        statistics: location of the mean and standard deviation of the latents; None if the networks need none.
-        files: all files that were read, including the configuration's.
+        name: the checkpoint's name in error messages.
+        class_name: the class that the configuration names, if any.
+        is_inferred: the checkpoint has no configuration, so `config` was inferred from its tensors.
+        raw_config: the configuration as a converted checkpoint states it, or empty if the caller passed a parsed one.
+        networks: the requested networks that exist.
+        statistics: location of the mean and standard deviation of the latents, or `None` if the networks need none.
+        files: all files that were read, including the configuration.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Checkpoint:
     files: Sequence[Path] = ()
 
     def cast_dtype(self, network: str, dtype: str | None) -> mx.Dtype | None:
-        """The dtype that a network's weights are cast to if a user wants `dtype`; None for the stored dtype."""
+        """Return the dtype to cast a network's weights to for a requested `dtype`. `None` means the stored dtype."""
         stored = self.networks.get(network)
         is_promoted = network not in self.family.computes_in_half
         if is_promoted and stored and "float16" in ([dtype] if dtype else stored.parameters_by_dtype):
@@ -82,56 +82,56 @@ class Checkpoint:
         return None if dtype is None else DTYPES[dtype]
 
     def machine(self, network: str, dtype: str | None) -> Machine:
-        """The default device, for a network that `VideoVAE.from_pretrained` would load with this `dtype`."""
-        cast = self.cast_dtype(network, dtype)
-        return this_machine(cast or DTYPES[self.networks[network].dtype], keeps_dtype=dtype is not None)
+        """Return the default device, for a network that `VideoVAE.from_pretrained` would load with this `dtype`."""
+        cast_dtype = self.cast_dtype(network, dtype)
+        return this_machine(cast_dtype or DTYPES[self.networks[network].dtype], keeps_dtype=dtype is not None)
 
     def spec(self, network: str) -> NetworkSpec:
-        """The layers of a network, from the configuration alone; it is an error if that does not describe it."""
+        """Return the layers of a network. Raises a `CheckpointError` if the configuration does not describe it."""
         return self.family.spec(self.config, network)
 
     def for_stills(self) -> "Checkpoint":
-        """The same, decoding to one picture per latent frame if its family can save work so."""
+        """Return the checkpoint with a decoder of one picture per latent frame, if its family has a faster one."""
         return replace(self, config=self.family.stills(self.config)) if self.family.stills else self
 
     def used(self, network: str) -> dict[str, str]:
-        """Report of a network that was used, JSON-serializable: its file, and what it is.
+        """Report a network that was used, JSON-serializable: its file, generation and kind.
 
-        Of several shards, the file is their index, or the first of them.
+        The file of several shards is their index, or the first shard.
         """
         shards = {info.path for info in self.networks[network].tensors.values()}
-        archives = [each for each in self.archives if shards <= {info.path for info in each.tensors.values()}]
+        archives = [archive for archive in self.archives if shards <= {info.path for info in archive.tensors.values()}]
         kind = {"decoder": self.family.decoder} if network == "decoder" else {}
         return {"file": str(archives[0].path), "generation": self.config.generation, **kind}
 
     @property
     def version(self) -> tuple[int, int] | None:
-        """The version of LTX that its files state or are named after, such as (2, 5), or else that has its layers."""
-        stated = [archive.metadata.get("model_version", "") for archive in self.archives]
+        """LTX version that the files or their names state, such as (2, 5), or else one with the same layers."""
+        model_versions = [archive.metadata.get("model_version", "") for archive in self.archives]
         names = [part for archive in self.archives for part in reversed(archive.path.absolute().parts[-2:])]
-        found = [*map(_VERSION.match, stated), *map(_NAMED_VERSION.search, names)]
-        match = next(filter(None, [*found, _VERSION.search(self.config.generation)]), None)
+        matches = [*map(_VERSION.match, model_versions), *map(_NAMED_VERSION.search, names)]
+        match = next(filter(None, [*matches, _VERSION.search(self.config.generation)]), None)
         return None if match is None else (int(match[1]), int(match[2]))
 
     def of_network(self, name: str) -> "Checkpoint":
-        """The same with only one of its networks, and only this one's headers."""
+        """Return the checkpoint with only one of its networks, and only the headers of this network."""
         return replace(self, archives=(), networks={name: self.networks[name]})
 
     @property
     def is_in_memory(self) -> bool:
-        """True if its tensors are arrays, and not in files."""
+        """Return whether the tensors are arrays in memory, and not in files."""
         return any(info.array is not None for info in self._tensors)
 
     @property
     def description(self) -> dict[str, Any]:
-        """The tensors' headers and the sizes of their files, JSON-serializable: what ranks compare."""
+        """Headers of the tensors and sizes of their files, JSON-serializable, for the comparison of ranks."""
         infos = [info for stored in self.networks.values() for info in stored.tensors.values()]
         paths = sorted({info.path for info in infos if info.array is None})
         tensors = sorted([info.name, info.dtype, *info.shape] for info in infos)
         return {"config": self.raw_config, "sizes": [path.stat().st_size for path in paths], "tensors": tensors}
 
     def sample(self) -> str:
-        """A hash of a sample of each tensor, which must be in files, the statistics included."""
+        """Return a hash of a sample of each tensor, including the statistics. All tensors must be in files."""
         digest = hashlib.sha256()
         for info in self._tensors:
             with info.path.open("rb") as file:
@@ -146,20 +146,23 @@ class Checkpoint:
         tensors = [stored.tensors[name] for stored in self.networks.values() for name in sorted(stored.tensors)]
         return [*tensors, *(self.statistics or ())]
 
-    def evaluate(self, what: str, *arrays: mx.array) -> None:
-        """Evaluate tensors of it. Raises a `CheckpointError` if they cannot be read."""
+    def evaluate(self, label: str, *arrays: mx.array) -> None:
+        """Evaluate tensors of the checkpoint. Raises a `CheckpointError` naming `label` if they cannot be read."""
         try:
-            # Arrays in memory may belong to another thread, which is no failure of the device.
+            # An array in memory may belong to another thread, and that error is not the device's.
             with nullcontext() if self.is_in_memory else explained_device_errors():
                 mx.eval(arrays)
         except DeviceError:
             raise
         except RuntimeError as error:
             self.check_unchanged()
-            raise CheckpointError(f"{self.name}: {what} cannot be read ({excerpt(error, 120)}).") from error
+            raise CheckpointError(f"{self.name}: {label} cannot be read ({excerpt(error, 120)}).") from error
 
     def read_statistics(self) -> Statistics | None:
-        """Statistics of the latents, each (C,) float32 and finite, standard deviations above 0; None if not needed."""
+        """Read the statistics of the latents, each (C,) float32 and finite, with standard deviations above 0.
+
+        Returns `None` if the networks need none.
+        """
         if self.statistics is None:
             return None
         arrays = dict(read_tensors(dict(zip(("mean", "std"), self.statistics, strict=True))))
@@ -179,35 +182,35 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Read the headers of a VAE of pictures or of sound in any supported layout.
 
-    `source` is what `locate` takes, or what it returned.
+    `source` is what `locate` takes or returns.
     """
-    left_out = [network for network, asked in zip(NETWORKS, (encoder, decoder), strict=True) if not asked]
-    if len(left_out) == len(NETWORKS):
+    excluded = [network for network, is_requested in zip(NETWORKS, (encoder, decoder), strict=True) if not is_requested]
+    if len(excluded) == len(NETWORKS):
         raise ValueError("there is nothing to load; ask for the encoder, the decoder or both.")
-    wanted = [network for network in medium.networks if network not in left_out]
+    requested = [network for network in medium.networks if network not in excluded]
     location = source if isinstance(source, Location) else locate(source, medium)
     contents = list(_contents(location))
-    return _open(location, lambda family: family.choose_config(contents), wanted, medium)
+    return _open(location, lambda family: family.choose_config(contents), requested, medium)
 
 
 def open_weights(weights: Arrays, config: GivenConfig = None, *, medium: Medium = PICTURES) -> Checkpoint:
-    """Open arrays that are in memory, with names and layouts as files have them. None of them is evaluated."""
+    """Open arrays in memory, with the names and layouts that files have. No array is evaluated."""
 
     def choose(family: Family[Any]) -> GivenConfig:
         if config is None or isinstance(config, family.config_type):
             return config
         try:
-            stated = family.choose_config([json.loads(json.dumps(config))])
+            file_config = family.choose_config([json.loads(json.dumps(config))])
         except (TypeError, ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"weights: their configuration cannot be JSON ({excerpt(error)}); pass a dict."
             ) from error
-        if stated is None:
+        if file_config is None:
             raise CheckpointError(
                 "weights: their configuration describes no video VAE; pass a dict with encoder_blocks and "
                 "decoder_blocks (or a config.json of diffusers), or None to infer it."
             )
-        return stated
+        return file_config
 
     path, tensors = Path("weights"), {}
     for name, array in weights.items():
@@ -220,7 +223,7 @@ def open_weights(weights: Arrays, config: GivenConfig = None, *, medium: Medium 
 
 
 def _contents(location: Location) -> Iterator[object]:
-    """Candidates for a configuration: the metadata of files, then JSON files beside them."""
+    """Yield the candidates for a configuration: the metadata of the files, then the JSON files in their folders."""
     for archive in location.archives:
         if "config" in archive.metadata:
             try:
@@ -234,68 +237,69 @@ def _contents(location: Location) -> Iterator[object]:
 
 
 def _open(
-    location: Location, choose: Callable[[Family[Any]], GivenConfig], wanted: Sequence[str], medium: Medium
+    location: Location, choose: Callable[[Family[Any]], GivenConfig], requested: Sequence[str], medium: Medium
 ) -> Checkpoint:
     """Open archives whose configuration `choose` returns for their family."""
     name, archives, config_files = location
-    family, found = recognize(archives, medium, wanted)
+    family, parts = recognize(archives, medium, requested)
     stored: dict[str, StoredNetwork] = {}
-    for archive, part in zip(archives, found, strict=True):
+    for archive, part in zip(archives, parts, strict=True):
         for network, names in part.networks.items():
-            tensors = {own: archive.tensors[full] for own, full in names.items()}
-            layout = stated_layout(archive.metadata, name)
+            tensors = {inner_name: archive.tensors[full_name] for inner_name, full_name in names.items()}
+            layout = parse_layout(archive.metadata, name)
             layout = layout or infer_layout([info.shape for info in tensors.values()], family.kernels, name)
             stored[network] = StoredNetwork(tensors, layout, family.kernels)
-    _check_found(location, wanted, stored.keys(), medium)
-    stated = choose(family)
+    _check_networks(location, requested, stored.keys(), medium)
+    source_config = choose(family)
     shapes = {network: part.shapes for network, part in stored.items()}
-    configured = family.configure(stated, CheckpointParts(name, shapes, wanted))
-    config, raw, renamed = configured.config, configured.raw, configured.names
+    configuration = family.configure(source_config, CheckpointParts(name, shapes, requested))
+    config, raw_config = configuration.config, configuration.raw
     networks: dict[str, StoredNetwork] = {}
-    for network in [each for each in wanted if each in stored]:
-        names, spec = renamed.get(network, {}), family.spec(config, network)
-        tensors = {names.get(own, own): info for own, info in stored[network].tensors.items()}
+    for network in filter(stored.__contains__, requested):
+        names, spec = configuration.names.get(network, {}), family.spec(config, network)
+        tensors = {names.get(key, key): info for key, info in stored[network].tensors.items()}
         check_dtypes(tensors.values())
         networks[network] = replace(stored[network], tensors=tensors, expected=spec.weights)
-    statistics = _find_statistics(location, found, config.latent_channels) if family.has_statistics else None
+    statistics = _find_statistics(location, parts, config.latent_channels) if family.has_statistics else None
     check_dtypes(statistics or ())
-    class_name = stated.get("_class_name") if isinstance(stated, Mapping) else None
-    read = [path for archive in archives for path in (archive.path, *(info.path for info in archive.tensors.values()))]
-    files = list(dict.fromkeys([*read, *filter(os.path.exists, config_files)]))
+    class_name = source_config.get("_class_name") if isinstance(source_config, Mapping) else None
+    paths = [path for archive in archives for path in (archive.path, *(info.path for info in archive.tensors.values()))]
+    files = list(dict.fromkeys([*paths, *filter(os.path.exists, config_files)]))
+    is_inferred = source_config is None
     return Checkpoint(
-        name, class_name, stated is None, family, config, raw, archives, networks, statistics, medium, files
+        name, class_name, is_inferred, family, config, raw_config, archives, networks, statistics, medium, files
     )
 
 
-def _check_found(location: Location, wanted: Sequence[str], found: Set[str], medium: Medium) -> None:
-    """Refuse a source unless one of the `wanted` networks was found."""
-    if not found:
+def _check_networks(location: Location, requested: Sequence[str], stored: Set[str], medium: Medium) -> None:
+    """Check that the source has at least one of the `requested` networks; raise a `CheckpointError` otherwise."""
+    if not stored:
         tensors = [tensor for archive in location.archives for tensor in archive.tensors]
-        shown = excerpt(", ".join(tensors[:_NAMED_TENSORS])) + (" ..." if len(tensors) > _NAMED_TENSORS else "")
+        names = excerpt(", ".join(tensors[:_NAMED_TENSORS])) + (" ..." if len(tensors) > _NAMED_TENSORS else "")
         raise CheckpointError(
             f"{location.name}: expected {medium.noun} ({medium.tensors}) and found "
-            f"{shown or 'no tensor'}; give the file of the VAE."
+            f"{names or 'no tensor'}; give the file of the VAE."
         )
-    if found.isdisjoint(wanted):
-        lacks = " and no ".join(wanted)
-        raise CheckpointError(f"{location.name}: it has no {lacks}; use a file that has both networks.")
+    if stored.isdisjoint(requested):
+        networks = " and no ".join(requested)
+        raise CheckpointError(f"{location.name}: it has no {networks}; use a file that has both networks.")
 
 
 def _find_statistics(
-    location: Location, found: Sequence[NetworkTensors], num_channels: int
+    location: Location, parts: Sequence[NetworkTensors], num_channels: int
 ) -> tuple[TensorInfo, TensorInfo]:
-    """The location of the mean and the standard deviation of the latents, with a value per channel."""
-    stored = [
+    """Find the mean and the standard deviation of the latents, which have a value per channel."""
+    pairs = [
         [archive.tensors[tensor] for tensor in part.statistics]
-        for archive, part in zip(location.archives, found, strict=True)
+        for archive, part in zip(location.archives, parts, strict=True)
         if part.statistics is not None
     ]
-    if not stored:
+    if not pairs:
         raise CheckpointError(
             f"{location.name}: the statistics of the latents (per_channel_statistics.mean-of-means and std-of-means) "
             "are missing; use a file that has them."
         )
-    mean, std = stored[0]
+    mean, std = pairs[0]
     sizes = [math.prod(info.shape) for info in (mean, std)]
     if sizes != [num_channels, num_channels]:
         raise CheckpointError(

@@ -1,8 +1,8 @@
-"""Weight files: which belong together by their names, what their headers say, and the networks in them as stored.
+"""Weight files: sets of files by their names, their headers, and the networks in them as stored.
 
-The VAE is 1 to 2 GB of a 40 GB checkpoint, so a file is known by its header, and only requested tensors are read. A set
-of weights is one file; several shards; or an index that names its shards. diffusers also writes variants of a set,
-which differ in dtype:
+The VAE is 1 to 2 GB of a 40 GB checkpoint, so files are recognized by their headers, and only requested tensors are
+read. A set of weights is one file; several shards; or an index that names its shards. diffusers also writes variants
+of a set, which differ in dtype:
 
     model.safetensors               model.fp16.safetensors
     model-00001-of-00002.safetensors  model.fp16-00001-of-00002.safetensors, model-00001-of-00002.fp16.safetensors
@@ -40,7 +40,7 @@ from ..files import (
 )
 from ..shapes import Shape
 
-#: What the configuration of all files in a folder is called; each file may have its own (see `own_config_names`).
+#: Names of the configuration of all files in a folder. A file may also have its own one (see `file_config_names`).
 CONFIG_NAMES = ("config.json", "embedded_config.json")
 
 #: The files of one set: one file, one index, or all shards that no index names.
@@ -50,7 +50,7 @@ _INDEX = re.compile(r"(?P<stem>.+)\.safetensors\.index(?P<variant>\.[^./]+)?\.js
 _VARIANT = re.compile(r"(?P<base>(?:.+/)?(?:model|diffusion_pytorch_model))\.[^./]+\.safetensors")
 _SHARD = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})(?=(\.[^./]+)?\.safetensors$)")
 
-# Files of the VAE alone, the best first: diffusers folders, then packs of MLX ports with one file per network. Those
+# Files of the VAE alone, the best first: diffusers folders, then packs of MLX ports with one file per network. Packs
 # for LTX-2.5 have two VAEs.
 _DIFFUSERS = "diffusion_pytorch_model"
 _AUDIO_PAIRS = (f"{{}}/{_DIFFUSERS}.safetensors", "{}.safetensors", "{}/model.safetensors")
@@ -58,7 +58,7 @@ _PAIRS = (
     ("vae_{}_conv.safetensors", "vae_{}_av.safetensors", "vae_{}.safetensors"),
     ("{}/model.safetensors",),
 )
-# What is said of other formats that users pass.
+# Descriptions of other formats that users pass, for error messages.
 _OTHER_FORMATS = {
     Format.GIT_LFS: "a git-lfs pointer instead of the file; fetch the file with `git lfs pull`",
     Format.ZIP: "a PyTorch pickle (zip), which is never loaded because it can run code",
@@ -70,8 +70,8 @@ _OTHER_FORMATS = {
 WEIGHT_LAYOUT_KEY = "kernel_layout"
 
 
-def own_config_names(file: str) -> tuple[str, ...]:
-    """The names of files that may be the configuration of one weight file, which lies in the same folder."""
+def file_config_names(file: str) -> tuple[str, ...]:
+    """Return the possible names of the configuration of one weight file, in the same folder."""
     stem = PurePosixPath(file).stem
     return (f"{stem}_config.json", f"{stem}.json")
 
@@ -81,14 +81,16 @@ def is_index(name: str) -> bool:
     return _INDEX.fullmatch(name) is not None
 
 
-def shards_beside(name: str, names: Iterable[str]) -> WeightFiles:
-    """The shards among `names` that belong to the same set as `name`; empty if that is not a shard."""
-    whole = _SHARD.sub("", name)
-    return () if whole == name else tuple(sorted(other for other in names if _SHARD.sub("", other) == whole != other))
+def shards_of_set(name: str, names: Iterable[str]) -> WeightFiles:
+    """Return the shards among `names` that belong to the same set as `name`, none if `name` is not a shard."""
+    set_name = _SHARD.sub("", name)
+    if set_name == name:
+        return ()
+    return tuple(sorted(shard for shard in names if _SHARD.sub("", shard) == set_name != shard))
 
 
 def shard_problem(files: WeightFiles) -> str | None:
-    """Why shards are not one complete set; None if they are, or if `files` are no shards."""
+    """Describe why shards are not one complete set. Returns `None` if they are, or if `files` are no shards."""
     matches = [match for match in map(_SHARD.search, files) if match]
     if not matches:
         return None
@@ -103,82 +105,86 @@ def shard_problem(files: WeightFiles) -> str | None:
 
 
 def choose_weights(names: Sequence[str], *, is_audio: bool = False) -> list[tuple[WeightFiles, ...]]:
-    """The sets to download out of the file names of a repository (relative, with "/"): one, or one per network.
+    """Choose the sets to download from the file names of a repository (relative, with "/"): one, or one per network.
 
     They belong to the video VAE, or to the audio VAE and its vocoder. Files of the VAE alone are preferred to files
     of the whole model, so that 40 GB are not downloaded for 2 GB. A set is preferred to its variants, as in diffusers.
-    Several choices if the names do not decide it: they differ in their last set.
+    Returns several choices, which differ in their last set, if the names do not decide between them.
     """
     sets = _weight_sets(names)
-    if found := _choose_by_layout(sets, is_audio):
-        wanted = prefer_convolutional([choice[-1][0] for choice in found])
-        return [choice for choice in found if choice[-1][0] in wanted]
+    if choices := _choose_by_layout(sets, is_audio):
+        preferred = prefer_convolutional([choice[-1][0] for choice in choices])
+        return [choice for choice in choices if choice[-1][0] in preferred]
     if is_audio:
         candidates = [name for name in sets if "vae" in _stem(name) and "audio" in _stem(name)]
     else:
         candidates = prefer_convolutional([name for name in sets if _is_vae(name)])
-    if not candidates and (found := _set_or_variants(sets, "model")):
-        return found
+    if not candidates and (choices := _set_or_variants(sets, "model")):
+        return choices
     return [(sets[name],) for name in sorted(candidates or sets)]
 
 
 def list_weights(names: Sequence[str], *, is_audio: bool = False) -> list[tuple[WeightFiles, ...]]:
-    """`choose_weights` for a folder whose headers can be read: they decide what only a name would decide."""
+    """List the choices in a folder as `choose_weights`, but keep those that the headers of the files decide between."""
     sets = _weight_sets(names)
     variants = [name for name in sets if (match := _VARIANT.fullmatch(name)) and f"{match['base']}.safetensors" in sets]
     return _choose_by_layout(sets, is_audio) or [(sets[name],) for name in sorted(sets.keys() - set(variants))]
 
 
 def prefer_convolutional(names: Sequence[str]) -> list[str]:
-    """The VAEs whose decoders are convolutional by their names, with a warning; all if no name says so."""
-    chosen = [name for name in names if _is_vae(name) and "conv" in _stem(name)]
-    others = [name for name in names if name not in chosen]
-    if not chosen or not all(_is_vae(name) and not _is_pruned(name) for name in others):
+    """Return the VAEs with convolutional decoders by their names, and warn; return all VAEs if no name says so."""
+    convolutional = [name for name in names if _is_vae(name) and "conv" in _stem(name)]
+    remaining = [name for name in names if name not in convolutional]
+    if not convolutional or not all(_is_vae(name) and not _is_pruned(name) for name in remaining):
         return list(names)
-    if others:
+    if remaining:
         warn(
-            f"{' and '.join(chosen)} is used, whose decoder is convolutional, and not {' and '.join(others)}, whose "
-            "decoder may be another one (LTX-2.5's denoises, and takes longer); to use that, give its file."
+            f"{' and '.join(convolutional)} is used, whose decoder is convolutional, and not "
+            f"{' and '.join(remaining)}, whose decoder may be another one (LTX-2.5's denoises, and takes longer); to "
+            "use that, give its file."
         )
-    return chosen
+    return convolutional
 
 
 def _choose_by_layout(sets: dict[str, WeightFiles], is_audio: bool) -> list[tuple[WeightFiles, ...]]:
-    """The choices in a folder of diffusers, or in a pack with a file per network; empty for other folders."""
+    """Return the choices in a folder of diffusers, or in a pack with a file per network; none for other folders."""
     if is_audio:
         pairs = [[pattern.format(name) for name in ("audio_vae", "vocoder")] for pattern in _AUDIO_PAIRS]
-        return [chosen for pair in pairs if (chosen := tuple(sets[name] for name in pair if name in sets))][:1]
+        return [choice for pair in pairs if (choice := tuple(sets[name] for name in pair if name in sets))][:1]
     for folder in ("", "vae/"):
-        if found := _set_or_variants(sets, folder + _DIFFUSERS):
-            return found
+        if choices := _set_or_variants(sets, folder + _DIFFUSERS):
+            return choices
         for patterns in _PAIRS:
-            found = []
+            choices = []
             for pattern in patterns:
                 encoder, decoder = (folder + pattern.format(network) for network in ("encoder", "decoder"))
-                first = [sets[encoder]] if encoder in sets else []
-                if first or decoder in sets:
-                    names = [
-                        each for each in sets if each == decoder or (not found and _is_pruned_decoder(each, folder))
+                encoder_sets = [sets[encoder]] if encoder in sets else []
+                if encoder_sets or decoder in sets:
+                    decoders = [
+                        name for name in sets if name == decoder or (not choices and _is_pruned_decoder(name, folder))
                     ]
-                    found += [(*first, sets[name]) for name in names] or [tuple(first)]
-            if found:
-                return found
+                    choices += [(*encoder_sets, sets[name]) for name in decoders] or [tuple(encoder_sets)]
+            if choices:
+                return choices
     return []
 
 
 def choose_file(names: Sequence[str], file: str, *, is_audio: bool = False) -> tuple[WeightFiles, ...]:
-    """The sets in a folder to open for a file that is named: of a pack with a file per network, several.
+    """Return the sets in a folder to open for a named file; several in a pack with a file per network.
 
-    With a decoder its encoder; with an audio VAE its vocoder, and the other way around.
+    A decoder is opened with its encoder, and an audio VAE with its vocoder, and vice versa.
     """
     for choice in list_weights(names, is_audio=is_audio):
         if any(file in files for files in (choice if is_audio else choice[-1:])):
             return choice
-    return (shards_beside(file, names) or (file,),)
+    return (shards_of_set(file, names) or (file,),)
 
 
 def _weight_sets(names: Iterable[str]) -> dict[str, WeightFiles]:
-    """The sets by the name of each as a single file: indexes, then files, then shards that no index is named like."""
+    """Return the sets by the name that each has, or would have, as one file.
+
+    An index replaces a file and shards of the same name, and a file replaces shards.
+    """
     shards: dict[str, WeightFiles] = {}
     files: dict[str, WeightFiles] = {}
     indexes: dict[str, WeightFiles] = {}
@@ -186,17 +192,17 @@ def _weight_sets(names: Iterable[str]) -> dict[str, WeightFiles]:
         if match := _INDEX.fullmatch(name):
             indexes[f"{match['stem']}{match['variant'] or ''}.safetensors"] = (name,)
         elif _SHARD.search(name):
-            whole = _SHARD.sub("", name)
-            shards[whole] = (*shards.get(whole, ()), name)
+            set_name = _SHARD.sub("", name)
+            shards[set_name] = (*shards.get(set_name, ()), name)
         elif name.endswith(".safetensors"):
             files[name] = (name,)
     return shards | files | indexes
 
 
 def _set_or_variants(sets: dict[str, WeightFiles], stem: str) -> list[tuple[WeightFiles, ...]]:
-    """The set with this name, or else its variants."""
-    if found := sets.get(f"{stem}.safetensors"):
-        return [(found,)]
+    """Return the set with this name, or else its variants."""
+    if files := sets.get(f"{stem}.safetensors"):
+        return [(files,)]
     variant = re.compile(re.escape(stem) + r"\.[^./]+\.safetensors")
     return [(files,) for name, files in sets.items() if variant.fullmatch(name)]
 
@@ -206,7 +212,7 @@ def _is_vae(name: str) -> bool:
 
 
 def _is_pruned_decoder(name: str, folder: str) -> bool:
-    """Return whether a file in a pack is, by its name, a decoder that can replace the whole one."""
+    """Return whether a file in a pack is, by its name, a pruned decoder that can replace the decoder."""
     return name.startswith(folder) and _is_vae(name) and _is_pruned(name) and "encoder" not in _stem(name)
 
 
@@ -219,10 +225,10 @@ def _stem(name: str) -> str:
 
 
 class TensorInfo(NamedTuple):
-    """A tensor that has not been read.
+    """Location of a tensor that has not been read.
 
-    Its values are between `begin` and `end` of the file, whose `state` is that when its header was read. Of an `array`
-    that is in memory already, `path` is what error messages call its mapping.
+    Its values are between `begin` and `end` of the file. `state` is the state of the file when its header was read. For
+    an `array` in memory, `path` is the name of its mapping in error messages.
     """
 
     path: Path
@@ -236,7 +242,7 @@ class TensorInfo(NamedTuple):
 
 
 class Archive(NamedTuple):
-    """The tensors of one safetensors file, of all shards of a set, or of a mapping of arrays."""
+    """Tensors of one safetensors file, of all shards of a set, or of a mapping of arrays."""
 
     path: Path
     tensors: dict[str, TensorInfo]
@@ -270,7 +276,7 @@ def open_archive(path: Path, *shards: Path) -> Archive:
 
 
 def shard_names(index: Path) -> list[str]:
-    """The file names in an index, sorted, each once; none may be outside its folder."""
+    """Return the file names in an index, sorted, each once. Raises a `CheckpointError` for one outside its folder."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise CheckpointError(f"{index}: expected an index with a 'weight_map'; download it again.")
@@ -285,7 +291,7 @@ def shard_names(index: Path) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a configuration or an index, within the budget of a header."""
+    """Return the JSON object in a configuration or an index, which may be as long as a header."""
     try:
         content = json.loads(read_small_file(path, MAX_HEADER_BYTES).decode())
     except (OSError, ValueError, RecursionError) as error:
@@ -299,7 +305,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_dtypes(tensors: Iterable[TensorInfo]) -> None:
-    """Refuse tensors that are not float32, float16 or bfloat16: quantized ones, for example."""
+    """Check that tensors are float32, float16 or bfloat16, and not quantized; raise a `CheckpointError` otherwise."""
     for info in tensors:
         if info.dtype not in DTYPES:
             remedy = "use a file whose VAE is not quantized"
@@ -314,7 +320,7 @@ def check_dtypes(tensors: Iterable[TensorInfo]) -> None:
 
 
 def check_unchanged(tensors: Iterable[TensorInfo]) -> None:
-    """Refuse files that were replaced or written to since their headers were read."""
+    """Check that files have not changed since their headers were read; raise a `CheckpointError` otherwise."""
     for path, state in {info.path: info.state for info in tensors if info.state is not None}.items():
         if not path.exists() or file_state(path) != state:
             raise CheckpointError(
@@ -323,19 +329,19 @@ def check_unchanged(tensors: Iterable[TensorInfo]) -> None:
 
 
 def read_tensors(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.array]]:
-    """Each tensor under its key in `tensors`, in its stored shape and dtype, which `check_dtypes` must have accepted.
+    """Yield each key in `tensors` with its tensor, in the stored shape and dtype, which `check_dtypes` has accepted.
 
     The arrays are lazy, with two exceptions. MLX rejects a file if any tensor in it, requested or not, has a type that
     MLX does not know; the tensors of such a file are read by offset, when the iterator reaches them. Arrays in memory
-    are evaluated then, too, and must not be lazy arrays of another thread. Check again that files are unchanged when
-    all arrays are evaluated.
+    are evaluated then, too, and must not be lazy arrays of another thread. Callers check again that files are unchanged
+    when all arrays are evaluated.
     """
     for path in {info.path: None for info in tensors.values()}:
         requested = {key: info for key, info in tensors.items() if info.path == path}
         in_memory = {key: info.array for key, info in requested.items() if info.array is not None}
         if in_memory:
-            for key, given in in_memory.items():
-                array = to_mlx(given, f"weights {excerpt(key)}", CheckpointError)
+            for key, values in in_memory.items():
+                array = to_mlx(values, f"weights {excerpt(key)}", CheckpointError)
                 evaluate("weights", array, error=CheckpointError)
                 yield key, array
             continue
@@ -346,14 +352,14 @@ def read_tensors(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.ar
             yield from _read_by_offset(path, requested)
         else:
             check_unchanged(requested.values())
-            last = {info.name: key for key, info in requested.items()}  # tied tensors have several keys
+            last_keys = {info.name: key for key, info in requested.items()}  # tied tensors have several keys
             for key, info in requested.items():
-                yield key, arrays.pop(info.name) if last[info.name] == key else arrays[info.name]
+                yield key, arrays.pop(info.name) if last_keys[info.name] == key else arrays[info.name]
 
 
 def _read_by_offset(path: Path, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.array]]:
     for key, info in tensors.items():
-        dtype = info.dtype.replace("bfloat16", "uint16")  # its bits: numpy has no bfloat16
+        dtype = info.dtype.replace("bfloat16", "uint16")  # the bits, since numpy has no bfloat16
         values = np.fromfile(path, dtype, math.prod(info.shape), offset=info.begin)
         check_unchanged([info])
         array = mx.array(values.reshape(info.shape))
@@ -363,11 +369,11 @@ def _read_by_offset(path: Path, tensors: Mapping[str, TensorInfo]) -> Iterator[t
 def _open_file(path: Path) -> Archive:
     try:
         with open_file(path) as stream:
-            found, state = find_format(stream.read(START_BYTES)), file_state(stream.fileno())
-            if found in _OTHER_FORMATS:
-                remedy = f"; {torch_conversion(path)}" if found in (Format.ZIP, Format.PICKLE) else "."
-                raise CheckpointError(f"{path}: this is {_OTHER_FORMATS[found]}{remedy}")
-            if found is not Format.SAFETENSORS:
+            file_format, state = find_format(stream.read(START_BYTES)), file_state(stream.fileno())
+            if file_format in _OTHER_FORMATS:
+                remedy = f"; {torch_conversion(path)}" if file_format in (Format.ZIP, Format.PICKLE) else "."
+                raise CheckpointError(f"{path}: this is {_OTHER_FORMATS[file_format]}{remedy}")
+            if file_format is not Format.SAFETENSORS:
                 raise CheckpointError(f"{path}: not a safetensors file; give the .safetensors file of the VAE.")
             headers, metadata = read_header(stream)
     except ValueError as error:
@@ -378,13 +384,13 @@ def _open_file(path: Path) -> Archive:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}).") from error
     tensors = {name: TensorInfo(path, name, *header, state=state) for name, header in headers.items()}
     check_unchanged(tensors.values())
-    # `safetensors.torch.save_model` stores tied tensors once, and their other names in the metadata.
-    tied = {name: tensors[kept] for name, kept in metadata.items() if "." in name and kept in tensors}
+    # `safetensors.torch.save_model` stores a tied tensor under one name, and its other names in the metadata.
+    tied = {name: tensors[stored] for name, stored in metadata.items() if "." in name and stored in tensors}
     return Archive(path, tied | tensors, metadata)
 
 
 class WeightLayout(enum.Enum):
-    """The axis order of convolution weights: O and I are output and input channels, and some have no D, or no H."""
+    """Axis order of convolution weights. O and I are output and input channels; some weights have no D, or no H."""
 
     CHANNELS_FIRST = "O, I, D, H, W"
     CHANNELS_LAST = "O, D, H, W, I"
@@ -392,11 +398,12 @@ class WeightLayout(enum.Enum):
 
 @dataclass(frozen=True)
 class StoredNetwork:
-    """An encoder or a decoder whose tensors have not been read.
+    """Encoder or decoder whose tensors have not been read.
 
     Attributes:
         tensors: where each tensor is stored, by its name within the network ("conv_in.conv.weight").
-        expected: the shape of each weight in its module, in the order of the layers; empty while it is not known.
+        expected: the shape of each weight in its module, in the order of the layers; empty until the configuration is
+            determined.
     """
 
     tensors: Mapping[str, TensorInfo]
@@ -406,12 +413,12 @@ class StoredNetwork:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """The shapes of the tensors as `read` yields them."""
+        """Shapes of the tensors as `read` yields them."""
         return {name: self._sanitized_shape(name, info.shape) for name, info in self.tensors.items()}
 
     @property
     def dtype(self) -> str:
-        """The dtype of its first weight, in which the network computes: "float32", "bfloat16" or "float16"."""
+        """Dtype of the first weight, in which the network computes: "float32", "bfloat16" or "float16"."""
         return next(self.tensors[name].dtype for name in [*self.expected, *self.tensors] if name in self.tensors)
 
     @property
@@ -426,17 +433,19 @@ class StoredNetwork:
         return sum(DTYPES[dtype].size * count for dtype, count in self.parameters_by_dtype.items())
 
     def read(self) -> Iterator[tuple[str, mx.array]]:
-        """Each tensor, sanitized and lazy. Weights whose layout changes are views, so that one copy lays them out."""
+        """Yield each tensor with its name, sanitized and lazy.
+
+        Weights whose layout changes are views, so that one copy lays them out.
+        """
         for name, array in read_tensors(self.tensors):
-            held = [self.sanitize(name, array)]
-            del array  # a suspended generator must not hold what it has yielded
-            yield name, held.pop()
+            sanitized = [self.sanitize(name, array)]
+            del array  # a suspended generator must not hold an array that it has yielded
+            yield name, sanitized.pop()
 
     def sanitize(self, name: str, array: mx.array) -> mx.array:
-        """Convolution weights become channels-last, axes of length one as expected. The strict load rejects others.
+        """Return a weight with channels last and axes of length one as expected. The strict load rejects other shapes.
 
-        Weights of transposed convolutions are stored with output channels first by MLX, and input channels first by
-        torch.
+        MLX stores weights of transposed convolutions with output channels first, torch with input channels first.
         """
         shape = self._sanitized_shape(name, array.shape)
         if self._is_channels_first(array.shape):
@@ -458,22 +467,22 @@ class StoredNetwork:
         return self.layout is WeightLayout.CHANNELS_FIRST and shape[2:] in self.kernels
 
 
-def stated_layout(metadata: Mapping[str, str], source: str) -> WeightLayout | None:
-    """The layout that a file's metadata states, if any."""
-    stated = metadata.get(WEIGHT_LAYOUT_KEY)
+def parse_layout(metadata: Mapping[str, str], source: str) -> WeightLayout | None:
+    """Return the layout that a file's metadata states, if any."""
+    text = metadata.get(WEIGHT_LAYOUT_KEY)
     try:
-        return None if stated is None else WeightLayout(stated)
+        return None if text is None else WeightLayout(text)
     except ValueError:
-        known = " and ".join(f"({layout.value})" for layout in WeightLayout)
+        layouts = " and ".join(f"({layout.value})" for layout in WeightLayout)
         raise CheckpointError(
-            f"{source}: its metadata states the {WEIGHT_LAYOUT_KEY} {quote(stated)}, and known are {known}; convert it "
+            f"{source}: its metadata states the {WEIGHT_LAYOUT_KEY} {quote(text)}, and known are {layouts}; convert it "
             "again from the original."
         ) from None
 
 
 def infer_layout(shapes: Iterable[Shape], kernels: Collection[Shape], source: str) -> WeightLayout:
-    """The layout that all weights with one of the `kernels` allow. A weight may allow both."""
-    # A filter has the same values in all layouts.
+    """Return the layout that all weights with one of the `kernels` allow. A weight may allow both."""
+    # A filter with one axis longer than 1 has the same values in all layouts.
     allowed = {(shape[2:] in kernels, shape[1:-1] in kernels) for shape in shapes if len(_without_ones(shape)) > 1}
     is_first, is_last = (True, False) in allowed, (False, True) in allowed
     if is_first and is_last:

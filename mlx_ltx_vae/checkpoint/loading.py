@@ -22,9 +22,9 @@ NetworkT = TypeVar("NetworkT", bound=Network)
 
 
 class LazyNetwork(Generic[NetworkT]):
-    """A network of a checkpoint in files, whose headers are checked at once, and whose weights are read once by `get`.
+    """Network of a checkpoint in files, whose headers are checked at once, and whose weights are read once by `get`.
 
-    `spec` and `dtype` are the network's. Any thread may call `get`, which raises what `load_network` raises.
+    `spec` and `dtype` are the network's. Any thread may call `get`, which raises the errors of `load_network`.
     """
 
     def __init__(self, checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> None:
@@ -36,22 +36,22 @@ class LazyNetwork(Generic[NetworkT]):
         self.loaded: NetworkT | None = None
 
     def get(self) -> NetworkT:
-        """The network, with its weights."""
+        """Return the network, with its weights."""
         with self._lock:
             if self.loaded is None:
                 check_process()
                 loaded = cast(NetworkT, load_network(*self._arguments))
-                mx.eval(loaded.statistics)  # lazy, they could be used in this thread only
+                mx.eval(loaded.statistics)  # a lazy array can be used in its own thread only
                 self.loaded = loaded
             return self.loaded
 
 
 def check_headers(checkpoint: Checkpoint, name: str) -> None:
-    """Raise a `CheckpointError` unless a network has exactly the tensors that its configuration describes."""
+    """Check that a network has exactly the tensors of its configuration; raise a `CheckpointError` otherwise."""
     stored = checkpoint.networks[name]
-    expected, found = stored.expected.keys(), stored.tensors.keys()
-    missing = sorted(expected - found)
-    if names := missing or sorted(found - expected):
+    expected_names, stored_names = stored.expected.keys(), stored.tensors.keys()
+    missing = sorted(expected_names - stored_names)
+    if names := missing or sorted(stored_names - expected_names):
         fault = "lacks" if missing else "has the unexpected"
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise CheckpointError(
@@ -67,11 +67,12 @@ def check_headers(checkpoint: Checkpoint, name: str) -> None:
 
 
 def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> Network | None:
-    """Make a network and load its weights, cast to `dtype` unless it is None. None if the checkpoint does not have it.
+    """Make a network and load its weights, cast to `dtype` unless it is `None`.
 
-    Weights are laid out for the default device; without a `dtype`, they may get a more accurate one of
-    the same size. A tensor that is missing, unexpected, of another shape, unreadable, not finite, or zero is an error,
-    and so is a file that has changed since its header was read.
+    Returns `None` if the checkpoint does not have the network. Weights are laid out for the default device; without a
+    `dtype`, they may get a more accurate one of the same size. Raises a `CheckpointError` for a tensor that is missing,
+    unexpected, of another shape, unreadable, not finite, or zero, and for a file that has changed since its header was
+    read.
     """
     stored = checkpoint.networks.get(name)
     if stored is None:
@@ -106,7 +107,10 @@ def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> N
 
 
 def _largest_first(stored: StoredNetwork) -> StoredNetwork:
-    """A network to be read module by module, the largest first: at the end there is no room for two layouts of them."""
+    """Return a network with its tensors ordered by module, the largest module first.
+
+    Near the end of the load, memory has no room for two layouts of a large module.
+    """
     sizes: Counter[str] = Counter()
     for key, info in stored.tensors.items():
         sizes[_owner(key)] += math.prod(info.shape)
@@ -115,23 +119,23 @@ def _largest_first(stored: StoredNetwork) -> StoredNetwork:
 
 
 def _owner(key: str) -> str:
-    """The path of the module that has a parameter."""
+    """Return the path of the module that has a parameter."""
     return key.rpartition(".")[0]
 
 
 def _modules_above(key: str) -> Iterator[str]:
-    """The paths of the modules that contain a parameter, the innermost first."""
+    """Yield the paths of the modules that contain a parameter, the innermost first."""
     while key := _owner(key):
         yield key
 
 
 def _problem(weight: mx.array) -> str | None:
-    """The property of a weight that no trained weight has; None if there is nothing wrong with it."""
+    """Describe a property of a weight that no trained weight has. Returns `None` if nothing is wrong with it."""
     total = to_float(weight.sum())
-    if total and math.isfinite(total):  # every weight is finite and one is not 0: one pass, so that loading stays fast
+    if total and math.isfinite(total):  # all values are finite and one is not 0: one pass, so that loading stays fast
         return None
-    if bad := count_nonfinite(weight):
-        return f"has {bad} of {weight.size} values that are NaN or infinite"
+    if count := count_nonfinite(weight):
+        return f"has {count} of {weight.size} values that are NaN or infinite"
     if weight.ndim > 2 and not to_bool(weight.any()):
         return "is zero everywhere"
     return None

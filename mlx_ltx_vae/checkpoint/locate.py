@@ -1,6 +1,6 @@
 """Find and open the files of a checkpoint: a file, a folder, or a repository of the Hugging Face hub.
 
-`huggingface_hub` is imported where it is needed, since that takes long.
+`huggingface_hub` is imported where it is needed, since the import is slow.
 """
 
 import glob
@@ -20,13 +20,13 @@ from .files import (
     WeightFiles,
     choose_file,
     choose_weights,
+    file_config_names,
     is_index,
     list_weights,
     open_archive,
-    own_config_names,
     prefer_convolutional,
     shard_names,
-    shards_beside,
+    shards_of_set,
 )
 
 # The depth of the deepest published layout: vae/decoder/model.safetensors.
@@ -34,7 +34,7 @@ _PATTERNS = ("*.safetensors*", "*/*.safetensors*", "*/*/*.safetensors*")
 _NAMED_CANDIDATES = 8
 
 _REFERENCE = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<inner>[^:]+))?")
-# As a browser shows a repository, and a file or folder in it; or as "hf://owner/name/file".
+# The address of a repository, or of a file or folder in it, in a browser; or "hf://owner/name/file".
 _ADDRESS = re.compile(
     r"(?:hf://|(?:https?://)?(?:huggingface\.co|hf\.co)/)([^/]+/[^/?#]+)"
     r"(?:/(?:blob|resolve|tree)/[^/]+(?=[/?#]|$))?(?:/([^?#]+?))?/?(?:[?#].*)?"
@@ -44,7 +44,7 @@ _LISTING_TIMEOUT = 20.0  # seconds
 
 
 class Location(NamedTuple):
-    """Opened files, and where their configuration may be, the most specific first. `name` is for error messages."""
+    """Opened files, and possible files of their configuration, the most specific first. `name` is for errors."""
 
     name: str
     archives: list[Archive]
@@ -55,7 +55,7 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
     """Read the headers of the files that contain the VAE of pictures or of sound.
 
     `source` is a file, a folder, "folder:file" for one of the VAEs in it, or "owner/name" or "owner/name:file" on the
-    hub. What exists as a path is a path, colons included.
+    hub. A `source` that exists as a path is a path, also with colons.
     """
     check_is_path(source, CheckpointError)
     path = expand_home(source)
@@ -63,48 +63,49 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
     if is_folder:
         name, archives = path.resolve().name, _open_folder(path, medium)
     elif exists:  # a file or an index; for a shard, the whole set
-        shards = shards_beside(path.name, (found.name for found in path.parent.glob("*.safetensors")))
+        shards = shards_of_set(path.name, (file.name for file in path.parent.glob("*.safetensors")))
         name, archives = path.name, _open(path.parent, [shards or (path.name,)])
-    elif named := _split(path):
-        is_folder, (path, file) = True, named
-        name, archives = f"{path.resolve().name}:{file}", _open_named(path, file, medium)
+    elif folder_and_name := _split(path):
+        is_folder, (path, file_name) = True, folder_and_name
+        name, archives = f"{path.resolve().name}:{file_name}", _open_named(path, file_name, medium)
     else:
         reference = parse_reference(source) if isinstance(source, str) else None
         if reference is None:
             hint = " (a file on the hub is owner/name:FILE)" if path.parts[2:] and not path.is_absolute() else ""
-            shown = source if "://" in str(source) else path  # a path has no empty folders
-            hint = hint if shown is path else " (it is an address; download it first)"
+            is_address = "://" in str(source)  # a `Path` makes "//" one "/"
+            hint = " (it is an address; download it first)" if is_address else hint
             if isinstance(source, str) and (address := _ADDRESS.fullmatch(source)):
                 hint = f" (did you mean {':'.join(filter(None, address.groups()))}?)"
-            found = explain_missing(path, "file or folder").rstrip(".")
-            raise CheckpointError(f"{excerpt(shown, 200)}: {found}{hint}; check the path.")
+            reason = explain_missing(path, "file or folder").rstrip(".")
+            raise CheckpointError(f"{excerpt(source if is_address else path, 200)}: {reason}{hint}; check the path.")
         name, archives = str(source), _open(*_fetch(*reference, medium))
     files = [archive.path for archive in archives]
-    own = [file.with_name(config) for file in files for config in own_config_names(file.name)]
+    config_files = [file.with_name(config) for file in files for config in file_config_names(file.name)]
     folders = dict.fromkeys([file.parent for file in files] + ([path] if is_folder else []))
-    return Location(name, archives, own + [folder / config for folder in folders for config in CONFIG_NAMES])
+    config_files += [folder / config for folder in folders for config in CONFIG_NAMES]
+    return Location(name, archives, config_files)
 
 
 def recognize(
-    archives: Sequence[Archive], medium: Medium = PICTURES, wanted: Collection[str] = ()
+    archives: Sequence[Archive], medium: Medium = PICTURES, requested: Collection[str] = ()
 ) -> tuple[Family[Any], list[NetworkTensors]]:
-    """The family with the most of the `wanted` networks in the archives, and what it finds in each archive.
+    """Return the family with the most of the `requested` networks in the archives, and its networks in each archive.
 
-    Among equals, the first that finds any network. An encoder alone may belong to several families. By default all
-    networks of the medium are wanted.
+    Among equals, it is the first family that finds any network. An encoder alone may belong to several families. By
+    default all networks of the medium are requested.
     """
-    shapes = [{name: info.shape for name, info in archive.tensors.items()} for archive in archives]
-    results = [(family, [family.find(each) for each in shapes]) for family in families_of(medium)]
+    archive_shapes = [{name: info.shape for name, info in archive.tensors.items()} for archive in archives]
+    results = [(family, [family.find(shapes) for shapes in archive_shapes]) for family in families_of(medium)]
 
     def rank(result: tuple[Family[Any], list[NetworkTensors]]) -> tuple[int, bool]:
         names = {name for part in result[1] for name in part.networks}
-        return len(names.intersection(wanted or medium.networks)), bool(names)
+        return len(names.intersection(requested or medium.networks)), bool(names)
 
     return max(results, key=rank)
 
 
 def list_some(names: Sequence[str]) -> str:
-    """The first names, for an error message."""
+    """List the first names in one text, for an error message."""
     return ", ".join(names[:_NAMED_CANDIDATES]) + (" ..." if len(names) > _NAMED_CANDIDATES else "")
 
 
@@ -113,7 +114,7 @@ def _open(folder: Path, sets: Sequence[WeightFiles]) -> list[Archive]:
 
 
 def _split(path: Path) -> tuple[Path, str] | None:
-    """The folder and the name in it of "folder:name"; None if there is no such folder."""
+    """Split "folder:name" into the folder and the name in it. Returns `None` if there is no such folder."""
     *heads, tail = str(path).split(":")
     while heads:
         folder = Path(":".join(heads))
@@ -124,16 +125,16 @@ def _split(path: Path) -> tuple[Path, str] | None:
 
 
 def _names_in(folder: Path) -> list[str]:
-    try:  # `glob` passes over what cannot be read
+    try:  # `glob` skips folders that cannot be read
         os.listdir(folder)
         os.stat(folder / os.pardir)
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read ({error.strerror}); check its permissions.") from error
-    return sorted(found.relative_to(folder).as_posix() for pattern in _PATTERNS for found in folder.glob(pattern))
+    return sorted(path.relative_to(folder).as_posix() for pattern in _PATTERNS for path in folder.glob(pattern))
 
 
 def _open_named(folder: Path, file: str, medium: Medium) -> list[Archive]:
-    """A file of a folder; of a pack with a file per network, also the files that belong to it (see `choose_file`)."""
+    """Open a file of a folder. In a pack with a file per network, also open its partners (see `choose_file`)."""
     names = _names_in(folder)
     if not os.path.isfile(folder / file):
         listing = list_some(names) or "no safetensors file at all"
@@ -142,11 +143,11 @@ def _open_named(folder: Path, file: str, medium: Medium) -> list[Archive]:
 
 
 def _open_folder(folder: Path, medium: Medium) -> list[Archive]:
-    """The one choice in a folder whose last set has a VAE by its headers. Shards that an index names are no choices."""
+    """Open the one choice in a folder whose last set has a VAE by its headers. Shards of an index are no choices."""
     choices = list_weights(_names_in(folder), is_audio=medium is SOUND)
     if len(choices) == 1:
         return _open(folder, choices[0])
-    found: dict[str, list[Archive]] = {}
+    archives_by_name: dict[str, list[Archive]] = {}
     failures: list[CheckpointError] = []
     in_indexes: set[Path] = set()
     for choice in sorted(choices, key=lambda choice: not is_index(choice[-1][0])):
@@ -157,25 +158,29 @@ def _open_folder(folder: Path, medium: Medium) -> list[Archive]:
             if is_index(choice[-1][0]):
                 in_indexes.update(info.path for info in archives[-1].tensors.values())
             if any(part.networks for part in recognize(archives[-1:], medium)[1]):
-                found[choice[-1][0]] = archives
+                archives_by_name[choice[-1][0]] = archives
         except CheckpointError as error:
             failures.append(error)
-    names = prefer_convolutional(sorted(found)) if medium is PICTURES else sorted(found)
+    names = sorted(archives_by_name)
+    if medium is PICTURES:
+        names = prefer_convolutional(names)
     if len(names) > 1:
         listing = list_some(names)
         raise CheckpointError(f"{folder}: several files contain a VAE; give one of {listing}, as {folder}:FILE.")
     if names:
-        return found[names[0]]
+        return archives_by_name[names[0]]
     if failures:
         raise failures[0]
-    shown = ", ".join(choice[-1][0] for choice in choices) or "no safetensors file"
-    raise CheckpointError(f"{folder}: expected a safetensors file with {medium.noun} and found {shown}; give the file.")
+    listing = ", ".join(choice[-1][0] for choice in choices) or "no safetensors file"
+    raise CheckpointError(
+        f"{folder}: expected a safetensors file with {medium.noun} and found {listing}; give the file."
+    )
 
 
 def parse_reference(source: str) -> tuple[str, str | None] | None:
-    """The repository `owner/name` in "owner/name[:inner]", and the file or folder in it that is named, if any.
+    """Parse "owner/name[:inner]" to the repository `owner/name` and the file or folder in it, if any.
 
-    None for what may be a path: it ends like a file, or begins with a folder.
+    Returns `None` for a possible path, which ends like a file or begins with a folder.
     """
     match = _REFERENCE.fullmatch(source)
     if match is None or os.path.isdir(source.partition("/")[0]):
@@ -186,12 +191,12 @@ def parse_reference(source: str) -> tuple[str, str | None] | None:
 
 
 def _fetch(repo: str, inner: str | None, medium: Medium) -> tuple[Path, tuple[WeightFiles, ...]]:
-    """The folder and the sets of weight files of the VAE in it, downloaded or cached, with the configuration beside."""
+    """Download the VAE's weight files and configuration, or find them in the cache; return their folder and sets."""
     names, is_offline = _list_files(repo)
     sets = _choose(repo, inner, names, is_audio=medium is SOUND)
     files = [PurePosixPath(name) for files in sets for name in files]
-    beside = {str(file.with_name(name)) for file in files for name in (*own_config_names(file.name), *CONFIG_NAMES)}
-    folder = _download(repo, [*map(str, files), *sorted(beside.intersection(names))], is_offline)
+    configs = {str(file.with_name(name)) for file in files for name in (*file_config_names(file.name), *CONFIG_NAMES)}
+    folder = _download(repo, [*map(str, files), *sorted(configs.intersection(names))], is_offline)
     for index in files:
         if is_index(index.name):
             _download(repo, [str(index.with_name(shard)) for shard in shard_names(folder / index)], is_offline)
@@ -199,7 +204,7 @@ def _fetch(repo: str, inner: str | None, medium: Medium) -> tuple[Path, tuple[We
 
 
 def _list_files(repo: str) -> tuple[list[str], bool]:
-    """The file names of a repository, and whether they are those in the cache, since the hub cannot be reached."""
+    """List the file names of a repository, and return whether they are of the cache, since the hub is unreachable."""
     import huggingface_hub as hub
 
     try:
@@ -207,7 +212,7 @@ def _list_files(repo: str) -> tuple[list[str], bool]:
         return [sibling.rfilename for sibling in siblings or ()], False
     except Exception as error:  # no network, repository or access: the classes differ between releases
         try:
-            # No patterns match no files, so that a cache with some of the files is accepted.
+            # An empty list of patterns matches no files, so that a cache with some of the files is accepted.
             cached = Path(hub.snapshot_download(repo, allow_patterns=[], local_files_only=True))
         except Exception:
             raise CheckpointError(
@@ -218,7 +223,7 @@ def _list_files(repo: str) -> tuple[list[str], bool]:
 
 
 def _download(repo: str, names: Sequence[str], is_offline: bool) -> Path:
-    """The folder of the snapshot, which then has these files."""
+    """Download these files and return the folder of the snapshot."""
     import huggingface_hub as hub
 
     patterns = [glob.escape(name) for name in names]
@@ -245,14 +250,14 @@ def _choose(repo: str, inner: str | None, names: Sequence[str], *, is_audio: boo
     choices = choose_weights(candidates, is_audio=is_audio)
     if len(choices) == 1:
         return tuple(tuple(inside + name for name in files) for files in choices[0])
-    firsts = [inside + choice[-1][0] for choice in choices]
-    listing = list_some(firsts or [name for name in names if name.endswith(".safetensors")])
-    what = f"has no {inner}" if inner and not candidates else "has several files that may be the VAE, or none"
+    choice_names = [inside + choice[-1][0] for choice in choices]
+    listing = list_some(choice_names or [name for name in names if name.endswith(".safetensors")])
+    problem = f"has no {inner}" if inner and not candidates else "has several files that may be the VAE, or none"
     raise CheckpointError(
-        f"{repo}: the repository {what}; name one as {repo}:FILE out of {listing or 'no safetensors file at all'}."
+        f"{repo}: the repository {problem}; name one as {repo}:FILE out of {listing or 'no safetensors file at all'}."
     )
 
 
 def _reason(error: Exception) -> str:
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()  # "read timeout", if it says nothing
-    return str(error).strip().partition("\n")[0].rstrip(".") or words
+    class_name = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()  # such as "read timeout"
+    return str(error).strip().partition("\n")[0].rstrip(".") or class_name

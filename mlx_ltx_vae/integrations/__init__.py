@@ -1,7 +1,7 @@
-"""Drop-ins for MLX apps: functions with the names, arguments and results of the apps' own, put in their place.
+"""Drop-ins for MLX apps: functions with the names, arguments and results of the apps' functions that they replace.
 
-`mlx_ltx_vae run -- PROGRAM` runs an app with them, and `install()` puts them into the apps of this process, those that
-are imported already and those that will be:
+`mlx_ltx_vae run -- PROGRAM` runs an app with them, and `install()` puts them into the apps of this process, both the
+ones that are imported already and the ones that are imported later:
 
 ```python
 from mlx_ltx_vae import integrations
@@ -9,7 +9,7 @@ from mlx_ltx_vae import integrations
 integrations.install()
 ```
 
-By hand, in an app that the table of `apps` does not have:
+By hand, in an app that is not in the table of `apps`:
 
 ```python
 from mlx_ltx_vae.integrations import decode_tiled, decode_whole

@@ -1,4 +1,4 @@
-"""The table of apps: their functions that have a drop-in here, and the parameters of these that are known."""
+"""Table of apps: their functions that have a drop-in here, and the names of the parameters of these functions."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from ..errors import LTXVAEError, suggest
 
 @dataclass(frozen=True)
 class Entry:
-    """A function of an app and the name of its drop-in in `dropins`.
+    """Function of an app and the name of its drop-in in `dropins`.
 
     Attributes:
-        path: in the module: "Class.method", or "function".
-        parameters: the names of all parameters that any version read so far had, without `self`.
-        is_around: the drop-in is called with the app's own function first, which it calls.
+        path: "Class.method", or "function", in the module.
+        parameters: the names of all parameters in all versions that were read, without `self`.
+        is_around: the drop-in gets the app's function as its first argument, and calls it.
         is_recent: older versions of the module do not have the class.
     """
 
@@ -25,7 +25,7 @@ class Entry:
 
     @property
     def owner(self) -> str:
-        """The class; "" for a function of the module."""
+        """Name of the class, or "" for a function of the module."""
         return self.path.rpartition(".")[0]
 
     @property
@@ -34,7 +34,7 @@ class Entry:
 
 
 def _entries(module: str, owner: str, functions: dict[str, tuple[str, str]], **options: bool) -> tuple[Entry, ...]:
-    """The entries of one class, or of a module, from {name: (drop-in, parameters)}."""
+    """Make the entries of one class, or of a module, from {name: (drop-in, parameters)}."""
     prefix = f"{owner}." if owner else ""
     return tuple(
         Entry(module, prefix + name, tuple(parameters.split()), dropin, **options)
@@ -49,7 +49,7 @@ _LTX_CORE = "ltx_core_mlx.model"
 _BLOCKS = "ltx_pipelines_mlx.utils.blocks"
 _VIDEO_DECODER = {"__call__": ("decode_whole", _WHOLE), "decode_tiled": ("decode_tiled", _TILED)}
 
-#: The entries of each app, by its repository.
+#: Entries of each app, by its repository.
 APPS: dict[str, tuple[Entry, ...]] = {
     "dgrauet/ltx-2-mlx": (
         *_entries(
@@ -100,7 +100,7 @@ APPS: dict[str, tuple[Entry, ...]] = {
 
 
 def entries_of(apps: tuple[str, ...]) -> dict[str, str]:
-    """The app of each module that has entries, of some apps or of all. A `LTXVAEError` for an app that is not known."""
+    """Return {module: app} for the modules of some apps, or of all. Raises a `LTXVAEError` for an unknown app."""
     for app in apps:
         if app not in APPS:
             raise LTXVAEError(f"{app!r} is not a known app{suggest(app, APPS)}; expected {' or '.join(APPS)}.")

@@ -1,4 +1,4 @@
-"""Puts drop-ins in the place of apps' functions: at once in modules that are imported, later as they are imported."""
+"""Replace functions of apps by drop-ins: at once in imported modules, and in other modules when they are imported."""
 
 import functools
 import importlib.metadata
@@ -17,16 +17,16 @@ from ..errors import one_line
 from .apps import APPS, Entry, entries_of
 from .dropins import DROPINS, set_options
 
-#: What apps call the parameters of drop-ins. The first one, the latents or the pixels, goes by its place.
+#: Names of the drop-ins' parameters by their names in apps. The first one, latents or pixels, is passed by position.
 _OTHER_NAMES = {"fps": "frame_rate", "tiling": "tiling_config"}
 
 
 class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
-    """The drop-ins that are in place. `remove`, or the end of a `with` block, puts the apps' own functions back.
+    """Installed drop-ins. `remove`, or the end of a `with` block, restores the apps' functions.
 
     Attributes:
         replaced: "module:path" of the functions that have been replaced, by their app.
-        moved: what each function has that the table does not know, harmless or not, in words.
+        moved: descriptions of the differences between the app's functions and the table, harmless or not.
     """
 
     def __init__(self, apps: tuple[str, ...]) -> None:
@@ -43,7 +43,7 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
         self.remove()
 
     def remove(self) -> None:
-        """Put the apps' own functions back, and end the saving. Decoders that have decoded have lost their weights."""
+        """Restore the apps' functions and stop saving latents. Decoders that have decoded have lost their weights."""
         set_options(None, None)
         with suppress(ValueError):
             sys.meta_path.remove(self)
@@ -53,11 +53,11 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module of an app as the other finders do, and replace its functions when it has been executed."""
+        """Find a module of an app by the other finders, and replace its functions after it has been executed."""
         if fullname not in self._apps:
             return None
-        others = (finder for finder in list(sys.meta_path) if not isinstance(finder, Installed))
-        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        finders = (finder for finder in list(sys.meta_path) if not isinstance(finder, Installed))
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in finders)), None)
         execute: Any = getattr(spec and spec.loader, "exec_module", None)
         if execute is not None:
 
@@ -75,40 +75,41 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
             self._replace_class(app, module, owner, list(group))
 
     def _replace_class(self, app: str, module: ModuleType, owner: str, entries: list[Entry]) -> None:
-        """Replace all functions of a class, or none of them if one is missing or takes what no drop-in knows."""
-        place = getattr(module, owner, None) if owner else module
-        if place is None and entries[0].is_recent:
+        """Replace all functions of a class, or none if one is missing or needs a parameter that no drop-in has."""
+        namespace = getattr(module, owner, None) if owner else module
+        if namespace is None and entries[0].is_recent:
             return
-        found = {entry: vars(place).get(entry.name) if place is not None else None for entry in entries}
-        problems = [problem for entry, own in found.items() if (problem := _find_problem(entry, own))]
+        app_functions = {entry: None if namespace is None else vars(namespace).get(entry.name) for entry in entries}
+        problems = [problem for entry, function in app_functions.items() if (problem := _find_problem(entry, function))]
         if problems:
-            what = owner or entries[0].name
-            _say(f"{app}{_version(module)}: {'; '.join(problems)}; {what} stays the app's own.")
+            name = owner or entries[0].name
+            _say(f"{app}{_version(module)}: {'; '.join(problems)}; {name} stays the app's own.")
             self.moved += problems
             return
-        for entry, own in found.items():
-            others = _unknown_parameters(entry, own)
-            self.moved += [f"{module.__name__}:{entry.path} also takes {', '.join(others)}"] * bool(others)
-            self._replace(place, entry, own, tuple(each.name for each in entries))
+        for entry, function in app_functions.items():
+            unknown = _unknown_parameters(entry, function)
+            self.moved += [f"{module.__name__}:{entry.path} also takes {', '.join(unknown)}"] * bool(unknown)
+            self._replace(namespace, entry, function, tuple(entry.name for entry in entries))
             self.replaced.setdefault(app, []).append(f"{module.__name__}:{entry.path}")
 
-    def _replace(self, place: Any, entry: Entry, own: Any, names: tuple[str, ...]) -> None:
+    def _replace(self, namespace: Any, entry: Entry, function: Any, names: tuple[str, ...]) -> None:
         """Replace one function, also where other modules have imported it, by whatever name."""
-        new = make_replacement(entry, getattr(own, "original", own), place if entry.owner else None, names)
-        for each, name in [(place, entry.name)] if entry.owner else _names_of(own):
-            setattr(each, name, new)
-            self._undo.append(functools.partial(setattr, each, name, own))
+        original = getattr(function, "original", function)
+        replacement = make_replacement(entry, original, namespace if entry.owner else None, names)
+        for target, name in [(namespace, entry.name)] if entry.owner else _names_of(function):
+            setattr(target, name, replacement)
+            self._undo.append(functools.partial(setattr, target, name, function))
 
 
 def install(*apps: str, memory_budget: str | int | None = None, save_latents: str | None = None) -> Installed:
-    """Replace the decoders of apps, those that are imported already and those that will be.
+    """Replace the decoders of apps, both of modules that are imported already and of modules imported later.
 
     Args:
-        apps: repositories as in `APPS`, such as "dgrauet/ltx-2-mlx"; all without one.
-        memory_budget: for each decode and encode, as for `VideoVAE.plan`; None for its default.
+        apps: repositories as in `APPS`, such as "dgrauet/ltx-2-mlx". Without one, all apps.
+        memory_budget: for each decode and encode, as for `VideoVAE.plan`. `None` means its default.
         save_latents: a folder, which gets a latent file of each decode; it is made if it does not exist.
 
-    What a version of an app has otherwise than the table says is one line on standard error, and stays the app's own.
+    A class that differs from the table in an app's version is not replaced, and one line on standard error says so.
     """
     entries_of(apps)
     set_options(memory_budget, save_latents)
@@ -116,88 +117,94 @@ def install(*apps: str, memory_budget: str | int | None = None, save_latents: st
 
 
 def make_replacement(
-    entry: Entry, own: Callable[..., Any], owner: type | None, names: tuple[str, ...]
+    entry: Entry, original: Callable[..., Any], owner: type | None, names: tuple[str, ...]
 ) -> Callable[..., Any]:
-    """The function that takes the place of an app's `own`, which is its attribute `original`.
+    """Return a function that replaces an app's `original`, and has it as its attribute `original`.
 
-    Arguments are matched by the app's signature, so that a new order or a new name of a known one changes nothing.
+    Arguments are matched by the app's signature, so that their order and a new name of a parameter change nothing.
     Methods of a subclass that overrides one of the replaced `names`, and of other classes, stay the app's.
     """
     dropin = DROPINS[entry.dropin]
-    signature, num_given = inspect.signature(own), 1 if owner is None else 2
+    signature, num_positional = inspect.signature(original), 1 if owner is None else 2
 
-    @functools.wraps(own)
+    @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        if owner is not None and not _is_own(args[0] if args else None, owner, names):
-            return own(*args, **kwargs)
+        if owner is not None and not _inherits(args[0] if args else None, owner, names):
+            return original(*args, **kwargs)
         if entry.is_around:
-            return dropin(own, *args, **kwargs)
-        values = dict(_given(signature, args, kwargs))
-        given = [values.pop(name) for name in list(values)[:num_given]]
-        return dropin(*given, **{_OTHER_NAMES.get(name, name): value for name, value in values.items()})
+            return dropin(original, *args, **kwargs)
+        values = dict(_named_arguments(signature, args, kwargs))
+        positional = [values.pop(name) for name in list(values)[:num_positional]]
+        return dropin(*positional, **{_OTHER_NAMES.get(name, name): value for name, value in values.items()})
 
-    replacement.original, replacement.dropin = own, dropin  # type: ignore[attr-defined]
+    replacement.original, replacement.dropin = original, dropin  # type: ignore[attr-defined]
     return replacement
 
 
-def _given(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Arguments of a call that are no defaults, by the names of the app's parameters; then those it does not know."""
-    known = {name: value for name, value in kwargs.items() if name in signature.parameters}
-    for name, value in signature.bind(*args, **known).arguments.items():
+def _named_arguments(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments of a call that differ from the defaults, with the names of the app's parameters.
+
+    Keywords that are no parameters of the app's function follow.
+    """
+    keywords = {name: value for name, value in kwargs.items() if name in signature.parameters}
+    for name, value in signature.bind(*args, **keywords).arguments.items():
         if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
             yield from value.items()
         elif value is not signature.parameters[name].default:
             yield name, value
-    yield from ((name, value) for name, value in kwargs.items() if name not in known)
+    yield from ((name, value) for name, value in kwargs.items() if name not in keywords)
 
 
-def _is_own(given: object, owner: type, names: Sequence[str]) -> bool:
-    kind = type(given)
-    return isinstance(given, owner) and all(getattr(kind, name) is getattr(owner, name) for name in names)
+def _inherits(instance: object, owner: type, names: Sequence[str]) -> bool:
+    """Return whether an object is of a class and its own class overrides none of these methods."""
+    kind = type(instance)
+    return isinstance(instance, owner) and all(getattr(kind, name) is getattr(owner, name) for name in names)
 
 
-def _find_problem(entry: Entry, own: Any) -> str | None:
-    """Why a function of an app cannot be replaced, in words."""
-    where = f"{entry.module}:{entry.path}"
-    if own is None:
-        return f"it has no {where}"
-    if isinstance(own, (staticmethod, classmethod)) or not inspect.isroutine(own):
-        return f"{where} is not a method" if entry.owner else f"{where} is not a function"
-    if entry.is_around:  # it is called as it is
+def _find_problem(entry: Entry, function: Any) -> str | None:
+    """Describe why a function of an app cannot be replaced. Returns `None` if it can."""
+    path = f"{entry.module}:{entry.path}"
+    if function is None:
+        return f"it has no {path}"
+    if isinstance(function, (staticmethod, classmethod)) or not inspect.isroutine(function):
+        return f"{path} is not a method" if entry.owner else f"{path} is not a function"
+    if entry.is_around:  # it is called with its own arguments
         return None
-    first, *others = _parameters(own) or [""]
-    if not first:
-        return f"{where} names no parameters"
-    if entry.parameters[0] in others:
-        return f"{where} takes {first} before {entry.parameters[0]}"
-    unknown = [name for name in others if name not in entry.parameters]
-    needed = [name for name in unknown if _parameters(own)[name].default is inspect.Parameter.empty]
-    return f"{where} needs {', '.join(needed)}, which mlx_ltx_vae does not know" if needed else None
+    first_name, *later_names = _parameters(function) or [""]
+    if not first_name:
+        return f"{path} names no parameters"
+    if entry.parameters[0] in later_names:
+        return f"{path} takes {first_name} before {entry.parameters[0]}"
+    unknown = [name for name in later_names if name not in entry.parameters]
+    needed = [name for name in unknown if _parameters(function)[name].default is inspect.Parameter.empty]
+    return f"{path} needs {', '.join(needed)}, which mlx_ltx_vae does not know" if needed else None
 
 
-def _unknown_parameters(entry: Entry, own: Any) -> list[str]:
-    """Parameters that the table does not have."""
-    return [name for name in _parameters(own) if name not in entry.parameters]
+def _unknown_parameters(entry: Entry, function: Any) -> list[str]:
+    """Return the names of parameters that the table does not have."""
+    return [name for name in _parameters(function) if name not in entry.parameters]
 
 
-def _parameters(own: Any) -> dict[str, inspect.Parameter]:
-    """The named parameters of a function, without `self`."""
+def _parameters(function: Any) -> dict[str, inspect.Parameter]:
+    """Return the named parameters of a function, without `self`."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    found = inspect.signature(own).parameters
-    return {name: each for name, each in found.items() if name != "self" and each.kind not in kinds}
+    parameters = inspect.signature(function).parameters.items()
+    return {name: parameter for name, parameter in parameters if name != "self" and parameter.kind not in kinds}
 
 
-def _names_of(own: object) -> list[tuple[ModuleType, str]]:
-    """The modules that have a function, and its names there."""
+def _names_of(function: object) -> list[tuple[ModuleType, str]]:
+    """Return the modules that have a function, and its names there."""
     modules = [(module, getattr(module, "__dict__", {})) for module in list(sys.modules.values())]
-    return [(module, name) for module, found in modules for name, each in list(found.items()) if each is own]
+    return [(module, name) for module, names in modules for name, value in list(names.items()) if value is function]
 
 
 def _version(module: ModuleType) -> str:
-    """The version of the package that a module belongs to, after a space; "" if it is not installed."""
+    """Return the version of the package of a module, after a space, or "" if the package is not installed."""
     root = module.__name__.partition(".")[0]
-    found = importlib.metadata.packages_distributions().get(root, ())
-    return next((f" {importlib.metadata.version(name)}" for name in found), "")
+    packages = importlib.metadata.packages_distributions().get(root, ())
+    return next((f" {importlib.metadata.version(name)}" for name in packages), "")
 
 
 def _say(text: str) -> None:

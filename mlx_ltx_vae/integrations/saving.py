@@ -1,4 +1,4 @@
-"""The folder in which the latents that an app hands to its decoder are saved."""
+"""Folder in which the latents that an app decodes are saved."""
 
 import os
 from datetime import date
@@ -15,10 +15,10 @@ from ..shapes import ScaleFactors
 
 
 class LatentsFolder:
-    """Writes a latent file for each decode, named by date and number, and replaces none.
+    """Folder with a latent file for each decode, named by date and number. No file is replaced.
 
-    Sound waits for the video that is decoded next, and is written with it. A file that cannot be written is a warning,
-    and the decode goes on.
+    Sound is kept for the video that is decoded next, and is written with it. A file that cannot be written is a
+    warning, and the decode continues.
     """
 
     def __init__(self, folder: str | os.PathLike) -> None:
@@ -37,7 +37,7 @@ class LatentsFolder:
     def save(
         self, latents: mx.array, scale: ScaleFactors, fps: float | None = None, keyframes: Keyframes | None = None
     ) -> None:
-        """Write normalized latents (B, C, F', H', W'), with the sound that waits unless they are a still."""
+        """Write normalized latents (B, C, F', H', W'), with the kept sound unless the latents are a still."""
         sound = None
         if latents.shape[2] > 1:
             sound, self._sound = self._sound, None
@@ -58,7 +58,7 @@ class LatentsFolder:
             warn(f"the latents are not saved: {error}")
 
     def close(self) -> None:
-        """Write sound that no video followed."""
+        """Write kept sound that no video followed."""
         sound, self._sound = self._sound, None
         if sound is not None:
             try:
@@ -67,6 +67,6 @@ class LatentsFolder:
                 warn(f"the audio latents are not saved: {error}")
 
     def _next_path(self) -> Path:
-        """The first name of today that is free."""
+        """Return the first unused path of today."""
         names = (self._folder / f"{date.today():%Y-%m-%d}-{number:03}.safetensors" for number in count(1))
         return next(path for path in names if not path.exists())

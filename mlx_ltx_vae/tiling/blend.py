@@ -1,4 +1,4 @@
-"""Runs a network tile by tile and blends the results.
+"""Run a network tile by tile and blend the results.
 
 The masks of each axis add up to 1 (see `complementary`), so tiles are weighted and added without a division. Arrays
 are channels-last (B, T, H, W, C), except in `decode_with_tiling`, whose callers use channels-first.
@@ -30,14 +30,14 @@ from .layout import (
     trapezoid,
 )
 
-#: Gives the results (B, n, h, w, C) of tiles of equal shape, one per tile, in a list that the caller empties.
+#: Function that returns the results (B, n, h, w, C) of tiles of equal shape, in a list that the caller empties.
 RunTiles = Callable[[list[Tile]], list[mx.array]]
 
 _TILES_PER_CACHE_CLEAR = 4
 
 
 class SpatialBlender:
-    """Blends spatial tiles, which are numbered row by row, into whole frames. It has no state but its masks."""
+    """Masks that blend spatial tiles, which are numbered row by row, into frames."""
 
     def __init__(self, rows: BlendAxis, columns: BlendAxis) -> None:
         self._size = (rows.length, columns.length)
@@ -48,7 +48,7 @@ class SpatialBlender:
     def blend(self, parts: Iterator[tuple[int, mx.array]]) -> mx.array:
         """Blend all tiles of the same frames to frames (B, n, H, W, C) float32, evaluated.
 
-        Each tile (B, n, h, w, C) comes with its number, in any order. None is kept while the next one is computed.
+        Each tile (B, n, h, w, C) has its number, and the order is free. No tile is kept while the next is computed.
         """
         index, part = next(parts)
         if len(self._positions) == 1:
@@ -68,12 +68,12 @@ class SpatialBlender:
         """Add a tile (B, n, h, w, C) to `frames` (B, n, H, W, C), which is changed in place and evaluated."""
         row, column = self._positions[index]
         _check_shape(part, (*frames.shape[:2], row.length, column.length, frames.shape[-1]), f"tile {index}")
-        where = (slice(None), slice(None), row.as_slice, column.as_slice)
+        region = (slice(None), slice(None), row.as_slice, column.as_slice)
         masks = [mask for mask in self._masks[index] if mask is not None]
-        if masks:  # multiplied anew each time: the products of all tiles are as large as a frame, or larger
-            _add_into(frames, where, part * math.prod(masks[1:], start=masks[0]))
+        if masks:  # multiplied again for each frame: stored, the products would be as large as a frame or larger
+            _add_into(frames, region, part * math.prod(masks[1:], start=masks[0]))
         else:
-            frames[where] = part
+            frames[region] = part
             mx.eval(frames)
 
 
@@ -88,7 +88,7 @@ def blend_tiles(
 
     Yields the index of the first position in time, and results (B, n, H, W, C) float32, n >= 1, evaluated, which may be
     a view of a larger array: copy them to keep them for long. Memory holds the results of one interval of time, its
-    overlap with the interval before, and one batch of tiles. `axes` are `layout.blended()`.
+    overlap with the previous interval, and one batch of tiles. `axes` are `layout.blended()`.
     """
     time, rows, columns = axes
     blender = SpatialBlender(rows, columns)
@@ -127,7 +127,7 @@ def decode_with_tiling(
     on_frames_ready: Callable[[mx.array, int], None] | None = None,
     *,
     keep_output: bool = True,
-) -> Any:  # mx.array | None, which would make every caller prove that it is not None
+) -> Any:  # `mx.array | None` would make every caller check for `None`
     """Decode latents in tiles with any decoder.
 
     Args:
@@ -135,14 +135,14 @@ def decode_with_tiling(
             chunked_conv=chunked_conv)` with latents (B, C, f, h, w). It returns pixels (B, 3, F, H, W) with
             F = 1 + temporal_scale * (f - 1).
         latents: (B, C, F', H', W').
-        tiling_config: an app's own class will do (see `TilingConfig.of`); None decodes everything as one tile.
+        tiling_config: also of an app's class (see `TilingConfig.of`). `None` decodes everything as one tile.
         spatial_scale, temporal_scale: pixels per latent cell, along height and width, and frames per latent frame.
         on_frames_ready: called with frames (B, 3, n, H, W) and their start index as soon as they are final, once per
             frame and in order. An exception in it stops the decode and reaches the caller.
         keep_output: False keeps no frames for the result, so that memory does not grow with the clip.
 
     Returns:
-        Pixels (B, 3, F, H, W) in the latents' dtype, blended in float32; None if `keep_output` is False.
+        Pixels (B, 3, F, H, W) in the latents' dtype, blended in float32, or `None` if `keep_output` is False.
 
     Raises:
         LatentsError: for latents that do not have five axes, or are empty.
@@ -166,7 +166,10 @@ def decode_with_tiling(
 def decode_tiles(
     decode: Callable[[mx.array], mx.array], latents: mx.array, layout: TileLayout
 ) -> Generator[tuple[int, mx.array], None, None]:
-    """`blend_tiles` of the pixels (B, 3, F, H, W) that `decode` returns for each tile of latents (B, C, F', H', W')."""
+    """Blend the pixels (B, 3, F, H, W) that `decode` returns for each tile of latents (B, C, F', H', W').
+
+    Yields what `blend_tiles` yields.
+    """
 
     def run_tiles(tiles: list[Tile]) -> list[mx.array]:
         (tile,) = tiles
@@ -187,7 +190,7 @@ def _join_tiles(
 ) -> mx.array | None:
     size = (latents.shape[0], 3, *(axis.length for axis in layout.blended(is_decode=True)))
     video = mx.zeros(size, latents.dtype) if keep_output else None
-    # A caller that keeps an exception keeps this frame: drop the video, and close the generator, which has arrays too.
+    # An exception keeps this stack frame alive: drop the video, and close the generator, which has arrays too.
     try:
         with closing(decode_tiles(decode, latents, layout)) as results:
             for start, pixels in results:
@@ -207,7 +210,7 @@ def _join_tiles(
 def _run_batches(
     run_tiles: RunTiles, tiles: Sequence[Tile], tile_batch_size: int, tile_counter: Iterator[int]
 ) -> Iterator[tuple[int, mx.array]]:
-    """Yield the index of each tile and its result, in batches; tile 0 comes first."""
+    """Yield the index of each tile and its result, in batches; tile 0 is the first."""
     for batch in tile_batches(tiles, tile_batch_size):
         parts = run_tiles([tiles[index] for index in batch])
         for index in batch:
@@ -217,30 +220,30 @@ def _run_batches(
 
 
 def _mask(mask: Mask, num_axes: int) -> mx.array | None:
-    """Return a mask along the first of some axes; the others have the length 1. None if it is 1 everywhere."""
+    """Return a mask along the first of some axes; the others have the length 1. `None` means 1 everywhere."""
     return None if {*mask} == {1.0} else mx.array(mask).reshape(-1, *[1] * (num_axes - 1))
 
 
-def _add_into(frames: mx.array, where: tuple[slice, ...], addend: mx.array) -> None:
-    """`frames[where] += addend`, without a copy of `frames`.
+def _add_into(frames: mx.array, region: tuple[slice, ...], addend: mx.array) -> None:
+    """Compute `frames[region] += addend` without a copy of `frames`.
 
-    Evaluated in two steps: `frames` cannot be written in place while a pending operation still reads it.
+    It is evaluated in two steps, since `frames` cannot be written in place while a pending operation still reads it.
     """
-    total = frames[where] + addend
+    total = frames[region] + addend
     mx.eval(total)
-    frames[where] = total
+    frames[region] = total
     mx.eval(frames)
 
 
-def _check_shape(array: mx.array, expected: tuple[int, ...], what: str) -> None:
+def _check_shape(array: mx.array, expected: tuple[int, ...], label: str) -> None:
     if array.shape != expected:
-        raise DecodeError(f"{what} has the shape {array.shape}, but {expected} was expected for this layout.")
+        raise DecodeError(f"{label} has the shape {array.shape}, but {expected} was expected for this layout.")
 
 
 def compute_trapezoidal_mask_1d(
     length: int, ramp_left: int, ramp_right: int, left_starts_from_0: bool = False
 ) -> mx.array:
-    """A float32 mask (length,) that rises over `ramp_left` positions, stays at 1, and falls over `ramp_right`.
+    """Return a float32 mask (length,) that rises over `ramp_left` positions, stays at 1, and falls over `ramp_right`.
 
     Ramps longer than the mask are shortened to it, and negative ramps count as 0.
     """
@@ -250,12 +253,12 @@ def compute_trapezoidal_mask_1d(
 
 
 def map_spatial_slice(begin: int, end: int, left_ramp: int, right_ramp: int, scale: int) -> tuple[slice, mx.array]:
-    """The pixels of an interval of latent cells, as a slice, and their mask, at `scale` pixels per cell."""
+    """Return the pixels of an interval of latent cells, as a slice, and their mask, at `scale` pixels per cell."""
     return _slice_and_mask(space_axis([Interval(begin, end, left_ramp, right_ramp)], scale))
 
 
 def map_temporal_slice(begin: int, end: int, left_ramp: int, right_ramp: int, scale: int) -> tuple[slice, mx.array]:
-    """The frames of an interval of latent frames, as a slice, and their mask, at `scale` frames per latent frame."""
+    """Return the frames of an interval of latent frames, as a slice, and their mask, at `scale` frames per latent."""
     return _slice_and_mask(time_axis([Interval(begin, end, left_ramp, right_ramp)], scale))
 
 

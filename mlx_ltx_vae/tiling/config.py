@@ -6,16 +6,16 @@ from typing import Any
 
 from ..errors import TilingError, quote
 
-#: The names that `preset` accepts.
+#: Names that `preset` accepts.
 PRESETS = ("auto", "default", "aggressive", "conservative", "spatial_only", "temporal_only", "wide")
 
 
 @dataclass(frozen=True)
 class SpatialTilingConfig:
-    """Tiles along height or width, and the pixels that adjacent ones share: from 0 to less than the tile's.
+    """Tiles along height or width, and the pixels that adjacent tiles share: from 0 to less than the tile size.
 
-    Other sizes raise a `TilingError`; so do plans if one is not a multiple of the VAE's pixels per latent cell, or
-    tiles are shorter than two cells: 64 pixels for a VAE of 32 pixels per cell.
+    Other sizes raise a `TilingError`. Plans raise it if a size is not a multiple of the VAE's pixels per latent cell,
+    or tiles are shorter than two cells: 64 pixels for a VAE of 32 pixels per cell.
     """
 
     tile_size_in_pixels: int
@@ -41,7 +41,7 @@ class TemporalTilingConfig:
 
 @dataclass(frozen=True)
 class TilingConfig:
-    """How a video is split into tiles. An axis without a configuration is not split.
+    """Sizes and overlaps of the tiles of a video. An axis without a configuration is not split.
 
     `height_config` and `width_config` override `spatial_config` for their axis.
     """
@@ -53,9 +53,9 @@ class TilingConfig:
 
     @classmethod
     def of(cls, config: Any) -> "TilingConfig":
-        """The configuration that an object with `spatial_config` and `temporal_config` describes, as apps have them.
+        """Convert an app's object with `spatial_config` and `temporal_config`.
 
-        The sizes along time may be called `chunk_size_in_frames` and `chunk_overlap_in_frames`.
+        The sizes along time may have the names `chunk_size_in_frames` and `chunk_overlap_in_frames`.
         """
         if isinstance(config, cls):
             return config
@@ -78,42 +78,42 @@ class TilingConfig:
 
     @classmethod
     def default(cls) -> "TilingConfig":
-        """512 px tiles overlapping by 64, 64-frame tiles overlapping by 24."""
+        """Return 512 px tiles overlapping by 64, and 64-frame tiles overlapping by 24."""
         return cls(SpatialTilingConfig(512, 64), TemporalTilingConfig(64, 24))
 
     @classmethod
     def spatial_only(cls, tile_size: int = 512, overlap: int = 64) -> "TilingConfig":
-        """Tiles of these pixels along height and width only."""
+        """Return tiles of these pixels along height and width only."""
         return cls(spatial_config=SpatialTilingConfig(tile_size, overlap))
 
     @classmethod
     def temporal_only(cls, tile_size: int = 64, overlap: int = 24) -> "TilingConfig":
-        """Tiles of these frames along time only."""
+        """Return tiles of these frames along time only."""
         return cls(temporal_config=TemporalTilingConfig(tile_size, overlap))
 
     @classmethod
     def aggressive(cls) -> "TilingConfig":
-        """256 px tiles overlapping by 64, 32-frame tiles overlapping by 8: the least memory."""
+        """Return 256 px tiles overlapping by 64, and 32-frame tiles overlapping by 8: the least memory."""
         return cls(SpatialTilingConfig(256, 64), TemporalTilingConfig(32, 8))
 
     @classmethod
     def conservative(cls) -> "TilingConfig":
-        """768 px tiles overlapping by 64, 96-frame tiles overlapping by 24: the fewest seams."""
+        """Return 768 px tiles overlapping by 64, and 96-frame tiles overlapping by 24: the fewest seams."""
         return cls(SpatialTilingConfig(768, 64), TemporalTilingConfig(96, 24))
 
     @classmethod
     def wide(cls) -> "TilingConfig":
-        """512 px tiles overlapping by 160, 96-frame tiles overlapping by 40, for networks that see far."""
+        """Return 512 px tiles overlapping by 160, and 96-frame tiles overlapping by 40, for large receptive fields."""
         return cls(SpatialTilingConfig(512, 160), TemporalTilingConfig(96, 40))
 
     @classmethod
     def auto(
         cls, height: int, width: int, num_frames: int, spatial_threshold: int = 512, temporal_threshold: int = 65
     ) -> "TilingConfig | None":
-        """The default sizes along the axes that exceed their threshold; None if no axis does.
+        """Return the default sizes along the axes that exceed their threshold, or `None` if no axis does.
 
         Sizes are in pixels and frames; `spatial_threshold` is for the longer side. The tiles are the same for every
-        video: smaller ones have less context, and look worse.
+        video: smaller tiles have less context, and look worse.
         """
         space, time = max(height, width) > spatial_threshold, num_frames > temporal_threshold
         if not (space or time):
@@ -123,14 +123,14 @@ class TilingConfig:
 
 
 def preset(name: str, height: int, width: int, num_frames: int) -> TilingConfig | None:
-    """The preset of this name. Only "auto" depends on the video's size, and is None if the video needs no tiles."""
+    """Return the preset of this name. Only "auto" depends on the video's size, and is `None` if it needs no tiles."""
     if name not in PRESETS:
         raise TilingError(f"unknown tiling preset {name!r}; choose one of {', '.join(PRESETS)}.")
     return TilingConfig.auto(height, width, num_frames) if name == "auto" else getattr(TilingConfig, name)()
 
 
 def parse_tile(text: str) -> tuple[int, int]:
-    """The tile size and overlap in text such as "512:64". The overlap is 0 if it is left out, as in "512"."""
+    """Parse text such as "512:64" to the tile size and the overlap, which is 0 if it is left out, as in "512"."""
     match = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", text)
     if not match:
         raise TilingError(f"{quote(text)} is not a tile size with an optional overlap; write it as 512 or 512:64.")

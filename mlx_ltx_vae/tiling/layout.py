@@ -1,4 +1,4 @@
-"""The tiles of a clip: intervals of one axis and the weights of their positions, and their combinations. No MLX."""
+"""Tiles of a clip: intervals of one axis and the weights of their positions, and their combinations. No MLX."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -11,12 +11,12 @@ from ..errors import TilingError
 from ..shapes import Grid, ScaleFactors, TileRules, is_count
 from .config import PRESETS, TilingConfig
 
-#: A weight in [0, 1] for each position of an interval.
+#: Weights in [0, 1], one for each position of an interval.
 Mask = tuple[float, ...]
 
 
 class Interval(NamedTuple):
-    """A range of positions on one axis, with the lengths of the ramps at its ends."""
+    """Range of positions on one axis, with the lengths of the ramps at its ends."""
 
     start: int
     end: int  # one past the last position
@@ -51,29 +51,30 @@ def split(length: int, size: int, overlap: int) -> tuple[Interval, ...]:
 
 
 def grow_last(intervals: Sequence[Interval], least: int) -> tuple[Interval, ...]:
-    """Intervals with a last one that begins earlier, and so overlaps by more, if it is shorter than `least`."""
-    *others, last = intervals
-    if not others or last.length >= least:
+    """Grow the last interval to the length `least`, if it is shorter: it begins earlier, and overlaps by more."""
+    *earlier, last = intervals
+    if not earlier or last.length >= least:
         return tuple(intervals)
-    before, start = others.pop(), last.end - least
-    overlap = before.end - start
-    return (*others, before._replace(right_ramp=overlap), Interval(start, last.end, overlap))
+    previous, start = earlier.pop(), last.end - least
+    overlap = previous.end - start
+    return (*earlier, previous._replace(right_ramp=overlap), Interval(start, last.end, overlap))
 
 
 def make_causal(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
-    """Intervals of latent frames. All but the first start one frame earlier, with a left ramp one longer.
+    """Start all intervals of latent frames but the first one frame earlier, with a left ramp one longer.
 
-    The extra frame becomes the tile's first, which decodes to one frame instead of `scale`. Its
-    weight is 0, so it is context only.
+    The extra frame becomes the tile's first, which decodes to one frame instead of `scale`. Its weight is 0, so it is
+    context only.
     """
     first, *later = intervals
     return (first, *(Interval(start - 1, end, left + 1, right) for start, end, left, right in later))
 
 
 def trapezoid(length: int, left_ramp: int, right_ramp: int, *, from_zero: bool = False) -> Mask:
-    """A mask that rises over `left_ramp` positions (`from_zero`, if so), stays at 1, and falls over `right_ramp`.
+    """Return a mask that rises over `left_ramp` positions, stays at 1, and falls over `right_ramp`.
 
-    Ramps longer than the mask are shortened to it. Ramps that overlap are multiplied.
+    `from_zero` starts the left ramp at 0. Ramps longer than the mask are shortened to it. Ramps that overlap are
+    multiplied.
     """
     left_ramp, right_ramp = min(left_ramp, length), min(right_ramp, length)
     rising = [0.0, *_ramp(left_ramp - 1)] if from_zero and left_ramp else _ramp(left_ramp)
@@ -83,12 +84,15 @@ def trapezoid(length: int, left_ramp: int, right_ramp: int, *, from_zero: bool =
 
 
 def trapezoids(intervals: Sequence[Interval], *, from_zero: bool = False) -> tuple[Mask, ...]:
-    """The mask of each interval, from its ramps."""
-    return tuple(trapezoid(each.length, each.left_ramp, each.right_ramp, from_zero=from_zero) for each in intervals)
+    """Return the mask of each interval, from its ramps."""
+    return tuple(
+        trapezoid(interval.length, interval.left_ramp, interval.right_ramp, from_zero=from_zero)
+        for interval in intervals
+    )
 
 
 def sums(intervals: Sequence[Interval], masks: Sequence[Mask]) -> list[float]:
-    """The sum of the masks of all intervals, at each position of the axis."""
+    """Return the sum of the masks of all intervals, at each position of the axis."""
     total = [0.0] * max(interval.end for interval in intervals)
     for interval, mask in zip(intervals, masks, strict=True):
         for position, weight in enumerate(mask, interval.start):
@@ -97,7 +101,7 @@ def sums(intervals: Sequence[Interval], masks: Sequence[Mask]) -> list[float]:
 
 
 def complementary(intervals: Sequence[Interval], masks: Sequence[Mask]) -> tuple[Mask, ...]:
-    """Masks that add up to 1 at every position: unchanged if they do already, else divided by their sum.
+    """Return masks that add up to 1 at every position: the same ones if they do already, else divided by their sum.
 
     The sum over all tiles of products of weights on three axes is the product of the three sums, so that dividing each
     axis once replaces the division of the video by a buffer of summed weights.
@@ -112,7 +116,7 @@ def complementary(intervals: Sequence[Interval], masks: Sequence[Mask]) -> tuple
 
 
 def _ramp(length: int) -> list[float]:
-    """Evenly rising weights between 0 and 1, both excluded."""
+    """Return evenly rising weights between 0 and 1, both excluded."""
     return [step / (length + 1) for step in range(1, length + 1)]
 
 
@@ -120,7 +124,7 @@ TileBox = tuple[Interval, Interval, Interval]  # intervals of time, height and w
 
 
 class Tile(NamedTuple):
-    """A crop of the clip on the latent grid, or the one that is cut (see `TileRules`), and in frames and pixels."""
+    """Crop of the clip on the latent grid, or on the grid that is cut (see `TileRules`), and in frames and pixels."""
 
     latent: TileBox
     pixels: TileBox
@@ -136,22 +140,22 @@ class Tile(NamedTuple):
         return time.length, height.length, width.length
 
     def planes(self, keyframes: Sequence[int]) -> tuple[int, ...]:
-        """The indices of the keyframe planes that it sees: those in its frames, and the nearest one to each side."""
+        """Return the indices of the tile's keyframe planes: the ones in its frames, and the nearest on each side."""
         frames = self.pixels[0]
-        before = [plane for plane, frame in enumerate(keyframes) if frame < frames.start]
-        behind = [plane for plane, frame in enumerate(keyframes) if frame >= frames.end]
-        inside = set(range(len(keyframes))).difference(before, behind)
-        inside |= {max(before, key=keyframes.__getitem__)} if before else set()
-        return tuple(sorted(inside | {min(behind, key=keyframes.__getitem__)} if behind else inside))
+        earlier = [plane for plane, frame in enumerate(keyframes) if frame < frames.start]
+        later = [plane for plane, frame in enumerate(keyframes) if frame >= frames.end]
+        planes = set(range(len(keyframes))).difference(earlier, later)
+        planes |= {max(earlier, key=keyframes.__getitem__)} if earlier else set()
+        return tuple(sorted(planes | {min(later, key=keyframes.__getitem__)} if later else planes))
 
     def input_size(self, keyframes: Sequence[int]) -> Grid:
-        """(T, H, W) of what it is cut from, with its keyframe planes."""
+        """Return the size (T, H, W) of the tile's input, with its keyframe planes."""
         frames, height, width = self.latent_size
         return frames + len(self.planes(keyframes)), height, width
 
 
 class BlendAxis(NamedTuple):
-    """One axis of the blended result: pixels for a decode, latents for an encode."""
+    """Axis of the blended result: pixels for a decode, latents for an encode."""
 
     intervals: tuple[Interval, ...]
     masks: tuple[Mask, ...]  # of each tile; they add up to 1 at every position
@@ -161,41 +165,50 @@ class BlendAxis(NamedTuple):
         return self.intervals[-1].end
 
     def final(self) -> list[int]:
-        """How many positions become final with each interval: those before the start of the next one."""
+        """Return how many positions become final with each interval: the ones before the start of the next interval."""
         starts = [interval.start for interval in self.intervals] + [self.length]
         return [after - before for before, after in zip(starts, starts[1:], strict=False)]
 
 
 @dataclass(frozen=True)
 class TileAxis:
-    """One axis split into tiles, on the latent grid and in pixels (or frames)."""
+    """Axis split into tiles, on the latent grid and in pixels (or frames)."""
 
     latent: tuple[Interval, ...]
     pixels: tuple[Interval, ...]
     from_zero: bool  # left ramps start with a weight of 0, as they do in time
 
     def blended(self, *, is_decode: bool) -> BlendAxis:
-        """Pixels as a decode blends them, or latents as an encode does, with masks of their own."""
+        """Return the axis as a decode blends its pixels, or as an encode blends its latents."""
         intervals = self.pixels if is_decode else self.latent
         return BlendAxis(intervals, complementary(intervals, trapezoids(intervals, from_zero=self.from_zero)))
 
 
 def space_axis(intervals: Sequence[Interval], scale: int) -> TileAxis:
-    """Height or width from its intervals on the latent grid, at `scale` pixels per latent cell."""
-    return TileAxis(tuple(intervals), tuple(Interval(*(scale * value for value in each)) for each in intervals), False)
+    """Make the axis of height or width from its intervals on the latent grid, at `scale` pixels per latent cell."""
+    pixels = tuple(Interval(*(scale * value for value in interval)) for interval in intervals)
+    return TileAxis(tuple(intervals), pixels, False)
 
 
-def time_axis(intervals: Sequence[Interval], scale: int, first: int = 1) -> TileAxis:
-    """Time, at `scale` frames per latent frame; the first decodes to `first` frames, in the clip and in each tile."""
+def time_axis(intervals: Sequence[Interval], scale: int, first_frames: int = 1) -> TileAxis:
+    """Make the axis of time, at `scale` frames per latent frame.
+
+    The first latent frame of the clip, and of each tile, decodes to `first_frames` frames.
+    """
     frames = tuple(
-        Interval(scale * start, first + scale * (end - 1), first + scale * (left - 1) if left else 0, scale * right)
+        Interval(
+            scale * start,
+            first_frames + scale * (end - 1),
+            first_frames + scale * (left - 1) if left else 0,
+            scale * right,
+        )
         for start, end, left, right in intervals
     )
     return TileAxis(tuple(intervals), frames, True)
 
 
 def inner_time_axis(intervals: Sequence[Interval], scale: int) -> TileAxis:
-    """Time, in tiles of what a network's first layers made of the whole clip, with `scale` frames per cell.
+    """Make the axis of time for tiles of the result of a network's first layers, with `scale` frames per cell.
 
     The first cell of the clip becomes one frame. Tiles that begin later have all frames of their first cell.
     """
@@ -208,25 +221,25 @@ def inner_time_axis(intervals: Sequence[Interval], scale: int) -> TileAxis:
 
 @dataclass(frozen=True)
 class TileLayout:
-    """All tiles of one clip: each interval of time combined with each interval of height and width."""
+    """Tiles of one clip: each interval of time combined with each interval of height and width."""
 
     time: TileAxis  # its intervals have causal context, see `make_causal`, if they are intervals of latents
     height: TileAxis
     width: TileAxis
     start: int = 0  # of the layers that run on each tile, see `TileRules`
     rate: int = 1  # cells along time per latent frame
-    clip: TileBox | None = None  # in frames and pixels of what the tiles cover, if that was padded; None for all
+    clip: TileBox | None = None  # the clip in the frames and pixels that the tiles cover, if these include padding
 
     @property
     def is_streamed(self) -> bool:
-        """True if the tiles span the clip in time and are streamed side by side, frame by frame."""
+        """Return whether the tiles span the clip in time and are streamed side by side, frame by frame."""
         return len(self.time.latent) == 1 and not self.start
 
     @classmethod
     def make(
         cls, config: TilingConfig, latent_grid: Sequence[int], scale: ScaleFactors, first_frames: int = 1
     ) -> "TileLayout":
-        """The tiles of a clip of latents (F', H', W'), whose first latent frame decodes to `first_frames` frames."""
+        """Make the tiles of a clip of latents (F', H', W'), whose first latent frame decodes to `first_frames`."""
         check(config, TileRules(), scale)
         time, height, width = (
             _intervals(length, size, overlap, factor)
@@ -248,34 +261,36 @@ class TileLayout:
         scales: tuple[ScaleFactors, ScaleFactors],
         added: Sequence[tuple[int, int]],
     ) -> "TileLayout":
-        """Tiles of what the layers before `rules.start` make of latents (F', H', W'), which they may pad first.
+        """Make tiles of the result of the layers before `rules.start` for latents (F', H', W').
+
+        These layers may pad the latents first.
 
         Args:
-            cells: (T, H, W) of that. The last tile has what follows the padded clip in time.
+            cells: (T, H, W) of the result. The last tile includes the cells after the padded clip in time.
             scales: of the layers before the cut, and of the layers after it.
             added: positions that pad the latents before and after each axis.
         """
         check(config, rules, scales[1])
-        before, behind = scales
-        padded = tuple(length + sum(more) for length, more in zip(latent_grid, added, strict=True))
+        scale_before, scale_after = scales
+        padded_grid = tuple(length + sum(padding) for length, padding in zip(latent_grid, added, strict=True))
         axes = []
-        for axis, length in enumerate(before.video_grid(padded)):
+        for axis, length in enumerate(scale_before.video_grid(padded_grid)):
             size, overlap, _ = _sizes(config)[axis]
-            intervals = _intervals(length, size, overlap, behind[axis])
-            make = space_axis if axis else inner_time_axis
-            made = make(grow_last(intervals, rules.size[axis]), behind[axis])
-            *others, last = made.latent
-            axes.append(replace(made, latent=(*others, last._replace(end=cells[axis]))))
+            intervals = _intervals(length, size, overlap, scale_after[axis])
+            make_axis = space_axis if axis else inner_time_axis
+            tile_axis = make_axis(grow_last(intervals, rules.size[axis]), scale_after[axis])
+            *earlier, last = tile_axis.latent
+            axes.append(replace(tile_axis, latent=(*earlier, last._replace(end=cells[axis]))))
         time, height, width = axes
-        whole = ScaleFactors(*(first * second for first, second in zip(before, behind, strict=True)))
-        starts = [front * factor for (front, _), factor in zip(added, whole, strict=True)]
-        extents = zip(starts, whole.video_grid(latent_grid), strict=True)
+        scale = ScaleFactors(*(before * after for before, after in zip(scale_before, scale_after, strict=True)))
+        starts = [front * factor for (front, _), factor in zip(added, scale, strict=True)]
+        extents = zip(starts, scale.video_grid(latent_grid), strict=True)
         frames, rows, columns = (Interval(start, start + extent) for start, extent in extents)
         clip = (frames, rows, columns) if any(map(sum, added)) else None
-        return cls(time, height, width, rules.start, before.time, clip)
+        return cls(time, height, width, rules.start, scale_before.time, clip)
 
     def groups(self) -> Iterator[list[Tile]]:
-        """The tiles of each interval of time, in order; within an interval, row by row."""
+        """Yield the tiles of each interval of time, in order; within an interval, row by row."""
         time, height, width = (
             list(zip(axis.latent, axis.pixels, strict=True)) for axis in (self.time, self.height, self.width)
         )
@@ -288,13 +303,13 @@ class TileLayout:
 
 
 def fitting_presets(rules: TileRules, scale: ScaleFactors) -> dict[str, TilingConfig]:
-    """The presets with tiles that can be cut, at `scale` pixels per cell of the grid."""
+    """Return the presets with tiles that can be cut, at `scale` pixels per cell of the grid."""
     presets: dict[str, TilingConfig] = {name: getattr(TilingConfig, name)() for name in PRESETS if name != "auto"}
     return {name: config for name, config in presets.items() if _fits(config, rules, scale)}
 
 
 def check(config: TilingConfig, rules: TileRules, scale: ScaleFactors) -> None:
-    """Raise a `TilingError` unless tiles of these sizes can be cut, at `scale` pixels per cell of the grid."""
+    """Check that tiles of these sizes can be cut, at `scale` pixels per cell; raise a `TilingError` otherwise."""
     _check_cells(config, rules, scale)
     for (size, overlap, unit), least in zip(_sizes(config), _least_overlaps(rules, scale), strict=True):
         if size and overlap < least:
@@ -322,10 +337,10 @@ def _least_overlaps(rules: TileRules, scale: ScaleFactors) -> Grid:
 
 
 def _sizes(config: TilingConfig) -> list[tuple[int, int, str]]:
-    """The size and the overlap along time, height and width, with their unit; size 0 if the axis is not split."""
+    """Return the size and overlap along time, height and width, with their unit. Size 0 is an axis without tiles."""
     time, space = config.temporal_config, config.spatial_config
-    sides = [each or space for each in (config.height_config, config.width_config)]
-    pixels = [(*(astuple(each) if each else (0, 0)), "pixels") for each in sides]
+    sides = [side or space for side in (config.height_config, config.width_config)]
+    pixels = [(*(astuple(side) if side else (0, 0)), "pixels") for side in sides]
     return [(*(astuple(time) if time else (0, 0)), "frames"), *pixels]
 
 
@@ -334,7 +349,7 @@ def _intervals(length: int, size: int, overlap: int, scale: int) -> tuple[Interv
 
 
 def _check_cells(config: TilingConfig, rules: TileRules, scale: ScaleFactors) -> None:
-    """Check that sizes and overlaps are whole numbers of cells, and that tiles are large enough."""
+    """Check that sizes and overlaps are whole cells and tiles are large enough; raise a `TilingError` otherwise."""
     for (size, overlap, unit), factor, cells in zip(_sizes(config), scale, rules.size, strict=True):
         minimum = cells * factor
         if size and (size % factor or size < minimum):
@@ -354,13 +369,13 @@ def _check_cells(config: TilingConfig, rules: TileRules, scale: ScaleFactors) ->
 
 
 def check_batch_size(tile_batch_size: int) -> None:
-    """Raise a `TilingError` unless a batch size is a whole number of at least 1."""
+    """Check that a batch size is a whole number of at least 1; raise a `TilingError` otherwise."""
     if not is_count(tile_batch_size, 1):
         raise TilingError(f"a tile batch size must be a whole number of at least 1, not {tile_batch_size!r}.")
 
 
 def tile_batches(tiles: Sequence[Tile], tile_batch_size: int) -> list[list[int]]:
-    """Indices into `tiles`, in batches of at most `tile_batch_size` tiles of equal shape for one call of a network."""
+    """Group the indices of tiles of equal shape in batches of at most `tile_batch_size`, one per call of a network."""
     check_batch_size(tile_batch_size)
     by_shape: dict[Grid, list[int]] = {}
     for index, tile in enumerate(tiles):
@@ -377,7 +392,7 @@ def tile_batches(tiles: Sequence[Tile], tile_batch_size: int) -> list[list[int]]
 
 @dataclass
 class DimensionIntervals:
-    """The overlapping intervals of one axis: one list per property, with an entry per interval."""
+    """Overlapping intervals of one axis: one list per property, with an entry per interval."""
 
     starts: list[int]
     ends: list[int]  # one past the last position
@@ -386,7 +401,7 @@ class DimensionIntervals:
 
     @classmethod
     def of(cls, intervals: Sequence[Interval]) -> "DimensionIntervals":
-        """These intervals."""
+        """Convert intervals."""
         return cls(*map(list, zip(*intervals, strict=True)))
 
 
@@ -396,5 +411,5 @@ def split_in_spatial(size: int, overlap: int, dimension_size: int) -> DimensionI
 
 
 def split_in_temporal(size: int, overlap: int, dimension_size: int) -> DimensionIntervals:
-    """`split_in_spatial` for latent frames: all intervals but the first start one frame earlier, for context."""
+    """Split latent frames as `split_in_spatial`. All intervals but the first start one frame earlier, for context."""
     return DimensionIntervals.of(make_causal(split(dimension_size, size, overlap)))
