@@ -240,3 +240,9 @@ def test_an_hour_of_latents_is_held_once():
     """Its values are checked in parts, so the flags of the check are not as large as the latents."""
     plan = VideoVAE.estimate("ltx-2.3", frames=3600 * 24 + 1, size="1280x704", dtype="bfloat16")
     assert plan.memory.inputs < 1.02 * 4 * math.prod(plan.latent_shape)
+
+
+@pytest.mark.parametrize(("itemsize", "remark"), [(4, ""), (2, " up to rounding in half precision")])
+def test_a_plan_says_that_half_precision_rounds_by_the_order(itemsize, remark):
+    by_rows = plan((1920, 1088, 121), 4, Machine(Backend.METAL, itemsize), must_fit=False)
+    assert f"mode     exact: the single pass's result{remark}, streamed by " in str(by_rows)

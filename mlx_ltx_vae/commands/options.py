@@ -164,18 +164,18 @@ def add_input_options(parser: CommandParser, *, output: str, demo: str, model: s
 
 def add_mode_options(how: argparse._ArgumentGroup) -> None:
     """Add the options of how it is decoded."""
-    mode = """exact: in pieces, with the same frames as a single pass. single: the whole clip at once, in memory that
-        grows with it. tiled: in overlapping tiles that are blended, so not exact. auto (default): exact, and tiles only
-        if nothing exact fits the memory budget"""
+    mode = """exact: in pieces, with the frames of a single pass up to rounding. single: the whole clip at once, in
+        memory that grows with it. tiled: in overlapping tiles that are blended, so not exact. auto (default): exact,
+        and tiles only if nothing exact fits the memory budget"""
     how.add_argument("--mode", choices=get_args(ModeName), default="auto", help=mode)
-    order = """direction in which the exact mode goes through the clip. The frames are the same; memory differs, and
-        when the first frame is written. time: one latent frame after another; frames are written early, and memory
-        grows with the size of a frame. rows, columns: strips of all frames, from top to bottom or from left to right;
-        less memory for a short clip of large frames, but all frames are written at the end. auto (default): the first
-        of the three that fits the memory budget"""
+    order = """direction in which the exact mode goes through the clip. In float32 the frames are the same; in half
+        precision they round differently. Memory differs, and when the first frame is written. time: one latent frame
+        after another; frames are written early, and memory grows with the size of a frame. rows, columns: strips of all
+        frames, from top to bottom or from left to right; less memory for a short clip of large frames, but all frames
+        are written at the end. auto (default): the first of the three that fits the memory budget"""
     how.add_argument("--order", choices=get_args(OrderName), default="auto", help=order)
-    chunk = """latent frames (or rows, columns) that the exact mode decodes at a time. The frames are the same; a larger
-        N takes more memory, and may be faster (default: 1 or 2, by device and memory)"""
+    chunk = """latent frames (or rows, columns) that the exact mode decodes at a time, with the same frames up to
+        rounding; a larger N takes more memory, and may be faster (default: 1 or 2, by device and memory)"""
     how.add_argument("--chunk", type=positive, metavar="N", help=chunk)
     space = "decode in tiles of SIZE pixels that share OVERLAP pixels with their neighbors, such as 512:64; not exact"
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help=space)
