@@ -57,6 +57,9 @@ _NO_TEXT = ("-map_metadata", "-1", "-map_chapters", "-1")
 #: The longest end of a stream that is read to find its length, in seconds and packets.
 _LAST_SECONDS, _MAX_PACKETS = "1", 10_000
 _NO_TIME = -(2**63)  # of a packet, as ffmpeg writes it
+# "#tb 0: 1/90000", and for each packet its stream, when it is decoded and shown, its duration, and more.
+_UNIT = re.compile(r"#tb \d+: (\d+/[1-9]\d*)")
+_PACKET = re.compile(r"\d+, +(-?\d+), +(-?\d+), +(-?\d+),(.*)")
 _TIME = "{ni} {pts} {tb}"  # for each frame: its number in the file and its time, in units of the time base
 # Formats that are lists, scripts and descriptions of other files and addresses, which ffmpeg would open.
 _REFERRING = {
@@ -521,34 +524,44 @@ def _parse(done: FfmpegResult, mark_of_input: str, mark: str) -> Description | N
     return Description(demuxer, streams, filtered, log, output)
 
 
-def read_times(arguments: Sequence[str]) -> tuple[list[Fraction], Fraction | None]:
-    """The times of a stream's packets in seconds, in the order in which they are shown, and when the last one ends.
-
-    The file is read, and nothing decoded: headers state the duration of the longest stream, or estimate it.
-    """
-    packets = parse_packets(read_output([*arguments, "-c", "copy", "-f", "framecrc"]))
-    return [packet.time for packet in packets], max((packet.time + packet.length for packet in packets), default=None)
-
-
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Packet:
     """The time and duration of a packet in seconds, and whether it has data besides the decoder's."""
 
     time: Fraction
     length: Fraction
     has_side_data: bool
+    is_shown_then: bool  # otherwise only the time when it is decoded is known
+
+
+def read_times(arguments: Sequence[str]) -> tuple[list[Fraction], Fraction | None]:
+    """The times of a stream's packets in seconds, in the order in which they are shown, and when the last one ends.
+
+    The file is read, and nothing decoded: headers state the duration of the longest stream, or estimate it.
+    """
+    packets = read_packets(arguments)
+    return [packet.time for packet in packets], max((packet.time + packet.length for packet in packets), default=None)
+
+
+def read_packets(arguments: Sequence[str]) -> list[Packet]:
+    """The packets of a stream, by their times. The file is read, and nothing decoded."""
+    return parse_packets(read_output([*arguments, "-c", "copy", "-f", "framecrc"]))
 
 
 def parse_packets(text: str) -> list[Packet]:
-    """The packets that ffmpeg lists as "framecrc", by their times: a line for each, without any text of the file."""
+    """The packets that ffmpeg lists as "framecrc", by their times: a line for each, without any text of the file.
+
+    Other lines are passed over, such as the last one of an ffmpeg that was ended.
+    """
     unit, packets = Fraction(1), []
     for line in text.splitlines():
-        if line.startswith("#tb "):
-            unit = Fraction(line.split(":")[1].strip())
-        elif not line.startswith("#"):
-            _, decoded, shown, length, *rest = (word.strip() for word in line.split(","))
-            time = int(decoded) if int(shown) == _NO_TIME else int(shown)
-            packets.append(Packet(time * unit, int(length) * unit, any(word.startswith("S=") for word in rest)))
+        if match := _UNIT.fullmatch(line):
+            unit = Fraction(match[1])
+        elif match := _PACKET.fullmatch(line):
+            decoded, shown, length = (int(number) for number in match.groups()[:3])
+            is_shown_then = shown != _NO_TIME
+            time = shown if is_shown_then else decoded
+            packets.append(Packet(time * unit, length * unit, ", S=" in match[4], is_shown_then))
     return sorted(packets)
 
 
