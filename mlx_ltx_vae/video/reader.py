@@ -487,7 +487,7 @@ def count_frames(
 def check_times(
     name: str, source: Sequence[str], info: VideoInfo, times: Sequence[Fraction], *, is_whole: bool
 ) -> None:
-    """Check that frames with these times are those of a broadcast's packets, since ffmpeg may log no error of damage.
+    """Check that a broadcast has one frame at the time of each packet, since ffmpeg may log no error of damage.
 
     Raises a `ReaderError` for a frame that comes twice and for one that is missing, up to the last of the times unless
     they are all. Nothing is checked where packets do not state when they are shown: ffmpeg then guesses the times.
