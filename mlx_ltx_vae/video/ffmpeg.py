@@ -31,6 +31,8 @@ TICK = 1.0  # seconds between two looks for one
 PIPE_BYTES = 1 << 16  # what a pipe holds
 _PIPES = 4  # of a program: its standard streams, and one for an error of its start
 _PROGRAM_VARIABLE = "IMAGEIO_FFMPEG_EXE"  # read by imageio-ffmpeg
+# The oldest ffmpeg that is tried. Older ones describe frames otherwise, have no -stats_enc_pre, or shift live sound.
+_LEAST_VERSION, _LEAST_YEAR = 7, 2024
 _REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.EAGAIN: "end other programs, or raise the limit of processes (ulimit -u)",
@@ -269,8 +271,12 @@ def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
     remedy = f"correct or unset {_PROGRAM_VARIABLE}" if is_chosen else "reinstall imageio-ffmpeg"
     try:
         program = _find_ffmpeg()
-        if is_chosen and not _is_ffmpeg(program):
+        version = _read_version(program)
+        if not version:
             raise RuntimeError(f"{program}: is another program")
+        if _is_too_old(version):
+            number = version.split()[1]
+            raise error(f"{program}: is ffmpeg {number}, and at least {_LEAST_VERSION}.0 is needed; {remedy}.")
         yield program
     except OSError as problem:
         is_limit = problem.filename is None or problem.errno in _REMEDIES  # and has nothing to do with the program
@@ -294,13 +300,21 @@ def _find_ffmpeg() -> str:
 
 
 @lru_cache
-def _is_ffmpeg(program: str) -> bool:
+def _read_version(program: str) -> str:
+    """Return what ffmpeg says of its version and its year; "" for another program."""
     command, limit = [program, "-version"], MAX_SILENCE
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=limit)
     except subprocess.TimeoutExpired:
-        return False
-    return done.stdout.startswith(b"ffmpeg ")
+        return ""
+    line = done.stdout.partition(b"\n")[0].decode(errors="replace")
+    return line.removeprefix("ffmpeg ") if line.startswith("ffmpeg ") else ""
+
+
+def _is_too_old(version: str) -> bool:
+    """Return whether a version is known to lack what is needed. Development builds have no number, but a year."""
+    number, year = re.match(r"version n?(\d+)\.", version), re.search(r"\(c\) 2000-(\d+)", version)
+    return int(number[1]) < _LEAST_VERSION if number else year is not None and int(year[1]) < _LEAST_YEAR
 
 
 def lives_until(is_done: Callable[[], object], signs: Callable[[], object]) -> bool:
