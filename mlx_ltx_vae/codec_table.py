@@ -139,18 +139,29 @@ class AudioCodec:
     endings: tuple[str, ...]  # of the containers that support it
     kilobits: int | None = None  # per second and channel; None if it is lossless
     wide_encoder: str | None = None  # for samples of more than 16 bits, if that is another one
-    layouts: tuple[str, ...] = ()  # of channels, if ffmpeg does not choose one of them by itself
+    layouts: tuple[str, ...] = ()  # of channels that the encoder stores; all if there are none
+    max_channels: int | None = 8
 
 
 #: AAC has as many bits as ffmpeg's own encoder needs for sound that begins at once, and for drums: see docs/sound.md.
+#: The layouts were measured: a tone in each channel comes back in the same one, and in no other.
 AUDIO_CODECS: dict[str, AudioCodec] = {
-    "aac": AudioCodec("aac", (".mp4", ".mov", ".mkv"), 160),
-    "pcm": AudioCodec("pcm_s16le", (".mov", ".mkv"), wide_encoder="pcm_s24le"),
-    "flac": AudioCodec("flac", (".mp4", ".mkv")),
-    "alac": AudioCodec("alac", (".mp4", ".mov", ".mkv")),
-    "opus": AudioCodec(
-        "libopus", (".webm", ".mkv"), 80, layouts=("mono", "stereo", "3.0", "quad", "5.0", "5.1", "6.1", "7.1")
+    "aac": AudioCodec(
+        "aac",
+        (".mp4", ".mov", ".mkv"),
+        160,
+        layouts=("mono", "stereo", "2.1", "3.0", "3.0(back)", "3.1", "4.0", "quad", "4.1", "5.0", "5.1", "hexagonal")
+        + ("6.1(back)", "7.0", "7.1", "7.1(wide)", "octagonal"),
     ),
+    "pcm": AudioCodec("pcm_s16le", (".mov", ".mkv"), wide_encoder="pcm_s24le", max_channels=None),
+    "flac": AudioCodec("flac", (".mp4", ".mkv")),
+    "alac": AudioCodec(
+        "alac",
+        (".mp4", ".mov", ".mkv"),
+        layouts=("mono", "stereo", "3.0", "4.0", "5.0", "5.1", "6.1(back)", "7.1(wide)"),
+    ),
+    # ffmpeg permutes the channels of 5.0 and 6.1, which every decoder then plays at other places.
+    "opus": AudioCodec("libopus", (".webm", ".mkv"), 80, layouts=("mono", "stereo", "3.0", "quad", "5.1", "7.1")),
 }
 
 #: The CRF of one frame of H.264 through which pipelines send stills before they encode them: up to LTX-2.3, and then.

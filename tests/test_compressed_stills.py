@@ -13,7 +13,7 @@ from mlx_ltx_vae import ReaderError, VideoReader, VideoVAE, compress_still, demo
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.video import compression
 from mlx_ltx_vae.video.pictures import encode_png
-from video_files import run_ffmpeg
+from video_files import children, run_ffmpeg
 
 HEIGHT, WIDTH = 67, 99
 
@@ -106,6 +106,27 @@ def test_the_command_compresses_as_the_generation_of_the_vae_wants(photo, pictur
     assert mx.array_equal(load_latents(out)[0], expected)
     assert encode(command) == 0
     assert f" from 1 frame of 96x64 (cropped from 98x66), through H.264 at CRF {crf}, in " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("script", "count"),
+    [("exit 0", "0"), ("head -c 100 /dev/zero", "100"), ("head -c 6144 /dev/zero", "at least 3073")],
+)
+def test_an_ffmpeg_that_prints_another_number_of_bytes_is_one_sentence(tmp_path, monkeypatch, script, count):
+    program = tmp_path / "ffmpeg"
+    program.write_text(f"#!/bin/sh\n[ $1 = -version ] && echo ffmpeg version 9.0 && exit\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(program))
+    with pytest.raises(ReaderError) as error:
+        compress_still(np.zeros((32, 32, 3), np.uint8))
+    expected = "expected are the 3072 of one frame of 32x32, so use the ffmpeg of imageio-ffmpeg"
+    assert str(error.value) == f"the still: ffmpeg returned {count} bytes; {expected}."
+    assert children() == []
+
+
+def test_noise_at_the_best_quality_is_compressed_whole():
+    noise = np.random.default_rng(0).integers(0, 255, (256, 256, 3), np.uint8)
+    assert np.abs(compress_still(noise, 0.1).astype(int) - compress_still(noise, 1)).mean() < 4
 
 
 def test_videos_and_hdr_are_not_compressed(photo, capsys):

@@ -12,6 +12,10 @@ import pytest
 
 from mlx_ltx_vae import demo
 from mlx_ltx_vae.backend.device import is_reference_blas
+from mlx_ltx_vae.errors import ReaderError, WriterError
+from mlx_ltx_vae.video import VideoReader, VideoWriter, compress_still
+from mlx_ltx_vae.video.ffmpeg import listing
+from mlx_ltx_vae.video.sound_files import SoundReader
 from tolerances import cpu_only
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "with_openblas.sh"
@@ -40,6 +44,48 @@ def test_a_wrong_ffmpeg_is_named_with_the_variable_that_chose_it(tmp_path, comma
     expected = f"error: ffmpeg cannot be started ({program}: {reason}); correct or unset IMAGEIO_FFMPEG_EXE.\n"
     assert (done.returncode, done.stderr) == (1, expected)
     assert [path.name for path in tmp_path.iterdir()] == ["clip.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("5.1.9-0+deb12u1 Copyright (c) 2000-2026 the FFmpeg developers", "5.1.9-0+deb12u1"),
+        ("n6.1.2 Copyright (c) 2000-2024 the FFmpeg developers", "n6.1.2"),
+        ("N-109468-gd39b34123d Copyright (c) 2000-2022 the FFmpeg developers", "N-109468-gd39b34123d"),
+    ],
+)
+def test_an_ffmpeg_that_is_too_old_is_named_instead_of_the_file(tmp_path, monkeypatch, version, name):
+    program = tmp_path / "ffmpeg"
+    program.write_text(f"#!/bin/sh\necho 'ffmpeg version {version}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(program))
+    (tmp_path / "clip.mp4").write_bytes(b"a video")
+    tries = [
+        lambda: VideoReader(tmp_path / "clip.mp4"),
+        lambda: SoundReader(tmp_path / "clip.mp4"),
+        lambda: VideoWriter(tmp_path / "out.mp4", size=(64, 64), fps=24),
+        lambda: compress_still(np.zeros((32, 32, 3), np.uint8)),
+    ]
+    listing.cache_clear()  # of the ffmpeg that other tests use
+    for start in tries:
+        with pytest.raises((ReaderError, WriterError)) as error:
+            start()
+        expected = f"{program}: is ffmpeg {name}, and at least 7.0 is needed; correct or unset IMAGEIO_FFMPEG_EXE."
+        assert str(error.value) == expected
+    listing.cache_clear()
+    assert sorted(os.listdir(tmp_path)) == ["clip.mp4", "ffmpeg"]
+
+
+@pytest.mark.parametrize(
+    "version", ["7.0.2-static Copyright (c) 2000-2024", "n10.1 Copyright (c) 2000-2027", "N-1-g1 (c) 2000-2026", "git"]
+)
+def test_an_ffmpeg_that_is_new_enough_or_states_no_number_is_tried(tmp_path, monkeypatch, version):
+    program = tmp_path / "ffmpeg"
+    program.write_text(f'#!/bin/sh\n[ "$1" = -version ] && echo "ffmpeg version {version}" && exit\nexit 3\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(program))
+    with pytest.raises(ReaderError, match="the still: ffmpeg failed: it returned 3"):
+        compress_still(np.zeros((32, 32, 3), np.uint8))
 
 
 @cpu_only("GPU backends keep no kernels in files")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import warnings
 import wave
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import demo, load_latents, save_latents
+from mlx_ltx_vae.codec_table import AUDIO_CODECS
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, audio, check_output, open_sink, writer
@@ -163,7 +165,7 @@ def test_one_warning_says_that_aac_is_lossy(tmp_path: Path, encoding: str, name:
         ({"layout": "stereo", "codec": "libmp3lame"}, "out.mp4", None),  # was lossy before
         ({"layout": "stereo"}, "out.mp4", "aac"),  # as the user asked
         ({"layout": "stereo", "rate": 44100}, "out.webm", None),  # which has no lossless codec
-        ({"layout": "7.1"}, "out.mov", "alac"),
+        ({"layout": "7.1(wide)"}, "out.mov", "alac"),
         ({"layout": "mono", "codec": "pcm_s32le"}, "out.mkv", "flac"),
         ({"layout": "stereo", "codec": "pcm_f32le", "level": 1.5}, "out.mov", "pcm"),
     ],
@@ -207,6 +209,112 @@ def test_lossless_codecs_keep_every_bit(tmp_path: Path, name: str, codec: str, b
     run_ffmpeg("-f", "s32le", "-ar", RATE, "-ac", 2, "-i", "-", "-c:a", f"pcm_s{bits}le", tmp_path / "a.wav", data=data)
     write(tmp_path / name, audio=tmp_path / "a.wav", audio_codec=codec)
     assert run_ffmpeg("-i", tmp_path / name, "-f", "s32le", "-") == data
+
+
+# The places of channels, by `ffmpeg -layouts`.
+PLACES = {
+    "mono": "FC", "stereo": "FL FR", "2.1": "FL FR LFE", "3.0": "FL FR FC", "3.0(back)": "FL FR BC",
+    "3.1": "FL FR FC LFE", "4.0": "FL FR FC BC", "quad": "FL FR BL BR", "4.1": "FL FR FC LFE BC",
+    "5.0": "FL FR FC BL BR", "5.1": "FL FR FC LFE BL BR", "6.0": "FL FR FC BC SL SR", "hexagonal": "FL FR FC BL BR BC",
+    "6.1(back)": "FL FR FC LFE BL BR BC", "7.0": "FL FR FC BL BR SL SR", "7.1": "FL FR FC LFE BL BR SL SR",
+    "7.1(wide)": "FL FR FC LFE BL BR FLC FRC", "octagonal": "FL FR FC BL BR BC SL SR",
+    "5.1.2": "FL FR FC LFE SL SR TFL TFR", "7.1.4": "FL FR FC LFE BL BR SL SR TFL TFR TBL TBR",
+}  # fmt: skip
+
+
+def tones(layout: str) -> np.ndarray:
+    """Half a second of a tone of its own in each channel, (n, channels) float32; those of an LFE are low."""
+    pitches = [60 if place == "LFE" else 300 + 160 * index for index, place in enumerate(PLACES[layout].split())]
+    return (0.2 * np.sin(2 * np.pi * np.outer(np.arange(RATE // 2) / RATE, pitches))).astype("<f4")
+
+
+def loudness(heard: np.ndarray, layout: str) -> np.ndarray:
+    """How loud the tones of a layout are in the channels that are heard, (channels, tones); 1 as they were."""
+    inner = slice(RATE // 10, RATE // 10 * 4)
+    reference = tones(layout)[inner]
+    quadrature = np.gradient(reference, axis=0)
+    quadrature *= np.linalg.norm(reference, axis=0) / np.linalg.norm(quadrature, axis=0)
+    parts = [heard[inner].T @ wave / (wave * wave).sum(axis=0) for wave in (reference, quadrature)]
+    return np.hypot(*parts)
+
+
+def write_tones(path: Path, layout: str, *encoder: object) -> Path:
+    source = ["-f", "f32le", "-ar", RATE, "-ch_layout", layout, "-i", "-"]
+    run_ffmpeg(*source, *(encoder or ["-c:a", "pcm_s24le"]), path, data=tones(layout).tobytes())
+    return path
+
+
+def hear(path: Path, channels: int) -> np.ndarray:
+    return np.frombuffer(run_ffmpeg("-i", path, "-map", "0:a", "-f", "f32le", "-"), "<f4").reshape(-1, channels)
+
+
+@pytest.mark.parametrize("name", AUDIO_CODECS)
+def test_encoders_store_every_channel_of_the_tables_layouts(tmp_path: Path, name: str) -> None:
+    """By ffmpeg alone."""
+    codec = AUDIO_CODECS[name]
+    usual = ("mono", "stereo", "3.0", "4.0", "5.0", "5.1", "6.1(back)", "7.1")
+    for layout in codec.layouts or usual:
+        count = len(PLACES[layout].split())
+        rate = [] if codec.kilobits is None else ["-b:a", f"{codec.kilobits * max(2, count)}k"]
+        out = write_tones(tmp_path / "a.mkv", layout, "-c:a", codec.encoder, *rate)
+        np.testing.assert_allclose(loudness(hear(out, count), layout), np.eye(count), atol=0.05, err_msg=layout)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "layout", "stored"),
+    [
+        ("a.mov", "alac", "3.1", "5.1"), ("a.mkv", "alac", "hexagonal", "6.1(back)"),
+        ("a.mp4", "aac", "6.0", "hexagonal"), ("a.mp4", "alac", "4.1", "6.1(back)"),
+        ("a.webm", "opus", "5.0", "5.1"), ("a.mkv", "opus", "2.1", "5.1"),
+        ("a.mkv", "flac", "octagonal", "octagonal"), ("a.mov", "pcm", "5.1.2", "5.1.2"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("error", "ignore:.*the rest is silent")
+def test_channels_of_a_layout_that_a_codec_lacks_are_stored_in_a_larger_one(
+    tmp_path: Path, name: str, codec: str, layout: str, stored: str
+) -> None:
+    write(tmp_path / name, audio=write_tones(tmp_path / "a.wav", layout), audio_codec=codec)
+    places, moved = PLACES[stored].split(), {"SL": "BL", "SR": "BR"}
+    expected = np.zeros((len(places), len(PLACES[layout].split())))
+    for index, place in enumerate(PLACES[layout].split()):
+        expected[places.index(place if place in places else moved[place]), index] = 1
+    np.testing.assert_allclose(loudness(hear(tmp_path / name, len(places)), layout), expected, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "layout", "stored", "better"),
+    [
+        ("a.mov", "alac", "7.1", "5.1", "pcm"), ("a.mkv", "alac", "7.0", "5.0", "flac"),
+        ("a.mp4", "aac", "5.1.2", "5.1", "flac"), ("a.webm", "opus", "4.1", "5.1", None),
+        ("a.mkv", "opus", "7.1(wide)", "5.1", "flac"), ("a.mkv", "flac", "7.1.4", "7.1", "pcm"),
+        ("a.mp4", "flac", "7.1.4", "7.1", None),
+    ],
+)  # fmt: skip
+def test_a_codec_that_cannot_store_all_channels_is_a_warning_that_names_one_that_can(
+    tmp_path: Path, name: str, codec: str, layout: str, stored: str, better: str | None
+) -> None:
+    advice = "" if better is None else f'; audio_codec="{better}" keeps all channels'
+    text = f"{tmp_path / name}: its sound is {layout}, which becomes {stored} with {codec}{advice}."
+    with pytest.warns(UserWarning, match=re.escape(text)):
+        write(tmp_path / name, audio=write_tones(tmp_path / "a.wav", layout), audio_codec=codec)
+    loud = loudness(hear(tmp_path / name, len(PLACES[stored].split())), layout)
+    heard = [place for place, tone in zip(PLACES[layout].split(), loud.T, strict=True) if tone.max() > 0.1]
+    assert set(PLACES[layout].split()) - set(heard) <= {"LFE", "TBL", "TBR"}, "which ffmpeg leaves out"
+    if better is not None:
+        write(tmp_path / "b.mkv", audio=tmp_path / "a.wav", audio_codec=better)
+        count = len(PLACES[layout].split())
+        np.testing.assert_allclose(loudness(hear(tmp_path / "b.mkv", count), layout), np.eye(count), atol=0.05)
+
+
+def test_a_larger_layout_keeps_every_bit(tmp_path: Path) -> None:
+    levels = np.random.default_rng(0).integers(-(2**23), 2**23, (RATE, 4)) << 8
+    data = levels.astype("<i4").tobytes()
+    run_ffmpeg("-f", "s32le", "-ar", RATE, "-ch_layout", "quad", "-i", "-", "-c:a", "pcm_s24le", tmp_path / "a.wav",
+               data=data)  # fmt: skip
+    write(tmp_path / "a.mov", audio=tmp_path / "a.wav", audio_codec="alac")
+    result = np.frombuffer(run_ffmpeg("-i", tmp_path / "a.mov", "-f", "s32le", "-"), "<i4").reshape(-1, 5)
+    assert np.array_equal(result[:, [0, 1, 3, 4]], levels)
+    assert not result[:, 2].any()
 
 
 def test_sound_at_a_rate_that_the_codec_lacks_keeps_its_treble(tmp_path: Path) -> None:

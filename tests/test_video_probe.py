@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.video import Fit
-from mlx_ltx_vae.video.ffmpeg import Description
+from mlx_ltx_vae.video.ffmpeg import Description, Packet, parse_packets
 from mlx_ltx_vae.video.pictures import PictureInfo
 from mlx_ltx_vae.video.probe import VideoInfo, parse_description
 from mlx_ltx_vae.video.reader import fit_size
@@ -120,3 +120,22 @@ def test_missing_properties_are_unknown_or_refused() -> None:
 def test_fields_are_reported_of_the_stream_that_is_read(written: str, instead: str, is_reported: bool) -> None:
     found = parse(change=(written, instead)).warnings(NAME)
     assert ["is marked as interlaced" in text for text in found] == [True] * is_reported
+
+
+def test_lines_that_are_no_packets_are_passed_over() -> None:
+    lines = [
+        "some words",
+        "#software: Lavf",
+        "#tb 0: 1/10",
+        "#tb 0: 1/0",
+        "",
+        "0, 1, 2",
+        "0, a, 2, 1, 9, 0x1",
+        "#tb 0: x",
+    ]
+    packet = "0,          3,          4,        1,     9, 0x00f50002, S=1,        4, 0x1"
+    untimed = f"0,          0, {-(2**63)},        1,     9, 0x00f50002, F=0x0"
+    assert parse_packets("\n".join([*lines, packet, untimed, packet[:11]])) == [
+        Packet(Fraction(0), Fraction(1, 10), has_side_data=False, is_shown_then=False),
+        Packet(Fraction(4, 10), Fraction(1, 10), has_side_data=True, is_shown_then=True),
+    ]

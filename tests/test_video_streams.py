@@ -4,6 +4,7 @@ import base64
 import re
 import shlex
 import struct
+from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mlx_ltx_vae.inspect import inspect_video
 from mlx_ltx_vae.video import Fit, VideoReader
+from mlx_ltx_vae.video.reader import is_missing
 from video_files import SIZE, noise, numbered, numbers, read, refusal, run_ffmpeg
 
 FLAT = np.array([200, 100, 50], np.uint8)
@@ -227,12 +230,12 @@ def test_tapes_are_read(tmp_path: Path, fps: str, size: tuple, pixels: str) -> N
         assert numbers(np.concatenate(list(video))) == list(range(9))
 
 
-def write_broadcast(path: Path) -> Path:
-    """A transport stream that starts in the middle of a group of pictures."""
+def write_broadcast(path: Path, *, is_late: bool = True) -> Path:
+    """A transport stream, which may start in the middle of a group of pictures."""
     source = ["-f", "lavfi", "-i", "testsrc2=s=192x128:r=10:d=4"]
     run_ffmpeg(*source, "-c:v", "libx264", "-g", 12, "-bf", 2, path)
     packets = path.read_bytes()
-    path.write_bytes(packets[len(packets) // 188 // 4 * 188 :])
+    path.write_bytes(packets[len(packets) // 188 // 4 * 188 if is_late else 0 :])
     return path
 
 
@@ -263,6 +266,53 @@ def test_later_damage_of_a_stream_that_starts_late_is_an_error(tmp_path: Path, p
     text = refusal(path)
     assert "damaged or truncated" in text
     assert "repeated" not in text
+
+
+# Of ffmpeg's own packets ("-c copy") and frames: no frame has the time of a packet, and some a time that comes twice.
+@pytest.mark.filterwarnings("ignore:.*starts within a group of pictures")
+@pytest.mark.parametrize(
+    ("is_late", "packets", "time"),
+    [
+        (True, range(120, 121), "1.20"), (True, range(134, 138), "1.40"),
+        (False, range(155, 156), "1.50"), (False, range(197, 201), "1.80"),
+    ],
+)  # fmt: skip
+def test_damage_that_ffmpeg_does_not_log_is_an_error(tmp_path: Path, is_late: bool, packets: range, time: str) -> None:
+    path = write_broadcast(tmp_path / "clip.ts", is_late=is_late)
+    damage(path, packets)
+    text = refusal(path)
+    assert text == f"{path}: is damaged or truncated; there is no frame at {time} s, or more than one."
+    with pytest.warns(UserWarning, match=re.escape(text)):
+        inspect_video(path, None)
+    assert refusal(path, max_frames=25) == text
+    assert len(read(path, max_frames=5)) == 5, "the damage comes later"
+
+
+@pytest.mark.filterwarnings("error:.*is damaged")
+@pytest.mark.filterwarnings("ignore:.*starts within a group of pictures")
+@pytest.mark.parametrize("is_late", [True, False])
+def test_times_that_packets_do_not_state_are_no_damage(tmp_path: Path, is_late: bool) -> None:
+    """ffmpeg guesses the times of frames, some of which come twice."""
+    path = write_broadcast(tmp_path / "clip.ts", is_late=is_late)
+    data = bytearray(path.read_bytes())
+    headers = [match.start() for match in re.finditer(b"\\0\\0\\x01\\xe0", data)]
+    for index, start in enumerate(headers, 1):
+        if index % 4:
+            length = data[start + 8]
+            data[start + 7] &= 0x3F
+            data[start + 9 : start + 9 + length] = b"\xff" * length
+    path.write_bytes(data)
+    plain = run_ffmpeg("-i", path, "-bsf:v", "setts=ts=N", "-fps_mode", "passthrough", "-f", "framecrc", "-").decode()
+    assert inspect_video(path, None)["frames"] == sum(line.startswith("0,") for line in plain.splitlines())
+
+
+def test_the_second_field_of_a_frame_is_not_missing() -> None:
+    frames = [Fraction(number, 25) for number in (0, 1, 2, 4)]
+    packets = [Fraction(number, 50) for number in range(10)]
+    missing = [time for time in packets if is_missing(time, frames, Fraction(3, 4) / 25, is_whole=True)]
+    assert missing == [Fraction(3, 25)]
+    assert is_missing(Fraction(5, 25), frames, Fraction(3, 4) / 25, is_whole=True)
+    assert not is_missing(Fraction(5, 25), frames, Fraction(3, 4) / 25, is_whole=False)
 
 
 @pytest.mark.filterwarnings("ignore:.*starts within a group of pictures")

@@ -21,8 +21,9 @@ SIZE = (96, 64)
 
 
 def run_ffmpeg(*arguments: object, data: bytes | None = None) -> bytes:
-    """What ffmpeg writes to its standard output."""
-    command = [get_ffmpeg_exe(), "-v", "error", "-y", *map(str, arguments)]
+    """What ffmpeg writes to its standard output. One thread encodes: the bytes of x264 depend on their number."""
+    *words, output = map(str, arguments)
+    command = [get_ffmpeg_exe(), "-v", "error", "-y", *words, "-threads", "1", output]
     done = subprocess.run(command, input=data, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout

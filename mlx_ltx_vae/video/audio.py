@@ -20,7 +20,7 @@ from ..files import InputFiles, PartFile, writing_to
 from ..process import close_in_children
 from .ffmpeg import check_encoder, input_arguments, listing, make_pipe, read_times
 from .sink import FrameQueue, SinkOptions, write_all
-from .sound_files import FILL_GAPS, SAMPLE_RATES, SoundFormat, find_sound
+from .sound_files import FILL_GAPS, SAMPLE_RATES, SoundFormat, channel_places, find_sound
 
 #: The channels of all sound here.
 CHANNELS = 2
@@ -35,6 +35,7 @@ _MAX_EMPTY = 10_000  # chunks without samples in a row
 _SAMPLE_BYTES = 3  # of a .wav file
 _SCALE = 2**23  # as ffmpeg's: 1 is one step above the largest level
 _MAX_WAV_BYTES = 2**32 - 2**10  # of a .wav file
+_WIDEST = ("7.1",)  # layout that all players know
 _LEAD = 1  # seconds of sound that are given to ffmpeg ahead of the picture
 _MAX_FRAMES = 2**20  # more than any video has that is decoded
 # A second output: a line for each packet of the audio, in the pipe that this process reads. ffmpeg ends when it cannot
@@ -92,7 +93,9 @@ def audio_arguments(
     seconds = video if options.shortest else None
     source, shift = _find_file(options.audio)
     end = None if seconds is None else round(seconds * source.sample_rate)
-    output += [*_filters(codec, end), *_encode(codec, source.sample_rate, source.channels, bits=source.bits)]
+    layout, _ = choose_layout(codec, source.layout)
+    channels = len(channel_places(layout)) or source.channels
+    output += [*_filters(layout, end), *_encode(codec, source.sample_rate, channels, bits=source.bits)]
     before = [] if options.fragmented else list(_END_WITH_READER)
     # What is read ends near there. Not ffmpeg's -shortest, which may cut the video, and cuts the audio late.
     limit = ["-t", f"{float(video + (0 if options.shortest else MAX_REST)):.6f}"]
@@ -103,14 +106,37 @@ def _file_input(audio: str | os.PathLike, shift: Fraction) -> list[str]:
     return ["-itsoffset", f"{float(shift):.6f}", *input_arguments(audio)]
 
 
-def _filters(codec: AudioCodec, end: int | None = None) -> list[str]:
-    """The filters of a file's sound, which ends after this number of samples."""
+def _filters(layout: str, end: int | None = None) -> list[str]:
+    """The filters of a file's sound, which is stored in this layout and ends after this number of samples."""
     filters = [FILL_GAPS]
     if end is not None:
         filters.append(f"atrim=end_sample={end}")
-    if codec.layouts:
-        filters.append(f"aformat=channel_layouts={'|'.join(codec.layouts)}")
+    if " " not in layout:  # as in "5 channels", which needs no other one
+        filters.append(f"aformat=channel_layouts={layout}")
     return ["-af", ",".join(filters)]
+
+
+def choose_layout(codec: AudioCodec, layout: str) -> tuple[str, bool]:
+    """Return the layout in which a codec stores sound of a layout, and whether that has each of its channels.
+
+    By itself ffmpeg would mix or drop channels that have a place: 7.1 becomes 6.1 with ALAC. It moves side channels to
+    the back and vice versa, where nothing else is there. Places without a channel are silent.
+    """
+    places = set(channel_places(layout))
+    is_possible = codec.max_channels is None or len(places) <= codec.max_channels
+    if not places or layout in codec.layouts or (not codec.layouts and is_possible):
+        return layout, True
+    variants = [places]
+    for start, end in ("SB", "BS"):
+        moves = {f"{start}{side}": f"{end}{side}" for side in "LR"}
+        if places.isdisjoint(moves.values()):
+            variants.append({moves.get(place, place) for place in places})
+
+    def count_stored(stored: str) -> int:
+        return max(len(variant.intersection(channel_places(stored))) for variant in variants)
+
+    best = min(codec.layouts or _WIDEST, key=lambda stored: (-count_stored(stored), len(channel_places(stored))))
+    return best, count_stored(best) == len(places)
 
 
 def _encode(codec: AudioCodec, rate: int, channels: int, *, bits: int = 32) -> list[str]:
@@ -132,7 +158,7 @@ def _stored_rate(encoder: str, rate: int) -> int:
 
 
 def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, options: SinkOptions) -> None:
-    """Warn of a lossless audio file that the default codec does not store as such, and of one of another length."""
+    """Warn of a file's sound that is stored with loss or fewer channels, and of sound of another length."""
     if not isinstance(options.audio, (str, os.PathLike)):
         return
     codec, (source, shift) = find_audio_codec(name, ending, options), _find_file(options.audio)
@@ -140,6 +166,15 @@ def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, option
     if lossless and options.audio_codec is None and codec.kilobits is not None and source.is_lossless:
         way = option(f'audio_codec="{lossless[0]}"', f"--audio-codec {lossless[0]}")
         warn(f"{name}: its sound is stored as {codec.encoder.upper()}, which is lossy; {way} keeps it lossless.")
+    layout, is_kept = choose_layout(codec, source.layout)
+    if not is_kept:
+        codecs = {key: each for key, each in AUDIO_CODECS.items() if ending in each.endings}
+        keeping = [key for key, each in codecs.items() if choose_layout(each, source.layout)[1]]
+        keeping.sort(key=lambda key: (key not in lossless, key == "pcm"))  # whose channels have no places in Matroska
+        ways = [option(f'audio_codec="{key}"', f"--audio-codec {key}") for key in keeping[:1]]
+        advice = f"; {ways[0]} keeps all channels" if ways else ""
+        key = next(key for key, each in codecs.items() if each is codec)
+        warn(f"{name}: its sound is {source.layout}, which becomes {layout} with {key}{advice}.")
     video, (_, last) = num_frames / fps, read_times([*_file_input(options.audio, shift), "-map", "0:a:0"])
     end = last or Fraction(0)  # without a packet
     if abs(end - video) <= 1 / fps or (end > video and options.shortest):

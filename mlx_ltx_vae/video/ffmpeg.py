@@ -31,6 +31,8 @@ TICK = 1.0  # seconds between two looks for one
 PIPE_BYTES = 1 << 16  # what a pipe holds
 _PIPES = 4  # of a program: its standard streams, and one for an error of its start
 _PROGRAM_VARIABLE = "IMAGEIO_FFMPEG_EXE"  # read by imageio-ffmpeg
+# The oldest ffmpeg that is tried. Older ones describe frames otherwise, have no -stats_enc_pre, or shift live sound.
+_LEAST_VERSION, _LEAST_YEAR = 7, 2024
 _REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.EAGAIN: "end other programs, or raise the limit of processes (ulimit -u)",
@@ -57,6 +59,9 @@ _NO_TEXT = ("-map_metadata", "-1", "-map_chapters", "-1")
 #: The longest end of a stream that is read to find its length, in seconds and packets.
 _LAST_SECONDS, _MAX_PACKETS = "1", 10_000
 _NO_TIME = -(2**63)  # of a packet, as ffmpeg writes it
+# "#tb 0: 1/90000", and for each packet its stream, when it is decoded and shown, its duration, and more.
+_UNIT = re.compile(r"#tb \d+: (\d+/[1-9]\d*)")
+_PACKET = re.compile(r"\d+, +(-?\d+), +(-?\d+), +(-?\d+),(.*)")
 _TIME = "{ni} {pts} {tb}"  # for each frame: its number in the file and its time, in units of the time base
 # Formats that are lists, scripts and descriptions of other files and addresses, which ffmpeg would open.
 _REFERRING = {
@@ -266,8 +271,12 @@ def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
     remedy = f"correct or unset {_PROGRAM_VARIABLE}" if is_chosen else "reinstall imageio-ffmpeg"
     try:
         program = _find_ffmpeg()
-        if is_chosen and not _is_ffmpeg(program):
+        version = _read_version(program)
+        if not version:
             raise RuntimeError(f"{program}: is another program")
+        if _is_too_old(version):
+            number = version.split()[1]
+            raise error(f"{program}: is ffmpeg {number}, and at least {_LEAST_VERSION}.0 is needed; {remedy}.")
         yield program
     except OSError as problem:
         is_limit = problem.filename is None or problem.errno in _REMEDIES  # and has nothing to do with the program
@@ -291,13 +300,21 @@ def _find_ffmpeg() -> str:
 
 
 @lru_cache
-def _is_ffmpeg(program: str) -> bool:
+def _read_version(program: str) -> str:
+    """Return what ffmpeg says of its version and its year; "" for another program."""
     command, limit = [program, "-version"], MAX_SILENCE
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=limit)
     except subprocess.TimeoutExpired:
-        return False
-    return done.stdout.startswith(b"ffmpeg ")
+        return ""
+    line = done.stdout.partition(b"\n")[0].decode(errors="replace")
+    return line.removeprefix("ffmpeg ") if line.startswith("ffmpeg ") else ""
+
+
+def _is_too_old(version: str) -> bool:
+    """Return whether a version is known to lack what is needed. Development builds have no number, but a year."""
+    number, year = re.match(r"version n?(\d+)\.", version), re.search(r"\(c\) 2000-(\d+)", version)
+    return int(number[1]) < _LEAST_VERSION if number else year is not None and int(year[1]) < _LEAST_YEAR
 
 
 def lives_until(is_done: Callable[[], object], signs: Callable[[], object]) -> bool:
@@ -521,34 +538,44 @@ def _parse(done: FfmpegResult, mark_of_input: str, mark: str) -> Description | N
     return Description(demuxer, streams, filtered, log, output)
 
 
-def read_times(arguments: Sequence[str]) -> tuple[list[Fraction], Fraction | None]:
-    """The times of a stream's packets in seconds, in the order in which they are shown, and when the last one ends.
-
-    The file is read, and nothing decoded: headers state the duration of the longest stream, or estimate it.
-    """
-    packets = parse_packets(read_output([*arguments, "-c", "copy", "-f", "framecrc"]))
-    return [packet.time for packet in packets], max((packet.time + packet.length for packet in packets), default=None)
-
-
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Packet:
     """The time and duration of a packet in seconds, and whether it has data besides the decoder's."""
 
     time: Fraction
     length: Fraction
     has_side_data: bool
+    is_shown_then: bool  # otherwise only the time when it is decoded is known
+
+
+def read_times(arguments: Sequence[str]) -> tuple[list[Fraction], Fraction | None]:
+    """The times of a stream's packets in seconds, in the order in which they are shown, and when the last one ends.
+
+    The file is read, and nothing decoded: headers state the duration of the longest stream, or estimate it.
+    """
+    packets = read_packets(arguments)
+    return [packet.time for packet in packets], max((packet.time + packet.length for packet in packets), default=None)
+
+
+def read_packets(arguments: Sequence[str]) -> list[Packet]:
+    """The packets of a stream, by their times. The file is read, and nothing decoded."""
+    return parse_packets(read_output([*arguments, "-c", "copy", "-f", "framecrc"]))
 
 
 def parse_packets(text: str) -> list[Packet]:
-    """The packets that ffmpeg lists as "framecrc", by their times: a line for each, without any text of the file."""
+    """The packets that ffmpeg lists as "framecrc", by their times: a line for each, without any text of the file.
+
+    Other lines are passed over, such as the last one of an ffmpeg that was ended.
+    """
     unit, packets = Fraction(1), []
     for line in text.splitlines():
-        if line.startswith("#tb "):
-            unit = Fraction(line.split(":")[1].strip())
-        elif not line.startswith("#"):
-            _, decoded, shown, length, *rest = (word.strip() for word in line.split(","))
-            time = int(decoded) if int(shown) == _NO_TIME else int(shown)
-            packets.append(Packet(time * unit, int(length) * unit, any(word.startswith("S=") for word in rest)))
+        if match := _UNIT.fullmatch(line):
+            unit = Fraction(match[1])
+        elif match := _PACKET.fullmatch(line):
+            decoded, shown, length = (int(number) for number in match.groups()[:3])
+            is_shown_then = shown != _NO_TIME
+            time = shown if is_shown_then else decoded
+            packets.append(Packet(time * unit, length * unit, ", S=" in match[4], is_shown_then))
     return sorted(packets)
 
 

@@ -89,6 +89,7 @@ class VideoInfo:
     default: int | None  # the number of another video stream, which the file marks as the default
     is_pictures: bool  # frames are coded as pictures that may have transparency if the first one has none
     is_interlaced: bool  # the stream or its first frame is marked so
+    is_broadcast: bool  # its format has no index, and pictures may be missing anywhere
     apart: tuple[str, str] | None  # the streams with its color and its transparency, if they are two
 
     def warnings(self, name: str) -> list[str]:
@@ -181,7 +182,7 @@ def probe(name: str, path: Path, arguments: list[str]) -> tuple[list[str], str, 
     picture = read_picture(path) if is_still or codec in _PICTURES else PictureInfo()
     info = parse_description(name, description, stream, brand, first, seconds, _read_gamma(path), picture)
     num_errors = 0
-    if description.demuxer in _BROADCASTS and _count_errors(description.log):
+    if info.is_broadcast and _count_errors(description.log):
         # A broadcast may start with pictures that depend on others which it does not have. Its errors until ffmpeg has
         # decoded a frame are always the same with one thread.
         arguments = ["-threads", "1", *arguments]
@@ -306,6 +307,7 @@ def parse_description(
         is_pictures=chosen.codec in _PICTURES,
         apart=(f"0:v:{index}", f"0:v:{index + 1}") if any(map(_is_alpha, apart)) else None,
         is_interlaced=field in "TB" or _FIELDS.search(chosen.line) is not None,
+        is_broadcast=description.demuxer in _BROADCASTS,
     )
 
 

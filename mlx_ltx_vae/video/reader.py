@@ -3,12 +3,13 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
+from bisect import bisect
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from fractions import Fraction
-from itertools import chain, count, islice, repeat
+from itertools import chain, count, islice, pairwise, repeat
 from math import ceil
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from ..process import temporary_folder
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
 from ..units import MAX_FPS, Rate, find_fps, format_count
 from .compression import check_crf, write_compressed
-from .ffmpeg import FfmpegDecoder, input_arguments
+from .ffmpeg import FfmpegDecoder, input_arguments, read_packets
 from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown
 from .metadata import check_text
 from .probe import VideoInfo, describe_pixel_format, probe
@@ -51,6 +52,8 @@ _TURNS = {
 }  # fmt: skip
 _TRANSPOSED = (5, 6, 7, 8)
 _MAX_COUNTED = 10_000  # frames that are decoded to count them
+# Two packets may be the fields of one frame, the second half an interval after it. A frame of its own is a whole one.
+_NEAR = Fraction(3, 4)
 
 
 class Fit(Enum):
@@ -320,10 +323,12 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             self.dtype = (frames := RGB16 if bits > 8 else RGB8).dtype
             sizes = info.size, self.scaled_size, self.size
             filters = _filters(stored, *sizes, frames, info.orientation, has_alpha=has_alpha or info.is_pictures)
-            output = ["-map", source_stream, "-vf", filters, "-fps_mode", "passthrough", "-f", "rawvideo"]
-            self._ffmpeg = FfmpegDecoder(self.name, [*arguments, *output], num_errors)
+            self._input = [*arguments, "-map", source_stream]
+            output = ["-vf", filters, "-fps_mode", "passthrough", "-f", "rawvideo"]
+            self._ffmpeg = FfmpegDecoder(self.name, [*self._input, *output], num_errors)
             stack.callback(self._ffmpeg.close)
             self._resources = stack.pop_all()
+        self._info, self._times = info, list[Fraction]()  # of the frames of a broadcast, which are checked at the end
         self._rate: RateConverter | None = None  # what has no times has none
         self.start = info.start
         if not info.is_still and self.fps is not None:
@@ -347,6 +352,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             self._num_left -= len(chosen)
             if self._num_left == 0 and not self._has_ended:
                 self._ffmpeg.finish(is_enough=True)
+                check_times(self.name, self._input, self._info, self._times, is_whole=False)
                 self._resources.close()
         except BaseException:  # the end, an error, Ctrl-C
             self.close()
@@ -387,6 +393,8 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         self._has_ended = len(held) + num_frames < len(buffer)
         self._buffer = buffer[: len(held) + num_frames]
         times = self._ffmpeg.read_times(num_frames)
+        if self._info.is_broadcast:
+            self._times += times
         # For each frame, how often the one before it is returned; the first of all has none before it.
         counts = [1 if self._rate is None else self._rate.add(time) for time in times][1 - len(held) :]
         if self._has_ended:
@@ -409,6 +417,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         """Raise an error if ffmpeg has failed. `rest` is the number of bytes after the last whole frame."""
         try:
             self._ffmpeg.finish()
+            check_times(self.name, self._input, self._info, self._times, is_whole=True)
             if rest:
                 raise ReaderError(f"{self.name}: ffmpeg ended in the middle of a frame.")
             if self._num_read < len(self._images):
@@ -455,11 +464,13 @@ def count_frames(
     name: str, arguments: list[str], stream: str, info: VideoInfo, num_errors: int
 ) -> tuple[FrameCount | None, str]:
     """The frames of a video by its decoder, None if there are very many, and what is damaged, "" if nothing is."""
-    output = ["-map", stream, "-frames:v", str(_MAX_COUNTED + 1), "-fps_mode", "passthrough", "-f", "null"]
-    with closing(FfmpegDecoder(name, [*arguments, *output], num_errors)) as decoder:
+    source = [*arguments, "-map", stream]
+    output = ["-frames:v", str(_MAX_COUNTED + 1), "-fps_mode", "passthrough", "-f", "null"]
+    with closing(FfmpegDecoder(name, [*source, *output], num_errors)) as decoder:
         times, damage = decoder.read_all_times(), ""
         try:
             decoder.finish()
+            check_times(name, source, info, times, is_whole=len(times) <= _MAX_COUNTED)
         except ReaderError as error:
             damage = str(error)
     if len(times) > _MAX_COUNTED:
@@ -471,6 +482,36 @@ def count_frames(
     is_variable = rate.left_out + rate.repeated > 0
     seconds = rate.seconds if is_variable else num_returned / info.fps
     return FrameCount(len(times), num_returned, is_variable, seconds), damage
+
+
+def check_times(
+    name: str, source: Sequence[str], info: VideoInfo, times: Sequence[Fraction], *, is_whole: bool
+) -> None:
+    """Check that a broadcast has one frame at the time of each packet, since ffmpeg may log no error of damage.
+
+    Raises a `ReaderError` for a frame that comes twice and for one that is missing, up to the last of the times unless
+    they are all. Nothing is checked where packets do not state when they are shown: ffmpeg then guesses the times.
+    """
+    if not info.is_broadcast or info.fps is None or not times:
+        return
+    limit = [] if is_whole else ["-t", f"{float(times[-1]):.6f}"]
+    packets = read_packets([*source, *limit, "-copyinkf"])
+    if not all(packet.is_shown_then for packet in packets):
+        return
+    suspects = [time for previous, time in pairwise(times) if time <= previous]
+    distance = _NEAR / info.fps
+    suspects += [each.time for each in packets if is_missing(each.time, times, distance, is_whole=is_whole)]
+    if suspects:
+        what = f"there is no frame at {float(min(suspects)):.2f} s, or more than one"
+        raise ReaderError(f"{name}: is damaged or truncated; {what}.")
+
+
+def is_missing(time: Fraction, times: Sequence[Fraction], distance: Fraction, *, is_whole: bool) -> bool:
+    """Return whether none of the times, which increase, is as near as this."""
+    if time < times[0] or (time > times[-1] and not is_whole):
+        return False
+    following = bisect(times, time)
+    return all(abs(time - near) > distance for near in times[following - 1 : following + 1])
 
 
 def _converter(info: VideoInfo, fps: Fraction) -> "RateConverter":

@@ -21,7 +21,7 @@ SAMPLE_RATES = range(1000, 768_001)
 FILL_GAPS = "aresample=async=1:min_hard_comp=0.02:first_pts=0"
 _FIRST_STREAM = "0:a:0"
 _STREAM = re.compile(r"Audio: (\w+).*?, (\d+) Hz, ([^,]+), (\w+)(?: \((\d+) bit\))?")
-_COUNT = re.compile(r"(\d+) channels")
+_COUNT = re.compile(r"(\d+) channels(?: \(([A-Z0-9+]+)\))?")
 _FORMAT_BITS = {"u8": 8, "s16": 16, "s32": 32, "s64": 64, "flt": 32, "dbl": 64}
 _MAX_PROBES = 32
 _FLOAT_BYTES = 4
@@ -35,8 +35,13 @@ class SoundFormat:
 
     codec: str  # by ffmpeg's name
     sample_rate: int
-    channels: int
+    layout: str  # of its channels, by ffmpeg's name
     bits: int  # of a sample
+
+    @property
+    def channels(self) -> int:
+        counted = _COUNT.match(self.layout)  # those that ffmpeg has no name for
+        return int(counted[1]) if counted else len(channel_places(self.layout))
 
     @property
     def is_lossless(self) -> bool:
@@ -79,17 +84,17 @@ def _parse(line: str) -> SoundFormat | None:
         return None
     codec, rate, layout, sample_format, bits = stream.groups()
     usual = _FORMAT_BITS.get(sample_format.removesuffix("p"), 32)
-    return SoundFormat(codec, int(rate), _count_channels(layout), int(bits) if bits else usual)
+    return SoundFormat(codec, int(rate), layout, int(bits) if bits else usual)
 
 
-def _count_channels(layout: str) -> int:
-    """The channels of a layout, by ffmpeg's name."""
-    counted = _COUNT.match(layout)  # those without places
-    if counted:
-        return int(counted[1])
+def channel_places(layout: str) -> list[str]:
+    """The places of a layout's channels, such as FL and SR; none if they are not known."""
+    counted = _COUNT.match(layout)
+    if counted:  # "6 channels (FL+FR+BL+BR+FLC+FRC)"
+        return counted[2].split("+") if counted[2] else []
     rows = listing("-layouts", error=ReaderError)  # name, channels joined by +
     channels = next((row[1] for row in rows if row[:1] == [layout] and len(row) == 2), layout)
-    return len(channels.split("+"))
+    return channels.split("+")
 
 
 class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
