@@ -26,7 +26,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from ..backend.device import check_process
-from ..backend.mlx_utils import count_nonfinite, to_float, to_int, to_mlx
+from ..backend.mlx_utils import count_nonfinite, from_numpy, to_float, to_int, to_mlx
 from ..errors import LatentsError, check_is_path, excerpt, option, quote
 from ..files import (
     MAX_DEFLATION,
@@ -352,7 +352,7 @@ class StoredArray:
     def to_floats(self, values: np.ndarray) -> mx.array:
         """Some of its values as float16, bfloat16 or float32, evaluated."""
         with mx.stream(mx.cpu):  # to wait for a GPU would stop the decode that these are for
-            array = mx.array(values.astype(self.numpy_dtype, copy=False)).view(self.mlx_dtype)
+            array = from_numpy(values.astype(self.numpy_dtype, copy=False)).view(self.mlx_dtype)
             mx.eval(array)
         return array
 

@@ -16,7 +16,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..backend.device import explained_device_errors
-from ..backend.mlx_utils import count_nonfinite, dtype_name, named_parameters, to_bool, to_float, to_list
+from ..backend.mlx_utils import count_nonfinite, dtype_name, from_numpy, named_parameters, to_bool, to_float, to_list
 from ..errors import DecodeError, PlanError, WriterError, option, quote, suggest, warn
 from ..files import writing_to
 from ..hdr import Primaries, to_codes, to_hlg, to_linear, to_pq, to_sdr
@@ -493,6 +493,6 @@ class _Convert:
 
 def to_encoder_pixels(frames: np.ndarray, meaning: HDRInput) -> mx.array:
     """The pixels (1, 3, n, H, W) in [-1, 1] that LTX-2.5 encodes, of the frames (n, H, W, 3) of EXR images."""
-    light = mx.array(frames)
+    light = from_numpy(frames)
     codes = mx.clip(light, 0, 1) if meaning == "acescct" else to_codes(light, "acescct", _PRIMARIES[meaning])
     return (2 * codes - 1)[None].transpose(0, 4, 1, 2, 3)
