@@ -20,6 +20,7 @@ from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
 from ..distributed import RowBands
 from ..errors import DecodeError, LatentsError, PlanError, WriterError, check_is_path
+from ..frame_format import FrameFormat, common_format
 from ..latents.keyframes import Keyframes, frame_numbers
 from ..models.base import Decoder
 from ..models.noise import Noise, NoiseShapes, draw
@@ -32,7 +33,6 @@ from ..streaming.context import StreamContext
 from ..tiling.layout import Interval
 from ..units import Rate, parse_fps
 from ..video import add_metadata, check_output, check_output_options, open_sink, output_files
-from ..video.frame_format import FrameFormat, common_format
 from ..video.sink import SinkOptions
 from .frames import (
     FrameBuffer,

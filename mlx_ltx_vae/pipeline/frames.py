@@ -19,6 +19,7 @@ from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import count_nonfinite, dtype_name, from_numpy, named_parameters, to_bool, to_float, to_list
 from ..errors import DecodeError, PlanError, WriterError, option, quote, suggest, warn
 from ..files import writing_to
+from ..frame_format import RGB8, RGB16, FrameFormat, FrameOutput, FrameStep
 from ..hdr import Primaries, to_codes, to_hlg, to_linear, to_pq, to_sdr
 from ..models.base import Network
 from ..planning.memory import FRAMES_PER_CONVERSION
@@ -26,7 +27,6 @@ from ..process import uninterrupted
 from ..shapes import Axis, format_size
 from ..units import ExrSpaceName, HDRInput, SignalName, Transfer, format_bytes
 from ..video.exr import EXR_SPACES
-from ..video.frame_format import RGB8, RGB16, FrameFormat, FrameOutput, FrameStep
 from ..video.sink import HDRFrames, Sink, SinkOptions
 
 _FRAMES_AT_ONCE = 8

@@ -21,8 +21,6 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import IO
 
-from imageio_ffmpeg import get_ffmpeg_exe
-
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
 from ..process import Cleanup, kill_program, uninterrupted
 
@@ -275,6 +273,8 @@ def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
             remedy = _REMEDIES.get(problem.errno or 0, "end other programs")
         reason = ": ".join(filter(None, [None if is_limit else problem.filename, problem.strerror]))
         raise error(f"ffmpeg cannot be started ({reason}); {remedy}.") from problem
+    except ImportError as problem:
+        raise error(f"ffmpeg cannot be started ({problem}); install imageio-ffmpeg, which brings it.") from problem
     except RuntimeError as problem:
         raise error(f"ffmpeg cannot be started ({problem}); {remedy}.") from problem
 
@@ -287,6 +287,8 @@ def _find_ffmpeg() -> str:
     with ExitStack() as stack:
         for descriptor in (each for _ in range(_PIPES) for each in os.pipe()):
             stack.callback(os.close, descriptor)
+    from imageio_ffmpeg import get_ffmpeg_exe  # which decodes to arrays do not need
+
     return get_ffmpeg_exe()
 
 

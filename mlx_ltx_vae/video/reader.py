@@ -16,12 +16,13 @@ import numpy as np
 
 from ..errors import ReaderError, excerpt, option, quote, warn
 from ..files import START_BYTES, Format, copy_stream, explain_missing, find_format, standard_input
+from ..frame_format import RGB8, RGB16, FrameFormat
 from ..process import temporary_folder
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
 from ..units import MAX_FPS, Rate, find_fps, format_count
 from .compression import check_crf, write_compressed
 from .ffmpeg import FfmpegDecoder, input_arguments
-from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown
+from .filters import MATRICES, check_zscale, conversion, is_unknown
 from .metadata import check_text
 from .probe import VideoInfo, describe_pixel_format, probe
 

@@ -25,10 +25,10 @@ import numpy as np
 
 from ..errors import OutputClosed, WriterError, quote
 from ..files import PartFile, check_absent, sync_file, sync_folder, writing_to
+from ..frame_format import FrameFormat, FrameOutput, frame_format
 from ..process import Cleanup, close_in_children, remove_file, uninterrupted
 from ..shapes import Size, format_size
 from ..units import format_count
-from .frame_format import FrameFormat, FrameOutput, frame_format
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without locks, such as some of networks
 SinkT = TypeVar("SinkT", bound="Sink")

@@ -10,12 +10,12 @@ from typing import NoReturn
 
 from ..errors import WriterError, check_is_path, option
 from ..files import check_absent, check_name, explain_unwritable
+from ..frame_format import FrameFormat
 from ..shapes import Size
 from ..units import Rate, find_fps
 from .audio import warn_of_audio
 from .codecs import CONTAINER_ENDINGS, animation_arguments, check_fragmented, find_codec, video_arguments
 from .exr import check_is_light, import_library, write_exr
-from .frame_format import FrameFormat
 from .metadata import keep_metadata, keeps_metadata
 from .pictures import write_png, write_tiff
 from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, StandardOutput, check_size
