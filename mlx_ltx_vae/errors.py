@@ -111,14 +111,6 @@ def name_json(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def check_is_path(path: object, error: type[LTXVAEError]) -> None:
-    """Raise `error` for what cannot be the path of a file."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise error(
-            f"expected the path of a file, a str or a Path, and found {type(path).__name__}; check the arguments."
-        )
-
-
 _PASSED_OVER = (__package__, "contextlib", "functools")
 _tell: ContextVar[Callable[[str], object] | None] = ContextVar("_tell", default=None)
 

@@ -95,11 +95,6 @@ def open_file(path: str | os.PathLike, *, pipes: bool = False) -> IO[bytes]:
     return Path(path).open("rb")
 
 
-def expand_home(path: str | os.PathLike) -> Path:
-    """The path with "~" as the user's home, if it begins with that: "./~.npy" is the name of a file."""
-    return Path(os.path.expanduser(path))
-
-
 def is_pipe(path: str | os.PathLike) -> bool:
     """Return whether there is a named pipe, as far as that can be found out."""
     try:

@@ -27,7 +27,7 @@ from numpy.lib import format as npy_format
 
 from ..backend.device import check_process
 from ..backend.mlx_utils import count_nonfinite, from_numpy, to_float, to_int, to_mlx
-from ..errors import LatentsError, check_is_path, excerpt, option, quote
+from ..errors import LatentsError, excerpt, option, quote
 from ..files import (
     MAX_DEFLATION,
     MAX_WHOLE_BYTES,
@@ -44,7 +44,7 @@ from ..files import (
     torch_conversion,
 )
 from ..process import temporary_folder
-from ..units import format_bytes
+from ..units import expand_path, format_bytes
 from .metadata import METADATA_KEYS, Layout
 
 _STANDARD_INPUT = "-"
@@ -490,9 +490,9 @@ def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
 
 
 def source_name(path: str | os.PathLike) -> str:
-    """The name of a source in errors."""
-    check_is_path(path, LatentsError)
-    return "standard input" if os.fspath(path) == _STANDARD_INPUT else os.fspath(path)
+    """The path of a source, or its name in errors."""
+    name = expand_path(path, LatentsError)
+    return "standard input" if name == _STANDARD_INPUT else name
 
 
 @contextmanager

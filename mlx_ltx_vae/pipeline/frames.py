@@ -25,7 +25,7 @@ from ..models.base import Network
 from ..planning.memory import FRAMES_PER_CONVERSION
 from ..process import uninterrupted
 from ..shapes import Axis, format_size
-from ..units import ExrSpaceName, HDRInput, SignalName, Transfer, format_bytes
+from ..units import ExrSpaceName, HDRInput, SignalName, Transfer, expand_path, format_bytes
 from ..video.exr import EXR_SPACES
 from ..video.sink import HDRFrames, Sink, SinkOptions
 
@@ -213,7 +213,7 @@ class FrameChunk:
             WriterError: if it cannot be written.
         """
         with writing_to(path, Exception):
-            iio.imwrite(os.fspath(path), self.to_uint8()[index], plugin="pillow")
+            iio.imwrite(expand_path(path, WriterError), self.to_uint8()[index], plugin="pillow")
 
     def _repr_png_(self) -> bytes:
         """The first frame, which notebooks show."""
@@ -441,7 +441,7 @@ class HDROptions:
             format = FrameFormat(RGB16.pixel_format, primaries="bt2020", transfer=_TRANSFERS[self.signal])
             frames = FrameOutput(format, (step(self.signal), *own.steps))
         light = FrameOutput(EXR_SPACES[self.exr_space].format, (step(self.exr_space),))
-        folder = None if self.exr is None else os.fspath(self.exr)
+        folder = None if self.exr is None else expand_path(self.exr, WriterError)
         return replace(
             options, frames=light if is_exr else frames, hdr=HDRFrames(light, FrameOutput(RGB8, (sdr,)), folder)
         )

@@ -23,6 +23,7 @@ from typing import IO
 
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
 from ..process import Cleanup, kill_program, uninterrupted
+from ..units import expand_path
 
 MAX_SILENCE = 60  # seconds without a sign of life, before it counts as dead
 TICK = 1.0  # seconds between two looks for one
@@ -289,7 +290,7 @@ def _find_ffmpeg() -> str:
             stack.callback(os.close, descriptor)
     from imageio_ffmpeg import get_ffmpeg_exe  # which decodes to arrays do not need
 
-    return get_ffmpeg_exe()
+    return expand_path(get_ffmpeg_exe(), ReaderError)
 
 
 @lru_cache
