@@ -41,9 +41,9 @@ from ..files import (
     open_file,
     read_header,
     standard_input,
+    temporary_folder,
     torch_conversion,
 )
-from ..process import temporary_folder
 from ..units import expand_path, format_bytes
 from .metadata import METADATA_KEYS, Layout
 

@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ReaderError, excerpt, option, quote, warn
-from ..files import START_BYTES, Format, copy_stream, explain_missing, find_format, standard_input
+from ..files import START_BYTES, Format, copy_stream, explain_missing, find_format, standard_input, temporary_folder
 from ..frame_format import RGB8, RGB16, FrameFormat
-from ..process import temporary_folder
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
 from ..units import MAX_FPS, Rate, expand_path, find_fps, format_count
 from .compression import check_crf, write_compressed
