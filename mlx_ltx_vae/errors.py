@@ -69,6 +69,8 @@ def describe_error(error: Exception) -> str:
     text = excerpt(error, 1000)  # the longest part is the name of a file
     if isinstance(error, LTXVAEError):
         return text
+    if isinstance(error, Warning):
+        return f"{text.rstrip('.')} (a warning, which -W or PYTHONWARNINGS makes an error)."
     if isinstance(error, MemoryError):
         return "the memory of this machine is exhausted; end other programs, or give a smaller --memory-budget."
     if isinstance(error, OSError):

@@ -224,6 +224,11 @@ def _start(
     arguments: Sequence[str], error: type[LTXVAEError], owner: object, stdin: int, inherited: Sequence[int]
 ) -> tuple[subprocess.Popen[bytes], Cleanup]:
     """Start ffmpeg. It is ended with its owner, and at the latest with this process."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        raise error(
+            "this program ignores SIGCHLD, so that it cannot tell whether ffmpeg has failed; let it call "
+            "signal.signal(signal.SIGCHLD, signal.SIG_DFL)."
+        )
     with uninterrupted(), _ffmpeg_program(error) as program:
         process = subprocess.Popen(
             [program, *arguments],
