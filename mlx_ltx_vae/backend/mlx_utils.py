@@ -145,7 +145,7 @@ def from_numpy(array: np.ndarray) -> mx.array:
     """
     array = np.asarray(array, order="C")
     # To numpy, an array with a negative stride is contiguous if the axis has the length 1, and is not copied.
-    return mx.array(np.flip(array, [axis for axis, stride in enumerate(array.strides) if stride < 0]))
+    return mx.array(np.flip(array, tuple(axis for axis, stride in enumerate(array.strides) if stride < 0)))
 
 
 def count_nonfinite(array: mx.array) -> int:
