@@ -17,7 +17,6 @@ from benchmarks.loading import loading_jobs, loading_table
 from benchmarks.measuring import Job, Run, chosen_modes, make_case, open_case, report
 from benchmarks.neighborhood import neighborhood_jobs, neighborhood_table
 from benchmarks.overlap import overlap, overlap_table
-from benchmarks.pictures import draw_pictures
 from benchmarks.plan_table import plan_table
 from benchmarks.quality import precision_jobs, precision_table, quality_jobs, quality_table
 from benchmarks.roofline import roofline, roofline_table
@@ -53,11 +52,21 @@ _FIXED = {
     "validate-plan": (validation_jobs, validation_table, "planned peaks against measured ones"),
 }
 
+
+def _draw_pictures() -> str:
+    """Draw the pictures of docs/; returns what is printed."""
+    try:
+        from benchmarks.pictures import draw_pictures
+    except ImportError as error:  # the other measurements need no matplotlib
+        raise LTXVAEError(f'pictures cannot be drawn ({error}); run: pip install "mlx_ltx_vae[dev]".') from error
+    return f"written: {', '.join(draw_pictures(_DOCS))}"
+
+
 #: What needs no options: what makes the text that is printed, and a description.
 _PRINTED = {
     "plan-table": (plan_table, "LTX-2.3's planned peaks on a Mac"),
     "pictures": (
-        lambda: f"written: {', '.join(draw_pictures(_DOCS))}",
+        _draw_pictures,
         "draw docs/demo.gif, docs/tiles.png and docs/previews.png from the demo clip",
     ),
 }

@@ -11,9 +11,9 @@ import numpy as np
 
 from benchmarks.measuring import Case, Decode, Run, median
 from mlx_ltx_vae.commands.bench_command import table
+from mlx_ltx_vae.frame_format import RGB8
 from mlx_ltx_vae.units import DEFAULT_FPS
 from mlx_ltx_vae.video import Sink, VideoWriter
-from mlx_ltx_vae.video.frame_format import RGB8
 
 #: Times that waiting sinks take, as shares of the decode's time.
 SHARES = (0.5, 1.0, 2.0)

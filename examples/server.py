@@ -15,7 +15,7 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
@@ -39,7 +39,7 @@ MAX_UPLOAD = 64_000_000  # bytes
 UPLOAD_SECONDS = 60  # for the whole upload
 HEADER_SECONDS = 10  # for the headers before it
 DECODE_SECONDS = 600  # from the start of a decode to the last byte that its client has read
-GRACE_SECONDS, EXIT_SECONDS = 3, 12  # after Ctrl-C or SIGTERM: of responses, and of the process
+GRACE_SECONDS, EXIT_SECONDS = 3, 12  # after Ctrl-C, SIGTERM or SIGHUP: of responses, and of the process
 MAX_CONNECTIONS = 32  # others get a 503
 
 
@@ -194,6 +194,18 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         signal.alarm(1 if self.should_exit else EXIT_SECONDS)
         super().handle_exit(sig, frame)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle SIGHUP, of a closed terminal, as uvicorn handles Ctrl-C and SIGTERM, unless nohup ignores it."""
+        with super().capture_signals():
+            before = signal.getsignal(signal.SIGHUP)
+            if before is not signal.SIG_IGN:
+                signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)
 
 
 def main() -> None:

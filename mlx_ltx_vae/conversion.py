@@ -17,10 +17,10 @@ from .backend.mlx_utils import count_nonfinite, dtype_name, max_difference, psnr
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.files import WEIGHT_LAYOUT_KEY, WeightLayout
 from .errors import CheckpointError, CheckpointsDiffer, WriterError, printable
-from .files import expand_home, part_folder, writing_to
+from .files import part_folder, writing_to
 from .models.base import SOUND, SoundConfig
 from .shapes import format_size
-from .units import format_bytes
+from .units import expand_path, format_bytes
 from .vae import VideoVAE
 
 #: Function of tensor names and "convert" or "compare" that returns an iterable over the names.
@@ -251,7 +251,7 @@ def convert_checkpoint(
     Raises a `WriterError` for a folder that cannot be written, and the errors of `verify_conversion`.
     """
     check_folder_name(folder)
-    folder = expand_home(folder).resolve()
+    folder = Path(expand_path(folder, WriterError)).resolve()
     with part_folder(folder) as output:
         part = output.path
         with writing_to(folder):

@@ -69,6 +69,8 @@ def describe_error(error: Exception) -> str:
     text = excerpt(error, 1000)  # the name of a file is the longest part
     if isinstance(error, LTXVAEError):
         return text
+    if isinstance(error, Warning):
+        return f"{text.rstrip('.')} (a warning, which -W or PYTHONWARNINGS makes an error)."
     if isinstance(error, MemoryError):
         return "the memory of this machine is exhausted; end other programs, or give a smaller --memory-budget."
     if isinstance(error, OSError):
@@ -109,14 +111,6 @@ def name_json(value: object) -> str:
     """Return the name of a JSON value's type."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
-
-
-def check_is_path(path: object, error: type[LTXVAEError]) -> None:
-    """Raise `error` for an object that cannot be the path of a file."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise error(
-            f"expected the path of a file, a str or a Path, and found {type(path).__name__}; check the arguments."
-        )
 
 
 _SKIPPED_MODULES = (__package__, "contextlib", "functools")

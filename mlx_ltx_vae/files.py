@@ -95,11 +95,6 @@ def open_file(path: str | os.PathLike, *, pipes: bool = False) -> IO[bytes]:
     return Path(path).open("rb")
 
 
-def expand_home(path: str | os.PathLike) -> Path:
-    """The path with "~" as the user's home, if it begins with that: "./~.npy" is the name of a file."""
-    return Path(os.path.expanduser(path))
-
-
 def is_pipe(path: str | os.PathLike) -> bool:
     """Return whether there is a named pipe, as far as that can be found out."""
     try:
@@ -128,6 +123,29 @@ def copy_stream(stream: IO[bytes], path: Path, source: str, error: type[LTXVAEEr
     except OSError as reason:
         text = f"{source}: cannot be copied to {path.parent.parent} ({reason.strerror or reason})"
         raise error(f"{text}; set TMPDIR to a larger disk, or name a file.") from reason
+
+
+def find_temporary_folder() -> str:
+    """Return the folder for temporary files. Raises an `LTXVAEError` if none can be written."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise LTXVAEError(
+            "no folder for temporary files can be written, neither /tmp nor /var/tmp; set the environment variable "
+            "TMPDIR to one that can."
+        ) from error
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """An empty folder in the folder for temporary files, until the end of the block."""
+    with uninterrupted():
+        folder = Path(tempfile.mkdtemp(prefix="mlx_ltx_vae-", dir=find_temporary_folder()))
+        remove = Cleanup(None, remove_folder, folder)
+    try:
+        yield folder
+    finally:
+        remove()
 
 
 def explain_missing(path: str | os.PathLike, kind: str) -> str:
@@ -476,7 +494,7 @@ class PartFile:
         self._is_special = os.path.exists(target) and not os.path.isfile(target)
         beside = self._real.with_suffix(target.suffix)
         if self._is_special:
-            beside = Path(tempfile.gettempdir(), target.name)
+            beside = Path(find_temporary_folder(), target.name)
         with uninterrupted(), writing_to(target):
             self.path, lock = create_part(beside, lambda path: path.open("xb").close())
             self._remove = Cleanup(self, remove_part, self.path, lock)

@@ -17,8 +17,8 @@ from .backend.mlx_utils import to_float
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.files import Archive, StoredNetwork, is_index
 from .checkpoint.locate import Location, locate, recognize
-from .errors import CheckpointError, LatentsError, PlanError, ReaderError, excerpt, printable, warn
-from .files import MAX_INSPECTED_VALUES, START_BYTES, Format, expand_home, find_format
+from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, ReaderError, excerpt, printable, warn
+from .files import MAX_INSPECTED_VALUES, START_BYTES, Format, find_format
 from .latents import KNOWN_NAMES, AudioLatentsFile, find_audio_latents, is_sound_alone, open_latents
 from .latents.files import MappedLatents, find_reader, open_tensor_file, read_frames, sampled_frames
 from .latents.keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
@@ -28,7 +28,7 @@ from .pipeline.sources import are_unusual, count_unusual, frame_moments, join_mo
 from .planning.clip import lookahead, receptive_field
 from .planning.planner import plan_decode
 from .shapes import DEFAULT_SCALE, Grid, format_size
-from .units import DEFAULT_FPS, format_bytes
+from .units import DEFAULT_FPS, expand_path, format_bytes
 from .video.audio import SLACK
 from .video.codecs import ANIMATIONS, CONTAINER_ENDINGS
 from .video.ffmpeg import input_arguments
@@ -67,7 +67,7 @@ def inspect(
     and normalizes unnormalized latents, or of a video. `audio_vae` is the checkpoint of audio latents. `None` means
     `vae`, if that has the networks.
     """
-    path = expand_home(source)
+    path = Path(expand_path(source, LTXVAEError))
     start = _start_of(path)
     reader = None if start is None else find_reader(start)
     if start is not None and (find_format(start), reader) == (None, None) and (report := _try_video(path, vae)):

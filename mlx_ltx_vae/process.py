@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import warnings
 import weakref
@@ -120,18 +119,6 @@ def kill_program(program: "subprocess.Popen[bytes]") -> None:
         with suppress(ProcessLookupError, ChildProcessError):  # it has ended
             os.kill(program.pid, signal.SIGKILL)
             program.returncode = os.waitstatus_to_exitcode(os.waitpid(program.pid, 0)[1])
-
-
-@contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Yield an empty folder in the folder for temporary files, until the end of the block."""
-    with uninterrupted():
-        folder = Path(tempfile.mkdtemp(prefix="mlx_ltx_vae-"))
-        remove = Cleanup(None, remove_folder, folder)
-    try:
-        yield folder
-    finally:
-        remove()
 
 
 #: The signals that end a command, and what it then prints. Its exit code is 128 and the signal's number.

@@ -46,6 +46,10 @@ def prepare_process() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         _given_back.append(lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    # Where it is ignored, no exit code of a program is known.
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _given_back.append(lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
     global _is_command
     _is_command = True
     _open_standard_files()

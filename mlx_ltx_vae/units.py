@@ -1,6 +1,7 @@
-"""Bytes, frame rates and names of HDR as users write them; times, counts and speeds as text. 1 GB is 1e9 bytes."""
+"""Bytes, frame rates, paths and names of HDR as users write them; times, counts and speeds as text."""
 
 import math
+import os
 import re
 from fractions import Fraction
 from typing import Literal
@@ -121,3 +122,15 @@ SignalName = Literal["hlg", "pq", "sdr"]
 ExrSpaceName = Literal["srgb", "acescg", "acescct"]
 #: Content of the pixels of EXR images: light with the primaries of Rec.709 or of ACEScg, or the codes of ACEScct.
 HDRInput = Literal["srgb_linear", "acescg", "acescct"]
+
+
+def expand_path(path: object, error: type[LTXVAEError]) -> str:
+    """Return a caller's path with "~" as the user's home, if it begins with that: "./~.npy" is the name of a file.
+
+    Raises `error` for what cannot be the path of a file.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise error(
+            f"expected the path of a file, a str or a Path, and found {type(path).__name__}; check the arguments."
+        )
+    return os.path.expanduser(os.fspath(path))

@@ -15,6 +15,7 @@ from .backend.mlx_utils import DtypeName, GivenDtype, dtype_name, parse_dtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, open_checkpoint, open_weights
 from .checkpoint.loading import LazyNetwork, load_network
 from .errors import CheckpointError, LatentsError, PlanError, WriterError, warn
+from .frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
 from .latents.keyframes import Keyframes, frame_numbers
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder, Medium, Network
 from .models.noise import Noise
@@ -40,7 +41,6 @@ from .planning.planner import plan_decode, plan_encode
 from .published import estimate
 from .tiling.config import TilingConfig
 from .units import DEFAULT_FPS, Rate, format_bytes
-from .video.frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
 from .video.sink import SinkOptions
 
 if TYPE_CHECKING:

@@ -162,6 +162,8 @@ def test_a_module_and_a_command_are_programs_too(apps, tmp_path, monkeypatch, ca
         (["-m", "nowhere.at.all"], "nowhere.at.all: is no module of "),
         (["-m", "importlib.metadata.nowhere"], "importlib.metadata.nowhere: is no module of "),
         (["-m", "ltx_pipelines_mlx"], "ltx_pipelines_mlx: is no module of "),
+        (["-m", ".generate"], ".generate: is no module of "),
+        (["-m", ".."], "..: is no module of "),
         (["sh"], "is not a Python program; give the script or the module that it starts"),
     ],
 )

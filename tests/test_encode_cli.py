@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from fractions import Fraction
 from functools import partial
 
@@ -179,6 +180,17 @@ def test_images_and_gifs_are_videos_too(golden, tmp_path, capsys, kind):
     report, _, info = encoded(capsys, tmp_path, target, "-m", checkpoint, "--fps", "23.976")
     assert info.fps == Fraction(24000, 1001)
     assert (report["frames"], report["source_fps"]) == (9, 25.0 if kind == "gif" else None)
+
+
+def test_a_warning_that_python_makes_an_error_is_one_sentence_and_leaves_no_file(golden, tmp_path, capsys):
+    path = write_video(tmp_path / "clip.mkv", make_frames(20))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as by python -W error
+        assert encode(path, "-m", golden("small_ltx2_3").checkpoint, "-o", tmp_path / "a.safetensors", "-q") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: 20 frames are not 1 + 8*k; the last 3 are left out")
+    assert line.endswith(" (a warning, which -W or PYTHONWARNINGS makes an error).")
+    assert os.listdir(tmp_path) == ["clip.mkv"]
 
 
 def test_frames_that_are_over_are_left_out_with_a_line_or_filled_up(golden, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """The example of a web service: a real server, a real client, and a decode that the tests can hold up."""
 
+import os
 import re
 import select
 import signal
@@ -298,10 +299,11 @@ def test_pages_of_other_sites_and_other_names_of_the_server_are_refused(vae):
 
 
 @contextmanager
-def server_process(log):
+def server_process(log, **options):
     """A server as users start it, and its address."""
+    command = [sys.executable, server.__file__, "--demo", "--port", "0"]
     with log.open("w") as file:
-        process = subprocess.Popen([sys.executable, server.__file__, "--demo", "--port", "0"], stderr=file, cwd=ROOT)
+        process = subprocess.Popen(command, stderr=file, cwd=ROOT, **options)
     try:
         until(lambda: "running on" in log.read_text())
         yield process, re.findall(r"running on (http://\S+)", log.read_text())[0]
@@ -325,4 +327,17 @@ def test_a_signal_ends_the_server_and_its_decode(tmp_path):
         assert process.wait(PATIENCE) in (0, -signal.SIGINT)
         until(lambda: subprocess.run(["ps", "-p", str(program)], capture_output=True).returncode)
         assert waiting.recv(12) == sending.recv(12) == b"HTTP/1.1 503"
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+def test_a_terminal_that_closes_ends_the_server_and_leaves_no_upload(tmp_path):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    environment = os.environ | {"TMPDIR": str(folder)}
+    with server_process(tmp_path / "log", env=environment) as (process, address), send(address, b"latents", 1000):
+        until(lambda: list(folder.glob("latents-*")))
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(PATIENCE) == -signal.SIGHUP
+    assert list(folder.glob("latents-*")) == []
     assert "Traceback" not in (tmp_path / "log").read_text()

@@ -12,9 +12,9 @@ from mlx_ltx_vae import DecodeError, FrameChunk, PlanError, VideoVAE, WriterErro
 from mlx_ltx_vae.commands import options
 from mlx_ltx_vae.commands.parsers import decode_parser
 from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.frame_format import RGB8, RGB16
 from mlx_ltx_vae.pipeline.frames import write_chunk
 from mlx_ltx_vae.video import FrameFormat, FrameOutput, FrameStep, SinkOptions, frame_endings, open_sink, sinks
-from mlx_ltx_vae.video.frame_format import RGB8, RGB16
 from toy_sink import PPM
 from toy_step import RAMP, make_ramp
 

@@ -6,12 +6,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 
+import imageio.v3 as imageio
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_ltx_vae import WriterError
+from mlx_ltx_vae import LTXVAEError, VideoReader, WriterError, compress_still, load_latents
 from mlx_ltx_vae.pipeline.frames import FrameBuffer
 from mlx_ltx_vae.shapes import Axis
 from mlx_ltx_vae.video import FrameOutput, SinkOptions, open_sink
@@ -95,10 +97,57 @@ def test_a_full_disk_for_kernels_is_one_sentence(small_disk, tmp_path):
     command = [sys.executable, "-m", "mlx_ltx_vae.decode", "--demo", "-o", str(tmp_path / "out.mp4")]
     environment = os.environ | {"TMPDIR": str(small_disk)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    expected = "error: MLX could not compile a kernel for the CPU in the folder that the environment variable TMPDIR"
+    expected = f"error: MLX could not compile a kernel for the CPU in the folder {small_disk}, which may be full"
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert done.stderr.startswith(expected)
     assert [path.name for path in tmp_path.iterdir()] == ["disk"]
+
+
+@cpu_only("MLX compiles kernels in files for the CPU only")
+@pytest.mark.skipif(not shutil.which("g++"), reason="without a compiler MLX compiles nothing")
+@pytest.mark.parametrize(("option", "state"), [("noexec", "mounted noexec"), ("ro", "read-only")])
+@pytest.mark.parametrize("variable", ["TMPDIR", "TEMP"])  # of the C++ library
+def test_a_disk_that_takes_no_kernels_is_named_with_the_reason(small_disk, golden, latents, option, state, variable):
+    subprocess.run(["mount", "-o", f"remount,{option}", small_disk], check=True)
+    environment = {name: value for name, value in os.environ.items() if name not in ("TMPDIR", "TMP", "TEMP")}
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", latents, "-m", golden("small_ltx2_3").checkpoint]
+    command = [*map(str, command), "-q", "-o", str(latents.parent / "out.npy")]
+    environment |= {variable: str(small_disk)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert f" the folder {small_disk}, which is {state}; set the environment variable TMPDIR to another one." in line
+    assert not (latents.parent / "out.npy").exists()
+
+
+@pytest.fixture
+def no_temporary_folder(tmp_path, monkeypatch):
+    """What Python finds where nothing but the output is writable."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "missing")])
+
+
+NEEDS = {
+    "metadata": lambda folder: open_sink(
+        folder / "a.mp4", size=(32, 32), fps=24, options=SinkOptions(metadata={"a": "b"})
+    ),
+    "a pipe as output": lambda folder: open_sink(folder / "pipe.mp4", size=(32, 32), fps=24),
+    "a pipe as input": lambda folder: load_latents(folder / "pipe.npy"),
+    "images": lambda folder: VideoReader(folder / "images"),
+    "a compressed still": lambda folder: compress_still(np.zeros((1, 32, 32, 3), np.uint8), 20),
+}
+
+
+@pytest.mark.parametrize("need", NEEDS)
+def test_without_a_folder_for_temporary_files_what_needs_one_says_so(tmp_path, no_temporary_folder, need):
+    for name in ("pipe.mp4", "pipe.npy"):
+        os.mkfifo(tmp_path / name)
+    writer = threading.Thread(target=(tmp_path / "pipe.npy").write_bytes, args=(b"\x93NUMPY" + bytes(99),), daemon=True)
+    writer.start()
+    (tmp_path / "images").mkdir()
+    imageio.imwrite(tmp_path / "images" / "0.png", np.zeros((32, 32, 3), np.uint8))
+    with pytest.raises(LTXVAEError, match="^no folder for temporary files can be written.*; set .* TMPDIR to one"):
+        NEEDS[need](tmp_path)
 
 
 def test_a_limit_of_file_sizes_is_refused_in_one_sentence(golden, latents, tmp_path):

@@ -29,7 +29,7 @@ from mlx_ltx_vae import FrameChunk, HDROptions, PreviewVAE, VideoVAE, WriterErro
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.pipeline.frames import write_chunk
 from mlx_ltx_vae.preview import main as preview
-from mlx_ltx_vae.video import SinkOptions, frame_format, open_sink, output_files
+from mlx_ltx_vae.video import SinkOptions, filters, open_sink, output_files
 from test_distributed import launch
 from tolerances import PEAK_MARGIN
 from video_files import run_ffmpeg, write_tone
@@ -375,7 +375,7 @@ def test_without_the_library_nothing_is_decoded(clip, tmp_path, monkeypatch, cap
 
 
 def test_an_ffmpeg_without_light_levels_writes_no_pq(clip, tmp_path, monkeypatch):
-    monkeypatch.setattr(frame_format, "listing", lambda *_, **__: [["..", "zscale"], ["-t", "duration"], []])
+    monkeypatch.setattr(filters, "listing", lambda *_, **__: [["..", "zscale"], ["-t", "duration"], []])
     with pytest.raises(WriterError, match="this ffmpeg cannot state the light level of PQ"):
         write_codes(tmp_path / "a.mp4", patches(), HDROptions("acescct", "pq"))
     write_codes(tmp_path / "b.mp4", patches(), HDROptions("acescct", "hlg"))

@@ -20,11 +20,11 @@ from conftest import active_memory
 from mlx_ltx_vae import AudioVAE, PreviewVAE, VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import DTYPES
 from mlx_ltx_vae.errors import PlanError, TilingError
+from mlx_ltx_vae.frame_format import RGB8, FrameOutput
 from mlx_ltx_vae.models.base import SOUND, Statistics
 from mlx_ltx_vae.models.convolution.conv3d import prepare
 from mlx_ltx_vae.models.families import PICTURES, published
 from mlx_ltx_vae.tiling.config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
-from mlx_ltx_vae.video.frame_format import RGB8, FrameOutput
 from tolerances import cpu_only
 
 LEAST, MOST = 1.0, 1.5

@@ -93,7 +93,7 @@ def test_an_ffmpeg_that_is_new_enough_or_states_no_number_is_tried(tmp_path, mon
 @pytest.mark.parametrize("folder", ["", "/nowhere"])
 def test_a_missing_folder_for_temporary_files_is_named_with_its_variable(tmp_path, folder):
     done = decode_demo(tmp_path, env=os.environ | {"TMPDIR": folder})
-    assert "the environment variable TMPDIR names, which is missing; set TMPDIR" in done.stderr
+    assert f" the folder {folder or repr(folder)}, which is missing; set the environment variable TMPDIR" in done.stderr
 
 
 @pytest.mark.parametrize("number", [6, 10])

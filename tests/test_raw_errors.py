@@ -198,6 +198,7 @@ def test_a_name_may_begin_with_a_tilde_behind_a_folder(tmp_path, monkeypatch, ca
         (FileNotFoundError(2, "No such file", b"a", None, "b"), "a and b: cannot be read or written (No such file)."),
         (OSError(), "a file: cannot be read or written (the system does not say why)."),
         (MemoryError(), "the memory of this machine is exhausted; "),
+        (UserWarning("It is odd."), "It is odd (a warning, which -W or PYTHONWARNINGS makes an error)."),
         (KeyError("x"), "internal error: 'x'; run again with --debug and report it."),
         (RuntimeError(), "internal error: no message; "),
     ],

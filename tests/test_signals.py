@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from imageio_ffmpeg import get_ffmpeg_exe
 
 from entry_points import BIN, ENTRY_POINTS, LAUNCHER_INPUT
-from mlx_ltx_vae import demo
+from mlx_ltx_vae import VideoWriter, WriterError, demo
 from mlx_ltx_vae.commands.entry import COMMANDS
 from mlx_versions import ignores_signals
 from signal_runs import SIGNALS, WORDS, Commands, running
@@ -278,3 +279,38 @@ def test_a_command_loads_no_more_than_three_files_before_the_process_is_prepared
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert {*done.stdout.split()} == {"mlx_ltx_vae", "mlx_ltx_vae.startup"}, done.stderr
+
+
+def ignore_ends_of_programs():
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_command_that_is_started_with_sigchld_ignored_knows_whether_ffmpeg_fails(clip, tmp_path, code):
+    program = tmp_path / "ffmpeg"
+    program.write_text(f'#!/bin/sh\n{get_ffmpeg_exe()} "$@"\nexit {code}\n')
+    program.chmod(0o755)
+    environment = os.environ | {"IMAGEIO_FFMPEG_EXE": str(program)}
+    output = tmp_path / "out.mkv"
+    process = start(*clip, "--frames", "0:9", "-q", "-o", output, preexec_fn=ignore_ends_of_programs, env=environment)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, output.exists()) == ((1, False) if code else (0, True)), errors
+    assert (f"{output}: ffmpeg failed" in errors) == bool(code)
+
+
+def test_a_program_of_run_finds_sigchld_ignored_as_it_was(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import signal; print(signal.getsignal(signal.SIGCHLD).name)")
+    command = [sys.executable, "-m", "mlx_ltx_vae.run", "--", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=ignore_ends_of_programs, check=False)
+    assert done.stdout == "SIG_IGN\n", done.stderr
+
+
+def test_a_program_that_ignores_sigchld_is_told_so_before_ffmpeg_starts(tmp_path, monkeypatch):
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(WriterError, match="ignores SIGCHLD, .* let it call signal.signal"):
+            VideoWriter(tmp_path / "a.mkv", size=(32, 32), fps=24)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert list(tmp_path.iterdir()) == []

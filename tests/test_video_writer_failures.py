@@ -16,9 +16,9 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from conftest import file_size_limit
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.files import PartFile
+from mlx_ltx_vae.frame_format import RGB8
 from mlx_ltx_vae.video import Sink, SinkOptions, VideoReader, VideoWriter, check_output, ffmpeg, open_sink, writer
 from mlx_ltx_vae.video.ffmpeg import FfmpegDecoder
-from mlx_ltx_vae.video.frame_format import RGB8
 from video_files import children, kill_children, names, open_files
 
 SIZE = (256, 192)  # 147 kB a frame, more than a pipe holds
@@ -70,7 +70,7 @@ def test_codec_that_this_ffmpeg_lacks_is_named(target: Path, monkeypatch: pytest
 @pytest.mark.parametrize("name", ["out.mp4", "out.gif"])
 def test_missing_ffmpeg_is_a_writer_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     ffmpeg.listing.cache_clear()  # cached, and used for an mp4 only
-    monkeypatch.setattr("mlx_ltx_vae.video.ffmpeg.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
+    monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
     with pytest.raises(WriterError, match="ffmpeg cannot be started"):
         open_sink(tmp_path / name, size=SIZE, fps=24)
     assert names(tmp_path) == []
@@ -289,7 +289,7 @@ def test_an_ffmpeg_that_logs_more_than_a_pipe_holds_writes_and_reads(
     program = target.with_name("ffmpeg")
     program.write_text(f'#!/bin/sh\ncase "$*" in *pipe:*) {NOISE[noise]};; esac\nexec {get_ffmpeg_exe()} "$@"\n')
     program.chmod(0o755)
-    monkeypatch.setattr(ffmpeg, "get_ffmpeg_exe", lambda: str(program))
+    monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", lambda: str(program))
     for options in ({}, {"fragmented": True}):
         with VideoWriter(target, size=SIZE, fps=24, **options) as out:
             out.write(make_frames(20))

@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from mlx_ltx_vae.commands.options import StepOption
-from mlx_ltx_vae.video.frame_format import FrameFormat, FrameStep
+from mlx_ltx_vae.frame_format import FrameFormat, FrameStep
 
 PIXEL_BYTES = 4 * 3 * 4  # of its two sums and two ramps, though each of these is one row or column
 

@@ -21,6 +21,7 @@ from .mlx_utils import clear_streams_at_thread_end, to_int
 
 _WINOGRAD_BATCH = "MLX_CONV_WINOGRAD_TILE_BATCH"
 _PROBE = 4096  # elements
+_TEMPORARY_FOLDERS = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")  # variables of the C++ library, in this order
 
 _MMAP_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -4, -3, -1  # parameters of mallopt, from glibc's malloc.h
 _KEEPING = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1}
@@ -43,11 +44,14 @@ _EXPLANATIONS = {
     ): "the device ran out of memory; use mode exact with a smaller memory budget or chunk, or smaller tiles, and "
     "close other apps.",
     # Of the C++ library, where MLX compiles a kernel for the CPU.
-    ("temp_directory_path", "cannot create directories"): "MLX keeps what it compiles for the CPU in the folder that "
-    "the environment variable TMPDIR names, which {tmpdir}; set TMPDIR to another one, or unset it.",
-    ("Failed to compile function", "Failed to load compiled function"): "MLX could not compile a kernel for the CPU in "
-    "the folder that the environment variable TMPDIR names, which may be full; free space there, or set TMPDIR to "
-    "another one.",
+    ("temp_directory_path", "cannot create directories"): "MLX keeps what it compiles for the CPU in the folder "
+    "{folder}, which {unwritable}; set the environment variable TMPDIR to another one.",
+    ("Failed to compile function",): "MLX could not compile a kernel for the CPU in the folder {folder}, which may be "
+    "full, or have a folder mlx of another user; free space there, or set the environment variable TMPDIR to another "
+    "one.",
+    ("Could not load C++ shared library", "Failed to load compiled function"): "MLX could not load a kernel that it "
+    "compiled for the CPU from the folder {folder}, which {unloadable}; set the environment variable TMPDIR to another "
+    "one.",
     # Of Python and of the C++ library.
     ("can't start new thread", "Resource temporarily unavailable"): "the system refuses another thread; raise the "
     "limit on processes (ulimit -u), or end other programs.",
@@ -104,16 +108,29 @@ def confirm_device() -> None:
 
 @contextmanager
 def explained_device_errors() -> Iterator[None]:
-    """Raise a `DeviceError` for errors of MLX in this block that are about memory, time, threads, or TMPDIR."""
+    """Raise a `DeviceError` for errors of MLX in this block that are about memory, time, threads, or kernels."""
     clear_streams_at_thread_end()
     try:
         yield
     except RuntimeError as error:
         for parts, explanation in _EXPLANATIONS.items():
             if any(part in str(error) for part in parts):
-                tmpdir = explain_unwritable(os.environ.get("TMPDIR", ""))
-                raise DeviceError(explanation.format(tmpdir=tmpdir)) from error
+                folder = _kernel_folder()
+                reasons = {"unwritable": explain_unwritable(folder), "unloadable": _explain_unloadable(folder)}
+                raise DeviceError(explanation.format(folder=folder or "''", **reasons)) from error
         raise
+
+
+def _kernel_folder() -> str:
+    """Return the folder for temporary files as the C++ library, and so MLX, finds it; Python looks for others too."""
+    return next((os.environ[name] for name in _TEMPORARY_FOLDERS if name in os.environ), "/tmp")
+
+
+def _explain_unloadable(folder: str) -> str:
+    """Why no library can be loaded from a folder, as the end of a sentence."""
+    noexec = getattr(os, "ST_NOEXEC", 0)  # not on macOS
+    is_noexec = os.path.isdir(folder) and os.statvfs(folder).f_flag & noexec
+    return "is mounted noexec" if is_noexec else "may have damaged files in its folder mlx"
 
 
 def compiler_search() -> Callable[[], object]:

@@ -135,8 +135,17 @@ def native_array(values: Any, noun: str, error: type[LTXVAEError] = LatentsError
 def to_mlx(values: Any, noun: str, error: type[LTXVAEError] = LatentsError) -> mx.array:
     """Convert a caller's array to an MLX array (see `native_array`). A numpy array is copied."""
     array = native_array(values, noun, error)
-    # MLX takes no reversed axes, and copies a strided view with all bytes between its values.
-    return array if isinstance(array, mx.array) else mx.array(np.asarray(array, order="C"))
+    return array if isinstance(array, mx.array) else from_numpy(array)
+
+
+def from_numpy(array: np.ndarray) -> mx.array:
+    """Return a copy of a numpy array of any memory layout.
+
+    MLX takes no negative strides, and copies a strided view with all bytes between its values.
+    """
+    array = np.asarray(array, order="C")
+    # To numpy, an array with a negative stride is contiguous if the axis has the length 1, and is not copied.
+    return mx.array(np.flip(array, tuple(axis for axis, stride in enumerate(array.strides) if stride < 0)))
 
 
 def count_nonfinite(array: mx.array) -> int:

@@ -10,10 +10,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from ..errors import CheckpointError, check_is_path, excerpt
-from ..files import expand_home, explain_missing
+from ..errors import CheckpointError, excerpt
+from ..files import explain_missing
 from ..models.base import PICTURES, SOUND, Family, Medium, NetworkTensors
 from ..models.families import families_of
+from ..units import expand_path
 from .files import (
     CONFIG_NAMES,
     Archive,
@@ -57,8 +58,7 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
     `source` is a file, a folder, "folder:file" for one of the VAEs in it, or "owner/name" or "owner/name:file" on the
     hub. A `source` that exists as a path is a path, also with colons.
     """
-    check_is_path(source, CheckpointError)
-    path = expand_home(source)
+    path = Path(expand_path(source, CheckpointError))
     is_folder, exists = os.path.isdir(path), os.path.exists(path)
     if is_folder:
         name, archives = path.resolve().name, _open_folder(path, medium)

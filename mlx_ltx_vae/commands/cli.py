@@ -22,10 +22,12 @@ from ..process import die_by_termination
 from ..shapes import parse_grid, parse_size
 from ..startup import import_command, is_command
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
-from ..units import format_count, parse_bytes, parse_fps
+from ..units import expand_path, format_count, parse_bytes, parse_fps
 
 Value = TypeVar("Value")
 
+#: Names of arguments that are files or folders.
+PATHS = ("LATENTS", "VIDEO", "FILE", "OUT", "VAE", "MODEL", "AUDIO", "FOLDER", "SOURCE")
 _RANGE = r"(-?[0-9]{1,9})?:(-?[0-9]{1,9})?"
 BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell reports, if a reader such as `head` has read enough
 
@@ -80,6 +82,18 @@ class CommandParser(argparse.ArgumentParser):
             names = [f"./{name}" if name.startswith("-") and name != "-" else name for name in arguments[end + 1 :]]
             arguments = [*arguments[:end], *names]
         return self.parse_intermixed_args(arguments)
+
+    def expand_paths(self, arguments: argparse.Namespace) -> None:
+        """Replace "~" at the start of paths by the user's home, as shells do where it stands alone, not after "="."""
+
+        def expand(text: str) -> str:
+            mark = "@" if text.startswith("@") else ""
+            return mark + expand_path(text.removeprefix(mark), LTXVAEError)
+
+        for action in self._actions:
+            value = getattr(arguments, action.dest, None)
+            if action.metavar in PATHS and value:
+                setattr(arguments, action.dest, expand(value) if isinstance(value, str) else list(map(expand, value)))
 
     def refuse_others(self, arguments: argparse.Namespace, allowed: Collection[str], reason: str) -> None:
         """Refuse options of the command line whose destination is not in `allowed`."""

@@ -23,6 +23,7 @@ from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import ItemsError, LatentsError, PlanError
 from ..files import FileState, is_pipe, numbered_names
+from ..frame_format import FrameOutput, frame_format
 from ..latents import LatentsFile, LatentsInfo, open_latents
 from ..latents.keyframes import Keyframes, KeyframesFile, describe_keyframes
 from ..models.noise import check_takes_seed
@@ -38,7 +39,6 @@ from ..tiling import TilingConfig
 from ..units import DEFAULT_FPS, format_count, format_seconds
 from ..video import add_metadata, check_output, check_output_options, is_sound, output_files, takes_sound
 from ..video.audio import check_sound_length
-from ..video.frame_format import FrameOutput, frame_format
 from ..video.sink import SinkOptions
 from ..video.sinks import files_of_all, find_still_ending, name_others
 from .cli import CommandParser

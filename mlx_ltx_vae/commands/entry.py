@@ -21,4 +21,5 @@ def run(name: str, argv: "list[str] | None") -> int:
     parser = PARSERS[name]()
     parser.commands = PARSERS
     arguments = parser.parse_inputs(argv)
+    parser.expand_paths(arguments)
     return import_command(f"{__package__}.{name}_command:run")(parser, arguments)

@@ -35,7 +35,7 @@ from ..planning.film import DEFAULT_CARRY
 from ..planning.plan import Plan
 from ..process import Cleanup
 from ..shapes import ScaleFactors, Size
-from ..units import find_fps, format_bytes, format_count, format_rate
+from ..units import expand_path, find_fps, format_bytes, format_count, format_rate
 from ..vae import VideoVAE
 from .running import print_report, print_traceback, write_line
 
@@ -214,7 +214,7 @@ def _read_lines(path: str) -> Iterator[Item]:
 
 def _listed(line: str, path: str, where: str) -> Item:
     """The input that a line of a list names, relative to the list's folder."""
-    _check_path(line, where)
+    line = _parse_path(line, where)
     folder = "" if path.startswith(_DESCRIPTORS) else os.path.dirname(path)
     source = os.path.join(folder, line)
     inside = os.path.relpath(source, folder or ".")
@@ -223,9 +223,11 @@ def _listed(line: str, path: str, where: str) -> Item:
     return Item(source, name, folder=folder, where=where)
 
 
-def _check_path(text: str, where: str) -> None:
+def _parse_path(text: str, where: str) -> str:
+    """The path that a list or table states."""
     if text == "-" or "\0" in text:
         raise ItemsError(f"{where}: {quote(text)} is not the path of a file.")
+    return expand_path(text, ItemsError)
 
 
 def _read_table(path: str, with_sizes: bool) -> Iterator[Item]:
@@ -245,8 +247,8 @@ def _read_table(path: str, with_sizes: bool) -> Iterator[Item]:
             row = {name: (fields[column] or "").strip() for name, column in columns.items()}
             if not row[paths[0]]:
                 raise ItemsError(f"{where}: has no {paths[0]}.")
-            listed = replace(_listed(row[paths[0]], path, where), output=row.get("output") or None)
-            _check_path(listed.output or "", where)
+            output = _parse_path(row.get("output") or "", where) or None
+            listed = replace(_listed(row[paths[0]], path, where), output=output)
             yield _with_sizes(listed, row, where) if with_sizes else listed
 
 

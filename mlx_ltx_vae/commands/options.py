@@ -101,7 +101,7 @@ def pick(kind: type[ValueT], arguments: argparse.Namespace, **values: object) ->
 
 
 if TYPE_CHECKING:
-    from ..video.frame_format import FrameStep
+    from ..frame_format import FrameStep
 
 
 @dataclass(frozen=True)

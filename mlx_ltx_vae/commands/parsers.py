@@ -14,6 +14,7 @@ from ..planning.plan import ModeName, OrderName
 from ..startup import import_command
 from ..units import HDRInput
 from .cli import (
+    PATHS,
     CommandParser,
     add_common_options,
     add_report_options,
@@ -43,8 +44,6 @@ from .options import (
 )
 
 SHELLS = ("bash", "zsh", "tcsh")
-# Of arguments that are files or folders.
-_PATHS = ("LATENTS", "VIDEO", "FILE", "OUT", "VAE", "MODEL", "AUDIO", "FOLDER", "SOURCE")
 
 
 def decode_parser() -> CommandParser:
@@ -338,6 +337,6 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
         for action in added._actions:
             action.help = action.help and shorten(action.help)
             action.choices = action.choices or names.get(action.dest)
-            if action.choices is None and (action.metavar in _PATHS or action.dest in _PATHS):
+            if action.choices is None and action.metavar in PATHS:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     return shtab.complete(parser, shell)

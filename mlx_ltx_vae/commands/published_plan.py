@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import PlanError
+from ..frame_format import FrameOutput, frame_format
 from ..published import PublishedVAE
 from ..shapes import Grid
 from ..tiling import preset
 from ..units import DEFAULT_FPS
-from ..video.frame_format import FrameOutput, frame_format
 from .cli import CommandParser
 from .jobs import plan_report
 from .running import print_report, run_command

@@ -100,7 +100,7 @@ def find_program(words: list[str]) -> tuple[Program, list[str]]:
 def _load_module(name: str) -> Main:
     """Return the main module that `python -m NAME` runs."""
     try:
-        spec = importlib.util.find_spec(name)
+        spec = None if name.startswith(".") else importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
     except ModuleNotFoundError as error:

@@ -12,6 +12,7 @@ from ..files import writing_to
 from ..latents.keyframes import Keyframes
 from ..latents.writer import save_latents, save_sound_latents
 from ..shapes import ScaleFactors
+from ..units import expand_path
 
 
 class LatentsFolder:
@@ -22,7 +23,7 @@ class LatentsFolder:
     """
 
     def __init__(self, folder: str | os.PathLike) -> None:
-        self._folder = Path(folder)
+        self._folder = Path(expand_path(folder, WriterError))
         self._sound: mx.array | None = None
         with writing_to(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from ..backend.device import check_process
-from ..backend.mlx_utils import count_nonfinite, to_float, to_int, to_mlx
-from ..errors import LatentsError, check_is_path, excerpt, option, quote
+from ..backend.mlx_utils import count_nonfinite, from_numpy, to_float, to_int, to_mlx
+from ..errors import LatentsError, excerpt, option, quote
 from ..files import (
     MAX_DEFLATION,
     MAX_WHOLE_BYTES,
@@ -42,10 +42,10 @@ from ..files import (
     open_file,
     read_header,
     standard_input,
+    temporary_folder,
     torch_conversion,
 )
-from ..process import temporary_folder
-from ..units import format_bytes
+from ..units import expand_path, format_bytes
 from .metadata import METADATA_KEYS, Layout
 
 _STANDARD_INPUT = "-"
@@ -359,7 +359,7 @@ class StoredArray:
     def to_floats(self, values: np.ndarray) -> mx.array:
         """Return values of the tensor as float16, bfloat16 or float32, evaluated."""
         with mx.stream(mx.cpu):  # waiting for the GPU would stop the decode that reads these values
-            array = mx.array(values.astype(self.numpy_dtype, copy=False)).view(self.mlx_dtype)
+            array = from_numpy(values.astype(self.numpy_dtype, copy=False)).view(self.mlx_dtype)
             mx.eval(array)
         return array
 
@@ -497,9 +497,9 @@ def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
 
 
 def source_name(path: str | os.PathLike) -> str:
-    """Return the name of a source in errors."""
-    check_is_path(path, LatentsError)
-    return "standard input" if os.fspath(path) == _STANDARD_INPUT else os.fspath(path)
+    """Return the path of a source, or its name in errors."""
+    name = expand_path(path, LatentsError)
+    return "standard input" if name == _STANDARD_INPUT else name
 
 
 @contextmanager

@@ -11,11 +11,11 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.mlx_utils import dtype_name, to_mlx
-from ..errors import LatentsError, WriterError, check_is_path, quote
+from ..errors import LatentsError, WriterError, quote
 from ..files import PartFile, writing_to
 from ..process import uninterrupted
 from ..shapes import DEFAULT_SCALE, LatentShape
-from ..units import Rate, find_fps
+from ..units import Rate, expand_path, find_fps
 from .files import check_finite, check_shape
 from .keyframes import NUMBER_NAMES, STILL_NAMES, Keyframes
 from .metadata import AUDIO_NAMES, AXES_KEY, CHANNELS_FIRST, LatentsMetadata, find_video_sizes
@@ -37,10 +37,9 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
     """
 
     def __init__(self, path: str | os.PathLike, *, overwrite: bool = True) -> None:
-        check_is_path(path, WriterError)
-        check_latents_name(path)
-        self._name = os.fspath(path)
-        self._part = PartFile(Path(path), overwrite=overwrite)
+        self._name = expand_path(path, WriterError)
+        check_latents_name(self._name)
+        self._part = PartFile(Path(self._name), overwrite=overwrite)
         self._shape: LatentShape | None = None
         self._dtype = mx.float32
         try:
@@ -154,13 +153,13 @@ def save_latents(
         LatentsError: for other shapes and dtypes, values that are not finite, and sizes that do not fit the latents.
         WriterError: for another ending than .safetensors, an invalid frame rate, and a file that cannot be written.
     """
-    check_is_path(path, WriterError)  # first, since arguments may be swapped
+    path = expand_path(path, WriterError)  # first, since arguments may be swapped
     latents = to_mlx(latents, "latents")
     audio = None if audio is None else to_mlx(audio, "audio latents")
     with LatentsWriter(path, overwrite=overwrite) as writer:
         writer.write(latents)
         if carry is not None:
-            _check_carry(carry, num_frames or DEFAULT_SCALE.video_grid(latents.shape[2:])[0], os.fspath(path))
+            _check_carry(carry, num_frames or DEFAULT_SCALE.video_grid(latents.shape[2:])[0], path)
         sizes = {"num_frames": num_frames, "height": height, "width": width}
         writer.complete(fps=fps, audio=audio, keyframes=keyframes, carry=carry, **sizes)
 

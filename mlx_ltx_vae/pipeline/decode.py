@@ -19,7 +19,8 @@ import numpy as np
 from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
 from ..distributed import RowBands
-from ..errors import DecodeError, LatentsError, PlanError, WriterError, check_is_path
+from ..errors import DecodeError, LatentsError, PlanError, WriterError
+from ..frame_format import FrameFormat, FrameOutput, common_format
 from ..latents.keyframes import Keyframes, frame_numbers
 from ..models.base import Decoder
 from ..models.noise import Noise, NoiseShapes, draw
@@ -30,9 +31,8 @@ from ..planning.tiles import tile_spec
 from ..shapes import Axis, Grid
 from ..streaming.context import StreamContext
 from ..tiling.layout import Interval
-from ..units import Rate, parse_fps
+from ..units import Rate, expand_path, parse_fps
 from ..video import add_metadata, check_output, check_output_options, open_sink, output_files
-from ..video.frame_format import FrameFormat, FrameOutput, common_format
 from ..video.sink import SinkOptions
 from .frames import (
     FrameBuffer,
@@ -184,8 +184,7 @@ class DecodePipeline:
     ) -> "DecodeReport":
         """Write a decode to a file; see `VideoVAE.decode_to_file`."""
         start = time.perf_counter()
-        check_is_path(path, WriterError)
-        name = os.fspath(path)
+        name = expand_path(path, WriterError)
         files = output_files(name, output)
         for file, options in files.items():
             check_output_options(file, options, fps=fps)

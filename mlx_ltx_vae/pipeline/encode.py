@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.device import check_process, confirm_device
-from ..backend.mlx_utils import dtype_name, evaluate, native_array, to_bool, to_float
+from ..backend.mlx_utils import dtype_name, evaluate, from_numpy, native_array, to_bool, to_float
 from ..distributed import RowBands
 from ..errors import LatentsError, PlanError, TilingError, option, warn
 from ..models.base import Encoder, SoundEncoder
@@ -119,7 +119,7 @@ class Preprocess:
                 )
             for start in range(0, frames.shape[1], chunk):
                 part = frames[:, start : start + chunk, self.rows or slice(None)]
-                yield part if isinstance(part, mx.array) else mx.array(np.ascontiguousarray(part))
+                yield part if isinstance(part, mx.array) else from_numpy(part)
 
     def _to_pixels(self, frames: mx.array) -> mx.array:
         if peak := _PEAKS.get(dtype_name(frames.dtype)):

@@ -16,17 +16,17 @@ import mlx.nn as nn
 import numpy as np
 
 from ..backend.device import explained_device_errors
-from ..backend.mlx_utils import count_nonfinite, dtype_name, named_parameters, to_bool, to_float, to_list
+from ..backend.mlx_utils import count_nonfinite, dtype_name, from_numpy, named_parameters, to_bool, to_float, to_list
 from ..errors import DecodeError, PlanError, WriterError, option, quote, suggest, warn
 from ..files import writing_to
+from ..frame_format import RGB8, RGB16, FrameFormat, FrameOutput, FrameStep
 from ..hdr import Primaries, to_codes, to_hlg, to_linear, to_pq, to_sdr
 from ..models.base import Network
 from ..planning.memory import FRAMES_PER_CONVERSION
 from ..process import uninterrupted
 from ..shapes import Axis, format_size
-from ..units import ExrSpaceName, HDRInput, SignalName, Transfer, format_bytes
+from ..units import ExrSpaceName, HDRInput, SignalName, Transfer, expand_path, format_bytes
 from ..video.exr import EXR_SPACES
-from ..video.frame_format import RGB8, RGB16, FrameFormat, FrameOutput, FrameStep
 from ..video.sink import HDRFrames, Sink, SinkOptions
 
 _FRAMES_AT_ONCE = 8
@@ -213,7 +213,7 @@ class FrameChunk:
             WriterError: if it cannot be written.
         """
         with writing_to(path, Exception):
-            iio.imwrite(os.fspath(path), self.to_uint8()[index], plugin="pillow")
+            iio.imwrite(expand_path(path, WriterError), self.to_uint8()[index], plugin="pillow")
 
     def _repr_png_(self) -> bytes:
         """The first frame, which notebooks show."""
@@ -441,7 +441,7 @@ class HDROptions:
             format = FrameFormat(RGB16.pixel_format, primaries="bt2020", transfer=_TRANSFERS[self.signal])
             frames = FrameOutput(format, (step(self.signal), *own.steps))
         light = FrameOutput(EXR_SPACES[self.exr_space].format, (step(self.exr_space),))
-        folder = None if self.exr is None else os.fspath(self.exr)
+        folder = None if self.exr is None else expand_path(self.exr, WriterError)
         return replace(
             options, frames=light if is_exr else frames, hdr=HDRFrames(light, FrameOutput(RGB8, (sdr,)), folder)
         )
@@ -493,6 +493,6 @@ class _Convert:
 
 def to_encoder_pixels(frames: np.ndarray, meaning: HDRInput) -> mx.array:
     """The pixels (1, 3, n, H, W) in [-1, 1] that LTX-2.5 encodes, of the frames (n, H, W, 3) of EXR images."""
-    light = mx.array(frames)
+    light = from_numpy(frames)
     codes = mx.clip(light, 0, 1) if meaning == "acescct" else to_codes(light, "acescct", _PRIMARIES[meaning])
     return (2 * codes - 1)[None].transpose(0, 4, 1, 2, 3)

@@ -14,7 +14,7 @@ from ..units import byte_unit, format_bytes, format_count, format_seconds
 from .memory import Memory, is_cache_tight
 
 if TYPE_CHECKING:
-    from ..video.frame_format import FrameFormat, FrameOutput
+    from ..frame_format import FrameFormat, FrameOutput
 
 
 class Excerpt(NamedTuple):
@@ -289,7 +289,7 @@ class DecodePlan(Plan):
 
     @property
     def format(self) -> "FrameFormat | None":
-        from ..video.frame_format import common_format  # which takes long, and --help needs this module
+        from ..frame_format import common_format  # which takes long, and --help needs this module
 
         return common_format(self.outputs) if self.held_frames is None else None
 

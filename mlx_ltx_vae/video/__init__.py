@@ -1,8 +1,8 @@
 """Reading and writing videos, as numpy arrays. `ffmpeg.py` is the only module that starts a program."""
 
+from ..frame_format import FrameFormat, FrameOutput, FrameStep
 from .compression import compress_still
 from .exr import ExrReader
-from .frame_format import FrameFormat, FrameOutput, FrameStep
 from .reader import Fit, VideoReader
 from .sink import Sink, SinkOptions
 from .sinks import (

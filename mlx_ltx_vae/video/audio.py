@@ -18,6 +18,7 @@ from ..codec_table import AUDIO_CODECS, AudioCodec
 from ..errors import WriterError, option, quote, suggest, warn
 from ..files import InputFiles, PartFile, writing_to
 from ..process import close_in_children
+from ..units import expand_path
 from .ffmpeg import check_encoder, input_arguments, listing, make_pipe, read_times
 from .sink import FrameQueue, SinkOptions, write_all
 from .sound_files import FILL_GAPS, SAMPLE_RATES, SoundFormat, channel_places, find_sound
@@ -343,9 +344,9 @@ def write_wav(
     Returns the number of samples, and what `PartFile.complete` does. A `sample_rate` of None is the chunks' rate.
     Samples beyond 1 are clipped. Raises `WriterError`s and the errors of the chunks; they leave no file.
     """
-    name = os.fspath(path)
+    name = expand_path(path, WriterError)
     rate = find_sample_rate(name, chunks, sample_rate)
-    part = PartFile(Path(path), overwrite=overwrite)
+    part = PartFile(Path(name), overwrite=overwrite)
     count = 0
     try:
         with writing_to(name), part.path.open("r+b") as file, wave.open(file, "wb") as output:

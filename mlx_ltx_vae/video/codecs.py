@@ -8,7 +8,7 @@ from ..errors import WriterError, option, quote, suggest
 from ..shapes import Size, format_size
 from .audio import audio_arguments, find_audio_codec
 from .ffmpeg import check_encoder
-from .frame_format import check_content_light, check_zscale, conversion, file_format, tags
+from .filters import check_content_light, check_zscale, conversion, file_format, tags
 from .metadata import METADATA_INPUT, metadata_arguments
 from .sink import SinkOptions
 

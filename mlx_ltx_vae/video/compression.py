@@ -7,7 +7,7 @@ import numpy as np
 
 from ..codec_table import MAX_STILL_CRF, STILL_CRF
 from ..errors import ReaderError, quote
-from ..process import temporary_folder
+from ..files import temporary_folder
 from .ffmpeg import FfmpegReader
 from .pictures import encode_png
 

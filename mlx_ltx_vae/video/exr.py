@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt, one_line, option
+from ..frame_format import FrameFormat
 from ..shapes import Size, format_size, is_possible_size
 from ..units import HDRInput, Rate, find_fps, format_count
-from .frame_format import FrameFormat
 from .reader import Fit, check_wanted, exr_images, fit_size
 from .sink import SinkOptions
 

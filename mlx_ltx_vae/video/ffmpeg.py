@@ -21,10 +21,9 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import IO
 
-from imageio_ffmpeg import get_ffmpeg_exe
-
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
 from ..process import Cleanup, kill_program, uninterrupted
+from ..units import expand_path
 
 MAX_SILENCE = 60  # seconds without a sign of life, before it counts as dead
 TICK = 1.0  # seconds between two looks for one
@@ -230,6 +229,11 @@ def _start(
     arguments: Sequence[str], error: type[LTXVAEError], owner: object, stdin: int, inherited: Sequence[int]
 ) -> tuple[subprocess.Popen[bytes], Cleanup]:
     """Start ffmpeg. It is ended with its owner, and at the latest with this process."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        raise error(
+            "this program ignores SIGCHLD, so that it cannot tell whether ffmpeg has failed; let it call "
+            "signal.signal(signal.SIGCHLD, signal.SIG_DFL)."
+        )
     with uninterrupted(), _ffmpeg_program(error) as program:
         process = subprocess.Popen(
             [program, *arguments],
@@ -284,6 +288,8 @@ def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
             remedy = _REMEDIES.get(problem.errno or 0, "end other programs")
         reason = ": ".join(filter(None, [None if is_limit else problem.filename, problem.strerror]))
         raise error(f"ffmpeg cannot be started ({reason}); {remedy}.") from problem
+    except ImportError as problem:
+        raise error(f"ffmpeg cannot be started ({problem}); install imageio-ffmpeg, which brings it.") from problem
     except RuntimeError as problem:
         raise error(f"ffmpeg cannot be started ({problem}); {remedy}.") from problem
 
@@ -296,7 +302,9 @@ def _find_ffmpeg() -> str:
     with ExitStack() as stack:
         for descriptor in (each for _ in range(_PIPES) for each in os.pipe()):
             stack.callback(os.close, descriptor)
-    return get_ffmpeg_exe()
+    from imageio_ffmpeg import get_ffmpeg_exe  # which decodes to arrays do not need
+
+    return expand_path(get_ffmpeg_exe(), ReaderError)
 
 
 @lru_cache

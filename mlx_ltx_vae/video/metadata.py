@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import ReaderError, WriterError, quote, warn
-from ..files import MAX_HEADER_BYTES
+from ..files import MAX_HEADER_BYTES, find_temporary_folder
 from .ffmpeg import input_arguments, read_output
 from .pictures import is_png, read_png_text
 
@@ -95,7 +95,7 @@ def metadata_file(metadata: Mapping[str, str]) -> Iterator[list[int]]:
     if not metadata:
         yield []
         return
-    with tempfile.TemporaryFile(prefix="mlx_ltx_vae-") as file:
+    with tempfile.TemporaryFile(prefix="mlx_ltx_vae-", dir=find_temporary_folder()) as file:
         lines = [f"{_escape(key)}={_escape(value)}" for key, value in metadata.items() if not value.endswith("\\")]
         file.write("\n".join([";FFMETADATA1", *lines, ""]).encode())
         file.seek(0)

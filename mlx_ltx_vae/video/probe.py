@@ -15,10 +15,11 @@ from itertools import takewhile
 from pathlib import Path
 
 from ..errors import ReaderError, quote
+from ..frame_format import HDR_TRANSFERS, FrameFormat
 from ..shapes import Size
 from ..units import MAX_FPS, parse_fps
 from .ffmpeg import MARK, Description, Packet, describe, listing, read_ends
-from .frame_format import HDR_TRANSFERS, FrameFormat, is_unknown
+from .filters import is_unknown
 from .pictures import PictureInfo, is_png, read_picture, read_png_chunk
 
 _FIRST_STREAM = "0:V:0"  # ffmpeg's name of the first video stream that is not a picture of a cover

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ReaderError, excerpt, option, quote, warn
-from ..files import START_BYTES, Format, copy_stream, explain_missing, find_format, standard_input
-from ..process import temporary_folder
+from ..files import START_BYTES, Format, copy_stream, explain_missing, find_format, standard_input, temporary_folder
+from ..frame_format import RGB8, RGB16, FrameFormat
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
-from ..units import MAX_FPS, Rate, find_fps, format_count
+from ..units import MAX_FPS, Rate, expand_path, find_fps, format_count
 from .compression import check_crf, write_compressed
 from .ffmpeg import FfmpegDecoder, input_arguments, read_packets
-from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown
+from .filters import MATRICES, check_zscale, conversion, is_unknown
 from .metadata import check_text
 from .probe import VideoInfo, describe_pixel_format, probe
 
@@ -292,14 +292,15 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         matrix: str | None = None,
         crf: float = 0,
     ) -> None:
-        self.name = "standard input" if os.fspath(path) == "-" else os.fspath(path)
+        path = expand_path(path, ReaderError)
+        self.name = "standard input" if path == "-" else path
         check_wanted(self.name, matrix, first_frame, max_frames)
         check_crf(self.name, crf)
         wanted_fps = None if fps is None else find_fps(self.name, fps, ReaderError)
         check_zscale(ReaderError)
         end_frame = None if max_frames is None else first_frame + max_frames
         with ExitStack() as stack:
-            self.path = copy_standard_input(stack) if os.fspath(path) == "-" else Path(path)
+            self.path = copy_standard_input(stack) if path == "-" else Path(path)
             source = self.path
             if crf:
                 source = self._compress(stack.enter_context(temporary_folder()), matrix, crf)

@@ -25,10 +25,10 @@ import numpy as np
 
 from ..errors import OutputClosed, WriterError, quote
 from ..files import PartFile, check_absent, sync_file, sync_folder, writing_to
+from ..frame_format import FrameFormat, FrameOutput, frame_format
 from ..process import Cleanup, close_in_children, remove_file, uninterrupted
 from ..shapes import Size, format_size
-from ..units import format_count
-from .frame_format import FrameFormat, FrameOutput, frame_format
+from ..units import expand_path, format_count
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without locks, such as some of networks
 SinkT = TypeVar("SinkT", bound="Sink")
@@ -48,9 +48,9 @@ Target = str | os.PathLike | BinaryFile
 
 
 def target_name(target: Target) -> str:
-    """Name of the target in errors."""
+    """The path of the target, or its name in errors."""
     if isinstance(target, (str, os.PathLike)):
-        return os.fspath(target)
+        return expand_path(target, WriterError)
     name = getattr(target, "name", None)
     return name if isinstance(name, str) else "the output stream"  # the name of a pipe is a number
 
@@ -100,6 +100,7 @@ class LiveOutput:
         if not isinstance(target, (str, os.PathLike)):
             self._file: BinaryFile = target
             return
+        target = self.name
         if Path(target).is_fifo():  # opened when somebody reads it, which a signal may interrupt
             with writing_to(self.name):
                 self._opened = io.FileIO(target, "w")
@@ -224,6 +225,8 @@ class SinkOptions:
     def __post_init__(self, bit_depth: int | None) -> None:
         if bit_depth is not None:
             object.__setattr__(self, "frames", FrameOutput(frame_format(bit_depth, WriterError)))
+        if isinstance(self.audio, (str, os.PathLike)):
+            object.__setattr__(self, "audio", expand_path(self.audio, WriterError))
 
     @property
     def format(self) -> FrameFormat:

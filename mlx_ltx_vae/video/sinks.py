@@ -8,14 +8,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn
 
-from ..errors import WriterError, check_is_path, option
+from ..errors import WriterError, option
 from ..files import check_absent, check_name, explain_unwritable
+from ..frame_format import FrameFormat
 from ..shapes import Size
-from ..units import Rate, find_fps
+from ..units import Rate, expand_path, find_fps
 from .audio import warn_of_audio
 from .codecs import CONTAINER_ENDINGS, animation_arguments, check_fragmented, find_codec, video_arguments
 from .exr import check_is_light, import_library, write_exr
-from .frame_format import FrameFormat
 from .metadata import keep_metadata, keeps_metadata
 from .pictures import write_png, write_tiff
 from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, StandardOutput, check_size
@@ -259,6 +259,7 @@ def open_sink(
 
     `num_frames` is given by callers that gave it to `check_output`, which has then warned of the audio.
     """
+    path = expand_path(path, WriterError)
     kind = check_output_options(path, options, fps=fps)
     return kind.open(Output(path, size, fps, _with_rule(kind, add_metadata(path, options)), num_frames))
 
@@ -331,7 +332,8 @@ def check_output(
     With `num_frames`, warn of an audio file that becomes lossy, or is longer or shorter than the video, and refuse one
     picture of several frames.
     """
-    name, kind = os.fspath(path), check_output_options(path, options, fps=fps)
+    name = path = expand_path(path, WriterError)
+    kind = check_output_options(path, options, fps=fps)
     check_size(name, size)
     output = Output(path, size, fps, _with_rule(kind, options), num_frames)
     target = kind.check(output)
@@ -350,8 +352,7 @@ def check_output(
 
 def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: Rate | None = None) -> SinkKind:
     """The kind of the output, after all checks of the arguments alone. `fps` is None if not known yet."""
-    check_is_path(path, WriterError)
-    name = os.fspath(path)
+    name = expand_path(path, WriterError)
     kind = find_kind(name, options)
     if not kind.is_video:
         if options.fragmented:

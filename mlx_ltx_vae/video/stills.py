@@ -26,10 +26,10 @@ from ..files import (
     warn_of_name,
     writing_to,
 )
+from ..frame_format import FrameFormat
 from ..process import Cleanup, remove_file, uninterrupted
 from ..shapes import Size
 from ..units import Rate, find_fps
-from .frame_format import FrameFormat
 from .pictures import encode_png
 from .reader import match_numbered
 from .sink import Sink, SinkOptions, StandardOutput, write_all

@@ -13,13 +13,14 @@ import numpy as np
 
 from ..errors import WriterError
 from ..files import PartFile, file_state, writing_to
+from ..frame_format import FrameFormat, FrameOutput, frame_format
 from ..process import Cleanup, close_in_children
 from ..shapes import Size, format_size
 from ..units import Rate, find_fps
 from .audio import SOUND_INPUT, Sound, SoundPipe, SoundTrack, find_sample_rate, warn_of_audio
 from .codecs import animation_arguments, video_arguments
 from .ffmpeg import PIPE_BYTES, FfmpegProcess, find_reason, pipe_from_ffmpeg
-from .frame_format import FrameFormat, FrameOutput, content_light_arguments, frame_format
+from .filters import content_light_arguments
 from .metadata import METADATA_INPUT, keep_metadata, metadata_file
 from .sink import LiveOutput, Sink, SinkOptions, Target, target_name
 

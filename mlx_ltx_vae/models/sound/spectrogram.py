@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 import mlx.core as mx
 import numpy as np
 
+from ...backend.mlx_utils import from_numpy
 from ...errors import LatentsError
 from .config import MelConfig
 from .vocoder import ROLLOFF, ZERO_CROSSINGS, windowed_sinc
@@ -29,7 +30,7 @@ def spectrogram(pieces: Iterable[np.ndarray], config: MelConfig, frames: int) ->
         batch, channels, length = part.shape
         count = 1 + (length - config.window) // config.hop
         strides = (channels * length, length, config.hop, 1)
-        framed = mx.as_strided(mx.array(part), (batch, channels, count, config.window), strides)
+        framed = mx.as_strided(from_numpy(part), (batch, channels, count, config.window), strides)
         mel = mx.abs(mx.fft.rfft(framed * window)) @ basis
         yield mx.log(mx.maximum(mel, _FLOOR)).transpose(0, 2, 3, 1)[:, :, :, None]
 
