@@ -133,4 +133,6 @@ def expand_path(path: object, error: type[LTXVAEError]) -> str:
         raise error(
             f"expected the path of a file, a str or a Path, and found {type(path).__name__}; check the arguments."
         )
-    return os.path.expanduser(os.fspath(path))
+    text = os.fspath(path)
+    # A Path of it would drop the "./", and be expanded where it is passed on.
+    return os.path.join(os.getcwd(), text[2:]) if text.startswith("./~") else os.path.expanduser(text)

@@ -35,7 +35,7 @@ from ..planning.film import DEFAULT_CARRY
 from ..planning.plan import Plan
 from ..process import Cleanup
 from ..shapes import ScaleFactors, Size
-from ..units import expand_path, find_fps, format_bytes, format_count, format_rate
+from ..units import find_fps, format_bytes, format_count, format_rate
 from ..vae import VideoVAE
 from .running import print_report, print_traceback, write_line
 
@@ -227,7 +227,7 @@ def _parse_path(text: str, where: str) -> str:
     """The path that a list or table states."""
     if text == "-" or "\0" in text:
         raise ItemsError(f"{where}: {quote(text)} is not the path of a file.")
-    return expand_path(text, ItemsError)
+    return os.path.expanduser(text)
 
 
 def _read_table(path: str, with_sizes: bool) -> Iterator[Item]:
