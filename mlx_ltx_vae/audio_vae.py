@@ -211,7 +211,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         unnormalized: bool = False,
         memory_budget: str | int | None = None,
     ) -> mx.array:
-        """Decode latents to one waveform (B, 2, samples) float32 in [-1, 1]. Arguments and errors are as for `stream`."""
+        """Decode latents to one waveform (B, 2, samples) float32 in [-1, 1]; see `stream` for arguments and errors."""
         if memory_budget is not None and plan is not None:
             raise PlanError("a memory budget replaces a plan; leave one of them out.")
         options: dict[str, Any] = {"memory_budget": memory_budget, "joined": True}

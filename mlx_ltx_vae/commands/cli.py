@@ -205,7 +205,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def finish_output(text: str = "") -> tuple[int, str] | None:
-    """Write a text and flush standard output. On failure, return the exit code and the error (empty for a broken pipe)."""
+    """Write a text and flush standard output. On failure, return the exit code and the error ("" if a pipe broke)."""
     try:
         if sys.stdout is not None:
             sys.stdout.write(text)

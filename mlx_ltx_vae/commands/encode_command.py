@@ -298,7 +298,7 @@ class EncodeTask(Task):
             warn(f"{self._item.source}: {text}.")
 
     def _plan_sound(self) -> list[Plan]:
-        """Return the possible plans of the sound. There are none without an audio VAE. Warn if the video is silent."""
+        """Return the possible plans of the sound. Without an audio VAE, there is none. Warn if there is no sound."""
         job, source = self._job, self._video.path
         checkpoint = job.audio_checkpoint
         if checkpoint is None:

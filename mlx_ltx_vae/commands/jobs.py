@@ -63,9 +63,7 @@ class Item:
     # From here on, known when the task of the item is made. A batch has several outputs.
     inputs: Sequence[str | os.PathLike] = ()  # all files that are read for it
     outputs: Sequence[str] = ()
-    side_outputs: Mapping[str, Sequence[str]] = field(
-        default_factory=dict
-    )  # other files that are written, by their kind
+    side_outputs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # other files to write, by their kind
     num_frames: int | None = None  # of the outputs of this rank; `None` if it is not known yet
     cost: int = 0  # relative to other items
     is_skipped: bool = False
@@ -119,7 +117,7 @@ def has_table(arguments: Sequence[str]) -> bool:
 
 
 def read_inputs(arguments: Sequence[str], *, with_sizes: bool) -> list[Item]:
-    """Return the inputs that arguments name, in order. `with_sizes` also reads width, height, frames and fps of tables."""
+    """Return the inputs that arguments name, in order. `with_sizes`: read width, height, frames and fps of tables."""
     items: list[Item] = []
     for argument in arguments:
         if is_list(argument):
@@ -268,7 +266,7 @@ def _add_sizes(item: Item, row: dict[str, str], where: str) -> Item:
 
 
 def _parse_count(row: dict[str, str], name: str, where: str) -> int | None:
-    """Return a whole number above 0, or `None` if the row has none. Decimals must be 0, as in columns with gaps."""
+    """Return a whole number above 0, or `None` if the row has none. Decimals (of columns with gaps) must be 0."""
     text = row.get(name)
     if not text:
         return None
@@ -690,7 +688,7 @@ def plan_report(plan: Plan, networks: Mapping[str, Mapping[str, str]]) -> tuple[
 
 
 def describe_networks(networks: Mapping[str, Mapping[str, str]]) -> str:
-    """Describe results of `Checkpoint.used` at the end of a line: "vae.safetensors (LTX-2.3, convolutional decoder)"."""
+    """Describe results of `Checkpoint.used` to end a line: "vae.safetensors (LTX-2.3, convolutional decoder)"."""
 
     def describe(used: Mapping[str, str]) -> str:
         network = used["generation"] + (f", {used['decoder']} decoder" if "decoder" in used else "")

@@ -37,7 +37,7 @@ def run_command(
 ) -> int:
     """Run a command and return its exit code. `computes` means that it runs a network in this process.
 
-    0: success. 1: failure, with a line on standard error. 130, 143, 129, 131: ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT.
+    0: done. 1: failed, with one line on standard error. 130, 143, 129, 131: ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT.
     (`CommandParser` exits with 2.) A warning is one line on standard error.
     """
     # MLX requires this call before Python shuts down; some versions are reported to abort at exit (134) without it.
