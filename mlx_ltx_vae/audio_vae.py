@@ -42,16 +42,16 @@ from .vae import NetworkPair, load_encoder
 from .video.sound_files import SAMPLE_RATES
 
 _PIECE = 2**15  # samples that are encoded at a time
-_LONG = 60  # seconds, after which an encode takes no more memory but for its latents
+_LONG = 60  # seconds; the memory of longer encodes grows only by their latents
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
 class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
-    """An LTX audio VAE and its vocoder: decodes audio latents to sound and encodes sound, exactly and in flat memory.
+    """LTX audio VAE and its vocoder, which decode audio latents to sound and encode sound, exactly and in flat memory.
 
-    `encoder`, `decoder` or `vocoder` is None if the checkpoint has none. `sample_rate` is the decoded sound's.
+    `encoder`, `decoder` or `vocoder` is `None` if the checkpoint has none. `sample_rate` is the rate of decoded sound.
 
     ```python
     audio_vae = AudioVAE.from_pretrained("ltx-2.5-audio-vae-bf16.safetensors")
@@ -86,8 +86,8 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         Args:
             source: a file in any supported layout (only the tensors of sound are read, even from a 40 GB file), a
                 folder, a hub repository id, or a checkpoint that was opened for sound.
-            dtype: the VAE's. `None` means the checkpoint's own. The vocoder computes in float32.
-            encoder, decoder: True to load it; the vocoder goes with the decoder.
+            dtype: dtype of the VAE. `None` means the dtype of the checkpoint. The vocoder computes in float32.
+            encoder, decoder: whether to load it. The vocoder is loaded with the decoder.
 
         Raises:
             CheckpointError: if the source cannot be read, is no audio VAE, is incomplete, or is not supported.
@@ -126,7 +126,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             memory_budget, joined: as for `VideoVAE.plan`.
             mode: "auto", "exact" (streamed) or "single" (one pass, as networks with attention need).
             chunk: latents per piece. `None` chooses automatically.
-            samples: the first sample to decode, as it is in the whole sound, and one more than the last.
+            samples: the first sample to decode, counted in the complete sound, and one more than the last.
                 `None` means all samples.
 
         Raises:
@@ -184,12 +184,12 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             fps: frames per second of the video.
             carry: the number of frames that windows share.
         """
-        waiting: deque[mx.array | np.ndarray] = deque()
+        pending: deque[mx.array | np.ndarray] = deque()
         rate, config = self.sample_rate, self.config
 
         def lengths() -> Iterator[int]:
             for latents in windows:
-                waiting.append(latents)
+                pending.append(latents)
                 yield config.num_samples(pack_latents(latents, config.channels, config.bins).shape[2])
 
         def decode(latents: mx.array | np.ndarray, samples: tuple[int, int]) -> AudioStream:
@@ -201,7 +201,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         if isinstance(windows, Sequence):
             parts = list(parts)
             num_samples = parts[-1].frames.end if parts else 0
-        return join_sound(((part, partial(decode, waiting.popleft())) for part in parts), rate, num_samples=num_samples)
+        return join_sound(((part, partial(decode, pending.popleft())) for part in parts), rate, num_samples=num_samples)
 
     def decode(
         self,
@@ -211,7 +211,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         unnormalized: bool = False,
         memory_budget: str | int | None = None,
     ) -> mx.array:
-        """Decode latents to a whole waveform (B, 2, samples) float32 in [-1, 1]. Otherwise as `stream`."""
+        """Decode latents to one waveform (B, 2, samples) float32 in [-1, 1]; see `stream` for arguments and errors."""
         if memory_budget is not None and plan is not None:
             raise PlanError("a memory budget replaces a plan; leave one of them out.")
         options: dict[str, Any] = {"memory_budget": memory_budget, "joined": True}
@@ -247,14 +247,14 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         if not is_count(sample_rate) or sample_rate not in SAMPLE_RATES:
             limits = f"a whole number from {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]} a second"
             raise LatentsError(f"a sample rate of {sample_rate!r} is not possible; give {limits}.")
-        first = list(islice(pieces := _read_pieces(waveform), 1))
-        batch = len(first[0]) if first else 1
+        first_pieces = list(islice(pieces := _read_pieces(waveform), 1))
+        batch = len(first_pieces[0]) if first_pieces else 1
         length = waveform.shape[-1] if isinstance(waveform, (mx.array, np.ndarray)) else _LONG * sample_rate
         plan = plan or self.plan_encode(max(1, length) / sample_rate, batch=batch)
         if plan.batch != batch:
             raise PlanError(f"the plan was made for {plan.batch} sounds encoded at once; these are {batch}.")
         with arrays_released(), explained_device_errors():
-            latents = encode_sound(encoder, plan, chain(first, pieces), sample_rate)
+            latents = encode_sound(encoder, plan, chain(first_pieces, pieces), sample_rate)
             latents = unpack_latents(latents, self.config.channels, self.config.bins)
             mx.eval(latents)  # so that another thread can use them
         return latents
@@ -287,7 +287,7 @@ def find_sound_decoder(model: str | None, vae: str | None) -> Checkpoint | None:
 
     Returns `None` if `vae` has no such networks. Raises a `CheckpointError` if `model` cannot be opened or lacks one.
     """
-    # The pictures' may be on the hub, where a download would be needed to find out.
+    # The checkpoint of the pictures may be on the hub, and finding out would need a download.
     if model is None and (vae is None or parse_reference(vae) is not None):
         return None
     try:
@@ -336,8 +336,7 @@ def plan_checkpoint(
 ) -> DecodePlan:
     """Plan a decode by networks that are not loaded."""
     decoder, vocoder = (checkpoint.spec(name) for name in ("decoder", "vocoder"))
-    stored = cast(DtypeName, checkpoint.networks["decoder"].dtype)
-    dtype = dtype or stored
+    dtype = dtype or cast(DtypeName, checkpoint.networks["decoder"].dtype)
     return plan_networks(
         decoder, vocoder, latents, machine, dtype=dtype, memory_budget=memory_budget, chunk=chunk, frames=frames
     )
@@ -347,12 +346,12 @@ def _read_pieces(waveform: object) -> Iterator[np.ndarray]:
     """Yield waveforms (B, 2, n), float32 and finite, from the forms that `encode` takes."""
     if not isinstance(waveform, (mx.array, np.ndarray, Iterable)) or isinstance(waveform, (str, bytes)):
         raise LatentsError(f"sound is {type(waveform).__name__}; expected an array (B, 2, samples), or an iterator.")
-    first: tuple[int, ...] | None = None
+    first_shape: tuple[int, ...] | None = None
     for piece in [waveform] if isinstance(waveform, (mx.array, np.ndarray)) else waveform:
         samples = _as_samples(piece)
-        first = first or samples.shape
-        if samples.shape[:2] != first[:2]:
-            raise LatentsError(f"a piece of the sound has the shape {samples.shape}, and the first one {first}.")
+        first_shape = first_shape or samples.shape
+        if samples.shape[:2] != first_shape[:2]:
+            raise LatentsError(f"a piece of the sound has the shape {samples.shape}, and the first one {first_shape}.")
         for start in range(0, samples.shape[2], _PIECE):
             part = samples[:, :, start : start + _PIECE]
             if not np.isfinite(part).all():

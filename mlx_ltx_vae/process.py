@@ -1,9 +1,9 @@
-"""Cleanup of what a process must not leave, and the signals that end a command.
+"""Cleanup of partial files, temporary folders and started programs, and the signals that end a command.
 
-Partial files, temporary folders, and programs that were started are each created and registered in one `uninterrupted`
-block. A signal that ends a command waits for the end of such a block, removes what is registered, and lets no further
-block begin. In other programs, it is removed when its owner is collected, at the latest when the interpreter exits. A
-process that was forked has copies of all this, and removes nothing: it is its parent's.
+Each of these is created and registered in one `uninterrupted` block. A signal that ends a command waits for the end of
+such a block, removes everything that is registered, and lets no further block begin. In other programs, it is removed
+when its owner is collected, at the latest when the interpreter exits. A forked process removes nothing, since the files
+belong to its parent.
 """
 
 import os
@@ -31,14 +31,15 @@ _closed_in_children: "weakref.WeakSet[IO[bytes]]" = weakref.WeakSet()
 
 
 def uninterrupted() -> AbstractContextManager[object]:
-    """Return a block that no signal interrupts, if this process is a command. Blocks may be nested; keep them short."""
+    """Return a context that no signal interrupts if this process is a command. It may be nested; keep it short."""
     return _lock
 
 
 class Cleanup:
-    """Calls a function once: when called itself, or when its owner, to which the function must not refer, is collected.
+    """Cleanup that calls a function once: when it is called, or when its owner is collected.
 
-    At the latest it does so at the end of the process, as for an owner of None.
+    The function must not refer to the owner. It is called at the end of the process at the latest. An owner of `None`
+    is never collected before.
     """
 
     def __init__(self, owner: object | None, function: Callable[..., object], *arguments: Any) -> None:
@@ -59,14 +60,14 @@ class Cleanup:
 def close_in_children(file: IO[bytes]) -> None:
     """Close an unbuffered file, such as a pipe or one that is locked, in processes that are forked from this one.
 
-    A pipe ends for its reader when it is closed in all processes; a lock too.
+    A pipe ends for its reader, and a lock is released, when all processes have closed the file.
     """
     _closed_in_children.add(file)
 
 
 def _leave_to_parent() -> None:
     global _lock
-    _lock = threading.RLock()  # another thread of the parent may have held it
+    _lock = threading.RLock()  # another thread of the parent may hold it
     while _pending:
         _pending.pop().cancel()
     for file in list(_closed_in_children):
@@ -82,15 +83,15 @@ def _call(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
 
 
 def clean_up_for_good() -> None:
-    """Call all functions, the last registered first. Other threads then wait for the end of the process."""
+    """Call all registered functions, the last one first. Other threads then wait for the end of the process."""
     _lock.acquire()
     while _pending:
-        with suppress(Exception):  # the others are called all the same
+        with suppress(Exception):  # an error of one function must not prevent the next
             _pending.pop()()
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file, if there is one. One that stays, as in a folder made read-only since, is a warning."""
+    """Remove a file if it exists. Warn if it cannot be removed, for example from a read-only folder."""
     try:
         with suppress(FileNotFoundError, NotADirectoryError):
             path.unlink()
@@ -99,7 +100,7 @@ def remove_file(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with all it contains, also if a thread still writes files into it. Else a warning."""
+    """Remove a folder and its contents, even while a thread writes files into it. Warn if it cannot be removed."""
     for _ in range(_REMOVAL_ATTEMPTS):
         shutil.rmtree(path, ignore_errors=True)
         if not os.path.exists(path):
@@ -108,55 +109,55 @@ def remove_folder(path: Path) -> None:
 
 
 def _warn_that_it_stays(path: Path, reason: str) -> None:
-    # An error would hide the one that made us remove the path.
+    # An exception would hide the error that led to the removal.
     warnings.warn(f"{path}: cannot be removed ({reason}); remove it.", stacklevel=2)
 
 
 def kill_program(program: "subprocess.Popen[bytes]") -> None:
-    """End a program of this process at once, and wait for its end, after which it creates no more files."""
-    # Not by its `kill` and `wait`, which wait for each other where a thread waits for the program already.
+    """Kill a program that this process has started, and wait for its end, after which it creates no more files."""
+    # `kill` and `wait` of the program may deadlock if another thread waits for it.
     if program.returncode is None:
         with suppress(ProcessLookupError, ChildProcessError):  # it has ended
             os.kill(program.pid, signal.SIGKILL)
             program.returncode = os.waitstatus_to_exitcode(os.waitpid(program.pid, 0)[1])
 
 
-#: The signals that end a command, and what it then prints. Its exit code is 128 and the signal's number.
+#: Signals that end a command, with the word that it prints. Its exit code is 128 and the signal's number.
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up", signal.SIGQUIT: "quit"}
 
 
 def delay_signals(function: Callable[[], object]) -> None:
-    """Call a function during which the C library ignores SIGINT and SIGQUIT, as it does in `system`, and lose none.
+    """Call a function that ignores SIGINT and SIGQUIT for a time, as C's `system` does, and lose no signal.
 
-    Linux drops a signal that is ignored, but keeps one that is blocked, if no other thread takes it. So this is for the
-    start of a command, whose signals wait until the function has returned.
+    Linux drops an ignored signal, but keeps a blocked one, if no other thread handles it. So call this at the start of
+    a command. Its signals wait until the function has returned.
     """
     if not is_command():
         function()
         return
     handled = [number for number in WORDS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
     try:
         if sys.platform == "linux":
-            # OpenBLAS starts threads when it is loaded. It ends them at a fork, until it next needs them.
-            with suppress(BlockingIOError):  # at the limit on processes, which `system` reaches as well
+            # OpenBLAS starts threads when it is loaded. A fork ends them until OpenBLAS needs them again.
+            with suppress(BlockingIOError):  # the limit on processes, which `system` would reach too
                 child = os.fork()
                 if not child:
                     os._exit(0)
                 os.waitpid(child, 0)
-        # What waits already is dropped as soon as it is ignored. It ends the process now.
+        # The function would drop a signal that is already pending, so it is not called; the signal ends the process.
         if not signal.sigpending():
             function()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 @contextmanager
 def ended_by_signals(is_silent: Callable[[signal.Signals], bool]) -> Iterator[None]:
-    """Let signals end a command during the block, and ignore them afterwards, when only the exit is left to do.
+    """Let signals end a command during the block, and ignore them afterward, when only the exit remains.
 
-    A thread of its own ends the process: the main thread may be in a long computation, in which Python calls no
-    handler, or in one of the callbacks whose exceptions Python drops. A signal that was ignored before, as SIGHUP is
+    A separate thread ends the process, since the main thread may be in a long computation, in which Python calls no
+    handler, or in a callback whose exceptions Python drops. A signal that was ignored before, as SIGHUP is
     under nohup, stays ignored.
     """
     if not is_command():
@@ -170,14 +171,14 @@ def ended_by_signals(is_silent: Callable[[signal.Signals], bool]) -> Iterator[No
     handled = [number for number in WORDS if signal.getsignal(number) is not signal.SIG_IGN]
     received: list[int] = []
     for number in handled:
-        # A handler, so that Python writes the signal's number to the pipe. It takes no lock (`Event.set` does): the
-        # next signal may come while it runs.
+        # With a handler, Python writes the signal's number to the pipe. The handler takes no lock (`Event.set` would),
+        # since another signal may interrupt it.
         signal.signal(number, lambda number, _: received.append(number))
     try:
         yield
     finally:
-        if received:  # an error may be its consequence, if it has ended a program that was started
-            threading.Event().wait()  # until the thread has ended the process
+        if received:  # the signal may have ended a program, and so caused an error
+            threading.Event().wait()  # until the thread ends the process
         with uninterrupted():
             done.set()
             for number in handled:
@@ -185,7 +186,7 @@ def ended_by_signals(is_silent: Callable[[signal.Signals], bool]) -> Iterator[No
 
 
 def die_by_termination() -> None:
-    """Let SIGTERM end this process again, if it is a command that is done."""
+    """Let SIGTERM end this process again, if it is a command that has ended."""
     if is_command() and signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -202,5 +203,5 @@ def _wait(read_end: int, is_silent: Callable[[signal.Signals], bool], done: thre
             if not is_silent(number):
                 with suppress(OSError):  # the terminal may be gone
                     os.write(STANDARD_ERROR, f"{WORDS[number]}\n".encode())
-            # Not sys.exit: MLX, and Python's buffers, may be in the middle of anything.
+            # `sys.exit` is not safe, since MLX and Python's buffers may be in any state.
             os._exit(128 + number)

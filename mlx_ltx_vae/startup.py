@@ -1,4 +1,4 @@
-"""Steps before slow imports: names that are imported at their first use, and a command's process.
+"""Steps before slow imports: names that are imported at their first use, and the process of a command.
 
 Ctrl-C prints a traceback until the process is prepared. Before that, a command loads three files: the package, this
 module, and its own (`decode.py`). They import nothing that Python has not loaded.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 STANDARD_ERROR = 2
 
 _is_command = False
-_given_back: "list[Callable[[], object]]" = []  # what returns the process to the state before it was a command
+_undo_functions: "list[Callable[[], object]]" = []  # undo `prepare_process`, called from the last to the first
 
 
 def is_command() -> bool:
@@ -27,7 +27,7 @@ def entry_point(name: str) -> "Callable[..., int]":
     """Return the function `main(argv=None)` of a command."""
 
     def main(argv: list[str] | None = None) -> int:
-        """Run the command, see `prepare_process`; returns the exit code."""
+        """Run the command and return the exit code; see `prepare_process`."""
         if argv is None:
             prepare_process()
         return import_name(f"{__package__}.commands.entry:run")(name, argv)
@@ -40,34 +40,34 @@ def prepare_process() -> None:
 
     The process of a program that calls the `main` of a command as a function, with an `argv`, stays as it is.
     """
-    import _signal as signal  # type: ignore[import-not-found]  # the module `signal` imports enum, during which Ctrl-C could come
+    import _signal as signal  # type: ignore[import-not-found]  # `signal` imports enum, which Ctrl-C could interrupt
 
-    # Until the command begins, nothing has to be cleaned up: Ctrl-C ends the imports without a traceback.
+    # Ctrl-C ends the imports without a traceback. Nothing has to be cleaned up before the command begins.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        _given_back.append(lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
-    # Where it is ignored, no exit code of a program is known.
+        _undo_functions.append(lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    # If SIGCHLD is ignored, the exit codes of programs are lost.
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _given_back.append(lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+        _undo_functions.append(lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
     global _is_command
     _is_command = True
     _open_standard_files()
     import atexit
 
     atexit.register(_drop_errors)
-    _given_back.append(lambda: atexit.unregister(_drop_errors))
+    _undo_functions.append(lambda: atexit.unregister(_drop_errors))
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
-        before = {"errors": sys.stdout.errors, "write_through": getattr(sys.stdout, "write_through", False)}
-        _given_back.append(lambda: reconfigure(**before))
-        # Any file name is printed, also where the encoding lacks its letters. What is printed is written at the end,
-        # where errors are expected, also with `python -u`.
+        settings = {"errors": sys.stdout.errors, "write_through": getattr(sys.stdout, "write_through", False)}
+        _undo_functions.append(lambda: reconfigure(**settings))
+        # File names are printed even if the encoding lacks their letters. Output is written at the end, also with
+        # `python -u`, since errors are handled there.
         reconfigure(errors="backslashreplace", write_through=False)
 
 
 def _drop_errors() -> None:
-    """Drop what standard error did not accept. Python would try again, and from 3.14 on exit with 120 if that fails."""
+    """Drop text that standard error did not accept. Python would retry, and since 3.14 exit with 120 on failure."""
     try:
         sys.stderr.flush()
     except OSError:
@@ -75,20 +75,20 @@ def _drop_errors() -> None:
 
 
 def release_process() -> None:
-    """Return this process to the state in which Python starts a program, which then runs in it."""
+    """Restore the state in which Python starts a program, which then runs in this process."""
     global _is_command
     _is_command = False
-    while _given_back:
-        _given_back.pop()()
+    while _undo_functions:
+        _undo_functions.pop()()
 
 
 def _open_standard_files() -> None:
-    """Open what was closed at the start, so that no output file gets its number, and warnings go nowhere else."""
+    """Open standard files that were closed at the start, so that no output file gets their numbers and the warnings."""
     for descriptor in range(STANDARD_ERROR + 1):
         try:
             os.fstat(descriptor)
         except OSError:
-            # Standard output cannot be written then, which is an error of what is printed there.
+            # Standard output then cannot be written, which is an error if anything is printed.
             os.open(os.devnull, os.O_WRONLY if descriptor == STANDARD_ERROR else os.O_RDONLY)
     if sys.stderr is None:
         sys.stderr = open(STANDARD_ERROR, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
@@ -114,11 +114,11 @@ def was_forked() -> bool:
 
 
 class MissingBackend(ImportError):
-    """MLX cannot be imported. Plans can be made without it."""
+    """Error of an import of MLX. Plans can be made without it."""
 
 
 def check_mlx() -> None:
-    """Raise a `MissingBackend` that says what to install, where MLX cannot be imported."""
+    """Check that MLX can be imported; otherwise raise a `MissingBackend` that says what to install."""
     from importlib import import_module
 
     try:
@@ -131,20 +131,20 @@ def check_mlx() -> None:
 
 
 def import_name(path: str) -> "Any":
-    """Import what "module:name" names, or a module. Where MLX cannot be imported, a `MissingBackend`."""
+    """Import the object "module:name", or a module. Raise a `MissingBackend` if MLX cannot be imported."""
     from importlib import import_module
 
     module, _, name = path.partition(":")
     try:
-        imported = import_module(module)
+        loaded_module = import_module(module)
     except ImportError:
         check_mlx()
         raise
-    return getattr(imported, name) if name else imported
+    return getattr(loaded_module, name) if name else loaded_module
 
 
 def import_command(path: str) -> "Any":
-    """Import what "module:name" names. Where MLX cannot be imported, this exits with 1 and says what to install."""
+    """Import the object "module:name". If MLX cannot be imported, exit with 1 and say what to install."""
     try:
         return import_name(path)
     except MissingBackend as error:
@@ -152,9 +152,9 @@ def import_command(path: str) -> "Any":
 
 
 def lazy_names(package: str, modules: "Mapping[str, str]") -> "Callable[[str], Any]":
-    """Return the `__getattr__` of a package, some of whose names are imported from `modules` when they are first used.
+    """Return the `__getattr__` of a package that imports names at their first use, from the modules in `modules`.
 
-    The name of a module there stands for the module itself.
+    A name that is equal to the name of its module is the module itself.
     """
 
     def get(name: str) -> "Any":

@@ -275,7 +275,7 @@ def test_a_name_without_a_flag_is_one_frame(clips, capsys, loads):
         vae.decode_to_file(latents, "sheet.png")
     assert several in str(caught.value)
     assert written() == []
-    assert Item("a", "a").beside == {}
+    assert Item("a", "a").side_outputs == {}
 
 
 @pytest.mark.parametrize("depth", [8, 10])

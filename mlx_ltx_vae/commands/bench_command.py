@@ -1,7 +1,7 @@
 """`python -m mlx_ltx_vae.bench`: measure time and peak memory of decodes and encodes on this machine.
 
-Each run is a process of its own, so that none sees another's compiled kernels or buffers. Runs of different modes take
-turns, so that a machine whose speed drifts slows all of them alike. Such a process runs this module as a program.
+Each run is a process of its own, so that none uses compiled kernels or buffers of another run. Runs of different modes
+alternate, so that a change of the machine's speed affects all modes. Such a process runs this module as a program.
 """
 
 import argparse
@@ -51,13 +51,13 @@ FRAMES = 57
 
 _NOISE_FRAMES = 8  # at a time
 
-#: What a run measured, and of what.
+#: Case and its measurements.
 Run = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to decode or encode. Plain values, which JSON can represent."""
+    """Case to measure. Its fields are values that JSON can represent."""
 
     model: str | None  # a checkpoint, or `None` for random weights
     generation: str  # of random weights, a name of `PublishedVAE`
@@ -71,14 +71,14 @@ class Case:
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if launched_rank() is not None:
         parser.error("each run is a process of its own; for several ranks see decode --json in docs/scaling.md")
     if arguments.order and "exact" not in (arguments.mode or ["exact"]):
         parser.error("--order belongs to the exact mode; add --mode exact")
     with parser.wrong_usage():
         vae = PublishedVAE.find(arguments.generation)
-        if not arguments.model:  # a checkpoint's own are known when it is opened
+        if not arguments.model:  # the scale of a checkpoint is known when it is opened
             for frames in arguments.num_frames or (FRAMES,):
                 vae.latent_shape((frames, *arguments.size[::-1]))
             if ENCODE in (arguments.mode or ()):
@@ -104,8 +104,8 @@ def _bench(arguments: argparse.Namespace) -> None:
         print_report(json.dumps(document) if arguments.json else _report(cases, results))
     if errors:
         index, text = next(iter(errors.items()))
-        first = f"{_name(cases[index])} of {cases[index].frames} frames: {text}"
-        raise LTXVAEError(f"{len(errors)} of {len(cases)} measurements failed; the first, {first}")
+        first_failure = f"{_name(cases[index])} of {cases[index].frames} frames: {text}"
+        raise LTXVAEError(f"{len(errors)} of {len(cases)} measurements failed; the first, {first_failure}")
 
 
 def _cases(arguments: argparse.Namespace) -> Iterator[Case]:
@@ -156,11 +156,11 @@ def _row(case: Case, runs: list[Run]) -> dict[str, str]:
     row = {"": _name(case), "order": "", "frames": str(case.frames), "seconds": "failed"}
     if not runs:
         return row | dict.fromkeys(("first frame", "peak MB", "planned MB", "weights MB", "runs"), "")
-    seconds, first = (statistics.median(run[key] for run in runs) for key in ("seconds", "first_frame_seconds"))
+    seconds, first_seconds = (statistics.median(run[key] for run in runs) for key in ("seconds", "first_frame_seconds"))
     return row | {
         "order": runs[0]["order"] if case.mode == "exact" else "",
         "seconds": f"{seconds:.2f}",
-        "first frame": "" if case.mode == ENCODE else f"{first:.2f}",
+        "first frame": "" if case.mode == ENCODE else f"{first_seconds:.2f}",
         "peak MB": f"{max(run['peak_memory_bytes'] for run in runs) / MB:.0f}",
         "planned MB": f"{runs[0]['planned_bytes'] / MB:.0f}",
         "weights MB": f"{runs[0]['weights_bytes'] / MB:.0f}",
@@ -231,17 +231,17 @@ def run_fresh(function: Callable[..., Run], variables: Mapping[str, str] | None 
     finally:
         end()
     if process.returncode:
-        last = (stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-        raise LTXVAEError(last)
+        last_line = (stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        raise LTXVAEError(last_line)
     return cast(Run, json.loads(stdout))
 
 
 def _answer(call: str) -> None:
     """Call the function that `run_fresh` names, and print its result."""
-    parsed = json.loads(call)
-    function = getattr(importlib.import_module(parsed["module"]), parsed["function"])
-    with redirect_stdout(sys.stderr):  # other programs print what they like
-        result = function(**parsed["arguments"])
+    request = json.loads(call)
+    function = getattr(importlib.import_module(request["module"]), request["function"])
+    with redirect_stdout(sys.stderr):  # standard output is for the result alone
+        result = function(**request["arguments"])
     print_report(json.dumps(result))
 
 
@@ -255,8 +255,8 @@ def measure_case(case: dict[str, Any]) -> Run:
     video = settings.frames, settings.height, settings.width
     vae = _load(settings, "encoder" if settings.mode == ENCODE else "decoder")
     plan, counts = _start_encode(vae, video) if settings.mode == ENCODE else _start_decode(vae, video, settings)
-    planned = {"planned_bytes": plan.memory.active, "weights_bytes": plan.memory.weights}
-    return {"dtype": dtype_name(vae.dtype), "order": plan.order.value, **planned, **measure(counts)}
+    memory = {"planned_bytes": plan.memory.active, "weights_bytes": plan.memory.weights}
+    return {"dtype": dtype_name(vae.dtype), "order": plan.order.value, **memory, **measure(counts)}
 
 
 def _start_decode(vae: VideoVAE, video: Grid, case: Case) -> tuple[Plan, Iterator[int]]:
@@ -331,7 +331,7 @@ def noise_frames(video: Grid) -> Iterator[np.ndarray]:
 
 
 def measure(counts: Iterable[int]) -> Run:
-    """Run a decode or an encode, which yields how many frames, or latent frames, have been added.
+    """Run a decode or an encode, which yields the numbers of new frames or latent frames.
 
     Returns:
         num_outputs; seconds, first_frame_seconds, and peak_memory_bytes of MLX.

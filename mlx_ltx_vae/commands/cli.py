@@ -1,4 +1,4 @@
-"""The parser of every command, and the types of arguments. Imports no MLX."""
+"""Parser of every command, and the types of arguments. This module imports no MLX."""
 
 import argparse
 import os
@@ -33,7 +33,7 @@ BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell reports, if a reader such as 
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of every command, with `--version`. Wrong usage is two lines on standard error, and exit code 2.
+    """Parser of every command, with `--version`. Wrong usage is two lines on standard error, and exit code 2.
 
     Attributes:
         commands: the parsers of the other commands, for errors that name the one that has an option.
@@ -42,12 +42,12 @@ class CommandParser(argparse.ArgumentParser):
     commands: "Mapping[str, Callable[[], CommandParser]]" = {}
 
     def __init__(self, *, first: Collection[str] = (), **options: Any) -> None:
-        """Make a parser whose `-h` shows the options of the destinations `first` alone; all if there are none."""
+        """Make a parser whose `-h` shows only the options of the destinations `first`. Without any, it shows all."""
         options = {name: _as_called(value) for name, value in options.items()}
         options["formatter_class"] = partial(_HelpFormatter, width=min(shutil.get_terminal_size().columns, 80) - 2)
         super().__init__(allow_abbrev=False, add_help=False, **options)
         self.suggest_on_error = False  # as Python 3.15 does; `error` has its own suggestions
-        # Of what begins with a minus sign and is no option: a number, and a range such as `--frames -10:`.
+        # Matches arguments with a minus sign that are no options: numbers, and ranges such as `--frames -10:`.
         self._negative_number_matcher = re.compile(rf"-[0-9]*\.?[0-9]+$|{_RANGE}$")
         self._first = first
         if first:
@@ -104,8 +104,8 @@ class CommandParser(argparse.ArgumentParser):
                 self.error(f"{reason}; leave out {action.option_strings[0]}")
 
     def error(self, message: str) -> NoReturn:
-        # Of several ranks with the same command line, the first says why.
-        text = excerpt(message, 260) + self._suggestion(message)  # it quotes an argument of any length
+        # All ranks have the same command line, so the first one reports the error.
+        text = excerpt(message, 260) + self._suggestion(message)  # the message may quote a long argument
         if rank := rank_if_launched():
             leave_it_to_the_first_rank()
             text = f"rank {rank}: {text}"
@@ -123,7 +123,7 @@ class CommandParser(argparse.ArgumentParser):
         return ""
 
     def _describe_unknown(self, option: str) -> str:
-        from .other_tools import find_other  # a table that only errors need
+        from .other_tools import find_other  # only errors need this table
 
         option_names = {
             name for action in self._actions if action.help != argparse.SUPPRESS for name in action.option_strings
@@ -135,7 +135,7 @@ class CommandParser(argparse.ArgumentParser):
 
     @contextmanager
     def wrong_usage(self) -> Iterator[None]:
-        """Turn the package's errors in this block into wrong usage: for what the command line alone determines."""
+        """Turn the package's errors in this block into wrong usage. Use it for checks of the command line alone."""
         try:
             with speaking_of_options():
                 yield
@@ -145,19 +145,19 @@ class CommandParser(argparse.ArgumentParser):
             self.error(f"{error.filename}: {error.strerror}")
 
     def print_help(self, file: object = None, *, is_short: bool = False) -> None:
-        # argparse passes over an error. A help that is longer than the buffer of standard output has it here.
+        # argparse ignores errors of standard output. They occur here if the help is longer than the buffer.
         if problem := finish_output(self.format_short_help() if is_short else self.format_help()):
             super().exit(*problem)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        # With an error if the version could not be printed.
+        # The version may not have been printed.
         if problem := finish_output():
             status, message = problem
         super().exit(status, message)
 
 
 def _as_called(text: str) -> str:
-    """Rewrite commands in a text as they were called: a console script's are no modules of the user's Python."""
+    """Rewrite commands in a text as the user called them. The Python of a console script may not be the user's."""
     script = os.path.basename(sys.argv[0])
     if not script.startswith("mlx_ltx_vae"):
         return text
@@ -166,7 +166,7 @@ def _as_called(text: str) -> str:
 
 
 class _ShortHelp(argparse.Action):
-    """The action of `-h`."""
+    """Action of `-h`."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         assert isinstance(parser, CommandParser)
@@ -175,7 +175,7 @@ class _ShortHelp(argparse.Action):
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of a text that has several, such as examples."""
+    """Formatter that keeps the lines of a text that has several, such as examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text if "\n" in text else argparse.HelpFormatter._fill_text.__get__(self)
@@ -205,13 +205,13 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def finish_output(text: str = "") -> tuple[int, str] | None:
-    """Write what standard output holds back and a text; if that fails, the code, and the error unless nobody reads."""
+    """Write a text and flush standard output. On failure, return the exit code and the error ("" if a pipe broke)."""
     try:
         if sys.stdout is not None:
             sys.stdout.write(text)
             sys.stdout.flush()
     except OSError as error:
-        if is_command():  # Python writes the rest when it exits, which would be one more error
+        if is_command():  # Python flushes it again at exit, which would print another error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return BROKEN_PIPE, ""
@@ -225,16 +225,16 @@ def describe_output_error(error: OSError) -> str:
 
 
 def rank_if_launched() -> int | None:
-    """Return `launched_rank`, or `None` also for one that is not a number, an error where ranks are joined."""
+    """Return `launched_rank`, or `None` if it is not a number, which is an error later, when ranks are joined."""
     with suppress(DistributedError):
         return launched_rank()
     return None
 
 
 def leave_it_to_the_first_rank() -> None:
-    """Let the first rank report an error that it has, too: the launcher then ends this process before this returns."""
+    """Wait for the first rank to report an error that all ranks have. The launcher ends this process meanwhile."""
     die_by_termination()
-    time.sleep(10)  # more than the ranks start one after the other
+    time.sleep(10)  # longer than the difference between the starts of ranks
 
 
 def positive(text: str) -> int:
@@ -290,7 +290,7 @@ def share(text: str) -> float:
 def argument_type(parse: Callable[[str], Value] | str) -> Callable[[str], Value]:
     """Return an argparse type that shows the message of `parse`'s error, which argparse would replace.
 
-    A function that takes long to import is given as "module:name".
+    Pass a function that takes long to import as "module:name".
     """
 
     def convert(text: str) -> Value:

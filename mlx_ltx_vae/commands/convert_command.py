@@ -1,4 +1,4 @@
-"""`python -m mlx_ltx_vae.convert`: a checkpoint to a folder that MLX loads faster, or the verification of one."""
+"""`python -m mlx_ltx_vae.convert`: convert a checkpoint to a folder that MLX loads faster, or verify such a folder."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ from .running import print_report, run_command
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if arguments.verify:
         if arguments.source or arguments.output or arguments.dtype:
             parser.error("--verify A B writes nothing; leave out SOURCE, -o and --dtype")

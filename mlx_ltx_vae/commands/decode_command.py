@@ -1,4 +1,4 @@
-"""`python -m mlx_ltx_vae.decode`: decodes latent files to videos."""
+"""`python -m mlx_ltx_vae.decode`: decode latent files to videos."""
 
 import argparse
 import os
@@ -70,17 +70,17 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         return print_published_plan(parser, arguments, options)
     missing: str | None = "-m VAE is missing: the checkpoint to decode with"
     if is_sound(arguments.output or ""):
-        known = {"demo", "output", *(field.name for kind in (SoundSettings, Job) for field in fields(kind))}
-        of_film = {"join", "carry", "fps", "list"}
-        known = known | of_film if arguments.join else known - of_film
-        parser.refuse_others(arguments, known, "a .wav file is the sound alone")
+        allowed_options = {"demo", "output", *(field.name for kind in (SoundSettings, Job) for field in fields(kind))}
+        film_options = {"join", "carry", "fps", "list"}
+        allowed_options = allowed_options | film_options if arguments.join else allowed_options - film_options
+        parser.refuse_others(arguments, allowed_options, "a .wav file is the sound alone")
         missing = None if arguments.audio_model else "--audio-model AUDIO is missing: the checkpoint of the sound"
     complete_inputs(parser, arguments, demo.VAE, "demo.mp4", missing)
     with parser.wrong_usage():
-        given = {"overwrite": arguments.overwrite, "metadata": dict(arguments.metadata), "sample_rate": None}
-        given["hdr"] = None
-        given["frames"] = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
-        sinks, plan = pick(SinkOptions, arguments, **given), _plan_options(arguments)
+        output_options = {"overwrite": arguments.overwrite, "metadata": dict(arguments.metadata), "sample_rate": None}
+        output_options["hdr"] = None
+        output_options["frames"] = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
+        sinks, plan = pick(SinkOptions, arguments, **output_options), _plan_options(arguments)
     return run_decode(
         parser,
         arguments,
@@ -95,9 +95,9 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
 def complete_inputs(
     parser: CommandParser, arguments: argparse.Namespace, model: Path, output: str, missing: str | None
 ) -> None:
-    """Fill in what --demo means, and refuse arguments without latents or a checkpoint.
+    """Replace --demo by the latents and the checkpoint of the package, and refuse arguments without either.
 
-    `missing` says which checkpoint is needed; None if none is.
+    `missing` is the error of a missing checkpoint. `None` means that none is needed.
     """
     if arguments.list:
         arguments.latents = [*arguments.latents, f"@{arguments.list}"]
@@ -120,12 +120,12 @@ def complete_inputs(
 
 
 def _free_name(name: str) -> str:
-    """A default name, or the next free number if there is such a file, which is said."""
+    """Return a default name. If the file exists, warn and return the name with the next free number."""
     path = Path(name)
-    free = next(each for each in chain([path], numbered_names(path)) if not os.path.lexists(each))
-    if free != path:
-        write_line(f"warning: {name}: already exists, so the output is {free}; -y replaces it.", sys.stderr)
-    return str(free)
+    free_path = next(candidate for candidate in chain([path], numbered_names(path)) if not os.path.lexists(candidate))
+    if free_path != path:
+        write_line(f"warning: {name}: already exists, so the output is {free_path}; -y replaces it.", sys.stderr)
+    return str(free_path)
 
 
 def run_decode(
@@ -138,11 +138,11 @@ def run_decode(
     stills: bool = False,
     **settings: object,
 ) -> int:
-    """Decode what complete arguments name. `settings` are fields of a `DecodeJob` that are not arguments."""
+    """Decode the latents of complete arguments. `settings` are fields of a `DecodeJob` that are not arguments."""
     sources, audio = arguments.latents, sinks.audio
     if arguments.join:
         arguments.latents = [_FILM]
-    alone = sound if is_sound(arguments.output or "") else None
+    sole_sound = sound if is_sound(arguments.output or "") else None
     is_exr = _choose_exr_output(arguments)
     if not arguments.output and not arguments.dry_run and not has_table(arguments.latents):
         parser.error("-o OUT is missing: where to write the video")
@@ -151,20 +151,20 @@ def run_decode(
     with parser.wrong_usage():
         pattern = find_pattern(arguments.latents, arguments.output, ".mp4")
         if keyframes and are_many(sources):
-            text = "--keyframes goes with one input; decode each on its own, or store them in its latent file"
-            raise ItemsError(text)
+            problem = "--keyframes goes with one input; decode each on its own, or store them in its latent file"
+            raise ItemsError(problem)
         if sound:
-            sound.check(audio, is_alone=alone is not None, is_many=are_many(arguments.latents))
+            sound.check(audio, is_alone=sole_sound is not None, is_many=are_many(arguments.latents))
         for name in ("keyframes", "audio_latents") if arguments.join else ():
             if getattr(arguments, name, None):
                 raise ItemsError(f"--{name.replace('_', '-')} goes with one window; store it in each window's file")
         if audio and arguments.frames and arguments.frames.start:
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
         sinks = _choose_hdr_frames(arguments, sinks, is_exr=is_exr)
-        if pattern and not alone:
+        if pattern and not sole_sound:
             may_have_sound = sound and not audio and (sound.is_required or sinks.audio_codec)
-            checked = replace(sinks, audio=(), sample_rate=1) if may_have_sound else sinks
-            for file, options in output_files(pattern, checked).items():
+            checked_sinks = replace(sinks, audio=(), sample_rate=1) if may_have_sound else sinks
+            for file, options in output_files(pattern, checked_sinks).items():
                 check_output_options(file, options, fps=arguments.fps)
 
     job = pick(
@@ -173,10 +173,10 @@ def run_decode(
         sources=sources,
         pattern=pattern,
         dtype=arguments.dtype or ("float32" if arguments.hdr else None),
-        distributed=Work.OFF.value if alone else arguments.distributed,
+        distributed=Work.OFF.value if sole_sound else arguments.distributed,
         sinks=sinks,
         sound=sound,
-        sound_alone=alone,
+        sound_alone=sole_sound,
         keyframes=keyframes,
         stills=stills,
         **settings,
@@ -185,7 +185,7 @@ def run_decode(
 
 
 def _choose_exr_output(arguments: argparse.Namespace) -> bool:
-    """Return whether EXR images are the only output, which the arguments then have as theirs."""
+    """Return whether EXR images are the only output. If so, make `exr` the `output` of the arguments."""
     if arguments.output or not arguments.exr or has_table(arguments.latents):
         return False
     arguments.output, arguments.exr = _exr_folder(arguments), None
@@ -193,29 +193,29 @@ def _choose_exr_output(arguments: argparse.Namespace) -> bool:
 
 
 def _exr_folder(arguments: argparse.Namespace) -> str | None:
-    """The folder of --exr, with one in it for each of several inputs."""
+    """Return the folder of --exr, with a subfolder for each input if there are several."""
     if not arguments.exr or not are_many(arguments.latents) or "{name}" in arguments.exr:
         return arguments.exr and os.path.join(arguments.exr, "")
     return os.path.join(arguments.exr, "{name}", "")
 
 
 def _choose_hdr_frames(arguments: argparse.Namespace, sinks: SinkOptions, *, is_exr: bool) -> SinkOptions:
-    """The options of outputs with the frames that the arguments want of HDR, which may be EXR alone."""
+    """Return the options of outputs with the frame format of HDR latents. `is_exr`: EXR is the only output."""
     if arguments.hdr is None:
-        given = [
+        option_names = [
             name for name in ("hdr_output", "exposure", "exr", "exr_space") if getattr(arguments, name) is not None
         ]
-        if given or is_exr:
-            name = given[0] if given else "exr"
+        if option_names or is_exr:
+            name = option_names[0] if option_names else "exr"
             raise ItemsError(f"--{name.replace('_', '-')} is for HDR latents; add --hdr acescct or logc3")
         return sinks
-    wanted = {"signal": arguments.hdr_output, "exposure": arguments.exposure, "exr_space": arguments.exr_space}
-    wanted = {name: value for name, value in wanted.items() if value is not None}
-    return HDROptions(arguments.hdr, exr=_exr_folder(arguments), **wanted).choose_frames(sinks, is_exr=is_exr)
+    hdr_options = {"signal": arguments.hdr_output, "exposure": arguments.exposure, "exr_space": arguments.exr_space}
+    hdr_options = {name: value for name, value in hdr_options.items() if value is not None}
+    return HDROptions(arguments.hdr, exr=_exr_folder(arguments), **hdr_options).choose_frames(sinks, is_exr=is_exr)
 
 
 def _plan_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options of `plan_decode`, checked. The tiles of a preset are chosen for each video."""
+    """Return the checked options of `plan_decode`. The tiles of a preset are chosen later, for each video."""
     tiling, mode = None, arguments.mode
     options = take(arguments, "memory_budget", "order", "tile_batch_size", "chunk")
     options["denoising_steps"] = arguments.steps
@@ -230,7 +230,7 @@ def _plan_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return options | {"mode": "tiled" if tiling else mode, "tiling": tiling}
 
 
-_FILM = "film"  # stands for the windows of a film, which are one input
+_FILM = "film"  # name of the one input that the windows of a film are
 
 
 @dataclass(eq=False)
@@ -241,20 +241,20 @@ class DecodeJob(Job):
 
     tensor: str | None
     grid: Grid | None
-    unnormalized: bool | None  # as `fps`: None for what the file states
+    unnormalized: bool | None  # this and `fps`: `None` means as the file states
     fps: Fraction | None
-    frames: slice | None  # this and `first_seconds`: None for all frames
+    frames: slice | None  # this and `first_seconds`: `None` means all frames
     first_seconds: Fraction | None
-    seed: int | None  # None for the default, which every VAE takes
-    keyframes: str | None  # a file; None for those in the latent file
-    carry: int | None  # this and `blend`, of a film: None for the default
+    seed: int | None  # `None` means the default, which every VAE takes
+    keyframes: str | None  # a file; `None` means the keyframes in the latent file
+    carry: int | None  # this and `blend`, of a film: `None` means the default
     blend: int | None
     workflow: bool  # whether ComfyUI's entries in the latent file go into the output
-    preset: str | None  # tiles that may depend on the video's size; None for the tiles of `plan_options`
+    preset: str | None  # tiles that may depend on the video's size; `None` means the tiles of `plan_options`
     plan_options: Mapping[str, Any]  # of `plan_decode`
     stream_options: Mapping[str, Any]  # of `VideoVAE.stream`
     sinks: SinkOptions
-    sound: SoundSettings | None  # None if no sound is decoded
+    sound: SoundSettings | None  # `None` if no sound is decoded
     sound_alone: SoundSettings | None  # `sound`, if it is the only output
     stills: bool  # whether one picture of each latent frame is enough
 
@@ -273,7 +273,7 @@ class DecodeJob(Job):
 
 
 class DecodeTask(Task):
-    """A latent file. Several ranks share the rows of one video, or take whole videos of a file with several."""
+    """Decode of a latent file. Several ranks share the rows of one video, or each decodes some videos of the batch."""
 
     plan: DecodePlan
     _job: DecodeJob
@@ -295,11 +295,11 @@ class DecodeTask(Task):
         self._videos = range(ranks.rank, shape.batch, ranks.size) if is_batch else range(shape.batch)
         self._writes = is_batch or ranks.is_first
         # A decoder of previews may make fewer frames, which last as long as the video's.
-        own, whole = (
+        decoder_frames, video_frames = (
             self._num_frames(job.checkpoint.spec("decoder").out_grid),
             self._num_frames(config.scale.video_grid),
         )
-        self._fps = Fraction(own, whole) * (job.fps or self._file.info.fps or DEFAULT_FPS)
+        self._fps = Fraction(decoder_frames, video_frames) * (job.fps or self._file.info.fps or DEFAULT_FPS)
         self._sound = self._find_sound()
         self._keyframes = self._find_keyframes(self._file)
         item.inputs = [*self._sound_files(), *([job.keyframes] if job.keyframes else []), *item.windows]
@@ -311,13 +311,13 @@ class DecodeTask(Task):
         item.outputs = name_outputs(item.output, shape.batch, still) if item.output else []
         self._are_stills = len(item.outputs) > 1 and still is not None
         self._files = files_of_all(item.outputs, sinks)
-        item.beside = name_others(item.outputs, self._files)
+        item.side_outputs = name_others(item.outputs, self._files)
         item.num_frames, item.cost = self.plan.num_frames * len(self._videos), prod(shape)
         self._copied: set[tuple[str, str]] = set()  # entries of the latent file that go into an output
         self._check_outputs()
 
     def _num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
-        """Return the number of frames that latents of the input become, by the grid of what one clip becomes."""
+        """Return the number of frames of the decoded input. `out_grid` maps a grid of latents to frames."""
         return out_grid(self._file.shape.grid)[0]
 
     def _open_input(self) -> LatentsFile:
@@ -344,9 +344,9 @@ class DecodeTask(Task):
             self._sound.check_values()
 
     def _check_latents(self) -> None:
-        check_values(self._file.map(**self._stored), self.plan.excerpt and self.plan.excerpt.latents)
+        check_values(self._file.map(**self._read_options), self.plan.excerpt and self.plan.excerpt.latents)
         if self._keyframes is not None:
-            self._keyframes.read(**self._stored)
+            self._keyframes.read(**self._read_options)
 
     def _find_keyframes(self, file: LatentsFile) -> KeyframesFile | None:
         decoder = self._job.checkpoint.spec("decoder")
@@ -377,54 +377,55 @@ class DecodeTask(Task):
         bar.enter("decoding")
         if self._work is Work.BATCH:
             ranks.work_alone()
-            own = ranks.together(lambda: self._decode(decode, bar))
-            done = [each for each in ranks.gather(own) if each[0]]  # there may be more ranks than videos
+            result = ranks.together(lambda: self._decode(decode, bar))
+            results = [values for values in ranks.gather(result) if values[0]]  # there may be more ranks than videos
         else:
-            done = [self._decode(decode, bar)]
-        counts, times, first_times, sent_bytes, plain, renamed = zip(*done, strict=True)
-        for names in renamed:
+            results = [self._decode(decode, bar)]
+        frame_counts, times, first_times, sent_bytes, are_one_color, new_names = zip(*results, strict=True)
+        for names in new_names:
             self._item.rename(names)
-        frames, seconds, first, fps = sum(counts), max(times), min(first_times), float(self._fps)
+        num_frames, seconds, first_seconds = sum(frame_counts), max(times), min(first_times)
+        fps = float(self._fps)
         rate = None if self._sound is None else self._sound.sample_rate
-        seen, length, batch = self.plan.keyframes, self.plan.num_frames, self._file.shape.batch
+        keyframe_numbers, length, batch = self.plan.keyframes, self.plan.num_frames, self._file.shape.batch
         videos = f"{batch} videos of " if batch > 1 else ""
-        made = f"{videos}{format_count(length, 'frame')} of {format_size(*self.plan.frame_size)}, "
-        made += f"{format_seconds(length / fps)} at {fps:.6g} fps"
-        made = f"{batch} stills of {format_size(*self.plan.frame_size)}" if self._are_stills else made
-        copied = " and ".join(sorted(key for key, _ in self._copied))
+        summary = f"{videos}{format_count(length, 'frame')} of {format_size(*self.plan.frame_size)}, "
+        summary += f"{format_seconds(length / fps)} at {fps:.6g} fps"
+        summary = f"{batch} stills of {format_size(*self.plan.frame_size)}" if self._are_stills else summary
+        copied_keys = " and ".join(sorted(key for key, _ in self._copied))
         self._report(
             self._work,
             sum(sent_bytes),
-            f"{made}, {f'sound at {rate} Hz, ' if rate else ''}"
-            f"{f'{describe_keyframes(seen)}, ' if seen else ''}{describe_blending(self.plan)}"
-            f"in {format_seconds(seconds)} (first frame after {format_seconds(first)})"
-            f"{copied and f', with the {copied} of ComfyUI (--no-workflow leaves them out)'}"
-            f"{'; every frame is one color' if all(plain) else ''}",
-            frames=frames,
+            f"{summary}, {f'sound at {rate} Hz, ' if rate else ''}"
+            f"{f'{describe_keyframes(keyframe_numbers)}, ' if keyframe_numbers else ''}{describe_blending(self.plan)}"
+            f"in {format_seconds(seconds)} (first frame after {format_seconds(first_seconds)})"
+            f"{copied_keys and f', with the {copied_keys} of ComfyUI (--no-workflow leaves them out)'}"
+            f"{'; every frame is one color' if all(are_one_color) else ''}",
+            frames=num_frames,
             width=self.plan.width,
             height=self.plan.height,
             fps=fps,
             sample_rate=rate,
-            keyframes=list(seen),
+            keyframes=list(keyframe_numbers),
             seconds=seconds,
-            first_frame_seconds=first,
-            one_color=all(plain),
+            first_frame_seconds=first_seconds,
+            one_color=all(are_one_color),
         )
 
     @property
-    def _stored(self) -> dict[str, Any]:
-        """How latents are stored, as arguments of what reads them."""
+    def _read_options(self) -> dict[str, Any]:
+        """Options of the functions that read latents."""
         return {"statistics": self._job.statistics, "unnormalized": self._job.unnormalized}
 
     def _open_streams(self) -> Callable[[int, mx.distributed.Group | None], DecodeStream]:
-        """A function that starts the decode of a video, by its index and with a group of ranks."""
-        stored = self._stored
-        latents = self._file.map(**stored)
-        keyframes = None if self._keyframes is None else self._keyframes.read(**stored)
+        """Return a function that starts the decode of the video with an index, by a group of ranks."""
+        read_options = self._read_options
+        latents = self._file.map(**read_options)
+        keyframes = None if self._keyframes is None else self._keyframes.read(**read_options)
 
         def decode(index: int, group: mx.distributed.Group | None) -> DecodeStream:
-            own = None if keyframes is None else keyframes.item(index)
-            options = {**self._job.stream_options, "keyframes": own}
+            clip_keyframes = None if keyframes is None else keyframes.item(index)
+            options = {**self._job.stream_options, "keyframes": clip_keyframes}
             return self._job.load().stream(latents.item(index), self.plan, group=group, **options)
 
         return decode
@@ -434,14 +435,14 @@ class DecodeTask(Task):
     ) -> tuple[int, float, float, int, bool, dict[str, str]]:
         """Decode this rank's videos.
 
-        Returns the frames, the seconds, those to the first frame, the bytes sent, whether each frame is one color, and
-        changed names.
+        Returns the number of frames, the seconds of the decode, the seconds until the first frame, the number of bytes
+        that were sent, whether every frame is one color, and the new names of outputs by their old names.
         """
-        frames, seconds, first, sent, is_one_color = 0, 0.0, 0.0, 0, True
+        frames, seconds, first_seconds, sent_bytes, is_one_color = 0, 0.0, 0.0, 0, True
         new_names: dict[str, str] = {}
         group = self._job.ranks.group if self._work is Work.ROWS else None
 
-        def shown(chunk: FrameChunk) -> FrameChunk:
+        def count_frames(chunk: FrameChunk) -> FrameChunk:
             bar.update(chunk.frames.shape[1])
             return chunk
 
@@ -449,17 +450,17 @@ class DecodeTask(Task):
             start = time.perf_counter()
             stream = decode(index, group)
             files = self._files[index] if self._writes else {}
-            with_sound = {file: self._with_sound(each, index) for file, each in files.items()}
-            written = write_files(map(shown, stream), with_sound, start, **self._video)
-            frames, first = frames + written.frames, first or written.first_frame_seconds
+            with_sound = {file: self._with_sound(options, index) for file, options in files.items()}
+            written = write_files(map(count_frames, stream), with_sound, start, **self._video)
+            frames, first_seconds = frames + written.frames, first_seconds or written.first_frame_seconds
             is_one_color = is_one_color and written.is_one_color
             new_names |= written.new_names
             seconds += time.perf_counter() - start
-            sent += stream.sent_bytes
-        return frames, seconds, first, sent, is_one_color, new_names
+            sent_bytes += stream.sent_bytes
+        return frames, seconds, first_seconds, sent_bytes, is_one_color, new_names
 
     def _find_sound(self) -> ClipSound | None:
-        """The sound of the video, unless a file has it, or the output takes none."""
+        """Return the audio latents of the video, or `None` if a file replaces them or the output has no sound."""
         job, output = self._job, self._item.output or "out.mp4"
         sound = job.sound
         if job.sinks.audio is not None or sound is None:
@@ -473,11 +474,11 @@ class DecodeTask(Task):
 
     def _sound_files(self) -> list[str | os.PathLike]:
         audio = self._job.sinks.audio
-        given = [audio] if isinstance(audio, (str, os.PathLike)) else []
-        return [*given, *(self._sound.files if self._sound else ())]
+        audio_files = [audio] if isinstance(audio, (str, os.PathLike)) else []
+        return [*audio_files, *(self._sound.files if self._sound else ())]
 
     def _sinks_with_sound(self) -> SinkOptions:
-        """The options of the output, with no samples yet; a warning if the sound is longer than the video."""
+        """Return the options of the output, without samples. Warn if the sound is longer than the video."""
         sinks = self._job.sinks
         if self._sound is None:
             return sinks
@@ -487,35 +488,35 @@ class DecodeTask(Task):
         return replace(sinks, audio=(), sample_rate=self._sound.sample_rate)
 
     def _with_sound(self, options: SinkOptions, index: int) -> SinkOptions:
-        """The options of one file, with the sound of the video or of its decoded frames, if it takes any."""
+        """Return the options of one file, with the sound of the decoded frames if the file takes sound."""
         if self._sound is None or options.audio is None:
             return options
         return replace(options, audio=self._sound.stream(index, self.plan.sound))
 
     def _check_outputs(self) -> None:
-        """Find out whether to skip, and raise what `open_sink` would raise, before the weights are read."""
+        """Find out whether to skip the item, and raise the errors of `open_sink` before the weights are read."""
         job, outputs = self._job, self._item.outputs
-        own = [self._files[index] for index in self._videos] if outputs and self._writes else []
-        is_there = not own or all_exist([file for files in own for file in files])
-        self._item.is_skipped = job.skip_existing and bool(outputs) and is_there
+        files_by_video = [self._files[index] for index in self._videos] if outputs and self._writes else []
+        are_complete = not files_by_video or all_exist([file for files in files_by_video for file in files])
+        self._item.is_skipped = job.skip_existing and bool(outputs) and are_complete
         workflow = self._file.info.workflow if self._job.workflow else {}
-        for files in [] if self._item.is_skipped else own:
+        for files in [] if self._item.is_skipped else files_by_video:
             for file in files:
                 files[file] = options = add_metadata(file, files[file], workflow)
                 self._copied |= workflow.items() & options.metadata.items()
                 check_output(file, options=options, makes_folders=job.is_many or self._are_stills, **self._video)
 
     def _make_plan(self) -> DecodePlan:
-        """The plan of one video. Files of one shape share it."""
+        """Return the plan of one video. Files of one shape share it."""
         shape = self._file.shape._replace(batch=1)
         frames = self._choose_frames(self._job.checkpoint.spec("decoder").out_grid(shape.grid)[0])
         return self._plan(shape, frames, () if self._keyframes is None else self._keyframes.frames)
 
     def _choose_frames(self, num_frames: int) -> tuple[int, int] | None:
-        """Return the frames to decode of a video with `num_frames`; None for all."""
-        wanted, seconds = self._job.frames, self._job.first_seconds
-        wanted = wanted if seconds is None else slice(0, ceil(seconds * self._fps))
-        return choose_frames(wanted, num_frames, self._item.source)
+        """Return the first frame to decode and one more than the last, of `num_frames`. `None` means all."""
+        frames, seconds = self._job.frames, self._job.first_seconds
+        frames = frames if seconds is None else slice(0, ceil(seconds * self._fps))
+        return choose_frames(frames, num_frames, self._item.source)
 
     def _plan(
         self,
@@ -524,7 +525,7 @@ class DecodeTask(Task):
         keyframes: tuple[int, ...],
         held_frames: int | None = None,
     ) -> DecodePlan:
-        """The plan of a video, or of a window of a film, which is held in memory."""
+        """Return the plan of a video, or of a window of a film. Windows are held in memory, and have `held_frames`."""
         plans, spec, ranks = self._job.plans, self._job.checkpoint.spec("decoder"), self._job.ranks
         sound = [] if self._sound is None else self._sound.plans(self._job.machine, frames, self._fps)
         files = output_files(self._item.output or "out.mp4", self._job.sinks)
@@ -554,7 +555,7 @@ def _header(file: LatentsFile) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Window:
-    """A window of a film, whose file is closed."""
+    """Window of a film, whose file is closed."""
 
     path: str
     shape: LatentShape
@@ -564,7 +565,7 @@ class _Window:
 
 
 class FilmTask(DecodeTask):
-    """The windows of a film, whose files are opened one by one."""
+    """Decode of the windows of a film, whose files are opened one by one."""
 
     plan: FilmPlan  # type: ignore[assignment]
 
@@ -598,7 +599,7 @@ class FilmTask(DecodeTask):
     def _check_latents(self) -> None:
         for number, is_decoded in self._film.used(self._excerpt):
             if is_decoded:
-                check_values(self._open_window(self._windows[number]).map(**self._stored))
+                check_values(self._open_window(self._windows[number]).map(**self._read_options))
             self._read_keyframes(self._windows[number], 0)
 
     def _num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
@@ -606,7 +607,7 @@ class FilmTask(DecodeTask):
         return sum(out_grid(window.shape.grid)[0] - shared for window in self._windows) + shared
 
     def _find_keyframes(self, file: LatentsFile) -> None:
-        return None  # windows have their own
+        return None  # each window has keyframes of its own
 
     @cached_property
     def _excerpt(self) -> tuple[int, int] | None:
@@ -634,12 +635,12 @@ class FilmTask(DecodeTask):
         return {"the values of the latents": digests}
 
     def _make_plan(self) -> FilmPlan:  # type: ignore[override]
-        spec, held, plans = self._job.checkpoint.spec("decoder"), self._film.overlap.blend, {}
+        spec, blend, plans = self._job.checkpoint.spec("decoder"), self._film.overlap.blend, {}
         keyframes = list(self._film.seen_keyframes(window.keyframes for window in self._windows))
         for number, frames in self._film.wanted(self._excerpt):
             window = self._windows[number]
             shape = window.shape._replace(batch=1)
-            plan = partial(self._plan, shape, keyframes=keyframes[number], held_frames=held)
+            plan = partial(self._plan, shape, keyframes=keyframes[number], held_frames=blend)
             plans[number] = plan_window(plan, frames, spec.out_grid(shape.grid)[0])
         return FilmPlan(self._film, self._excerpt, plans, self._fps)
 
@@ -664,29 +665,29 @@ class FilmTask(DecodeTask):
         return decode
 
     def _read_ahead(self, index: int) -> Iterator[tuple[mx.array | np.ndarray, Keyframes | None]]:
-        """Yield the latents and the keyframes of each window of one film, read while the one before is decoded."""
-        wanted = deque(self._windows[number] for number in self.plan.windows)
-        used = dict(self._film.used(self._excerpt))
+        """Yield the latents and the keyframes of each window of one film, read while the previous window is decoded."""
+        pending = deque(self._windows[number] for number in self.plan.windows)
+        used_windows = dict(self._film.used(self._excerpt))
         with ThreadPoolExecutor(1) as pool:
-            ahead = pool.submit(self._read, wanted.popleft(), index)
+            future = pool.submit(self._read, pending.popleft(), index)
             for number, window in enumerate(self._windows):
-                if number not in self.plan.windows:  # it only has a place in the film, and perhaps keyframes to carry
-                    keyframes = self._read_keyframes(window, index) if number in used else None
+                if number not in self.plan.windows:  # it is not decoded, but has a length and perhaps keyframes
+                    keyframes = self._read_keyframes(window, index) if number in used_windows else None
                     yield np.broadcast_to(np.float32(0), window.shape._replace(batch=1)), keyframes
                     continue
-                current = ahead
-                if wanted:
-                    ahead = pool.submit(self._read, wanted.popleft(), index)
+                current = future
+                if pending:
+                    future = pool.submit(self._read, pending.popleft(), index)
                 yield current.result()
 
     def _read(self, window: _Window, index: int) -> tuple[mx.array, Keyframes | None]:
-        latents = self._open_window(window).map(**self._stored).item(index)[()]
+        latents = self._open_window(window).map(**self._read_options).item(index)[()]
         return latents, self._read_keyframes(window, index)
 
     def _read_keyframes(self, window: _Window, index: int) -> Keyframes | None:
         file = super()._find_keyframes(self._open_window(window)) if window.keyframes else None
         if file is None:
             return None
-        keyframes = file.read(**self._stored).item(index)
+        keyframes = file.read(**self._read_options).item(index)
         mx.eval(keyframes.latents)  # another thread uses them
         return keyframes

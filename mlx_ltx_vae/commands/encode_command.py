@@ -1,4 +1,4 @@
-"""`python -m mlx_ltx_vae.encode`: encodes videos to latent files."""
+"""`python -m mlx_ltx_vae.encode`: encode videos to latent files."""
 
 import argparse
 import os
@@ -77,8 +77,8 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         options |= {"mode": "tiled" if tiling else "auto", "tiling": tiling}
         parse_options(**options)
     fit = None if arguments.fit is None else Fit[arguments.fit]
-    given = {"sources": arguments.video, "join": False, "pattern": pattern, "fit": fit, "plan_options": options}
-    job = pick(EncodeJob, arguments, **given)
+    job_fields = {"sources": arguments.video, "join": False, "pattern": pattern, "fit": fit, "plan_options": options}
+    job = pick(EncodeJob, arguments, **job_fields)
     return run_command(lambda _: job.run(), arguments, computes=not job.dry_run)
 
 
@@ -93,11 +93,11 @@ class EncodeJob(Job):
     frames: slice | None
     fps: Fraction | None
     matrix: str | None
-    hdr: HDRInput | None  # None if it is not EXR
-    compress: int | Literal["auto"] | None  # the CRF of stills; "auto" for the pipelines' own
+    hdr: HDRInput | None  # `None` if the input is not EXR
+    compress: int | Literal["auto"] | None  # the CRF of stills; "auto" means the CRF of the pipelines
     pad: bool
-    windows: int | None  # frames of each window; None for one file
-    carry: int | None  # frames that windows share; None for the default
+    windows: int | None  # frames of each window; `None` means one file
+    carry: int | None  # frames that windows share; `None` means the default
     plan_options: Mapping[str, Any]  # of `plan_encode`
     audio_model: str | None
 
@@ -109,23 +109,23 @@ class EncodeJob(Job):
 
     @cached_property
     def audio_checkpoint(self) -> Checkpoint | None:
-        """The audio VAE's checkpoint, opened once; None if no sound is wanted."""
+        """Checkpoint of the audio VAE, opened once. `None` if no sound is encoded."""
         if self.audio_model is None:
             return None
-        found = open_checkpoint(self.audio_model, decoder=False, medium=SOUND)
-        if "encoder" not in found.networks:
-            raise CheckpointError(f"{found.name}: it has no encoder of sound; give a file or folder that has one.")
-        return found
+        checkpoint = open_checkpoint(self.audio_model, decoder=False, medium=SOUND)
+        if "encoder" not in checkpoint.networks:
+            raise CheckpointError(f"{checkpoint.name}: it has no encoder of sound; give a file or folder that has one.")
+        return checkpoint
 
     @cached_property
     def audio_vae(self) -> AudioVAE:
-        """The audio VAE of a job that has one, loaded once."""
+        """Audio VAE of a job that has one, loaded once."""
         assert self.audio_checkpoint is not None
         return AudioVAE.from_pretrained(self.audio_checkpoint, dtype=self.dtype, decoder=False)
 
 
 class EncodeTask(Task):
-    """A video. Several ranks share its rows. It is opened late, since that takes a process."""
+    """Encode of a video. Several ranks share its rows. It is opened late, since an open video has a process."""
 
     plan: EncodePlan
     _job: EncodeJob
@@ -133,7 +133,7 @@ class EncodeTask(Task):
     def __init__(self, job: EncodeJob, item: Item) -> None:
         super().__init__(job, item)
         self._carry = 0
-        audio = job.audio_checkpoint  # its errors, before anything is encoded
+        audio = job.audio_checkpoint  # raises its errors before anything is encoded
         item.inputs = [*source_files(Path(item.source)), *(audio.files if audio else [])]
         pixels = prod(item.size) * (item.max_frames or 0) if item.size else 0  # if a table states them
         item.cost = pixels or _bytes_on_disk(Path(item.source))
@@ -175,17 +175,17 @@ class EncodeTask(Task):
             yield
 
     def _choose_frames(self, reader: Callable[[], VideoReader | ExrReader]) -> slice | None:
-        """The frames that are wanted, counted from the first: if they were from the end, all are read to count them."""
-        wanted = self._job.frames
-        if wanted is None or min(wanted.start, wanted.stop or 0) >= 0:
-            return wanted
+        """Return the frames to encode, counted from the first. A range from the end reads the video twice."""
+        frames = self._job.frames
+        if frames is None or min(frames.start, frames.stop or 0) >= 0:
+            return frames
         with warnings.catch_warnings(), reader() as video:
-            warnings.simplefilter("ignore")  # they come again
+            warnings.simplefilter("ignore")  # the second reading repeats them
             count = sum(map(len, video))
-        start, end, _ = wanted.indices(count)
+        start, end, _ = frames.indices(count)
         if start >= end:
-            found = f"has {format_count(count, 'frame')}, and none of {format_range(wanted)}"
-            raise ReaderError(f"{self._item.source}: {found}; choose frames within 0:{count}.")
+            problem = f"has {format_count(count, 'frame')}, and none of {format_range(frames)}"
+            raise ReaderError(f"{self._item.source}: {problem}; choose frames within 0:{count}.")
         return slice(start, end)
 
     def describe(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class EncodeTask(Task):
         video, ranks, (output,), hdr = self._video, self._job.ranks, self._item.outputs, self._job.hdr
         num_read = 0
 
-        def shown(frames: np.ndarray) -> np.ndarray:
+        def count_frames(frames: np.ndarray) -> np.ndarray:
             nonlocal num_read
             num_read += len(frames)
             bar.update(len(frames))
@@ -211,14 +211,14 @@ class EncodeTask(Task):
 
         encoded: list[LatentShape] = []
         sounds: list[mx.array] = []
-        num_frames = sent = 0
+        num_frames = sent_bytes = 0
         with ExitStack() as stack:
             open_file = self._open_output(stack, output)
             vae = self._job.load()
             bar.enter("encoding")
             start = time.perf_counter()
-            for window in self._cut(map(shown, video)):
-                pixels = window if hdr is None else (to_encoder_pixels(each, hdr) for each in window)
+            for window in self._cut(map(count_frames, video)):
+                pixels = window if hdr is None else (to_encoder_pixels(frames, hdr) for frames in window)
                 stream = vae.encode_stream(pixels, self.plan, pad=self._job.pad, group=ranks.group)
                 with stream, open_file(len(encoded)) as writer:
                     encoded.append(shape := _write_all(stream, writer))
@@ -228,19 +228,19 @@ class EncodeTask(Task):
                     if writer is not None:
                         audio = self._encode_sound(count, first)
                         sounds += [] if audio is None else [audio]
-                        stated: dict[str, Any] = {"num_frames": count, "height": height, "width": width}
-                        if self._job.windows is not None and self._carry < count:  # not so if there is only one
-                            stated["carry"] = self._carry
-                        moved = writer.complete(fps=video.fps, audio=audio, **stated)
-                        self._item.rename({} if moved is None else {output: str(moved)})
-                sent += stream.sent_bytes
+                        metadata: dict[str, Any] = {"num_frames": count, "height": height, "width": width}
+                        if self._job.windows is not None and self._carry < count:  # a single window shares no frames
+                            metadata["carry"] = self._carry
+                        new_path = writer.complete(fps=video.fps, audio=audio, **metadata)
+                        self._item.rename({} if new_path is None else {output: str(new_path)})
+                sent_bytes += stream.sent_bytes
         seconds = time.perf_counter() - start
-        sound = f" and {format_count(sum(each.shape[2] for each in sounds), 'audio latent')}" if sounds else ""
+        sound = f" and {format_count(sum(latents.shape[2] for latents in sounds), 'audio latent')}" if sounds else ""
         windows = f" in {len(encoded)} windows with a carry of {self._carry}" if self._job.windows else ""
         self._warn_of_missing(num_read)
         self._report(
             Work.ROWS,
-            sent,
+            sent_bytes,
             f"{format_count(sum(shape.frames for shape in encoded), 'latent frame')}{sound} from "
             f"{format_count(num_frames, 'frame')} of {format_size(*video.size)}{_describe_fit(video)}"
             f"{_describe_change(video.source_fps, video.fps)}{windows}"
@@ -265,38 +265,40 @@ class EncodeTask(Task):
     ) -> Callable[[int], AbstractContextManager[LatentsWriter | None]]:
         """Open the output, and return a function that opens the file of each window, by its number from 0 on.
 
-        The folder of windows appears when all of them are whole.
+        The folder of windows appears when all windows are complete.
         """
         overwrite, windows = self._job.overwrite is not False, self._job.windows
         if not self._job.ranks.is_first:
             return lambda _: nullcontext()
         if windows is None:
-            writer = stack.enter_context(LatentsWriter(output, overwrite=overwrite))  # at once, for its errors
+            writer = stack.enter_context(
+                LatentsWriter(output, overwrite=overwrite)
+            )  # opened here, so that its errors come first
             return lambda _: nullcontext(writer)
         folder = stack.enter_context(part_folder(Path(output)))
         return lambda number: LatentsWriter(folder.path / f"{number + 1:05d}.safetensors")
 
     def _cut(self, frames: Iterator[np.ndarray]) -> Iterator[Iterator[np.ndarray]]:
-        """The frames of each window, or all frames."""
+        """Return the frames of each window. Without windows, return all frames as one."""
         windows, scale = self._job.windows, self._job.checkpoint.config.scale
         if windows is None:
             return iter([frames])
-        adds_less = self._job.pad or not self._carry  # than a whole latent frame
-        return cut_windows(frames, windows, self._carry, least=1 if adds_less else scale.time)
+        can_add_less = self._job.pad or not self._carry  # than one latent frame
+        return cut_windows(frames, windows, self._carry, least=1 if can_add_less else scale.time)
 
     def _warn_of_missing(self, num_frames: int) -> None:
-        wanted = self._max_frames
-        if wanted is not None and num_frames < wanted:
+        requested_frames = self._max_frames
+        if requested_frames is not None and num_frames < requested_frames:
             first = self._frames.start if self._frames else 0
-            found = f"the video has {format_count(first + num_frames, 'frame')}"
+            text = f"the video has {format_count(first + num_frames, 'frame')}"
             if self._frames and first:
-                found += f", so of the frames {format_range(self._frames)} only {format_are(num_frames)} there"
+                text += f", so of the frames {format_range(self._frames)} only {format_are(num_frames)} there"
             else:
-                found += f", not the {wanted} that were asked for"
-            warn(f"{self._item.source}: {found}.")
+                text += f", not the {requested_frames} that were asked for"
+            warn(f"{self._item.source}: {text}.")
 
     def _plan_sound(self) -> list[Plan]:
-        """The possible plans of the sound; empty if no sound is wanted, or with a warning if there is none."""
+        """Return the possible plans of the sound. Without an audio VAE, there is none. Warn if there is no sound."""
         job, source = self._job, self._video.path
         checkpoint = job.audio_checkpoint
         if checkpoint is None:
@@ -312,7 +314,7 @@ class EncodeTask(Task):
         return []
 
     def _encode_sound(self, num_frames: int, first: int) -> mx.array | None:
-        """The latents of the sound of some frames from the first on; None if none are wanted, or there is none."""
+        """Return the latents of the sound of `num_frames` frames from `first` on, or `None` if no sound is encoded."""
         plan, fps = self.plan.sound, self._video.fps
         if not isinstance(plan, EncodePlan) or fps is None:
             return None
@@ -327,20 +329,20 @@ class EncodeTask(Task):
 
     @property
     def _max_frames(self) -> int | None:
-        """The frames that are wanted; None for all."""
-        wanted = self._frames
-        if wanted is None:
+        """Number of frames to encode at most. `None` means all."""
+        frames = self._frames
+        if frames is None:
             return self._item.max_frames
-        return None if wanted.stop is None else wanted.stop - wanted.start
+        return None if frames.stop is None else frames.stop - frames.start
 
     @property
     def _num_frames(self) -> int:
-        """The number of frames of the video; a long clip's if it is not known until all of them are read."""
+        """Number of frames of the video, or of a long clip if the number is not known until all frames are read."""
         return self._video.num_frames or 1 + LONG_CLIP * self._job.checkpoint.spec("encoder").scale.time
 
     @property
     def _planned_frames(self) -> int:
-        """The number of frames that are encoded together: of the video, or of a window."""
+        """Number of frames that are encoded as one clip, the video or a window."""
         return min(self._num_frames, self._job.windows or self._num_frames)
 
     def _make_plan(self) -> EncodePlan:
@@ -357,12 +359,12 @@ class EncodeTask(Task):
 
 
 def _still_crf(checkpoint: Checkpoint) -> int:
-    """The CRF of the stills that pipelines of its version encode."""
+    """Return the CRF at which pipelines of this version compress stills."""
     return LATER_STILL_CRF if (checkpoint.version or (0, 0)) >= (2, 4) else STILL_CRF
 
 
 def _write_all(stream: Iterable[mx.array], writer: LatentsWriter | None) -> LatentShape:
-    """Write the latents, on the rank that has a writer, as they come. Returns the shape of all together."""
+    """Write the latents of a stream, on the rank that has a writer. Returns the shape of all latents together."""
     num_latents = 0
     for latents in stream:
         batch, channels, count, height, width = latents.shape
@@ -373,7 +375,7 @@ def _write_all(stream: Iterable[mx.array], writer: LatentsWriter | None) -> Late
 
 
 def _describe_fit(video: VideoReader | ExrReader) -> str:
-    """Description of another frame size."""
+    """Describe a change of the frame size."""
     steps = [
         *["scaled"] * (video.scaled_size != video.source_size),
         *["cropped"] * (video.size != video.scaled_size),
@@ -382,7 +384,7 @@ def _describe_fit(video: VideoReader | ExrReader) -> str:
 
 
 def _describe_change(before: Fraction | None, after: Fraction | None) -> str:
-    """Description of another frame rate."""
+    """Describe a change of the frame rate."""
     if not before or not after or before == after:
         return ""
     change = "repeating" if after > before else "dropping"
@@ -390,7 +392,7 @@ def _describe_change(before: Fraction | None, after: Fraction | None) -> str:
 
 
 def _bytes_on_disk(source: Path) -> int:
-    """Size of a file, or of the files of a folder; 0 if there is none, which is an error when the item runs."""
+    """Return the size of a file, or of the files of a folder. A missing file has 0; it fails when the item runs."""
     with suppress(OSError):
         files = source.iterdir() if os.path.isdir(source) else [source]
         return sum(file.stat().st_size for file in files)

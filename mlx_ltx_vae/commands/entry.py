@@ -1,8 +1,9 @@
-"""The table of commands, and the run of each. Imports nothing that takes long."""
+"""Table of commands, and their run. This module imports nothing that takes long."""
 
 from ..startup import import_command
 
-#: What each command does. Its parser is in `parsers.PARSERS`, and `run(parser, arguments)` in `NAME_command.py`.
+#: Commands by name, with their descriptions. Parsers are in `parsers.PARSERS`, and `run(parser, arguments)` in
+#: `NAME_command.py`.
 COMMANDS = {
     "decode": "latents to videos",
     "preview": "latents to small videos or pictures, in seconds",
@@ -15,8 +16,8 @@ COMMANDS = {
 
 
 def run(name: str, argv: "list[str] | None") -> int:
-    """Run a command on its arguments, and return the exit code. What computes is imported when these are right."""
-    from .parsers import PARSERS  # which takes long
+    """Run a command and return the exit code. Modules that import MLX are imported after the arguments are checked."""
+    from .parsers import PARSERS  # a slow import
 
     parser = PARSERS[name]()
     parser.commands = PARSERS

@@ -12,7 +12,7 @@ from .running import print_report, run_command, write_line
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     return run_command(_info, arguments)
 
 

@@ -1,4 +1,4 @@
-"""The items of `decode` and `encode`, and their run: one path for one and for many, by one process or several ranks."""
+"""Items of `decode` and `encode`, one or many, and their run by one process or several ranks."""
 
 import csv
 import io
@@ -43,32 +43,32 @@ _PATH_COLUMNS = ("path", "media_path", "video", "video_path", "file", "file_name
 _MAX_LIST = 64_000_000  # bytes
 _MAX_INPUTS = 1_000_000
 _MAX_BATCH = 10_000
-_NAME = "{name}"  # stands for the name of the input, in an output
-_DESCRIPTORS = ("/dev/fd/", "/dev/stdin")  # of a shell's `@<(ls *.npy)`, whose names are relative to the working folder
+_NAME = "{name}"  # in an output, replaced by the name of the input
+_DESCRIPTORS = ("/dev/fd/", "/dev/stdin")  # for `@<(ls *.npy)`; its names are relative to the working folder
 
 
 @dataclass
 class Item:
-    """An input, its output, what a table says about it, and what becomes of it."""
+    """Input with its output, its settings in a table, and its result."""
 
     source: str
-    name: str  # for its output, without an ending; of a list's file its path in the list's folder
-    output: str | None = None  # as a table states it, then as `name_items` names it; None in a dry run without one
+    name: str  # for its output, without an ending; for an entry of a list, its path in the list's folder
+    output: str | None = None  # as a table states it, then as `name_items` names it; `None` in a dry run without -o
     folder: str = ""  # a table's output is relative to it, and outputs of lists and tables must be in it
-    size: Size | None = None  # this, `max_frames` and `fps` are a table's
+    size: Size | None = None  # this, `max_frames` and `fps` are the settings in a table
     max_frames: int | None = None
     fps: Fraction | None = None
     where: str | None = field(default=None, compare=False)  # the line of a list or table, for errors
     windows: Sequence[str] = ()  # the files of a film
-    # Known when its task is made, as all below. Several for a batch.
+    # From here on, known when the task of the item is made. A batch has several outputs.
     inputs: Sequence[str | os.PathLike] = ()  # all files that are read for it
     outputs: Sequence[str] = ()
-    beside: Mapping[str, Sequence[str]] = field(default_factory=dict)  # what else is written for each, by its kind
-    num_frames: int | None = None  # of this rank's outputs; None if it is not known yet
-    cost: int = 0  # the work, relative to other items
+    side_outputs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # other files to write, by their kind
+    num_frames: int | None = None  # of the outputs of this rank; `None` if it is not known yet
+    cost: int = 0  # relative to other items
     is_skipped: bool = False
-    values: dict[str, Any] = field(default_factory=dict)  # its report, JSON-serializable, or its plan in a dry run
-    text: str = ""  # the same as it is printed
+    values: dict[str, Any] = field(default_factory=dict)  # the report, or in a dry run the plan, JSON-serializable
+    text: str = ""  # the same values as text
     error: str | None = None
 
     @property
@@ -76,13 +76,15 @@ class Item:
         return not self.values and self.error is None and not self.is_skipped
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Take over the names of outputs that have got others, since files had taken these by then."""
+        """Replace names of outputs by new names, which they get if their files exist by the time they are written."""
         self.outputs = [names.get(output, output) for output in self.outputs]
-        self.beside = {kind: [names.get(name, name) for name in given] for kind, given in self.beside.items()}
+        self.side_outputs = {
+            kind: [names.get(name, name) for name in paths] for kind, paths in self.side_outputs.items()
+        }
         self.output = None if self.output is None else names.get(self.output, self.output)
 
     def as_dict(self) -> dict[str, Any]:
-        """The item's result, JSON-serializable."""
+        """Return the result of the item, JSON-serializable."""
         output = list(self.outputs) if len(self.outputs) > 1 else self.output
         state = {"skipped": True} if self.error is None else {"error": self.error}
         return {"source": self.source, "output": output, **(self.values or state)}
@@ -99,9 +101,9 @@ class Item:
         if "seconds" in values:
             frames = f"{format_count(values['frames'], 'frame')}{keyframes}"
             return f"{self.source}{target}: {frames}, {values['seconds']:.2f} s"
-        how = plan["mode"] if plan["mode"] != "exact" else f"exact by {plan['order']}"
+        method = plan["mode"] if plan["mode"] != "exact" else f"exact by {plan['order']}"
         frames = f"{format_count(plan['frames'], 'frame')} of {plan['width']}x{plan['height']}"
-        return f"{self.source}{target}: {frames}{keyframes}, {how}, peak {format_bytes(plan['peak_bytes'])}"
+        return f"{self.source}{target}: {frames}{keyframes}, {method}, peak {format_bytes(plan['peak_bytes'])}"
 
 
 def is_list(argument: str) -> bool:
@@ -115,7 +117,7 @@ def has_table(arguments: Sequence[str]) -> bool:
 
 
 def read_inputs(arguments: Sequence[str], *, with_sizes: bool) -> list[Item]:
-    """The inputs that arguments name, in order; `with_sizes` if width, height, frames and fps of tables are read."""
+    """Return the inputs that arguments name, in order. `with_sizes`: read width, height, frames and fps of tables."""
     items: list[Item] = []
     for argument in arguments:
         if is_list(argument):
@@ -126,7 +128,7 @@ def read_inputs(arguments: Sequence[str], *, with_sizes: bool) -> list[Item]:
 
 
 def join_items(items: Sequence[Item]) -> Item:
-    """The item of a film, whose windows are the given files, and the latent files in the given folders."""
+    """Return the item of a film. Its windows are the files of the items, and the latent files in folders among them."""
     for item in items:
         if item.output:
             raise ItemsError(f"{item.where}: states an output, and all windows have one; name it with -o alone.")
@@ -137,9 +139,9 @@ def join_items(items: Sequence[Item]) -> Item:
 def agree_on_film(
     windows: Sequence[LatentsInfo], fps: Fraction | None, carry: int | None, scale: ScaleFactors
 ) -> tuple[Fraction | None, int]:
-    """Return the frame rate and the carry of a film: the given ones, or what its windows state.
+    """Return the frame rate and the carry of a film.
 
-    Raises a `LatentsError` for windows that differ in what is not given.
+    Where `fps` or `carry` is `None`, the windows state it; a `LatentsError` is raised if they differ.
     """
     rates: dict[Fraction | None, str] = {}
     carries: dict[int, str] = {}
@@ -148,33 +150,34 @@ def agree_on_film(
         if info.carry is not None:
             carries.setdefault(info.carry, info.source)
     if len(rates) > 1 and fps is None:
-        (rate, path), (other, name), *_ = rates.items()
-        raise LatentsError(f"{name}: states {other or 'no'} frames per second, and {path} {rate or 'none'}; add --fps.")
+        (rate, path), (other_rate, name), *_ = rates.items()
+        raise LatentsError(
+            f"{name}: states {other_rate or 'no'} frames per second, and {path} {rate or 'none'}; add --fps."
+        )
     if carry is not None or not carries:
         return fps or windows[0].fps, DEFAULT_CARRY if carry is None else carry
-    (carry, path), *others = carries.items()
-    if others:
-        raise LatentsError(
-            f"{others[0][1]}: states a carry of {others[0][0]} frames, and {path} of {carry}; add --carry."
-        )
+    (carry, path), *other_carries = carries.items()
+    if other_carries:
+        other_carry, name = other_carries[0]
+        raise LatentsError(f"{name}: states a carry of {other_carry} frames, and {path} of {carry}; add --carry.")
     if rule := scale.carry_rule(carry):
         raise LatentsError(f"{path}: states a carry of {carry}, and windows share {rule}; add --carry.")
     return fps or windows[0].fps, carry
 
 
 def _files_in(source: str) -> Sequence[str]:
-    """A file, or the latent files in a folder, in the order of the numbers in their names."""
+    """Return the source if it is a file, or the latent files in a folder, ordered by the numbers in their names."""
     if not os.path.isdir(source):
         return [source]
     endings = tuple(chain.from_iterable(reader.endings for reader in READERS))
-    found = [name for name in os.listdir(source) if name.lower().endswith(endings) and not name.startswith(".")]
-    if not found:
+    names = [name for name in os.listdir(source) if name.lower().endswith(endings) and not name.startswith(".")]
+    if not names:
         raise ItemsError(f"{source}: this folder has no latent files ({', '.join(endings)}); name another one.")
-    parts = {name: re.split(r"([0-9]+)", name) for name in found}
+    parts = {name: re.split(r"([0-9]+)", name) for name in names}
     order = {
         name: [int(part) if index % 2 else part for index, part in enumerate(split)] for name, split in parts.items()
     }
-    return [os.path.join(source, name) for name in sorted(found, key=lambda name: (order[name], name))]
+    return [os.path.join(source, name) for name in sorted(names, key=lambda name: (order[name], name))]
 
 
 def _stem(source: str) -> str:
@@ -183,18 +186,18 @@ def _stem(source: str) -> str:
 
 
 def _read_list(path: str, with_sizes: bool) -> list[Item]:
-    read = _read_table(path, with_sizes) if has_table([path]) else _read_lines(path)
-    found = list(islice(read, _MAX_INPUTS + 1))
-    if not found:
+    entries = _read_table(path, with_sizes) if has_table([path]) else _read_lines(path)
+    items = list(islice(entries, _MAX_INPUTS + 1))
+    if not items:
         raise ItemsError(f"{path}: names no file; write one path per line.")
-    if len(found) > _MAX_INPUTS:
+    if len(items) > _MAX_INPUTS:
         raise ItemsError(f"{path}: names more than {_MAX_INPUTS:,} files; split it.")
-    return found
+    return items
 
 
 @contextmanager
 def _open_list(path: str, newline: str | None = None) -> Iterator[io.TextIOWrapper]:
-    """A list, which may be a pipe, as text."""
+    """Yield the text of a list, which may be a pipe."""
     try:
         yield io.TextIOWrapper(io.BytesIO(read_small_file(path, _MAX_LIST, pipes=True)), "utf-8-sig", newline=newline)
     except FileNotFoundError:
@@ -209,22 +212,22 @@ def _read_lines(path: str) -> Iterator[Item]:
     with _open_list(path) as lines:
         for number, line in enumerate(map(str.strip, lines), 1):
             if line and not line.startswith("#"):
-                yield _listed(line, path, f"{path}, line {number}")
+                yield _parse_item(line, path, f"{path}, line {number}")
 
 
-def _listed(line: str, path: str, where: str) -> Item:
-    """The input that a line of a list names, relative to the list's folder."""
-    line = _parse_path(line, where)
+def _parse_item(line: str, path: str, where: str) -> Item:
+    """Return the input that a line of a list names. Its path is relative to the folder of the list."""
+    relative_path = _parse_path(line, where)
     folder = "" if path.startswith(_DESCRIPTORS) else os.path.dirname(path)
-    source = os.path.join(folder, line)
-    inside = os.path.relpath(source, folder or ".")
-    is_inside = inside.split(os.sep)[0] not in (os.pardir, os.curdir)
-    name = os.path.splitext(inside)[0] if is_inside else _stem(source)
+    source = os.path.join(folder, relative_path)
+    path_in_folder = os.path.relpath(source, folder or ".")
+    is_inside = path_in_folder.split(os.sep)[0] not in (os.pardir, os.curdir)
+    name = os.path.splitext(path_in_folder)[0] if is_inside else _stem(source)
     return Item(source, name, folder=folder, where=where)
 
 
 def _parse_path(text: str, where: str) -> str:
-    """The path that a list or table states."""
+    """Return the path that a list or a table states, with `~` expanded."""
     if text == "-" or "\0" in text:
         raise ItemsError(f"{where}: {quote(text)} is not the path of a file.")
     return os.path.expanduser(text)
@@ -236,8 +239,8 @@ def _read_table(path: str, with_sizes: bool) -> Iterator[Item]:
         columns = {name.strip().lower(): name for name in reader.fieldnames or ()}
         paths = [name for name in _PATH_COLUMNS if name in columns]
         if len(paths) != 1:
-            found = f"has the columns {' and '.join(paths)}" if paths else "has no column with paths"
-            raise ItemsError(f"{path}: {found}; its first line must name one of {', '.join(_PATH_COLUMNS)}.")
+            problem = f"has the columns {' and '.join(paths)}" if paths else "has no column with paths"
+            raise ItemsError(f"{path}: {problem}; its first line must name one of {', '.join(_PATH_COLUMNS)}.")
         for fields in reader:
             where = f"{path}, line {reader.line_num}"
             if "" in fields:
@@ -248,22 +251,22 @@ def _read_table(path: str, with_sizes: bool) -> Iterator[Item]:
             if not row[paths[0]]:
                 raise ItemsError(f"{where}: has no {paths[0]}.")
             output = _parse_path(row.get("output") or "", where) or None
-            listed = replace(_listed(row[paths[0]], path, where), output=output)
-            yield _with_sizes(listed, row, where) if with_sizes else listed
+            item = replace(_parse_item(row[paths[0]], path, where), output=output)
+            yield _add_sizes(item, row, where) if with_sizes else item
 
 
-def _with_sizes(listed: Item, row: dict[str, str], where: str) -> Item:
-    width, height = (_whole(row, name, where) for name in ("width", "height"))
+def _add_sizes(item: Item, row: dict[str, str], where: str) -> Item:
+    width, height = (_parse_count(row, name, where) for name in ("width", "height"))
     if (width is None) != (height is None):
         raise ItemsError(f"{where}: states only one of width and height; state both or none.")
     size = (width, height) if width and height else None
-    frames = [_whole(row, name, where) for name in ("frames", "num_frames")]
+    frames = [_parse_count(row, name, where) for name in ("frames", "num_frames")]
     fps = find_fps(where, row["fps"], ItemsError) if row.get("fps") else None
-    return replace(listed, size=size, max_frames=frames[0] or frames[1], fps=fps)
+    return replace(item, size=size, max_frames=frames[0] or frames[1], fps=fps)
 
 
-def _whole(row: dict[str, str], name: str, where: str) -> int | None:
-    """A whole number above 0, also with decimals that are 0, as programs write whole numbers that may be missing."""
+def _parse_count(row: dict[str, str], name: str, where: str) -> int | None:
+    """Return a whole number above 0, or `None` if the row has none. Decimals (of columns with gaps) must be 0."""
     text = row.get(name)
     if not text:
         return None
@@ -274,12 +277,12 @@ def _whole(row: dict[str, str], name: str, where: str) -> int | None:
 
 
 def are_many(arguments: Sequence[str]) -> bool:
-    """Return whether arguments name more than one input; a list always does, whatever its length."""
+    """Return whether arguments name several inputs. A list counts as several, whatever its length."""
     return len(arguments) > 1 or any(map(is_list, arguments))
 
 
 def find_pattern(arguments: Sequence[str], output: str | None, ending: str) -> str | None:
-    """The output of each input, with `{name}` for the input's name. For many, `out/` is `out/{name}` and an ending."""
+    """Return the pattern of outputs. For several inputs, `out/` becomes `out/{name}` with the ending."""
     if are_many(arguments) and ("-" in arguments or output == "-"):
         raise ItemsError("- is standard input or output, which takes one input; name files.")
     if output is None or _NAME in output or not are_many(arguments):
@@ -292,11 +295,11 @@ def find_pattern(arguments: Sequence[str], output: str | None, ending: str) -> s
 
 
 def name_items(items: Sequence[Item], pattern: str | None, *, is_dry_run: bool) -> list[Item]:
-    """The items with their outputs, without which they may be in a dry run.
+    """Return the items with their outputs. Only in a dry run may an item have no output.
 
-    Outputs that a table states replace the pattern. They are relative to its folder, or to the table's without one.
+    Outputs that a table states replace the pattern. They are relative to its folder, or without one to the table's.
     """
-    items = [_with_output(item, pattern) for item in items]
+    items = [_add_output(item, pattern) for item in items]
     check_outputs(items)
     for item in items:
         if item.output is None and not is_dry_run:
@@ -304,7 +307,7 @@ def name_items(items: Sequence[Item], pattern: str | None, *, is_dry_run: bool) 
     return items
 
 
-def _with_output(item: Item, pattern: str | None) -> Item:
+def _add_output(item: Item, pattern: str | None) -> Item:
     folder = item.folder if pattern is None else os.path.dirname(pattern.split(_NAME)[0])
     output = os.path.join(folder, item.output) if item.output else pattern and pattern.replace(_NAME, item.name)
     return replace(item, output=output, folder=folder)
@@ -315,7 +318,7 @@ def check_outputs(items: Sequence[Item]) -> None:
     owners: dict[str, int] = {}
     folders = {folder: os.path.realpath(folder) for folder in {item.folder for item in items}}
     for index, item in enumerate(items):
-        for output in [*item.outputs, *chain(*item.beside.values())] or ([item.output] if item.output else []):
+        for output in [*item.outputs, *chain(*item.side_outputs.values())] or ([item.output] if item.output else []):
             owner = owners.setdefault(file_key(output), index)
             if owner != index:
                 raise ItemsError(
@@ -330,15 +333,15 @@ def check_outputs(items: Sequence[Item]) -> None:
                 )
 
 
-def check_not_inputs(items: Sequence[Item], others: Sequence[str | os.PathLike]) -> None:
-    """Check that no output of complete items is a file that is read: for any of them, or one of the others."""
-    inputs = InputFiles(chain(others, *((item.source, *item.inputs) for item in items)))
-    for output in chain.from_iterable((*item.outputs, *chain(*item.beside.values())) for item in items):
+def check_not_inputs(items: Sequence[Item], other_inputs: Sequence[str | os.PathLike]) -> None:
+    """Check that no output of complete items is an input of any of them, or one of `other_inputs`."""
+    inputs = InputFiles(chain(other_inputs, *((item.source, *item.inputs) for item in items)))
+    for output in chain.from_iterable((*item.outputs, *chain(*item.side_outputs.values())) for item in items):
         inputs.check_output(output)
 
 
 def all_exist(outputs: Sequence[str]) -> bool:
-    """True if an item's outputs are there: files, or folders of stills that are not empty. False for no outputs."""
+    """Return whether an item has outputs, and all of them exist. Folders of stills must not be empty."""
     return bool(outputs) and all(map(_exists, outputs))
 
 
@@ -358,7 +361,7 @@ def make_folder(output: str) -> None:
 
 
 def name_outputs(output: str, batch: int, still: str | None = None) -> list[str]:
-    """The output of each video of a batch: clip.mp4 -> clip-0.mp4; out/ -> out-0/; f/%05d.png -> f-0/%05d.png.
+    """Return the outputs of a batch of videos: clip.mp4 -> clip-0.mp4; out/ -> out-0/; f/%05d.png -> f-0/%05d.png.
 
     `still` is the ending of stills, for a batch with one frame each: out/ -> out/00000.png; f/%05d.png -> f/00000.png.
     """
@@ -382,9 +385,9 @@ def name_outputs(output: str, batch: int, still: str | None = None) -> list[str]
 
 @dataclass(eq=False)
 class Job(ABC):
-    """Job of a `decode` or `encode` command, which adds its own settings, and its run by all ranks.
+    """Job of a `decode` or `encode` command, and its run by all ranks. Subclasses add settings.
 
-    `ranks` are the ranks that run an item together: this one alone if there are many items, which all ranks share.
+    `ranks` are the ranks that run an item together. Of many items, each rank runs some alone.
     """
 
     network: ClassVar[str]  # "decoder" or "encoder"
@@ -398,30 +401,30 @@ class Job(ABC):
     rank_timeout: int
     dry_run: bool
     skip_existing: bool
-    overwrite: bool | None  # None for the rule of each kind of output
+    overwrite: bool | None  # `None` means the rule of each kind of output
     json: bool
     quiet: bool
     debug: bool
-    # From `run` on.
+    # Set by `run`.
     checkpoint: Checkpoint = field(init=False)
     machine: Machine = field(init=False)
     ranks: Ranks = field(init=False)
-    plans: dict[Any, Any] = field(init=False, default_factory=dict)  # by what they depend on, for items that are alike
+    plans: dict[Any, Any] = field(init=False, default_factory=dict)  # by the values on which they depend
     _all_ranks: Ranks = field(init=False)
     _loaded: VideoVAE | None = field(init=False, default=None)
-    _task: "Task | None" = field(init=False, default=None)  # of the only item, which may be a pipe and is opened once
+    _task: "Task | None" = field(init=False, default=None)  # of a single item, which may be a pipe and is opened once
 
     @abstractmethod
     def open(self) -> Checkpoint:
-        """Open the checkpoint that it runs."""
+        """Open the checkpoint of the job."""
 
     @abstractmethod
     def make_task(self, item: Item) -> "Task":
-        """The run of an item."""
+        """Make the task of an item."""
 
     @property
     def is_many(self) -> bool:
-        """True if there may be several items. An error of one then does not stop the others."""
+        """Flag: there may be several items. Then an error of one item does not stop the others."""
         return are_many(self.sources) and not self.join
 
     @cached_property
@@ -430,10 +433,10 @@ class Job(ABC):
         return self.checkpoint.used(self.network)
 
     def load(self) -> VideoVAE:
-        """The network with its weights, which are read once."""
+        """Load the network. Its weights are read once."""
         if self._loaded is None:
-            chosen = {network: network == self.network for network in ("encoder", "decoder")}
-            self._loaded = VideoVAE.from_pretrained(self.checkpoint, dtype=self.dtype, **chosen)
+            networks = {network: network == self.network for network in ("encoder", "decoder")}
+            self._loaded = VideoVAE.from_pretrained(self.checkpoint, dtype=self.dtype, **networks)
         return self._loaded
 
     @cached_property
@@ -443,16 +446,16 @@ class Job(ABC):
     def run(self) -> None:
         """Run all inputs, or plan them in a dry run, and report.
 
-        Several ranks run one input together. Of many, each takes whole ones, longest first, and writes them to its
-        disk. The first rank reports. The error of the only input is raised, or an `ItemsError` at the end if any of
-        many failed.
+        Several ranks run a single input together. Of many inputs, each rank runs some alone, the longest first, and
+        writes their outputs to its disk. The first rank reports. The error of a single input is raised. If any of many
+        inputs fails, an `ItemsError` is raised at the end.
         """
         ranks = join_ranks(self.distributed, self.rank_timeout)
         if ranks is None:
             return
-        listed = read_inputs(self.sources, with_sizes=self.network == "encoder")
-        listed = [join_items(listed)] if self.join else listed
-        items = name_items(listed, self.pattern, is_dry_run=self.dry_run)
+        items = read_inputs(self.sources, with_sizes=self.network == "encoder")
+        items = [join_items(items)] if self.join else items
+        items = name_items(items, self.pattern, is_dry_run=self.dry_run)
         self.checkpoint = ranks.together(self.open)
         ranks.check_same(lambda: {"the checkpoints": self.checkpoint.description})
         ranks.check_same(lambda: {"the weights": self.checkpoint.sample()})
@@ -462,7 +465,7 @@ class Job(ABC):
 
     def _run_items(self, items: Sequence[Item]) -> None:
         start = time.perf_counter()
-        self._all_ranks.together(lambda: self._measure(items))
+        self._all_ranks.together(lambda: self._prepare_items(items))
         if not self.is_many:
             (item,) = items
             item.is_skipped = all(self._all_ranks.gather(item.is_skipped))
@@ -470,15 +473,15 @@ class Job(ABC):
             if self._all_ranks.is_first:
                 self._report(item)
             return
-        own = self._deal(items)
-        if not self.dry_run and any(items[index].is_pending for index in own):
+        indices = self._choose_items(items)
+        if not self.dry_run and any(items[index].is_pending for index in indices):
             self.load()  # so that an error of the weights is not one of each item
-        self._run_many([items[index] for index in own])
-        self._join(items, own)
+        self._run_many([items[index] for index in indices])
+        self._join(items, indices)
         if self._all_ranks.is_first:
             self._summarize(items, time.perf_counter() - start)
 
-    def _measure(self, items: Sequence[Item]) -> None:
+    def _prepare_items(self, items: Sequence[Item]) -> None:
         for item in items:
             try:
                 task = self.make_task(item)
@@ -491,28 +494,28 @@ class Job(ABC):
         lists = [source.removeprefix("@") for source in self.sources if is_list(source)]
         check_not_inputs(items, [*lists, *self.checkpoint.files])
 
-    def _deal(self, items: Sequence[Item]) -> list[int]:
-        """The indices of the items that this rank takes."""
+    def _choose_items(self, items: Sequence[Item]) -> list[int]:
+        """Return the indices of the items that this rank runs."""
         ranks = self._all_ranks
         ranks.check_same(lambda: {"the inputs": [[item.source, item.output] for item in items]})
-        # By what the first rank sees, so that all deal alike, also where a file is missing on one of them.
+        # The costs on the first rank count for all, since a file may be missing on another rank.
         costs = ranks.gather([item.cost if item.is_pending else 0 for item in items])[0]
         ranks.work_alone()
         return [index for index, rank in enumerate(ranks.deal(costs)) if rank == ranks.rank]
 
     def _run_many(self, items: Sequence[Item]) -> None:
-        """Run items in order, and print a line for each."""
+        """Run items in order, and print a line about each item."""
         frames = [item.num_frames for item in items if item.is_pending]
         with self._progress_bar(None if None in frames else sum(number or 0 for number in frames)) as bar:
             for number, item in enumerate(items, 1):
                 self._run_item(item, bar, label=f"{number} of {len(items)} ")
-                self._show(item)
+                self._print_result(item)
 
     def _run_item(self, item: Item, bar: FrameBar | None, *, label: str = "") -> None:
-        """Run an item, or plan it in a dry run, unless it is skipped. An error becomes its own; Ctrl-C does not."""
+        """Run an item, or plan it in a dry run, unless it is skipped. Errors are stored in it, except Ctrl-C."""
         if not item.is_pending:
             return
-        mx.reset_peak_memory()  # each report states its item's
+        mx.reset_peak_memory()  # each report states the peak of one item
         ranks = self.ranks
         try:
             task = self._task or self.make_task(item)
@@ -523,7 +526,7 @@ class Job(ABC):
                     item.values, item.text = plan_report(task.plan, task.networks())
                     return
                 ranks.check_same(task.sample)
-                for output in chain(item.outputs, *item.beside.values()) if self.is_many else ():
+                for output in chain(item.outputs, *item.side_outputs.values()) if self.is_many else ():
                     make_folder(output)
                 if bar is None:
                     bar = stack.enter_context(self._progress_bar(item.num_frames))
@@ -535,48 +538,48 @@ class Job(ABC):
             self._fail(item, error)
 
     def _fail(self, item: Item, error: Exception) -> None:
-        """Note the error of an item. A single item's error is raised as it is."""
+        """Store the error of one of many items. Raise the error of a single item."""
         if not self.is_many:
             raise error
         if self.debug:
             print_traceback(error)
         item.error = describe_error(error)
 
-    def _join(self, items: Sequence[Item], own: Sequence[int]) -> None:
-        """Note what other ranks report of their items."""
+    def _join(self, items: Sequence[Item], indices: Sequence[int]) -> None:
+        """Store the results of the items that other ranks have run."""
         names = ("values", "error", "is_skipped")
-        reports = [(index, {name: getattr(items[index], name) for name in names}) for index in own]
+        reports = [(index, {name: getattr(items[index], name) for name in names}) for index in indices]
         for index, states in chain(*self._all_ranks.gather(reports)):
             vars(items[index]).update(states)
 
     @contextmanager
     def _progress_bar(self, num_frames: int | None) -> Iterator[FrameBar]:
-        """A progress bar, or lines now and then if standard error is no terminal; nothing if no report is wanted.
+        """Yield a progress bar. It prints some lines if standard error is no terminal, and nothing with -q or --json.
 
-        `num_frames` is the total; None if it is unknown.
+        `num_frames` is the total, or `None` if it is unknown.
         """
-        is_wanted = not (self.quiet or self.json)
-        is_shown = is_wanted and sys.stderr.isatty()
-        write = partial(write_line, file=sys.stderr) if is_wanted else None
-        with FrameBar(total=num_frames, disable=not is_shown, write=write, dynamic_ncols=True, miniters=1) as bar:
-            end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if is_shown else None
+        has_progress = not (self.quiet or self.json)
+        has_bar = has_progress and sys.stderr.isatty()
+        write = partial(write_line, file=sys.stderr) if has_progress else None
+        with FrameBar(total=num_frames, disable=not has_bar, write=write, dynamic_ncols=True, miniters=1) as bar:
+            end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if has_bar else None
             yield bar
             if end_line is not None:
                 end_line.cancel()
 
     def _report(self, item: Item) -> None:
-        """Print what became of the only item."""
+        """Print the report of a single item."""
         if self.json:
             print_report(json.dumps(item.values or item.as_dict()))
         elif item.is_skipped:
-            self._show(item)
+            self._print_result(item)
         elif self.dry_run:
             print_report(item.text)
         elif not self.quiet:
             print_report(item.text, file=sys.stderr if item.output == "-" else sys.stdout)
 
-    def _show(self, item: Item) -> None:
-        """Print the line of an item: an error always, on standard error; the others unless only JSON is wanted."""
+    def _print_result(self, item: Item) -> None:
+        """Print the result of an item in one line: an error on standard error, others unless -q or --json is set."""
         if item.error is not None:
             write_line(f"error: {item}", sys.stderr)
         elif not self.quiet and not self.json:
@@ -584,18 +587,18 @@ class Job(ABC):
 
     def _summarize(self, items: Sequence[Item], seconds: float) -> None:
         """Print the summary of many items, or the JSON object."""
-        done = [item.values for item in items if item.values]
+        reports = [item.values for item in items if item.values]
         skipped, failed = sum(item.is_skipped for item in items), sum(item.error is not None for item in items)
         summary = {"items": [item.as_dict() for item in items], "skipped": skipped, "failed": failed}
         summary["vae"] = self.used
-        lines = [f"Inputs: {len(done)} {'planned' if self.dry_run else 'done'}, {skipped} skipped, {failed} failed"]
+        lines = [f"Inputs: {len(reports)} {'planned' if self.dry_run else 'done'}, {skipped} skipped, {failed} failed"]
         if not self.dry_run:
-            frames = sum(values["frames"] for values in done)
-            peak = max((values["peak_memory_bytes"] for values in done), default=0)
+            frames = sum(values["frames"] for values in reports)
+            peak = max((values["peak_memory_bytes"] for values in reports), default=0)
             summary |= {"frames": frames, "seconds": seconds, "peak_memory_bytes": peak}
-            if done:
+            if reports:
                 lines += [f"Frames: {frames}, {format_rate(frames, seconds)}", f"Peak MLX memory: {format_bytes(peak)}"]
-        if done:
+        if reports:
             lines.append(f"VAE: {describe_networks({'vae': self.used})}")
         if self.json:
             print_report(json.dumps(summary))
@@ -606,9 +609,9 @@ class Job(ABC):
 
 
 class Task(ABC):
-    """An item on its way through a network. Making a task reads no more than headers, and completes the item."""
+    """Run of an item. Making a task reads no more than headers, and completes the item."""
 
-    plan: Plan  # from `open` on
+    plan: Plan  # set by `open` at the latest
 
     def __init__(self, job: Job, item: Item) -> None:
         self._job, self._item = job, item
@@ -618,45 +621,45 @@ class Task(ABC):
         """Read all latents that are decoded, and raise a `LatentsError` for values that are not finite."""
 
     def open(self) -> AbstractContextManager[object]:
-        """Hold the input open, and plan, until the end of the block. Nothing is written."""
+        """Open the input for a block, and plan. Nothing is written."""
         return nullcontext()
 
     def describe(self) -> dict[str, Any]:
-        """Values that are the same for all ranks that run the item together, by name: headers' and the plan."""
+        """Return the headers and the plan by name, which must be the same on all ranks that run the item together."""
         return {"the plans": self.plan.as_dict()}
 
     def sample(self) -> dict[str, Any]:
-        """The contents, or parts of them, in the form of `describe`."""
+        """Return the contents of the input, or parts of them, in the form of `describe`."""
         return {}
 
     def _name_outputs(self, outputs: list[str]) -> None:
-        """Complete the item with its outputs, and find out whether to skip it; an error if they must not exist."""
+        """Set the outputs of the item, and find out whether to skip it. Outputs that must not exist are an error."""
         job, self._item.outputs = self._job, outputs
         self._item.is_skipped = job.skip_existing and all_exist(outputs)
         for output in outputs if job.overwrite is False else ():
             check_absent(output)
 
     def networks(self) -> dict[str, dict[str, str]]:
-        """Reports of the networks, by their names in reports."""
+        """Return the reports of the networks, by their names in reports."""
         return {"vae": self._job.used}
 
     @abstractmethod
     def run(self, bar: FrameBar) -> None:
-        """Run the item, and complete it with its report."""
+        """Run the item, and set its report."""
 
-    def _report(self, work: Work, sent_bytes: int, done: str, **values: Any) -> None:
-        """Complete the item with its report. All ranks that have run it together call this.
+    def _report(self, work: Work, sent_bytes: int, summary: str, **values: Any) -> None:
+        """Set the report of the item. All ranks that have run it together call this.
 
-        `sent_bytes` are this rank's. `done` says what was made. `values` are JSON-serializable and include the seconds,
-        and of pictures the frames of all outputs.
+        `sent_bytes` is the number for this rank. `summary` describes the output. `values` are JSON-serializable and
+        include the seconds, and for pictures the number of frames of all outputs.
         """
-        ranks, outputs, others = self._job.ranks, self._item.outputs, self._item.beside
-        sent, peaks = zip(*ranks.gather([sent_bytes, mx.get_peak_memory()]), strict=True)
+        ranks, outputs, side_outputs = self._job.ranks, self._item.outputs, self._item.side_outputs
+        sent_by_rank, peaks = zip(*ranks.gather([sent_bytes, mx.get_peak_memory()]), strict=True)
         name = _first_last(outputs) if outputs != ["-"] else "standard output"
         networks = self.networks()
         peak = f"peak MLX memory {', '.join(map(format_bytes, peaks))}"
-        lines = [f"{name}: {done}; {peak}; {describe_networks(networks)}"]
-        for kind, names in others.items():
+        lines = [f"{name}: {summary}; {peak}; {describe_networks(networks)}"]
+        for kind, names in side_outputs.items():
             lines[0] += f"; {kind.replace('_', ' ')} {_first_last(names)}" if names != outputs else ""
         values |= {
             "peak_memory_bytes": peaks[0],
@@ -664,38 +667,38 @@ class Task(ABC):
             **networks,
             "output": _one_or_all(outputs),
         }
-        values |= {kind: _one_or_all(names) for kind, names in others.items()}
+        values |= {kind: _one_or_all(names) for kind, names in side_outputs.items()}
         if ranks.group is not None:
             values |= {
                 "ranks": ranks.size,
                 "distributed": work.value,
-                "exchanged_bytes": sum(sent),
+                "exchanged_bytes": sum(sent_by_rank),
                 "peak_memory_bytes_per_rank": list(peaks),
             }
             shared = "bands of rows" if work is Work.ROWS else "whole videos"
-            lines.append(f"Ranks: {ranks.size}, each {shared}; {format_bytes(sum(sent))} exchanged")
+            lines.append(f"Ranks: {ranks.size}, each {shared}; {format_bytes(sum(sent_by_rank))} exchanged")
         self._item.values, self._item.text = values, "\n".join(lines)
 
 
 def plan_report(plan: Plan, networks: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, Any], str]:
-    """The report of a plan and the networks that it is of, JSON-serializable and as text."""
+    """Return the report of a plan and its networks, JSON-serializable and as text."""
     sound = plan.sound
     values = {"plan": plan.as_dict(), **networks} | ({"audio": sound.as_dict()} if sound else {})
     return values, f"{plan}\nVAE      {describe_networks(networks)}" + (f"\n\n{sound}" if sound else "")
 
 
 def describe_networks(networks: Mapping[str, Mapping[str, str]]) -> str:
-    """The result of `Checkpoint.used` as the end of a line: "vae.safetensors (LTX-2.3, convolutional decoder)"."""
+    """Describe results of `Checkpoint.used` to end a line: "vae.safetensors (LTX-2.3, convolutional decoder)"."""
 
     def describe(used: Mapping[str, str]) -> str:
-        what = used["generation"] + (f", {used['decoder']} decoder" if "decoder" in used else "")
-        return f"{Path(used['file']).name} ({what})" if "file" in used else what
+        network = used["generation"] + (f", {used['decoder']} decoder" if "decoder" in used else "")
+        return f"{Path(used['file']).name} ({network})" if "file" in used else network
 
     return printable(", ".join(map(describe, networks.values())))
 
 
 def describe_blending(plan: Plan) -> str:
-    """Remark about a plan with tiles for the last line of a run; "" for exact plans."""
+    """Describe the tiles of a plan for the last line of a run. Exact plans have an empty description."""
     return f"tiled (blended in {' and '.join(plan.blended)}), " if plan.blended else ""
 
 
@@ -708,26 +711,26 @@ def _one_or_all(names: Sequence[str]) -> str | list[str]:
 
 
 def find_keyframes(
-    given: str | None, clip: LatentsFile, decoder: NetworkSpec, *, is_dry_run: bool
+    path: str | None, clip: LatentsFile, decoder: NetworkSpec, *, is_dry_run: bool
 ) -> KeyframesFile | None:
-    """The keyframes of a file that is given, or those in the latent file; None if there are none.
+    """Return the keyframes in the file `path`, or without it in the latent file, or `None` if there are none.
 
-    Warns if the decoder takes none, or does not tag them, which a decode says itself. Raises a `LatentsError` for bad
-    ones.
+    Warns if the decoder takes none, or does not tag them. The second warning is for dry runs, since a decode warns
+    itself. Raises a `LatentsError` for invalid keyframes.
     """
-    source = given or clip.info.source
-    if given is None and not clip.has_keyframes:
+    source = path or clip.info.source
+    if path is None and not clip.has_keyframes:
         return None
     if decoder.keyframe_warning and (is_dry_run or decoder.variant is None):
         warn(f"{source}: {decoder.keyframe_warning}")
     if decoder.variant is None:
         return None
-    if given is None:
+    if path is None:
         return clip.find_keyframes()
-    file = open_keyframes(given, clip.info.num_frames)
+    file = open_keyframes(path, clip.info.num_frames)
     if file is None:
         names = f"{STILL_NAMES[0]} and {NUMBER_NAMES[0]}"
-        raise LatentsError(f"{given}: has no keyframes in the video; name a file with the tensors {names}.")
+        raise LatentsError(f"{path}: has no keyframes in the video; name a file with the tensors {names}.")
     file.check(clip.shape)
     if clip.has_keyframes:
         warn(f"{clip.info.source}: its keyframes are not used, since --keyframes names others.")

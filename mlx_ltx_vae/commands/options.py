@@ -1,4 +1,4 @@
-"""The options of the commands, as typed values. Imports no MLX."""
+"""Options of the commands, as typed values. This module imports no MLX."""
 
 import argparse
 import re
@@ -49,7 +49,7 @@ def add_latents_options(group: argparse._ActionsContainer) -> None:
 
 
 def add_tile_batch_option(how: argparse._ActionsContainer) -> None:
-    """Add the option of commands that take tiles."""
+    """Add the option of commands that run tiles."""
     batch = "tiles that run together (default: 1)"
     how.add_argument("--tile-batch-size", type=positive, default=1, metavar="N", help=batch)
 
@@ -64,8 +64,8 @@ OVERWRITE_RULE = (
 def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsContainer) -> None:
     """Add the options of commands that run a network.
 
-    To the `group`, how they may use memory, and in which precision; to the parser, what to do with outputs that exist,
-    what to report, and the options of every command.
+    The `group` gets the options of memory, precision and ranks. The parser gets the options of existing outputs and of
+    reports, and the options of every command.
     """
     budget = """the most memory to use, weights and MLX's buffer cache included: 8GB, 500MB, or 50%% of the available
         memory; refuses what does not fit (default: 50%%, or more if nothing fits in that)"""
@@ -90,12 +90,12 @@ def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsCon
 
 
 def take(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The arguments of these names, by name."""
+    """Return the arguments of these names, by name."""
     return {name: getattr(arguments, name) for name in names}
 
 
 def pick(kind: type[ValueT], arguments: argparse.Namespace, **values: object) -> ValueT:
-    """A dataclass of the arguments that have the names of its fields, and of other values."""
+    """Make a dataclass from the arguments with the names of its fields, and from other values."""
     names = {field.name for field in fields(kind) if field.init} - values.keys()  # type: ignore[arg-type]
     return kind(**take(arguments, *names), **values)
 
@@ -106,10 +106,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepOption:
-    """An option of `decode` that adds a step between decoder and outputs.
+    """Option of `decode` that adds a step between decoder and outputs.
 
-    `make` names a function, "module:function", which is imported when the option is given. It returns the step of an
-    argument, or raises a `ValueError` or a `WriterError` that says what it may be.
+    `make` names a function, "module:function", which is imported when the option is used. It returns the step of an
+    argument, or raises a `ValueError` or a `WriterError` that states which arguments are valid.
     """
 
     name: str  # such as "--grain"
@@ -119,7 +119,7 @@ class StepOption:
 
     @property
     def dest(self) -> str:
-        return f"step{self.name}"  # unlike any other
+        return f"step{self.name}"  # differs from the destinations of all other options
 
 
 #: In the order in which the steps run.
@@ -127,7 +127,7 @@ STEP_OPTIONS: tuple[StepOption, ...] = ()
 
 
 def add_input_options(parser: CommandParser, *, output: str, demo: str, model: str = "VAE", more: str) -> None:
-    """Add the latents, their output and what `more` it may be, the checkpoint, and what to decode."""
+    """Add the latents, their output, the checkpoint and the frames to decode. `more` names more kinds of output."""
     files = """latent files: .safetensors, .latent, .npy, .npz; - for standard input; @clips.txt for a list of files,
         one per line; clips.csv for a table with a column path, and optionally output"""
     parser.add_argument("latents", nargs="*", metavar="LATENTS", help=files)
@@ -158,12 +158,12 @@ def add_input_options(parser: CommandParser, *, output: str, demo: str, model: s
     some.add_argument("--first-seconds", type=duration, metavar="S", help="decode only the first S seconds, at --fps")
     add_latents_options(parser)
     unnormalized = "the latents are unnormalized, as diffusers' LTX-2 pipelines return them"
-    # None: what the file states.
+    # `None` means as the file states.
     parser.add_argument("--unnormalized", action="store_true", default=None, help=unnormalized)
 
 
 def add_mode_options(how: argparse._ArgumentGroup) -> None:
-    """Add the options of how it is decoded."""
+    """Add the options of mode, order and tiles."""
     mode = """exact: in pieces, with the frames of a single pass up to rounding. single: the whole clip at once, in
         memory that grows with it. tiled: in overlapping tiles that are blended, so not exact. auto (default): exact,
         and tiles only if nothing exact fits the memory budget"""
@@ -273,26 +273,28 @@ def add_video_options(video: argparse._ArgumentGroup) -> None:
 
 
 def chosen_steps(arguments: argparse.Namespace) -> "tuple[FrameStep, ...]":
-    """The steps that the arguments ask for, in order."""
+    """Return the steps of the arguments, in order."""
     steps = (getattr(arguments, option.dest) for option in STEP_OPTIONS)
     return tuple(step for step in steps if step is not None)
 
 
-def choose_frames(wanted: slice | None, num_frames: int, source: str) -> tuple[int, int] | None:
-    """The frames that are wanted of a video, as `plan_decode` takes them. None for all.
+def choose_frames(frames: slice | None, num_frames: int, source: str) -> tuple[int, int] | None:
+    """Return the first frame of a range and one more than the last, as `plan_decode` takes them. `None` means all.
 
-    Like a slice, they end with the video; a warning if they were to end later, and a `PlanError` if there are none.
+    Like a slice, the range ends with the video. Warns if it would end later, and raises a `PlanError` if it is empty.
     """
-    if wanted is None:
+    if frames is None:
         return None
-    _, end, _ = wanted.indices(num_frames)
-    start = wanted.start if wanted.start >= 0 else max(0, num_frames + wanted.start)
-    asked, length = format_range(wanted), format_count(num_frames, "frame")
+    _, end, _ = frames.indices(num_frames)
+    start = frames.start if frames.start >= 0 else max(0, num_frames + frames.start)
+    range_text, length = format_range(frames), format_count(num_frames, "frame")
     if start >= end:
-        raise PlanError(f"{source}: the video has {length}, and none of {asked}; choose frames within 0:{num_frames}.")
-    if end < (wanted.stop or end):
-        found = f"the video has {length}, so of the frames {asked} only {format_are(end - start)} decoded"
-        warn(f"{source}: {found}.")
+        raise PlanError(
+            f"{source}: the video has {length}, and none of {range_text}; choose frames within 0:{num_frames}."
+        )
+    if end < (frames.stop or end):
+        problem = f"the video has {length}, so of the frames {range_text} only {format_are(end - start)} decoded"
+        warn(f"{source}: {problem}.")
     return start, end
 
 

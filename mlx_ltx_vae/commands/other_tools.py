@@ -2,7 +2,8 @@
 
 from collections.abc import Collection
 
-#: Options here, the first that a command has, or a sentence; and the words for them elsewhere, without dashes.
+#: Options of this package (the first that a command has is used) or a sentence, and their names in other tools, without
+#: dashes.
 _WORDS = {
     "--output": "out output-path output-file output-dir output-folder output-directory save-path save-to destination",
     "--model": "vae vae-path vae-model checkpoint checkpoint-path ckpt ckpt-path model-path model-id model-name "
@@ -60,7 +61,7 @@ _WORDS = {
 
 
 def find_other(option: str, option_names: Collection[str]) -> str | None:
-    """Return the equivalent of another tool's option, among `option_names` of a command, or a sentence."""
+    """Return a hint about an option of another tool, or `None`. `option_names` are the options of the command."""
     word = option.lstrip("-").replace("_", "-").lower()
     for targets, words in _WORDS.items():
         if word in words.split():

@@ -1,4 +1,4 @@
-"""The command lines of the commands. Imports no MLX: --help and --version work without its backend."""
+"""Parsers of the commands. This module imports no MLX, so that --help and --version work without its backend."""
 
 import argparse
 import re
@@ -47,7 +47,7 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def decode_parser() -> CommandParser:
-    """The command line of `decode`."""
+    """Make the parser of `decode`."""
     parser = CommandParser(
         first=("latents", "output", "model", "fps", "frames", "memory_budget", "codec", "crf", "audio", "dry_run"),
         prog="python -m mlx_ltx_vae.decode",
@@ -78,7 +78,7 @@ def decode_parser() -> CommandParser:
 
 
 def preview_parser() -> CommandParser:
-    """The command line of `preview`."""
+    """Make the parser of `preview`."""
     parser = CommandParser(
         first=("latents", "output", "model", "demo", "fps", "frames", "memory_budget", "dry_run"),
         prog="python -m mlx_ltx_vae.preview",
@@ -103,7 +103,7 @@ def preview_parser() -> CommandParser:
 
 
 def encode_parser() -> CommandParser:
-    """The command line of `encode`."""
+    """Make the parser of `encode`."""
     parser = CommandParser(
         first=("video", "output", "model", "size", "fit", "frames", "fps", "audio_model", "memory_budget", "dry_run"),
         prog="python -m mlx_ltx_vae.encode",
@@ -160,7 +160,7 @@ def encode_parser() -> CommandParser:
 
 
 def _still_crf(text: str) -> int | Literal["auto"]:
-    """The type of `--compress`, also where no number was given."""
+    """Parse `--compress 33`. Without a number, the argument is "auto"."""
     if text == "auto":
         return "auto"
     if not re.fullmatch("[0-9]{1,2}", text) or int(text) > MAX_STILL_CRF:
@@ -169,12 +169,12 @@ def _still_crf(text: str) -> int | Literal["auto"]:
 
 
 def _frames_to_encode(text: str) -> slice:
-    """The type of `--frames 24:48`, or of `--frames 24` for the first 24."""
+    """Parse `--frames 24:48`, or `--frames 24` for the first 24."""
     return slice(0, positive(text)) if text.isdecimal() else frame_range(text)
 
 
 def info_parser() -> CommandParser:
-    """The command line of `info`."""
+    """Make the parser of `info`."""
     parser = CommandParser(
         prog="python -m mlx_ltx_vae.info",
         usage="%(prog)s FILE... [options]",
@@ -201,7 +201,7 @@ def info_parser() -> CommandParser:
 
 
 def convert_parser() -> CommandParser:
-    """The command line of `convert`."""
+    """Make the parser of `convert`."""
     parser = CommandParser(
         prog="python -m mlx_ltx_vae.convert",
         usage="%(prog)s SOURCE -o FOLDER [options]\n       %(prog)s --verify A B [options]",
@@ -227,7 +227,7 @@ def convert_parser() -> CommandParser:
 
 
 def bench_parser() -> CommandParser:
-    """The command line of `bench`."""
+    """Make the parser of `bench`."""
     parser = CommandParser(
         prog="python -m mlx_ltx_vae.bench",
         usage="%(prog)s [-m VAE | --generation NAME] [options]",
@@ -263,16 +263,16 @@ def bench_parser() -> CommandParser:
 
 
 class _ProgramParser(CommandParser):
-    """Parses options up to the program; the program and its own arguments stay as they are."""
+    """Parser of options before a program. The program and its arguments stay as they are."""
 
     def parse_inputs(self, argv: list[str] | None) -> argparse.Namespace:
-        own: list[str] = []
+        option_arguments: list[str] = []
         program = sys.argv[1:] if argv is None else list(argv)
         while program and program[0] not in ("--", "-m") and program[0].startswith("-"):
             action = self._option_string_actions.get(program[0])
             count = 2 if action is not None and action.nargs is None else 1
-            own, program = own + program[:count], program[count:]
-        arguments = self.parse_args(own)
+            option_arguments, program = option_arguments + program[:count], program[count:]
+        arguments = self.parse_args(option_arguments)
         arguments.program = program[1:] if program[:1] == ["--"] else program
         if arguments.program in ([], ["-m"]):
             self.error("give the program to run, such as: -- ltx-2-mlx generate ...")
@@ -280,7 +280,7 @@ class _ProgramParser(CommandParser):
 
 
 def run_parser() -> CommandParser:
-    """The command line of `run`."""
+    """Make the parser of `run`."""
     parser = _ProgramParser(
         prog="python -m mlx_ltx_vae.run",
         usage="%(prog)s [options] -- PROGRAM [ARGUMENTS]\n       %(prog)s [options] -- -m MODULE [ARGUMENTS]",
@@ -315,9 +315,10 @@ PARSERS: dict[str, Callable[[], CommandParser]] = {
 
 
 def completion(shell: str, commands: Mapping[str, str]) -> str:
-    """The script for a shell, of commands with their descriptions. Raises `LTXVAEError` if shtab is missing.
+    """Return the completion script of a shell. `commands` are the descriptions of the commands by name.
 
-    It is static: Tab starts no Python, which would take as long as an import of MLX.
+    The script is static: Tab starts no Python, which would take as long as an import of MLX. Raises an `LTXVAEError`
+    if shtab is missing.
     """
     try:
         import shtab
@@ -333,8 +334,8 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
     parser.add_argument("--completion", choices=SHELLS, help="print the completion script of a shell")
     subparsers = parser.add_subparsers()
     for name, description in commands.items():
-        added = subparsers.add_parser(name, parents=[PARSERS[name]()], add_help=False, help=description)
-        for action in added._actions:
+        subparser = subparsers.add_parser(name, parents=[PARSERS[name]()], add_help=False, help=description)
+        for action in subparser._actions:
             action.help = action.help and shorten(action.help)
             action.choices = action.choices or names.get(action.dest)
             if action.choices is None and action.metavar in PATHS:

@@ -1,4 +1,4 @@
-"""`python -m mlx_ltx_vae.preview`: latents to a small clip or a contact sheet, by a decoder that takes seconds."""
+"""`python -m mlx_ltx_vae.preview`: decode latents to a small clip or a contact sheet, with a fast decoder."""
 
 import argparse
 

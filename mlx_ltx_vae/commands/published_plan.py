@@ -1,4 +1,4 @@
-"""`decode --dry-run --generation NAME`: the plan of a published VAE, without a checkpoint and latents."""
+"""`decode --dry-run --generation NAME`: print the plan of a published VAE, without a checkpoint and latents."""
 
 import argparse
 import json
@@ -15,17 +15,17 @@ from .cli import CommandParser
 from .jobs import plan_report
 from .running import print_report, run_command
 
-_OWN = ("size", "num_frames", "sound")  # go with --generation only
-_SHARED = (
+_GENERATION_OPTIONS = ("size", "num_frames", "sound")  # need --generation
+_SHARED_OPTIONS = (
     *("memory_budget", "dtype", "mode", "order", "chunk", "tile", "tile_frames", "preset", "tile_batch_size", "steps"),
     *("bit_depth", "fps", "dry_run", "json", "quiet", "debug"),
 )
 
 
 def wants_published_plan(parser: CommandParser, arguments: argparse.Namespace) -> bool:
-    """Return whether a plan without files is wanted. Wrong usage if an option does not go with it, or only with it."""
+    """Return whether --generation requests a plan without files. Exit with 2 for options that do not fit."""
     if arguments.generation is None:
-        for name in _OWN:
+        for name in _GENERATION_OPTIONS:
             if getattr(arguments, name):
                 parser.error(f"--{name.replace('_', '-')} goes with --generation, for a plan without files")
         return False
@@ -33,7 +33,9 @@ def wants_published_plan(parser: CommandParser, arguments: argparse.Namespace) -
         parser.error("--generation names no file to decode with; add --dry-run for the plan, or give -m VAE")
     if arguments.latents:
         parser.error("--generation plans without files; leave out LATENTS")
-    parser.refuse_others(arguments, ["generation", *_OWN, *_SHARED], "--generation plans without files")
+    parser.refuse_others(
+        arguments, ["generation", *_GENERATION_OPTIONS, *_SHARED_OPTIONS], "--generation plans without files"
+    )
     with parser.wrong_usage():
         PublishedVAE.find(arguments.generation)
     if arguments.size is None or arguments.num_frames is None:
@@ -42,14 +44,14 @@ def wants_published_plan(parser: CommandParser, arguments: argparse.Namespace) -
 
 
 def with_preset(options: Mapping[str, Any], name: str | None, video: Grid) -> Mapping[str, Any]:
-    """The options of a video's plan with the tiles of a preset, which may depend on the size; None for no preset."""
+    """Return the options of a plan with the tiles of a preset, which may depend on the size. `None` means no preset."""
     num_frames, height, width = video
     tiling = preset(name, height, width, num_frames) if name else None
     return {**options, "mode": "tiled", "tiling": tiling} if tiling else options
 
 
 def print_published_plan(parser: CommandParser, arguments: argparse.Namespace, options: Mapping[str, Any]) -> int:
-    """Print the plan that `decode` would follow; returns the exit code."""
+    """Print the plan that `decode` would follow, and return the exit code."""
     width, height = arguments.size
     video = arguments.num_frames, height, width
     with parser.wrong_usage():

@@ -1,4 +1,4 @@
-"""`mlx_ltx_vae run`: runs a Python program in this process, with the decoders of apps that it imports replaced."""
+"""`mlx_ltx_vae run`: run a Python program in this process, with the decoders of apps that it imports replaced."""
 
 import argparse
 import atexit

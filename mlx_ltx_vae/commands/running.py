@@ -1,4 +1,4 @@
-"""Runs commands: exit codes, reports, and one-line errors and warnings."""
+"""Run of a command: exit codes, reports, and one-line errors and warnings."""
 
 import argparse
 import atexit
@@ -35,12 +35,12 @@ from .cli import BROKEN_PIPE, describe_output_error, finish_output, leave_it_to_
 def run_command(
     command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace, *, computes: bool = False
 ) -> int:
-    """Run a command and return its exit code. `computes` is True if it runs a network in this process.
+    """Run a command and return its exit code. `computes` means that it runs a network in this process.
 
     0: done. 1: failed, with one line on standard error. 130, 143, 129, 131: ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT.
     (`CommandParser` exits with 2.) A warning is one line on standard error.
     """
-    # MLX asks for this before Python shuts down; some versions are reported to abort at exit (134) without it.
+    # MLX requires this call before Python shuts down; some versions are reported to abort at exit (134) without it.
     atexit.unregister(mx.clear_streams)
     atexit.register(mx.clear_streams)
     code = _run(command, arguments, computes)
@@ -56,7 +56,7 @@ def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Name
     try:
         if computes and is_cpu():
             delay_signals(compiler_search())
-        # Signals are ignored after this block, so that an error is the only line.
+        # Signals are ignored after this block, so that only the error is printed.
         with explained_device_errors(), ended_by_signals(_is_silent), warnings.catch_warnings(), speaking_of_options():
             warnings.showwarning = _show_warning
             if computes and not rank_if_launched() and has_reference_blas():
@@ -85,13 +85,13 @@ def _print_error(text: str) -> None:
 
 
 def _is_silent(number: signal.Signals) -> bool:
-    """Return whether another rank reports the end by a signal: the launcher ends all ranks when one has failed."""
+    """Return whether another rank reports the signal. The launcher ends all ranks when one has failed."""
     rank = rank_if_launched()
     return rank is not None and (rank > 0 or number is not signal.SIGINT)
 
 
 def _describe_for_rank(error: Exception) -> str:
-    """Return an error in one line. If the first rank may report it, this returns only if that rank does not."""
+    """Describe an error in one line. If the first rank may report it, wait, and return only if that rank does not."""
     rank = rank_if_launched()
     if rank is None:
         return describe_error(error)
@@ -106,12 +106,12 @@ def _describe_for_rank(error: Exception) -> str:
 
 
 def print_report(report: object, file: TextIO | None = None) -> None:
-    """Print a text of several lines, made `printable`. Names in it must be so before: they may have line breaks."""
+    """Print the `printable` form of a text of several lines. Names in it must already be `printable`."""
     print(_escape_lines(report), file=file)
 
 
 def print_traceback(error: Exception) -> None:
-    """Print the traceback as Python does, made `printable`."""
+    """Print the traceback as Python does, in its `printable` form."""
     _print_error(_escape_lines("".join(traceback.format_exception(error))))
 
 
@@ -120,7 +120,7 @@ def _escape_lines(text: object) -> str:
 
 
 def write_line(text: str, file: TextIO) -> None:
-    """Print a line, made `printable`, without delay, and keep a progress bar intact."""
+    """Print the `printable` form of a line, flush it, and keep a progress bar intact."""
     try:
         Bar.write(printable(text), file=file)
         file.flush()
