@@ -1,4 +1,4 @@
-"""Files: opened only if they are files, unchanged while they are read, and whole when they appear under a name."""
+"""Files: only regular files are opened, changes during a read are noticed, and outputs are complete or absent."""
 
 import errno
 import fcntl
@@ -29,8 +29,8 @@ from .errors import LTXVAEError, WriterError, excerpt, option, quote, warn
 from .process import Cleanup, remove_file, remove_folder, uninterrupted
 from .units import format_bytes
 
-_COPIED_AT_ONCE = 2**20  # bytes
-START_BYTES = 32  # that `find_format` needs, if the file has them
+_COPY_BYTES = 2**20  # that are in memory at once
+START_BYTES = 32  # of a file, which `find_format` needs; a file may have fewer
 
 
 class Format(Enum):
@@ -46,12 +46,12 @@ class Format(Enum):
 
 
 def find_format(start: bytes) -> Format | None:
-    """The format of a file that starts with these bytes; None if it is another one."""
+    """Return the format of a file that starts with these bytes. `None` means another format."""
     # The length may begin as any other format does, but a header follows it.
     if start[8:9] == Format.SAFETENSORS.value:
         return Format.SAFETENSORS
-    others = [known for known in Format if known is not Format.SAFETENSORS]
-    return next((known for known in others if start.lstrip().startswith(known.value)), None)
+    formats = [format for format in Format if format is not Format.SAFETENSORS]
+    return next((format for format in formats if start.lstrip().startswith(format.value)), None)
 
 
 # Keeps other entries than tensors (fps, sizes) as metadata, where `load_latents` finds it.
@@ -64,7 +64,7 @@ _CONVERT = (
 
 
 def torch_conversion(source: str | os.PathLike) -> str:
-    """End of an error that says what to do with a file of `torch.save`, which is never read here."""
+    """Return the end of an error about a file of `torch.save`, which is never read: the command that converts it."""
     path = Path(source)
     target = path.with_suffix(".safetensors")
     if target == path:
@@ -75,19 +75,19 @@ def torch_conversion(source: str | os.PathLike) -> str:
 
 SAMPLE_BYTES = 2**14  # of each of the three parts of a sample
 
-#: Device, number, size and time of the last change.
+#: Device, inode, size, and time of the last change in nanoseconds.
 FileState = tuple[int, int, int, int]
 
 
 def file_state(file: int | str | os.PathLike) -> FileState:
-    """Identity of an open file, or a path's file, which is the same until the file is replaced or written to."""
+    """Return the state of an open file or of a path's file, which changes when the file is replaced or written to."""
     status = os.stat(file)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def open_file(path: str | os.PathLike, *, pipes: bool = False) -> IO[bytes]:
     """Open a regular file, also through links, or a pipe if `pipes` are allowed. Anything else is an `OSError`."""
-    mode = os.stat(path).st_mode  # before it is opened, which may have effects
+    mode = os.stat(path).st_mode  # looked at first, since opening a device may have effects
     if stat.S_ISFIFO(mode) and not pipes:
         raise OSError(errno.EINVAL, "a pipe instead of a file", os.fspath(path))
     if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode) and not stat.S_ISDIR(mode):
@@ -96,12 +96,12 @@ def open_file(path: str | os.PathLike, *, pipes: bool = False) -> IO[bytes]:
 
 
 def expand_home(path: str | os.PathLike) -> Path:
-    """The path with "~" as the user's home, if it begins with that: "./~.npy" is the name of a file."""
+    """Return the path with a leading "~" replaced by the user's home: "./~.npy" is the name of a file."""
     return Path(os.path.expanduser(path))
 
 
 def is_pipe(path: str | os.PathLike) -> bool:
-    """Return whether there is a named pipe, as far as that can be found out."""
+    """Return whether the path is a named pipe. A path that cannot be looked at is none."""
     try:
         return stat.S_ISFIFO(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -109,7 +109,7 @@ def is_pipe(path: str | os.PathLike) -> bool:
 
 
 def standard_input(content: str, error: type[LTXVAEError]) -> IO[bytes]:
-    """Standard input, which is expected to have some content; an `error` if nothing can come from it."""
+    """Return standard input, from which `content` is read; raise an `error` if it is closed or a terminal."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):  # None, replaced, or closed
@@ -120,18 +120,18 @@ def standard_input(content: str, error: type[LTXVAEError]) -> IO[bytes]:
 
 
 def copy_stream(stream: IO[bytes], path: Path, source: str, error: type[LTXVAEError], start: bytes = b"") -> None:
-    """Write what a stream still has after its `start` to a file in a temporary folder."""
+    """Copy a stream, whose first bytes `start` were read already, to a file in a temporary folder."""
     try:
         with path.open("wb") as copy:
             copy.write(start)
-            shutil.copyfileobj(stream, copy, _COPIED_AT_ONCE)
+            shutil.copyfileobj(stream, copy, _COPY_BYTES)
     except OSError as reason:
         text = f"{source}: cannot be copied to {path.parent.parent} ({reason.strerror or reason})"
         raise error(f"{text}; set TMPDIR to a larger disk, or name a file.") from reason
 
 
 def explain_missing(path: str | os.PathLike, kind: str) -> str:
-    """Why a file cannot be found, as the end of a sentence: it is not there, or a folder above it is closed."""
+    """Return the end of a sentence: why a file cannot be found. It is missing, or a folder above it cannot be read."""
     try:
         os.stat(path)
     except (OSError, ValueError) as error:
@@ -141,12 +141,12 @@ def explain_missing(path: str | os.PathLike, kind: str) -> str:
 
 
 def explain_unwritable(folder: str | os.PathLike) -> str:
-    """Why no file can be made in a folder, as the end of a sentence."""
+    """Return the end of a sentence: why no file can be made in a folder."""
     return "is read-only" if os.path.isdir(folder) else "is not a folder" if os.path.exists(folder) else "is missing"
 
 
 def read_small_file(path: str | os.PathLike, max_bytes: int, *, pipes: bool = False) -> bytes:
-    """The content of a file that is opened as `open_file`. More than `max_bytes`, which are not read, are an error."""
+    """Return the content of a file, opened as by `open_file`. More than `max_bytes` are an `OSError`."""
     with open_file(path, pipes=pipes) as file:
         is_larger = os.fstat(file.fileno()).st_size > max_bytes  # a file with holes: nothing is allocated
         content = b"" if is_larger else file.read(max_bytes + 1)
@@ -156,7 +156,7 @@ def read_small_file(path: str | os.PathLike, max_bytes: int, *, pipes: bool = Fa
 
 
 def read_sample(file: IO[bytes], begin: int, end: int) -> bytes:
-    """The first, the middle and the last 16 kB between two positions of a file, which may have 40 GB."""
+    """Read the first, the middle and the last 16 kB between two positions of a file, which may have 40 GB."""
     if end - begin <= 3 * SAMPLE_BYTES:
         file.seek(begin)
         return file.read(end - begin)
@@ -168,15 +168,18 @@ def read_sample(file: IO[bytes], begin: int, end: int) -> bytes:
 
 
 def sample_path(path: Path) -> list[tuple[str, int, str]]:
-    """(name, size, hash of a sample) of a file, whose name is left out, or of each file in a folder; else nothing."""
+    """Return (name, size, hash of a sample) of a file, with the name "", or of each file in a folder.
+
+    The list is empty if there is no such path.
+    """
     if os.path.isfile(path):
         size = path.stat().st_size
         with path.open("rb") as file:
             return [("", size, hashlib.sha256(read_sample(file, 0, size)).hexdigest())]
     if not os.path.isdir(path):
         return []
-    found = [(file.name, sample_path(file)) for file in sorted(path.iterdir()) if file.is_file()]
-    return [(name, size, digest) for name, [(_, size, digest)] in found]
+    samples = [(file.name, sample_path(file)) for file in sorted(path.iterdir()) if file.is_file()]
+    return [(name, size, digest) for name, [(_, size, digest)] in samples]
 
 
 _DTYPES = {
@@ -184,9 +187,9 @@ _DTYPES = {
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
 }  # fmt: skip
-# The budget of what a file from outside may have, whatever its format.
-MAX_HEADER_BYTES, MAX_MEMBERS = 2**24, 2**16  # read before any value: more than ten times any whole model's
-MAX_WHOLE_BYTES = 2**31  # of values that can only be read at once: an hour of video at 768x512
+# Limits on the files of users, for every format.
+MAX_HEADER_BYTES, MAX_MEMBERS = 2**24, 2**16  # more than ten times those of the largest model
+MAX_WHOLE_BYTES = 2**31  # of values that can only be read all at once: an hour of video at 768x512
 MAX_INSPECTED_VALUES = 2**26  # for statistics in a report: seven minutes of video at 768x512
 MAX_DEFLATION, UNSUSPECTED_BYTES = 100, 10**8  # deflate makes noise 1 to 2 times smaller, and zeros 1,000 times
 
@@ -199,16 +202,19 @@ def check_header(num_bytes: int, num_members: int) -> None:
 
 
 class TensorHeader(NamedTuple):
-    """A tensor of a file, known by the header."""
+    """Entry of a tensor in the header of a file."""
 
-    dtype: str  # "float32", "bfloat16", "uint8"; for what neither numpy nor MLX has, the file's name, as "F8_E4M3"
+    dtype: str  # "float32", "bfloat16", "uint8"; the file's name for dtypes of neither numpy nor MLX, such as "F8_E4M3"
     shape: tuple[int, ...]
-    begin: int  # where its values begin and end in the file
-    end: int
+    begin: int  # position of the first byte of its values in the file
+    end: int  # position after their last byte
 
 
 def read_header(stream: IO[bytes] | io.RawIOBase) -> tuple[dict[str, TensorHeader], dict[str, str]]:
-    """The tensors of a safetensors file by name, in the order of their data, and its metadata; else a `ValueError`."""
+    """Return the tensors of a safetensors file by name, in the order of their data, and its metadata.
+
+    Raises a `ValueError` for a file that is damaged, or of another format.
+    """
     size, start = stream.seek(0, os.SEEK_END), 8
     stream.seek(0)
     text = stream.read(start)
@@ -217,7 +223,7 @@ def read_header(stream: IO[bytes] | io.RawIOBase) -> tuple[dict[str, TensorHeade
     start += length
     check_header(len(text) - 8, text.count(b'"data_offsets"'))
     try:
-        deserialize(text)  # the values are missing, which is the last thing that it complains about
+        deserialize(text)  # it checks that the values are there last, after everything else
     except SafetensorError as error:
         if "file not fully covered" not in str(error):
             raise ValueError(excerpt(str(error).removeprefix("Error while deserializing: "), 120)) from error
@@ -233,25 +239,25 @@ def read_header(stream: IO[bytes] | io.RawIOBase) -> tuple[dict[str, TensorHeade
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object without repeated names."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Return a JSON object; raise a `ValueError` for repeated names."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise ValueError(f"it has {quote(name, 40)} twice")
-    return found
+    return entries
 
 
 _STANDARD_STREAM = "-"
-_Identity = tuple[int, int]  # device and number
+_Identity = tuple[int, int]  # device and inode
 
 
 def file_key(path: str | os.PathLike) -> str:
-    """The same for names that are one file through links, or on a file system that ignores case: as on most Macs."""
+    """Return a key that is equal for names of one file: through links, or in another case, which most Macs ignore."""
     return unicodedata.normalize("NFC", os.path.realpath(path)).casefold()
 
 
 class InputFiles:
-    """Files that are read, by name and by what the file system knows them as. "-" is standard input."""
+    """Files that are read, by name and by device and inode. "-" is standard input."""
 
     def __init__(self, paths: Iterable[str | os.PathLike]) -> None:
         self._names: set[str] = set()
@@ -259,8 +265,8 @@ class InputFiles:
         for path in paths:
             if path != _STANDARD_STREAM:
                 self._names.add(file_key(path))
-            if found := _identity(0 if path == _STANDARD_STREAM else path):
-                self._identities.add(found)
+            if identity := _identity(0 if path == _STANDARD_STREAM else path):
+                self._identities.add(identity)
 
     def check_output(self, output: str | os.PathLike) -> None:
         """Raise a `WriterError` if an output ("-" is standard output) is one of the files."""
@@ -272,7 +278,7 @@ class InputFiles:
 
 
 def _identity(file: str | os.PathLike | int) -> _Identity | None:
-    """The identity of a regular file; None for others, where nothing is lost."""
+    """Return the identity of a regular file. `None` means another file, where nothing is lost."""
     with suppress(OSError, ValueError):  # ValueError: a NUL in the name, which is an error where it is opened
         status = os.stat(file)
         if stat.S_ISREG(status.st_mode):
@@ -283,7 +289,7 @@ def _identity(file: str | os.PathLike | int) -> _Identity | None:
 _MAX_STEM = 200  # bytes
 _MAX_ENDING = 20  # characters
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without fsync
-_LOCK_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW  # never of what a link points to; a pipe is not waited for
+_LOCK_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW  # follows no link, waits for no pipe
 
 
 @contextmanager
@@ -312,7 +318,7 @@ def check_absent(target: str | os.PathLike) -> None:
 
 
 def numbered_names(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
-    """The names that follow one: clip.mp4 -> clip-1.mp4, clip-2.mp4; LTX_00009_.mp4 -> LTX_00010_.mp4."""
+    """Yield the names that follow one: clip.mp4 -> clip-1.mp4, clip-2.mp4; LTX_00009_.mp4 -> LTX_00010_.mp4."""
     stem, suffix = (path.name, "") if is_folder else (path.stem, path.suffix)
     match = re.fullmatch(r"(.*[-_])([0-9]{1,9})(_?)", stem, re.DOTALL)
     head, number, tail = match.groups() if match else (f"{_cut(stem)}-", "0", "")
@@ -321,15 +327,15 @@ def numbered_names(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
 
 
 def _cut(stem: str) -> str:
-    """The beginning of a long name, which leaves room for more."""
+    """Return the beginning of a long name, which leaves room for more characters."""
     return os.fsencode(stem)[:_MAX_STEM].decode(sys.getfilesystemencoding(), "ignore")
 
 
 def create_part(target: Path, create: Callable[[Path], object]) -> tuple[Path, int]:
     """Create a hidden, partial file or folder beside `target`, so that a rename stays on one file system.
 
-    It is locked until `remove_part`, or the end of this process, after which the next one for the same target removes
-    it. Its name has the same ending and at most 255 bytes.
+    It is locked until `remove_part` or the end of this process. A part that nobody has locked is removed when the next
+    part for the same target is created. Its name has the same ending and at most 255 bytes.
     """
     head, tail = f".{_cut(target.stem)}.", f".part{target.suffix if len(target.suffix) <= _MAX_ENDING else ''}"
     _remove_abandoned(target.parent, re.compile(re.escape(head) + "[0-9a-f]{8}" + re.escape(tail)))
@@ -338,7 +344,7 @@ def create_part(target: Path, create: Callable[[Path], object]) -> tuple[Path, i
         create(path)
         with suppress(FileNotFoundError):
             lock = os.open(path, _LOCK_FLAGS)
-            with suppress(OSError):  # on file systems without locks, nobody can take it for abandoned
+            with suppress(OSError):  # on file systems without locks, no process removes abandoned parts
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if path.exists():  # another process may have removed it before it was locked
                 return path, lock
@@ -355,10 +361,11 @@ def remove_part(path: Path, lock: int) -> None:
 
 
 def _remove_abandoned(folder: Path, name: re.Pattern[str]) -> None:
+    """Remove the entries of a folder that match the pattern and that no process has locked."""
     with suppress(OSError):
         for entry in os.listdir(folder):
             if name.fullmatch(entry):
-                with suppress(OSError):  # it is locked, or another user's
+                with suppress(OSError):  # it belongs to another user
                     path = folder / entry
                     lock = os.open(path, _LOCK_FLAGS)
                     try:
@@ -370,10 +377,10 @@ def _remove_abandoned(folder: Path, name: re.Pattern[str]) -> None:
 
 
 def sync(descriptor: int, *, drive: bool = True) -> None:
-    """Wait until an open file or folder is on the disk, and with `drive` no longer in the memory of the drive alone."""
-    full = getattr(fcntl, "F_FULLFSYNC", None)  # of macOS, whose fsync leaves data in that memory
+    """Wait until an open file or folder is on the disk, with `drive` also the data in the drive's cache."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)  # of macOS, whose fsync leaves data in that cache
     if full is not None and drive:
-        with suppress(OSError):  # file systems of networks have fsync only
+        with suppress(OSError):  # network file systems have only fsync
             fcntl.fcntl(descriptor, full)
             return
     try:
@@ -384,7 +391,7 @@ def sync(descriptor: int, *, drive: bool = True) -> None:
 
 
 def sync_file(descriptor: int, *, drive: bool = True) -> None:
-    """Call `sync` for a finished file. An empty one is an `OSError`: its writer failed without an error."""
+    """Call `sync` for a finished file. An empty file is an `OSError`: its writer failed without an error."""
     if not os.fstat(descriptor).st_size:
         raise OSError("what was written is empty; check the free disk space")
     sync(descriptor, drive=drive)
@@ -399,7 +406,7 @@ def sync_files(files: Sequence[Path]) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Wait until the names of the files in a folder are on the disk."""
-    with suppress(PermissionError):  # a folder may take files and not be readable
+    with suppress(PermissionError):  # a folder may be writable and not readable
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             sync(descriptor)
@@ -410,7 +417,7 @@ def sync_folder(folder: Path) -> None:
 def keep_mode(old: Path, new: Path, more: int = 0) -> None:
     """Give a file the permissions of the one that it replaces, if there is one, and `more`."""
     if os.path.isfile(old):
-        with suppress(OSError):  # of a file system without permissions
+        with suppress(OSError):  # a file system without permissions
             os.chmod(new, os.stat(old).st_mode & 0o777 | more)
 
 
@@ -488,8 +495,8 @@ class PartFile:
         with writing_to(self.target):
             if self._is_special:
                 sync_files([self.path])
-                with self.path.open("rb") as whole, self.target.open("wb") as target:
-                    shutil.copyfileobj(whole, target)
+                with self.path.open("rb") as content, self.target.open("wb") as target:
+                    shutil.copyfileobj(content, target)
                 path = self._real
             else:
                 path = take_name(self.path, self._real, overwrite=self._overwrite)
