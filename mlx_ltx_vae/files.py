@@ -17,9 +17,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from enum import Enum
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -188,7 +187,7 @@ _DTYPES = {
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
 }  # fmt: skip
 # Limits on the files of users, for every format.
-MAX_HEADER_BYTES, MAX_MEMBERS = 2**24, 2**16  # more than ten times those of the largest model
+MAX_HEADER_BYTES, MAX_MEMBERS = 2**24, 2**16  # more than ten times the largest model's
 MAX_WHOLE_BYTES = 2**31  # of values that can only be read all at once: an hour of video at 768x512
 MAX_INSPECTED_VALUES = 2**26  # for statistics in a report: seven minutes of video at 768x512
 MAX_DEFLATION, UNSUSPECTED_BYTES = 100, 10**8  # deflate makes noise 1 to 2 times smaller, and zeros 1,000 times
@@ -287,6 +286,8 @@ def _identity(file: str | os.PathLike | int) -> _Identity | None:
 
 
 _MAX_STEM = 200  # bytes
+_MAX_NUMBERS = 1000  # that are tried for an output
+_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _MAX_ENDING = 20  # characters
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without fsync
 _LOCK_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW  # follows no link, waits for no pipe
@@ -310,11 +311,21 @@ def check_name(target: str | os.PathLike) -> None:
         os.lstat(target)
 
 
-def check_absent(target: str | os.PathLike) -> None:
-    """Raise a `WriterError` for a file that exists. Named pipes, devices and folders are never replaced anyway."""
-    if os.path.isfile(target):
+def check_replaceable(target: str | os.PathLike, *, overwrite: bool) -> None:
+    """Raise a `WriterError` for a file that is read-only, or exists without `overwrite`.
+
+    Named pipes, devices and folders are never replaced anyway.
+    """
+    if not overwrite and os.path.isfile(target):
         way = option("pass overwrite=True", "add -y")
         raise WriterError(f"{target}: already exists; choose another name, or {way} to replace it.")
+    if is_read_only(target):
+        raise WriterError(f"{target}: already exists and is read-only; choose another name, or make it writable.")
+
+
+def is_read_only(path: str | os.PathLike) -> bool:
+    """Return whether there is a file that its permissions protect, also from root."""
+    return os.path.isfile(path) and not (os.stat(path).st_mode & _WRITABLE and os.access(path, os.W_OK))
 
 
 def numbered_names(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
@@ -337,8 +348,8 @@ def create_part(target: Path, create: Callable[[Path], object]) -> tuple[Path, i
     It is locked until `remove_part` or the end of this process. A part that nobody has locked is removed when the next
     part for the same target is created. Its name has the same ending and at most 255 bytes.
     """
-    head, tail = f".{_cut(target.stem)}.", f".part{target.suffix if len(target.suffix) <= _MAX_ENDING else ''}"
-    _remove_abandoned(target.parent, re.compile(re.escape(head) + "[0-9a-f]{8}" + re.escape(tail)))
+    head, tail = _part_affixes(target)
+    _remove_abandoned(target.parent, _part_pattern(target))
     while True:
         path = target.with_name(head + secrets.token_hex(4) + tail)
         create(path)
@@ -351,13 +362,23 @@ def create_part(target: Path, create: Callable[[Path], object]) -> tuple[Path, i
             os.close(lock)
 
 
+def _part_affixes(target: Path) -> tuple[str, str]:
+    return f".{_cut(target.stem)}.", f".part{target.suffix if len(target.suffix) <= _MAX_ENDING else ''}"
+
+
+def _part_pattern(target: Path) -> re.Pattern[str]:
+    """Return a pattern for the names of parts of a target."""
+    return re.compile("[0-9a-f]{8}".join(map(re.escape, _part_affixes(target))))
+
+
 def remove_part(path: Path, lock: int) -> None:
     """Remove what `create_part` has created, unless it has been renamed, and unlock it."""
     if path.is_dir():
         remove_folder(path)
     else:
         remove_file(path)
-    os.close(lock)
+    with suppress(OSError):
+        os.close(lock)
 
 
 def _remove_abandoned(folder: Path, name: re.Pattern[str]) -> None:
@@ -390,18 +411,17 @@ def sync(descriptor: int, *, drive: bool = True) -> None:
             raise
 
 
-def sync_file(descriptor: int, *, drive: bool = True) -> None:
-    """Call `sync` for a finished file. An empty file is an `OSError`: its writer failed without an error."""
-    if not os.fstat(descriptor).st_size:
+def check_not_empty(file: int | Path) -> None:
+    """Raise an `OSError` for a finished file that is empty: its writer failed without an error."""
+    if not os.stat(file).st_size:
         raise OSError("what was written is empty; check the free disk space")
-    sync(descriptor, drive=drive)
 
 
-def sync_files(files: Sequence[Path]) -> None:
-    """Wait until finished files are on the disk, see `sync_file`."""
+def _sync_files(files: Sequence[Path]) -> None:
+    """Wait until finished files are on the disk."""
     for index, path in enumerate(files, 1):
         with path.open("rb") as file:
-            sync_file(file.fileno(), drive=index == len(files))
+            sync(file.fileno(), drive=index == len(files))
 
 
 def sync_folder(folder: Path) -> None:
@@ -421,120 +441,252 @@ def keep_mode(old: Path, new: Path, more: int = 0) -> None:
             os.chmod(new, os.stat(old).st_mode & 0o777 | more)
 
 
-def take_name(part: Path, target: Path, *, overwrite: bool) -> Path:
-    """Move a finished file, or a folder of such, to `target`, and return its name, once both are on the disk.
-
-    A power cut leaves the old file or the whole new one. If the name is taken, or cannot be replaced, a finished output
-    is not lost: it gets the next free number.
-    """
-    is_folder = part.is_dir()
-    sync_files(sorted(part.iterdir()) if is_folder else [part])
+def _rename(path: Path, target: Path, *, overwrite: bool) -> None:
+    """Rename a file or a folder. Without `overwrite`, a name that is taken is a `FileExistsError`."""
+    if overwrite:
+        keep_mode(target, path)
+        os.replace(path, target)
+        return
+    # The name is reserved, since a rename replaces a file, or an empty folder, that another program has just created.
+    is_folder = path.is_dir()
     if is_folder:
-        sync_folder(part)
-    with uninterrupted():
-        path = _move(part, target, is_folder or overwrite, is_folder)
-    sync_folder(path.parent)
-    return path
+        target.mkdir()
+    else:
+        descriptor = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        with suppress(OSError):  # nothing was written to it
+            os.close(descriptor)
+    try:
+        os.replace(path, target)
+    except OSError:
+        remove = remove_folder if is_folder else remove_file
+        remove(target)
+        raise
+
+
+def take_name(path: Path, target: Path, *, overwrite: bool) -> Path:
+    """Rename a finished file or folder to `target`, or else to the next free number, and return its name.
+
+    A file replaces another one if `overwrite` is true and the system allows it. An `OSError` leaves it where it is.
+    """
+    names = islice(numbered_names(target, is_folder=path.is_dir()), _MAX_NUMBERS)
+    for name in chain([target], names):
+        replaces = overwrite and name == target and not is_read_only(name)
+        try:
+            _rename(path, name, overwrite=replaces)
+        except FileExistsError:
+            continue
+        except OSError:
+            if not replaces or not os.path.lexists(name):
+                raise  # the next number would fail too
+        else:
+            return name
+    raise FileExistsError(errno.EEXIST, f"its name and the next {_MAX_NUMBERS} are taken")
+
+
+def _move_entries(source: Path, folder: Path, *, overwrite: bool) -> bool:
+    """Move the files of a folder to another one. Returns False, with all of them in `source`, if a name is taken."""
+    names = sorted(os.listdir(source))
+    if overwrite and any((folder / name).is_dir() or is_read_only(folder / name) for name in names):
+        return False
+    moved: list[str] = []
+    try:
+        for name in names:
+            _rename(source / name, folder / name, overwrite=overwrite)
+            moved.append(name)
+    except OSError as error:
+        try:
+            for name in moved:
+                os.replace(folder / name, source / name)
+        except OSError:
+            raise OSError(error.errno, f"{error.strerror}, after some files were moved to {folder}") from error
+        if isinstance(error, FileExistsError):
+            return False
+        raise
+    return True
 
 
 def warn_of_name(name: str | os.PathLike, other: str | os.PathLike) -> None:
-    """Report that an output has the name that `take_name` gave it instead of its own."""
+    """Report that an output has another name than its own, see `take_name`."""
     warn(f"{os.fspath(name)}: the name was taken meanwhile, so the output is {other}.")
 
 
-def _move(part: Path, target: Path, replaces: bool, is_folder: bool) -> Path:
-    """Rename `part` to the first name that it can have. A renamed folder replaces nothing but an empty one."""
-    for path in chain([target], numbered_names(target, is_folder=is_folder)):
-        is_reserved = False
+def kept_error(target: str | os.PathLike, error: OSError, path: Path) -> WriterError:
+    """Return the error of a finished output that could not get its name, or be synced, and is at `path`."""
+    return WriterError(
+        f"{target}: cannot be written ({error.strerror or error}); the finished output is kept as {path}."
+    )
+
+
+class _Part:
+    """Hidden file or folder in the folder of an output, where it is filled and then named.
+
+    It is removed with this object. It is created at once, so that a missing or read-only folder is refused before any
+    work is done. Links are written through.
+    """
+
+    path: Path
+
+    def __init__(self, target: Path, name: str, place: Path, create: Callable[[Path], object]) -> None:
+        self.target, self._label = target, name  # which errors show
+        with uninterrupted(), writing_to(name):
+            self._part, self._lock = create_part(place, create)
+            self._remove = Cleanup(self, remove_part, self._part, self._lock)
+
+    def _give_name(self, files: Sequence[Path], move: Callable[[], tuple[Path, Path]]) -> Path:
+        """Call `move`, which returns the output's name and the folder that has changed. Returns the name.
+
+        Before, the files are on the disk; afterwards, their names are too: a power cut leaves the old file or the whole
+        new one. If a step fails, the output is kept, and a `WriterError` says where.
+        """
+        with writing_to(self._label):
+            for path in files:
+                check_not_empty(path)
         try:
-            if replaces and path == target:
-                keep_mode(path, part)
-            elif not is_folder:
-                path.open("xb").close()  # reserves the name, or fails: a rename would replace another file
-                is_reserved = True
-            os.replace(part, path)
-            return path
+            _sync_files(files)
+            with uninterrupted():
+                name, folder = move()
+        except OSError as error:
+            raise kept_error(self._label, error, self._keep()) from error
+        try:
+            sync_folder(folder)
+        except OSError as error:
+            warn(f"{name}: is complete, and a power cut may still remove it ({error.strerror or error}).")
+        self._remove()
+        return name
+
+    def _keep(self) -> Path:
+        """Keep the part, under a name that is not hidden if it can be renamed. Returns the path of the output."""
+        path = self._part.with_name(self._part.name[1:])  # which `_remove_abandoned` leaves alone, too
+        try:
+            os.replace(self._part, path)
         except OSError:
-            if is_reserved:
-                remove_file(path)
-            if not os.path.lexists(path):
-                raise
-    raise AssertionError("there is always a next number")
+            path = self._part
+        self._remove.cancel()
+        with suppress(OSError):
+            os.close(self._lock)
+        return path / self.path.relative_to(self._part)
+
+    def discard(self) -> None:
+        """Remove the part, unless it has its name or is kept."""
+        self._remove()
 
 
-class PartFile:
-    """An empty file beside `target`, to be filled and then renamed. It is removed with this object.
+class PartFile(_Part):
+    """An empty file in the folder of `target`, to be filled and then renamed. It is removed with this object.
 
-    It is created at once, so that a missing or read-only folder is refused before any work is done. A symbolic link
-    stays, and the file that it points to is replaced; the new one keeps its permissions. A named pipe or a device stays
-    too, and gets the bytes of the file when it is whole, which until then is in the folder for temporary files. Without
-    `overwrite`, a file at `target` is refused; for one that appears meanwhile see `take_name`.
+    A symbolic link stays, and the file that it points to is replaced; the new one keeps its permissions. A named pipe
+    or a device stays too, and gets the bytes of the file when it is whole, which until then is in the folder for
+    temporary files. Without `overwrite`, a file at `target` is refused, and a read-only one always; for one that
+    appears meanwhile see `take_name`.
     """
 
     def __init__(self, target: Path, *, overwrite: bool = True) -> None:
         if os.path.isdir(target):
             raise WriterError(f"{target}: cannot be written (it is a folder).")
         check_name(target)
-        if not overwrite:
-            check_absent(target)
-        self.target = target
+        check_replaceable(target, overwrite=overwrite)
         self._overwrite = overwrite
         self._real = Path(os.path.realpath(target))
         self._is_special = os.path.exists(target) and not os.path.isfile(target)
-        beside = self._real.with_suffix(target.suffix)
+        place = self._real.with_suffix(target.suffix)
         if self._is_special:
-            beside = Path(tempfile.gettempdir(), target.name)
-        with uninterrupted(), writing_to(target):
-            self.path, lock = create_part(beside, lambda path: path.open("xb").close())
-            self._remove = Cleanup(self, remove_part, self.path, lock)
-            if not self._is_special:
-                keep_mode(self._real, self.path, stat.S_IRUSR | stat.S_IWUSR)  # what is private is so at once
+            place = Path(tempfile.gettempdir(), target.name)
+        super().__init__(target, os.fspath(target), place, lambda path: path.open("xb").close())
+        self.path = self._part
+        if not self._is_special:
+            keep_mode(self._real, self.path, stat.S_IRUSR | stat.S_IWUSR)  # what is private is so at once
 
     def complete(self) -> Path | None:
         """Move the file to its target. Returns another name if it has got that, see `take_name`."""
-        with writing_to(self.target):
-            if self._is_special:
-                sync_files([self.path])
+        if self._is_special:
+            with writing_to(self.target):
+                check_not_empty(self.path)
                 with self.path.open("rb") as content, self.target.open("wb") as target:
                     shutil.copyfileobj(content, target)
-                path = self._real
-            else:
-                path = take_name(self.path, self._real, overwrite=self._overwrite)
-        self._remove()
+            self._remove()
+            return None
+        path = self._give_name([self.path], self._move)
         if path == self._real:
             return None
         moved = path if self.target.is_symlink() else self.target.with_name(path.name)
         warn_of_name(self.target, moved)
         return moved
 
-    def discard(self) -> None:
-        self._remove()
+    def _move(self) -> tuple[Path, Path]:
+        path = take_name(self.path, self._real, overwrite=self._overwrite)
+        return path, path.parent
 
 
-@dataclass
-class PartFolder:
-    """A folder of `part_folder`."""
+class PartFolder(_Part):
+    """An empty folder, to be filled with files and then moved to `target`. It is removed with this object.
 
-    path: Path  # ends in the name of the target, which errors show
-    target: Path  # where it is in the end
+    It is beside a new folder, and renamed. It is inside a folder that exists, which keeps its permissions and may be
+    the root of a disk or have a read-only parent, and its files are moved up.
+
+    Args:
+        clashes: tells the names of files that may not be in the folder; by default, all.
+        overwrite: files replace others of their names, and nothing clashes.
+        name: of the target in errors, if it is another one.
+    """
+
+    def __init__(
+        self,
+        target: Path,
+        clashes: Callable[[str], object] = bool,
+        *,
+        overwrite: bool = False,
+        name: str | None = None,
+    ) -> None:
+        check_name(target)
+        self._clashes, self._overwrite = clashes, overwrite
+        self._real = Path(os.path.realpath(target))
+        is_inside = os.path.isdir(self._real)
+        self._place = self._real / (self._real.name or "output") if is_inside else self._real
+        super().__init__(target, name or os.fspath(target), self._place, Path.mkdir)
+        self.path = self._part / self._place.name  # errors show its name
+        with writing_to(self._label):
+            self.path.mkdir()
+
+    def find_clash(self) -> str | None:
+        """Return the name of a file in the folder that clashes. `None` means that there is none."""
+        if self._overwrite or not os.path.isdir(self._real):
+            return None
+        parts = _part_pattern(self._place)
+        names = (name for name in sorted(os.listdir(self._real)) if not parts.fullmatch(name))
+        return next(filter(self._clashes, names), None)
+
+    def complete(self) -> Path | None:
+        """Move the folder, or its files, to the target. Returns another name if it has got that, see `take_name`."""
+        path = self._give_name(sorted(self.path.iterdir()), self._move)
+        if path == self._real:
+            return None
+        is_beside = path.parent == self._real.parent and not self.target.is_symlink()
+        return self.target.with_name(path.name) if is_beside and self.target.name not in ("", "..") else path
+
+    def _move(self) -> tuple[Path, Path]:
+        is_free = os.path.isdir(self._real) and self.find_clash() is None
+        if is_free and _move_entries(self.path, self._real, overwrite=self._overwrite):
+            return self._real, self._real
+        sync_folder(self.path)
+        path = take_name(self.path, self._place, overwrite=False)
+        return path, path.parent
 
 
 @contextmanager
 def part_folder(target: Path) -> Iterator[PartFolder]:
-    """An empty folder on the same disk, which is moved to `target` on success (see `take_name`), and else deleted."""
-    with writing_to(target):
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise WriterError(f"{target}: already exists and is not an empty folder; remove it or choose another name.")
-        with uninterrupted():
-            parent, lock = create_part(target, Path.mkdir)
-            remove = Cleanup(None, remove_part, parent, lock)
+    """Yield a `PartFolder` for a folder that is new or empty. It is named on success, and else removed."""
+    refusal = f"{target}: already exists and is not an empty folder; remove it or choose another name."
+    if os.path.exists(target) and not os.path.isdir(target):
+        raise WriterError(refusal)
+    part = PartFolder(target)
     try:
-        part = PartFolder(parent / target.name, target)
-        part.path.mkdir()
-        yield part
         with writing_to(target):
-            part.target = take_name(part.path, target, overwrite=False)
-        if part.target != target:
-            warn_of_name(target, part.target)
+            if part.find_clash() is not None:
+                raise WriterError(refusal)
+        yield part
+        moved = part.complete()
+        if moved is not None:
+            part.target = moved
+            warn_of_name(target, moved)
     finally:
-        remove()
+        part.discard()

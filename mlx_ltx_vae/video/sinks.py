@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from ..errors import WriterError, check_is_path, option
-from ..files import check_absent, check_name, explain_unwritable
+from ..files import check_name, check_replaceable, explain_unwritable
 from ..shapes import Size
 from ..units import Rate, find_fps
 from .audio import warn_of_audio
@@ -338,8 +338,7 @@ def check_output(
     if name == "-":
         return
     check_name(target)
-    if not output.options.overwrite:
-        check_absent(target)
+    check_replaceable(target, overwrite=bool(output.options.overwrite))
     folder = target if os.path.isdir(target) else Path(os.path.realpath(target)).parent
     while makes_folders and not os.path.exists(folder):
         folder = folder.parent
