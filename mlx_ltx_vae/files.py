@@ -627,6 +627,7 @@ class PartFolder(_Part):
         clashes: tells the names of files that may not be in the folder; by default, all.
         overwrite: files replace others of their names, and nothing clashes.
         name: of the target in errors, if it is another one.
+        subfolder: name of the folder in a folder that exists, if the files cannot be moved up.
     """
 
     def __init__(
@@ -636,12 +637,13 @@ class PartFolder(_Part):
         *,
         overwrite: bool = False,
         name: str | None = None,
+        subfolder: str = "output",
     ) -> None:
         check_name(target)
         self._clashes, self._overwrite = clashes, overwrite
         self._real = Path(os.path.realpath(target))
         is_inside = os.path.isdir(self._real)
-        self._place = self._real / (self._real.name or "output") if is_inside else self._real
+        self._place = self._real / subfolder if is_inside else self._real
         super().__init__(target, name or os.fspath(target), self._place, Path.mkdir)
         self.path = self._part / self._place.name  # errors show its name
         with writing_to(self._label):

@@ -219,25 +219,6 @@ def test_a_folder_where_nothing_can_be_renamed_gets_one_file_and_one_error(tmp_p
         subprocess.run(["chattr", "-a", folder], check=True)
 
 
-def test_stills_that_cannot_all_be_moved_stay_together(here, monkeypatch):
-    Path("stills").mkdir()
-    replace = os.replace
-
-    def refuse_one(source, target):
-        if target.name == "00001.png" and target.parent.name == "stills" and target.parent.parent == here:
-            raise OSError(errno.EIO, "Input/output error")
-        replace(source, target)
-
-    out = open_sink("stills/", size=SIZE, fps=24)
-    out.write(noise(3))
-    monkeypatch.setattr(os, "replace", refuse_one)
-    with pytest.raises(WriterError, match=r"^stills/: .*kept as") as refusal:
-        out.close()
-    kept = Path(str(refusal.value).split("kept as ")[1].removesuffix("."))
-    assert sorted(os.listdir(kept)) == ["00000.png", "00001.png", "00002.png"]
-    assert [path for path in Path("stills").iterdir() if path.is_file()] == []
-
-
 def fill(target):
     with part_folder(Path(target)) as part:
         (part.path / "1.txt").write_bytes(CONTENT)
@@ -303,7 +284,7 @@ def test_windows_name_the_folder_that_they_are_in(here, capsys, monkeypatch, kin
     assert run(encode.main, *map(str, command)) == 0
     printed, warned = capsys.readouterr()
     output = json.loads(printed)["output"]
-    expected = {"empty": f"{folder}/real/", "missing": f"{folder}-1/", "none": "windows-1/"}[kind]
+    expected = {"empty": f"{folder}/output/", "missing": f"{folder}-1/", "none": "windows-1/"}[kind]
     assert output == expected
     assert f"windows: the name was taken meanwhile, so the output is {output.rstrip('/')}." in warned
     assert os.listdir(output) == ["00001.safetensors"]

@@ -43,7 +43,9 @@ class StillsWriter(Sink):
         numbered = match_numbered(self._pattern)
         assert numbered is not None
         self._find_number = numbered.fullmatch
-        self._stills = PartFolder(self.folder, self._find_number, overwrite=overwrite, name=self.name)
+        self._stills = PartFolder(
+            self.folder, self._find_number, overwrite=overwrite, name=self.name, subfolder="stills"
+        )
         self._target = self._stills
         self._write = partial(_write_stills, self._stills.path / self._pattern, count(), write, options)
 
