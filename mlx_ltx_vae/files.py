@@ -1,4 +1,4 @@
-"""Files: opened only if they are files, unchanged while they are read, and whole when they appear under a name."""
+"""Files: only regular files are opened, changes during a read are noticed, and outputs are complete or absent."""
 
 import errno
 import fcntl
@@ -17,9 +17,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from enum import Enum
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -29,8 +28,8 @@ from .errors import LTXVAEError, WriterError, excerpt, option, quote, warn
 from .process import Cleanup, remove_file, remove_folder, uninterrupted
 from .units import format_bytes
 
-_COPIED_AT_ONCE = 2**20  # bytes
-START_BYTES = 32  # that `find_format` needs, if the file has them
+_COPY_BYTES = 2**20  # that are in memory at once
+START_BYTES = 32  # of a file, which `find_format` needs; a file may have fewer
 
 
 class Format(Enum):
@@ -46,12 +45,12 @@ class Format(Enum):
 
 
 def find_format(start: bytes) -> Format | None:
-    """The format of a file that starts with these bytes; None if it is another one."""
+    """Return the format of a file that starts with these bytes. `None` means another format."""
     # The length may begin as any other format does, but a header follows it.
     if start[8:9] == Format.SAFETENSORS.value:
         return Format.SAFETENSORS
-    others = [known for known in Format if known is not Format.SAFETENSORS]
-    return next((known for known in others if start.lstrip().startswith(known.value)), None)
+    formats = [format for format in Format if format is not Format.SAFETENSORS]
+    return next((format for format in formats if start.lstrip().startswith(format.value)), None)
 
 
 # Keeps other entries than tensors (fps, sizes) as metadata, where `load_latents` finds it.
@@ -64,7 +63,7 @@ _CONVERT = (
 
 
 def torch_conversion(source: str | os.PathLike) -> str:
-    """End of an error that says what to do with a file of `torch.save`, which is never read here."""
+    """Return the end of an error about a file of `torch.save`, which is never read: the command that converts it."""
     path = Path(source)
     target = path.with_suffix(".safetensors")
     if target == path:
@@ -75,19 +74,19 @@ def torch_conversion(source: str | os.PathLike) -> str:
 
 SAMPLE_BYTES = 2**14  # of each of the three parts of a sample
 
-#: Device, number, size and time of the last change.
+#: Device, inode, size, and time of the last change in nanoseconds.
 FileState = tuple[int, int, int, int]
 
 
 def file_state(file: int | str | os.PathLike) -> FileState:
-    """Identity of an open file, or a path's file, which is the same until the file is replaced or written to."""
+    """Return the state of an open file or of a path's file, which changes when the file is replaced or written to."""
     status = os.stat(file)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def open_file(path: str | os.PathLike, *, pipes: bool = False) -> IO[bytes]:
     """Open a regular file, also through links, or a pipe if `pipes` are allowed. Anything else is an `OSError`."""
-    mode = os.stat(path).st_mode  # before it is opened, which may have effects
+    mode = os.stat(path).st_mode  # looked at first, since opening a device may have effects
     if stat.S_ISFIFO(mode) and not pipes:
         raise OSError(errno.EINVAL, "a pipe instead of a file", os.fspath(path))
     if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode) and not stat.S_ISDIR(mode):
@@ -96,7 +95,7 @@ def open_file(path: str | os.PathLike, *, pipes: bool = False) -> IO[bytes]:
 
 
 def is_pipe(path: str | os.PathLike) -> bool:
-    """Return whether there is a named pipe, as far as that can be found out."""
+    """Return whether the path is a named pipe. A path that cannot be looked at is none."""
     try:
         return stat.S_ISFIFO(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -104,7 +103,7 @@ def is_pipe(path: str | os.PathLike) -> bool:
 
 
 def standard_input(content: str, error: type[LTXVAEError]) -> IO[bytes]:
-    """Standard input, which is expected to have some content; an `error` if nothing can come from it."""
+    """Return standard input, from which `content` is read; raise an `error` if it is closed or a terminal."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):  # None, replaced, or closed
@@ -115,11 +114,11 @@ def standard_input(content: str, error: type[LTXVAEError]) -> IO[bytes]:
 
 
 def copy_stream(stream: IO[bytes], path: Path, source: str, error: type[LTXVAEError], start: bytes = b"") -> None:
-    """Write what a stream still has after its `start` to a file in a temporary folder."""
+    """Copy a stream, whose first bytes `start` were read already, to a file in a temporary folder."""
     try:
         with path.open("wb") as copy:
             copy.write(start)
-            shutil.copyfileobj(stream, copy, _COPIED_AT_ONCE)
+            shutil.copyfileobj(stream, copy, _COPY_BYTES)
     except OSError as reason:
         text = f"{source}: cannot be copied to {path.parent.parent} ({reason.strerror or reason})"
         raise error(f"{text}; set TMPDIR to a larger disk, or name a file.") from reason
@@ -138,7 +137,7 @@ def find_temporary_folder() -> str:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """An empty folder in the folder for temporary files, until the end of the block."""
+    """Yield an empty folder in the folder for temporary files, until the end of the block."""
     with uninterrupted():
         folder = Path(tempfile.mkdtemp(prefix="mlx_ltx_vae-", dir=find_temporary_folder()))
         remove = Cleanup(None, remove_folder, folder)
@@ -149,7 +148,7 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def explain_missing(path: str | os.PathLike, kind: str) -> str:
-    """Why a file cannot be found, as the end of a sentence: it is not there, or a folder above it is closed."""
+    """Return the end of a sentence: why a file cannot be found. It is missing, or a folder above it cannot be read."""
     try:
         os.stat(path)
     except (OSError, ValueError) as error:
@@ -159,12 +158,12 @@ def explain_missing(path: str | os.PathLike, kind: str) -> str:
 
 
 def explain_unwritable(folder: str | os.PathLike) -> str:
-    """Why no file can be made in a folder, as the end of a sentence."""
+    """Return the end of a sentence: why no file can be made in a folder."""
     return "is read-only" if os.path.isdir(folder) else "is not a folder" if os.path.exists(folder) else "is missing"
 
 
 def read_small_file(path: str | os.PathLike, max_bytes: int, *, pipes: bool = False) -> bytes:
-    """The content of a file that is opened as `open_file`. More than `max_bytes`, which are not read, are an error."""
+    """Return the content of a file, opened as by `open_file`. More than `max_bytes` are an `OSError`."""
     with open_file(path, pipes=pipes) as file:
         is_larger = os.fstat(file.fileno()).st_size > max_bytes  # a file with holes: nothing is allocated
         content = b"" if is_larger else file.read(max_bytes + 1)
@@ -174,7 +173,7 @@ def read_small_file(path: str | os.PathLike, max_bytes: int, *, pipes: bool = Fa
 
 
 def read_sample(file: IO[bytes], begin: int, end: int) -> bytes:
-    """The first, the middle and the last 16 kB between two positions of a file, which may have 40 GB."""
+    """Read the first, the middle and the last 16 kB between two positions of a file, which may have 40 GB."""
     if end - begin <= 3 * SAMPLE_BYTES:
         file.seek(begin)
         return file.read(end - begin)
@@ -186,15 +185,18 @@ def read_sample(file: IO[bytes], begin: int, end: int) -> bytes:
 
 
 def sample_path(path: Path) -> list[tuple[str, int, str]]:
-    """(name, size, hash of a sample) of a file, whose name is left out, or of each file in a folder; else nothing."""
+    """Return (name, size, hash of a sample) of a file, with the name "", or of each file in a folder.
+
+    The list is empty if there is no such path.
+    """
     if os.path.isfile(path):
         size = path.stat().st_size
         with path.open("rb") as file:
             return [("", size, hashlib.sha256(read_sample(file, 0, size)).hexdigest())]
     if not os.path.isdir(path):
         return []
-    found = [(file.name, sample_path(file)) for file in sorted(path.iterdir()) if file.is_file()]
-    return [(name, size, digest) for name, [(_, size, digest)] in found]
+    samples = [(file.name, sample_path(file)) for file in sorted(path.iterdir()) if file.is_file()]
+    return [(name, size, digest) for name, [(_, size, digest)] in samples]
 
 
 _DTYPES = {
@@ -202,9 +204,9 @@ _DTYPES = {
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
 }  # fmt: skip
-# The budget of what a file from outside may have, whatever its format.
-MAX_HEADER_BYTES, MAX_MEMBERS = 2**24, 2**16  # read before any value: more than ten times any whole model's
-MAX_WHOLE_BYTES = 2**31  # of values that can only be read at once: an hour of video at 768x512
+# Limits on the files of users, for every format.
+MAX_HEADER_BYTES, MAX_MEMBERS = 2**24, 2**16  # more than ten times the largest model's
+MAX_WHOLE_BYTES = 2**31  # of values that can only be read all at once: an hour of video at 768x512
 MAX_INSPECTED_VALUES = 2**26  # for statistics in a report: seven minutes of video at 768x512
 MAX_DEFLATION, UNSUSPECTED_BYTES = 100, 10**8  # deflate makes noise 1 to 2 times smaller, and zeros 1,000 times
 
@@ -217,16 +219,19 @@ def check_header(num_bytes: int, num_members: int) -> None:
 
 
 class TensorHeader(NamedTuple):
-    """A tensor of a file, known by the header."""
+    """Entry of a tensor in the header of a file."""
 
-    dtype: str  # "float32", "bfloat16", "uint8"; for what neither numpy nor MLX has, the file's name, as "F8_E4M3"
+    dtype: str  # "float32", "bfloat16", "uint8"; the file's name for dtypes of neither numpy nor MLX, such as "F8_E4M3"
     shape: tuple[int, ...]
-    begin: int  # where its values begin and end in the file
-    end: int
+    begin: int  # position of the first byte of its values in the file
+    end: int  # position after their last byte
 
 
 def read_header(stream: IO[bytes] | io.RawIOBase) -> tuple[dict[str, TensorHeader], dict[str, str]]:
-    """The tensors of a safetensors file by name, in the order of their data, and its metadata; else a `ValueError`."""
+    """Return the tensors of a safetensors file by name, in the order of their data, and its metadata.
+
+    Raises a `ValueError` for a file that is damaged, or of another format.
+    """
     size, start = stream.seek(0, os.SEEK_END), 8
     stream.seek(0)
     text = stream.read(start)
@@ -235,7 +240,7 @@ def read_header(stream: IO[bytes] | io.RawIOBase) -> tuple[dict[str, TensorHeade
     start += length
     check_header(len(text) - 8, text.count(b'"data_offsets"'))
     try:
-        deserialize(text)  # the values are missing, which is the last thing that it complains about
+        deserialize(text)  # it checks that the values are there last, after everything else
     except SafetensorError as error:
         if "file not fully covered" not in str(error):
             raise ValueError(excerpt(str(error).removeprefix("Error while deserializing: "), 120)) from error
@@ -251,25 +256,25 @@ def read_header(stream: IO[bytes] | io.RawIOBase) -> tuple[dict[str, TensorHeade
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object without repeated names."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Return a JSON object; raise a `ValueError` for repeated names."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise ValueError(f"it has {quote(name, 40)} twice")
-    return found
+    return entries
 
 
 _STANDARD_STREAM = "-"
-_Identity = tuple[int, int]  # device and number
+_Identity = tuple[int, int]  # device and inode
 
 
 def file_key(path: str | os.PathLike) -> str:
-    """The same for names that are one file through links, or on a file system that ignores case: as on most Macs."""
+    """Return a key that is equal for names of one file: through links, or in another case, which most Macs ignore."""
     return unicodedata.normalize("NFC", os.path.realpath(path)).casefold()
 
 
 class InputFiles:
-    """Files that are read, by name and by what the file system knows them as. "-" is standard input."""
+    """Files that are read, by name and by device and inode. "-" is standard input."""
 
     def __init__(self, paths: Iterable[str | os.PathLike]) -> None:
         self._names: set[str] = set()
@@ -277,8 +282,8 @@ class InputFiles:
         for path in paths:
             if path != _STANDARD_STREAM:
                 self._names.add(file_key(path))
-            if found := _identity(0 if path == _STANDARD_STREAM else path):
-                self._identities.add(found)
+            if identity := _identity(0 if path == _STANDARD_STREAM else path):
+                self._identities.add(identity)
 
     def check_output(self, output: str | os.PathLike) -> None:
         """Raise a `WriterError` if an output ("-" is standard output) is one of the files."""
@@ -290,7 +295,7 @@ class InputFiles:
 
 
 def _identity(file: str | os.PathLike | int) -> _Identity | None:
-    """The identity of a regular file; None for others, where nothing is lost."""
+    """Return the identity of a regular file. `None` means another file, where nothing is lost."""
     with suppress(OSError, ValueError):  # ValueError: a NUL in the name, which is an error where it is opened
         status = os.stat(file)
         if stat.S_ISREG(status.st_mode):
@@ -299,9 +304,11 @@ def _identity(file: str | os.PathLike | int) -> _Identity | None:
 
 
 _MAX_STEM = 200  # bytes
+_MAX_NUMBERS = 1000  # that are tried for an output
+_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _MAX_ENDING = 20  # characters
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without fsync
-_LOCK_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW  # never of what a link points to; a pipe is not waited for
+_LOCK_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW  # follows no link, waits for no pipe
 
 
 @contextmanager
@@ -322,15 +329,25 @@ def check_name(target: str | os.PathLike) -> None:
         os.lstat(target)
 
 
-def check_absent(target: str | os.PathLike) -> None:
-    """Raise a `WriterError` for a file that exists. Named pipes, devices and folders are never replaced anyway."""
-    if os.path.isfile(target):
+def check_replaceable(target: str | os.PathLike, *, overwrite: bool) -> None:
+    """Raise a `WriterError` for a file that is read-only, or exists without `overwrite`.
+
+    Named pipes, devices and folders are never replaced anyway.
+    """
+    if not overwrite and os.path.isfile(target):
         way = option("pass overwrite=True", "add -y")
         raise WriterError(f"{target}: already exists; choose another name, or {way} to replace it.")
+    if is_read_only(target):
+        raise WriterError(f"{target}: already exists and is read-only; choose another name, or make it writable.")
+
+
+def is_read_only(path: str | os.PathLike) -> bool:
+    """Return whether there is a file that its permissions protect, also from root."""
+    return os.path.isfile(path) and not (os.stat(path).st_mode & _WRITABLE and os.access(path, os.W_OK))
 
 
 def numbered_names(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
-    """The names that follow one: clip.mp4 -> clip-1.mp4, clip-2.mp4; LTX_00009_.mp4 -> LTX_00010_.mp4."""
+    """Yield the names that follow one: clip.mp4 -> clip-1.mp4, clip-2.mp4; LTX_00009_.mp4 -> LTX_00010_.mp4."""
     stem, suffix = (path.name, "") if is_folder else (path.stem, path.suffix)
     match = re.fullmatch(r"(.*[-_])([0-9]{1,9})(_?)", stem, re.DOTALL)
     head, number, tail = match.groups() if match else (f"{_cut(stem)}-", "0", "")
@@ -339,28 +356,37 @@ def numbered_names(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
 
 
 def _cut(stem: str) -> str:
-    """The beginning of a long name, which leaves room for more."""
+    """Return the beginning of a long name, which leaves room for more characters."""
     return os.fsencode(stem)[:_MAX_STEM].decode(sys.getfilesystemencoding(), "ignore")
 
 
 def create_part(target: Path, create: Callable[[Path], object]) -> tuple[Path, int]:
     """Create a hidden, partial file or folder beside `target`, so that a rename stays on one file system.
 
-    It is locked until `remove_part`, or the end of this process, after which the next one for the same target removes
-    it. Its name has the same ending and at most 255 bytes.
+    It is locked until `remove_part` or the end of this process. A part that nobody has locked is removed when the next
+    part for the same target is created. Its name has the same ending and at most 255 bytes.
     """
-    head, tail = f".{_cut(target.stem)}.", f".part{target.suffix if len(target.suffix) <= _MAX_ENDING else ''}"
-    _remove_abandoned(target.parent, re.compile(re.escape(head) + "[0-9a-f]{8}" + re.escape(tail)))
+    head, tail = _part_affixes(target)
+    _remove_abandoned(target.parent, _part_pattern(target))
     while True:
         path = target.with_name(head + secrets.token_hex(4) + tail)
         create(path)
         with suppress(FileNotFoundError):
             lock = os.open(path, _LOCK_FLAGS)
-            with suppress(OSError):  # on file systems without locks, nobody can take it for abandoned
+            with suppress(OSError):  # on file systems without locks, no process removes abandoned parts
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if path.exists():  # another process may have removed it before it was locked
                 return path, lock
             os.close(lock)
+
+
+def _part_affixes(target: Path) -> tuple[str, str]:
+    return f".{_cut(target.stem)}.", f".part{target.suffix if len(target.suffix) <= _MAX_ENDING else ''}"
+
+
+def _part_pattern(target: Path) -> re.Pattern[str]:
+    """Return a pattern for the names of parts of a target."""
+    return re.compile("[0-9a-f]{8}".join(map(re.escape, _part_affixes(target))))
 
 
 def remove_part(path: Path, lock: int) -> None:
@@ -369,14 +395,16 @@ def remove_part(path: Path, lock: int) -> None:
         remove_folder(path)
     else:
         remove_file(path)
-    os.close(lock)
+    with suppress(OSError):
+        os.close(lock)
 
 
 def _remove_abandoned(folder: Path, name: re.Pattern[str]) -> None:
+    """Remove the entries of a folder that match the pattern and that no process has locked."""
     with suppress(OSError):
         for entry in os.listdir(folder):
             if name.fullmatch(entry):
-                with suppress(OSError):  # it is locked, or another user's
+                with suppress(OSError):  # it belongs to another user
                     path = folder / entry
                     lock = os.open(path, _LOCK_FLAGS)
                     try:
@@ -388,10 +416,10 @@ def _remove_abandoned(folder: Path, name: re.Pattern[str]) -> None:
 
 
 def sync(descriptor: int, *, drive: bool = True) -> None:
-    """Wait until an open file or folder is on the disk, and with `drive` no longer in the memory of the drive alone."""
-    full = getattr(fcntl, "F_FULLFSYNC", None)  # of macOS, whose fsync leaves data in that memory
+    """Wait until an open file or folder is on the disk, with `drive` also the data in the drive's cache."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)  # of macOS, whose fsync leaves data in that cache
     if full is not None and drive:
-        with suppress(OSError):  # file systems of networks have fsync only
+        with suppress(OSError):  # network file systems have only fsync
             fcntl.fcntl(descriptor, full)
             return
     try:
@@ -401,23 +429,22 @@ def sync(descriptor: int, *, drive: bool = True) -> None:
             raise
 
 
-def sync_file(descriptor: int, *, drive: bool = True) -> None:
-    """Call `sync` for a finished file. An empty one is an `OSError`: its writer failed without an error."""
-    if not os.fstat(descriptor).st_size:
+def check_not_empty(file: int | Path) -> None:
+    """Raise an `OSError` for a finished file that is empty: its writer failed without an error."""
+    if not os.stat(file).st_size:
         raise OSError("what was written is empty; check the free disk space")
-    sync(descriptor, drive=drive)
 
 
-def sync_files(files: Sequence[Path]) -> None:
-    """Wait until finished files are on the disk, see `sync_file`."""
+def _sync_files(files: Sequence[Path]) -> None:
+    """Wait until finished files are on the disk."""
     for index, path in enumerate(files, 1):
         with path.open("rb") as file:
-            sync_file(file.fileno(), drive=index == len(files))
+            sync(file.fileno(), drive=index == len(files))
 
 
 def sync_folder(folder: Path) -> None:
     """Wait until the names of the files in a folder are on the disk."""
-    with suppress(PermissionError):  # a folder may take files and not be readable
+    with suppress(PermissionError):  # a folder may be writable and not readable
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             sync(descriptor)
@@ -428,124 +455,258 @@ def sync_folder(folder: Path) -> None:
 def keep_mode(old: Path, new: Path, more: int = 0) -> None:
     """Give a file the permissions of the one that it replaces, if there is one, and `more`."""
     if os.path.isfile(old):
-        with suppress(OSError):  # of a file system without permissions
+        with suppress(OSError):  # a file system without permissions
             os.chmod(new, os.stat(old).st_mode & 0o777 | more)
 
 
-def take_name(part: Path, target: Path, *, overwrite: bool) -> Path:
-    """Move a finished file, or a folder of such, to `target`, and return its name, once both are on the disk.
-
-    A power cut leaves the old file or the whole new one. If the name is taken, or cannot be replaced, a finished output
-    is not lost: it gets the next free number.
-    """
-    is_folder = part.is_dir()
-    sync_files(sorted(part.iterdir()) if is_folder else [part])
+def _rename(path: Path, target: Path, *, overwrite: bool) -> None:
+    """Rename a file or a folder. Without `overwrite`, a name that is taken is a `FileExistsError`."""
+    if overwrite:
+        keep_mode(target, path)
+        os.replace(path, target)
+        return
+    # The name is reserved, since a rename replaces a file, or an empty folder, that another program has just created.
+    is_folder = path.is_dir()
     if is_folder:
-        sync_folder(part)
-    with uninterrupted():
-        path = _move(part, target, is_folder or overwrite, is_folder)
-    sync_folder(path.parent)
-    return path
+        target.mkdir()
+    else:
+        descriptor = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        with suppress(OSError):  # nothing was written to it
+            os.close(descriptor)
+    try:
+        os.replace(path, target)
+    except OSError:
+        remove = remove_folder if is_folder else remove_file
+        remove(target)
+        raise
+
+
+def take_name(path: Path, target: Path, *, overwrite: bool) -> Path:
+    """Rename a finished file or folder to `target`, or else to the next free number, and return its name.
+
+    A file replaces another one if `overwrite` is true and the system allows it. An `OSError` leaves it where it is.
+    """
+    names = islice(numbered_names(target, is_folder=path.is_dir()), _MAX_NUMBERS)
+    for name in chain([target], names):
+        replaces = overwrite and name == target and not is_read_only(name)
+        try:
+            _rename(path, name, overwrite=replaces)
+        except FileExistsError:
+            continue
+        except OSError:
+            if not replaces or not os.path.lexists(name):
+                raise  # the next number would fail too
+        else:
+            return name
+    raise FileExistsError(errno.EEXIST, f"its name and the next {_MAX_NUMBERS} are taken")
+
+
+def _move_entries(source: Path, folder: Path, *, overwrite: bool) -> bool:
+    """Move the files of a folder to another one. Returns False, with all of them in `source`, if a name is taken."""
+    names = sorted(os.listdir(source))
+    if overwrite and any((folder / name).is_dir() or is_read_only(folder / name) for name in names):
+        return False
+    moved: list[str] = []
+    try:
+        for name in names:
+            _rename(source / name, folder / name, overwrite=overwrite)
+            moved.append(name)
+    except OSError as error:
+        try:
+            for name in moved:
+                os.replace(folder / name, source / name)
+        except OSError:
+            raise OSError(error.errno, f"{error.strerror}, after some files were moved to {folder}") from error
+        if isinstance(error, FileExistsError):
+            return False
+        raise
+    return True
 
 
 def warn_of_name(name: str | os.PathLike, other: str | os.PathLike) -> None:
-    """Report that an output has the name that `take_name` gave it instead of its own."""
+    """Report that an output has another name than its own, see `take_name`."""
     warn(f"{os.fspath(name)}: the name was taken meanwhile, so the output is {other}.")
 
 
-def _move(part: Path, target: Path, replaces: bool, is_folder: bool) -> Path:
-    """Rename `part` to the first name that it can have. A renamed folder replaces nothing but an empty one."""
-    for path in chain([target], numbered_names(target, is_folder=is_folder)):
-        is_reserved = False
+def kept_error(target: str | os.PathLike, error: OSError, path: Path) -> WriterError:
+    """Return the error of a finished output that could not get its name, or be synced, and is at `path`."""
+    return WriterError(
+        f"{target}: cannot be written ({error.strerror or error}); the finished output is kept as {path}."
+    )
+
+
+class _Part:
+    """Hidden file or folder in the folder of an output, where it is filled and then named.
+
+    It is removed with this object. It is created at once, so that a missing or read-only folder is refused before any
+    work is done. Links are written through.
+    """
+
+    path: Path
+
+    def __init__(self, target: Path, name: str, place: Path, create: Callable[[Path], object]) -> None:
+        self.target, self._label = target, name  # which errors show
+        with uninterrupted(), writing_to(name):
+            self._part, self._lock = create_part(place, create)
+            self._remove = Cleanup(self, remove_part, self._part, self._lock)
+
+    def _give_name(self, files: Sequence[Path], move: Callable[[], tuple[Path, Path]]) -> Path:
+        """Call `move`, which returns the output's name and the folder that has changed. Returns the name.
+
+        Before, the files are on the disk; afterwards, their names are too: a power cut leaves the old file or the whole
+        new one. If a step fails, the output is kept, and a `WriterError` says where.
+        """
+        with writing_to(self._label):
+            for path in files:
+                check_not_empty(path)
         try:
-            if replaces and path == target:
-                keep_mode(path, part)
-            elif not is_folder:
-                path.open("xb").close()  # reserves the name, or fails: a rename would replace another file
-                is_reserved = True
-            os.replace(part, path)
-            return path
+            _sync_files(files)
+            with uninterrupted():
+                name, folder = move()
+        except OSError as error:
+            raise kept_error(self._label, error, self._keep()) from error
+        try:
+            sync_folder(folder)
+        except OSError as error:
+            warn(f"{name}: is complete, and a power cut may still remove it ({error.strerror or error}).")
+        self._remove()
+        return name
+
+    def _keep(self) -> Path:
+        """Keep the part, under a name that is not hidden if it can be renamed. Returns the path of the output."""
+        path = self._part.with_name(self._part.name[1:])  # which `_remove_abandoned` leaves alone, too
+        try:
+            os.replace(self._part, path)
         except OSError:
-            if is_reserved:
-                remove_file(path)
-            if not os.path.lexists(path):
-                raise
-    raise AssertionError("there is always a next number")
+            path = self._part
+        self._remove.cancel()
+        with suppress(OSError):
+            os.close(self._lock)
+        return path / self.path.relative_to(self._part)
+
+    def discard(self) -> None:
+        """Remove the part, unless it has its name or is kept."""
+        self._remove()
 
 
-class PartFile:
-    """An empty file beside `target`, to be filled and then renamed. It is removed with this object.
+class PartFile(_Part):
+    """An empty file in the folder of `target`, to be filled and then renamed. It is removed with this object.
 
-    It is created at once, so that a missing or read-only folder is refused before any work is done. A symbolic link
-    stays, and the file that it points to is replaced; the new one keeps its permissions. A named pipe or a device stays
-    too, and gets the bytes of the file when it is whole, which until then is in the folder for temporary files. Without
-    `overwrite`, a file at `target` is refused; for one that appears meanwhile see `take_name`.
+    A symbolic link stays, and the file that it points to is replaced; the new one keeps its permissions. A named pipe
+    or a device stays too, and gets the bytes of the file when it is whole, which until then is in the folder for
+    temporary files. Without `overwrite`, a file at `target` is refused, and a read-only one always; for one that
+    appears meanwhile see `take_name`.
     """
 
     def __init__(self, target: Path, *, overwrite: bool = True) -> None:
         if os.path.isdir(target):
             raise WriterError(f"{target}: cannot be written (it is a folder).")
         check_name(target)
-        if not overwrite:
-            check_absent(target)
-        self.target = target
+        check_replaceable(target, overwrite=overwrite)
         self._overwrite = overwrite
         self._real = Path(os.path.realpath(target))
         self._is_special = os.path.exists(target) and not os.path.isfile(target)
-        beside = self._real.with_suffix(target.suffix)
+        place = self._real.with_suffix(target.suffix)
         if self._is_special:
-            beside = Path(find_temporary_folder(), target.name)
-        with uninterrupted(), writing_to(target):
-            self.path, lock = create_part(beside, lambda path: path.open("xb").close())
-            self._remove = Cleanup(self, remove_part, self.path, lock)
-            if not self._is_special:
-                keep_mode(self._real, self.path, stat.S_IRUSR | stat.S_IWUSR)  # what is private is so at once
+            place = Path(find_temporary_folder(), target.name)
+        super().__init__(target, os.fspath(target), place, lambda path: path.open("xb").close())
+        self.path = self._part
+        if not self._is_special:
+            keep_mode(self._real, self.path, stat.S_IRUSR | stat.S_IWUSR)  # what is private is so at once
 
     def complete(self) -> Path | None:
         """Move the file to its target. Returns another name if it has got that, see `take_name`."""
-        with writing_to(self.target):
-            if self._is_special:
-                sync_files([self.path])
-                with self.path.open("rb") as whole, self.target.open("wb") as target:
-                    shutil.copyfileobj(whole, target)
-                path = self._real
-            else:
-                path = take_name(self.path, self._real, overwrite=self._overwrite)
-        self._remove()
+        if self._is_special:
+            with writing_to(self.target):
+                check_not_empty(self.path)
+                with self.path.open("rb") as content, self.target.open("wb") as target:
+                    shutil.copyfileobj(content, target)
+            self._remove()
+            return None
+        path = self._give_name([self.path], self._move)
         if path == self._real:
             return None
         moved = path if self.target.is_symlink() else self.target.with_name(path.name)
         warn_of_name(self.target, moved)
         return moved
 
-    def discard(self) -> None:
-        self._remove()
+    def _move(self) -> tuple[Path, Path]:
+        path = take_name(self.path, self._real, overwrite=self._overwrite)
+        return path, path.parent
 
 
-@dataclass
-class PartFolder:
-    """A folder of `part_folder`."""
+class PartFolder(_Part):
+    """An empty folder, to be filled with files and then moved to `target`. It is removed with this object.
 
-    path: Path  # ends in the name of the target, which errors show
-    target: Path  # where it is in the end
+    It is beside a new folder, and renamed. It is inside a folder that exists, which keeps its permissions and may be
+    the root of a disk or have a read-only parent, and its files are moved up.
+
+    Args:
+        clashes: tells the names of files that may not be in the folder; by default, all.
+        overwrite: files replace others of their names, and nothing clashes.
+        name: of the target in errors, if it is another one.
+        subfolder: name of the folder in a folder that exists, if the files cannot be moved up.
+    """
+
+    def __init__(
+        self,
+        target: Path,
+        clashes: Callable[[str], object] = bool,
+        *,
+        overwrite: bool = False,
+        name: str | None = None,
+        subfolder: str = "output",
+    ) -> None:
+        check_name(target)
+        self._clashes, self._overwrite = clashes, overwrite
+        self._real = Path(os.path.realpath(target))
+        is_inside = os.path.isdir(self._real)
+        self._place = self._real / subfolder if is_inside else self._real
+        super().__init__(target, name or os.fspath(target), self._place, Path.mkdir)
+        self.path = self._part / self._place.name  # errors show its name
+        with writing_to(self._label):
+            self.path.mkdir()
+
+    def find_clash(self) -> str | None:
+        """Return the name of a file in the folder that clashes. `None` means that there is none."""
+        if self._overwrite or not os.path.isdir(self._real):
+            return None
+        parts = _part_pattern(self._place)
+        names = (name for name in sorted(os.listdir(self._real)) if not parts.fullmatch(name))
+        return next(filter(self._clashes, names), None)
+
+    def complete(self) -> Path | None:
+        """Move the folder, or its files, to the target. Returns another name if it has got that, see `take_name`."""
+        path = self._give_name(sorted(self.path.iterdir()), self._move)
+        if path == self._real:
+            return None
+        is_beside = path.parent == self._real.parent and not self.target.is_symlink()
+        return self.target.with_name(path.name) if is_beside and self.target.name not in ("", "..") else path
+
+    def _move(self) -> tuple[Path, Path]:
+        is_free = os.path.isdir(self._real) and self.find_clash() is None
+        if is_free and _move_entries(self.path, self._real, overwrite=self._overwrite):
+            return self._real, self._real
+        sync_folder(self.path)
+        path = take_name(self.path, self._place, overwrite=False)
+        return path, path.parent
 
 
 @contextmanager
 def part_folder(target: Path) -> Iterator[PartFolder]:
-    """An empty folder on the same disk, which is moved to `target` on success (see `take_name`), and else deleted."""
-    with writing_to(target):
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise WriterError(f"{target}: already exists and is not an empty folder; remove it or choose another name.")
-        with uninterrupted():
-            parent, lock = create_part(target, Path.mkdir)
-            remove = Cleanup(None, remove_part, parent, lock)
+    """Yield a `PartFolder` for a folder that is new or empty. It is named on success, and else removed."""
+    refusal = f"{target}: already exists and is not an empty folder; remove it or choose another name."
+    if os.path.exists(target) and not os.path.isdir(target):
+        raise WriterError(refusal)
+    part = PartFolder(target)
     try:
-        part = PartFolder(parent / target.name, target)
-        part.path.mkdir()
-        yield part
         with writing_to(target):
-            part.target = take_name(part.path, target, overwrite=False)
-        if part.target != target:
-            warn_of_name(target, part.target)
+            if part.find_clash() is not None:
+                raise WriterError(refusal)
+        yield part
+        moved = part.complete()
+        if moved is not None:
+            part.target = moved
+            warn_of_name(target, moved)
     finally:
-        remove()
+        part.discard()

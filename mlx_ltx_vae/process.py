@@ -102,7 +102,8 @@ def remove_file(path: Path) -> None:
 def remove_folder(path: Path) -> None:
     """Remove a folder and its contents, even while a thread writes files into it. Warn if it cannot be removed."""
     for _ in range(_REMOVAL_ATTEMPTS):
-        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):  # of `close`, which `rmtree` does not ignore
+            shutil.rmtree(path, ignore_errors=True)
         if not os.path.exists(path):
             return
     _warn_that_it_stays(path, "its folder may be read-only")

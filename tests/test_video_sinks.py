@@ -112,7 +112,7 @@ def test_stills_of_two_writers_are_not_mixed(tmp_path: Path, folder: str, second
     assert names(tmp_path) == sorted({folder, "old"})
 
 
-def test_stills_that_cannot_all_be_moved_are_all_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stills_that_cannot_all_be_moved_are_kept_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def replace(source: Path, target: Path) -> None:
         if target.name == "00003.png":
             raise OSError(28, "No space left on device")
@@ -120,9 +120,11 @@ def test_stills_that_cannot_all_be_moved_are_all_removed(tmp_path: Path, monkeyp
 
     (tmp_path / "notes.txt").touch()
     monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises(WriterError, match="No space left on device"):
+    with pytest.raises(WriterError, match=r"\(No space left on device\); the finished output is kept as ") as refusal:
         write(tmp_path, make_frames())
-    assert names(tmp_path) == ["notes.txt"]
+    kept = Path(str(refusal.value).split(" is kept as ")[1].removesuffix("."))
+    assert levels(kept) == [int(frame.mean()) for frame in make_frames()]
+    assert names(tmp_path) == sorted(["notes.txt", kept.parent.name])
 
 
 _WRITE_STILLS_WHEN_TOLD = """

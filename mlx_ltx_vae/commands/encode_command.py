@@ -275,8 +275,16 @@ class EncodeTask(Task):
                 LatentsWriter(output, overwrite=overwrite)
             )  # opened here, so that its errors come first
             return lambda _: nullcontext(writer)
-        folder = stack.enter_context(part_folder(Path(output)))
-        return lambda number: LatentsWriter(folder.path / f"{number + 1:05d}.safetensors")
+        folder = stack.enter_context(self._open_folder(output))
+        return lambda number: LatentsWriter(folder / f"{number + 1:05d}.safetensors")
+
+    @contextmanager
+    def _open_folder(self, output: str) -> Iterator[Path]:
+        """Yield the folder of windows, and then complete the item with the name that it has got."""
+        with part_folder(Path(output)) as folder:
+            yield folder.path
+        if folder.target != Path(output):
+            self._item.rename({output: os.path.join(folder.target, "")})
 
     def _cut(self, frames: Iterator[np.ndarray]) -> Iterator[Iterator[np.ndarray]]:
         """Return the frames of each window. Without windows, return all frames as one."""

@@ -24,7 +24,7 @@ from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
 from ..distributed import Ranks, join_ranks
 from ..errors import ItemsError, LatentsError, describe_error, one_line, printable, quote, warn
-from ..files import InputFiles, check_absent, file_key, read_small_file, writing_to
+from ..files import InputFiles, check_replaceable, file_key, read_small_file, writing_to
 from ..latents import LatentsFile, LatentsInfo
 from ..latents.files import READERS
 from ..latents.keyframes import NUMBER_NAMES, STILL_NAMES, KeyframesFile, open_keyframes
@@ -373,6 +373,8 @@ def name_outputs(output: str, batch: int, still: str | None = None) -> list[str]
         raise LatentsError(f"the file has {batch} videos, and standard output takes one; name an output file.")
     path = Path(output)
     is_folder = output.endswith("/") or os.path.isdir(path)
+    if not still and (path if is_folder else path.parent).name in ("", "..") and (is_folder or "%" in path.name):
+        raise LatentsError(f"{output}: has no name for the folders of {batch} videos; name a folder, such as videos/.")
     if still:
         pattern = path / f"%05d{still}" if is_folder else path
         return [str(pattern.with_name(pattern.name % item)) for item in range(batch)]
@@ -636,8 +638,8 @@ class Task(ABC):
         """Set the outputs of the item, and find out whether to skip it. Outputs that must not exist are an error."""
         job, self._item.outputs = self._job, outputs
         self._item.is_skipped = job.skip_existing and all_exist(outputs)
-        for output in outputs if job.overwrite is False else ():
-            check_absent(output)
+        for output in outputs if not self._item.is_skipped else ():
+            check_replaceable(output, overwrite=job.overwrite is not False)
 
     def networks(self) -> dict[str, dict[str, str]]:
         """Return the reports of the networks, by their names in reports."""

@@ -24,7 +24,16 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from ..errors import OutputClosed, WriterError, quote
-from ..files import PartFile, check_absent, sync_file, sync_folder, writing_to
+from ..files import (
+    PartFile,
+    PartFolder,
+    check_not_empty,
+    check_replaceable,
+    kept_error,
+    sync,
+    sync_folder,
+    writing_to,
+)
 from ..frame_format import FrameFormat, FrameOutput, frame_format
 from ..process import Cleanup, close_in_children, remove_file, uninterrupted
 from ..shapes import Size, format_size
@@ -105,8 +114,7 @@ class LiveOutput:
             with writing_to(self.name):
                 self._opened = io.FileIO(target, "w")
         else:
-            if not overwrite:
-                check_absent(target)
+            check_replaceable(target, overwrite=overwrite)
             mode = "w" if overwrite or os.path.exists(target) else "x"
             with uninterrupted(), writing_to(self.name), ExitStack() as stack:
                 self._opened = stack.enter_context(io.FileIO(target, mode, opener=_open_whole))
@@ -149,9 +157,13 @@ class LiveOutput:
     def complete(self) -> None:
         if self._opened is not None and self._remove is not None:
             self._check_name(self._opened)
-            sync_file(self._opened.fileno())
+            check_not_empty(self._opened.fileno())
             self._remove.cancel()
-            sync_folder(self._path.resolve().parent)
+            try:
+                sync(self._opened.fileno())
+                sync_folder(self._path.resolve().parent)
+            except OSError as error:
+                raise kept_error(self.name, error, self._path) from error
         self.discard()
 
     def remove(self) -> None:
@@ -336,7 +348,7 @@ class Sink:
 
     # Takes C-contiguous frames, on the thread. If it referred to the sink, that would not be collected.
     _write: Callable[[Any], object]
-    _target: PartFile | LiveOutput | None = None
+    _target: PartFile | PartFolder | LiveOutput | None = None
     _num_frames: int | None = None  # that must be written, if that is known
 
     def __init__(self, name: str, size: Size, frames: FrameFormat) -> None:

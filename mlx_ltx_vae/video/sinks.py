@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from ..errors import WriterError, option
-from ..files import check_absent, check_name, explain_unwritable
+from ..files import check_name, check_replaceable, explain_unwritable
 from ..frame_format import FrameFormat
 from ..shapes import Size
 from ..units import Rate, expand_path, find_fps
@@ -340,8 +340,7 @@ def check_output(
     if name == "-":
         return
     check_name(target)
-    if not output.options.overwrite:
-        check_absent(target)
+    check_replaceable(target, overwrite=bool(output.options.overwrite))
     folder = target if os.path.isdir(target) else Path(os.path.realpath(target)).parent
     while makes_folders and not os.path.exists(folder):
         folder = folder.parent

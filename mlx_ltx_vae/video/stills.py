@@ -14,20 +14,8 @@ from numpy.lib import format as npy_format
 from PIL import Image, ImageDraw, ImageFont
 
 from ..errors import WriterError, option, warn
-from ..files import (
-    PartFile,
-    check_name,
-    create_part,
-    keep_mode,
-    remove_part,
-    sync_files,
-    sync_folder,
-    take_name,
-    warn_of_name,
-    writing_to,
-)
+from ..files import PartFile, PartFolder, check_name, check_replaceable, warn_of_name, writing_to
 from ..frame_format import FrameFormat
-from ..process import Cleanup, remove_file, uninterrupted
 from ..shapes import Size
 from ..units import Rate, find_fps
 from .pictures import encode_png
@@ -42,65 +30,36 @@ class StillsWriter(Sink):
     """Stills, numbered from 0, in a folder (00000.png, 00001.png, ...) or of a pattern such as `a_%05d.png`.
 
     They are moved there at the end, in one rename if the folder is new. A folder that has files of this pattern is
-    refused: the rest of a longer clip would mix with this one. If it gets some meanwhile, the stills go to the folder
-    with the next free number. With `overwrite` they replace stills of the same names, and a warning names the others.
+    refused: the rest of a longer clip would mix with this one. If it gets some meanwhile, the stills go to another
+    folder. With `overwrite` they replace stills of the same names, and a warning names the others.
     """
 
     def __init__(
         self, path: str | os.PathLike, size: Size, options: SinkOptions, write: WriteStill, endings: tuple[str, ...]
     ) -> None:
         super().__init__(os.fspath(path), size, options.format)
-        self._overwrite = bool(options.overwrite)
-        self.folder, self._pattern = find_stills_target(path, endings, overwrite=self._overwrite)
-        self._moved: list[Path] = []
-        # Inside an existing folder, which may be on another file system than its parent; beside a new one.
-        self._beside = self.folder / "stills" if os.path.isdir(self.folder) else self.folder
-        with uninterrupted(), writing_to(self.name):
-            self._part, lock = create_part(self._beside, Path.mkdir)
-            self._remove = Cleanup(self, _remove_stills, self._part, lock, self._moved)
-        self._write = partial(_write_stills, self._part / self._pattern, count(), write, options)
+        overwrite = bool(options.overwrite)
+        self.folder, self._pattern = find_stills_target(path, endings, overwrite=overwrite)
+        numbered = match_numbered(self._pattern)
+        assert numbered is not None
+        self._find_number = numbered.fullmatch
+        self._stills = PartFolder(
+            self.folder, self._find_number, overwrite=overwrite, name=self.name, subfolder="stills"
+        )
+        self._target = self._stills
+        self._write = partial(_write_stills, self._stills.path / self._pattern, count(), write, options)
 
     def _finish(self) -> None:
-        if not os.path.isdir(self.folder) or not self._move_into(self.folder):
-            folder = take_name(self._part, self._beside, overwrite=False)
-            if folder != self.folder:
-                is_pattern = Path(self.name) != self.folder
-                given, self.name = self.name, os.path.join(folder, self._pattern if is_pattern else "")
-                warn_of_name(given, self.name)
-        self._remove()
-
-    def _move_into(self, folder: Path) -> bool:
-        """Move the stills into a folder that exists, unless others are there by now."""
-        stills = [self._part / (self._pattern % index) for index in range(self.frames_written)]
-        sync_files(stills)
-        with uninterrupted():
-            others = _find_stills(self.name, folder, self._pattern)
-            if others and not self._overwrite or any((folder / still.name).is_dir() for still in stills):
-                return False
-            for still in stills:
-                target = folder / still.name
-                if self._overwrite:
-                    keep_mode(target, still)
-                else:
-                    try:
-                        # Created first, since a rename replaces a file that another program has just moved here.
-                        target.open("xb").close()
-                    except FileExistsError:
-                        for moved in self._moved:
-                            os.replace(moved, self._part / moved.name)
-                        self._moved.clear()
-                        return False
-                    self._moved.append(target)
-                os.replace(still, target)
-            self._moved.clear()  # they stay
-        sync_folder(folder)
-        if rest := sorted(set(others) - {still.name for still in stills}):
+        moved = self._stills.complete()
+        if moved is not None:
+            name, is_pattern = self.name, Path(self.name) != self.folder
+            self.name = os.path.join(moved, self._pattern if is_pattern else "")
+            warn_of_name(name, self.name)
+            return
+        stills = {self._pattern % index for index in range(self.frames_written)}
+        if rest := sorted(set(filter(self._find_number, os.listdir(self.folder))) - stills):
             found = f"{rest[0]} stays" if len(rest) == 1 else f"{rest[0]} to {rest[-1]} ({len(rest)} stills) stay"
             warn(f"{self.name}: {found} from another clip.")
-        return True
-
-    def _discard(self) -> None:
-        self._remove()
 
 
 class PictureWriter(Sink):
@@ -133,23 +92,20 @@ def _write_stills(
         write(pattern.with_name(pattern.name % number), frame, options)
 
 
-def _remove_stills(part: Path, lock: int, moved: list[Path]) -> None:
-    remove_part(part, lock)
-    for still in moved:
-        remove_file(still)
-
-
 def find_stills_target(path: str | os.PathLike, endings: tuple[str, ...], *, overwrite: bool) -> tuple[Path, str]:
     """The folder and the pattern of the names of stills, see `StillsWriter`. Nothing is created."""
     name = os.fspath(path)
     folder, pattern = parse_stills_path(path, endings)
     check_name(folder)
     if os.path.isdir(folder):
-        if not overwrite and (present := _find_stills(name, folder, pattern)):
+        present = _find_stills(name, folder, pattern)
+        if present and not overwrite:
             way = option("pass overwrite=True", "add -y")
             raise WriterError(
                 f"{name}: {present[0]} already exists; use a new folder, or {way} to replace stills of the same names."
             )
+        for still in present:
+            check_replaceable(folder / still, overwrite=True)
     elif os.path.exists(folder):
         raise WriterError(f"{name}: cannot be written ({folder} is a file, not a folder).")
     return folder, pattern
