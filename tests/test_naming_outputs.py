@@ -17,14 +17,16 @@ import pytest
 
 from many_files import failed, run
 from mlx_ltx_vae import WriterError, demo, encode
+from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.commands.jobs import name_outputs
+from mlx_ltx_vae.conversion import convert_checkpoint
 from mlx_ltx_vae.errors import LatentsError
 from mlx_ltx_vae.files import PartFile, part_folder
 from mlx_ltx_vae.latents import LatentsWriter
 from mlx_ltx_vae.video import SinkOptions, open_sink
 from test_files_kept import PRECIOUS, REFUSED, REPLACED, mode, target_of, write
 from test_full_disk import small_disk  # noqa: F401
-from video_files import SIZE, noise
+from video_files import SIZE, noise, read
 
 CALLS = ("create", "rename", "unlink", "close", "fsync")
 CONTENT = b"finished"
@@ -239,6 +241,14 @@ def test_a_folder_that_is_empty_stays_and_keeps_its_mode(here, monkeypatch, name
         fill(name)
 
 
+def test_a_conversion_fills_the_working_folder(here, golden):
+    checkpoint = open_checkpoint(golden("conv_16x16x4").checkpoint)
+    before = os.stat(".").st_ino
+    assert convert_checkpoint(checkpoint, ".").output == str(here)
+    assert os.stat(here).st_ino == before
+    assert sorted(os.listdir(here)) == ["README.md", "config.json", "model.safetensors"]
+
+
 @pytest.mark.parametrize("is_there", [False, True])
 def test_a_link_to_a_folder_is_written_through(here, is_there):
     Path("link").symlink_to("disk")
@@ -319,6 +329,17 @@ def test_a_live_video_replaces_no_file_that_is_read_only(here):
     with pytest.raises(WriterError, match="is read-only; "):
         open_sink("out.mp4", size=SIZE, fps=24, options=SinkOptions(fragmented=True))
     assert Path("out.mp4").read_bytes() == PRECIOUS
+
+
+def test_a_live_video_that_cannot_be_synced_stays(here):
+    out = open_sink("out.mp4", size=SIZE, fps=24, options=SinkOptions(fragmented=True))
+    out.write(noise(2))
+    with (
+        pytest.raises(WriterError, match=r"^out\.mp4: .* is kept as .*/out\.mp4\.$"),
+        denied("fsync", number=errno.EIO),
+    ):
+        out.close()
+    assert len(read(Path("out.mp4"))) == 2
 
 
 @pytest.mark.parametrize("name", [*REPLACED, *REFUSED])
