@@ -43,7 +43,7 @@ class FrameFormat:
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of frames as arrays."""
+        """Dtype of frames as arrays."""
         return np.dtype(_ARRAYS[self.pixel_format][0])
 
     @property
@@ -58,7 +58,7 @@ class FrameFormat:
 
     @property
     def bit_depth(self) -> int:
-        """The bit depth of a video with these frames."""
+        """Bit depth of a video with these frames."""
         return 8 if self.pixel_format == "rgb24" else 10
 
     @property
@@ -68,7 +68,7 @@ class FrameFormat:
 
     @property
     def planar(self) -> str:
-        """The pixel format with a plane for each component, which zscale takes."""
+        """Pixel format with a plane for each component, which zscale takes."""
         return _REPACKED.get(self.pixel_format, self.pixel_format)
 
     @property
@@ -83,7 +83,7 @@ _BY_DEPTH = {8: RGB8, 10: RGB16}
 
 
 def frame_format(bit_depth: int, error: type[LTXVAEError], name: str | None = None) -> FrameFormat:
-    """The format of frames with a bit depth that a user chose. Raises an `error`, about what has this name."""
+    """Return the format of frames with a bit depth that a user chose. Raises an `error`, about what has this name."""
     if bit_depth not in tuple(_BY_DEPTH):
         start = "" if name is None else f"{name}: "
         raise error(f"{start}a bit depth of {quote(bit_depth)} is not supported; use 8 or 10.")
@@ -115,7 +115,7 @@ class FrameOutput:
 
 
 def common_format(outputs: Iterable[FrameOutput]) -> FrameFormat | None:
-    """The levels to which a decode can convert parts of frames as they come; None if outputs need floats."""
+    """Return the levels to which a decode can convert parts of frames as they come. `None` if outputs need floats."""
     distinct = set(outputs)
     if len(distinct) != 1:
         return None

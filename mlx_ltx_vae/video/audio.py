@@ -48,7 +48,7 @@ Sound = Iterable[Any]
 
 
 def find_sample_rate(name: str, audio: object, sample_rate: int | None) -> int:
-    """The given rate, or the rate of an `AudioStream`."""
+    """Return the rate of the options, or the rate of an `AudioStream`."""
     rate = getattr(audio, "sample_rate", None) if sample_rate is None else sample_rate
     if isinstance(rate, bool) or not isinstance(rate, int) or rate not in SAMPLE_RATES:
         limits = f"a whole number from {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]}"
@@ -57,14 +57,14 @@ def find_sample_rate(name: str, audio: object, sample_rate: int | None) -> int:
 
 
 def find_audio_codec(name: str, ending: str, options: SinkOptions) -> AudioCodec:
-    """The audio codec that the options name, or the default."""
+    """Return the audio codec that the options name, or the default."""
     key = (options.audio_codec or ("opus" if ending == ".webm" else "aac")).lower()
     if key not in AUDIO_CODECS:
         what = f"the audio codec {quote(options.audio_codec)} is not supported{suggest(key, AUDIO_CODECS)}"
         raise WriterError(f"{name}: {what}; use one of {', '.join(AUDIO_CODECS)}.")
     codec = AUDIO_CODECS[key]
     if ending not in codec.endings:
-        allowed = " or ".join(each for each, known in AUDIO_CODECS.items() if ending in known.endings)
+        allowed = " or ".join(key for key, audio_codec in AUDIO_CODECS.items() if ending in audio_codec.endings)
         raise WriterError(
             f"{name}: {key} sound is not supported in {ending}; use {allowed}, or a file that ends in "
             f"{' or '.join(codec.endings)}."
@@ -80,8 +80,10 @@ def audio_arguments(
 ) -> tuple[list[str], list[str], list[str]]:
     """ffmpeg's arguments for the audio input, and the arguments before and after the video stream's."""
     codec, output = find_audio_codec(name, ending, options), ["-map", "1:a:0"]
-    others = {key: each.encoder for key, each in AUDIO_CODECS.items() if ending in each.endings}
-    check_encoder(name, codec.encoder, "which stores its sound", others)
+    alternatives = {
+        key: audio_codec.encoder for key, audio_codec in AUDIO_CODECS.items() if ending in audio_codec.endings
+    }
+    check_encoder(name, codec.encoder, "which stores its sound", alternatives)
     if not isinstance(options.audio, (str, os.PathLike)):
         rate = find_sample_rate(name, options.audio, options.sample_rate)
         # The format is known, so that ffmpeg need not wait for more samples to find it.
@@ -108,7 +110,7 @@ def _file_input(audio: str | os.PathLike, shift: Fraction) -> list[str]:
 
 
 def _filters(layout: str, end: int | None = None) -> list[str]:
-    """The filters of a file's sound, which is stored in this layout and ends after this number of samples."""
+    """Return the filters of a file's sound, which is stored in this layout and ends after this number of samples."""
     filters = [FILL_GAPS]
     if end is not None:
         filters.append(f"atrim=end_sample={end}")
@@ -141,7 +143,7 @@ def choose_layout(codec: AudioCodec, layout: str) -> tuple[str, bool]:
 
 
 def _encode(codec: AudioCodec, rate: int, channels: int, *, bits: int = 32) -> list[str]:
-    """The arguments of the encoder, for sound with this number of bits per sample."""
+    """Return the arguments of the encoder, for sound with this number of bits per sample."""
     encoder = codec.wide_encoder if bits > 16 and codec.wide_encoder is not None else codec.encoder
     arguments = ["-c:a", encoder]
     if codec.kilobits is not None:
@@ -151,11 +153,11 @@ def _encode(codec: AudioCodec, rate: int, channels: int, *, bits: int = 32) -> l
 
 
 def _stored_rate(encoder: str, rate: int) -> int:
-    """The least of the rates of an encoder that loses nothing, or the highest. ffmpeg takes the nearest."""
+    """Return the least of the rates of an encoder that loses nothing, or the highest. ffmpeg takes the nearest."""
     rows = listing("-h", f"encoder={encoder}", error=WriterError)
     words = next((row[3:] for row in rows if row[:3] == ["Supported", "sample", "rates:"]), [])
-    known = sorted(map(int, words)) or [rate]
-    return next((each for each in known if each >= rate), known[-1])
+    rates = sorted(map(int, words)) or [rate]
+    return next((stored_rate for stored_rate in rates if stored_rate >= rate), rates[-1])
 
 
 def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, options: SinkOptions) -> None:
@@ -163,18 +165,18 @@ def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, option
     if not isinstance(options.audio, (str, os.PathLike)):
         return
     codec, (source, shift) = find_audio_codec(name, ending, options), _find_file(options.audio)
-    lossless = [key for key, each in AUDIO_CODECS.items() if ending in each.endings and each.kilobits is None]
+    codecs = {key: audio_codec for key, audio_codec in AUDIO_CODECS.items() if ending in audio_codec.endings}
+    lossless = [key for key, audio_codec in codecs.items() if audio_codec.kilobits is None]
     if lossless and options.audio_codec is None and codec.kilobits is not None and source.is_lossless:
         way = option(f'audio_codec="{lossless[0]}"', f"--audio-codec {lossless[0]}")
         warn(f"{name}: its sound is stored as {codec.encoder.upper()}, which is lossy; {way} keeps it lossless.")
     layout, is_kept = choose_layout(codec, source.layout)
     if not is_kept:
-        codecs = {key: each for key, each in AUDIO_CODECS.items() if ending in each.endings}
-        keeping = [key for key, each in codecs.items() if choose_layout(each, source.layout)[1]]
+        keeping = [key for key, audio_codec in codecs.items() if choose_layout(audio_codec, source.layout)[1]]
         keeping.sort(key=lambda key: (key not in lossless, key == "pcm"))  # whose channels have no places in Matroska
         ways = [option(f'audio_codec="{key}"', f"--audio-codec {key}") for key in keeping[:1]]
         advice = f"; {ways[0]} keeps all channels" if ways else ""
-        key = next(key for key, each in codecs.items() if each is codec)
+        key = next(key for key, audio_codec in codecs.items() if audio_codec is codec)
         warn(f"{name}: its sound is {source.layout}, which becomes {layout} with {key}{advice}.")
     video, (_, last) = num_frames / fps, read_times([*_file_input(options.audio, shift), "-map", "0:a:0"])
     end = last or Fraction(0)  # without a packet
@@ -189,26 +191,26 @@ def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, option
 
 def _find_file(audio: str | os.PathLike) -> tuple[SoundFormat, Fraction]:
     """`find_sound`, but a file without sound is an error."""
-    found = find_sound(audio, WriterError)
-    if found is None:
+    sound_file = find_sound(audio, WriterError)
+    if sound_file is None:
         raise WriterError(f"{audio}: contains no audio stream.")
-    return found
+    return sound_file
 
 
 def each_chunk(name: str, sound: Sound) -> Iterator[np.ndarray]:
     """(n, 2) float32 of each chunk that has samples. Raises a `WriterError` for anything but sound."""
     num_empty = 0
     for chunk in [sound] if hasattr(sound, "shape") else sound:
-        given = getattr(chunk, "waveform", chunk)
+        waveform = getattr(chunk, "waveform", chunk)
         try:
-            samples = np.asarray(given)
+            samples = np.asarray(waveform)
         except (TypeError, ValueError, RuntimeError):  # such as bfloat16, which numpy does not have
             samples = np.empty(0, object)
         if samples.ndim == 3 and len(samples) == 1:
             samples = samples[0]
         if samples.dtype.kind != "f" or samples.ndim != 2 or samples.shape[0] != CHANNELS:
-            found = f"{getattr(given, 'dtype', type(given).__name__)} {tuple(getattr(given, 'shape', ()))}"
-            raise WriterError(f"{name}: takes sound (2, n) of one video, floats in [-1, 1], not {found}.")
+            kind = f"{getattr(waveform, 'dtype', type(waveform).__name__)} {tuple(getattr(waveform, 'shape', ()))}"
+            raise WriterError(f"{name}: takes sound (2, n) of one video, floats in [-1, 1], not {kind}.")
         if not np.isfinite(samples).all():
             raise WriterError(f"{name}: the sound has values that are NaN or infinite.")
         num_empty = 0 if samples.size else num_empty + 1
@@ -234,30 +236,30 @@ class SoundTrack:
         self._expected = getattr(chunks, "num_samples", None)
         self._num_frames = num_frames
         self._samples = 0  # that the chunks had so far
-        self._given = 0
-        self._rest = np.empty((0, CHANNELS), np.float32)  # that is not given yet
+        self._num_returned = 0
+        self._rest = np.empty((0, CHANNELS), np.float32)  # not returned yet
         if num_frames is not None and self._expected is not None:
             check_sound_length(name, Fraction(self._expected, sample_rate), num_frames / fps, cuts=cuts)
 
     def until(self, num_frames: int) -> Iterator[np.ndarray]:
-        """The next samples (n, 2) float32, at least up to the end of this many frames."""
+        """Return the next samples (n, 2) float32, at least up to the end of this many frames."""
         end = self._count(num_frames)
         if self._num_frames is not None:
             end = min(end + _LEAD * self._rate, self._count(self._num_frames))
         return self._take(end)
 
     def finish(self, num_frames: int) -> Iterator[np.ndarray]:
-        """The remaining samples of this many frames. Raises a `WriterError` if the lengths do not match."""
+        """Yield the remaining samples of this many frames. Raises a `WriterError` if the lengths do not match."""
         end = self._count(num_frames)
         yield from self._take(end)
         video, is_whole = num_frames / self._fps, True
-        if self._given == end and self._expected is not None:
+        if self._num_returned == end and self._expected is not None:
             self._samples = self._expected
         elif not self._cuts:
             is_whole = self._count_rest(video)
         check_sound_length(self._name, Fraction(self._samples, self._rate), video, cuts=self._cuts, is_whole=is_whole)
-        if self._given < end:
-            yield np.zeros((end - self._given, CHANNELS), np.float32)
+        if self._num_returned < end:
+            yield np.zeros((end - self._num_returned, CHANNELS), np.float32)
 
     def close(self) -> None:
         """End the stream of the chunks, if they are one."""
@@ -266,7 +268,7 @@ class SoundTrack:
             close()
 
     def _count(self, num_frames: int) -> int:
-        """The samples of this many frames."""
+        """Return the samples of this many frames."""
         return round(num_frames * self._rate / self._fps)
 
     def _count_rest(self, video: Fraction) -> bool:
@@ -278,14 +280,14 @@ class SoundTrack:
         return True
 
     def _take(self, end: int) -> Iterator[np.ndarray]:
-        while self._given < end:
+        while self._num_returned < end:
             if not len(self._rest):
                 self._rest = next(self._chunks, self._rest)
                 self._samples += len(self._rest)
             if not len(self._rest):  # the end: no chunk is empty
                 return
-            part, self._rest = np.split(self._rest, [end - self._given])
-            self._given += len(part)
+            part, self._rest = np.split(self._rest, [end - self._num_returned])
+            self._num_returned += len(part)
             yield part
 
 

@@ -25,7 +25,7 @@ _H264_SITES = {"left": 0, "center": 1}
 
 
 def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
-    """The codec that the options name, in any case, or the default. A `WriterError` for options that do not fit it."""
+    """Return the codec that the options name, in any case, or the default; raise a `WriterError` if they do not fit."""
     for field, kind in {"codec": str, "crf": int, "encoder_preset": str, "pix_fmt": str, "audio_codec": str}.items():
         value = getattr(options, field)
         if value is not None and not isinstance(value, kind):
@@ -38,11 +38,11 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
         raise WriterError(f"{name}: {flag} ends the audio with the video; add {add}, or leave it out.")
     default = "vp9" if ending == ".webm" else "hevc" if options.format.is_hdr else "h264"
     key = (options.codec or default).lower()
-    other_names = {other: each for each, codec in CODECS.items() for other in codec.other_names}
+    other_names = {other: codec_key for codec_key, codec in CODECS.items() for other in codec.other_names}
     key = other_names.get(key, key)
     if key not in CODECS:
-        known, encoders = [*CODECS, *other_names], {codec.encoder: each for each, codec in CODECS.items()}
-        what = f"the codec {quote(options.codec)} is not supported{suggest(key, known, encoders | _OTHER_ENCODERS)}"
+        names, encoders = [*CODECS, *other_names], {codec.encoder: codec_key for codec_key, codec in CODECS.items()}
+        what = f"the codec {quote(options.codec)} is not supported{suggest(key, names, encoders | _OTHER_ENCODERS)}"
         raise WriterError(f"{name}: {what}; use one of {', '.join(CODECS)}.")
     codec = CODECS[key]
     if ending not in codec.endings:
@@ -55,26 +55,28 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
         depths = " and ".join(map(str, codec.pixel_formats))
         raise WriterError(f"{name}: {key} has a bit depth of {depths}, not {depth}; use another codec.")
     if options.encoder_preset is not None and not codec.has_presets:
-        named = " or ".join(key for key, each in CODECS.items() if each.has_presets)
-        raise WriterError(f"{name}: {codec.encoder} has no presets; leave out the encoder preset, or use {named}.")
+        with_presets = " or ".join(other for other, entry in CODECS.items() if entry.has_presets)
+        raise WriterError(
+            f"{name}: {codec.encoder} has no presets; leave out the encoder preset, or use {with_presets}."
+        )
     if options.encoder_preset not in (None, *ENCODER_PRESETS):
-        given = quote(options.encoder_preset)
-        raise WriterError(f"{name}: the encoder preset {given} is not known; use one of {', '.join(ENCODER_PRESETS)}.")
+        preset, presets = quote(options.encoder_preset), ", ".join(ENCODER_PRESETS)
+        raise WriterError(f"{name}: the encoder preset {preset} is not known; use one of {presets}.")
     return codec
 
 
 def _check_frames(name: str, codec: Codec, size: Size, fps: Fraction) -> None:
     """Raise a `WriterError` for frames on which the encoder fails, or writes outside its memory."""
     if any(side < least for side, least in zip(size, codec.min_size, strict=True)):
-        found = f"frames are {format_size(*size)}, and {codec.encoder} takes {format_size(*codec.min_size)} and more"
-        raise WriterError(f"{name}: {found}; use another codec.")
+        problem = f"frames are {format_size(*size)}, and {codec.encoder} takes {format_size(*codec.min_size)} and more"
+        raise WriterError(f"{name}: {problem}; use another codec.")
     if codec.max_fps is not None and fps > codec.max_fps:
-        found = f"{codec.encoder} takes at most {codec.max_fps} frames per second, not {fps}"
-        raise WriterError(f"{name}: {found}; use another codec.")
+        problem = f"{codec.encoder} takes at most {codec.max_fps} frames per second, not {fps}"
+        raise WriterError(f"{name}: {problem}; use another codec.")
 
 
 def _choose_pixel_format(name: str, codec: Codec, size: Size, options: SinkOptions) -> str:
-    """The pixel format that the options name, or the default for frames of a size. A `WriterError` if there is none."""
+    """Choose the pixel format that the options name, or the default for frames of a size; else raise a `WriterError`."""
     is_odd = any(side % 2 for side in size) and codec.odd_pixel_formats is not None
     formats = codec.odd_pixel_formats if is_odd else codec.pixel_formats
     if not formats:
@@ -83,13 +85,15 @@ def _choose_pixel_format(name: str, codec: Codec, size: Size, options: SinkOptio
     if options.pix_fmt is None:
         return default
     odd = (codec.odd_pixel_formats or {}).values()
-    known = dict.fromkeys([*codec.pixel_formats.values(), *odd, *codec.more_pixel_formats])
-    if options.pix_fmt not in known:
-        found = f"the pixel format {quote(options.pix_fmt)} is not supported for {codec.encoder}"
-        raise WriterError(f"{name}: {found}{suggest(options.pix_fmt, known)}; use one of {', '.join(known)}.")
+    pixel_formats = dict.fromkeys([*codec.pixel_formats.values(), *odd, *codec.more_pixel_formats])
+    if options.pix_fmt not in pixel_formats:
+        problem = f"the pixel format {quote(options.pix_fmt)} is not supported for {codec.encoder}"
+        raise WriterError(
+            f"{name}: {problem}{suggest(options.pix_fmt, pixel_formats)}; use one of {', '.join(pixel_formats)}."
+        )
     if is_odd and _SUBSAMPLED.search(options.pix_fmt):
-        found = f"{options.pix_fmt} has even sizes, not {format_size(*size)}"
-        raise WriterError(f"{name}: {found}; use {default}, or leave the pixel format out.")
+        problem = f"{options.pix_fmt} has even sizes, not {format_size(*size)}"
+        raise WriterError(f"{name}: {problem}; use {default}, or leave the pixel format out.")
     return options.pix_fmt
 
 
@@ -106,10 +110,10 @@ def video_arguments(
     if ending not in CONTAINER_ENDINGS:
         raise WriterError(f"{name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
     codec = find_codec(name, ending, options)
-    key = next(key for key, known in CODECS.items() if known is codec)
+    key = next(key for key, table_codec in CODECS.items() if table_codec is codec)
     needs = "which only builds for macOS have" if codec.is_mac_only else f"which {key} needs"
-    others = {other: each.encoder for other, each in CODECS.items() if ending in each.endings}
-    check_encoder(name, codec.encoder, needs, others)
+    alternatives = {other: entry.encoder for other, entry in CODECS.items() if ending in entry.endings}
+    check_encoder(name, codec.encoder, needs, alternatives)
     arguments = _encoder_arguments(name, codec, size, fps, options)
     inputs: list[str] = []
     if options.audio is not None:

@@ -38,7 +38,7 @@ def compress_still(frames: np.ndarray, crf: float = STILL_CRF) -> np.ndarray:
         return frames
     height, width = (side // 2 * 2 for side in frames.shape[-3:-1])
     cut = frames[..., :height, :width, :]
-    compressed = [_compress(np.ascontiguousarray(each), crf) for each in cut.reshape(-1, height, width, 3)]
+    compressed = [_compress(np.ascontiguousarray(picture), crf) for picture in cut.reshape(-1, height, width, 3)]
     return np.stack(compressed).reshape(cut.shape)
 
 

@@ -102,7 +102,7 @@ def write_exr(path: Path, frame: np.ndarray, options: SinkOptions) -> None:
 
 
 def read_exr(path: Path, size: Size | None = None, space: HDRInput | None = None) -> np.ndarray:
-    """The RGB pixels of an image as they are, `(height, width, 3)` float32. Alpha is dropped; gray becomes RGB.
+    """Read the RGB pixels of an image as they are, `(height, width, 3)` float32. Alpha is dropped; gray becomes RGB.
 
     Raises:
         ReaderError: for a file that is not EXR or is damaged, NaN, other channels, another `size` than expected, and
@@ -120,7 +120,7 @@ def read_exr(path: Path, size: Size | None = None, space: HDRInput | None = None
 
 
 def resize(frame: np.ndarray, size: Size) -> np.ndarray:
-    """A frame `(height, width, 3)` float32, scaled by a filter without negative lobes, which would make dark rims."""
+    """Scale a frame `(height, width, 3)` float32 by a filter without negative lobes, which would make dark rims."""
     library = import_library(ReaderError)
     roi = library.ROI(0, size[0], 0, size[1], 0, 1, 0, 3)
     scaled = library.ImageBufAlgo.resize(library.ImageBuf(np.ascontiguousarray(frame)), "bspline", roi=roi)
@@ -142,20 +142,20 @@ def _opened(path: Path) -> "Iterator[OpenImageIO.ImageInput]":
 def _find_rgb(
     path: Path, file: "OpenImageIO.ImageInput", size: Size | None, space: HDRInput | None
 ) -> tuple[Size, list[int]]:
-    """The size, and the indices of red, green and blue, after all checks of the header."""
+    """Check the header. Returns the size, and the indices of red, green and blue."""
     spec = file.spec()
     if file.format_name() != "openexr" or spec.deep:
-        found = "deep" if spec.deep else file.format_name()
-        raise ReaderError(f"{path}: is a {found} image; expected OpenEXR with one color per pixel.")
+        kind = "deep" if spec.deep else file.format_name()
+        raise ReaderError(f"{path}: is a {kind} image; expected OpenEXR with one color per pixel.")
     found_size = spec.width, spec.height
     if not is_possible_size(found_size):
         raise ReaderError(f"{path}: its size {format_size(*found_size)} is not possible; write it again.")
     if size not in (None, found_size):
         raise ReaderError(f"{path}: is {format_size(*found_size)}, and the images before it are {format_size(*size)}.")
     if (spec.x, spec.y, *found_size) != (spec.full_x, spec.full_y, spec.full_width, spec.full_height):
-        whole = format_size(spec.full_width, spec.full_height)
+        display_size = format_size(spec.full_width, spec.full_height)
         raise ReaderError(
-            f"{path}: its data window, {format_size(*found_size)}, is not its display window, {whole}; write it "
+            f"{path}: its data window, {format_size(*found_size)}, is not its display window, {display_size}; write it "
             "without overscan or cropping."
         )
     names = list(spec.channelnames)
@@ -169,23 +169,23 @@ def _find_rgb(
     return found_size, channels
 
 
-def _check_chromaticities(path: Path, found: tuple[float, ...] | None, space: HDRInput) -> None:
+def _check_chromaticities(path: Path, chromaticities: tuple[float, ...] | None, space: HDRInput) -> None:
     """Raise a `ReaderError` if an image states other primaries than the space that was chosen."""
     expected = _INPUT_CHROMATICITIES[space]
-    if found is None or _are_close(found, expected):
+    if chromaticities is None or _are_close(chromaticities, expected):
         return
-    stated = next((name for known, name in _NAMES.items() if _are_close(found, known)), None)
-    numbers = excerpt(", ".join(f"{number:.4g}" for number in found))
-    fitting = [each for each, known in _INPUT_CHROMATICITIES.items() if _are_close(found, known)]
+    image_space = next((name for values, name in _NAMES.items() if _are_close(chromaticities, values)), None)
+    numbers = excerpt(", ".join(f"{number:.4g}" for number in chromaticities))
+    fitting = [other for other, values in _INPUT_CHROMATICITIES.items() if _are_close(chromaticities, values)]
     way = option(f"space={fitting[0]!r}", f"--hdr {fitting[0]}") if fitting else "convert it first"
     raise ReaderError(
-        f"{path}: has the primaries of {stated or f'no known space ({numbers})'}, and {space} has the primaries of "
-        f"{_NAMES[expected]}; {'use ' * bool(fitting)}{way}."
+        f"{path}: has the primaries of {image_space or f'no known space ({numbers})'}, and {space} has those "
+        f"of {_NAMES[expected]}; {'use ' * bool(fitting)}{way}."
     )
 
 
-def _are_close(found: tuple[float, ...], known: tuple[float, ...]) -> bool:
-    return len(found) == len(known) and all(abs(a - b) < _SAME for a, b in zip(found, known, strict=True))
+def _are_close(values: tuple[float, ...], expected: tuple[float, ...]) -> bool:
+    return len(values) == len(expected) and all(abs(a - b) < _SAME for a, b in zip(values, expected, strict=True))
 
 
 def _reason(source: Any) -> str:

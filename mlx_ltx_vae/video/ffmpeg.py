@@ -142,7 +142,7 @@ class FfmpegProcess:
         self._wait_until(lambda: pipe.poll(1000 * TICK))
 
     def _signs(self) -> object:
-        """A value that changes while ffmpeg works."""
+        """Return a value that changes while ffmpeg works."""
         return self._progress.count, self._log.count
 
     def _has_ended(self) -> bool:
@@ -213,7 +213,7 @@ class DumpReader(TailReader):
 
 
 def find_reason(lines: Sequence[str], return_code: int) -> str:
-    """The last line that names a cause, without the addresses before it."""
+    """Return the last line that names a cause, without the addresses before it."""
     if return_code == -signal.SIGXFSZ:
         return "the file would be larger than the limit of this process (ulimit -f)"
     texts = [_ADDRESS.sub("", line).rstrip(".") for line in lines if line]
@@ -250,7 +250,7 @@ def _start(
 
 @contextmanager
 def pipe_from_ffmpeg(error: type[LTXVAEError]) -> Iterator[tuple[io.FileIO, int]]:
-    """A pipe to read, and the number of its other end, which an ffmpeg gets that is started in the with-block."""
+    """Yield a pipe to read, and the number of its other end, which an ffmpeg gets that is started in the with-block."""
     read_end, write_end = make_pipe(error)
     pipe = io.FileIO(read_end)
     try:
@@ -263,14 +263,14 @@ def pipe_from_ffmpeg(error: type[LTXVAEError]) -> Iterator[tuple[io.FileIO, int]
 
 
 def make_pipe(error: type[LTXVAEError]) -> tuple[int, int]:
-    """The read and write ends of a pipe. ffmpeg gets one of them."""
+    """Return the read and write ends of a pipe. ffmpeg gets one of them."""
     with _ffmpeg_program(error):
         return os.pipe()
 
 
 @contextmanager
 def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
-    """The path of ffmpeg. Raises `error` if it is not found, or cannot be started in the with-block."""
+    """Yield the path of ffmpeg. Raises `error` if it is not found, or cannot be started in the with-block."""
     is_chosen = _PROGRAM_VARIABLE in os.environ
     remedy = f"correct or unset {_PROGRAM_VARIABLE}" if is_chosen else "reinstall imageio-ffmpeg"
     try:
@@ -300,7 +300,7 @@ def _find_ffmpeg() -> str:
     imageio-ffmpeg starts it the first time, and otherwise remembers that there is none.
     """
     with ExitStack() as stack:
-        for descriptor in (each for _ in range(_PIPES) for each in os.pipe()):
+        for descriptor in (end for _ in range(_PIPES) for end in os.pipe()):
             stack.callback(os.close, descriptor)
     from imageio_ffmpeg import get_ffmpeg_exe  # which decodes to arrays do not need
 
@@ -390,11 +390,11 @@ class FfmpegDecoder(FfmpegReader):
         self._times = io.BufferedReader(pipe)
 
     def read_times(self, num_frames: int) -> list[Fraction]:
-        """The times in seconds of the next frames; the last one has been read."""
+        """Return the times in seconds of the next frames; the last one has been read."""
         return [self._time(self._times.readline()) for _ in range(num_frames)]  # written before the frame itself
 
     def read_all_times(self) -> list[Fraction]:
-        """The times of all frames. None is read: the output is "null"."""
+        """Return the times of all frames. None is read: the output is "null"."""
         content, descriptor = bytearray(), self._times.fileno()
         while True:
             self._wait_for_transfer(descriptor, select.POLLIN)
@@ -427,7 +427,7 @@ class FfmpegDecoder(FfmpegReader):
 def read_output(
     arguments: Sequence[str], max_bytes: int = sys.maxsize, name: str = "ffmpeg", error: type[LTXVAEError] = ReaderError
 ) -> str:
-    """The standard output of ffmpeg, or its beginning, also if ffmpeg fails."""
+    """Return the standard output of ffmpeg, or its beginning, also if ffmpeg fails."""
     with closing(FfmpegReader(name, arguments, error=error)) as reader:
         content = _read_all(reader, max_bytes)
         if len(content) < max_bytes:
@@ -444,15 +444,15 @@ def _read_all(reader: FfmpegReader, max_bytes: int = sys.maxsize) -> bytes:
 
 @lru_cache
 def listing(*options: str, error: type[LTXVAEError]) -> list[list[str]]:
-    """The words of each line that ffmpeg prints for options such as `-encoders`."""
+    """Return the words of each line that ffmpeg prints for options such as `-encoders`."""
     return [line.split() for line in read_output(options, error=error).splitlines()]
 
 
-def check_encoder(name: str, encoder: str, needs: str, others: Mapping[str, str]) -> None:
-    """Raise a `WriterError` if this ffmpeg lacks an encoder. It lists the `others` that ffmpeg has."""
+def check_encoder(name: str, encoder: str, needs: str, alternatives: Mapping[str, str]) -> None:
+    """Raise a `WriterError` if this ffmpeg lacks an encoder. It lists the `alternatives` that ffmpeg has."""
     built = {row[1] for row in listing("-encoders", error=WriterError) if len(row) > 1}
     if encoder not in built:
-        there = [each for each, other in others.items() if other in built]
+        there = [name for name, other in alternatives.items() if other in built]
         use = f"use {' or '.join(there)}, which it has" if there else "use the ffmpeg of imageio-ffmpeg"
         raise WriterError(f"{name}: this ffmpeg was built without {encoder}, {needs}; {use}.")
 
@@ -557,7 +557,7 @@ class Packet:
 
 
 def read_times(arguments: Sequence[str]) -> tuple[list[Fraction], Fraction | None]:
-    """The times of a stream's packets in seconds, in the order in which they are shown, and when the last one ends.
+    """Return the times of a stream's packets in seconds, in the order of display, and when the last one ends.
 
     The file is read, and nothing decoded: headers state the duration of the longest stream, or estimate it.
     """
@@ -566,12 +566,12 @@ def read_times(arguments: Sequence[str]) -> tuple[list[Fraction], Fraction | Non
 
 
 def read_packets(arguments: Sequence[str]) -> list[Packet]:
-    """The packets of a stream, by their times. The file is read, and nothing decoded."""
+    """Return the packets of a stream, by their times. The file is read, and nothing decoded."""
     return parse_packets(read_output([*arguments, "-c", "copy", "-f", "framecrc"]))
 
 
 def parse_packets(text: str) -> list[Packet]:
-    """The packets that ffmpeg lists as "framecrc", by their times: a line for each, without any text of the file.
+    """Parse the packets that ffmpeg lists as "framecrc", by their times: a line for each, without text of the file.
 
     Other lines are passed over, such as the last one of an ffmpeg that was ended.
     """
@@ -580,15 +580,15 @@ def parse_packets(text: str) -> list[Packet]:
         if match := _UNIT.fullmatch(line):
             unit = Fraction(match[1])
         elif match := _PACKET.fullmatch(line):
-            decoded, shown, length = (int(number) for number in match.groups()[:3])
-            is_shown_then = shown != _NO_TIME
-            time = shown if is_shown_then else decoded
+            decoding_time, display_time, length = (int(number) for number in match.groups()[:3])
+            is_shown_then = display_time != _NO_TIME
+            time = display_time if is_shown_then else decoding_time
             packets.append(Packet(time * unit, length * unit, ", S=" in match[4], is_shown_then))
     return sorted(packets)
 
 
 def read_ends(name: str, arguments: Sequence[str], stream: str) -> tuple[Packet | None, Fraction | None]:
-    """The first packet of a stream, and how long the stream takes from there on; None for unknown values.
+    """Return the first packet of a stream, and how long the stream takes from there on, or `None` for unknown values.
 
     Only its end is read, if the file says where that is, and nothing decoded.
     """
@@ -610,7 +610,7 @@ def read_ends(name: str, arguments: Sequence[str], stream: str) -> tuple[Packet 
 
 
 def input_arguments(path: str | os.PathLike) -> list[str]:
-    """The arguments for ffmpeg to read a file, and no other file, address or device that the file may name."""
+    """Return the arguments for ffmpeg to read a file, and no other file, address or device that the file may name."""
     rows = listing("-demuxers", error=ReaderError)  # "D", "d" for a device, names separated by commas, a description
     names = [row[1] for row in rows if row[:1] == ["D"] and len(row) > 2 and row[1] != "d"]
     formats = ",".join(name for name in names if name not in _REFERRING)

@@ -83,7 +83,7 @@ def conversion(source: FrameFormat, target: FrameFormat, size: Size) -> list[str
         "filter": "bicubic",
     }
     convert = "zscale=" + ":".join(f"{name}={value}" for name, value in settings.items())
-    formats = [f"format={each}" for each in dict.fromkeys((target.planar, target.pixel_format))]
+    formats = [f"format={pixel_format}" for pixel_format in dict.fromkeys((target.planar, target.pixel_format))]
     if source.is_rgb and target.site == "center":
         # zscale has no filter for the mean of 2x2 pixels. swscale is exact between depths of limited range.
         formats[0] = f"format=yuv444p16le,scale=flags=area+accurate_rnd,{formats[0]}"
@@ -92,7 +92,7 @@ def conversion(source: FrameFormat, target: FrameFormat, size: Size) -> list[str
 
 
 def tags(target: FrameFormat) -> str:
-    """The filter that tags frames: an output option such as -color_primaries loses to "unknown" of the frames."""
+    """Return the filter that tags frames. Output options such as -color_primaries lose to "unknown" of the frames."""
     matrix = "" if target.is_rgb else f":colorspace={target.matrix}"
     colors = f"color_primaries={target.primaries}:color_trc={target.transfer}"
     return f"setparams=range={target.levels}{matrix}:{colors}"
@@ -112,6 +112,6 @@ def _whole_chroma(source: FrameFormat, target: FrameFormat, size: Size) -> tuple
         # The only filter that keeps the last chroma samples of an odd frame: others cut or stretch them. It draws an
         # empty tile beside the frame, after a gap that completes the chroma sample; what is empty is cut off again.
         tiles = f"{1 + (right > 0)}x{1 + (bottom > 0)}"
-        whole = crop.format(width + right, height + bottom)
-        grow = [f"format={source.planar},tile={tiles}:nb_frames=1:padding={multiple - 1},{whole}"]
+        full_crop = crop.format(width + right, height + bottom)
+        grow = [f"format={source.planar},tile={tiles}:nb_frames=1:padding={multiple - 1},{full_crop}"]
     return grow, [crop.format(width, height)]

@@ -39,7 +39,7 @@ _OWN_ENCODER = re.compile(r"Lav[cf]\d")
 
 
 def parse_entry(text: str) -> tuple[str, str]:
-    """The key and the value of "KEY=VALUE". Raises a `ValueError` for anything else."""
+    """Parse the key and the value of "KEY=VALUE". Raises a `ValueError` for anything else."""
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise ValueError(f"{quote(text)} is not KEY=VALUE")
@@ -49,23 +49,23 @@ def parse_entry(text: str) -> tuple[str, str]:
 def keep_metadata(
     name: str, ending: str, metadata: Mapping[str, object], *, is_live: bool = False, warns: bool = True
 ) -> dict[str, str]:
-    """The entries that a file with this ending keeps as they are. A warning names the others, which are left out."""
+    """Return the entries that a file with this ending keeps as they are. Warns about the others, which are left out."""
     if not isinstance(metadata, Mapping):
         found_type = type(metadata).__name__
         raise WriterError(f'{name}: metadata is text by name, such as {{"comment": "take 3"}}, not {found_type}.')
     kept: dict[str, str] = {}
-    found, room = set(), MAX_LIVE_METADATA if is_live else math.inf
+    stored_keys, room = set(), MAX_LIVE_METADATA if is_live else math.inf
     for key, value in ((str(key), str(value)) for key, value in metadata.items()):
-        known, size = _same_key(ending, key), len(value.encode(errors="replace"))
-        if known not in found and size <= room and _is_kept(ending, key, value):
+        stored_key, size = _same_key(ending, key), len(value.encode(errors="replace"))
+        if stored_key not in stored_keys and size <= room and _is_kept(ending, key, value):
             kept[key] = value
-            found.add(known)
+            stored_keys.add(stored_key)
             room -= size
     if warns and (left_out := [quote(key, 40) for key in map(str, metadata) if key not in kept]):
-        shown = ", ".join(left_out[:_SHOWN]) + ", ..." * (len(left_out) > _SHOWN)
+        names = ", ".join(left_out[:_SHOWN]) + ", ..." * (len(left_out) > _SHOWN)
         what = f"{ending} files" if ending != "-" else "raw frames"
         what = f"live videos (at most {MAX_LIVE_METADATA:,} bytes)" if is_live else what
-        warn(f"{name}: is written without the metadata {shown}, which {what} do not keep.")
+        warn(f"{name}: is written without the metadata {names}, which {what} do not keep.")
     return kept
 
 
@@ -83,7 +83,7 @@ def _is_kept(ending: str, key: str, value: str) -> bool:
 
 
 def _same_key(ending: str, key: str) -> str:
-    """The same for keys that a container takes for one."""
+    """Return one text for all keys that a container does not tell apart."""
     if ending not in _OF_FFMPEG:
         return key
     return key.upper().replace(" ", "_") if ending in (".mkv", ".webm") else key.upper()
@@ -91,7 +91,7 @@ def _same_key(ending: str, key: str) -> str:
 
 @contextmanager
 def metadata_file(metadata: Mapping[str, str]) -> Iterator[list[int]]:
-    """The number of an open, nameless file with the entries, in ffmpeg's format. No file without entries."""
+    """Yield the number of an open, nameless file with the entries, in ffmpeg's format. No file without entries."""
     if not metadata:
         yield []
         return
@@ -103,17 +103,17 @@ def metadata_file(metadata: Mapping[str, str]) -> Iterator[list[int]]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The entries of a video or an image, without ffmpeg's own.
+    """Read the entries of a video or an image, without ffmpeg's own.
 
     Keys in .mkv and .webm are in capitals, and without spaces. Warns if there is more text than is read.
     """
     if is_png(path):
-        found = read_png_text(path, MAX_TEXT)
+        pairs = read_png_text(path, MAX_TEXT)
     else:
-        found = _parse(read_output([*input_arguments(path), "-f", "ffmetadata"], MAX_TEXT, name=str(path)))
+        pairs = _parse(read_output([*input_arguments(path), "-f", "ffmetadata"], MAX_TEXT, name=str(path)))
     entries = {}
     try:
-        for key, value in _limited(found):
+        for key, value in _limited(pairs):
             if key not in _OF_CONTAINERS and not (key.lower() == "encoder" and _OWN_ENCODER.match(value)):
                 entries[key] = value
     except _TooMuchText:
@@ -144,7 +144,7 @@ def _limited(entries: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _parse(text: str) -> Iterator[tuple[str, str]]:
-    """The entries in ffmpeg's format, up to a line [STREAM] or [CHAPTER], after which they are of these."""
+    """Yield the entries in ffmpeg's format, up to a line [STREAM] or [CHAPTER], after which they are of these."""
     start = text.find("\n") + 1  # after ;FFMETADATA1
     while (end := _find(text, "\n", start, len(text))) >= 0 and (equals := _find(text, "=", start, end)) >= 0:
         yield _unescape(text[start:equals]), _unescape(text[equals + 1 : end])
@@ -154,7 +154,7 @@ def _parse(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _find(text: str, letter: str, start: int, end: int) -> int:
-    """The index of a letter that is not escaped; -1 if there is none."""
+    """Return the index of a letter that is not escaped; -1 if there is none."""
     place = text.find(letter, start, end)
     while place >= 0:
         first = place
@@ -167,7 +167,7 @@ def _find(text: str, letter: str, start: int, end: int) -> int:
 
 
 def metadata_arguments(metadata: Mapping[str, str]) -> list[str]:
-    """The entries that ffmpeg's format cannot have: it joins a value that ends in a backslash with the next line."""
+    """Return the entries that ffmpeg's format cannot hold: a backslash at the end of a value joins the next line."""
     return [word for key, value in metadata.items() if value.endswith("\\") for word in ("-metadata", f"{key}={value}")]
 
 

@@ -28,7 +28,7 @@ _SAME_COLORS = 4  # of 255
 
 
 def encode_png(frame: np.ndarray, metadata: Mapping[str, str], transfer: str = "bt709") -> bytes:
-    """The file of a frame `(height, width, 3)`, uint8 or uint16. The metadata is what `keep_metadata` returns.
+    """Return the file of a frame `(height, width, 3)`, uint8 or uint16. The metadata is what `keep_metadata` returns.
 
     HLG and PQ (`transfer`) are tagged, with the primaries of BT.2020; what has no tag is sRGB.
     """
@@ -96,7 +96,7 @@ def read_picture(path: Path) -> PictureInfo:
 
 
 def _name_profile(data: bytes | None) -> str | None:
-    """The `profile` of `PictureInfo`, by the colors that it gives a few levels."""
+    """Return the `profile` of `PictureInfo`, by the colors that it gives a few levels."""
     if not data:
         return None
     profile = ImageCms.ImageCmsProfile(io.BytesIO(data))
@@ -111,12 +111,12 @@ def _name_profile(data: bytes | None) -> str | None:
     to_srgb = ImageCms.buildTransform(
         profile, ImageCms.createProfile("sRGB"), mode, "RGB", ImageCms.Intent.RELATIVE_COLORIMETRIC
     )
-    found = np.asarray(ImageCms.applyTransform(colors, to_srgb), np.int32)
-    return name if np.abs(found - np.asarray(colors.convert("RGB"))).max() > _SAME_COLORS else ""
+    converted = np.asarray(ImageCms.applyTransform(colors, to_srgb), np.int32)
+    return name if np.abs(converted - np.asarray(colors.convert("RGB"))).max() > _SAME_COLORS else ""
 
 
 def read_png_chunk(path: Path, kind: bytes, max_bytes: int) -> bytes:
-    """The data of the first chunk of a kind before a PNG's pixels; b"" if there is none, or a larger one."""
+    """Return the data of the first chunk of a kind before a PNG's pixels; b"" if there is none, or a larger one."""
     with path.open("rb") as file:
         file.seek(len(_SIGNATURE))
         while len(start := file.read(8)) == 8 and start[4:] != b"IDAT":

@@ -95,13 +95,13 @@ class VideoInfo:
 
     def warnings(self, name: str) -> list[str]:
         """Sentences that say what looks wrong if the frames are read as they are, and how to convert the video."""
-        found, as_is = [], "and its colors are read as they are"
+        warnings, remark = [], "and its colors are read as they are"
         if self.dolby_vision:
-            kind = f"is Dolby Vision of profile {self.dolby_vision}, {as_is}; convert it first, with Vulkan"
-            found.append(f"{kind}: ffmpeg -i VIDEO -vf {_FROM_DOLBY_VISION} NEW")
+            kind = f"is Dolby Vision of profile {self.dolby_vision}, {remark}; convert it first, with Vulkan"
+            warnings.append(f"{kind}: ffmpeg -i VIDEO -vf {_FROM_DOLBY_VISION} NEW")
         elif self.frames.transfer in HDR_TRANSFERS:
-            kind = f"is HDR ({HDR_TRANSFERS[self.frames.transfer]}), {as_is}; tone-map it first"
-            found.append(f"{kind}: ffmpeg -i VIDEO -vf {_TO_SDR} NEW")
+            kind = f"is HDR ({HDR_TRANSFERS[self.frames.transfer]}), {remark}; tone-map it first"
+            warnings.append(f"{kind}: ffmpeg -i VIDEO -vf {_TO_SDR} NEW")
         elif colors := self._unusual_colors():
             way = _TO_BT709.format(
                 primaries="bt709" if is_unknown(self.frames.primaries) else self.frames.primaries,
@@ -110,29 +110,31 @@ class VideoInfo:
                 pixel_format="rgb24" if self.frames.is_rgb else "yuv420p",
             )
             command = "" if self.frames.transfer in _WITHOUT_ZSCALE else f": ffmpeg -i VIDEO -vf {way} NEW"
-            found.append(f"has {colors}, {as_is}; convert it to BT.709 first{command}")
+            warnings.append(f"has {colors}, {remark}; convert it to BT.709 first{command}")
         elif self.profile:
-            found.append(f"has the color profile {quote(self.profile)}, {as_is}; convert it to sRGB first")
+            warnings.append(f"has the color profile {quote(self.profile)}, {remark}; convert it to sRGB first")
         elif self.profile is None and abs(self.gamma - _USUAL_GAMMA) > _GAMMA_TOLERANCE:
             convert = _TO_SRGB.format(power=_USUAL_GAMMA / self.gamma)
-            gamma = f"has a gamma of {self.gamma:.4g}, {as_is}; convert it to sRGB first"
-            found.append(f'{gamma}: ffmpeg -i VIDEO -vf "{convert}" NEW')
+            gamma = f"has a gamma of {self.gamma:.4g}, {remark}; convert it to sRGB first"
+            warnings.append(f'{gamma}: ffmpeg -i VIDEO -vf "{convert}" NEW')
         if self.pixel_shape != 1:
             oblong = f"has pixels of {self.pixel_shape.numerator}:{self.pixel_shape.denominator}"
-            found.append(f"{oblong}, which are read as squares; scale it first: ffmpeg -i VIDEO -vf {_TO_SQUARE} NEW")
+            warnings.append(
+                f"{oblong}, which are read as squares; scale it first: ffmpeg -i VIDEO -vf {_TO_SQUARE} NEW"
+            )
         if self.is_interlaced:
             fields = "is marked as interlaced, and both fields are read as one frame; deinterlace it first"
-            found.append(f"{fields}: ffmpeg -i VIDEO -vf yadif NEW")
+            warnings.append(f"{fields}: ffmpeg -i VIDEO -vf yadif NEW")
         if self.default is not None:
             second = "has a second video stream, which it marks as the default, and the first is read; choose it first"
-            found.append(f"{second}: ffmpeg -i VIDEO -map 0:v:{self.default} -c copy NEW")
+            warnings.append(f"{second}: ffmpeg -i VIDEO -map 0:v:{self.default} -c copy NEW")
         if self.apart is not None:
             join = f"-filter_complex '[{']['.join(self.apart)}]alphamerge' -c:v ffv1"
-            found.append(f"its transparency is not read; join it first: ffmpeg -i VIDEO {join} NEW.mkv")
-        return [f"{name}: {text}." for text in found]
+            warnings.append(f"its transparency is not read; join it first: ffmpeg -i VIDEO {join} NEW.mkv")
+        return [f"{name}: {text}." for text in warnings]
 
     def _unusual_colors(self) -> str:
-        """The property of the colors that frames here do not have; "" for none."""
+        """Return the property of the colors that frames here do not have; "" for none."""
         is_stated = self.gamma == _USUAL_GAMMA  # otherwise these are a number in a PNG
         transfer = None if self.frames.transfer in _OF_GAMMA and not is_stated else _TRANSFERS.get(self.frames.transfer)
         primaries = _WIDE_PRIMARIES.get(self.frames.primaries)
@@ -156,7 +158,7 @@ class Stream:
         return set(_DISPOSITION.findall(self.line[self.line.rfind(",") :]))
 
     def rate(self, kind: str) -> float:
-        """The average rate ("fps"), the least with all its first times ("tbr"), or the clock ("tbn"); 0 if unknown."""
+        """Return the average rate ("fps"), the least with all first times ("tbr"), or the clock ("tbn"); 0 if unknown."""
         rate = re.search(rf", ([\d.]+)(k?) {kind}\b", self.line)
         return float(rate[1]) * (1000 if rate[2] else 1) if rate else 0
 
@@ -169,7 +171,7 @@ def probe(name: str, path: Path, arguments: list[str]) -> tuple[list[str], str, 
     brand, stream = _read_brand(path), _FIRST_STREAM
     description, first, seconds = _describe(name, arguments, stream), None, None
     if brand == "avis":  # an AVIF sequence, which has its cover first, by a clock of one tick
-        ticks = [each.rate("tbn") for each in find_streams(description)]
+        ticks = [other.rate("tbn") for other in find_streams(description)]
         stream = f"0:v:{next((index for index, tick in enumerate(ticks) if tick != 1), 0)}"
     options: list[str] = []
     codec, is_still = find_streams(description)[_index(description, stream)].codec, _is_still(description, brand)
@@ -215,7 +217,7 @@ def _count_errors(log: Iterable[str]) -> int:
 
 
 def _read_brand(path: Path) -> str:
-    """The kind of a QuickTime file, by its first bytes; "" for another file."""
+    """Return the kind of a QuickTime file, by its first bytes; "" for another file."""
     with suppress(OSError), path.open("rb") as file:
         start = file.read(_BRAND_END)
         if start[4:8] == b"ftyp":
@@ -224,7 +226,7 @@ def _read_brand(path: Path) -> str:
 
 
 def _read_gamma(path: Path) -> float:
-    """The gamma that a PNG states, or else the usual one."""
+    """Return the gamma that a PNG states, or else the usual one."""
     number = int.from_bytes(read_png_chunk(path, b"gAMA", 4), "big") if is_png(path) else 0
     return number / _GAMMA_UNIT if number else _USUAL_GAMMA
 
@@ -234,16 +236,16 @@ def _is_still(description: Description, brand: str) -> bool:
 
 
 def find_streams(description: Description) -> list[Stream]:
-    """The video streams of an input."""
+    """Return the video streams of an input."""
     lines = [(line.removeprefix("Video: "), side_data) for line, *side_data in description.streams if "Video: " in line]
     return [Stream(line, side_data) for line, side_data in lines]
 
 
 def _index(description: Description, stream: str) -> int:
-    """The index of a stream among the video streams, where only this one may be known."""
+    """Return the index of a stream among the video streams, where only this one may be known."""
     streams = find_streams(description)
     if stream == _FIRST_STREAM:
-        return next((index for index, each in enumerate(streams) if "attached pic" not in each.dispositions), 0)
+        return next((index for index, entry in enumerate(streams) if "attached pic" not in entry.dispositions), 0)
     return min(int(stream.rpartition(":")[2]), len(streams) - 1)
 
 
@@ -257,7 +259,7 @@ def parse_description(
     gamma: float,
     picture: PictureInfo,
 ) -> VideoInfo:
-    """The properties of a stream. Raises a `ReaderError` for what cannot be read as a video."""
+    """Parse the properties of a stream. Raises a `ReaderError` for what cannot be read as a video."""
     streams, index = find_streams(description), _index(description, stream)
     frame = next(filter(None, map(_FRAME.match, description.filtered)), None)
     if frame is None:
@@ -281,7 +283,7 @@ def parse_description(
     time, pixel_format, site, shape, height, *size, field = frame.groups()
     turned = next((float(line[1]) for line in map(_ROTATION.match, chosen.side_data) if line), 0.0)
     dolby_vision = next((line[1] for line in map(_DOLBY_VISION.match, chosen.side_data) if line), "")
-    kinds = [each.dispositions for each in streams]
+    kinds = [entry.dispositions for entry in streams]
     defaults = [
         number for number, kind in enumerate(kinds) if stream == _FIRST_STREAM and {"default"} == kind & _DEFAULTS
     ]
@@ -317,7 +319,7 @@ def _is_alpha(stream: Stream) -> bool:
 
 
 def _frame_rate(average_rate: float, numerator: int, denominator: int) -> Fraction | None:
-    """The nominal rate, a fraction, or the average if that is much lower; None if both are unknown."""
+    """Return the nominal rate, a fraction, or the average if that is much lower. `None` means that both are unknown."""
     # Of a stream whose length is unknown, such as DV, ffmpeg reports its clock.
     average = parse_fps(average_rate) if 0 < average_rate <= MAX_FPS else None
     if not numerator or not denominator:
@@ -329,7 +331,7 @@ def _frame_rate(average_rate: float, numerator: int, denominator: int) -> Fracti
 
 
 def describe_pixel_format(name: str) -> tuple[int, bool]:
-    """The largest number of bits per component of a pixel format, and whether its pixels can be transparent."""
+    """Return the largest number of bits per component of a pixel format, and whether its pixels can be transparent."""
     rows = listing("-pix_fmts", error=ReaderError)  # flags, name, components, bits per pixel, bits of each component
     flags, _, components, _, depths = next(row for row in rows if row[1:2] == [name])
     # 2 and 4 components are gray and color with alpha; the entries of a palette have alpha.

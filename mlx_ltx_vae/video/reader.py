@@ -65,7 +65,7 @@ class Fit(Enum):
 
 
 def source_files(path: Path) -> list[Path]:
-    """The files of a video: itself, or its images. None if they cannot be read, which `find_source` raises."""
+    """Return the files of a video: itself, or its images. `None` if they cannot be read, which `find_source` raises."""
     with suppress(ReaderError):
         return [path] if os.path.isfile(path) else _images(path)
     return []
@@ -77,7 +77,7 @@ def is_exr(path: Path) -> bool:
 
 
 def exr_images(path: Path) -> list[Path]:
-    """The EXR images that a path names: a file, or the images of a folder or a pattern."""
+    """Return the EXR images that a path names: a file, or the images of a folder or a pattern."""
     images = [path] if os.path.isfile(path) else _images(path)
     if not is_exr(images[0]):
         raise ReaderError(f"{path}: is not EXR, which alone has a color space for HDR; leave out --hdr.")
@@ -113,7 +113,7 @@ def copy_standard_input(stack: ExitStack) -> Path:
 
 
 def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[list[str], list[Path]]:
-    """The arguments for ffmpeg to read `path`, and the images that it reads. `stack` removes links to them."""
+    """Return the arguments for ffmpeg to read `path`, and the images that it reads. `stack` removes links to them."""
     if os.path.isfile(path):  # which, unlike `Path.is_file`, takes a name that is too long
         _refuse_exr(path, path)
         _refuse_arrays(path, str(path))
@@ -148,7 +148,7 @@ def _images(path: Path) -> list[Path]:
 
 
 def match_numbered(pattern: str) -> re.Pattern[str] | None:
-    """A pattern for names such as `a_%05d.png`, with the number as group 1; None without exactly one number field."""
+    """Return a pattern for names such as `a_%05d.png`, with the number as group 1, or `None` without one number field."""
     parts = _NUMBER_FIELD.split(pattern)
     if len(parts) != 2 or pattern.count("%") != 1:
         return None
@@ -189,7 +189,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _natural_order(path: Path) -> list[str | int]:
-    """A sort key of alternating text and numbers, which are compared only with their own type."""
+    """Return a sort key of alternating text and numbers, which are compared only with their own type."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", path.name.lower())]
 
 
@@ -203,23 +203,27 @@ def check_wanted(name: str, matrix: str | None, first_frame: int, max_frames: in
         raise ReaderError(f"{name}: cannot begin with frame {first_frame}; the first is 0.")
 
 
-def fit_size(name: str, source: Size, wanted: Size | None, fit: Fit, multiple: int) -> tuple[Size, Size]:
-    """The size to scale frames to, and the size to crop to then: `wanted`, or the nearest with sides of `multiple`."""
-    if wanted is not None and any(side < 1 or side % multiple for side in wanted):
-        raise ReaderError(f"{name}: cannot become {format_size(*wanted)}; both sides must be multiples of {multiple}.")
-    if wanted is not None and not is_possible_size(wanted):
-        raise ReaderError(f"{name}: cannot become {format_size(*wanted)}; frames have at most {MAX_PIXELS:,} pixels.")
+def fit_size(name: str, source: Size, requested: Size | None, fit: Fit, multiple: int) -> tuple[Size, Size]:
+    """Return the sizes to scale and then crop frames to: `requested`, or the nearest with sides of `multiple`."""
+    if requested is not None and any(side < 1 or side % multiple for side in requested):
+        raise ReaderError(
+            f"{name}: cannot become {format_size(*requested)}; both sides must be multiples of {multiple}."
+        )
+    if requested is not None and not is_possible_size(requested):
+        raise ReaderError(
+            f"{name}: cannot become {format_size(*requested)}; frames have at most {MAX_PIXELS:,} pixels."
+        )
     resize = option("fit=Fit.RESIZE", "--resize")
     width, height = source
     within = width // multiple * multiple, height // multiple * multiple
     nearest = max(1, round(width / multiple)) * multiple, max(1, round(height / multiple)) * multiple
     if fit is Fit.RESIZE:
-        target = wanted or nearest
+        target = requested or nearest
         return target, target
-    if fit is Fit.CROP and wanted is not None:
-        factor = max(Fraction(wanted[0], width), Fraction(wanted[1], height))
+    if fit is Fit.CROP and requested is not None:
+        factor = max(Fraction(requested[0], width), Fraction(requested[1], height))
         # One side becomes exactly the requested one, the other at least that, also after rounding.
-        return (round(width * factor), round(height * factor)), wanted
+        return (round(width * factor), round(height * factor)), requested
     if fit is Fit.CROP:
         if 0 in within:
             raise ReaderError(
@@ -227,8 +231,10 @@ def fit_size(name: str, source: Size, wanted: Size | None, fit: Fit, multiple: i
                 f"{format_size(*nearest)} ({resize}) or to another size ({option('size=', '--size WxH')})."
             )
         return source, within
-    if source != (wanted or within):
-        expected = f"both sides must be multiples of {multiple}" if wanted is None else f"not {format_size(*wanted)}"
+    if source != (requested or within):
+        expected = (
+            f"both sides must be multiples of {multiple}" if requested is None else f"not {format_size(*requested)}"
+        )
         crop = "" if 0 in within else f", crop it to {format_size(*within)} ({option('fit=Fit.CROP', '--crop')})"
         raise ReaderError(
             f"{name}: is {format_size(*source)}, and {expected}; resize it to {format_size(*nearest)} ({resize})"
@@ -344,7 +350,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         self._indices: Iterator[int] = iter(())  # of the frames to return, with repetitions
 
     def __next__(self) -> np.ndarray:
-        """The next frames `(n, height, width, 3)`, n at most 8. A closed reader has no more."""
+        """Return the next frames `(n, height, width, 3)`, n at most 8. A closed reader has no more."""
         try:
             while not (chosen := list(islice(self._indices, min(_FRAMES_AT_ONCE, self._num_left)))):
                 if self._num_left == 0 or self._has_ended:
@@ -376,7 +382,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         self.close()
 
     def _compress(self, folder: Path, matrix: str | None, crf: float) -> Path:
-        """The only image of the source, compressed, in a file in a folder."""
+        """Write the only image of the source, compressed, to a file in a folder."""
         with VideoReader(self.path, multiple=1, max_frames=2, matrix=matrix) as original:
             frames = np.concatenate(list(original))
         if original.source_fps is not None or len(frames) > 1:
@@ -442,7 +448,7 @@ def _check_image(path: Path) -> None:
 
 
 def estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int | None = None) -> int | None:
-    """The number of frames at a rate, by the times in the file; None if they are unknown."""
+    """Return the number of frames at a rate, by the times in the file, or `None` if they are unknown."""
     if info.is_still:
         return 1
     if fps is None or info.seconds is None:
@@ -464,7 +470,7 @@ class FrameCount:
 def count_frames(
     name: str, arguments: list[str], stream: str, info: VideoInfo, num_errors: int
 ) -> tuple[FrameCount | None, str]:
-    """The frames of a video by its decoder, None if there are very many, and what is damaged, "" if nothing is."""
+    """Count the frames of a video by its decoder. Returns `None` for very many, and what is damaged, "" if nothing is."""
     source = [*arguments, "-map", stream]
     output = ["-frames:v", str(_MAX_COUNTED + 1), "-fps_mode", "passthrough", "-f", "null"]
     with closing(FfmpegDecoder(name, [*source, *output], num_errors)) as decoder:
@@ -501,7 +507,7 @@ def check_times(
         return
     suspects = [time for previous, time in pairwise(times) if time <= previous]
     distance = _NEAR / info.fps
-    suspects += [each.time for each in packets if is_missing(each.time, times, distance, is_whole=is_whole)]
+    suspects += [packet.time for packet in packets if is_missing(packet.time, times, distance, is_whole=is_whole)]
     if suspects:
         what = f"there is no frame at {float(min(suspects)):.2f} s, or more than one"
         raise ReaderError(f"{name}: is damaged or truncated; {what}.")
@@ -521,7 +527,7 @@ def _converter(info: VideoInfo, fps: Fraction) -> "RateConverter":
 
 
 def _format_as_read(name: str, info: VideoInfo, matrix: str | None) -> FrameFormat:
-    """The format of a file's frames. `conversion` fills in what the file does not state. `matrix` overrides its own."""
+    """Return the format of a file's frames. `conversion` fills in what is not stated, and `matrix` overrides the file's."""
     tagged = info.frames
     is_rgb = tagged.is_rgb or tagged.matrix == "gbr"  # the matrix of gray images
     if matrix is not None and is_rgb:

@@ -57,7 +57,7 @@ Target = str | os.PathLike | BinaryFile
 
 
 def target_name(target: Target) -> str:
-    """The path of the target, or its name in errors."""
+    """Return the path of the target, or its name in errors."""
     if isinstance(target, (str, os.PathLike)):
         return expand_path(target, WriterError)
     name = getattr(target, "name", None)
@@ -242,7 +242,7 @@ class SinkOptions:
 
     @property
     def format(self) -> FrameFormat:
-        """The format of the frames that sinks take."""
+        """Format of the frames that sinks take."""
         return self.frames.format
 
 

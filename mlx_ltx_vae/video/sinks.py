@@ -143,8 +143,8 @@ def stills_kind(
     """
 
     def open_stills(output: Output) -> Sink:
-        given = output.path, output.size, output.options, write
-        return PictureWriter(*given) if _is_picture(output.name) else StillsWriter(*given, endings)
+        arguments = output.path, output.size, output.options, write
+        return PictureWriter(*arguments) if _is_picture(output.name) else StillsWriter(*arguments, endings)
 
     def check_options(name: str, options: SinkOptions, _: Rate | None) -> None:
         check_frames(name, options.format)
@@ -204,7 +204,7 @@ SINKS: tuple[SinkKind, ...] = (
 
 
 def find_kind(name: str, options: SinkOptions = DEFAULT_OPTIONS) -> SinkKind:
-    """The kind of output that a name and options choose, or a `WriterError`.
+    """Find the kind of output that a name and options choose; raise a `WriterError` otherwise.
 
     The ending of a folder of stills selects their kind (f.png/); without one, it is the first that takes the frames.
     """
@@ -225,20 +225,20 @@ def find_kind(name: str, options: SinkOptions = DEFAULT_OPTIONS) -> SinkKind:
         raise WriterError(f"{name}: {text}; use -o - > {name} for raw frames.")
     if not ending:
         raise WriterError(f"{name}: is no folder and has no ending; write {name}/ for PNG stills, or {name}.mp4.")
-    others = "a folder (ending in /) or %05d.png for stills, "
-    others += option("or - for raw frames", "- for raw frames, or .wav for the sound alone")
-    raise WriterError(f"{name}: its ending is not supported; use {', '.join(frame_endings())}, {others}.")
+    other_outputs = "a folder (ending in /) or %05d.png for stills, "
+    other_outputs += option("or - for raw frames", "- for raw frames, or .wav for the sound alone")
+    raise WriterError(f"{name}: its ending is not supported; use {', '.join(frame_endings())}, {other_outputs}.")
 
 
 def find_still_ending(name: str | None, options: SinkOptions) -> str | None:
-    """The ending of stills in a folder, or in the folder of a pattern; None for other outputs."""
+    """Return the ending of stills in a folder, or in the folder of a pattern. `None` for other outputs."""
     if name is None or name == "-" or _is_picture(name):
         return None
     return find_kind(name, options).endings[0] if is_folder(name) else Path(name).suffix
 
 
 def frame_endings() -> list[str]:
-    """The endings of all outputs of frames."""
+    """Return the endings of all outputs of frames."""
     return [ending for kind in SINKS if kind.pixel_formats for ending in kind.endings if ending != "-"]
 
 
@@ -255,7 +255,7 @@ def open_sink(
     options: SinkOptions = DEFAULT_OPTIONS,
     num_frames: int | None = None,
 ) -> Sink:
-    """The sink for `path`, chosen by its ending; raises a `WriterError` for options that it does not support.
+    """Open the sink for `path`, chosen by its ending; raises a `WriterError` for options that it does not support.
 
     `num_frames` is given by callers that gave it to `check_output`, which has then warned of the audio.
     """
@@ -265,12 +265,12 @@ def open_sink(
 
 
 def _with_rule(kind: SinkKind, options: SinkOptions) -> SinkOptions:
-    """The options with what the kind of output does with files of the same names."""
+    """Return the options with what the kind of output does with files of the same names."""
     return replace(options, overwrite=kind.replaces) if options.overwrite is None else options
 
 
 def output_files(output: str, options: SinkOptions) -> dict[str, SinkOptions]:
-    """The names that are written for an output, with the options of each.
+    """Return the names that are written for an output, with the options of each.
 
     With `options.contact_sheet` the contact sheet of the frames comes first. If that is the output, it is one. A folder
     of EXR images, which `options.hdr` may name, comes last.
@@ -306,14 +306,14 @@ def files_of_all(outputs: Sequence[str], options: SinkOptions) -> list[dict[str,
 
 def name_others(outputs: Sequence[str], files: Sequence[Mapping[str, SinkOptions]]) -> dict[str, list[str]]:
     """Files in `files_of_all` besides the outputs, by their names in reports. A contact sheet may be an output."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for output, options in zip(outputs, files, strict=True):
-        for name, own in options.items():
-            if own.contact_sheet and find_kind(name, own) is _SHEET:
-                found.setdefault("contact_sheet", []).append(name)
+        for name, file_options in options.items():
+            if file_options.contact_sheet and find_kind(name, file_options) is _SHEET:
+                names.setdefault("contact_sheet", []).append(name)
             elif name != output:
-                found.setdefault("exr", []).append(name)
-    return found
+                names.setdefault("exr", []).append(name)
+    return names
 
 
 def check_output(
@@ -350,23 +350,23 @@ def check_output(
 
 
 def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: Rate | None = None) -> SinkKind:
-    """The kind of the output, after all checks of the arguments alone. `fps` is None if not known yet."""
+    """Check the arguments alone, and return the kind of the output. `fps` is `None` if it is not known yet."""
     name = expand_path(path, WriterError)
     kind = find_kind(name, options)
     if not kind.is_video:
         if options.fragmented:
             check_fragmented(name, Path(path).suffix.lower())
-        for given in fields(options):
-            if given.metadata.get("of_videos") and getattr(options, given.name) is not given.default:
+        for field in fields(options):
+            if field.metadata.get("of_videos") and getattr(options, field.name) is not field.default:
                 videos = ", ".join(CONTAINER_ENDINGS)
-                raise WriterError(f"{name}: takes no {given.name.replace('_', ' ')}; only {videos} do.")
-    if (found := options.format.pixel_format) not in kind.pixel_formats:
-        takes = " or ".join(_PIXEL_FORMATS[each] for each in kind.pixel_formats) or "none: it is sound alone"
+                raise WriterError(f"{name}: takes no {field.name.replace('_', ' ')}; only {videos} do.")
+    if (pixel_format := options.format.pixel_format) not in kind.pixel_formats:
+        takes = " or ".join(_PIXEL_FORMATS[name] for name in kind.pixel_formats) or "none: it is sound alone"
         way = option("bit_depth=8", "--bit-depth 8")
         if options.format.is_hdr:
             way = option('HDROptions(..., signal="sdr")', "--hdr-output sdr")
         way = f"; use {way}" if "rgb24" in kind.pixel_formats else ""
-        raise WriterError(f"{name}: frames have {_PIXEL_FORMATS[found]} per color, and it takes {takes}{way}.")
+        raise WriterError(f"{name}: frames have {_PIXEL_FORMATS[pixel_format]} per color, and it takes {takes}{way}.")
     kind.check_options(name, options, fps)
     return kind
 
@@ -384,8 +384,8 @@ def add_metadata(path: str | os.PathLike, options: SinkOptions, entries: Mapping
     name, kind = os.fspath(path), find_kind(os.fspath(path), options)
     suffix = Path(name).suffix.lower()
     ending = suffix if suffix in kind.endings or not kind.endings else kind.endings[0]
-    own = keep_metadata(name, ending, options.metadata, is_live=options.fragmented)
-    known = {key.lower() for key in own}  # containers ignore the case of keys
-    entries = {key: value for key, value in entries.items() if key.lower() not in known}
-    kept = keep_metadata(name, ending, own | entries, is_live=options.fragmented, warns=keeps_metadata(ending))
+    metadata = keep_metadata(name, ending, options.metadata, is_live=options.fragmented)
+    taken_keys = {key.lower() for key in metadata}  # containers ignore the case of keys
+    entries = {key: value for key, value in entries.items() if key.lower() not in taken_keys}
+    kept = keep_metadata(name, ending, metadata | entries, is_live=options.fragmented, warns=keeps_metadata(ending))
     return replace(options, metadata=kept)

@@ -50,7 +50,7 @@ class SoundFormat:
 
 
 def find_sound(path: str | os.PathLike, error: type[LTXVAEError]) -> tuple[SoundFormat, Fraction] | None:
-    """The first audio stream of a file, and its shift; None without one. Raises `error` if ffmpeg cannot read it.
+    """Find the first audio stream of a file, and its shift. `None` without one. Raises `error` if ffmpeg cannot read it.
 
     The shift is how many seconds later it begins than ffmpeg says where it reads nothing else, as of an MPEG-TS.
     """
@@ -64,16 +64,16 @@ def find_sound(path: str | os.PathLike, error: type[LTXVAEError]) -> tuple[Sound
 def _find(path: str, error: type[LTXVAEError], _: tuple[int, int]) -> tuple[SoundFormat, Fraction] | None:
     first_packet = ["-map", _FIRST_STREAM, "-c", "copy", "-frames", "1", "-f", "framecrc"]
     arguments = input_arguments(path)
-    found = describe(path, "audio", arguments, _FIRST_STREAM, first_packet, error)
-    if found is None:
+    description = describe(path, "audio", arguments, _FIRST_STREAM, first_packet, error)
+    if description is None:
         return None
-    source = next((stream for line, *_ in found.streams if (stream := _parse(line))), None)
+    source = next((stream for line, *_ in description.streams if (stream := _parse(line))), None)
     if source is None:
         raise error(f"{path}: the format of its sound is not known; convert it with ffmpeg first.")
     if source.sample_rate not in SAMPLE_RATES:  # which only the file states
         limits = f"expected are {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]}"
         raise error(f"{path}: its sound has {source.sample_rate} samples per second; {limits}, so correct its header.")
-    begins = [packet.time for packet in parse_packets(found.output)] or [Fraction(0)]
+    begins = [packet.time for packet in parse_packets(description.output)] or [Fraction(0)]
     alone = read_times([*arguments, *first_packet[:-2]])[0] if begins != [0] else begins
     return source, begins[0] - alone[0] if alone else Fraction(0)
 
@@ -88,7 +88,7 @@ def _parse(line: str) -> SoundFormat | None:
 
 
 def channel_places(layout: str) -> list[str]:
-    """The places of a layout's channels, such as FL and SR; none if they are not known."""
+    """Return the places of a layout's channels, such as FL and SR; none if they are not known."""
     counted = _COUNT.match(layout)
     if counted:  # "6 channels (FL+FR+BL+BR+FLC+FRC)"
         return counted[2].split("+") if counted[2] else []
@@ -108,17 +108,17 @@ class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
         self.name = os.fspath(path)
         self.channels = self.sample_rate = 0
         self._is_closed = True
-        found = find_sound(path, ReaderError)
-        if found is None:
+        sound = find_sound(path, ReaderError)
+        if sound is None:
             return
-        source, shift = found
+        source, shift = sound
         self.channels, self.sample_rate = min(2, source.channels), source.sample_rate
         decode = ["-map", _FIRST_STREAM, "-af", _FILTERS, "-c:a", "pcm_f32le", "-f", "f32le"]
         arguments = ["-itsoffset", f"{float(shift):.6f}", *input_arguments(path), *decode]
         self._ffmpeg, self._is_closed = FfmpegReader(self.name, arguments), False
 
     def __next__(self) -> np.ndarray:
-        """The next samples, at most 32768. A closed reader has no more."""
+        """Return the next samples, at most 32768. A closed reader has no more."""
         if self._is_closed:
             raise StopIteration
         samples = np.empty((_PIECE, self.channels), "<f4")

@@ -58,8 +58,8 @@ class StillsWriter(Sink):
             return
         stills = {self._pattern % index for index in range(self.frames_written)}
         if rest := sorted(set(filter(self._find_number, os.listdir(self.folder))) - stills):
-            found = f"{rest[0]} stays" if len(rest) == 1 else f"{rest[0]} to {rest[-1]} ({len(rest)} stills) stay"
-            warn(f"{self.name}: {found} from another clip.")
+            old_stills = f"{rest[0]} stays" if len(rest) == 1 else f"{rest[0]} to {rest[-1]} ({len(rest)} stills) stay"
+            warn(f"{self.name}: {old_stills} from another clip.")
 
 
 class PictureWriter(Sink):
@@ -93,7 +93,7 @@ def _write_stills(
 
 
 def find_stills_target(path: str | os.PathLike, endings: tuple[str, ...], *, overwrite: bool) -> tuple[Path, str]:
-    """The folder and the pattern of the names of stills, see `StillsWriter`. Nothing is created."""
+    """Return the folder and the pattern of the names of stills, see `StillsWriter`. Nothing is created."""
     name = os.fspath(path)
     folder, pattern = parse_stills_path(path, endings)
     check_name(folder)
@@ -118,15 +118,15 @@ def is_folder(name: str) -> bool:
 
 def parse_stills_path(path: str | os.PathLike, endings: tuple[str, ...]) -> tuple[Path, str]:
     """`find_stills_target`, without the errors of a folder that cannot be used."""
-    name, given, default = os.fspath(path), Path(path), f"%05d{endings[0]}"
-    folder, pattern = (given, default) if is_folder(name) else (given.parent, given.name)
+    name, target, default = os.fspath(path), Path(path), f"%05d{endings[0]}"
+    folder, pattern = (target, default) if is_folder(name) else (target.parent, target.name)
     if match_numbered(pattern) is None:
         raise WriterError(f"{name}: use a folder, or a name with exactly one number field, such as {default}.")
     return folder, pattern
 
 
 def _find_stills(name: str, folder: Path, pattern: str) -> list[str]:
-    """The names of files of a pattern, sorted."""
+    """Return the names of files of a pattern, sorted."""
     numbered = match_numbered(pattern)
     assert numbered is not None
     with writing_to(name):
@@ -246,7 +246,7 @@ def is_sheet(output: str) -> bool:
 
 
 def sheet_beside(output: str) -> str:
-    """The contact sheet of an output: clip.mp4 -> clip.png; f/ or f/%05d.png -> f.png. A sheet is its own."""
+    """Return the contact sheet of an output: clip.mp4 -> clip.png; f/ or f/%05d.png -> f.png. A sheet is its own."""
     path = Path(output)
     if is_sheet(output):
         return output
