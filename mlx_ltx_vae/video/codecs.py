@@ -76,7 +76,7 @@ def _check_frames(name: str, codec: Codec, size: Size, fps: Fraction) -> None:
 
 
 def _choose_pixel_format(name: str, codec: Codec, size: Size, options: SinkOptions) -> str:
-    """Choose the pixel format that the options name, or the default for frames of a size; else raise a `WriterError`."""
+    """Choose the pixel format that the options name, or the default for the size; raise a `WriterError` otherwise."""
     is_odd = any(side % 2 for side in size) and codec.odd_pixel_formats is not None
     formats = codec.odd_pixel_formats if is_odd else codec.pixel_formats
     if not formats:

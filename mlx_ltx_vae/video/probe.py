@@ -158,7 +158,7 @@ class Stream:
         return set(_DISPOSITION.findall(self.line[self.line.rfind(",") :]))
 
     def rate(self, kind: str) -> float:
-        """Return the average rate ("fps"), the least with all first times ("tbr"), or the clock ("tbn"); 0 if unknown."""
+        """Return the average rate ("fps"), the least with all times ("tbr"), or the clock ("tbn"); 0 if unknown."""
         rate = re.search(rf", ([\d.]+)(k?) {kind}\b", self.line)
         return float(rate[1]) * (1000 if rate[2] else 1) if rate else 0
 

@@ -148,7 +148,7 @@ def _images(path: Path) -> list[Path]:
 
 
 def match_numbered(pattern: str) -> re.Pattern[str] | None:
-    """Return a pattern for names such as `a_%05d.png`, with the number as group 1, or `None` without one number field."""
+    """Return a pattern for names such as `a_%05d.png`, with the number as group 1, or `None` without a number."""
     parts = _NUMBER_FIELD.split(pattern)
     if len(parts) != 2 or pattern.count("%") != 1:
         return None
@@ -470,7 +470,7 @@ class FrameCount:
 def count_frames(
     name: str, arguments: list[str], stream: str, info: VideoInfo, num_errors: int
 ) -> tuple[FrameCount | None, str]:
-    """Count the frames of a video by its decoder. Returns `None` for very many, and what is damaged, "" if nothing is."""
+    """Count the frames of a video by decoding. Returns `None` for very many, and what is damaged, "" for nothing."""
     source = [*arguments, "-map", stream]
     output = ["-frames:v", str(_MAX_COUNTED + 1), "-fps_mode", "passthrough", "-f", "null"]
     with closing(FfmpegDecoder(name, [*source, *output], num_errors)) as decoder:
@@ -527,7 +527,7 @@ def _converter(info: VideoInfo, fps: Fraction) -> "RateConverter":
 
 
 def _format_as_read(name: str, info: VideoInfo, matrix: str | None) -> FrameFormat:
-    """Return the format of a file's frames. `conversion` fills in what is not stated, and `matrix` overrides the file's."""
+    """Return the format of a file's frames. `conversion` adds what is not stated, and `matrix` overrides."""
     tagged = info.frames
     is_rgb = tagged.is_rgb or tagged.matrix == "gbr"  # the matrix of gray images
     if matrix is not None and is_rgb:

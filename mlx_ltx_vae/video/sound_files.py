@@ -50,7 +50,7 @@ class SoundFormat:
 
 
 def find_sound(path: str | os.PathLike, error: type[LTXVAEError]) -> tuple[SoundFormat, Fraction] | None:
-    """Find the first audio stream of a file, and its shift. `None` without one. Raises `error` if ffmpeg cannot read it.
+    """Find the first audio stream of a file, and its shift. `None` without one. Raises `error` if it cannot be read.
 
     The shift is how many seconds later it begins than ffmpeg says where it reads nothing else, as of an MPEG-TS.
     """

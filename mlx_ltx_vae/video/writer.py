@@ -266,7 +266,7 @@ class VideoWriter(FfmpegSink):
     def from_options(
         cls, path: Target, size: Size, fps: Rate, options: SinkOptions, num_frames: int | None
     ) -> "VideoWriter":
-        """Make the writer of a `SinkOptions` for `open_sink`, whose callers are warned of the audio by `check_output`."""
+        """Make the writer of a `SinkOptions` for `open_sink`; `check_output` warns its callers about the audio."""
         writer = cls.__new__(cls)
         writer._open(path, size, fps, options, num_frames, warns_of_audio=num_frames is None)
         return writer
