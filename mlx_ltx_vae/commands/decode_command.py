@@ -596,7 +596,7 @@ class FilmTask(DecodeTask):
         return file
 
     def _check_latents(self) -> None:
-        for number, is_decoded in self._film.used(self._excerpt):
+        for number, is_decoded in self._film.required_windows(self._excerpt):
             if is_decoded:
                 check_values(self._open_window(self._windows[number]).map(**self._stored))
             self._read_keyframes(self._windows[number], 0)
@@ -635,8 +635,8 @@ class FilmTask(DecodeTask):
 
     def _make_plan(self) -> FilmPlan:  # type: ignore[override]
         spec, held, plans = self._job.checkpoint.spec("decoder"), self._film.overlap.blend, {}
-        keyframes = list(self._film.seen_keyframes(window.keyframes for window in self._windows))
-        for number, frames in self._film.wanted(self._excerpt):
+        keyframes = list(self._film.visible_keyframes(window.keyframes for window in self._windows))
+        for number, frames in self._film.window_ranges(self._excerpt):
             window = self._windows[number]
             shape = window.shape._replace(batch=1)
             plan = partial(self._plan, shape, keyframes=keyframes[number], held_frames=held)
@@ -666,7 +666,7 @@ class FilmTask(DecodeTask):
     def _read_ahead(self, index: int) -> Iterator[tuple[mx.array | np.ndarray, Keyframes | None]]:
         """Yield the latents and the keyframes of each window of one film, read while the one before is decoded."""
         wanted = deque(self._windows[number] for number in self.plan.windows)
-        used = dict(self._film.used(self._excerpt))
+        used = dict(self._film.required_windows(self._excerpt))
         with ThreadPoolExecutor(1) as pool:
             ahead = pool.submit(self._read, wanted.popleft(), index)
             for number, window in enumerate(self._windows):
