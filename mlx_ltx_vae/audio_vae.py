@@ -264,7 +264,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
 
         `memory_budget` and its error are as in `VideoVAE.plan`.
         """
-        encoder = self._known_encoder
+        encoder = self._encoder_for_plans
         return plan_sound_encode(
             encoder.spec,
             seconds,
@@ -278,7 +278,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
     def _network(self) -> SoundNetwork:
         decoder = self._decoder
         if self.vocoder is None:
-            raise self._lacks("vocoder")
+            raise self._missing_error("vocoder")
         return SoundNetwork(decoder, self.vocoder)
 
 

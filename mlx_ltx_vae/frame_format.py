@@ -53,7 +53,7 @@ class FrameFormat:
 
     @property
     def is_float(self) -> bool:
-        """True if frames as arrays are floats."""
+        """Return whether frames as arrays are floats."""
         return self.dtype.kind == "f"
 
     @property
@@ -63,7 +63,7 @@ class FrameFormat:
 
     @property
     def is_hdr(self) -> bool:
-        """True if they are HLG or PQ."""
+        """Return whether they are HLG or PQ."""
         return self.transfer in HDR_TRANSFERS
 
     @property

@@ -51,10 +51,10 @@ EncoderT = TypeVar("EncoderT", bound=Network)
 
 
 class NetworkPair(Generic[ConfigT, EncoderT]):
-    """The networks of a `VideoVAE` or an `AudioVAE`, and the statistics of their latents."""
+    """Networks of a `VideoVAE` or an `AudioVAE`, and the statistics of their latents."""
 
-    _NAMES: tuple[str, ...] = ("decoder", "encoder")  # in the order of a representation
-    _missing: Mapping[str, str] = {}  # the checkpoint of each network that it should have had
+    _NAMES: tuple[str, ...] = ("decoder", "encoder")  # in the order of `repr`
+    _missing: Mapping[str, str] = {}  # the checkpoint's name, by each network that it lacks
 
     def __init__(
         self,
@@ -64,62 +64,64 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
         *,
         keeps_dtype: bool = False,
     ) -> None:
-        first = decoder if decoder is not None else encoder
-        if first is None:
+        network = decoder if decoder is not None else encoder
+        if network is None:
             raise CheckpointError(f"{type(self).__name__} needs an encoder or a decoder.")
         self.config, self.decoder = config, decoder
-        self._own_encoder = encoder
-        given = [network.statistics for network in (decoder, encoder) if not isinstance(network, LazyNetwork | None)]
-        mx.eval(given)  # lazy, they could be used in this thread only
-        statistics: tuple[mx.array | None, mx.array | None] = given[0] or (None, None)
+        self._lazy_encoder = encoder
+        all_statistics = [
+            network.statistics for network in (decoder, encoder) if not isinstance(network, LazyNetwork | None)
+        ]
+        mx.eval(all_statistics)  # lazy arrays could be used in this thread only
+        statistics: tuple[mx.array | None, mx.array | None] = all_statistics[0] or (None, None)
         self.mean, self.std = statistics
         self._keeps_dtype = keeps_dtype
 
     @property
     def encoder(self) -> EncoderT | None:
-        """The encoder, whose weights are read at its first use if a decoder was loaded with it; None without one."""
-        own = self._own_encoder
-        return own.get() if isinstance(own, LazyNetwork) else own
+        """Encoder, or `None`. If a decoder was loaded with it, its weights are read at its first use."""
+        encoder = self._lazy_encoder
+        return encoder.get() if isinstance(encoder, LazyNetwork) else encoder
 
     @encoder.setter
     def encoder(self, encoder: EncoderT | None) -> None:
-        self._own_encoder = encoder
+        self._lazy_encoder = encoder
 
     def __getstate__(self) -> dict[str, Any]:
-        """State for `copy` and `pickle`: with all weights, since the file may not be there where they are needed."""
-        return {**vars(self), "_own_encoder": self.encoder}
+        """Return the state for `copy` and `pickle`, with all weights, since the file may be missing later."""
+        return {**vars(self), "_lazy_encoder": self.encoder}
 
     @staticmethod
     def _open(
         source: str | os.PathLike | Checkpoint, dtype: GivenDtype, medium: Medium, *, encoder: bool, decoder: bool
     ) -> tuple[Checkpoint, DtypeName | None]:
-        """The checkpoint to load, if it is not open yet, in this process, and the name of the dtype."""
+        """Check this process, and return the opened checkpoint and the name of the dtype."""
         check_process()
         name = parse_dtype(dtype)
         if not isinstance(source, Checkpoint):
             source = open_checkpoint(source, encoder=encoder, decoder=decoder, medium=medium)
         return source, name
 
-    def _note_missing(self, checkpoint: Checkpoint, **wanted: bool) -> "Self":
-        """Keep in mind, for errors, which of the wanted networks the checkpoint does not have. Returns this VAE."""
-        missing = {name for name, is_wanted in wanted.items() if is_wanted} - checkpoint.networks.keys()
+    def _note_missing(self, checkpoint: Checkpoint, **requested: bool) -> "Self":
+        """Record, for errors, which of the requested networks the checkpoint does not have. Returns this VAE."""
+        missing = {name for name, is_requested in requested.items() if is_requested} - checkpoint.networks.keys()
         self._missing = dict.fromkeys(missing, checkpoint.name)
         return self
 
-    def _lacks(self, network: str) -> CheckpointError:
-        """The error where a network is needed that is not there."""
-        name, what = self._missing.get(network), f"this {type(self).__name__} has no {network}"
+    def _missing_error(self, network: str) -> CheckpointError:
+        """Return the error for a use of a network that was not loaded."""
+        name, problem = self._missing.get(network), f"this {type(self).__name__} has no {network}"
         if name is None:
-            return CheckpointError(f"{what}; load it with {network}=True.")
-        return CheckpointError(f"{what}, since {name} has none; load a file or folder that has one.")
+            return CheckpointError(f"{problem}; load it with {network}=True.")
+        return CheckpointError(f"{problem}, since {name} has none; load a file or folder that has one.")
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The compute dtype of the decoder, or of the encoder if no decoder is loaded."""
-        return self._decoder.dtype if self.decoder is not None else self._known_encoder.dtype
+        """Compute dtype of the decoder, or of the encoder if no decoder is loaded."""
+        return self._decoder.dtype if self.decoder is not None else self._encoder_for_plans.dtype
 
     def __repr__(self) -> str:
-        networks = {name: each for name, each in self._known.items() if each is not None}
+        networks = {name: network for name, network in self._networks.items() if network is not None}
         size = format_bytes(sum(map(num_bytes, networks.values())))
         loaded = f"{' + '.join(networks)}, {dtype_name(self.dtype)}, {size}"
         return f"{type(self).__name__}({self.config.generation}, {loaded})"
@@ -131,39 +133,40 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
         return this_machine(dtype, self._weight_bytes(), keeps_dtype=self._keeps_dtype)
 
     def _weight_bytes(self, running: object = None) -> int:
-        """Bytes of the weights that are in memory, including a network that runs."""
-        known = (each for each in self._known.values() if each is not None)
-        return sum(num_bytes(each) for each in known if each is running or not _is_waiting(each))
+        """Return the bytes of the weights that are in memory, including the `running` network's."""
+        networks = (network for network in self._networks.values() if network is not None)
+        return sum(num_bytes(network) for network in networks if network is running or not _is_waiting(network))
 
     @property
-    def _known(self) -> dict[str, Network | LazyNetwork[EncoderT] | None]:
-        """The networks by name, with an encoder whose weights have not been read."""
-        return {name: self._own_encoder if name == "encoder" else getattr(self, name) for name in self._NAMES}
+    def _networks(self) -> dict[str, Network | LazyNetwork[EncoderT] | None]:
+        """Networks by name. The weights of the encoder may not have been read."""
+        return {name: self._lazy_encoder if name == "encoder" else getattr(self, name) for name in self._NAMES}
 
     @property
     def _decoder(self) -> Decoder:
         if self.decoder is None:
-            raise self._lacks("decoder")
+            raise self._missing_error("decoder")
         return self.decoder
 
     @property
-    def _known_encoder(self) -> EncoderT | LazyNetwork[EncoderT]:
-        """The encoder. Plans need none of its weights."""
-        if self._own_encoder is None:
-            raise self._lacks("encoder")
-        return self._own_encoder
+    def _encoder_for_plans(self) -> EncoderT | LazyNetwork[EncoderT]:
+        """Encoder, perhaps without its weights, which plans do not need."""
+        if self._lazy_encoder is None:
+            raise self._missing_error("encoder")
+        return self._lazy_encoder
 
     @property
     def _encoder(self) -> EncoderT:
-        known = self._known_encoder
-        return known.get() if isinstance(known, LazyNetwork) else known
+        encoder = self._encoder_for_plans
+        return encoder.get() if isinstance(encoder, LazyNetwork) else encoder
 
 
 class VideoVAE(NetworkPair[Config, Encoder]):
-    """An LTX video VAE: decodes latents to pixels and encodes pixels to latents, exactly and in constant memory.
+    """LTX video VAE: decodes latents to pixels and encodes pixels to latents, exactly and in constant memory.
 
-    `encoder` or `decoder` is None if it was not loaded. They are `mlx.nn.Module`s with the checkpoint's names, and can
-    be called on whole clips. `mean` and `std` (C,) float32 are the latent statistics; None for a VAE that has none.
+    `encoder` or `decoder` is `None` if it was not loaded. They are `mlx.nn.Module`s with the checkpoint's names, and
+    can be called on whole clips. `mean` and `std` (C,) float32 are the latent statistics, or `None` for a VAE that has
+    none.
 
     ```python
     vae = VideoVAE.from_pretrained("ltx-2.5-video-vae-conv-bf16.safetensors")
@@ -198,12 +201,12 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         Args:
             source: a file in any supported layout (only the VAE's tensors are read, even from a 40 GB file), a folder,
                 "folder:file", a hub repository id, or an open checkpoint.
-            dtype: "bfloat16" or `mx.bfloat16`; None for the checkpoint's own. On Apple GPUs, convolutions of a bfloat16
-                network take float16 where their range allows it, which is more accurate; given explicitly, bfloat16 is
-                used throughout. A float16 encoder computes in float32, since float16 may overflow there, and warns when
-                it is used.
-            encoder, decoder: True to load it. Beside a decoder, the encoder's weights are read from the file when
-                they are first used; only what its header tells is checked before.
+            dtype: "bfloat16" or `mx.bfloat16`. `None` means the checkpoint's dtype. On Apple GPUs, convolutions of a
+                bfloat16 network take float16 where their range allows it, which is more accurate. If requested
+                explicitly, bfloat16 is used throughout. A float16 encoder computes in float32, since float16 may
+                overflow there, and warns when it is used.
+            encoder, decoder: whether to load it. If both are loaded, the encoder's weights are read from the file when
+                they are first used, and only its header is checked before.
 
         Raises:
             CheckpointError: if the source cannot be read, is not a VAE, is incomplete, or is not supported.
@@ -224,8 +227,9 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: GivenDtype = None) -> "Self":
         """Load a VAE from arrays in memory, with the checks and the `dtype` of `from_pretrained`.
 
-        `weights` are arrays by name, as any supported file names and stores them; not lazy ones of another thread.
-        `config` is a dict, as in a config.json, or a `VAEConfig`; None infers it for published generations.
+        `weights` are arrays by name, with the names and layouts of any supported file. They must not be lazy arrays of
+        another thread. `config` is a dict, as in a config.json, or a `VAEConfig`; `None` infers it for published
+        generations.
         """
         return cls.from_pretrained(open_weights(weights, config), dtype=dtype)
 
@@ -254,19 +258,19 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         Args:
             latent_shape: (B, C, F', H', W').
             memory_budget: upper bound for peak memory, including weights and MLX's buffer cache: "8GB", "50%" of what
-                is available, or bytes. None aims for half of what is available, or else for the minimum that works.
+                is available, or bytes. `None` aims for half of what is available, or else for the minimum that works.
             mode: "auto" (exact if it fits), "exact", "single" or "tiled".
             order: "auto", "time", "rows" or "columns", for mode "exact".
             tiling: for mode "tiled"; default: the first preset that fits the VAE, such as `TilingConfig.default()`.
             tile_batch_size: maximum number of tiles of equal shape that are decoded together.
-            chunk: latent frames (rows, columns) per piece; None to choose automatically.
-            ranks: the number of processes that decode together, each a band of rows; the budget is for each.
-            steps: of the denoising, for VAEs that denoise; None for the checkpoint's default.
+            chunk: latent frames (rows, columns) per piece. `None` chooses automatically.
+            ranks: the number of processes that decode together, each a band of rows. The budget is for each process.
+            steps: the number of denoising steps, for VAEs that denoise. `None` means the checkpoint's default.
             keyframes: the keyframes of the decode, or their frame numbers. VAEs that take none ignore them.
             bit_depth: 8 or 10, as in `stream`; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
-            frames: the first frame to decode, as it is in the whole clip, and one more than the last; None for all.
-            joined: True if all frames become one array, as by `decode`, which then counts too.
-            held_frames: of a window of a film, the number of frames of another window that wait, see `stream_joined`.
+            frames: the first frame to decode, as it is in the whole clip, and one more than the last. `None` means all.
+            joined: whether all frames become one array, as in `decode`. Its memory is then included.
+            held_frames: for a window of a film, the number of frames of another window that wait, see `stream_joined`.
             sound: possible plans of sound that is decoded meanwhile, the fastest first; `plan.sound` is the one to use.
 
         Raises:
@@ -310,10 +314,10 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     ) -> EncodePlan:
         """Plan the encode of frames (B, 3, F, H, W), or (F, H, W, 3) as for uint8. Encodes stream along time.
 
-        Arguments and errors are as in `plan`, and `pad` is as in `encode`. With `joined`, as `encode` runs it, all
-        latents count, and floats (B, 3, F, H, W) as an array of MLX in the encoder's dtype.
+        Arguments and errors are as in `plan`, and `pad` is as in `encode`. With `joined`, as in `encode`, the memory
+        includes all latents, and floats (B, 3, F, H, W) as an MLX array in the encoder's dtype.
         """
-        encoder = self._known_encoder
+        encoder = self._encoder_for_plans
         return plan_encode(
             encoder.spec,
             frame_shape,
@@ -347,27 +351,28 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         """Yield frames as they are decoded, each once and in order.
 
         Closing or cancelling the stream frees its memory. Several streams of one VAE may run interleaved, or at once in
-        several threads, and a stream that is made in one thread may run in another. When such a thread ends, MLX's
-        streams of it are cleared.
+        several threads, and a stream that is made in one thread may run in another. When such a thread ends, its MLX
+        streams are cleared.
 
         Args:
-            latents: (B, C, F', H', W'), normalized; or an iterator of such arrays along time, with any F' each, which
-                are decoded as they arrive.
-            plan: from `plan`; None for the default. With an iterator, its number of frames may differ, since memory
-                does not depend on it.
+            latents: (B, C, F', H', W'), normalized; or an iterator of such arrays along time, of any F', which are
+                decoded as they arrive.
+            plan: from `plan`. `None` means the default plan. With an iterator, its number of frames may differ, since
+                memory does not depend on it.
             timestep: 0 to 1 (default 0.05), for VAEs that take one.
             steps: as for `plan`.
-            keyframes: stills that LTX-2.5's diffusion decoder sees beside the latents. Others ignore them, and warn.
+            keyframes: stills that LTX-2.5's diffusion decoder sees in addition to the latents. Others ignore them, and
+                warn.
             seed: 0 (the default) to 2^32 - 1, for VAEs that add noise: VAEs that take a timestep, and LTX-2.5's
                 diffusion decoder.
             noise: the noise itself, as the network draws it, or "zeros"; in tiles also one array for each tile. For
                 the diffusion decoder it is a picture (B, 3, T, H, W), or its patches (B, 48, T, H/4, W/4).
             noise_scale: the fraction of the latents that is replaced by noise (default 0.025).
-            like: whose convention such VAEs follow: "ltx-video"; or "diffusers", where the default timestep is 0, the
-                default noise scale the timestep, and the noise replaces a fraction of the denormalized latents.
-            unnormalized: True if the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
+            like: the convention that such VAEs follow: "ltx-video"; or "diffusers", where the default timestep is 0,
+                the default noise scale the timestep, and the noise replaces a fraction of the denormalized latents.
+            unnormalized: whether the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
             bit_depth: 8 or 10 to get integer levels instead of floats, which take less disk space in orders rows and
-                columns. None for the plan's, or floats without a plan.
+                columns. `None` means the plan's, or floats without a plan.
             group: processes that decode together, from `mx.distributed.init()`. Each calls this with the same arguments
                 and takes all chunks, which are whole frames on every rank.
 
@@ -419,12 +424,12 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             windows: latents (B, C, F', H', W'), or pairs of latents and `Keyframes`, whose numbers count the frames of
                 the window; the next window sees those in the carry too, except where it has its own. An iterator is
                 asked for the next window when the last one has been decoded; a sequence is checked as a whole first.
-            carry: the frames at the start of a window that the one before has at its end: 1 + 8*k, or 0.
-            blend: how many of them are crossfaded, the last ones; None for all, or as many as fit if the window
-                before adds no more. The others are dropped.
-            frames: the first frame to decode, as it is in the film, and one more than the last; None for all.
-            plan: makes the plan of each window, as `self.plan` does; `partial(vae.plan, order="rows")` has an order.
-            memory_budget: of each window, instead of a plan.
+            carry: the frames at the start of a window that the previous window has at its end: 1 + 8*k, or 0.
+            blend: how many of them are crossfaded, at the end of the carry. `None` means all, or as many as fit if the
+                previous window adds fewer. The others are dropped.
+            frames: the first frame to decode, as it is in the film, and one more than the last. `None` means all.
+            plan: makes the plan of each window, as `self.plan` does; for example `partial(vae.plan, order="rows")`.
+            memory_budget: the budget of each window, instead of a plan.
             options: as for `stream`. The number of the window is mixed into the seed.
 
         Raises:
@@ -453,8 +458,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         levels: FrameFormat | None = None,
         group: mx.distributed.Group | None = None,
     ) -> DecodePipeline:
-        planned: dict[str, Any] = {"steps": options.get("steps"), "keyframes": options.get("keyframes")}
-        make_plan = partial(self.plan, ranks=1 if group is None else group.size(), **planned)
+        plan_options: dict[str, Any] = {"steps": options.get("steps"), "keyframes": options.get("keyframes")}
+        make_plan = partial(self.plan, ranks=1 if group is None else group.size(), **plan_options)
         return DecodePipeline(self._decoder, make_plan, options, levels, group)
 
     @overload
@@ -492,7 +497,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     ) -> mx.array | None:
         """Decode a whole clip to pixels (B, 3, F, H, W), approximately in [-1, 1]. Otherwise as `stream`.
 
-        With `on_frames_ready` the result is None. It is called with (frames (B, 3, n, H, W), start index) as frames
+        With `on_frames_ready` the result is `None`. It is called with (frames (B, 3, n, H, W), start index) as frames
         become final, each once and in order. An exception in it stops the decode and propagates to the caller.
         `memory_budget` is as in `plan`. It replaces a plan, which takes the other options. `progress` is True for a
         progress bar on standard error, or a function `(done, total)` of frames. NumPy has no bfloat16:
@@ -535,9 +540,9 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     ) -> DecodeReport:
         """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
 
-        They may arrive, as for `stream`, or be a stream, as of a film; a folder gets stills. For all up to
-        `overwrite` see `VideoWriter` (None replaces all but pictures and stills), for `hdr` (or a curve) `HDROptions`,
-        for others `decode`. `audio` may be an `AudioVAE.stream`. Errors: `WriterError`.
+        Latents may be an iterator, as for `stream`, or a stream, such as a film; a folder gets stills. For options up
+        to `overwrite` see `VideoWriter` (`None` replaces all but pictures and stills), for `hdr` (or a curve)
+        `HDROptions`, for the others `decode`. `audio` may be an `AudioVAE.stream`. Errors: `WriterError`.
         """
         check_options("decode_to_file", options)
         frames = FrameOutput(frame_format(bit_depth, WriterError, str(path)), tuple(frame_steps))
@@ -565,9 +570,9 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         Args:
             pixels: (B, 3, F, H, W) in [-1, 1], or uint8 or uint16 (F, H, W, 3); or an iterator of such arrays in order.
                 F should be 1 + t*k; H and W must be multiples of the spatial scale.
-            plan: from `plan_encode`; None for the default.
-            tiling: overlapping tiles, blended and so not exact; in time only of one array. None for whole frames.
-            pad: True to repeat the last frame up to 1 + t*k. Otherwise excess frames are dropped, with a warning.
+            plan: from `plan_encode`. `None` means the default plan.
+            tiling: overlapping tiles, blended and so not exact; in time only for one array. `None` means whole frames.
+            pad: whether to repeat the last frame up to 1 + t*k. Otherwise excess frames are dropped, with a warning.
             tile_batch_size, group: as for `plan` and `stream`. All ranks get the whole latents.
 
         Raises:
@@ -575,7 +580,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             PlanError: if the plan was made for other frames.
             TilingError: if the tiles or the tile batch size are invalid.
         """
-        # Of an iterator the number of frames is not known, and levels are no arrays of MLX.
+        # The number of frames of an iterator is unknown, and levels are not MLX arrays.
         check_options("encode", options, EncodeOptions)
         pipeline = self._encode_pipeline(options, joined=isinstance(pixels, mx.array))
         with arrays_released(), pipeline.stream(pixels, plan) as stream:
@@ -586,7 +591,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     ) -> EncodeStream:
         """Yield latents (B, C, n, H/s, W/s) as they are encoded, in order, in memory that does not grow with the clip.
 
-        As `encode` of an iterator, with spatial tiles only; the plan may be of another number of frames.
+        Arguments are as in `encode`, with spatial tiles only. The plan may be for another number of frames.
         """
         check_options("encode_stream", options, EncodeOptions)
         return self._encode_pipeline(options).stream(frames, plan)
@@ -598,10 +603,10 @@ class VideoVAE(NetworkPair[Config, Encoder]):
 
 
 class PreviewVAE(VideoVAE):
-    """A tiny autoencoder (TAEHV) for LTX latents: a hundredth of the work of the VAE, and blurred.
+    """Tiny autoencoder (TAEHV) for LTX latents: a hundredth of the VAE's work, with blurred pictures.
 
-    It has all that a `VideoVAE` has. Pixels are clamped to [-1, 1]. It is strictly causal: the first latent frame gives
-    a frame, and each later one 8 frames, at once. For latents that come in order:
+    It has all methods of a `VideoVAE`. Pixels are clamped to [-1, 1]. It is strictly causal: the first latent frame
+    gives a frame, and each later one 8 frames, at once. For latents that come in order:
 
     ```python
     preview = PreviewVAE.from_pretrained("taeltx2_3.safetensors")
@@ -610,8 +615,8 @@ class PreviewVAE(VideoVAE):
     preview.flush()  # the next latents belong to another clip
     ```
 
-    A model that denoises has an estimate of all latents after each step. Stills of it are one picture for each latent
-    frame, and those with `small=True` take almost no time. As a film, it is shown until there is a better estimate:
+    A model that denoises has an estimate of all latents after each step. Its stills are one picture for each latent
+    frame, and take almost no time with `small=True`. As a film, it is shown until there is a better estimate:
 
     ```python
     def after_step(estimate):  # (B, 128, F', H', W')
@@ -642,15 +647,15 @@ class PreviewVAE(VideoVAE):
         vae = super().from_pretrained(source, dtype=dtype, encoder=encoder, decoder=decoder)
         if decoder and vae._decoder.stills() is None:
             name = source.name if isinstance(source, Checkpoint) else source
-            what = f"is a whole VAE ({vae.config.generation}), whose previews take as long as decodes"
-            warn(f"{name}: {what}; load a tiny autoencoder (taeltx2_3.safetensors) or a projection.")
+            remark = f"is a whole VAE ({vae.config.generation}), whose previews take as long as decodes"
+            warn(f"{name}: {remark}; load a tiny autoencoder (taeltx2_3.safetensors) or a projection.")
         return vae
 
     def push(self, latents: mx.array | np.ndarray) -> mx.array | None:
-        """Decode the next latents (B, C, n, H', W') of the clip to the frames (B, 3, n', H, W) that they give.
+        """Decode the next latents (B, C, n, H', W') of the clip to the frames (B, 3, n', H, W) that are final.
 
-        None if there are none yet, which happens with decoders that are not causal only. After an error, the next
-        latents belong to another clip. Raises the errors of `stream`.
+        Returns `None` if there are none yet, which only happens with decoders that are not causal. After an error, the
+        next latents belong to another clip. Raises the errors of `stream`.
         """
         pushed, self._pushed = self._pushed, None
         if pushed is None:
@@ -660,17 +665,17 @@ class PreviewVAE(VideoVAE):
         return frames
 
     def flush(self) -> mx.array | None:
-        """End the clip that is pushed, wherever it is. Returns the frames that were held back: None if causal."""
+        """End the clip that is pushed. Returns the frames that were held back, or `None` for a causal decoder."""
         pushed, self._pushed = self._pushed, None
         return None if pushed is None else pushed.flush()
 
     def decode_stills(
         self, latents: mx.array | np.ndarray, *, small: bool = False, **options: "Unpack[DecodeOptions]"
     ) -> mx.array:
-        """One picture (B, 3, F', H, W) for each latent frame, in an eighth of the time or less.
+        """Decode one picture (B, 3, F', H, W) for each latent frame, in an eighth of the time or less.
 
-        Each stands for the last of the frames of its latent frame. `small` pictures have 4x4 pixels per latent cell. A
-        projection makes no others than its own.
+        A picture is the last frame of its latent frame. `small` pictures have 4x4 pixels per latent cell. A projection
+        has only one size.
         """
         decoder = self._decoder.stills(small=small)
         if decoder is None:
@@ -684,7 +689,7 @@ class PreviewVAE(VideoVAE):
 def load_encoder(
     checkpoint: Checkpoint, dtype: mx.Dtype | None, *, is_alone: bool
 ) -> Network | LazyNetwork[Any] | None:
-    """The encoder of a checkpoint in files without its weights, unless it is loaded alone; None if it has none."""
+    """Return a checkpoint's encoder, or `None`. Its weights are read later if it is in files and not loaded alone."""
     if is_alone or checkpoint.is_in_memory or "encoder" not in checkpoint.networks:
         return load_network(checkpoint, "encoder", dtype)
     return LazyNetwork(checkpoint, "encoder", dtype)
@@ -696,5 +701,5 @@ def _is_waiting(network: Network | LazyNetwork[Any]) -> bool:
 
 
 def num_bytes(network: Network | LazyNetwork[Any]) -> int:
-    """The size of a network's weights, read or not."""
+    """Return the size of a network's weights, read or not."""
     return network.spec.num_weights * network.dtype.size

@@ -51,7 +51,7 @@ def inputs(tmp_path_factory):
 )
 def test_a_command_plans_what_the_api_plans(checkpoint, inputs, tmp_path, capsys, monkeypatch, backend):
     monkeypatch.setattr(device, "backend", lambda: backend)
-    monkeypatch.setattr(device, "available_memory", lambda own=0: 2**36)
+    monkeypatch.setattr(device, "available_memory", lambda counted_bytes=0: 2**36)
     # Metal's fast convolutions, of which bfloat16 operands have few, also for the few channels of this network.
     monkeypatch.setattr(rules, "_WINOGRAD_MIN_CHANNELS", 1)
     monkeypatch.setattr(rules, "_WINOGRAD_ALIGNMENT", 1)

@@ -186,7 +186,7 @@ def test_cuda_memory_is_the_devices_and_not_the_hosts(monkeypatch):
     monkeypatch.setattr(mx, "device_info", lambda: {"free_memory": 10 * GB, "total_memory": 80 * GB})
     monkeypatch.setattr(mx, "get_cache_memory", lambda: GB)
     assert device.available_memory() == 11 * GB
-    assert device.available_memory(own=2 * GB) == 13 * GB
+    assert device.available_memory(counted_bytes=2 * GB) == 13 * GB
     monkeypatch.setattr(mx, "device_info", lambda: {"total_memory": 80 * GB})
     monkeypatch.setattr(mx, "get_active_memory", lambda: 5 * GB)
     assert device.available_memory() == 75 * GB
@@ -199,7 +199,7 @@ def test_what_other_arrays_hold_is_not_available(monkeypatch):
     monkeypatch.setattr(mx, "device_info", lambda: info)
     monkeypatch.setattr(mx, "get_active_memory", lambda: 22 * GB)
     assert device.available_memory() == 8 * GB
-    assert device.available_memory(own=2 * GB) == 10 * GB, "the plan counts its own weights"
+    assert device.available_memory(counted_bytes=2 * GB) == 10 * GB, "the plan counts its own weights"
     machine = device.this_machine(mx.bfloat16)
     assert (machine.backend, machine.itemsize, machine.available) == (Backend.METAL, 2, 8 * GB)
     assert machine.largest_buffer == 3_760_000_000

@@ -105,7 +105,7 @@ def dry_run(capsys):
 @pytest.fixture(params=[Backend.CPU, Backend.METAL])
 def backend(request, monkeypatch):
     monkeypatch.setattr(device, "backend", lambda: request.param)
-    monkeypatch.setattr(device, "available_memory", lambda own=0: 2**36)
+    monkeypatch.setattr(device, "available_memory", lambda counted_bytes=0: 2**36)
 
 
 @pytest.mark.parametrize("name", CASES)

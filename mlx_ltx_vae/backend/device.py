@@ -25,17 +25,17 @@ _TEMPORARY_FOLDERS = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")  # variables of the C+
 
 _MMAP_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -4, -3, -1  # parameters of mallopt, from glibc's malloc.h
 _KEEPING = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1}
-# The default count, and what malloc itself raises its thresholds to once large buffers have been freed.
+# The default count, and the thresholds that malloc itself chooses once large buffers have been freed.
 _USUAL = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 64 * 2**20}
 
-#: Parts of messages, and what is said in their place.
+#: Parts of error messages, and the messages that replace them.
 _EXPLANATIONS = {
-    # Of macOS, which MLX passes on: "[METAL] Command buffer execution failed: ...".
+    # From macOS, passed on by MLX: "[METAL] Command buffer execution failed: ...".
     ("Impacting Interactivity", "Caused GPU Timeout Error"): "macOS stopped the GPU because one step kept the display "
     "waiting for too long; use mode exact with a smaller memory budget or chunk, or smaller tiles, let the display "
     "sleep, close other apps that use the GPU, or (reported to help before M5) set AGX_RELAX_CDM_CTXSTORE_TIMEOUT=1 in "
     "the environment.",
-    # Of macOS, of MLX's allocators for Metal and CUDA, and of CUDA: "cudaMallocAsync(...) failed: out of memory".
+    # From macOS, from MLX's allocators for Metal and CUDA, and from CUDA: "cudaMallocAsync(...) failed: out of memory".
     (
         "Insufficient Memory",
         "[malloc] Unable to allocate",
@@ -43,7 +43,7 @@ _EXPLANATIONS = {
         "failed: out of memory",
     ): "the device ran out of memory; use mode exact with a smaller memory budget or chunk, or smaller tiles, and "
     "close other apps.",
-    # Of the C++ library, where MLX compiles a kernel for the CPU.
+    # From the C++ library, where MLX compiles a kernel for the CPU.
     ("temp_directory_path", "cannot create directories"): "MLX keeps what it compiles for the CPU in the folder "
     "{folder}, which {unwritable}; set the environment variable TMPDIR to another one.",
     ("Failed to compile function",): "MLX could not compile a kernel for the CPU in the folder {folder}, which may be "
@@ -52,7 +52,7 @@ _EXPLANATIONS = {
     ("Could not load C++ shared library", "Failed to load compiled function"): "MLX could not load a kernel that it "
     "compiled for the CPU from the folder {folder}, which {unloadable}; set the environment variable TMPDIR to another "
     "one.",
-    # Of Python and of the C++ library.
+    # From Python and from the C++ library.
     ("can't start new thread", "Resource temporarily unavailable"): "the system refuses another thread; raise the "
     "limit on processes (ulimit -u), or end other programs.",
 }
@@ -62,7 +62,11 @@ _num_keeping = 0
 
 
 def check_process() -> None:
-    """Raise a `DeviceError` in a process that was forked after MLX was used, where evaluations never end."""
+    """Check that this process was not forked after MLX was used, since evaluations never end there.
+
+    Raises:
+        DeviceError: if it was.
+    """
     clear_streams_at_thread_end()
     if was_forked():
         raise DeviceError(
@@ -88,19 +92,19 @@ def is_reference_blas(files: Iterable[str]) -> bool:
     """Return whether the reference is the only BLAS among the files of a process, apart from numpy's and scipy's."""
     names = ["/".join(name.split("/")[-2:]) for name in files]  # Debian's alternatives differ by their folders
     names = [name for name in names if not name.startswith(("numpy.libs/", "scipy.libs/"))]
-    others = re.compile("openblas|mkl|blis|armpl|nvpl|atlas", re.IGNORECASE)
-    return any(Path(name).name.startswith("libblas") for name in names) and not any(map(others.search, names))
+    optimized = re.compile("openblas|mkl|blis|armpl|nvpl|atlas", re.IGNORECASE)
+    return any(Path(name).name.startswith("libblas") for name in names) and not any(map(optimized.search, names))
 
 
 def backend() -> Backend:
-    """The backend of the default device."""
+    """Return the backend of the default device."""
     if is_cpu():
         return Backend.CPU
     return Backend.METAL if mx.metal.is_available() else Backend.CUDA
 
 
 def confirm_device() -> None:
-    """Wait for the device, and check a known sum: MLX may report a failure only at the next computation."""
+    """Wait for the device, and check the sum of a range: MLX may report a failure only at the next computation."""
     mx.synchronize()
     if to_int(mx.arange(_PROBE).sum()) != _PROBE * (_PROBE - 1) // 2:
         raise DeviceError("the device no longer computes correctly, so the result cannot be trusted; start again.")
@@ -122,33 +126,33 @@ def explained_device_errors() -> Iterator[None]:
 
 
 def _kernel_folder() -> str:
-    """Return the folder for temporary files as the C++ library, and so MLX, finds it; Python looks for others too."""
+    """Return the folder for temporary files that the C++ library, and so MLX, uses. Python also looks elsewhere."""
     return next((os.environ[name] for name in _TEMPORARY_FOLDERS if name in os.environ), "/tmp")
 
 
 def _explain_unloadable(folder: str) -> str:
-    """Why no library can be loaded from a folder, as the end of a sentence."""
+    """Return why no library can be loaded from a folder, as the end of a sentence."""
     noexec = getattr(os, "ST_NOEXEC", 0)  # not on macOS
     is_noexec = os.path.isdir(folder) and os.statvfs(folder).f_flag & noexec
     return "is mounted noexec" if is_noexec else "may have damaged files in its folder mlx"
 
 
 def compiler_search() -> Callable[[], object]:
-    """A function that makes MLX's CPU backend look for its compiler, once, by `system("g++ --version")`."""
+    """Return a function that makes MLX's CPU backend look for its compiler, once, by `system("g++ --version")`."""
     return partial(mx.compile(mx.abs), mx.array(0.0))  # traced, and never evaluated
 
 
 def compiles_kernels() -> bool:
-    """True if MLX compiles functions for the default device: on a CPU it needs g++, and else runs their operations."""
+    """Return whether MLX compiles functions for the default device. On a CPU it needs g++."""
     return "MLX_DISABLE_COMPILE" not in os.environ and not (is_cpu() and shutil.which("g++") is None)
 
 
-def this_machine(dtype: mx.Dtype, own: int = 0, *, keeps_dtype: bool = False) -> Machine:
-    """The default device, for a network of this dtype. `own`: bytes already in use that a plan counts itself."""
+def this_machine(dtype: mx.Dtype, counted_bytes: int = 0, *, keeps_dtype: bool = False) -> Machine:
+    """Return the default device, for a network of this dtype. Plans count `counted_bytes` of used memory themselves."""
     return Machine(
         backend(),
         dtype.size,
-        available_memory(own),
+        available_memory(counted_bytes),
         keeps_dtype,
         largest_buffer(),
         memory=total_memory(),
@@ -157,22 +161,25 @@ def this_machine(dtype: mx.Dtype, own: int = 0, *, keeps_dtype: bool = False) ->
 
 
 def largest_buffer() -> int | None:
-    """Bytes of the largest array that the device can have; None where only its memory limits them."""
+    """Return the bytes of the device's largest array. `None` means that only its memory limits arrays."""
     return None if is_cpu() else _device_info("max_buffer_length")
 
 
-def available_memory(own: int = 0) -> int:
-    """Bytes available to a plan: the device's memory minus this process's arrays, except its `own` bytes."""
+def available_memory(counted_bytes: int = 0) -> int:
+    """Return the bytes available to a plan: the device's memory minus this process's arrays.
+
+    `counted_bytes` of these arrays are part of the plan, and so are available to it.
+    """
     free = None if is_cpu() else _device_info("free_memory")
     if free is not None:  # CUDA: excludes this process's arrays and buffer cache
-        return free + mx.get_cache_memory() + own
+        return free + mx.get_cache_memory() + counted_bytes
     if not is_cpu():
-        return max(0, total_memory() - max(0, mx.get_active_memory() - own))
-    return _free_host_memory() + own
+        return max(0, total_memory() - max(0, mx.get_active_memory() - counted_bytes))
+    return _free_host_memory() + counted_bytes
 
 
 def total_memory() -> int:
-    """Bytes of memory that the device has: on Metal, as many as it recommends to use."""
+    """Return the bytes of the device's memory. On Metal it is the recommended working set."""
     total = None if is_cpu() else _device_info("max_recommended_working_set_size") or _device_info("total_memory")
     return total or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -197,7 +204,7 @@ def _free_host_memory() -> int:
 
 
 class _Steps:
-    """MLX's settings while steps of any runs are computed. What the app sets meanwhile stays.
+    """MLX's settings while steps of any runs are computed. Settings that the app changes meanwhile stay.
 
     The buffer cache has the smallest of the runs' limits and the app's. On Metal, `MLX_CONV_WINOGRAD_TILE_BATCH`, which
     MLX reads at every convolution, makes Winograd work on one frame at a time, which bounds its scratch memory.
@@ -206,13 +213,13 @@ class _Steps:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._limits: list[int] = []
-        self._of_app = 0
-        self._ours: int | None = None
+        self._app_limit = 0
+        self._current_limit: int | None = None
         self._sets_variable = False
 
     @contextmanager
     def settings(self, cache_limit: int) -> Iterator[None]:
-        """Apply the settings during one step. While a run waits for its caller, the app has its own."""
+        """Apply the settings during one step. While a run waits for its caller, the app's settings apply."""
         with self._lock:
             self._limits.append(cache_limit)
             self._set_limit()
@@ -230,16 +237,16 @@ class _Steps:
                     os.environ.pop(_WINOGRAD_BATCH, None)
 
     def _set_limit(self) -> None:
-        if is_cpu():  # to set it waits for the streams of all threads, and never ends if one of them ends meanwhile
+        if is_cpu():  # setting it waits for the streams of all threads, and never returns if a thread ends meanwhile
             return
-        # MLX tells the limit only when one is set.
-        found = mx.set_cache_limit(min(self._limits) if self._ours is None else self._ours)
-        if found != self._ours:  # at the first step, or since the app has set another one
-            self._of_app = found
-        self._ours = min([*self._limits, self._of_app])
-        mx.set_cache_limit(self._ours)
+        # MLX returns the current limit only when a limit is set.
+        previous = mx.set_cache_limit(min(self._limits) if self._current_limit is None else self._current_limit)
+        if previous != self._current_limit:  # at the first step, or since the app has set another one
+            self._app_limit = previous
+        self._current_limit = min([*self._limits, self._app_limit])
+        mx.set_cache_limit(self._current_limit)
         if not self._limits:
-            self._ours = None
+            self._current_limit = None
 
 
 step_settings = _Steps().settings
@@ -253,10 +260,10 @@ def _glibc() -> ctypes.CDLL | None:
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """In the block, let malloc, from which MLX's CPU backend takes its memory, keep what is freed.
+    """Let malloc, which MLX's CPU backend uses, keep freed memory during the block.
 
     Otherwise the kernel clears every page of the next buffer above 32 MB, which takes a tenth to a quarter of a decode.
-    What others allocate after the block is returned to the kernel as usual; `run_settings` returns what was kept.
+    Memory that is allocated after the block is returned to the kernel as usual. `run_settings` returns the kept memory.
     """
     global _num_keeping
     libc = _glibc() if is_cpu() else None
@@ -279,7 +286,7 @@ def freed_memory_kept() -> Iterator[None]:
 
 @contextmanager
 def run_settings() -> Iterator[None]:
-    """Clear MLX's buffer cache before and after a run, and on a CPU return what malloc kept."""
+    """Clear MLX's buffer cache before and after a run, and on a CPU return the memory that malloc kept."""
     if not is_cpu():
         mx.clear_cache()
     try:
@@ -289,10 +296,10 @@ def run_settings() -> Iterator[None]:
 
 
 def give_back_cache() -> None:
-    """Clear MLX's buffer cache, and on a CPU return to the system what malloc has kept.
+    """Clear MLX's buffer cache, and on a CPU return the memory that malloc kept to the system.
 
-    A CPU's cache of at most 32 MB stays if there are other threads: to clear it waits for the streams of all threads,
-    and never ends if one of them ends meanwhile.
+    A CPU's cache of at most 32 MB stays if there are other threads: clearing it waits for the streams of all threads,
+    and never returns if a thread ends meanwhile.
     """
     if not is_cpu():
         mx.clear_cache()

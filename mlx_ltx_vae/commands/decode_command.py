@@ -597,7 +597,7 @@ class FilmTask(DecodeTask):
         return file
 
     def _check_latents(self) -> None:
-        for number, is_decoded in self._film.used(self._excerpt):
+        for number, is_decoded in self._film.required_windows(self._excerpt):
             if is_decoded:
                 check_values(self._open_window(self._windows[number]).map(**self._read_options))
             self._read_keyframes(self._windows[number], 0)
@@ -636,8 +636,8 @@ class FilmTask(DecodeTask):
 
     def _make_plan(self) -> FilmPlan:  # type: ignore[override]
         spec, blend, plans = self._job.checkpoint.spec("decoder"), self._film.overlap.blend, {}
-        keyframes = list(self._film.seen_keyframes(window.keyframes for window in self._windows))
-        for number, frames in self._film.wanted(self._excerpt):
+        keyframes = list(self._film.visible_keyframes(window.keyframes for window in self._windows))
+        for number, frames in self._film.window_ranges(self._excerpt):
             window = self._windows[number]
             shape = window.shape._replace(batch=1)
             plan = partial(self._plan, shape, keyframes=keyframes[number], held_frames=blend)
@@ -667,7 +667,7 @@ class FilmTask(DecodeTask):
     def _read_ahead(self, index: int) -> Iterator[tuple[mx.array | np.ndarray, Keyframes | None]]:
         """Yield the latents and the keyframes of each window of one film, read while the previous window is decoded."""
         pending = deque(self._windows[number] for number in self.plan.windows)
-        used_windows = dict(self._film.used(self._excerpt))
+        used_windows = dict(self._film.required_windows(self._excerpt))
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(self._read, pending.popleft(), index)
             for number, window in enumerate(self._windows):

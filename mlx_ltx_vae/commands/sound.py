@@ -163,7 +163,7 @@ class FilmSound(ClipSound):
 
     def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[Plan]:
         windows = [
-            (number, samples) for number, part in enumerate(self.parts) if (samples := part.wanted(self.samples))
+            (number, samples) for number, part in enumerate(self.parts) if (samples := part.window_range(self.samples))
         ]
         if not windows:
             return []
@@ -172,7 +172,7 @@ class FilmSound(ClipSound):
 
     def check_values(self) -> None:
         for number, part in enumerate(self.parts):
-            if part.wanted(self.samples):
+            if part.window_range(self.samples):
                 self._check(self.open_window(number))
 
     def stream(self, index: int, plan: Plan | None) -> Sound:

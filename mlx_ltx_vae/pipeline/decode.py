@@ -366,7 +366,9 @@ class DecodePipeline:
             maps = {name: mx.contiguous(crop_map(noise, shape[-2:], band, columns)) for name, noise in maps.items()}
         check = OutputCheck(
             decoder.spec.patch_size,
-            may_be_flat=lambda: preprocess.may_be_flat()[plan.excerpt.kept.as_slice if plan.excerpt else slice(None)],
+            may_be_flat=lambda: preprocess.may_be_flat()[
+                plan.excerpt.output_range.as_slice if plan.excerpt else slice(None)
+            ],
             explain=partial(_explain, weakref.ref(decoder), preprocess.largest),
             find_cause=lambda: find_cause(decoder, "decoder", preprocess.largest.value()),
             combine=None if bands is None else bands.all_true,

@@ -1,4 +1,4 @@
-"""Checks a decoder's output, and converts it to frames for sinks: levels, further steps, and HDR."""
+"""Check of a decoder's output, and its conversion to frames for sinks: levels, further steps, and HDR."""
 
 import errno
 import math
@@ -37,13 +37,13 @@ _BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 
 
 class FrameBuffer(AbstractContextManager["FrameBuffer"]):
-    """A context manager that stores frames (B, F, H, W, 3) in a mapped file without a name in the temporary folder."""
+    """Context manager that stores frames (B, F, H, W, 3) in a mapped file without a name in the temporary folder."""
 
     def __init__(self, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
         self._dtype = dtype
         size = math.prod(shape) * dtype.size
         try:
-            # It has no name, so that nothing stays even if the process is killed.
+            # The file has no name, so that it is deleted even if the process is killed.
             with uninterrupted():
                 self._file = tempfile.TemporaryFile(prefix="mlx_ltx_vae-")  # noqa: SIM115
             with ExitStack() as stack:
@@ -76,7 +76,7 @@ class FrameBuffer(AbstractContextManager["FrameBuffer"]):
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Give an empty file this size in bytes, and all its blocks on the disk, or raise an `OSError`.
+    """Extend an empty file to a size in bytes, with all its blocks on the disk, or raise an `OSError`.
 
     A mapped file whose blocks are missing when the disk is full ends the process with SIGBUS.
     """
@@ -109,7 +109,7 @@ OnFramesReady = Callable[[mx.array, int], object]
 
 
 def mlx_dtype(frames: FrameFormat) -> mx.Dtype:
-    """The dtype of frames as MLX arrays."""
+    """Return the dtype of frames as MLX arrays."""
     return getattr(mx, frames.dtype.name)
 
 
@@ -132,13 +132,13 @@ def to_format(pixels: mx.array, target: FrameFormat, steps: Sequence[FrameStep] 
 def _apply(step: FrameStep, frames: mx.array, target: FrameFormat) -> mx.array:
     result = step.apply(frames, target)
     if result.shape != frames.shape or result.dtype != mx.float32:
-        given, expected = f"{dtype_name(result.dtype)} {result.shape}", f"float32 {frames.shape}"
-        raise DecodeError(f"a step of the frames returned {given}; expected frames as it was given: {expected}.")
+        actual, expected = f"{dtype_name(result.dtype)} {result.shape}", f"float32 {frames.shape}"
+        raise DecodeError(f"a step of the frames returned {actual}; expected frames as it was given: {expected}.")
     return result
 
 
 def to_format_in_parts(pixels: mx.array, target: FrameFormat, steps: Sequence[FrameStep] = ()) -> mx.array:
-    """`to_format` for a long chunk, evaluated part by part, which takes less memory."""
+    """Convert a long chunk as `to_format` does, but evaluated part by part, which takes less memory."""
     if pixels.shape[1] <= FRAMES_PER_CONVERSION:
         return to_format(pixels, target, steps)
     frames = mx.zeros(pixels.shape, mlx_dtype(target))
@@ -157,8 +157,8 @@ class FrameChunk:
         start: the index of the first frame in the video.
         frames: (B, n, H, W, 3): floats approximately in [-1, 1], in the network's dtype; or integer levels, if the
             stream has a bit depth or a format of levels.
-        is_finite: a flag on the device: whether all pixels decoded so far are finite; None if not checked.
-        explain: why they are not, for the error.
+        is_finite: a flag on the device: whether all pixels decoded so far are finite. `None` if not checked.
+        explain: returns why they are not finite, for the error.
     """
 
     start: int
@@ -168,13 +168,13 @@ class FrameChunk:
 
     @property
     def pixels(self) -> mx.array:
-        """The frames as (B, 3, n, H, W), approximately in [-1, 1]. Levels are converted to float32."""
+        """Frames as (B, 3, n, H, W), approximately in [-1, 1]. Levels are converted to float32."""
         pixels = self._pixels.transpose(0, 4, 1, 2, 3)
         mx.async_eval(pixels)  # so that another thread can use them
         return pixels
 
     def to_uint8(self) -> np.ndarray:
-        """The frames as uint8, converted on the device: round((x + 1) * 127.5). Raises what `check` raises.
+        """Return the frames as uint8, converted on the device: round((x + 1) * 127.5). Raises what `check` raises.
 
         Returns:
             (n, H, W, 3) for a single video, (B, n, H, W, 3) for a batch of several.
@@ -182,12 +182,12 @@ class FrameChunk:
         return self.to_frames(FrameOutput(RGB8))
 
     def to_uint16(self) -> np.ndarray:
-        """Like `to_uint8`, but full-range uint16, for sinks with more than 8 bits."""
+        """Return the frames as `to_uint8` does, but as full-range uint16, for sinks with more than 8 bits."""
         return self.to_frames(FrameOutput(RGB16))
 
     @explained_device_errors()
     def to_frames(self, output: FrameOutput) -> np.ndarray:
-        """Like `to_uint8`, in any format for sinks, once its steps have changed the frames."""
+        """Return the frames as `to_uint8` does, but in any format for sinks, after the steps of `output`."""
         frames, target = self.frames, output.format
         peak = _PEAKS.get(frames.dtype)
         if peak is None or target.is_float or output.steps:
@@ -216,7 +216,7 @@ class FrameChunk:
             iio.imwrite(expand_path(path, WriterError), self.to_uint8()[index], plugin="pillow")
 
     def _repr_png_(self) -> bytes:
-        """The first frame, which notebooks show."""
+        """Return the first frame, which notebooks show."""
         return iio.imwrite("<bytes>", self.to_uint8().reshape(-1, *self.frames.shape[2:])[0], extension=".png")
 
     def __repr__(self) -> str:
@@ -225,7 +225,7 @@ class FrameChunk:
         return f"FrameChunk({frames}, {format_size(width, height)}, {dtype_name(self.frames.dtype)})"
 
     def check(self) -> None:
-        """Raise if the frames are not finite. Evaluates them, so call it where they are read anyway.
+        """Check that the frames are finite. This evaluates them, so call it where they are read anyway.
 
         Raises:
             DecodeError: if they are not finite.
@@ -237,7 +237,7 @@ class FrameChunk:
 
     @property
     def _pixels(self) -> mx.array:
-        """The frames in [-1, 1]."""
+        """Frames in [-1, 1]."""
         peak = _PEAKS.get(self.frames.dtype)
         return self.frames if peak is None else self.frames.astype(mx.float32) * (2 / peak) - 1
 
@@ -246,24 +246,24 @@ def write_chunk(chunk: FrameChunk, sinks: Mapping[Sink, FrameOutput]) -> None:
     """Write a chunk to sinks, each with its frames, converted once for sinks with the same format."""
     for output in dict.fromkeys(sinks.values()):
         frames = chunk.to_frames(output)
-        for sink in (sink for sink, own in sinks.items() if own == output):
+        for sink in (sink for sink, sink_output in sinks.items() if sink_output == output):
             sink.write(frames)
 
 
 class FrameFlags:
-    """A flag per frame on the device: the logical and of all pieces that have the frame."""
+    """Flag per frame on the device: the logical and over all pieces that have the frame."""
 
     def __init__(self) -> None:
         self._parts: list[mx.array] = []
         self._length = 0
 
     def update(self, start: int, flags: mx.array) -> None:
-        """Add the flags (n,) of the frames from `start` on, at most one after the last."""
-        known = min(self._length - start, flags.shape[0])
-        if known > 0:
+        """Add the flags (n,) of the frames from `start` on. `start` is at most the number of frames so far."""
+        num_existing = min(self._length - start, flags.shape[0])
+        if num_existing > 0:
             joined = self.all()
-            joined[start : start + known] = joined[start : start + known] & flags[:known]
-            self._parts, flags = [joined], flags[known:]
+            joined[start : start + num_existing] = joined[start : start + num_existing] & flags[:num_existing]
+            self._parts, flags = [joined], flags[num_existing:]
         self._parts.append(flags)
         self._length += flags.shape[0]
         if len(self._parts) > _MAX_PARTS:
@@ -271,13 +271,13 @@ class FrameFlags:
         mx.async_eval(self._parts[-2:])
 
     def all(self) -> mx.array:
-        """The flags of all frames so far, (F,) bool."""
+        """Return the flags of all frames so far, (F,) bool."""
         return mx.concatenate(self._parts)
 
 
 @dataclass(eq=False)
 class OutputCheck:
-    """Checks that a decoder's output is finite, and that no frame is the same patch everywhere.
+    """Check that a decoder's output is finite, and that no frame is the same patch everywhere.
 
     If a convolution silently returns zeros (a known failure of GPU kernels on huge inputs), only the last bias remains,
     which is identical in every patch. A real picture never repeats bit for bit, unless its latents are constant, or it
@@ -291,14 +291,14 @@ class OutputCheck:
     # Combines flags with processes that compute other parts of the frames, if there are any.
     combine: Callable[[mx.array], mx.array] | None = None
     _is_flat: FrameFlags = field(default_factory=FrameFlags, init=False)
-    _has_two_patches: bool = field(default=False, init=False)  # which could differ: of one patch nothing is known
+    _has_two_patches: bool = field(default=False, init=False)  # two patches could differ; a single patch tells nothing
     # The first frame of a piece, and its first patch of each frame.
     _corner: tuple[int, mx.array] | None = field(default=None, init=False)
     _is_finite: mx.array = field(default_factory=lambda: mx.array(True), init=False)
 
     @property
     def is_finite(self) -> mx.array:
-        """A flag on the device: whether all pixels so far are finite."""
+        """Flag on the device: whether all pixels so far are finite."""
         return self._combined(self._is_finite)
 
     def _combined(self, flags: mx.array) -> mx.array:
@@ -318,7 +318,7 @@ class OutputCheck:
                 self._has_two_patches = True
             else:
                 self._corner = start, corner
-                mx.async_eval(corner)  # until then it keeps the piece
+                mx.async_eval(corner)  # unevaluated, it keeps the piece alive
             self._has_two_patches |= max(frames.shape[2:4]) > step
         for first in range(0, count, FRAMES_PER_CONVERSION):
             part = slice(first, first + FRAMES_PER_CONVERSION)
@@ -328,18 +328,18 @@ class OutputCheck:
 
     def _update(self, frames: mx.array, start: int, is_same: mx.array | None) -> None:
         if step := self.patch_size:
-            others, top = (2, 3, 4), frames[:, :, :step]
-            down = (frames[:, :, step:] == frames[:, :, :-step]).all(axis=others)
-            # If all rows repeat downwards, the first ones decide.
-            across = (top[:, :, :, step:] == top[:, :, :, :-step]).all(axis=others)
-            is_visible = (mx.abs(top[:, :, :, :step]) < _NEARLY_BLACK).any(axis=others)
+            pixel_axes, top = (2, 3, 4), frames[:, :, :step]
+            down = (frames[:, :, step:] == frames[:, :, :-step]).all(axis=pixel_axes)
+            # If all rows of patches are equal, the first row decides.
+            across = (top[:, :, :, step:] == top[:, :, :, :-step]).all(axis=pixel_axes)
+            is_visible = (mx.abs(top[:, :, :, :step]) < _NEARLY_BLACK).any(axis=pixel_axes)
             is_flat = (down & across & is_visible).any(axis=0)
             self._is_flat.update(start, is_flat if is_same is None else is_flat & is_same)
         self._is_finite = self._is_finite & _are_finite(frames)
         mx.async_eval(self._is_finite)
 
     def close(self) -> None:
-        """Wait for all checks. Raises a `DecodeError` if one has failed."""
+        """Wait for all checks; raise `DecodeError` if one has failed."""
         of_frames = [self._is_flat.all() & self._has_two_patches, self.may_be_flat()] if self.patch_size else []
         flags = mx.concatenate([self._is_finite[None], *of_frames])
         is_finite, *flat_flags = to_list(self._combined(flags))
@@ -349,8 +349,8 @@ class OutputCheck:
         flat = [frame for frame in range(count) if flat_flags[frame] and not flat_flags[count + frame]]
         if flat:
             where = f"{len(flat)} of the frames {flat[0]} to {flat[-1]} of {count}"
-            found = _FLAT if len(flat) == count else f"{where} are one flat patch, and their latents are not constant"
-            raise DecodeError(f"{found}: {self.find_cause() or _SILENT_FAILURE}")
+            problem = _FLAT if len(flat) == count else f"{where} are one flat patch, and their latents are not constant"
+            raise DecodeError(f"{problem}: {self.find_cause() or _SILENT_FAILURE}")
 
 
 @mx.compile
@@ -359,7 +359,7 @@ def _are_finite(frames: mx.array) -> mx.array:
 
 
 def find_cause(network: Network, name: str, largest: float | None = None) -> str | None:
-    """Explain a useless output of a network by its weights or its latents; None if neither does. May be slow.
+    """Explain a useless output of a network by its weights or its latents, or return `None`. May be slow.
 
     `name` is "encoder" or "decoder", and `largest` the largest magnitude of the latents, normalized.
     """
@@ -376,7 +376,7 @@ def find_cause(network: Network, name: str, largest: float | None = None) -> str
 
 
 def explain_not_finite(network: Network, name: str, largest: float | None = None) -> str:
-    """Why a network's output is not finite, and what to do. Arguments as for `find_cause`."""
+    """Return why a network's output is not finite, and what to do. Arguments are as for `find_cause`."""
     if cause := find_cause(network, name, largest):
         return cause
     if network.dtype == mx.float32:
@@ -389,22 +389,23 @@ _TRANSFERS = {"hlg": "arib-std-b67", "pq": "smpte2084"}  # by ffmpeg's names
 _PRIMARIES: dict[str, Primaries] = {"srgb": "rec709", "srgb_linear": "rec709", "acescg": "acescg"}
 _MAX_EXPOSURE = 20  # stops, beyond which all is black or white
 _NUM_PARTS = 8  # of a conversion, which takes up to 14 arrays of the size of a part
-_STEP_BYTES = 36  # of a pixel: its result, and these arrays
+_STEP_BYTES = 36  # per pixel: its result, and these arrays
 
 
 @dataclass(frozen=True)
 class HDROptions:
-    """How HDR latents are written.
+    """Options for the output of HDR latents.
 
     Attributes:
-        transfer: the curve that pixels are codes of: "acescct" for LTX-2.5, "logc3" for the HDR LoRA of LTX-2.3.
-        signal: of videos and of all other outputs but EXR: "hlg", "pq" or "sdr".
-        exposure: in stops, for "sdr".
-        exr: a folder for EXR images beside the output; None for none.
-        exr_space: of EXR images: light with the primaries of sRGB or of ACEScg ("acescg"), or codes ("acescct").
+        transfer: the curve that encodes the pixels: "acescct" for LTX-2.5, "logc3" for the HDR LoRA of LTX-2.3.
+        signal: the signal of videos and of all other outputs except EXR: "hlg", "pq" or "sdr".
+        exposure: exposure in stops, for "sdr".
+        exr: a folder for additional EXR images. `None` writes none.
+        exr_space: the color space of EXR images: light with the primaries of sRGB or of ACEScg ("acescg"), or codes
+            ("acescct").
 
     Raises:
-        WriterError: for names that are not known, and an exposure that is not finite, or of a signal that takes none.
+        WriterError: for unknown names, an exposure out of range, or an exposure of a signal that takes none.
     """
 
     transfer: Transfer
@@ -414,8 +415,8 @@ class HDROptions:
     exr_space: ExrSpaceName = "srgb"
 
     def __post_init__(self) -> None:
-        known = {"transfer": Transfer, "signal": SignalName, "exr_space": ExrSpaceName}
-        for name, kind in known.items():
+        allowed_types = {"transfer": Transfer, "signal": SignalName, "exr_space": ExrSpaceName}
+        for name, kind in allowed_types.items():
             value, names = getattr(self, name), get_args(kind)
             if value not in names:
                 hint = suggest(value, names) if isinstance(value, str) else ""
@@ -423,11 +424,11 @@ class HDROptions:
         if not abs(self.exposure) <= _MAX_EXPOSURE:
             raise WriterError(f"HDR: an exposure of {self.exposure} stops is not within {_MAX_EXPOSURE} of 0.")
         if self.exposure and self.signal != "sdr":
-            goes = option("an exposure is for the signal sdr", "--exposure is for --hdr-output sdr")
-            raise WriterError(f"HDR: {goes}, not {self.signal}, which keeps the light.")
+            rule = option("an exposure is for the signal sdr", "--exposure is for --hdr-output sdr")
+            raise WriterError(f"HDR: {rule}, not {self.signal}, which keeps the light.")
 
     def choose_frames(self, options: SinkOptions, *, is_exr: bool = False) -> SinkOptions:
-        """The options of an output with HDR frames. An SDR signal keeps the format that the options had.
+        """Return the options of an output with HDR frames. An SDR signal keeps the format that the options had.
 
         With `is_exr` the output is EXR, whatever its name.
         """
@@ -435,11 +436,11 @@ class HDROptions:
         def step(target: str, exposure: float = 0) -> FrameStep:
             return FrameStep(_Convert(self.transfer, target, exposure), _STEP_BYTES)
 
-        own, sdr = options.frames, step("sdr", self.exposure)
-        frames = FrameOutput(own.format, (sdr, *own.steps))
+        output, sdr = options.frames, step("sdr", self.exposure)
+        frames = FrameOutput(output.format, (sdr, *output.steps))
         if self.signal != "sdr":
             format = FrameFormat(RGB16.pixel_format, primaries="bt2020", transfer=_TRANSFERS[self.signal])
-            frames = FrameOutput(format, (step(self.signal), *own.steps))
+            frames = FrameOutput(format, (step(self.signal), *output.steps))
         light = FrameOutput(EXR_SPACES[self.exr_space].format, (step(self.exr_space),))
         folder = None if self.exr is None else expand_path(self.exr, WriterError)
         return replace(
@@ -447,12 +448,12 @@ class HDROptions:
         )
 
 
-#: What `decode_to_file` takes: options, or the curve alone; None if the latents are not HDR.
+#: Argument `hdr` of `decode_to_file`: options, or the curve alone. `None` means that the latents are not HDR.
 HDR = HDROptions | Transfer | None
 
 
 def choose_hdr(options: SinkOptions, hdr: HDR, dtype: mx.Dtype) -> SinkOptions:
-    """The options of an output of a VAE that decodes in a dtype, with the frames of HDR if it has any."""
+    """Return the options of an output, with HDR frames if `hdr` is set. Warns if the VAE's dtype is not float32."""
     if hdr is None:
         return options
     if dtype != mx.float32:
@@ -461,10 +462,10 @@ def choose_hdr(options: SinkOptions, hdr: HDR, dtype: mx.Dtype) -> SinkOptions:
     return (hdr if isinstance(hdr, HDROptions) else HDROptions(hdr)).choose_frames(options)
 
 
-# A value, so that outputs with the same frames are equal, and these are computed once.
+# A frozen dataclass, so that outputs with the same frames are equal, and the frames are computed once.
 @dataclass(frozen=True)
 class _Convert:
-    """Converts codes to a signal or to the pixels of EXR images, part by part, which takes a fraction of the memory."""
+    """Conversion of codes to a signal or to pixels of EXR images, part by part, which takes less memory."""
 
     transfer: Transfer
     target: str  # a `SignalName` or an `ExrSpaceName`
@@ -492,7 +493,7 @@ class _Convert:
 
 
 def to_encoder_pixels(frames: np.ndarray, meaning: HDRInput) -> mx.array:
-    """The pixels (1, 3, n, H, W) in [-1, 1] that LTX-2.5 encodes, of the frames (n, H, W, 3) of EXR images."""
+    """Convert the frames (n, H, W, 3) of EXR images to the pixels (1, 3, n, H, W) in [-1, 1] that LTX-2.5 encodes."""
     light = from_numpy(frames)
     codes = mx.clip(light, 0, 1) if meaning == "acescct" else to_codes(light, "acescct", _PRIMARIES[meaning])
     return (2 * codes - 1)[None].transpose(0, 4, 1, 2, 3)

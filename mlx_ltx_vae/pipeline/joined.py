@@ -141,7 +141,7 @@ def join_sound(
 
     def decoded() -> Iterator[tuple[Interval, int, Generator[AudioChunk, None, None]]]:
         for part, decode in parts:
-            if (window_samples := part.wanted(samples)) is not None:
+            if (window_samples := part.window_range(samples)) is not None:
                 first_waiting = max(part.fade.end, part.frames.end - longest)
                 yield part.fade, first_waiting, _count_from_film([decode(window_samples)], part)
 
@@ -195,7 +195,7 @@ def stream_joined(
         for window in window_list:
             film.add(spec, window.latents.shape, window.name)
         _check_film(film, frames)
-        for number, is_decoded in film.used(frames):
+        for number, is_decoded in film.required_windows(frames):
             _check_window(window_list[number], spec, is_decoded=is_decoded)
         num_frames = film.num_frames if frames is None else frames[1] - frames[0]
     joined: Crossfade[FrameChunk] = Crossfade(
@@ -247,7 +247,7 @@ def _decode_parts(
         shape = LatentShape(*window.latents.shape)
         part = film.parts[number] if number < len(film.parts) else film.add(spec, shape, window.name)
         keyframes = window.keyframes if spec.variant is None else _join_keyframes(film, number, keyframes, window)
-        window_frames = part.wanted(frames)
+        window_frames = part.window_range(frames)
         if window_frames is not None:
             key = shape, window_frames, frame_numbers(keyframes)
             if key not in plans:

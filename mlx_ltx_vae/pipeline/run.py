@@ -185,8 +185,8 @@ class Run:
         if excerpt is None:
             return self._outputs()
         if self.plan.order is Order.TIME:
-            return self._until(excerpt.kept)
-        return map(itemgetter((slice(None), excerpt.kept.as_slice)), self._outputs())
+            return self._until(excerpt.output_range)
+        return map(itemgetter((slice(None), excerpt.output_range.as_slice)), self._outputs())
 
     def _until(self, frames: Interval) -> Iterator[mx.array]:
         """Yield some frames of a run along time, and end the run after the last of them."""

@@ -19,9 +19,9 @@ from .plan import Excerpt
 
 
 class ReceptiveField(NamedTuple):
-    """The latent frames and the cells to each side on which an output depends beyond its own.
+    """Latent frames and cells to each side on which an output depends beyond its own.
 
-    `cells` is None if it depends on whole frames.
+    `cells` is `None` if it depends on whole frames.
     """
 
     frames_before: float
@@ -30,7 +30,7 @@ class ReceptiveField(NamedTuple):
 
 
 def receptive_field(spec: NetworkSpec) -> ReceptiveField:
-    """The receptive field of a decoded pixel.
+    """Return the receptive field of a decoded pixel.
 
     It is exact: a latent frame affects its own video frames, those up to `frames_after` latent frames earlier and those
     up to `frames_before` latent frames later, and no others. The same applies to latent cells and pixels.
@@ -42,7 +42,7 @@ def receptive_field(spec: NetworkSpec) -> ReceptiveField:
 
 
 def _extent(spec: NetworkSpec, axis: Axis) -> tuple[float, float]:
-    """The input positions before and after its own that an output depends on."""
+    """Return the input positions before and after its position that an output depends on."""
     before = after = Fraction(0)
     rate = Fraction(1)  # positions of this layer's input per position of the network's input
     for layer in spec.layers:
@@ -53,47 +53,47 @@ def _extent(spec: NetworkSpec, axis: Axis) -> tuple[float, float]:
 
 
 def needed(spec: NetworkSpec, axis: Axis, num_outputs: int = 1) -> int:
-    """The number of input positions required before the first `num_outputs` outputs are final."""
+    """Return the number of input positions required before the first `num_outputs` outputs are final."""
     for layer in reversed(spec.layers):
         num_outputs = layer.needed(axis, num_outputs)
     return num_outputs
 
 
 def lookahead(spec: NetworkSpec) -> int:
-    """The number of latent frames required before the first output frame is final: 1 for a causal decoder."""
+    """Return the number of latent frames required before the first output frame is final: 1 for a causal decoder."""
     return needed(spec, Axis.TIME)
 
 
 def first_output_work(spec: NetworkSpec, grid: Grid, outputs: int = 1) -> float:
-    """The share of a stream's work along time that is done when the first outputs are final, 0 to 1.
+    """Return the share of a stream's work along time that is done when the first outputs are final, 0 to 1.
 
     A layer's work is estimated as its multiplications: for each of its results, its weights and its channels. Before
     the first outputs each layer computes only the results that it takes, so far fewer at the end of a decoder, where
     most of the work is, than the lookahead's share of the latent frames.
     """
-    first = total = 0
+    first_work = total_work = 0
     for layer, extents in reversed(list(spec.walk(grid))):
         height, width = (layer.window(axis).num_outputs(extents[axis.grid]) for axis in (Axis.HEIGHT, Axis.WIDTH))
         up, dropped = layer.up[Axis.TIME.grid], layer.trim + layer.crop
         num_outputs = math.ceil((layer.num_outputs(Axis.TIME, extents[0]) + dropped) / up)  # before some are dropped
         weights = sum(math.prod(shape) for _, shape in layer.weights)
         work = height * width * (weights + layer.in_channels + layer.out_channels)
-        first += min(num_outputs, math.ceil((outputs + dropped) / up)) * work
-        total += num_outputs * work
+        first_work += min(num_outputs, math.ceil((outputs + dropped) / up)) * work
+        total_work += num_outputs * work
         outputs = layer.needed(Axis.TIME, outputs)  # of the layer before
-    return first / total
+    return first_work / total_work
 
 
 def make_excerpt(spec: NetworkSpec, shape: LatentShape, num_frames: int, frames: tuple[int, int]) -> Excerpt:
-    """The excerpt of the frames from one to before another; a `PlanError` if the video does not have them."""
-    units, whole = f"{spec.clip.unit}s", spec.clip.whole
-    if not isinstance(frames, Sequence) or len(frames) != 2 or not all(isinstance(each, Integral) for each in frames):
+    """Return the excerpt of frames `frames[0]` to `frames[1] - 1`; raise `PlanError` if the video lacks them."""
+    units, clip_name = f"{spec.clip.unit}s", spec.clip.whole
+    if not isinstance(frames, Sequence) or len(frames) != 2 or not all(isinstance(bound, Integral) for bound in frames):
         raise PlanError(f"{units} are the first and one more than the last, such as (24, 48), not {quote(frames)}.")
     first, end = frames
     if not 0 <= first < end <= num_frames:
         raise PlanError(
-            f"{units} {first}:{end} are not in the {whole}, which has {num_frames}; give the first, and one more than "
-            f"the last, within 0:{num_frames}."
+            f"{units} {first}:{end} are not in the {clip_name}, which has {num_frames}; give the first, and one more "
+            f"than the last, within 0:{num_frames}."
         )
     start = _first_latent(spec, first)
     skipped = first - start * spec.scale.time
@@ -104,7 +104,7 @@ def make_excerpt(spec: NetworkSpec, shape: LatentShape, num_frames: int, frames:
 
 
 def _first_latent(spec: NetworkSpec, frame: int) -> int:
-    """The last latent frame at which a decode may begin without a difference in a frame."""
+    """Return the last latent frame at which a decode may begin without a difference in a frame."""
     affected = 0  # leading positions that depend on what comes before the beginning
     rate, step = Fraction(1), 1  # positions per latent frame, and latent frames at which all strides begin anew
     for layer in spec.layers:
@@ -122,26 +122,26 @@ def _first_latent(spec: NetworkSpec, frame: int) -> int:
 
 _DECODE_CHUNK = 1  # latent positions; 1 takes the least memory between layers
 _ENCODE_CHUNK = 8  # frames, rounded to a multiple of the time scale
-# Copies of a piece of frames that are made of its parts: joined, with some of the next one, and their magnitudes; or in
-# float32, of levels.
-_MADE_COPIES, _MADE_OF_LEVELS = 2.5, 2.3
+# Copies of a piece of frames while it is joined from parts, with some of the next piece and the magnitudes; and of a
+# piece of levels, which are converted to float32.
+_PIECE_COPIES, _LEVEL_PIECE_COPIES = 2.5, 2.3
 _CROSSFADE_MARGIN = 1.1
-_CONVERSION_COPIES = 3  # in float32, of frames that are converted: in [-1, 1], what a step is given, and returns
+_CONVERSION_COPIES = 3  # in float32, of frames that are converted: in [-1, 1], the input of a step, and its result
 
 
 @dataclass(frozen=True)
 class Clip:
-    """A clip and the network that it runs through.
+    """Clip and the network that it runs through.
 
     Attributes:
         grid: (T, H, W) of the input: of the latents, or of the video to encode.
-        held: the shape of the latents or pixels that the caller holds in memory; None if they are read in parts, and
+        held: the shape of the latents or pixels that the caller holds in memory. `None` if they are read in parts, and
             for levels, which are not MLX arrays.
-        excerpt: the frames to decode, if they are not all; the grid and the shapes are then theirs.
-        outputs: what becomes of a decode's frames; empty if they stay floats in the network's dtype.
+        excerpt: the frames to decode, unless all are decoded. The grid and the shapes are then the excerpt's.
+        outputs: the formats that a decode's frames are converted to; empty if they stay in the network's dtype.
         level_bytes: bytes per value of frames to encode that are levels; 0 for floats.
         is_joined: True if all output becomes one array, and for an encode if the input is one.
-        weight_bytes: bytes of the weights of all networks in memory; None to count this network's alone.
+        weight_bytes: bytes of the weights of all networks in memory. `None` counts only this network's.
         held_frames: see `DecodePlan`.
     """
 
@@ -170,15 +170,16 @@ class Clip:
         return f"{format_count(frames, 'frame')} of {format_size(width, height)}"
 
     def input_bytes(self, itemsize: int, chunk: int, *, axis: Axis = Axis.TIME, frame_size: int | None = None) -> int:
-        """Bytes of the caller's latents and a piece of `chunk` positions, or of the queued frames of an encode.
+        """Return the bytes of the caller's latents and a piece of `chunk` positions, or of an encode's queued frames.
 
-        `itemsize` is the network dtype's. `frame_size` is the positions of a set of crops, instead of a frame.
+        `itemsize` is the size of the network's dtype. `frame_size` is the number of positions of a set of crops, if the
+        input is not whole frames.
         """
         chunk *= self.cell
         if not self.is_decode:
             frame = self.batch * self.spec.in_channels * (frame_size or math.prod(self.grid[1:]))
             held = math.prod(self.held) * itemsize if self.held else 0
-            # Frames given in parts are joined, then cut into pieces. An array is cut into parts first.
+            # Frames that arrive in parts are joined, then cut into pieces. An array is cut into parts first.
             if held:
                 return min(2 * chunk, self.grid[0] - 1) * frame * itemsize + held
             return min(chunk + 1, self.grid[0]) * frame * (self.level_bytes or FLOAT32_BYTES)
@@ -189,50 +190,51 @@ class Clip:
         copies = 3 if self.spec.has_latent_noise else 1 if self.held else 2
         value_bytes = copies * FLOAT32_BYTES + (0 if itemsize == FLOAT32_BYTES else itemsize)
         piece = self.batch * self.spec.in_channels * positions * value_bytes
-        whole = math.prod(self.latent_shape) * FLOAT32_BYTES
-        has_noise = self.spec.has_latent_noise and axis is not Axis.TIME  # drawn by frame, for all frames of the piece
+        latents_bytes = math.prod(self.latent_shape) * FLOAT32_BYTES
+        # Noise is drawn by frame, so a piece along another axis needs the noise of all frames.
+        has_noise = self.spec.has_latent_noise and axis is not Axis.TIME
         num_held = math.prod(self.held) if self.held else 0
-        # Before they are read, flags of three kinds say which values are finite.
+        # Values are checked before they are read, which takes three arrays of flags.
         flags = 3 * min(num_held, VALUES_AT_ONCE)
-        return num_held * FLOAT32_BYTES + max(flags, piece + (whole if has_noise else 0))
+        return num_held * FLOAT32_BYTES + max(flags, piece + (latents_bytes if has_noise else 0))
 
     def piece_bytes(self, itemsize: int, chunk: int) -> int:
-        """Bytes that an encode takes to make a piece of its input: of a spectrogram, or of frames that are joined."""
+        """Return the bytes that an encode takes to make a piece of its input: a spectrogram, or joined frames."""
         if frame_bytes := self.spec.clip.frame_bytes:
             return self.batch * min(chunk * self.cell, self.grid[0]) * frame_bytes
         frames = min(chunk + 1, self.grid[0])
         position = self.batch * self.spec.in_channels * math.prod(self.grid[1:])
-        copies = _MADE_OF_LEVELS if self.level_bytes else _MADE_COPIES
+        copies = _LEVEL_PIECE_COPIES if self.level_bytes else _PIECE_COPIES
         return math.ceil(copies * frames * position * (itemsize if self.held else FLOAT32_BYTES))
 
     def result_bytes(self, itemsize: int) -> int:
-        """Bytes of the whole output, if it becomes one array in the network's dtype."""
+        """Return the bytes of the whole output as one array in the network's dtype, or 0 if it is not joined."""
         if not self.is_joined:
             return 0
         frames = self.video[0] if self.is_decode else self.latent_shape.frames
         return frames * self.out_frame * itemsize
 
     def held_bytes(self, itemsize: int) -> int:
-        """Bytes of frames of another window, in the network's dtype."""
+        """Return the bytes of the held frames of another window, in the network's dtype."""
         return (self.held_frames or 0) * self.out_frame * itemsize
 
     @property
     def format(self) -> FrameFormat | None:
-        """The format of the frames that a decode yields; None for floats in the network's dtype."""
+        """Format of the frames that a decode yields. `None` means floats in the network's dtype."""
         return common_format(self.outputs) if self.held_frames is None else None
 
     def value_bytes(self, itemsize: int) -> int:
-        """Bytes per value of the frames that a decode yields, where the network's dtype has `itemsize` bytes."""
+        """Return the bytes per value of the frames that a decode yields; `itemsize` is the network dtype's."""
         return itemsize if self.format is None else self.format.dtype.itemsize
 
     @property
     def out_frame(self) -> int:
-        """Elements of one output frame of the whole batch."""
+        """Number of elements of one output frame of the whole batch."""
         return self.batch * self.spec.out_channels * math.prod(self.spec.out_grid(self.grid)[1:])
 
     @property
     def cell(self) -> int:
-        """Input positions of what chunks count: latents of any sound, and those or frames of pictures."""
+        """Number of input positions per unit of `chunk`. Chunks of sound count latents, even for an encode."""
         return self.scale.time if self.spec.clip.chunks and not self.is_decode else 1
 
     def default_chunk(self) -> int:
@@ -241,19 +243,22 @@ class Clip:
         return _DECODE_CHUNK if self.is_decode else self.scale.time * max(1, _ENCODE_CHUNK // self.scale.time)
 
     def pieces(self, length: int, chunk: int) -> tuple[int, ...]:
-        """The lengths of the input pieces; the first piece of an encode has one more frame.
+        """Return the lengths of the input pieces. The first piece of an encode has one more frame.
 
-        Those in the middle of a long clip are left out: they are like those before them.
+        Pieces in the middle of a long clip are left out, since they equal the pieces before them.
         """
         extra = 0 if self.is_decode or length == 1 or self.spec.clip.chunks else 1
         if self.spec.clip.flushes_with_last:
-            # Measured: smaller pieces take no less, since layers are flushed at once, and keep pieces whole.
+            # Measured: smaller pieces take no less memory, since layers take pieces whole and are flushed at once.
             chunk = max(chunk * self.cell, math.ceil(needed(self.spec, Axis.TIME) / 2))
-        rest, longest = max(0, length - chunk - extra), LONG_CLIP * chunk
-        return (min(length, chunk + extra), *cut(rest if rest <= longest else longest + rest % chunk, chunk))
+        remaining, longest = max(0, length - chunk - extra), LONG_CLIP * chunk
+        return (
+            min(length, chunk + extra),
+            *cut(remaining if remaining <= longest else longest + remaining % chunk, chunk),
+        )
 
     def boxes(self, tile: Tile) -> tuple[Grid, Grid]:
-        """(T, H, W) of a tile's input and of its output."""
+        """Return (T, H, W) of a tile's input and of its output."""
         latent, pixels = tile.input_size(self.spec.keyframes), tile.output_size
         return (latent, pixels) if self.is_decode else (pixels, latent)
 
@@ -271,38 +276,40 @@ def _frames_of_chunk(clip: Clip, layout: TileLayout | None, run: StreamRun, chun
 
 
 def with_crossfade(memory: Memory, clip: Clip, layout: TileLayout | None, run: StreamRun, chunk: int) -> Memory:
-    """Add what the crossfade of a window of a film with the one before takes, between two steps of the network."""
+    """Add the memory of the crossfade with a film's previous window, between two steps of the network."""
     if not clip.held_frames:
         return memory
     itemsize, num_frames = run.machine.itemsize, _frames_of_chunk(clip, layout, run, chunk)
-    blended = min(FRAMES_PER_CONVERSION, clip.held_frames, num_frames)
-    # Frames of both windows in float32, of which one becomes their sum, and the sum in the network's dtype.
+    num_blended = min(FRAMES_PER_CONVERSION, clip.held_frames, num_frames)
+    # Frames of both windows in float32 (their sum overwrites one of them), and the sum in the network's dtype.
     value_bytes = 2 * FLOAT32_BYTES + (0 if itemsize == FLOAT32_BYTES else itemsize)
     chunk_bytes = num_frames * clip.out_frame * itemsize
-    # The chunk that is blended, and the one before, which the consumer has.
-    crossfade = math.ceil(_CROSSFADE_MARGIN * (blended * clip.out_frame * value_bytes + 2 * chunk_bytes))
-    made = num_frames * clip.out_frame * sum(output.format.dtype.itemsize for output in set(clip.outputs))
+    # The chunk that is blended, and the previous one, which the consumer still holds.
+    crossfade_bytes = math.ceil(_CROSSFADE_MARGIN * (num_blended * clip.out_frame * value_bytes + 2 * chunk_bytes))
+    output_bytes = num_frames * clip.out_frame * sum(output.format.dtype.itemsize for output in set(clip.outputs))
     in_flight = memory.work * run.prefetch // (1 + run.prefetch)
-    return replace(memory, work=max(memory.work, in_flight + crossfade + 2 * made - _freed_bytes(memory, run)))
+    return replace(
+        memory, work=max(memory.work, in_flight + crossfade_bytes + 2 * output_bytes - _freed_bytes(memory, run))
+    )
 
 
 def _freed_bytes(memory: Memory, run: StreamRun) -> int:
-    """Return the bytes of caches that are gone when frames are read from the disk, by rows and columns."""
+    """Return the bytes of caches that are free when frames are read from the disk, in orders rows and columns."""
     return 0 if run.axis is Axis.TIME else memory.caches
 
 
 def with_conversions(memory: Memory, clip: Clip, layout: TileLayout | None, run: StreamRun, chunk: int) -> Memory:
-    """With what a consumer of floats takes that converts them to all outputs, between two steps of the network."""
+    """Add the memory of a consumer that converts floats to all outputs, between two steps of the network."""
     if not clip.outputs or clip.format is not None:
         return memory
     num_frames = _frames_of_chunk(clip, layout, run, chunk)
     position, channels = clip.out_frame // clip.spec.out_channels, clip.spec.out_channels
-    some = min(num_frames, FRAMES_PER_CONVERSION)
+    num_converted = min(num_frames, FRAMES_PER_CONVERSION)
     pixel = max((step.pixel_bytes for output in clip.outputs for step in output.steps), default=0)
-    converting = some * position * (pixel + _CONVERSION_COPIES * channels * FLOAT32_BYTES)
+    conversion_bytes = num_converted * position * (pixel + _CONVERSION_COPIES * channels * FLOAT32_BYTES)
     chunk_bytes = num_frames * clip.out_frame * run.machine.itemsize
-    # Sinks hold frames while the next ones are computed, and those before while these are made.
-    made = num_frames * clip.out_frame * sum(output.format.dtype.itemsize for output in set(clip.outputs))
+    # Sinks hold frames while the next ones are computed, and the previous frames during a conversion.
+    output_bytes = num_frames * clip.out_frame * sum(output.format.dtype.itemsize for output in set(clip.outputs))
     in_flight = memory.work * run.prefetch // (1 + run.prefetch)
-    converted = in_flight + chunk_bytes + converting + 2 * made - _freed_bytes(memory, run)
-    return replace(memory, work=max(memory.work + made, converted))
+    peak = in_flight + chunk_bytes + conversion_bytes + 2 * output_bytes - _freed_bytes(memory, run)
+    return replace(memory, work=max(memory.work + output_bytes, peak))

@@ -21,13 +21,13 @@ _SOUND_FADE = Fraction(40, 1000)  # seconds
 
 @dataclass(frozen=True)
 class Overlap:
-    """The frames that two windows of a film share, counted in frames of the decoder.
+    """Frames that two windows of a film share, counted in frames of the decoder.
 
     Attributes:
-        carry: the number of frames at the start of a window that show the same time as the end of the window before.
-        blend: the most of them that are crossfaded, at the end of the carry. The others are dropped.
+        carry: the number of frames at the start of a window that show the same time as the end of the previous window.
+        blend: the maximum number of them that are crossfaded, at the end of the carry. The others are dropped.
         shortens: whether fewer are crossfaded after a window that adds too few frames; otherwise it is an error.
-        video_frames: the frames of the video that one frame of the decoder stands for.
+        video_frames: frames of the video per frame of the decoder.
     """
 
     carry: int
@@ -37,7 +37,7 @@ class Overlap:
 
     @classmethod
     def of(cls, scale: ScaleFactors, spec: NetworkSpec, carry: int, blend: int | None) -> "Overlap":
-        """Check a carry and a blend that count frames of the video; a `PlanError` says what is possible.
+        """Check a carry and a blend in frames of the video, and convert them; raise `PlanError` with the valid values.
 
         `scale` belongs to the VAE. A decoder of previews may make fewer frames, and its windows then share fewer. A
         blend of `None` is the whole carry, or less where a window adds too few frames.
@@ -49,32 +49,35 @@ class Overlap:
             raise PlanError(
                 f"a carry of {carry} frames allows a blend of 0 to {carry}, not {quote(blend)}; correct the blend."
             )
-        own = spec.out_grid((1 + (carry - 1) // steps, 1, 1))[0] if carry else 0
-        return cls(own, blend * spec.scale.time // steps, steps // spec.scale.time, shortens)
+        decoder_carry = spec.out_grid((1 + (carry - 1) // steps, 1, 1))[0] if carry else 0
+        return cls(decoder_carry, blend * spec.scale.time // steps, steps // spec.scale.time, shortens)
 
 
 def check_carry(scale: ScaleFactors, carry: int) -> None:
-    """Raise a `PlanError` for a number of frames that windows cannot share."""
+    """Check that windows can share this number of frames; raise `PlanError` otherwise."""
     if rule := scale.carry_rule(carry):
         raise PlanError(f"windows share {rule}, not {quote(carry)}; correct the carry.")
 
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a film that one window makes. Positions are frames, or samples, counted from the start of the film.
+    """Part of a film that one window makes. Positions are frames, or samples, counted from the start of the film.
 
     Attributes:
         start: the position of the window's first frame.
-        frames: the positions that the window makes, faded ones included.
-        fade: the first of these positions, in which the window before fades out; empty for a hard cut.
+        frames: the positions that the window makes, including the crossfaded ones.
+        fade: the first of these positions, in which the previous window fades out; empty for a hard cut.
     """
 
     start: int
     frames: Interval
     fade: Interval
 
-    def wanted(self, frames: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Return the frames of the window that some frames of the film need, the first and one more than the last."""
+    def window_range(self, frames: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Return the first frame of the window that these frames of the film need, and one more than the last.
+
+        `frames` of `None` are all frames of the film. Returns `None` if the window is not needed.
+        """
         first, end = frames or self.frames[:2]
         first, end = max(first, self.frames.start) - self.start, min(end, self.frames.end) - self.start
         return (first, end) if first < end else None
@@ -82,7 +85,7 @@ class Part:
 
 @dataclass
 class Film:
-    """The parts of all windows in order. Each window is checked when it is added."""
+    """Parts of all windows in order. Each window is checked when it is added."""
 
     overlap: Overlap
     parts: list[Part] = field(default_factory=list)
@@ -93,80 +96,86 @@ class Film:
         return self.parts[-1].frames.end if self.parts else 0
 
     def add(self, spec: NetworkSpec, shape: Sequence[int], name: str) -> Part:
-        """Return the part of the next window, with latents (B, C, F', H', W').
+        """Add the next window, with latents (B, C, F', H', W'), and return its part.
 
-        A `LatentsError` names the window if it does not fit the windows before.
+        Raises:
+            LatentsError: if the window does not fit the earlier windows. The message names it.
         """
         shape, carry, blend = LatentShape(*shape), self.overlap.carry, self.overlap.blend
-        first = self._shape = self._shape or shape
-        if shape._replace(frames=1) != first._replace(frames=1):
-            found, expected = (f"latents {tuple(each)}" for each in (shape, first))
-            raise LatentsError(f"{name}: has {found}, and the first window {expected}; only F' may differ.")
+        first_shape = self._shape = self._shape or shape
+        if shape._replace(frames=1) != first_shape._replace(frames=1):
+            actual, expected = (f"latents {tuple(s)}" for s in (shape, first_shape))
+            raise LatentsError(f"{name}: has {actual}, and the first window {expected}; only F' may differ.")
         num_frames = spec.out_grid(shape.grid)[0]
         if not self.parts:
             part = Part(0, Interval(0, num_frames), Interval(0, 0))
         else:
-            before = self.parts[-1]
-            kept = before.frames.end - before.fade.end
-            start = before.frames.end - carry
+            previous = self.parts[-1]
+            num_added = previous.frames.end - previous.fade.end
+            start = previous.frames.end - carry
             if carry >= num_frames:
                 raise LatentsError(
                     f"{name}: has {format_count(num_frames, 'frame')}, and shares the first {carry} with the window "
                     f"before; correct {option('carry=', '--carry')}, or leave this window out."
                 )
             shares, right = f"{name}: shares {carry} frames with the window before", option("carry=", "--carry")
-            if carry >= before.frames.end - before.start:
-                length = format_count(before.frames.end - before.start, "frame")
+            if carry >= previous.frames.end - previous.start:
+                length = format_count(previous.frames.end - previous.start, "frame")
                 raise LatentsError(f"{shares}, which has {length}; correct {right}, or leave that window out.")
             if self.overlap.shortens:
-                blend = min(blend, kept - 1)
-            if blend and blend >= kept:
-                most = kept * self.overlap.video_frames - 1
+                blend = min(blend, num_added - 1)
+            if blend and blend >= num_added:
+                max_blend = num_added * self.overlap.video_frames - 1
                 raise LatentsError(
-                    f"{shares}, with a blend of {blend}, and that one adds only {format_count(kept, 'frame')}; blend "
-                    f"at most {most} ({option(f'blend={most}', f'--blend {most}')}), or correct {right}."
+                    f"{shares}, with a blend of {blend}, and that one adds only {format_count(num_added, 'frame')}; "
+                    f"blend at most {max_blend} ({option(f'blend={max_blend}', f'--blend {max_blend}')}), or correct "
+                    f"{right}."
                 )
             seam = start + carry
             part = Part(start, Interval(seam - blend, start + num_frames), Interval(seam - blend, seam))
         self.parts.append(part)
         return part
 
-    def wanted(self, frames: tuple[int, int] | None) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Yield the number of each window that some frames of the film need, and the frames that it needs."""
+    def window_ranges(self, frames: tuple[int, int] | None) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield the number of each window that these frames of the film need, and its range of frames."""
         for number, part in enumerate(self.parts):
-            if (own := part.wanted(frames)) is not None:
-                yield number, own
+            if (window_range := part.window_range(frames)) is not None:
+                yield number, window_range
 
-    def used(self, frames: tuple[int, int] | None) -> Iterator[tuple[int, bool]]:
-        """Yield the number of each window that some frames of the film need, and whether it is decoded.
+    def required_windows(self, frames: tuple[int, int] | None) -> Iterator[tuple[int, bool]]:
+        """Yield the number of each window that these frames of the film require, and whether it is decoded.
 
-        Windows that are not decoded may have keyframes that are carried to those that are.
+        A window that is not decoded may have keyframes that are carried to a decoded one.
         """
-        decoded = [number for number, _ in self.wanted(frames)]
+        decoded = [number for number, _ in self.window_ranges(frames)]
         for number, part in enumerate(self.parts[: decoded[-1] + 1]):
             if part.frames.end > self.parts[decoded[0]].start:
                 yield number, number in decoded
 
-    def carried_keyframes(self, number: int, before: Sequence[int], own: Sequence[int]) -> dict[int, int]:
-        """Return the keyframes of the window before that a window sees too: their indices, and frames in the window.
+    def carried_keyframes(self, number: int, previous: Sequence[int], current: Sequence[int]) -> dict[int, int]:
+        """Return the keyframes of the previous window that a window sees too: their indices, and frames in the window.
 
-        These are the ones in the carry, but for frames at which the window has keyframes of its own. `before` and `own`
-        are the frame numbers of all keyframes that the two windows see.
+        These are the keyframes in the carry, except at frames where the window has its own keyframes. `previous` has
+        the frame numbers of all keyframes that the previous window sees, and `current` the window's own.
         """
         shift = self.parts[number].start - self.parts[number - 1].start if number else 0
-        moved = {index: frame - shift for index, frame in enumerate(before) if number}
-        return {index: frame for index, frame in moved.items() if 0 <= frame < self.overlap.carry and frame not in own}
+        window_frames = {index: frame - shift for index, frame in enumerate(previous) if number}
+        return {
+            index: frame
+            for index, frame in window_frames.items()
+            if 0 <= frame < self.overlap.carry and frame not in current
+        }
 
-    def seen_keyframes(self, own: Iterable[Sequence[int]]) -> Iterator[tuple[int, ...]]:
-        """Yield the frame numbers of all keyframes that each window sees, from the numbers of its own."""
-        seen: tuple[int, ...] = ()
-        for number, frames in enumerate(own):
-            seen = (*self.carried_keyframes(number, seen, frames).values(), *frames)
-            yield seen
+    def visible_keyframes(self, window_keyframes: Iterable[Sequence[int]]) -> Iterator[tuple[int, ...]]:
+        """Yield the frame numbers of all keyframes that each window sees, from each window's own numbers."""
+        visible: tuple[int, ...] = ()
+        for number, frames in enumerate(window_keyframes):
+            visible = (*self.carried_keyframes(number, visible, frames).values(), *frames)
+            yield visible
 
 
 def plan_window(plan: Callable[..., DecodePlan], frames: tuple[int, int], num_frames: int) -> DecodePlan:
-    """Plan some frames of a window; all of them for tiles along time, whose places depend on the whole window."""
+    """Plan some frames of a window, or all of them for tiles along time, whose positions depend on the whole window."""
     if frames == (0, num_frames):
         return plan(frames=None)
     try:
@@ -176,41 +185,41 @@ def plan_window(plan: Callable[..., DecodePlan], frames: tuple[int, int], num_fr
 
 
 def fade_length(sample_rate: int) -> int:
-    """The samples over which the sound of a window fades into the sound of the next."""
+    """Return the number of samples over which the sound of a window fades into the sound of the next."""
     return round(_SOUND_FADE * sample_rate)
 
 
 def sound_parts(ends: Iterable[int], lengths: Iterable[int], sample_rate: int, fps: Fraction) -> Iterator[Part]:
     """Yield the part of each window in the sound of a film, in samples.
 
-    The tails of windows are aligned: a window adds its last samples, and fades in over the samples before these. One
-    with fewer samples begins with silence, as the first window does. Frames are converted to samples from the start of
-    the film, so that the sound does not drift.
+    The ends of windows are aligned: a window adds its last samples, and fades in over the samples before these. A
+    window with too few samples begins with silence, as the first window does. Frames are converted to samples from
+    the start of the film, so that the sound does not drift.
 
     Args:
         ends: for each window, the number of frames of the film up to its end.
         lengths: for each window, the samples that its audio latents make.
     """
     added = 0
-    before: Part | None = None
+    previous: Part | None = None
     for frames, length in zip(ends, lengths, strict=True):
         end = round(frames * sample_rate / fps)
-        longest = 0  # the samples that both windows have
-        if before is not None:
-            heard = before.frames.end - max(before.fade.end, before.frames.start)
-            longest = min(fade_length(sample_rate), heard, max(0, length - (end - added)))
+        max_fade = 0  # the samples that both windows have
+        if previous is not None:
+            num_unfaded = previous.frames.end - max(previous.fade.end, previous.frames.start)
+            max_fade = min(fade_length(sample_rate), num_unfaded, max(0, length - (end - added)))
         start, added, seam = end - length, end, added
-        fade = Interval(seam - longest, seam)
-        before = Part(start, Interval(max(fade.start, start), end), fade)
-        yield before
+        fade = Interval(seam - max_fade, seam)
+        previous = Part(start, Interval(max(fade.start, start), end), fade)
+        yield previous
 
 
 @dataclass(frozen=True)
 class FilmPlan:
-    """How a film is decoded. `print(plan)` explains it.
+    """Plan of the decode of a film. `print(plan)` explains it.
 
     Attributes:
-        excerpt: the frames of the film that are decoded; None for all.
+        excerpt: the frames of the film that are decoded. `None` means all frames.
         windows: the plan of each window that is decoded, by its number from 0 on.
     """
 
@@ -221,7 +230,7 @@ class FilmPlan:
 
     @property
     def largest(self) -> DecodePlan:
-        """The plan of the window that takes the most memory, which is the memory of the film."""
+        """Plan of the window that takes the most memory. The film takes as much."""
         return max(self.windows.values(), key=lambda plan: plan.peak_bytes)
 
     @property
@@ -255,19 +264,19 @@ class FilmPlan:
 
     @property
     def keyframes(self) -> tuple[int, ...]:
-        """The frame numbers of all keyframes that windows see, counted from the start of the film."""
+        """Frame numbers of all keyframes that windows see, counted from the start of the film."""
         starts = ((self.film.parts[number].start, plan) for number, plan in self.windows.items())
         return tuple(sorted({start + frame for start, plan in starts for frame in plan.keyframes}))
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as a JSON-serializable dict, with the keys of the largest window's plan."""
-        first = {} if self.excerpt is None else {"first_frame": self.excerpt[0]}
+        """Return the plan as a JSON-serializable dict, with the keys of the largest window's plan."""
+        excerpt_fields = {} if self.excerpt is None else {"first_frame": self.excerpt[0]}
         fades = [part.fade.length for part in self.film.parts]
         windows = [
             {"window": number + 1, "blend": fades[number], **plan.as_dict()} for number, plan in self.windows.items()
         ]
-        own = {"frames": self.num_frames, "carry": self.film.overlap.carry, "blend": self.film.overlap.blend}
-        return {**self.largest.as_dict(), **own, **first, "windows": windows}
+        film_fields = {"frames": self.num_frames, "carry": self.film.overlap.carry, "blend": self.film.overlap.blend}
+        return {**self.largest.as_dict(), **film_fields, **excerpt_fields, "windows": windows}
 
     def __str__(self) -> str:
         overlap, part = self.film.overlap, ""

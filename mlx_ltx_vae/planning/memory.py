@@ -1,4 +1,4 @@
-"""Estimates the peak memory of a run from the network spec and the plan. Pure arithmetic, no MLX.
+"""Estimates of the peak memory of a run, from the network spec and the plan. Pure arithmetic, no MLX.
 
 Memory in use at any moment: the weights, the latents, the caches of all layers, outputs that the next layer has not
 consumed yet, and the work of the layer that runs. The peak is the largest such sum over the layers.
@@ -15,13 +15,13 @@ from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..models.specs import LayerSpec, NetworkSpec, Step
 from ..shapes import Axis, Grid
 
-_HELD = 0.45  # of the final output, what the consumer still refers to while the next one is computed
+_HELD = 0.45  # fraction of an output that the consumer still refers to while the next one is computed
 _LEAST_STEP = 2**12  # elements; smaller steps take longer to start than to compute
-# For uncounted memory: small arrays, rounding of allocations to pages, and on a CPU what its kernels differ in.
+# For uncounted memory: small arrays, rounding of allocations to pages, and on a CPU the differences of its kernels.
 _MARGIN = {Backend.CPU: 1.13, Backend.METAL: 1.06, Backend.CUDA: 1.06}
-_NOT_COMPILED = 2.1  # times the work of a step whose operations are not compiled: each operation makes an array
-_BAND_MARGIN = 1.18  # for what waits to be sent or received; the least that held for bands of one row
-_WHOLE = 0.97  # of that margin in a single pass, whose arrays are large and few
+_NOT_COMPILED = 2.1  # factor of a step's work if its operations are not compiled: each operation makes an array
+_BAND_MARGIN = 1.18  # for arrays that wait to be sent or received; the least that held for bands of one row
+_SINGLE_PASS_MARGIN = 0.97  # factor of `_MARGIN` in a single pass, whose arrays are large and few
 
 # MLX keeps freed buffers and reuses only buffers of nearly the same size. On Metal, active memory plus buffer cache is
 # 1.3 to 1.45 times the peak active memory (simulated allocator, not measured on a Mac). CPU builds keep at most 32 MB,
@@ -35,12 +35,12 @@ COMFORTABLE_CACHE_BYTES = 2_000_000_000
 
 @dataclass(frozen=True)
 class StreamRun:
-    """The parameters of running a network as one stream.
+    """Parameters of a run of a network as one stream.
 
     Attributes:
         pieces: the lengths of the input pieces.
-        steps: positions per step of each layer; None for everything in one step, with nothing cached.
-        is_band: True if the picture is a band with neighbors.
+        steps: positions per step of each layer. `None` means everything in one step, with nothing cached.
+        is_band: whether the picture is a band with neighbors.
     """
 
     axis: Axis
@@ -56,15 +56,15 @@ class Memory:
     """Bytes at the peak of a run.
 
     Attributes:
-        weights: of all networks that are loaded.
+        weights: weights of all networks that are loaded.
         inputs: the caller's latents in float32, the piece of them in use, and the frames of another window that wait;
             for an encode, the queued frames.
         caches: the caches of all layers between two steps.
         work: one step of the largest layer including its queued input, times the number of steps in flight.
         result: the whole output, if it becomes one array.
-        sound: what the sound beside a video takes.
+        sound: the run of a video's sound.
         buffer_cache: maximum size of MLX's cache of freed buffers.
-        idle_caches: the caches, with what waits to be consumed, between two outputs, while another stream runs.
+        idle_caches: the caches and the queued pieces between two outputs, while another stream runs.
     """
 
     weights: int
@@ -88,23 +88,23 @@ class Memory:
 
 
 def with_buffer_cache(memory: Memory, backend: Backend, budget: int | None) -> Memory:
-    """The estimate with MLX's buffer cache: the size it would grow to, or less if the budget requires it."""
-    wanted = math.ceil(_CACHE_SHARE[backend] * memory.active)
-    left = wanted if budget is None else max(0, budget - memory.active)
-    return replace(memory, buffer_cache=min(wanted, left))
+    """Return the estimate with MLX's buffer cache: the size it would grow to, or less if the budget requires it."""
+    full_size = math.ceil(_CACHE_SHARE[backend] * memory.active)
+    available = full_size if budget is None else max(0, budget - memory.active)
+    return replace(memory, buffer_cache=min(full_size, available))
 
 
 def is_cache_tight(memory: Memory, backend: Backend) -> bool:
     """Return whether the buffer cache is limited so far below the size it would grow to that the run takes longer."""
-    wanted = _CACHE_SHARE[backend] * memory.active
-    return memory.buffer_cache < min(wanted, COMFORTABLE_CACHE_BYTES) * 0.999
+    full_size = _CACHE_SHARE[backend] * memory.active
+    return memory.buffer_cache < min(full_size, COMFORTABLE_CACHE_BYTES) * 0.999
 
 
 class Pace(NamedTuple):
-    """How much of the clip is processed at a time, see `Plan`.
+    """Amount of the clip that is processed at a time, see `Plan`.
 
-    A convolution also processes the cached positions of its window; activating them again for every single position
-    costs time. Without prefetch, a GPU is idle between steps. `chunk` counts default pieces.
+    A convolution also processes the cached positions of its window, so steps of a single position take longer. Without
+    prefetch, a GPU is idle between steps. `chunk` counts default pieces.
     """
 
     step: int
@@ -123,19 +123,19 @@ _PACES = {
 
 
 def paces(spec: NetworkSpec, backend: Backend, axis: Axis) -> Sequence[Pace]:
-    """The possible paces of a stream of pictures, the fastest first."""
+    """Return the possible paces of a stream of pictures, the fastest first."""
     if _PACES[backend] is _ON_GPU and axis is not Axis.TIME:
         return Pace(spec.rows_on_gpu, 1), *_ON_GPU[1:]
     return _PACES[backend]
 
 
 def position_elements(layer: LayerSpec, grid: Grid, axis: Axis) -> int:
-    """Elements of one position along `axis` of a layer's input, per batch item."""
+    """Return the number of elements of one position along `axis` of a layer's input, per batch item."""
     return layer.in_channels * math.prod(grid) // grid[axis.grid]
 
 
 def largest_layer(spec: NetworkSpec, grid: Grid, batch: int) -> int:
-    """Elements of the largest input or output of a layer for the whole clip at once."""
+    """Return the number of elements of the largest input or output of a layer for the whole clip at once."""
     entering = max(layer.in_channels * math.prod(extents) for layer, extents in spec.walk(grid))
     return batch * max(entering, spec.out_channels * math.prod(spec.out_grid(grid)))
 
@@ -143,24 +143,26 @@ def largest_layer(spec: NetworkSpec, grid: Grid, batch: int) -> int:
 def exceeded_limit(
     spec: NetworkSpec, grid: Grid, axis: Axis, batch: int, steps: Sequence[int], limit: int
 ) -> int | None:
-    """The limit, in elements, that an array of a step exceeds: a layer's input with what is cached, or its output.
+    """Return the limit in elements that a layer's input with its cache, or its output, exceeds in a step.
 
-    It is `limit`, or a layer's own for the former. None if none is exceeded.
+    It is `limit`, or a smaller limit of a layer for its input. Returns `None` if no limit is exceeded.
     """
     for (layer, extents), step in zip(spec.walk(grid), steps, strict=True):
         position = batch * position_elements(layer, extents, axis)
-        taken = min(step, extents[axis.grid])
-        out = taken * position * layer.out_channels * math.prod(layer.up) // (layer.in_channels * math.prod(layer.down))
-        own = min(limit, layer.max_view or limit)
-        if (taken + layer.window(axis).cached) * position > own:
-            return own
-        if out > limit:
+        length = min(step, extents[axis.grid])
+        output_size = (
+            length * position * layer.out_channels * math.prod(layer.up) // (layer.in_channels * math.prod(layer.down))
+        )
+        input_limit = min(limit, layer.max_view or limit)
+        if (length + layer.window(axis).cached) * position > input_limit:
+            return input_limit
+        if output_size > limit:
             return limit
     return None
 
 
 def make_steps(spec: NetworkSpec, grid: Grid, axis: Axis, positions: int, limit: int) -> tuple[int, ...]:
-    """For each layer, the number of positions along `axis` per step, for an input (T, H, W).
+    """Return each layer's number of positions along `axis` per step, for an input (T, H, W).
 
     The layer with the largest activations takes `positions`, or more if these are very small. The others take as many
     as fit in the same number of elements, which is at most `limit`; a step has at least one position.
@@ -176,7 +178,7 @@ def make_steps(spec: NetworkSpec, grid: Grid, axis: Axis, positions: int, limit:
 
 
 def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> Memory:
-    """The peak memory of one stream with an input (T, H, W), without MLX's buffer cache."""
+    """Return the peak memory of one stream with an input (T, H, W), without MLX's buffer cache."""
     axis, machine = run.axis, run.machine
     pieces, extents = list(run.pieces), grid
     caches, works, waiting = [], [], 0
@@ -190,47 +192,52 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         position = batch * position_elements(layer, extents, axis) * machine.itemsize
         # Where windows shift at the borders, the first piece and the last one are longer than the others; while they
         # wait, the layers after or before it cache less.
-        usual = max(pieces[1:-1], default=longest)
-        waiting += usual * position if usual > step else 0
-        # Of a band, the rows of its neighbors are cached with its own, and copied to be sent.
-        beyond = Fraction(sum(layer.halo(Axis.HEIGHT)), extents[1]) if run.is_band else Fraction(0)
-        cache = math.ceil(batch * layer.cache_bytes(axis, extents, longest, machine) * (1 + beyond))
+        usual_length = max(pieces[1:-1], default=longest)
+        waiting += usual_length * position if usual_length > step else 0
+        # A band caches rows of its neighbors with its own rows, and copies rows to send them.
+        halo_share = Fraction(sum(layer.halo(Axis.HEIGHT)), extents[1]) if run.is_band else Fraction(0)
+        cache = math.ceil(batch * layer.cache_bytes(axis, extents, longest, machine) * (1 + halo_share))
         caches.append(0 if is_whole_clip else cache)
-        taken = min(step, longest)
-        is_whole = run.steps is None or length == 1  # of one position, nothing is joined to the cache
-        own = layer.work_bytes(Step(axis, replace_extent(extents, axis, taken), is_whole, machine, run.is_band))
-        own = batch * own + layer.weight_copy_bytes(machine) + math.ceil(2 * beyond * taken * position)
+        num_positions = min(step, longest)
+        is_whole = run.steps is None or length == 1  # a single position is not joined to the cache
+        layer_work = layer.work_bytes(
+            Step(axis, replace_extent(extents, axis, num_positions), is_whole, machine, run.is_band)
+        )
+        layer_work = (
+            batch * layer_work + layer.weight_copy_bytes(machine) + math.ceil(2 * halo_share * num_positions * position)
+        )
         if length == 1 and not is_whole_clip:
-            own -= min(cache, position)  # it is cached as it came
-        works.append(waiting + own * (1 if machine.compiles else _NOT_COMPILED))
+            layer_work -= min(cache, position)  # the input itself is cached
+        works.append(waiting + layer_work * (1 if machine.compiles else _NOT_COMPILED))
         pieces = _advance(pieces, step, layer, axis, flushes_with_last=spec.clip.flushes_with_last)
         extents = layer.out_grid(extents)
     # The final output is checked and converted to levels in float32.
     position = batch * spec.out_channels * math.prod(extents) // extents[axis.grid]
     results = max(pieces) * position * (machine.itemsize + max(machine.itemsize, 2 * FLOAT32_BYTES + 1))
     works[-1] = max(works[-1], waiting + results)
-    occupied = _occupied(spec.layers, axis, grid[axis.grid])
+    layer_ranges = _occupied(spec.layers, axis, grid[axis.grid])
     # A residual block's second layer adds the block's input, which its first one caches.
-    moments = [(sum(caches[max(0, first - 1) : last]), max(works[first:last])) for first, last in occupied]
-    cached, work = max(moments, key=sum)
+    totals = [(sum(caches[max(0, first - 1) : last]), max(works[first:last])) for first, last in layer_ranges]
+    cached, work = max(totals, key=sum)
     held = math.ceil(_HELD * results) if len(pieces) > 1 or run.prefetch else 0
-    margin = _MARGIN[machine.backend] * (_WHOLE if run.steps is None else _BAND_MARGIN if run.is_band else 1)
-    # Between two results, a stream that yields several for each of its input pieces has not consumed what waits.
-    queued = waiting if len(pieces) > len(run.pieces) + 1 else 0  # but for the flush
+    margin = _MARGIN[machine.backend] * (
+        _SINGLE_PASS_MARGIN if run.steps is None else _BAND_MARGIN if run.is_band else 1
+    )
+    # A stream with several results per input piece has queued pieces between two results. The flush adds one result.
+    queued = waiting if len(pieces) > len(run.pieces) + 1 else 0
     return Memory(
         weights=spec.num_weights * machine.itemsize,
         inputs=0,
         caches=math.ceil(margin * (cached + sum(layer.fixed_bytes() for layer in spec.layers))),
         work=math.ceil(margin * work * (1 + run.prefetch)) + held,
-        idle_caches=math.ceil(_MARGIN[machine.backend] * max(each for each, _ in moments)) + queued,
+        idle_caches=math.ceil(_MARGIN[machine.backend] * max(cached_size for cached_size, _ in totals)) + queued,
     )
 
 
 def _occupied(layers: Sequence[LayerSpec], axis: Axis, length: int) -> Iterator[tuple[int, int]]:
     """Yield the layers that hold positions together, (first, end): when all have arrived, and as each is flushed.
 
-    Layers before a flushed one hold nothing any more, so a clip shorter than the network's delay never occupies
-    all layers.
+    Layers before a flushed one are empty, so a clip shorter than the network's delay never occupies all layers.
     """
     lengths = list(accumulate(layers, lambda length, layer: layer.num_outputs(axis, length), initial=length))
     yield 0, _reached(layers, axis, 0, lengths)
@@ -239,20 +246,20 @@ def _occupied(layers: Sequence[LayerSpec], axis: Axis, length: int) -> Iterator[
 
 
 def _reached(layers: Sequence[LayerSpec], axis: Axis, first: int, lengths: Sequence[int]) -> int:
-    """The end of the layers that have received any position, when layer `first` has received all.
+    """Return the end of the layers that have received any position, when layer `first` has received all.
 
-    `lengths` are the positions of each layer's whole input, and of the output.
+    `lengths` has the number of positions of each layer's whole input, and of the output.
     """
-    seen = lengths[first]
+    received = lengths[first]
     for index in range(first, len(layers)):
-        if not seen:
+        if not received:
             return index
-        seen = min(layers[index].ready(axis, seen), lengths[index + 1])
+        received = min(layers[index].ready(axis, received), lengths[index + 1])
     return len(layers)
 
 
 def replace_extent(grid: Grid, axis: Axis, extent: int) -> Grid:
-    """The grid with another extent along one axis."""
+    """Return the grid with another extent along one axis."""
     time, height, width = (extent if index == axis.grid else other for index, other in enumerate(grid))
     return time, height, width
 
@@ -264,7 +271,7 @@ def cut(length: int, size: int) -> Iterator[int]:
 
 
 def layer_pieces(spec: NetworkSpec, grid: Grid, run: StreamRun) -> Iterator[list[int]]:
-    """Yield the lengths of the pieces that each layer takes one step for, and last the lengths of the output."""
+    """Yield the lengths of the pieces that each layer processes in one step, and last the lengths of the output."""
     pieces = list(run.pieces)
     for index, (layer, extents) in enumerate(spec.walk(grid)):
         step = extents[run.axis.grid] if run.steps is None else run.steps[index]
@@ -274,22 +281,22 @@ def layer_pieces(spec: NetworkSpec, grid: Grid, run: StreamRun) -> Iterator[list
 
 
 def _advance(pieces: Iterable[int], step: int, layer: LayerSpec, axis: Axis, *, flushes_with_last: bool) -> list[int]:
-    """The number of positions that each step of a layer returns, of the steps that return any.
+    """Return the number of positions that each step of a layer returns, without steps that return none.
 
     The layer waits for the positions that its window needs, and flushes the remaining results at the end: in a step of
     its own, or together with the last piece (as a `Chain` does, which runs sound).
     """
-    seen = done = 0
+    received = returned = 0
     outputs = []
     lengths = [part for piece in pieces for part in cut(piece, step)]
     for index, length in enumerate(lengths, 1):
-        seen += length
+        received += length
         is_flushed = flushes_with_last and index == len(lengths)
-        ready = layer.num_outputs(axis, seen) if is_flushed else layer.ready(axis, seen)
-        if ready > done:
-            outputs.append(ready - done)
-            done = ready
-    total = layer.num_outputs(axis, seen)
-    if total > done:
-        outputs.append(total - done)
+        ready = layer.num_outputs(axis, received) if is_flushed else layer.ready(axis, received)
+        if ready > returned:
+            outputs.append(ready - returned)
+            returned = ready
+    total = layer.num_outputs(axis, received)
+    if total > returned:
+        outputs.append(total - returned)
     return outputs or [1]

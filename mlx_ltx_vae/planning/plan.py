@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Excerpt(NamedTuple):
-    """Frames of a video that are decoded without the others, as they are in the whole decode.
+    """Frames of a video that are decoded alone, and equal the same frames of the whole decode.
 
     Attributes:
-        frames: the frames, of `num_frames`.
-        latents: the latent frames that are decoded for them, of `num_latents`.
-        skipped: the frames that these make before the first of `frames`.
+        frames: the frames to decode, out of `num_frames`.
+        latents: the latent frames that are decoded for them, out of `num_latents`.
+        skipped: the number of frames that these latent frames make before the first of `frames`.
     """
 
     frames: Interval
@@ -33,8 +33,8 @@ class Excerpt(NamedTuple):
     skipped: int
 
     @property
-    def kept(self) -> Interval:
-        """The frames, counted from the first that the latent frames make."""
+    def output_range(self) -> Interval:
+        """Range of `frames` in the network's output, which begins `skipped` frames earlier."""
         return Interval(self.skipped, self.skipped + self.frames.length)
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Excerpt(NamedTuple):
 
 
 class Mode(enum.Enum):
-    """How a clip is run through the network."""
+    """Way in which a clip is run through the network."""
 
     EXACT = "exact"  # streamed piece by piece; same output as a single pass
     SINGLE = "single"  # one pass per layer over the whole clip
@@ -54,7 +54,7 @@ class Mode(enum.Enum):
 
 
 class Order(enum.Enum):
-    """The axis along which a clip is streamed."""
+    """Axis along which a clip is streamed."""
 
     TIME = "time"
     ROWS = "rows"
@@ -78,7 +78,7 @@ EnumT = TypeVar("EnumT", bound=enum.Enum)
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """The options of `VideoVAE.plan`, which documents them. None leaves the choice to the planner.
+    """Options of `VideoVAE.plan`, which documents them. `None` leaves the choice to the planner.
 
     Raises:
         PlanError: if a value is invalid, or if options contradict each other.
@@ -103,11 +103,11 @@ class PlanOptions:
         if self.tiling is not None and self.mode is not Mode.TILED:
             raise PlanError('tiling goes with mode "tiled"; the other modes blend nothing.')
         if self.mode is Mode.SINGLE and (chunk is not None or self.order not in (None, Order.TIME)):
-            what = option("a chunk and an order go with mode exact", "--chunk and --order go with --mode exact")
-            raise PlanError(f"{what}; a single pass has one chunk.")
+            rule = option("a chunk and an order go with mode exact", "--chunk and --order go with --mode exact")
+            raise PlanError(f"{rule}; a single pass has one chunk.")
         if self.mode is Mode.TILED and self.order not in (None, Order.TIME):
-            what = option("an order goes with mode exact", "--order goes with --mode exact")
-            raise PlanError(f"tiles are streamed in time; {what}.")
+            rule = option("an order goes with mode exact", "--order goes with --mode exact")
+            raise PlanError(f"tiles are streamed in time; {rule}.")
         if self.ranks > 1 and (self.mode not in (None, Mode.EXACT) or self.order not in (None, Order.TIME)):
             raise PlanError(f"{self.ranks} ranks decode bands of rows, which goes with mode exact and order time.")
 
@@ -119,7 +119,7 @@ def parse_options(
     tiling: TilingConfig | None = None,
     **options: Any,
 ) -> PlanOptions:
-    """The options of these values, as `VideoVAE.plan` takes them: modes and orders by name, tiles of any app.
+    """Return the options for the arguments of `VideoVAE.plan`: modes and orders by name, tiles of any app.
 
     Raises:
         PlanError: if a name is unknown; also the errors of `PlanOptions`.
@@ -128,15 +128,15 @@ def parse_options(
     return PlanOptions(mode=_parse(mode, Mode, "mode"), order=_parse(order, Order, "order"), tiling=tiles, **options)
 
 
-def _parse(name: str | EnumT | None, kind: type[EnumT], what: str) -> EnumT | None:
-    """The enum member of this name, or None for "auto"."""
+def _parse(name: str | EnumT | None, kind: type[EnumT], label: str) -> EnumT | None:
+    """Return the enum member of this name, or `None` for "auto"."""
     if name is None or name == "auto":
         return None
     try:
         return kind(name)
     except ValueError:
-        known = ", ".join(str(member.value) for member in kind)
-        raise PlanError(f"{what} {name!r} is not known; expected auto, {known}.") from None
+        choices = ", ".join(str(member.value) for member in kind)
+        raise PlanError(f"{label} {name!r} is not known; expected auto, {choices}.") from None
 
 
 _IN_JSON = (
@@ -149,15 +149,15 @@ _NOUNS = {Order.TIME: "frame", Order.ROWS: "row", Order.COLUMNS: "column"}
 
 @dataclass(frozen=True)
 class Plan:
-    """How one clip is run through a network. The pipeline executes the plan and makes no decisions of its own.
+    """Plan of the run of one clip through a network. The pipeline executes it and makes no decisions of its own.
 
     Attributes:
         latent_shape: (B, C, F', H', W'), the input of a decoder or the output of an encoder.
-        num_frames, height, width: of the video, in pixels.
+        num_frames, height, width: size of the video, in frames and pixels.
         chunk: positions per piece: latent frames, rows or columns of a decode, frames of an encode.
         step: positions per step of the layer with the largest activations; 0 for a single pass.
         steps: positions per step of each layer.
-        prefetch: steps in flight beyond the one that is waited for.
+        prefetch: steps submitted to the device ahead of the one that is waited for.
         lookahead: input positions along time that are required before the first output is final.
         first_output_work: the share of the work that is done when the first output is final: 0 to 1, an estimate.
         tile_batch_size: maximum number of tiles of equal shape that run together.
@@ -165,8 +165,8 @@ class Plan:
         redundant_work: input positions that are computed more than once, as a fraction of all input positions.
         memory: estimated peak memory of the run, of each rank.
         bands: the latent rows of each rank; empty if one process has the whole picture.
-        sound: the plan of the sound beside a video.
-        clip: whether it is of frames or of samples. Chunks of sound count latents, and its grid is (T, 1, 1).
+        sound: the plan of a video's sound.
+        clip: the units of the clip, which are frames or samples. Chunks of sound count latents; its grid is (T, 1, 1).
     """
 
     mode: Mode
@@ -194,7 +194,7 @@ class Plan:
 
     @property
     def unit(self) -> str:
-        """The unit of its lengths along time: "frame", or "sample" of sound."""
+        """Unit of lengths along time: "frame", or "sample" for sound."""
         return self.clip.unit
 
     @property
@@ -203,22 +203,22 @@ class Plan:
 
     @property
     def latents(self) -> int:
-        """Their number along time; of an excerpt, those that are decoded."""
+        """Number of latents along time. An excerpt counts only the latents that are decoded."""
         return self.latent_shape.frames
 
     @property
     def sample_rate(self) -> int:
-        """The rate of the samples of sound, or of those that a spectrogram is made of."""
+        """Sample rate of the sound, or of the sound that a spectrogram is made from; 0 for a video."""
         return self.clip.sample_rate
 
     @property
     def num_samples(self) -> int:
-        """The samples of sound."""
+        """Number of samples of sound."""
         return self.num_frames * self.clip.hop
 
     @property
     def seconds(self) -> float:
-        """The length of sound; 0 of a video, whose rate a plan does not know."""
+        """Length of the sound in seconds; 0 for a video, since a plan does not know its frame rate."""
         return self.num_samples / self.sample_rate if self.sample_rate else 0.0
 
     @property
@@ -237,7 +237,7 @@ class Plan:
         if self.layout is None:
             return ()
         axes = {"space": (self.layout.height, self.layout.width), "time": (self.layout.time,)}
-        return tuple(name for name, tiles in axes.items() if any(len(each.latent) > 1 for each in tiles))
+        return tuple(name for name, tiles in axes.items() if any(len(axis.latent) > 1 for axis in tiles))
 
     @property
     def peak_bytes(self) -> int:
@@ -245,16 +245,16 @@ class Plan:
         return self.memory.total
 
     def __repr__(self) -> str:
-        how = f"exact by {self.order.value}" if self.mode is Mode.EXACT else self.mode.value
-        what = f"{format_count(self.num_frames, 'frame')} of {format_size(*self.frame_size)}"
+        mode = f"exact by {self.order.value}" if self.mode is Mode.EXACT else self.mode.value
+        size = f"{format_count(self.num_frames, 'frame')} of {format_size(*self.frame_size)}"
         if self.unit == "sample":
-            what = format_count(self.latents, "audio latent")
-        return f"{type(self).__name__}({how}, {what}, {format_bytes(self.peak_bytes)})"
+            size = format_count(self.latents, "audio latent")
+        return f"{type(self).__name__}({mode}, {size}, {format_bytes(self.peak_bytes)})"
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as a JSON-serializable dict, with `peak_bytes` = `active_bytes` + `buffer_cache_bytes`.
+        """Return the plan as a JSON-serializable dict, with `peak_bytes` = `active_bytes` + `buffer_cache_bytes`.
 
-        Of a video with sound, `sound_bytes` are a part of the active ones.
+        For a video with sound, `active_bytes` include `sound_bytes`.
         """
         if self.unit == "sample":
             return {"mode": self.mode.value, **{name: getattr(self, name) for name in _IN_JSON_OF_SOUND}}
@@ -273,12 +273,12 @@ class Plan:
 
 @dataclass(frozen=True, repr=False)
 class DecodePlan(Plan):
-    """The plan of a decode. `print(plan)` explains it.
+    """Plan of a decode. `print(plan)` explains it.
 
     With an `excerpt`, the shapes count only the latent frames and frames that are decoded. `denoising_steps` belong
-    to a network that denoises, and `keyframes` are the frame numbers of the keyframes that it sees. `outputs` is what
-    the consumer makes of the frames, and `format` the levels in which it gets them, if not floats. `held_frames`
-    is the number of frames of another window that wait to be blended with this one's; None outside a film.
+    to a network that denoises, and `keyframes` are the frame numbers of the keyframes that it sees. The consumer
+    converts the frames to `outputs`, and gets them in `format`; `None` means floats. `held_frames` is the number of
+    frames of another window that wait to be blended with this window's; `None` outside a film.
     """
 
     excerpt: Excerpt | None = None
@@ -289,19 +289,19 @@ class DecodePlan(Plan):
 
     @property
     def format(self) -> "FrameFormat | None":
-        from ..frame_format import common_format  # which takes long, and --help needs this module
+        from ..frame_format import common_format  # a slow import, and --help imports this module
 
         return common_format(self.outputs) if self.held_frames is None else None
 
     @property
     def whole_shape(self) -> LatentShape:
-        """The shape of the whole latents."""
+        """Shape of all latents, including the ones that an excerpt leaves out."""
         return self.latent_shape._replace(frames=self.excerpt.num_latents) if self.excerpt else self.latent_shape
 
     def as_dict(self) -> dict[str, Any]:
-        more = {f"first_{self.unit}": self.excerpt.frames.start} if self.excerpt else {}
-        more |= {"denoising_steps": self.denoising_steps} if self.denoising_steps else {}
-        return super().as_dict() | more | ({"keyframes": list(self.keyframes)} if self.keyframes else {})
+        extra = {f"first_{self.unit}": self.excerpt.frames.start} if self.excerpt else {}
+        extra |= {"denoising_steps": self.denoising_steps} if self.denoising_steps else {}
+        return super().as_dict() | extra | ({"keyframes": list(self.keyframes)} if self.keyframes else {})
 
     def __str__(self) -> str:
         frames = f"\n{self.unit + 's':<9}{self.excerpt}" if self.excerpt else ""
@@ -312,7 +312,7 @@ class DecodePlan(Plan):
 
 @dataclass(frozen=True, repr=False)
 class EncodePlan(Plan):
-    """The plan of an encode. `print(plan)` explains it."""
+    """Plan of an encode. `print(plan)` explains it."""
 
     def __str__(self) -> str:
         return _describe(self, "frame", "latent frame")
@@ -366,8 +366,8 @@ def _mode(plan: Plan, unit: str) -> str:
 def _tiles(tiling: TilingConfig, batch_size: int) -> str:
     height, width = tiling.height_config or tiling.spatial_config, tiling.width_config or tiling.spatial_config
     sizes = [
-        f"{config.tile_size_in_pixels} px of {what}, overlapping by {config.tile_overlap_in_pixels}"
-        for what, config in (("height", height), ("width", width))
+        f"{config.tile_size_in_pixels} px of {side}, overlapping by {config.tile_overlap_in_pixels}"
+        for side, config in (("height", height), ("width", width))
         if config is not None
     ]
     time = tiling.temporal_config
@@ -379,7 +379,7 @@ def _tiles(tiling: TilingConfig, batch_size: int) -> str:
 
 
 def _memory(memory: Memory) -> str:
-    """The total and its parts in one unit, rounded so that the parts add up to the total."""
+    """Return the total and its parts in one unit, rounded so that the parts add up to the total."""
     unit, name, digits = byte_unit(memory.total)
     parts = {
         "weights": memory.weights,
@@ -392,12 +392,12 @@ def _memory(memory: Memory) -> str:
     }
     scale = 10**digits
     rounded = {part: round(size / unit * scale) for part, size in parts.items()}
-    shown = ", ".join(f"{part} {size / scale:.{digits}f}" for part, size in rounded.items() if parts[part])
-    return f"{sum(rounded.values()) / scale:.{digits}f} {name} ({shown})"
+    breakdown = ", ".join(f"{part} {size / scale:.{digits}f}" for part, size in rounded.items() if parts[part])
+    return f"{sum(rounded.values()) / scale:.{digits}f} {name} ({breakdown})"
 
 
 def _first_output(plan: Plan) -> str:
-    """When the first output is final."""
+    """Describe when the first output is final."""
     if plan.order is not Order.TIME:
         return f"at the end: frames wait on disk until their last {plan.order.value} are done"
     percent = round(100 * plan.first_output_work)
@@ -405,7 +405,7 @@ def _first_output(plan: Plan) -> str:
 
 
 def choose_variant(spec: NetworkSpec, steps: int | None, keyframes: tuple[int, ...]) -> NetworkSpec:
-    """The network with a number of denoising steps, and with planes of these keyframes if it takes any."""
+    """Return the network with a number of denoising steps and with planes of these keyframes, if it takes them."""
     if spec.variant is None:
         if steps is not None:
             raise PlanError("this VAE takes no denoising steps; the diffusion decoder of LTX-2.5 does.")
@@ -416,7 +416,7 @@ def choose_variant(spec: NetworkSpec, steps: int | None, keyframes: tuple[int, .
 
 
 def check_order(spec: NetworkSpec, options: PlanOptions) -> None:
-    """Raise a `PlanError` if the network cannot be run in the requested order, or in tiles."""
+    """Check that the network can run in the requested order, or in tiles; raise `PlanError` otherwise."""
     reason = options.order and why_not(spec, options.order)
     if spec.clip.unit == "sample" and options.mode is Mode.TILED:
         reason = "sound has no tiles; use mode exact or single."
@@ -425,7 +425,7 @@ def check_order(spec: NetworkSpec, options: PlanOptions) -> None:
 
 
 def split_rows(rows: int, ranks: int) -> tuple[Interval, ...]:
-    """Bands of latent rows, one per rank from top to bottom, as even as possible; larger ones come first.
+    """Return a band of latent rows per rank, from top to bottom, as even as possible, with the larger bands first.
 
     Raises:
         PlanError: if there are more ranks than rows.
@@ -438,7 +438,7 @@ def split_rows(rows: int, ranks: int) -> tuple[Interval, ...]:
 
 
 def why_not(spec: NetworkSpec, order: Order) -> str | None:
-    """The reason why a network cannot be streamed in this order; None if it can."""
+    """Return the reason why a network cannot be streamed in this order, or `None` if it can."""
     if order.axis not in spec.stream_axes:
         return f"this network streams by time only, not by {order.value}."
     layer = spec.unbounded_layer(order.axis)
@@ -451,7 +451,7 @@ def why_not(spec: NetworkSpec, order: Order) -> str | None:
 
 
 def check_bands(spec: NetworkSpec, grid: Grid, ranks: int) -> None:
-    """Check that a band of this grid (T, H, W), the smallest of all ranks, has what its neighbors need."""
+    """Check that the smallest band, with this grid (T, H, W), has the rows that its neighbors need."""
     for layer, (_, height, _) in spec.walk(grid):
         if height < layer.least_band(Axis.HEIGHT):
             raise PlanError(

@@ -1,4 +1,4 @@
-"""Chooses a plan. Exact plans come before blended ones, then faster before slower. Pure arithmetic, no MLX."""
+"""Choice of a plan: exact plans before blended ones, then faster before slower. Pure arithmetic, no MLX."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -69,9 +69,9 @@ MAX_ARRAY_ELEMENTS = 2**31
 # measured) computes in two seconds. macOS stops programs whose work occupies the GPU for several seconds.
 _STEP_MULTIPLY_ADDS = 16 * 10**11
 
-# Copies of gathered frames: each rank's own, padded to one height; all of these; and whole frames.
+# Copies of gathered frames: each rank's band, padded to one height; all bands; and whole frames.
 _GATHERED_COPIES = 3
-_READ_COPIES = 2.1  # of frames from the disk: read, and before these held by the caller; with what is small beside
+_READ_COPIES = 2.1  # of frames from the disk: the frames read, the previous ones that the caller holds, small arrays
 _LEVEL_BYTES = 2
 
 
@@ -97,19 +97,19 @@ def plan_decode(
     denoising_steps: int | None = None,
     keyframes: tuple[int, ...] = (),
 ) -> DecodePlan:
-    """Plan the decode of latents (B, C, F', H', W'), with the errors of `VideoVAE.plan`, which documents the others.
+    """Plan the decode of latents (B, C, F', H', W'), with the options and errors of `VideoVAE.plan`.
 
     Latents of sound are (B, C, T, 1, 1).
 
     Args:
         machine: the machine to plan for; by default float32 on the CPU with unlimited memory.
-        holds_latents: True if all latents are in memory, rather than in a file that is read in parts.
-        outputs: what the consumer makes of the frames; without any they are floats in the network's dtype.
-        frames: the first frame or sample to decode, and one more than the last; None for all.
-        joined: True if all output becomes one array.
-        held_frames: of a window of a film, the number of frames of the window before that wait; it yields floats.
+        holds_latents: whether all latents are in memory, rather than in a file that is read in parts.
+        outputs: the formats that the consumer converts frames to; if empty, floats in the network's dtype.
+        frames: the first frame or sample to decode, and one more than the last. `None` means all.
+        joined: whether all output becomes one array.
+        held_frames: for a window of a film, the number of frames of the previous window that wait. It yields floats.
         sound: possible plans of the sound that is decoded meanwhile, the fastest first; the plan has one of them.
-        weight_bytes: bytes of the weights of all networks in memory; None to count this network's alone.
+        weight_bytes: bytes of the weights of all networks in memory. `None` counts only this network's.
     """
     options = parse_options(
         memory_budget=memory_budget,
@@ -123,13 +123,13 @@ def plan_decode(
         keyframes=keyframes,
     )
     spec = choose_variant(spec, denoising_steps, keyframes)
-    whole = shape = check_latent_shape(spec, latent_shape)
+    whole_shape = shape = check_latent_shape(spec, latent_shape)
     num_frames, height, width = spec.decoded_grid(shape.grid)
     excerpt = None
     if frames is not None:
         excerpt = make_excerpt(spec, shape, num_frames, frames)
         shape, num_frames = shape._replace(frames=excerpt.latents.length), excerpt.frames.length
-    video, held = (num_frames, height, width), (spec.clip.held_copies, *whole) if holds_latents else None
+    video, held = (num_frames, height, width), (spec.clip.held_copies, *whole_shape) if holds_latents else None
     clip = Clip(
         spec,
         shape.batch,
@@ -197,7 +197,7 @@ def plan_encode(
 
 
 class _Planner:
-    """Generates the possible plans for one clip, and chooses one."""
+    """Generator of the possible plans for one clip, with the choice of one of them."""
 
     def __init__(self, clip: Clip, options: PlanOptions, machine: Machine, sound: Sequence[Plan]) -> None:
         self._clip = clip
@@ -207,7 +207,7 @@ class _Planner:
         self._options = options
         self._machine = machine
         check_order(clip.spec, options)
-        # Elements of an array, which may be in float32 for some time, and the limit that every plan exceeded.
+        # Maximum elements of an array, which may be float32 temporarily, and the limit that every plan exceeded.
         buffer = machine.largest_buffer or MAX_ARRAY_ELEMENTS * FLOAT32_BYTES
         self._limit = self._exceeded = min(MAX_ARRAY_ELEMENTS - 1, buffer // FLOAT32_BYTES)
         available = machine.available
@@ -216,35 +216,38 @@ class _Planner:
             self._budget = parse_bytes(options.memory_budget, available or 0)
 
     def choose(self) -> Plan:
-        """The best plan. Warns if its tiles are blended, and nobody has asked for tiles."""
-        seen: list[Plan] = []
-        plan = self._best(seen)
+        """Return the best plan. Warns if its tiles are blended although no mode was requested."""
+        candidates: list[Plan] = []
+        plan = self._best(candidates)
         if plan.blended and self._options.mode is None:
-            exact = [each.memory.active for each in seen if not each.blended]
-            needed = (
-                f"takes at least {format_bytes(min(exact), round_up=True)}" if exact else "is too large for any step"
+            exact_sizes = [candidate.memory.active for candidate in candidates if not candidate.blended]
+            least = (
+                f"takes at least {format_bytes(min(exact_sizes), round_up=True)}"
+                if exact_sizes
+                else "is too large for any step"
             )
             budget = option("memory_budget", "--memory-budget")
             warn(
                 f"{self._clip.describe()}: tiles are blended, which changes the result and may show seams, since an "
-                f"exact plan {needed}; give a larger {budget}, or use a smaller size.",
+                f"exact plan {least}; give a larger {budget}, or use a smaller size.",
             )
         return plan
 
-    def _best(self, seen: list[Plan]) -> Plan:
-        """The first way with a plan that fits the budget; within a way, a plan whose buffer cache is not tight.
+    def _best(self, candidates: list[Plan]) -> Plan:
+        """Return a plan within the budget from the first way that has one, preferably without a tight buffer cache.
 
-        The sound takes a small part of the time, and so the least memory where the pictures need the rest.
+        All plans that were considered are added to `candidates`. They plan the sound with the least memory, since it
+        takes a small part of the time; the chosen plan may give it more.
         """
         backend = self._machine.backend
         for way in self._ways():
             plans = list(way)
-            seen += plans
+            candidates += plans
             fitting = [plan for plan in plans if self._budget is None or plan.memory.total <= self._budget]
             if fitting:
                 plan = next((plan for plan in fitting if not is_cache_tight(plan.memory, backend)), fitting[0])
                 return self._with_more_sound(plan)
-        if not seen:
+        if not candidates:
             is_buffer = self._exceeded == self._limit < MAX_ARRAY_ELEMENTS - 1
             why = "the largest buffer of this device" if is_buffer else "beyond which results are wrong"
             raise PlanError(
@@ -252,16 +255,16 @@ class _Planner:
                 f"{self._exceeded / 1e6:.0f} million elements, {why}; use smaller frames or tiles, shorter clips, or "
                 "fewer videos at once."
             )
-        least = min(seen, key=lambda plan: plan.memory.active)
-        if (given := self._options.memory_budget) is not None:
-            needed = format_bytes(least.memory.active, round_up=True)
-            budget = format_bytes(parse_bytes(given, self._machine.available or 0))
+        least = min(candidates, key=lambda plan: plan.memory.active)
+        if (memory_budget := self._options.memory_budget) is not None:
+            least_size = format_bytes(least.memory.active, round_up=True)
+            budget = format_bytes(parse_bytes(memory_budget, self._machine.available or 0))
             sound = f", including {format_bytes(least.memory.sound)} for the sound" if least.sound else ""
-            if isinstance(given, (int, float)) and given < MB:
-                budget = f'{given} bytes (write "8GB" for gigabytes)'
+            if isinstance(memory_budget, (int, float)) and memory_budget < MB:
+                budget = f'{memory_budget} bytes (write "8GB" for gigabytes)'
             raise PlanError(
                 f"a memory budget of {budget} is too small for {self._clip.describe()}; the least "
-                f"that works is {needed} ({least.mode.value} by {least.order.value}){sound}."
+                f"that works is {least_size} ({least.mode.value} by {least.order.value}){sound}."
             )
         memory = self._machine.memory
         if memory is not None and least.memory.active > memory:
@@ -273,7 +276,7 @@ class _Planner:
         return replace(least, memory=with_buffer_cache(least.memory, backend, memory))
 
     def _advice(self, least: Plan) -> str:
-        """Ways to make a plan smaller that is too large for the machine."""
+        """Return advice for a plan that is too large for the machine."""
         ways, is_chosen = [], self._options.mode is not None or self._options.order not in (None, Order.COLUMNS)
         if least.memory.result:
             ways.append("write a file, or take the frames from stream, instead of one array")
@@ -282,17 +285,17 @@ class _Planner:
         return ", or ".join([*ways, "use a smaller size or fewer frames"])
 
     def _with_more_sound(self, plan: Plan) -> Plan:
-        """The plan with the fastest plan of the sound in what it leaves of the budget."""
+        """Return the plan with the fastest plan of the sound that fits in the remaining budget."""
         if plan.sound is None:
             return plan
-        left = math.inf if self._budget is None else self._budget - plan.memory.total
-        most = plan.memory.sound + left
-        sound = next(each for each in self._sound if each.memory.active <= most)
+        remaining = math.inf if self._budget is None else self._budget - plan.memory.total
+        max_size = plan.memory.sound + remaining
+        sound = next(candidate for candidate in self._sound if candidate.memory.active <= max_size)
         memory = replace(plan.memory, sound=sound.memory.active)
         return replace(plan, sound=sound, memory=with_buffer_cache(memory, self._machine.backend, self._budget))
 
     def _ways(self) -> Iterator[Iterator[Plan]]:
-        """The ways that the options allow, best first; each is an iterator of its plans, fastest first."""
+        """Yield the ways that the options allow, best first; each is an iterator of its plans, fastest first."""
         mode, order = self._options.mode, self._options.order
         if self._options.ranks > 1:
             yield self._exact(Order.COLUMNS if self._spec.keyframes else Order.TIME, self._options.ranks)
@@ -304,15 +307,17 @@ class _Planner:
             yield self._tiled(self._options.tiling or default_tiling(self._clip))
             return
         orders = [order] if order else list(Order)
-        streamable = [each for each in orders if why_not(self._spec, each) is None]
+        streamable = [candidate for candidate in orders if why_not(self._spec, candidate) is None]
         if not streamable:
             if mode is Mode.EXACT or self._options.chunk is not None:
                 raise PlanError(str(why_not(self._spec, order or Order.TIME)))
             yield iter([self._single()])
         if self._spec.takes_least_memory:
-            streamable.sort(key=lambda each: min((plan.memory.active for plan in self._exact(each)), default=0))
-        for each in streamable:
-            yield self._exact(each)
+            streamable.sort(
+                key=lambda candidate: min((plan.memory.active for plan in self._exact(candidate)), default=0)
+            )
+        for candidate in streamable:
+            yield self._exact(candidate)
         if mode is None and order is None and self._options.chunk is None and self._spec.clip.unit == "frame":
             yield from self._last_resort()
 
@@ -329,7 +334,7 @@ class _Planner:
         return self._plan(Mode.SINGLE, Order.TIME, chunk, self._stream_memory(clip, run, chunk), run=run)
 
     def _exact(self, order: Order, ranks: int = 1) -> Iterator[Plan]:
-        """One stream; with several ranks, one for each band of rows, in lockstep: all take the largest band's steps."""
+        """Yield plans of one stream, or of one stream per band of rows, all with the steps of the largest band."""
         clip, axis = self._clip, order.axis
         bands: tuple[Interval, ...] = ()
         if ranks > 1:
@@ -346,7 +351,7 @@ class _Planner:
                 continue
             run = StreamRun(axis, pieces, steps, pace.prefetch, self._machine, is_band=ranks > 1)
             memory = self._stream_memory(clip, run, chunk)
-            if bands:  # a piece of the whole height: as each rank gives them, gathered and joined
+            if bands:  # a piece of the whole height: each rank's part, the gathered parts, and the joined piece
                 *_, output = layer_pieces(self._spec, clip.grid, run)
                 value = max(_LEVEL_BYTES, clip.value_bytes(self._machine.itemsize))
                 frames = _GATHERED_COPIES * max(output) * self._clip.video[0] / self._clip.video[axis.grid]
@@ -367,13 +372,13 @@ class _Planner:
         return self._options.chunk or pace.chunk * self._clip.default_chunk()
 
     def _steps(self, grid: Grid, axis: Axis, step: int, pieces: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """Positions per step of each layer, within the limits of a layer's size and, on a GPU, of a step's work.
+        """Return the positions per step of each layer, within the limits of its size and, on a GPU, of a step's work.
 
         Layers that are flushed with the last piece take whole `pieces`.
         """
         if self._spec.clip.flushes_with_last:
-            whole = StreamRun(axis, pieces, (MAX_ARRAY_ELEMENTS,) * len(self._spec.layers), 0, self._machine)
-            return tuple(map(max, layer_pieces(self._spec, grid, whole)))[:-1]
+            run = StreamRun(axis, pieces, (MAX_ARRAY_ELEMENTS,) * len(self._spec.layers), 0, self._machine)
+            return tuple(map(max, layer_pieces(self._spec, grid, run)))[:-1]
         batch = self._clip.batch
         steps = make_steps(self._spec, grid, axis, step, min(MAX_LAYER_ELEMENTS, self._limit // TAPS) // batch)
         if self._machine.backend is Backend.CPU:
@@ -391,24 +396,24 @@ class _Planner:
         memory = stream_memory(self._spec, clip.grid, clip.batch, run)
         if not clip.is_decode:  # a piece is made, and checked, before the network takes it
             memory = replace(memory, work=max(memory.work, clip.piece_bytes(self._machine.itemsize, chunk)))
-        if run.axis is not Axis.TIME:  # of a light network, the whole frames that are read at the end are the peak
+        if run.axis is not Axis.TIME:  # the whole frames that are read at the end are a light network's peak
             frames = min(FRAMES_PER_CONVERSION, clip.video[0]) * clip.out_frame
             value = clip.value_bytes(self._machine.itemsize) + (0 if clip.format or clip.is_joined else _LEVEL_BYTES)
             read = math.ceil(_READ_COPIES * frames * value) - memory.caches
-            # In a film, the consumer has the last frames of the window before until the network is done.
+            # In a film, the consumer holds the last frames of the previous window until the network is done.
             network = memory.work + (frames * self._machine.itemsize if clip.held_frames else 0)
-            # The whole output is joined of what is read, when the network's arrays are gone.
+            # The whole output is joined from the frames read, after the network's arrays have been freed.
             memory = replace(memory, work=max(network - clip.result_bytes(self._machine.itemsize), read))
         return replace(memory, inputs=clip.input_bytes(self._machine.itemsize, chunk, axis=run.axis))
 
     def _tiled(self, tiling: TilingConfig) -> Iterator[Plan]:
-        """Tiles, each streamed in time. All tiles take the same number of frames per step."""
+        """Yield plans of tiles that are streamed in time, all with the same number of frames per step."""
         clip, spec = self._clip, self._spec
         layout = make_layout(clip, tiling)
         calls = [
-            (len(together), group[together[0]])
+            (len(batch), group[batch[0]])
             for group in layout.groups()
-            for together in tile_batches(group, self._options.tile_batch_size)
+            for batch in tile_batches(group, self._options.tile_batch_size)
         ]
         time = layout.time.blended(is_decode=clip.is_decode).intervals
         at_once = clip.scale.time if layout.is_streamed else max(span.length for span in time)
@@ -418,10 +423,10 @@ class _Planner:
         for pace in self._paces(axis) if blended <= self._limit else ():
             chunk = min(self._chunk(pace), clip.grid[axis.grid])
             steps = self._steps(clip.grid, axis, pace.step)
-            before = spec.before_tiles(), clip.grid, axis, clip.batch, steps[: layout.start]
-            if self._exceeds(*before) or any(
-                self._exceeds(own, clip.boxes(tile)[0], axis, count * clip.batch, steps[layout.start :])
-                for (count, tile), own in kinds
+            before_tiles = spec.before_tiles(), clip.grid, axis, clip.batch, steps[: layout.start]
+            if self._exceeds(*before_tiles) or any(
+                self._exceeds(network, clip.boxes(tile)[0], axis, count * clip.batch, steps[layout.start :])
+                for (count, tile), network in kinds
             ):
                 continue
             run = StreamRun(axis, (), steps, pace.prefetch, self._machine)
@@ -439,9 +444,9 @@ class _Planner:
                 redundant_work=positions / math.prod(tiled_grid(clip)) - 1,
             )
             if not layout.is_streamed:
-                first = [clip.boxes(tile)[0] for tile in next(layout.groups())]
-                share = sum(map(math.prod, first)) / positions
-                plan = replace(plan, lookahead=latents_of(clip, first[0][0]), first_output_work=share)
+                sizes = [clip.boxes(tile)[0] for tile in next(layout.groups())]
+                share = sum(map(math.prod, sizes)) / positions
+                plan = replace(plan, lookahead=latents_of(clip, sizes[0][0]), first_output_work=share)
             yield plan
 
     def _last_resort(self) -> Iterator[Iterator[Plan]]:
@@ -449,15 +454,15 @@ class _Planner:
             with suppress(TilingError):  # where the last tile would be too short
                 yield iter(list(self._tiled(tiling)))
 
-    def _with_others(self, memory: Memory) -> Memory:
-        """With what is in memory beside the run: other networks' weights, the whole output, the sound."""
+    def _with_all_memory(self, memory: Memory) -> Memory:
+        """Add the memory outside of the run: other networks' weights, the whole output, the sound."""
         result, buffer = self._clip.result_bytes(self._machine.itemsize), self._machine.largest_buffer
         if buffer is not None and result > buffer:
             raise PlanError(
                 f"the whole output would be one array of {format_bytes(result)}, and the largest buffer of this device "
                 f"has {format_bytes(buffer)}; take it in parts, as from stream."
             )
-        # Latents are joined when the run's own arrays are gone.
+        # Latents are joined after the run's arrays have been freed.
         work = memory.work if self._clip.is_decode else max(memory.work, result - memory.caches)
         weights = memory.weights if self._clip.weight_bytes is None else self._clip.weight_bytes
         sound = self._least_sound.memory.active if self._least_sound else 0
@@ -465,19 +470,19 @@ class _Planner:
         return replace(memory, weights=weights, inputs=inputs, work=work, result=result, sound=sound)
 
     def _plan(
-        self, mode: Mode, order: Order, chunk: int, memory: Memory, *, run: StreamRun, step: int = 0, **more: Any
+        self, mode: Mode, order: Order, chunk: int, memory: Memory, *, run: StreamRun, step: int = 0, **fields: Any
     ) -> Plan:
         clip, spec = self._clip, self._spec
         frames, height, width = clip.video
-        outputs = clip.excerpt.skipped + 1 if clip.excerpt else 1  # with the first that is wanted
+        outputs = clip.excerpt.skipped + 1 if clip.excerpt else 1  # up to the first of the excerpt
         if clip.excerpt is not None:
-            more["excerpt"] = clip.excerpt
+            fields["excerpt"] = clip.excerpt
         kind: type[Plan] = DecodePlan if clip.is_decode else EncodePlan
         if clip.is_decode:
-            more |= {"denoising_steps": spec.denoising_steps, "keyframes": spec.keyframes}
-            more |= {"outputs": clip.outputs, "held_frames": clip.held_frames}
-        frames_of = clip, more.get("layout"), run, chunk
-        memory = self._with_others(with_conversions(with_crossfade(memory, *frames_of), *frames_of))
+            fields |= {"denoising_steps": spec.denoising_steps, "keyframes": spec.keyframes}
+            fields |= {"outputs": clip.outputs, "held_frames": clip.held_frames}
+        arguments = clip, fields.get("layout"), run, chunk
+        memory = self._with_all_memory(with_conversions(with_crossfade(memory, *arguments), *arguments))
         is_early = mode is not Mode.SINGLE and order is Order.TIME  # output is final before the end
         return kind(
             mode=mode,
@@ -496,5 +501,5 @@ class _Planner:
             machine=self._machine,
             clip=spec.clip,
             sound=self._least_sound,
-            **more,
+            **fields,
         )

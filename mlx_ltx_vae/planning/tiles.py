@@ -1,4 +1,4 @@
-"""The tiles of a clip: which it is cut into, the layers that run on each, and the peak memory. No MLX."""
+"""The tiles that a clip is cut into, the layers that run on each, and the peak memory. No MLX."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ _LAST_RESORT_OVERLAP = 2
 
 
 def make_layout(clip: Clip, tiling: TilingConfig) -> TileLayout:
-    """The tiles of a clip; a `TilingError` if the network cannot be run on them."""
+    """Return the tiles of a clip; raise `TilingError` if the network cannot run on them."""
     spec, grid = clip.spec, clip.latent_shape.grid
     rules = spec.tiles
     if rules.start:
@@ -37,13 +37,13 @@ def make_layout(clip: Clip, tiling: TilingConfig) -> TileLayout:
 
 
 def default_tiling(clip: Clip) -> TilingConfig:
-    """The first preset that fits the network."""
+    """Return the first preset that fits the network."""
     presets = fitting_presets(clip.spec.tiles, _tile_scale(clip.spec))
     return next(iter(presets.values()), TilingConfig.default())
 
 
 def last_resort_tilings(clip: Clip) -> Iterator[TilingConfig]:
-    """Tiles in space, from large to small, of at least two overlaps. Tiles that run in turns are cut in time too."""
+    """Yield tiles in space, from large to small, of at least two overlaps. Some networks' are cut in time too."""
     rules, scale = clip.spec.tiles, _tile_scale(clip.spec)
     frames, *least = (cells * factor for cells, factor in zip(rules.overlap, scale, strict=True))
     time = TemporalTilingConfig(2 * frames, frames) if rules.start and clip.excerpt is None else None
@@ -57,7 +57,7 @@ def last_resort_tilings(clip: Clip) -> Iterator[TilingConfig]:
 
 
 def tile_spec(spec: NetworkSpec, layout: TileLayout, tile: Tile) -> NetworkSpec:
-    """The layers that run on a tile."""
+    """Return the layers that run on a tile."""
     is_first, is_last = _ends(layout, tile)
     keyframes = tuple(spec.keyframes[plane] for plane in tile.planes(spec.keyframes))
     if keyframes and spec.variant is not None:
@@ -66,7 +66,7 @@ def tile_spec(spec: NetworkSpec, layout: TileLayout, tile: Tile) -> NetworkSpec:
 
 
 def call_kind(spec: NetworkSpec, layout: TileLayout, call: tuple[int, Tile]) -> tuple[Any, ...]:
-    """Properties shared by calls that take the same memory; a call is a number of tiles, and one of them."""
+    """Return the properties of a call on which its memory depends. A call is a number of tiles, and one of them."""
     count, tile = call
     return count, tile.input_size(spec.keyframes), tile.output_size, _ends(layout, tile)
 
@@ -77,7 +77,7 @@ def _ends(layout: TileLayout, tile: Tile) -> tuple[bool, bool]:
 
 
 def tiled_grid(clip: Clip) -> Grid:
-    """(T, H, W) of what is cut into tiles, without keyframe planes."""
+    """Return (T, H, W) of the array that is cut into tiles, without keyframe planes."""
     if not clip.spec.tiles.start:
         return clip.grid
     frames, height, width = clip.spec.before_tiles().out_grid(clip.grid)
@@ -85,13 +85,13 @@ def tiled_grid(clip: Clip) -> Grid:
 
 
 def blended_frame(clip: Clip, layout: TileLayout) -> int:
-    """Elements of one position in time of the whole batch that tiles are blended to, with the padding of a decode."""
+    """Return the number of elements of one blended position in time, for the whole batch, with a decode's padding."""
     _, rows, columns = layout.blended(is_decode=clip.is_decode)
     return clip.batch * clip.spec.out_channels * rows.length * columns.length
 
 
 def latents_of(clip: Clip, cells: int) -> int:
-    """The latent frames that are required before this many cells of the tiled layer's input exist along time."""
+    """Return the latent frames that are required before this many cells of the tiled layer's input exist along time."""
     if not clip.spec.tiles.start:
         return cells
     return min(clip.grid[0], needed(clip.spec.before_tiles(), Axis.TIME, cells))
@@ -104,7 +104,7 @@ def _tile_scale(spec: NetworkSpec) -> ScaleFactors:
 def _check_windows(spec: NetworkSpec, layout: TileLayout) -> None:
     """Check that no tile, such as a short last one, is shorter than the network's windows."""
     for axis, tiles in zip(Axis, (layout.time, layout.height, layout.width), strict=True):
-        shortest, least = min(each.length for each in tiles.latent), least_cells(spec, axis)
+        shortest, least = min(interval.length for interval in tiles.latent), least_cells(spec, axis)
         if shortest < least:
             raise TilingError(
                 f"the shortest tile has {shortest} latent cells along one axis, and this VAE needs at least {least}; "
@@ -118,17 +118,17 @@ _MARGIN = 1.05  # for uncounted memory: small arrays, rounding of allocations to
 def tiled_memory(
     clip: Clip, layout: TileLayout, calls: Sequence[tuple[int, Tile]], run: StreamRun, chunk: int
 ) -> Memory:
-    """The peak memory of a tiled run, without MLX's buffer cache.
+    """Return the peak memory of a tiled run, without MLX's buffer cache.
 
     Args:
         calls: for each run of the network, the number of tiles and one of them.
-        run: what all tiles share; `pieces` is ignored.
+        run: the parameters that all tiles share; `pieces` is ignored.
     """
 
     def stream(count: int, tile: Tile) -> Memory:
         grid, steps = clip.boxes(tile)[0], (run.steps or ())[layout.start :]
-        pieces = replace(run, pieces=clip.pieces(grid[run.axis.grid], chunk * layout.rate), steps=steps)
-        return stream_memory(tile_spec(clip.spec, layout, tile), grid, count * clip.batch, pieces)
+        tile_run = replace(run, pieces=clip.pieces(grid[run.axis.grid], chunk * layout.rate), steps=steps)
+        return stream_memory(tile_spec(clip.spec, layout, tile), grid, count * clip.batch, tile_run)
 
     kinds = {call_kind(clip.spec, layout, call): call for call in calls}
     memories = {kind: stream(*call) for kind, call in kinds.items()}
@@ -140,46 +140,46 @@ def tiled_memory(
 
 
 def _with_whole_layers(clip: Clip, layout: TileLayout, tiles: Memory, run: StreamRun, chunk: int) -> Memory:
-    """With the stream of the layers that run on the whole clip, and what they make of an interval of time."""
-    before = clip.spec.before_tiles()
+    """Add the stream of the layers that run on the whole clip, and their results for an interval of time."""
+    first_layers = clip.spec.before_tiles()
     steps = (run.steps or ())[: layout.start]
     pieces = clip.pieces(clip.grid[run.axis.grid], chunk)
-    own = stream_memory(before, clip.grid, clip.batch, replace(run, pieces=pieces, steps=steps))
-    frames, height, width = before.out_grid(clip.grid)
+    memory = stream_memory(first_layers, clip.grid, clip.batch, replace(run, pieces=pieces, steps=steps))
+    frames, height, width = first_layers.out_grid(clip.grid)
     longest = max(span.length for span in layout.time.latent)
-    if not clip.spec.keyframes:  # with these, all is made first
+    if not clip.spec.keyframes:  # with keyframes, the first layers finish before the tiles start
         frames = min(frames, longest + chunk * layout.rate)
     cells = frames * height * width
-    held = clip.batch * cells * before.out_channels * run.machine.itemsize
+    held = clip.batch * cells * first_layers.out_channels * run.machine.itemsize
     return Memory(
         weights=clip.spec.num_weights * run.machine.itemsize,
         inputs=clip.input_bytes(run.machine.itemsize, chunk),
-        caches=own.idle_caches + math.ceil(_MARGIN * held),
-        work=max(tiles.work, own.caches + own.work - own.idle_caches),
+        caches=memory.idle_caches + math.ceil(_MARGIN * held),
+        work=max(tiles.work, memory.caches + memory.work - memory.idle_caches),
     )
 
 
 def _side_by_side(
     clip: Clip, calls: Sequence[tuple[int, Tile]], memories: Sequence[Memory], run: StreamRun, chunk: int
 ) -> Memory:
-    """Tiles in space only: each call is a separate stream, and all streams are interleaved."""
+    """Return the memory of tiles in space only: each call is a stream, and all streams are interleaved."""
     itemsize = run.machine.itemsize
     sizes = [math.prod(clip.boxes(tile)[0][1:]) for _, tile in calls]
     crops = sum(count * size for (count, _), size in zip(calls, sizes, strict=True))
-    # As many frames are blended at once as the last layer returns.
+    # The frames that the last layer returns are blended together.
     *_, results = layer_pieces(clip.spec, clip.grid, replace(run, pieces=clip.pieces(clip.grid[0], chunk)))
     elements = max(results) * clip.out_frame
-    frames, whole = elements * FLOAT32_BYTES, math.prod(clip.grid[1:])
-    is_alone = sum(count for count, _ in calls) == 1  # and then only converted to float32
-    # The tiles wait for the last one, and for the blended frames, with a weighted tile and its sum with these.
-    tiles = 0 if is_alone and itemsize == FLOAT32_BYTES else elements * itemsize * crops // whole
-    blending = frames + (0 if is_alone else 2 * frames * max(sizes) // whole)
-    held = elements * clip.value_bytes(itemsize)  # by the consumer, of the frames before
+    frames, frame_positions = elements * FLOAT32_BYTES, math.prod(clip.grid[1:])
+    is_alone = sum(count for count, _ in calls) == 1  # a single tile is only converted to float32
+    # All tiles wait until the last one is blended, which needs the frames, a weighted tile, and its sum with them.
+    tiles = 0 if is_alone and itemsize == FLOAT32_BYTES else elements * itemsize * crops // frame_positions
+    blending = frames + (0 if is_alone else 2 * frames * max(sizes) // frame_positions)
+    held = elements * clip.value_bytes(itemsize)  # previous frames, which the consumer still holds
     largest = max(memories, key=lambda memory: memory.caches + memory.work - memory.idle_caches)
     caches = largest.caches + sum(memory.idle_caches for memory in memories) - largest.idle_caches
     inputs = clip.input_bytes(itemsize, chunk, frame_size=crops)
-    made = 0 if clip.is_decode or clip.is_joined else clip.piece_bytes(itemsize, chunk)
-    work = max(held + max(largest.work, blending) + tiles, held + 3 * frames, made)
+    piece_bytes = 0 if clip.is_decode or clip.is_joined else clip.piece_bytes(itemsize, chunk)
+    work = max(held + max(largest.work, blending) + tiles, held + 3 * frames, piece_bytes)
     return Memory(largest.weights, inputs, math.ceil(_MARGIN * caches), math.ceil(_MARGIN * work))
 
 
@@ -191,7 +191,7 @@ def _one_by_one(
     run: StreamRun,
     chunk: int,
 ) -> Memory:
-    """Tiles in time as well: one batch of tiles runs at a time, and one time interval is blended at a time."""
+    """Return the memory of tiles in time too: one batch runs at a time, and one time interval is blended at a time."""
     itemsize = run.machine.itemsize
     time = layout.time.blended(is_decode=clip.is_decode)
     spans = time.intervals
@@ -208,19 +208,20 @@ def _one_by_one(
     gathered = 0 if is_single else group
     running = largest.caches + largest.work + tiles + gathered
     # The pieces of the tiles and the tiles; with several tiles, also a weighted tile and its sum with the accumulator.
-    # One tile is its interval, in float32 if it is not yet. Of several intervals, a weighted copy and its overlap.
+    # A single tile is its interval, and is converted to float32 if needed. Several intervals take a weighted copy and
+    # the overlap.
     in_float32 = group if itemsize != FLOAT32_BYTES else 0
     joining = 2 * tiles + (in_float32 if is_single else gathered + 2 * tile)
     weighting = group * min(2, len(spans)) + shared
-    # The output is a part of its interval. It is checked, and converted to levels or to the network's dtype: a few
-    # frames at once, but to the dtype all after the check.
+    # The output is a part of its interval. It is checked, and converted to levels a few frames at a time, or to the
+    # network's dtype all at once after the check.
     final = max(time.final())
-    level = clip.value_bytes(itemsize)
-    copied = 0 if level == FLOAT32_BYTES else level
-    some = min(final, FRAMES_PER_CONVERSION)
-    at_once = some * (2 * FLOAT32_BYTES + 2) + (some if clip.format is None else final) * copied
+    value_bytes = clip.value_bytes(itemsize)
+    copied = 0 if value_bytes == FLOAT32_BYTES else value_bytes
+    num_at_once = min(final, FRAMES_PER_CONVERSION)
+    at_once = num_at_once * (2 * FLOAT32_BYTES + 2) + (num_at_once if clip.format is None else final) * copied
     leaving = group + elements * max(at_once, copied * final)
-    # The consumer may still refer to the frames before, which are a view of their interval unless they were copied.
+    # The consumer may still hold the previous frames, which are a view of their interval unless they were copied.
     held = elements * copied * final or group
     held = held if len(spans) > 1 else 0
     work = shared + held + max(running, joining, weighting, leaving)
