@@ -23,6 +23,23 @@ def is_count(value: object, least: int = 0) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
+class Interval(NamedTuple):
+    """Range of positions on one axis, with the lengths of the ramps at its ends."""
+
+    start: int
+    end: int  # one past the last position
+    left_ramp: int = 0  # positions at the start over which the interval fades in
+    right_ramp: int = 0
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+    @property
+    def as_slice(self) -> slice:
+        return slice(self.start, self.end)
+
+
 class ScaleFactors(NamedTuple):
     """Pixels per latent cell along each axis. The first latent frame corresponds to a single video frame."""
 

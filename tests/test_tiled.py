@@ -7,9 +7,10 @@ import pytest
 from mlx_ltx_vae import PlanError, VideoVAE
 from mlx_ltx_vae.pipeline.run import Run
 from mlx_ltx_vae.pipeline.sources import LatentSource
+from mlx_ltx_vae.shapes import Interval
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
-from mlx_ltx_vae.tiling.layout import Interval, Tile
+from mlx_ltx_vae.tiling.layout import Tile
 from tolerances import tolerance
 
 

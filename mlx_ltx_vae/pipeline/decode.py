@@ -28,9 +28,8 @@ from ..models.specs import DEFAULT_CONVENTION, LONG_CLIP, ConventionName, Networ
 from ..planning.plan import DecodePlan, Order, choose_variant
 from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..planning.tiles import tile_spec
-from ..shapes import Axis, Grid
+from ..shapes import Axis, Grid, Interval
 from ..streaming.context import StreamContext
-from ..tiling.layout import Interval
 from ..units import Rate, expand_path, parse_fps
 from ..video import add_metadata, check_output, check_output_options, open_sink, output_files
 from ..video.sink import SinkOptions

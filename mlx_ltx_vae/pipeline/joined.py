@@ -20,8 +20,7 @@ from ..models.specs import NetworkSpec
 from ..planning.film import Film, Part, fade_length, plan_window
 from ..planning.memory import FRAMES_PER_CONVERSION
 from ..planning.plan import DecodePlan
-from ..shapes import Axis, LatentShape
-from ..tiling.layout import Interval
+from ..shapes import Axis, Interval, LatentShape
 from .audio import AudioChunk, AudioStream
 from .decode import DecodeOptions, DecodePipeline, DecodeStream
 from .frames import FrameChunk

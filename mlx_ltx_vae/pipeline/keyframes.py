@@ -13,8 +13,8 @@ from ..latents.keyframes import Keyframes, check_keyframes
 from ..models.base import Decoder
 from ..models.noise import Noise
 from ..models.specs import NetworkSpec
-from ..shapes import Axis, Grid
-from ..tiling.layout import Interval, TileBox
+from ..shapes import Axis, Grid, Interval
+from ..tiling.layout import TileBox
 from .frames import FrameChunk
 from .sources import Latents, Source, as_latents
 

@@ -20,11 +20,11 @@ from ..distributed import Ranks, RowBands
 from ..errors import DecodeCancelled, LatentsError, PlanError
 from ..models.base import Network
 from ..planning.plan import DecodePlan, Mode, Order, Plan
-from ..shapes import Axis, Grid
+from ..shapes import Axis, Grid, Interval
 from ..streaming.context import StreamContext, TilePart
 from ..streaming.driver import run_chain, run_stream, run_whole
 from ..tiling.blend import SpatialBlender, blend_tiles
-from ..tiling.layout import Interval, Tile, TileBox, TileLayout, tile_batches
+from ..tiling.layout import Tile, TileBox, TileLayout, tile_batches
 from .keyframes import PlaneSource
 from .sources import LayerSource, Source
 

@@ -16,8 +16,8 @@ from ..errors import LatentsError, option, warn
 from ..latents.files import read_frames, sampled_frames
 from ..models.base import Decoder
 from ..models.noise import Draws, LatentBox
-from ..shapes import Axis, Grid
-from ..tiling.layout import Interval, TileBox
+from ..shapes import Axis, Grid, Interval
+from ..tiling.layout import TileBox
 from .frames import FrameFlags
 
 _LEAST_STD = 1e-3  # of a channel that is not constant

@@ -11,8 +11,8 @@ from ..backend.machine import FLOAT32_BYTES, VALUES_AT_ONCE
 from ..errors import PlanError, quote
 from ..frame_format import FrameFormat, FrameOutput, common_format
 from ..models.specs import LONG_CLIP, NetworkSpec
-from ..shapes import Axis, Border, Grid, LatentShape, ScaleFactors, format_size
-from ..tiling.layout import Interval, Tile, TileLayout
+from ..shapes import Axis, Border, Grid, Interval, LatentShape, ScaleFactors, format_size
+from ..tiling.layout import Tile, TileLayout
 from ..units import format_count
 from .memory import FRAMES_PER_CONVERSION, Memory, StreamRun, cut, layer_pieces
 from .plan import Excerpt

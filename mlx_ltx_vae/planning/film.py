@@ -9,8 +9,7 @@ from typing import Any
 
 from ..errors import LatentsError, PlanError, TilingError, option, quote
 from ..models.specs import NetworkSpec
-from ..shapes import LatentShape, ScaleFactors, format_size, is_count
-from ..tiling.layout import Interval
+from ..shapes import Interval, LatentShape, ScaleFactors, format_size, is_count
 from ..units import format_bytes, format_count, format_seconds
 from .plan import DecodePlan, Plan
 

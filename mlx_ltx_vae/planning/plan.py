@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from ..backend.machine import FLOAT32_BYTES, Machine
 from ..errors import PlanError, option
 from ..models.specs import NetworkSpec
-from ..shapes import Axis, ClipRules, Grid, LatentShape, format_size, is_count
+from ..shapes import Axis, ClipRules, Grid, Interval, LatentShape, format_size, is_count
 from ..tiling.config import TilingConfig
-from ..tiling.layout import Interval, TileLayout, check_batch_size
+from ..tiling.layout import TileLayout, check_batch_size
 from ..units import byte_unit, format_bytes, format_count, format_seconds
 from .memory import Memory, is_cache_tight
 

@@ -11,9 +11,9 @@ from ..errors import PlanError, TilingError, option, warn
 from ..frame_format import FrameOutput
 from ..models.convolution.rules import TAPS
 from ..models.specs import NetworkSpec, check_frame_shape, check_latent_shape
-from ..shapes import Axis, Grid, LatentShape
+from ..shapes import Axis, Grid, Interval, LatentShape
 from ..tiling.config import TilingConfig
-from ..tiling.layout import Interval, tile_batches
+from ..tiling.layout import tile_batches
 from ..units import MB, format_bytes, parse_bytes
 from .clip import Clip, first_output_work, make_excerpt, needed, with_conversions, with_crossfade
 from .memory import (

@@ -15,11 +15,10 @@ import mlx.core as mx
 
 from ..backend.device import is_memory_short
 from ..errors import DecodeError, LatentsError, PlanError, TilingError
-from ..shapes import ScaleFactors
+from ..shapes import Interval, ScaleFactors
 from .config import TilingConfig
 from .layout import (
     BlendAxis,
-    Interval,
     Mask,
     Tile,
     TileAxis,

@@ -8,28 +8,11 @@ from math import isclose
 from typing import NamedTuple
 
 from ..errors import TilingError
-from ..shapes import Grid, ScaleFactors, TileRules, is_count
+from ..shapes import Grid, Interval, ScaleFactors, TileRules, is_count
 from .config import PRESETS, TilingConfig
 
 #: Weights in [0, 1], one for each position of an interval.
 Mask = tuple[float, ...]
-
-
-class Interval(NamedTuple):
-    """Range of positions on one axis, with the lengths of the ramps at its ends."""
-
-    start: int
-    end: int  # one past the last position
-    left_ramp: int = 0  # positions at the start over which the interval fades in
-    right_ramp: int = 0
-
-    @property
-    def length(self) -> int:
-        return self.end - self.start
-
-    @property
-    def as_slice(self) -> slice:
-        return slice(self.start, self.end)
 
 
 def split(length: int, size: int, overlap: int) -> tuple[Interval, ...]:
