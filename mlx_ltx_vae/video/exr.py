@@ -178,9 +178,10 @@ def _check_chromaticities(path: Path, chromaticities: tuple[float, ...] | None, 
     numbers = excerpt(", ".join(f"{number:.4g}" for number in chromaticities))
     fitting = [other for other, values in _INPUT_CHROMATICITIES.items() if _are_close(chromaticities, values)]
     way = option(f"space={fitting[0]!r}", f"--hdr {fitting[0]}") if fitting else "convert it first"
+    primaries = image_space or f"no known space ({numbers})"
     raise ReaderError(
-        f"{path}: has the primaries of {image_space or f'no known space ({numbers})'}, and {space} has those "
-        f"of {_NAMES[expected]}; {'use ' * bool(fitting)}{way}."
+        f"{path}: has the primaries of {primaries}, and {space} has the primaries of {_NAMES[expected]}; "
+        f"{'use ' * bool(fitting)}{way}."
     )
 
 
