@@ -249,7 +249,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         frames: tuple[int, int] | None = None,
         steps: int | None = None,
         keyframes: Keyframes | Sequence[int] | None = None,
-        joined: bool = False,
+        joined: bool | int = False,
         held_frames: int | None = None,
         sound: Sequence[Plan] = (),
     ) -> DecodePlan:
@@ -269,7 +269,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             keyframes: the keyframes of the decode, or their frame numbers. VAEs that take none ignore them.
             bit_depth: 8 or 10, as in `stream`; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
             frames: the first frame to decode, as it is in the whole clip, and one more than the last. `None` means all.
-            joined: whether all frames become one array, as in `decode`. Its memory is then included.
+            joined: whether all frames become one array, as in `decode`. Its memory is then included. For a window of a
+                film, the number of frames of that array.
             held_frames: for a window of a film, the number of frames of another window that wait, see `stream_joined`.
             sound: possible plans of sound that is decoded meanwhile, the fastest first; `plan.sound` is the one to use.
 

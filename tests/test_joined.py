@@ -14,6 +14,7 @@ import pytest
 from audio_cases import random_latents
 from conftest import active_memory
 from mlx_ltx_vae import DecodeCancelled, DecodeError, Keyframes, LatentsError, PlanError, VideoVAE
+from mlx_ltx_vae.frame_format import RGB8, RGB16, FrameOutput, FrameStep
 from mlx_ltx_vae.models.base import Decoder
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec
 from mlx_ltx_vae.planning.film import sound_parts
@@ -188,6 +189,36 @@ def test_a_film_becomes_a_file_an_array_and_levels(vae, tmp_path):
     check(pixels_of(vae.stream(vae.stream_joined(windows))), film)
     with pytest.raises(PlanError, match="has its plan and its options already"):
         vae.decode_to_file(vae.stream_joined(windows), tmp_path / "film.npy", seed=3)
+
+
+def test_a_film_is_planned_for_what_becomes_of_its_frames(vae, tmp_path):
+    windows, plans = windows_of(N, N), []
+
+    def film(source=windows):
+        def make_plan(shape, **options):
+            plans.append(vae.plan(shape, **options))
+            return plans[-1]
+
+        plans.clear()
+        return vae.stream_joined(source, plan=make_plan)
+
+    def planned(**consumer):
+        return vae.plan(windows[0].shape, held_frames=25, **consumer)
+
+    vae.decode(film())
+    assert plans[0].memory == planned(joined=121).memory  # frames of both windows
+    vae.decode(film(iter(windows)))  # whose number is not known
+    assert plans[0].memory == planned().memory
+    vae.decode(film(), on_frames_ready=lambda *_: None)
+    assert plans[0].memory == planned().memory
+    halves = FrameStep(lambda frames, _: frames / 2)
+    for options in ({}, {"bit_depth": 10}, {"frame_steps": [halves]}):
+        vae.decode_to_file(film(), tmp_path / "film.npy", **options)
+        steps = tuple(options.get("frame_steps", ()))
+        output = FrameOutput(RGB16 if options.get("bit_depth") else RGB8, steps)
+        assert plans[0].outputs == (output,)
+        assert plans[0].memory == planned(outputs=[output]).memory
+        assert plans[0].memory.work > planned().memory.work
 
 
 def test_what_does_not_fit_is_one_sentence_before_anything_is_decoded(vae):

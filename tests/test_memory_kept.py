@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
@@ -18,6 +19,8 @@ from checkpoint_files import metadata
 from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, DecodeCancelled, PlanError, VideoVAE
 from mlx_ltx_vae.integrations import decode_tiled
+from mlx_ltx_vae.pipeline.run import _between, peek
+from mlx_ltx_vae.shapes import Interval
 from tolerances import cpu_only
 
 LATENTS = (1, 8, 6, 2, 6)
@@ -210,6 +213,42 @@ def test_a_copy_has_its_weights_also_where_the_file_is_gone(copied, make):
     other = make(vae)
     copied.unlink()
     assert mx.array_equal(other.encode(pixels()[:9]), vae.encode(pixels()[:9]))
+
+
+def test_parts_that_were_looked_at_are_held_until_they_are_taken():
+    class Part:
+        pass
+
+    first, parts = peek((Part() for _ in range(2)), "nothing")
+    held = weakref.ref(first)
+    del first
+    next(parts)
+    assert held() is None
+    assert len(list(parts)) == 1
+
+
+def test_frames_before_an_excerpt_are_not_held_while_the_next_are_computed():
+    alive = weakref.WeakSet()
+
+    class Piece:
+        shape = (1, 1, 4, 4, 3)
+
+        def __getitem__(self, index):
+            return self
+
+    def computed():
+        for _ in range(4):
+            counts.append(len(alive))
+            piece = Piece()
+            alive.add(piece)
+            box = [piece]
+            del piece
+            yield box.pop()
+
+    counts = []
+    for piece in _between(computed(), Interval(2, 4)):
+        del piece
+    assert counts == [0, 0, 0, 0]
 
 
 @cpu_only("plans of the CPU are compared with measurements")

@@ -6,10 +6,9 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
@@ -20,10 +19,11 @@ from conftest import active_memory
 from mlx_ltx_vae import AudioVAE, PreviewVAE, VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import DTYPES
 from mlx_ltx_vae.errors import PlanError, TilingError
-from mlx_ltx_vae.frame_format import RGB8, FrameOutput
 from mlx_ltx_vae.models.base import SOUND, Statistics
 from mlx_ltx_vae.models.convolution.conv3d import prepare
 from mlx_ltx_vae.models.families import PICTURES, published
+from mlx_ltx_vae.planning.film import Overlap
+from mlx_ltx_vae.planning.plan import DecodePlan
 from mlx_ltx_vae.tiling.config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from tolerances import cpu_only
 
@@ -39,6 +39,13 @@ _TILES = [
     TilingConfig(SpatialTilingConfig(128, 32), TemporalTilingConfig(16, 8)),
     TilingConfig(None, TemporalTilingConfig(32, 8)),
 ]
+_DTYPES = ["float32", "bfloat16", "float16"]
+_FILM_FORMS = ["array", "levels", "file"]
+_FILMS = [  # every form with every order, and with every dtype
+    (order, dtype, _FILM_FORMS[(row + column) % 3])
+    for row, order in enumerate(["time", "rows", "columns"])
+    for column, dtype in enumerate(_DTYPES)
+]
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,9 @@ class Case:
     Attributes:
         frames: of latents, as `height` and `width` are cells.
         options: those of the plan.
-        form: of what a decode returns or an encode is given: one "array", a stream of "floats", or of "levels".
+        form: of what a decode returns or an encode is given: one "array", a stream of "floats", or of "levels"; or the
+            "file" of a film.
+        overlap: the carry and the blend of a film of two windows; None for a clip.
     """
 
     name: str
@@ -61,6 +70,7 @@ class Case:
     width: int
     options: dict[str, Any]
     form: str
+    overlap: tuple[int, int] | None = None
 
     @property
     def medium(self) -> Any:
@@ -94,7 +104,7 @@ def _draw(choose: random.Random, kind: str) -> Case:
     names = {"sound": list(published(SOUND)), "light": _LIGHT, "diffusion": ["ltx-2.5-diffusion"], "video": _CONV}
     subject = kind.split()[1]
     name = choose.choice(names[subject])
-    dtype, batch = choose.choice(["float32", "bfloat16", "float16"]), choose.choice([1, 1, 1, 2])
+    dtype, batch = choose.choice(_DTYPES), choose.choice([1, 1, 1, 2])
     if name == "latent-rgb":
         network = "decoder"
     if subject == "sound":
@@ -118,6 +128,13 @@ def _draw(choose: random.Random, kind: str) -> Case:
         batch = 1
     sides = [choose.randint(2, 32 if subject == "light" else 16) for _ in range(2)]
     base = choose.choice([16, 32, 64])
+    if kind.startswith("film"):
+        frames = choose.choice([3, 5, 8])
+        carry = choose.choice([1, 9])
+        overlap = carry, choose.choice([0, 1, carry, carry])
+        form = choose.choice(_FILM_FORMS)
+        batch = 1 if form == "file" else batch
+        return Case(name, network, base, dtype, batch, frames, *sides, options, form, overlap)
     return Case(name, network, base, dtype, batch, choose.choice([1, 2, 3, 5, 8, 13, 21]), *sides, options, form)
 
 
@@ -147,6 +164,8 @@ KINDS = {
     "encode light": 3e9,
     "decode sound": 1e10,
     "encode sound": 4e9,
+    "film video": 3e9,
+    "film light": 3e9,
 }
 
 
@@ -156,28 +175,20 @@ def test_planned_peaks_hold(kind):
     compare_some(kind, 1, KINDS[kind])
 
 
-@pytest.mark.slow
 @cpu_only("how much a GPU takes is not measured")
-@pytest.mark.parametrize("kind", KINDS)
-def test_planned_peaks_of_larger_cases_hold(kind):
-    compare_some(kind, 8, 4 * KINDS[kind], MOST_OF_PREVIEWS if "light" in kind else MOST)
-
-
-@cpu_only("how much a GPU takes is not measured")
-@pytest.mark.parametrize(("order", "form"), [("rows", "floats"), ("columns", "file"), ("time", "levels")])
-def test_planned_peaks_of_films_in_half_precision_hold(order, form, tmp_path):
-    case = Case("ltx-2.3", "decoder", 16, "bfloat16", 1, 3, 6, 8, {"order": order}, form)
-    ratio = compare(case, partial(_film, carry=9, blend=None, path=tmp_path / "a.mp4"))
+@pytest.mark.parametrize(("order", "dtype", "form"), _FILMS)
+def test_planned_peaks_of_films_hold_in_every_order_and_dtype(order, dtype, form):
+    options = {"mode": "exact", "order": order}
+    case = Case("ltx-2.3", "decoder", 16, dtype, 1, 3, 5, 5, options, form, overlap=(9, 9))
+    ratio = compare(case)
     assert ratio is not None and LEAST <= ratio <= MOST
 
 
 @pytest.mark.slow
 @cpu_only("how much a GPU takes is not measured")
-@pytest.mark.parametrize("subject", ["video", "light"])
-def test_planned_peaks_of_larger_films_hold(subject, tmp_path):
-    compare_films(
-        subject, 12, 4 * KINDS[f"decode {subject}"], tmp_path, MOST_OF_PREVIEWS if subject == "light" else MOST
-    )
+@pytest.mark.parametrize("kind", KINDS)
+def test_planned_peaks_of_larger_cases_hold(kind):
+    compare_some(kind, 8, 4 * KINDS[kind], MOST_OF_PREVIEWS if "light" in kind else MOST)
 
 
 @pytest.mark.slow
@@ -215,31 +226,14 @@ def compare_some(kind: str, count: int, most: float, most_ratio: float = MOST) -
         count, seed = count - (ratio is not None), seed + 1
 
 
-def compare_films(subject: str, count: int, most: float, folder: Path, most_ratio: float) -> None:
-    """Compare so many films, whose windows have at most so many multiply-adds."""
-    seed = 0
-    while count:
-        choose = random.Random(seed)
-        case = draw(choose, f"decode {subject}", most)
-        order, form = choose.choice(["time", "rows", "columns"]), choose.choice(["floats", "levels", "file"])
-        carry = choose.choice([9, 17, 25])
-        case = replace(
-            case, batch=1, frames=max(case.frames, 3 + 2 * (carry // 8)), form=form, options={"order": order}
-        )
-        ratio = compare(case, partial(_film, carry=carry, blend=choose.choice([None, 1]), path=folder / "a.mp4"))
-        assert ratio is None or LEAST <= ratio <= most_ratio, (ratio, seed, case, carry)
-        count, seed = count - (ratio is not None), seed + 1
-
-
-def compare(case: Case, run_case: Callable[[Case, Any], Iterator[int]] | None = None) -> float | None:
+def compare(case: Case) -> float | None:
     """The planned peak by the measured one; None for a case that has no plan, or a small one."""
     gc.collect()
     mx.clear_cache()
     before = active_memory()
     vae = open_vae(case)
-    run = (run_case or (_sound if case.medium is SOUND else _encode if case.network == "encoder" else _decode))(
-        case, vae
-    )
+    decode = _decode if case.overlap is None else _film
+    run = (_sound if case.medium is SOUND else _encode if case.network == "encoder" else decode)(case, vae)
     try:
         planned = next(run)
     except (PlanError, TilingError):
@@ -266,21 +260,33 @@ def _decode(case: Case, vae: Any) -> Iterator[int]:
         chunk.to_uint8()
 
 
-def _film(case: Case, vae: Any, *, carry: int, blend: int | None, path: Path) -> Iterator[int]:
-    """Decode three equal windows, one of which is planned and measured."""
-    shape = (1, vae.config.latent_channels, case.frames, case.height, case.width)
+def _film(case: Case, vae: Any) -> Iterator[int]:
+    """Two windows, planned when it is known what becomes of the frames."""
+    assert case.overlap is not None
+    shape = (case.batch, vae.config.latent_channels, case.frames, case.height, case.width)
+    carry, blend = case.overlap
+    plans: list[DecodePlan] = []
+
+    def make_plan(shape: Sequence[int], **options: Any) -> DecodePlan:
+        plans.append(vae.plan(shape, **options, **case.options))
+        return plans[-1]
+
     latents = mx.random.normal(shape)
     mx.eval(latents)
-    outputs = {} if case.form == "floats" else {"outputs": (FrameOutput(RGB8),)}
-    plan = vae.plan(shape, mode="exact", held_frames=carry if blend is None else blend, **outputs, **case.options)
-    yield plan.memory.active
-    make_plan = partial(vae.plan, mode="exact", **case.options)
-    film = vae.stream_joined([latents] * 3, carry=carry, blend=blend, plan=make_plan)
-    if case.form == "file":
-        vae.decode_to_file(film, path, fps=24)
-        return
-    for chunk in film:
-        np.array(chunk.frames.astype(mx.float32)) if case.form == "floats" else chunk.to_uint8()
+    film = vae.stream_joined([latents, latents], carry=carry, blend=blend, plan=make_plan)
+    consumer = {"array": {"joined": film.num_frames}, "file": {"bit_depth": 8}, "levels": {}}[case.form]
+    held_frames = Overlap.of(vae.config.scale, vae.decoder.spec, carry, blend).blend
+    expected = vae.plan(shape, held_frames=held_frames, **consumer, **case.options).memory.active
+    yield expected
+    if case.form == "array":
+        mx.eval(vae.decode(film))
+    elif case.form == "file":
+        with tempfile.TemporaryDirectory() as folder:
+            vae.decode_to_file(film, os.path.join(folder, "film.npy"))
+    else:
+        for chunk in film:
+            chunk.to_uint8()
+    assert max(plan.memory.active for plan in plans) == expected
 
 
 def _encode(case: Case, vae: Any) -> Iterator[int]:

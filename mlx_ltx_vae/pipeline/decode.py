@@ -20,7 +20,7 @@ from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
 from ..distributed import RowBands
 from ..errors import DecodeError, LatentsError, PlanError, WriterError
-from ..frame_format import FrameFormat, FrameOutput, common_format
+from ..frame_format import FrameFormat, common_format
 from ..latents.keyframes import Keyframes, frame_numbers
 from ..models.base import Decoder
 from ..models.noise import Noise, NoiseShapes, draw
@@ -111,8 +111,8 @@ def check_options(function: str, options: Mapping[str, object], option_type: typ
 class DecodeStream(ChunkStream[FrameChunk]):
     """Chunks of one decode of a video, in order.
 
-    `num_frames` is the number of frames of all chunks, if it is known. `outputs` are what the consumer makes of the
-    frames; a plan that is made at the first chunk counts what the consumer has added by then.
+    `num_frames` is the number of frames of all chunks, if it is known. `consumer` has options of `VideoVAE.plan` for
+    what becomes of the frames; a plan that is made at the first chunk gets those that were added by then.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class DecodeStream(ChunkStream[FrameChunk]):
         cancelled: threading.Event,
         bands: Sequence[RowBands],
         num_frames: int | None = None,
-        outputs: list[FrameOutput] | None = None,
+        consumer: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(chunks, cancelled, bands)
         self.num_frames = num_frames
-        self.outputs = [] if outputs is None else outputs
+        self.consumer = {} if consumer is None else consumer
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class DecodePipeline:
     group: mx.distributed.Group | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
     bands: list[RowBands] = field(default_factory=list)  # filled by the run, if it is divided in bands
-    outputs: list[FrameOutput] = field(default_factory=list)  # filled by the consumer
+    consumer: dict[str, Any] = field(default_factory=dict)  # see `DecodeStream`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", {**_DEFAULTS, **self.options})
@@ -160,8 +160,8 @@ class DecodePipeline:
         plan = self._plan(latents, plan, memory_budget, joined=on_frames_ready is None)
         if plan is not None and plan.format is not None:
             raise PlanError("the plan was made for levels, and decode returns floats; plan without a bit depth.")
-        num_frames = plan.num_frames if plan is not None and isinstance(latents, Latents) else None
         with arrays_released(), self.stream(latents, plan) as stream:
+            num_frames = plan.num_frames if plan is not None and isinstance(latents, Latents) else stream.num_frames
             chunks = show_progress(stream, progress, plan.num_frames if plan else None)
             if on_frames_ready is None:
                 return join_chunks(chunks, num_frames)
@@ -198,9 +198,8 @@ class DecodePipeline:
             video = {"size": plan.frame_size, "num_frames": plan.num_frames}
             for file, options in files.items():
                 check_output(file, fps=fps, options=options, **video)
-        pipeline = replace(self, format=levels, outputs=list(outputs))
+        pipeline = replace(self, format=levels, consumer={"outputs": outputs})
         with arrays_released(), pipeline.stream(latents, plan) as stream:
-            stream.outputs[:] = outputs
             chunks: Iterable[FrameChunk] = stream
             batch = plan.latent_shape.batch if plan else 1
             if not video:
@@ -234,16 +233,23 @@ class DecodePipeline:
         memory_budget: str | int | None,
         **plan_options: Any,
     ) -> DecodePlan | None:
-        """Return the plan, by default one for latents that are all available, and `None` for other inputs."""
+        """Return the plan, by default one for latents that are all available, and `None` for other inputs.
+
+        A stream of frames gets the options that say what becomes of them.
+        """
+        if isinstance(latents, DecodeStream):
+            latents.consumer.update(plan_options)
+            if plan_options.get("joined"):
+                latents.consumer["joined"] = latents.num_frames or False
         if plan is None and isinstance(latents, Latents):
             return self.make_plan(latents.shape, memory_budget=memory_budget, **plan_options)
         if memory_budget is not None:
             raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
         return plan
 
-    def plan_for_outputs(self, shape: Sequence[int], **options: Any) -> DecodePlan:
-        """Plan a decode for what the consumer makes of its frames, as far as it has said."""
-        return self.make_plan(shape, **options, **({"outputs": tuple(self.outputs)} if self.outputs else {}))
+    def plan_for_consumer(self, shape: Sequence[int], **options: Any) -> DecodePlan:
+        """Plan a decode for what becomes of its frames, as far as the consumer has said."""
+        return self.make_plan(shape, **options, **self.consumer)
 
     def stream(self, latents: Any, plan: DecodePlan | None) -> DecodeStream:
         """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily."""
@@ -272,10 +278,10 @@ class DecodePipeline:
             if plan is not None:
                 _check_arriving(plan)
             chunks = pipeline._decode_arriving(checked_latents, plan)
-        return DecodeStream(chunks, self.cancelled, self.bands, outputs=self.outputs)
+        return DecodeStream(chunks, self.cancelled, self.bands, consumer=self.consumer)
 
     def _decode_array(self, latents: Latents, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
-        plan, shape = plan or self.plan_for_outputs(latents.shape), tuple(latents.shape)
+        plan, shape = plan or self.plan_for_consumer(latents.shape), tuple(latents.shape)
         keyframes = self.options["keyframes"]
         if plan.whole_shape != shape:
             raise PlanError(f"the plan was made for latents of shape {tuple(plan.whole_shape)}; these are {shape}.")
@@ -289,7 +295,7 @@ class DecodePipeline:
             if padded := pad_as_noise(self.decoder.spec, latents, keyframes, self.options["noise"]):
                 options: DecodeOptions = {**self.options, "keyframes": padded.keyframes}
                 run = replace(self, options=options, format=self.format or plan.format)
-                return padded.crop(run._decode_array(padded.latents, self.plan_for_outputs(padded.latents.shape)))
+                return padded.crop(run._decode_array(padded.latents, self.plan_for_consumer(padded.latents.shape)))
         interval = plan.excerpt.latents if plan.excerpt else None
         if not isinstance(latents, (mx.array, np.ndarray)):
             check_values(latents, interval)
@@ -313,7 +319,7 @@ class DecodePipeline:
         check_part(first, getattr(first, "shape", ()))
         if plan is None:
             order = "time" if self.decoder.spec.takes_least_memory else "auto"
-            plan = self.plan_for_outputs((*first.shape[:2], LONG_CLIP, *first.shape[3:]), order=order)
+            plan = self.plan_for_consumer((*first.shape[:2], LONG_CLIP, *first.shape[3:]), order=order)
             _check_arriving(plan)
         del first  # its buffer is free when it is decoded
         spec = self.decoder.spec

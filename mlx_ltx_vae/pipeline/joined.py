@@ -81,6 +81,7 @@ class Crossfade(Generic[Chunk]):
             positions = mx.arange(start - fade.start, end - fade.start)
             before, after = (share.reshape(shape) for share in self._weights(positions, fade.length))
             later = self._cut(box[0], start, end)
+            mx.eval(self._array(later))  # before the crossfade, so that what it is computed from is freed
             blended = before * self._array(earlier).astype(mx.float32) + after * self._array(later).astype(mx.float32)
             blended = blended.astype(self._array(later).dtype)
             mx.eval(blended)
@@ -201,7 +202,7 @@ def stream_joined(
         "frames", Axis.TIME, _linear, longest=FRAMES_PER_CONVERSION, check=FrameChunk.check
     )
     parts = _decode_parts(pipeline, film_windows, film, frames)
-    return DecodeStream(joined.join(parts), pipeline.cancelled, pipeline.bands, num_frames, pipeline.outputs)
+    return DecodeStream(joined.join(parts), pipeline.cancelled, pipeline.bands, num_frames, pipeline.consumer)
 
 
 def _check_film(film: Film, frames: tuple[int, int] | None) -> None:
@@ -250,7 +251,7 @@ def _decode_parts(
         if window_frames is not None:
             key = shape, window_frames, frame_numbers(keyframes)
             if key not in plans:
-                plan = partial(pipeline.plan_for_outputs, shape, keyframes=key[2], held_frames=blend)
+                plan = partial(pipeline.plan_for_consumer, shape, keyframes=key[2], held_frames=blend)
                 plans[key] = plan_window(plan, window_frames, spec.out_grid(shape.grid)[0])
             options: DecodeOptions = {
                 **pipeline.options,

@@ -157,12 +157,15 @@ def _fill(parts: Iterable[mx.array], axis: int, length: int) -> mx.array:
 
 
 def peek(parts: Iterable[Part], message: str) -> tuple[Part, Iterator[Part]]:
-    """Return the first part, and all parts; raise a `LatentsError` with this message if there are none."""
+    """Return the first part, and all parts; raise a `LatentsError` with this message if there are none.
+
+    The iterator of all parts holds the first one only until it yields it.
+    """
     iterator = iter(parts)
     first = next(iterator, None)
     if first is None:
         raise LatentsError(message)
-    return first, chain([first], iterator)
+    return first, chain(map(list.pop, [[first]]), iterator)
 
 
 @dataclass(frozen=True)
@@ -338,6 +341,7 @@ def _between(pieces: Iterator[mx.array], frames: Interval) -> Iterator[mx.array]
         start, end = end, end + box[0].shape[1]
         if end > frames.start:
             yield box.pop()[:, max(0, frames.start - start) : frames.end - start]
+        box.clear()  # before the next piece is computed
 
 
 def crop_map(noise: mx.array, size: tuple[int, int], rows: Interval, columns: Interval) -> mx.array:

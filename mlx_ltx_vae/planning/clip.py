@@ -125,8 +125,10 @@ _ENCODE_CHUNK = 8  # frames, rounded to a multiple of the time scale
 # Copies of a piece of frames while it is joined from parts, with some of the next piece and the magnitudes; and of a
 # piece of levels, which are converted to float32.
 _PIECE_COPIES, _LEVEL_PIECE_COPIES = 2.5, 2.3
-_CROSSFADE_MARGIN = 1.1
 _CONVERSION_COPIES = 3  # in float32, of frames that are converted: in [-1, 1], the input of a step, and its result
+_PLAIN_COPIES = 2  # of frames that no step changes
+_BLENDED_COPIES = 2  # in float32, of frames that are crossfaded: of the previous window, and of this one
+_FILM_MARGIN = 1.05  # for uncounted memory: small arrays, and allocations rounded to pages
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,8 @@ class Clip:
         excerpt: the frames to decode, unless all are decoded. The grid and the shapes are then the excerpt's.
         outputs: the formats that a decode's frames are converted to; empty if they stay in the network's dtype.
         level_bytes: bytes per value of frames to encode that are levels; 0 for floats.
-        is_joined: True if all output becomes one array, and for an encode if the input is one.
+        joined: the number of frames, or latent frames, of the one array that all output becomes; 0 if there is none.
+            The input of an encode that has one is one array too.
         weight_bytes: bytes of the weights of all networks in memory. `None` counts only this network's.
         held_frames: see `DecodePlan`.
     """
@@ -154,7 +157,7 @@ class Clip:
     held: Sequence[int] | None = None
     outputs: tuple[FrameOutput, ...] = ()
     excerpt: Excerpt | None = None
-    is_joined: bool = False
+    joined: int = 0
     weight_bytes: int | None = None
     level_bytes: int = 0
     held_frames: int | None = None
@@ -209,10 +212,7 @@ class Clip:
 
     def result_bytes(self, itemsize: int) -> int:
         """Return the bytes of the whole output as one array in the network's dtype, or 0 if it is not joined."""
-        if not self.is_joined:
-            return 0
-        frames = self.video[0] if self.is_decode else self.latent_shape.frames
-        return frames * self.out_frame * itemsize
+        return self.joined * self.out_frame * itemsize
 
     def held_bytes(self, itemsize: int) -> int:
         """Return the bytes of the held frames of another window, in the network's dtype."""
@@ -263,8 +263,8 @@ class Clip:
         return (latent, pixels) if self.is_decode else (pixels, latent)
 
 
-def _frames_of_chunk(clip: Clip, layout: TileLayout | None, run: StreamRun, chunk: int) -> int:
-    """Return the number of frames of the largest chunk that a decode yields."""
+def _num_yielded(clip: Clip, layout: TileLayout | None, run: StreamRun, chunk: int) -> int:
+    """Return the largest number of frames that a decode yields at once."""
     if layout is not None and not layout.is_streamed:
         return max(layout.time.blended(is_decode=True).final())
     if run.axis is not Axis.TIME:
@@ -275,41 +275,35 @@ def _frames_of_chunk(clip: Clip, layout: TileLayout | None, run: StreamRun, chun
     return max(lengths)
 
 
-def with_crossfade(memory: Memory, clip: Clip, layout: TileLayout | None, run: StreamRun, chunk: int) -> Memory:
-    """Add the memory of the crossfade with a film's previous window, between two steps of the network."""
-    if not clip.held_frames:
+def with_consumer(memory: Memory, clip: Clip, layout: TileLayout | None, run: StreamRun, chunk: int) -> Memory:
+    """Add the memory that the yielded frames of a decode take between two steps of the network.
+
+    A film crossfades them, and a consumer of floats converts them to all its outputs.
+    """
+    is_film, is_converted = clip.held_frames is not None, bool(clip.outputs) and clip.format is None
+    if not is_film and not is_converted:
         return memory
-    itemsize, num_frames = run.machine.itemsize, _frames_of_chunk(clip, layout, run, chunk)
-    num_blended = min(FRAMES_PER_CONVERSION, clip.held_frames, num_frames)
-    # Frames of both windows in float32 (their sum overwrites one of them), and the sum in the network's dtype.
-    value_bytes = 2 * FLOAT32_BYTES + (0 if itemsize == FLOAT32_BYTES else itemsize)
+    num_frames, itemsize = _num_yielded(clip, layout, run, chunk), run.machine.itemsize
+    num_at_once = min(num_frames, FRAMES_PER_CONVERSION)
     chunk_bytes = num_frames * clip.out_frame * itemsize
-    # The chunk that is blended, and the previous one, which the consumer still holds.
-    crossfade_bytes = math.ceil(_CROSSFADE_MARGIN * (num_blended * clip.out_frame * value_bytes + 2 * chunk_bytes))
-    output_bytes = num_frames * clip.out_frame * sum(output.format.dtype.itemsize for output in set(clip.outputs))
-    in_flight = memory.work * run.prefetch // (1 + run.prefetch)
-    return replace(
-        memory, work=max(memory.work, in_flight + crossfade_bytes + 2 * output_bytes - _freed_bytes(memory, run))
-    )
-
-
-def _freed_bytes(memory: Memory, run: StreamRun) -> int:
-    """Return the bytes of caches that are free when frames are read from the disk, in orders rows and columns."""
-    return 0 if run.axis is Axis.TIME else memory.caches
-
-
-def with_conversions(memory: Memory, clip: Clip, layout: TileLayout | None, run: StreamRun, chunk: int) -> Memory:
-    """Add the memory of a consumer that converts floats to all outputs, between two steps of the network."""
-    if not clip.outputs or clip.format is not None:
-        return memory
-    num_frames = _frames_of_chunk(clip, layout, run, chunk)
-    position, channels = clip.out_frame // clip.spec.out_channels, clip.spec.out_channels
-    num_converted = min(num_frames, FRAMES_PER_CONVERSION)
-    pixel = max((step.pixel_bytes for output in clip.outputs for step in output.steps), default=0)
-    conversion_bytes = num_converted * position * (pixel + _CONVERSION_COPIES * channels * FLOAT32_BYTES)
-    chunk_bytes = num_frames * clip.out_frame * run.machine.itemsize
     # Sinks hold frames while the next ones are computed, and the previous frames during a conversion.
     output_bytes = num_frames * clip.out_frame * sum(output.format.dtype.itemsize for output in set(clip.outputs))
-    in_flight = memory.work * run.prefetch // (1 + run.prefetch)
-    peak = in_flight + chunk_bytes + conversion_bytes + 2 * output_bytes - _freed_bytes(memory, run)
-    return replace(memory, work=max(memory.work + output_bytes, peak))
+    working = memory.work + output_bytes
+    between_steps = memory.work * run.prefetch // (1 + run.prefetch) + chunk_bytes
+    peaks = []
+    if is_film:
+        if layout is None and (run.steps is None or run.axis is not Axis.TIME):  # the caches are free
+            working += chunk_bytes  # of the previous window, which the consumer holds
+            between_steps -= memory.caches
+        blended = min(num_at_once, clip.held_frames or 0) * clip.out_frame
+        sum_bytes = 0 if itemsize == FLOAT32_BYTES else itemsize
+        crossfade = between_steps + chunk_bytes + blended * (_BLENDED_COPIES * FLOAT32_BYTES + sum_bytes)
+        peaks.append(math.ceil(_FILM_MARGIN * crossfade) + output_bytes)
+        between_steps += blended * itemsize
+    if is_converted:
+        position, channels = clip.out_frame // clip.spec.out_channels, clip.spec.out_channels
+        step_bytes = [step.pixel_bytes for output in clip.outputs for step in output.steps]
+        copies = _CONVERSION_COPIES if step_bytes else _PLAIN_COPIES
+        conversion = num_at_once * position * (max(step_bytes, default=0) + copies * channels * FLOAT32_BYTES)
+        peaks.append(between_steps + conversion + 2 * output_bytes)
+    return replace(memory, work=max(working, *peaks))

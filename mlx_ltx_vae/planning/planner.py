@@ -15,7 +15,7 @@ from ..shapes import Axis, Grid, Interval, LatentShape
 from ..tiling.config import TilingConfig
 from ..tiling.layout import tile_batches
 from ..units import MB, format_bytes, parse_bytes
-from .clip import Clip, first_output_work, make_excerpt, needed, with_conversions, with_crossfade
+from .clip import Clip, first_output_work, make_excerpt, needed, with_consumer
 from .memory import (
     FRAMES_PER_CONVERSION,
     Memory,
@@ -83,7 +83,7 @@ def plan_decode(
     holds_latents: bool = True,
     outputs: tuple[FrameOutput, ...] = (),
     frames: tuple[int, int] | None = None,
-    joined: bool = False,
+    joined: bool | int = False,
     held_frames: int | None = None,
     sound: Sequence[Plan] = (),
     weight_bytes: int | None = None,
@@ -106,7 +106,7 @@ def plan_decode(
         holds_latents: whether all latents are in memory, rather than in a file that is read in parts.
         outputs: the formats that the consumer converts frames to; if empty, floats in the network's dtype.
         frames: the first frame or sample to decode, and one more than the last. `None` means all.
-        joined: whether all output becomes one array.
+        joined: whether all output becomes one array; of a window of a film, the number of frames of that array.
         held_frames: for a window of a film, the number of frames of the previous window that wait. It yields floats.
         sound: possible plans of the sound that is decoded meanwhile, the fastest first; the plan has one of them.
         weight_bytes: bytes of the weights of all networks in memory. `None` counts only this network's.
@@ -140,7 +140,7 @@ def plan_decode(
         held=held,
         outputs=outputs,
         excerpt=excerpt,
-        is_joined=joined,
+        joined=num_frames if joined is True else joined,
         weight_bytes=weight_bytes,
         held_frames=held_frames,
     )
@@ -180,7 +180,7 @@ def plan_encode(
         grid,
         is_decode=False,
         held=held,
-        is_joined=joined,
+        joined=latents.frames if joined else 0,
         weight_bytes=weight_bytes,
         level_bytes=_LEVEL_BYTES if len(frame_shape) == 4 else 0,
     )
@@ -398,12 +398,11 @@ class _Planner:
             memory = replace(memory, work=max(memory.work, clip.piece_bytes(self._machine.itemsize, chunk)))
         if run.axis is not Axis.TIME:  # the whole frames that are read at the end are a light network's peak
             frames = min(FRAMES_PER_CONVERSION, clip.video[0]) * clip.out_frame
-            value = clip.value_bytes(self._machine.itemsize) + (0 if clip.format or clip.is_joined else _LEVEL_BYTES)
+            value = clip.value_bytes(self._machine.itemsize) + (0 if clip.format or clip.joined else _LEVEL_BYTES)
             read = math.ceil(_READ_COPIES * frames * value) - memory.caches
-            # In a film, the consumer holds the last frames of the previous window until the network is done.
-            network = memory.work + (frames * self._machine.itemsize if clip.held_frames else 0)
-            # The whole output is joined from the frames read, after the network's arrays have been freed.
-            memory = replace(memory, work=max(network - clip.result_bytes(self._machine.itemsize), read))
+            # The whole output is joined from the frames read, after the network's arrays are freed; not in a film.
+            result = clip.result_bytes(self._machine.itemsize) if clip.held_frames is None else 0
+            memory = replace(memory, work=max(memory.work - result, read))
         return replace(memory, inputs=clip.input_bytes(self._machine.itemsize, chunk, axis=run.axis))
 
     def _tiled(self, tiling: TilingConfig) -> Iterator[Plan]:
@@ -482,7 +481,7 @@ class _Planner:
             fields |= {"denoising_steps": spec.denoising_steps, "keyframes": spec.keyframes}
             fields |= {"outputs": clip.outputs, "held_frames": clip.held_frames}
         arguments = clip, fields.get("layout"), run, chunk
-        memory = self._with_all_memory(with_conversions(with_crossfade(memory, *arguments), *arguments))
+        memory = self._with_all_memory(with_consumer(memory, *arguments))
         is_early = mode is not Mode.SINGLE and order is Order.TIME  # output is final before the end
         return kind(
             mode=mode,

@@ -178,7 +178,7 @@ def _side_by_side(
     largest = max(memories, key=lambda memory: memory.caches + memory.work - memory.idle_caches)
     caches = largest.caches + sum(memory.idle_caches for memory in memories) - largest.idle_caches
     inputs = clip.input_bytes(itemsize, chunk, frame_size=crops)
-    piece_bytes = 0 if clip.is_decode or clip.is_joined else clip.piece_bytes(itemsize, chunk)
+    piece_bytes = 0 if clip.is_decode or clip.joined else clip.piece_bytes(itemsize, chunk)
     work = max(held + max(largest.work, blending) + tiles, held + 3 * frames, piece_bytes)
     return Memory(largest.weights, inputs, math.ceil(_MARGIN * caches), math.ceil(_MARGIN * work))
 
