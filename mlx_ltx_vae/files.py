@@ -408,8 +408,11 @@ def _remove_abandoned(folder: Path, name: re.Pattern[str]) -> None:
                     path = folder / entry
                     lock = os.open(path, _LOCK_FLAGS)
                     try:
+                        is_kept = bool(os.fstat(lock).st_mode & stat.S_ISVTX)  # see `_Part._keep`
                         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     except OSError:
+                        is_kept = True
+                    if is_kept:
                         os.close(lock)
                     else:
                         remove_part(path, lock)
@@ -579,6 +582,8 @@ class _Part:
             os.replace(self._part, path)
         except OSError:
             path = self._part
+            with suppress(OSError):  # marks it for `_remove_abandoned`
+                os.chmod(path, os.stat(path).st_mode | stat.S_ISVTX)
         self._remove.cancel()
         with suppress(OSError):
             os.close(self._lock)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from many_files import failed, run
-from mlx_ltx_vae import WriterError, demo, encode
+from mlx_ltx_vae import WriterError, decode, demo, encode
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.commands.jobs import name_outputs
 from mlx_ltx_vae.conversion import convert_checkpoint
@@ -187,6 +187,24 @@ def test_a_kept_output_outlives_the_next_one_of_the_same_name(tmp_path):
     PartFile(tmp_path / "out.mp4").discard()
     assert os.listdir(tmp_path) == [kept.name] and not kept.name.startswith(".")
     assert kept.read_bytes() == CONTENT
+
+
+def test_a_kept_output_that_could_not_be_renamed_outlives_the_next_one(tmp_path):
+    part = PartFile(tmp_path / "out.mp4")
+    part.path.write_bytes(CONTENT)
+    with pytest.raises(WriterError, match="kept as") as refusal, denied("rename"):
+        part.complete()
+    kept = Path(str(refusal.value).split("kept as ")[1].removesuffix("."))
+    PartFile(tmp_path / "out.mp4").discard()
+    assert kept.name.startswith(".") and kept.read_bytes() == CONTENT
+
+
+def test_several_outputs_go_through_a_link_to_a_missing_folder(here):
+    Path("link").symlink_to("disk")
+    inputs = [str(shutil.copy(demo.LATENTS, name)) for name in ("a.safetensors", "b.safetensors")]
+    command = [*inputs, "-m", str(demo.VAE), "--frames", "0:1", "-o", "link/{name}.npy"]
+    assert run(decode.main, *command) == 0
+    assert sorted(os.listdir("disk")) == ["a.npy", "b.npy"] and Path("link").is_symlink()
 
 
 def test_a_thousand_numbers_are_tried_and_no_more(tmp_path):

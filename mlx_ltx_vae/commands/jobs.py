@@ -355,9 +355,9 @@ def _exists(output: str) -> bool:
 
 
 def make_folder(output: str) -> None:
-    """Make the folder of an output."""
+    """Make the folder of an output. Links are written through, also to a folder that is missing."""
     with writing_to(output):
-        Path(output).parent.mkdir(parents=True, exist_ok=True)
+        os.makedirs(os.path.realpath(Path(output).parent), exist_ok=True)
 
 
 def name_outputs(output: str, batch: int, still: str | None = None) -> list[str]:

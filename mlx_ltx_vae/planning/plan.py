@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from ..backend.machine import FLOAT32_BYTES, Machine
+from ..backend.machine import Machine
 from ..errors import PlanError, option
 from ..models.specs import NetworkSpec
 from ..shapes import Axis, ClipRules, Grid, Interval, LatentShape, format_size, is_count
@@ -354,8 +354,8 @@ def _mode(plan: Plan, unit: str) -> str:
             f"exact: bands of rows on {len(plan.bands)} ranks, streamed by time, {pieces} at a time; peak of each rank"
         )
     if plan.mode is Mode.EXACT:
-        rounding = " up to rounding in half precision" if plan.machine.itemsize < FLOAT32_BYTES else ""
-        return f"exact: the single pass's result{rounding}, streamed by {plan.order.value}, {pieces} at a time"
+        rounding = "" if plan.order is Order.TIME else "; bits may differ, by rounding"
+        return f"exact: the single pass's result, streamed by {plan.order.value}, {pieces} at a time{rounding}"
     if not plan.blended:
         return f"tiled: one tile, so the single pass's result, streamed {pieces} at a time"
     streamed = plan.layout is not None and plan.layout.is_streamed
