@@ -36,7 +36,7 @@ from mlx_ltx_vae.commands.running import print_report, run_command
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.latents import load_latents
 from mlx_ltx_vae.models.families import published
-from mlx_ltx_vae.planning.plan import ModeName, OrderName
+from mlx_ltx_vae.options import ModeName, OrderName
 from mlx_ltx_vae.tiling import PRESETS
 
 _DOCS = Path(__file__).parents[1] / "docs"

@@ -37,9 +37,10 @@ from mlx_ltx_vae.files import PartFile
 from mlx_ltx_vae.latents import load_latents
 from mlx_ltx_vae.models.base import NETWORKS, Family
 from mlx_ltx_vae.models.convolution.rules import ConvRule, ConvShape, Formulation
+from mlx_ltx_vae.options import OrderName
 from mlx_ltx_vae.pipeline.frames import FrameChunk
 from mlx_ltx_vae.pipeline.progress import Bar
-from mlx_ltx_vae.planning.plan import DecodePlan, OrderName, Plan
+from mlx_ltx_vae.planning.plan import DecodePlan, Plan
 from mlx_ltx_vae.published import PublishedVAE
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
 from mlx_ltx_vae.tiling.config import parse_tile

@@ -4,7 +4,8 @@ from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.errors import PlanError
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE
-from mlx_ltx_vae.planning.plan import DecodePlan, Mode, ModeName
+from mlx_ltx_vae.options import ModeName, PlanOptions
+from mlx_ltx_vae.planning.plan import DecodePlan, Mode
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.units import GB
 
@@ -40,9 +41,8 @@ def _plan(width: int, height: int, frames: int, *, mode: ModeName = "auto", budg
     return plan_decode(
         CONV_VAE.spec(config, "decoder"),
         (1, config.latent_channels, *config.scale.latent_grid((frames, height, width))),
-        # Without a budget of its own a plan aims at half of what is available, and takes the least that works.
         Machine(Backend.METAL, itemsize=2, available=None if budget is None else 2 * budget * int(GB)),
-        mode=mode,
+        PlanOptions(mode=mode),
     )
 
 

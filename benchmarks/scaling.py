@@ -10,6 +10,7 @@ from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.models.convolution.rules import ConvShape, Formulation, winograd_elements
 from mlx_ltx_vae.models.specs import ConvSpec, NetworkSpec
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE
+from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.clip import Clip
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
 from mlx_ltx_vae.planning.plan import DecodePlan, split_rows
@@ -153,7 +154,7 @@ def _memory(clip: Clip, rows: int, plan: DecodePlan) -> float:
 
 def _plan(clip: Clip, rows: int) -> DecodePlan:
     shape = clip.latent_shape._replace(height=rows)
-    return plan_decode(clip.spec, shape, _MACHINE, mode="exact", order="time")
+    return plan_decode(clip.spec, shape, _MACHINE, PlanOptions(mode="exact", order="time"))
 
 
 def _make_clip(spec: NetworkSpec, width: int, height: int, frames: int) -> Clip:

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from .latents.keyframes import Keyframes, load_keyframes
     from .models.video_vae.config import VAEConfig
     from .pipeline.audio import AudioChunk, AudioStream
-    from .pipeline.decode import DecodeReport, DecodeStream
-    from .pipeline.frames import FrameChunk, HDROptions
+    from .pipeline.decode import DecodeStream
+    from .pipeline.film import Film
+    from .pipeline.frames import FrameChunk
+    from .pipeline.hdr_frames import HDROptions
+    from .pipeline.output import DecodeReport
     from .planning.plan import DecodePlan, EncodePlan
     from .shapes import ScaleFactors
     from .vae import PreviewVAE, VideoVAE
@@ -34,12 +37,11 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "VideoVAE", "PreviewVAE", "FrameChunk", "DecodeStream", "DecodePlan", "DecodeReport", "EncodePlan", "load_latents",
-    "load_audio_latents", "save_latents", "LatentsInfo", "Keyframes", "load_keyframes", "AudioVAE", "AudioChunk",
-    "AudioStream", "VideoWriter", "VideoReader", "Fit", "HDROptions", "VAEConfig",
-    "ScaleFactors", "compress_still",
-    "LTXVAEError", "CheckpointError", "LatentsError", "PlanError", "DecodeError", "DecodeCancelled", "DeviceError",
-    "DistributedError", "ReaderError", "WriterError",
+    "VideoVAE", "PreviewVAE", "FrameChunk", "DecodeStream", "DecodePlan", "DecodeReport", "EncodePlan", "Film",
+    "load_latents", "load_audio_latents", "save_latents", "LatentsInfo", "Keyframes", "load_keyframes", "AudioVAE",
+    "AudioChunk", "AudioStream", "VideoWriter", "VideoReader", "Fit", "HDROptions", "VAEConfig", "ScaleFactors",
+    "compress_still", "LTXVAEError", "CheckpointError", "LatentsError", "PlanError", "DecodeError", "DecodeCancelled",
+    "DeviceError", "DistributedError", "ReaderError", "WriterError",
 ]  # fmt: skip
 
 
@@ -53,8 +55,11 @@ _MODULES = {
     ".latents.keyframes": ("Keyframes", "load_keyframes"),
     ".models.video_vae.config": ("VAEConfig",),
     ".pipeline.audio": ("AudioChunk", "AudioStream"),
-    ".pipeline.decode": ("DecodeReport", "DecodeStream"),
-    ".pipeline.frames": ("FrameChunk", "HDROptions"),
+    ".pipeline.decode": ("DecodeStream",),
+    ".pipeline.film": ("Film",),
+    ".pipeline.frames": ("FrameChunk",),
+    ".pipeline.hdr_frames": ("HDROptions",),
+    ".pipeline.output": ("DecodeReport",),
     ".planning.plan": ("DecodePlan", "EncodePlan"),
     ".shapes": ("ScaleFactors",),
     ".vae": ("PreviewVAE", "VideoVAE"),

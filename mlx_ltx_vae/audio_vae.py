@@ -4,6 +4,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain, islice
 from operator import attrgetter
@@ -21,20 +22,21 @@ from .checkpoint.locate import parse_reference
 from .errors import CheckpointError, LatentsError, PlanError
 from .models.base import SOUND, Decoder, Network, SoundConfig, SoundEncoder
 from .models.specs import NetworkSpec
+from .options import PLAN_DEFAULTS, ModeName, PlanOptions
 from .pipeline.audio import (
     AudioStream,
     SoundNetwork,
     encode_sound,
+    join_sound,
     pack_latents,
     plan_networks,
     plan_sound,
     stream_sound,
     unpack_latents,
 )
-from .pipeline.joined import join_sound
 from .pipeline.run import arrays_released, join_parts
 from .planning.film import DEFAULT_CARRY, Part, sound_parts
-from .planning.plan import DecodePlan, EncodePlan, ModeName
+from .planning.plan import DecodePlan, EncodePlan
 from .planning.planner import plan_encode
 from .shapes import is_count
 from .units import Rate, parse_fps
@@ -132,18 +134,18 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         Raises:
             PlanError: if the options are invalid, or if no plan fits the budget.
         """
-        return plan_sound(
-            self._network.spec,
-            latents,
-            self._machine(mx.float32),
-            batch=batch,
-            frames=samples,
-            weight_bytes=self._weight_bytes(),
+        options = PlanOptions(
             memory_budget=memory_budget,
             mode=mode,
             chunk=chunk,
+            frames=samples,
             joined=joined,
         )
+        return self._plan(latents, batch, options)
+
+    def _plan(self, latents: int, batch: int, options: PlanOptions) -> DecodePlan:
+        options = replace(options, weight_bytes=self._weight_bytes())
+        return plan_sound(self._network.spec, latents, self._machine(mx.float32), options, batch=batch)
 
     def stream(
         self, latents: mx.array | np.ndarray, plan: DecodePlan | None = None, *, unnormalized: bool = False
@@ -193,7 +195,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
                 yield config.num_samples(pack_latents(latents, config.channels, config.bins).shape[2])
 
         def decode(latents: mx.array | np.ndarray, samples: tuple[int, int]) -> AudioStream:
-            return self._stream(latents, None, unnormalized, samples=samples)
+            return self._stream(latents, None, unnormalized, PlanOptions(frames=samples))
 
         ends = accumulate(frames, lambda end, count: end + count - carry)
         parts: Iterable[Part] = sound_parts(ends, lengths(), rate, parse_fps(fps))
@@ -214,15 +216,19 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         """Decode latents to one waveform (B, 2, samples) float32 in [-1, 1]; see `stream` for arguments and errors."""
         if memory_budget is not None and plan is not None:
             raise PlanError("a memory budget replaces a plan; leave one of them out.")
-        options: dict[str, Any] = {"memory_budget": memory_budget, "joined": True}
-        with arrays_released(), self._stream(latents, plan, unnormalized, **options) as stream:
+        options = PlanOptions(memory_budget=memory_budget, joined=True)
+        with arrays_released(), self._stream(latents, plan, unnormalized, options) as stream:
             return join_parts(map(attrgetter("waveform"), stream), 2, stream.num_samples)
 
     def _stream(
-        self, latents: mx.array | np.ndarray, plan: DecodePlan | None, unnormalized: bool, **options: Any
+        self,
+        latents: mx.array | np.ndarray,
+        plan: DecodePlan | None,
+        unnormalized: bool,
+        options: PlanOptions = PLAN_DEFAULTS,
     ) -> AudioStream:
         network, packed = self._network, pack_latents(latents, self.config.channels, self.config.bins)
-        plan = plan or self.plan(packed.shape[2], batch=packed.shape[0], **options)
+        plan = plan or self._plan(packed.shape[2], packed.shape[0], options)
         return stream_sound(network, plan, packed, unnormalized=unnormalized)
 
     def encode(
@@ -265,14 +271,8 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         `memory_budget` and its error are as in `VideoVAE.plan`.
         """
         encoder = self._encoder_for_plans
-        return plan_sound_encode(
-            encoder.spec,
-            seconds,
-            self._machine(encoder.dtype),
-            batch=batch,
-            weight_bytes=self._weight_bytes(encoder),
-            memory_budget=memory_budget,
-        )
+        options = PlanOptions(memory_budget=memory_budget, weight_bytes=self._weight_bytes(encoder))
+        return plan_sound_encode(encoder.spec, seconds, self._machine(encoder.dtype), options, batch=batch)
 
     @property
     def _network(self) -> SoundNetwork:
@@ -307,39 +307,30 @@ def plan_sound_encode(
     spec: NetworkSpec,
     seconds: float,
     machine: Machine,
+    options: PlanOptions = PLAN_DEFAULTS,
     *,
     batch: int = 1,
-    weight_bytes: int | None = None,
-    memory_budget: str | int | None = None,
-    chunk: int | None = None,
 ) -> EncodePlan:
-    """Plan the encode of this many seconds of sound, with the options of `planner.plan_encode`."""
+    """Plan the encode of this many seconds of sound to one array."""
     rules = spec.clip
     if not 0 < seconds < math.inf or batch < 1:
         raise LatentsError(f"{batch} x {seconds} seconds of sound cannot be encoded; there must be some.")
     frames = spec.scale.time * math.ceil(seconds * rules.sample_rate / rules.hop / spec.scale.time)
     shape = (batch, spec.in_channels, frames, rules.bins, 1)
-    return plan_encode(
-        spec, shape, machine, joined=True, weight_bytes=weight_bytes, memory_budget=memory_budget, chunk=chunk
-    )
+    return plan_encode(spec, shape, machine, replace(options, joined=True))
 
 
 def plan_checkpoint(
     checkpoint: Checkpoint,
     latents: int,
     machine: Machine | None = None,
-    *,
-    dtype: DtypeName | None,
-    memory_budget: str | int | None = None,
-    chunk: int | None = None,
-    frames: tuple[int, int] | None = None,
+    dtype: DtypeName | None = None,
+    options: PlanOptions = PLAN_DEFAULTS,
 ) -> DecodePlan:
     """Plan a decode by networks that are not loaded."""
     decoder, vocoder = (checkpoint.spec(name) for name in ("decoder", "vocoder"))
     dtype = dtype or cast(DtypeName, checkpoint.networks["decoder"].dtype)
-    return plan_networks(
-        decoder, vocoder, latents, machine, dtype=dtype, memory_budget=memory_budget, chunk=chunk, frames=frames
-    )
+    return plan_networks(decoder, vocoder, latents, machine, dtype, options)
 
 
 def _read_pieces(waveform: object) -> Iterator[np.ndarray]:

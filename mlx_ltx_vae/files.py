@@ -323,6 +323,12 @@ def writing_to(name: str | os.PathLike, errors: type[Exception] = OSError) -> It
         raise WriterError(f"{name}: cannot be written ({reason}).") from error
 
 
+def make_folder(output: str) -> None:
+    """Make the folder of an output. Links are written through, also to a folder that is missing."""
+    with writing_to(output):
+        os.makedirs(os.path.realpath(Path(output).parent), exist_ok=True)
+
+
 def check_name(target: str | os.PathLike) -> None:
     """Raise a `WriterError` for a name that the file system cannot have, since it is too long or has a NUL."""
     with writing_to(target), writing_to(target, ValueError), suppress(FileNotFoundError, NotADirectoryError):

@@ -16,7 +16,7 @@ import numpy as np
 
 from .backend.mlx_utils import dtype_name, to_mlx
 from .errors import LatentsError, quote, suggest
-from .units import Transfer
+from .options import Transfer
 
 #: Primaries of linear light.
 Primaries = Literal["rec709", "acescg"]

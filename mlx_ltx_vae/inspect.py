@@ -24,6 +24,7 @@ from .latents.files import MappedLatents, find_reader, open_tensor_file, read_fr
 from .latents.keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
 from .latents.metadata import is_audio_name
 from .models.base import NETWORKS, SOUND, SoundConfig
+from .options import PlanOptions
 from .pipeline.sources import are_unusual, count_unusual, frame_moments, join_moments
 from .planning.clip import lookahead, receptive_field
 from .planning.planner import plan_decode
@@ -282,7 +283,7 @@ def _plan(checkpoint: Checkpoint, video: Grid) -> Report:
     shape = (1, config.latent_channels, *config.scale.covering_latent_grid(video))
     plan = partial(plan_decode, checkpoint.spec("decoder"), shape, checkpoint.machine("decoder", None))
     try:
-        single = plan(mode="single").peak_bytes
+        single = plan(PlanOptions(mode="single")).peak_bytes
     except PlanError:
         single = None
     return {**plan().as_dict(), "single_pass_peak_bytes": single}
@@ -307,7 +308,7 @@ def _find_audio(source: str | Location) -> Report | None:
         "configuration": _configuration(checkpoint),
         **checkpoint.family.describe(config),
         **_networks(SOUND.networks, networks, {}),
-        "plans": [plan_checkpoint(checkpoint, length, dtype=None).as_dict() for length in latent_lengths],
+        "plans": [plan_checkpoint(checkpoint, length).as_dict() for length in latent_lengths],
     }
 
 

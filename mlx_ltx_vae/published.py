@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import mlx.core as mx
 
@@ -15,12 +15,15 @@ from .latents.keyframes import frame_numbers
 from .models.base import SOUND, Config, Family, SoundConfig
 from .models.families import published
 from .models.specs import NetworkSpec
+from .options import PLAN_DEFAULTS, PlanKeywords, PlanOptions
 from .pipeline.audio import every_chunk, plan_networks
-from .planning.plan import DecodePlan, ModeName, OrderName, Plan
+from .planning.plan import DecodePlan, Plan
 from .planning.planner import plan_decode
 from .shapes import Grid, LatentShape, Size, format_size, parse_size
-from .tiling.config import TilingConfig
 from .units import DEFAULT_FPS, Rate, find_fps
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 #: Decoders of one generation's latents.
 DecoderName = Literal["conv", "diffusion"]
@@ -80,15 +83,21 @@ class PublishedVAE:
         return LatentShape(1, self.config.latent_channels, *self.config.scale.latent_grid(video))
 
     def plan(
-        self, video: Grid, *, dtype: GivenDtype = None, sound_fps: Rate | None = None, **options: Any
+        self,
+        video: Grid,
+        options: PlanOptions = PLAN_DEFAULTS,
+        *,
+        dtype: GivenDtype = None,
+        sound_fps: Rate | None = None,
     ) -> DecodePlan:
-        """Plan the decode of a video (F, H, W), with the options of `plan_decode`.
+        """Plan the decode of a video (F, H, W).
 
         With `sound_fps`, the frame rate of playback, the plan covers the video and its sound.
         """
         machine = self.machine(dtype)
         sound = [] if sound_fps is None else self._sound(video[0], sound_fps, machine, dtype)
-        return plan_decode(self.spec("decoder"), self.latent_shape(video), machine, sound=sound, **options)
+        options = replace(options, sound=sound)
+        return plan_decode(self.spec("decoder"), self.latent_shape(video), machine, options)
 
     def find_sound(self) -> "PublishedVAE":
         """Return the audio VAE of the same generation. Raises a `PlanError` if there is none."""
@@ -105,7 +114,7 @@ class PublishedVAE:
         latents = max(1, round(frames * per_second / find_fps("fps", fps, PlanError)))
         stored = parse_dtype(dtype) or vae.family.published_dtype
         machine = replace(machine, itemsize=mx.float32.size)
-        return every_chunk(partial(plan_networks, decoder, vocoder, latents, machine, dtype=stored))
+        return every_chunk(partial(plan_networks, decoder, vocoder, latents, machine, stored))
 
 
 def estimate(
@@ -113,18 +122,13 @@ def estimate(
     *,
     frames: int,
     size: str | Size,
-    memory_budget: str | int | None = None,
     dtype: GivenDtype = None,
     decoder: DecoderName = "conv",
     sound: bool = False,
     fps: Rate = DEFAULT_FPS,
-    mode: ModeName = "auto",
-    order: OrderName = "auto",
-    tiling: TilingConfig | None = None,
-    chunk: int | None = None,
-    steps: int | None = None,
     keyframes: Sequence[int] = (),
     joined: bool = False,
+    **options: "Unpack[PlanKeywords]",
 ) -> DecodePlan:
     """Plan the decode of a video by a published VAE, without its weights: the plan is the one of the loaded VAE.
 
@@ -134,11 +138,11 @@ def estimate(
         generation: "ltx-2.5", "ltx-2.3", "ltx-2", "0.9.0" to "0.9.8", "prunavaed", or "taehv".
         frames: 1 + 8*k.
         size: "1280x704", or (width, height), multiples of 32.
-        memory_budget, mode, order, tiling, chunk, steps, joined: as for `plan`.
         dtype: as for `from_pretrained`. `None` means the published file's.
         decoder: "diffusion" for the other decoder of LTX-2.5.
         keyframes: the frame numbers of keyframe planes.
         sound: also decode the sound of the video, which has `fps` frames per second.
+        joined: as for `plan`, as are the further options: memory_budget, mode, order, tiling, chunk, steps.
 
     Raises:
         LatentsError: if the size or the number of frames is impossible.
@@ -147,19 +151,9 @@ def estimate(
     width, height = _check_size(size)
     if not _is_integer(frames):
         raise LatentsError(f"frames is {quote(frames)}; expected a whole number such as 121.")
-    return PublishedVAE.find(generation, decoder).plan(
-        (frames, height, width),
-        dtype=dtype,
-        sound_fps=fps if sound else None,
-        memory_budget=memory_budget,
-        mode=mode,
-        order=order,
-        tiling=tiling,
-        chunk=chunk,
-        denoising_steps=steps,
-        keyframes=frame_numbers(keyframes),
-        joined=joined,
-    )
+    plan_options = PlanOptions(keyframes=frame_numbers(keyframes), joined=joined, **options)
+    video, sound_fps = (frames, height, width), fps if sound else None
+    return PublishedVAE.find(generation, decoder).plan(video, plan_options, dtype=dtype, sound_fps=sound_fps)
 
 
 def _check_size(size: str | Size) -> Size:

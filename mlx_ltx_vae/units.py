@@ -4,7 +4,6 @@ import math
 import os
 import re
 from fractions import Fraction
-from typing import Literal
 
 from .errors import LTXVAEError, PlanError, quote
 
@@ -111,17 +110,6 @@ def find_fps(name: object, rate: Rate, error: type[LTXVAEError]) -> Fraction:
         return parse_fps(rate)
     except ValueError as problem:
         raise error(f"{name}: {problem}") from problem
-
-
-#: Curve of the codes: ACEScct, with the primaries of ACEScg, for LTX-2.5; or ARRI LogC3 at EI 800, with the primaries
-#: of Rec.709, for the HDR LoRA of LTX-2.3.
-Transfer = Literal["acescct", "logc3"]
-#: Signal of HDR latents in a video.
-SignalName = Literal["hlg", "pq", "sdr"]
-#: Color space of HDR latents in EXR images.
-ExrSpaceName = Literal["srgb", "acescg", "acescct"]
-#: Content of the pixels of EXR images: light with the primaries of Rec.709 or of ACEScg, or the codes of ACEScct.
-HDRInput = Literal["srgb_linear", "acescg", "acescct"]
 
 
 def expand_path(path: object, error: type[LTXVAEError]) -> str:

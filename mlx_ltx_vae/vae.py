@@ -1,9 +1,8 @@
 """`VideoVAE` and `PreviewVAE`, the main classes of the public API, and what all VAEs have in common."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 import mlx.core as mx
@@ -18,30 +17,32 @@ from .errors import CheckpointError, LatentsError, PlanError, WriterError, warn
 from .frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
 from .latents.keyframes import Keyframes, frame_numbers
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder, Medium, Network
-from .models.noise import Noise
-from .models.specs import DEFAULT_CONVENTION, ConventionName
-from .pipeline.decode import (
+from .options import (
+    BitDepth,
+    DecodeKeywords,
     DecodeOptions,
-    DecodePipeline,
-    DecodeReport,
-    DecodeStream,
-    PushedDecode,
-    check_options,
-    join_levels,
+    EncodeKeywords,
+    ModeName,
+    OrderName,
+    OutputOptions,
+    PlanOptions,
+    check_names,
 )
-from .pipeline.encode import EncodeOptions, EncodePipeline, EncodeStream, Frames
-from .pipeline.frames import HDR, OnFramesReady, choose_hdr
-from .pipeline.joined import stream_joined
+from .pipeline.decode import DecodePipeline, DecodeStream, PushedDecode, join_levels
+from .pipeline.encode import EncodePipeline, EncodeStream, Frames
+from .pipeline.film import Film
+from .pipeline.frames import OnFramesReady
+from .pipeline.hdr_frames import HDR, choose_hdr
+from .pipeline.output import DecodeOutput, DecodeReport
 from .pipeline.progress import Progress
 from .pipeline.run import arrays_released, join_parts
-from .pipeline.sources import LatentInput
-from .planning.film import DEFAULT_CARRY, Film, Overlap
-from .planning.plan import BitDepth, DecodePlan, EncodePlan, ModeName, OrderName, Plan
+from .pipeline.sources import LatentInput, Latents
+from .planning.film import DEFAULT_CARRY
+from .planning.plan import DecodePlan, EncodePlan, Plan
 from .planning.planner import plan_decode, plan_encode
 from .published import estimate
 from .tiling.config import TilingConfig
-from .units import DEFAULT_FPS, Rate, format_bytes
-from .video.sink import SinkOptions
+from .units import DEFAULT_FPS, Rate, expand_path, find_fps, format_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -235,7 +236,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
 
     def plan(
         self,
-        latent_shape: Sequence[int],
+        latent_shape: Sequence[int] | Film,
         *,
         memory_budget: str | int | None = None,
         mode: ModeName = "auto",
@@ -256,7 +257,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         """Plan the decode of latents of a given shape. Pure arithmetic; nothing is decoded.
 
         Args:
-            latent_shape: (B, C, F', H', W').
+            latent_shape: (B, C, F', H', W'), or a `Film` whose windows are in a list, for the plan of all of them.
             memory_budget: upper bound for peak memory, including weights and MLX's buffer cache: "8GB", "50%" of what
                 is available, or bytes. `None` aims for half of what is available, or else for the minimum that works.
             mode: "auto" (exact if it fits), "exact", "single" or "tiled".
@@ -278,15 +279,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             LatentsError: if the VAE cannot decode this shape.
             PlanError: if the options are invalid, or if no plan fits the budget (the message states the minimum).
         """
-        return plan_decode(
-            self._decoder.spec,
-            latent_shape,
-            self._machine(self._decoder.dtype),
-            weight_bytes=self._weight_bytes(self._decoder),
-            joined=joined,
-            held_frames=held_frames,
-            outputs=tuple(outputs) if bit_depth is None else (FrameOutput(frame_format(bit_depth, PlanError)),),
-            frames=frames,
+        options = PlanOptions(
             memory_budget=memory_budget,
             mode=mode,
             order=order,
@@ -294,10 +287,22 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             tile_batch_size=tile_batch_size,
             chunk=chunk,
             ranks=ranks,
-            denoising_steps=steps,
+            steps=steps,
             keyframes=frame_numbers(keyframes),
+            frames=frames,
+            outputs=tuple(outputs) if bit_depth is None else (FrameOutput(frame_format(bit_depth, PlanError)),),
+            joined=joined,
+            held_frames=held_frames,
             sound=sound,
         )
+        if isinstance(latent_shape, Film):
+            return latent_shape.plan(self.config.scale, self._decoder.spec, self._plan, options)
+        return self._plan(latent_shape, options)
+
+    def _plan(self, latent_shape: Sequence[int], options: PlanOptions) -> DecodePlan:
+        decoder = self._decoder
+        options = replace(options, weight_bytes=self._weight_bytes(decoder))
+        return plan_decode(decoder.spec, latent_shape, self._machine(decoder.dtype), options)
 
     estimate = staticmethod(estimate)
 
@@ -318,36 +323,29 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         Arguments and errors are as in `plan`, and `pad` is as in `encode`. With `joined`, as in `encode`, the memory
         includes all latents, and floats (B, 3, F, H, W) as an MLX array in the encoder's dtype.
         """
-        encoder = self._encoder_for_plans
-        return plan_encode(
-            encoder.spec,
-            frame_shape,
-            self._machine(encoder.dtype),
-            weight_bytes=self._weight_bytes(encoder),
+        options = PlanOptions(
             memory_budget=memory_budget,
-            pad=pad,
             mode=mode,
             tiling=tiling,
             tile_batch_size=tile_batch_size,
             ranks=ranks,
             joined=joined,
         )
+        return self._plan_encode(frame_shape, options, pad)
+
+    def _plan_encode(self, frame_shape: Sequence[int], options: PlanOptions, pad: bool = False) -> EncodePlan:
+        encoder = self._encoder_for_plans
+        options = replace(options, weight_bytes=self._weight_bytes(encoder))
+        return plan_encode(encoder.spec, frame_shape, self._machine(encoder.dtype), options, pad=pad)
 
     def stream(
         self,
-        latents: LatentInput,
+        latents: LatentInput | Film,
         plan: DecodePlan | None = None,
         *,
-        timestep: float | None = None,
-        seed: int = 0,
-        noise: Noise = None,
-        noise_scale: float | None = None,
-        like: ConventionName = DEFAULT_CONVENTION,
-        unnormalized: bool = False,
-        steps: int | None = None,
-        keyframes: Keyframes | None = None,
         bit_depth: BitDepth | None = None,
         group: mx.distributed.Group | None = None,
+        **options: "Unpack[DecodeKeywords]",
     ) -> DecodeStream:
         """Yield frames as they are decoded, each once and in order.
 
@@ -357,11 +355,11 @@ class VideoVAE(NetworkPair[Config, Encoder]):
 
         Args:
             latents: (B, C, F', H', W'), normalized; or an iterator of such arrays along time, of any F', which are
-                decoded as they arrive.
+                decoded as they arrive; or a `Film`.
             plan: from `plan`. `None` means the default plan. With an iterator, its number of frames may differ, since
                 memory does not depend on it.
+            memory_budget, mode, order, tiling, tile_batch_size, chunk, steps, frames: as for `plan`, instead of a plan.
             timestep: 0 to 1 (default 0.05), for VAEs that take one.
-            steps: as for `plan`.
             keyframes: stills that LTX-2.5's diffusion decoder sees in addition to the latents. Others ignore them, and
                 warn.
             seed: 0 (the default) to 2^32 - 1, for VAEs that add noise: VAEs that take a timestep, and LTX-2.5's
@@ -386,16 +384,6 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             DecodeCancelled: while decoding, if the stream's `cancel` was called.
             DeviceError: while decoding, if the device runs out of memory, or is stopped.
         """
-        options = DecodeOptions(
-            timestep=timestep,
-            seed=seed,
-            noise=noise,
-            noise_scale=noise_scale,
-            like=like,
-            unnormalized=unnormalized,
-            steps=steps,
-            keyframes=keyframes,
-        )
         levels = None if bit_depth is None else frame_format(bit_depth, LatentsError)
         return self._decode_pipeline(options, levels, group).stream(latents, plan)
 
@@ -405,127 +393,96 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         *,
         carry: int = DEFAULT_CARRY,
         blend: int | None = None,
-        frames: tuple[int, int] | None = None,
-        plan: Callable[..., DecodePlan] | None = None,
-        memory_budget: str | int | None = None,
         group: mx.distributed.Group | None = None,
-        **options: "Unpack[DecodeOptions]",
+        **options: "Unpack[DecodeKeywords]",
     ) -> DecodeStream:
         """Yield the frames of a film from overlapping windows of latents, in memory that does not grow with the film.
 
-        Each window is decoded exactly and alone. The last `blend` frames of a window are crossfaded with the frames of
-        the next window at the same time, as floats.
+        As `stream` with a `Film`, whose arguments `windows`, `carry` and `blend` are. The number of a window is mixed
+        into the seed.
 
         ```python
         film = vae.stream_joined([load_latents(path)[0] for path in paths], carry=25)
         vae.decode_to_file(film, "film.mp4", fps=24)
         ```
-
-        Args:
-            windows: latents (B, C, F', H', W'), or pairs of latents and `Keyframes`, whose numbers count the frames of
-                the window; the next window sees those in the carry too, except where it has its own. An iterator is
-                asked for the next window when the last one has been decoded; a sequence is checked as a whole first.
-            carry: the frames at the start of a window that the previous window has at its end: 1 + 8*k, or 0.
-            blend: how many of them are crossfaded, at the end of the carry. `None` means all, or as many as fit if the
-                previous window adds fewer. The others are dropped.
-            frames: the first frame to decode, as it is in the film, and one more than the last. `None` means all.
-            plan: makes the plan of each window, as `self.plan` does; for example `partial(vae.plan, order="rows")`.
-            memory_budget: the budget of each window, instead of a plan.
-            options: as for `stream`. The number of the window is mixed into the seed.
-
-        Raises:
-            LatentsError: if windows differ in more than F', are too short, or are not finite; at once for a sequence.
-            PlanError: at once, for a carry, a blend or frames that no film has.
         """
-        check_options("stream_joined", options)
-        if options.get("keyframes") is not None:
-            raise LatentsError("each window has its own keyframes; give pairs (latents, keyframes) in windows.")
-        pipeline = self._decode_pipeline(options, None, group)
-        if memory_budget is not None:
-            if plan is not None:
-                raise PlanError("a memory budget replaces a plan; leave one of them out.")
-            plan = partial(self.plan, memory_budget=memory_budget)
-        if plan is not None:
-            if not callable(plan):
-                raise PlanError("a film has a plan for each window; give what makes them: partial(vae.plan, mode=...).")
-            ranks = 1 if group is None else group.size()
-            pipeline = replace(pipeline, make_plan=partial(plan, ranks=ranks, steps=options.get("steps")))
-        film = Film(Overlap.of(self.config.scale, self._decoder.spec, carry, blend))
-        return stream_joined(pipeline, windows, film, frames)
+        return self.stream(Film(windows, carry=carry, blend=blend), group=group, **options)
 
     def _decode_pipeline(
         self,
-        options: DecodeOptions,
+        keywords: DecodeKeywords,
         levels: FrameFormat | None = None,
         group: mx.distributed.Group | None = None,
     ) -> DecodePipeline:
-        plan_options: dict[str, Any] = {"steps": options.get("steps"), "keyframes": options.get("keyframes")}
-        make_plan = partial(self.plan, ranks=1 if group is None else group.size(), **plan_options)
-        return DecodePipeline(self._decoder, make_plan, options, levels, group)
+        check_names("decode", keywords, DecodeKeywords)
+        decode_names, values = {option.name for option in fields(DecodeOptions)}, cast(dict[str, Any], keywords)
+        options = DecodeOptions(**{name: value for name, value in values.items() if name in decode_names})
+        plan_options = {name: value for name, value in values.items() if name not in decode_names}
+        ranks = 1 if group is None else group.size()
+        return DecodePipeline(
+            self._decoder,
+            self.config.scale,
+            self._plan,
+            options,
+            PlanOptions(ranks=ranks, **plan_options),
+            levels,
+            group,
+        )
 
     @overload
     def decode(
         self,
-        latents: LatentInput,
+        latents: LatentInput | Film,
         plan: DecodePlan | None = None,
         *,
-        memory_budget: str | int | None = None,
         progress: Progress = False,
-        **options: "Unpack[DecodeOptions]",
+        **options: "Unpack[DecodeKeywords]",
     ) -> mx.array: ...
 
     @overload
     def decode(
         self,
-        latents: LatentInput,
+        latents: LatentInput | Film,
         plan: DecodePlan | None = None,
         *,
         on_frames_ready: OnFramesReady,
-        memory_budget: str | int | None = None,
         progress: Progress = False,
-        **options: "Unpack[DecodeOptions]",
+        **options: "Unpack[DecodeKeywords]",
     ) -> None: ...
 
     def decode(
         self,
-        latents: LatentInput,
+        latents: LatentInput | Film,
         plan: DecodePlan | None = None,
         *,
         on_frames_ready: OnFramesReady | None = None,
-        memory_budget: str | int | None = None,
         progress: Progress = False,
-        **options: "Unpack[DecodeOptions]",
+        **options: "Unpack[DecodeKeywords]",
     ) -> mx.array | None:
         """Decode a whole clip to pixels (B, 3, F, H, W), approximately in [-1, 1]. Otherwise as `stream`.
 
         With `on_frames_ready` the result is `None`. It is called with (frames (B, 3, n, H, W), start index) as frames
         become final, each once and in order. An exception in it stops the decode and propagates to the caller.
-        `memory_budget` is as in `plan`. It replaces a plan, which takes the other options. `progress` is True for a
-        progress bar on standard error, or a function `(done, total)` of frames. NumPy has no bfloat16:
-        `np.array(pixels.astype(mx.float32))`.
+        `progress` is True for a progress bar on standard error, or a function `(done, total)` of frames. NumPy has no
+        bfloat16: `np.array(pixels.astype(mx.float32))`.
         """
-        check_options("decode", options)
         pipeline = self._decode_pipeline(options)
-        return pipeline.decode(
-            latents, plan, on_frames_ready=on_frames_ready, memory_budget=memory_budget, progress=progress
-        )
+        return pipeline.decode(latents, plan, on_frames_ready=on_frames_ready, progress=progress)
 
     def decode_uint8(
-        self, latents: LatentInput, plan: DecodePlan | None = None, **options: "Unpack[DecodeOptions]"
+        self, latents: LatentInput | Film, plan: DecodePlan | None = None, **options: "Unpack[DecodeKeywords]"
     ) -> np.ndarray:
         """Decode to uint8 (F, H, W, 3), or (B, F, H, W, 3) for several videos. As `stream`, without `bit_depth`."""
-        check_options("decode_uint8", options)
         with arrays_released(), self.stream(latents, plan, bit_depth=8, **options) as stream:
             return join_levels(stream)
 
     def decode_to_file(
         self,
-        latents: LatentInput | DecodeStream,
+        latents: LatentInput | Film | DecodeStream,
         path: str | os.PathLike,
         plan: DecodePlan | None = None,
         *,
         fps: Rate = DEFAULT_FPS,
-        memory_budget: str | int | None = None,
         progress: Progress = False,
         audio: str | os.PathLike | Iterable | None = None,
         codec: str | None = None,
@@ -537,17 +494,17 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         overwrite: bool | None = None,
         frame_steps: Sequence[FrameStep] = (),
         hdr: HDR = None,
-        **options: "Unpack[DecodeOptions]",
+        **options: "Unpack[DecodeKeywords]",
     ) -> DecodeReport:
-        """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
+        """Decode latents (B, C, F', H', W') to a file, which appears under its name when it is whole.
 
-        Latents may be an iterator, as for `stream`, or a stream, such as a film; a folder gets stills. For options up
-        to `overwrite` see `VideoWriter` (`None` replaces all but pictures and stills), for `hdr` (or a curve)
-        `HDROptions`, for the others `decode`. `audio` may be an `AudioVAE.stream`. Errors: `WriterError`.
+        Latents may be an iterator, as for `stream`, a `Film`, or a stream; a folder gets stills. A batch of several
+        videos becomes `clip-0.mp4`, `clip-1.mp4` and so on. For options up to `overwrite` see `VideoWriter` (`None`
+        replaces all but pictures and stills), for `hdr` (or a curve) `HDROptions`, for the others `stream`. `audio` may
+        be an `AudioVAE.stream`. Errors: `WriterError`.
         """
-        check_options("decode_to_file", options)
-        frames = FrameOutput(frame_format(bit_depth, WriterError, str(path)), tuple(frame_steps))
-        output = SinkOptions(
+        name = expand_path(path, WriterError)
+        output_options = OutputOptions(
             audio=audio,
             codec=codec,
             crf=crf,
@@ -555,23 +512,23 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             shortest=shortest,
             metadata=metadata or {},
             pix_fmt=pix_fmt,
-            frames=frames,
+            frames=FrameOutput(frame_format(bit_depth, WriterError, name), tuple(frame_steps)),
         )
-        output = choose_hdr(output, hdr, self._decoder.dtype)
-        pipeline = self._decode_pipeline(options)
-        return pipeline.decode_to_file(
-            latents, plan, path, output, fps=fps, memory_budget=memory_budget, progress=progress
-        )
+        output_options = choose_hdr(output_options, hdr, self._decoder.dtype)
+        batch = latents.shape[0] if isinstance(latents, Latents) and len(latents.shape) == 5 else 1
+        is_still = batch > 1 and cast(Latents, latents).shape[2] == 1
+        output = DecodeOutput(name, output_options, find_fps(name, fps, WriterError), batch=batch, is_still=is_still)
+        return self._decode_pipeline(options).decode_to_file(latents, plan, output, progress)
 
     def encode(
-        self, pixels: Frames | Iterable[Frames], plan: EncodePlan | None = None, **options: "Unpack[EncodeOptions]"
+        self, pixels: Frames | Iterable[Frames], plan: EncodePlan | None = None, **options: "Unpack[EncodeKeywords]"
     ) -> mx.array:
         """Encode frames to normalized latents (B, C, 1 + k, H/s, W/s): the mean of the distribution, without sampling.
 
         Args:
             pixels: (B, 3, F, H, W) in [-1, 1], or uint8 or uint16 (F, H, W, 3); or an iterator of such arrays in order.
                 F should be 1 + t*k; H and W must be multiples of the spatial scale.
-            plan: from `plan_encode`. `None` means the default plan.
+            plan: from `plan_encode`. `None` means the default plan, within the `memory_budget` if there is one.
             tiling: overlapping tiles, blended and so not exact; in time only for one array. `None` means whole frames.
             pad: whether to repeat the last frame up to 1 + t*k. Otherwise excess frames are dropped, with a warning.
             tile_batch_size, group: as for `plan` and `stream`. All ranks get the whole latents.
@@ -582,25 +539,32 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             TilingError: if the tiles or the tile batch size are invalid.
         """
         # The number of frames of an iterator is unknown, and levels are not MLX arrays.
-        check_options("encode", options, EncodeOptions)
         pipeline = self._encode_pipeline(options, joined=isinstance(pixels, mx.array))
         with arrays_released(), pipeline.stream(pixels, plan) as stream:
             return join_parts(stream, 2, None)
 
     def encode_stream(
-        self, frames: Frames | Iterable[Frames], plan: EncodePlan | None = None, **options: "Unpack[EncodeOptions]"
+        self, frames: Frames | Iterable[Frames], plan: EncodePlan | None = None, **options: "Unpack[EncodeKeywords]"
     ) -> EncodeStream:
         """Yield latents (B, C, n, H/s, W/s) as they are encoded, in order, in memory that does not grow with the clip.
 
         Arguments are as in `encode`, with spatial tiles only. The plan may be for another number of frames.
         """
-        check_options("encode_stream", options, EncodeOptions)
         return self._encode_pipeline(options).stream(frames, plan)
 
-    def _encode_pipeline(self, options: EncodeOptions, *, joined: bool = False) -> EncodePipeline:
-        group = options.get("group")
-        make_plan = partial(self.plan_encode, ranks=1 if group is None else group.size(), joined=joined)
-        return EncodePipeline(self._encoder, self._encoder_is_promoted, make_plan, **options)
+    def _encode_pipeline(self, options: EncodeKeywords, *, joined: bool = False) -> EncodePipeline:
+        check_names("encode", options, EncodeKeywords)
+        group, tiling = options.get("group"), options.get("tiling")
+        plan_options = PlanOptions(
+            memory_budget=options.get("memory_budget"),
+            mode="tiled" if tiling else "auto",
+            tiling=tiling,
+            tile_batch_size=options.get("tile_batch_size", 1),
+            ranks=1 if group is None else group.size(),
+            joined=joined,
+        )
+        make_plan, pad = self._plan_encode, options.get("pad", False)
+        return EncodePipeline(self._encoder, self._encoder_is_promoted, make_plan, plan_options, pad, group)
 
 
 class PreviewVAE(VideoVAE):
@@ -671,7 +635,7 @@ class PreviewVAE(VideoVAE):
         return None if pushed is None else pushed.flush()
 
     def decode_stills(
-        self, latents: mx.array | np.ndarray, *, small: bool = False, **options: "Unpack[DecodeOptions]"
+        self, latents: mx.array | np.ndarray, *, small: bool = False, **options: "Unpack[DecodeKeywords]"
     ) -> mx.array:
         """Decode one picture (B, 3, F', H, W) for each latent frame, in an eighth of the time or less.
 

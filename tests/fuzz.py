@@ -38,7 +38,7 @@ from fuzz_mutations import Damage
 from mlx_ltx_vae import LTXVAEError, VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.files import read_json
-from mlx_ltx_vae.commands.jobs import read_inputs
+from mlx_ltx_vae.commands.items import read_inputs
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.errors import PlanError
@@ -47,6 +47,7 @@ from mlx_ltx_vae.inspect import format_report, inspect
 from mlx_ltx_vae.latents import load_keyframes, open_latents
 from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec, parse_vae_config
 from mlx_ltx_vae.models.video_vae.names import is_diffusers_config, read_diffusers_config
+from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import DEFAULT_SCALE
 
@@ -227,7 +228,11 @@ def _parse_config(path: Path) -> None:
         encoder_spec(config)
     if config.decoder:
         with suppress(PlanError):  # a large network does not fit
-            str(plan_decode(decoder_spec(config), (1, config.latent_channels, 2, 2, 2), memory_budget="8GB"))
+            str(
+                plan_decode(
+                    decoder_spec(config), (1, config.latent_channels, 2, 2, 2), options=PlanOptions(memory_budget="8GB")
+                )
+            )
 
 
 def _use_config(path: Path) -> None:

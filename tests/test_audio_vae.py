@@ -26,6 +26,7 @@ from mlx_ltx_vae.models.convolution.conv3d import prepare
 from mlx_ltx_vae.models.sound.specs import Conv2DSpec, conv_layer
 from mlx_ltx_vae.models.sound.vae_networks import Conv2DLayer, Upsample
 from mlx_ltx_vae.models.sound.vocoder import Conv1d, as_frames
+from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.pipeline.audio import plan_sound, unpack_latents
 from mlx_ltx_vae.pipeline.run import Run
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
@@ -122,11 +123,11 @@ def test_networks_that_see_the_whole_clip_are_not_streamed(audio_vae, name):
     spec = audio_vae(name).decoder.spec
     assert plan_sound(spec, 10).mode.value == "single"
     with pytest.raises(PlanError, match="sees the whole clip, so the network cannot be streamed by time; use mode sin"):
-        plan_sound(spec, 10, mode="exact")
+        plan_sound(spec, 10, options=PlanOptions(mode="exact"))
     with pytest.raises(PlanError, match="use mode single"):
-        plan_sound(spec, 10, chunk=5)
+        plan_sound(spec, 10, options=PlanOptions(chunk=5))
     with pytest.raises(PlanError, match="sound has no tiles"):
-        plan_sound(spec, 10, mode="tiled")
+        plan_sound(spec, 10, options=PlanOptions(mode="tiled"))
 
 
 def test_the_plan_of_a_stream_does_not_grow_with_the_sound(audio_vae):

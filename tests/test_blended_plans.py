@@ -13,6 +13,7 @@ from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.integrations import decode_tiled
 from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
+from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.planner import _Planner, plan_decode
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 
@@ -27,17 +28,19 @@ def test_a_plan_with_tiles_that_nobody_asked_for_is_a_warning(golden):
         VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False).decoder.spec,
         (1, 8, 2, 12, 12),
     )
-    least = plan_decode(spec, shape, Machine(Backend.METAL, 4, available=2, memory=GB), mode="exact").memory.active
+    least = plan_decode(
+        spec, shape, Machine(Backend.METAL, 4, available=2, memory=GB), PlanOptions(mode="exact")
+    ).memory.active
     machine = Machine(Backend.METAL, 4, memory=GB)
     with pytest.warns(
         UserWarning, match=rf"^9 frames of 384x384: {SAID}takes at least [0-9.]+ MB; give a larger"
     ) as warned:
-        plan = plan_decode(spec, shape, machine, memory_budget=least - 1)
+        plan = plan_decode(spec, shape, machine, PlanOptions(memory_budget=least - 1))
     assert (plan.mode.value, plan.blended, len(warned)) == ("tiled", ("space",), 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert plan_decode(spec, shape, machine, memory_budget=least).blended == ()
-        plan_decode(spec, shape, machine, mode="tiled", tiling=plan.tiling)
+        assert plan_decode(spec, shape, machine, PlanOptions(memory_budget=least)).blended == ()
+        plan_decode(spec, shape, machine, PlanOptions(mode="tiled", tiling=plan.tiling))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +53,7 @@ def test_a_plan_with_tiles_that_nobody_asked_for_is_a_warning(golden):
     ],
 )
 def test_a_plan_of_tiles_says_where_it_blends(tiling, blended, mode):
-    plan = plan_decode(SPEC, (1, 128, 16, 34, 60), mode="tiled", tiling=tiling)
+    plan = plan_decode(SPEC, (1, 128, 16, 34, 60), options=PlanOptions(mode="tiled", tiling=tiling))
     assert plan.blended == blended
     assert f"mode     tiled: {mode}" in str(plan)
 
@@ -69,14 +72,14 @@ def test_a_plan_for_more_than_the_machine_has_is_an_error_that_says_what_helps(f
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(PlanError, match=said):
-            plan_decode(SPEC, shape, MACHINE, **options)
-    plan = plan_decode(SPEC, shape, MACHINE, memory_budget="200GB", **options)  # whoever knows better
+            plan_decode(SPEC, shape, MACHINE, PlanOptions(**options))
+    plan = plan_decode(SPEC, shape, MACHINE, PlanOptions(memory_budget="200GB", **options))  # whoever knows better
     assert plan.memory.active > 16 * GB
 
 
 def test_the_least_plan_takes_no_more_buffer_cache_than_the_machine_has():
     """Half of what is available is too little, and all of it is enough without the cache."""
-    plan = plan_decode(SPEC, (1, 128, 10, 100, 200), MACHINE, joined=True)
+    plan = plan_decode(SPEC, (1, 128, 10, 100, 200), MACHINE, PlanOptions(joined=True))
     assert 16 * GB / 1.4 < plan.memory.active < plan.peak_bytes == 16 * GB
 
 

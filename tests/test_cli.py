@@ -12,8 +12,8 @@ from many_files import refused, run
 from mlx_ltx_vae import VideoVAE, demo, save_latents
 from mlx_ltx_vae.__main__ import main as package
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.commands.jobs import name_outputs
 from mlx_ltx_vae.decode import main
+from mlx_ltx_vae.pipeline.output import name_outputs
 from video_files import run_ffmpeg
 
 

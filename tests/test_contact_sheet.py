@@ -12,21 +12,21 @@ from PIL import Image
 
 from many_files import VAE, failed, names, run
 from mlx_ltx_vae import VideoVAE, VideoWriter, WriterError, demo, load_latents, save_latents
-from mlx_ltx_vae.commands.jobs import Item
+from mlx_ltx_vae.commands.items import Item
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.preview import main as preview
-from mlx_ltx_vae.video import SinkOptions, open_sink, output_files
+from mlx_ltx_vae.video import OutputOptions, open_sink, output_files
 from mlx_ltx_vae.video.metadata import read_metadata
 from mlx_ltx_vae.video.stills import GAP, LABEL_HEIGHT, LONG_SIDE, sheet_beside
 from video_files import numbered, numbers, read, run_ffmpeg
 
-SHEET = SinkOptions(contact_sheet=True)
+SHEET = OutputOptions(contact_sheet=True)
 RGB = ["-m", str(demo.LATENT_RGB)]
 
 
 def write(path, frames, **options):
     size = frames.shape[2], frames.shape[1]
-    given = SinkOptions(contact_sheet=True, **options)
+    given = OutputOptions(contact_sheet=True, **options)
     with open_sink(path, size=size, fps=24, options=given, num_frames=len(frames)) as out:
         for start in range(0, len(frames), 7):
             out.write(frames[start : start + 7])
@@ -148,7 +148,7 @@ def test_a_sheet_appears_when_it_is_whole(tmp_path):
 def test_a_sheet_has_the_name_of_its_output(output, sheet):
     assert sheet_beside(output) == sheet
     assert list(output_files(output, SHEET)) == list(dict.fromkeys([sheet, output]))
-    assert list(output_files(output, SinkOptions())) == [output]
+    assert list(output_files(output, OutputOptions())) == [output]
 
 
 @pytest.mark.parametrize("output", ["-", "./", "../", "%05d.png", "/"])

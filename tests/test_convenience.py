@@ -131,9 +131,12 @@ def test_progress_counts_the_frames_of_a_part(vae):
 def test_a_budget_replaces_a_plan(vae):
     with pytest.raises(PlanError, match="1 kB is too small"):
         vae.decode(LATENTS, memory_budget="1KB")
-    for given in ((LATENTS, vae.plan(LATENTS.shape)), (iter([LATENTS]), None)):
-        with pytest.raises(PlanError, match="a memory budget goes with whole latents, and replaces a plan"):
-            vae.decode(*given, memory_budget="1GB")
+    with pytest.raises(PlanError, match="the plan has its memory_budget already; leave out these, or the plan"):
+        vae.decode(LATENTS, vae.plan(LATENTS.shape), memory_budget="1GB")
+    with pytest.raises(PlanError, match="1 kB is too small"):
+        vae.decode(iter([LATENTS]), memory_budget="1KB")
+    rows = vae.decode(LATENTS, order="rows", frames=(9, 12))
+    assert mx.array_equal(rows, vae.decode(LATENTS, vae.plan(LATENTS.shape, order="rows", frames=(9, 12))))
 
 
 def test_a_chunk_is_saved_and_shown_as_a_picture(vae, tmp_path):

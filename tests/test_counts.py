@@ -82,7 +82,7 @@ def test_tiles_read_and_build_nothing_more_and_each_evaluates_as_often(golden):
 
 def test_a_read_between_two_chunks_would_be_seen(golden, monkeypatch):
     """The counts above can fail: a watch that waits for what it sees reads once more for every piece."""
-    from mlx_ltx_vae.pipeline.frames import OutputCheck
+    from mlx_ltx_vae.pipeline.output_check import OutputCheck
 
     update = OutputCheck.update
     monkeypatch.setattr(OutputCheck, "update", lambda self, *piece: update(self, *piece) or self.is_finite.item())

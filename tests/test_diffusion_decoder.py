@@ -16,6 +16,7 @@ from mlx_ltx_vae.models.diffusion_decoder.config import parse_decoder_config
 from mlx_ltx_vae.models.diffusion_decoder.networks import DiffusionDecoder
 from mlx_ltx_vae.models.diffusion_decoder.specs import decoder_spec
 from mlx_ltx_vae.models.noise import draw
+from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import Axis, LatentShape
 from mlx_ltx_vae.streaming.context import StreamContext
@@ -211,7 +212,7 @@ def test_noise_of_another_shape_is_refused(vaes, golden):
 def test_the_published_lookahead_is_20_latent_frames(golden, order, lookahead):
     manifest = golden("ltx2_5_diffusion_published").manifest["vae_config"]
     config = parse_decoder_config(manifest["decoder"], "x0", "file", is_fused=True, has_gates=False)
-    assert plan_decode(decoder_spec(config), (1, 8, 40, 8, 8), order=order).lookahead == lookahead
+    assert plan_decode(decoder_spec(config), (1, 8, 40, 8, 8), options=PlanOptions(order=order)).lookahead == lookahead
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.models.diffusion_decoder.config import parse_decoder_config
 from mlx_ltx_vae.models.diffusion_decoder.specs import decoder_spec
 from mlx_ltx_vae.models.noise import draw
+from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import LatentShape
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError
@@ -177,7 +178,7 @@ def published_plan(grid, **options):
     widths = {"stage_channels": [2048, 1024, 512, 512, 256], "head_dim": 64}
     raw = json.loads((FIXTURES / f"{PUBLISHED}.json").read_text())["vae_config"]["decoder"] | widths
     config = parse_decoder_config(raw, "x0", "file", is_fused=True, has_gates=False)
-    return plan_decode(decoder_spec(config), (1, 8, *grid), **options)
+    return plan_decode(decoder_spec(config), (1, 8, *grid), options=PlanOptions(**options))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from mlx_ltx_vae import LatentsError, PlanError, VideoVAE, VideoWriter
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.encode import main
 from mlx_ltx_vae.models.video_vae.config import GENERATIONS, encoder_spec, parse_vae_config
+from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.plan import Mode
 from mlx_ltx_vae.planning.planner import plan_encode
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
@@ -68,7 +69,7 @@ def test_other_shapes_are_refused(vae, shape, words):
 
 def test_orders_other_than_time_are_refused():
     with pytest.raises(PlanError, match="streams by time only"):
-        plan_encode(REAL, (1, 3, 9, 64, 64), order="rows")
+        plan_encode(REAL, (1, 3, 9, 64, 64), options=PlanOptions(order="rows"))
 
 
 def test_a_plan_for_other_frames_is_refused(vae):
@@ -88,15 +89,15 @@ def test_memory_does_not_grow_with_the_clip():
 def test_a_small_budget_takes_smaller_steps_and_then_tiles():
     shape = (1, 3, 121, 1088, 1920)
     free = plan_encode(REAL, shape, GPU)
-    less = plan_encode(REAL, shape, GPU, memory_budget=free.memory.active - 1)
-    least = plan_encode(REAL, shape, replace(GPU, available=1), mode="exact").memory.active
-    tiles = plan_encode(REAL, shape, GPU, memory_budget=least - 1)
+    less = plan_encode(REAL, shape, GPU, PlanOptions(memory_budget=free.memory.active - 1))
+    least = plan_encode(REAL, shape, replace(GPU, available=1), PlanOptions(mode="exact")).memory.active
+    tiles = plan_encode(REAL, shape, GPU, PlanOptions(memory_budget=least - 1))
     assert (free.mode, less.mode, tiles.mode) == (Mode.EXACT, Mode.EXACT, Mode.TILED)
     assert (free.step, free.prefetch) != (less.step, less.prefetch)
     assert tiles.peak_bytes < least
     assert "blended in space" in str(tiles)
     with pytest.raises(PlanError, match="least that works"):
-        plan_encode(REAL, shape, GPU, memory_budget="500MB")
+        plan_encode(REAL, shape, GPU, PlanOptions(memory_budget="500MB"))
 
 
 def test_every_mode_encodes_what_it_plans(vae):

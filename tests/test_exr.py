@@ -9,7 +9,7 @@ import pytest
 from hdr_formulas import CHROMATICITIES, exr_attributes, exr_pixels
 from hdr_formulas import write_exr as write_by_ffmpeg
 from mlx_ltx_vae import ReaderError, WriterError
-from mlx_ltx_vae.video import FrameOutput, SinkOptions
+from mlx_ltx_vae.video import FrameOutput, OutputOptions
 from mlx_ltx_vae.video.exr import EXR_SPACES, read_exr, write_exr
 from video_files import run_ffmpeg
 
@@ -17,7 +17,7 @@ WIDTH, HEIGHT = 70, 37  # of which ZIP has blocks of 16 rows
 
 
 def options_of(space):
-    return SinkOptions(frames=FrameOutput(EXR_SPACES[space].format))
+    return OutputOptions(frames=FrameOutput(EXR_SPACES[space].format))
 
 
 def half_frame(seed=0):

@@ -24,7 +24,7 @@ from mlx_ltx_vae.commands.parsers import decode_parser, encode_parser, preview_p
 from mlx_ltx_vae.conversion import convert_checkpoint
 from mlx_ltx_vae.files import PartFile, numbered_names
 from mlx_ltx_vae.latents import LatentsWriter
-from mlx_ltx_vae.video import SinkOptions, VideoWriter, check_output, open_sink, sinks
+from mlx_ltx_vae.video import OutputOptions, VideoWriter, check_output, open_sink, sinks
 from mlx_ltx_vae.video.audio import write_wav
 from test_full_disk import fill, small_disk  # noqa: F401
 from video_files import SIZE, noise, read
@@ -45,7 +45,7 @@ def write(name: str, overwrite: bool | None = None, before=lambda: None, **optio
             writer.write(mx.ones((1, 8, 1, 2, 2)))
             before()
             return str(writer.complete() or path)
-    options = SinkOptions(overwrite=overwrite, contact_sheet=path.name == "sheet.png", **options)
+    options = OutputOptions(overwrite=overwrite, contact_sheet=path.name == "sheet.png", **options)
     given = {"size": SIZE, "fps": 24, "options": options, "num_frames": 1}
     check_output(name, **given)
     with open_sink(name, **given) as sink:
@@ -440,7 +440,7 @@ def test_a_full_disk_is_one_error_with_the_name_of_the_file(small_disk, monkeypa
 
 
 @dataclass(frozen=True)
-class MoreOptions(SinkOptions):
+class MoreOptions(OutputOptions):
     grain: int = 3
 
 

@@ -14,7 +14,7 @@ from mlx_ltx_vae.commands.parsers import decode_parser
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.frame_format import RGB8, RGB16
 from mlx_ltx_vae.pipeline.frames import write_chunk
-from mlx_ltx_vae.video import FrameFormat, FrameOutput, FrameStep, SinkOptions, frame_endings, open_sink, sinks
+from mlx_ltx_vae.video import FrameFormat, FrameOutput, FrameStep, OutputOptions, frame_endings, open_sink, sinks
 from toy_sink import PPM
 from toy_step import RAMP, make_ramp
 
@@ -159,7 +159,7 @@ def test_outputs_with_different_frames_are_converted_once_each(tmp_path):
     outputs = {"a": RGB8, "b": RGB8, "c": HALF, "d": SINGLE}
     opened = {
         open_sink(
-            tmp_path / f"{name}.npy", size=(6, 4), fps=24, options=SinkOptions(frames=FrameOutput(target, steps))
+            tmp_path / f"{name}.npy", size=(6, 4), fps=24, options=OutputOptions(frames=FrameOutput(target, steps))
         ): FrameOutput(target, steps)
         for name, target in outputs.items()
     }
@@ -182,7 +182,7 @@ def test_outputs_with_different_frames_are_converted_once_each(tmp_path):
 )
 def test_frames_that_an_output_does_not_take_are_an_error(tmp_path, name, takes):
     with pytest.raises(WriterError, match=f"frames have half floats per color, and it takes {takes}"):
-        open_sink(f"{tmp_path}/{name}", size=(6, 4), fps=24, options=SinkOptions(frames=FrameOutput(HALF)))
+        open_sink(f"{tmp_path}/{name}", size=(6, 4), fps=24, options=OutputOptions(frames=FrameOutput(HALF)))
 
 
 def test_the_help_names_all_endings():

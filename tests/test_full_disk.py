@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import LTXVAEError, VideoReader, WriterError, compress_still, load_latents
-from mlx_ltx_vae.pipeline.frames import FrameBuffer
+from mlx_ltx_vae.pipeline.frame_buffer import FrameBuffer
 from mlx_ltx_vae.shapes import Axis
-from mlx_ltx_vae.video import FrameOutput, SinkOptions, open_sink
+from mlx_ltx_vae.video import FrameOutput, OutputOptions, open_sink
 from mlx_ltx_vae.video.exr import EXR_SPACES
 from tolerances import cpu_only
 
@@ -83,7 +83,7 @@ def test_a_full_disk_is_refused_in_one_sentence(golden, latents, small_disk):
 
 def test_exr_on_a_full_disk_is_an_error_of_their_folder(small_disk):
     frame = np.random.default_rng(0).uniform(size=(1, 512, 768, 3)).astype(np.float16)  # 2 MB
-    folder, options = small_disk / "light", SinkOptions(frames=FrameOutput(EXR_SPACES["srgb"].format))
+    folder, options = small_disk / "light", OutputOptions(frames=FrameOutput(EXR_SPACES["srgb"].format))
     with pytest.raises(WriterError) as error, open_sink(f"{folder}/", size=(768, 512), fps=24, options=options) as sink:
         for _ in range(3):
             sink.write(frame)
@@ -129,7 +129,7 @@ def no_temporary_folder(tmp_path, monkeypatch):
 
 NEEDS = {
     "metadata": lambda folder: open_sink(
-        folder / "a.mp4", size=(32, 32), fps=24, options=SinkOptions(metadata={"a": "b"})
+        folder / "a.mp4", size=(32, 32), fps=24, options=OutputOptions(metadata={"a": "b"})
     ),
     "a pipe as output": lambda folder: open_sink(folder / "pipe.mp4", size=(32, 32), fps=24),
     "a pipe as input": lambda folder: load_latents(folder / "pipe.npy"),

@@ -10,6 +10,7 @@ from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.models.specs import ConvSpec
 from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
+from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.planner import plan_decode
 from tolerances import gpu_only, tolerance
 
@@ -53,7 +54,7 @@ def test_published_widths_stored_in_bfloat16_lose_little_in_the_emulation_of_met
 def test_the_case_reaches_winograd_on_metal_at_several_widths():
     spec = decoder_spec(parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3"))
     machine = Machine(Backend.METAL, itemsize=2, available=None)
-    plan = plan_decode(spec, winograd_ltx2_3.SHAPE, machine, mode="exact", order="time")
+    plan = plan_decode(spec, winograd_ltx2_3.SHAPE, machine, PlanOptions(mode="exact", order="time"))
     grid, widths = winograd_ltx2_3.SHAPE[2:], set()
     for (layer, (frames, height, width)), step in zip(spec.walk(grid), plan.steps, strict=True):
         if isinstance(layer, ConvSpec):

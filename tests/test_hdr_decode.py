@@ -29,7 +29,7 @@ from mlx_ltx_vae import FrameChunk, HDROptions, PreviewVAE, VideoVAE, WriterErro
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.pipeline.frames import write_chunk
 from mlx_ltx_vae.preview import main as preview
-from mlx_ltx_vae.video import SinkOptions, filters, open_sink, output_files
+from mlx_ltx_vae.video import OutputOptions, filters, open_sink, output_files
 from test_distributed import launch
 from tolerances import PEAK_MARGIN
 from video_files import run_ffmpeg, write_tone
@@ -50,7 +50,7 @@ def patches():
 
 def write_codes(path, codes, hdr, num_frames=1, **given):
     """Write a clip of one picture, of which a decoder has made the codes."""
-    ((name, options),) = output_files(str(path), hdr.choose_frames(SinkOptions(**given))).items()
+    ((name, options),) = output_files(str(path), hdr.choose_frames(OutputOptions(**given))).items()
     pixels = mx.repeat(mx.array((2 * codes - 1).astype(np.float32))[None, None], num_frames, axis=1)
     with open_sink(name, size=codes.shape[1::-1], fps=24, options=options) as sink:
         write_chunk(FrameChunk(0, pixels), {sink: options.frames})
@@ -121,10 +121,10 @@ def test_sdr_is_tone_mapped(exposure, bit_depth, tmp_path):
 
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_steps_take_no_more_memory_than_they_say(signal):
-    options = HDROptions("acescct", signal, exr_space="acescg").choose_frames(SinkOptions())
+    options = HDROptions("acescct", signal, exr_space="acescg").choose_frames(OutputOptions())
     frames = mx.random.uniform(shape=(3, 200, 320, 3))
     mx.eval(frames)
-    for output in (options.frames, options.hdr.exr, options.hdr.sheet):
+    for output in (options.frames, options.exr, options.sheet_frames):
         (step,) = output.steps
         mx.reset_peak_memory()
         before = mx.get_active_memory()

@@ -12,12 +12,12 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from mlx_ltx_vae import HDROptions, VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.commands import entry
-from mlx_ltx_vae.commands.jobs import read_inputs
+from mlx_ltx_vae.commands.items import read_inputs
 from mlx_ltx_vae.conversion import convert_checkpoint
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.inspect import inspect
 from mlx_ltx_vae.integrations import install
-from mlx_ltx_vae.video import SinkOptions, open_sink
+from mlx_ltx_vae.video import OutputOptions, open_sink
 
 LATENTS = mx.random.normal((1, 64, 1, 2, 2), key=mx.random.key(0))
 FRAMES = np.random.default_rng(0).integers(0, 256, (9, 32, 32, 3), np.uint8)
@@ -116,7 +116,7 @@ def test_outputs_may_begin_with_the_home_folder(home, vae, writer):
 
 
 def test_the_folder_of_exr_images_may_begin_with_the_home_folder(home):
-    assert HDROptions("acescct", exr="~/exr/").choose_frames(SinkOptions()).hdr.folder == f"{home}/exr/"
+    assert HDROptions("acescct", exr="~/exr/").choose_frames(OutputOptions()).hdr.folder == f"{home}/exr/"
 
 
 def test_inputs_may_begin_with_the_home_folder(home, monkeypatch):

@@ -10,7 +10,7 @@ from PIL import Image
 
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.inspect import inspect_video
-from mlx_ltx_vae.video import SinkOptions, VideoReader, open_sink, reader
+from mlx_ltx_vae.video import OutputOptions, VideoReader, open_sink, reader
 from test_info import info, refused, text  # noqa: F401
 from video_files import noise, run_ffmpeg, save_images
 
@@ -22,7 +22,7 @@ KEYS = {
 
 
 def write(path: Path | str, num_frames: int, size: tuple[int, int], **options: object) -> None:
-    with open_sink(path, size=size, fps=25, options=SinkOptions(**options)) as out:
+    with open_sink(path, size=size, fps=25, options=OutputOptions(**options)) as out:
         out.write(noise(num_frames, size))
 
 
@@ -101,7 +101,7 @@ def test_metadata_is_shown_in_one_line_and_whole_in_json(info, text, tmp_path: P
 
 
 def test_an_image_has_no_rate(info, tmp_path: Path) -> None:  # noqa: F811
-    with open_sink(f"{tmp_path}/a/", size=(64, 33), fps=24, options=SinkOptions(bit_depth=10)) as out:
+    with open_sink(f"{tmp_path}/a/", size=(64, 33), fps=24, options=OutputOptions(bit_depth=10)) as out:
         out.write(noise(1, (64, 33), np.uint16))
     report = info(tmp_path / "a" / "00000.png")
     assert (report["frames"], report["fps"], report["seconds"], report["pixel_format"]) == (1, None, None, "rgb48be")

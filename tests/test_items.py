@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlx_ltx_vae.commands.jobs import Item, all_exist, find_pattern, name_items
-from mlx_ltx_vae.commands.jobs import read_inputs as read
+from mlx_ltx_vae.commands.items import Item, all_exist, find_pattern, name_items
+from mlx_ltx_vae.commands.items import read_inputs as read
 from mlx_ltx_vae.distributed import Ranks
 from mlx_ltx_vae.errors import ItemsError
 

@@ -13,11 +13,12 @@ import pytest
 
 from audio_cases import random_latents
 from conftest import active_memory
-from mlx_ltx_vae import DecodeCancelled, DecodeError, Keyframes, LatentsError, PlanError, VideoVAE
+from mlx_ltx_vae import DecodeCancelled, DecodeError, Film, Keyframes, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.frame_format import RGB8, RGB16, FrameOutput, FrameStep
 from mlx_ltx_vae.models.base import Decoder
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec
 from mlx_ltx_vae.planning.film import sound_parts
+from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import ScaleFactors
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
@@ -124,7 +125,7 @@ def test_every_order_and_mode_makes_the_same_film(golden, name):
             vae.decode(window, plan(window.shape), seed=(5 + number * 0x85EBCA6B) % 2**32 if has_noise else 0)
             for number, window in enumerate(windows)
         ]
-        film = partial(vae.stream_joined, windows, carry=9, blend=6, plan=plan, seed=5 if has_noise else 0)
+        film = partial(vae.stream_joined, windows, carry=9, blend=6, seed=5 if has_noise else 0, **options)
         expected = joined(decoded, 9, 6)
         check(pixels_of(film()), expected)
         check(pixels_of(film(frames=(5, 22)), start=5), expected[:, :, 5:22])
@@ -191,16 +192,18 @@ def test_a_film_becomes_a_file_an_array_and_levels(vae, tmp_path):
         vae.decode_to_file(vae.stream_joined(windows), tmp_path / "film.npy", seed=3)
 
 
-def test_a_film_is_planned_for_what_becomes_of_its_frames(vae, tmp_path):
+def test_a_film_is_planned_for_what_becomes_of_its_frames(vae, tmp_path, monkeypatch):
     windows, plans = windows_of(N, N), []
 
-    def film(source=windows):
-        def make_plan(shape, **options):
-            plans.append(vae.plan(shape, **options))
-            return plans[-1]
+    def make_plan(*arguments):
+        plans.append(plan_decode(*arguments))
+        return plans[-1]
 
+    def film(source=windows):
         plans.clear()
-        return vae.stream_joined(source, plan=make_plan)
+        return vae.stream_joined(source)
+
+    monkeypatch.setattr("mlx_ltx_vae.vae.plan_decode", make_plan)
 
     def planned(**consumer):
         return vae.plan(windows[0].shape, held_frames=25, **consumer)
@@ -252,12 +255,14 @@ def test_what_does_not_fit_is_one_sentence_before_anything_is_decoded(vae):
     stream = vae.stream_joined(iter([*good, wide]))
     with pytest.raises(LatentsError, match="window 3: has latents"):
         list(stream)
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'mode'; .*plan=partial\(vae.plan, mode=...\)\)"):
-        vae.stream_joined(good, mode="single")
-    with pytest.raises(PlanError, match="a film has a plan for each window"):
-        vae.stream_joined(good, plan=vae.plan(good[0].shape))
-    with pytest.raises(PlanError, match="a memory budget replaces a plan"):
-        vae.stream_joined(good, plan=vae.plan, memory_budget="1GB")
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'ordre' \(did you mean order\?\)"):
+        vae.stream_joined(good, ordre="rows")
+    with pytest.raises(PlanError, match="the plan was made for one window; plan the film"):
+        vae.stream(Film(good), vae.plan(good[0].shape))
+    with pytest.raises(PlanError, match="the plan has its memory_budget already"):
+        vae.stream(Film(good), vae.plan(Film(good)), memory_budget="1GB")
+    with pytest.raises(PlanError, match="windows that come from an iterator are planned as they come"):
+        vae.plan(Film(iter(good)))
     with pytest.raises(PlanError, match="a memory budget of 1 kB is too small for 73 frames"):
         list(vae.stream_joined(good, memory_budget="1KB"))
 
@@ -371,7 +376,7 @@ def test_windows_see_their_own_keyframes_and_those_in_the_carry(golden):
     windows = windows_of(3, 3, 3, channels=shape[1], size=shape[3:])  # 17 frames, of which 9 are carried
     stills = windows_of(2, 2, 2, channels=shape[1], size=shape[3:])
     plan = partial(vae.plan, order="columns")
-    film = partial(vae.stream_joined, carry=9, blend=4, seed=3, plan=plan)
+    film = partial(vae.stream_joined, carry=9, blend=4, seed=3, order="columns")
     for own, seen in [  # numbers of each window; and window, still and number of what each sees
         ([[8], [16], []], [[(0, 0, 8)], [(0, 0, 0), (1, 0, 16)], [(1, 0, 8)]]),
         ([[2, 16], [8, 3], [0, 5]], [[(0, 0, 2), (0, 1, 16)], [(1, 0, 8), (1, 1, 3)], [(2, 0, 0), (2, 1, 5)]]),

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -20,7 +19,7 @@ from many_files import VAE as DEMO
 from many_files import failed, names, run
 from mlx_ltx_vae import AudioVAE, Keyframes, VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
 from mlx_ltx_vae.commands.decode_command import DecodeJob
-from mlx_ltx_vae.commands.jobs import join_items, read_inputs
+from mlx_ltx_vae.commands.items import join_items, read_inputs
 from mlx_ltx_vae.commands.sound import FilmSoundTask
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
@@ -428,7 +427,7 @@ def test_keyframes_in_files_are_carried_from_windows_that_are_not_decoded(tmp_pa
         blend=4,
         seed=3,
         frames=(19, 25),
-        plan=partial(vae.plan, order="columns"),
+        order="columns",
     )
     expected = levels_of(np.concatenate([np.array(chunk.pixels) for chunk in film], axis=2))
     arguments = [f"{number}.safetensors" for number in range(3)]

@@ -23,7 +23,7 @@ from fuzz_corpus import CHANNELS, small_config, small_weights
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.process import remove_folder
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
-from mlx_ltx_vae.video import SinkOptions, VideoReader, open_sink
+from mlx_ltx_vae.video import OutputOptions, VideoReader, open_sink
 
 pytestmark = pytest.mark.slow
 
@@ -143,7 +143,7 @@ def decode_once(vae, folder, output, options, how, end):
     latents = mx.random.normal((1, CHANNELS, 5, 4, 6), key=mx.random.key(0))
     plan = vae.plan(latents.shape, **how)
     stream = vae.stream(latents, plan)
-    sink = open_sink(f"{folder}/{output}", size=plan.frame_size, fps=FPS, options=SinkOptions(**options))
+    sink = open_sink(f"{folder}/{output}", size=plan.frame_size, fps=FPS, options=OutputOptions(**options))
     for chunk in islice(stream, {CLOSED: None, DROPPED_AFTER_A_CHUNK: 1, DROPPED_WITHOUT_A_CHUNK: 0}[end]):
         sink.write(chunk.to_uint8())
     if end == CLOSED:

@@ -12,6 +12,7 @@ from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.device import step_settings
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, encoder_spec, parse_vae_config
+from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.memory import is_cache_tight
 from mlx_ltx_vae.planning.planner import plan_decode, plan_encode
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
@@ -149,21 +150,21 @@ def test_a_budget_bounds_arrays_in_use_and_the_cache_together():
     assert free.peak_bytes == free.memory.active + free.memory.buffer_cache
     least = plan_decode(spec, LATENTS, replace(GPU, available=1)).memory.active
     for budget in (free.peak_bytes, free.memory.active + 10**8, least + 10**7):
-        plan = plan_decode(spec, LATENTS, GPU, memory_budget=budget)
+        plan = plan_decode(spec, LATENTS, GPU, PlanOptions(memory_budget=budget))
         assert plan.peak_bytes <= budget
     assert not is_cache_tight(free.memory, free.machine.backend)
     assert is_cache_tight(plan.memory, plan.machine.backend)
     assert "slower" in str(plan) and "slower" not in str(free)
     with pytest.raises(PlanError, match="least that works"):
-        plan_decode(spec, LATENTS, GPU, memory_budget=least // 2)
+        plan_decode(spec, LATENTS, GPU, PlanOptions(memory_budget=least // 2))
     with pytest.raises(PlanError, match=r'^a memory budget of 8 bytes \(write "8GB" for gigabytes\) is too small'):
-        plan_decode(spec, LATENTS, GPU, memory_budget=8)
+        plan_decode(spec, LATENTS, GPU, PlanOptions(memory_budget=8))
 
 
 def test_a_faster_step_that_leaves_no_room_for_the_cache_gives_way_to_a_smaller_one():
     spec = decoder_spec(CONFIG)
     fast = plan_decode(spec, LATENTS, GPU)
-    plan = plan_decode(spec, LATENTS, GPU, memory_budget=fast.memory.active + 10**8)
+    plan = plan_decode(spec, LATENTS, GPU, PlanOptions(memory_budget=fast.memory.active + 10**8))
     assert (plan.step, plan.prefetch) != (fast.step, fast.prefetch)
     assert not is_cache_tight(plan.memory, plan.machine.backend)
 
@@ -205,7 +206,7 @@ def test_what_other_arrays_hold_is_not_available(monkeypatch):
     assert machine.largest_buffer == 3_760_000_000
     shape = (1, 128, 16, 22, 40)
     assert plan_decode(decoder_spec(CONFIG), shape, machine).peak_bytes <= 4 * GB
-    assert plan_decode(decoder_spec(CONFIG), shape, machine, memory_budget="95%").peak_bytes > 4 * GB
+    assert plan_decode(decoder_spec(CONFIG), shape, machine, PlanOptions(memory_budget="95%")).peak_bytes > 4 * GB
 
 
 PLANS = {

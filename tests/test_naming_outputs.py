@@ -18,12 +18,12 @@ import pytest
 from many_files import failed, run
 from mlx_ltx_vae import WriterError, decode, demo, encode
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.commands.jobs import name_outputs
 from mlx_ltx_vae.conversion import convert_checkpoint
 from mlx_ltx_vae.errors import LatentsError
 from mlx_ltx_vae.files import PartFile, part_folder
 from mlx_ltx_vae.latents import LatentsWriter
-from mlx_ltx_vae.video import SinkOptions, open_sink
+from mlx_ltx_vae.pipeline.output import name_outputs
+from mlx_ltx_vae.video import OutputOptions, open_sink
 from test_files_kept import PRECIOUS, REFUSED, REPLACED, mode, target_of, write
 from test_full_disk import small_disk  # noqa: F401
 from video_files import SIZE, noise, read
@@ -345,12 +345,12 @@ def test_a_live_video_replaces_no_file_that_is_read_only(here):
     Path("out.mp4").write_bytes(PRECIOUS)
     Path("out.mp4").chmod(0o444)
     with pytest.raises(WriterError, match="is read-only; "):
-        open_sink("out.mp4", size=SIZE, fps=24, options=SinkOptions(fragmented=True))
+        open_sink("out.mp4", size=SIZE, fps=24, options=OutputOptions(fragmented=True))
     assert Path("out.mp4").read_bytes() == PRECIOUS
 
 
 def test_a_live_video_that_cannot_be_synced_stays(here):
-    out = open_sink("out.mp4", size=SIZE, fps=24, options=SinkOptions(fragmented=True))
+    out = open_sink("out.mp4", size=SIZE, fps=24, options=OutputOptions(fragmented=True))
     out.write(noise(2))
     with (
         pytest.raises(WriterError, match=r"^out\.mp4: .* is kept as .*/out\.mp4\.$"),

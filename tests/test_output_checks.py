@@ -15,7 +15,7 @@ from mlx_ltx_vae.models.latent_rgb.family import LatentRGBConfig, LatentRGBDecod
 from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
 from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder
 from mlx_ltx_vae.pipeline import audio, decode, encode
-from mlx_ltx_vae.pipeline.frames import OutputCheck
+from mlx_ltx_vae.pipeline.output_check import OutputCheck
 from mlx_ltx_vae.preview import main as preview_command
 from mlx_ltx_vae.video.audio import write_wav
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import WriterError, load_latents, save_latents
-from mlx_ltx_vae.video import SinkOptions, VideoReader, check_output, open_sink
+from mlx_ltx_vae.video import OutputOptions, VideoReader, check_output, open_sink
 
 SIZE = (64, 32)
 FRAMES = np.random.default_rng(0).integers(0, 256, (3, SIZE[1], SIZE[0], 3), np.uint8)
@@ -64,7 +64,7 @@ def test_a_symbolic_link_stays_and_its_target_is_replaced(tmp_path, ending, is_d
 def test_a_failed_live_video_removes_the_target_of_a_link_and_not_the_link(tmp_path):
     link, real = tmp_path / "link.mp4", tmp_path / "real.mp4"
     link.symlink_to(real)
-    open_sink(link, size=SIZE, fps=24, options=SinkOptions(fragmented=True)).abort()
+    open_sink(link, size=SIZE, fps=24, options=OutputOptions(fragmented=True)).abort()
     assert names(tmp_path) == ["link.mp4"]
 
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import nobody
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.process import remove_folder
-from mlx_ltx_vae.video import SinkOptions, VideoWriter, open_sink
+from mlx_ltx_vae.video import OutputOptions, VideoWriter, open_sink
 from video_files import SIZE, noise, numbered, numbers, read
 
 LOST = "out.mp4: another program has moved, removed or replaced it while it was written; write it again."
@@ -150,7 +150,7 @@ def test_a_folder_that_becomes_read_only_is_one_error_that_names_the_output(tmp_
         if parent == Path(tempfile.gettempdir()):
             break
         parent.chmod(0o755)
-    options = SinkOptions(fragmented=name == "live.mp4")
+    options = OutputOptions(fragmented=name == "live.mp4")
     out = open_sink(f"{folder}/{name}", size=SIZE, fps=24, options=options)
     out.write(noise(2))
     out._queue.finish()

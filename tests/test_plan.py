@@ -15,6 +15,7 @@ from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.specs import decoder_spec as diffusion_spec
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec
 from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
+from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning import planner
 from mlx_ltx_vae.planning.memory import StreamRun, stream_memory
 from mlx_ltx_vae.planning.plan import Mode, Order
@@ -38,7 +39,9 @@ def plan(size, budget=None, machine=REAL, must_fit=True, **options):
     memory_budget = None if budget is None else round(budget * GB)
     if not must_fit:  # half of what is available is an aim, and not a bound
         machine, memory_budget = replace(machine, available=2 * memory_budget), None
-    return plan_decode(decoder_spec(config()), shape(*size), machine, memory_budget=memory_budget, **options)
+    return plan_decode(
+        decoder_spec(config()), shape(*size), machine, PlanOptions(memory_budget=memory_budget, **options)
+    )
 
 
 def test_weights_are_counted_as_the_published_files_have_them(golden):
@@ -77,9 +80,9 @@ def test_4k_decodes_exactly_within_8_gb_at_the_real_widths_weights_included():
 )
 def test_no_array_reaches_the_size_that_kernels_cannot_index(monkeypatch, grid, options):
     with pytest.raises(PlanError, match="more than 2147 million elements, beyond which results are wrong"):
-        plan_decode(decoder_spec(config()), (1, 128, *grid), REAL, **options)
+        plan_decode(decoder_spec(config()), (1, 128, *grid), REAL, PlanOptions(**options))
     monkeypatch.setattr(planner, "MAX_ARRAY_ELEMENTS", 2**40)
-    assert plan_decode(decoder_spec(config()), (1, 128, *grid), REAL, **options).peak_bytes > 2**31
+    assert plan_decode(decoder_spec(config()), (1, 128, *grid), REAL, PlanOptions(**options)).peak_bytes > 2**31
 
 
 def test_no_array_is_larger_than_the_largest_buffer_of_the_device():
@@ -89,16 +92,18 @@ def test_no_array_is_larger_than_the_largest_buffer_of_the_device():
     assert largest_array(spec, plan_decode(spec, shape, REAL)) > 3_760_000_000
     assert largest_array(spec, plan_decode(spec, shape, hosted)) <= 3_760_000_000
     # A convolution on Metal joins three frames.
-    plan = plan_decode(spec, (1, 128, 16, 168, 168), replace(hosted, itemsize=4, available=None), order="time")
+    plan = plan_decode(
+        spec, (1, 128, 16, 168, 168), replace(hosted, itemsize=4, available=None), PlanOptions(order="time")
+    )
     layers = zip(plan.steps, spec.walk(plan.latent_shape.grid), strict=True)
     convolved = [12 * step * layer.in_channels * math.prod(grid[1:]) for step, (layer, grid) in layers if layer.weights]
     assert max(convolved) <= 3_760_000_000
     with pytest.raises(PlanError, match="more than 38 million elements, the largest buffer of this device; use"):
-        plan_decode(spec, shape, replace(hosted, largest_buffer=150_000_000), mode="exact")
+        plan_decode(spec, shape, replace(hosted, largest_buffer=150_000_000), PlanOptions(mode="exact"))
     with pytest.raises(PlanError, match="one array of 24.36 GB, and the largest buffer of this device has 3.76 GB;"):
-        plan_decode(spec, (1, 128, 16, 128, 256), hosted, joined=True)
+        plan_decode(spec, (1, 128, 16, 128, 256), hosted, PlanOptions(joined=True))
     tiles = {"mode": "tiled", "tiling": TilingConfig.default(), "joined": True}
-    assert plan_decode(spec, (1, 128, 16, 64, 64), hosted, **tiles).memory.result < 3_760_000_000
+    assert plan_decode(spec, (1, 128, 16, 64, 64), hosted, PlanOptions(**tiles)).memory.result < 3_760_000_000
 
 
 def largest_array(spec, plan):
@@ -116,18 +121,18 @@ def largest_array(spec, plan):
 def test_keys_and_values_of_a_step_have_at_most_2_to_the_29_elements(grid, order):
     """Each of them; 257 frames of 1920x1088, and of 3840x2176."""
     spec = diffusion_spec(ltx_2_5().decoder)
-    found = plan_decode(spec, (1, 128, *grid), REAL, order=order, mode="exact")
+    found = plan_decode(spec, (1, 128, *grid), REAL, PlanOptions(order=order, mode="exact"))
     assert largest_array(spec, found) <= 4 * 2**29
     if order == "time":
         with pytest.raises(PlanError, match="more than 537 million elements, beyond which results are wrong"):
-            plan_decode(spec, (1, 128, 33, 68, 120), REAL, order="time", mode="exact")
+            plan_decode(spec, (1, 128, 33, 68, 120), REAL, PlanOptions(order="time", mode="exact"))
 
 
 def test_a_network_says_its_pace_along_rows_and_columns_on_a_gpu():
     """Six outputs of a tile of Metal's Winograd convolutions, or the four queries of a block of the attention."""
     for spec, expected in ((decoder_spec(config()), 6), (diffusion_spec(ltx_2_5().decoder), 4)):
         for order in ("rows", "columns"):
-            assert plan_decode(spec, (1, 128, 16, 16, 24), REAL, order=order).step == expected
+            assert plan_decode(spec, (1, 128, 16, 16, 24), REAL, PlanOptions(order=order)).step == expected
 
 
 def test_blended_tiles_are_the_last_resort():
@@ -231,7 +236,10 @@ def test_a_clip_that_is_padded_takes_the_memory_of_one_of_the_size_that_it_is_pa
     spec = diffusion_spec(parsed)
     assert spec.least == (3, 7, 7)
     for order in ("rows", "columns"):
-        small, padded = (plan_decode(spec, (1, 128, 3, *size), mode="exact", order=order) for size in ((2, 2), (7, 7)))
+        small, padded = (
+            plan_decode(spec, (1, 128, 3, *size), options=PlanOptions(mode="exact", order=order))
+            for size in ((2, 2), (7, 7))
+        )
         assert small.memory.caches == padded.memory.caches
         assert small.memory.active > 0.9 * padded.memory.active
 

@@ -13,7 +13,7 @@ from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, 
 from mlx_ltx_vae.frame_format import RGB8, RGB16, FrameOutput
 from mlx_ltx_vae.models.noise import NoiseVolume, draw
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.pipeline.frames import OutputCheck
+from mlx_ltx_vae.pipeline.output_check import OutputCheck
 from mlx_ltx_vae.pipeline.run import Run
 from mlx_ltx_vae.planning.plan import Order
 from mlx_ltx_vae.shapes import LatentShape

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, open_sink
+from mlx_ltx_vae.video import OutputOptions, VideoReader, VideoWriter, open_sink
 from video_files import SIZE, children, kill_children, noise, open_files, run_ffmpeg, write
 
 PATIENCE = 60  # seconds, for what must happen at all
@@ -48,7 +48,7 @@ class Held:
 )
 def test_a_dropped_writer_leaves_nothing(tmp_path: Path, name: str, num_frames: int, is_in_a_cycle: bool) -> None:
     (tmp_path / "old").mkdir()
-    held, options = Held(tmp_path), SinkOptions(fragmented=name == "live.mp4")
+    held, options = Held(tmp_path), OutputOptions(fragmented=name == "live.mp4")
     out = open_sink(f"{tmp_path}/{name}", size=SIZE, fps=24, options=options)
     for frames in np.split(noise(num_frames), 3):
         out.write(frames)
@@ -119,7 +119,7 @@ def test_a_dropped_reader_leaves_nothing(
 FORKS = """
 import os, sys, time
 import numpy as np
-from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, open_sink
+from mlx_ltx_vae.video import OutputOptions, VideoReader, VideoWriter, open_sink
 from mlx_ltx_vae.video.audio import write_wav
 
 def fork(act):
@@ -172,7 +172,7 @@ name, options = {
     "npy": ("out.npy", {}),
     "stills": ("out/", {}),
 }[kind]
-used = open_sink(f"{folder}/{name}", size=(96, 64), fps=24, options=SinkOptions(**options))
+used = open_sink(f"{folder}/{name}", size=(96, 64), fps=24, options=OutputOptions(**options))
 used.write(frames[:10])
 end_all(lambda: attempt(lambda: used.write(frames)), lambda: attempt(lambda: used.close()), lambda: used.abort())
 used.write(frames[10:])
@@ -183,8 +183,8 @@ if (child := os.fork()) == 0:  # one that lives on
     os._exit(0)
 used.close()
 if kind == "live":
-    open_sink(f"{folder}/{name}", size=(96, 64), fps=24, options=SinkOptions(fragmented=True)).abort()
-    used = open_sink(f"{folder}/{name}", size=(96, 64), fps=24, options=SinkOptions(fragmented=True))
+    open_sink(f"{folder}/{name}", size=(96, 64), fps=24, options=OutputOptions(fragmented=True)).abort()
+    used = open_sink(f"{folder}/{name}", size=(96, 64), fps=24, options=OutputOptions(fragmented=True))
     used.write(frames)
     used.close()
 os.close(write_end)

@@ -14,7 +14,7 @@ from mlx_ltx_vae import demo, load_latents, save_latents
 from mlx_ltx_vae.codec_table import AUDIO_CODECS
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import ReaderError, WriterError
-from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, audio, check_output, open_sink, writer
+from mlx_ltx_vae.video import OutputOptions, VideoReader, VideoWriter, audio, check_output, open_sink, writer
 from mlx_ltx_vae.video.sound_files import SoundReader
 from video_files import numbered, numbers, read, run_ffmpeg, write_tone
 
@@ -114,7 +114,7 @@ def test_audio_that_is_not_longer_or_shorter_by_more_than_a_frame_is_no_warning(
 
 
 def test_a_checked_output_warns_once(tmp_path: Path) -> None:
-    options = SinkOptions(audio=make_audio(tmp_path / "a.wav", 3))
+    options = OutputOptions(audio=make_audio(tmp_path / "a.wav", 3))
     video = {"size": SIZE, "fps": 24, "options": options, "num_frames": 2}
     with pytest.warns(UserWarning, match=r"0\.08 s and its audio 3\.00 s"):
         check_output(tmp_path / "out.mp4", **video)
@@ -415,7 +415,9 @@ def test_times_that_are_a_little_wrong_change_nothing(tmp_path: Path) -> None:
 def test_shortest_without_audio_is_refused(tmp_path: Path) -> None:
     for name, text in (("out.mp4", "add audio"), ("out.gif", "takes no shortest"), ("-", "takes no shortest")):
         with pytest.raises(WriterError, match=text):
-            check_output(tmp_path / name if name != "-" else "-", size=SIZE, fps=24, options=SinkOptions(shortest=True))
+            check_output(
+                tmp_path / name if name != "-" else "-", size=SIZE, fps=24, options=OutputOptions(shortest=True)
+            )
 
 
 def test_shortest_needs_the_number_of_frames_and_gets_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from mlx_ltx_vae.codec_table import AUDIO_CODECS, CODECS, AudioCodec, Codec
 from mlx_ltx_vae.commands.parsers import decode_parser
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import SinkOptions, VideoWriter, check_output, codecs, ffmpeg
+from mlx_ltx_vae.video import OutputOptions, VideoWriter, check_output, codecs, ffmpeg
 from test_video_writer import PATCH, SATURATED, patches, probe, read_back
 from video_files import noise, write
 
@@ -21,7 +21,7 @@ SIZE = (64, 64)
 def refusal(name: str, size: tuple[int, int] = SIZE, **options: object) -> str:
     """The error of a check, before any file is written."""
     with pytest.raises(WriterError) as error:
-        check_output(name, size=size, fps=24, options=SinkOptions(**options))
+        check_output(name, size=size, fps=24, options=OutputOptions(**options))
     return str(error.value)
 
 
@@ -74,8 +74,8 @@ def test_pixel_formats_that_an_encoder_lacks_are_refused() -> None:
     text = refusal("a.mov", codec="prores", pix_fmt="yuv420p")
     assert text.endswith("use one of yuv422p10le, yuv444p10le.")
     assert "yuv420p has even sizes, not 33x17; use yuv444p" in refusal("a.mp4", (33, 17), pix_fmt="yuv420p")
-    check_output("a.mp4", size=(33, 17), fps=24, options=SinkOptions(pix_fmt="yuv444p"))
-    check_output("a.webm", size=(33, 17), fps=24, options=SinkOptions(pix_fmt="yuv422p"))
+    check_output("a.mp4", size=(33, 17), fps=24, options=OutputOptions(pix_fmt="yuv444p"))
+    check_output("a.webm", size=(33, 17), fps=24, options=OutputOptions(pix_fmt="yuv422p"))
     assert "takes no pix fmt" in refusal("-", pix_fmt="rgb24")
 
 
@@ -91,7 +91,7 @@ def test_the_command_checks_both_before_the_weights_are_read(
 
 def on_a_mac(name: str, size: tuple[int, int] = SIZE, **options: object) -> str:
     ending = Path(name).suffix
-    return " ".join(codecs.video_arguments(name, ending, size, Fraction(24), SinkOptions(**options), None))
+    return " ".join(codecs.video_arguments(name, ending, size, Fraction(24), OutputOptions(**options), None))
 
 
 @pytest.fixture
@@ -177,5 +177,5 @@ def test_help_and_docstrings_name_every_codec() -> None:
 def test_default_qualities_stay_as_they_are() -> None:
     """Another quality would change every file without a word."""
     for codec, crf in (("h264", 18), ("hevc", 20), ("vp9", 24), ("av1", 24)):
-        arguments = codecs.video_arguments("a.mp4", ".mp4", SIZE, Fraction(24), SinkOptions(codec=codec), None)
+        arguments = codecs.video_arguments("a.mp4", ".mp4", SIZE, Fraction(24), OutputOptions(codec=codec), None)
         assert arguments[arguments.index("-crf") + 1] == str(crf)

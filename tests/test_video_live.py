@@ -20,7 +20,7 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from mlx_ltx_vae import demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import SinkOptions, VideoWriter, check_output, open_sink
+from mlx_ltx_vae.video import OutputOptions, VideoWriter, check_output, open_sink
 from video_files import (
     SIZE,
     children,
@@ -265,7 +265,7 @@ def test_a_file_that_does_not_block_is_an_error() -> None:
 def test_other_outputs_cannot_play_while_they_grow(tmp_path: Path, name: str) -> None:
     for function in (open_sink, check_output):
         with pytest.raises(WriterError, match=r"cannot be played while it grows; only \.mp4 and \.mov can\.$"):
-            function(f"{tmp_path}/{name}", size=SIZE, fps=24, options=SinkOptions(fragmented=True))
+            function(f"{tmp_path}/{name}", size=SIZE, fps=24, options=OutputOptions(fragmented=True))
     assert names(tmp_path) == []
 
 

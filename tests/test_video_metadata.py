@@ -19,7 +19,7 @@ from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.inspect import inspect_video
-from mlx_ltx_vae.video import SinkOptions, VideoWriter, metadata, open_sink
+from mlx_ltx_vae.video import OutputOptions, VideoWriter, metadata, open_sink
 from mlx_ltx_vae.video.metadata import read_metadata
 from test_video_audio import make_audio, sound
 from video_files import noise, read, run_ffmpeg, write
@@ -89,7 +89,7 @@ def test_any_text_comes_back_or_is_left_out(tmp_path: Path, entries: dict) -> No
     for name in ("out.mov", "out.mkv", "out/"):
         for old in (tmp_path / "out").glob("*"):
             old.unlink()
-        with open_sink(f"{tmp_path}/{name}", size=SIZE, fps=24, options=SinkOptions(metadata=entries)) as out:
+        with open_sink(f"{tmp_path}/{name}", size=SIZE, fps=24, options=OutputOptions(metadata=entries)) as out:
             out.write(noise(1, SIZE))
         path = tmp_path / ("out/00000.png" if name == "out/" else name)
         kept = metadata.keep_metadata(name, path.suffix, entries, warns=False)
@@ -104,7 +104,7 @@ def as_matroska(key: str) -> str:
 
 @pytest.mark.parametrize(("bit_depth", "dtype"), [(8, np.uint8), (10, np.uint16)])
 def test_entries_come_back_from_stills(tmp_path: Path, bit_depth: int, dtype: type) -> None:
-    options = SinkOptions(metadata=ENTRIES, bit_depth=bit_depth)
+    options = OutputOptions(metadata=ENTRIES, bit_depth=bit_depth)
     with open_sink(f"{tmp_path}/new/", size=SIZE, fps=24, options=options) as out:
         out.write(noise(2, SIZE, dtype))
     for still in sorted((tmp_path / "new").iterdir()):
@@ -160,7 +160,7 @@ def test_what_a_container_does_not_keep_is_left_out_with_one_line_and_the_rest_c
     entries = dict.fromkeys([*KEYS, *SHAPES], "+12.3-45.6/")
     path, size = tmp_path / f"out{ending}", (64, 64)
     with pytest.warns(UserWarning, match="is written without the metadata") as said:
-        sink = open_sink(path, size=size, fps=24, options=SinkOptions(metadata=entries))
+        sink = open_sink(path, size=size, fps=24, options=OutputOptions(metadata=entries))
         with sink as out:
             out.write(noise(1, size))
     lines = [str(each.message) for each in said if "metadata" in str(each.message)]

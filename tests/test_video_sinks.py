@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import SinkOptions, VideoReader, check_output, open_sink
+from mlx_ltx_vae.video import OutputOptions, VideoReader, check_output, open_sink
 from video_files import names, run_ffmpeg
 
 SIZE = (10, 6)
@@ -25,7 +25,7 @@ def make_frames(num_frames: int = 5, dtype: type = np.uint8) -> np.ndarray:
 
 
 def write(path: str | os.PathLike, frames: np.ndarray, **options: object) -> None:
-    with open_sink(path, size=SIZE, fps=24, options=SinkOptions(**options)) as out:
+    with open_sink(path, size=SIZE, fps=24, options=OutputOptions(**options)) as out:
         out.write(frames[:2])
         out.write(frames[2:])
 
@@ -268,7 +268,7 @@ def test_what_an_output_cannot_be_is_refused_also_by_a_check_that_creates_nothin
 ) -> None:
     write(f"{tmp_path}/stills/", make_frames(1))
     path = name if name == "-" else f"{tmp_path}/{name}"
-    arguments = {"size": SIZE, "fps": 24, "options": SinkOptions(**options)} | stream
+    arguments = {"size": SIZE, "fps": 24, "options": OutputOptions(**options)} | stream
     with pytest.raises(WriterError, match=words) as expected:
         open_sink(path, **arguments)
     with pytest.raises(WriterError) as found:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from mlx_ltx_vae.codec_table import CODECS
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import SinkOptions, VideoWriter, check_output, open_sink
+from mlx_ltx_vae.video import OutputOptions, VideoWriter, check_output, open_sink
 from mlx_ltx_vae.video.codecs import ANIMATIONS, CONTAINER_ENDINGS
 from video_files import frame_times, names, noise, run_ffmpeg, write, write_tone
 
@@ -104,7 +104,7 @@ def test_saturated_colors_are_kept_and_tagged(
 def test_encoders_take_no_smaller_frames_than_measured(
     tmp_path: Path, name: str, codec: str | None, size: tuple, least: tuple, bit_depth: int
 ) -> None:
-    options = SinkOptions(codec=codec, bit_depth=bit_depth)
+    options = OutputOptions(codec=codec, bit_depth=bit_depth)
     found = rf"frames are {size[0]}x{size[1]}, and \w+ takes {least[0]}x{least[1]} and more; use another codec\.$"
     with pytest.raises(WriterError, match=found):
         check_output(tmp_path / name, size=size, fps=24, options=options)
@@ -115,7 +115,7 @@ def test_encoders_take_no_smaller_frames_than_measured(
 
 @pytest.mark.parametrize(("name", "codec"), [("out.mp4", "av1"), ("out.webm", "av1"), ("out.avif", None)])
 def test_rates_that_the_encoder_of_av1_refuses_are_refused_first(tmp_path: Path, name: str, codec: str | None) -> None:
-    options = SinkOptions(codec=codec)
+    options = OutputOptions(codec=codec)
     for fps in (241, 1000):
         found = f"libsvtav1 takes at most 240 frames per second, not {fps}"
         with pytest.raises(WriterError, match=found):
@@ -255,7 +255,7 @@ def test_animations_have_every_frame_in_its_colors_and_at_its_time(tmp_path: Pat
 
 
 def test_avif_of_bit_depth_10_has_10_bits_and_says_what_its_colors_are(tmp_path: Path) -> None:
-    with open_sink(tmp_path / "out.avif", size=(64, 64), fps=24, options=SinkOptions(bit_depth=10)) as out:
+    with open_sink(tmp_path / "out.avif", size=(64, 64), fps=24, options=OutputOptions(bit_depth=10)) as out:
         out.write(np.full((2, 64, 64, 3), 65535, np.uint16))
     said = log("-i", tmp_path / "out.avif", "-f", "null", "-")
     assert "av1" in said and "yuv420p10le(tv, bt709" in said

@@ -17,7 +17,7 @@ from conftest import file_size_limit
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.files import PartFile
 from mlx_ltx_vae.frame_format import RGB8
-from mlx_ltx_vae.video import Sink, SinkOptions, VideoReader, VideoWriter, check_output, ffmpeg, open_sink, writer
+from mlx_ltx_vae.video import OutputOptions, Sink, VideoReader, VideoWriter, check_output, ffmpeg, open_sink, writer
 from mlx_ltx_vae.video.ffmpeg import FfmpegDecoder
 from video_files import children, kill_children, names, open_files
 
@@ -252,7 +252,7 @@ TOO_MANY_OPEN_FILES = (
 @pytest.mark.parametrize("number", [2, 4])
 @pytest.mark.parametrize(("name", "options"), [("out.gif", {}), ("out.mp4", {}), ("out.mp4", {"fragmented": True})])
 def test_the_limit_of_open_files_is_named(tmp_path: Path, name: str, options: dict, number: int) -> None:
-    arguments = {"size": SIZE, "fps": 24, "options": SinkOptions(**options)}
+    arguments = {"size": SIZE, "fps": 24, "options": OutputOptions(**options)}
     open_sink(tmp_path / name, **arguments).abort()  # which lists what this ffmpeg can do
     with few_open_files(number), pytest.raises(WriterError, match=TOO_MANY_OPEN_FILES):
         open_sink(tmp_path / name, **arguments)

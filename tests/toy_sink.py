@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mlx_ltx_vae.video.sink import SinkOptions
+from mlx_ltx_vae.video.sink import OutputOptions
 from mlx_ltx_vae.video.sinks import stills_kind
 
 
-def write_ppm(path: Path, frame: np.ndarray, options: SinkOptions) -> None:
+def write_ppm(path: Path, frame: np.ndarray, options: OutputOptions) -> None:
     height, width, _ = frame.shape
     levels = frame.astype(frame.dtype.newbyteorder(">"))
     path.write_bytes(f"P6 {width} {height} {options.format.peak}\n".encode() + levels.tobytes())

@@ -20,7 +20,7 @@ from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.errors import telling_warnings
 from mlx_ltx_vae.files import FileState, file_state
 from mlx_ltx_vae.units import parse_fps
-from mlx_ltx_vae.video import SinkOptions, open_sink
+from mlx_ltx_vae.video import OutputOptions, open_sink
 
 from . import host
 from .host import CATEGORY, FileNode, files_in, fps_input, full_path
@@ -98,7 +98,7 @@ def preview(job: Job, path: str, latents: np.ndarray, fps: float, sheet: str, cl
     share = Fraction(plan.num_frames, video_frames)  # of the video's frames, which some decoders make
     options = {"size": plan.frame_size, "fps": share * parse_fps(fps), "num_frames": plan.num_frames}
     job.say(describe(plan))
-    pictures = open_sink(sheet, options=SinkOptions(contact_sheet=True), **options)
+    pictures = open_sink(sheet, options=OutputOptions(contact_sheet=True), **options)
     with pictures, VideoWriter(clip, **options) as video:
         for chunk in job.chunks(vae.stream(latents, plan, bit_depth=8)):
             frames = chunk.to_uint8()

@@ -11,12 +11,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from comfy_api.latest import InputImpl, io, ui
 
-from mlx_ltx_vae import AudioVAE, DecodePlan, DecodeStream, EncodePlan, HDROptions, LatentsError, VideoVAE, VideoWriter
+from mlx_ltx_vae import (
+    AudioVAE,
+    DecodePlan,
+    DecodeStream,
+    EncodePlan,
+    Film,
+    HDROptions,
+    LatentsError,
+    VideoVAE,
+    VideoWriter,
+)
 from mlx_ltx_vae.audio_vae import find_sound_decoder
 from mlx_ltx_vae.pipeline.audio import every_chunk
-from mlx_ltx_vae.planning.film import DEFAULT_CARRY, Film, FilmPlan, Overlap
+from mlx_ltx_vae.planning.film import DEFAULT_CARRY, FilmPlan
 from mlx_ltx_vae.units import format_bytes, parse_fps
-from mlx_ltx_vae.video import Sink, SinkOptions, open_sink
+from mlx_ltx_vae.video import OutputOptions, Sink, open_sink
 from mlx_ltx_vae.video.audio import SLACK
 
 from . import host
@@ -91,7 +101,7 @@ class Clip:
     overlap: "Carry | None" = None  # of the windows of a film
 
 
-def describe(plan: DecodePlan | EncodePlan | FilmPlan) -> str:
+def describe(plan: DecodePlan | EncodePlan) -> str:
     width, height = plan.frame_size
     tiles = f", tiled (blended in {' and '.join(plan.blended)})" if plan.blended else ""
     return f"{plan.num_frames} frames of {width}x{height} within {format_bytes(plan.peak_bytes)}{tiles}"
@@ -313,19 +323,13 @@ def join_inputs() -> list[io.Input]:
     ]
 
 
-def start_film(job: Job, vae: VideoVAE, clip: Clip, fps: Fraction, **outputs: Any) -> tuple[FilmPlan, DecodeStream]:
+def start_film(job: Job, vae: VideoVAE, clip: Clip, **outputs: Any) -> tuple[FilmPlan, DecodeStream]:
     """Plan a film, check all its windows, and start its decode, as `start_stream` does."""
     carry, blend = clip.overlap
-    options, spec = clip.options.stream, vae.decoder.spec
-    film = Film(Overlap.of(vae.config.scale, spec, carry, blend))
-    make_plan = partial(vae.plan, memory_budget=clip.memory_budget, **outputs)
-    plans = {}
-    for number, window in enumerate(clip.latents):
-        film.add(spec, window.shape, f"window {number + 1}")
-        plans[number] = make_plan(window.shape, held_frames=film.overlap.blend)
-    plan = FilmPlan(film, None, plans, fps)
-    job.say(f"{len(plans)} windows: {describe(plan)}")
-    return plan, vae.stream_joined(clip.latents, carry=carry, blend=blend, plan=make_plan, **options)
+    film = Film(clip.latents, carry=carry, blend=blend)
+    plan = vae.plan(film, memory_budget=clip.memory_budget, **outputs)
+    job.say(f"{len(plan.windows)} windows: {describe(plan)}")
+    return plan, vae.stream(film, plan, **clip.options.stream)
 
 
 def start_stream(job: Job, vae: VideoVAE, clip: Clip, **outputs: Any) -> tuple[DecodePlan, DecodeStream]:
@@ -342,17 +346,17 @@ def decode_to_file(job: Job, clip: Clip, output: Output) -> Written:
     hdr = clip.options.hdr
     vae = host.networks.load(VideoVAE, clip.vae, "decoder", None if hdr is None else "float32")
     sound_vae, options = load_sound_vae(clip), dict(output.options)
-    fps, sinks = parse_fps(options.pop("fps")), SinkOptions(bit_depth=options.pop("bit_depth"))
+    fps, sinks = parse_fps(options.pop("fps")), OutputOptions(bit_depth=options.pop("bit_depth"))
     if hdr is not None:
         sinks = HDROptions(hdr).choose_frames(sinks)
     planned: dict[str, Any] = {"outputs": [sinks.frames]}
     if sound_vae is not None:
         longest = max(sound.shape[2] for sound in ([clip.sound] if clip.overlap is None else clip.sound))
-        planned["sound"] = every_chunk(partial(sound_vae.plan, longest))
+        planned["sound"] = every_chunk(lambda options: sound_vae.plan(longest, chunk=options.chunk))
     if clip.overlap is None:
         plan, stream = start_stream(job, vae, clip, **planned)
     else:
-        plan, stream = start_film(job, vae, clip, fps, **planned)
+        plan, stream = start_film(job, vae, clip, **planned)
     with ExitStack() as stack:
         sound = stack.enter_context(sound_options(job, clip, sound_vae, plan, fps))
         if not sound:
@@ -389,7 +393,7 @@ def shrink(frames: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 @contextmanager
 def sound_options(
-    job: Job, clip: Clip, sound_vae: AudioVAE | None, plan: DecodePlan | FilmPlan, fps: Fraction
+    job: Job, clip: Clip, sound_vae: AudioVAE | None, plan: DecodePlan, fps: Fraction
 ) -> Iterator[dict[str, Any]]:
     """Yield the options of a `VideoWriter` that add the sound of a clip. Its file is removed at the end."""
     if isinstance(clip.sound, Sound):
@@ -404,7 +408,7 @@ def sound_options(
                 os.remove(path)
     elif sound_vae is not None:
         if isinstance(plan, FilmPlan):
-            frames = [window.num_frames for window in plan.windows.values()]
+            frames = [part.frames.end - part.start for part in plan.film.parts]
             stream = sound_vae.stream_joined(clip.sound, frames, fps=fps, carry=clip.overlap.frames)
         else:
             stream = sound_vae.stream(clip.sound, plan.sound)

@@ -4,14 +4,14 @@ import argparse
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, partial
 from math import ceil, prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -26,22 +26,24 @@ from ..files import part_folder, sample_path
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
+from ..options import PlanOptions
 from ..pipeline.audio import every_chunk
 from ..pipeline.encode import cut_windows
-from ..pipeline.frames import to_encoder_pixels
+from ..pipeline.hdr_frames import to_encoder_pixels
 from ..pipeline.progress import FrameBar
 from ..planning.film import DEFAULT_CARRY, check_carry
-from ..planning.plan import EncodePlan, Plan, parse_options
+from ..planning.plan import EncodePlan, Plan
 from ..planning.planner import plan_encode
-from ..shapes import LatentShape, Size, format_size
+from ..shapes import LatentShape, format_size
 from ..tiling import TilingConfig
-from ..units import HDRInput, format_are, format_count, format_seconds
+from ..units import format_are, format_count, format_seconds
 from ..video import ExrReader, Fit, VideoReader
 from ..video.reader import source_files
 from ..video.sound_files import SoundReader
 from .cli import CommandParser, format_range
-from .jobs import Item, Job, Task, are_many, describe_blending, find_pattern, has_table
-from .options import pick, take
+from .items import Item, ItemFiles, are_many, find_pattern, has_table
+from .jobs import Job, Task, describe_blending
+from .options import pick
 from .running import run_command
 
 
@@ -73,36 +75,23 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         if pattern and not arguments.windows:
             check_latents_name(pattern)
         tiling = TilingConfig(arguments.tile) if arguments.tile else None
-        options = take(arguments, "memory_budget", "tile_batch_size")
-        options |= {"mode": "tiled" if tiling else "auto", "tiling": tiling}
-        parse_options(**options)
-    fit = None if arguments.fit is None else Fit[arguments.fit]
-    job_fields = {"sources": arguments.video, "join": False, "pattern": pattern, "fit": fit, "plan_options": options}
-    job = pick(EncodeJob, arguments, **job_fields)
-    return run_command(lambda _: job.run(), arguments, computes=not job.dry_run)
+        mode, frames = "tiled" if tiling else "auto", None
+        options = pick(PlanOptions, arguments, mode=mode, tiling=tiling, frames=frames)
+    job = EncodeJob(arguments, pattern, options)
+    return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)
 
 
-@dataclass(eq=False)
 class EncodeJob(Job):
-    """Job of `encode`, with its settings. `size`, `frames` and `fps` override what a table says about an item."""
+    """Job of `encode`. The size, frames and rate in its arguments override what a table says about an item."""
 
     network = "encoder"
 
-    size: Size | None
-    fit: Fit | None
-    frames: slice | None
-    fps: Fraction | None
-    matrix: str | None
-    hdr: HDRInput | None  # `None` if the input is not EXR
-    compress: int | Literal["auto"] | None  # the CRF of stills; "auto" means the CRF of the pipelines
-    pad: bool
-    windows: int | None  # frames of each window; `None` means one file
-    carry: int | None  # frames that windows share; `None` means the default
-    plan_options: Mapping[str, Any]  # of `plan_encode`
-    audio_model: str | None
+    def __init__(self, arguments: argparse.Namespace, pattern: str | None, plan_options: PlanOptions) -> None:
+        super().__init__(arguments, arguments.video, pattern)
+        self.plan_options = plan_options
 
     def open(self) -> Checkpoint:
-        return open_checkpoint(self.model, decoder=False)
+        return open_checkpoint(self.arguments.model, decoder=False)
 
     def make_task(self, item: Item) -> "EncodeTask":
         return EncodeTask(self, item)
@@ -110,9 +99,9 @@ class EncodeJob(Job):
     @cached_property
     def audio_checkpoint(self) -> Checkpoint | None:
         """Checkpoint of the audio VAE, opened once. `None` if no sound is encoded."""
-        if self.audio_model is None:
+        if self.arguments.audio_model is None:
             return None
-        checkpoint = open_checkpoint(self.audio_model, decoder=False, medium=SOUND)
+        checkpoint = open_checkpoint(self.arguments.audio_model, decoder=False, medium=SOUND)
         if "encoder" not in checkpoint.networks:
             raise CheckpointError(f"{checkpoint.name}: it has no encoder of sound; give a file or folder that has one.")
         return checkpoint
@@ -133,50 +122,50 @@ class EncodeTask(Task):
     def __init__(self, job: EncodeJob, item: Item) -> None:
         super().__init__(job, item)
         self._carry = 0
-        audio = job.audio_checkpoint  # raises its errors before anything is encoded
-        item.inputs = [*source_files(Path(item.source)), *(audio.files if audio else [])]
+        arguments, audio = job.arguments, job.audio_checkpoint  # raises its errors before anything is encoded
+        inputs = [*source_files(Path(item.source)), *(audio.files if audio else [])]
         pixels = prod(item.size) * (item.max_frames or 0) if item.size else 0  # if a table states them
-        item.cost = pixels or _bytes_on_disk(Path(item.source))
-        if job.windows is not None:
+        self.cost = pixels or _bytes_on_disk(Path(item.source))
+        if arguments.windows is not None:
             scale = job.checkpoint.config.scale
-            self._carry = DEFAULT_CARRY if job.carry is None else job.carry
+            self._carry = DEFAULT_CARRY if arguments.carry is None else arguments.carry
             check_carry(scale, self._carry)
-            if (job.windows - 1) % scale.time or job.windows <= self._carry:
+            if (arguments.windows - 1) % scale.time or arguments.windows <= self._carry:
                 expected = f"1 + {scale.time}*k frames, more than the {self._carry} that they share"
-                raise PlanError(f"windows have {expected}, not {job.windows}; correct --windows.")
-        if item.output is not None:
-            if job.windows is None:
-                check_latents_name(item.output)
-            self._name_outputs([item.output])
+                raise PlanError(f"windows have {expected}, not {arguments.windows}; correct --windows.")
+        self.files = ItemFiles(inputs, [] if item.output is None else [item.output])
+        if item.output is not None and arguments.windows is None:
+            check_latents_name(item.output)
+        self._check_outputs()
 
     def check_values(self) -> None:
         """Do nothing: a video is checked as it is read."""
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        job, item = self._job, self._item
-        size = job.size or item.size
-        self._crf = _still_crf(self._job.checkpoint) if job.compress == "auto" else job.compress or 0
+        arguments, item = self._job.arguments, self._item
+        size, fit = arguments.size or item.size, None if arguments.fit is None else Fit[arguments.fit]
+        self._crf = _still_crf(self._job.checkpoint) if arguments.compress == "auto" else arguments.compress or 0
         reader = partial(
-            partial(VideoReader, matrix=job.matrix, crf=self._crf)
-            if job.hdr is None
-            else partial(ExrReader, space=job.hdr),
+            partial(VideoReader, matrix=arguments.matrix, crf=self._crf)
+            if arguments.hdr is None
+            else partial(ExrReader, space=arguments.hdr),
             item.source,
             size=size,
-            fit=job.fit or (Fit.CROP if size else Fit.EXACT),
+            fit=fit or (Fit.CROP if size else Fit.EXACT),
             multiple=self._job.checkpoint.config.spatial_scale,
-            fps=job.fps or item.fps,
+            fps=arguments.fps or item.fps,
         )
         self._frames = self._choose_frames(reader)
         first = self._frames.start if self._frames else 0
         with reader(first_frame=first, max_frames=self._max_frames) as self._video:
-            item.num_frames = self._video.num_frames
+            self.num_frames = self._video.num_frames
             self.plan = self._make_plan()
             yield
 
     def _choose_frames(self, reader: Callable[[], VideoReader | ExrReader]) -> slice | None:
         """Return the frames to encode, counted from the first. A range from the end reads the video twice."""
-        frames = self._job.frames
+        frames = self._job.arguments.frames
         if frames is None or min(frames.start, frames.stop or 0) >= 0:
             return frames
         with warnings.catch_warnings(), reader() as video:
@@ -199,8 +188,8 @@ class EncodeTask(Task):
     def sample(self) -> dict[str, Any]:
         return {"the contents of the videos": sample_path(self._video.path)}
 
-    def run(self, bar: FrameBar) -> None:
-        video, ranks, (output,), hdr = self._video, self._job.ranks, self._item.outputs, self._job.hdr
+    def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
+        video, ranks, (output,), hdr = self._video, self._job.ranks, self.files.outputs, self._job.arguments.hdr
         num_read = 0
 
         def count_frames(frames: np.ndarray) -> np.ndarray:
@@ -219,7 +208,7 @@ class EncodeTask(Task):
             start = time.perf_counter()
             for window in self._cut(map(count_frames, video)):
                 pixels = window if hdr is None else (to_encoder_pixels(frames, hdr) for frames in window)
-                stream = vae.encode_stream(pixels, self.plan, pad=self._job.pad, group=ranks.group)
+                stream = vae.encode_stream(pixels, self.plan, pad=self._job.arguments.pad, group=ranks.group)
                 with stream, open_file(len(encoded)) as writer:
                     encoded.append(shape := _write_all(stream, writer))
                     count, height, width = vae.config.scale.video_grid(shape.grid)
@@ -229,36 +218,40 @@ class EncodeTask(Task):
                         audio = self._encode_sound(count, first)
                         sounds += [] if audio is None else [audio]
                         metadata: dict[str, Any] = {"num_frames": count, "height": height, "width": width}
-                        if self._job.windows is not None and self._carry < count:  # a single window shares no frames
+                        if (
+                            self._job.arguments.windows is not None and self._carry < count
+                        ):  # a single window shares no frames
                             metadata["carry"] = self._carry
                         new_path = writer.complete(fps=video.fps, audio=audio, **metadata)
-                        self._item.rename({} if new_path is None else {output: str(new_path)})
+                        self._rename({} if new_path is None else {output: str(new_path)})
                 sent_bytes += stream.sent_bytes
         seconds = time.perf_counter() - start
         sound = f" and {format_count(sum(latents.shape[2] for latents in sounds), 'audio latent')}" if sounds else ""
-        windows = f" in {len(encoded)} windows with a carry of {self._carry}" if self._job.windows else ""
+        windows = f" in {len(encoded)} windows with a carry of {self._carry}" if self._job.arguments.windows else ""
         self._warn_of_missing(num_read)
-        self._report(
-            Work.ROWS,
-            sent_bytes,
+        summary = (
             f"{format_count(sum(shape.frames for shape in encoded), 'latent frame')}{sound} from "
             f"{format_count(num_frames, 'frame')} of {format_size(*video.size)}{_describe_fit(video)}"
             f"{_describe_change(video.source_fps, video.fps)}{windows}"
             f"{f', through H.264 at CRF {self._crf}' if self._crf else ''}, {describe_blending(self.plan)}"
-            f"in {format_seconds(seconds)}",
-            frames=num_frames,
-            width=self.plan.width,
-            height=self.plan.height,
-            source_width=video.source_size[0],
-            source_height=video.source_size[1],
-            fps=None if video.fps is None else float(video.fps),
-            source_fps=None if video.source_fps is None else float(video.source_fps),
-            compress=self._crf or None,
-            seconds=seconds,
-            latent_shape=encoded[0],
-            audio_latent_shape=sounds[0].shape if sounds else None,
-            **({"windows": len(encoded), "carry": self._carry} if self._job.windows else {}),
+            f"in {format_seconds(seconds)}"
         )
+        values = {
+            "frames": num_frames,
+            "width": self.plan.width,
+            "height": self.plan.height,
+            "source_width": video.source_size[0],
+            "source_height": video.source_size[1],
+            "fps": None if video.fps is None else float(video.fps),
+            "source_fps": None if video.source_fps is None else float(video.source_fps),
+            "compress": self._crf or None,
+            "seconds": seconds,
+            "latent_shape": encoded[0],
+            "audio_latent_shape": sounds[0].shape if sounds else None,
+        }
+        if windows:
+            values |= {"windows": len(encoded), "carry": self._carry}
+        return self._report(summary, values, work=Work.ROWS, sent_bytes=sent_bytes)
 
     def _open_output(
         self, stack: ExitStack, output: str
@@ -267,7 +260,7 @@ class EncodeTask(Task):
 
         The folder of windows appears when all windows are complete.
         """
-        overwrite, windows = self._job.overwrite is not False, self._job.windows
+        overwrite, windows = self._job.arguments.overwrite is not False, self._job.arguments.windows
         if not self._job.ranks.is_first:
             return lambda _: nullcontext()
         if windows is None:
@@ -284,14 +277,14 @@ class EncodeTask(Task):
         with part_folder(Path(output)) as folder:
             yield folder.path
         if folder.target != Path(output):
-            self._item.rename({output: os.path.join(folder.target, "")})
+            self._rename({output: os.path.join(folder.target, "")})
 
     def _cut(self, frames: Iterator[np.ndarray]) -> Iterator[Iterator[np.ndarray]]:
         """Return the frames of each window. Without windows, return all frames as one."""
-        windows, scale = self._job.windows, self._job.checkpoint.config.scale
+        windows, scale = self._job.arguments.windows, self._job.checkpoint.config.scale
         if windows is None:
             return iter([frames])
-        can_add_less = self._job.pad or not self._carry  # than one latent frame
+        can_add_less = self._job.arguments.pad or not self._carry  # than one latent frame
         return cut_windows(frames, windows, self._carry, least=1 if can_add_less else scale.time)
 
     def _warn_of_missing(self, num_frames: int) -> None:
@@ -351,19 +344,14 @@ class EncodeTask(Task):
     @property
     def _planned_frames(self) -> int:
         """Number of frames that are encoded as one clip, the video or a window."""
-        return min(self._num_frames, self._job.windows or self._num_frames)
+        return min(self._num_frames, self._job.arguments.windows or self._num_frames)
 
     def _make_plan(self) -> EncodePlan:
         (width, height), spec, ranks = self._video.size, self._job.checkpoint.spec("encoder"), self._job.ranks
-        return plan_encode(
-            spec,
-            (self._planned_frames, height, width, 3),
-            self._job.machine,
-            pad=self._job.pad,
-            sound=self._plan_sound(),
-            ranks=ranks.size if ranks.choose(1) is Work.ROWS else 1,
-            **self._job.plan_options,
-        )
+        num_ranks = ranks.size if ranks.choose(1) is Work.ROWS else 1
+        options = replace(self._job.plan_options, sound=tuple(self._plan_sound()), ranks=num_ranks)
+        shape = (self._planned_frames, height, width, 3)
+        return plan_encode(spec, shape, self._job.machine, options, pad=self._job.arguments.pad)
 
 
 def _still_crf(checkpoint: Checkpoint) -> int:

@@ -7,7 +7,6 @@ import sys
 from ..errors import ItemsError, LTXVAEError, describe_error
 from ..inspect import format_report, inspect
 from .cli import CommandParser
-from .options import take
 from .running import print_report, run_command, write_line
 
 
@@ -18,7 +17,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
 
 def _info(arguments: argparse.Namespace) -> None:
     """Print a report of each file. The error of one among several does not stop the others."""
-    options = take(arguments, "tensor", "audio_tensor", "grid")
+    options = {name: getattr(arguments, name) for name in ("tensor", "audio_tensor", "grid")}
     num_failed = 0
     for index, file in enumerate(arguments.file):
         try:

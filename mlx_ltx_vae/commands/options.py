@@ -4,16 +4,25 @@ import argparse
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 from ..backend.machine import DEFAULT_TIMEOUT, DtypeName, Work
 from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS
 from ..errors import PlanError, warn
-from ..models.specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName
-from ..planning.plan import BitDepth, ModeName, OrderName
+from ..models.specs import MAX_SEED
+from ..options import (
+    DEFAULT_CONVENTION,
+    BitDepth,
+    ConventionName,
+    ExrSpaceName,
+    ModeName,
+    OrderName,
+    SignalName,
+    Transfer,
+)
 from ..startup import import_command
 from ..tiling import PRESETS
-from ..units import ExrSpaceName, SignalName, Transfer, format_are, format_count
+from ..units import format_are, format_count
 from .cli import (
     CommandParser,
     add_report_options,
@@ -89,15 +98,10 @@ def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsCon
     add_report_options(parser)
 
 
-def take(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return the arguments of these names, by name."""
-    return {name: getattr(arguments, name) for name in names}
-
-
 def pick(kind: type[ValueT], arguments: argparse.Namespace, **values: object) -> ValueT:
-    """Make a dataclass from the arguments with the names of its fields, and from other values."""
-    names = {field.name for field in fields(kind) if field.init} - values.keys()  # type: ignore[arg-type]
-    return kind(**take(arguments, *names), **values)
+    """Make a dataclass from those arguments that have the names of its fields, and from other values."""
+    names = {field.name for field in fields(kind)} - values.keys()  # type: ignore[arg-type]
+    return kind(**{name: getattr(arguments, name) for name in names if hasattr(arguments, name)}, **values)
 
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from ..backend.machine import DtypeName
 from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, LATER_STILL_CRF, MAX_STILL_CRF, STILL_CRF
 from ..errors import LTXVAEError, quote
 from ..models.specs import NETWORKS
-from ..planning.plan import ModeName, OrderName
+from ..options import HDRInput, ModeName, OrderName
 from ..startup import import_command
-from ..units import HDRInput
 from .cli import (
     PATHS,
     CommandParser,

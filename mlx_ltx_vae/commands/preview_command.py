@@ -3,11 +3,10 @@
 import argparse
 
 from .. import demo
+from ..options import OutputOptions, PlanOptions
 from ..video import is_sheet
-from ..video.sink import SinkOptions
 from .cli import CommandParser
-from .decode_command import complete_inputs, run_decode
-from .options import take
+from .decode_command import DecodeSettings, complete_inputs, run_decode
 
 _CHOICES = (
     "-m MODEL is missing: a tiny decoder, such as taeltx2_3.safetensors (github.com/madebyollin/taehv, in the folder "
@@ -22,10 +21,6 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     return run_decode(
         parser,
         arguments,
-        SinkOptions(overwrite=arguments.overwrite, contact_sheet=sheet),
-        stills=sheet,
-        seed=None,
-        preset=None,
-        plan_options=take(arguments, "memory_budget"),
-        stream_options={},
+        OutputOptions(overwrite=arguments.overwrite, contact_sheet=sheet),
+        DecodeSettings(PlanOptions(memory_budget=arguments.memory_budget), are_stills=sheet),
     )

@@ -2,11 +2,12 @@
 
 import argparse
 import json
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..errors import PlanError
 from ..frame_format import FrameOutput, frame_format
+from ..options import PlanOptions
 from ..published import PublishedVAE
 from ..shapes import Grid
 from ..tiling import preset
@@ -43,14 +44,14 @@ def wants_published_plan(parser: CommandParser, arguments: argparse.Namespace) -
     return True
 
 
-def with_preset(options: Mapping[str, Any], name: str | None, video: Grid) -> Mapping[str, Any]:
+def with_preset(options: PlanOptions, name: str | None, video: Grid) -> PlanOptions:
     """Return the options of a plan with the tiles of a preset, which may depend on the size. `None` means no preset."""
     num_frames, height, width = video
     tiling = preset(name, height, width, num_frames) if name else None
-    return {**options, "mode": "tiled", "tiling": tiling} if tiling else options
+    return replace(options, mode="tiled", tiling=tiling) if tiling else options
 
 
-def print_published_plan(parser: CommandParser, arguments: argparse.Namespace, options: Mapping[str, Any]) -> int:
+def print_published_plan(parser: CommandParser, arguments: argparse.Namespace, options: PlanOptions) -> int:
     """Print the plan that `decode` would follow, and return the exit code."""
     width, height = arguments.size
     video = arguments.num_frames, height, width
@@ -61,14 +62,10 @@ def print_published_plan(parser: CommandParser, arguments: argparse.Namespace, o
             vae.find_sound()
 
     def report(_: argparse.Namespace) -> None:
-        plan = vae.plan(
-            video,
-            dtype=arguments.dtype,
-            sound_fps=arguments.fps or DEFAULT_FPS if arguments.sound else None,
-            holds_latents=False,
-            outputs=(FrameOutput(frame_format(arguments.bit_depth, PlanError)),),
-            **with_preset(options, arguments.preset, video),
-        )
+        outputs = (FrameOutput(frame_format(arguments.bit_depth, PlanError)),)
+        plan_options = replace(with_preset(options, arguments.preset, video), holds_latents=False, outputs=outputs)
+        sound_fps = arguments.fps or DEFAULT_FPS if arguments.sound else None
+        plan = vae.plan(video, plan_options, dtype=arguments.dtype, sound_fps=sound_fps)
         used: dict[str, Any] = {"generation": vae.config.generation, "decoder": vae.family.decoder}
         values, text = plan_report(plan, {"vae": used})
         print_report(json.dumps(values) if arguments.json else text)

@@ -12,22 +12,25 @@ from typing import Any, cast
 import mlx.core as mx
 
 from ..audio_vae import AudioVAE, find_sound_decoder, plan_checkpoint
-from ..backend.machine import Machine, Work
+from ..backend.machine import Machine
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt, warn
 from ..files import FileState
 from ..latents import AudioLatentsFile, LatentsFile, open_audio_latents, open_latents
 from ..models.base import SoundConfig, Statistics
-from ..pipeline.audio import AudioStream, every_chunk
-from ..pipeline.joined import join_sound
+from ..options import PlanOptions
+from ..pipeline.audio import AudioStream, every_chunk, join_sound
+from ..pipeline.output import name_outputs
 from ..pipeline.progress import FrameBar
 from ..planning.film import Part, sound_parts
 from ..planning.plan import DecodePlan, Mode, Plan
-from ..shapes import DEFAULT_SCALE
+from ..shapes import DEFAULT_SCALE, Interval
 from ..units import DEFAULT_FPS, format_count, format_seconds
 from ..video.audio import Sound, write_wav
-from .jobs import Item, Job, Task, agree_on_film, name_outputs
+from .inputs import agree_on_film
+from .items import Item, ItemFiles
+from .jobs import Job, Task
 
 
 @dataclass(frozen=True)
@@ -82,18 +85,25 @@ class SoundSettings:
         return AudioVAE.from_pretrained(self.open(), dtype=self.dtype, encoder=False)
 
 
-def plan_latents(settings: SoundSettings, length: int, machine: Machine, **options: Any) -> DecodePlan:
-    """Plan the decode of audio latents of this length, with the options of `plan_decode`."""
-    machine = replace(machine, itemsize=mx.float32.size)
-    return plan_checkpoint(settings.open(), length, machine, dtype=settings.dtype, **options)
-
-
 @dataclass(frozen=True)
 class ClipSound:
-    """Audio latents that belong to a latent file."""
+    """Audio latents that belong to a latent file, or to the windows of a film.
+
+    Attributes:
+        batch: the number of videos.
+        lengths: of the latents of each window; a clip is one window.
+        parts: of the sound that each window makes.
+        samples: the first sample to decode, and one more than the last; `None` means all.
+        open_window: opens the audio latents of a window.
+    """
 
     settings: SoundSettings
-    file: AudioLatentsFile
+    machine: Machine
+    batch: int
+    lengths: Sequence[int]
+    parts: Sequence[Part]
+    samples: tuple[int, int] | None
+    open_window: Callable[[int], AudioLatentsFile]
 
     @property
     def files(self) -> list[str | os.PathLike]:
@@ -113,95 +123,76 @@ class ClipSound:
     @property
     def num_samples(self) -> int:
         """Number of samples of the sound of one video."""
-        return self.settings.config.num_samples(self.file.length)
+        return self.parts[-1].frames.end
 
-    def plan(self, machine: Machine, **options: Any) -> DecodePlan:
-        """Plan the sound of one video, with the options of `plan_decode`."""
-        return plan_latents(self.settings, self.file.length, machine, **options)
+    @property
+    def plans(self) -> list[Plan]:
+        """Possible plans of the window with the most sound, the fastest first. Without sound, there are none."""
+        ranges = [(part.window_range(self.samples), number) for number, part in enumerate(self.parts)]
+        decoded = [(samples, number) for samples, number in ranges if samples is not None]
+        if not decoded:
+            return []
+        samples, number = max(decoded, key=lambda window: window[0][1] - window[0][0])
+        return every_chunk(lambda options: self._plan(number, samples, options))
 
-    def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[Plan]:
-        """Return the possible plans for some frames of the video, the fastest first. Without sound, there are none."""
-        samples = None
-        if frames is not None:
-            samples = start, end = to_samples(frames, self.sample_rate, fps, self.num_samples)
-            if start == end:
-                return []
-        return every_chunk(partial(self.plan, machine, frames=samples))
+    def plan(self, options: PlanOptions) -> DecodePlan:
+        """Plan the sound of one video, or of the longest window of a film."""
+        longest = max(range(len(self.lengths)), key=lambda number: self.lengths[number])
+        return self._plan(longest, None, options)
 
     def check_values(self) -> None:
         """Raise the errors of reading all latents that are decoded."""
-        self._check(self.file)
-
-    def _check(self, file: AudioLatentsFile) -> None:
-        file.read(statistics=self.settings.statistics, unnormalized=self.settings.unnormalized)
+        for number, part in enumerate(self.parts):
+            if part.window_range(self.samples):
+                self._read(number, self.settings.statistics)
 
     def stream(self, index: int, plan: Plan | None) -> Sound:
         """Return the sound of the video with this index. Without a plan, it is silent."""
         if not isinstance(plan, DecodePlan):
             return ()
-        vae = self.settings.loaded
-        latents = self.file.read(statistics=(vae.mean, vae.std), unnormalized=self.settings.unnormalized)
-        return vae.stream(latents[index : index + 1], plan)
-
-
-@dataclass(frozen=True)
-class FilmSound(ClipSound):
-    """Audio latents of the windows of a film. `file` belongs to the first window."""
-
-    lengths: Sequence[int]  # of the latents of each window
-    parts: Sequence[Part]  # of each window
-    samples: tuple[int, int] | None  # of the film; None means all
-    open_window: Callable[[int], AudioLatentsFile]
-    machine: Machine
-
-    @property
-    def num_samples(self) -> int:
-        return self.parts[-1].frames.end
-
-    def plan(self, machine: Machine, **options: Any) -> DecodePlan:
-        return plan_latents(self.settings, max(self.lengths), machine, **options)
-
-    def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[Plan]:
-        windows = [
-            (number, samples) for number, part in enumerate(self.parts) if (samples := part.window_range(self.samples))
-        ]
-        if not windows:
-            return []
-        number, samples = max(windows, key=lambda window: window[1][1] - window[1][0])
-        return every_chunk(partial(self._plan_window, number, samples))
-
-    def check_values(self) -> None:
-        for number, part in enumerate(self.parts):
-            if part.window_range(self.samples):
-                self._check(self.open_window(number))
-
-    def stream(self, index: int, plan: Plan | None) -> Sound:
-        if not isinstance(plan, DecodePlan):
-            return ()
         vae, chunk = self.settings.loaded, plan.chunk if plan.mode is Mode.EXACT else None
 
         def decode(number: int, samples: tuple[int, int]) -> AudioStream:
-            file = self.open_window(number)
-            latents = file.read(statistics=(vae.mean, vae.std), unnormalized=self.settings.unnormalized)
-            return vae.stream(latents[index : index + 1], self._plan_window(number, samples, chunk=chunk))
+            latents = self._read(number, (vae.mean, vae.std))
+            return vae.stream(latents[index : index + 1], self._plan(number, samples, PlanOptions(chunk=chunk)))
 
         parts = ((part, partial(decode, number)) for number, part in enumerate(self.parts))
         first, end = self.samples or (0, self.num_samples)
         return join_sound(parts, self.sample_rate, samples=self.samples, num_samples=end - first)
 
-    def _plan_window(self, number: int, samples: tuple[int, int], *, chunk: int | None = None) -> DecodePlan:
-        return plan_latents(self.settings, self.lengths[number], self.machine, frames=samples, chunk=chunk)
+    def _plan(self, number: int, samples: tuple[int, int] | None, options: PlanOptions) -> DecodePlan:
+        settings, length = self.settings, self.lengths[number]
+        if samples == (0, settings.config.num_samples(length)):
+            samples = None
+        machine = replace(self.machine, itemsize=mx.float32.size)
+        return plan_checkpoint(settings.open(), length, machine, settings.dtype, replace(options, frames=samples))
+
+    def _read(self, number: int, statistics: Any) -> mx.array:
+        return self.open_window(number).read(statistics=statistics, unnormalized=self.settings.unnormalized)
 
 
-def find_film_sound(
+def clip_sound(
     settings: SoundSettings,
+    file: AudioLatentsFile,
+    machine: Machine,
+    frames: tuple[int, int] | None = None,
+    fps: Fraction = DEFAULT_FPS,
+) -> ClipSound:
+    """Return the sound of a clip, or of some frames of it."""
+    num_samples = settings.config.num_samples(file.length)
+    parts = [Part(0, Interval(0, num_samples), Interval(0, 0))]
+    samples = None if frames is None else to_samples(frames, settings.config.sample_rate, fps, num_samples)
+    return ClipSound(settings, machine, file.batch, [file.length], parts, samples, lambda _: file)
+
+
+def film_sound(
+    settings: SoundSettings,
+    machine: Machine,
     files: Sequence[Callable[[], LatentsFile]],
     ends: Sequence[int],
-    *,
     frames: tuple[int, int] | None,
     fps: Fraction,
-    machine: Machine,
-) -> FilmSound | None:
+) -> ClipSound | None:
     """Return the sound of a film, or `None` as `find_sound`. `files` open its windows, which end before `ends`.
 
     If the first window has sound, and another has none, a `LatentsError` names it.
@@ -215,9 +206,9 @@ def find_film_sound(
     def open_window(number: int) -> AudioLatentsFile:
         clip = files[number]()
         clip.file.check_state(states.setdefault(number, clip.file.state))
-        if (sound := find_sound(settings, clip)) is None:
+        if (file := find_sound(settings, clip)) is None:
             raise LatentsError(f"{clip.info.source}: has no audio latents, and the first window has; give all or none.")
-        return sound.file
+        return file
 
     lengths = [open_window(number).length for number in range(len(files))]
     config = settings.config
@@ -225,7 +216,7 @@ def find_film_sound(
     samples = None
     if frames is not None:
         samples = to_samples(frames, config.sample_rate, fps, parts[-1].frames.end)
-    return FilmSound(settings, first.file, lengths, parts, samples, open_window, machine)
+    return ClipSound(settings, machine, first.batch, lengths, parts, samples, open_window)
 
 
 def to_samples(frames: tuple[int, int], sample_rate: int, fps: Fraction, num_samples: int) -> tuple[int, int]:
@@ -234,8 +225,8 @@ def to_samples(frames: tuple[int, int], sample_rate: int, fps: Fraction, num_sam
     return start, end
 
 
-def find_sound(settings: SoundSettings, clip: LatentsFile) -> ClipSound | None:
-    """Return the sound that belongs to the videos of a latent file, or `None` if there is none to decode.
+def find_sound(settings: SoundSettings, clip: LatentsFile) -> AudioLatentsFile | None:
+    """Return the audio latents that belong to the videos of a latent file, or `None` if there is none to decode.
 
     If sound is not required, audio latents that cannot be decoded are a warning. Otherwise they are an error, and also
     missing ones.
@@ -267,7 +258,7 @@ def find_sound(settings: SoundSettings, clip: LatentsFile) -> ClipSound | None:
         raise LatentsError(
             f"{path}: has the sound of {videos}, and there are {clip.shape.batch}; give the sound of each."
         )
-    return ClipSound(settings, file)
+    return file
 
 
 def _no_sound(path: str | os.PathLike, audio_path: str | None) -> LatentsError:
@@ -277,23 +268,37 @@ def _no_sound(path: str | os.PathLike, audio_path: str | None) -> LatentsError:
 
 
 class SoundTask(Task):
-    """Task that decodes the sound of a latent file, without the pictures, to a .wav file for each item of the batch."""
+    """Decode of the sound of a latent file or a film, without the pictures, to a .wav file for each video."""
 
     plan: DecodePlan
 
     def __init__(self, job: Job, item: Item, settings: SoundSettings) -> None:
         super().__init__(job, item)
-        self._sound = self._find_sound(settings)
-        self.plan = self._sound.plan(job.machine, memory_budget=settings.memory_budget)
-        item.inputs = [*self._sound.files, *item.windows]
-        self._name_outputs(name_outputs(item.output, self._sound.file.batch) if item.output else [])
+        self._sound = self._film_sound(settings) if job.is_film else self._clip_sound(settings)
+        self.plan = self._sound.plan(PlanOptions(memory_budget=settings.memory_budget))
+        outputs = name_outputs(item.output, self._sound.batch) if item.output else []
+        self.files = ItemFiles([*self._sound.files, *item.windows], outputs)
+        self._check_outputs()
 
-    def _find_sound(self, settings: SoundSettings) -> ClipSound:
+    def _clip_sound(self, settings: SoundSettings) -> ClipSound:
         path = settings.audio_latents or self._item.source
         file = open_audio_latents(path, is_alone=True, tensor=settings.audio_tensor)
         if file is None:
             raise _no_sound(path, settings.audio_latents)
-        return ClipSound(settings, file)
+        return clip_sound(settings, file, self._job.machine)
+
+    def _film_sound(self, settings: SoundSettings) -> ClipSound:
+        arguments, openers = self._job.arguments, [partial(open_latents, path) for path in self._item.windows]
+        files = (open_file() for open_file in openers)
+        windows = [(file.info, DEFAULT_SCALE.video_grid(file.shape.grid)[0]) for file in files]
+        fps, carry = agree_on_film([info for info, _ in windows], arguments.fps, arguments.carry, DEFAULT_SCALE)
+        for info, count in windows:
+            if carry >= count:
+                raise LatentsError(f"{info.source}: has {count} frames, and windows share {carry}; correct --carry.")
+        ends = list(accumulate((count for _, count in windows), lambda end, count: end + count - carry))
+        sound = film_sound(settings, self._job.machine, openers, ends, None, fps or DEFAULT_FPS)
+        assert sound is not None, "a missing sound is an error"
+        return sound
 
     def networks(self) -> dict[str, dict[str, str]]:
         return {"audio_vae": self._sound.used}
@@ -301,36 +306,13 @@ class SoundTask(Task):
     def check_values(self) -> None:
         self._sound.check_values()
 
-    def run(self, bar: FrameBar) -> None:
+    def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
         bar.enter("decoding")
-        start, overwrite, samples = time.perf_counter(), self._job.overwrite is not False, 0
-        for index, output in enumerate(self._item.outputs):
+        start, overwrite, samples = time.perf_counter(), self._job.arguments.overwrite is not False, 0
+        for index, output in enumerate(self.files.outputs):
             samples, new_path = write_wav(output, self._sound.stream(index, self.plan), overwrite=overwrite)
-            self._item.rename({} if new_path is None else {output: str(new_path)})
+            self._rename({} if new_path is None else {output: str(new_path)})
         seconds, rate = time.perf_counter() - start, self._sound.sample_rate
         length = f"{format_seconds(samples / rate)} of sound at {rate} Hz"
-        text = f"{length}, in {format_seconds(seconds)}"
-        self._report(Work.OFF, 0, text, samples=samples, sample_rate=rate, seconds=seconds)
-
-
-class FilmSoundTask(SoundTask):
-    """Task that decodes the sound of a film, without the pictures. Windows state `fps` and `carry` that are `None`."""
-
-    def __init__(
-        self, job: Job, item: Item, settings: SoundSettings, *, fps: Fraction | None, carry: int | None
-    ) -> None:
-        self._fps, self._carry = fps, carry
-        super().__init__(job, item, settings)
-
-    def _find_sound(self, settings: SoundSettings) -> ClipSound:
-        openers = [partial(open_latents, path) for path in self._item.windows]
-        files = (open_file() for open_file in openers)
-        windows = [(file.info, DEFAULT_SCALE.video_grid(file.shape.grid)[0]) for file in files]
-        fps, carry = agree_on_film([info for info, _ in windows], self._fps, self._carry, DEFAULT_SCALE)
-        for info, count in windows:
-            if carry >= count:
-                raise LatentsError(f"{info.source}: has {count} frames, and windows share {carry}; correct --carry.")
-        ends = list(accumulate((count for _, count in windows), lambda end, count: end + count - carry))
-        sound = find_film_sound(settings, openers, ends, frames=None, fps=fps or DEFAULT_FPS, machine=self._job.machine)
-        assert sound is not None, "a missing sound is an error"
-        return sound
+        values = {"samples": samples, "sample_rate": rate, "seconds": seconds}
+        return self._report(f"{length}, in {format_seconds(seconds)}", values)

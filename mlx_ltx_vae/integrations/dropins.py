@@ -27,7 +27,7 @@ from ..backend.mlx_utils import DTYPES, parse_dtype
 from ..errors import PlanError, TilingError, quote, warn
 from ..latents.keyframes import Keyframes
 from ..models.specs import MAX_SEED
-from ..pipeline.decode import DecodeOptions
+from ..options import DecodeKeywords
 from ..pipeline.frames import FrameChunk
 from ..pipeline.progress import show_progress as with_progress
 from ..pipeline.run import arrays_released, join_parts
@@ -173,8 +173,7 @@ def decode_and_stream(
         audio=audio_path,
         codec="h264",
         crf=18,
-        memory_budget=_budget(),
-        **_decode_options(vae, self, latent, None, call_options),
+        **_decode_options(vae, self, latent, None, call_options) | {"memory_budget": _budget()},
     )
 
 
@@ -294,13 +293,13 @@ def _save(latents: mx.array, scale: ScaleFactors, call_options: _CallOptions) ->
 
 def _decode_options(
     vae: VideoVAE, decoder: nn.Module, latents: mx.array, timestep: mx.array | float | None, call_options: _CallOptions
-) -> DecodeOptions:
+) -> DecodeKeywords:
     """Return the options of a decode: a timestep, noise or keyframes only for a VAE that takes them.
 
     The apps pass a timestep and a seed to any VAE.
     """
     assert vae.decoder is not None
-    spec, options = vae.decoder.spec, DecodeOptions(keyframes=_keyframes(call_options.keyframes))
+    spec, options = vae.decoder.spec, DecodeKeywords(keyframes=_keyframes(call_options.keyframes))
     if spec.has_timestep:
         if timestep is None:
             timestep = getattr(decoder, "decode_timestep", None)

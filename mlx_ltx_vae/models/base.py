@@ -15,6 +15,7 @@ import numpy as np
 
 from ..backend.mlx_utils import DtypeName
 from ..errors import LatentsError
+from ..options import DecodeOptions
 from ..shapes import ScaleFactors, Shape
 from ..streaming.context import Stage, StreamContext
 from ..streaming.driver import run_whole
@@ -97,7 +98,7 @@ class Decoder(Network):
     def decode_whole(self, latents: mx.array, timestep: float | None = None, steps: int | None = None) -> mx.array:
         """Decode like a call. See `VideoVAE.stream` for the timestep and the denoising steps."""
         shape = check_latent_shape(self.spec, latents.shape)
-        draws = draw(self.spec, shape, self.dtype, timestep=timestep)
+        draws = draw(self.spec, shape, self.dtype, DecodeOptions(timestep=timestep))
         box = (slice(0, shape.frames), slice(0, shape.height), slice(0, shape.width))
         context = StreamContext(
             timesteps=draws.timesteps(shape.batch),

@@ -17,9 +17,10 @@ import numpy as np
 
 from ..backend.mlx_utils import evaluate, to_mlx
 from ..errors import LatentsError, quote
+from ..options import DECODE_DEFAULTS, ConventionName, DecodeOptions
 from ..shapes import Grid, LatentShape, Shape
 from .layers import patchify
-from .specs import DEFAULT_CONVENTION, MAX_SEED, PLANES, ConventionName, NetworkSpec, Rate
+from .specs import MAX_SEED, PLANES, NetworkSpec, Rate
 
 #: The shape of each layer's noise by the name of the layer, as `NetworkSpec.noise_shapes` returns it.
 NoiseShapes = Mapping[str, Shape]
@@ -211,29 +212,27 @@ def draw(
     spec: NetworkSpec,
     shape: LatentShape,
     dtype: mx.Dtype,
+    options: DecodeOptions = DECODE_DEFAULTS,
     *,
-    noise: Noise = None,
-    seed: int = 0,
-    timestep: float | None = None,
-    noise_scale: float | None = None,
-    convention: str = DEFAULT_CONVENTION,
     tiles: Mapping[Grid, NoiseShapes] | None = None,
 ) -> Draws:
-    """Draw the noise of one decode, or check the noise that the caller passed. Arguments as `VideoVAE.stream`.
+    """Draw the noise of one decode, or check the noise that the caller passed.
 
-    `noise` is "zeros" or the arrays themselves: the latent noise (B, C, F', H', W') if the network takes it, then maps
-    (H, W) and volumes (B, C, T, H, W) in the order of the layers. A volume of patches may be a picture (B, 3, T, H, W)
-    instead. `None` draws it from `seed`; such noise does not depend on the number of frames. Maps have the `dtype`.
+    `options.noise` is "zeros" or the arrays themselves: the latent noise (B, C, F', H', W') if the network takes it,
+    then maps (H, W) and volumes (B, C, T, H, W) in the order of the layers. A volume of patches may be a picture
+    (B, 3, T, H, W) instead. `None` draws it from the seed; such noise does not depend on the number of frames. Maps
+    have the `dtype`.
     `tiles` are the shapes of each tile's noise by the tile's origin in the video. With them, volumes may be passed per
     tile instead, in the order of the tiles.
     """
+    noise, seed, convention = options.noise, options.seed, options.like
     if convention not in CONVENTIONS:
         raise LatentsError(f"{convention!r} is not a known convention; expected {' or '.join(CONVENTIONS)}.")
     defaults = CONVENTIONS[convention]
     if check_seed(seed):  # any network takes the default
         check_takes_seed(spec)
-    timestep = _choose_timestep(spec, timestep, defaults)
-    scale = _choose_scale(spec, noise_scale, timestep, defaults)
+    timestep = _choose_timestep(spec, options.timestep, defaults)
+    scale = _choose_scale(spec, options.noise_scale, timestep, defaults)
     shapes = spec.noise_shapes(shape.grid)
     volumes = {
         name: NoiseVolume(None, shape.batch, size[-1], _rate(spec, name))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import count
 from numbers import Integral
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..errors import LatentsError, quote
@@ -37,9 +37,6 @@ PLANES = ".keyframes"
 LONG_CLIP = 64
 #: The networks of a VAE.
 NETWORKS = ("encoder", "decoder")
-#: The names of `noise.CONVENTIONS`.
-ConventionName = Literal["ltx-video", "diffusers"]
-DEFAULT_CONVENTION: ConventionName = "ltx-video"
 #: The largest seed. Seeds begin at 0, and each makes different noise.
 MAX_SEED = 2**32 - 1
 _MAX_LATENT_FRAMES = 2**17  # 12 hours at 24 frames per second

@@ -1,7 +1,9 @@
 """Plans and runs of sound: packed latents in, final samples out; and pieces of sound in, packed latents out."""
 
+import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,10 +17,13 @@ from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder, Network, SoundEncoder
 from ..models.noise import LatentNoise, draw
 from ..models.specs import NetworkSpec
-from ..planning.plan import DecodePlan, EncodePlan, Mode, ModeName, Plan
+from ..options import PLAN_DEFAULTS, PlanOptions
+from ..planning.film import Part, fade_length
+from ..planning.plan import DecodePlan, EncodePlan, Mode, Plan
 from ..planning.planner import plan_decode
-from ..shapes import Axis, is_count
+from ..shapes import Axis, Interval, is_count
 from ..streaming.context import Stage, StreamContext
+from .crossfade import Crossfade, count_from_film
 from .encode import encoded
 from .run import ChunkStream, Run, check_cancelled, join_parts, peek
 from .sources import LatentPreprocess, LatentSource, Source, check_finite
@@ -74,59 +79,35 @@ def plan_sound(
     spec: NetworkSpec,
     latents: int,
     machine: Machine | None = None,
+    options: PlanOptions = PLAN_DEFAULTS,
     *,
     batch: int = 1,
-    memory_budget: str | int | None = None,
-    mode: ModeName = "auto",
-    chunk: int | None = None,
-    frames: tuple[int, int] | None = None,
-    joined: bool = False,
-    weight_bytes: int | None = None,
 ) -> DecodePlan:
-    """Plan the decode of this many latents, with the options of `plan_decode`."""
+    """Plan the decode of this many latents."""
     if not (is_count(latents, 1) and is_count(batch, 1)):
         raise LatentsError(f"{batch!r} x {latents!r} audio latents cannot be decoded; give whole numbers from 1 on.")
-    return plan_decode(
-        spec,
-        (batch, spec.in_channels, latents, 1, 1),
-        machine,
-        frames=frames,
-        joined=joined,
-        weight_bytes=weight_bytes,
-        memory_budget=memory_budget,
-        mode=mode,
-        chunk=chunk,
-    )
+    return plan_decode(spec, (batch, spec.in_channels, latents, 1, 1), machine, options)
 
 
 def plan_networks(
     decoder: NetworkSpec,
     vocoder: NetworkSpec,
     latents: int,
-    machine: Machine | None = None,
-    *,
+    machine: Machine | None,
     dtype: DtypeName,
-    memory_budget: str | int | None = None,
-    chunk: int | None = None,
-    frames: tuple[int, int] | None = None,
+    options: PlanOptions = PLAN_DEFAULTS,
 ) -> DecodePlan:
     """Plan a decode by networks that are not loaded: a decoder in `dtype`, and a vocoder in float32."""
     weights = decoder.num_weights * DTYPES[dtype].size + vocoder.num_weights * mx.float32.size
-    return plan_sound(
-        join_specs(decoder, vocoder),
-        latents,
-        machine,
-        memory_budget=memory_budget,
-        chunk=chunk,
-        frames=frames,
-        weight_bytes=weights,
-    )
+    return plan_sound(join_specs(decoder, vocoder), latents, machine, replace(options, weight_bytes=weights))
 
 
-def every_chunk(make_plan: Callable[..., Plan]) -> list[Plan]:
+def every_chunk(make_plan: Callable[[PlanOptions], Plan], options: PlanOptions = PLAN_DEFAULTS) -> list[Plan]:
     """Plan one sound with all possible chunks, the fastest first."""
-    plan = make_plan()
-    return [make_plan(chunk=chunk) for chunk in plan.clip.chunks] if plan.mode is Mode.EXACT else [plan]
+    plan = make_plan(options)
+    if plan.mode is not Mode.EXACT:
+        return [plan]
+    return [make_plan(replace(options, chunk=chunk)) for chunk in plan.clip.chunks]
 
 
 def stream_sound(network: Decoder, plan: DecodePlan, latents: mx.array, *, unnormalized: bool) -> AudioStream:
@@ -210,3 +191,49 @@ def unpack_latents(packed: mx.array, channels: int, bins: int) -> mx.array:
     """Unpack (B, C, T, 1, 1) to (B, channels, T, bins)."""
     batch, _, length, *_ = packed.shape
     return packed.reshape(batch, channels, bins, length).transpose(0, 1, 3, 2)
+
+
+def join_sound(
+    parts: Iterable[tuple[Part, Callable[[tuple[int, int]], AudioStream]]],
+    sample_rate: int,
+    *,
+    samples: tuple[int, int] | None = None,
+    num_samples: int | None = None,
+) -> AudioStream:
+    """Decode the sound of windows one after the other, and join it with equal power.
+
+    Args:
+        parts: the part of each window, and a function that decodes samples of the window.
+        samples: the first sample to decode, counted from the start of the film, and one more than the last. `None`
+            means all.
+        num_samples: the number of samples that are decoded, or `None` if it is unknown.
+    """
+    longest, cancelled = fade_length(sample_rate), threading.Event()
+
+    def decoded() -> Iterator[tuple[Interval, int, Generator[AudioChunk, None, None]]]:
+        for part, decode in parts:
+            if (window_samples := part.window_range(samples)) is not None:
+                first_waiting = max(part.fade.end, part.frames.end - longest)
+                yield part.fade, first_waiting, count_from_film([decode(window_samples)], part)
+
+    joined: Crossfade[AudioChunk] = Crossfade(
+        "waveform", 2, _equal_power, longest=longest, check=lambda chunk: mx.eval(chunk.waveform)
+    )
+    chunks = _fill_gaps(joined.join(decoded()), samples[0] if samples else 0)
+    return AudioStream(chunks, cancelled, sample_rate, num_samples)
+
+
+def _fill_gaps(chunks: Generator[AudioChunk, None, None], start: int) -> Generator[AudioChunk, None, None]:
+    """Yield chunks from the sample `start` on, with silence where a window has less sound than frames."""
+    with closing(chunks):
+        for chunk in chunks:
+            if chunk.start > start:
+                batch, channels, _ = chunk.waveform.shape
+                yield AudioChunk(start, mx.zeros((batch, channels, chunk.start - start)))
+            start = chunk.start + chunk.waveform.shape[2]
+            yield chunk
+
+
+def _equal_power(positions: mx.array, length: int) -> tuple[mx.array, mx.array]:
+    angles = positions.astype(mx.float32) * (math.pi / 2 / max(1, length - 1))
+    return mx.cos(angles), mx.sin(angles)

@@ -1,17 +1,13 @@
-"""Decodes: latents in, final frames out, as a stream, as one array, or into a file."""
+"""Decodes: latents in, final frames out, as a stream, as one array, or into files."""
 
-import os
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -19,33 +15,25 @@ import numpy as np
 from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
 from ..distributed import RowBands
-from ..errors import DecodeError, LatentsError, PlanError, WriterError
+from ..errors import DecodeError, LatentsError, PlanError
 from ..frame_format import FrameFormat, common_format
-from ..latents.keyframes import Keyframes, frame_numbers
+from ..latents.keyframes import frame_numbers
 from ..models.base import Decoder
-from ..models.noise import Noise, NoiseShapes, draw
-from ..models.specs import DEFAULT_CONVENTION, LONG_CLIP, ConventionName, NetworkSpec
+from ..models.noise import NoiseShapes, draw
+from ..models.specs import LONG_CLIP, NetworkSpec
+from ..options import DECODE_DEFAULTS, PLAN_DEFAULTS, DecodeOptions, PlanOptions, check_no_options
+from ..planning.film import FilmPlan, MakePlan
 from ..planning.plan import DecodePlan, Order, choose_variant
 from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..planning.tiles import tile_spec
-from ..shapes import Axis, Grid, Interval
+from ..shapes import Axis, Grid, Interval, ScaleFactors
 from ..streaming.context import StreamContext
-from ..units import Rate, expand_path, parse_fps
-from ..video import add_metadata, check_output, check_output_options, open_sink, output_files
-from ..video.sink import SinkOptions
-from .frames import (
-    FrameBuffer,
-    FrameChunk,
-    OnFramesReady,
-    OutputCheck,
-    explain_not_finite,
-    find_cause,
-    mlx_dtype,
-    to_format,
-    to_format_in_parts,
-    write_chunk,
-)
+from .film import Film
+from .frame_buffer import FrameBuffer
+from .frames import FrameChunk, OnFramesReady, mlx_dtype, to_format, to_format_in_parts
 from .keyframes import KeyframeSource, pad_as_noise, usable_keyframes
+from .output import DecodeOutput, DecodeReport, join_reports
+from .output_check import OutputCheck, explain_not_finite, find_cause
 from .progress import Progress, show_progress
 from .run import ChunkStream, Run, arrays_released, check_cancelled, crop_map, join_parts, make_bands, peek, tile_origin
 from .sources import (
@@ -64,55 +52,14 @@ from .sources import (
     warn_of_unusual,
 )
 
-
-class DecodeOptions(TypedDict, total=False):
-    """Options of a decode, which `VideoVAE.stream` documents."""
-
-    timestep: float | None
-    seed: int
-    noise: Noise
-    noise_scale: float | None
-    like: ConventionName
-    unnormalized: bool
-    steps: int | None
-    keyframes: Keyframes | None
-
-
-_DEFAULTS = DecodeOptions(
-    timestep=None,
-    seed=0,
-    noise=None,
-    noise_scale=None,
-    like=DEFAULT_CONVENTION,
-    unnormalized=False,
-    steps=None,
-    keyframes=None,
-)
-# Options of `VideoVAE.plan` only.
-_PLAN_OPTIONS = {"memory_budget", "mode", "order", "tiling", "tile_batch_size", "chunk", "ranks", "frames", "joined"}
-
-
-def check_options(function: str, options: Mapping[str, object], option_type: type = DecodeOptions) -> None:
-    """Raise a `TypeError`, as Python does, if options are not in a `TypedDict`."""
-    planner, array, plan_options = "plan", "latents", _PLAN_OPTIONS
-    if option_type is not DecodeOptions:
-        planner, array, plan_options = "plan_encode", "pixels", {"memory_budget", "mode", "ranks", "joined"}
-    for name in options.keys() - option_type.__annotations__.keys():
-        call = (
-            f"partial(vae.plan, {name}=...)"
-            if function == "stream_joined"
-            else f"vae.{planner}({array}.shape, {name}=...)"
-        )
-        hint = f"; it is one of {planner}(): {function}(..., plan={call})"
-        text = f"{function}() got an unexpected keyword argument {name!r}"
-        raise TypeError(text + (hint if name in plan_options else ""))
+_NO_EXCERPT = "some frames are decoded from the whole latents; pass them as one array, or plan all frames."
 
 
 class DecodeStream(ChunkStream[FrameChunk]):
     """Chunks of one decode of a video, in order.
 
-    `num_frames` is the number of frames of all chunks, if it is known. `consumer` has options of `VideoVAE.plan` for
-    what becomes of the frames; a plan that is made at the first chunk gets those that were added by then.
+    `num_frames` is the number of frames of all chunks, if it is known. `consumer` has fields of `PlanOptions` for what
+    becomes of the frames; a plan that is made at the first chunk gets those that were added by then.
     """
 
     def __init__(
@@ -132,39 +79,39 @@ class DecodeStream(ChunkStream[FrameChunk]):
 class DecodePipeline:
     """Decoder and options of a decode, in this process or together with a group.
 
-    `make_plan` is called with a latent shape and further options of `VideoVAE.plan`; it adds the steps and keyframes.
+    `make_plan` makes the plan of latents of a shape, with `plan_options` unless further options replace some of them.
     """
 
     decoder: Decoder
-    make_plan: Callable[..., DecodePlan]
-    options: DecodeOptions
+    scale: ScaleFactors  # of the VAE; a decoder of previews may make fewer frames
+    make_plan: MakePlan
+    options: DecodeOptions = DECODE_DEFAULTS
+    plan_options: PlanOptions = PLAN_DEFAULTS
     format: FrameFormat | None = None  # of the frames, if they are levels
     group: mx.distributed.Group | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
     bands: list[RowBands] = field(default_factory=list)  # filled by the run, if it is divided in bands
     consumer: dict[str, Any] = field(default_factory=dict)  # see `DecodeStream`
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "options", {**_DEFAULTS, **self.options})
-
     def decode(
         self,
-        latents: LatentInput,
+        latents: LatentInput | Film,
         plan: DecodePlan | None,
         *,
         on_frames_ready: OnFramesReady | None,
-        memory_budget: str | int | None,
         progress: Progress,
     ) -> mx.array | None:
         """Return the pixels of a clip, or `None` if a callback receives them; see `VideoVAE.decode`."""
-        plan = self._plan(latents, plan, memory_budget, joined=on_frames_ready is None)
         if plan is not None and plan.format is not None:
             raise PlanError("the plan was made for levels, and decode returns floats; plan without a bit depth.")
-        with arrays_released(), self.stream(latents, plan) as stream:
-            num_frames = plan.num_frames if plan is not None and isinstance(latents, Latents) else stream.num_frames
-            chunks = show_progress(stream, progress, plan.num_frames if plan else None)
+        is_joined = on_frames_ready is None
+        pipeline = replace(self, consumer={"joined": is_joined})
+        with arrays_released(), pipeline.stream(latents, plan) as stream:
+            if isinstance(latents, (Film, DecodeStream)):
+                stream.consumer["joined"] = is_joined and (stream.num_frames or False)
+            chunks = show_progress(stream, progress, stream.num_frames)
             if on_frames_ready is None:
-                return join_chunks(chunks, num_frames)
+                return join_chunks(chunks, stream.num_frames)
             for chunk in chunks:
                 chunk.check()
                 on_frames_ready(chunk.pixels, chunk.start)
@@ -172,117 +119,95 @@ class DecodePipeline:
 
     def decode_to_file(
         self,
-        latents: LatentInput | DecodeStream,
+        latents: LatentInput | Film | DecodeStream,
         plan: DecodePlan | None,
-        path: str | os.PathLike,
-        output: SinkOptions,
-        *,
-        fps: Rate,
-        memory_budget: str | int | None,
+        output: DecodeOutput,
         progress: Progress,
-    ) -> "DecodeReport":
-        """Write a decode to a file; see `VideoVAE.decode_to_file`."""
-        start = time.perf_counter()
-        name = expand_path(path, WriterError)
-        files = output_files(name, output)
-        for file, options in files.items():
-            check_output_options(file, options, fps=fps)
-            files[file] = add_metadata(file, options)
-        outputs = tuple(options.frames for options in files.values())
-        levels = common_format(outputs)
-        plan = self._plan(latents, plan, memory_budget, outputs=outputs)
-        video: dict[str, Any] = {}
-        if plan is not None and isinstance(latents, Latents):  # check early what writing would check
-            if plan.format is not None and plan.format != levels:
-                raise PlanError(f"{name}: the plan was made for other frames; plan with outputs=, or leave it out.")
-            video = {"size": plan.frame_size, "num_frames": plan.num_frames}
-            for file, options in files.items():
-                check_output(file, fps=fps, options=options, **video)
-        pipeline = replace(self, format=levels, consumer={"outputs": outputs})
-        with arrays_released(), pipeline.stream(latents, plan) as stream:
-            chunks: Iterable[FrameChunk] = stream
-            batch = plan.latent_shape.batch if plan else 1
-            if not video:
-                first, chunks = peek(stream, "there are no latents to decode.")
-                batch, _, height, width, _ = first.frames.shape
-                video = {"size": (width, height), "num_frames": stream.num_frames}
-                del first  # its buffer is free when it is written
-            if batch > 1:
-                raise LatentsError(f"{name}: is one video, and these latents are {batch}; write each.")
-            progress_chunks = show_progress(chunks, progress, video.get("num_frames"), name=name)
-            written = write_files(progress_chunks, files, start, fps=fps, **video)
-            width, height = video["size"]
-            return DecodeReport(
-                output=written.new_names.get(name, name),
-                frames=written.frames,
-                width=width,
-                height=height,
-                fps=parse_fps(fps),
-                sample_rate=getattr(output.audio, "sample_rate", None),
-                seconds=time.perf_counter() - start,
-                first_frame_seconds=written.first_frame_seconds,
-                one_color=written.is_one_color,
-                peak_memory_bytes=mx.get_peak_memory(),
-                plan=plan,
-            )
+    ) -> DecodeReport:
+        """Write a decode to files; see `VideoVAE.decode_to_file`."""
+        pipeline = replace(self, format=common_format(output.frames), consumer={"outputs": output.frames})
+        output.check_options()
+        if plan is not None:
+            self._check_plan(plan)
+            if plan.format not in (None, pipeline.format):
+                raise PlanError(
+                    f"{output.names[0]}: the plan was made for other frames; plan with outputs=, or leave it out."
+                )
+        elif (plan := pipeline.plan(latents)) is not None:
+            pipeline = replace(pipeline, plan_options=PLAN_DEFAULTS)
+        if plan is not None and not isinstance(latents, Iterator):
+            output.check(plan)
+        reports = []
+        for index in range(len(output.names)):
+            video, keyframes = latents, self.options.keyframes
+            if len(output.names) > 1:
+                video = to_mlx(latents, "latents")[index : index + 1]
+                keyframes = None if keyframes is None else keyframes.item(index)
+            run = replace(pipeline, options=replace(self.options, keyframes=keyframes))
+            with arrays_released(), run.stream(video, plan) as stream:
+                stream.consumer["outputs"] = output.frames
+                reports.append(output.write(stream, plan, index, progress=progress))
+        return join_reports(reports)
 
-    def _plan(
-        self,
-        latents: LatentInput | DecodeStream,
-        plan: DecodePlan | None,
-        memory_budget: str | int | None,
-        **plan_options: Any,
-    ) -> DecodePlan | None:
-        """Return the plan, by default one for latents that are all available, and `None` for other inputs.
+    def plan(self, latents: LatentInput | Film | DecodeStream) -> DecodePlan | None:
+        """Plan the decode of latents that are there as a whole. For others, return `None`."""
+        if isinstance(latents, Film):
+            options = self.consumer_options()
+            return latents.plan(self.scale, self.decoder.spec, self.make_plan, options) if latents.is_complete else None
+        if not isinstance(latents, Latents):
+            return None
+        return self.make_plan(latents.shape, self.consumer_options(keyframes=frame_numbers(self.options.keyframes)))
 
-        A stream of frames gets the options that say what becomes of them.
-        """
-        if isinstance(latents, DecodeStream):
-            latents.consumer.update(plan_options)
-            if plan_options.get("joined"):
-                latents.consumer["joined"] = latents.num_frames or False
-        if plan is None and isinstance(latents, Latents):
-            return self.make_plan(latents.shape, memory_budget=memory_budget, **plan_options)
-        if memory_budget is not None:
-            raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
-        return plan
-
-    def plan_for_consumer(self, shape: Sequence[int], **options: Any) -> DecodePlan:
-        """Plan a decode for what becomes of its frames, as far as the consumer has said."""
-        return self.make_plan(shape, **options, **self.consumer)
+    def consumer_options(self, **changes: Any) -> PlanOptions:
+        """Return the options of a plan for what becomes of the frames, as far as the consumer has said."""
+        return replace(self.plan_options, **changes, **self.consumer)
 
     def stream(self, latents: Any, plan: DecodePlan | None) -> DecodeStream:
         """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily."""
         check_process()
         if isinstance(latents, DecodeStream):
-            if plan is not None or self.options != _DEFAULTS:
+            if plan is not None or (self.options, self.plan_options) != (DECODE_DEFAULTS, PLAN_DEFAULTS):
                 raise PlanError("a stream has its plan and its options already; give them where it is made.")
             return latents
-        steps = self.options["steps"]
-        if plan is not None and steps not in (None, plan.denoising_steps):
-            raise PlanError(
-                f"the plan was made for {plan.denoising_steps or 'no'} denoising steps, not {steps}; plan with "
-                f"steps={steps}, or leave the steps to the plan."
-            )
-        if plan is not None and self.format is not None and plan.format not in (None, self.format):
-            raise PlanError("the plan was made for frames with another bit depth; plan with the stream's bit depth.")
-        checked_latents, keyframes = as_latents(latents), self.options["keyframes"]
+        if plan is not None:
+            self._check_plan(plan)
+        if isinstance(latents, Film):
+            if plan is not None and not isinstance(plan, FilmPlan):
+                raise PlanError("the plan was made for one window; plan the film, or leave the plan out.")
+            if self.options.keyframes is not None:
+                raise LatentsError("each window has its own keyframes; give pairs (latents, keyframes) in windows.")
+            chunks, num_frames = latents.decode(self, plan)
+            return DecodeStream(chunks, self.cancelled, self.bands, num_frames, self.consumer)
+        checked_latents, keyframes = as_latents(latents), self.options.keyframes
         if keyframes is not None:
             keyframes = usable_keyframes(self.decoder, keyframes)
-        pipeline = replace(self, options={**self.options, "keyframes": keyframes})
+        pipeline, num_frames = replace(self, options=replace(self.options, keyframes=keyframes)), None
         if isinstance(checked_latents, Latents):
-            chunks = pipeline._decode_array(checked_latents, plan)
+            plan = plan or pipeline.plan(checked_latents)
+            assert plan is not None
+            chunks, num_frames = pipeline._decode_array(checked_latents, plan), plan.num_frames
         elif keyframes is not None:
             chunks = pipeline._decode_collected(checked_latents, plan)
         else:
             if plan is not None:
                 _check_arriving(plan)
             chunks = pipeline._decode_arriving(checked_latents, plan)
-        return DecodeStream(chunks, self.cancelled, self.bands, consumer=self.consumer)
+        return DecodeStream(chunks, self.cancelled, self.bands, num_frames, self.consumer)
 
-    def _decode_array(self, latents: Latents, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
-        plan, shape = plan or self.plan_for_consumer(latents.shape), tuple(latents.shape)
-        keyframes = self.options["keyframes"]
+    def _check_plan(self, plan: DecodePlan) -> None:
+        """Check that a plan goes with the options; raise a `PlanError` otherwise."""
+        steps = self.plan_options.steps
+        check_no_options(self.plan_options)
+        if steps not in (None, plan.denoising_steps):
+            raise PlanError(
+                f"the plan was made for {plan.denoising_steps or 'no'} denoising steps, not {steps}; plan with "
+                f"steps={steps}, or leave the steps to the plan."
+            )
+        if self.format is not None and plan.format not in (None, self.format):
+            raise PlanError("the plan was made for frames with another bit depth; plan with the stream's bit depth.")
+
+    def _decode_array(self, latents: Latents, plan: DecodePlan) -> Generator[FrameChunk, None, None]:
+        shape, keyframes = tuple(latents.shape), self.options.keyframes
         if plan.whole_shape != shape:
             raise PlanError(f"the plan was made for latents of shape {tuple(plan.whole_shape)}; these are {shape}.")
         if plan.keyframes != (numbers := frame_numbers(keyframes)):
@@ -292,15 +217,15 @@ class DecodePipeline:
             )
         if keyframes is not None:
             keyframes.check(shape)
-            if padded := pad_as_noise(self.decoder.spec, latents, keyframes, self.options["noise"]):
-                options: DecodeOptions = {**self.options, "keyframes": padded.keyframes}
+            if padded := pad_as_noise(self.decoder.spec, latents, keyframes, self.options.noise):
+                options = replace(self.options, keyframes=padded.keyframes)
                 run = replace(self, options=options, format=self.format or plan.format)
-                return padded.crop(run._decode_array(padded.latents, self.plan_for_consumer(padded.latents.shape)))
+                return padded.crop(run._decode_array(padded.latents, cast(DecodePlan, run.plan(padded.latents))))
         interval = plan.excerpt.latents if plan.excerpt else None
         if not isinstance(latents, (mx.array, np.ndarray)):
             check_values(latents, interval)
         if self._is_first_rank:
-            warn_of_unusual(sample_moments(latents), shape, self.decoder, latents, self.options["unnormalized"])
+            warn_of_unusual(sample_moments(latents), shape, self.decoder, latents, self.options.unnormalized)
         return self._run(plan, partial(LatentSource, latents, frames=interval))
 
     def _decode_collected(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
@@ -311,26 +236,35 @@ class DecodePipeline:
         for part in parts:
             check_part(part, first.shape)
             arrays.append(to_mlx(part, "latents"))
-        latents = mx.concatenate(arrays, axis=2)
-        yield from self._decode_array(cast(Latents, as_latents(latents)), plan)
+        latents = cast(Latents, as_latents(mx.concatenate(arrays, axis=2)))
+        yield from self._decode_array(latents, plan or cast(DecodePlan, self.plan(latents)))
 
     def _decode_arriving(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
         first, parts = peek(parts, "there are no latents to decode.")
         check_part(first, getattr(first, "shape", ()))
         if plan is None:
-            order = "time" if self.decoder.spec.takes_least_memory else "auto"
-            plan = self.plan_for_consumer((*first.shape[:2], LONG_CLIP, *first.shape[3:]), order=order)
-            _check_arriving(plan)
+            plan = self._plan_arriving(first.shape)
         del first  # its buffer is free when it is decoded
         spec = self.decoder.spec
         needs_all = spec.has_latent_noise or any(layer.noise_channels for layer in spec.layers)
-        noise = self.options["noise"]
+        noise = self.options.noise
         if noise is not None and noise != "zeros" and needs_all:
             raise LatentsError('noise arrays need the whole latents; with an iterator use a seed or noise="zeros".')
         moments: list[np.ndarray] = []
         yield from self._run(plan, partial(LatentStreamSource, parts, plan.latent_shape, moments))
         if self._is_first_rank:
-            warn_of_unusual(moments, plan.latent_shape, self.decoder, "latents", self.options["unnormalized"])
+            warn_of_unusual(moments, plan.latent_shape, self.decoder, "latents", self.options.unnormalized)
+
+    def _plan_arriving(self, shape: Sequence[int]) -> DecodePlan:
+        """Return the plan of latents that arrive in parts, the first of this shape."""
+        options = replace(self.consumer_options(), joined=False)
+        if options.frames is not None:
+            raise PlanError(_NO_EXCERPT)
+        if self.decoder.spec.takes_least_memory and options.order == "auto" and options.mode != "tiled":
+            options = replace(options, order="time")
+        plan = self.make_plan((*shape[:2], LONG_CLIP, *shape[3:]), options)
+        _check_arriving(plan)
+        return plan
 
     @property
     def _is_first_rank(self) -> bool:
@@ -341,29 +275,19 @@ class DecodePipeline:
         self, plan: DecodePlan, make_source: Callable[[LatentPreprocess, Interval | None], Source]
     ) -> Generator[FrameChunk, None, None]:
         """Start a decode. The chunks are computed as they are taken."""
-        shape, options, keyframes = plan.whole_shape, self.options, self.options["keyframes"]
+        shape, options, keyframes = plan.whole_shape, self.options, self.options.keyframes
         decoder, spec = self.decoder, choose_variant(self.decoder.spec, plan.denoising_steps, plan.keyframes)
         first = plan.excerpt.latents.start if plan.excerpt else 0
         scale = decoder.spec.scale
-        draws = draw(
-            spec,
-            shape,
-            decoder.dtype,
-            noise=options["noise"],
-            seed=options["seed"],
-            timestep=options["timestep"],
-            noise_scale=options["noise_scale"],
-            convention=options["like"],
-            tiles=_tile_noise(spec, plan, scale.time * first),
-        )
-        preprocess = LatentPreprocess(decoder, draws, unnormalized=options["unnormalized"], first_frame=first)
+        draws = draw(spec, shape, decoder.dtype, options, tiles=_tile_noise(spec, plan, scale.time * first))
+        preprocess = LatentPreprocess(decoder, draws, unnormalized=options.unnormalized, first_frame=first)
         bands = make_bands(self.group, plan)
         if bands is not None:
             self.bands.append(bands)
         band = None if bands is None else plan.bands[bands.rank]
         source = make_source(preprocess, band)
         if keyframes is not None:
-            planes = LatentPreprocess(decoder, draws, unnormalized=options["unnormalized"])
+            planes = LatentPreprocess(decoder, draws, unnormalized=options.unnormalized)
             source = KeyframeSource(source, LatentSource(keyframes.latents, planes, band))
         timesteps, maps = draws.timesteps(shape.batch), draws.maps
         if band is not None:
@@ -413,7 +337,7 @@ def _tile_noise(spec: NetworkSpec, plan: DecodePlan, first_frame: int) -> dict[G
 def _check_arriving(plan: DecodePlan) -> None:
     """Check that a plan can decode latents as they arrive; raise a `PlanError` otherwise."""
     if plan.excerpt is not None:
-        raise PlanError("some frames are decoded from the whole latents; pass them as one array, or plan all frames.")
+        raise PlanError(_NO_EXCERPT)
     if plan.order is not Order.TIME or (plan.layout is not None and not plan.layout.is_streamed):
         raise PlanError(
             f"an iterator of latents is decoded by time, and the plan needs all latents first ({plan.mode.value} by "
@@ -548,62 +472,3 @@ def join_chunks(chunks: Iterable[FrameChunk], num_frames: int | None) -> mx.arra
 def join_levels(chunks: Iterable[FrameChunk]) -> np.ndarray:
     """Return the frames of all chunks as uint8, (F, H, W, 3), or (B, F, H, W, 3) for several videos."""
     return np.concatenate([chunk.to_uint8() for chunk in chunks], axis=-4)
-
-
-@dataclass(frozen=True)
-class DecodeReport:
-    """Report of `decode --json`, except the networks."""
-
-    output: str  # the file, or the folder
-    frames: int  # number of frames that were written
-    width: int
-    height: int
-    fps: Fraction
-    sample_rate: int | None  # of sound that was decoded with the video
-    seconds: float  # from the first latents to the finished file
-    first_frame_seconds: float
-    one_color: bool  # whether every frame has only one color
-    peak_memory_bytes: int  # `mx.get_peak_memory()`, counted since `mx.reset_peak_memory()`
-    plan: DecodePlan | None  # None if latents arrived without a plan
-
-    @property
-    def keyframes(self) -> tuple[int, ...]:
-        """Frame numbers of the keyframes that the network saw."""
-        return self.plan.keyframes if self.plan else ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-serializable dictionary with the keys of `decode --json`."""
-        plan = None if self.plan is None else self.plan.as_dict()
-        return {**vars(self), "fps": float(self.fps), "keyframes": list(self.keyframes), "plan": plan}
-
-
-class WriteResult(NamedTuple):
-    """Counts and file names of a decode that was written."""
-
-    frames: int
-    first_frame_seconds: float  # from the start of the decode
-    is_one_color: bool  # every frame has only one color
-    new_names: dict[str, str]  # by the requested name, for files whose name another program used meanwhile
-
-
-def write_files(
-    chunks: Iterable[FrameChunk], files: Mapping[str, SinkOptions], start: float, **video: Any
-) -> WriteResult:
-    """Write chunks to files.
-
-    `start` is the start time of the decode, by `time.perf_counter`. `video` are further arguments of `open_sink`.
-    Without files, as on all ranks but the first, nothing is written.
-    """
-    num_frames, first_frame, is_one_color = 0, 0.0, True
-    with ExitStack() as stack:  # closes a contact sheet after its video, so that only a complete video has one
-        sinks, file_names = {}, {}
-        for file, options in files.items():
-            sink = stack.enter_context(open_sink(file, options=options, **video))
-            sinks[sink], file_names[sink] = options.frames, (file, sink.name)
-        for chunk in chunks:
-            write_chunk(chunk, sinks)
-            is_one_color = is_one_color and chunk.is_plain()
-            first_frame = first_frame or time.perf_counter() - start
-            num_frames += chunk.frames.shape[1]
-    names = {file: sink.name for sink, (file, name) in file_names.items() if sink.name != name}
-    return WriteResult(num_frames, first_frame, is_one_color, names)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
-from typing import TypedDict
 
 import mlx.core as mx
 import numpy as np
@@ -17,13 +16,13 @@ from ..distributed import RowBands
 from ..errors import LatentsError, PlanError, TilingError, option, warn
 from ..models.base import Encoder, SoundEncoder
 from ..models.specs import LONG_CLIP, NetworkSpec
+from ..options import PLAN_DEFAULTS, PlanOptions, check_no_options
 from ..planning.plan import EncodePlan
 from ..shapes import Axis, ScaleFactors, format_size
 from ..streaming.context import StreamContext
-from ..tiling.config import TilingConfig
 from ..tiling.layout import TileBox, check_batch_size
 from ..units import format_count
-from .frames import explain_not_finite
+from .output_check import explain_not_finite
 from .run import ChunkStream, Run, check_cancelled, make_bands, peek
 from .sources import Source, crop_space
 
@@ -211,32 +210,22 @@ def _take_first(parts: list[mx.array], count: int) -> mx.array:
     return joined[:, :count]
 
 
-class EncodeOptions(TypedDict, total=False):
-    """Options of `VideoVAE.encode`, which documents them."""
-
-    tiling: TilingConfig | None
-    tile_batch_size: int
-    pad: bool
-    group: mx.distributed.Group | None
-
-
 class EncodeStream(ChunkStream[mx.array]):
     """Latents of one encode, arrays (B, C, n, H', W') in order along time."""
 
 
 @dataclass(frozen=True)
 class EncodePipeline:
-    """Encoder and options of encodes, in this process or together with a group. `VideoVAE.encode` has the options.
+    """Encoder and options of encodes, in this process or together with a group.
 
     `is_promoted` is True if the encoder is stored in float16 and computes in float32. `make_plan` is called with a
-    frame shape and the options of a plan.
+    frame shape.
     """
 
     encoder: Encoder
     is_promoted: bool
-    make_plan: Callable[..., EncodePlan]
-    tiling: TilingConfig | None = None
-    tile_batch_size: int = 1
+    make_plan: Callable[[Sequence[int], PlanOptions], EncodePlan]
+    plan_options: PlanOptions = PLAN_DEFAULTS
     pad: bool = False
     group: mx.distributed.Group | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -245,7 +234,7 @@ class EncodePipeline:
     def stream(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> EncodeStream:
         """Check the options, and return the latents of a clip in one array, or of frames as they arrive."""
         check_process()
-        check_batch_size(self.tile_batch_size)
+        check_batch_size(self.plan_options.tile_batch_size)
         if hasattr(frames, "__array__"):  # also arrays of other libraries, which may be iterable
             frames = native_array(frames, "frames")
         if isinstance(frames, str) or not isinstance(frames, (Frames, Iterable)):
@@ -253,14 +242,14 @@ class EncodePipeline:
                 f"frames are {type(frames).__name__}; expected an array or an iterator of them, which "
                 "for a video file is VideoReader(path)."
             )
-        if plan is not None and (self.tiling is not None or self.tile_batch_size != 1):
-            raise PlanError("the plan says how to tile; leave out tiling and tile_batch_size.")
+        if plan is not None:
+            check_no_options(self.plan_options)
         if self.is_promoted:
             warn(
                 "float16 may overflow in the encoders of LTX, so this one computes in float32; bfloat16 takes half "
                 "the memory."
             )
-        tiles = self.tiling or (plan.tiling if plan is not None else None)
+        tiles = self.plan_options.tiling or (plan.tiling if plan is not None else None)
         if not isinstance(frames, Frames) and tiles is not None and tiles.temporal_config is not None:
             raise TilingError(
                 "tiles in time take the whole clip as one array; leave out temporal_config, since a stream is exact in "
@@ -278,8 +267,7 @@ class EncodePipeline:
         )
         shape = (source.batch, 3, *source.grid)
         if plan is None:
-            mode = "tiled" if self.tiling else "auto"
-            plan = self.make_plan(shape, mode=mode, tiling=self.tiling, tile_batch_size=self.tile_batch_size)
+            plan = self.make_plan(shape, self.plan_options)
         plan_shape = (plan.latent_shape.batch, 3, *plan.video_grid)
         if plan_shape != shape:
             raise PlanError(f"the plan was made for frames (B, 3, F, H, W) of {plan_shape}; these are {shape}.")

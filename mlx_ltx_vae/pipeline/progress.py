@@ -13,8 +13,6 @@ from ..units import format_count
 if TYPE_CHECKING:
     from .frames import FrameChunk
 
-#: Whether to show a progress bar, or a function that is called with the frames that are done and all of them.
-Progress = bool | Callable[[int, int], object]
 
 _NARROW = 60  # columns, below which there is no room for a bar
 _MIN_NAME = 6
@@ -93,23 +91,28 @@ class FrameBar(Bar):
         return values | {"rate": rate, "speed": speed, "bar_format": layout}
 
 
+#: Whether to show a progress bar, or one that is shown, or a function that is called with the frames that are done and
+#: all of them.
+Progress = bool | FrameBar | Callable[[int, int], object]
+
+
 def show_progress(
     chunks: "Iterable[FrameChunk]", progress: Progress, total: int | None, *, name: str = "video"
 ) -> "Iterator[FrameChunk]":
     """Return the chunks as an iterator that shows the frames so far. `total` is `None` if it is not known."""
     if progress is False:
         return iter(chunks)
-    bar = FrameBar(total=total, dynamic_ncols=True, miniters=1) if progress is True else None
-    if bar is not None:
+    bar, done = progress if isinstance(progress, FrameBar) else None, 0
+    if progress is True:
+        bar = FrameBar(total=total, dynamic_ncols=True, miniters=1)
         bar.start(name, "decoding")
-    done = 0
 
     def advance(chunk: "FrameChunk") -> "FrameChunk":
         nonlocal done
         done += chunk.frames.shape[1]
         if bar is not None:
             bar.update(chunk.frames.shape[1])
-            if done == total:
+            if progress is True and done == total:
                 bar.close()
         elif callable(progress):
             progress(done, done if total is None else total)

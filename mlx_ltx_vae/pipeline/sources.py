@@ -18,7 +18,7 @@ from ..models.base import Decoder
 from ..models.noise import Draws, LatentBox
 from ..shapes import Axis, Grid, Interval
 from ..tiling.layout import TileBox
-from .frames import FrameFlags
+from .output_check import FrameFlags
 
 _LEAST_STD = 1e-3  # of a channel that is not constant
 _MUCH_NEARER = 0.5  # ratio of two distances

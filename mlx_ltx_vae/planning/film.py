@@ -1,17 +1,23 @@
 """The layout of a film: which frames each of its overlapping windows makes. Pure arithmetic, no MLX."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 from ..errors import LatentsError, PlanError, TilingError, option, quote
 from ..models.specs import NetworkSpec
+from ..options import PlanOptions
 from ..shapes import Interval, LatentShape, ScaleFactors, format_size, is_count
-from ..units import format_bytes, format_count, format_seconds
-from .plan import DecodePlan, Plan
+from ..units import format_bytes, format_count
+from .plan import DecodePlan
+
+#: Makes the plan of latents of a shape.
+MakePlan = Callable[[Sequence[int], PlanOptions], DecodePlan]
 
 #: Frames that windows share by default, as in Lightricks' pipelines.
 DEFAULT_CARRY = 25
@@ -83,7 +89,7 @@ class Part:
 
 
 @dataclass
-class Film:
+class FilmLayout:
     """Parts of all windows in order. Each window is checked when it is added."""
 
     overlap: Overlap
@@ -173,14 +179,14 @@ class Film:
             yield visible
 
 
-def plan_window(plan: Callable[..., DecodePlan], frames: tuple[int, int], num_frames: int) -> DecodePlan:
+def plan_window(
+    make_plan: Callable[[PlanOptions], DecodePlan], options: PlanOptions, frames: tuple[int, int], num_frames: int
+) -> DecodePlan:
     """Plan some frames of a window, or all of them for tiles along time, whose positions depend on the whole window."""
-    if frames == (0, num_frames):
-        return plan(frames=None)
-    try:
-        return plan(frames=frames)
-    except TilingError:
-        return plan(frames=None)
+    with suppress(TilingError):
+        if frames != (0, num_frames):
+            return make_plan(replace(options, frames=frames))
+    return make_plan(replace(options, frames=None))
 
 
 def fade_length(sample_rate: int) -> int:
@@ -213,63 +219,28 @@ def sound_parts(ends: Iterable[int], lengths: Iterable[int], sample_rate: int, f
         yield previous
 
 
-@dataclass(frozen=True)
-class FilmPlan:
-    """Plan of the decode of a film. `print(plan)` explains it.
+@dataclass(frozen=True, repr=False, kw_only=True)
+class FilmPlan(DecodePlan):
+    """Plan of the decode of a film: that of its largest window, whose memory the film takes, and those of all windows.
 
     Attributes:
-        excerpt: the frames of the film that are decoded. `None` means all frames.
+        film: the parts of all windows.
+        film_frames: the first frame of the film to decode, and one more than the last. `None` means all.
         windows: the plan of each window that is decoded, by its number from 0 on.
     """
 
-    film: Film
-    excerpt: tuple[int, int] | None
+    film: FilmLayout
+    film_frames: tuple[int, int] | None
     windows: Mapping[int, DecodePlan]
-    fps: Fraction
 
     @property
     def largest(self) -> DecodePlan:
         """Plan of the window that takes the most memory. The film takes as much."""
         return max(self.windows.values(), key=lambda plan: plan.peak_bytes)
 
-    @property
-    def num_frames(self) -> int:
-        first, end = self.excerpt or (0, self.film.num_frames)
-        return end - first
-
-    @property
-    def peak_bytes(self) -> int:
-        return self.largest.peak_bytes
-
-    @property
-    def width(self) -> int:
-        return self.largest.width
-
-    @property
-    def height(self) -> int:
-        return self.largest.height
-
-    @property
-    def frame_size(self) -> tuple[int, int]:
-        return self.largest.frame_size
-
-    @property
-    def blended(self) -> tuple[str, ...]:
-        return self.largest.blended
-
-    @property
-    def sound(self) -> Plan | None:
-        return self.largest.sound
-
-    @property
-    def keyframes(self) -> tuple[int, ...]:
-        """Frame numbers of all keyframes that windows see, counted from the start of the film."""
-        starts = ((self.film.parts[number].start, plan) for number, plan in self.windows.items())
-        return tuple(sorted({start + frame for start, plan in starts for frame in plan.keyframes}))
-
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as a JSON-serializable dict, with the keys of the largest window's plan."""
-        excerpt_fields = {} if self.excerpt is None else {"first_frame": self.excerpt[0]}
+        excerpt_fields = {} if self.film_frames is None else {"first_frame": self.film_frames[0]}
         fades = [part.fade.length for part in self.film.parts]
         windows = [
             {"window": number + 1, "blend": fades[number], **plan.as_dict()} for number, plan in self.windows.items()
@@ -281,11 +252,10 @@ class FilmPlan:
         overlap, part = self.film.overlap, ""
         blends = sorted({part.fade.length for part in self.film.parts[1:]} or {overlap.blend})
         frames = f"{format_count(self.num_frames, 'frame')} of {format_size(*self.frame_size)}"
-        if self.excerpt is not None:
-            part = f" ({self.excerpt[0]} to {self.excerpt[1] - 1} of {self.film.num_frames})"
-        seconds = format_seconds(float(self.num_frames / self.fps))
+        if self.film_frames is not None:
+            part = f" ({self.film_frames[0]} to {self.film_frames[1] - 1} of {self.film.num_frames})"
         lines = [
-            f"film     {frames}{part}, {seconds} at {float(self.fps):.6g} fps",
+            f"film     {frames}{part}",
             f"windows  {len(self.film.parts)}, carry {overlap.carry}, blend {' to '.join(map(str, blends))}",
             f"peak     {format_bytes(self.peak_bytes)}: one window, and the frames that wait for the next",
         ]
@@ -294,3 +264,30 @@ class FilmPlan:
             which = f"window {numbers[0]}" if len(numbers) == 1 else f"windows {numbers[0]} to {numbers[-1]}"
             lines += ["", f"{which}:", str(plan)]
         return "\n".join(lines)
+
+
+def plan_film(
+    film: FilmLayout,
+    spec: NetworkSpec,
+    shapes: Sequence[LatentShape],
+    keyframes: Sequence[Sequence[int]],
+    make_plan: MakePlan,
+    options: PlanOptions,
+) -> FilmPlan:
+    """Plan the windows of a film, or of the `frames` in the options, from their shapes and the keyframes of each."""
+    plans: dict[Any, DecodePlan] = {}  # most windows are alike
+    windows: dict[int, DecodePlan] = {}
+    visible = list(film.visible_keyframes(keyframes))
+    for number, frames in film.window_ranges(options.frames):
+        key = shapes[number], frames, visible[number]
+        if key not in plans:
+            window_options = replace(options, keyframes=visible[number], held_frames=film.overlap.blend)
+            plans[key] = plan_window(
+                partial(make_plan, shapes[number]), window_options, frames, spec.out_grid(shapes[number].grid)[0]
+            )
+        windows[number] = plans[key]
+    largest = max(windows.values(), key=lambda plan: plan.peak_bytes)
+    first, end = options.frames or (0, film.num_frames)
+    all_keyframes = {film.parts[number].start + frame for number, plan in windows.items() for frame in plan.keyframes}
+    values = {**vars(largest), "num_frames": end - first, "excerpt": None, "keyframes": tuple(sorted(all_keyframes))}
+    return FilmPlan(**values, film=film, film_frames=options.frames, windows=windows)

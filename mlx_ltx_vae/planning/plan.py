@@ -2,14 +2,15 @@
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..backend.machine import Machine
-from ..errors import PlanError, option
+from ..errors import PlanError
 from ..models.specs import NetworkSpec
+from ..options import PlanOptions
 from ..shapes import Axis, ClipRules, Grid, Interval, LatentShape, format_size, is_count
 from ..tiling.config import TilingConfig
-from ..tiling.layout import TileLayout, check_batch_size
+from ..tiling.layout import TileLayout
 from ..units import byte_unit, format_bytes, format_count, format_seconds
 from .memory import Memory, is_cache_tight
 
@@ -65,79 +66,8 @@ class Order(enum.Enum):
         return {Order.TIME: Axis.TIME, Order.ROWS: Axis.HEIGHT, Order.COLUMNS: Axis.WIDTH}[self]
 
 
-#: What the arguments `mode`, `order` and `bit_depth` accept.
-ModeName = Literal["auto", "exact", "single", "tiled"]
-OrderName = Literal["auto", "time", "rows", "columns"]
-BitDepth = Literal[8, 10]
-
 #: The largest number of denoising steps: each one takes as long as a decode of one step.
 MAX_STEPS = 100
-
-EnumT = TypeVar("EnumT", bound=enum.Enum)
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """Options of `VideoVAE.plan`, which documents them. `None` leaves the choice to the planner.
-
-    Raises:
-        PlanError: if a value is invalid, or if options contradict each other.
-        TilingError: if the tiles or the tile batch size are invalid.
-    """
-
-    memory_budget: str | int | None = None
-    mode: Mode | None = None
-    order: Order | None = None
-    tiling: TilingConfig | None = None
-    tile_batch_size: int = 1
-    chunk: int | None = None
-    ranks: int = 1
-    denoising_steps: int | None = None
-    keyframes: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_batch_size(self.tile_batch_size)
-        chunk = self.chunk
-        if chunk is not None and not is_count(chunk, 1):
-            raise PlanError(f"a chunk must be a whole number of positions, at least 1, not {chunk!r}.")
-        if self.tiling is not None and self.mode is not Mode.TILED:
-            raise PlanError('tiling goes with mode "tiled"; the other modes blend nothing.')
-        if self.mode is Mode.SINGLE and (chunk is not None or self.order not in (None, Order.TIME)):
-            rule = option("a chunk and an order go with mode exact", "--chunk and --order go with --mode exact")
-            raise PlanError(f"{rule}; a single pass has one chunk.")
-        if self.mode is Mode.TILED and self.order not in (None, Order.TIME):
-            rule = option("an order goes with mode exact", "--order goes with --mode exact")
-            raise PlanError(f"tiles are streamed in time; {rule}.")
-        if self.ranks > 1 and (self.mode not in (None, Mode.EXACT) or self.order not in (None, Order.TIME)):
-            raise PlanError(f"{self.ranks} ranks decode bands of rows, which goes with mode exact and order time.")
-
-
-def parse_options(
-    *,
-    mode: str | Mode | None = "auto",
-    order: str | Order | None = "auto",
-    tiling: TilingConfig | None = None,
-    **options: Any,
-) -> PlanOptions:
-    """Return the options for the arguments of `VideoVAE.plan`: modes and orders by name, tiles of any app.
-
-    Raises:
-        PlanError: if a name is unknown; also the errors of `PlanOptions`.
-    """
-    tiles = None if tiling is None else TilingConfig.of(tiling)
-    return PlanOptions(mode=_parse(mode, Mode, "mode"), order=_parse(order, Order, "order"), tiling=tiles, **options)
-
-
-def _parse(name: str | EnumT | None, kind: type[EnumT], label: str) -> EnumT | None:
-    """Return the enum member of this name, or `None` for "auto"."""
-    if name is None or name == "auto":
-        return None
-    try:
-        return kind(name)
-    except ValueError:
-        choices = ", ".join(str(member.value) for member in kind)
-        raise PlanError(f"{label} {name!r} is not known; expected auto, {choices}.") from None
-
 
 _IN_JSON = (
     "chunk", "step", "prefetch", "height", "width", "lookahead", "first_output_work", "tile_batch_size", "calls",
@@ -417,8 +347,8 @@ def choose_variant(spec: NetworkSpec, steps: int | None, keyframes: tuple[int, .
 
 def check_order(spec: NetworkSpec, options: PlanOptions) -> None:
     """Check that the network can run in the requested order, or in tiles; raise `PlanError` otherwise."""
-    reason = options.order and why_not(spec, options.order)
-    if spec.clip.unit == "sample" and options.mode is Mode.TILED:
+    reason = None if options.order == "auto" else why_not(spec, Order(options.order))
+    if spec.clip.unit == "sample" and options.mode == "tiled":
         reason = "sound has no tiles; use mode exact or single."
     if reason:
         raise PlanError(reason)

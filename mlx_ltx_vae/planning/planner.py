@@ -8,12 +8,12 @@ from typing import Any, cast
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..errors import PlanError, TilingError, option, warn
-from ..frame_format import FrameOutput
 from ..models.convolution.rules import TAPS
 from ..models.specs import NetworkSpec, check_frame_shape, check_latent_shape
+from ..options import PLAN_DEFAULTS, PlanOptions
 from ..shapes import Axis, Grid, Interval, LatentShape
 from ..tiling.config import TilingConfig
-from ..tiling.layout import tile_batches
+from ..tiling.layout import check_batch_size, tile_batches
 from ..units import MB, format_bytes, parse_bytes
 from .clip import Clip, first_output_work, make_excerpt, needed, with_consumer
 from .memory import (
@@ -34,15 +34,11 @@ from .plan import (
     DecodePlan,
     EncodePlan,
     Mode,
-    ModeName,
     Order,
-    OrderName,
     Plan,
-    PlanOptions,
     check_bands,
     check_order,
     choose_variant,
-    parse_options,
     split_rows,
     why_not,
 )
@@ -79,99 +75,51 @@ def plan_decode(
     spec: NetworkSpec,
     latent_shape: Sequence[int],
     machine: Machine | None = None,
-    *,
-    holds_latents: bool = True,
-    outputs: tuple[FrameOutput, ...] = (),
-    frames: tuple[int, int] | None = None,
-    joined: bool | int = False,
-    held_frames: int | None = None,
-    sound: Sequence[Plan] = (),
-    weight_bytes: int | None = None,
-    memory_budget: str | int | None = None,
-    mode: ModeName | Mode | None = "auto",
-    order: OrderName | Order | None = "auto",
-    tiling: TilingConfig | None = None,
-    tile_batch_size: int = 1,
-    chunk: int | None = None,
-    ranks: int = 1,
-    denoising_steps: int | None = None,
-    keyframes: tuple[int, ...] = (),
+    options: PlanOptions = PLAN_DEFAULTS,
 ) -> DecodePlan:
-    """Plan the decode of latents (B, C, F', H', W'), with the options and errors of `VideoVAE.plan`.
+    """Plan the decode of latents (B, C, F', H', W'), or (B, C, T, 1, 1) of sound. Errors are as in `VideoVAE.plan`.
 
-    Latents of sound are (B, C, T, 1, 1).
-
-    Args:
-        machine: the machine to plan for; by default float32 on the CPU with unlimited memory.
-        holds_latents: whether all latents are in memory, rather than in a file that is read in parts.
-        outputs: the formats that the consumer converts frames to; if empty, floats in the network's dtype.
-        frames: the first frame or sample to decode, and one more than the last. `None` means all.
-        joined: whether all output becomes one array; of a window of a film, the number of frames of that array.
-        held_frames: for a window of a film, the number of frames of the previous window that wait. It yields floats.
-        sound: possible plans of the sound that is decoded meanwhile, the fastest first; the plan has one of them.
-        weight_bytes: bytes of the weights of all networks in memory. `None` counts only this network's.
+    `machine` is by default float32 on the CPU with unlimited memory.
     """
-    options = parse_options(
-        memory_budget=memory_budget,
-        mode=mode,
-        order=order,
-        tiling=tiling,
-        tile_batch_size=tile_batch_size,
-        chunk=chunk,
-        ranks=ranks,
-        denoising_steps=denoising_steps,
-        keyframes=keyframes,
-    )
-    spec = choose_variant(spec, denoising_steps, keyframes)
+    spec = choose_variant(spec, options.steps, options.keyframes)
     whole_shape = shape = check_latent_shape(spec, latent_shape)
     num_frames, height, width = spec.decoded_grid(shape.grid)
     excerpt = None
-    if frames is not None:
-        excerpt = make_excerpt(spec, shape, num_frames, frames)
+    if options.frames is not None:
+        excerpt = make_excerpt(spec, shape, num_frames, options.frames)
         shape, num_frames = shape._replace(frames=excerpt.latents.length), excerpt.frames.length
-    video, held = (num_frames, height, width), (spec.clip.held_copies, *whole_shape) if holds_latents else None
     clip = Clip(
         spec,
         shape.batch,
         shape.grid,
         shape,
-        video,
+        (num_frames, height, width),
         is_decode=True,
-        held=held,
-        outputs=outputs,
+        held=(spec.clip.held_copies, *whole_shape) if options.holds_latents else None,
+        outputs=options.outputs,
         excerpt=excerpt,
-        joined=num_frames if joined is True else joined,
-        weight_bytes=weight_bytes,
-        held_frames=held_frames,
+        joined=num_frames if options.joined is True else options.joined,
+        weight_bytes=options.weight_bytes,
+        held_frames=options.held_frames,
     )
-    return cast(DecodePlan, _Planner(clip, options, machine or Machine(), sound).choose())
+    return cast(DecodePlan, _Planner(clip, options, machine or Machine()).choose())
 
 
 def plan_encode(
     spec: NetworkSpec,
     frame_shape: Sequence[int],
     machine: Machine | None = None,
+    options: PlanOptions = PLAN_DEFAULTS,
     *,
     pad: bool = False,
-    joined: bool = False,
-    sound: Sequence[Plan] = (),
-    weight_bytes: int | None = None,
-    memory_budget: str | int | None = None,
-    mode: ModeName | Mode | None = "auto",
-    order: OrderName | Order | None = "auto",
-    tiling: TilingConfig | None = None,
-    tile_batch_size: int = 1,
-    chunk: int | None = None,
-    ranks: int = 1,
 ) -> EncodePlan:
     """Plan the encode of frames (B, 3, F, H, W) or (F, H, W, 3), padded to 1 + t*k or without excess frames.
 
-    A spectrogram is (B, C, T, bins, 1). `joined` is as in `VideoVAE.plan_encode`,
-    and the other arguments are as in `plan_decode`.
+    A spectrogram is (B, C, T, bins, 1). Arguments and errors are as in `VideoVAE.plan_encode`.
     """
     batch, grid = check_frame_shape(spec, frame_shape, pad=pad)
     latents = LatentShape(batch, spec.out_channels, *spec.out_grid(grid))
-    held = frame_shape if joined and len(frame_shape) == 5 and not spec.clip.frame_bytes else None
+    held = frame_shape if options.joined and len(frame_shape) == 5 and not spec.clip.frame_bytes else None
     clip = Clip(
         spec,
         batch,
@@ -180,32 +128,26 @@ def plan_encode(
         grid,
         is_decode=False,
         held=held,
-        joined=latents.frames if joined else 0,
-        weight_bytes=weight_bytes,
+        joined=latents.frames if options.joined else 0,
+        weight_bytes=options.weight_bytes,
         level_bytes=_LEVEL_BYTES if len(frame_shape) == 4 else 0,
     )
-    options = parse_options(
-        memory_budget=memory_budget,
-        mode=mode,
-        order=order,
-        tiling=tiling,
-        tile_batch_size=tile_batch_size,
-        chunk=chunk,
-        ranks=ranks,
-    )
-    return cast(EncodePlan, _Planner(clip, options, machine or Machine(), sound).choose())
+    return cast(EncodePlan, _Planner(clip, options, machine or Machine()).choose())
 
 
 class _Planner:
     """Generator of the possible plans for one clip, with the choice of one of them."""
 
-    def __init__(self, clip: Clip, options: PlanOptions, machine: Machine, sound: Sequence[Plan]) -> None:
+    def __init__(self, clip: Clip, options: PlanOptions, machine: Machine) -> None:
         self._clip = clip
-        self._sound = sound
-        self._least_sound = min(sound, key=lambda plan: plan.memory.active, default=None)
+        self._least_sound = min(options.sound, key=lambda plan: plan.memory.active, default=None)
         self._spec = clip.spec
         self._options = options
+        self._mode = None if options.mode == "auto" else Mode(options.mode)
+        self._order = None if options.order == "auto" else Order(options.order)
+        self._tiling = None if options.tiling is None else TilingConfig.of(options.tiling)
         self._machine = machine
+        check_batch_size(options.tile_batch_size)
         check_order(clip.spec, options)
         # Maximum elements of an array, which may be float32 temporarily, and the limit that every plan exceeded.
         buffer = machine.largest_buffer or MAX_ARRAY_ELEMENTS * FLOAT32_BYTES
@@ -219,7 +161,7 @@ class _Planner:
         """Return the best plan. Warns if its tiles are blended although no mode was requested."""
         candidates: list[Plan] = []
         plan = self._best(candidates)
-        if plan.blended and self._options.mode is None:
+        if plan.blended and self._mode is None:
             exact_sizes = [candidate.memory.active for candidate in candidates if not candidate.blended]
             least = (
                 f"takes at least {format_bytes(min(exact_sizes), round_up=True)}"
@@ -277,7 +219,7 @@ class _Planner:
 
     def _advice(self, least: Plan) -> str:
         """Return advice for a plan that is too large for the machine."""
-        ways, is_chosen = [], self._options.mode is not None or self._options.order not in (None, Order.COLUMNS)
+        ways, is_chosen = [], self._mode is not None or self._order not in (None, Order.COLUMNS)
         if least.memory.result:
             ways.append("write a file, or take the frames from stream, instead of one array")
         if is_chosen and why_not(self._spec, Order.COLUMNS) is None:
@@ -290,13 +232,13 @@ class _Planner:
             return plan
         remaining = math.inf if self._budget is None else self._budget - plan.memory.total
         max_size = plan.memory.sound + remaining
-        sound = next(candidate for candidate in self._sound if candidate.memory.active <= max_size)
+        sound = next(candidate for candidate in self._options.sound if candidate.memory.active <= max_size)
         memory = replace(plan.memory, sound=sound.memory.active)
         return replace(plan, sound=sound, memory=with_buffer_cache(memory, self._machine.backend, self._budget))
 
     def _ways(self) -> Iterator[Iterator[Plan]]:
         """Yield the ways that the options allow, best first; each is an iterator of its plans, fastest first."""
-        mode, order = self._options.mode, self._options.order
+        mode, order = self._mode, self._order
         if self._options.ranks > 1:
             yield self._exact(Order.COLUMNS if self._spec.keyframes else Order.TIME, self._options.ranks)
             return
@@ -304,7 +246,7 @@ class _Planner:
             yield iter([self._single()])
             return
         if mode is Mode.TILED:
-            yield self._tiled(self._options.tiling or default_tiling(self._clip))
+            yield self._tiled(self._tiling or default_tiling(self._clip))
             return
         orders = [order] if order else list(Order)
         streamable = [candidate for candidate in orders if why_not(self._spec, candidate) is None]

@@ -1,10 +1,11 @@
 """Reading and writing videos, as numpy arrays. `ffmpeg.py` is the only module that starts a program."""
 
 from ..frame_format import FrameFormat, FrameOutput, FrameStep
+from ..options import OutputOptions
 from .compression import compress_still
 from .exr import ExrReader
 from .reader import Fit, VideoReader
-from .sink import Sink, SinkOptions
+from .sink import Sink
 from .sinks import (
     add_metadata,
     check_output,
@@ -18,7 +19,7 @@ from .sinks import (
 from .stills import is_sheet
 from .writer import VideoWriter
 
-__all__ = ["ExrReader", "Fit", "FrameFormat", "FrameOutput", "FrameStep", "Sink", "SinkOptions", "VideoReader"]
+__all__ = ["ExrReader", "Fit", "FrameFormat", "FrameOutput", "FrameStep", "Sink", "OutputOptions", "VideoReader"]
 __all__ += ["VideoWriter", "add_metadata", "check_output", "check_output_options", "frame_endings", "is_sheet"]
 __all__ += ["compress_still", "is_sound", "open_sink"]
 __all__ += ["output_files", "takes_sound"]

@@ -17,10 +17,11 @@ import numpy as np
 from ..codec_table import AUDIO_CODECS, AudioCodec
 from ..errors import WriterError, option, quote, suggest, warn
 from ..files import InputFiles, PartFile, writing_to
+from ..options import OutputOptions
 from ..process import close_in_children
 from ..units import expand_path
 from .ffmpeg import check_encoder, input_arguments, listing, make_pipe, read_times
-from .sink import FrameQueue, SinkOptions, write_all
+from .sink import FrameQueue, write_all
 from .sound_files import FILL_GAPS, SAMPLE_RATES, SoundFormat, channel_places, find_sound
 
 #: The channels of all sound here.
@@ -56,7 +57,7 @@ def find_sample_rate(name: str, audio: object, sample_rate: int | None) -> int:
     return rate
 
 
-def find_audio_codec(name: str, ending: str, options: SinkOptions) -> AudioCodec:
+def find_audio_codec(name: str, ending: str, options: OutputOptions) -> AudioCodec:
     """Return the audio codec that the options name, or the default."""
     key = (options.audio_codec or ("opus" if ending == ".webm" else "aac")).lower()
     if key not in AUDIO_CODECS:
@@ -76,7 +77,7 @@ def find_audio_codec(name: str, ending: str, options: SinkOptions) -> AudioCodec
 
 
 def audio_arguments(
-    name: str, ending: str, fps: Fraction, options: SinkOptions, num_frames: int | None
+    name: str, ending: str, fps: Fraction, options: OutputOptions, num_frames: int | None
 ) -> tuple[list[str], list[str], list[str]]:
     """ffmpeg's arguments for the audio input, and the arguments before and after the video stream's."""
     codec, output = find_audio_codec(name, ending, options), ["-map", "1:a:0"]
@@ -160,7 +161,7 @@ def _stored_rate(encoder: str, rate: int) -> int:
     return next((stored_rate for stored_rate in rates if stored_rate >= rate), rates[-1])
 
 
-def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, options: SinkOptions) -> None:
+def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, options: OutputOptions) -> None:
     """Warn of a file's sound that is stored with loss or fewer channels, and of sound of another length."""
     if not isinstance(options.audio, (str, os.PathLike)):
         return

@@ -5,12 +5,12 @@ from fractions import Fraction
 
 from ..codec_table import CODECS, ENCODER_PRESETS, Codec
 from ..errors import WriterError, option, quote, suggest
+from ..options import OutputOptions
 from ..shapes import Size, format_size
 from .audio import audio_arguments, find_audio_codec
 from .ffmpeg import check_encoder
 from .filters import check_content_light, check_zscale, conversion, file_format, tags
 from .metadata import METADATA_INPUT, metadata_arguments
-from .sink import SinkOptions
 
 _SUBSAMPLED = re.compile(r"4[124][0-2]p|nv")  # those with chroma planes of half the size
 
@@ -24,7 +24,7 @@ _OTHER_ENCODERS = {"prores_ks": "prores", "prores_aw": "prores", "libaom-av1": "
 _H264_SITES = {"left": 0, "center": 1}
 
 
-def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
+def find_codec(name: str, ending: str, options: OutputOptions) -> Codec:
     """Return the codec that the options name, in any case, or the default; raise a `WriterError` if they do not fit."""
     for field, kind in {"codec": str, "crf": int, "encoder_preset": str, "pix_fmt": str, "audio_codec": str}.items():
         value = getattr(options, field)
@@ -75,7 +75,7 @@ def _check_frames(name: str, codec: Codec, size: Size, fps: Fraction) -> None:
         raise WriterError(f"{name}: {problem}; use another codec.")
 
 
-def _choose_pixel_format(name: str, codec: Codec, size: Size, options: SinkOptions) -> str:
+def _choose_pixel_format(name: str, codec: Codec, size: Size, options: OutputOptions) -> str:
     """Choose the pixel format that the options name, or the default for the size; raise a `WriterError` otherwise."""
     is_odd = any(side % 2 for side in size) and codec.odd_pixel_formats is not None
     formats = codec.odd_pixel_formats if is_odd else codec.pixel_formats
@@ -104,7 +104,7 @@ def check_fragmented(name: str, ending: str) -> None:
 
 
 def video_arguments(
-    name: str, ending: str, size: Size, fps: Fraction, options: SinkOptions, num_frames: int | None
+    name: str, ending: str, size: Size, fps: Fraction, options: OutputOptions, num_frames: int | None
 ) -> list[str]:
     """ffmpeg's arguments between the video input and the output. `num_frames` is None if it is not known."""
     if ending not in CONTAINER_ENDINGS:
@@ -127,7 +127,7 @@ def video_arguments(
     return [*inputs, *arguments, *_container_arguments(ending, options)]
 
 
-def animation_arguments(name: str, ending: str, size: Size, fps: Fraction, options: SinkOptions) -> list[str]:
+def animation_arguments(name: str, ending: str, size: Size, fps: Fraction, options: OutputOptions) -> list[str]:
     """`video_arguments` for a picture of several frames."""
     check_encoder(name, ANIMATIONS[ending], f"which {ending} needs", ANIMATIONS)
     if ending == ".gif":
@@ -140,7 +140,7 @@ def animation_arguments(name: str, ending: str, size: Size, fps: Fraction, optio
     return [*_encoder_arguments(name, CODECS["av1"], size, fps, options), "-f", "avif"]
 
 
-def _encoder_arguments(name: str, codec: Codec, size: Size, fps: Fraction, options: SinkOptions) -> list[str]:
+def _encoder_arguments(name: str, codec: Codec, size: Size, fps: Fraction, options: OutputOptions) -> list[str]:
     check_zscale(WriterError)
     check_content_light(options.format)
     _check_frames(name, codec, size, fps)
@@ -164,7 +164,7 @@ def _encoder_arguments(name: str, codec: Codec, size: Size, fps: Fraction, optio
     return arguments
 
 
-def _container_arguments(ending: str, options: SinkOptions) -> list[str]:
+def _container_arguments(ending: str, options: OutputOptions) -> list[str]:
     # Equal frames give equal bytes: Matroska and WebM otherwise have random ids.
     arguments = ["-f", _FORMATS[ending], "-fflags", "+bitexact"]
     if ending not in _FRAGMENTED_ENDINGS:

@@ -11,10 +11,10 @@ import numpy as np
 
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt, one_line, option
 from ..frame_format import FrameFormat
+from ..options import HDRInput, OutputOptions
 from ..shapes import Size, format_size, is_possible_size
-from ..units import HDRInput, Rate, find_fps, format_count
+from ..units import Rate, find_fps, format_count
 from .reader import Fit, check_wanted, exr_images, fit_size
-from .sink import SinkOptions
 
 if TYPE_CHECKING:
     import OpenImageIO
@@ -78,7 +78,7 @@ def check_is_light(name: str, frames: FrameFormat) -> None:
         raise WriterError(f"{name}: EXR has light, or codes of ACEScct, which these frames are not; {way}.")
 
 
-def write_exr(path: Path, frame: np.ndarray, options: SinkOptions) -> None:
+def write_exr(path: Path, frame: np.ndarray, options: OutputOptions) -> None:
     """Write a frame `(height, width, 3)`, float16 in a format of `EXR_SPACES`, as half-float RGB with ZIP.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import IO
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, TiffImagePlugin
 
-from .sink import SinkOptions
+from ..options import OutputOptions
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _RGB, _MINUS_ABOVE = 2, 2  # a color type; a filter, by which a row is stored as the difference to the one above
@@ -45,7 +45,7 @@ def encode_png(frame: np.ndarray, metadata: Mapping[str, str], transfer: str = "
     return b"".join([_SIGNATURE, _chunk(b"IHDR", header), *color, *texts, data, _chunk(b"IEND", b"")])
 
 
-def write_png(path: Path, frame: np.ndarray, options: SinkOptions) -> None:
+def write_png(path: Path, frame: np.ndarray, options: OutputOptions) -> None:
     """Write a frame as a still."""
     path.write_bytes(encode_png(frame, options.metadata, options.format.transfer))
 
@@ -154,7 +154,7 @@ def _read_texts(file: IO[bytes], max_bytes: int) -> Iterator[tuple[str, str]]:
         yield key.decode("latin-1"), text.decode(encoding, "replace")
 
 
-def write_tiff(path: Path, frame: np.ndarray, _: SinkOptions) -> None:
+def write_tiff(path: Path, frame: np.ndarray, _: OutputOptions) -> None:
     """Write a frame `(height, width, 3)`, uint8 or uint16, losslessly: its fields, and a strip of pixels."""
     height, width, channels = frame.shape
     differences = frame.astype(frame.dtype.newbyteorder("<"))  # of a pixel to the one on its left

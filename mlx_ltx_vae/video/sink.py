@@ -13,9 +13,8 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import InitVar, dataclass, field
 from functools import cached_property, partial
 from numbers import Integral
 from pathlib import Path
@@ -34,7 +33,7 @@ from ..files import (
     sync_folder,
     writing_to,
 )
-from ..frame_format import FrameFormat, FrameOutput, frame_format
+from ..frame_format import FrameFormat
 from ..process import Cleanup, close_in_children, remove_file, uninterrupted
 from ..shapes import Size, format_size
 from ..units import expand_path, format_count
@@ -42,8 +41,6 @@ from ..units import expand_path, format_count
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without locks, such as some of networks
 SinkT = TypeVar("SinkT", bound="Sink")
 _MAX_QUEUED = 8  # the frames of one latent frame, which arrive in quick succession, followed by a pause
-#: Metadata of a field of `SinkOptions` that goes with videos only.
-OF_VIDEOS = {"of_videos": True}
 
 
 class BinaryFile(Protocol):
@@ -190,63 +187,6 @@ def _leads_to(path: Path, file: io.FileIO) -> bool:
 def _remove_own(path: Path, file: io.FileIO) -> None:
     if _leads_to(path, file):
         remove_file(path)
-
-
-@dataclass(frozen=True)
-class HDRFrames:
-    """The frames of HDR latents for what has no signal of a video.
-
-    Attributes:
-        exr: options of EXR images.
-        sheet: options of contact sheets.
-        folder: for EXR images beside the output; "{name}" stands for the output's name. None for no images.
-    """
-
-    exr: FrameOutput
-    sheet: FrameOutput
-    folder: str | None = None
-
-
-@dataclass(frozen=True)
-class SinkOptions:
-    """Options of an output, see `VideoWriter`. Most of them are for videos only.
-
-    Attributes:
-        bit_depth: 8 or 10, instead of `frames`.
-        overwrite: True if files of the same names are replaced; None for the rule of the kind of output.
-        frames: what frames are written.
-        contact_sheet, hdr: see `output_files`.
-    """
-
-    audio: str | os.PathLike | Iterable[Any] | None = field(default=None, metadata=OF_VIDEOS)
-    codec: str | None = field(default=None, metadata=OF_VIDEOS)
-    crf: int | None = field(default=None, metadata=OF_VIDEOS)
-    bit_depth: InitVar[int | None] = None
-    fragmented: bool = False
-    overwrite: bool | None = None
-    shortest: bool = field(default=False, metadata=OF_VIDEOS)
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    encoder_preset: str | None = field(default=None, metadata=OF_VIDEOS)
-    pix_fmt: str | None = field(default=None, metadata=OF_VIDEOS)
-    audio_codec: str | None = field(default=None, metadata=OF_VIDEOS)
-    sample_rate: int | None = None
-    contact_sheet: bool = False
-    frames: FrameOutput = FrameOutput()
-    hdr: HDRFrames | None = None
-
-    def __post_init__(self, bit_depth: int | None) -> None:
-        if bit_depth is not None:
-            object.__setattr__(self, "frames", FrameOutput(frame_format(bit_depth, WriterError)))
-        if isinstance(self.audio, (str, os.PathLike)):
-            object.__setattr__(self, "audio", expand_path(self.audio, WriterError))
-
-    @property
-    def format(self) -> FrameFormat:
-        """Format of the frames that sinks take."""
-        return self.frames.format
-
-
-DEFAULT_OPTIONS = SinkOptions()
 
 
 class FrameQueue:

@@ -11,6 +11,7 @@ from typing import NoReturn
 from ..errors import WriterError, option
 from ..files import check_name, check_replaceable, explain_unwritable
 from ..frame_format import FrameFormat
+from ..options import OUTPUT_DEFAULTS, OutputOptions
 from ..shapes import Size
 from ..units import Rate, expand_path, find_fps
 from .audio import warn_of_audio
@@ -18,7 +19,7 @@ from .codecs import CONTAINER_ENDINGS, animation_arguments, check_fragmented, fi
 from .exr import check_is_light, import_library, write_exr
 from .metadata import keep_metadata, keeps_metadata
 from .pictures import write_png, write_tiff
-from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, StandardOutput, check_size
+from .sink import Sink, StandardOutput, check_size
 from .stills import (
     ContactSheet,
     NpyWriter,
@@ -49,7 +50,7 @@ class Output:
     path: str | os.PathLike
     size: Size
     fps: Rate
-    options: SinkOptions
+    options: OutputOptions
     num_frames: int | None = None
 
     @property
@@ -67,7 +68,7 @@ class SinkKind:
         pixel_formats: of the frames that it takes, see `FrameFormat`.
         is_video: True if it has a codec and sound.
         is_stills: True if it may be a folder of numbered files.
-        replaces: True if it replaces files of the same names where `SinkOptions.overwrite` is None.
+        replaces: True if it replaces files of the same names where `OutputOptions.overwrite` is None.
         check_options: raises a `WriterError` for a name, options, and a frame rate, that it does not support. The rate
             is None if it is not known yet.
         check: as `check_options` with all that `open` gets; returns the file, or the folder, that would be created.
@@ -79,7 +80,7 @@ class SinkKind:
     is_video: bool = False
     is_stills: bool = False
     replaces: bool = True
-    check_options: Callable[[str, SinkOptions, Rate | None], object] = lambda *_: None
+    check_options: Callable[[str, OutputOptions, Rate | None], object] = lambda *_: None
     check: Callable[[Output], Path] = lambda output: Path(output.path)
 
 
@@ -112,7 +113,7 @@ def _check_animation(output: Output) -> Path:
     return path
 
 
-def _check_gif_rate(name: str, _: SinkOptions, fps: Rate | None) -> None:
+def _check_gif_rate(name: str, _: OutputOptions, fps: Rate | None) -> None:
     if fps is not None and (rate := find_fps(name, fps, WriterError)) > _MAX_GIF_FPS:
         raise WriterError(f"{name}: a GIF plays at most {_MAX_GIF_FPS} frames per second, not {rate}.")
 
@@ -146,7 +147,7 @@ def stills_kind(
         arguments = output.path, output.size, output.options, write
         return PictureWriter(*arguments) if _is_picture(output.name) else StillsWriter(*arguments, endings)
 
-    def check_options(name: str, options: SinkOptions, _: Rate | None) -> None:
+    def check_options(name: str, options: OutputOptions, _: Rate | None) -> None:
         check_frames(name, options.format)
         if not _is_picture(name):
             parse_stills_path(name, endings)
@@ -203,7 +204,7 @@ SINKS: tuple[SinkKind, ...] = (
 )
 
 
-def find_kind(name: str, options: SinkOptions = DEFAULT_OPTIONS) -> SinkKind:
+def find_kind(name: str, options: OutputOptions = OUTPUT_DEFAULTS) -> SinkKind:
     """Find the kind of output that a name and options choose; raise a `WriterError` otherwise.
 
     The ending of a folder of stills selects their kind (f.png/); without one, it is the first that takes the frames.
@@ -230,7 +231,7 @@ def find_kind(name: str, options: SinkOptions = DEFAULT_OPTIONS) -> SinkKind:
     raise WriterError(f"{name}: its ending is not supported; use {', '.join(frame_endings())}, {other_outputs}.")
 
 
-def find_still_ending(name: str | None, options: SinkOptions) -> str | None:
+def find_still_ending(name: str | None, options: OutputOptions) -> str | None:
     """Return the ending of stills in a folder, or in the folder of a pattern. `None` for other outputs."""
     if name is None or name == "-" or _is_picture(name):
         return None
@@ -252,7 +253,7 @@ def open_sink(
     *,
     size: Size,
     fps: Rate,
-    options: SinkOptions = DEFAULT_OPTIONS,
+    options: OutputOptions = OUTPUT_DEFAULTS,
     num_frames: int | None = None,
 ) -> Sink:
     """Open the sink for `path`, chosen by its ending; raises a `WriterError` for options that it does not support.
@@ -264,47 +265,47 @@ def open_sink(
     return kind.open(Output(path, size, fps, _with_rule(kind, add_metadata(path, options)), num_frames))
 
 
-def _with_rule(kind: SinkKind, options: SinkOptions) -> SinkOptions:
+def _with_rule(kind: SinkKind, options: OutputOptions) -> OutputOptions:
     """Return the options with what the kind of output does with files of the same names."""
     return replace(options, overwrite=kind.replaces) if options.overwrite is None else options
 
 
-def output_files(output: str, options: SinkOptions) -> dict[str, SinkOptions]:
+def output_files(output: str, options: OutputOptions) -> dict[str, OutputOptions]:
     """Return the names that are written for an output, with the options of each.
 
     With `options.contact_sheet` the contact sheet of the frames comes first. If that is the output, it is one. A folder
-    of EXR images, which `options.hdr` may name, comes last.
+    of EXR images, which `options.exr_folder` may name, comes last.
     """
-    files, hdr = {}, options.hdr
+    files, exr = {}, options.exr
     if options.contact_sheet:
         sheet = sheet_beside(output)
         of_sheet = (
             options
             if sheet == output
-            else SinkOptions(metadata=options.metadata, contact_sheet=True, overwrite=options.overwrite)
+            else OutputOptions(metadata=options.metadata, contact_sheet=True, overwrite=options.overwrite)
         )
-        files[sheet] = replace(of_sheet, frames=options.frames if hdr is None else hdr.sheet)
+        files[sheet] = replace(of_sheet, frames=options.sheet_frames or options.frames)
     if output not in files:
         is_exr = Path(output).suffix.lower() in _EXR.endings
-        files[output] = options if hdr is None or not is_exr else replace(options, frames=hdr.exr)
-    if hdr is not None and hdr.folder is not None:
-        folder = os.path.join(hdr.folder.replace(OUTPUT_NAME, Path(output).stem), "")
+        files[output] = options if exr is None or not is_exr else replace(options, frames=exr)
+    if exr is not None and options.exr_folder is not None:
+        folder = os.path.join(options.exr_folder.replace(OUTPUT_NAME, Path(output).stem), "")
         of_pattern = os.path.dirname(output) if "%" in Path(output).name else output
         if os.path.realpath(of_pattern) == os.path.realpath(folder):
             raise WriterError(f"{folder}: is the folder of other stills; name another one for EXR images.")
-        files[folder] = SinkOptions(frames=hdr.exr, overwrite=options.overwrite)
+        files[folder] = OutputOptions(frames=exr, overwrite=options.overwrite)
     return files
 
 
-def files_of_all(outputs: Sequence[str], options: SinkOptions) -> list[dict[str, SinkOptions]]:
+def files_of_all(outputs: Sequence[str], options: OutputOptions) -> list[dict[str, OutputOptions]]:
     """`output_files` for several outputs, each with its own folder of EXR images."""
-    hdr = options.hdr
-    if len(outputs) > 1 and hdr is not None and hdr.folder is not None and OUTPUT_NAME not in hdr.folder:
-        options = replace(options, hdr=replace(hdr, folder=os.path.join(hdr.folder, OUTPUT_NAME)))
+    folder = options.exr_folder
+    if len(outputs) > 1 and folder is not None and OUTPUT_NAME not in folder:
+        options = replace(options, exr_folder=os.path.join(folder, OUTPUT_NAME))
     return [output_files(output, options) for output in outputs]
 
 
-def name_others(outputs: Sequence[str], files: Sequence[Mapping[str, SinkOptions]]) -> dict[str, list[str]]:
+def name_others(outputs: Sequence[str], files: Sequence[Mapping[str, OutputOptions]]) -> dict[str, list[str]]:
     """Files in `files_of_all` besides the outputs, by their names in reports. A contact sheet may be an output."""
     names: dict[str, list[str]] = {}
     for output, options in zip(outputs, files, strict=True):
@@ -321,7 +322,7 @@ def check_output(
     *,
     size: Size,
     fps: Rate,
-    options: SinkOptions = DEFAULT_OPTIONS,
+    options: OutputOptions = OUTPUT_DEFAULTS,
     num_frames: int | None = None,
     makes_folders: bool = False,
 ) -> None:
@@ -349,7 +350,7 @@ def check_output(
         raise WriterError(f"{name}: cannot be written (the folder {folder} {explain_unwritable(folder)}).")
 
 
-def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: Rate | None = None) -> SinkKind:
+def check_output_options(path: str | os.PathLike, options: OutputOptions, *, fps: Rate | None = None) -> SinkKind:
     """Check the arguments alone, and return the kind of the output. `fps` is `None` if it is not known yet."""
     name = expand_path(path, WriterError)
     kind = find_kind(name, options)
@@ -371,12 +372,12 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
     return kind
 
 
-def takes_sound(path: str | os.PathLike, options: SinkOptions) -> bool:
+def takes_sound(path: str | os.PathLike, options: OutputOptions) -> bool:
     """Return whether the output is a video that can have sound."""
     return check_output_options(path, replace(options, audio_codec=None)).is_video
 
 
-def add_metadata(path: str | os.PathLike, options: SinkOptions, entries: Mapping[str, str] = _NONE) -> SinkOptions:
+def add_metadata(path: str | os.PathLike, options: OutputOptions, entries: Mapping[str, str] = _NONE) -> OutputOptions:
     """`options` with what the output keeps of their metadata, and of more entries unless they have these keys.
 
     A warning names what is left out, unless it is one of the `entries` and the output keeps no metadata at all.

@@ -16,14 +16,15 @@ from PIL import Image, ImageDraw, ImageFont
 from ..errors import WriterError, option, warn
 from ..files import PartFile, PartFolder, check_name, check_replaceable, warn_of_name, writing_to
 from ..frame_format import FrameFormat
+from ..options import OutputOptions
 from ..shapes import Size
 from ..units import Rate, find_fps
 from .pictures import encode_png
 from .reader import match_numbered
-from .sink import Sink, SinkOptions, StandardOutput, write_all
+from .sink import Sink, StandardOutput, write_all
 
 #: Writes a frame (height, width, 3) to a file, with the options' metadata.
-WriteStill = Callable[[Path, np.ndarray, SinkOptions], object]
+WriteStill = Callable[[Path, np.ndarray, OutputOptions], object]
 
 
 class StillsWriter(Sink):
@@ -35,7 +36,7 @@ class StillsWriter(Sink):
     """
 
     def __init__(
-        self, path: str | os.PathLike, size: Size, options: SinkOptions, write: WriteStill, endings: tuple[str, ...]
+        self, path: str | os.PathLike, size: Size, options: OutputOptions, write: WriteStill, endings: tuple[str, ...]
     ) -> None:
         super().__init__(os.fspath(path), size, options.format)
         overwrite = bool(options.overwrite)
@@ -65,13 +66,13 @@ class StillsWriter(Sink):
 class PictureWriter(Sink):
     """The only frame of a clip, as a file like one of `StillsWriter`."""
 
-    def __init__(self, path: str | os.PathLike, size: Size, options: SinkOptions, write: WriteStill) -> None:
+    def __init__(self, path: str | os.PathLike, size: Size, options: OutputOptions, write: WriteStill) -> None:
         super().__init__(os.fspath(path), size, options.format)
         self._target = PartFile(Path(path), overwrite=bool(options.overwrite))
         self._write = partial(_write_picture, self.name, self._target.path, write, options)
 
 
-def _write_picture(name: str, path: Path, write: WriteStill, options: SinkOptions, frames: np.ndarray) -> None:
+def _write_picture(name: str, path: Path, write: WriteStill, options: OutputOptions, frames: np.ndarray) -> None:
     check_one_frame(name, len(frames) + (path.stat().st_size > 0))
     write(path, frames[0], options)
 
@@ -86,7 +87,7 @@ def check_one_frame(name: str, num_frames: int) -> None:
 
 
 def _write_stills(
-    pattern: Path, numbers: Iterator[int], write: WriteStill, options: SinkOptions, frames: np.ndarray
+    pattern: Path, numbers: Iterator[int], write: WriteStill, options: OutputOptions, frames: np.ndarray
 ) -> None:
     for frame, number in zip(frames, numbers, strict=False):  # in this order, which takes no number too many
         write(pattern.with_name(pattern.name % number), frame, options)
@@ -136,7 +137,7 @@ def _find_stills(name: str, folder: Path, pattern: str) -> list[str]:
 class NpyWriter(Sink):
     """A `.npy` file `(frames, height, width, 3)` in the dtype of the frames, written frame by frame."""
 
-    def __init__(self, path: str | os.PathLike, size: Size, options: SinkOptions) -> None:
+    def __init__(self, path: str | os.PathLike, size: Size, options: OutputOptions) -> None:
         super().__init__(os.fspath(path), size, options.format)
         self._target = PartFile(Path(path), overwrite=bool(options.overwrite))
         with writing_to(self.name):
@@ -189,7 +190,7 @@ class ContactSheet(Sink):
     more than the sheet is in memory.
     """
 
-    def __init__(self, path: str | os.PathLike, size: Size, fps: Rate, num_frames: int, options: SinkOptions) -> None:
+    def __init__(self, path: str | os.PathLike, size: Size, fps: Rate, num_frames: int, options: OutputOptions) -> None:
         super().__init__(os.fspath(path), size, options.format)
         self._metadata, self._num_frames = options.metadata, num_frames
         self._sheet = _Sheet(size, find_fps(self.name, fps, WriterError), num_frames)

@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import WriterError
 from ..files import PartFile, file_state, writing_to
 from ..frame_format import FrameFormat, FrameOutput, frame_format
+from ..options import OutputOptions
 from ..process import Cleanup, close_in_children
 from ..shapes import Size, format_size
 from ..units import Rate, find_fps
@@ -22,7 +23,7 @@ from .codecs import animation_arguments, video_arguments
 from .ffmpeg import PIPE_BYTES, FfmpegProcess, find_reason, pipe_from_ffmpeg
 from .filters import content_light_arguments
 from .metadata import METADATA_INPUT, keep_metadata, metadata_file
-from .sink import LiveOutput, Sink, SinkOptions, Target, target_name
+from .sink import LiveOutput, Sink, Target, target_name
 
 _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
 
@@ -255,7 +256,7 @@ class VideoWriter(FfmpegSink):
         num_frames: int | None = None,
     ) -> None:
         frames = format or frame_format(bit_depth, WriterError, target_name(path))
-        options = SinkOptions(
+        options = OutputOptions(
             audio=audio, codec=codec, crf=crf, fragmented=fragmented, overwrite=overwrite, shortest=shortest,
             metadata=metadata or {}, encoder_preset=encoder_preset, pix_fmt=pix_fmt, audio_codec=audio_codec,
             sample_rate=sample_rate, frames=FrameOutput(frames),
@@ -264,15 +265,22 @@ class VideoWriter(FfmpegSink):
 
     @classmethod
     def from_options(
-        cls, path: Target, size: Size, fps: Rate, options: SinkOptions, num_frames: int | None
+        cls, path: Target, size: Size, fps: Rate, options: OutputOptions, num_frames: int | None
     ) -> "VideoWriter":
-        """Make the writer of a `SinkOptions` for `open_sink`; `check_output` warns its callers about the audio."""
+        """Make the writer of a `OutputOptions` for `open_sink`; `check_output` warns its callers about the audio."""
         writer = cls.__new__(cls)
         writer._open(path, size, fps, options, num_frames, warns_of_audio=num_frames is None)
         return writer
 
     def _open(
-        self, path: Target, size: Size, fps: Rate, options: SinkOptions, num_frames: int | None, *, warns_of_audio: bool
+        self,
+        path: Target,
+        size: Size,
+        fps: Rate,
+        options: OutputOptions,
+        num_frames: int | None,
+        *,
+        warns_of_audio: bool,
     ) -> None:
         super().__init__(target_name(path), size, fps, options.format)
         is_path, overwrite, audio = isinstance(path, (str, os.PathLike)), bool(options.overwrite), options.audio
@@ -329,7 +337,7 @@ class VideoWriter(FfmpegSink):
 class AnimationWriter(FfmpegSink):
     """A picture of several frames that loops: an animated GIF, WebP or AVIF."""
 
-    def __init__(self, path: str | os.PathLike, size: Size, fps: Rate, options: SinkOptions) -> None:
+    def __init__(self, path: str | os.PathLike, size: Size, fps: Rate, options: OutputOptions) -> None:
         super().__init__(os.fspath(path), size, fps, options.format)
         arguments = animation_arguments(self.name, Path(path).suffix.lower(), size, self.fps, options)
         self._start(PartFile(Path(path), overwrite=bool(options.overwrite)), arguments)

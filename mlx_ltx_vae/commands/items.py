@@ -1,0 +1,297 @@
+"""Items of a command, the inputs with their outputs: from arguments, lists, tables and folders."""
+
+import csv
+import io
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import chain, islice
+from pathlib import Path
+
+from ..errors import ItemsError, quote
+from ..files import InputFiles, file_key, read_small_file
+from ..latents.files import READERS
+from ..shapes import Size
+from ..units import find_fps
+
+_PATH_COLUMNS = ("path", "media_path", "video", "video_path", "file", "file_name")  # as data sets name them
+_MAX_LIST = 64_000_000  # bytes
+_MAX_INPUTS = 1_000_000
+_NAME = "{name}"  # in an output, replaced by the name of the input
+_DESCRIPTORS = ("/dev/fd/", "/dev/stdin")  # for `@<(ls *.npy)`; its names are relative to the working folder
+
+
+@dataclass(frozen=True)
+class Item:
+    """Input with its output, and its settings in a table.
+
+    Attributes:
+        name: for its output, without an ending; for an entry of a list, its path in the list's folder.
+        output: as a table states it, then as `name_items` names it; `None` in a dry run without -o.
+        folder: a table's output is relative to it, and outputs of lists and tables must be in it.
+        size, max_frames, fps: settings in a table.
+        where: the line of a list or table, for errors.
+        windows: the files of a film.
+    """
+
+    source: str
+    name: str
+    output: str | None = None
+    folder: str = ""
+    size: Size | None = None
+    max_frames: int | None = None
+    fps: Fraction | None = None
+    where: str | None = field(default=None, compare=False)
+    windows: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class ItemFiles:
+    """Files of an item, which are known when its task is made.
+
+    Attributes:
+        inputs: all files that are read, besides the item's source.
+        outputs: several for a batch of videos.
+        others: further files that are written, by their kind.
+    """
+
+    inputs: Sequence[str | os.PathLike] = ()
+    outputs: Sequence[str] = ()
+    others: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def written(self) -> list[str]:
+        return [*self.outputs, *chain(*self.others.values())]
+
+
+def plan_items(
+    sources: Sequence[str], pattern: str | None, *, is_film: bool, with_sizes: bool, is_dry_run: bool
+) -> list[Item]:
+    """Return the items of arguments. `with_sizes`: read width, height, frames and fps of tables."""
+    items = read_inputs(sources, with_sizes=with_sizes)
+    return name_items([join_items(items)] if is_film else items, pattern, is_dry_run=is_dry_run)
+
+
+def is_list(argument: str) -> bool:
+    """Return whether an argument names a list or a table rather than one input."""
+    return argument.startswith("@") or has_table([argument])
+
+
+def has_table(arguments: Sequence[str]) -> bool:
+    """Return whether arguments name a table, which may state outputs."""
+    return any(argument.lower().endswith(".csv") for argument in arguments)
+
+
+def read_inputs(arguments: Sequence[str], *, with_sizes: bool) -> list[Item]:
+    """Return the inputs that arguments name, in order. `with_sizes`: read width, height, frames and fps of tables."""
+    items: list[Item] = []
+    for argument in arguments:
+        if is_list(argument):
+            items += _read_list(argument.removeprefix("@"), with_sizes)
+        else:
+            items.append(Item(argument, _stem(argument)))
+    return items
+
+
+def join_items(items: Sequence[Item]) -> Item:
+    """Return the item of a film. Its windows are the files of the items, and the latent files in folders among them."""
+    for item in items:
+        if item.output:
+            raise ItemsError(f"{item.where}: states an output, and all windows have one; name it with -o alone.")
+    windows = tuple(chain.from_iterable(_files_in(item.source) for item in items))
+    return replace(items[0], where=None, folder="", windows=windows)
+
+
+def _files_in(source: str) -> Sequence[str]:
+    """Return the source if it is a file, or the latent files in a folder, ordered by the numbers in their names."""
+    if not os.path.isdir(source):
+        return [source]
+    endings = tuple(chain.from_iterable(reader.endings for reader in READERS))
+    names = [name for name in os.listdir(source) if name.lower().endswith(endings) and not name.startswith(".")]
+    if not names:
+        raise ItemsError(f"{source}: this folder has no latent files ({', '.join(endings)}); name another one.")
+    parts = {name: re.split(r"([0-9]+)", name) for name in names}
+    order = {
+        name: [int(part) if index % 2 else part for index, part in enumerate(split)] for name, split in parts.items()
+    }
+    return [os.path.join(source, name) for name in sorted(names, key=lambda name: (order[name], name))]
+
+
+def _stem(source: str) -> str:
+    name = Path(source).name
+    return Path(source if name.strip(".") else os.path.realpath(source)).stem  # "." and ".." are no names
+
+
+def _read_list(path: str, with_sizes: bool) -> list[Item]:
+    entries = _read_table(path, with_sizes) if has_table([path]) else _read_lines(path)
+    items = list(islice(entries, _MAX_INPUTS + 1))
+    if not items:
+        raise ItemsError(f"{path}: names no file; write one path per line.")
+    if len(items) > _MAX_INPUTS:
+        raise ItemsError(f"{path}: names more than {_MAX_INPUTS:,} files; split it.")
+    return items
+
+
+@contextmanager
+def _open_list(path: str, newline: str | None = None) -> Iterator[io.TextIOWrapper]:
+    """Yield the text of a list, which may be a pipe."""
+    try:
+        yield io.TextIOWrapper(io.BytesIO(read_small_file(path, _MAX_LIST, pipes=True)), "utf-8-sig", newline=newline)
+    except FileNotFoundError:
+        raise ItemsError(f"{path}: there is no such list.") from None
+    except OSError as error:
+        raise ItemsError(f"{path}: cannot be read ({error.strerror or error}).") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ItemsError(f"{path}: cannot be read as a list in UTF-8 ({error}).") from error
+
+
+def _read_lines(path: str) -> Iterator[Item]:
+    with _open_list(path) as lines:
+        for number, line in enumerate(map(str.strip, lines), 1):
+            if line and not line.startswith("#"):
+                yield _parse_item(line, path, f"{path}, line {number}")
+
+
+def _parse_item(line: str, path: str, where: str) -> Item:
+    """Return the input that a line of a list names. Its path is relative to the folder of the list."""
+    relative_path = _parse_path(line, where)
+    folder = "" if path.startswith(_DESCRIPTORS) else os.path.dirname(path)
+    source = os.path.join(folder, relative_path)
+    path_in_folder = os.path.relpath(source, folder or ".")
+    is_inside = path_in_folder.split(os.sep)[0] not in (os.pardir, os.curdir)
+    name = os.path.splitext(path_in_folder)[0] if is_inside else _stem(source)
+    return Item(source, name, folder=folder, where=where)
+
+
+def _parse_path(text: str, where: str) -> str:
+    """Return the path that a list or a table states, with `~` expanded."""
+    if text == "-" or "\0" in text:
+        raise ItemsError(f"{where}: {quote(text)} is not the path of a file.")
+    return os.path.expanduser(text)
+
+
+def _read_table(path: str, with_sizes: bool) -> Iterator[Item]:
+    with _open_list(path, newline="") as file:
+        reader = csv.DictReader(file, restkey="")
+        columns = {name.strip().lower(): name for name in reader.fieldnames or ()}
+        paths = [name for name in _PATH_COLUMNS if name in columns]
+        if len(paths) != 1:
+            problem = f"has the columns {' and '.join(paths)}" if paths else "has no column with paths"
+            raise ItemsError(f"{path}: {problem}; its first line must name one of {', '.join(_PATH_COLUMNS)}.")
+        for fields in reader:
+            where = f"{path}, line {reader.line_num}"
+            if "" in fields:
+                raise ItemsError(
+                    f"{where}: has more values than there are columns; put quotes around values with commas."
+                )
+            row = {name: (fields[column] or "").strip() for name, column in columns.items()}
+            if not row[paths[0]]:
+                raise ItemsError(f"{where}: has no {paths[0]}.")
+            output = _parse_path(row.get("output") or "", where) or None
+            item = replace(_parse_item(row[paths[0]], path, where), output=output)
+            yield _add_sizes(item, row, where) if with_sizes else item
+
+
+def _add_sizes(item: Item, row: dict[str, str], where: str) -> Item:
+    width, height = (_parse_count(row, name, where) for name in ("width", "height"))
+    if (width is None) != (height is None):
+        raise ItemsError(f"{where}: states only one of width and height; state both or none.")
+    size = (width, height) if width and height else None
+    frames = [_parse_count(row, name, where) for name in ("frames", "num_frames")]
+    fps = find_fps(where, row["fps"], ItemsError) if row.get("fps") else None
+    return replace(item, size=size, max_frames=frames[0] or frames[1], fps=fps)
+
+
+def _parse_count(row: dict[str, str], name: str, where: str) -> int | None:
+    """Return a whole number above 0, or `None` if the row has none. Decimals (of columns with gaps) must be 0."""
+    text = row.get(name)
+    if not text:
+        return None
+    match = re.fullmatch(r"([0-9]{1,9})(\.0*)?", text)
+    if not match or not int(match[1]):
+        raise ItemsError(f"{where}: the {name} {quote(text)} is not a whole number of at least 1.")
+    return int(match[1])
+
+
+def are_many(arguments: Sequence[str]) -> bool:
+    """Return whether arguments name several inputs. A list counts as several, whatever its length."""
+    return len(arguments) > 1 or any(map(is_list, arguments))
+
+
+def find_pattern(arguments: Sequence[str], output: str | None, ending: str) -> str | None:
+    """Return the pattern of outputs. For several inputs, `out/` becomes `out/{name}` with the ending."""
+    if are_many(arguments) and ("-" in arguments or output == "-"):
+        raise ItemsError("- is standard input or output, which takes one input; name files.")
+    if output is None or _NAME in output or not are_many(arguments):
+        return output
+    if output.endswith(("/", os.sep)) or os.path.isdir(output):
+        return os.path.join(output, _NAME + ending)
+    raise ItemsError(
+        f"{output}: is one output for several inputs; name a folder (out/) or a pattern (out/{_NAME}{ending})."
+    )
+
+
+def name_items(items: Sequence[Item], pattern: str | None, *, is_dry_run: bool) -> list[Item]:
+    """Return the items with their outputs. Only in a dry run may an item have no output.
+
+    Outputs that a table states replace the pattern. They are relative to its folder, or without one to the table's.
+    """
+    items = [_add_output(item, pattern) for item in items]
+    check_outputs(items, [ItemFiles()] * len(items))
+    for item in items:
+        if item.output is None and not is_dry_run:
+            raise ItemsError(f"{item.source}: has no output; name a folder for it with -o.")
+    return items
+
+
+def _add_output(item: Item, pattern: str | None) -> Item:
+    folder = item.folder if pattern is None else os.path.dirname(pattern.split(_NAME)[0])
+    output = os.path.join(folder, item.output) if item.output else pattern and pattern.replace(_NAME, item.name)
+    return replace(item, output=output, folder=folder)
+
+
+def check_outputs(items: Sequence[Item], files: Sequence[ItemFiles]) -> None:
+    """Check that outputs differ, and that outputs of lists and tables stay in their folder, also through links."""
+    owners: dict[str, int] = {}
+    folders = {folder: os.path.realpath(folder) for folder in {item.folder for item in items}}
+    for index, (item, item_files) in enumerate(zip(items, files, strict=True)):
+        for output in item_files.written or ([item.output] if item.output else []):
+            owner = owners.setdefault(file_key(output), index)
+            if owner != index:
+                raise ItemsError(
+                    f"{items[owner].source} and {item.source} would both be written to {output}; rename one, or name "
+                    "them in a list (@clips.txt), which keeps their folders."
+                )
+            folder = folders[item.folder]
+            if item.where and os.path.commonpath([folder, os.path.realpath(output)]) != folder:
+                raise ItemsError(
+                    f"{item.where}: its output {quote(output)} is not inside the folder {item.folder or os.curdir}; "
+                    "name a file in that folder, or another folder with -o."
+                )
+
+
+def check_not_inputs(
+    items: Sequence[Item], files: Sequence[ItemFiles], other_inputs: Sequence[str | os.PathLike]
+) -> None:
+    """Check that no output of the items is an input of any of them, or one of `other_inputs`."""
+    sources = ((item.source, *item_files.inputs) for item, item_files in zip(items, files, strict=True))
+    inputs = InputFiles(chain(other_inputs, *sources))
+    for output in chain.from_iterable(item_files.written for item_files in files):
+        inputs.check_output(output)
+
+
+def all_exist(outputs: Sequence[str]) -> bool:
+    """Return whether an item has outputs, and all of them exist. Folders of stills must not be empty."""
+    return bool(outputs) and all(map(_exists, outputs))
+
+
+def _exists(output: str) -> bool:
+    path = output
+    if "%" in os.path.basename(output) and not os.path.exists(output):
+        path = os.path.dirname(output) or os.curdir
+    with suppress(OSError):  # a folder that cannot be read, which is an error where it is written
+        return output != "-" and (bool(os.listdir(path)) if os.path.isdir(path) else os.path.exists(path))
+    return False

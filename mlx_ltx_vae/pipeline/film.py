@@ -1,0 +1,260 @@
+"""Films: overlapping windows of latents, decoded one after another to one video."""
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from ..backend.mlx_utils import take, to_mlx
+from ..errors import LatentsError, PlanError
+from ..latents.keyframes import Keyframes, check_keyframes, frame_numbers
+from ..models.noise import window_seed
+from ..models.specs import NetworkSpec
+from ..options import PLAN_DEFAULTS, PlanOptions
+from ..planning.film import DEFAULT_CARRY, FilmLayout, FilmPlan, MakePlan, Overlap, Part, plan_film, plan_window
+from ..planning.memory import FRAMES_PER_CONVERSION
+from ..shapes import Axis, Interval, LatentShape, ScaleFactors
+from .crossfade import Crossfade, count_from_film
+from .frames import FrameChunk
+from .run import ChunkStream
+from .sources import Latents, check_values
+
+if TYPE_CHECKING:
+    from .decode import DecodePipeline
+
+
+class FilmWindow:
+    """Window of a film: latents (B, C, F', H', W'), and keyframes with frame numbers counted in the window.
+
+    Subclasses whose latents are in a file have `shape`, `keyframe_numbers` and a `name` for errors, and read the rest.
+    """
+
+    latents: Latents
+    keyframes: Keyframes | None
+    index: int | None = None  # of the video in the batch; `None` means all
+
+    def __init__(self, latents: Latents, keyframes: Keyframes | None = None, name: str = "") -> None:
+        self.latents, self.keyframes, self.name = latents, keyframes, name
+        self.shape, self.keyframe_numbers = LatentShape(*latents.shape), frame_numbers(keyframes)
+
+    def item(self, index: int) -> "FilmWindow":
+        """Return the window of one video of the batch, for windows that are read from a file."""
+        window = copy(self)
+        window.index, window.shape = index, self.shape._replace(batch=1)
+        return window
+
+    def read(self, *, is_decoded: bool = True) -> "FilmWindow":
+        """Return the window with its keyframes in memory, and with its latents if they are decoded."""
+        return self
+
+    def check(self, spec: NetworkSpec, *, is_decoded: bool) -> None:
+        """Check the values of the keyframes, and of the latents if they are decoded; raise a `LatentsError`."""
+        if is_decoded:
+            check_values(self.latents, name=self.name)
+        if self.keyframes is not None and spec.variant is not None:
+            self.keyframes.check(self.latents.shape, f"{self.name}: ")
+            check_values(self.keyframes.latents, name=f"{self.name}, keyframes")
+
+
+class Film:
+    """Overlapping windows of latents that become one video. It is given where latents are given.
+
+    Each window is decoded exactly and alone. The last `blend` frames of a window are crossfaded with the frames of the
+    next window at the same time, as floats.
+
+    Args:
+        windows: latents (B, C, F', H', W'), or pairs of latents and `Keyframes`, whose numbers count the frames of the
+            window; the next window sees those in the carry too, except where it has its own. An iterator is asked for
+            the next window when the last one has been decoded; a sequence is checked as a whole first.
+        carry: the frames at the start of a window that the previous window has at its end: 1 + 8*k, or 0.
+        blend: how many of them are crossfaded, at the end of the carry. `None` means all, or as many as fit if the
+            previous window adds fewer. The others are dropped.
+
+    Raises:
+        LatentsError: at once for a sequence, if something in it is no window.
+    """
+
+    def __init__(self, windows: Iterable[Any], *, carry: int = DEFAULT_CARRY, blend: int | None = None) -> None:
+        film_windows = (_to_window(window, number) for number, window in enumerate(windows, 1))
+        #: All windows, or an iterator of those that have not been decoded.
+        self.windows: Sequence[FilmWindow] | Iterator[FilmWindow] = (
+            list(film_windows) if isinstance(windows, Sequence) else film_windows
+        )
+        self.carry, self.blend = carry, blend
+
+    def item(self, index: int) -> "Film":
+        """Return the film of one video of the batch, for windows that are read from files."""
+        return Film([window.item(index) for window in self.windows], carry=self.carry, blend=self.blend)
+
+    @property
+    def is_complete(self) -> bool:
+        """Flag: all windows are there."""
+        return isinstance(self.windows, Sequence)
+
+    def layout(self, scale: ScaleFactors, spec: NetworkSpec, frames: tuple[int, int] | None) -> FilmLayout:
+        """Return the parts of the windows that are there. `scale` belongs to the VAE, and `spec` to its decoder.
+
+        Raises:
+            LatentsError: if windows differ in more than F', or are too short.
+            PlanError: for a carry, a blend or `frames` that the film does not have.
+        """
+        layout = FilmLayout(Overlap.of(scale, spec, self.carry, self.blend))
+        if isinstance(self.windows, Sequence):
+            for window in self.windows:
+                layout.add(spec, window.shape, window.name)
+            check_film(layout, frames)
+        return layout
+
+    def check_values(self, layout: FilmLayout, spec: NetworkSpec, frames: tuple[int, int] | None) -> None:
+        """Check the values of all windows that these frames of a complete film need; raise a `LatentsError`."""
+        assert isinstance(self.windows, Sequence)
+        for number, is_decoded in layout.required_windows(frames):
+            self.windows[number].check(spec, is_decoded=is_decoded)
+
+    def plan(
+        self,
+        scale: ScaleFactors,
+        spec: NetworkSpec,
+        make_plan: MakePlan,
+        options: PlanOptions,
+    ) -> FilmPlan:
+        """Plan the decode of a complete film, or of the frames in the options; raise a `PlanError` for an iterator."""
+        if not isinstance(self.windows, Sequence):
+            raise PlanError("windows that come from an iterator are planned as they come; give a list of windows.")
+        layout = self.layout(scale, spec, options.frames)
+        shapes = [window.shape for window in self.windows]
+        keyframes = [window.keyframe_numbers if spec.variant else () for window in self.windows]
+        return plan_film(layout, spec, shapes, keyframes, make_plan, options)
+
+    def decode(
+        self, pipeline: "DecodePipeline", plan: FilmPlan | None
+    ) -> tuple[Generator[FrameChunk, None, None], int | None]:
+        """Decode windows one after the other; return the chunks of the film, and its number of frames if known."""
+        spec, frames = pipeline.decoder.spec, pipeline.plan_options.frames
+        if plan is not None:
+            frames = plan.film_frames
+        layout, num_frames = self.layout(pipeline.scale, spec, frames), None
+        if self.is_complete:
+            self.check_values(layout, spec, frames)
+            num_frames = layout.num_frames if frames is None else frames[1] - frames[0]
+        joined: Crossfade[FrameChunk] = Crossfade(
+            "frames", Axis.TIME, _linear, longest=FRAMES_PER_CONVERSION, check=FrameChunk.check
+        )
+        return joined.join(_decode_parts(pipeline, self, layout, plan, frames)), num_frames
+
+
+def _to_window(window: Any, number: int) -> FilmWindow:
+    """Check a caller's window: latents, or a pair of latents and keyframes."""
+    if isinstance(window, FilmWindow):
+        return window
+    name = f"window {number}"
+    latents, keyframes = window if isinstance(window, tuple) else (window, None)
+    if keyframes is not None:
+        check_keyframes(keyframes)
+    if not isinstance(latents, Latents) or len(latents.shape) != 5:
+        kind = getattr(latents, "shape", type(latents).__name__)
+        raise LatentsError(f"{name}: is {kind}; expected latents (B, C, F', H', W'), or a pair of these and Keyframes.")
+    return FilmWindow(latents, keyframes, name)
+
+
+def check_film(layout: FilmLayout, frames: tuple[int, int] | None) -> None:
+    """Check that a film, after its last window, has windows and the requested frames."""
+    if not layout.parts:
+        raise LatentsError("there are no windows to decode.")
+    if frames is not None and not 0 <= frames[0] < frames[1] <= layout.num_frames:
+        raise PlanError(f"the film has the frames 0:{layout.num_frames}, and {frames[0]}:{frames[1]} are not in it.")
+
+
+def _decode_parts(
+    pipeline: "DecodePipeline",
+    film: Film,
+    layout: FilmLayout,
+    plan: FilmPlan | None,
+    frames: tuple[int, int] | None,
+) -> Iterator[tuple[Interval, int, Generator[FrameChunk, None, None]]]:
+    """Yield for each window the interval in which it fades in, the first position that waits, and its chunks."""
+    spec, blend, options = pipeline.decoder.spec, layout.overlap.blend, pipeline.options
+    if plan is None and film.is_complete:
+        plan = film.plan(pipeline.scale, spec, pipeline.make_plan, pipeline.consumer_options())
+    windows = enumerate(film.windows) if plan is None else _read_ahead(film, layout, frames)
+    keyframes: Keyframes | None = None
+    for number, window in windows:
+        shape = window.shape
+        part = layout.parts[number] if number < len(layout.parts) else layout.add(spec, shape, window.name)
+        keyframes = window.keyframes if spec.variant is None else _join_keyframes(layout, number, keyframes, window)
+        window_frames = part.window_range(frames)
+        if window_frames is not None:
+            if plan is None:
+                make = partial(pipeline.make_plan, shape)
+                changes = {"keyframes": frame_numbers(keyframes), "held_frames": blend}
+                plan_options = pipeline.consumer_options(**changes)
+                window_plan = plan_window(make, plan_options, window_frames, spec.out_grid(shape.grid)[0])
+            else:
+                window_plan = plan.windows[number]
+            window_options = replace(options, seed=window_seed(spec, options.seed, number), keyframes=keyframes)
+            run = replace(pipeline, options=window_options, plan_options=PLAN_DEFAULTS)
+            box: list[ChunkStream[FrameChunk]] = [run.stream(window.latents, window_plan)]
+            del window
+            first_waiting = max(part.fade.end, part.frames.end - blend)
+            yield part.fade, first_waiting, _crop_chunks(count_from_film(box, part), part, window_frames)
+        if frames is not None and part.frames.end - blend >= frames[1]:
+            return
+    check_film(layout, frames)
+
+
+def _read_ahead(film: Film, layout: FilmLayout, frames: tuple[int, int] | None) -> Iterator[tuple[int, FilmWindow]]:
+    """Yield the numbers of the windows that are needed, and the windows, each read while the last one is decoded."""
+    assert isinstance(film.windows, Sequence)
+    with ThreadPoolExecutor(1) as pool:
+        readers = [
+            (number, partial(film.windows[number].read, is_decoded=is_decoded))
+            for number, is_decoded in layout.required_windows(frames)
+        ]
+        futures = [pool.submit(readers[0][1])]
+        for index, (number, _) in enumerate(readers):
+            window = futures.pop().result()
+            futures += [pool.submit(read) for _, read in readers[index + 1 : index + 2]]
+            yield number, window
+            del window
+
+
+def _join_keyframes(
+    layout: FilmLayout, number: int, previous: Keyframes | None, window: FilmWindow
+) -> Keyframes | None:
+    """Return the keyframes of a window, after those `previous` ones, of the window before, that it shares."""
+    if (keyframes := window.keyframes) is not None:
+        keyframes.check(window.shape, f"{window.name}: ")
+    carried = layout.carried_keyframes(number, frame_numbers(previous), frame_numbers(keyframes))
+    if previous is None or not carried:
+        return keyframes
+    stills = [to_mlx(part.latents, "keyframe latents") for part in (previous, keyframes) if part is not None]
+    stills[0] = stills[0][:, :, list(carried)]
+    return Keyframes(mx.concatenate(stills, axis=2), [*carried.values(), *frame_numbers(keyframes)])
+
+
+def _crop_chunks(
+    chunks: Generator[FrameChunk, None, None], part: Part, window_frames: tuple[int, int]
+) -> Generator[FrameChunk, None, None]:
+    """Yield some frames of a window. `chunks` have more frames if the window was decoded in tiles along time."""
+    with closing(chunks):
+        while box := list(islice(chunks, 1)):
+            start, count = box[0].start, box[0].frames.shape[1]
+            first, end = max(start, part.start + window_frames[0]), min(start + count, part.start + window_frames[1])
+            if 0 < end - first < count:
+                frames = take(box[0].frames, Axis.TIME, first - start, end - start)
+                box[0] = replace(box[0], start=first, frames=frames)
+                del frames
+            if first < end:
+                yield box.pop()
+            box.clear()
+
+
+def _linear(positions: mx.array, length: int) -> tuple[mx.array, mx.array]:
+    later_weights = (positions + 1).astype(mx.float32) / (length + 1)
+    return 1 - later_weights, later_weights

@@ -1,0 +1,247 @@
+"""Files of a decode: their names and options, the checks before it, and its report."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from ..errors import LatentsError
+from ..files import make_folder
+from ..frame_format import FrameOutput
+from ..options import OutputOptions
+from ..planning.plan import DecodePlan
+from ..shapes import Size
+from ..video import add_metadata, check_output, check_output_options, open_sink, output_files
+from ..video.audio import Sound
+from ..video.sinks import files_of_all, find_still_ending, name_others
+from .frames import write_chunk
+from .progress import Progress, show_progress
+from .run import peek
+
+if TYPE_CHECKING:
+    from .decode import DecodeStream
+
+_MAX_BATCH = 10_000
+
+
+@dataclass(frozen=True)
+class DecodeReport:
+    """Report of a decode to a file, or to one for each video of a batch: of `decode --json`, except the networks.
+
+    Attributes:
+        output: the file or the folder, or for a batch of several videos a list of them.
+        frames: the number of frames that were written.
+        sample_rate: of sound that was decoded with the video.
+        seconds: from the first latents to the finished file.
+        one_color: whether every frame has only one color.
+        peak_memory_bytes: `mx.get_peak_memory()`, counted since `mx.reset_peak_memory()`.
+        plan: `None` if latents arrived without a plan.
+        sent_bytes: sent to other ranks.
+    """
+
+    output: str | list[str]
+    frames: int
+    width: int
+    height: int
+    fps: Fraction
+    sample_rate: int | None
+    seconds: float
+    first_frame_seconds: float
+    one_color: bool
+    peak_memory_bytes: int
+    plan: DecodePlan | None
+    sent_bytes: int = 0
+
+    @property
+    def keyframes(self) -> tuple[int, ...]:
+        """Frame numbers of the keyframes that the network saw."""
+        return self.plan.keyframes if self.plan else ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a JSON-serializable dictionary with the keys of `decode --json`."""
+        values = {**vars(self), "fps": float(self.fps), "keyframes": list(self.keyframes)}
+        del values["sent_bytes"]
+        return values | {"plan": None if self.plan is None else self.plan.as_dict()}
+
+
+def join_reports(reports: Sequence[DecodeReport], *, is_parallel: bool = False) -> DecodeReport:
+    """Return the report of several videos, decoded one after another, or at the same time by several ranks."""
+    names = [
+        name for report in reports for name in ([report.output] if isinstance(report.output, str) else report.output)
+    ]
+    seconds = [report.seconds for report in reports]
+    first_seconds = [report.first_frame_seconds for report in reports]
+    return replace(
+        reports[0],
+        output=names[0] if len(names) == 1 else names,
+        frames=sum(report.frames for report in reports),
+        seconds=max(seconds) if is_parallel else sum(seconds),
+        first_frame_seconds=min(first_seconds) if is_parallel else first_seconds[0],
+        one_color=all(report.one_color for report in reports),
+        peak_memory_bytes=max(report.peak_memory_bytes for report in reports),
+        sent_bytes=sum(report.sent_bytes for report in reports),
+    )
+
+
+class DecodeOutput:
+    """Files that the videos of one decode are written to.
+
+    Attributes:
+        names: the output of each video.
+        files: the names of all files of each video, with the options of each. Checks complete them.
+        other_names: files besides the outputs, by their kind in reports.
+        new_names: the names that files got instead of theirs.
+        sound: returns the sound of the video with an index, for the files that take sound; `None` means the sound in
+            their options.
+    """
+
+    def __init__(
+        self, path: str, options: OutputOptions, fps: Fraction, *, batch: int = 1, is_still: bool = False
+    ) -> None:
+        """Name the files of a batch of videos, which are stills if each has only one frame (`is_still`)."""
+        still = find_still_ending(path, options) if is_still and not options.contact_sheet else None
+        self.fps, self.are_stills = fps, batch > 1 and still is not None
+        self.names = name_outputs(path, batch, still)
+        self.files = files_of_all(self.names, options)
+        self.other_names = name_others(self.names, self.files)
+        self.frames: tuple[FrameOutput, ...] = tuple(
+            file_options.frames for file_options in output_files(path, options).values()
+        )
+        self.sound: Callable[[int], Sound] | None = None
+        self.new_names: dict[str, str] = {}
+        self._sample_rate = options.sample_rate or getattr(options.audio, "sample_rate", None)
+
+    def check_options(self) -> None:
+        """Raise the errors of the options, which need no plan."""
+        for files in self.files:
+            for file, options in files.items():
+                check_output_options(file, options, fps=self.fps)
+
+    def check(
+        self,
+        plan: DecodePlan,
+        videos: Iterable[int] | None = None,
+        *,
+        entries: Mapping[str, str] | None = None,
+        makes_folders: bool = False,
+    ) -> set[tuple[str, str]]:
+        """Raise the errors of writing some videos, by default all, without creating anything.
+
+        Metadata `entries` are added to files that keep them, and the entries that some file keeps are returned.
+        """
+        kept: set[tuple[str, str]] = set()
+        for index in range(len(self.names)) if videos is None else videos:
+            for file, options in self.files[index].items():
+                self.files[index][file] = options = add_metadata(file, options, entries or {})
+                kept |= (entries or {}).items() & options.metadata.items()
+                self._check_file(file, options, plan.frame_size, plan.num_frames, makes_folders or self.are_stills)
+        return kept
+
+    def _check_file(
+        self, file: str, options: OutputOptions, size: Size, num_frames: int | None, makes_folders: bool = False
+    ) -> None:
+        check_output(file, size=size, fps=self.fps, options=options, num_frames=num_frames, makes_folders=makes_folders)
+
+    def write(
+        self,
+        stream: "DecodeStream",
+        plan: DecodePlan | None,
+        index: int = 0,
+        *,
+        progress: Progress = False,
+        is_written: bool = True,
+    ) -> DecodeReport:
+        """Write the frames of a stream to the files of a video, and return the report.
+
+        `plan` is that of the stream, if it is known. With `is_written` False, as on all ranks but the first, the frames
+        are computed only.
+        """
+        start, chunks = time.perf_counter(), iter(stream)
+        if self.are_stills and is_written:
+            make_folder(self.names[index])
+        if plan is None:
+            first, chunks = peek(stream, "there are no latents to decode.")
+            batch, _, height, width, _ = first.frames.shape
+            size, num_frames = (width, height), stream.num_frames
+            del first  # its buffer is free when it is written
+            if batch > 1:
+                raise LatentsError(f"{self.names[0]}: is one video, and these latents are {batch}; write each.")
+            for file, options in self.files[index].items():
+                self.files[index][file] = options = add_metadata(file, options)
+                self._check_file(file, options, size, num_frames)
+        else:
+            size, num_frames = plan.frame_size, plan.num_frames
+        written, first_seconds, is_one_color = 0, 0.0, True
+        with ExitStack() as stack:  # closes a contact sheet after its video, so that only a complete video has one
+            sinks, file_names = {}, {}
+            for file, options in self.files[index].items() if is_written else ():
+                if self.sound is not None and options.audio is not None:
+                    options = replace(options, audio=self.sound(index))
+                sink = open_sink(file, size=size, fps=self.fps, options=options, num_frames=num_frames)
+                sinks[stack.enter_context(sink)], file_names[sink] = options.frames, (file, sink.name)
+            for chunk in show_progress(chunks, progress, num_frames, name=self.names[index]):
+                write_chunk(chunk, sinks)
+                is_one_color = is_one_color and chunk.is_plain()
+                first_seconds = first_seconds or time.perf_counter() - start
+                written += chunk.frames.shape[1]
+        self.rename({file: sink.name for sink, (file, name) in file_names.items() if sink.name != name})
+        return self.report(
+            plan,
+            size,
+            output=self.names[index],
+            frames=written,
+            seconds=time.perf_counter() - start,
+            first_frame_seconds=first_seconds,
+            one_color=is_one_color,
+            sent_bytes=stream.sent_bytes,
+        )
+
+    def report(self, plan: DecodePlan | None, size: Size, **values: Any) -> DecodeReport:
+        """Return the report of a video; by default, of one without any frames."""
+        nothing: dict[str, Any] = {"output": [], "frames": 0, "seconds": 0.0, "first_frame_seconds": 0.0}
+        return DecodeReport(
+            width=size[0],
+            height=size[1],
+            fps=self.fps,
+            sample_rate=self._sample_rate,
+            peak_memory_bytes=mx.get_peak_memory(),
+            plan=plan,
+            **{**nothing, "one_color": True, **values},
+        )
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Replace names by the ones that files got, since another program used theirs meanwhile."""
+        self.new_names |= names
+        self.names = [names.get(name, name) for name in self.names]
+        self.other_names = {kind: [names.get(name, name) for name in paths] for kind, paths in self.other_names.items()}
+
+
+def name_outputs(output: str, batch: int, still: str | None = None) -> list[str]:
+    """Return the outputs of a batch of videos: clip.mp4 -> clip-0.mp4; out/ -> out-0/; f/%05d.png -> f-0/%05d.png.
+
+    `still` is the ending of stills, for a batch with one frame each: out/ -> out/00000.png; f/%05d.png -> f/00000.png.
+    """
+    if batch == 1:
+        return [output]
+    if batch > _MAX_BATCH:
+        raise LatentsError(f"the file has {batch} videos, and at most {_MAX_BATCH} are decoded at once; split it.")
+    if output == "-":
+        raise LatentsError(f"the file has {batch} videos, and standard output takes one; name an output file.")
+    path = Path(output)
+    is_folder = output.endswith("/") or os.path.isdir(path)
+    if not still and (path if is_folder else path.parent).name in ("", "..") and (is_folder or "%" in path.name):
+        raise LatentsError(f"{output}: has no name for the folders of {batch} videos; name a folder, such as videos/.")
+    if still:
+        pattern = path / f"%05d{still}" if is_folder else path
+        return [str(pattern.with_name(pattern.name % item)) for item in range(batch)]
+    if is_folder:
+        return [f"{path}-{item}/" for item in range(batch)]
+    if "%" in path.name:
+        return [str(path.parent.with_name(f"{path.parent.name}-{item}") / path.name) for item in range(batch)]
+    return [str(path.with_name(f"{path.stem}-{item}{path.suffix}")) for item in range(batch)]
