@@ -20,7 +20,7 @@ from many_files import failed, names, run
 from mlx_ltx_vae import AudioVAE, Keyframes, VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
 from mlx_ltx_vae.commands.decode_command import DecodeJob
 from mlx_ltx_vae.commands.items import join_items, read_inputs
-from mlx_ltx_vae.commands.sound import FilmSoundTask
+from mlx_ltx_vae.commands.sound import SoundTask
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.info import main as info
@@ -195,13 +195,13 @@ def test_a_window_whose_sound_changes_after_it_was_planned_is_an_error(windows, 
     for number, window in enumerate(windows[:2]):
         save_latents(f"{number}.safetensors", window, audio=mx.array(random_latents(40)))
         os.utime(f"{number}.safetensors", ns=(0, 0))
-    model, run_task = audio_case("ltx2").checkpoint, FilmSoundTask.run
+    model, run_task = audio_case("ltx2").checkpoint, SoundTask.run
 
     def run_changed(task, bar):
         cut_and_written(Path("0.safetensors"), None)
-        run_task(task, bar)
+        return run_task(task, bar)
 
-    monkeypatch.setattr(FilmSoundTask, "run", run_changed)
+    monkeypatch.setattr(SoundTask, "run", run_changed)
     arguments = ["0.safetensors", "1.safetensors", "--join", "--carry", CARRY, "--audio-model", model, "-o", "film.wav"]
     assert failed(capsys, *arguments).startswith("error: 0.safetensors: cannot be read, as the file changed while it ")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlx_ltx_vae.video.sink import OutputOptions
+from mlx_ltx_vae.video import OutputOptions
 from mlx_ltx_vae.video.sinks import stills_kind
 
 
