@@ -19,7 +19,8 @@ from ..errors import ItemsError, LatentsError, PlanError
 from ..files import is_pipe, numbered_names
 from ..frame_format import FrameOutput, frame_format
 from ..latents import LatentsFile, open_latents
-from ..latents.keyframes import Keyframes, describe_keyframes
+from ..latents.files import MappedLatents
+from ..latents.keyframes import Keyframes, KeyframesFile, describe_keyframes
 from ..models.base import Statistics
 from ..models.noise import check_takes_seed
 from ..models.specs import NetworkSpec
@@ -269,10 +270,13 @@ class DecodeJob(Job):
     def statistics(self) -> Statistics | None:
         return self.checkpoint.read_statistics()
 
-    @property
-    def read_options(self) -> dict[str, Any]:
-        """Options of the functions that read latents."""
-        return {"statistics": self.statistics, "unnormalized": self.arguments.unnormalized}
+    def map(self, file: LatentsFile) -> MappedLatents:
+        """Return the normalized latents of a file, which are read as they are needed."""
+        return file.map(statistics=self.statistics, unnormalized=self.arguments.unnormalized)
+
+    def read(self, file: KeyframesFile) -> Keyframes:
+        """Read keyframes, normalized."""
+        return file.read(statistics=self.statistics, unnormalized=self.arguments.unnormalized)
 
     def open_latents(self, path: str) -> LatentsFile:
         """Open a latent file, without reading values."""

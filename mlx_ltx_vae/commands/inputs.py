@@ -43,9 +43,9 @@ class ClipInput:
 
     def check_values(self, plan: DecodePlan) -> None:
         """Read all latents that are decoded; raise a `LatentsError` for values that are not finite."""
-        check_values(self.file.map(**self._job.read_options), plan.excerpt and plan.excerpt.latents)
+        check_values(self._job.map(self.file), plan.excerpt and plan.excerpt.latents)
         if self._keyframes is not None:
-            self._keyframes.read(**self._job.read_options)
+            self._job.read(self._keyframes)
 
     def headers(self) -> list[Any]:
         """Return the content of the file's header, JSON-serializable."""
@@ -59,8 +59,8 @@ class ClipInput:
 
     def open(self) -> Callable[[int], tuple[Latents | Film, Keyframes | None]]:
         """Return a function that returns the latents and keyframes of the video with an index."""
-        latents = self.file.map(**self._job.read_options)
-        keyframes = None if self._keyframes is None else self._keyframes.read(**self._job.read_options)
+        latents = self._job.map(self.file)
+        keyframes = None if self._keyframes is None else self._job.read(self._keyframes)
         return lambda index: (latents.item(index), None if keyframes is None else keyframes.item(index))
 
 
@@ -143,7 +143,7 @@ class _FileWindow(FilmWindow):
         items = slice(None) if self.index is None else slice(self.index, self.index + 1)
         latents: Latents = np.broadcast_to(np.float32(0), self.shape)  # of a window that has only a length
         if is_decoded:
-            latents = self.open().map(**self._job.read_options)[(items,)]
+            latents = self._job.map(self.open())[(items,)]
         keyframes = self._read_keyframes()
         return FilmWindow(latents, keyframes, self.name)
 
@@ -151,7 +151,7 @@ class _FileWindow(FilmWindow):
         if self.index is not None:
             return  # the whole batch has been checked
         if is_decoded:
-            check_values(self.open().map(**self._job.read_options))
+            check_values(self._job.map(self.open()))
         self._read_keyframes()
 
     def digests(self) -> list[str | None]:
@@ -167,7 +167,7 @@ class _FileWindow(FilmWindow):
         file = self._keyframes_of(self.open()) if self.keyframe_numbers else None
         if file is None:
             return None
-        keyframes = file.read(**self._job.read_options)
+        keyframes = self._job.read(file)
         keyframes = keyframes if self.index is None else keyframes.item(self.index)
         mx.eval(keyframes.latents)  # another thread uses them
         return keyframes
