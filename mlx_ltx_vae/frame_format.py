@@ -3,11 +3,12 @@
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from .errors import LTXVAEError, quote
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Formats that only repack another one, which zscale has.
 _REPACKED = {
@@ -17,7 +18,7 @@ _REPACKED = {
 _RGB = re.compile("[0ax]?(2?rgb|bgr)|gbr|pal8")  # how the names of pixel formats without a matrix start
 # Of frames as arrays: the dtype, and the largest number, which is white.
 _ARRAYS = {
-    "rgb24": (np.uint8, 255), "rgb48le": (np.uint16, 65535), "rgbf16le": (np.float16, 1), "rgbf32le": (np.float32, 1)
+    "rgb24": ("uint8", 255), "rgb48le": ("uint16", 65535), "rgbf16le": ("float16", 1), "rgbf32le": ("float32", 1)
 }  # fmt: skip
 HDR_TRANSFERS = {"smpte2084": "PQ", "arib-std-b67": "HLG"}
 
@@ -42,8 +43,10 @@ class FrameFormat:
     site: str = "left"
 
     @property
-    def dtype(self) -> np.dtype:
+    def dtype(self) -> "np.dtype":
         """Dtype of frames as arrays."""
+        import numpy as np  # which takes long, and --help needs none
+
         return np.dtype(_ARRAYS[self.pixel_format][0])
 
     @property

@@ -126,8 +126,10 @@ def check_no_options(options: PlanOptions) -> None:
         for option in fields(PlanOptions)
         if option.name not in _WITH_A_PLAN and getattr(options, option.name) != getattr(PLAN_DEFAULTS, option.name)
     ]
+    if options.tiling is not None:
+        names.remove("mode")
     if names:
-        raise PlanError(f"the plan has its {' and '.join(names)} already; leave out these, or the plan.")
+        raise PlanError(f"the plan has its {' and '.join(names)} already; leave that out, or the plan.")
 
 
 class PlanKeywords(TypedDict, total=False):
@@ -155,13 +157,12 @@ class DecodeKeywords(PlanKeywords, total=False):
     frames: tuple[int, int] | None
 
 
-def check_names(function: str, names: Iterable[str], keywords: type) -> None:
-    """Raise a `TypeError`, as Python does, for names that are not in a `TypedDict` of options."""
-    known_names = keywords.__annotations__
+def check_names(noun: str, names: Iterable[str], keywords: type) -> None:
+    """Raise a `TypeError` for names that are not in a `TypedDict` of options of `noun`."""
+    option_names = list(keywords.__annotations__)
     for name in names:
-        if name not in known_names:
-            hint = suggest(name, list(known_names))
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
+        if name not in option_names:
+            raise TypeError(f"{noun} has no option {name!r}{suggest(name, option_names)}")
 
 
 class EncodeKeywords(TypedDict, total=False):

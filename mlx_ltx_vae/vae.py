@@ -414,14 +414,14 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         levels: FrameFormat | None = None,
         group: mx.distributed.Group | None = None,
     ) -> DecodePipeline:
-        check_names("decode", keywords, DecodeKeywords)
+        check_names("a decode", keywords, DecodeKeywords)
         decode_names, values = {option.name for option in fields(DecodeOptions)}, cast(dict[str, Any], keywords)
         options = DecodeOptions(**{name: value for name, value in values.items() if name in decode_names})
         plan_options = {name: value for name, value in values.items() if name not in decode_names}
         ranks = 1 if group is None else group.size()
         return DecodePipeline(
             self._decoder,
-            self.config.scale,
+            self.config,
             self._plan,
             options,
             PlanOptions(ranks=ranks, **plan_options),
@@ -553,7 +553,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         return self._encode_pipeline(options).stream(frames, plan)
 
     def _encode_pipeline(self, options: EncodeKeywords, *, joined: bool = False) -> EncodePipeline:
-        check_names("encode", options, EncodeKeywords)
+        check_names("an encode", options, EncodeKeywords)
         group, tiling = options.get("group"), options.get("tiling")
         plan_options = PlanOptions(
             memory_budget=options.get("memory_budget"),

@@ -65,21 +65,15 @@ def test_a_decode_to_a_file_reports_what_the_command_prints(vae, golden, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["decode", "decode_uint8", "decode_to_file"])
-def test_an_option_of_a_plan_is_refused_by_the_name_of_the_function(vae, name):
+def test_an_unknown_option_of_a_decode_is_refused_by_its_name(vae, name):
     arguments = (LATENTS, "a.mp4") if name == "decode_to_file" else (LATENTS,)
-    for option in ("mode", "frames", "tiling"):
-        expected = rf"^{name}\(\) got an unexpected keyword argument '{option}'; it is one of plan"
-        with pytest.raises(TypeError, match=expected):
-            getattr(vae, name)(*arguments, **{option: None})
-    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'sed'$"):
-        getattr(vae, name)(*arguments, sed=1)
+    with pytest.raises(TypeError, match=r"^a decode has no option 'seeds' \(did you mean seed\?\)$"):
+        getattr(vae, name)(*arguments, seeds=1)
 
 
 @pytest.mark.parametrize("name", ["encode", "encode_stream"])
 def test_an_unknown_option_of_an_encode_is_refused_by_its_name(vae, name):
-    with pytest.raises(TypeError, match=rf"^{name}\(\) .* 'mode'; it is one of plan_encode\(\): .*pixels.shape, mode="):
-        getattr(vae, name)(np.zeros((1, 64, 96, 3), np.uint8), mode="exact")
-    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'tilng'$"):
+    with pytest.raises(TypeError, match=r"^an encode has no option 'tilng' \(did you mean tiling\?\)$"):
         getattr(vae, name)(np.zeros((1, 64, 96, 3), np.uint8), tilng=None)
 
 
@@ -131,7 +125,7 @@ def test_progress_counts_the_frames_of_a_part(vae):
 def test_a_budget_replaces_a_plan(vae):
     with pytest.raises(PlanError, match="1 kB is too small"):
         vae.decode(LATENTS, memory_budget="1KB")
-    with pytest.raises(PlanError, match="the plan has its memory_budget already; leave out these, or the plan"):
+    with pytest.raises(PlanError, match="the plan has its memory_budget already; leave that out, or the plan"):
         vae.decode(LATENTS, vae.plan(LATENTS.shape), memory_budget="1GB")
     with pytest.raises(PlanError, match="1 kB is too small"):
         vae.decode(iter([LATENTS]), memory_budget="1KB")

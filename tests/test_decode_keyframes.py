@@ -13,7 +13,6 @@ from mlx_ltx_vae.commands import decode_command
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.distributed import Ranks
 from mlx_ltx_vae.latents.keyframes import describe_keyframes
-from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.pipeline.frames import FrameChunk
 from mlx_ltx_vae.preview import main as preview
 
@@ -153,8 +152,7 @@ def test_unnormalized_keyframes_are_normalized_with_the_statistics_of_the_vae(mo
 
 def test_a_dry_run_plans_for_the_keyframes(model, monkeypatch, capsys):
     plans, plan_decode = [], decode_command.plan_decode
-    monkeypatch.setattr(decode_command, "plan_decode", lambda *args, **options: plans.append(
-        plan_decode(*args, options=PlanOptions(**options))) or plans[-1])  # fmt: skip
+    monkeypatch.setattr(decode_command, "plan_decode", lambda *args: plans.append(plan_decode(*args)) or plans[-1])
     for source, more in (("clip.npy", []), ("own.safetensors", []), ("clip.npy", ["--keyframes", "others.npz"])):
         run(source, "-m", model, "--dry-run", *more)
         assert ("keyframes at " in capsys.readouterr().out) is (plans[-1].keyframes != ())

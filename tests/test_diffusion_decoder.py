@@ -16,7 +16,7 @@ from mlx_ltx_vae.models.diffusion_decoder.config import parse_decoder_config
 from mlx_ltx_vae.models.diffusion_decoder.networks import DiffusionDecoder
 from mlx_ltx_vae.models.diffusion_decoder.specs import decoder_spec
 from mlx_ltx_vae.models.noise import draw
-from mlx_ltx_vae.options import PlanOptions
+from mlx_ltx_vae.options import DecodeOptions, PlanOptions
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import Axis, LatentShape
 from mlx_ltx_vae.streaming.context import StreamContext
@@ -115,7 +115,7 @@ def test_noise_is_a_function_of_seed_and_position(vaes):
     spec = vaes(CASES[0]).decoder.spec
 
     def noise(width, seed):
-        (volume,) = draw(spec, LatentShape(1, 8, 3, 3, width), mx.float32, seed=seed).volumes.values()
+        (volume,) = draw(spec, LatentShape(1, 8, 3, 3, width), mx.float32, DecodeOptions(seed=seed)).volumes.values()
         return volume(((0, 0, 0),), (0, 0, 0), (17, 24, 8 * width))
 
     narrow, wide, other = noise(3, 9), noise(4, 9), noise(3, 10)

@@ -13,7 +13,7 @@ from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.models.diffusion_decoder.config import parse_decoder_config
 from mlx_ltx_vae.models.diffusion_decoder.specs import decoder_spec
 from mlx_ltx_vae.models.noise import draw
-from mlx_ltx_vae.options import PlanOptions
+from mlx_ltx_vae.options import DecodeOptions, PlanOptions
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import LatentShape
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError
@@ -124,7 +124,7 @@ def test_the_noise_of_a_seed_is_that_of_the_whole_clip(vaes):
     vae, spec = vaes(CASES[0]), vaes(CASES[0]).decoder.spec
     latents = latents_of(3, 3, 3)
     plan = vae.plan(latents.shape, mode="tiled", tiling=TWO_BY_TWO)
-    (volume,) = draw(spec, LatentShape(*latents.shape), mx.float32, seed=5).volumes.values()
+    (volume,) = draw(spec, LatentShape(*latents.shape), mx.float32, DecodeOptions(seed=5)).volumes.values()
     whole = volume(((0, 0, 0),), (0, 0, 0), (17, 24, 24))
     tiles = [
         whole[:, time.start : time.end, :, columns.start // 4 : columns.end // 4]

@@ -77,7 +77,7 @@ def test_a_plan_for_other_frames_is_refused(vae):
     for encode in (lambda: vae.encode(pixels_of(), plan), lambda: list(vae.encode_stream([pixels_of()], plan))):
         with pytest.raises(PlanError, match="the plan was made for frames"):
             encode()
-    with pytest.raises(PlanError, match="leave out tiling"):
+    with pytest.raises(PlanError, match="the plan has its tile_batch_size already; leave that out"):
         vae.encode(pixels_of(), plan, tile_batch_size=2)
 
 

@@ -7,7 +7,7 @@ import pytest
 from fuzz import TARGETS, fuzz, write_files, write_vae
 from fuzz_corpus import samples
 from mlx_ltx_vae import LTXVAEError
-from mlx_ltx_vae.commands import decode_command, jobs, running
+from mlx_ltx_vae.commands import decode_command, items, jobs, running
 from mlx_ltx_vae.errors import describe_error
 
 _GROUPS, _IN_GROUP = 3, 50
@@ -39,12 +39,13 @@ def test_1500_damaged_files_end_in_a_clean_error(folder):
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "fault"),
-    [(running, "printable", "printed control characters"), (jobs, "check_outputs", "wrote outside")],
+    ("modules", "name", "fault"),
+    [([running], "printable", "printed control characters"), ([items, jobs], "check_outputs", "wrote outside")],
 )
-def test_the_fuzzer_finds_what_it_looks_for(folder, monkeypatch, module, name, fault):
+def test_the_fuzzer_finds_what_it_looks_for(folder, monkeypatch, modules, name, fault):
     """Without the function that prevents it."""
-    monkeypatch.setattr(module, name, lambda given: given)
+    for module in modules:
+        monkeypatch.setattr(module, name, lambda value, *_: value)
     runs = [index for index, sample in enumerate(samples()) if sample.kind == "run"]
     seeds = (start + index for start in range(0, 2000, len(samples())) for index in runs)
     found = (finding.kind for seed in seeds if (finding := fuzz(seed, folder)))

@@ -116,7 +116,7 @@ def test_outputs_may_begin_with_the_home_folder(home, vae, writer):
 
 
 def test_the_folder_of_exr_images_may_begin_with_the_home_folder(home):
-    assert HDROptions("acescct", exr="~/exr/").choose_frames(OutputOptions()).hdr.folder == f"{home}/exr/"
+    assert HDROptions("acescct", exr="~/exr/").choose_frames(OutputOptions()).exr_folder == f"{home}/exr/"
 
 
 def test_inputs_may_begin_with_the_home_folder(home, monkeypatch):

@@ -138,7 +138,7 @@ def test_some_frames_are_those_of_the_film_and_decode_no_other_windows(vae, monk
     stream = VideoVAE._decode_pipeline(vae, {}).__class__.stream
 
     def counted(pipeline, latents, plan):
-        seen.append(next(number for number, each in enumerate(windows) if each is latents))
+        seen.extend(number for number, window in enumerate(windows) if window is latents)
         return stream(pipeline, latents, plan)
 
     monkeypatch.setattr(VideoVAE._decode_pipeline(vae, {}).__class__, "stream", counted)
@@ -255,7 +255,7 @@ def test_what_does_not_fit_is_one_sentence_before_anything_is_decoded(vae):
     stream = vae.stream_joined(iter([*good, wide]))
     with pytest.raises(LatentsError, match="window 3: has latents"):
         list(stream)
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'ordre' \(did you mean order\?\)"):
+    with pytest.raises(TypeError, match=r"a decode has no option 'ordre' \(did you mean order\?\)"):
         vae.stream_joined(good, ordre="rows")
     with pytest.raises(PlanError, match="the plan was made for one window; plan the film"):
         vae.stream(Film(good), vae.plan(good[0].shape))

@@ -15,7 +15,7 @@ from PIL import Image
 
 from many_files import VAE, failed, names, run
 from mlx_ltx_vae import VideoVAE, demo, load_latents, save_latents
-from mlx_ltx_vae.commands import decode_command
+from mlx_ltx_vae.commands import inputs
 from mlx_ltx_vae.commands.decode_command import DecodeTask
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
@@ -110,7 +110,7 @@ def test_a_broken_file_does_not_stop_the_others_and_the_exit_code_is_1(clips, ca
 def test_an_error_in_the_middle_of_a_decode_leaves_nothing_of_that_file(clips, capsys, monkeypatch):
     values = mx.concatenate([load_latents("three.safetensors")[0], mx.full((1, 64, 1, 2, 2), float("nan"))], axis=2)
     mx.save_safetensors("spoiled.safetensors", {"latents": values})
-    for module in (decode_command, pipeline_decode):
+    for module in (inputs, pipeline_decode):
         monkeypatch.setattr(module, "check_values", lambda *_: None)
     assert run(decode, "spoiled.safetensors", "one.safetensors", *VAE, "-o", "out/", "-q") == 1
     assert capsys.readouterr().err.startswith("error: spoiled.safetensors: ")
@@ -137,9 +137,10 @@ def test_values_of_all_files_are_checked_before_the_first_is_decoded(clips, caps
     values = np.array(load_latents("two.safetensors")[0])
     values[0, 0, -1] = np.nan
     np.save("spoiled.npy", values)
-    checked, check = [], decode_command.check_values
-    monkeypatch.setattr(decode_command, "check_values", lambda *given: checked.append(given[0].source) or check(*given))
-    monkeypatch.setattr(DecodeTask, "run", lambda *_: checked.append("decoded"))
+    checked, check = [], inputs.check_values
+    monkeypatch.setattr(inputs, "check_values", lambda *given: checked.append(given[0].source) or check(*given))
+    report = {"plan": {}, "seconds": 0, "frames": 1, "peak_memory_bytes": 0}
+    monkeypatch.setattr(DecodeTask, "run", lambda *_: checked.append("decoded") or (report, ""))
     assert run(decode, "one.safetensors", "spoiled.npy", "two.safetensors", *VAE, "-o", "out/", "-q") == 1
     assert checked == ["one.safetensors", "spoiled.npy", "two.safetensors", "decoded", "decoded"]
     assert capsys.readouterr().err.startswith("error: spoiled.npy: 4 of ")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import PlanError, VideoVAE
-from mlx_ltx_vae.pipeline import frames as frame_module
+from mlx_ltx_vae.pipeline import frame_buffer as frame_module
 from tolerances import tolerance
 
 TOLERANCE = tolerance(2e-5)

@@ -45,7 +45,7 @@ MISTAKES = {
     "None for latents": (lambda vae, latents: vae.decode_to_file(None, "o.mp4"), "latents are NoneType"),
     "4 axes": (lambda vae, latents: vae.decode_to_file(latents[0], "o.mp4"), "expected five axes"),
     "no latents": (lambda vae, latents: vae.decode_to_file(iter([]), "o.mp4"), "no latents to decode"),
-    "budget": (lambda vae, latents: vae.decode_to_file(iter([latents]), "o.mp4", memory_budget="8GB"), "leave it out"),
+    "budget": (lambda vae, latents: vae.decode_to_file(iter([latents]), "o.mp4", memory_budget="1KB"), "is too small"),
     "batch": (lambda vae, latents: vae.decode_to_file([mx.repeat(latents, 2, 0)], "o.mp4"), "these latents are 2"),
     "tensor": (lambda vae, latents: vae.decode_to_file(Tensor(), "o.mp4"), "tensor.detach"),
     "output None": (lambda vae, latents: vae.decode_to_file(latents, None), "expected the path of a file"),

@@ -13,6 +13,7 @@ from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, 
 from mlx_ltx_vae.frame_format import RGB8, RGB16, FrameOutput
 from mlx_ltx_vae.models.noise import NoiseVolume, draw
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.options import DecodeOptions
 from mlx_ltx_vae.pipeline.output_check import OutputCheck
 from mlx_ltx_vae.pipeline.run import Run
 from mlx_ltx_vae.planning.plan import Order
@@ -151,7 +152,7 @@ def test_noise_follows_the_seed_and_not_the_cut_or_the_clips_length(noisy_vae):
     spec = noisy_vae.decoder.spec
 
     def draw_all(seed, *shape):
-        draws = draw(spec, LatentShape(*shape), mx.float32, seed=seed)
+        draws = draw(spec, LatentShape(*shape), mx.float32, DecodeOptions(seed=seed))
         noise = draws.crop(tuple(slice(0, extent) for extent in shape[2:]))
         return draws, noise.values
 
@@ -177,13 +178,13 @@ def test_the_noise_of_a_seed_stays_as_it_is(noisy_vae):
     expected = [-0.4148100, -0.4560780, -0.4911327, -0.8583009, 1.0674684, 0.4612657,
                 -0.9765770, -0.5091800, 0.0778839, 0.1899689, 0.7422327, -1.0343437]  # fmt: skip
     assert np.abs(np.array(volume).flatten() - expected).max() < 1e-5
-    draws = draw(noisy_vae.decoder.spec, LatentShape(2, 2, 2, 1, 2), mx.float32, seed=7)
+    draws = draw(noisy_vae.decoder.spec, LatentShape(2, 2, 2, 1, 2), mx.float32, DecodeOptions(seed=7))
     latents = draws.crop((slice(0, 2), slice(0, 1), slice(0, 2))).values
     assert latents.shape == (2, 2, 2, 1, 2)
     expected = [-1.0679927, -0.1283472, 0.4088730, -0.2352084, 0.6302088, 0.1000817, 0.2381816, -0.4034164,
                 -0.8433408, 0.5912610, -0.6525956, 0.9113904, -0.0696653, 0.3578224, 0.7381992, -0.3205709]  # fmt: skip
     assert np.abs(np.array(latents).flatten() - expected).max() < 1e-5
-    draws = draw(noisy_vae.decoder.spec, LatentShape(1, 8, 1, 1, 2), mx.float32, seed=7)
+    draws = draw(noisy_vae.decoder.spec, LatentShape(1, 8, 1, 1, 2), mx.float32, DecodeOptions(seed=7))
     first, second, *_ = (each.tolist() for each in draws.maps.values())
     assert (len(first), len(first[0])) == (2, 4)
     expected = [0.9653565, 0.0665847, -0.6589603, 0.0240903, -0.1370763, -0.2892710, 0.2459162, 1.0731974]
@@ -200,7 +201,7 @@ def test_every_seed_makes_other_noise(noisy_vae):
     spec, shape = noisy_vae.decoder.spec, LatentShape(1, 8, 1, 2, 2)
     seeds = [0, 1, np.int64(2**31), 2**32 - 1]
     whole = (slice(0, 1), slice(0, 2), slice(0, 2))
-    latents = [draw(spec, shape, mx.float32, seed=seed).crop(whole).values for seed in seeds]
+    latents = [draw(spec, shape, mx.float32, DecodeOptions(seed=seed)).crop(whole).values for seed in seeds]
     volumes = [NoiseVolume(int(seed), 1, 8, (1, 1, 1))(((0, 0, 0),), (0, 0, 0), (1, 2, 2)) for seed in seeds]
     for drawn in (latents, volumes):
         assert all(mx.abs(one - other).max().item() > 0.1 for one, other in combinations(drawn, 2))

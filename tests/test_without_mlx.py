@@ -15,11 +15,12 @@ from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.config import GENERATIONS
 from mlx_ltx_vae.models.video_vae.config import decoder_spec
+from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.tiling import TilingConfig
 spec = decoder_spec(parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3"))
 for options in ({}, {"mode": "tiled", "tiling": TilingConfig.default()}):
-    plan = plan_decode(spec, (1, 128, 16, 16, 24), Machine(Backend.METAL, 2, 10**11), **options)
+    plan = plan_decode(spec, (1, 128, 16, 16, 24), Machine(Backend.METAL, 2, 10**11), PlanOptions(**options))
     print(plan.num_frames)
 assert not [name for name in sys.modules if name.startswith("mlx.")]
 for module, name in (("mlx_ltx_vae", "VideoVAE"), ("mlx_ltx_vae.tiling", "decode_with_tiling")):

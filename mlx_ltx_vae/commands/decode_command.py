@@ -333,7 +333,7 @@ class DecodeTask(Task):
         self._fps = Fraction(decoder_frames, video_frames) * (arguments.fps or self._input.fps or DEFAULT_FPS)
         frames = self._choose_frames(decoder_frames)
         self._sound = self._find_sound(frames)
-        self.plan = self._input.plan(self._plan_options(frames))
+        self.plan = self._input.plan(self._plan_options(frames), self._fps)
         if self._sound is not None:
             if frames is None:
                 length = Fraction(self._sound.num_samples, self._sound.sample_rate)

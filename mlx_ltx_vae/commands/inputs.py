@@ -35,8 +35,8 @@ class ClipInput:
         """Return the number of frames of a decode. `out_grid` maps a grid of latents to frames."""
         return out_grid(self.shape.grid)[0]
 
-    def plan(self, options: PlanOptions) -> DecodePlan:
-        """Plan the decode of one video of the batch."""
+    def plan(self, options: PlanOptions, fps: Fraction) -> DecodePlan:
+        """Plan the decode of one video of the batch, with this frame rate."""
         numbers = () if self._keyframes is None else self._keyframes.frames
         options = replace(options, keyframes=numbers, holds_latents=False)
         return self._job.make_plan(self.shape._replace(batch=1), options)
@@ -98,10 +98,10 @@ class FilmInput:
             shared = out_grid((self._job.checkpoint.config.scale.covering_latent_grid((self._carry, 1, 1))[0], 1, 1))[0]
         return sum(out_grid(window.shape.grid)[0] - shared for window in self._windows) + shared
 
-    def plan(self, options: PlanOptions) -> FilmPlan:
-        """Plan the decode of one film of the batch."""
+    def plan(self, options: PlanOptions, fps: Fraction) -> FilmPlan:
+        """Plan the decode of one film of the batch, with this frame rate."""
         film, scale = self._film.item(0), self._job.checkpoint.config.scale
-        return film.plan(scale, self._job.spec, self._job.make_plan, options)
+        return replace(film.plan(scale, self._job.spec, self._job.make_plan, options), fps=fps)
 
     def check_values(self, plan: DecodePlan) -> None:
         """Read all latents that are decoded; raise a `LatentsError` for values that are not finite."""

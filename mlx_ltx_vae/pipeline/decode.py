@@ -18,7 +18,7 @@ from ..distributed import RowBands
 from ..errors import DecodeError, LatentsError, PlanError
 from ..frame_format import FrameFormat, common_format
 from ..latents.keyframes import frame_numbers
-from ..models.base import Decoder
+from ..models.base import Config, Decoder
 from ..models.noise import NoiseShapes, draw
 from ..models.specs import LONG_CLIP, NetworkSpec
 from ..options import DECODE_DEFAULTS, PLAN_DEFAULTS, DecodeOptions, PlanOptions, check_no_options
@@ -26,7 +26,7 @@ from ..planning.film import FilmPlan, MakePlan
 from ..planning.plan import DecodePlan, Order, choose_variant
 from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..planning.tiles import tile_spec
-from ..shapes import Axis, Grid, Interval, ScaleFactors
+from ..shapes import Axis, Grid, Interval
 from ..streaming.context import StreamContext
 from .film import Film
 from .frame_buffer import FrameBuffer
@@ -83,7 +83,7 @@ class DecodePipeline:
     """
 
     decoder: Decoder
-    scale: ScaleFactors  # of the VAE; a decoder of previews may make fewer frames
+    config: Config  # of the VAE, whose scale is that of the video; a decoder of previews may make fewer frames
     make_plan: MakePlan
     options: DecodeOptions = DECODE_DEFAULTS
     plan_options: PlanOptions = PLAN_DEFAULTS
@@ -153,7 +153,11 @@ class DecodePipeline:
         """Plan the decode of latents that are there as a whole. For others, return `None`."""
         if isinstance(latents, Film):
             options = self.consumer_options()
-            return latents.plan(self.scale, self.decoder.spec, self.make_plan, options) if latents.is_complete else None
+            return (
+                latents.plan(self.config.scale, self.decoder.spec, self.make_plan, options)
+                if latents.is_complete
+                else None
+            )
         if not isinstance(latents, Latents):
             return None
         return self.make_plan(latents.shape, self.consumer_options(keyframes=frame_numbers(self.options.keyframes)))

@@ -139,7 +139,7 @@ class Film:
         spec, frames = pipeline.decoder.spec, pipeline.plan_options.frames
         if plan is not None:
             frames = plan.film_frames
-        layout, num_frames = self.layout(pipeline.scale, spec, frames), None
+        layout, num_frames = self.layout(pipeline.config.scale, spec, frames), None
         if self.is_complete:
             self.check_values(layout, spec, frames)
             num_frames = layout.num_frames if frames is None else frames[1] - frames[0]
@@ -181,7 +181,7 @@ def _decode_parts(
     """Yield for each window the interval in which it fades in, the first position that waits, and its chunks."""
     spec, blend, options = pipeline.decoder.spec, layout.overlap.blend, pipeline.options
     if plan is None and film.is_complete:
-        plan = film.plan(pipeline.scale, spec, pipeline.make_plan, pipeline.consumer_options())
+        plan = film.plan(pipeline.config.scale, spec, pipeline.make_plan, pipeline.consumer_options())
     windows = enumerate(film.windows) if plan is None else _read_ahead(film, layout, frames)
     keyframes: Keyframes | None = None
     for number, window in windows:

@@ -13,7 +13,7 @@ from ..errors import LatentsError, PlanError, TilingError, option, quote
 from ..models.specs import NetworkSpec
 from ..options import PlanOptions
 from ..shapes import Interval, LatentShape, ScaleFactors, format_size, is_count
-from ..units import format_bytes, format_count
+from ..units import format_bytes, format_count, format_seconds
 from .plan import DecodePlan
 
 #: Makes the plan of latents of a shape.
@@ -227,11 +227,13 @@ class FilmPlan(DecodePlan):
         film: the parts of all windows.
         film_frames: the first frame of the film to decode, and one more than the last. `None` means all.
         windows: the plan of each window that is decoded, by its number from 0 on.
+        fps: frames per second, if they are known.
     """
 
     film: FilmLayout
     film_frames: tuple[int, int] | None
     windows: Mapping[int, DecodePlan]
+    fps: Fraction | None = None
 
     @property
     def largest(self) -> DecodePlan:
@@ -254,6 +256,8 @@ class FilmPlan(DecodePlan):
         frames = f"{format_count(self.num_frames, 'frame')} of {format_size(*self.frame_size)}"
         if self.film_frames is not None:
             part = f" ({self.film_frames[0]} to {self.film_frames[1] - 1} of {self.film.num_frames})"
+        if self.fps is not None:
+            part += f", {format_seconds(float(self.num_frames / self.fps))} at {float(self.fps):.6g} fps"
         lines = [
             f"film     {frames}{part}",
             f"windows  {len(self.film.parts)}, carry {overlap.carry}, blend {' to '.join(map(str, blends))}",

@@ -2,10 +2,11 @@
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..backend.machine import Machine
 from ..errors import PlanError
+from ..frame_format import FrameFormat, FrameOutput, common_format
 from ..models.specs import NetworkSpec
 from ..options import PlanOptions
 from ..shapes import Axis, ClipRules, Grid, Interval, LatentShape, format_size, is_count
@@ -13,9 +14,6 @@ from ..tiling.config import TilingConfig
 from ..tiling.layout import TileLayout
 from ..units import byte_unit, format_bytes, format_count, format_seconds
 from .memory import Memory, is_cache_tight
-
-if TYPE_CHECKING:
-    from ..frame_format import FrameFormat, FrameOutput
 
 
 class Excerpt(NamedTuple):
@@ -214,13 +212,11 @@ class DecodePlan(Plan):
     excerpt: Excerpt | None = None
     denoising_steps: int | None = None
     keyframes: tuple[int, ...] = ()
-    outputs: "tuple[FrameOutput, ...]" = ()
+    outputs: tuple[FrameOutput, ...] = ()
     held_frames: int | None = None
 
     @property
-    def format(self) -> "FrameFormat | None":
-        from ..frame_format import common_format  # a slow import, and --help imports this module
-
+    def format(self) -> FrameFormat | None:
         return common_format(self.outputs) if self.held_frames is None else None
 
     @property
