@@ -15,6 +15,7 @@ from mlx_ltx_vae import (
     AudioChunk,
     CheckpointError,
     Keyframes,
+    LatentsError,
     PlanError,
     VideoReader,
     VideoVAE,
@@ -131,6 +132,27 @@ def test_a_budget_replaces_a_plan(vae):
         vae.decode(iter([LATENTS]), memory_budget="1KB")
     rows = vae.decode(LATENTS, order="rows", frames=(9, 12))
     assert mx.array_equal(rows, vae.decode(LATENTS, vae.plan(LATENTS.shape, order="rows", frames=(9, 12))))
+
+
+def test_a_batch_becomes_a_file_for_each_video(vae, tmp_path):
+    batch = mx.concatenate([LATENTS, LATENTS * 0.5])
+    report = vae.decode_to_file(batch, tmp_path / "clip.npy", steps=None)
+    assert report.output == [str(tmp_path / f"clip-{index}.npy") for index in range(2)]
+    assert report.frames == 2 * 17
+    for index in range(2):
+        expected = vae.decode_uint8(batch[index : index + 1])
+        assert np.array_equal(np.load(tmp_path / f"clip-{index}.npy"), expected)
+    with pytest.raises(LatentsError, match="is one video, and the plan is for 2; plan one of them"):
+        vae.decode_to_file(batch, tmp_path / "a.npy", vae.plan(batch.shape))
+    with pytest.raises(LatentsError, match="is one video, and these latents are 2; write each"):
+        vae.decode_to_file(iter([batch]), tmp_path / "a.npy")
+
+
+def test_latents_that_arrive_may_be_longer_than_their_plan(vae, tmp_path):
+    plan = vae.plan((*LATENTS.shape[:2], 2, *LATENTS.shape[3:]), order="time")
+    report = vae.decode_to_file(iter([LATENTS]), tmp_path / "clip.npy", plan)
+    assert report.frames == 17
+    assert np.array_equal(np.load(tmp_path / "clip.npy"), vae.decode_uint8(LATENTS))
 
 
 def test_a_chunk_is_saved_and_shown_as_a_picture(vae, tmp_path):

@@ -186,6 +186,13 @@ def test_a_film_becomes_a_file_an_array_and_levels(vae, tmp_path):
         assert np.abs(result.astype(int) - levels).max() <= 1  # of what lies between two levels
         assert (result == levels).mean() > 0.99
         assert done[-2:] == [121, 121]
+    vae.decode_to_file(Film(windows), tmp_path / "film.npy")
+    assert np.array_equal(np.load(tmp_path / "film.npy"), result)
+    assert np.array_equal(vae.decode_uint8(Film(windows)), result)
+    plan = vae.plan(Film(windows), frames=(60, 80))
+    assert np.array_equal(vae.decode_uint8(Film(windows), plan), result[60:80])
+    assert next(vae.stream(Film(windows), bit_depth=10)).frames.dtype == mx.uint16
+    check(np.array(vae.decode(Film(windows))), film)
     check(np.array(vae.decode(vae.stream_joined(windows))), film)
     check(pixels_of(vae.stream(vae.stream_joined(windows))), film)
     with pytest.raises(PlanError, match="has its plan and its options already"):

@@ -4,6 +4,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -125,39 +126,39 @@ class DecodePipeline:
         progress: Progress,
     ) -> DecodeReport:
         """Write a decode to files; see `VideoVAE.decode_to_file`."""
-        pipeline = replace(self, format=common_format(output.frames), consumer={"outputs": output.frames})
+        is_film, name = isinstance(latents, Film), output.names[0]
+        levels = None if is_film else common_format(output.frames)  # a film is crossfaded as floats
+        pipeline = replace(self, format=levels, consumer={"outputs": output.frames})
         output.check_options()
+        num_videos, is_whole = len(output.names), is_film or isinstance(latents, Latents)
         if plan is not None:
             self._check_plan(plan)
-            if plan.format not in (None, pipeline.format):
-                raise PlanError(
-                    f"{output.names[0]}: the plan was made for other frames; plan with outputs=, or leave it out."
-                )
-        elif (plan := pipeline.plan(latents)) is not None:
+            if plan.format not in (None, levels):
+                raise PlanError(f"{name}: the plan was made for other frames; plan with outputs=, or leave it out.")
+        elif (plan := pipeline.plan(_video(latents, 0, num_videos))) is not None:
             pipeline = replace(pipeline, plan_options=PLAN_DEFAULTS)
-        if plan is not None and not isinstance(latents, Iterator):
+        if plan is not None and is_whole:
+            if plan.batch > 1:
+                raise LatentsError(f"{name}: is one video, and the plan is for {plan.batch}; plan one of them.")
             output.check(plan)
         reports = []
-        for index in range(len(output.names)):
-            video, keyframes = latents, self.options.keyframes
-            if len(output.names) > 1:
-                video = to_mlx(latents, "latents")[index : index + 1]
-                keyframes = None if keyframes is None else keyframes.item(index)
+        for index in range(num_videos):
+            keyframes = self.options.keyframes
+            if keyframes is not None and num_videos > 1:
+                keyframes = keyframes.item(index)
             run = replace(pipeline, options=replace(self.options, keyframes=keyframes))
-            with arrays_released(), run.stream(video, plan) as stream:
+            with arrays_released(), run.stream(_video(latents, index, num_videos), plan) as stream:
                 stream.consumer["outputs"] = output.frames
-                reports.append(output.write(stream, plan, index, progress=progress))
+                is_checked = plan is not None and is_whole
+                reports.append(output.write(stream, plan, index, is_checked=is_checked, progress=progress))
         return join_reports(reports)
 
     def plan(self, latents: LatentInput | Film | DecodeStream) -> DecodePlan | None:
         """Plan the decode of latents that are there as a whole. For others, return `None`."""
         if isinstance(latents, Film):
-            options = self.consumer_options()
-            return (
-                latents.plan(self.config.scale, self.decoder.spec, self.make_plan, options)
-                if latents.is_complete
-                else None
-            )
+            if not latents.is_complete:
+                return None
+            return latents.plan(self.config.scale, self.decoder.spec, self.make_plan, self.consumer_options())
         if not isinstance(latents, Latents):
             return None
         return self.make_plan(latents.shape, self.consumer_options(keyframes=frame_numbers(self.options.keyframes)))
@@ -181,6 +182,7 @@ class DecodePipeline:
             if self.options.keyframes is not None:
                 raise LatentsError("each window has its own keyframes; give pairs (latents, keyframes) in windows.")
             chunks, num_frames = latents.decode(self, plan)
+            chunks = chunks if self.format is None else _to_levels(chunks, self.format)
             return DecodeStream(chunks, self.cancelled, self.bands, num_frames, self.consumer)
         checked_latents, keyframes = as_latents(latents), self.options.keyframes
         if keyframes is not None:
@@ -319,6 +321,18 @@ class DecodePipeline:
         )
         run = Run(decoder, plan, source, context, partial(check_cancelled, self.cancelled))
         return _decode_chunks(run, plan, check, bands, self.format or plan.format)
+
+
+def _video(latents: Any, index: int, num_videos: int) -> Any:
+    """Return one of several videos of a batch, or the latents of a single one."""
+    return latents if num_videos == 1 else latents[(slice(index, index + 1),)]
+
+
+def _to_levels(chunks: Generator[FrameChunk, None, None], levels: FrameFormat) -> Generator[FrameChunk, None, None]:
+    """Yield the chunks with levels instead of floats."""
+    with closing(chunks):
+        for chunk in chunks:
+            yield replace(chunk, frames=to_format_in_parts(chunk.frames, levels))
 
 
 def _explain(decoder: Callable[[], Decoder | None], largest: Magnitude) -> str:

@@ -198,7 +198,7 @@ def _decode_parts(
             else:
                 window_plan = plan.windows[number]
             window_options = replace(options, seed=window_seed(spec, options.seed, number), keyframes=keyframes)
-            run = replace(pipeline, options=window_options, plan_options=PLAN_DEFAULTS)
+            run = replace(pipeline, options=window_options, plan_options=PLAN_DEFAULTS, format=None)
             box: list[ChunkStream[FrameChunk]] = [run.stream(window.latents, window_plan)]
             del window
             first_waiting = max(part.fade.end, part.frames.end - blend)

@@ -154,18 +154,19 @@ class DecodeOutput:
         plan: DecodePlan | None,
         index: int = 0,
         *,
-        progress: Progress = False,
+        is_checked: bool = True,
         is_written: bool = True,
+        progress: Progress = False,
     ) -> DecodeReport:
         """Write the frames of a stream to the files of a video, and return the report.
 
-        `plan` is that of the stream, if it is known. With `is_written` False, as on all ranks but the first, the frames
-        are computed only.
+        Unless `is_checked`, the size of the video is known with its first frame, and the files are checked then. Unless
+        `is_written`, as on all ranks but the first, the frames are computed only.
         """
         start, chunks = time.perf_counter(), iter(stream)
         if self.are_stills and is_written:
             make_folder(self.names[index])
-        if plan is None:
+        if plan is None or not is_checked:
             first, chunks = peek(stream, "there are no latents to decode.")
             batch, _, height, width, _ = first.frames.shape
             size, num_frames = (width, height), stream.num_frames
