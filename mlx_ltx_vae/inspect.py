@@ -489,8 +489,9 @@ def inspect_video(path: Path, vae: Checkpoint | None) -> Report:
     usual scale if `vae` is null; it has no more frames than the video, but at least one.
     """
     check_text(path)
-    arguments, stream, info, num_errors = probe(str(path), path, input_arguments(path))
-    count, damage = count_frames(str(path), arguments, stream, info, num_errors)
+    arguments = input_arguments(path)
+    info = probe(str(path), path, arguments)
+    count, damage = count_frames(str(path), arguments, info)
     if damage:
         warn(damage)
     frames = returned = estimate_num_frames(info, info.fps)
@@ -501,10 +502,11 @@ def inspect_video(path: Path, vae: Checkpoint | None) -> Report:
         is_variable, seconds = count.is_variable, count.seconds
     scale = DEFAULT_SCALE if vae is None else vae.config.scale
     (width, height), shape = info.size, info.pixel_shape
+    shown_width, shown_height = info.shown_size
     cells = (
         1 + (max(1, returned or 1) - 1) // scale.time,
-        max(1, round(height / scale.height)),
-        max(1, round(width / scale.width)),
+        max(1, round(shown_height / scale.height)),
+        max(1, round(shown_width / scale.width)),
     )
     nearest = scale.video_grid(cells)
     rule = f"1 + {scale.time}k frames of multiples of {format_size(scale.width, scale.height)}"

@@ -57,6 +57,8 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         parser.error("-m VAE is missing: the checkpoint to encode with (or --demo)")
     if arguments.hdr and arguments.matrix:
         parser.error("--matrix is for videos, and --hdr for EXR images; choose one")
+    if arguments.hdr and arguments.as_stored:
+        parser.error("--as-stored is for videos, and --hdr for EXR images; choose one")
     if arguments.hdr and arguments.compress is not None:
         parser.error("--compress is for pictures with 8 bits per color, and --hdr for EXR images; choose one")
     if "-" in arguments.video and arguments.frames and min(arguments.frames.start, arguments.frames.stop or 0) < 0:
@@ -147,7 +149,7 @@ class EncodeTask(Task):
         size, fit = arguments.size or item.size, None if arguments.fit is None else Fit[arguments.fit]
         self._crf = _still_crf(self._job.checkpoint) if arguments.compress == "auto" else arguments.compress or 0
         reader = partial(
-            partial(VideoReader, matrix=arguments.matrix, crf=self._crf)
+            partial(VideoReader, matrix=arguments.matrix, as_stored=arguments.as_stored, crf=self._crf)
             if arguments.hdr is None
             else partial(ExrReader, space=arguments.hdr),
             item.source,

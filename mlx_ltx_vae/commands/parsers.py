@@ -143,6 +143,9 @@ def encode_parser() -> CommandParser:
     video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
     matrix = "the color matrix, instead of the one that the video states (default: its own, or bt601)"
     video.add_argument("--matrix", choices=["bt601", "bt709"], help=matrix)
+    stored = """do not convert HDR and wide colors to BT.709, oblong pixels to squares, and fields to whole frames, as
+        players do"""
+    video.add_argument("--as-stored", action="store_true", help=stored)
     light = """encode EXR images as HDR, for LTX-2.5; their pixels are light with the primaries of sRGB (srgb_linear) or
         ACES (acescg), or codes (acescct)"""
     video.add_argument("--hdr", choices=get_args(HDRInput), help=light)

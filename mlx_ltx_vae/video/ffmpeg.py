@@ -377,10 +377,9 @@ class FfmpegReader(FfmpegProcess):
 
 
 class FfmpegDecoder(FfmpegReader):
-    """A running ffmpeg that writes raw frames. `num_known_errors` lines of its log are known errors."""
+    """Running ffmpeg that writes raw frames."""
 
-    def __init__(self, name: str, arguments: Sequence[str], num_known_errors: int = 0) -> None:
-        self._num_known_errors = num_known_errors
+    def __init__(self, name: str, arguments: Sequence[str]) -> None:
         self._num_timed = 0
         in_order = ["-bsf:v", "setts=ts=N"]  # ffmpeg refuses to write frames whose times do not increase
         with pipe_from_ffmpeg(ReaderError) as (pipe, write_end):
@@ -416,7 +415,7 @@ class FfmpegDecoder(FfmpegReader):
         if is_enough:
             self.kill()
         code, reason = self.wait()
-        if (code and not is_enough) or self._log.count > self._num_known_errors:  # of a truncated file it only logs
+        if (code and not is_enough) or self._log.count:  # of a truncated file it only logs
             raise ReaderError(f"{self.name}: is damaged or truncated; ffmpeg says: {reason}.")
 
     def close(self) -> None:
@@ -548,11 +547,10 @@ def _parse(done: FfmpegResult, mark_of_input: str, mark: str) -> Description | N
 
 @dataclass(frozen=True, order=True, slots=True)
 class Packet:
-    """The time and duration of a packet in seconds, and whether it has data besides the decoder's."""
+    """Time and duration of a packet in seconds."""
 
     time: Fraction
     length: Fraction
-    has_side_data: bool
     is_shown_then: bool  # otherwise only the time when it is decoded is known
 
 
@@ -583,12 +581,12 @@ def parse_packets(text: str) -> list[Packet]:
             decoding_time, display_time, length = (int(number) for number in match.groups()[:3])
             is_shown_then = display_time != _NO_TIME
             time = display_time if is_shown_then else decoding_time
-            packets.append(Packet(time * unit, length * unit, ", S=" in match[4], is_shown_then))
+            packets.append(Packet(time * unit, length * unit, is_shown_then))
     return sorted(packets)
 
 
-def read_ends(name: str, arguments: Sequence[str], stream: str) -> tuple[Packet | None, Fraction | None]:
-    """Return the first packet of a stream, and how long the stream takes from there on, or `None` for unknown values.
+def read_length(name: str, arguments: Sequence[str], stream: str) -> Fraction | None:
+    """Return how long a stream takes from its first packet on, or `None` if that is unknown.
 
     Only its end is read, if the file says where that is, and nothing decoded.
     """
@@ -603,10 +601,10 @@ def read_ends(name: str, arguments: Sequence[str], stream: str) -> tuple[Packet 
         code, _ = reader.wait()
         start = parse_packets(pipe.readall().decode())  # a line, which the pipe holds
     if not start or not end or code or len(end) == _MAX_PACKETS:
-        return (start[0] if start else None), None
+        return None
     # Times of a stream without a container may be wrong, and its packets are all read.
     lengths = sum(packet.length for packet in end)
-    return start[0], max(*(packet.time + packet.length - start[0].time for packet in end), Fraction(lengths))
+    return max(*(packet.time + packet.length - start[0].time for packet in end), Fraction(lengths))
 
 
 def input_arguments(path: str | os.PathLike) -> list[str]:

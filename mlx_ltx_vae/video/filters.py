@@ -67,11 +67,11 @@ def file_format(pixel_format: str, frames: FrameFormat = RGB8) -> FrameFormat:
     return replace(stored, levels=levels, matrix=_MATRICES.get(frames.primaries, "bt709"), site=site)
 
 
-def conversion(source: FrameFormat, target: FrameFormat, size: Size) -> list[str]:
+def conversion(source: FrameFormat, target: FrameFormat, size: Size, colors: str = "") -> list[str]:
     """ffmpeg's filters from one format to another, for frames `(width, height)`.
 
-    Matrix, levels, depth and chroma site are converted; primaries and transfer function stay what they are. What the
-    source has as "input" is what each frame says.
+    Matrix, levels, depth and chroma site are converted; primaries and transfer function stay what they are, unless
+    `colors` has options of zscale for them. What the source has as "input" is what each frame says.
     """
     settings = {
         "matrixin": source.matrix,
@@ -82,13 +82,32 @@ def conversion(source: FrameFormat, target: FrameFormat, size: Size) -> list[str
         "chromal": target.site,
         "filter": "bicubic",
     }
-    convert = "zscale=" + ":".join(f"{name}={value}" for name, value in settings.items())
+    convert = "zscale=" + ":".join(
+        [*(f"{name}={value}" for name, value in settings.items()), *([colors] if colors else [])]
+    )
     formats = [f"format={pixel_format}" for pixel_format in dict.fromkeys((target.planar, target.pixel_format))]
     if source.is_rgb and target.site == "center":
         # zscale has no filter for the mean of 2x2 pixels. swscale is exact between depths of limited range.
         formats[0] = f"format=yuv444p16le,scale=flags=area+accurate_rnd,{formats[0]}"
     before, after = _whole_chroma(source, target, size)
     return [*before, convert, formats[0], *after, *formats[1:]]
+
+
+def to_bt709(source: FrameFormat, target: FrameFormat, size: Size) -> list[str]:
+    """ffmpeg's filters from frames of other colors to a target in RGB, whose primaries are BT.709.
+
+    HDR is tone-mapped by Hable's curve, with 100 cd/m2 as 1. RGB gets the transfer function of sRGB, and other frames
+    that of BT.709.
+    """
+    curve = "iec61966-2-1" if source.is_rgb else "bt709"
+    primaries, transfer = ("bt709" if is_unknown(name) else name for name in (source.primaries, source.transfer))
+    from_stored = f"primariesin={primaries}:transferin={transfer}"
+    if not source.is_hdr:
+        return conversion(source, target, size, f"{from_stored}:primaries=bt709:transfer={curve}")
+    light = "gbrapf32le" if target.pixel_format.startswith("gbrap") else "gbrpf32le"
+    linear = conversion(source, replace(target, pixel_format=light), size, f"{from_stored}:transfer=linear:npl=100")
+    to_curve = f"zscale=transferin=linear:transfer={curve}:filter=bicubic"
+    return [*linear, "zscale=primaries=bt709", "tonemap=hable:desat=0", to_curve, f"format={target.pixel_format}"]
 
 
 def tags(target: FrameFormat) -> str:

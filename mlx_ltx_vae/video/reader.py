@@ -22,9 +22,9 @@ from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
 from ..units import MAX_FPS, Rate, expand_path, find_fps, format_count
 from .compression import check_crf, write_compressed
 from .ffmpeg import FfmpegDecoder, input_arguments, read_packets
-from .filters import MATRICES, check_zscale, conversion, is_unknown
+from .filters import MATRICES, check_zscale, conversion, is_unknown, to_bt709
 from .metadata import check_text
-from .probe import VideoInfo, describe_pixel_format, probe
+from .probe import FIRST_STREAM, VideoInfo, describe_pixel_format, probe
 
 _IMAGES = {
     ".png": "png", ".jpg": "jpg", ".jpeg": "jpg", ".webp": "webp", ".bmp": "bmp", ".tif": "tif", ".tiff": "tif",
@@ -250,11 +250,12 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             for frames in video:  # uint8 (n, 512, 768, 3)
                 ...
 
-    Frames are full-range RGB, rotated as the metadata says, transparent pixels over black. Primaries and transfer
-    function are unchanged, and fields are not deinterlaced; a warning (`UserWarning`) says how to convert such a video.
-    Pixels are treated as square. Videos are converted to the constant rate `fps` at unchanged speed, by repeating and
-    dropping frames; at the end, a warning counts these if the rate varies and no `fps` was given. A stream that starts
-    within a group of pictures is read from its first whole picture, with a warning. Closing the reader ends ffmpeg.
+    Frames are full-range RGB as a player shows them: rotated as the metadata says, HDR (HLG and PQ) tone-mapped, other
+    primaries and transfer functions converted to BT.709 (stills to sRGB), pixels made square by a change of the width,
+    fields deinterlaced, transparent pixels over black. A warning (`UserWarning`) says what was changed.
+
+    Videos are converted to the constant rate `fps` at unchanged speed, by repeating and dropping frames; at the end, a
+    warning counts these if the rate varies and no `fps` was given. Closing the reader ends ffmpeg.
 
     Args:
         path: a video or GIF, a folder of images (in natural order: 2 before 10), or a pattern such as `a_%05d.png`;
@@ -266,12 +267,13 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         fps: the frame rate to convert a video to (see `parse_fps`), or the rate of images; None for the video's own.
         matrix: "bt601" or "bt709", instead of the color matrix that the file states. None for the file's; one that
             states none is read as BT.601, with a warning from 1280 pixels wide or 577 high on.
+        as_stored: whether colors, oblong pixels and fields are read as they are stored.
         crf: of a single image, which goes through one frame of H.264 before it is scaled, see `compress_still`; 0 for
             none.
 
     Attributes:
         path: the file, folder or pattern; until the reader is closed, a file with what comes from standard input.
-        source_size: `(width, height)` in the file, after rotation.
+        source_size: `(width, height)` in the file, after rotation, with square pixels.
         scaled_size: `(width, height)` to which frames are scaled before they are cropped.
         source_fps: frames per second in the file, exactly (on average if it varies); None for images.
         fps: frames per second that are returned; None for images without a given rate.
@@ -296,6 +298,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         max_frames: int | None = None,
         fps: Rate | None = None,
         matrix: str | None = None,
+        as_stored: bool = False,
         crf: float = 0,
     ) -> None:
         path = expand_path(path, ReaderError)
@@ -309,37 +312,46 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             self.path = copy_standard_input(stack) if path == "-" else Path(path)
             source = self.path
             if crf:
-                source = self._compress(stack.enter_context(temporary_folder()), matrix, crf)
+                source = self._compress(stack.enter_context(temporary_folder()), matrix, crf, as_stored)
             arguments, self._images = find_source(source, stack, end_frame)
             if self._images:
                 _check_image(self._images[0])  # ffmpeg would skip it and describe the next one
             first_file = self._images[0] if self._images else source
-            arguments, source_stream, info, num_errors = probe(self.name, first_file, arguments)
-            for text in info.warnings(self.name):
+            info = probe(self.name, first_file, arguments)
+            if as_stored:
+                info = replace(info, pixel_shape=Fraction(1), is_interlaced=False)
+            elif changes := info.changes():
+                keep = option("as_stored=True", "--as-stored")
+                warn(f"{self.name}: is {' and '.join(changes)}, as players show it; {keep} reads it as it is.")
+            for text in info.warnings(self.name) if not as_stored else ():
                 warn(text)
-            if num_errors:
-                late = "starts within a group of pictures; frames that need pictures before it are left out"
-                warn(f"{self.name}: {late}.")
             stored = _format_as_read(self.name, info, matrix)
             bits, has_alpha = describe_pixel_format(stored.pixel_format)
-            self.scaled_size, self.size = fit_size(self.name, info.size, size, fit, multiple)
-            self.source_size, self.source_fps = info.size, info.fps
+            self.scaled_size, self.size = fit_size(self.name, info.shown_size, size, fit, multiple)
+            self.source_size, self.source_fps = info.shown_size, info.fps
             self.fps = wanted_fps or info.fps
             num_frames = len(self._images) or estimate_num_frames(info, self.fps, end_frame)
             self.num_frames = None if num_frames is None else max(1, num_frames - first_frame)
             self.dtype = (frames := RGB16 if bits > 8 else RGB8).dtype
-            sizes = info.size, self.scaled_size, self.size
-            filters = _filters(stored, *sizes, frames, info.orientation, has_alpha=has_alpha or info.is_pictures)
-            self._input = [*arguments, "-map", source_stream]
+            filters = _filters(
+                stored,
+                info,
+                self.scaled_size,
+                self.size,
+                frames,
+                has_alpha=has_alpha or info.is_pictures,
+                converts_colors=bool(info.colors) and info.has_known_colors and not as_stored,
+            )
+            self._input = [*arguments, "-map", FIRST_STREAM]
             output = ["-vf", filters, "-fps_mode", "passthrough", "-f", "rawvideo"]
-            self._ffmpeg = FfmpegDecoder(self.name, [*self._input, *output], num_errors)
+            self._ffmpeg = FfmpegDecoder(self.name, [*self._input, *output])
             stack.callback(self._ffmpeg.close)
             self._resources = stack.pop_all()
         self._info, self._times = info, list[Fraction]()  # of the frames of a broadcast, which are checked at the end
         self._rate: RateConverter | None = None  # what has no times has none
         self.start = info.start
         if not info.is_still and self.fps is not None:
-            self._rate = _converter(info, self.fps)
+            self._rate = RateConverter(self.fps, info.fps, is_variable=info.is_variable)
             self.start += first_frame / self.fps
         self._warns_of_rate = wanted_fps is None
         self._num_left = sys.maxsize if max_frames is None else max_frames
@@ -381,9 +393,9 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _compress(self, folder: Path, matrix: str | None, crf: float) -> Path:
+    def _compress(self, folder: Path, matrix: str | None, crf: float, as_stored: bool) -> Path:
         """Write the only image of the source, compressed, to a file in a folder."""
-        with VideoReader(self.path, multiple=1, max_frames=2, matrix=matrix) as original:
+        with VideoReader(self.path, multiple=1, max_frames=2, matrix=matrix, as_stored=as_stored) as original:
             frames = np.concatenate(list(original))
         if original.source_fps is not None or len(frames) > 1:
             what = option("crf=", "--compress")
@@ -467,13 +479,11 @@ class FrameCount:
     seconds: Fraction | None  # None for stills, and if the rate is unknown
 
 
-def count_frames(
-    name: str, arguments: list[str], stream: str, info: VideoInfo, num_errors: int
-) -> tuple[FrameCount | None, str]:
+def count_frames(name: str, arguments: list[str], info: VideoInfo) -> tuple[FrameCount | None, str]:
     """Count the frames of a video by decoding. Returns `None` for very many, and what is damaged, "" for nothing."""
-    source = [*arguments, "-map", stream]
+    source = [*arguments, "-map", FIRST_STREAM]
     output = ["-frames:v", str(_MAX_COUNTED + 1), "-fps_mode", "passthrough", "-f", "null"]
-    with closing(FfmpegDecoder(name, [*source, *output], num_errors)) as decoder:
+    with closing(FfmpegDecoder(name, [*source, *output])) as decoder:
         times, damage = decoder.read_all_times(), ""
         try:
             decoder.finish()
@@ -484,7 +494,7 @@ def count_frames(
         return None, damage
     if info.is_still or info.fps is None or not times:
         return FrameCount(len(times), len(times), is_variable=False, seconds=None), damage
-    rate = _converter(info, info.fps)
+    rate = RateConverter(info.fps, info.fps, is_variable=info.is_variable)
     num_returned = sum(map(rate.add, times)) + rate.end()
     is_variable = rate.left_out + rate.repeated > 0
     seconds = rate.seconds if is_variable else num_returned / info.fps
@@ -521,11 +531,6 @@ def is_missing(time: Fraction, times: Sequence[Fraction], distance: Fraction, *,
     return all(abs(time - near) > distance for near in times[following - 1 : following + 1])
 
 
-def _converter(info: VideoInfo, fps: Fraction) -> "RateConverter":
-    # The last delay of an animated picture may be any.
-    return RateConverter(fps, info.fps, is_variable=info.is_variable, length=info.seconds if info.is_pictures else None)
-
-
 def _format_as_read(name: str, info: VideoInfo, matrix: str | None) -> FrameFormat:
     """Return the format of a file's frames. `conversion` adds what is not stated, and `matrix` overrides."""
     tagged = info.frames
@@ -550,14 +555,22 @@ def _format_as_read(name: str, info: VideoInfo, matrix: str | None) -> FrameForm
 
 
 def _filters(
-    source: FrameFormat, size: Size, scaled: Size, target: Size, frames: FrameFormat, turn: int, *, has_alpha: bool
+    source: FrameFormat,
+    info: VideoInfo,
+    scaled: Size,
+    target: Size,
+    frames: FrameFormat,
+    *,
+    has_alpha: bool,
+    converts_colors: bool,
 ) -> str:
     """ffmpeg's filters from a file's frames to RGB, scaled, then cropped evenly to `target`."""
+    size, turn = info.size, info.orientation
     # None holds a frame back, since it would be lost when ffmpeg rebuilds them for another pixel format. The first
     # fails for frames of another size, which ffmpeg would otherwise rescale without a warning.
     same_size = "crop=w='iw*eq(iw,{})':h='ih*eq(ih,{})':exact=1".format(*size)
-    # The transfer function stays what it is, and some of ffmpeg's filters refuse to keep a logarithmic one.
-    filters = [same_size, "setparams=color_trc=bt709"]
+    # A transfer function that stays what it is needs a name: some of ffmpeg's filters refuse to keep a logarithmic one.
+    filters = [same_size, *([] if converts_colors else ["setparams=color_trc=bt709"])]
     pixels = frames.planar if scaled == size or has_alpha else "gbrp16le"
     converted = pixels.replace("gbrp", "gbrap") if has_alpha else pixels
     if has_alpha and source.is_rgb:  # ffmpeg would choose a format without alpha for a palette
@@ -565,7 +578,10 @@ def _filters(
     # Chroma has the file's position, so frames are converted as they are there.
     turn_back, turn_again = _TURNS[turn]
     stored_size = size[::-1] if turn in _TRANSPOSED else size
-    filters += [*turn_back, *conversion(source, replace(frames, pixel_format=converted), stored_size), *turn_again]
+    convert = to_bt709 if converts_colors else conversion
+    fields = ["bwdif=mode=send_frame:deint=interlaced"] if info.is_interlaced else []
+    to_rgb = convert(source, replace(frames, pixel_format=converted), stored_size)
+    filters += [*turn_back, *fields, *to_rgb, *turn_again]
     if has_alpha:  # before scaling, which would mix the colors of transparent pixels into their neighbors
         filters += ["scale=alphablend=uniform_color", f"format={pixels}"]  # over black
     if scaled != size:
@@ -577,13 +593,10 @@ def _filters(
 class RateConverter:
     """Says how often each frame is returned at a constant rate. The time of the next frame decides, or the end.
 
-    It takes the place of ffmpeg's filter `fps`, which loses a frame whenever ffmpeg rebuilds its filters. `length` is
-    the time from the first frame to the end of the last, if the file says so.
+    It takes the place of ffmpeg's filter `fps`, which loses a frame whenever ffmpeg rebuilds its filters.
     """
 
-    def __init__(
-        self, fps: Fraction, source_fps: Fraction | None, *, is_variable: bool, length: Fraction | None = None
-    ) -> None:
+    def __init__(self, fps: Fraction, source_fps: Fraction | None, *, is_variable: bool) -> None:
         self.num_frames = 0
         self.left_out = 0  # frames that were returned at no tick
         self.repeated = 0  # how often one was returned again
@@ -593,7 +606,6 @@ class RateConverter:
         # The numbers of the frames at their own rate, instead of times, which containers round to milliseconds. That
         # would decide between two frames that are equally near, as in every second frame from 60 to 30 fps.
         self._own_fps = None if is_variable else source_fps
-        self._length, self._end = length, Fraction(0)
         self._interval = Fraction(0) if source_fps is None else 1 / source_fps
         self._start = self._time = Fraction(0)
         self._number = Fraction(-1)
@@ -603,7 +615,7 @@ class RateConverter:
         """How often the frame before the one that comes at `time` (in seconds) is returned; 0 for the first frame."""
         step = time - self._time
         if self.num_frames == 0:
-            self._start, self._end = time, time + (self._length or 0)
+            self._start = time
         elif step > 0:
             self.shortest = min(step, self.shortest or step)
         else:  # time stands still or goes back, as in files that were put together
@@ -615,7 +627,7 @@ class RateConverter:
 
     def end(self) -> int:
         """How often the last frame is returned: as long as it lasts, and at least once if it is the first."""
-        self.seconds = (self._end if self._end > self._time else self._time + self._interval) - self._start
+        self.seconds = self._time + self._interval - self._start
         times = max(0, max(self._tick(self.seconds), 1) - self._ticks)
         self.left_out += times == 0
         return times
