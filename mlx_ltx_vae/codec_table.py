@@ -18,7 +18,7 @@ from functools import partial
 
 @dataclass(frozen=True)
 class Codec:
-    """A codec of ffmpeg."""
+    """Codec of ffmpeg."""
 
     encoder: str
     endings: tuple[str, ...]  # of the containers that support it
@@ -133,7 +133,7 @@ ENCODER_PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medi
 
 @dataclass(frozen=True)
 class AudioCodec:
-    """An audio codec of ffmpeg."""
+    """Audio codec of ffmpeg."""
 
     encoder: str
     endings: tuple[str, ...]  # of the containers that support it

@@ -601,7 +601,7 @@ class _Part:
 
 
 class PartFile(_Part):
-    """An empty file in the folder of `target`, to be filled and then renamed. It is removed with this object.
+    """Empty file in the folder of `target`, to be filled and then renamed. It is removed with this object.
 
     A symbolic link stays, and the file that it points to is replaced; the new one keeps its permissions. A named pipe
     or a device stays too, and gets the bytes of the file when it is whole, which until then is in the folder for
@@ -647,7 +647,7 @@ class PartFile(_Part):
 
 
 class PartFolder(_Part):
-    """An empty folder, to be filled with files and then moved to `target`. It is removed with this object.
+    """Empty folder, to be filled with files and then moved to `target`. It is removed with this object.
 
     It is beside a new folder, and renamed. It is inside a folder that exists, which keeps its permissions and may be
     the root of a disk or have a read-only parent, and its files are moved up.

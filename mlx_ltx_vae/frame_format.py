@@ -95,7 +95,7 @@ def frame_format(bit_depth: int, error: type[LTXVAEError], name: str | None = No
 
 @dataclass(frozen=True)
 class FrameStep:
-    """A change of frames on the device, between the decoder and their conversion to a format.
+    """Change of frames on the device, between the decoder and their conversion to a format.
 
     Attributes:
         apply: called with frames (n, H, W, 3), float32 RGB in which black is 0 and white is 1, with values outside

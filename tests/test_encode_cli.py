@@ -136,7 +136,7 @@ def test_another_rate_drops_or_repeats_frames_and_keeps_the_speed(golden, tmp_pa
     assert capsys.readouterr().err == ""
 
 
-def test_hdr_and_interlaced_videos_are_encoded_with_a_line_each(golden, tmp_path, capsys):
+def test_hdr_and_interlaced_videos_are_encoded_as_players_show_them_with_a_line(golden, tmp_path, capsys):
     path = tmp_path / "clip.mkv"
     picture = ["-f", "lavfi", "-i", "testsrc2=s=96x64:r=24", "-frames:v", 9]
     tags = ["-color_trc", "smpte2084", "-vf", "setfield=tff,setparams=color_trc=smpte2084"]
@@ -145,11 +145,12 @@ def test_hdr_and_interlaced_videos_are_encoded_with_a_line_each(golden, tmp_path
     assert encode(path, "-m", checkpoint, "-o", tmp_path / "latents.safetensors", "-q") == 0
     captured = capsys.readouterr()
     assert captured.out == ""
-    hdr, fields = captured.err.splitlines()
-    assert hdr.startswith(f"warning: {path}: is HDR (PQ), ")
-    assert "-vf zscale=" in hdr
-    assert fields.startswith(f"warning: {path}: is marked as interlaced, ")
-    assert "-vf yadif " in fields
+    text = f"{path}: is converted from PQ to BT.709 and deinterlaced, as players show it"
+    assert captured.err == f"warning: {text}; --as-stored reads it as it is.\n"
+    shown = load_latents(tmp_path / "latents.safetensors")[0]
+    assert encode(path, "-m", checkpoint, "-o", tmp_path / "stored.safetensors", "-q", "--as-stored") == 0
+    assert capsys.readouterr().err == ""
+    assert not mx.array_equal(load_latents(tmp_path / "stored.safetensors")[0], shown)
 
 
 def test_a_picture_is_planned_as_one_frame(golden, tmp_path, capsys):

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.inspect import inspect_video
@@ -126,7 +125,7 @@ TONE = ["-f", "lavfi", "-i", "sine=d=2:r=48000"]
 # All into which ffmpeg 9 writes a video that this package reads, with the options that some need. But for raw MJPEG,
 # which is pictures without times.
 CONTAINERS: dict[str, list[str]] = {
-    "apng": [], "asf": [], "avi": ["-c:a", "pcm_s16le"], "avif": ["-c:v", "libaom-av1", "-cpu-used", "8"],
+    "apng": [], "asf": [], "avi": ["-c:a", "pcm_s16le"],
     "dv": ["-s", "720x576"], "fits": ["-pix_fmt", "gray"], "flv": [], "gif": [], "h264": [], "matroska": [], "mov": [],
     "mp4": [], "mpegts": [], "mxf": [], "nut": [], "ogg": [], "webm": [], "webp": [], "yuv4mpegpipe": [],
 }  # fmt: skip
@@ -164,7 +163,7 @@ def stated(path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "muxer", [*CONTAINERS, *(pytest.param(name, marks=pytest.mark.slow) for name in RARE_CONTAINERS)]
 )
-@pytest.mark.filterwarnings("ignore:.*(has pixels of|transparency|interlaced)")
+@pytest.mark.filterwarnings("ignore:.*as players show it")
 def test_what_is_stated_of_a_container_is_what_was_written_and_is_read(tmp_path: Path, muxer: str) -> None:
     path = make(tmp_path / f"clip.{muxer}", muxer)
     report, fps = stated(path), RATES.get(muxer, Fraction(25))
@@ -172,7 +171,7 @@ def test_what_is_stated_of_a_container_is_what_was_written_and_is_read(tmp_path:
         assert sum(len(part) for part in video) == NUM_FRAMES
     assert (report["frames"], report["fps"], report["is_variable"]) == (NUM_FRAMES, float(fps), False)
     assert report["seconds"] == float(NUM_FRAMES / fps)
-    assert decoded(path, "0:v:1" if muxer == "avif" else "0:V:0") == NUM_FRAMES
+    assert decoded(path) == NUM_FRAMES
     assert video.source_fps == fps
     assert video.num_frames == pytest.approx(NUM_FRAMES, abs=1)
 
@@ -193,16 +192,6 @@ def test_pictures_of_an_animation_are_counted_whatever_its_name(tmp_path: Path, 
     with VideoReader(tmp_path / name) as video:
         assert sum(len(part) for part in video) == report["frames"]
     assert report["frames"] == 6
-
-
-def test_delays_of_an_animation_are_counted_to_the_end_of_the_last(tmp_path: Path) -> None:
-    pictures = [Image.fromarray(frame) for frame in noise(6, (64, 48))]
-    delays = [100, 200, 300, 100, 100, 500]
-    for name in ("a.gif", "a.webp", "a.png"):
-        pictures[0].save(tmp_path / name, save_all=True, append_images=pictures[1:], duration=delays)
-        report = stated(tmp_path / name)
-        assert (report["frames"], report["is_variable"]) == (6, True)
-        assert report["seconds"] == pytest.approx(1.3)
 
 
 def test_what_an_edit_list_leaves_out_is_not_counted(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import imageio.v3 as iio
 import numpy as np
 import pytest
-from PIL import Image
 
 from mlx_ltx_vae.video import Fit, VideoReader
 from mlx_ltx_vae.video.reader import RateConverter
@@ -244,28 +243,6 @@ def test_frames_that_come_faster_than_the_rate_are_kept_at_a_higher_one() -> Non
     times = [n / 30 for n in range(30)] + [1 + n / 240 for n in range(80)]
     assert len(set(frames_at(times, 30, 30))) < 110
     assert set(frames_at(times, 240, 30)) == set(frames_at(times, 240, 70, is_variable=True)) == set(range(110))
-
-
-@pytest.mark.parametrize(("name", "kind"), [("a.gif", "GIF"), ("a.png", "PNG"), ("a.webp", "WEBP")])
-def test_the_last_picture_of_an_animation_lasts_as_long_as_the_file_says(tmp_path: Path, name: str, kind: str) -> None:
-    pictures = [Image.fromarray(frame) for frame in numbered(3)]
-    pictures[0].save(tmp_path / name, kind, save_all=True, append_images=pictures[1:], duration=[100, 200, 1500])
-    with VideoReader(tmp_path / name, fps=10) as video:
-        assert video.num_frames == 18
-        result = numbers(np.concatenate(list(video)))
-    assert result == [0] + [1] * 2 + [2] * 15
-
-
-@pytest.mark.parametrize("name", ["a.gif", "a.png", "a.webp"])
-@pytest.mark.parametrize("delays", [[100, 100], [100, 300]])
-def test_an_animation_of_two_pictures_has_their_rate(tmp_path: Path, name: str, delays: list[int]) -> None:
-    """ffmpeg states the clock of the file for it: 1000 or 100,000 frames per second."""
-    first, second = (Image.fromarray(frame) for frame in numbered(2))
-    first.save(tmp_path / name, save_all=True, append_images=[second], duration=delays)
-    with VideoReader(tmp_path / name, fps=10) as video:
-        assert numbers(np.concatenate(list(video))) == [0, *[1] * (delays[1] // 100)]
-    with VideoReader(tmp_path / name) as video:
-        assert video.fps <= 10
 
 
 @pytest.mark.parametrize("ending", ["mkv", "webm", "mp4", "mov", "ts", "nut"])

@@ -41,7 +41,7 @@ class AudioChunk:
 
 
 class AudioStream(ChunkStream[AudioChunk]):
-    """The chunks of one decode of sound, in order. `sample_rate` is theirs; `num_samples` is their total, if known."""
+    """Chunks of one decode of sound, in order. `sample_rate` is theirs; `num_samples` is their total, if known."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class AudioStream(ChunkStream[AudioChunk]):
 
 
 class SoundNetwork(Decoder):
-    """An audio decoder and its vocoder as one `Decoder`, of packed latents (B, C, T, 1, 1) to (B, T', 1, 1, 2)."""
+    """Audio decoder and its vocoder as one `Decoder`, of packed latents (B, C, T, 1, 1) to (B, T', 1, 1, 2)."""
 
     dtype = mx.float32  # of the vocoder
 

@@ -20,7 +20,7 @@ SECONDS_PER_LINE = 60  # of a log
 
 
 class Bar(tqdm):
-    """A progress bar with a lock of threads.
+    """Progress bar with a lock of threads.
 
     tqdm's default lock contains a semaphore of multiprocessing, for which Python starts a second process where it does
     not fork. An app keeps the lock of its own bars.
@@ -31,7 +31,7 @@ class Bar(tqdm):
 
 
 class FrameBar(Bar):
-    """A bar that counts frames, under the name of a file.
+    """Bar that counts frames, under the name of a file.
 
     Its rate, and what it says is left, count from the first frames on: those come late, since the network needs later
     latents for them. Before that it shows a phase.

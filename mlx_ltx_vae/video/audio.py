@@ -305,7 +305,7 @@ def check_sound_length(name: str, sound: Fraction, video: Fraction, *, cuts: boo
 
 
 class SoundPipe:
-    """A pipe that ffmpeg reads. A thread writes, so that neither the picture nor the sound waits for the other."""
+    """Pipe that ffmpeg reads. A thread writes, so that neither the picture nor the sound waits for the other."""
 
     def __init__(self) -> None:
         read_end, write_end = make_pipe(WriterError)

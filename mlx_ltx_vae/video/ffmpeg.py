@@ -70,7 +70,7 @@ _REFERRING = {
 
 
 class FfmpegProcess:
-    """A running ffmpeg. Its log is kept, as the reason of a failure. Raises `error` if it cannot start.
+    """Running ffmpeg. Its log is kept, as the reason of a failure. Raises `error` if it cannot start.
 
     It writes its progress, twice a second and at the end, to a pipe of its own if it `writes_output`, and otherwise to
     its standard output. It also gets the `inherited` open files. With `marks` a `DumpReader` reads its log.
@@ -340,7 +340,7 @@ def lives_until(is_done: Callable[[], object], signs: Callable[[], object]) -> b
 
 
 class FfmpegReader(FfmpegProcess):
-    """A running ffmpeg that writes to its standard output (`pipe:1`, the last of its arguments)."""
+    """Running ffmpeg that writes to its standard output (`pipe:1`, the last of its arguments)."""
 
     def __init__(
         self,
@@ -458,7 +458,7 @@ def check_encoder(name: str, encoder: str, needs: str, alternatives: Mapping[str
 
 @dataclass(frozen=True)
 class FfmpegResult:
-    """The return code, output and log of ffmpeg."""
+    """Return code, output and log of ffmpeg."""
 
     code: int
     output: bytes

@@ -105,9 +105,14 @@ def to_bt709(source: FrameFormat, target: FrameFormat, size: Size) -> list[str]:
     if not source.is_hdr:
         return conversion(source, target, size, f"{from_stored}:primaries=bt709:transfer={curve}")
     light = "gbrapf32le" if target.pixel_format.startswith("gbrap") else "gbrpf32le"
-    linear = conversion(source, replace(target, pixel_format=light), size, f"{from_stored}:transfer=linear:npl=100")
-    to_curve = f"zscale=transferin=linear:transfer={curve}:filter=bicubic"
-    return [*linear, "zscale=primaries=bt709", "tonemap=hable:desat=0", to_curve, f"format={target.pixel_format}"]
+    linear = conversion(
+        source,
+        replace(target, pixel_format=light),
+        size,
+        f"{from_stored}:primaries={primaries}:transfer=linear:npl=100",
+    )
+    to_curve = f"zscale=transfer={curve},format={target.pixel_format}"
+    return [*linear, "zscale=primaries=bt709", "tonemap=hable:desat=0", to_curve]
 
 
 def tags(target: FrameFormat) -> str:

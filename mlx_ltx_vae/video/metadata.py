@@ -131,7 +131,7 @@ def check_text(path: Path) -> None:
 
 
 class _TooMuchText(Exception):
-    """A file has more text than is read."""
+    """Signal that a file has more text than is read."""
 
 
 def _limited(entries: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:

@@ -22,6 +22,7 @@ from .pictures import PictureInfo, read_picture
 #: ffmpeg's name of the first video stream that is not a picture of a cover, which is read.
 FIRST_STREAM = "0:V:0"
 _BRAND_END = 12  # bytes of a QuickTime file
+_SEQUENCE_BRAND = "avis"
 _STILL_BRANDS = ("avif", "heic", "heix", "mif1")
 _FIELDS = re.compile(r"\b(top|bottom) (coded )?first\b")  # after the pixel format of an interlaced stream
 _NOMINAL = re.compile(r"config in time_base: (\S+), frame_rate: (\d+)/(\d+)")
@@ -107,7 +108,7 @@ class VideoInfo:
 
 @dataclass(frozen=True)
 class Stream:
-    """A video stream, by the line in which ffmpeg describes it, and the lines of its side data."""
+    """Video stream, by the line in which ffmpeg describes it, and the lines of its side data."""
 
     line: str
     side_data: list[str]
@@ -133,6 +134,8 @@ def probe(name: str, path: Path, arguments: list[str]) -> VideoInfo:
     codec, is_still = find_streams(description)[_index(description)].codec, _is_still(description, brand)
     if not is_still:
         seconds = read_length(name, arguments, FIRST_STREAM)
+    if brand == _SEQUENCE_BRAND:
+        raise ReaderError(f"{name}: is an AVIF sequence, which is not read; convert it to a video first.")
     picture = read_picture(path) if is_still or codec in _PICTURES else PictureInfo()
     return parse_description(name, description, is_still, seconds, picture)
 
@@ -229,6 +232,8 @@ def _frame_rate(average_rate: float, numerator: int, denominator: int) -> Fracti
         return average
     # As a decimal, which `parse_fps` rounds: containers with millisecond clocks have 19001/317 for 60000/1001.
     rate = numerator / denominator
+    if average is None and rate > MAX_FPS:  # the clock of an animation of two pictures
+        return None
     is_plausible = average is None or rate <= _MAX_NOMINAL * average
     return parse_fps(rate) if is_plausible else average
 

@@ -471,7 +471,7 @@ def estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int |
 
 @dataclass(frozen=True)
 class FrameCount:
-    """The frames of a video, in the file and as a `VideoReader` returns them."""
+    """Frames of a video, in the file and as a `VideoReader` returns them."""
 
     num_stored: int
     num_returned: int

@@ -44,7 +44,7 @@ _MAX_QUEUED = 8  # the frames of one latent frame, which arrive in quick success
 
 
 class BinaryFile(Protocol):
-    """A binary file object, or anything else with its `write`, which writes all bytes or returns how many it wrote."""
+    """Binary file object, or anything else with its `write`, which writes all bytes or returns how many it wrote."""
 
     def write(self, data: bytes, /) -> object: ...
 

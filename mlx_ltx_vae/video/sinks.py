@@ -60,7 +60,7 @@ class Output:
 
 @dataclass(frozen=True)
 class SinkKind:
-    """A kind of output. A new one is a file with its sink and an entry in `SINKS`.
+    """Kind of output. A new one is a file with its sink and an entry in `SINKS`.
 
     Attributes:
         endings: of file names, in small letters; "-" for standard output.

@@ -31,7 +31,7 @@ _FILTERS = f"{FILL_GAPS},aformat=sample_fmts=flt:channel_layouts=mono|stereo"
 
 @dataclass(frozen=True)
 class SoundFormat:
-    """The form of an audio stream."""
+    """Form of an audio stream."""
 
     codec: str  # by ffmpeg's name
     sample_rate: int
@@ -98,7 +98,7 @@ def channel_places(layout: str) -> list[str]:
 
 
 class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
-    """The first audio stream of a file, in pieces (channels, n) float32. Closing it ends ffmpeg.
+    """First audio stream of a file, in pieces (channels, n) float32. Closing it ends ffmpeg.
 
     `channels` is 1 or 2, since more become two, and `sample_rate` is the stream's; both are 0 without sound.
     The first sample is at the time 0 of the file.

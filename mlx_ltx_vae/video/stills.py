@@ -64,7 +64,7 @@ class StillsWriter(Sink):
 
 
 class PictureWriter(Sink):
-    """The only frame of a clip, as a file like one of `StillsWriter`."""
+    """Only frame of a clip, as a file like one of `StillsWriter`."""
 
     def __init__(self, path: str | os.PathLike, size: Size, options: OutputOptions, write: WriteStill) -> None:
         super().__init__(os.fspath(path), size, options.format)
@@ -184,7 +184,7 @@ _BACKGROUND, _INK = (24, 24, 24), (208, 208, 208)
 
 
 class ContactSheet(Sink):
-    """A PNG file with at most 16 pictures of a video, each with its time, in rows from left to right.
+    """PNG file with at most 16 pictures of a video, each with its time, in rows from left to right.
 
     They are evenly spaced, and the first and the last frame are among them. The longer side of each is 384 pixels. No
     more than the sheet is in memory.
@@ -204,7 +204,7 @@ class ContactSheet(Sink):
 
 
 class _Sheet:
-    """The picture of a contact sheet, on which frames are pasted as they come."""
+    """Picture of a contact sheet, on which frames are pasted as they come."""
 
     def __init__(self, size: Size, fps: Fraction, num_frames: int) -> None:
         count = min(num_frames, MAX_PICTURES)

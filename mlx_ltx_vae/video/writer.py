@@ -29,7 +29,7 @@ _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pi
 
 
 class FfmpegEncoder(FfmpegProcess):
-    """A running ffmpeg that reads raw frames from its standard input (`-i pipe:0` among its arguments).
+    """Running ffmpeg that reads raw frames from its standard input (`-i pipe:0` among its arguments).
 
     Its output is a URL, or a function that a thread calls with the bytes, and that raises a `WriterError` to end it.
     It also gets the `inherited` open files.
@@ -136,7 +136,7 @@ class Forwarder(threading.Thread):
 
 
 class FfmpegSink(Sink):
-    """A file written by ffmpeg, of exactly the size of the frames."""
+    """File written by ffmpeg, of exactly the size of the frames."""
 
     def __init__(self, name: str, size: Size, fps: Rate, frames: FrameFormat) -> None:
         super().__init__(name, size, frames)
@@ -193,7 +193,7 @@ def _end_and_remove(ffmpeg: FfmpegEncoder, remove: Callable[[], None]) -> None:
 
 
 class VideoWriter(FfmpegSink):
-    """An mp4, mov, mkv or webm file, or an mp4 or mov that plays while it grows (`fragmented`).
+    """Mp4, mov, mkv or webm file, or an mp4 or mov that plays while it grows (`fragmented`).
 
         with VideoWriter("out.mp4", size=(768, 512), fps=24, audio="voice.wav") as out:
             for frames in chunks:  # uint8 (n, 512, 768, 3)
@@ -335,7 +335,7 @@ class VideoWriter(FfmpegSink):
 
 
 class AnimationWriter(FfmpegSink):
-    """A picture of several frames that loops: an animated GIF, WebP or AVIF."""
+    """Picture of several frames that loops: an animated GIF, WebP or AVIF."""
 
     def __init__(self, path: str | os.PathLike, size: Size, fps: Rate, options: OutputOptions) -> None:
         super().__init__(os.fspath(path), size, fps, options.format)
