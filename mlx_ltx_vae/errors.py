@@ -25,7 +25,14 @@ class LatentsError(LTXVAEError):
 
 
 class PlanError(LTXVAEError):
-    """Options or memory budget that cannot be met."""
+    """Options or memory budget that cannot be met.
+
+    `least_bytes` is the least memory budget that works, if a budget is too small.
+    """
+
+    def __init__(self, text: str, *, least_bytes: int | None = None) -> None:
+        super().__init__(text)
+        self.least_bytes = least_bytes
 
 
 class DecodeError(LTXVAEError):

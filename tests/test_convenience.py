@@ -21,6 +21,7 @@ from mlx_ltx_vae import (
     VideoVAE,
     VideoWriter,
     WriterError,
+    load_latents,
     save_latents,
 )
 from mlx_ltx_vae.decode import main as decode
@@ -146,6 +147,24 @@ def test_a_batch_becomes_a_file_for_each_video(vae, tmp_path):
         vae.decode_to_file(batch, tmp_path / "a.npy", vae.plan(batch.shape))
     with pytest.raises(LatentsError, match="is one video, and these latents are 2; write each"):
         vae.decode_to_file(iter([batch]), tmp_path / "a.npy")
+
+
+def test_latents_in_memory_are_in_a_file_if_their_decode_fails(vae, tmp_path, monkeypatch):
+    def full(*_):
+        raise WriterError("clip.npy: cannot be written (No space left on device).")
+
+    monkeypatch.setattr("mlx_ltx_vae.pipeline.output.write_chunk", full)
+    for path in (tmp_path / "clip.latents.safetensors", tmp_path / "clip.latents-1.safetensors"):
+        with pytest.raises(WriterError) as caught:
+            vae.decode_to_file(LATENTS, tmp_path / "clip.npy", fps=25)
+        assert str(caught.value) == (
+            f"clip.npy: cannot be written (No space left on device); its latents are in {path} "
+            f"(mlx_ltx_vae decode {path} -m VAE -o clip.mp4)."
+        )
+        latents, info = load_latents(path)
+        assert mx.array_equal(latents, LATENTS) and info.fps == 25
+    with pytest.raises(WriterError, match=r"device\)\.$"):
+        vae.decode_to_file(iter([LATENTS]), tmp_path / "clip.npy")
 
 
 def test_latents_that_arrive_may_be_longer_than_their_plan(vae, tmp_path):

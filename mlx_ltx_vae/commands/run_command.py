@@ -9,6 +9,7 @@ import os
 import pkgutil
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,12 +17,14 @@ from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ..errors import LTXVAEError, describe_error, one_line
-from ..integrations import install
 from ..integrations.apps import APPS
+from ..integrations.hook import Installed, install
+from ..integrations.settings import counts, current, say
 from ..startup import is_command, release_process
+from ..units import format_count
 from .cli import CommandParser
 
 _SHEBANG_LINES = 3  # an interpreter with a long path is in a line after #!/bin/sh
@@ -60,31 +63,85 @@ def run_program(arguments: argparse.Namespace) -> int:
     """Run the program of a command line, and return its exit code. Exceptions of the program are raised."""
     program, program_arguments = find_program(arguments.program)
     code: object = None
+    failure: Exception | None = None
     with ExitStack() as stack:
         installed = stack.enter_context(
             install(memory_budget=arguments.memory_budget, save_latents=arguments.save_latents)
         )
         stack.enter_context(_as_started(program, program_arguments))
-        if is_command():  # threads of the program and its exit handlers still need the replaced decoders
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # so that unfinished files are removed
+            signal.signal(signal.SIGTERM, _terminate)
+        is_process = is_command()
+        if is_process:  # threads of the program and its exit handlers still need the replaced decoders
             atexit.register(stack.pop_all().close)
         release_process()
+        main = program.load()
         try:
-            _execute(program.load())
+            _execute(main)
         except SystemExit as exit_request:
             code = exit_request.code
-        if not installed.replaced and not installed.moved:
-            app_names = ", ".join(APPS)
-            name = one_line(program.name)
-            sys.stderr.write(f"mlx_ltx_vae: {name} imported no decoder that is known ({app_names}).\n")
+        except Exception as error:
+            if not is_process:
+                raise
+            failure, code = error, 1
+        say(_describe_run(program, installed))
+        if failure is not None:
+            _print_traceback(failure, main)
     if code is None or isinstance(code, int):
         return code or 0
     sys.stderr.write(f"{code}\n")
     return 1
 
 
+def _terminate(number: int, _: object) -> NoReturn:
+    """End the program as a signal does, with its clean-up."""
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+def _print_traceback(error: Exception, main: Main) -> None:
+    """Print the traceback of a program's error as Python does, without the frames of this package that started it."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != main.code.co_filename:
+        frames = frames.tb_next
+    error = error.with_traceback(frames or error.__traceback__)
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _describe_run(program: Program, installed: Installed) -> str:
+    """Describe what ran here in a line."""
+    if not installed.replaced and not installed.moved:
+        return f"{one_line(program.name)} imported no decoder that is known ({', '.join(APPS)})."
+    if not counts:
+        return f"{one_line(program.name)} decoded nothing here; its own decoder ran, if any did."
+    done = " and ".join(format_count(number, name) for name, number in sorted(counts.items()))
+    folder = current().folder
+    return f"{done} ran here{'' if folder is None else f', with the latents in {folder}'}."
+
+
+def _without_launcher(words: list[str]) -> list[str]:
+    """Return a command line without Python or uv in front, which this process is; refuse their options."""
+    launcher = Path(words[0]).name
+    is_python = re.fullmatch(r"python[0-9.]*", launcher) is not None
+    rest = words[1:] if is_python else words[2:] if words[:2] == ["uv", "run"] else None
+    if launcher == "uvx" or words[:3] == ["uv", "tool", "run"]:
+        raise LTXVAEError(
+            f"{launcher}: starts programs in an environment of their own; start this one there: uvx --with mlx_ltx_vae "
+            "--from PACKAGE mlx_ltx_vae run -- COMMAND."
+        )
+    if rest is None:
+        return words
+    if not rest or (rest[0].startswith("-") and rest[0] != "-m"):
+        raise LTXVAEError(
+            f"{launcher}: its options cannot be kept, since the program runs in this process; leave {launcher} out: "
+            "run -- script.py, or run -- -m MODULE."
+        )
+    return _without_launcher(rest)
+
+
 def find_program(words: list[str]) -> tuple[Program, list[str]]:
     """Return the program and its arguments of a command line; raise an `LTXVAEError` if it is not Python."""
-    name, *arguments = words
+    name, *arguments = _without_launcher(words)
     if name == "-m":
         module, *arguments = arguments
         return Program(module, os.getcwd(), partial(_load_module, module)), arguments

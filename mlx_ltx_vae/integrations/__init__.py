@@ -19,16 +19,20 @@ LTX2VideoDecoder.__call__ = decode_whole
 ```
 """
 
-from .dropins import (
-    decode_and_stream,
-    decode_streaming,
-    decode_tiled,
-    decode_whole,
-    encode_whole,
-    tiled_decode,
-)
-from .hook import Installed, install
-from .networks import vae_of
+from ..startup import lazy_names
+
+TYPE_CHECKING = False  # as of typing
+if TYPE_CHECKING:
+    from .dropins import (
+        decode_and_stream,
+        decode_streaming,
+        decode_tiled,
+        decode_whole,
+        encode_whole,
+        tiled_decode,
+    )
+    from .hook import Installed, install
+    from .networks import vae_of
 
 __all__ = [
     "Installed",
@@ -41,3 +45,9 @@ __all__ = [
     "tiled_decode",
     "vae_of",
 ]
+
+_DROPINS = ("decode_and_stream", "decode_streaming", "decode_tiled", "decode_whole", "encode_whole", "tiled_decode")
+_MODULES = {".hook": ("Installed", "install"), ".networks": ("vae_of",), ".dropins": _DROPINS}
+
+if not TYPE_CHECKING:  # a decoder is imported when an app decodes
+    __getattr__ = lazy_names(__name__, {name: module for module, names in _MODULES.items() for name in names})

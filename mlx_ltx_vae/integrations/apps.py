@@ -42,6 +42,12 @@ def _entries(module: str, owner: str, functions: dict[str, tuple[str, str]], **o
     )
 
 
+#: Keywords that every drop-in takes, with the meaning that they have in the apps.
+CALL_OPTIONS = {"seed", "keyframes", "noise", "keyframe_noise", "frame_rate", "fps", "output_dtype"}
+#: Keywords of apps that change no pixel here: they set how a decode is cut into pieces, and what is printed.
+HARMLESS = {"tiling_config", "tiling_mode", "allow_small_overlap", "chunked_conv", "_materialize_stages", "debug"}
+HARMLESS |= {"verbose", "show_progress", "audio_path", "chunk_size", "tile_batch_size"}
+
 _STREAM = "latent video_latent output_path frame_rate fps audio_path seed keyframes"
 _TILED = "sample tiling_config tiling_mode causal timestep debug on_frames_ready"
 _WHOLE = "sample causal timestep debug chunked_conv"

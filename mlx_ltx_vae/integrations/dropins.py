@@ -13,12 +13,11 @@ a RuntimeError, and a `TilingError` also a ValueError.
 
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import starmap
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -31,41 +30,21 @@ from ..options import DecodeKeywords
 from ..pipeline.frames import FrameChunk
 from ..pipeline.progress import show_progress as with_progress
 from ..pipeline.run import arrays_released, join_parts
-from ..planning.plan import DecodePlan, Mode
+from ..planning.plan import DecodePlan, Mode, Plan
 from ..shapes import DEFAULT_SCALE, ScaleFactors
 from ..tiling.blend import decode_tiles
 from ..tiling.config import TilingConfig
 from ..tiling.layout import TileLayout
 from ..vae import VideoVAE
-from .networks import app_noise, single_pass, vae_of
-from .saving import LatentsFolder
+from .apps import HARMLESS
+from .networks import app_noise, move_weights, single_pass, vae_of
+from .settings import current
+
+PlanT = TypeVar("PlanT", bound=Plan)
 
 _log = logging.getLogger(__name__)
 
-# Options of apps that change no pixel here: they set how a decode is cut into pieces, and what is printed.
-_HARMLESS = {"tiling_config", "tiling_mode", "allow_small_overlap", "chunked_conv", "_materialize_stages", "debug"}
-_HARMLESS |= {"verbose", "show_progress", "audio_path", "chunk_size", "tile_batch_size"}
 _AXES = 5  # of latents (B, C, F', H', W')
-
-
-@dataclass
-class _Settings:
-    memory_budget: str | int | None = None
-    folder: LatentsFolder | None = None
-
-
-_settings = _Settings()
-
-
-def set_options(memory_budget: str | int | None, folder: str | os.PathLike | None) -> None:
-    """Set the memory budget of all drop-ins and the folder of their latent files.
-
-    `None` means the default budget, or no files.
-    """
-    if _settings.folder is not None:
-        _settings.folder.close()
-    _settings.memory_budget = memory_budget
-    _settings.folder = None if folder is None else LatentsFolder(folder)
 
 
 class _CallOptions(NamedTuple):
@@ -90,7 +69,7 @@ def _read_options(function_name: str, options: dict[str, Any]) -> _CallOptions:
     call_options = {name: options.pop(name) for name in _CallOptions._fields if options.get(name) is not None}
     for name, value in options.items():
         is_off = value is None or (isinstance(value, (bool, int, float, str)) and not value)
-        if name not in _HARMLESS and name not in _CallOptions._fields and not is_off:
+        if name not in HARMLESS and name not in _CallOptions._fields and not is_off:
             raise PlanError(
                 f"{function_name} got {name}={quote(value, 40)}, which mlx_ltx_vae does not know and which may change "
                 "the picture; leave it out, or run the app without mlx_ltx_vae."
@@ -166,15 +145,18 @@ def decode_and_stream(
     """
     call_options = _read_options("decode_and_stream", {**options, "frame_rate": options.get("fps", frame_rate)})
     vae = _prepare(self, latent, call_options)
+    decode_options = _decode_options(vae, self, latent, None, call_options)
     vae.decode_to_file(
         latent,
         output_path,
+        _plan(vae, latent.shape, keyframes=decode_options.get("keyframes"), bit_depth=8),
         fps=cast(float, call_options.frame_rate),
         audio=audio_path,
         codec="h264",
         crf=18,
-        **_decode_options(vae, self, latent, None, call_options) | {"memory_budget": _budget()},
+        **decode_options,
     )
+    move_weights(self)
 
 
 def stream_wrapped(self: Any, video_latent: mx.array, output_path: str, **options: Any) -> str:
@@ -234,9 +216,11 @@ def encode_whole(self: nn.Module, pixels: mx.array, *_: Any, **options: Any) -> 
     """
     call_options = _read_options("encode", options)
     vae = vae_of(self, pixels.dtype)
-    plan = vae.plan_encode(pixels.shape, memory_budget=_budget(), joined=True)
+    plan = _within_budget(partial(vae.plan_encode, pixels.shape, joined=True))
     _log.info("%s", plan)
-    return vae.encode(pixels, plan).astype(call_options.dtype(mx.result_type(pixels, mx.zeros((), vae.dtype))))
+    latents = vae.encode(pixels, plan)
+    move_weights(self)
+    return latents.astype(call_options.dtype(mx.result_type(pixels, mx.zeros((), vae.dtype))))
 
 
 def with_sound_kept(original: Callable[..., mx.array], self: Any, *arguments: Any, **options: Any) -> mx.array:
@@ -244,8 +228,8 @@ def with_sound_kept(original: Callable[..., mx.array], self: Any, *arguments: An
 
     The app decodes the sound, which differs from the reference in the first 60 ms and the last 20 ms.
     """
-    if _settings.folder is not None:
-        _settings.folder.hold_sound(next(iter((*arguments, *options.values()))))
+    if (folder := current().folder) is not None:
+        folder.hold_sound(next(iter((*arguments, *options.values()))))
     return original(self, *arguments, **options)
 
 
@@ -266,13 +250,39 @@ def _start(
     """Start a decode by an exact plan. If none fits, use the app's tiles, or other tiles if they do not fit the VAE."""
     vae = _prepare(decoder, latents, call_options)
     options = _decode_options(vae, decoder, latents, timestep, call_options)
-    plan_options: dict[str, Any] = {"memory_budget": _budget(), "keyframes": options.get("keyframes"), "joined": joined}
-    plan = vae.plan(latents.shape, **plan_options)
+    plan_options: dict[str, Any] = {"keyframes": options.get("keyframes"), "joined": joined}
+    plan = _plan(vae, latents.shape, **plan_options)
     if plan.mode is Mode.TILED and hasattr(tiling_config, "spatial_config"):  # not the diffusion decoder's
         with suppress(TilingError):  # some VAEs need wider overlaps than apps have
-            plan = vae.plan(latents.shape, mode="tiled", tiling=TilingConfig.of(tiling_config), **plan_options)
+            plan = _plan(vae, latents.shape, mode="tiled", tiling=TilingConfig.of(tiling_config), **plan_options)
     _log.info("%s", plan)
-    return _Decode(plan, cast(Any, vae.stream(latents, plan, **options)))
+    return _Decode(plan, _moving(decoder, cast(Any, vae.stream(latents, plan, **options))))
+
+
+def _plan(vae: VideoVAE, shape: Sequence[int], **options: Any) -> DecodePlan:
+    """Plan a decode. A budget that cannot hold is a wish: the least plan, or the default one, and a line."""
+    return _within_budget(partial(vae.plan, shape, **options))
+
+
+def _within_budget(make_plan: Callable[..., PlanT]) -> PlanT:
+    """Make a plan within the app's budget, or the least plan if nothing fits, or the default one for no budget."""
+    budget = _budget()
+    try:
+        return make_plan(memory_budget=budget)
+    except PlanError as error:
+        if budget is None:
+            raise
+        warn(f"{str(error).rstrip('.')}; {'this' if error.least_bytes else 'the default budget'} is taken.")
+        return make_plan(memory_budget=error.least_bytes)
+
+
+def _moving(decoder: nn.Module, chunks: Generator[FrameChunk, None, None]) -> Generator[FrameChunk, None, None]:
+    """Yield chunks. When the first has come, the decode works, and the app's network gives its arrays to the VAE."""
+    with closing(chunks):
+        for chunk in chunks:
+            move_weights(decoder)
+            yield chunk
+            del chunk
 
 
 def _prepare(decoder: nn.Module, latents: mx.array, call_options: _CallOptions) -> VideoVAE:
@@ -287,8 +297,8 @@ def _prepare(decoder: nn.Module, latents: mx.array, call_options: _CallOptions) 
 
 def _save(latents: mx.array, scale: ScaleFactors, call_options: _CallOptions) -> None:
     """Save latents if a folder is set."""
-    if _settings.folder is not None and latents.ndim == _AXES:
-        _settings.folder.save(latents, scale, call_options.frame_rate, _keyframes(call_options.keyframes))
+    if (folder := current().folder) is not None and latents.ndim == _AXES:
+        folder.save(latents, scale, call_options.frame_rate, _keyframes(call_options.keyframes))
 
 
 def _decode_options(
@@ -337,9 +347,9 @@ def _check_causal(decoder: nn.Module, causal: bool | None) -> None:
 
 def _budget() -> str | int | None:
     """Return the memory budget of `install`, or else of the app's environment variable, in GiB."""
-    gibibytes = os.environ.get("LTX2_VAE_DECODE_BUDGET_GB")
-    if _settings.memory_budget is not None or gibibytes is None:
-        return _settings.memory_budget
+    gibibytes, budget = os.environ.get("LTX2_VAE_DECODE_BUDGET_GB"), current().memory_budget
+    if budget is not None or gibibytes is None:
+        return budget
     return f"{gibibytes}GiB"
 
 

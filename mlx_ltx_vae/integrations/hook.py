@@ -13,12 +13,20 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
-from ..errors import one_line
-from .apps import APPS, Entry, entries_of
-from .dropins import DROPINS, set_options
+from .apps import APPS, CALL_OPTIONS, HARMLESS, Entry, entries_of
+from .settings import Settings, is_rescued, pop, push, say
 
 #: Names of the drop-ins' parameters by their names in apps. The first one, latents or pixels, is passed by position.
 _OTHER_NAMES = {"fps": "frame_rate", "tiling": "tiling_config"}
+
+
+_KNOWN_OPTIONS = CALL_OPTIONS | HARMLESS
+
+#: A module or a class, and the name of a function of it.
+_Target = tuple[Any, str]
+
+# The app's function of each target, and the installations that need it replaced.
+_REPLACED: "dict[_Target, tuple[Any, list[Installed]]]" = {}
 
 
 class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
@@ -29,9 +37,9 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
         moved: descriptions of the differences between the app's functions and the table, harmless or not.
     """
 
-    def __init__(self, apps: tuple[str, ...]) -> None:
-        self._apps = entries_of(apps)
-        self._undo: list[Callable[[], None]] = []
+    def __init__(self, apps: tuple[str, ...], settings: Settings) -> None:
+        self._apps, self._settings = entries_of(apps), settings
+        self._targets: list[_Target] = []
         self.replaced: dict[str, list[str]] = {}
         self.moved: list[str] = []
         sys.meta_path.insert(0, self)
@@ -43,12 +51,17 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
         self.remove()
 
     def remove(self) -> None:
-        """Restore the apps' functions and stop saving latents. Decoders that have decoded have lost their weights."""
-        set_options(None, None)
+        """Restore the apps' functions, unless another installation needs them replaced, and end its options."""
+        pop(self._settings)
         with suppress(ValueError):
             sys.meta_path.remove(self)
-        while self._undo:
-            self._undo.pop()()
+        while self._targets:
+            (namespace, name) = target = self._targets.pop()
+            original, users = _REPLACED[target]
+            users.remove(self)
+            if not users:
+                del _REPLACED[target]
+                setattr(namespace, name, original)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -83,12 +96,18 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
         problems = [problem for entry, function in app_functions.items() if (problem := _find_problem(entry, function))]
         if problems:
             name = owner or entries[0].name
-            _say(f"{app}{_version(module)}: {'; '.join(problems)}; {name} stays the app's own.")
+            say(f"{app}{_version(module)}: {'; '.join(problems)}; {name} stays the app's own.")
             self.moved += problems
             return
         for entry, function in app_functions.items():
-            unknown = _unknown_parameters(entry, function)
-            self.moved += [f"{module.__name__}:{entry.path} also takes {', '.join(unknown)}"] * bool(unknown)
+            if unknown := _unknown_parameters(entry, function):
+                text = f"{module.__name__}:{entry.path} also takes"
+                first_name = next(iter(_parameters(function)))
+                options = [name for name in unknown if name != first_name and name not in _KNOWN_OPTIONS]
+                if options:
+                    option_names = " and ".join(options)
+                    say(f"{app}{_version(module)}: {text} {option_names}; calls that use it stay the app's own.")
+                self.moved.append(f"{text} {', '.join(unknown)}")
             self._replace(namespace, entry, function, tuple(entry.name for entry in entries))
             self.replaced.setdefault(app, []).append(f"{module.__name__}:{entry.path}")
 
@@ -96,9 +115,12 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
         """Replace one function, also where other modules have imported it, by whatever name."""
         original = getattr(function, "original", function)
         replacement = make_replacement(entry, original, namespace if entry.owner else None, names)
-        for target, name in [(namespace, entry.name)] if entry.owner else _names_of(function):
-            setattr(target, name, replacement)
-            self._undo.append(functools.partial(setattr, target, name, function))
+        for owner, name in [(namespace, entry.name)] if entry.owner else _names_of(function):
+            _, users = _REPLACED.setdefault((owner, name), (original, []))
+            if not users:
+                setattr(owner, name, replacement)
+            users.append(self)
+            self._targets.append((owner, name))
 
 
 def install(*apps: str, memory_budget: str | int | None = None, save_latents: str | None = None) -> Installed:
@@ -106,14 +128,16 @@ def install(*apps: str, memory_budget: str | int | None = None, save_latents: st
 
     Args:
         apps: repositories as in `APPS`, such as "dgrauet/ltx-2-mlx". Without one, all apps.
-        memory_budget: for each decode and encode, as for `VideoVAE.plan`. `None` means its default.
-        save_latents: a folder, which gets a latent file of each decode; it is made if it does not exist.
+        memory_budget: for each decode and encode, as for `VideoVAE.plan`; one that is too small means the least that
+            works. `None` means that of an installation before this one, or the default.
+        save_latents: a folder, which gets a latent file of each decode; it is made if it does not exist. `None` means
+            that of an installation before this one.
 
     A class that differs from the table in an app's version is not replaced, and one line on standard error says so.
+    Where a drop-in fails, the latents are saved, a line says where, and the app's own function runs.
     """
     entries_of(apps)
-    set_options(memory_budget, save_latents)
-    return Installed(apps)
+    return Installed(apps, push(memory_budget, save_latents))
 
 
 def make_replacement(
@@ -124,20 +148,26 @@ def make_replacement(
     Arguments are matched by the app's signature, so that their order and a new name of a parameter change nothing.
     Methods of a subclass that overrides one of the replaced `names`, and of other classes, stay the app's.
     """
-    dropin = DROPINS[entry.dropin]
     signature, num_positional = inspect.signature(original), 1 if owner is None else 2
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        if owner is not None and not _inherits(args[0] if args else None, owner, names):
+        is_other = owner is not None and not _inherits(args[0] if args else None, owner, names)
+        if is_rescued.get() or is_other:
             return original(*args, **kwargs)
-        if entry.is_around:
-            return dropin(original, *args, **kwargs)
-        values = dict(_named_arguments(signature, args, kwargs))
-        positional = [values.pop(name) for name in list(values)[:num_positional]]
-        return dropin(*positional, **{_OTHER_NAMES.get(name, name): value for name, value in values.items()})
+        from .dropins import DROPINS  # which imports the decoder
+        from .rescue import call
 
-    replacement.original, replacement.dropin = original, dropin  # type: ignore[attr-defined]
+        if entry.is_around:
+            return DROPINS[entry.dropin](original, *args, **kwargs)
+        values = dict(_named_arguments(signature, args, kwargs))
+        later_names = [name for name in list(values)[num_positional:] if name in signature.parameters]
+        if any(name not in entry.parameters and name not in _KNOWN_OPTIONS for name in later_names):
+            return original(*args, **kwargs)
+        values = {_OTHER_NAMES.get(name, name): value for name, value in values.items()}
+        return call(entry, original, args, kwargs, values, num_positional)
+
+    replacement.original, replacement.dropin = original, entry.dropin  # type: ignore[attr-defined]
     return replacement
 
 
@@ -205,9 +235,3 @@ def _version(module: ModuleType) -> str:
     root = module.__name__.partition(".")[0]
     packages = importlib.metadata.packages_distributions().get(root, ())
     return next((f" {importlib.metadata.version(name)}" for name in packages), "")
-
-
-def _say(text: str) -> None:
-    """Write a line on standard error."""
-    with suppress(OSError):
-        sys.stderr.write(f"mlx_ltx_vae: {one_line(text)}\n")

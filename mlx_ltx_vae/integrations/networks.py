@@ -1,7 +1,8 @@
 """`VideoVAE` with the weights that an app has loaded, and with the app's noise.
 
-The weights are in memory once: where the app's single pass is replaced, the arrays of a network move into its VAE at
-the first use. The statistics of the latents, which apps read, stay. Otherwise the VAE has a copy of the weights.
+The weights are in memory once: where the app's single pass is replaced, the arrays of a network move into its VAE when
+the first frames have come (`move_weights`). The statistics of the latents, which apps read, stay. Otherwise the VAE has
+a copy of the weights.
 """
 
 import math
@@ -25,11 +26,11 @@ from ..shapes import Axis
 from ..vae import VideoVAE
 
 #: Drop-ins that replace an app's single pass, after which the app does not use the weights any more.
-_SINGLE_PASSES: list[Callable[..., mx.array]] = []
+_SINGLE_PASSES: list[str] = []
 _ATTRIBUTE = "_mlx_ltx_vae"  # of the app's network; neither an array nor a module, and so no parameter
 
-#: Value of this attribute: the arrays of the network, its configuration, and its VAE.
-_CachedVAE = tuple[dict[str, mx.array], dict[str, Any] | None, Any]
+#: Value of this attribute: the arrays of the network, its configuration, its VAE, and the names of arrays that move.
+_CachedVAE = tuple[dict[str, mx.array], dict[str, Any] | None, Any, set[str]]
 
 # Padding of convolutions along height and width, by its names in apps. LTX-2-MLX has two ways to pad with zeros.
 _PADDING = {"zeros": "zeros", "manual": "zeros", "conv": "zeros", "reflect": "reflect"}
@@ -39,7 +40,7 @@ _SEED_OFFSET = 30000
 
 def single_pass(dropin: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """Mark a drop-in that replaces an app's single pass."""
-    _SINGLE_PASSES.append(dropin)
+    _SINGLE_PASSES.append(dropin.__name__)
     return dropin
 
 
@@ -60,13 +61,25 @@ def vae_of(network: nn.Module, dtype: mx.Dtype | None = None) -> VideoVAE:
         return vae
     checkpoint = open_weights(weights, config)
     vae = VideoVAE.from_pretrained(checkpoint, dtype=_promoted_dtype(weights, dtype))
-    if _is_replaced(type(network)):
-        names = {info.name for stored in checkpoint.networks.values() for info in stored.tensors.values()}
-        blank = partial(_without_memory, moved_names=names)
-        network.update(tree_map_with_path(blank, network.parameters()))
-        weights = named_parameters(network)
-    setattr(network, _ATTRIBUTE, (weights, config, vae))
+    names = {info.name for stored in checkpoint.networks.values() for info in stored.tensors.values()}
+    setattr(network, _ATTRIBUTE, (weights, config, vae, names))
     return vae
+
+
+def move_weights(network: nn.Module) -> None:
+    """Free the arrays of an app's network that its VAE has too, where the app's single pass is replaced."""
+    weights, config, vae, names = cast(_CachedVAE, getattr(network, _ATTRIBUTE, ({}, None, None, set())))
+    if vae is None or not names or not _is_replaced(type(network)):
+        return
+    network.update(tree_map_with_path(partial(_without_memory, moved_names=names), network.parameters()))
+    del weights
+    setattr(network, _ATTRIBUTE, (named_parameters(network), config, vae, set()))
+
+
+def has_moved(network: object) -> bool:
+    """Return whether the arrays of a network have moved into its VAE, so that the app cannot decode with them."""
+    _, _, vae, names = cast(_CachedVAE, getattr(network, _ATTRIBUTE, ({}, None, None, set())))
+    return vae is not None and not names and _is_replaced(type(network))
 
 
 def app_noise(decoder: nn.Module, spec: NetworkSpec, shape: Sequence[int], planes: int, seed: int) -> list[KeyedNoise]:
@@ -84,7 +97,7 @@ def app_noise(decoder: nn.Module, spec: NetworkSpec, shape: Sequence[int], plane
 
 def _cached_vae(network: nn.Module, weights: Mapping[str, mx.array], config: dict[str, Any] | None) -> Any:
     """Return the VAE that was made of a network before, or `None` without one or if the network has new weights."""
-    cached_weights, cached_config, vae = cast(_CachedVAE, getattr(network, _ATTRIBUTE, ({}, None, None)))
+    cached_weights, cached_config, vae, _ = cast(_CachedVAE, getattr(network, _ATTRIBUTE, ({}, None, None, set())))
     is_same = cached_weights.keys() == weights.keys() and all(cached_weights[name] is weights[name] for name in weights)
     return vae if is_same and cached_config == config else None
 
@@ -99,7 +112,8 @@ def _promoted_dtype(weights: Mapping[str, mx.array], dtype: mx.Dtype | None) -> 
 def _is_replaced(kind: type) -> bool:
     """Return whether the single pass of an app's class is a drop-in."""
     methods = [getattr(kind, name, None) for name in ("__call__", "decode", "encode")]
-    return any(getattr(method, "dropin", method) in _SINGLE_PASSES for method in methods)
+    names = [getattr(method, "dropin", getattr(method, "__name__", "")) for method in methods]
+    return any(name in _SINGLE_PASSES for name in names)
 
 
 def _network_config(network: nn.Module) -> dict[str, Any] | None:

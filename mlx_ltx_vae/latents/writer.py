@@ -5,14 +5,15 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from itertools import chain
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
 from ..backend.mlx_utils import dtype_name, to_mlx
-from ..errors import LatentsError, WriterError, quote
-from ..files import PartFile, writing_to
+from ..errors import LatentsError, WriterError, describe_error, quote
+from ..files import PartFile, numbered_names, writing_to
 from ..process import uninterrupted
 from ..shapes import DEFAULT_SCALE, LatentShape
 from ..units import Rate, expand_path, find_fps
@@ -162,6 +163,21 @@ def save_latents(
             _check_carry(carry, num_frames or DEFAULT_SCALE.video_grid(latents.shape[2:])[0], path)
         sizes = {"num_frames": num_frames, "height": height, "width": width}
         writer.complete(fps=fps, audio=audio, keyframes=keyframes, carry=carry, **sizes)
+
+
+def rescue_latents(latents: mx.array, output: str | os.PathLike | None, fps: Rate | None) -> str:
+    """Save the latents of a decode that failed, and return a statement of where they are, or why they are not saved.
+
+    They are in a new file beside the `output` that they were for, or else in the working folder.
+    """
+    path = Path("latents.safetensors") if output is None else Path(output).with_suffix(".latents.safetensors")
+    path = path.absolute()
+    try:
+        path = next(candidate for candidate in chain([path], numbered_names(path)) if not os.path.lexists(candidate))
+        save_latents(path, latents, fps=fps, overwrite=False)
+    except Exception as error:  # the error of the decode counts more
+        return f"its latents are not saved ({describe_error(error).rstrip('.')})"
+    return f"its latents are in {path} (mlx_ltx_vae decode {path} -m VAE -o clip.mp4)"
 
 
 def save_sound_latents(path: str | os.PathLike, audio: mx.array) -> None:

@@ -4,7 +4,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -16,9 +16,10 @@ import numpy as np
 from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
 from ..distributed import RowBands
-from ..errors import DecodeError, LatentsError, PlanError
+from ..errors import DecodeError, LatentsError, LTXVAEError, PlanError
 from ..frame_format import FrameFormat, common_format
 from ..latents.keyframes import frame_numbers
+from ..latents.writer import rescue_latents
 from ..models.base import Config, Decoder
 from ..models.noise import NoiseShapes, draw
 from ..models.specs import LONG_CLIP, NetworkSpec
@@ -147,9 +148,9 @@ class DecodePipeline:
             if keyframes is not None and num_videos > 1:
                 keyframes = keyframes.item(index)
             run = replace(pipeline, options=replace(self.options, keyframes=keyframes))
-            with arrays_released(), run.stream(_video(latents, index, num_videos), plan) as stream:
+            video, is_checked = _video(latents, index, num_videos), plan is not None and is_whole
+            with _rescued(video, output, index), arrays_released(), run.stream(video, plan) as stream:
                 stream.consumer["outputs"] = output.frames
-                is_checked = plan is not None and is_whole
                 reports.append(output.write(stream, plan, index, is_checked=is_checked, progress=progress))
         return join_reports(reports)
 
@@ -326,6 +327,18 @@ class DecodePipeline:
 def _video(latents: Any, index: int, num_videos: int) -> Any:
     """Return one of several videos of a batch, or the latents of a single one."""
     return latents if num_videos == 1 else latents[(slice(index, index + 1),)]
+
+
+@contextmanager
+def _rescued(latents: Any, output: DecodeOutput, index: int) -> Iterator[None]:
+    """Save latents of normalized values in memory if their decode fails, and say where in the error's text."""
+    try:
+        yield
+    except LTXVAEError as error:
+        if isinstance(latents, (mx.array, np.ndarray)):
+            text = str(error).rstrip(".")
+            error.args = (f"{text}; {rescue_latents(to_mlx(latents, 'latents'), output.names[index], output.fps)}.",)
+        raise
 
 
 def _to_levels(chunks: Generator[FrameChunk, None, None], levels: FrameFormat) -> Generator[FrameChunk, None, None]:

@@ -206,7 +206,8 @@ class _Planner:
                 budget = f'{memory_budget} bytes (write "8GB" for gigabytes)'
             raise PlanError(
                 f"a memory budget of {budget} is too small for {self._clip.describe()}; the least "
-                f"that works is {least_size} ({least.mode.value} by {least.order.value}){sound}."
+                f"that works is {least_size} ({least.mode.value} by {least.order.value}){sound}.",
+                least_bytes=least.memory.active,
             )
         memory = self._machine.memory
         if memory is not None and least.memory.active > memory:
