@@ -107,6 +107,17 @@ def test_they_are_explained_where_frames_are_read(monkeypatch):
         chunk.check()
 
 
+@pytest.mark.parametrize("name", ["decoder", "encoder", "decode", "stream"])
+def test_transformations_of_functions_are_refused(golden, name):
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
+    values = mx.zeros((1, 3, 9, 64, 64) if name == "encoder" else (1, 8, 2, 2, 2))
+    function = {"stream": lambda latents: next(vae.stream(latents)).pixels}.get(name) or getattr(vae, name)
+    with pytest.raises(
+        LTXVAEError, match="cannot be compiled, vmapped or differentiated; call them outside of mx.comp"
+    ):
+        mx.compile(function)(values)
+
+
 @pytest.mark.parametrize("text", OTHERS)
 def test_other_errors_pass(vae, fail, text):
     fail(text, after=5)

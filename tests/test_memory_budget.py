@@ -9,7 +9,7 @@ import pytest
 
 from mlx_ltx_vae import PlanError, VideoVAE
 from mlx_ltx_vae.backend import device
-from mlx_ltx_vae.backend.device import step_settings
+from mlx_ltx_vae.backend.device import available_memory, step_settings
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, encoder_spec, parse_vae_config
 from mlx_ltx_vae.options import PlanOptions
@@ -236,3 +236,13 @@ def test_a_chunk_means_the_same_whatever_the_plan(vae, name):
         fine = np.concatenate([chunk.to_uint16() for chunk in chunks])
         assert (coarse.dtype, fine.dtype, coarse.shape) == (np.uint8, np.uint16, (9, 64, 96, 3))
         assert np.abs(fine.astype(float) / 257 - coarse).max() <= 0.51
+
+
+def test_the_limit_of_the_app_is_that_of_plans():
+    limit = mx.set_memory_limit(10**8)
+    try:
+        assert available_memory() <= 10**8
+        assert available_memory(10**6) <= 10**8 + 10**6
+    finally:
+        assert mx.set_memory_limit(limit) == 10**8
+    assert available_memory() > 10**8

@@ -17,7 +17,7 @@ from ..errors import DeviceError
 from ..files import explain_unwritable
 from ..startup import was_forked
 from .machine import Backend, Machine
-from .mlx_utils import clear_streams_at_thread_end, to_int
+from .mlx_utils import clear_streams_at_thread_end, refused_in_transformations, to_int
 
 _WINOGRAD_BATCH = "MLX_CONV_WINOGRAD_TILE_BATCH"
 _PROBE = 4096  # elements
@@ -115,7 +115,8 @@ def explained_device_errors() -> Iterator[None]:
     """Raise a `DeviceError` for errors of MLX in this block that are about memory, time, threads, or kernels."""
     clear_streams_at_thread_end()
     try:
-        yield
+        with refused_in_transformations():
+            yield
     except RuntimeError as error:
         for parts, explanation in _EXPLANATIONS.items():
             if any(part in str(error) for part in parts):
@@ -166,10 +167,18 @@ def largest_buffer() -> int | None:
 
 
 def available_memory(counted_bytes: int = 0) -> int:
-    """Return the bytes available to a plan: the device's memory minus this process's arrays.
+    """Return the bytes available to a plan: the device's memory, or `mx.set_memory_limit`, minus this process's arrays.
 
     `counted_bytes` of these arrays are part of the plan, and so are available to it.
     """
+    limit = mx.set_memory_limit(total_memory())  # which has no function to ask for it
+    mx.set_memory_limit(limit)
+    within_limit = max(0, limit - mx.get_active_memory()) + counted_bytes
+    return min(within_limit, _free_memory(counted_bytes))
+
+
+def _free_memory(counted_bytes: int) -> int:
+    """Return the bytes that the device has left, and those that are counted."""
     free = None if is_cpu() else _device_info("free_memory")
     if free is not None:  # CUDA: excludes this process's arrays and buffer cache
         return free + mx.get_cache_memory() + counted_bytes

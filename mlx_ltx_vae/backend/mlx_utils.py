@@ -101,11 +101,26 @@ def clear_streams_at_thread_end() -> None:
         _local.end = _ThreadEnd() if is_started else None
 
 
+@contextmanager
+def refused_in_transformations() -> Iterator[None]:
+    """Explain MLX's error of an evaluation while a function is traced, as by `mx.compile`: raise an `LTXVAEError`."""
+    try:
+        yield
+    except ValueError as error:
+        if "during function transformations" not in str(error):
+            raise
+        raise LTXVAEError(
+            "decodes and encodes evaluate their steps one by one, so that memory stays flat, and cannot be compiled, "
+            "vmapped or differentiated; call them outside of mx.compile and other transformations of functions."
+        ) from error
+
+
 def evaluate(noun: str, *arrays: mx.array, error: type[LTXVAEError] = LatentsError) -> None:
     """Evaluate a caller's arrays. Raises `error` for arrays of other threads, since MLX's streams belong to threads."""
     clear_streams_at_thread_end()
     try:
-        mx.eval(*arrays)
+        with refused_in_transformations():
+            mx.eval(*arrays)
     except RuntimeError as problem:
         if "in current thread" not in str(problem):
             raise
