@@ -184,6 +184,7 @@ def test_the_parts_that_are_shown_add_up_to_the_total(machine, latents):
 
 def test_cuda_memory_is_the_devices_and_not_the_hosts(monkeypatch):
     monkeypatch.setattr(device, "is_cpu", lambda: False)
+    monkeypatch.setattr(mx, "set_memory_limit", lambda _: 100 * GB)
     monkeypatch.setattr(mx, "device_info", lambda: {"free_memory": 10 * GB, "total_memory": 80 * GB})
     monkeypatch.setattr(mx, "get_cache_memory", lambda: GB)
     assert device.available_memory() == 11 * GB
@@ -196,6 +197,7 @@ def test_cuda_memory_is_the_devices_and_not_the_hosts(monkeypatch):
 def test_what_other_arrays_hold_is_not_available(monkeypatch):
     monkeypatch.setattr(device, "is_cpu", lambda: False)
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "set_memory_limit", lambda _: 100 * GB)
     info = {"max_recommended_working_set_size": 30 * GB, "max_buffer_length": 3_760_000_000}
     monkeypatch.setattr(mx, "device_info", lambda: info)
     monkeypatch.setattr(mx, "get_active_memory", lambda: 22 * GB)
