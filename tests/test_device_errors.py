@@ -112,9 +112,7 @@ def test_transformations_of_functions_are_refused(golden, name):
     vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
     values = mx.zeros((1, 3, 9, 64, 64) if name == "encoder" else (1, 8, 2, 2, 2))
     function = {"stream": lambda latents: next(vae.stream(latents)).pixels}.get(name) or getattr(vae, name)
-    with pytest.raises(
-        LTXVAEError, match="cannot be compiled, vmapped or differentiated; call them outside of mx"
-    ):
+    with pytest.raises(LTXVAEError, match="cannot be compiled, vmapped or differentiated; call them outside of mx"):
         mx.compile(function)(values)
 
 

@@ -1,6 +1,7 @@
 """Encoding through `VideoVAE`: streamed as frames come, in tiles and batches of them, and what is refused."""
 
 import gc
+import warnings
 
 import mlx.core as mx
 import numpy as np
@@ -228,3 +229,16 @@ def test_memory_of_a_stream_does_not_grow_with_the_clip(vae):
     with pytest.warns(UserWarning, match="left out"):
         # MLX runs a few operations ahead, so the peak of so small an encode varies by some percent.
         assert peak(256) <= 1.1 * peak(96)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_pixels_from_0_to_1_are_said(golden, is_stream):
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, decoder=False)
+    pixels = mx.random.uniform(0, 1, (1, 3, 9, 64, 64), key=mx.random.key(0))
+    with pytest.warns(UserWarning, match=r"no value of the frames is below 0.*pass 2 \* frames - 1") as caught:
+        vae.encode(iter([pixels[:, :, :4], pixels[:, :, 4:]]) if is_stream else pixels)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vae.encode(2 * pixels - 1)
+        vae.encode(np.zeros((9, 64, 64, 3), np.uint8))

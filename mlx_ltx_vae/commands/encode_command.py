@@ -219,12 +219,12 @@ class EncodeTask(Task):
                     if writer is not None:
                         audio = self._encode_sound(count, first)
                         sounds += [] if audio is None else [audio]
-                        metadata: dict[str, Any] = {"num_frames": count, "height": height, "width": width}
+                        sizes: dict[str, int | None] = {"num_frames": count, "height": height, "width": width}
                         if (
                             self._job.arguments.windows is not None and self._carry < count
                         ):  # a single window shares no frames
-                            metadata["carry"] = self._carry
-                        new_path = writer.complete(fps=video.fps, audio=audio, **metadata)
+                            sizes["carry"] = self._carry
+                        new_path = writer.complete(fps=video.fps, sizes=sizes, audio=audio)
                         self._rename({} if new_path is None else {output: str(new_path)})
                 sent_bytes += stream.sent_bytes
         seconds = time.perf_counter() - start

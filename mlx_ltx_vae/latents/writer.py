@@ -3,10 +3,11 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 import mlx.core as mx
 import numpy as np
@@ -25,6 +26,10 @@ _FLOATS = ("float32", "float16", "bfloat16")
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32"}  # as safetensors calls them
 _ALIGNMENT = 8  # bytes, of the header
 _BLOCK_BYTES = 2**25
+
+
+#: No sizes of a video, as a default argument.
+NO_SIZES: Mapping[str, int | None] = MappingProxyType({})
 
 
 class LatentsWriter(AbstractContextManager["LatentsWriter"]):
@@ -67,18 +72,19 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         self,
         *,
         fps: Rate | None = None,
-        num_frames: int | None = None,
-        height: int | None = None,
-        width: int | None = None,
+        sizes: Mapping[str, int | None] = NO_SIZES,
         audio: mx.array | None = None,
         keyframes: Keyframes | None = None,
-        carry: int | None = None,
     ) -> Path | None:
-        """Write the file, with the arguments and errors of `save_latents`. Returns what `PartFile.complete` returns."""
+        """Write the file, with the arguments and errors of `save_latents`. Returns what `PartFile.complete` returns.
+
+        `sizes` are "num_frames", "height", "width" and "carry".
+        """
         assert self._shape is not None, "latents were written"
         exact_fps = None if fps is None else find_fps(self._name, fps, WriterError)
-        find_video_sizes(LatentsMetadata((num_frames, height, width)), self._shape.grid, None, self._name)
-        values = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width, "carry": carry}
+        video = sizes.get("num_frames"), sizes.get("height"), sizes.get("width")
+        find_video_sizes(LatentsMetadata(video), self._shape.grid, None, self._name)
+        values = {"fps": exact_fps, **sizes}
         metadata = {key: str(value) for key, value in values.items() if value is not None}
         metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST}
         tensors: list[tuple[str, mx.Dtype, Sequence[int], Iterable[bytes]]]
@@ -161,8 +167,8 @@ def save_latents(
         writer.write(latents)
         if carry is not None:
             _check_carry(carry, num_frames or DEFAULT_SCALE.video_grid(latents.shape[2:])[0], path)
-        sizes = {"num_frames": num_frames, "height": height, "width": width}
-        writer.complete(fps=fps, audio=audio, keyframes=keyframes, carry=carry, **sizes)
+        sizes = {"num_frames": num_frames, "height": height, "width": width, "carry": carry}
+        writer.complete(fps=fps, sizes=sizes, audio=audio, keyframes=keyframes)
 
 
 def rescue_latents(latents: mx.array, output: str | os.PathLike | None, fps: Rate | None) -> str:

@@ -1,5 +1,6 @@
 """Executes an encode plan: checks and converts frames, cuts them into pieces, and yields normalized latents."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -11,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.device import check_process, confirm_device
-from ..backend.mlx_utils import dtype_name, evaluate, from_numpy, native_array, to_bool, to_float
+from ..backend.mlx_utils import dtype_name, evaluate, from_numpy, native_array, to_bool, to_list
 from ..distributed import RowBands
 from ..errors import LatentsError, PlanError, TilingError, option, warn
 from ..models.base import Encoder, SoundEncoder
@@ -63,6 +64,7 @@ class Preprocess:
     dtype: mx.Dtype
     pad: bool
     rows: slice | None = None
+    _least: float = 0.0  # of all floats so far, if there are any
 
     @property
     def scale(self) -> ScaleFactors:
@@ -85,6 +87,7 @@ class Preprocess:
         """Yield frames (B, n, H, W, 3) in the encoder's dtype: 1 + `chunk` frames, then `chunk` frames at a time."""
         waiting: list[mx.array] = []
         count, piece_length = 0, 1 + chunk
+        self._least = math.inf
         for part in self._parts(frames, chunk):
             waiting.append(part)
             count += part.shape[1]
@@ -105,6 +108,11 @@ class Preprocess:
             piece = piece[:, : usable - count]
         if piece.shape[1]:
             yield self._to_pixels(piece)
+        if 0 <= self._least < math.inf:
+            warn(
+                "no value of the frames is below 0, and a picture's are in [-1, 1]; if these are in [0, 1], pass "
+                "2 * frames - 1."
+            )
 
     def _parts(self, clip: Iterable[Frames], chunk: int) -> Iterator[mx.array]:
         """Yield the frames as MLX arrays of at most `chunk` frames, so that a long array is not in memory twice."""
@@ -123,7 +131,8 @@ class Preprocess:
     def _to_pixels(self, frames: mx.array) -> mx.array:
         if peak := _PEAKS.get(dtype_name(frames.dtype)):
             return (frames.astype(mx.float32) * (2 / peak) - 1).astype(self.dtype)
-        largest = to_float(mx.abs(frames).max())  # NaN if any value is NaN
+        least, largest = to_list(mx.stack([frames.min(), mx.abs(frames).max()]))  # NaN if any value is NaN
+        self._least = min(self._least, least)
         if not largest < float("inf"):
             raise LatentsError("frames contain NaN or infinite values.")
         if largest > _MAX_PIXEL:

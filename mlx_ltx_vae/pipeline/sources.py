@@ -340,6 +340,8 @@ def find_notice(
     `statistics` are the VAE's. `was_unnormalized` is True if the caller said that the latents are unnormalized.
     """
     flag = option("unnormalized=True", "--unnormalized")
+    if not means.any() and not stds.any():
+        return "every value is 0: the generation failed, and the video has one color; generate them again."
     if statistics is not None:
         mean, std = (np.array(array.astype(mx.float32)) for array in statistics)
         # -mean / std and 1 / std are the moments of normalized latents that are normalized again.
