@@ -89,8 +89,6 @@ def test_the_weights_are_in_memory_once_and_loaded_once(make, expected):
     size = sum(array.nbytes for array in named_parameters(decoder).values())
     before = active_memory()
     vae = vae_of(decoder)
-    assert np.isfinite(np.array(named_parameters(decoder)["conv_in.conv.weight"])).all(), "the app can still decode"
-    decoder.decode_tiled(random_latents(1, 2, 2))
     assert active_memory() - before < size / 100
     assert {name: (array.shape, array.dtype) for name, array in named_parameters(decoder).items()} == shapes
     decoder.decode_tiled(random_latents(1, 2, 2))

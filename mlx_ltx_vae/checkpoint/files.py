@@ -454,6 +454,16 @@ class StoredNetwork:
             return array
         return array.reshape(shape) if _without_ones(array.shape) == _without_ones(shape) else array.swapaxes(0, 2)
 
+    def unsanitize(self, array: mx.array, shape: Shape) -> mx.array:
+        """Return a weight that `sanitize` has made of one of this shape, as that was."""
+        is_first = self._is_channels_first(shape)
+        target = (shape[0], *shape[2:], shape[1]) if is_first else shape
+        if _without_ones(array.shape) == _without_ones(target):
+            array = array.reshape(target)
+        elif array.shape != target:
+            array = array.swapaxes(0, 2)
+        return mx.moveaxis(array, -1, 1) if is_first else array
+
     def _sanitized_shape(self, name: str, shape: Shape) -> Shape:
         expected = self.expected.get(name)
         if self._is_channels_first(shape):

@@ -37,7 +37,7 @@ from ..tiling.config import TilingConfig
 from ..tiling.layout import TileLayout
 from ..vae import VideoVAE
 from .apps import HARMLESS
-from .networks import app_noise, move_weights, single_pass, vae_of
+from .networks import app_noise, single_pass, vae_of
 from .settings import current
 
 PlanT = TypeVar("PlanT", bound=Plan)
@@ -156,7 +156,6 @@ def decode_and_stream(
         crf=18,
         **decode_options,
     )
-    move_weights(self)
 
 
 def stream_wrapped(self: Any, video_latent: mx.array, output_path: str, **options: Any) -> str:
@@ -218,9 +217,7 @@ def encode_whole(self: nn.Module, pixels: mx.array, *_: Any, **options: Any) -> 
     vae = vae_of(self, pixels.dtype)
     plan = _within_budget(partial(vae.plan_encode, pixels.shape, joined=True))
     _log.info("%s", plan)
-    latents = vae.encode(pixels, plan)
-    move_weights(self)
-    return latents.astype(call_options.dtype(mx.result_type(pixels, mx.zeros((), vae.dtype))))
+    return vae.encode(pixels, plan).astype(call_options.dtype(mx.result_type(pixels, mx.zeros((), vae.dtype))))
 
 
 def with_sound_kept(original: Callable[..., mx.array], self: Any, *arguments: Any, **options: Any) -> mx.array:
@@ -256,7 +253,7 @@ def _start(
         with suppress(TilingError):  # some VAEs need wider overlaps than apps have
             plan = _plan(vae, latents.shape, mode="tiled", tiling=TilingConfig.of(tiling_config), **plan_options)
     _log.info("%s", plan)
-    return _Decode(plan, _moving(decoder, cast(Any, vae.stream(latents, plan, **options))))
+    return _Decode(plan, cast(Any, vae.stream(latents, plan, **options)))
 
 
 def _plan(vae: VideoVAE, shape: Sequence[int], **options: Any) -> DecodePlan:
@@ -274,15 +271,6 @@ def _within_budget(make_plan: Callable[..., PlanT]) -> PlanT:
             raise
         warn(f"{str(error).rstrip('.')}; {'this' if error.least_bytes else 'the default budget'} is taken.")
         return make_plan(memory_budget=error.least_bytes)
-
-
-def _moving(decoder: nn.Module, chunks: Generator[FrameChunk, None, None]) -> Generator[FrameChunk, None, None]:
-    """Yield chunks. When the first has come, the decode works, and the app's network gives its arrays to the VAE."""
-    with closing(chunks):
-        for chunk in chunks:
-            move_weights(decoder)
-            yield chunk
-            del chunk
 
 
 def _prepare(decoder: nn.Module, latents: mx.array, call_options: _CallOptions) -> VideoVAE:

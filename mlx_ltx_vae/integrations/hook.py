@@ -51,7 +51,10 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
         self.remove()
 
     def remove(self) -> None:
-        """Restore the apps' functions, unless another installation needs them replaced, and end its options."""
+        """Restore the apps' functions, unless another installation needs them replaced, and end its options.
+
+        Decoders that have decoded get their weights back.
+        """
         pop(self._settings)
         with suppress(ValueError):
             sys.meta_path.remove(self)
@@ -62,6 +65,9 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
             if not users:
                 del _REPLACED[target]
                 setattr(namespace, name, original)
+        networks = sys.modules.get(f"{__package__}.networks")  # not loaded until an app decodes
+        if networks is not None:
+            networks.give_back_weights()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,22 +1,27 @@
 """`VideoVAE` with the weights that an app has loaded, and with the app's noise.
 
-The weights are in memory once: where the app's single pass is replaced, the arrays of a network move into its VAE when
-the first frames have come (`move_weights`). The statistics of the latents, which apps read, stay. Otherwise the VAE has
-a copy of the weights.
+The weights are in memory once: where the app's single pass is replaced, the arrays of a network move into its VAE at
+the first use, except those that the VAE does not keep. `give_back_weights` reverses this. The statistics of
+the latents, which apps read, stay. Otherwise the VAE has a copy of the weights.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_map_with_path
 
 from ..backend.mlx_utils import dtype_name, named_parameters
-from ..checkpoint import open_weights
+from ..checkpoint import Checkpoint, open_weights
+from ..checkpoint.files import StoredNetwork
 from ..errors import CheckpointError, quote
+from ..models.convolution.conv3d import Conv3d
 from ..models.diffusion_decoder.config import CLASS_NAME as DIFFUSION_CLASS
 from ..models.diffusion_decoder.config import DECODER_CLASS_NAME
 from ..models.noise import KeyedNoise
@@ -29,8 +34,19 @@ from ..vae import VideoVAE
 _SINGLE_PASSES: list[str] = []
 _ATTRIBUTE = "_mlx_ltx_vae"  # of the app's network; neither an array nor a module, and so no parameter
 
-#: Value of this attribute: the arrays of the network, its configuration, its VAE, and the names of arrays that move.
-_CachedVAE = tuple[dict[str, mx.array], dict[str, Any] | None, Any, set[str]]
+
+class _LoadedVAE(NamedTuple):
+    """VAE of an app's network: the network's arrays and configuration, and what makes those again that have moved."""
+
+    weights: dict[str, mx.array]
+    config: dict[str, Any] | None
+    vae: VideoVAE
+    moved: dict[str, partial]
+
+
+# An array moves if the VAE has all but this part of its values bit by bit. On Metal float16 lacks the smallest ones.
+_MAX_DIFFERENT = 0.01
+_moved_networks: list["weakref.ref[nn.Module]"] = []
 
 # Padding of convolutions along height and width, by its names in apps. LTX-2-MLX has two ways to pad with zeros.
 _PADDING = {"zeros": "zeros", "manual": "zeros", "conv": "zeros", "reflect": "reflect"}
@@ -61,25 +77,33 @@ def vae_of(network: nn.Module, dtype: mx.Dtype | None = None) -> VideoVAE:
         return vae
     checkpoint = open_weights(weights, config)
     vae = VideoVAE.from_pretrained(checkpoint, dtype=_promoted_dtype(weights, dtype))
-    names = {info.name for stored in checkpoint.networks.values() for info in stored.tensors.values()}
-    setattr(network, _ATTRIBUTE, (weights, config, vae, names))
+    moved: dict[str, partial] = {}
+    if _is_replaced(type(network)):
+        moved = _find_movable(checkpoint, vae, weights)
+        blanks = {name: _without_memory(weights[name]) for name in moved}
+        _update(network, blanks)
+        weights |= blanks
+        _moved_networks.append(weakref.ref(network))
+    setattr(network, _ATTRIBUTE, _LoadedVAE(weights, config, vae, moved))
     return vae
 
 
-def move_weights(network: nn.Module) -> None:
-    """Free the arrays of an app's network that its VAE has too, where the app's single pass is replaced."""
-    weights, config, vae, names = cast(_CachedVAE, getattr(network, _ATTRIBUTE, ({}, None, None, set())))
-    if vae is None or not names or not _is_replaced(type(network)):
-        return
-    network.update(tree_map_with_path(partial(_without_memory, moved_names=names), network.parameters()))
-    del weights
-    setattr(network, _ATTRIBUTE, (named_parameters(network), config, vae, set()))
+def give_back_weights() -> None:
+    """Give all apps' networks the arrays that have moved into VAEs, with the same values, and forget these VAEs.
 
-
-def has_moved(network: object) -> bool:
-    """Return whether the arrays of a network have moved into its VAE, so that the app cannot decode with them."""
-    _, _, vae, names = cast(_CachedVAE, getattr(network, _ATTRIBUTE, ({}, None, None, set())))
-    return vae is not None and not names and _is_replaced(type(network))
+    An app's own functions can use its networks then.
+    """
+    while _moved_networks:
+        network = _moved_networks.pop()()
+        loaded = cast(_LoadedVAE | None, getattr(network, _ATTRIBUTE, None))
+        if network is None or loaded is None:
+            continue
+        arrays, weights = {}, named_parameters(network)
+        for name, restore in loaded.moved.items():
+            if weights.get(name) is loaded.weights[name]:  # else the app has loaded another one
+                arrays[name] = restore()
+        _update(network, arrays)
+        delattr(network, _ATTRIBUTE)
 
 
 def app_noise(decoder: nn.Module, spec: NetworkSpec, shape: Sequence[int], planes: int, seed: int) -> list[KeyedNoise]:
@@ -97,9 +121,48 @@ def app_noise(decoder: nn.Module, spec: NetworkSpec, shape: Sequence[int], plane
 
 def _cached_vae(network: nn.Module, weights: Mapping[str, mx.array], config: dict[str, Any] | None) -> Any:
     """Return the VAE that was made of a network before, or `None` without one or if the network has new weights."""
-    cached_weights, cached_config, vae, _ = cast(_CachedVAE, getattr(network, _ATTRIBUTE, ({}, None, None, set())))
-    is_same = cached_weights.keys() == weights.keys() and all(cached_weights[name] is weights[name] for name in weights)
-    return vae if is_same and cached_config == config else None
+    loaded = cast(_LoadedVAE | None, getattr(network, _ATTRIBUTE, None))
+    if loaded is None or loaded.config != config or loaded.weights.keys() != weights.keys():
+        return None
+    return loaded.vae if all(loaded.weights[name] is weights[name] for name in weights) else None
+
+
+def _find_movable(checkpoint: Checkpoint, vae: VideoVAE, weights: Mapping[str, mx.array]) -> dict[str, partial]:
+    """Return what makes an app's weights again from those of a VAE, bit by bit, by their names in the checkpoint."""
+    movable = {}
+    for network_name, stored in checkpoint.networks.items():
+        modules = dict(getattr(vae, network_name).named_modules())
+        layout = replace(stored, tensors={})  # without the arrays
+        for key, info in stored.tensors.items():
+            owner, _, name = key.rpartition(".")
+            module, weight = modules.get(owner, {}), weights[info.name]
+            if name not in module or module[name].size != weight.size:  # the VAE has a part of it
+                continue
+            restore = partial(_restore, module, name, layout, weight.shape, weight.dtype)
+            different = np.flatnonzero(np.array(restore() != weight))
+            if len(different) <= _MAX_DIFFERENT * weight.size:
+                indices = mx.array(different.astype(np.uint32))
+                values = weight.flatten()[indices]
+                mx.eval(indices, values)
+                movable[info.name] = partial(_repair, restore, indices, values)
+    return movable
+
+
+def _repair(restore: Callable[[], mx.array], indices: mx.array, values: mx.array) -> mx.array:
+    """Return a restored weight with the `values` at some flat indices, evaluated."""
+    array = mx.contiguous(restore())
+    if indices.size:
+        shape, array = array.shape, array.flatten()
+        array[indices] = values
+        array = array.reshape(shape)
+    mx.eval(array)
+    return array
+
+
+def _restore(module: nn.Module, name: str, layout: StoredNetwork, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """Return a weight of a VAE's module as the app's network had it."""
+    array = module.stored(name) if isinstance(module, Conv3d) else module[name]
+    return layout.unsanitize(array, shape).astype(dtype)
 
 
 def _promoted_dtype(weights: Mapping[str, mx.array], dtype: mx.Dtype | None) -> Any:
@@ -144,9 +207,14 @@ def _diffusion_config(config: Any) -> dict[str, Any]:
     return {"_class_name": DIFFUSION_CLASS, "model_output_type": "x0", "decoder": decoder}
 
 
-def _without_memory(name: str, array: mx.array, moved_names: Collection[str]) -> mx.array:
+def _update(network: nn.Module, arrays: Mapping[str, mx.array]) -> None:
+    """Put arrays into a network, by the names of `named_parameters`."""
+    network.update(tree_map_with_path(lambda name, array: arrays.get(name, array), network.parameters()))
+
+
+def _without_memory(array: mx.array) -> mx.array:
     """Return a placeholder of one number in memory for an array that has moved, of its shape and dtype.
 
     The app can load other weights into it.
     """
-    return mx.broadcast_to(mx.array(math.nan, array.dtype), array.shape) if name in moved_names else array
+    return mx.broadcast_to(mx.array(math.nan, array.dtype), array.shape)

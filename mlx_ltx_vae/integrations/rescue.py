@@ -11,7 +11,7 @@ from ..errors import describe_error, telling_warnings
 from ..latents.writer import rescue_latents
 from .apps import Entry
 from .dropins import DROPINS
-from .networks import has_moved
+from .networks import give_back_weights
 from .settings import counts, current, is_rescued, say
 
 _CALLBACK = "on_frames_ready"
@@ -58,8 +58,13 @@ class _Call:
                 result = dropin(*positional, **self._values)
         except Exception as error:
             self._prepare_rescue(error, positional)
-            with _rescued():
-                return self._run_original()
+        else:
+            return self._finish(result, positional)
+        with _rescued():  # outside the block, so that an error of the app has no other one as its context
+            return self._run_original()
+
+    def _finish(self, result: Any, positional: Sequence[Any]) -> Any:
+        """Return the result of a drop-in, and count it."""
         if isinstance(result, Iterator):
             return self._iterate(result, positional)
         self._count()
@@ -67,22 +72,26 @@ class _Call:
 
     def _iterate(self, chunks: Iterator[mx.array], positional: Sequence[Any]) -> Iterator[mx.array]:
         """Yield the frames of a drop-in, and the rest of the app's own where it fails."""
+        has_failed = False
         try:
             while True:
-                with telling_warnings(say):
-                    chunk = next(chunks, None)
-                if chunk is None:
+                try:
+                    with telling_warnings(say):
+                        parts: list[Any] = [next(chunks, None)]
+                except Exception as error:
+                    self._prepare_rescue(error, positional)
+                    has_failed = True
                     break
-                self._num_frames += chunk.shape[_TIME_AXIS]
-                yield chunk
-        except Exception as error:
-            self._prepare_rescue(error, positional)
-        else:
-            self._count()
-            return
+                if parts[0] is None:
+                    break
+                self._num_frames += parts[0].shape[_TIME_AXIS]
+                yield parts.pop()  # a suspended generator must not hold an array that it has yielded
         finally:
             if hasattr(chunks, "close"):
                 chunks.close()
+        if not has_failed:
+            self._count()
+            return
         start = 0
         with _rescued():
             own_chunks = iter(self._run_original())
@@ -106,16 +115,14 @@ class _Call:
         return self._original(*bound.args, **bound.kwargs)
 
     def _prepare_rescue(self, error: Exception, positional: Sequence[Any]) -> None:
-        """Save the latents and say so. Raises the error if it is the app's, or if the app has no weights any more."""
+        """Save the latents, say so, and give the app its weights back. Raises the error if it is the app's."""
         if error is self._callback_error:
             raise error
         text = describe_error(error).rstrip(".")
         arrays = [value for value in positional if isinstance(value, mx.array)]
         if arrays and not self._entry.dropin.startswith("encode"):
             text += f"; {self._save(arrays[0])}"
-        if any(map(has_moved, positional)):
-            say(f"{text}; the app's own decode cannot run, since its weights have moved here.")
-            raise error
+        give_back_weights()
         say(f"{text}; the app's own {self._entry.name} runs.")
 
     def _save(self, latents: mx.array) -> str:

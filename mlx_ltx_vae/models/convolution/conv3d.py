@@ -225,7 +225,7 @@ class Conv3d(PreparedModule):
         self.bias = mx.zeros((out_channels,))
         self._stride = stride
         self._is_strided = stride != (1, 1, 1)
-        self._order = None if order is None else tuple(order)
+        self._order = self._stored_order = None if order is None else tuple(order)
         self._rule = rule
         self._scale: HalfScale | None = None  # `None` if the weight is in `dtype`
         self._layout = KernelLayout.STORED
@@ -246,6 +246,20 @@ class Conv3d(PreparedModule):
             self._scale = half_scale(arrange(self.weight, layout, KernelLayout.STORED))
             self.weight = scale_to_half(self.weight, self._scale.factor)
             mx.eval(self.weight)
+
+    def stored(self, name: str) -> mx.array:
+        """Return `weight` or `bias` as it was before `prepare`, as a view or a lazy copy, if all channels are used.
+
+        A weight that has become float16 may differ where it was below float16's range.
+        """
+        array = self[name]
+        if name == "weight":
+            array = arrange(array, self._layout, KernelLayout.STORED)
+            if self._scale is not None:
+                array = (array.astype(mx.float32) * self._scale.inverse).astype(self.dtype)
+        if self._order is None and self._stored_order is not None:
+            array = array[mx.argsort(mx.array(self._stored_order))]
+        return array
 
     def operands(self, norm_bound: Callable[[], float]) -> mx.Dtype:
         """Return the dtype in which it takes its input from a norm. An input without a bound arrives in `dtype`.
