@@ -165,15 +165,6 @@ def test_a_module_and_a_command_are_programs_too(apps, tmp_path, monkeypatch, ca
         (["-m", ".generate"], ".generate: is no module of "),
         (["-m", ".."], "..: is no module of "),
         (["sh"], "is not a Python program; give the script or the module that it starts"),
-        (
-            ["python", "-u", "a.py"],
-            "python: its options cannot be kept, since the program runs in this process",
-        ),
-        (["uv", "run", "--with", "x", "a"], "uv: its options cannot be kept"),
-        (
-            ["uvx", "ltx-2-mlx"],
-            "start this one there: uvx --with mlx_ltx_vae --from PACKAGE mlx_ltx_vae run",
-        ),
     ],
 )
 def test_what_is_no_python_program_is_one_sentence(apps, capfd, words, message):

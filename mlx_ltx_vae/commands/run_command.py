@@ -8,7 +8,6 @@ import io
 import os
 import pkgutil
 import re
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any, NamedTuple, NoReturn
 
 from ..errors import LTXVAEError, describe_error, one_line
@@ -26,6 +25,7 @@ from ..integrations.settings import counts, current, say
 from ..startup import is_command, release_process
 from ..units import format_count
 from .cli import CommandParser
+from .launchers import find_here, is_here, strip_launcher
 
 _SHEBANG_LINES = 3  # an interpreter with a long path is in a line after #!/bin/sh
 _START_BYTES = 4096
@@ -84,9 +84,13 @@ def run_program(arguments: argparse.Namespace) -> int:
             if not is_process:
                 raise
             failure, code = error, 1
+        except BaseException:
+            if is_process:  # Python prints and ends it as it does without this package
+                sys.excepthook = partial(_print_error, sys.excepthook)
+            raise
         say(_describe_run(program, installed))
         if failure is not None:
-            _print_traceback(failure, main)
+            _print_error(sys.excepthook, type(failure), failure, None)
     if code is None or isinstance(code, int):
         return code or 0
     sys.stderr.write(f"{code}\n")
@@ -99,13 +103,36 @@ def _terminate(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _print_traceback(error: Exception, main: Main) -> None:
-    """Print the traceback of a program's error as Python does, without the frames of this package that started it."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename != main.code.co_filename:
-        frames = frames.tb_next
-    error = error.with_traceback(frames or error.__traceback__)
-    sys.excepthook(type(error), error, error.__traceback__)
+def _print_error(
+    hook: Callable[..., object], kind: type[BaseException], error: BaseException, _: TracebackType | None
+) -> None:
+    """Call an exception hook with an error of the program and those before it, without frames of this package."""
+    errors: list[BaseException | None] = [error]
+    cleaned_ids: set[int] = set()  # errors may be the context of each other
+    while errors:
+        earlier = errors.pop()
+        if earlier is not None and id(earlier) not in cleaned_ids:
+            cleaned_ids.add(id(earlier))
+            errors += [earlier.__cause__, earlier.__context__]
+            earlier.__traceback__ = _program_frames(earlier.__traceback__)
+    hook(kind, error, error.__traceback__)
+
+
+def _program_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback with the frames of the program only."""
+    entries: list[TracebackType] = []
+    is_ours = False
+    while traceback is not None:
+        package = traceback.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+        is_ours = package == __name__.partition(".")[0] or (is_ours and package in ("contextlib", "functools"))
+        if traceback.tb_frame.f_code is _execute.__code__:
+            entries = []  # what called the program
+        elif not is_ours:
+            entries.append(traceback)
+        traceback = traceback.tb_next
+    for entry in reversed(entries):
+        traceback = TracebackType(traceback, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return traceback
 
 
 def _describe_run(program: Program, installed: Installed) -> str:
@@ -119,36 +146,16 @@ def _describe_run(program: Program, installed: Installed) -> str:
     return f"{done} ran here{'' if folder is None else f', with the latents in {folder}'}."
 
 
-def _without_launcher(words: list[str]) -> list[str]:
-    """Return a command line without Python or uv in front, which this process is; refuse their options."""
-    launcher = Path(words[0]).name
-    is_python = re.fullmatch(r"python[0-9.]*", launcher) is not None
-    rest = words[1:] if is_python else words[2:] if words[:2] == ["uv", "run"] else None
-    if launcher == "uvx" or words[:3] == ["uv", "tool", "run"]:
-        raise LTXVAEError(
-            f"{launcher}: starts programs in an environment of their own; start this one there: uvx --with mlx_ltx_vae "
-            "--from PACKAGE mlx_ltx_vae run -- COMMAND."
-        )
-    if rest is None:
-        return words
-    if not rest or (rest[0].startswith("-") and rest[0] != "-m"):
-        raise LTXVAEError(
-            f"{launcher}: its options cannot be kept, since the program runs in this process; leave {launcher} out: "
-            "run -- script.py, or run -- -m MODULE."
-        )
-    return _without_launcher(rest)
-
-
 def find_program(words: list[str]) -> tuple[Program, list[str]]:
     """Return the program and its arguments of a command line; raise an `LTXVAEError` if it is not Python."""
-    name, *arguments = _without_launcher(words)
+    name, *arguments = words = strip_launcher(words)
     if name == "-m":
         module, *arguments = arguments
         return Program(module, os.getcwd(), partial(_load_module, module)), arguments
     path = Path(name)
     if not path.is_file() and not (path / "__main__.py").is_file():
         path = _find_command(name)
-    _check_program(path, name)
+    _check_program(path, words)
     if path.is_dir() or path.suffix in _ARCHIVES:
         return Program(str(path), str(path), partial(_load_archive, str(path))), arguments
     return Program(str(path), str(Path(os.path.realpath(path)).parent), partial(_load_script, path)), arguments
@@ -203,9 +210,8 @@ def _execute(main: Main) -> None:
 
 
 def _find_command(name: str) -> Path:
-    """Find an installed command, first in this Python environment, which may not be on the PATH."""
-    folder = os.path.dirname(sys.executable)
-    command_path = shutil.which(name, path=os.pathsep.join([folder, os.environ.get("PATH", os.defpath)]))
+    """Find an installed command."""
+    command_path = find_here(name)
     if command_path is None:
         raise LTXVAEError(
             f"{name}: is neither a script nor a command on the PATH; give the path of a script, -m MODULE, or the name "
@@ -214,7 +220,7 @@ def _find_command(name: str) -> Path:
     return Path(command_path)
 
 
-def _check_program(path: Path, name: str) -> None:
+def _check_program(path: Path, words: list[str]) -> None:
     """Raise a `LTXVAEError` for a program in another language, or a command of another Python environment."""
     if path.is_dir() or path.suffix in (".py", *_ARCHIVES):
         return
@@ -224,15 +230,17 @@ def _check_program(path: Path, name: str) -> None:
     except OSError as error:
         raise LTXVAEError(f"{path}: cannot be read ({error.strerror}); give another program.") from error
     if b"\0" in first_lines or (first_lines.startswith(b"#!") and b"python" not in first_lines):
+        line = one_line(f"{words[0]} ... mlx_ltx_vae run -- PROGRAM")
+        front = f", or write it in front: {line}" if len(words) > 1 else ""
         raise LTXVAEError(
-            f"{path}: is not a Python program; give the script or the module that it starts: run -- -m MODULE."
+            f"{path}: is not a Python program; give the script or the module that it starts: run -- -m MODULE{front}."
         )
     interpreter = re.search(rb"(/\S*?)/python[0-9.]*\b", first_lines)
     folder = interpreter and os.fsdecode(interpreter[1])
-    if folder and os.path.realpath(folder) != os.path.realpath(os.path.dirname(sys.executable)):
+    if folder and not is_here(folder):
         raise LTXVAEError(
             f"{path}: belongs to another Python environment ({folder}); install mlx_ltx_vae there, and run "
-            f"{folder}/python -m mlx_ltx_vae run -- {name}."
+            f"{folder}/python -m mlx_ltx_vae run -- {words[0]}."
         )
 
 
