@@ -66,6 +66,7 @@ def test_an_optional_parameter_that_is_not_known_keeps_the_method_the_apps(core,
         decoder = core(OWN_DECODE)
         assert decoder.decode(mx.array(LATENTS), preset="slow") == ("own", True)
         assert decoder.decode(mx.array(LATENTS)).shape == (1, 3, 9, 64, 64)
+        assert decoder.decode(mx.array(LATENTS), preset="slow") == ("own", True)
     (line,) = capsys.readouterr().err.splitlines()
     assert "VideoDecoder.decode also takes preset; calls that use it stay the app's own." in line
     assert list(Path.cwd().glob("*latents*")) == []
@@ -124,12 +125,10 @@ def test_an_error_after_a_decode_ends_in_the_apps_own_decode_with_its_own_weight
     decoder = core(OWN_DECODE)
     with integrations.install():
         pixels = decoder.decode(mx.array(LATENTS))
-        assert mx.isnan(decoder.conv_in["conv"]["weight"]).all()  # they have moved
         with monkeypatch.context() as patch:
             patch.setattr(VideoVAE, "stream", lambda *_, **__: 1 / 0)
             assert decoder.decode(mx.array(LATENTS)) == ("own", True)
         assert mx.array_equal(decoder.decode(mx.array(LATENTS)), pixels)
-    assert mx.isfinite(decoder.conv_in["conv"]["weight"]).all()
     vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
     latents = mx.array(load_file(saved_in(capsys.readouterr().err))["latents"])
     assert mx.abs(vae.decode(latents) - pixels).max().item() < tolerance(1e-5)

@@ -162,6 +162,7 @@ def make_replacement(
         if is_rescued.get() or is_other:
             return original(*args, **kwargs)
         from .dropins import DROPINS  # which imports the decoder
+        from .networks import give_back_weights
         from .rescue import call
 
         if entry.is_around:
@@ -169,6 +170,7 @@ def make_replacement(
         values = dict(_named_arguments(signature, args, kwargs))
         later_names = [name for name in list(values)[num_positional:] if name in signature.parameters]
         if any(name not in entry.parameters and name not in _KNOWN_OPTIONS for name in later_names):
+            give_back_weights()
             return original(*args, **kwargs)
         values = {_OTHER_NAMES.get(name, name): value for name, value in values.items()}
         return call(entry, original, args, kwargs, values, num_positional)

@@ -1,11 +1,11 @@
 """`VideoVAE` with the weights that an app has loaded, and with the app's noise.
 
 The weights are in memory once: where the app's single pass is replaced, the arrays of a network move into its VAE at
-the first use, except those that the VAE does not keep. `give_back_weights` reverses this. The statistics of
-the latents, which apps read, stay. Otherwise the VAE has a copy of the weights.
+the first use, except those that the VAE does not keep, and lazy arrays with the same values take their places.
+`give_back_weights` reverses this. The statistics of the latents, which apps read, stay. Otherwise the VAE has a copy of
+the weights.
 """
 
-import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -80,9 +80,10 @@ def vae_of(network: nn.Module, dtype: mx.Dtype | None = None) -> VideoVAE:
     moved: dict[str, partial] = {}
     if _is_replaced(type(network)):
         moved = _find_movable(checkpoint, vae, weights)
-        blanks = {name: _without_memory(weights[name]) for name in moved}
-        _update(network, blanks)
-        weights |= blanks
+        # Lazy arrays, which take no memory until something else than a drop-in uses them.
+        arrays = {name: restore() for name, restore in moved.items()}
+        _update(network, arrays)
+        weights |= arrays
         _moved_networks.append(weakref.ref(network))
     setattr(network, _ATTRIBUTE, _LoadedVAE(weights, config, vae, moved))
     return vae
@@ -102,6 +103,7 @@ def give_back_weights() -> None:
         for name, restore in loaded.moved.items():
             if weights.get(name) is loaded.weights[name]:  # else the app has loaded another one
                 arrays[name] = restore()
+                mx.eval(arrays[name])  # which another thread may use
         _update(network, arrays)
         delattr(network, _ATTRIBUTE)
 
@@ -149,13 +151,12 @@ def _find_movable(checkpoint: Checkpoint, vae: VideoVAE, weights: Mapping[str, m
 
 
 def _repair(restore: Callable[[], mx.array], indices: mx.array, values: mx.array) -> mx.array:
-    """Return a restored weight with the `values` at some flat indices, evaluated."""
+    """Return a restored weight with the `values` at some flat indices, as a lazy array."""
     array = mx.contiguous(restore())
     if indices.size:
         shape, array = array.shape, array.flatten()
         array[indices] = values
         array = array.reshape(shape)
-    mx.eval(array)
     return array
 
 
@@ -210,11 +211,3 @@ def _diffusion_config(config: Any) -> dict[str, Any]:
 def _update(network: nn.Module, arrays: Mapping[str, mx.array]) -> None:
     """Put arrays into a network, by the names of `named_parameters`."""
     network.update(tree_map_with_path(lambda name, array: arrays.get(name, array), network.parameters()))
-
-
-def _without_memory(array: mx.array) -> mx.array:
-    """Return a placeholder of one number in memory for an array that has moved, of its shape and dtype.
-
-    The app can load other weights into it.
-    """
-    return mx.broadcast_to(mx.array(math.nan, array.dtype), array.shape)
