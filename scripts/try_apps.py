@@ -103,6 +103,14 @@ def make_dmlsrc(modules: SimpleNamespace) -> nn.Module:
     return modules.native_decoder.NativeConv3dVideoDecoder(BLOCKS_2_3, base_channels=8, compute_dtype=mx.float32)
 
 
+def make_acelogic(modules: SimpleNamespace) -> nn.Module:
+    """Return the narrow decoder of Acelogic's LTX-2-MLX, for LTX-2."""
+    decoder = modules.simple_decoder.SimpleVideoDecoder(base_channels=8, timestep_conditioning=False)
+    decoder.conv_in = modules.simple_decoder.Conv3dSimple(8, 64)
+    decoder.mean_of_means, decoder.std_of_means = mx.zeros(8), mx.full(8, 3.0)
+    return decoder
+
+
 def tiles(module: ModuleType, time: str = "TemporalTilingConfig") -> Any:
     """Return the app's own object for tiles of 128 pixels and 32 frames, smaller than the clip on two axes."""
     return module.TilingConfig(module.SpatialTilingConfig(128, 64), getattr(module, time)(32, 8))
@@ -145,6 +153,26 @@ def compare_streaming(
         axis=2,
     )
     return report(mx.concatenate(chunks, axis=2), expected, own_tiles)
+
+
+def compare_simple(original: SimpleNamespace, new: SimpleNamespace, models: list[nn.Module], latents: mx.array) -> str:
+    """Compare the decoder of Acelogic's LTX-2-MLX, its levels, and its stream."""
+    for model in models:  # these are zero without a timestep embedder
+        tables = {name: array * 0 for name, array in tree_flatten(model.parameters()) if name.endswith("shift_table")}
+        model.load_weights(list(tables.items()), strict=False)
+    expected = models[0](latents, show_progress=False)
+    pixels = models[1](latents, show_progress=False)
+    assert models[1](latents.astype(mx.bfloat16), show_progress=False).dtype == mx.float32
+    levels = [
+        module.simple_decoder.decode_latent(latents, model).astype(mx.int32)
+        for module, model in zip((original, new), models, strict=True)
+    ]
+    assert mx.abs(levels[0] - levels[1]).max().item() <= 1
+    chunks = list(new.tiling.decode_tiled(latents, models[1], tiles(new.tiling), show_progress=False))
+    assert len(chunks) > 1, "it streams"
+    assert mx.array_equal(mx.concatenate(chunks, axis=2), pixels)
+    own_tiles = list(original.tiling.decode_tiled(latents, models[0], tiles(original.tiling), show_progress=False))
+    return report(pixels, expected, mx.concatenate(own_tiles, axis=2))
 
 
 def compare_decoders(
@@ -286,6 +314,12 @@ TRIALS = {
         ("LTX_2_MLX.model.video_vae.tiling", "LTX_2_MLX.model.video_vae.native_decoder"),
         make_dmlsrc,
         compare_streaming,
+    ),
+    "Acelogic/LTX-2-MLX": Trial(
+        ("",),
+        ("LTX_2_MLX.model.video_vae.tiling", "LTX_2_MLX.model.video_vae.simple_decoder"),
+        make_acelogic,
+        compare_simple,
     ),
 }
 
@@ -438,7 +472,7 @@ def try_app(app: str, clone: Path) -> str:
             missing = [
                 entry.path
                 for entry in APPS[app]
-                if entry.module in new.others and not entry.is_recent
+                if entry.module in new.others and not entry.is_optional
                 if f"{entry.module}:{entry.path}" not in installed.replaced[app]
             ]
             assert not missing, missing

@@ -72,6 +72,8 @@ class NADiffusionDecoder(Network):
 
 _BLOCKS = """
 import sys
+import mlx.core as mx
+import numpy as np
 
 class _DiffusionVideoDecoder:
     def __init__(self, decoder):
@@ -94,10 +96,27 @@ class VideoDecoder:
         )
         return output_path
 
+    def load(self):
+        return self._decoder
+
+    def iter_frames(self, latent, *, seed=0, keyframes=None):
+        for chunk in self.load()._decoder.tiled_decode(latent, None, seed=seed, keyframes=keyframes):
+            yield np.array((mx.clip(chunk.astype(mx.float32), -1, 1)[0].transpose(1, 2, 3, 0) + 1) / 2)
+
 
 class AudioDecoder:
     def __call__(self, audio_latent):
         return audio_latent + 1
+"""
+
+_HDR = """
+import numpy as np
+
+def encode_hdr_outputs(chunks, output_path, fps, exr_color_space=None):
+    frames = np.concatenate(list(chunks))
+    with open(output_path, "wb") as file:
+        np.save(file, frames)
+    return fps
 """
 
 _LTX_2_MLX = """
@@ -106,7 +125,32 @@ class NativeConv3dVideoDecoder(Network):
         raise AssertionError("the app's own decode")
 """
 
+_SIMPLE = """
+class SimpleVideoDecoder(Network):
+    def __init__(self, file):
+        nn.Module.__init__(self)
+        arrays = {"last_scale_shift_table": mx.zeros((2, 8)), "timestep_scale_multiplier": mx.array(1000.0)}
+        for name, array in mx.load(file).items():
+            name = name.replace(".conv.weight", ".weight").replace(".conv.bias", ".bias")
+            name = name.replace("per_channel_statistics.mean", "mean_of_means")
+            name = name.replace("per_channel_statistics.std", "std_of_means")
+            arrays[name] = mx.contiguous(mx.moveaxis(array, -1, 1)) if array.ndim == 5 else array
+        for name, value in tree_unflatten(list(arrays.items())).items():
+            setattr(self, name, value)
+
+    def __call__(self, latent, timestep=0.05, show_progress=True, causal=False):
+        raise AssertionError("the app's own decode")
+
+
+def decode_latent(latent, decoder, timestep=0.05, key=None, temporal_chunk_size=7, temporal_overlap=2):
+    raise AssertionError("the app's own decode")
+"""
+
 _STREAMING = """
+def decode_tiled(latent, decoder_fn, tiling_config, timestep=0.05, show_progress=True, key=None):
+    raise AssertionError("the app's own decode")
+
+
 def decode_streaming(latent, decoder_fn, tiling_config=None, timestep=0.05, show_progress=True):
     raise AssertionError("the app's own decode")
 """
@@ -117,7 +161,9 @@ MODULES = {
     "ltx_core_mlx.model.video_vae.video_vae": _NETWORK + _LTX_CORE,
     "ltx_core_mlx.model.video_vae.diffusion_decoder.decoder": _NETWORK + _DIFFUSION,
     "ltx_pipelines_mlx.utils.blocks": _BLOCKS,
+    "ltx_pipelines_mlx.utils.hdr_media": _HDR,
     "LTX_2_MLX.model.video_vae.native_decoder": _NETWORK + _LTX_2_MLX,
+    "LTX_2_MLX.model.video_vae.simple_decoder": _NETWORK + _SIMPLE,
     "LTX_2_MLX.model.video_vae.tiling": _STREAMING,
     "LTX_2_MLX.pipeline": "from LTX_2_MLX.model.video_vae.tiling import decode_streaming\n",
 }

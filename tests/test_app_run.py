@@ -80,6 +80,16 @@ CALLS = {
         decoder = NativeConv3dVideoDecoder(file)
         pixels = mx.concatenate(list(decode_streaming(latents, decoder, None, show_progress=False)), axis=2)
     """,
+    "Acelogic/LTX-2-MLX": """
+        from LTX_2_MLX.model.video_vae.simple_decoder import SimpleVideoDecoder, decode_latent
+        from LTX_2_MLX.model.video_vae.tiling import decode_tiled
+        decoder = SimpleVideoDecoder(file)
+        assert decoder(latents.astype(mx.bfloat16)).dtype == mx.float32
+        pixels = mx.concatenate(list(decode_tiled(latents, decoder, None, show_progress=False)), axis=2)
+        levels = decode_latent(latents, decoder, temporal_chunk_size=2)
+        assert mx.array_equal(levels, (mx.clip((pixels[0].transpose(1, 2, 3, 0) + 1) / 2, 0, 1) * 255).astype(mx.uint8))
+        assert mx.array_equal(decoder(latents), pixels)
+    """,
 }
 
 
@@ -93,12 +103,13 @@ def test_an_app_runs_twice_in_one_process_with_equal_results(apps, network, gold
     script += [*lines, "mx.save(output, pixels)", "json.dump([sys.argv[0], sys.path[0], __name__], open('seen', 'w'))"]
     (tmp_path / "generate.py").write_text("\n".join([*script, "sys.exit(3)"]))
     argv, path = list(sys.argv), list(sys.path)
-    file = network("ltx2_3", "decoder")
+    case = "ltx2" if app.startswith("Acelogic") else "ltx2_3"  # which always pads by reflection
+    file = network(case, "decoder")
     for output in ("first.npy", "second.npy"):
         assert main(["run", "--", "generate.py", file, output]) == 3
     assert json.loads((tmp_path / "seen").read_text()) == ["generate.py", str(tmp_path), "__main__"]
     assert (sys.argv, sys.path) == (argv, path)
-    expected = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False).decode(mx.array(LATENTS))
+    expected = VideoVAE.from_pretrained(golden(case).checkpoint, encoder=False).decode(mx.array(LATENTS))
     first, second = np.load("first.npy"), np.load("second.npy")
     assert np.array_equal(first, second)
     assert np.array_equal(first, np.array(expected))
@@ -304,6 +315,40 @@ def test_the_diffusion_decoder_draws_the_noise_of_the_app(apps, network, golden,
     streamed = mx.concatenate(chunks, axis=2)
     assert streamed.shape == found.shape == expected.shape
     assert mx.abs(streamed - found).max().item() < tolerance(1e-4)
+
+
+def test_an_hdr_video_of_ltx_2_mlx_keeps_its_rate_and_its_keyframes(
+    apps, network, golden, tmp_path, monkeypatch, capfd
+):
+    """As its HDRICLoraPipeline does: it reads `type_emb`, and decodes while it writes, in float32."""
+    apps()
+    case = "ltx2_5_keyframes"
+    grid = golden(case).manifest["vae_config"]["decoder"]["stage_kernels"][0]
+    grid = [max(3, length) for length in grid]
+    latents = mx.random.normal((1, 8, *grid), key=mx.random.key(5))
+    stills = mx.random.normal((1, 8, 1, *grid[1:]), key=mx.random.key(6))
+    keyframes = SimpleNamespace(latents=stills, pixel_frame_indices=(3,), clip_start_frame=0)
+    with integrations.install(save_latents="saved"):
+        decoders = importlib.import_module(f"{CORE}.diffusion_decoder.decoder")
+        blocks = importlib.import_module("ltx_pipelines_mlx.utils.blocks")
+        hdr = importlib.import_module("ltx_pipelines_mlx.utils.hdr_media")
+        decoder = decoders.NADiffusionDecoder(network(case, "decoder"), diffusion_config(golden, case))
+        block = blocks.VideoDecoder(blocks._DiffusionVideoDecoder(decoder), "diffusion")
+        for _ in range(2):
+            assert not mx.all(block.load()._decoder.type_emb == 0).item()
+            chunks = block.iter_frames(latents, seed=7, keyframes=keyframes)
+            assert hdr.encode_hdr_outputs(chunks, str(tmp_path / "clip.npy"), 30, None) == 30
+        expected = decoder.decode(latents, seed=7, keyframes=keyframes)
+        monkeypatch.setattr(VideoVAE, "stream", lambda *_, **__: 1 / 0)
+        with pytest.raises(AssertionError, match="the app's own decode"):
+            hdr.encode_hdr_outputs(block.iter_frames(latents[:, :, :-1]), str(tmp_path / "rescued.npy"), fps=30)
+    frames = np.load(tmp_path / "clip.npy")
+    expected = np.array((mx.clip(expected[0].transpose(1, 2, 3, 0), -1, 1) + 1) / 2)
+    assert frames.shape == expected.shape
+    assert np.abs(frames - expected).max() < tolerance(1e-4)
+    for path in (min(Path("saved").iterdir()), max(Path("saved").iterdir())):
+        with path.open("rb") as file:
+            assert json.loads(file.read(int.from_bytes(file.read(8), "little")))["__metadata__"]["fps"] == "30"
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])

@@ -9,7 +9,8 @@ from mlx_ltx_vae import integrations
 integrations.install()
 ```
 
-By hand, in an app that is not in the table of `apps`:
+By hand, in an app that is not in the table of `apps`, if its network has the tensors of a checkpoint, by their names
+there or those of an app in the table, with convolution weights in the layout of MLX or of torch:
 
 ```python
 from mlx_ltx_vae.integrations import decode_tiled, decode_whole

@@ -13,7 +13,7 @@ class Entry:
         path: "Class.method", or "function", in the module.
         parameters: the names of all parameters in all versions that were read, without `self`.
         is_around: the drop-in gets the app's function as its first argument, and calls it.
-        is_recent: older versions of the module do not have the class.
+        is_optional: other versions of the module do not have it, or other apps with a module of this name.
     """
 
     module: str
@@ -21,7 +21,7 @@ class Entry:
     parameters: tuple[str, ...]
     dropin: str
     is_around: bool = False
-    is_recent: bool = False
+    is_optional: bool = False
 
     @property
     def owner(self) -> str:
@@ -31,6 +31,21 @@ class Entry:
     @property
     def name(self) -> str:
         return self.path.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class NetworkNotes:
+    """What an app's network does not state, or states otherwise than checkpoints do.
+
+    Attributes:
+        names: regular expressions of parts of its tensors' names, and what checkpoints have in their place.
+        untimed: regular expression of the names that change nothing where it has no timestep embedder.
+        padding: of its convolutions along height and width, which have no attribute that says it.
+    """
+
+    names: tuple[tuple[str, str], ...] = ()
+    untimed: str = ""
+    padding: str | None = None
 
 
 def _entries(module: str, owner: str, functions: dict[str, tuple[str, str]], **options: bool) -> tuple[Entry, ...]:
@@ -53,6 +68,7 @@ _TILED = "sample tiling_config tiling_mode causal timestep debug on_frames_ready
 _WHOLE = "sample causal timestep debug chunked_conv"
 _LTX_CORE = "ltx_core_mlx.model"
 _BLOCKS = "ltx_pipelines_mlx.utils.blocks"
+_SIMPLE = "LTX_2_MLX.model.video_vae.simple_decoder"
 _VIDEO_DECODER = {"__call__": ("decode_whole", _WHOLE), "decode_tiled": ("decode_tiled", _TILED)}
 
 #: Entries of each app, by its repository.
@@ -81,10 +97,17 @@ APPS: dict[str, tuple[Entry, ...]] = {
             },
         ),
         *_entries(
-            _BLOCKS, "_DiffusionVideoDecoder", {"decode_and_stream": ("stream_wrapped", _STREAM)}, is_recent=True
+            _BLOCKS, "_DiffusionVideoDecoder", {"decode_and_stream": ("stream_wrapped", _STREAM)}, is_optional=True
         ),
         *_entries(_BLOCKS, "VideoDecoder", {"decode_and_stream": ("without_estimate", _STREAM)}, is_around=True),
         *_entries(_BLOCKS, "AudioDecoder", {"__call__": ("with_sound_kept", "audio_latent")}, is_around=True),
+        *_entries(
+            "ltx_pipelines_mlx.utils.hdr_media",
+            "",
+            {"encode_hdr_outputs": ("with_output", "chunks output_path fps exr_color_space")},
+            is_around=True,
+            is_optional=True,
+        ),
     ),
     "Blaizzy/mlx-video": _entries("mlx_video.models.ltx_2.video_vae.decoder", "LTX2VideoDecoder", _VIDEO_DECODER),
     "james-see/mlx-video-with-audio": _entries(
@@ -100,14 +123,46 @@ APPS: dict[str, tuple[Entry, ...]] = {
             "LTX_2_MLX.model.video_vae.tiling",
             "",
             {"decode_streaming": ("decode_streaming", "latent decoder_fn tiling_config timestep show_progress")},
+            is_optional=True,
+        ),
+    ),
+    "Acelogic/LTX-2-MLX": (
+        *_entries(
+            _SIMPLE, "SimpleVideoDecoder", {"__call__": ("decode_float", "latent timestep show_progress causal")}
+        ),
+        *_entries(
+            _SIMPLE,
+            "",
+            {"decode_latent": ("decode_latent", "latent decoder timestep key temporal_chunk_size temporal_overlap")},
+        ),
+        *_entries(
+            "LTX_2_MLX.model.video_vae.tiling",
+            "",
+            {"decode_tiled": ("decode_streaming", "latent decoder_fn tiling_config timestep show_progress key")},
+            is_optional=True,
         ),
     ),
 }
 
+#: Notes on networks, by "module:class".
+NETWORKS = {
+    f"{_SIMPLE}:SimpleVideoDecoder": NetworkNotes(
+        names=(
+            (r"(^|\.)(conv|conv_in|conv_out|conv1|conv2)\.(weight|bias)$", r"\1\2.conv.\3"),
+            (r"time_embedder\.linear", "time_embedder.timestep_embedder.linear"),
+        ),
+        untimed=r"scale_shift_table$|^timestep_scale_multiplier$",
+        padding="reflect",
+    )
+}
 
-def entries_of(apps: tuple[str, ...]) -> dict[str, str]:
-    """Return {module: app} for the modules of some apps, or of all. Raises a `LTXVAEError` for an unknown app."""
-    for app in apps:
+
+def apps_of(apps: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return {module: apps} for the modules of some apps, or of all. Raises a `LTXVAEError` for an unknown app."""
+    modules: dict[str, list[str]] = {}
+    for app in apps or APPS:
         if app not in APPS:
             raise LTXVAEError(f"{app!r} is not a known app{suggest(app, APPS)}; expected {' or '.join(APPS)}.")
-    return {entry.module: app for app in apps or APPS for entry in APPS[app]}
+        for module in dict.fromkeys(entry.module for entry in APPS[app]):
+            modules.setdefault(module, []).append(app)
+    return modules

@@ -11,6 +11,7 @@ Exceptions of the app's callbacks reach the app. Exceptions of this package are 
 a RuntimeError, and a `TilingError` also a ValueError.
 """
 
+import inspect
 import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -37,8 +38,8 @@ from ..tiling.config import TilingConfig
 from ..tiling.layout import TileLayout
 from ..vae import VideoVAE
 from .apps import HARMLESS
-from .networks import app_noise, single_pass, vae_of
-from .settings import current
+from .networks import app_noise, vae_of
+from .settings import current, output
 
 PlanT = TypeVar("PlanT", bound=Plan)
 
@@ -77,7 +78,6 @@ def _read_options(function_name: str, options: dict[str, Any]) -> _CallOptions:
     return _CallOptions(**call_options)
 
 
-@single_pass
 def decode_whole(
     self: nn.Module, latents: mx.array, *, timestep: mx.array | float | None = None, **options: Any
 ) -> mx.array:
@@ -86,6 +86,35 @@ def decode_whole(
     The result has the latents' dtype. Further options as in `decode_tiled`.
     """
     return decode_tiled(self, latents, timestep=timestep, **options)
+
+
+def decode_float(self: nn.Module, latents: mx.array, **options: Any) -> mx.array:
+    """Decode as `decode_whole`, to float32 pixels whatever the dtype of the latents, as Acelogic's LTX-2-MLX does."""
+    return decode_whole(self, latents, output_dtype="float32", **options)
+
+
+def decode_latent(
+    latent: mx.array,
+    decoder: nn.Module,
+    timestep: mx.array | float | None = None,
+    temporal_chunk_size: int = 7,
+    temporal_overlap: int = 2,
+    **options: Any,
+) -> mx.array:
+    """Decode latents (1, C, F', H', W') or (C, F', H', W') to uint8 (F, H, W, 3), as Acelogic's LTX-2-MLX does.
+
+    The app's chunks along time have no effect.
+    """
+    latents = latent if latent.ndim == _AXES else latent[None]
+    decode = _start(decoder, latents, None, timestep, _read_options("decode_latent", options))
+
+    def level_chunks() -> Iterator[mx.array]:
+        for chunk in decode.chunks:
+            pixels = mx.clip((_pixels(chunk).astype(mx.float32) + 1) / 2, 0, 1) * 255
+            yield pixels[0].transpose(1, 2, 3, 0).astype(mx.uint8)
+
+    with arrays_released(), closing(decode.chunks):
+        return join_parts(level_chunks(), 0, decode.plan.num_frames)
 
 
 def decode_tiled(
@@ -207,7 +236,6 @@ def decode_streaming(
     yield from map(_pixels, with_progress(chunks, show_progress, num_frames))  # `map` holds no chunk while it waits
 
 
-@single_pass
 def encode_whole(self: nn.Module, pixels: mx.array, *_: Any, **options: Any) -> mx.array:
     """Encode pixels (B, 3, F, H, W) in [-1, 1] to normalized latents (B, C, F', H', W'), as ltx-2-mlx does.
 
@@ -228,6 +256,16 @@ def with_sound_kept(original: Callable[..., mx.array], self: Any, *arguments: An
     if (folder := current().folder) is not None:
         folder.hold_sound(next(iter((*arguments, *options.values()))))
     return original(self, *arguments, **options)
+
+
+def with_output(original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call the function of ltx-2-mlx that writes an HDR video while it is decoded, and note the file and its rate."""
+    values = inspect.signature(original).bind(*arguments, **options).arguments
+    token = output.set((values.get("output_path"), values.get("fps")))
+    try:
+        return original(*arguments, **options)
+    finally:
+        output.reset(token)
 
 
 class _Decode(NamedTuple):
@@ -286,7 +324,8 @@ def _prepare(decoder: nn.Module, latents: mx.array, call_options: _CallOptions) 
 def _save(latents: mx.array, scale: ScaleFactors, call_options: _CallOptions) -> None:
     """Save latents if a folder is set."""
     if (folder := current().folder) is not None and latents.ndim == _AXES:
-        folder.save(latents, scale, call_options.frame_rate, _keyframes(call_options.keyframes))
+        fps = call_options.frame_rate or output.get()[1]
+        folder.save(latents, scale, fps, _keyframes(call_options.keyframes))
 
 
 def _decode_options(
@@ -351,6 +390,8 @@ DROPINS: dict[str, Callable[..., Any]] = {
     dropin.__name__: dropin
     for dropin in (
         decode_whole,
+        decode_float,
+        decode_latent,
         decode_tiled,
         tiled_decode,
         decode_and_stream,
@@ -359,5 +400,6 @@ DROPINS: dict[str, Callable[..., Any]] = {
         decode_streaming,
         encode_whole,
         with_sound_kept,
+        with_output,
     )
 }

@@ -13,7 +13,7 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
-from .apps import APPS, CALL_OPTIONS, HARMLESS, Entry, entries_of
+from .apps import APPS, CALL_OPTIONS, HARMLESS, Entry, apps_of
 from .settings import Settings, is_rescued, pop, push, say
 
 #: Names of the drop-ins' parameters by their names in apps. The first one, latents or pixels, is passed by position.
@@ -38,7 +38,7 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
     """
 
     def __init__(self, apps: tuple[str, ...], settings: Settings) -> None:
-        self._apps, self._settings = entries_of(apps), settings
+        self._apps, self._settings = apps_of(apps), settings
         self._targets: list[_Target] = []
         self.replaced: dict[str, list[str]] = {}
         self.moved: list[str] = []
@@ -88,17 +88,17 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
         return spec
 
     def _replace_in(self, module: ModuleType) -> None:
-        app = self._apps[module.__name__]
-        entries = [entry for entry in APPS[app] if entry.module == module.__name__]
-        for owner, group in groupby(entries, key=attrgetter("owner")):
-            self._replace_class(app, module, owner, list(group))
+        for app in self._apps[module.__name__]:
+            entries = [entry for entry in APPS[app] if entry.module == module.__name__]
+            for owner, group in groupby(entries, key=attrgetter("owner")):
+                self._replace_class(app, module, owner, list(group))
 
     def _replace_class(self, app: str, module: ModuleType, owner: str, entries: list[Entry]) -> None:
         """Replace all functions of a class, or none if one is missing or needs a parameter that no drop-in has."""
         namespace = getattr(module, owner, None) if owner else module
-        if namespace is None and entries[0].is_recent:
-            return
         app_functions = {entry: None if namespace is None else vars(namespace).get(entry.name) for entry in entries}
+        if entries[0].is_optional and not any(app_functions.values()):
+            return
         problems = [problem for entry, function in app_functions.items() if (problem := _find_problem(entry, function))]
         if problems:
             name = owner or entries[0].name
@@ -142,7 +142,7 @@ def install(*apps: str, memory_budget: str | int | None = None, save_latents: st
     A class that differs from the table in an app's version is not replaced, and one line on standard error says so.
     Where a drop-in fails, the latents are saved, a line says where, and the app's own function runs.
     """
-    entries_of(apps)
+    apps_of(apps)
     return Installed(apps, push(memory_budget, save_latents))
 
 

@@ -6,8 +6,9 @@ the first use, except those that the VAE does not keep, and lazy arrays with the
 the weights.
 """
 
+import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -29,9 +30,10 @@ from ..models.specs import NetworkSpec
 from ..models.video_vae.config import CLASS_NAME
 from ..shapes import Axis
 from ..vae import VideoVAE
+from .apps import NETWORKS, NetworkNotes
 
 #: Drop-ins that replace an app's single pass, after which the app does not use the weights any more.
-_SINGLE_PASSES: list[str] = []
+_SINGLE_PASSES = ("decode_whole", "decode_float", "encode_whole")
 _ATTRIBUTE = "_mlx_ltx_vae"  # of the app's network; neither an array nor a module, and so no parameter
 
 
@@ -54,12 +56,6 @@ _PADDING = {"zeros": "zeros", "manual": "zeros", "conv": "zeros", "reflect": "re
 _SEED_OFFSET = 30000
 
 
-def single_pass(dropin: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Mark a drop-in that replaces an app's single pass."""
-    _SINGLE_PASSES.append(dropin.__name__)
-    return dropin
-
-
 def vae_of(network: nn.Module, dtype: mx.Dtype | None = None) -> VideoVAE:
     """Return the `VideoVAE` with the weights of an app's decoder or encoder, which is made once for these weights.
 
@@ -75,11 +71,12 @@ def vae_of(network: nn.Module, dtype: mx.Dtype | None = None) -> VideoVAE:
     weights, config = named_parameters(network), _network_config(network)
     if (vae := _cached_vae(network, weights, config)) is not None:
         return vae
-    checkpoint = open_weights(weights, config)
+    names = _checkpoint_names(type(network), weights)
+    checkpoint = open_weights({name: weights[app_name] for name, app_name in names.items()}, config)
     vae = VideoVAE.from_pretrained(checkpoint, dtype=_promoted_dtype(weights, dtype))
     moved: dict[str, partial] = {}
     if _is_replaced(type(network)):
-        moved = _find_movable(checkpoint, vae, weights)
+        moved = {names[name]: restore for name, restore in _find_movable(checkpoint, vae).items()}
         # Lazy arrays, which take no memory until something else than a drop-in uses them.
         arrays = {name: restore() for name, restore in moved.items()}
         _update(network, arrays)
@@ -129,7 +126,7 @@ def _cached_vae(network: nn.Module, weights: Mapping[str, mx.array], config: dic
     return loaded.vae if all(loaded.weights[name] is weights[name] for name in weights) else None
 
 
-def _find_movable(checkpoint: Checkpoint, vae: VideoVAE, weights: Mapping[str, mx.array]) -> dict[str, partial]:
+def _find_movable(checkpoint: Checkpoint, vae: VideoVAE) -> dict[str, partial]:
     """Return what makes an app's weights again from those of a VAE, bit by bit, by their names in the checkpoint."""
     movable = {}
     for network_name, stored in checkpoint.networks.items():
@@ -137,7 +134,7 @@ def _find_movable(checkpoint: Checkpoint, vae: VideoVAE, weights: Mapping[str, m
         layout = replace(stored, tensors={})  # without the arrays
         for key, info in stored.tensors.items():
             owner, _, name = key.rpartition(".")
-            module, weight = modules.get(owner, {}), weights[info.name]
+            module, weight = modules.get(owner, {}), cast(mx.array, info.array)
             if name not in module or module[name].size != weight.size:  # the VAE has a part of it
                 continue
             restore = partial(_restore, module, name, layout, weight.shape, weight.dtype)
@@ -166,6 +163,26 @@ def _restore(module: nn.Module, name: str, layout: StoredNetwork, shape: tuple[i
     return layout.unsanitize(array, shape).astype(dtype)
 
 
+def _notes(kind: type) -> NetworkNotes:
+    """Return the table's notes on an app's network of this class."""
+    names = [f"{base.__module__}:{base.__qualname__}" for base in kind.__mro__]
+    return next((NETWORKS[name] for name in names if name in NETWORKS), NetworkNotes())
+
+
+def _checkpoint_names(kind: type, names: Collection[str]) -> dict[str, str]:
+    """Return the names of an app's tensors by those that checkpoints have, without tensors that change nothing."""
+    notes, is_timed = _notes(kind), any("time_embedder" in name for name in names)
+    checkpoint_names = {}
+    for app_name in names:
+        if notes.untimed and not is_timed and re.search(notes.untimed, app_name):
+            continue
+        name = app_name
+        for pattern, replacement in notes.names:
+            name = re.sub(pattern, replacement, name)
+        checkpoint_names[name] = app_name
+    return checkpoint_names
+
+
 def _promoted_dtype(weights: Mapping[str, mx.array], dtype: mx.Dtype | None) -> Any:
     """Return the dtype in which an app computes with values of `dtype`, or `None` if it is the dtype of the weights."""
     weight = next(array for name, array in sorted(weights.items()) if array.ndim > 1)
@@ -186,6 +203,7 @@ def _network_config(network: nn.Module) -> dict[str, Any] | None:
     if hasattr(app_config, "stage5_kernel"):
         return _diffusion_config(app_config)
     modes = {getattr(module, "spatial_padding_mode", None) for module in network.modules()} - {None}
+    modes = modes or {_notes(type(network)).padding} - {None}
     mode_names = {str(getattr(mode, "value", mode)) for mode in modes}
     padding = {_PADDING.get(name) for name in mode_names}
     if None in padding or len(padding) > 1:

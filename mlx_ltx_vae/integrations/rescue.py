@@ -12,7 +12,7 @@ from ..latents.writer import rescue_latents
 from .apps import Entry
 from .dropins import DROPINS
 from .networks import give_back_weights
-from .settings import counts, current, is_rescued, say
+from .settings import counts, current, is_rescued, output, say
 
 _CALLBACK = "on_frames_ready"
 _TIME_AXIS = 2  # of frames (B, 3, n, H, W)
@@ -130,7 +130,9 @@ class _Call:
         folder = current().folder
         if folder is not None and (path := folder.path_of(latents)):
             return f"its latents are in {path}"
-        return rescue_latents(latents, self._values.get("output_path"), self._values.get("frame_rate"))
+        output_path, fps = output.get()
+        values = self._values
+        return rescue_latents(latents, values.get("output_path", output_path), values.get("frame_rate", fps))
 
 
 @contextmanager

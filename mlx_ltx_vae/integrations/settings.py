@@ -30,6 +30,9 @@ counts: Counter[str] = Counter()
 #: Whether an app's own function is running in the place of a drop-in that failed.
 is_rescued: ContextVar[bool] = ContextVar("is_rescued", default=False)
 
+#: File that an app writes with what it decodes now, and its rate, where it does not state them with the latents.
+output: ContextVar[tuple[str | None, float | None]] = ContextVar("output", default=(None, None))
+
 
 def current() -> Settings:
     """Return the options of the last installation."""
