@@ -12,6 +12,7 @@ function whose parameters the table does not know.
 import argparse
 import importlib
 import io
+import os
 import re
 import subprocess
 import sys
@@ -33,7 +34,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_map
 
-from mlx_ltx_vae import VideoReader
+from mlx_ltx_vae import VideoReader, VideoVAE
 from mlx_ltx_vae.integrations import install, vae_of
 from mlx_ltx_vae.integrations.apps import APPS
 
@@ -279,6 +280,23 @@ def compare_files(blocks: Sequence[type], models: list[nn.Module], latents: mx.a
     return f"its file {psnr:.1f} dB from the pixels, the app's {own_psnr:.1f} dB"
 
 
+def compare_failure(models: list[nn.Module], latents: mx.array) -> str:
+    """Compare what an app makes after an error of this package, with the weights that it gets back."""
+    expected, pixels = None, None
+    folder, stream = Path.cwd(), VideoVAE.stream
+    with tempfile.TemporaryDirectory() as name, redirect_stderr(io.StringIO()) as printed:
+        os.chdir(name)
+        VideoVAE.stream = lambda *_, **__: 1 / 0  # type: ignore[assignment, method-assign]
+        try:
+            expected, pixels = (getattr(model, "decode", model)(latents) for model in models)
+            assert [path.suffix for path in Path(name).iterdir()] == [".safetensors"]
+        finally:
+            os.chdir(folder)
+            VideoVAE.stream = stream  # type: ignore[method-assign]
+    assert mx.array_equal(expected, pixels)
+    return next(line for line in printed.getvalue().splitlines() if "the app's own" in line)
+
+
 LTX_CORE = "ltx_core_mlx.model"
 DIFFUSION = f"{LTX_CORE}.video_vae.diffusion_decoder"
 TRIALS = {
@@ -498,6 +516,7 @@ def try_app(app: str, clone: Path) -> str:
                         pad_otherwise(model)
                     models[1].update(models[0].parameters())
                 text += "\n  " + trial.compare(original, new, models, make_latents(models[1]))
+            text += "\n  " + compare_failure(models, make_latents(models[1]))
     return f"{app}: {vae.config.generation}, {size / 1e6:.1f} MB of weights and {held} bytes more:{text}"
 
 
