@@ -123,7 +123,12 @@ def mutate(code, entry, mutant):
 @pytest.mark.parametrize(
     ("entry", "mutant"),
     [
-        pytest.param(entry, mutant, id=f"{entry.module.rpartition('.')[2]}:{entry.path}-{mutant}")
+        pytest.param(
+            entry,
+            mutant,
+            id=f"{entry.module.rpartition('.')[2]}:{entry.path}-{mutant}",
+            marks=[] if mutant in ("error", "optional") else pytest.mark.slow,
+        )
         for entry in ENTRIES
         for mutant in MUTANTS
         if entry.owner or mutant != "renamed class"

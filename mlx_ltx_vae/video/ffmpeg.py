@@ -83,14 +83,13 @@ class FfmpegProcess:
         arguments: Sequence[str],
         inherited: Sequence[int] = (),
         *,
-        takes_input: bool = False,
         writes_output: bool = False,
         marks: Sequence[str] = (),
     ) -> None:
         self.name, self._error = name, error
         self._owner = os.getpid()
         level = "repeat+level+info" if marks else "repeat+error"
-        stdin = subprocess.PIPE if takes_input else subprocess.DEVNULL
+        stdin = subprocess.DEVNULL if writes_output else subprocess.PIPE
         with ExitStack() as stack:
             progress, end = stack.enter_context(pipe_from_ffmpeg(error)) if writes_output else (None, 1)
             inherited = [*inherited, end] if writes_output else inherited

@@ -41,11 +41,11 @@ class FfmpegEncoder(FfmpegProcess):
         self._forwarder, self._path = None, None
         if isinstance(output, str):
             self._path = output.removeprefix("file:")
-            super().__init__(name, WriterError, [*arguments, output], inherited, takes_input=True)
+            super().__init__(name, WriterError, [*arguments, output], inherited)
         else:
             with pipe_from_ffmpeg(WriterError) as (pipe, write_end):
                 arguments, inherited = [*arguments, f"pipe:{write_end}"], [*inherited, write_end]
-                super().__init__(name, WriterError, arguments, inherited, takes_input=True)
+                super().__init__(name, WriterError, arguments, inherited)
             self._forwarder = Forwarder(pipe, output)
         assert self.process.stdin is not None
         self._stdin = self.process.stdin
