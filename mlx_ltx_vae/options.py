@@ -181,7 +181,7 @@ class OutputOptions:
 
     Attributes:
         bit_depth: 8 or 10, instead of `frames`.
-        overwrite: True if files of the same names are replaced; `None` means the rule of the kind of output.
+        overwrite: whether files of the same names are replaced; `None` means all but numbered stills in a folder.
         frames: what frames are written.
         contact_sheet: whether a contact sheet is written, beside the output or as the output.
         exr: of HDR latents, the frames of EXR images.

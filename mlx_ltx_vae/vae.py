@@ -500,7 +500,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
 
         Latents may be an iterator, as for `stream`, a `Film`, or a stream; a folder gets stills. A batch of several
         videos becomes `clip-0.mp4`, `clip-1.mp4` and so on. For options up to `overwrite` see `VideoWriter` (`None`
-        replaces all but pictures and stills), for `hdr` (or a curve) `HDROptions`, for the others `stream`. `audio` may
+        replaces all but stills in a folder), for `hdr` (or a curve) `HDROptions`, for the others `stream`. `audio` may
         be an `AudioVAE.stream`. Errors: `WriterError`.
         """
         name = expand_path(path, WriterError)

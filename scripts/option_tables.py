@@ -1,4 +1,4 @@
-"""Write the tables of options in docs/usage.md from the parsers of the commands: python scripts/option_tables.py
+"""Write the tables of options in docs/options.md from the parsers of the commands: python scripts/option_tables.py
 
 The tables of a command lie between `<!-- options: decode -->` and `<!-- end -->`, one for each group of options.
 Options that are the same as in `decode` are only named.
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlx_ltx_vae.commands.parsers import PARSERS
 
-PAGE = Path(__file__).parents[1] / "docs" / "usage.md"
+PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 _TABLES = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _EVERYWHERE = ("help", "version", argparse.SUPPRESS)  # destinations
 _HEAD = "| option | value | default | what it does |\n|---|---|---|---|\n"

@@ -241,7 +241,7 @@ def _use_config(path: Path) -> None:
 
 def _read_list(path: Path) -> None:
     name = str(path)
-    read_inputs([name if name.endswith(".csv") else f"@{name}"], with_sizes=True)
+    read_inputs([name if name.endswith(".csv") else f"@{name}"], of_videos=True)
 
 
 def _run(main: Callable[[list[str]], int], *arguments: str) -> None:

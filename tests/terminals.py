@@ -9,13 +9,18 @@ import termios
 from contextlib import suppress
 
 
-def run_on_terminal(columns: int, *command: object) -> tuple[int, str, str]:
-    """Run a module whose standard error is a terminal of so many columns: its exit code, its output, what is shown."""
+def run_on_terminal(columns: int, *command: object, typed: str | None = None) -> tuple[int, str, str]:
+    """Run a module whose standard error is a terminal of so many columns: its exit code, its output, what is shown.
+
+    With text that is `typed`, standard input is the terminal too.
+    """
     terminal, end = os.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
     arguments = [sys.executable, "-m", *map(str, command)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=end, text=True) as process:
+    stdin = None if typed is None else end
+    with subprocess.Popen(arguments, stdin=stdin, stdout=subprocess.PIPE, stderr=end, text=True) as process:
         os.close(end)
+        os.write(terminal, (typed or "").encode())
         shown = b""
         with suppress(OSError):  # how Linux reports the end of a terminal
             while data := os.read(terminal, 4096):

@@ -125,11 +125,6 @@ def test_a_sheet_appears_when_it_is_whole(tmp_path):
     ):
         out.write(numbered(2))
     assert names(tmp_path) == []
-    path.write_bytes(b"precious")
-    with pytest.raises(WriterError, match="already exists"):
-        write(path, numbered(3))
-    assert path.read_bytes() == b"precious"
-    path.unlink()
     write(path, numbered(3), metadata={"workflow": "{}"})
     assert read_metadata(path) == {"workflow": "{}"}
     with pytest.raises(WriterError, match="a contact sheet needs the number of frames"):
@@ -197,7 +192,7 @@ def test_a_batch_and_stills_have_sheets_and_metadata_goes_into_both(clips):
     assert written() == ["clip-0.mkv", "clip-0.png", "clip-1.mkv", "clip-1.png"]
     assert read_metadata(Path("clip-1.png")) == {"comment": "take 3"}
     assert read_metadata(Path("clip-1.mkv"))["COMMENT"] == "take 3"
-    assert run(decode, "one.safetensors", *VAE, "-o", "frames/", "--contact-sheet", "-q") == 0
+    assert run(decode, "one.safetensors", *VAE, "-o", "frames/", "--stills", "--contact-sheet", "-q") == 0
     assert len(names("frames")) == 17
     assert pictures("frames.png", (64, 64), 16).shape[0] == 16
 
@@ -205,16 +200,16 @@ def test_a_batch_and_stills_have_sheets_and_metadata_goes_into_both(clips):
 @pytest.mark.parametrize(
     ("main", "arguments", "option"),
     [
-        *((decode, [*VAE, "--contact-sheet", "-o", "clip.png"], each) for each in ("-q", "--skip-existing", "-n")),
-        *((decode, [*VAE, "--contact-sheet", "-o", name], "-q") for name in ("clip.npy", "clip/")),
-        *((decode, [*VAE, "--contact-sheet", "-o", "clip.mp4"], each) for each in ("--skip-existing", "--dry-run")),
+        *((decode, [*VAE, "--contact-sheet", "-o", "clip.png"], each) for each in ("-q", "-n")),
+        *((decode, [*VAE, "--contact-sheet", "-o", name], "-q") for name in ("clip.npy", "clip/%05d.png")),
+        (decode, [*VAE, "--contact-sheet", "-o", "clip.mp4"], "-q"),
         (preview, [*RGB, "-o", "clip.png"], "-q"),
     ],
 )
 def test_no_picture_is_replaced_by_a_sheet(clips, capsys, loads, main, arguments, option):
     Path("clip.png").write_bytes(b"precious")
     command = ["one.safetensors", *arguments, option]
-    if (arguments[-1], option) == ("clip.png", "--skip-existing"):
+    if option == "-n":
         assert run(main, *command) == 0
     else:
         assert "clip.png: already exists" in failed(capsys, *command, main=main)
@@ -230,16 +225,17 @@ def test_existing_sheets_are_skipped_with_their_videos(clips):
     assert run(decode, *clip, "--skip-existing", "-q") == 0
     assert Path("clip.npy").read_bytes() == b"old"
     Path("clip.png").unlink()
-    assert run(decode, *clip, "--skip-existing", "-q") == 0
+    assert run(decode, *clip, "-n", "-q") == 0
     assert Path("clip.png").read_bytes() == sheet
+    assert Path("clip.npy").read_bytes() == b"old"
 
 
 def test_a_folder_of_the_name_is_refused(clips, capsys):
     Path("clip.png").mkdir()
-    for output in ("clip.png", "clip.npy"):
-        line = failed(capsys, "one.safetensors", *VAE, "-o", output, "--contact-sheet")
-        assert line == "error: clip.png: cannot be written (it is a folder)."
-    assert run(decode, "one.safetensors", *VAE, "-o", "clip.png/", "--contact-sheet", "-q", "--frames", ":2") == 0
+    line = failed(capsys, "one.safetensors", *VAE, "-o", "clip.npy", "--contact-sheet")
+    assert line == "error: clip.png: cannot be written (it is a folder)."
+    stills = ["--stills", "--contact-sheet", "--frames", ":2"]
+    assert run(decode, "one.safetensors", *VAE, "-o", "clip.png/", *stills, "-q") == 0
     assert written() == ["clip.png.png", "clip.png/00000.png", "clip.png/00001.png"]
 
 
@@ -279,7 +275,7 @@ def test_a_name_without_a_flag_is_one_frame(clips, capsys, loads):
 @pytest.mark.parametrize("depth", [8, 10])
 def test_one_frame_is_one_picture(clips, capsys, depth):
     size = ["one.safetensors", *VAE, "--bit-depth", depth]
-    assert run(decode, *size, "-o", "all/", "-q") == 0
+    assert run(decode, *size, "-o", "all/", "--stills", "-q") == 0
     assert run(decode, *size, "-o", "frame.png", "--frames", "5:6", "--metadata", "comment=take 3", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["output"], report["frames"]) == ("frame.png", 1)
@@ -304,7 +300,7 @@ def test_clips_of_one_frame_are_pictures_also_many_and_in_python(clips):
     assert Path("frame.png").read_bytes() == Path("out/one.png").read_bytes() == Path("out/pair-1.png").read_bytes()
     assert np.array_equal(iio.imread("frame.png"), vae.decode_uint8(latents)[0])
     with pytest.raises(WriterError, match="frame.png: already exists"):
-        vae.decode_to_file(latents, "frame.png")
+        vae.decode_to_file(latents, "frame.png", overwrite=False)
 
 
 def test_a_second_frame_of_a_picture_is_an_error_and_leaves_nothing(tmp_path):

@@ -75,7 +75,7 @@ def sound_of(tmp_path, video, model):
     """`sound_of(clip, ...)`: the sound of the video that the command makes of a file, (2, n)."""
 
     def decode(clip, *options, output="a.mov"):
-        run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mov", "--audio-codec", "pcm", *options)
+        run(clip, "-m", video, "--audio-model", model, "-y", "-o", tmp_path / "a.mov", "--audio-codec", "pcm", *options)
         return heard(tmp_path / output, 24000)
 
     return decode
@@ -121,11 +121,23 @@ def test_audio_latents_are_found_by_the_names_of_pipelines_and_trainers_and_by_a
         if where == "beside":
             save_file({name: pictures, **sound}, clip, {"fps": str(FPS)})
             more = [*more, "--tensor", name] if "other" in sound else more
-            run(clip, "-m", video, "--audio-model", model, *more, "-o", tmp_path / "a.mkv", "--audio-codec", "flac")
+            run(
+                clip,
+                "-m",
+                video,
+                "--audio-model",
+                model,
+                *more,
+                "-o",
+                tmp_path / "a.mkv",
+                "-y",
+                "--audio-codec",
+                "flac",
+            )
             found = heard(tmp_path / "a.mkv", 24000)
         else:
             save_file(sound, clip)
-            run(clip, "--audio-model", model, *more, "-o", tmp_path / "a.wav")
+            run(clip, "--audio-model", model, *more, "-o", tmp_path / "a.wav", "-y")
             found = heard(tmp_path / "a.wav", 24000)
         padding = "audio_lengths_int32 is 3, which leaves out 3 audio latents of padding at the end"
         assert (padding in capsys.readouterr().err) is ("audio_lengths_int32" in sound)
@@ -395,8 +407,14 @@ def test_sound_alone_of_a_batch_is_named_and_skipped_as_videos_are(tmp_path, vid
     assert f"skipped, found {outputs[0]}, {outputs[1]}" in capsys.readouterr().out
     run(*command, "--skip-existing", "--json")
     assert json.loads(capsys.readouterr().out)["skipped"] is True
-    run(*command, "--no-overwrite", code=1)
+    run(*command, code=1)
     assert "already exists" in capsys.readouterr().err
+    Path(outputs[0]).write_bytes(b"kept")
+    Path(outputs[1]).unlink()
+    run(*command, "-n")
+    assert Path(outputs[0]).read_bytes() == b"kept"
+    expected = expected_sound(model, audio[1:2], 25 * 240)
+    assert np.abs(heard(outputs[1], 24000) - expected).max() < 1e-4
 
 
 def test_sound_is_found_in_a_pipe(tmp_path, video, model):

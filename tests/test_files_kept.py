@@ -29,8 +29,8 @@ from mlx_ltx_vae.video.audio import write_wav
 from test_full_disk import fill, small_disk  # noqa: F401
 from video_files import SIZE, noise, read
 
-REPLACED = ["out.mp4", "out.gif", "out.npy", "out.wav", "out.safetensors"]
-REFUSED = ["out.png", "sheet.png", "stills/", "stills/%05d.tif"]
+REPLACED = ["out.mp4", "out.gif", "out.npy", "out.wav", "out.safetensors", "out.png", "sheet.png"]
+REFUSED = ["stills/", "stills/%05d.tif"]
 FRAME = noise(1)
 PRECIOUS = b"precious"
 
@@ -106,25 +106,39 @@ def clip(here):
 
 
 COMMANDS = [
+    ["-o", "out.mp4"],
+    ["-o", "out.npy"],
     ["-o", "out.png"],
-    ["-o", "stills/"],
+    ["-o", "stills/", "--stills"],
     ["-o", "clip.mp4", "--contact-sheet"],
     ["-o", "clip.png", "--contact-sheet"],
 ]
 
 
 @pytest.mark.parametrize("arguments", COMMANDS)
-def test_pictures_are_replaced_by_commands_with_y(clip, capsys, arguments):
+def test_files_are_replaced_by_commands_with_y_and_skipped_with_n(clip, capsys, arguments):
     target = Path("clip.png") if "--contact-sheet" in arguments else target_of(arguments[1])
     target.write_bytes(PRECIOUS)
     command = ["clip.safetensors", *VAE, *arguments]
-    for option in ([], ["-n"]):
-        assert re.search(r"already exists; .*add -y to replace", failed(capsys, *command, *option))
+    assert re.search(r"already exists; .*add -y to replace", failed(capsys, *command))
+    assert run(decode.main, *command, "-n") == 0
+    assert "-y" not in "".join(capsys.readouterr())
     assert target.read_bytes() == PRECIOUS
     assert run(decode.main, *command, "-y", "-q") == 0
-    with Image.open(target) as image:
-        assert image.format == "PNG"
+    assert target.read_bytes() != PRECIOUS
     assert capsys.readouterr().err == ""
+
+
+def test_no_original_is_replaced_by_what_was_made_of_it(clip, capsys):
+    assert run(decode.main, "clip.safetensors", *VAE, "-o", "holiday.mkv", "--codec", "ffv1", "-q") == 0
+    original = Path("holiday.mkv").read_bytes()
+    for command in ((encode.main, "holiday.mkv"), (decode.main, "holiday.safetensors")):
+        assert run(*command, *VAE, "-q") == 0
+    assert "holiday.mkv: already exists" in failed(capsys, "holiday.safetensors", *VAE, "-o", "holiday.mkv")
+    assert Path("holiday.mkv").read_bytes() == original
+    assert "holiday.safetensors: already exists" in failed(
+        capsys, "holiday.mkv", *VAE, "-o", "holiday.safetensors", main=encode.main
+    )
 
 
 def test_stills_replace_those_of_the_same_names_and_no_others(here):
@@ -146,16 +160,13 @@ def test_a_default_name_never_replaces_a_file(here, capsys, main, name):
     assert f"warning: {name}.mp4: already exists, so the output is {name}-1.mp4; -y replaces it.\n" in err
     assert out.startswith(f"{name}-1.mp4: 1 frame of ")
     assert len(read(Path(f"{name}-1.mp4"))) == 1
-    assert run(main, "--demo", "--frames", ":1", "--skip-existing", "-q") == 0
-    assert run(main, "--demo", "--frames", ":1", "-n", "-q") == 1
+    assert run(main, "--demo", "--frames", ":1", "-n", "-q") == 0
     assert path.read_bytes() == PRECIOUS
     assert run(main, "--demo", "--frames", ":1", "-y", "-q") == 0
     assert len(read(path)) == 1
 
 
-@pytest.mark.parametrize(
-    "name", [*REPLACED, "out.png", "sheet.png", "stills/", "stills/%05d.tif", "new/", "new/%05d.png"]
-)
+@pytest.mark.parametrize("name", [*REPLACED, *REFUSED, "new/", "new/%05d.png"])
 def test_a_name_that_is_taken_meanwhile_costs_no_finished_output(here, name):
     target = target_of(name)
 
@@ -191,18 +202,18 @@ def test_commands_say_where_a_finished_output_is(clip, capsys, monkeypatch):
 
     monkeypatch.setattr(PartFile, "complete", late)
     command = ["clip.safetensors", *VAE, "-o", "out.mp4", "--contact-sheet"]
-    assert run(decode.main, *command, "-n") == 0
+    assert run(decode.main, *command) == 0
     out, err = capsys.readouterr()
     assert out.startswith("out-1.mp4: 1 frame") and out.endswith("; contact sheet out-1.png\n")
     assert err.count("the name was taken meanwhile") == 2
-    assert run(decode.main, "clip.safetensors", *VAE, "-o", "b.mp4", "-n", "--json") == 0
+    assert run(decode.main, "clip.safetensors", *VAE, "-o", "b.mp4", "--json") == 0
     assert json.loads(capsys.readouterr().out)["output"] == "b-1.mp4"
     Path("list.txt").write_text("clip.safetensors\n")
     capsys.readouterr()
-    assert run(decode.main, "@list.txt", *VAE, "-o", "many/", "-n") == 0
+    assert run(decode.main, "@list.txt", *VAE, "-o", "many/") == 0
     assert " -> many/clip-1.mp4: 1 frame" in capsys.readouterr().out
     Image.new("RGB", (64, 64)).save("picture.bmp")
-    assert run(encode.main, "picture.bmp", "--demo", "-o", "new.safetensors", "-n") == 0
+    assert run(encode.main, "picture.bmp", "--demo", "-o", "new.safetensors") == 0
     assert capsys.readouterr().out.startswith("new-1.safetensors: ")
     assert load_latents("new-1.safetensors")[0].shape == (1, 64, 1, 2, 2)
     vae = VideoVAE.from_pretrained(demo.VAE, encoder=False)

@@ -75,7 +75,7 @@ def test_inputs_and_lists_may_begin_with_the_home_folder(home, monkeypatch, comm
 def test_lines_of_lists_and_tables_may_begin_with_the_home_folder(home):
     (home / "list.txt").write_text("~/a.npy\nb.npy\n")
     (home / "table.csv").write_text("path,output\n~/a.npy,~/a.mp4\n")
-    items = read_inputs([f"@{home}/list.txt", f"{home}/table.csv"], with_sizes=False)
+    items = read_inputs([f"@{home}/list.txt", f"{home}/table.csv"], of_videos=False)
     assert [item.source for item in items] == [f"{home}/a.npy", f"{home}/b.npy", f"{home}/a.npy"]
     assert items[2].output == f"{home}/a.mp4"
 
@@ -83,7 +83,7 @@ def test_lines_of_lists_and_tables_may_begin_with_the_home_folder(home):
 def test_a_command_writes_to_the_home_folder(home):
     save_latents(home / "a.safetensors", LATENTS)
     assert decode(["~/a.safetensors", "-m", str(demo.VAE), "-q", "--output=~/out/"]) == 0
-    assert os.listdir(home / "out") == ["00000.png"]
+    assert os.listdir(home / "out") == ["a.mp4"]
 
 
 def write_video(path, **options):

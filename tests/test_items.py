@@ -13,7 +13,7 @@ from mlx_ltx_vae.commands.items import read_inputs as read
 from mlx_ltx_vae.distributed import Ranks
 from mlx_ltx_vae.errors import ItemsError
 
-read_inputs = partial(read, with_sizes=True)
+read_inputs = partial(read, of_videos=True)
 
 
 def write(path: Path, text: str) -> str:
@@ -61,7 +61,7 @@ def test_a_table_names_paths_outputs_and_sizes_and_other_columns_are_ignored(tmp
     )
     assert second == Item(f"{folder}/b.mp4", "b", folder=folder)
     assert read_inputs([f"@{table}"]) == [first, second]
-    for given, found in zip([first, second], read_inputs([table], with_sizes=False), strict=True):
+    for given, found in zip([first, second], read_inputs([table], of_videos=False), strict=True):
         assert found == replace(given, size=None, max_frames=None, fps=None)
 
 
@@ -96,19 +96,20 @@ def test_a_wrong_table_is_an_error_that_names_the_line(tmp_path, text, words):
 def test_a_list_that_cannot_be_read_or_is_empty_is_an_error(tmp_path):
     assert "missing.txt: there is no such list" in refusal(read_inputs, [f"@{tmp_path}/missing.txt"])
     assert "missing.csv: there is no such list" in refusal(read_inputs, [f"{tmp_path}/missing.csv"])
-    assert "cannot be read (Is a directory)" in refusal(read_inputs, [f"@{tmp_path}"])
+    assert "this folder has no videos (.mp4, " in refusal(read_inputs, [f"@{tmp_path}"])
     assert "names no file" in refusal(read_inputs, ["@" + write(tmp_path / "empty.txt", "# nothing\n\n")])
     (tmp_path / "latin.txt").write_bytes(b"\xe4.npy\n")
     assert "cannot be read as a list in UTF-8" in refusal(read_inputs, [f"@{tmp_path}/latin.txt"])
 
 
-def test_a_folder_takes_several_outputs_and_a_single_input_keeps_its_output(tmp_path):
+def test_a_folder_takes_one_output_or_several(tmp_path):
     several = ["a.npy", "b.npy"]
     assert find_pattern(several, "out/", ".mp4") == "out/{name}.mp4"
     assert find_pattern(several, str(tmp_path), ".mp4") == f"{tmp_path}/{{name}}.mp4"
-    assert find_pattern(several, "out/{name}/", ".mp4") == "out/{name}/"
+    assert find_pattern(several, "out/{name}/", ".mp4") == "out/{name}/{name}.mp4"
     assert find_pattern(["@clips.txt"], "out/", ".mp4") == "out/{name}.mp4"
-    assert find_pattern(["a.npy"], "out/", ".mp4") == "out/"
+    assert find_pattern(["a.npy"], "out/", ".mp4") == "out/{name}.mp4"
+    assert find_pattern(["a.npy"], "out/%05d.png", ".mp4") == "out/%05d.png"
     assert find_pattern(several, None, ".mp4") is None
     assert "out.mp4: is one output for several inputs" in refusal(find_pattern, several, "out.mp4", ".mp4")
 

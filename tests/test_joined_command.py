@@ -70,7 +70,7 @@ def test_windows_in_a_folder_files_or_a_list_become_one_film(windows, vae, capsy
     Path("list.txt").write_text("windows/w2.safetensors\nwindows/w10.safetensors\n")
     files = [f"windows/{name}.safetensors" for name in NAMES]
     for sources in (["windows"], files[:1] + ["--list", "list.txt"]):
-        assert run(decode, *sources, *VAE, "--join", "--carry", CARRY, "--blend", 8, "-o", "film.npy") == 0
+        assert run(decode, *sources, *VAE, "--join", "--carry", CARRY, "--blend", 8, "-y", "-o", "film.npy") == 0
         (line,) = capsys.readouterr().out.splitlines()
         assert line.startswith(f"film.npy: {COUNT} frames of 64x32, 3.7 s at 24 fps, in ")
         assert same("film.npy", levels_of(joined(decoded, CARRY, 8)))
@@ -81,7 +81,7 @@ def test_a_folder_is_in_the_order_of_the_numbers_in_its_names(tmp_path):
     found = ["2.npy", "10.npy", "w2.npz", "w2b.npz", "w10.npz", "\u00b21.npy"]  # a digit only for some programs
     for name in [*found, ".hidden.npy", "notes.txt"]:
         (tmp_path / name).touch()
-    film = join_items(read_inputs([str(tmp_path)], with_sizes=False))
+    film = join_items(read_inputs([str(tmp_path)], of_videos=False))
     assert [Path(window).name for window in film.windows] == found
 
 
@@ -97,12 +97,17 @@ def test_the_carry_is_what_the_files_state_or_25(windows, capsys):
     assert plan["peak_bytes"] == max(each["peak_bytes"] for each in plan["windows"])
     save_file({"latents": np.zeros((1, 64, 6, 1, 2), np.float32)}, "odd.safetensors", {"carry": "12"})
     line = failed(capsys, "odd.safetensors", *files[:1], *VAE, "--join", "--fps", 24, "-o", "film.mp4")
-    assert line == ("error: 0.safetensors: states a carry of 17 frames, and odd.safetensors of 12; add --carry.")
+    assert line == ("error: 0.safetensors: states a carry of 17 frames, and odd.safetensors of 12; correct one.")
     line = failed(capsys, "odd.safetensors", *VAE, "--join", "-o", "film.mp4")
     assert line.startswith("error: odd.safetensors: states a carry of 12, and windows share 1 + 8*k frames, or 0 for")
     save_latents("2.safetensors", windows[2], carry=25)
     line = failed(capsys, *files, *VAE, "--join", "-o", "film.mp4")
-    assert line == "error: 2.safetensors: states a carry of 25 frames, and 0.safetensors of 17; add --carry."
+    assert line == "error: 2.safetensors: states a carry of 25 frames, and 0.safetensors of 17; correct one."
+    line = failed(capsys, *files[:2], *VAE, "--join", "--carry", 25, "-o", "film.mp4")
+    problem = "states a carry of 17 frames, and --carry 25 contradicts it; leave out --carry."
+    assert line == f"error: 0.safetensors: {problem}"
+    for name in files:
+        save_latents(name, load_latents(name)[0])
     assert run(decode, *files, *VAE, "--join", "--carry", 25, "--blend", 1, "--dry-run") == 0
     text = capsys.readouterr().out
     assert text.startswith("film     73 frames of 64x32, 3.0 s at 24 fps\nwindows  3, carry 25, blend 1\npeak     ")

@@ -19,6 +19,7 @@ from mlx_ltx_vae.commands import inputs
 from mlx_ltx_vae.commands.decode_command import DecodeTask
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
+from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.pipeline import decode as pipeline_decode
 from mlx_ltx_vae.preview import main as preview
 from terminals import run_on_terminal
@@ -55,21 +56,80 @@ def test_many_files_become_the_videos_that_each_becomes_alone_with_one_load(clip
     assert vae == "VAE: vae.safetensors (custom, convolutional decoder)"
     assert names("out") == ["one.npy", "three.npy", "two.npy"]
     for source in sources:
-        assert run(decode, source, *VAE, "-o", "alone.npy", "-q") == 0
+        assert run(decode, source, *VAE, "-o", "alone.npy", "-q", "-y") == 0
         assert np.array_equal(np.load("alone.npy"), np.load(f"out/{Path(source).stem}.npy"))
 
 
-def test_a_folder_holds_videos_of_many_and_stills_of_one(clips):
+def test_a_folder_holds_files_named_after_the_inputs_whatever_their_number(clips):
     assert run(decode, "one.safetensors", "two.safetensors", *VAE, "-o", "out/", "-q") == 0
     assert names("out") == ["one.mp4", "two.mp4"]
-    assert run(decode, "two.safetensors", *VAE, "-o", "stills/", "-q") == 0
-    assert names("stills") == [f"{index:05d}.png" for index in range(9)]
-    Path("00000.png").write_text("kept")  # in a folder above, which says nothing about one that is not there yet
-    for stills in ("shots/{name}/", "more/{name}/%05d.png"):
-        assert run(decode, "one.safetensors", "two.safetensors", *VAE, "-o", stills, "-q") == 0
-        assert names(stills.split("/")[0]) == ["one/00000.png", *(f"two/{index:05d}.png" for index in range(9))]
+    assert run(decode, "two.safetensors", *VAE, "-o", "new/", "-q") == 0
+    Path("there").mkdir()
+    assert run(decode, "two.safetensors", *VAE, "-o", "there", "-q") == 0
+    assert names("new") == names("there") == ["two.mp4"]
+    assert run(decode, "two.safetensors", *VAE, "-o", "deep/{name}/take.mkv", "-q") == 0
+    assert names("deep") == ["two/take.mkv"]
     assert run(decode, "one.safetensors", *VAE, "-o", "out/{name}.gif", "-q") == 0
     assert (clips / "out" / "one.gif").exists()
+
+
+def test_stills_are_a_pattern_or_an_option(clips):
+    stills = [f"{index:05d}.png" for index in range(9)]
+    assert run(decode, "two.safetensors", *VAE, "-o", "stills/", "--stills", "-q") == 0
+    assert names("stills") == stills
+    assert run(decode, "two.safetensors", *VAE, "--stills", "-q") == 0
+    assert names("two") == stills
+    Path("00000.png").write_text("kept")  # in a folder above, which says nothing about one that is not there yet
+    for output in (["shots/", "--stills"], ["more/{name}/%05d.png"]):
+        assert run(decode, "one.safetensors", "two.safetensors", *VAE, "-q", "-o", *output) == 0
+        assert names(output[0].split("/")[0]) == ["one/00000.png", *(f"two/{name}" for name in stills)]
+
+
+def test_without_an_output_the_name_of_the_input_is_used_and_nothing_is_replaced(clips, capsys):
+    assert run(decode, "two.safetensors", *VAE, "-q") == 0
+    Path("one.mp4").write_text("kept")
+    assert run(decode, "one.safetensors", "three.safetensors", *VAE, "--frames", ":1") == 0
+    captured = capsys.readouterr()
+    assert "warning: one.mp4: already exists, so the output is one-1.mp4; -y replaces it." in captured.err
+    assert "one.safetensors -> one-1.mp4: 1 frame" in captured.out
+    assert run(decode, "one.safetensors", *VAE, "--codec", "prores", "-q") == 0
+    assert [name for name in names(".") if name.endswith((".mp4", ".mov"))] == [
+        "one-1.mp4", "one.mov", "one.mp4", "three.mp4", "two.mp4"
+    ]  # fmt: skip
+    assert Path("one.mp4").read_text() == "kept"
+
+
+def test_a_folder_of_latents_is_an_input(clips, capsys):
+    Path("takes").mkdir()
+    for name, clip in {"take10": "one", "take9": "two"}.items():
+        os.rename(f"{clip}.safetensors", f"takes/{name}.safetensors")
+    Path("takes/notes.txt").write_text("no latents")
+    assert run(decode, "takes/", *VAE, "-o", "out/", "--json") == 0
+    items = json.loads(capsys.readouterr().out)["items"]
+    assert [(item["source"], item["output"], item["frames"]) for item in items] == [
+        ("takes/take9.safetensors", "out/take9.mp4", 9), ("takes/take10.safetensors", "out/take10.mp4", 1)
+    ]  # fmt: skip
+    assert names("out") == ["take10.mp4", "take9.mp4"]
+    assert run(preview, "takes", "-m", demo.LATENT_RGB, "-o", "small/", "-q") == 0
+    assert names("small") == ["take10.mp4", "take9.mp4"]
+    assert run(info, "takes", "--json") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["name"] for line in lines] == ["take9.safetensors", "take10.safetensors"]
+    assert run(encode, "out/", "--demo", "-o", "again/", "-q") == 0
+    assert names("again") == ["take10.safetensors", "take9.safetensors"]
+    Path("empty").mkdir()
+    assert "empty: this folder has no latent files (" in failed(capsys, "empty", *VAE)
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1), ("", 1)])
+def test_a_terminal_is_asked_before_a_file_is_replaced(clips, answer, code):
+    Path("one.mp4").write_text("kept")
+    command = ["mlx_ltx_vae.decode", "one.safetensors", *VAE, "-o", "one.mp4", "-q"]
+    assert run_on_terminal(100, *command, typed=f"{answer}\n")[0] == code
+    assert (Path("one.mp4").read_bytes() == b"kept") is (code == 1)
+    _, _, shown = run_on_terminal(100, *command, typed="n\n")
+    assert "one.mp4: already exists; replace it? [y/N] " in shown
+    assert shown.rstrip().endswith("error: one.mp4: already exists; choose another name, or add -y to replace it.")
 
 
 def test_inputs_may_come_before_and_after_the_options(clips):
@@ -101,7 +161,7 @@ def test_a_broken_file_does_not_stop_the_others_and_the_exit_code_is_1(clips, ca
     assert missing == "error: missing.npy: there is no such file."
     assert last == "error: 2 of 4 inputs failed."
     assert names("out") == ["one.mp4", "two.mp4"]
-    assert run(decode, *sources, *VAE, "-o", "out/", "-q") == 1
+    assert run(decode, *sources, *VAE, "-o", "out/", "-q", "-y") == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [broken, missing, last]
@@ -198,21 +258,21 @@ def test_a_table_writes_nowhere_but_into_the_folder_of_outputs(clips, capsys, ou
     assert loads == []
 
 
-@pytest.mark.parametrize("output", ["stills/", "stills/%05d.tif", "stills.tif/"])
+@pytest.mark.parametrize("output", ["stills/", "stills/%05d.tif"])
 def test_a_batch_of_single_frames_becomes_stills_in_one_folder(clips, output, capsys):
     """Each is the still of its latents alone, also beside stills of other names."""
     latents = mx.random.normal((3, 64, 1, 2, 2), key=mx.random.key(1))
     save_latents("batch.safetensors", latents)
-    assert run(decode, "batch.safetensors", *VAE, "-o", output) == 0
-    ending = ".tif" if "tif" in output else ".png"
-    folder = "stills.tif" if "stills.tif" in output else "stills"
+    command = ["batch.safetensors", *VAE, "-o", output, *(["--stills"] if output == "stills/" else [])]
+    assert run(decode, *command) == 0
+    ending, folder = ".tif" if "tif" in output else ".png", "stills"
     assert names(folder) == [f"{index:05d}{ending}" for index in range(3)]
     assert f"/00000{ending} to {folder}/00002{ending}: 3 stills of 64x64, in " in capsys.readouterr().out
     vae = VideoVAE.from_pretrained(demo.VAE)
     for index in range(3):
         (expected,) = vae.decode_uint8(latents[index : index + 1])
         assert np.array_equal(np.array(Image.open(f"{folder}/{index:05d}{ending}")), expected)
-    assert failed(capsys, "batch.safetensors", *VAE, "-o", output).endswith("or add -y to replace it.")
+    assert failed(capsys, *command).endswith("or add -y to replace it.")
     assert run(decode, "batch.safetensors", *VAE, "-o", "clip.npy", "-q") == 0
     assert len(np.load("clip-2.npy")) == 1
 
@@ -235,7 +295,8 @@ def test_existing_outputs_are_skipped_and_nothing_is_loaded_for_them(clips, load
     assert first == "one.safetensors: skipped, found out/one.mp4"
     assert summary == "Inputs: 2 done, 1 skipped, 0 failed"
     assert Path("out/one.mp4").read_text() == "kept"
-    assert Path("out/pair-0.mp4").stat().st_size > 100, "half a batch is decoded again"
+    assert Path("out/pair-0.mp4").read_text() == "kept"
+    assert Path("out/pair-1.mp4").stat().st_size > 100, "the missing half of a batch is decoded"
     loads.clear()
     before = {path: path.stat().st_mtime_ns for path in (clips / "out").iterdir()}
     assert run(decode, *arguments, "--json") == 0
@@ -251,7 +312,7 @@ def test_existing_outputs_are_skipped_and_nothing_is_loaded_for_them(clips, load
 
 
 def test_a_single_input_can_be_skipped_too(clips, loads, capsys):
-    arguments = ["two.safetensors", *VAE, "-o", "stills/", "--skip-existing"]
+    arguments = ["two.safetensors", *VAE, "-o", "stills/", "--stills", "--skip-existing"]
     assert run(decode, *arguments) == 0
     assert len(loads) == 1
     capsys.readouterr()
@@ -265,10 +326,11 @@ def test_a_single_input_can_be_skipped_too(clips, loads, capsys):
 
 def test_outputs_are_not_replaced_where_that_is_unwanted(clips, loads, capsys):
     Path("pair-1.mp4").write_text("kept")
-    for option in ([], ["--dry-run"], ["--live"]):
-        line = failed(capsys, "pair.safetensors", *VAE, "-o", "pair.mp4", "-n", *option)
+    assert run(decode, "pair.safetensors", *VAE, "-o", "pair.mp4", "--dry-run") == 0
+    for option in ([], ["--live"]):
+        line = failed(capsys, "pair.safetensors", *VAE, "-o", "pair.mp4", *option)
         assert line.startswith("error: pair-1.mp4: already exists; ")
-    assert run(decode, "one.safetensors", *VAE, "-o", "pair-1.mp4", "-n", "-q") == 1
+    assert run(decode, "one.safetensors", *VAE, "-o", "pair-1.mp4", "-q") == 1
     assert loads == []
     (clips / "out").mkdir()
     for name in ("one.mp4", "pair-0.mp4"):
@@ -276,7 +338,7 @@ def test_outputs_are_not_replaced_where_that_is_unwanted(clips, loads, capsys):
     Path("two.mp4").write_text("a file of that name in a folder above is none")
     sources = ["one.safetensors", "two.safetensors", "pair.safetensors"]
     capsys.readouterr()
-    assert run(decode, *sources, *VAE, "-o", "out/", "--no-overwrite", "-q") == 1
+    assert run(decode, *sources, *VAE, "-o", "out/", "-q") == 1
     *lines, last = capsys.readouterr().err.splitlines()
     assert [line.partition(": already exists; ")[0] for line in lines] == [
         "error: one.safetensors: out/one.mp4",
@@ -284,9 +346,9 @@ def test_outputs_are_not_replaced_where_that_is_unwanted(clips, loads, capsys):
     ]
     assert last == "error: 2 of 3 inputs failed."
     assert names("out") == ["one.mp4", "pair-0.mp4", "two.mp4"]
-    assert run(decode, "two.safetensors", "three.safetensors", *VAE, "-o", "a/b/{name}.mp4", "-n", "-q") == 0
+    assert run(decode, "two.safetensors", "three.safetensors", *VAE, "-o", "a/b/{name}.mp4", "-q") == 0
     for _ in range(2):  # stills replace nothing, whatever else is in the folder
-        assert run(decode, "one.safetensors", *VAE, "-o", "out/%05d.png", "-n", "-q") == 0
+        assert run(decode, "one.safetensors", *VAE, "-o", "out/%05d.png", "-q") == 0
         os.rename("out/00000.png", "out/first.png")
 
 

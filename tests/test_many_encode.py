@@ -84,11 +84,10 @@ def test_dry_run_of_many_videos_plans_each_and_writes_nothing(videos, capsys):
 
 def test_latents_are_not_replaced_where_that_is_unwanted(videos, loads, capsys):
     Path("a.safetensors").write_text("kept")
-    for option in ([], ["--dry-run"]):
-        line = failed(capsys, "set/a.mkv", "--demo", "-o", "a.safetensors", "-n", *option, main=encode)
-        assert line.startswith("error: a.safetensors: already exists; ")
+    line = failed(capsys, "set/a.mkv", "--demo", "-o", "a.safetensors", main=encode)
+    assert line.startswith("error: a.safetensors: already exists; ")
     assert loads == []
-    assert run(encode, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "./", "-n", "-q") == 1
+    assert run(encode, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "./", "-q") == 1
     assert capsys.readouterr().err.startswith("error: set/a.mkv: ./a.safetensors: already exists")
     assert Path("a.safetensors").read_text() == "kept"
     assert shape("b.safetensors") == (1, 64, 3, 2, 3)

@@ -87,7 +87,7 @@ def test_many_inputs_batches_and_errors_are_those_of_decode(clips, capsys):
     assert names("clips") == ["one.mp4", "pair-0.mp4", "pair-1.mp4"]
     assert run(preview, "one.safetensors", *RGB, "-o", "out/one.gif", "-q") == 0
     assert capsys.readouterr().out == ""
-    assert "one.png: already exists" in failed(capsys, "one.safetensors", *RGB, "-o", "out/one.png", "-n", main=preview)
+    assert "one.png: already exists" in failed(capsys, "one.safetensors", *RGB, "-o", "out/one.png", main=preview)
     assert run(preview, "one.safetensors", *RGB, "-o", "out/one.png", "--skip-existing") == 0
     assert capsys.readouterr().out == "one.safetensors: skipped, found out/one.png\n"
 
@@ -167,6 +167,6 @@ def test_it_is_a_console_script(tmp_path, script):
     line = [sys.executable, tmp_path / script, *arguments, "--help"]
     shown = subprocess.run(line, capture_output=True, text=True, check=True, env=os.environ).stdout
     called = "mlx_ltx_vae preview" if script == "mlx_ltx_vae" else script
-    assert shown.startswith(f"usage: {called} LATENTS... -m MODEL -o OUT [options]")
+    assert shown.startswith(f"usage: {called} LATENTS... -m MODEL [-o OUT] [options]")
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert '"mlx_ltx_vae.preview" = "mlx_ltx_vae.preview:main"' in text

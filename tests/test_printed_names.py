@@ -58,7 +58,7 @@ def test_results_of_inputs_show_names_escaped(folder, capsys):
     assert line.startswith(f"{SHOWN}.safetensors -> {SHOWN}/{SHOWN}.mp4: 1 frame, ")
     line, *_ = printed(capsys, decode, *inputs, "--skip-existing")
     assert line == f"{SHOWN}.safetensors: skipped, found {SHOWN}/{SHOWN}.mp4"
-    line, *_ = printed(capsys, decode, *inputs, "--no-overwrite", "-q", code=1)
+    line, *_ = printed(capsys, decode, *inputs, "-q", code=1)
     assert line.startswith("error: ")
     (line,) = printed(capsys, decode, inputs[0], *VAE, "-o", f"{HOSTILE}/{HOSTILE}.mp4", "--skip-existing")
     assert "skipped, found" in line
@@ -84,7 +84,7 @@ def test_videos_show_names_escaped(folder, capsys):
     write(Path(f"{HOSTILE}.mkv"), noise(1, (64, 64)))
     inputs = [f"{HOSTILE}.mkv", "no\x1bsuch.mkv", "--demo", "-o", f"{HOSTILE}/"]
     assert f"{SHOWN}.mkv -> " in printed(capsys, encode, *inputs, code=1)[0]
-    for option in ("--dry-run", "--skip-existing"):
+    for option in ("--skip-existing", "--dry-run"):
         assert printed(capsys, encode, *inputs, option, code=1)[0].startswith(f"{SHOWN}.mkv")
 
 

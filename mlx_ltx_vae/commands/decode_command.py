@@ -2,12 +2,10 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import chain
 from math import ceil, prod
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,9 @@ from typing import Any
 from .. import demo
 from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
+from ..codec_table import CODECS
 from ..errors import ItemsError, LatentsError, PlanError
-from ..files import is_pipe, numbered_names
+from ..files import is_pipe
 from ..frame_format import FrameOutput, frame_format
 from ..latents import LatentsFile, open_latents
 from ..latents.files import MappedLatents
@@ -39,11 +38,11 @@ from ..video import check_output_options, is_sound, output_files, takes_sound
 from ..video.audio import check_sound_length
 from .cli import CommandParser
 from .inputs import ClipInput, FilmInput
-from .items import Item, ItemFiles, all_exist, are_many, find_pattern, has_table
+from .items import Item, ItemFiles, all_exist, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
 from .options import choose_frames, chosen_steps, pick
 from .published_plan import print_published_plan, wants_published_plan, with_preset
-from .running import run_command, write_line
+from .running import run_command
 from .sound import ClipSound, SoundSettings, SoundTask, clip_sound, film_sound, find_sound
 
 # Destinations of `add_job_options`, which go with any output.
@@ -73,7 +72,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         allowed_options = allowed_options | film_options if arguments.join else allowed_options - film_options
         parser.refuse_others(arguments, allowed_options, "a .wav file is the sound alone")
         missing = None if arguments.audio_model else "--audio-model AUDIO is missing: the checkpoint of the sound"
-    complete_inputs(parser, arguments, demo.VAE, "demo.mp4", missing)
+    complete_inputs(parser, arguments, demo.VAE, missing)
     with parser.wrong_usage():
         frames = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
         metadata = dict(arguments.metadata)
@@ -82,12 +81,17 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         # The latents are normalized as they are read.
         decode_options = pick(DecodeOptions, arguments, seed=arguments.seed or 0, keyframes=None, unnormalized=False)
     settings = DecodeSettings(plan, arguments.preset, decode_options, arguments.keyframes)
-    return run_decode(parser, arguments, output_options, settings, pick(SoundSettings, arguments))
+    default = _DEMO_NAME if arguments.demo else f"{{name}}{_default_ending(arguments)}"
+    return run_decode(parser, arguments, output_options, settings, default, pick(SoundSettings, arguments))
 
 
-def complete_inputs(
-    parser: CommandParser, arguments: argparse.Namespace, model: Path, output: str, missing: str | None
-) -> None:
+def _default_ending(arguments: argparse.Namespace) -> str:
+    """Return the ending of an output without a name: .mp4, or another container that takes the codec."""
+    codec = CODECS.get(arguments.codec or "")
+    return ".mp4" if codec is None or ".mp4" in codec.endings else codec.endings[0]
+
+
+def complete_inputs(parser: CommandParser, arguments: argparse.Namespace, model: Path, missing: str | None) -> None:
     """Replace --demo by the latents and the checkpoint of the package, and refuse arguments without either.
 
     `missing` is the error of a missing checkpoint. `None` means that none is needed.
@@ -102,23 +106,12 @@ def complete_inputs(
         if arguments.latents or arguments.model:
             parser.error("--demo comes with latents and a VAE; leave out LATENTS and -m")
         arguments.latents, arguments.model = [str(demo.LATENTS)], str(model)
-        if not arguments.output:
-            arguments.output = output
-            if arguments.overwrite is None and not arguments.skip_existing:
-                arguments.output, arguments.overwrite = _free_name(output), False
     if not arguments.latents:
         parser.error("LATENTS is missing (or --demo)")
     if missing and not arguments.model:
         parser.error(missing)
-
-
-def _free_name(name: str) -> str:
-    """Return a default name. If the file exists, warn and return the name with the next free number."""
-    path = Path(name)
-    free_path = next(candidate for candidate in chain([path], numbered_names(path)) if not os.path.lexists(candidate))
-    if free_path != path:
-        write_line(f"warning: {name}: already exists, so the output is {free_path}; -y replaces it.", sys.stderr)
-    return str(free_path)
+    if not arguments.join:
+        arguments.latents = mark_folders(arguments.latents, of_videos=False)
 
 
 @dataclass(frozen=True)
@@ -141,19 +134,18 @@ def run_decode(
     arguments: argparse.Namespace,
     output_options: OutputOptions,
     settings: DecodeSettings,
+    default: str,
     sound: SoundSettings | None = None,
 ) -> int:
-    """Decode the latents of complete arguments."""
+    """Decode the latents of complete arguments. `default` is the output without -o."""
     sources, audio = arguments.latents, output_options.audio
     inputs = [_FILM] if arguments.join else sources
     has_only_sound = sound is not None and is_sound(arguments.output or "")
-    is_exr = _choose_exr_output(arguments, inputs)
-    if not arguments.output and not arguments.dry_run and not has_table(inputs):
-        parser.error("-o OUT is missing: where to write the video")
+    is_exr = bool(arguments.exr) and not arguments.output and not has_table(inputs)
     if arguments.json and arguments.output == "-":
         parser.error("--json and -o - both write to standard output; choose one")
     with parser.wrong_usage():
-        pattern = find_pattern(inputs, arguments.output, ".mp4")
+        pattern = _find_output(arguments, inputs, default, is_exr=is_exr)
         if settings.keyframes and are_many(sources):
             problem = "--keyframes goes with one input; decode each on its own, or store them in its latent file"
             raise ItemsError(problem)
@@ -176,19 +168,24 @@ def run_decode(
     return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)
 
 
-def _choose_exr_output(arguments: argparse.Namespace, inputs: Sequence[str]) -> bool:
-    """Return whether EXR images are the only output. If so, make `exr` the `output` of the arguments."""
-    if arguments.output or not arguments.exr or has_table(inputs):
-        return False
-    arguments.output, arguments.exr = _exr_folder(arguments, inputs), None
-    return True
+def _find_output(arguments: argparse.Namespace, inputs: Sequence[str], default: str, *, is_exr: bool) -> str | None:
+    """Return the pattern of outputs. `is_exr`: EXR images are the only output, and -o need not name them."""
+    output, is_still = arguments.output, getattr(arguments, "stills", False)
+    if is_exr:
+        arguments.output, arguments.exr = _stills_folder(arguments.exr, inputs), None
+        return arguments.output
+    if not is_still:
+        pattern = find_pattern(inputs, output, Path(default).suffix)
+        return default if pattern is None and not arguments.dry_run and not has_table(inputs) else pattern
+    if output and not output.endswith(("/", os.sep)) and Path(output).suffix:
+        raise ItemsError(f"--stills makes numbered pictures; name a folder for them: {Path(output).stem}/")
+    return _stills_folder(output, inputs) if output else os.path.join("{name}", "")
 
 
-def _exr_folder(arguments: argparse.Namespace, inputs: Sequence[str]) -> str | None:
-    """Return the folder of --exr, with a subfolder for each input if there are several."""
-    if not arguments.exr or not are_many(inputs) or "{name}" in arguments.exr:
-        return arguments.exr and os.path.join(arguments.exr, "")
-    return os.path.join(arguments.exr, "{name}", "")
+def _stills_folder(folder: str, inputs: Sequence[str]) -> str:
+    """Return a folder of stills, with a subfolder for each input if there are several."""
+    names = ["{name}"] if are_many(inputs) and "{name}" not in folder else []
+    return os.path.join(folder, *names, "")
 
 
 def _choose_hdr_frames(
@@ -205,7 +202,8 @@ def _choose_hdr_frames(
         return options
     hdr_options = {"signal": arguments.hdr_output, "exposure": arguments.exposure, "exr_space": arguments.exr_space}
     hdr_options = {name: value for name, value in hdr_options.items() if value is not None}
-    hdr = HDROptions(arguments.hdr, exr=_exr_folder(arguments, inputs), **hdr_options)
+    exr = arguments.exr and _stills_folder(arguments.exr, inputs)
+    hdr = HDROptions(arguments.hdr, exr=exr, **hdr_options)
     return hdr.choose_frames(options, is_exr=is_exr)
 
 
@@ -225,6 +223,7 @@ def _plan_options(arguments: argparse.Namespace) -> PlanOptions:
 
 
 _UNNAMED = "out.mp4"  # stands for the output of a dry run without one
+_DEMO_NAME = "demo.mp4"
 _FILM = "film"  # name of the one input that the windows of a film are
 
 
@@ -324,7 +323,7 @@ class DecodeTask(Task):
             check_takes_seed(job.spec)
         shape = self._input.shape
         self._work = ranks.choose(shape.batch)
-        self._videos = range(shape.batch)
+        self._videos: Sequence[int] = range(shape.batch)
         if self._work is Work.BATCH:
             self._videos = range(ranks.rank, shape.batch, ranks.size)
         # A decoder of previews may make fewer frames, which last as long as the video's.
@@ -347,7 +346,6 @@ class DecodeTask(Task):
         self.files = ItemFiles(inputs)
         if item.output:
             self.files = ItemFiles(inputs, self._output.names, self._output.other_names)
-            self._check_outputs()
 
     def _choose_frames(self, num_frames: int) -> tuple[int, int] | None:
         """Return the first frame to decode and one more than the last, of `num_frames`. `None` means all."""
@@ -385,16 +383,31 @@ class DecodeTask(Task):
             ranks=job.ranks.size if self._work is Work.ROWS else 1,
         )
 
-    def _check_outputs(self) -> None:
+    def check_outputs(self) -> None:
         """Find out whether to skip the item, and raise the errors of writing before the weights are read."""
+        if self.is_skipped or not self._item.output:
+            return
         arguments, output = self._job.arguments, self._output
+        if arguments.skip_existing and self._job.ranks.size == 1:
+            self._leave_out_existing()
         videos = self._videos if self._writes else ()
         files = [file for index in videos for file in output.files[index]]
         self.is_skipped = arguments.skip_existing and (not files or all_exist(files))
         self._copied: set[tuple[str, str]] = set()  # entries of the latent file that go into an output
         if not self.is_skipped:
             entries = self._input.info.workflow if arguments.workflow else {}
-            self._copied = output.check(self.plan, videos, entries=entries, makes_folders=self._job.is_many)
+            overwrite, makes_folders = self._job.may_replace(files), self._job.makes_folders
+            self._copied = output.check(
+                self.plan, videos, entries=entries, makes_folders=makes_folders, overwrite=overwrite
+            )
+
+    def _leave_out_existing(self) -> None:
+        """Leave out files that exist, and videos that have no others."""
+        files = self._output.files
+        for index in self._videos:
+            files[index] = {file: options for file, options in files[index].items() if not all_exist([file])}
+        self._videos = [index for index in self._videos if files[index]]
+        self.num_frames = self.plan.num_frames * len(self._videos)
 
     @property
     def _writes(self) -> bool:

@@ -41,7 +41,7 @@ from ..video import ExrReader, Fit, VideoReader
 from ..video.reader import source_files
 from ..video.sound_files import SoundReader
 from .cli import CommandParser, format_range
-from .items import Item, ItemFiles, are_many, find_pattern, has_table
+from .items import Item, ItemFiles, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
 from .options import pick
 from .running import run_command
@@ -63,19 +63,23 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         parser.error("--compress is for pictures with 8 bits per color, and --hdr for EXR images; choose one")
     if "-" in arguments.video and arguments.frames and min(arguments.frames.start, arguments.frames.stop or 0) < 0:
         parser.error("standard input is read once, so --frames cannot count from its end; count from the first")
-    if not arguments.output and not has_table(arguments.video):
-        parser.error("-o LATENTS is missing: where to write the latents")
+    arguments.video = mark_folders(arguments.video, of_videos=True)
     if arguments.carry is not None and not arguments.windows:
         parser.error("--carry is for --windows; add it")
     if arguments.windows:
         if are_many(arguments.video):
             parser.error("--windows goes with one video; encode each on its own")
-        if not arguments.output.endswith(("/", os.sep)) and not os.path.isdir(arguments.output):
-            parser.error(f"--windows makes several files; name a folder for them: {arguments.output}/")
+        output = arguments.output or "windows"
+        if not output.endswith(("/", os.sep)) and not os.path.isdir(output):
+            parser.error(f"--windows makes several files; name a folder for them: -o {output}/")
     with parser.wrong_usage():
-        pattern = find_pattern(arguments.video, arguments.output, ".safetensors")
-        if pattern and not arguments.windows:
-            check_latents_name(pattern)
+        pattern = arguments.output
+        if not arguments.windows:
+            pattern = find_pattern(arguments.video, pattern, ".safetensors")
+            if pattern is None and not has_table(arguments.video):
+                pattern = "{name}.safetensors"
+            if pattern:
+                check_latents_name(pattern)
         tiling = TilingConfig(arguments.tile) if arguments.tile else None
         mode, frames = "tiled" if tiling else "auto", None
         options = pick(PlanOptions, arguments, mode=mode, tiling=tiling, frames=frames)
@@ -138,7 +142,6 @@ class EncodeTask(Task):
         self.files = ItemFiles(inputs, [] if item.output is None else [item.output])
         if item.output is not None and arguments.windows is None:
             check_latents_name(item.output)
-        self._check_outputs()
 
     def check_values(self) -> None:
         """Do nothing: a video is checked as it is read."""
@@ -262,13 +265,12 @@ class EncodeTask(Task):
 
         The folder of windows appears when all windows are complete.
         """
-        overwrite, windows = self._job.arguments.overwrite is not False, self._job.arguments.windows
+        windows = self._job.arguments.windows
         if not self._job.ranks.is_first:
             return lambda _: nullcontext()
         if windows is None:
-            writer = stack.enter_context(
-                LatentsWriter(output, overwrite=overwrite)
-            )  # opened here, so that its errors come first
+            # Opened here, so that its errors come first.
+            writer = stack.enter_context(LatentsWriter(output, overwrite=self.overwrite))
             return lambda _: nullcontext(writer)
         folder = stack.enter_context(self._open_folder(output))
         return lambda number: LatentsWriter(folder / f"{number + 1:05d}.safetensors")

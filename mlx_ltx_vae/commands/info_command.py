@@ -2,11 +2,14 @@
 
 import argparse
 import json
+import os
 import sys
+from itertools import chain
 
 from ..errors import ItemsError, LTXVAEError, describe_error
 from ..inspect import format_report, inspect
 from .cli import CommandParser
+from .items import files_in
 from .running import print_report, run_command, write_line
 
 
@@ -18,12 +21,12 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
 def _info(arguments: argparse.Namespace) -> None:
     """Print a report of each file. The error of one among several does not stop the others."""
     options = {name: getattr(arguments, name) for name in ("tensor", "audio_tensor", "grid")}
-    num_failed = 0
-    for index, file in enumerate(arguments.file):
+    num_failed, files = 0, list(chain.from_iterable(map(_find_files, arguments.file)))
+    for index, file in enumerate(files):
         try:
             report = inspect(file, vae=arguments.model, audio_vae=arguments.audio_model, **options)
         except (LTXVAEError, OSError) as error:
-            if len(arguments.file) == 1:
+            if len(files) == 1:
                 raise
             num_failed += 1
             write_line(f"error: {describe_error(error)}", sys.stderr)
@@ -31,4 +34,16 @@ def _info(arguments: argparse.Namespace) -> None:
         text = json.dumps(report) if arguments.json else format_report(report)
         print_report(f"\n{text}" if index and not arguments.json else text)
     if num_failed:
-        raise ItemsError(f"{num_failed} of {len(arguments.file)} files cannot be described.")
+        raise ItemsError(f"{num_failed} of {len(files)} files cannot be described.")
+
+
+def _find_files(source: str) -> list[str]:
+    """Return the files of a folder of latents, or the source itself, such as a folder that is a checkpoint."""
+    if not os.path.isdir(source):
+        return [source]
+    try:
+        files = files_in(source, of_videos=False)
+        is_of_latents = inspect(files[0])["kind"] in ("latents", "audio latents", "keyframes")
+    except LTXVAEError:
+        return [source]
+    return files if is_of_latents else [source]

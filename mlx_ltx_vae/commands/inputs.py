@@ -182,7 +182,8 @@ def agree_on_film(
 ) -> tuple[Fraction | None, int]:
     """Return the frame rate and the carry of a film.
 
-    Where `fps` or `carry` is `None`, the windows state it; a `LatentsError` is raised if they differ.
+    Where `fps` or `carry` is `None`, the windows state it; a `LatentsError` is raised if they differ, or if they state
+    another carry.
     """
     rates: dict[Fraction | None, str] = {}
     carries: dict[int, str] = {}
@@ -195,14 +196,18 @@ def agree_on_film(
         raise LatentsError(
             f"{name}: states {other_rate or 'no'} frames per second, and {path} {rate or 'none'}; add --fps."
         )
-    if carry is not None or not carries:
+    for file_carry, path in carries.items():
+        if carry not in (None, file_carry):
+            problem = f"states a carry of {file_carry} frames, and --carry {carry} contradicts it; leave out --carry"
+            raise LatentsError(f"{path}: {problem}.")
+    if not carries:
         return fps or windows[0].fps, DEFAULT_CARRY if carry is None else carry
     (carry, path), *other_carries = carries.items()
     if other_carries:
         other_carry, name = other_carries[0]
-        raise LatentsError(f"{name}: states a carry of {other_carry} frames, and {path} of {carry}; add --carry.")
+        raise LatentsError(f"{name}: states a carry of {other_carry} frames, and {path} of {carry}; correct one.")
     if rule := scale.carry_rule(carry):
-        raise LatentsError(f"{path}: states a carry of {carry}, and windows share {rule}; add --carry.")
+        raise LatentsError(f"{path}: states a carry of {carry}, and windows share {rule}; correct it.")
     return fps or windows[0].fps, carry
 
 

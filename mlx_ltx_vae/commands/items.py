@@ -11,8 +11,8 @@ from fractions import Fraction
 from itertools import chain, islice
 from pathlib import Path
 
-from ..errors import ItemsError, quote
-from ..files import InputFiles, file_key, read_small_file
+from ..errors import ItemsError, quote, warn
+from ..files import InputFiles, file_key, numbered_names, read_small_file
 from ..latents.files import READERS
 from ..shapes import Size
 from ..units import find_fps
@@ -21,6 +21,8 @@ _PATH_COLUMNS = ("path", "media_path", "video", "video_path", "file", "file_name
 _MAX_LIST = 64_000_000  # bytes
 _MAX_INPUTS = 1_000_000
 _NAME = "{name}"  # in an output, replaced by the name of the input
+_PIPE_NAME = "clip"  # the name of standard input
+_VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".wmv", ".gif")
 _DESCRIPTORS = ("/dev/fd/", "/dev/stdin")  # for `@<(ls *.npy)`; its names are relative to the working folder
 
 
@@ -29,7 +31,7 @@ class Item:
     """Input with its output, and its settings in a table.
 
     Attributes:
-        name: for its output, without an ending; for an entry of a list, its path in the list's folder.
+        name: for its output, without an ending; for an entry of a list or folder, its path in the list's folder.
         output: as a table states it, then as `name_items` names it; `None` in a dry run without -o.
         folder: a table's output is relative to it, and outputs of lists and tables must be in it.
         size, max_frames, fps: settings in a table.
@@ -68,15 +70,27 @@ class ItemFiles:
 
 
 def plan_items(
-    sources: Sequence[str], pattern: str | None, *, is_film: bool, with_sizes: bool, is_dry_run: bool
+    sources: Sequence[str], pattern: str | None, *, is_film: bool, of_videos: bool, is_dry_run: bool
 ) -> list[Item]:
-    """Return the items of arguments. `with_sizes`: read width, height, frames and fps of tables."""
-    items = read_inputs(sources, with_sizes=with_sizes)
+    """Return the items of arguments. `of_videos` is as for `read_inputs`."""
+    items = read_inputs(sources, of_videos=of_videos)
     return name_items([join_items(items)] if is_film else items, pattern, is_dry_run=is_dry_run)
 
 
+def mark_folders(arguments: Sequence[str], *, of_videos: bool) -> list[str]:
+    """Return the arguments with an "@" before folders of inputs, which are lists of their files.
+
+    A folder of images is one input of videos.
+    """
+    return [f"@{argument}" if _is_folder_of_inputs(argument, of_videos) else argument for argument in arguments]
+
+
+def _is_folder_of_inputs(argument: str, of_videos: bool) -> bool:
+    return os.path.isdir(argument) and (not of_videos or bool(_names_in(argument, _VIDEO_ENDINGS)))
+
+
 def is_list(argument: str) -> bool:
-    """Return whether an argument names a list or a table rather than one input."""
+    """Return whether an argument names a list, a folder of inputs or a table rather than one input."""
     return argument.startswith("@") or has_table([argument])
 
 
@@ -85,14 +99,17 @@ def has_table(arguments: Sequence[str]) -> bool:
     return any(argument.lower().endswith(".csv") for argument in arguments)
 
 
-def read_inputs(arguments: Sequence[str], *, with_sizes: bool) -> list[Item]:
-    """Return the inputs that arguments name, in order. `with_sizes`: read width, height, frames and fps of tables."""
+def read_inputs(arguments: Sequence[str], *, of_videos: bool) -> list[Item]:
+    """Return the inputs that arguments name, in order.
+
+    `of_videos`: they are videos, of which tables state width, height, frames and fps, rather than latent files.
+    """
     items: list[Item] = []
     for argument in arguments:
         if is_list(argument):
-            items += _read_list(argument.removeprefix("@"), with_sizes)
+            items += _read_list(argument.removeprefix("@"), of_videos)
         else:
-            items.append(Item(argument, _stem(argument)))
+            items.append(Item(argument, _PIPE_NAME if argument == "-" else _stem(argument)))
     return items
 
 
@@ -101,23 +118,34 @@ def join_items(items: Sequence[Item]) -> Item:
     for item in items:
         if item.output:
             raise ItemsError(f"{item.where}: states an output, and all windows have one; name it with -o alone.")
-    windows = tuple(chain.from_iterable(_files_in(item.source) for item in items))
-    return replace(items[0], where=None, folder="", windows=windows)
+    windows = chain.from_iterable(
+        files_in(item.source, of_videos=False) if os.path.isdir(item.source) else [item.source] for item in items
+    )
+    return replace(items[0], where=None, folder="", windows=tuple(windows))
 
 
-def _files_in(source: str) -> Sequence[str]:
-    """Return the source if it is a file, or the latent files in a folder, ordered by the numbers in their names."""
-    if not os.path.isdir(source):
-        return [source]
-    endings = tuple(chain.from_iterable(reader.endings for reader in READERS))
-    names = [name for name in os.listdir(source) if name.lower().endswith(endings) and not name.startswith(".")]
+def files_in(folder: str, *, of_videos: bool) -> list[str]:
+    """Return the latent files, or the videos, in a folder, ordered by the numbers in their names."""
+    endings = _VIDEO_ENDINGS if of_videos else tuple(chain.from_iterable(reader.endings for reader in READERS))
+    names = _names_in(folder, endings)
     if not names:
-        raise ItemsError(f"{source}: this folder has no latent files ({', '.join(endings)}); name another one.")
+        noun = "videos" if of_videos else "latent files"
+        raise ItemsError(f"{folder}: this folder has no {noun} ({', '.join(endings)}); name another one.")
+    return [os.path.join(folder, name) for name in names]
+
+
+def _names_in(folder: str, endings: tuple[str, ...]) -> list[str]:
+    """Return the names of the files in a folder that have one of the endings, 2 before 10."""
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise ItemsError(f"{folder}: cannot be read ({error.strerror or error}).") from error
+    names = [name for name in names if name.lower().endswith(endings) and not name.startswith(".")]
     parts = {name: re.split(r"([0-9]+)", name) for name in names}
     order = {
         name: [int(part) if index % 2 else part for index, part in enumerate(split)] for name, split in parts.items()
     }
-    return [os.path.join(source, name) for name in sorted(names, key=lambda name: (order[name], name))]
+    return sorted(names, key=lambda name: (order[name], name))
 
 
 def _stem(source: str) -> str:
@@ -125,8 +153,10 @@ def _stem(source: str) -> str:
     return Path(source if name.strip(".") else os.path.realpath(source)).stem  # "." and ".." are no names
 
 
-def _read_list(path: str, with_sizes: bool) -> list[Item]:
-    entries = _read_table(path, with_sizes) if has_table([path]) else _read_lines(path)
+def _read_list(path: str, of_videos: bool) -> list[Item]:
+    if os.path.isdir(path):
+        return [Item(file, _stem(file)) for file in files_in(path, of_videos=of_videos)]
+    entries = _read_table(path, of_videos) if has_table([path]) else _read_lines(path)
     items = list(islice(entries, _MAX_INPUTS + 1))
     if not items:
         raise ItemsError(f"{path}: names no file; write one path per line.")
@@ -173,7 +203,7 @@ def _parse_path(text: str, where: str) -> str:
     return os.path.expanduser(text)
 
 
-def _read_table(path: str, with_sizes: bool) -> Iterator[Item]:
+def _read_table(path: str, of_videos: bool) -> Iterator[Item]:
     with _open_list(path, newline="") as file:
         reader = csv.DictReader(file, restkey="")
         columns = {name.strip().lower(): name for name in reader.fieldnames or ()}
@@ -192,7 +222,7 @@ def _read_table(path: str, with_sizes: bool) -> Iterator[Item]:
                 raise ItemsError(f"{where}: has no {paths[0]}.")
             output = _parse_path(row.get("output") or "", where) or None
             item = replace(_parse_item(row[paths[0]], path, where), output=output)
-            yield _add_sizes(item, row, where) if with_sizes else item
+            yield _add_sizes(item, row, where) if of_videos else item
 
 
 def _add_sizes(item: Item, row: dict[str, str], where: str) -> Item:
@@ -217,21 +247,40 @@ def _parse_count(row: dict[str, str], name: str, where: str) -> int | None:
 
 
 def are_many(arguments: Sequence[str]) -> bool:
-    """Return whether arguments name several inputs. A list counts as several, whatever its length."""
+    """Return whether arguments name several inputs. A list or a folder counts as several, whatever its length."""
     return len(arguments) > 1 or any(map(is_list, arguments))
 
 
 def find_pattern(arguments: Sequence[str], output: str | None, ending: str) -> str | None:
-    """Return the pattern of outputs. For several inputs, `out/` becomes `out/{name}` with the ending."""
+    """Return the pattern of outputs. A folder, `out/`, becomes `out/{name}` with the ending."""
     if are_many(arguments) and ("-" in arguments or output == "-"):
         raise ItemsError("- is standard input or output, which takes one input; name files.")
-    if output is None or _NAME in output or not are_many(arguments):
+    if output is None or output == "-":
         return output
     if output.endswith(("/", os.sep)) or os.path.isdir(output):
         return os.path.join(output, _NAME + ending)
+    if _NAME in output or not are_many(arguments):
+        return output
     raise ItemsError(
         f"{output}: is one output for several inputs; name a folder (out/) or a pattern (out/{_NAME}{ending})."
     )
+
+
+def names_inputs(pattern: str | None) -> bool:
+    """Return whether a pattern has the names of inputs, so that its folders are made."""
+    return _NAME in (pattern or "")
+
+
+def find_free_name(output: str) -> str:
+    """Return a default name. If it exists, warn and return the name with the next free number."""
+    path, is_folder = Path(output), output.endswith("/")
+    names = numbered_names(path, is_folder=is_folder)
+    free_path = next(candidate for candidate in chain([path], names) if not os.path.lexists(candidate))
+    if free_path == path:
+        return output
+    free_name = os.path.join(free_path, "") if is_folder else str(free_path)
+    warn(f"{output}: already exists, so the output is {free_name}; -y replaces it.")
+    return free_name
 
 
 def name_items(items: Sequence[Item], pattern: str | None, *, is_dry_run: bool) -> list[Item]:

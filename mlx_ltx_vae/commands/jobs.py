@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import mlx.core as mx
 
-from ..backend.machine import Machine, Work
+from ..backend.machine import Machine, Work, launched_rank
 from ..checkpoint import Checkpoint
 from ..distributed import Ranks, join_ranks
 from ..errors import ItemsError, describe_error, one_line, printable
@@ -26,7 +26,19 @@ from ..planning.plan import Plan
 from ..process import Cleanup
 from ..units import format_bytes, format_count, format_rate
 from ..vae import VideoVAE
-from .items import Item, ItemFiles, all_exist, are_many, check_not_inputs, check_outputs, is_list, plan_items
+from .items import (
+    Item,
+    ItemFiles,
+    all_exist,
+    are_many,
+    check_not_inputs,
+    check_outputs,
+    find_free_name,
+    has_table,
+    is_list,
+    names_inputs,
+    plan_items,
+)
 from .running import print_report, print_traceback, write_line
 
 
@@ -99,10 +111,12 @@ class Job(ABC):
     ) -> None:
         """Make the job of complete arguments.
 
-        `sources` are files, lists and tables, or with `is_film` the windows of one film. `pattern` names the outputs.
+        `sources` are files, lists and tables, or with `is_film` the windows of one film. `pattern` names the outputs,
+        by default if the arguments have no output.
         """
         self.arguments, self.sources, self.pattern, self.is_film = arguments, sources, pattern, is_film
         self.dtype = arguments.dtype
+        self._answers: dict[str, bool] = {}
 
     @abstractmethod
     def open(self) -> Checkpoint:
@@ -116,6 +130,28 @@ class Job(ABC):
     def is_many(self) -> bool:
         """Flag: there may be several items. Then an error of one item does not stop the others."""
         return are_many(self.sources) and not self.is_film
+
+    @property
+    def makes_folders(self) -> bool:
+        """Flag: folders of outputs are made."""
+        return self.is_many or names_inputs(self.pattern)
+
+    def may_replace(self, files: Iterable[str]) -> bool:
+        """Return whether files of these names are replaced: with -y, or if the user says so in a terminal.
+
+        A dry run asks nothing, since it replaces nothing.
+        """
+        if self.arguments.overwrite or self.arguments.dry_run:
+            return True
+        existing = [] if launched_rank() is not None else [file for file in files if os.path.isfile(file)]
+        if not existing or not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+            return False
+        for file in existing:
+            if file not in self._answers:
+                sys.stderr.write(f"{printable(file)}: already exists; replace it? [y/N] ")
+                sys.stderr.flush()
+                self._answers[file] = sys.stdin.readline().strip().lower() in ("y", "yes")
+        return all(self._answers[file] for file in existing)
 
     @cached_property
     def used(self) -> dict[str, str]:
@@ -143,9 +179,11 @@ class Job(ABC):
             self.sources,
             self.pattern,
             is_film=self.is_film,
-            with_sizes=self.network == "encoder",
+            of_videos=self.network == "encoder",
             is_dry_run=self.arguments.dry_run,
         )
+        if not (self.arguments.output or self.arguments.overwrite or self.arguments.skip_existing):
+            items = [self._with_free_name(item) for item in items]
         self.checkpoint = ranks.together(self.open)
         ranks.check_same(lambda: {"the checkpoints": self.checkpoint.description})
         ranks.check_same(lambda: {"the weights": self.checkpoint.sample()})
@@ -161,25 +199,46 @@ class Job(ABC):
         if ranks.is_first:
             self._report(item, result)
 
+    def _with_free_name(self, item: Item) -> Item:
+        """Return the item with a default name of its output that no file has, unless a table states the name."""
+        if item.output is None or has_table(self.sources):
+            return item
+        return replace(item, output=find_free_name(item.output))
+
     def _prepare(self, items: Sequence[Item]) -> list[Result]:
         """Return what is known of all items before the first one runs."""
         results = []
         for item in items:
-            result = Result()
+            result, task = Result(), None
             try:
                 task = self.make_task(item)
-                result = Result(task.files, task.num_frames, task.cost, task.is_skipped)
-                self._task = None if self.is_many else task
-                if not task.is_skipped:
-                    task.check_values()
             except Exception as error:
                 result = self._failed(result, error)
+            if task is not None:
+                self._check_not_inputs([item], [task.files])
+                self._task = None if self.is_many else task
+                result = self._check(task)
             results.append(result)
         files = [result.files for result in results]
         check_outputs(items, files)
+        self._check_not_inputs(items, files)
+        return results
+
+    def _check(self, task: "Task") -> Result:
+        """Return what is known of an item before it runs, with the errors of its outputs and values."""
+        result = Result(task.files, task.num_frames, task.cost)
+        try:
+            task.check_outputs()
+            if not task.is_skipped:
+                task.check_values()
+        except Exception as error:
+            return self._failed(result, error)
+        return replace(result, is_skipped=task.is_skipped)
+
+    def _check_not_inputs(self, items: Sequence[Item], files: Sequence[ItemFiles]) -> None:
+        """Check that no output of the items is an input of any of them, or of the job."""
         lists = [source.removeprefix("@") for source in self.sources if is_list(source)]
         check_not_inputs(items, files, [*lists, *self.checkpoint.files])
-        return results
 
     def _run_many(self, items: Sequence[Item], results: list[Result], start: float) -> None:
         """Run the items of this rank in order, with a line about each, and a summary of the items of all ranks."""
@@ -217,6 +276,8 @@ class Job(ABC):
         ranks = self.ranks
         try:
             task = self._task or self.make_task(item)
+            if task is not self._task:
+                task.check_outputs()
             with ExitStack() as stack:
                 ranks.together(lambda: stack.enter_context(task.open()))
                 ranks.check_same(task.describe)
@@ -224,7 +285,7 @@ class Job(ABC):
                     values, text = plan_report(task.plan, task.networks())
                     return replace(result, values=values, text=text)
                 ranks.check_same(task.sample)
-                for output in task.files.written if self.is_many else ():
+                for output in task.files.written if self.makes_folders else ():
                     make_folder(output)
                 if bar is None:
                     bar = stack.enter_context(self._progress_bar(task.num_frames))
@@ -306,6 +367,7 @@ class Task(ABC):
     Attributes:
         plan: set by `open` at the latest.
         files, num_frames, cost, is_skipped: see `Result`.
+        overwrite: whether files of the names of outputs are replaced.
     """
 
     plan: Plan
@@ -313,6 +375,7 @@ class Task(ABC):
     num_frames: int | None = None
     cost = 0
     is_skipped = False
+    overwrite = False
 
     def __init__(self, job: Job, item: Item) -> None:
         self._job, self._item = job, item
@@ -341,12 +404,19 @@ class Task(ABC):
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
         """Run the item, and return its report, JSON-serializable and as text."""
 
-    def _check_outputs(self) -> None:
-        """Find out whether to skip the item. Outputs that must not exist are an error."""
-        arguments, outputs = self._job.arguments, self.files.outputs
-        self.is_skipped = arguments.skip_existing and all_exist(outputs)
-        for output in outputs if not self.is_skipped else ():
-            check_replaceable(output, overwrite=arguments.overwrite is not False)
+    def check_outputs(self) -> None:
+        """Find out whether to skip the item. Raise the errors of writing, also of outputs that must not exist."""
+        outputs = self.missing_outputs
+        self.is_skipped = bool(self.files.outputs) and not outputs
+        self.overwrite = self._job.may_replace(outputs)
+        for output in outputs:
+            check_replaceable(output, overwrite=self.overwrite)
+
+    @property
+    def missing_outputs(self) -> list[str]:
+        """Outputs that are written: with --skip-existing, those that do not exist."""
+        skips = self._job.arguments.skip_existing
+        return [output for output in self.files.outputs if not (skips and all_exist([output]))]
 
     def _rename(self, names: Mapping[str, str]) -> None:
         """Replace names of outputs by the ones that they got, since another program used theirs meanwhile."""

@@ -63,10 +63,10 @@ def add_tile_batch_option(how: argparse._ActionsContainer) -> None:
     how.add_argument("--tile-batch-size", type=positive, default=1, metavar="N", help=batch)
 
 
-#: What happens to files that exist, also in docs/usage.md.
+#: What happens to files that exist, also in docs/usage.md and docs/options.md.
 OVERWRITE_RULE = (
-    "replace existing output files, and no others (default: videos, animations, .wav, .npy and latent files are "
-    "replaced; pictures, stills and contact sheets are refused; a default name gets the next free number)"
+    "replace existing output files (default: ask in a terminal, and elsewhere refuse; without -o, the output gets the "
+    "next free number)"
 )
 
 
@@ -91,10 +91,8 @@ def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsCon
     group.add_argument("--rank-timeout", type=positive, default=DEFAULT_TIMEOUT, metavar="SECONDS", help=timeout)
     group.add_argument("--dry-run", action="store_true", help="print the plan with its peak memory, and exit")
     existing = parser.add_mutually_exclusive_group()
-    existing.add_argument("--skip-existing", action="store_true", help="skip inputs whose output exists")
-    existing.add_argument("-y", "--overwrite", action="store_true", default=None, help=OVERWRITE_RULE)
-    absent = "fail for inputs whose output exists, and replace nothing"
-    existing.add_argument("-n", "--no-overwrite", dest="overwrite", action="store_false", default=None, help=absent)
+    existing.add_argument("-n", "--skip-existing", action="store_true", help="skip inputs whose output exists")
+    existing.add_argument("-y", "--overwrite", action="store_true", help=OVERWRITE_RULE)
     add_report_options(parser)
 
 
@@ -132,13 +130,12 @@ STEP_OPTIONS: tuple[StepOption, ...] = ()
 
 def add_input_options(parser: CommandParser, *, output: str, demo: str, model: str = "VAE", more: str) -> None:
     """Add the latents, their output, the checkpoint and the frames to decode. `more` names more kinds of output."""
-    files = """latent files: .safetensors, .latent, .npy, .npz; - for standard input; @clips.txt for a list of files,
-        one per line; clips.csv for a table with a column path, and optionally output"""
+    files = """latent files: .safetensors, .latent, .npy, .npz; folders of them; - for standard input; @clips.txt for a
+        list of files, one per line; clips.csv for a table with a column path, and optionally output"""
     parser.add_argument("latents", nargs="*", metavar="LATENTS", help=files)
-    formats = f"""the output, by its ending .mp4 .mov .mkv .webm .gif .webp .avif .npy; {more}folder/ or %%05d.png for
-        stills; - for raw frames on standard output (default with --demo: {output}). For several inputs: folder/ for
-        videos named after them, folder/clip.mp4; or a pattern such as folder/{{name}}.mkv, or folder/{{name}}/ for
-        stills"""
+    formats = f"""the output, by its ending .mp4 .mov .mkv .webm .gif .webp .avif .npy; {more}folder/ for videos named
+        after the inputs, folder/clip.mp4; a pattern such as folder/{{name}}.mkv; frames/%%05d.png for stills; - for raw
+        frames on standard output (default: {output} in the working folder)"""
     parser.add_argument("-o", "--output", metavar="OUT", help=formats)
     workflow = """do not copy ComfyUI's prompt and workflow, which may contain keys and paths, from the latent file to
         the output"""
@@ -268,6 +265,8 @@ def add_video_options(video: argparse._ArgumentGroup) -> None:
     sheet = """also write one picture of up to 16 frames with their times: clip.png beside clip.mp4, frames.png beside
         frames/; with -o clip.png only this picture"""
     video.add_argument("--contact-sheet", action="store_true", help=sheet)
+    stills = "write numbered PNG pictures to the folder of -o, or for several inputs to a subfolder each"
+    video.add_argument("--stills", action="store_true", help=stills)
     depth = "bits per channel (default: 8)"
     video.add_argument("--bit-depth", type=int, choices=get_args(BitDepth), default=8, help=depth)
     add_hdr_options(video)
@@ -311,7 +310,7 @@ def add_hdr_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--hdr-output", choices=get_args(SignalName), help=signal)
     video.add_argument("--exposure", type=float, metavar="STOPS", help="brighten --hdr-output sdr (default: 0)")
     folder = """with --hdr, also write EXR images to this folder, or for several inputs to a subfolder each; without -o,
-        write nothing else, as with -o frames.exr/"""
+        write nothing else, as with -o frames/%%05d.exr"""
     video.add_argument("--exr", metavar="FOLDER", help=folder)
     space = "the color space of EXR images: linear sRGB (default), linear ACEScg, or ACEScct codes"
     video.add_argument("--exr-space", choices=get_args(ExrSpaceName), help=space)

@@ -36,8 +36,7 @@ _WORDS = {
     "--audio": "audio-path audio-file audio-input soundtrack wav",
     "--quiet": "silent no-progress no-report",
     "--overwrite": "force overwrite-output",
-    "--no-overwrite": "no-clobber",
-    "--skip-existing": "resume continue skip",
+    "--skip-existing": "no-overwrite no-clobber resume continue skip",
     "name the inputs without an option": "i input inputs input-file input-path latents latent latents-path "
     "latents-file latent-path video video-path samples source file",
     "encode takes --size WxH; a decoded video has the size of its latents": "s width height resolution video-size "

@@ -50,7 +50,7 @@ def decode_parser() -> CommandParser:
     parser = CommandParser(
         first=("latents", "output", "model", "fps", "frames", "memory_budget", "codec", "crf", "audio", "dry_run"),
         prog="python -m mlx_ltx_vae.decode",
-        usage="%(prog)s LATENTS... -m VAE -o OUT [options]\n       %(prog)s --demo [options]",
+        usage="%(prog)s LATENTS... -m VAE [-o OUT] [options]\n       %(prog)s --demo [options]",
         description="Decode LTX video latents to videos, exactly, in memory that does not grow with the clip.",
         epilog=examples(
             "python -m mlx_ltx_vae.decode --demo",
@@ -61,7 +61,7 @@ def decode_parser() -> CommandParser:
     demo_files = "the small VAE and the latents that ship with the package"
     add_input_options(
         parser,
-        output="demo.mp4",
+        output="clip.mp4 of clip.safetensors,",
         demo=demo_files,
         more=".wav for the sound alone; a .png, .tif or .tiff without a number for one frame; ",
     )
@@ -81,7 +81,7 @@ def preview_parser() -> CommandParser:
     parser = CommandParser(
         first=("latents", "output", "model", "demo", "fps", "frames", "memory_budget", "dry_run"),
         prog="python -m mlx_ltx_vae.preview",
-        usage="%(prog)s LATENTS... -m MODEL -o OUT [options]\n       %(prog)s --demo [options]",
+        usage="%(prog)s LATENTS... -m MODEL [-o OUT] [options]\n       %(prog)s --demo [options]",
         description="Show what is in LTX video latents, in seconds: as a small clip, or as one picture.",
         epilog=examples(
             "python -m mlx_ltx_vae.preview --demo -o preview.png",
@@ -91,7 +91,7 @@ def preview_parser() -> CommandParser:
     )
     add_input_options(
         parser,
-        output="preview.mp4",
+        output="clip-preview.mp4 of clip.safetensors,",
         demo="the latents of the package, and a projection that was fitted to its VAE",
         model="MODEL",
         more="NAME.png for one picture of up to 16 frames with their times; ",
@@ -106,7 +106,7 @@ def encode_parser() -> CommandParser:
     parser = CommandParser(
         first=("video", "output", "model", "size", "fit", "frames", "fps", "audio_model", "memory_budget", "dry_run"),
         prog="python -m mlx_ltx_vae.encode",
-        usage="%(prog)s VIDEO... -m VAE -o LATENTS [options]",
+        usage="%(prog)s VIDEO... -m VAE [-o LATENTS] [options]",
         description="Encode videos to LTX latents, exactly, in memory that does not grow with the clip.",
         epilog=examples(
             "python -m mlx_ltx_vae.encode clip.mp4 -m vae.safetensors -o clip.safetensors",
@@ -114,12 +114,13 @@ def encode_parser() -> CommandParser:
             "python -m mlx_ltx_vae.encode clips.csv -m vae/ -o latents/ --skip-existing",
         ),
     )
-    videos = """videos or GIFs, folders of images, or patterns such as %%05d.png; - for standard input; @clips.txt for a
-        list of videos, one per line; clips.csv for a table with a column path, and optionally output, width, height,
-        frames, fps"""
+    videos = """videos or GIFs, folders of them or of images, or patterns such as %%05d.png; - for standard input;
+        @clips.txt for a list of videos, one per line; clips.csv for a table with a column path, and optionally output,
+        width, height, frames, fps"""
     parser.add_argument("video", nargs="+", metavar="VIDEO", help=videos)
-    output = """output file, .safetensors. For several inputs: folder/ for files named after them,
-        folder/clip.safetensors; or a pattern such as folder/{name}-latents.safetensors"""
+    output = """output file, .safetensors; folder/ for files named after the inputs, folder/clip.safetensors; or a
+        pattern such as folder/{name}-latents.safetensors (default: clip.safetensors of clip.mp4, in the working
+        folder)"""
     parser.add_argument("-o", "--output", metavar="LATENTS", help=output)
     add_network_options(parser, demo="the small VAE that ships with the package")
     video = parser.add_argument_group("the video")
@@ -188,7 +189,7 @@ def info_parser() -> CommandParser:
             "python -m mlx_ltx_vae.info clip.mp4",
         ),
     )
-    files = "checkpoint files, folders or hub ids; latent files; videos"
+    files = "checkpoint files, folders or hub ids; latent files, or folders of them; videos"
     parser.add_argument("file", nargs="+", metavar="FILE", help=files)
     values = "print one JSON object on standard output, nothing else; one per line for several files"
     parser.add_argument("--json", action="store_true", help=values)

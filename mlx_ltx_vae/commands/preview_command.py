@@ -16,11 +16,12 @@ _CHOICES = (
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    complete_inputs(parser, arguments, demo.LATENT_RGB, "preview.mp4", _CHOICES)
+    complete_inputs(parser, arguments, demo.LATENT_RGB, _CHOICES)
     sheet = is_sheet(arguments.output or "")
     return run_decode(
         parser,
         arguments,
-        OutputOptions(overwrite=arguments.overwrite, contact_sheet=sheet),
+        OutputOptions(contact_sheet=sheet),
         DecodeSettings(PlanOptions(memory_budget=arguments.memory_budget), are_stills=sheet),
+        "preview.mp4" if arguments.demo else "{name}-preview.mp4",
     )

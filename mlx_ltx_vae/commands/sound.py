@@ -278,7 +278,6 @@ class SoundTask(Task):
         self.plan = self._sound.plan(PlanOptions(memory_budget=settings.memory_budget))
         outputs = name_outputs(item.output, self._sound.batch) if item.output else []
         self.files = ItemFiles([*self._sound.files, *item.windows], outputs)
-        self._check_outputs()
 
     def _clip_sound(self, settings: SoundSettings) -> ClipSound:
         path = settings.audio_latents or self._item.source
@@ -308,9 +307,12 @@ class SoundTask(Task):
 
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
         bar.enter("decoding")
-        start, overwrite, samples = time.perf_counter(), self._job.arguments.overwrite is not False, 0
+        start, samples = time.perf_counter(), 0
+        missing_outputs = self.missing_outputs
         for index, output in enumerate(self.files.outputs):
-            samples, new_path = write_wav(output, self._sound.stream(index, self.plan), overwrite=overwrite)
+            if output not in missing_outputs:
+                continue
+            samples, new_path = write_wav(output, self._sound.stream(index, self.plan), overwrite=self.overwrite)
             self._rename({} if new_path is None else {output: str(new_path)})
         seconds, rate = time.perf_counter() - start, self._sound.sample_rate
         length = f"{format_seconds(samples / rate)} of sound at {rate} Hz"

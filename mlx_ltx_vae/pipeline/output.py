@@ -130,14 +130,17 @@ class DecodeOutput:
         *,
         entries: Mapping[str, str] | None = None,
         makes_folders: bool = False,
+        overwrite: bool | None = None,
     ) -> set[tuple[str, str]]:
         """Raise the errors of writing some videos, by default all, without creating anything.
 
         Metadata `entries` are added to files that keep them, and the entries that some file keeps are returned.
+        `overwrite` replaces the one of the options.
         """
         kept: set[tuple[str, str]] = set()
         for index in range(len(self.names)) if videos is None else videos:
             for file, options in self.files[index].items():
+                options = replace(options, overwrite=options.overwrite if overwrite is None else overwrite)
                 self.files[index][file] = options = add_metadata(file, options, entries or {})
                 kept |= (entries or {}).items() & options.metadata.items()
                 self._check_file(file, options, plan.frame_size, plan.num_frames, makes_folders or self.are_stills)

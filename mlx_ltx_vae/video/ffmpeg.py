@@ -186,7 +186,7 @@ class TailReader:
 
 
 class DumpReader(TailReader):
-    """A `TailReader` for a log of the level "info": it keeps the lines that only ffmpeg can have written.
+    """`TailReader` for a log of the level "info": it keeps the lines that only ffmpeg can have written.
 
     Between the marked lines in which it names the input and the first output, that log has all text in the file: tags
     and their names, chapters, languages, with line breaks where they have some. These lines are left out. The `marks`

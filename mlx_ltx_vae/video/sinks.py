@@ -68,7 +68,6 @@ class SinkKind:
         pixel_formats: of the frames that it takes, see `FrameFormat`.
         is_video: True if it has a codec and sound.
         is_stills: True if it may be a folder of numbered files.
-        replaces: True if it replaces files of the same names where `OutputOptions.overwrite` is None.
         check_options: raises a `WriterError` for a name, options, and a frame rate, that it does not support. The rate
             is None if it is not known yet.
         check: as `check_options` with all that `open` gets; returns the file, or the folder, that would be created.
@@ -79,7 +78,6 @@ class SinkKind:
     pixel_formats: tuple[str, ...] = _LEVELS
     is_video: bool = False
     is_stills: bool = False
-    replaces: bool = True
     check_options: Callable[[str, OutputOptions, Rate | None], object] = lambda *_: None
     check: Callable[[Output], Path] = lambda output: Path(output.path)
 
@@ -160,9 +158,7 @@ def stills_kind(
         check_one_frame(output.name, output.num_frames or 1)
         return target
 
-    return SinkKind(
-        endings, open_stills, pixel_formats, is_stills=True, replaces=False, check_options=check_options, check=check
-    )
+    return SinkKind(endings, open_stills, pixel_formats, is_stills=True, check_options=check_options, check=check)
 
 
 def _is_picture(name: str) -> bool:
@@ -181,7 +177,7 @@ _EXR = stills_kind(
     check_frames=check_is_light,
     check_library=partial(import_library, WriterError),
 )
-_SHEET = SinkKind((), _open_sheet, replaces=False, check=_check_picture)
+_SHEET = SinkKind((), _open_sheet, check=_check_picture)
 _SOUND = SinkKind((".wav",), _refuse_frames, ())
 #: A name selects the first kind that has its ending.
 SINKS: tuple[SinkKind, ...] = (
@@ -262,12 +258,13 @@ def open_sink(
     """
     path = expand_path(path, WriterError)
     kind = check_output_options(path, options, fps=fps)
-    return kind.open(Output(path, size, fps, _with_rule(kind, add_metadata(path, options)), num_frames))
+    return kind.open(Output(path, size, fps, _with_rule(kind, path, add_metadata(path, options)), num_frames))
 
 
-def _with_rule(kind: SinkKind, options: OutputOptions) -> OutputOptions:
-    """Return the options with what the kind of output does with files of the same names."""
-    return replace(options, overwrite=kind.replaces) if options.overwrite is None else options
+def _with_rule(kind: SinkKind, name: str, options: OutputOptions) -> OutputOptions:
+    """Return the options with what happens to existing files: by default one is replaced, and a folder's are not."""
+    overwrite = not kind.is_stills or _is_picture(name) if options.overwrite is None else options.overwrite
+    return replace(options, overwrite=overwrite)
 
 
 def output_files(output: str, options: OutputOptions) -> dict[str, OutputOptions]:
@@ -336,7 +333,7 @@ def check_output(
     name = path = expand_path(path, WriterError)
     kind = check_output_options(path, options, fps=fps)
     check_size(name, size)
-    output = Output(path, size, fps, _with_rule(kind, options), num_frames)
+    output = Output(path, size, fps, _with_rule(kind, name, options), num_frames)
     target = kind.check(output)
     if name == "-":
         return

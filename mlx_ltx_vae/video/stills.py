@@ -135,7 +135,7 @@ def _find_stills(name: str, folder: Path, pattern: str) -> list[str]:
 
 
 class NpyWriter(Sink):
-    """A `.npy` file `(frames, height, width, 3)` in the dtype of the frames, written frame by frame."""
+    """`.npy` file `(frames, height, width, 3)` in the dtype of the frames, written frame by frame."""
 
     def __init__(self, path: str | os.PathLike, size: Size, options: OutputOptions) -> None:
         super().__init__(os.fspath(path), size, options.format)
