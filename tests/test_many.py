@@ -114,7 +114,7 @@ def test_a_folder_of_latents_is_an_input(clips, capsys):
     assert names("small") == ["take10.mp4", "take9.mp4"]
     assert run(info, "takes", "--json") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [json.loads(line)["name"] for line in lines] == ["take9.safetensors", "take10.safetensors"]
+    assert [json.loads(line)["name"] for line in lines] == ["takes/take9.safetensors", "takes/take10.safetensors"]
     assert run(encode, "out/", "--demo", "-o", "again/", "-q") == 0
     assert names("again") == ["take10.safetensors", "take9.safetensors"]
     Path("empty").mkdir()
