@@ -51,6 +51,8 @@ sys.dont_write_bytecode = False  # pytest rewrites the modules of the tests, whi
 multiprocessing.set_start_method("spawn", force=True)  # a worker of pytest-xdist has a sitecustomize too
 path = [f"{Path(__file__).parent}/spawn", os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+# No command of a test changes the files of whoever runs the tests.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="mlx-ltx-vae-tests-")
 # On Linux without OpenBLAS every command would say so.
 os.environ["PYTHONWARNINGS"] = "ignore:MLX computes with the reference BLAS"
 # What a shell starts in the background ignores Ctrl-C and Ctrl-\, and some tests press them.

@@ -58,7 +58,17 @@ def test_a_decode_to_a_file_reports_what_the_command_prints(vae, golden, tmp_pat
     found = subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-i", path], capture_output=True, text=True).stderr
     assert "gbrp10le" in found and "a film" in found
     save_latents(latents, LATENTS, fps="24000/1001")
-    command = [str(latents), "-m", str(golden("small_ltx2_3").checkpoint), "-o", str(path), "--json", "--chunk", "2"]
+    command = [
+        str(latents),
+        "-m",
+        str(golden("small_ltx2_3").checkpoint),
+        "-y",
+        "-o",
+        str(path),
+        "--json",
+        "--chunk",
+        "2",
+    ]
     assert decode(command) == 0
     printed, value = json.loads(capsys.readouterr().out), report.as_dict()
     assert json.loads(json.dumps(value)) == value and value.keys() == printed.keys() - {"vae"}

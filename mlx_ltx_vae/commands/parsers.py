@@ -37,6 +37,7 @@ from .options import (
     add_latents_options,
     add_mode_options,
     add_network_options,
+    add_progress_option,
     add_sound_options,
     add_tile_batch_option,
     add_video_options,
@@ -260,6 +261,7 @@ def bench_parser() -> CommandParser:
     orders = "the order of the exact mode, as in decode; repeatable (default: auto)"
     parser.add_argument("--order", action="append", choices=get_args(OrderName), help=orders)
     parser.add_argument("--repeat", type=positive, default=3, metavar="N", help="runs of each (default: 3)")
+    add_progress_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
     add_common_options(parser)
     return parser

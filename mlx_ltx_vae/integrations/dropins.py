@@ -29,7 +29,7 @@ from ..latents.keyframes import Keyframes
 from ..models.specs import MAX_SEED
 from ..options import DecodeKeywords
 from ..pipeline.frames import FrameChunk
-from ..pipeline.progress import show_progress as with_progress
+from ..pipeline.progress import open_bar
 from ..pipeline.run import arrays_released, join_parts
 from ..planning.plan import DecodePlan, Mode, Plan
 from ..shapes import DEFAULT_SCALE, ScaleFactors
@@ -233,7 +233,8 @@ def decode_streaming(
         chunks = starmap(
             FrameChunk, decode_tiles(decode_tile, latent, TileLayout.make(tiling, latent.shape[2:], DEFAULT_SCALE))
         )
-    yield from map(_pixels, with_progress(chunks, show_progress, num_frames))  # `map` holds no chunk while it waits
+    with open_bar(show_progress, num_frames) as bar:
+        yield from map(_pixels, bar.follow(chunks))  # `map` holds no chunk while it waits
 
 
 def encode_whole(self: nn.Module, pixels: mx.array, *_: Any, **options: Any) -> mx.array:

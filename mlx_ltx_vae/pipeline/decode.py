@@ -36,8 +36,19 @@ from .frames import FrameChunk, OnFramesReady, mlx_dtype, to_format, to_format_i
 from .keyframes import KeyframeSource, pad_as_noise, usable_keyframes
 from .output import DecodeOutput, DecodeReport, join_reports
 from .output_check import OutputCheck, explain_not_finite, find_cause
-from .progress import Progress, show_progress
-from .run import ChunkStream, Run, arrays_released, check_cancelled, crop_map, join_parts, make_bands, peek, tile_origin
+from .progress import Progress, open_bar
+from .run import (
+    ChunkStream,
+    Run,
+    WorkCount,
+    arrays_released,
+    check_cancelled,
+    crop_map,
+    join_parts,
+    make_bands,
+    peek,
+    tile_origin,
+)
 from .sources import (
     LatentInput,
     LatentParts,
@@ -69,10 +80,11 @@ class DecodeStream(ChunkStream[FrameChunk]):
         chunks: Generator[FrameChunk, None, None],
         cancelled: threading.Event,
         bands: Sequence[RowBands],
+        work: WorkCount,
         num_frames: int | None = None,
         consumer: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(chunks, cancelled, bands)
+        super().__init__(chunks, cancelled, bands, work)
         self.num_frames = num_frames
         self.consumer = {} if consumer is None else consumer
 
@@ -93,6 +105,7 @@ class DecodePipeline:
     group: mx.distributed.Group | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
     bands: list[RowBands] = field(default_factory=list)  # filled by the run, if it is divided in bands
+    work: WorkCount = field(default_factory=WorkCount)
     consumer: dict[str, Any] = field(default_factory=dict)  # see `DecodeStream`
 
     def decode(
@@ -111,12 +124,13 @@ class DecodePipeline:
         with arrays_released(), pipeline.stream(latents, plan) as stream:
             if isinstance(latents, (Film, DecodeStream)):
                 stream.consumer["joined"] = is_joined and (stream.num_frames or False)
-            chunks = show_progress(stream, progress, stream.num_frames)
-            if on_frames_ready is None:
-                return join_chunks(chunks, stream.num_frames)
-            for chunk in chunks:
-                chunk.check()
-                on_frames_ready(chunk.pixels, chunk.start)
+            with open_bar(progress, stream.num_frames) as bar:
+                chunks = bar.follow(stream, stream.work)
+                if on_frames_ready is None:
+                    return join_chunks(chunks, stream.num_frames)
+                for chunk in chunks:
+                    chunk.check()
+                    on_frames_ready(chunk.pixels, chunk.start)
             return None
 
     def decode_to_file(
@@ -147,7 +161,7 @@ class DecodePipeline:
             keyframes = self.options.keyframes
             if keyframes is not None and num_videos > 1:
                 keyframes = keyframes.item(index)
-            run = replace(pipeline, options=replace(self.options, keyframes=keyframes))
+            run = replace(pipeline, options=replace(self.options, keyframes=keyframes), work=WorkCount())
             video, is_checked = _video(latents, index, num_videos), plan is not None and is_whole
             with _rescued(video, output, index), arrays_released(), run.stream(video, plan) as stream:
                 stream.consumer["outputs"] = output.frames
@@ -184,7 +198,7 @@ class DecodePipeline:
                 raise LatentsError("each window has its own keyframes; give pairs (latents, keyframes) in windows.")
             chunks, num_frames = latents.decode(self, plan)
             chunks = chunks if self.format is None else _to_levels(chunks, self.format)
-            return DecodeStream(chunks, self.cancelled, self.bands, num_frames, self.consumer)
+            return DecodeStream(chunks, self.cancelled, self.bands, self.work, num_frames, self.consumer)
         checked_latents, keyframes = as_latents(latents), self.options.keyframes
         if keyframes is not None:
             keyframes = usable_keyframes(self.decoder, keyframes)
@@ -199,7 +213,7 @@ class DecodePipeline:
             if plan is not None:
                 _check_arriving(plan)
             chunks = pipeline._decode_arriving(checked_latents, plan)
-        return DecodeStream(chunks, self.cancelled, self.bands, num_frames, self.consumer)
+        return DecodeStream(chunks, self.cancelled, self.bands, self.work, num_frames, self.consumer)
 
     def _check_plan(self, plan: DecodePlan) -> None:
         """Check that a plan goes with the options; raise a `PlanError` otherwise."""
@@ -320,7 +334,9 @@ class DecodePipeline:
             denoising_steps=plan.denoising_steps,
             keyframes=plan.keyframes,
         )
-        run = Run(decoder, plan, source, context, partial(check_cancelled, self.cancelled))
+        if not self.work.total and isinstance(source, (LatentSource, KeyframeSource)):
+            self.work.total = plan.multiply_adds / max(1, len(plan.bands))
+        run = Run(decoder, plan, source, context, partial(check_cancelled, self.cancelled), self.work)
         return _decode_chunks(run, plan, check, bands, self.format or plan.format)
 
 

@@ -24,7 +24,7 @@ from ..streaming.context import StreamContext
 from ..tiling.layout import TileBox, check_batch_size
 from ..units import format_count
 from .output_check import explain_not_finite
-from .run import ChunkStream, Run, check_cancelled, make_bands, peek
+from .run import ChunkStream, Run, WorkCount, check_cancelled, make_bands, peek
 from .sources import Source, crop_space
 
 Frames = mx.array | np.ndarray
@@ -239,6 +239,7 @@ class EncodePipeline:
     group: mx.distributed.Group | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
     bands: list[RowBands] = field(default_factory=list)  # filled by the run, if it is divided in bands
+    work: WorkCount = field(default_factory=WorkCount)
 
     def stream(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> EncodeStream:
         """Check the options, and return the latents of a clip in one array, or of frames as they arrive."""
@@ -264,7 +265,7 @@ class EncodePipeline:
                 "tiles in time take the whole clip as one array; leave out temporal_config, since a stream is exact in "
                 "time and shorter tiles save no memory."
             )
-        return EncodeStream(self._encode(frames, plan), self.cancelled, self.bands)
+        return EncodeStream(self._encode(frames, plan), self.cancelled, self.bands, self.work)
 
     def _encode(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> Generator[mx.array, None, None]:
         """Yield latents in the encoder's dtype, evaluated."""
@@ -285,7 +286,9 @@ class EncodePipeline:
             self.bands.append(bands)
             rows, scale = plan.bands[bands.rank], encoder.spec.scale.height
             preprocess.rows = slice(rows.start * scale, rows.end * scale)
-        run = Run(encoder, plan, source, StreamContext(neighbors=bands), partial(check_cancelled, self.cancelled))
+        self.work.total = plan.multiply_adds / max(1, len(plan.bands))
+        check = partial(check_cancelled, self.cancelled)
+        run = Run(encoder, plan, source, StreamContext(neighbors=bands), check, self.work)
         yield from encoded(run, encoder, bands)
 
 

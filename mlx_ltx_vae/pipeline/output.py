@@ -17,11 +17,11 @@ from ..frame_format import FrameOutput
 from ..options import OutputOptions
 from ..planning.plan import DecodePlan
 from ..shapes import Size
-from ..video import add_metadata, check_output, check_output_options, open_sink, output_files
+from ..video import Sink, add_metadata, check_output, check_output_options, open_sink, output_files
 from ..video.audio import Sound
 from ..video.sinks import files_of_all, find_still_ending, name_others
 from .frames import write_chunk
-from .progress import Progress, show_progress
+from .progress import Progress, open_bar
 from .run import peek
 
 if TYPE_CHECKING:
@@ -183,17 +183,20 @@ class DecodeOutput:
             size, num_frames = plan.frame_size, plan.num_frames
         written, first_seconds, is_one_color = 0, 0.0, True
         with ExitStack() as stack:  # closes a contact sheet after its video, so that only a complete video has one
-            sinks, file_names = {}, {}
+            bar = stack.enter_context(open_bar(progress, num_frames, name=self.names[index]))
+            sinks: dict[Sink, FrameOutput] = {}
+            file_names = {}
             for file, options in self.files[index].items() if is_written else ():
                 if self.sound is not None and options.audio is not None:
                     options = replace(options, audio=self.sound(index))
                 sink = open_sink(file, size=size, fps=self.fps, options=options, num_frames=num_frames)
                 sinks[stack.enter_context(sink)], file_names[sink] = options.frames, (file, sink.name)
-            for chunk in show_progress(chunks, progress, num_frames, name=self.names[index]):
+            for chunk in bar.follow(chunks, stream.work):
                 write_chunk(chunk, sinks)
                 is_one_color = is_one_color and chunk.is_plain()
                 first_seconds = first_seconds or time.perf_counter() - start
                 written += chunk.frames.shape[1]
+            bar.enter("writing", lambda: max((sink.num_waiting for sink in sinks), default=0))
         self.rename({file: sink.name for sink, (file, name) in file_names.items() if sink.name != name})
         return self.report(
             plan,

@@ -1,14 +1,17 @@
-"""The progress bar, or lines of a log: frames done, frames per second, and the time that is left."""
+"""The progress of decodes and encodes: work and frames that are done, and the time that is left."""
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from ..errors import printable
 from ..units import format_count
+from .run import WorkCount
 
 if TYPE_CHECKING:
     from .frames import FrameChunk
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 _NARROW = 60  # columns, below which there is no room for a bar
 _MIN_NAME = 6
 SECONDS_PER_LINE = 60  # of a log
+_SECONDS_PER_DRAWING, _SECONDS_BETWEEN_DRAWINGS = 0.5, 0.1
 
 
 class Bar(tqdm):
@@ -31,43 +35,154 @@ class Bar(tqdm):
 
 
 class FrameBar(Bar):
-    """Bar that counts frames, under the name of a file.
+    """Progress of a command under the name of a file: a bar in a terminal, or else a text now and then.
 
-    Its rate, and what it says is left, count from the first frames on: those come late, since the network needs later
-    latents for them. Before that it shows a phase.
+    It counts the work of a decode, which goes on from the first step, while frames come late: the network needs later
+    latents for them, and by rows and columns they are all complete at the end.
     """
 
+    # tqdm reads them before they are set.
     _label = _name = _phase = ""
-    _first: tuple[int, float] | None = None  # the frames that came first, and when
+    _base = _item_frames = _num_frames = 0  # of finished files; of this file; those of this file that are done
+    _work: WorkCount | None = None
+    _ends_with_frames = False  # whether the last frame is the end of the work
+    _waiting: Callable[[], int] | None = None
+    _start_time: float | None = None  # of the first step
+    _thread: threading.Thread | None = None
 
     def __init__(
-        self, *, total: int | None, disable: bool = False, write: Callable[[str], object] | None = None, **options: Any
+        self,
+        *,
+        total: int | None,
+        disable: bool = False,
+        write: Callable[[str], object] | None = None,
+        interval: float = 0,
+        as_json: bool = False,
+        on_frames: Callable[[int, int], object] | None = None,
+        **options: Any,
     ) -> None:
-        """Make a bar, which may be disabled; `write` is then given a line about every minute."""
+        """Make a bar for `total` frames of all files, or `None` if that is not known.
+
+        Args:
+            disable: whether there is no bar. `write` is then given a line each `interval` seconds.
+            as_json: whether the lines are JSON objects, also one at each change of the phase.
+            on_frames: is called with the frames that are done and the total.
+        """
+        self._write, self._interval, self._as_json, self._on_frames = write, interval, as_json, on_frames
+        self._made_time, self._ended = time.monotonic(), threading.Event()
         super().__init__(total=total, disable=disable, **options)
-        self.total, self._write = total, write
-        self._num_written, self._written = 0, time.monotonic()
+        self.total = total
+        if not disable or write is not None:
+            self._interval = interval if disable else _SECONDS_PER_DRAWING
+            self._thread = threading.Thread(target=self._repeat, name="progress", daemon=True)
+            self._thread.start()
 
-    def start(self, name: str, phase: str, *, label: str = "") -> None:
-        """Show the name of a file after a label, and what is done until its first frame comes."""
-        self._label, self._name, self._phase = label, printable(name), phase
+    def start(self, name: str, phase: str, *, label: str = "", num_frames: int | None = None) -> None:
+        """Show the name of a file of so many frames after a label, and what is done until its first step."""
+        self._base, self._item_frames, self._num_frames = self._base + self._item_frames, num_frames or 0, 0
+        self._label, self._name, self._work, self._ends_with_frames = label, printable(name), None, False
+        self.enter(phase)
+
+    def enter(self, phase: str, waiting: Callable[[], int] | None = None) -> None:
+        """Show another phase. `waiting` returns the number of frames that wait in it."""
+        self._phase, self._waiting = phase, waiting
+        if self._as_json and self._write is not None:
+            self._write(json.dumps(self.values()))
         self.refresh()
 
-    def enter(self, phase: str) -> None:
-        """Show another phase."""
-        self._phase = phase
-        self.refresh()
+    def follow(self, chunks: "Iterable[FrameChunk]", work: WorkCount | None = None) -> "Iterator[FrameChunk]":
+        """Return the chunks of a decode as an iterator that counts their frames. `work` is the work of the decode."""
+        self._ends_with_frames = True
+        self.watch(work)
 
-    def update(self, n: float | None = 1) -> bool | None:
-        if self._first is None and not self.disable and n:
-            self._first = int(n), self._time()
-        if self.disable and self._write is not None:
-            self._num_written += int(n or 0)
-            if time.monotonic() - self._written >= SECONDS_PER_LINE:
-                self._written = time.monotonic()
-                count = f"{self._num_written} of {self.total} frames" if self.total else ""
-                self._write(f"{self._label}{self._name}: {count or format_count(self._num_written, 'frame')} done")
-        return super().update(n)
+        def count(chunk: "FrameChunk") -> "FrameChunk":
+            self.update(chunk.frames.shape[1])
+            return chunk
+
+        return map(count, chunks)
+
+    def watch(self, work: WorkCount | None) -> None:
+        """Show the work of the steps from now on; `None` means that the frames are all that is known."""
+        self._work, self._start_time = work, self._start_time or time.monotonic()
+
+    def update(self, n: float | None = 1) -> None:
+        """Count frames that are done."""
+        self._start_time = self._start_time or time.monotonic()
+        self._num_frames += int(n or 0)
+        if self._on_frames is not None:
+            self._on_frames(self._num_frames, self.total or self._num_frames)
+        elif not self.disable and time.monotonic() - self._drawn_time >= _SECONDS_BETWEEN_DRAWINGS:
+            self.refresh()
+
+    def close(self) -> None:
+        """End the bar with the last frames."""
+        self._ended.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+            self._thread = None
+        if not self.disable:
+            self.refresh()
+        super().close()
+
+    def values(self) -> dict[str, Any]:
+        """Return the values of a JSON object. Seconds count from the start of the command."""
+        fraction = self._fraction
+        return {
+            "phase": self._phase,
+            "name": self._name,
+            "fraction": None if fraction is None else round(fraction, 4),
+            "frames": self._base + self._num_frames,
+            "num_frames": self.total,
+            "seconds": round(time.monotonic() - self._made_time, 3),
+            "seconds_left": None if (left := self._seconds_left) is None else round(left, 1),
+        }
+
+    @property
+    def _fraction(self) -> float | None:
+        """Fraction of the work of all files that is done, or `None` if the number of frames is not known."""
+        if not self.total:
+            return None
+        work = None if self._work is None else self._work.fraction
+        is_complete = self._ends_with_frames and self._num_frames >= self._item_frames
+        item = self._num_frames if work is None or is_complete else work * self._item_frames
+        return min(1.0, (self._base + item) / self.total)
+
+    @property
+    def _seconds_left(self) -> float | None:
+        fraction = self._fraction
+        if self._start_time is None or not fraction:
+            return None
+        return (time.monotonic() - self._start_time) * (1 - fraction) / fraction
+
+    @property
+    def _drawn_time(self) -> float:
+        return self.last_print_t - time.time() + time.monotonic()
+
+    def _repeat(self) -> None:
+        """Show the progress again and again, also while a step runs."""
+        while not self._ended.wait(self._interval):
+            if not self.disable:
+                self.refresh()
+            elif self._write is not None:
+                self._write(json.dumps(self.values()) if self._as_json else f"{self._label}{self._name}: {self._text}")
+
+    @property
+    def _text(self) -> str:
+        """Text of a line."""
+        fraction, count = self._fraction, self._base + self._num_frames
+        frames = format_count(count, "frame") if self.total is None else f"{count} of {self.total} frames"
+        parts = [self._phase, *([] if fraction is None else [f"{100 * fraction:.0f} %"]), frames]
+        return ", ".join([*parts, *self._times])
+
+    @property
+    def _times(self) -> list[str]:
+        if self._start_time is None:
+            return []
+        if self._waiting is not None:
+            return [f"{format_count(self._waiting(), 'frame')} to write"]
+        left = self._seconds_left
+        spent = f"{self.format_interval(time.monotonic() - self._start_time)} elapsed"
+        return [spent, *([] if left is None else [f"{self.format_interval(left)} left"])]
 
     @property
     def format_dict(self) -> dict[str, Any]:
@@ -76,19 +191,16 @@ class FrameBar(Bar):
             return values
         columns = values["ncols"] or 80
         values["prefix"] = self._label + _shorten(self._name, max(_MIN_NAME, columns // 4 - len(self._label)))
-        if self._first is None:
+        if self._start_time is None:
             return values | {"bar_format": "{desc}: " + self._phase}
-        first, since = self._first
-        elapsed = self._time() - since
-        rate = (self.n - first) / elapsed if elapsed > 0 else 0
-        speed = "?" if not rate else f"{rate:.2g}" if rate < 10 else f"{rate:.0f}"
-        if self.total is None:
-            layout = "{desc} {n} frames {speed}/s"
-        elif columns < _NARROW:
-            layout = "{desc} {n}/{total} {speed}/s {remaining} left"
-        else:
-            layout = "{desc} {bar} {n}/{total} frames, {speed} frames/s, {remaining} left"
-        return values | {"rate": rate, "speed": speed, "bar_format": layout}
+        count, fraction = self._base + self._num_frames, self._fraction
+        if fraction is None:
+            return values | {"bar_format": f"{{desc}} {format_count(count, 'frame')}, {', '.join(self._times)}"}
+        times = self._times[-1:] if columns < _NARROW else self._times
+        frames = f"{count}/{self.total}{'' if columns < _NARROW else ' frames'}"
+        layout = ", ".join([f"{100 * fraction:.0f}% {frames}", *times])
+        bar = "{desc} " if columns < _NARROW else "{desc} {bar} "
+        return values | {"n": fraction * (self.total or 1), "bar_format": bar + layout}
 
 
 #: Whether to show a progress bar, or one that is shown, or a function that is called with the frames that are done and
@@ -96,29 +208,16 @@ class FrameBar(Bar):
 Progress = bool | FrameBar | Callable[[int, int], object]
 
 
-def show_progress(
-    chunks: "Iterable[FrameChunk]", progress: Progress, total: int | None, *, name: str = "video"
-) -> "Iterator[FrameChunk]":
-    """Return the chunks as an iterator that shows the frames so far. `total` is `None` if it is not known."""
-    if progress is False:
-        return iter(chunks)
-    bar, done = progress if isinstance(progress, FrameBar) else None, 0
-    if progress is True:
-        bar = FrameBar(total=total, dynamic_ncols=True, miniters=1)
-        bar.start(name, "decoding")
-
-    def advance(chunk: "FrameChunk") -> "FrameChunk":
-        nonlocal done
-        done += chunk.frames.shape[1]
-        if bar is not None:
-            bar.update(chunk.frames.shape[1])
-            if progress is True and done == total:
-                bar.close()
-        elif callable(progress):
-            progress(done, done if total is None else total)
-        return chunk
-
-    return map(advance, chunks)
+@contextmanager
+def open_bar(progress: Progress, total: int | None, *, name: str = "video") -> Iterator[FrameBar]:
+    """Yield the bar of a decode of one video. `total` is its number of frames, or `None` if it is not known."""
+    if isinstance(progress, FrameBar):
+        yield progress
+        return
+    function = progress if callable(progress) else None
+    with FrameBar(total=total, disable=progress is not True, on_frames=function, dynamic_ncols=True) as bar:
+        bar.start(name, "decoding", num_frames=total)
+        yield bar
 
 
 def _shorten(name: str, limit: int) -> str:

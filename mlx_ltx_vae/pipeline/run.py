@@ -19,9 +19,11 @@ from ..backend.mlx_utils import split
 from ..distributed import Ranks, RowBands
 from ..errors import DecodeCancelled, LatentsError, PlanError
 from ..models.base import Network
-from ..planning.plan import DecodePlan, Mode, Order, Plan
+from ..models.specs import NetworkSpec
+from ..planning.plan import DecodePlan, Mode, Order, Plan, choose_variant
+from ..planning.tiles import tile_spec
 from ..shapes import Axis, Grid, Interval
-from ..streaming.context import StreamContext, TilePart
+from ..streaming.context import Stage, StreamContext, TilePart
 from ..streaming.driver import run_chain, run_stream, run_whole
 from ..tiling.blend import SpatialBlender, blend_tiles
 from ..tiling.layout import Tile, TileBox, TileLayout, tile_batches
@@ -41,13 +43,19 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
 
     One thread at a time takes chunks; `cancel` may be called from any thread at any time. `next` raises a `ValueError`
     while a chunk is being computed, as a generator does: the latents may be from an iterator that uses the stream.
-    `bands`, which exchange data with other ranks, are empty if there is one rank, and until the first chunk.
+    `bands`, which exchange data with other ranks, are empty if there is one rank, and until the first chunk. `work` is
+    the work of the run so far.
     """
 
     def __init__(
-        self, chunks: Generator[Chunk, None, None], cancelled: threading.Event, bands: Sequence[RowBands] = ()
+        self,
+        chunks: Generator[Chunk, None, None],
+        cancelled: threading.Event,
+        bands: Sequence[RowBands] = (),
+        work: "WorkCount | None" = None,
     ) -> None:
         self._chunks, self._cancelled, self._bands = chunks, cancelled, bands
+        self.work = work or WorkCount()
         self._running = threading.Lock()
         self._is_computing = False
 
@@ -168,6 +176,19 @@ def peek(parts: Iterable[Part], message: str) -> tuple[Part, Iterator[Part]]:
     return first, chain(map(list.pop, [[first]]), iterator)
 
 
+@dataclass
+class WorkCount:
+    """Multiply-adds of a run: all of them, or 0 if that is not known, and those that are done."""
+
+    total: float = 0.0
+    done: float = 0.0
+
+    @property
+    def fraction(self) -> float | None:
+        """Fraction that is done, or `None` if it is not known."""
+        return min(1.0, self.done / self.total) if self.total else None
+
+
 @dataclass(frozen=True)
 class Run:
     """Execution of a plan. `check` is called before each step; an exception in it ends the run."""
@@ -177,6 +198,7 @@ class Run:
     source: Source
     context: StreamContext = field(default_factory=StreamContext)
     check: Callable[[], None] = lambda: None
+    work: WorkCount = field(default_factory=WorkCount)
 
     def outputs(self) -> Iterator[mx.array]:
         """Return the network's outputs, arrays (B, T, H, W, C) in order along the axis of the plan's order.
@@ -201,7 +223,8 @@ class Run:
             if self.plan.mode is Mode.SINGLE:
                 outputs = self._single()
             elif self.plan.layout is None:
-                outputs = self._stream(self.source.pieces(self._axis, self.plan.chunk), self.context)
+                stages = self._stages(self.context, self._spec, self.source.grid, slice(None))
+                outputs = self._stream(self.source.pieces(self._axis, self.plan.chunk), stages)
             elif self.plan.layout.is_streamed:
                 outputs = self._tiles_in_space(self.plan.layout)
             else:
@@ -211,10 +234,24 @@ class Run:
                 yield box.pop()
 
     @contextmanager
-    def _around_step(self) -> Iterator[None]:
+    def _around_step(self, multiply_adds: float) -> Iterator[None]:
         self.check()
         with step_settings(self.plan.memory.buffer_cache):
             yield
+        self.work.done += multiply_adds
+
+    def _stages(self, context: StreamContext, spec: NetworkSpec, grid: Grid, layers: slice) -> list[Stage]:
+        """Return the stages of some layers, with the work of each. `spec` has these layers, and `grid` is its input."""
+        stages = self.network.stages(replace(context, axis=self._axis))[layers]
+        for stage, (layer, extents) in zip(stages, spec.walk(grid), strict=True) if self.work.total else ():
+            stage.work = layer.multiply_adds(extents, extents) / extents[self._axis.grid]
+        return stages
+
+    @property
+    def _spec(self) -> NetworkSpec:
+        """Layers of the network in this run."""
+        plan, spec = self.plan, self.network.spec
+        return choose_variant(spec, plan.denoising_steps, plan.keyframes) if isinstance(plan, DecodePlan) else spec
 
     @property
     def _axis(self) -> Axis:
@@ -234,12 +271,13 @@ class Run:
         pieces = list(self.source.pieces(Axis.TIME, self.plan.chunk))
         box = [mx.concatenate(pieces, axis=Axis.TIME)]
         del pieces
-        yield run_whole(self.network.stages(self.context), box.pop(), around_step=self._around_step)
+        stages = self._stages(self.context, self._spec, self.source.grid, slice(None))
+        yield run_whole(stages, box.pop(), around_step=self._around_step)
 
     def _stream(
-        self, pieces: Iterator[mx.array], context: StreamContext, layers: slice = slice(None)
+        self, pieces: Iterator[mx.array], stages: Sequence[Stage], layers: slice = slice(None)
     ) -> Iterator[mx.array]:
-        plan, stages = self.plan, self.network.stages(replace(context, axis=self._axis))[layers]
+        plan = self.plan
         if self.network.spec.clip.flushes_with_last:
             return run_chain(stages, pieces, axis=self._axis, around_step=self._around_step)
         return run_stream(
@@ -259,9 +297,14 @@ class Run:
         All streams yield pieces of the same frames.
         """
         sources = source.tile_pieces([self._boxes(tiles) for tiles in batches], self.plan.chunk * layout.rate)
-        layers = slice(layout.start, None)
+        layers, spec = slice(layout.start, None), self._spec
+
+        def stages(tiles: Sequence[Tile]) -> list[Stage]:
+            size = tiles[0].run_size(spec.keyframes, is_decode=self._is_decode)
+            return self._stages(self._crop_context(tiles), tile_spec(spec, layout, tiles[0]), size, layers)
+
         return [
-            map(partial(split, parts=len(tiles)), self._stream(pieces, self._crop_context(tiles), layers))
+            map(partial(split, parts=len(tiles)), self._stream(pieces, stages(tiles), layers))
             for pieces, tiles in zip(sources, batches, strict=True)
         ]
 
@@ -286,7 +329,9 @@ class Run:
         source = self.source
         if layout.start:
             pieces = source.pieces(Axis.TIME, self.plan.chunk)
-            cells = self._stream(pieces, self.context, slice(layout.start))
+            layers = slice(layout.start)
+            stages = self._stages(self.context, self._spec.before_tiles(), self.source.grid, layers)
+            cells = self._stream(pieces, stages, layers)
             has_planes = bool(self.context.keyframes)
             source = self._plane_source(cells, layout) if has_planes else LayerSource(source, cells)
 

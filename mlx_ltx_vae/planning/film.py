@@ -247,7 +247,12 @@ class FilmPlan(DecodePlan):
         windows = [
             {"window": number + 1, "blend": fades[number], **plan.as_dict()} for number, plan in self.windows.items()
         ]
-        film_fields = {"frames": self.num_frames, "carry": self.film.overlap.carry, "blend": self.film.overlap.blend}
+        film_fields = {
+            "frames": self.num_frames,
+            "multiply_adds": self.multiply_adds,
+            "carry": self.film.overlap.carry,
+            "blend": self.film.overlap.blend,
+        }
         return {**self.largest.as_dict(), **film_fields, **excerpt_fields, "windows": windows}
 
     def __str__(self) -> str:
@@ -294,4 +299,5 @@ def plan_film(
     first, end = options.frames or (0, film.num_frames)
     all_keyframes = {film.parts[number].start + frame for number, plan in windows.items() for frame in plan.keyframes}
     values = {**vars(largest), "num_frames": end - first, "excerpt": None, "keyframes": tuple(sorted(all_keyframes))}
+    values["multiply_adds"] = sum(plan.multiply_adds for plan in windows.values())
     return FilmPlan(**values, film=film, film_frames=options.frames, windows=windows)

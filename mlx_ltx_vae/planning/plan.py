@@ -69,9 +69,10 @@ MAX_STEPS = 100
 
 _IN_JSON = (
     "chunk", "step", "prefetch", "height", "width", "lookahead", "first_output_work", "tile_batch_size", "calls",
-    "redundant_work", "peak_bytes",
+    "redundant_work", "multiply_adds", "peak_bytes",
 )  # fmt: skip
 _IN_JSON_OF_SOUND = ("batch", "latents", "num_samples", "sample_rate", "chunk", "lookahead", "peak_bytes")
+_LARGE_NUMBERS = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
 _NOUNS = {Order.TIME: "frame", Order.ROWS: "row", Order.COLUMNS: "column"}
 
 
@@ -89,6 +90,7 @@ class Plan:
         lookahead: input positions along time that are required before the first output is final.
         first_output_work: the share of the work that is done when the first output is final: 0 to 1, an estimate.
         tile_batch_size: maximum number of tiles of equal shape that run together.
+        multiply_adds: of all matrix products and convolutions, on all ranks.
         calls: runs of the network: 1, or the number of tile batches.
         redundant_work: input positions that are computed more than once, as a fraction of all input positions.
         memory: estimated peak memory of the run, of each rank.
@@ -114,6 +116,7 @@ class Plan:
     tiling: TilingConfig | None = None
     layout: TileLayout | None = None
     tile_batch_size: int = 1
+    multiply_adds: int = 0
     calls: int = 1
     redundant_work: float = 0.0
     bands: tuple[Interval, ...] = ()
@@ -259,7 +262,7 @@ def _describe(plan: Plan, unit: str, output: str) -> str:
     if plan.tiling is not None:
         lines.append(f"tiles    {_tiles(plan.tiling, plan.tile_batch_size)}")
     lines += [
-        f"calls    {plan.calls}, redundant work {100 * plan.redundant_work:.0f} %",
+        f"work     {_work(plan)}",
         f"peak     {_memory(plan.memory)}{', on each rank' if plan.bands else ''}",
     ]
     lines += [
@@ -302,6 +305,15 @@ def _tiles(tiling: TilingConfig, batch_size: int) -> str:
     if batch_size > 1:
         sizes.append(f"up to {batch_size} at a time")
     return "; ".join(sizes) or "one"
+
+
+def _work(plan: Plan) -> str:
+    """Describe the work of a plan, and how much of it tiles add."""
+    unit, name = next(((unit, name) for unit, name in _LARGE_NUMBERS if plan.multiply_adds >= unit), _LARGE_NUMBERS[-1])
+    text = f"{plan.multiply_adds / unit:.3g} {name} multiply-adds"
+    if plan.layout is None:
+        return text
+    return f"{text} in {format_count(plan.calls, 'call')}, {100 * plan.redundant_work:.0f} % for overlaps"
 
 
 def _memory(memory: Memory) -> str:

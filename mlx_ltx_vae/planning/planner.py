@@ -13,7 +13,7 @@ from ..models.specs import NetworkSpec, check_frame_shape, check_latent_shape
 from ..options import PLAN_DEFAULTS, PlanOptions
 from ..shapes import Axis, Grid, Interval, LatentShape
 from ..tiling.config import TilingConfig
-from ..tiling.layout import check_batch_size, tile_batches
+from ..tiling.layout import TileLayout, check_batch_size, tile_batches
 from ..units import MB, format_bytes, parse_bytes
 from .clip import Clip, first_output_work, make_excerpt, needed, with_consumer
 from .memory import (
@@ -173,7 +173,7 @@ class _Planner:
                 f"{self._clip.describe()}: tiles are blended, which changes the result and may show seams, since an "
                 f"exact plan {least}; give a larger {budget}, or use a smaller size.",
             )
-        return plan
+        return replace(plan, multiply_adds=self._multiply_adds(plan.layout))
 
     def _best(self, candidates: list[Plan]) -> Plan:
         """Return a plan within the budget from the first way that has one, preferably without a tight buffer cache.
@@ -395,6 +395,18 @@ class _Planner:
         for tiling in last_resort_tilings(self._clip):
             with suppress(TilingError):  # where the last tile would be too short
                 yield iter(list(self._tiled(tiling)))
+
+    def _multiply_adds(self, layout: TileLayout | None) -> int:
+        """Return the multiply-adds of a run, of all tiles if there are some."""
+        spec, clip = self._spec, self._clip
+        if layout is None:
+            return clip.batch * spec.multiply_adds(clip.grid)
+        work = spec.before_tiles().multiply_adds(clip.grid) if layout.start else 0
+        for tiles in layout.groups():
+            sizes = [tile.run_size(spec.keyframes, is_decode=clip.is_decode) for tile in tiles]
+            specs = [tile_spec(spec, layout, tile) for tile in tiles]
+            work += sum(tile.multiply_adds(size) for tile, size in zip(specs, sizes, strict=True))
+        return clip.batch * work
 
     def _with_all_memory(self, memory: Memory) -> Memory:
         """Add the memory outside of the run: other networks' weights, the whole output, the sound."""

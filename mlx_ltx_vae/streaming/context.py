@@ -93,11 +93,13 @@ class Stage:
 
     `step` takes the next piece (or `None`) and whether the stream ends here. It returns the output that is final now,
     or `None`. After the last piece, the stage is flushed by `step(None, True)` until `closed`. Each such call returns
-    at most one kernel's delay, so that flushing takes no more memory than any other step.
+    at most one kernel's delay, so that flushing takes no more memory than any other step. `work` is the multiply-adds
+    of one position along the stream's axis, if somebody counts them.
     """
 
     def __init__(self, step: Callable[[Any, bool], mx.array | None], *caches: Cache) -> None:
         self.step = step
+        self.work = 0.0
         self._caches: Sequence[Cache] = caches
 
     @property

@@ -27,7 +27,8 @@ from .context import Stage
 from .window import Delay
 
 Flow = Iterator[list[mx.array]]
-AroundStep = Callable[[], AbstractContextManager[object]]
+#: Makes the context of a step, from its multiply-adds.
+AroundStep = Callable[[float], AbstractContextManager[object]]
 
 
 def run_stream(
@@ -37,7 +38,7 @@ def run_stream(
     axis: Axis = Axis.TIME,
     steps: Sequence[int] | None = None,
     prefetch: int = 0,
-    around_step: AroundStep = nullcontext,
+    around_step: AroundStep = lambda _: nullcontext(),
 ) -> Iterator[mx.array]:
     """Stream `pieces` through `stages`.
 
@@ -55,13 +56,15 @@ def run_stream(
         Concatenated, they equal the output of `run_whole`.
     """
     flow: Flow = map(_box, pieces)
-    schedule = _Schedule(prefetch, around_step)
+    schedule = _Schedule(axis, prefetch, around_step)
     for index, stage in enumerate(stages):
         flow = _advance(stage, flow, axis, None if steps is None else steps[index], schedule)
     return map(list.pop, flow)
 
 
-def run_whole(stages: Sequence[Stage], clip: mx.array, *, around_step: AroundStep = nullcontext) -> mx.array:
+def run_whole(
+    stages: Sequence[Stage], clip: mx.array, *, around_step: AroundStep = lambda _: nullcontext()
+) -> mx.array:
     """Return the output for a whole clip. Each stage runs once, in a single step. See `run_stream` for `around_step`.
 
     Raises:
@@ -70,7 +73,7 @@ def run_whole(stages: Sequence[Stage], clip: mx.array, *, around_step: AroundSte
     box = [clip]
     del clip
     for stage in stages:
-        with around_step(), explained_device_errors():
+        with around_step(_work(stage, box, Axis.TIME)), explained_device_errors():
             result = stage.step(box.pop(), True)
             if result is None:
                 raise LatentsError("the clip is too short for the network: a layer has no result.")
@@ -84,11 +87,17 @@ def _box(piece: mx.array) -> list[mx.array]:
     return [piece]
 
 
+def _work(stage: Stage, box: Sequence[mx.array | None], axis: Axis) -> float:
+    """Return the multiply-adds of a step with the piece in `box`, if there is one."""
+    piece = box[0] if box else None
+    return 0.0 if piece is None else stage.work * piece.shape[0] * piece.shape[axis]
+
+
 class _Schedule:
     """Evaluation of the steps of one stream. Up to `prefetch` steps may be under way."""
 
-    def __init__(self, prefetch: int, around_step: AroundStep) -> None:
-        self._prefetch = prefetch
+    def __init__(self, axis: Axis, prefetch: int, around_step: AroundStep) -> None:
+        self._axis, self._prefetch = axis, prefetch
         self._around_step = around_step
         self._under_way: deque[list[mx.array]] = deque()
 
@@ -97,7 +106,7 @@ class _Schedule:
 
         Returns the result in a list, which is empty if there is no result yet.
         """
-        with self._around_step():
+        with self._around_step(_work(stage, inputs, self._axis)):
             result = stage.step(inputs.pop() if inputs else None, last)
             outputs = [] if result is None else [result]
             del result
@@ -151,7 +160,9 @@ def _cut(box: list[mx.array], axis: Axis, start: int, stop: int) -> mx.array:
 class Chain:
     """Stages of one stream. Each is evaluated before the next one runs, so that memory is the work of one stage."""
 
-    def __init__(self, axis: Axis, stages: Sequence[Stage], *, around_step: AroundStep = nullcontext) -> None:
+    def __init__(
+        self, axis: Axis, stages: Sequence[Stage], *, around_step: AroundStep = lambda _: nullcontext()
+    ) -> None:
         self._axis = axis
         self._stages = stages
         self._around_step = around_step
@@ -173,7 +184,7 @@ class Chain:
         return box.pop()
 
     def _step(self, stage: Stage, x: mx.array | None, last: bool) -> mx.array | None:
-        with self._around_step():
+        with self._around_step(_work(stage, [x], self._axis)):
             results = [stage.step(x, last)]
             while last and not stage.closed:
                 results.append(stage.step(None, True))

@@ -136,6 +136,11 @@ class Tile(NamedTuple):
         frames, height, width = self.latent_size
         return frames + len(self.planes(keyframes)), height, width
 
+    def run_size(self, keyframes: Sequence[int], *, is_decode: bool) -> Grid:
+        """Return the size (T, H, W) of what the network gets for this tile: latents, or the frames of an encode."""
+        time, rows, columns = self.pixels
+        return self.input_size(keyframes) if is_decode else (time.length, rows.length, columns.length)
+
 
 class BlendAxis(NamedTuple):
     """Axis of the blended result: pixels for a decode, latents for an encode."""

@@ -165,7 +165,12 @@ class TailReader:
     def join(self) -> list[str]:
         """Wait for the end, and return the beginnings of the lines that are kept."""
         self._thread.join()
-        return list(self._lines)
+        return self.lines
+
+    @property
+    def lines(self) -> list[str]:
+        """Beginnings of the lines that are kept so far."""
+        return list(self._lines.copy())
 
     def has_ended(self, timeout: float) -> bool:
         """Return whether ffmpeg ends within this many seconds."""

@@ -218,6 +218,11 @@ class FrameQueue:
         if self._thread.ident is None:
             self._thread.start()
 
+    @property
+    def num_waiting(self) -> int:
+        """Number of frames that are queued."""
+        return self._num_waiting
+
     def put(self, frames: np.ndarray) -> None:
         """Queue an array, which must not be changed afterwards. Raises an earlier error of `consume`."""
         self.start()
@@ -320,6 +325,11 @@ class Sink:
         if len(frames):
             self._queue.put(np.ascontiguousarray(frames))
             self.frames_written += len(frames)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of frames that were accepted and are not in the output yet."""
+        return self._queue.num_waiting
 
     def close(self) -> None:
         """Wait until all frames, at least one, are written, and rename the output to its target; else leave nothing."""

@@ -81,8 +81,14 @@ class FfmpegEncoder(FfmpegProcess):
         if self._forwarder is not None:
             self._forwarder.join()
         self._raise_output_error()
-        counts = [line.removeprefix("frame=") for line in self._progress.join() if line.startswith("frame=")]
+        self._progress.join()
         self.release()
+        return self.num_encoded
+
+    @property
+    def num_encoded(self) -> int:
+        """Number of frames that ffmpeg reports as written so far."""
+        counts = [line.removeprefix("frame=") for line in self._progress.lines if line.startswith("frame=")]
         return int(counts[-1]) if counts else 0
 
     def end(self) -> None:
@@ -172,6 +178,11 @@ class FfmpegSink(Sink):
         self._write = self._ffmpeg.write
         remove = target.discard if isinstance(target, PartFile) else target.remove
         Cleanup(self, _end_and_remove, self._ffmpeg, remove)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of frames that ffmpeg has not encoded yet, as it says twice a second."""
+        return self.frames_written - self._ffmpeg.num_encoded
 
     def _finish(self) -> None:
         encoded = self._ffmpeg.finish()
