@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog=f"commands:\n{commands}\n\nTo begin with: python -m mlx_ltx_vae.decode --demo\n"
         "The options of a command: python -m mlx_ltx_vae.decode --help",
     )
-    shells = "print the completion script of a shell: bash, zsh or tcsh (see docs/usage.md)"
+    shells = "print the completion script of a shell: bash, zsh, tcsh or fish (see docs/usage.md)"
     add_common_options(parser)
     parser.add_argument("--completion", metavar="SHELL", help=shells)
     if name and not name.startswith("-"):

@@ -79,7 +79,7 @@ CODECS: dict[str, Codec] = {
     "hevc": _MPEG(
         "libx265",
         more_pixel_formats=(*_YUV, *_DEEP_YUV, "gbrp", "gbrp10le"),
-        about="or h265",
+        about="also called h265",
         other_names=("h265",),
         crf=(20, 51),
         hdr_crf=12,

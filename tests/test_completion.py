@@ -32,6 +32,16 @@ def test_bash_completes_commands_options_and_choices(script, words, completed):
 
 
 def test_another_shell_is_wrong_usage():
-    done = subprocess.run([sys.executable, "-m", "mlx_ltx_vae", "--completion", "fish"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "mlx_ltx_vae", "--completion", "powershell"], capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: --completion is for bash, zsh, tcsh, not fish\n")
+    assert done.stderr.startswith("error: --completion is for bash, zsh, tcsh, fish, not powershell\n")
+
+
+def test_fish_gets_a_script_for_every_option():
+    command = [sys.executable, "-m", "mlx_ltx_vae", "--completion", "fish"]
+    script = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "complete -c mlx_ltx_vae" in script
+    for name in ("memory-budget", "skip-existing", "save-latents"):
+        assert f"-l {name}" in script

@@ -209,3 +209,19 @@ def test_an_app_keeps_the_lock_of_its_bars(golden, monkeypatch, capsys):
         vae.decode(mx.zeros((1, 8, 1, 2, 2)), progress=True)
         assert "1/1 frames" in capsys.readouterr().err
         assert vars(tqdm).get("_lock") is chosen
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "is_colored"),
+    [({}, [], True), ({"NO_COLOR": "1"}, [], False), ({"NO_COLOR": "1"}, ["--color", "always"], True),
+     ({}, ["--color", "never"], False), ({"TERM": "dumb"}, [], False)],
+)  # fmt: skip
+def test_errors_have_a_color_in_a_terminal(monkeypatch, variables, options, is_colored):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for command in (["clip.npy", "-m", "nothing"], ["clip.npy", "-m", "nothing", "--frames", "5"]):
+        _, _, shown = run_on_terminal(80, "mlx_ltx_vae.decode", *options, *command)
+        assert ("\x1b[31merror:\x1b[0m " in shown) is is_colored
+        assert ("\x1b" in shown) is is_colored

@@ -9,10 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from copy import copy
 from fractions import Fraction
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 from .. import __version__
 from ..backend.machine import OTHER_DTYPE_NAMES, launched_rank
@@ -28,6 +29,9 @@ Value = TypeVar("Value")
 
 #: Names of arguments that are files or folders.
 PATHS = ("LATENTS", "VIDEO", "FILE", "OUT", "VAE", "MODEL", "AUDIO", "FOLDER", "SOURCE")
+_COLORS = {"error": "31", "warning": "33"}  # red and yellow, by the first word of a line
+_COLOR_CHOICES = ("auto", "always", "never")
+_color_choice = ContextVar("color", default="auto")
 _RANGE = r"(-?[0-9]{1,9})?:(-?[0-9]{1,9})?"
 BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell reports, if a reader such as `head` has read enough
 
@@ -75,6 +79,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_inputs(self, argv: list[str] | None) -> argparse.Namespace:
         """Parse inputs before, between and after options. "--" ends the options: what follows are names of files."""
+        _color_choice.set("auto")
         arguments = sys.argv[1:] if argv is None else argv
         if "--" in arguments:
             # argparse's intermixed parsing forgets the mark, and no name after a folder looks like an option.
@@ -109,7 +114,7 @@ class CommandParser(argparse.ArgumentParser):
         if rank := rank_if_launched():
             leave_it_to_the_first_rank()
             text = f"rank {rank}: {text}"
-        self.exit(2, f'error: {text}\nrun "{self.prog} --help" for the options\n')
+        self.exit(2, f'{colored("error:", sys.stderr)} {text}\nrun "{self.prog} --help" for the options\n')
 
     def _suggestion(self, message: str) -> str:
         """Suggest an option or choice for a mistyped one in argparse's message."""
@@ -195,6 +200,25 @@ def examples(*lines: str) -> str:
 def add_common_options(parser: argparse.ArgumentParser) -> None:
     """Add the option of every command."""
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    color = "errors and warnings in color: in a terminal without NO_COLOR (auto, the default), always, or never"
+    parser.add_argument("--color", choices=_COLOR_CHOICES, action=_ColorAction, help=color)
+
+
+class _ColorAction(argparse.Action):
+    """Action of `--color`, which counts from here on."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *values: Any) -> None:
+        _color_choice.set(values[1])
+
+
+def colored(text: str, file: TextIO) -> str:
+    """Return a line for a stream, with its first word in color if that is an error or a warning."""
+    choice = _color_choice.get()
+    is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb" or not file.isatty()
+    word = text.partition(":")[0]
+    if word not in _COLORS or choice == "never" or (choice == "auto" and is_plain):
+        return text
+    return f"\x1b[{_COLORS[word]}m{word}:\x1b[0m{text[len(word) + 1 :]}"
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:

@@ -248,12 +248,11 @@ def add_audio_tensor_option(group: argparse._ActionsContainer) -> None:
 
 def add_video_options(video: argparse._ArgumentGroup) -> None:
     """Add the options of the video."""
-    names = {name: f"{name} ({codec.about})" if codec.about else name for name, codec in CODECS.items()}
     usual, mac = (
-        ", ".join(names[name] for name, codec in CODECS.items() if codec.is_mac_only is is_mac)
-        for is_mac in (False, True)
+        ", ".join(name for name, codec in CODECS.items() if codec.is_mac_only is is_mac) for is_mac in (False, True)
     )
-    codec = f"{usual}; on a Mac also {mac} (default: h264, or vp9 for .webm)"
+    abouts = ", ".join(f"{name} is {codec.about}" for name, codec in CODECS.items() if codec.about)
+    codec = f"{usual}, and on a Mac {mac}; {abouts} (default: h264, or vp9 for .webm)"
     video.add_argument("--codec", metavar="NAME", help=codec)
     with_crf = {name: codec.crf for name, codec in CODECS.items() if codec.crf is not None}
     worst = ", ".join(f"{most} for {name}" for name, (_, most) in with_crf.items())

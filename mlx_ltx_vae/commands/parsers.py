@@ -43,7 +43,7 @@ from .options import (
     add_video_options,
 )
 
-SHELLS = ("bash", "zsh", "tcsh")
+SHELLS = ("bash", "zsh", "tcsh", "fish")
 
 
 def decode_parser() -> CommandParser:

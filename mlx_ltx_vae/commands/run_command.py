@@ -24,7 +24,7 @@ from ..integrations.hook import Installed, install
 from ..integrations.settings import counts, current, say
 from ..startup import is_command, release_process
 from ..units import format_count
-from .cli import CommandParser
+from .cli import CommandParser, colored
 from .launchers import find_here, is_here, strip_launcher
 
 _SHEBANG_LINES = 3  # an interpreter with a long path is in a line after #!/bin/sh
@@ -55,7 +55,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     except LTXVAEError as error:
         if arguments.debug:
             raise
-        sys.stderr.write(f"error: {describe_error(error)}\n")
+        sys.stderr.write(colored(f"error: {describe_error(error)}\n", sys.stderr))
         return 1
 
 

@@ -29,7 +29,14 @@ from ..errors import (
 from ..pipeline.progress import Bar
 from ..process import delay_signals, ended_by_signals
 from ..startup import is_command
-from .cli import BROKEN_PIPE, describe_output_error, finish_output, leave_it_to_the_first_rank, rank_if_launched
+from .cli import (
+    BROKEN_PIPE,
+    colored,
+    describe_output_error,
+    finish_output,
+    leave_it_to_the_first_rank,
+    rank_if_launched,
+)
 
 
 def run_command(
@@ -80,7 +87,7 @@ def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Name
 
 def _print_error(text: str) -> None:
     with suppress(OSError):  # only the exit code can report the error then
-        sys.stderr.write(text)
+        sys.stderr.write(colored(text, sys.stderr))
         sys.stderr.flush()
 
 
@@ -122,7 +129,7 @@ def _escape_lines(text: object) -> str:
 def write_line(text: str, file: TextIO) -> None:
     """Print the `printable` form of a line, flush it, and keep a progress bar intact."""
     try:
-        Bar.write(printable(text), file=file)
+        Bar.write(colored(printable(text), file), file=file)
         file.flush()
     except OSError as error:
         if file is sys.stderr:

@@ -4,7 +4,7 @@ import re
 from fractions import Fraction
 
 from ..codec_table import CODECS, ENCODER_PRESETS, Codec
-from ..errors import WriterError, option, quote, suggest
+from ..errors import WriterError, option, quote, suggest, warn
 from ..options import OutputOptions
 from ..shapes import Size, format_size
 from .audio import audio_arguments, find_audio_codec
@@ -22,6 +22,13 @@ ANIMATIONS = {".gif": "gif", ".webp": "libwebp", ".avif": "libsvtav1"}
 _FRAGMENTED_ENDINGS = (".mp4", ".mov")
 _OTHER_ENCODERS = {"prores_ks": "prores", "prores_aw": "prores", "libaom-av1": "av1", "librav1e": "av1"}
 _H264_SITES = {"left": 0, "center": 1}
+
+
+def warn_of_depth(name: str, codec: Codec, options: OutputOptions) -> None:
+    """Warn of frames with 8 bits per color for a codec that stores 10 in any case."""
+    if options.format.bit_depth == 8 and codec.pixel_formats[8] == codec.pixel_formats.get(10):
+        way = option("bit_depth=10", "--bit-depth 10")
+        warn(f"{name}: its codec stores 10 bits per color, and the frames have 8; add {way} for smoother gradients.")
 
 
 def find_codec(name: str, ending: str, options: OutputOptions) -> Codec:
@@ -52,8 +59,11 @@ def find_codec(name: str, ending: str, options: OutputOptions) -> Codec:
     if options.crf is not None and codec.crf is not None and not 0 <= options.crf <= codec.crf[1]:
         raise WriterError(f"{name}: a crf of {options.crf} is not between 0 and {codec.crf[1]}.")
     if (depth := options.format.bit_depth) not in codec.pixel_formats:
-        depths = " and ".join(map(str, codec.pixel_formats))
-        raise WriterError(f"{name}: {key} has a bit depth of {depths}, not {depth}; use another codec.")
+        (other_depth,) = codec.pixel_formats
+        way = option(f"bit_depth={other_depth}", f"--bit-depth {other_depth}")
+        raise WriterError(
+            f"{name}: {key} has {other_depth} bits per color, not {depth}; add {way}, or use another codec."
+        )
     if options.encoder_preset is not None and not codec.has_presets:
         with_presets = " or ".join(other for other, entry in CODECS.items() if entry.has_presets)
         raise WriterError(

@@ -15,7 +15,7 @@ from ..options import OUTPUT_DEFAULTS, OutputOptions
 from ..shapes import Size
 from ..units import Rate, expand_path, find_fps
 from .audio import warn_of_audio
-from .codecs import CONTAINER_ENDINGS, animation_arguments, check_fragmented, find_codec, video_arguments
+from .codecs import CONTAINER_ENDINGS, animation_arguments, check_fragmented, find_codec, video_arguments, warn_of_depth
 from .exr import check_is_light, import_library, write_exr
 from .metadata import keep_metadata, keeps_metadata
 from .pictures import write_png, write_tiff
@@ -91,6 +91,7 @@ def _check_video(output: Output) -> Path:
     name, ending = _name_and_ending(output.name)
     fps = find_fps(output.name, output.fps, WriterError)
     video_arguments(name, ending, output.size, fps, output.options, output.num_frames)
+    warn_of_depth(name, find_codec(name, ending, output.options), output.options)
     if output.num_frames is not None:
         warn_of_audio(name, ending, output.num_frames, fps, output.options)
     return Path(output.path)
