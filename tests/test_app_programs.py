@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mlx_ltx_vae.__main__ import main
-from mlx_ltx_vae.commands.launchers import _requirement
+from mlx_ltx_vae.commands.launchers import requirement
 from test_app_run import apps, network  # noqa: F401 (fixtures)
 
 RUN = [sys.executable, "-m", "mlx_ltx_vae", "run", "--"]
@@ -74,7 +74,7 @@ def test_another_launcher_is_refused_with_the_line_that_works(apps, tmp_path, ca
     assert main(["run", "--", *words.format(other=other).split()]) == 1
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: ")
-    assert line.endswith(message.format(other=other, here=_requirement())) or message in line
+    assert line.endswith(message.format(other=other, here=requirement())) or message in line
 
 
 def test_a_project_with_an_environment_of_its_own_is_noticed(apps, tmp_path, capfd):  # noqa: F811

@@ -169,7 +169,7 @@ def test_a_module_and_a_command_are_programs_too(apps, tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere-to-be-found"], "nowhere-to-be-found: is neither a script nor a command on the PATH"),
+        (["nowhere-to-be-found"], "nowhere-to-be-found: is neither a script nor a command of this Python"),
         (["-m", "nowhere.at.all"], "nowhere.at.all: is no module of "),
         (["-m", "importlib.metadata.nowhere"], "importlib.metadata.nowhere: is no module of "),
         (["-m", "ltx_pipelines_mlx"], "ltx_pipelines_mlx: is no module of "),

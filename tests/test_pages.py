@@ -65,7 +65,7 @@ def test_the_tables_of_options_are_made_from_the_parsers() -> None:
 
 def test_a_row_has_the_value_and_the_default_of_its_option() -> None:
     rows = {row[0]: row[1:3] for each in option_tables.rows("decode").values() for row in each}
-    assert rows["`-o`, `--output`"] == ("OUT", "")
+    assert rows["`-o`, `--output`"] == ("OUT", "clip.mp4 of clip.safetensors, in the working folder")
     assert rows["`--mode`"] == ("auto, exact, single, tiled", "auto")
     assert rows["`--dry-run`"] == ("", "")
     assert rows["`--crf`"] == ("N", "h264 18, hevc 20, vp9 24, av1 24")

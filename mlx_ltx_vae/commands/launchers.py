@@ -81,7 +81,7 @@ def _strip_uv(launcher: list[str], rest: list[str], *, is_tool: bool) -> list[st
         if path is not None and is_here(os.path.dirname(path)):
             return strip_launcher(command)
     source = ["--from", program[0]] if is_tool and "--from" not in options else []
-    line = _line([*launcher, *options, *source, "--with", _requirement()], command)
+    line = _line([*launcher, *options, *source, "--with", requirement()], command)
     raise LTXVAEError(f"{' '.join(launcher)}: starts {one_line(program[0])} in an environment of its own; run {line}.")
 
 
@@ -109,7 +109,7 @@ def _is_project_here() -> bool:
     return environment is None or not environment.is_dir() or environment.resolve() == Path(sys.prefix).resolve()
 
 
-def _requirement() -> str:
+def requirement() -> str:
     """Return what installs this package again: its folder or address, if it was not installed by its name."""
     try:
         text = importlib.metadata.distribution(__name__.partition(".")[0]).read_text("direct_url.json")

@@ -25,7 +25,7 @@ from ..integrations.settings import counts, current, say
 from ..startup import is_command, release_process
 from ..units import format_count
 from .cli import CommandParser, colored
-from .launchers import find_here, is_here, strip_launcher
+from .launchers import find_here, is_here, requirement, strip_launcher
 
 _SHEBANG_LINES = 3  # an interpreter with a long path is in a line after #!/bin/sh
 _START_BYTES = 4096
@@ -213,9 +213,11 @@ def _find_command(name: str) -> Path:
     """Find an installed command."""
     command_path = find_here(name)
     if command_path is None:
+        source = requirement()
+        line = f"uv run --with {source} mlx_ltx_vae run -- {name} ..."
         raise LTXVAEError(
-            f"{name}: is neither a script nor a command on the PATH; give the path of a script, -m MODULE, or the name "
-            "of an installed command."
+            f"{name}: is neither a script nor a command of this Python environment; this package must be in the "
+            f"environment of the app: start it there with {line}, or after pip install {source}."
         )
     return Path(command_path)
 
