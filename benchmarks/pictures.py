@@ -18,7 +18,7 @@ from mlx_ltx_vae.video import open_sink
 
 _GIF_STEP = 2  # every second frame, at half the rate: half the size
 _TILES = "256:32,16"  # what ltx-2-mlx takes for the smallest of budgets
-_CROP = (80, 112)  # height and width
+_CROP = (136, 190)  # height and width, which are shown at twice their size
 _GRID = 8
 
 
