@@ -94,7 +94,7 @@ def test_commands_say_once_that_they_blend(golden, no_exact_plans, tmp_path, cap
     with VideoWriter(video, fps=24, size=(256, 256), codec="ffv1") as writer:
         writer.write(np.random.default_rng(0).integers(0, 256, (1, 256, 256, 3), np.uint8))
     for command, source, output in ((decode, latents, "out.mkv"), (encode, video, "out.safetensors")):
-        arguments = [str(source), "-m", str(checkpoint), "-o", str(tmp_path / output)]
+        arguments = [str(source), "-m", str(checkpoint), "-y", "-o", str(tmp_path / output)]
         assert command(arguments) == 0
         shown = capsys.readouterr()
         assert shown.err.count("tiles are blended") == 1

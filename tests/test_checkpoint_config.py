@@ -188,7 +188,7 @@ def test_decode_warns_about_latents_that_have_the_vaes_statistics(golden, tmp_pa
         latents = latents * vae.std.reshape(-1, 1, 1, 1) + vae.mean.reshape(-1, 1, 1, 1)
     path = tmp_path / "latents.npy"
     np.save(path, np.array(latents))
-    command = [str(path), "-m", str(checkpoint), "-o", str(tmp_path / "out.npy"), "-q"]
+    command = [str(path), "-m", str(checkpoint), "-o", str(tmp_path / "out.npy"), "-q", "-y"]
     assert main(command) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if line.startswith("warning: ") and "--unnormalized" in line] == lines

@@ -69,7 +69,7 @@ def test_reports_name_the_file_the_generation_and_the_kind_of_decoder(
     clip = tmp_path / "clip.npy"
     channels = open_checkpoint(vae).config.latent_channels
     np.save(clip, np.random.default_rng(0).normal(size=(1, channels, 1, 2, 2)).astype(np.float32))
-    command = [str(clip), "-m", source.format(tmp_path / "vaes", vae.name), "-o", str(tmp_path / "out.npy")]
+    command = [str(clip), "-m", source.format(tmp_path / "vaes", vae.name), "-y", "-o", str(tmp_path / "out.npy")]
     line = f"{vae.name} ({generation}, {kind} decoder)"
     expected = {"file": str(vae), "generation": generation, "decoder": kind}
     for options in ([], ["--dry-run"]):
@@ -86,7 +86,7 @@ def test_latents_that_look_normalized_otherwise_than_said_are_a_warning(golden, 
     if not is_normalized:
         latents = latents * vae.std.reshape(-1, 1, 1, 1) + vae.mean.reshape(-1, 1, 1, 1)
     np.save(tmp_path / "clip.npy", latents)
-    command = [tmp_path / "clip.npy", "-m", golden("small_ltx2_3").checkpoint, "-o", tmp_path / "out.npy", "-q"]
+    command = [tmp_path / "clip.npy", "-m", golden("small_ltx2_3").checkpoint, "-o", tmp_path / "out.npy", "-q", "-y"]
     assert run(main, *command, *([] if is_normalized else ["--unnormalized"])) == 0
     assert capsys.readouterr().err == ""
     assert run(main, *command, *(["--unnormalized"] if is_normalized else [])) == 0
@@ -102,14 +102,14 @@ def test_packed_and_unnormalized_latents_decode_to_the_same_video(clip, tmp_path
     packed, out = tmp_path / "packed.npy", tmp_path / "out.npy"
     np.save(packed, np.array(foreign.reshape(1, -1, 8)))
     assert "--grid FxHxW" in refused(capsys, packed, "-m", checkpoint, "-o", out)
-    arguments = [packed, "-m", checkpoint, "-o", out, "--grid", "3x2x3", "--unnormalized", "-q"]
+    arguments = [packed, "-m", checkpoint, "-o", out, "--grid", "3x2x3", "--unnormalized", "-q", "-y"]
     assert main([str(argument) for argument in arguments]) == 0
     assert np.abs(np.load(out).astype(int) - frames).max() <= 1
     marked, out = tmp_path / "marked.safetensors", tmp_path / "marked.npy"
     mx.save_safetensors(str(marked), {"latents": foreign}, {"normalized": "false"})
-    assert main([str(marked), "-m", str(checkpoint), "-o", str(out), "-q"]) == 0
+    assert main([str(marked), "-m", str(checkpoint), "-o", str(out), "-q", "-y"]) == 0
     assert np.abs(np.load(out).astype(int) - frames).max() <= 1
-    assert "leave out --unnormalized" in refused(capsys, path, "-m", checkpoint, "-o", out, "--unnormalized")
+    assert "leave out --unnormalized" in refused(capsys, path, "-m", checkpoint, "-y", "-o", out, "--unnormalized")
 
 
 def test_tiles_and_budgets_determine_the_plan(clip, tmp_path, capsys):

@@ -98,7 +98,7 @@ def test_the_command_compresses_as_the_generation_of_the_vae_wants(photo, pictur
     model, out = photo.parent / folder / "vae.safetensors", photo.with_name("a.safetensors")
     model.parent.mkdir()
     shutil.copy(demo.VAE, model)
-    command = [str(photo), "-m", str(model), "-o", str(out), "--crop", "--compress", *given]
+    command = [str(photo), "-m", str(model), "-o", str(out), "--crop", "-y", "--compress", *given]
     assert encode([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["compress"] == crf
     cropped = compress_still(picture, crf)[1:65, 1:97]

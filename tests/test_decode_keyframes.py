@@ -44,6 +44,7 @@ class BlackStream(list):
     """In place of a decode, which takes time."""
 
     sent_bytes = 0
+    work = None
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def seen(monkeypatch):
 
 
 def run(*arguments, code=0):
-    assert main([*map(str, arguments), "--steps", "1"]) == code
+    assert main([*map(str, arguments), "--steps", "1", "-y"]) == code
 
 
 def assert_seen(found, stills, frames):
@@ -164,7 +165,7 @@ def test_a_dry_run_plans_for_the_keyframes(model, monkeypatch, capsys):
 
 
 def test_a_decoder_that_takes_no_keyframes_says_that_they_are_ignored(golden, capsys):
-    conv = ["-m", str(golden("small_ltx2_3").checkpoint), "-o", "out.npy"]
+    conv = ["-m", str(golden("small_ltx2_3").checkpoint), "-y", "-o", "out.npy"]
     for arguments, name in (
         (["own.safetensors"], "own.safetensors"),
         (["clip.npy", "--keyframes", "others.npz"], "others.npz"),

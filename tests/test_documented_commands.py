@@ -2,9 +2,10 @@
 
 Not run here: installations, `make`, `hf` and `git`; pipes and Python blocks (test_readme.py, test_integrations.py); the
 server (test_example_server.py). Of measurements, which take minutes, and of `mlx_ltx_vae run`, whose apps are not here
-(test_app_run.py has stand-ins), only the options are checked. What a launcher starts is run alone.
+(test_app_run.py has stand-ins), only the options are checked, the apps' too. What a launcher starts is run alone.
 """
 
+import argparse
 import json
 import os
 import re
@@ -92,7 +93,13 @@ def write_files(folder):
         save_latents(f"windows/{number}.safetensors", window, fps=24, audio=mx.array(random_latents(34)))
     Path("windows.txt").write_text("windows/0.safetensors\nwindows/1.safetensors\n")
     Path("output/latents").mkdir(parents=True)
-    for name in ("clip.latent", "latents.safetensors", "output/latents/ComfyUI_00001_.latent"):
+    Path("latents").mkdir()
+    for name in (
+        "clip.latent",
+        "latents.safetensors",
+        "latents/2026-11-27-001.safetensors",
+        "output/latents/ComfyUI_00001_.latent",
+    ):
         Path(name).write_bytes(Path("clip.safetensors").read_bytes())
     array = np.array(latents.astype(mx.float32))
     for name in ("clip.npy", "a.npy", "b.npy"):
@@ -163,11 +170,14 @@ def test_the_commands_of_all_pages_are_found():
 @pytest.mark.parametrize("words", RUN, ids=" ".join)
 def test_a_documented_command_runs(words, folder, monkeypatch):
     name, *arguments = words
+    output = arguments[arguments.index("-o") + 1] if "-o" in arguments else "no output"
+    output = folder / output.replace("{name}", "a").replace("%05d", "00000")
+    if output.is_file():  # an input of other commands
+        output.unlink()
     monkeypatch.setattr(sys, "argv", [name])
     assert COMMANDS[name](small(arguments)) in (0, None)
     if "-o" in arguments:
-        output = arguments[arguments.index("-o") + 1].replace("{name}", "a")
-        assert (folder / output).stat().st_mtime > OLD
+        assert output.stat().st_mtime > OLD
 
 
 @pytest.mark.parametrize("words", PARSED, ids=" ".join)
@@ -175,8 +185,45 @@ def test_the_options_of_a_documented_measurement_exist(words, folder, capsys):
     name, *arguments = words
     parser = PARSERS[name]()
     try:
-        (parser.parse_inputs if name == "mlx_ltx_vae.run" else parser.parse_args)(arguments)
+        if name == "mlx_ltx_vae.run":
+            check_app(parser.parse_inputs(arguments).program)
+        else:
+            parser.parse_args(arguments)
         code = 0
     except SystemExit as ended:
         code = ended.code
     assert (code, capsys.readouterr().err) == (0, "")
+
+
+def check_app(words):
+    """Parse the command line of an app as the app does. A script, and the name PROGRAM, have no parser here."""
+    for start, make_parser in {
+        ("ltx-2-mlx",): ltx_2_mlx_parser,
+        ("-m", "mlx_video.generate"): mlx_video_parser,
+    }.items():
+        if tuple(words[: len(start)]) == start:
+            make_parser().parse_args(words[len(start) :])
+            return
+    assert words[0] == "PROGRAM" or words[0].endswith(".py")
+
+
+def ltx_2_mlx_parser():
+    """What `ltx-2-mlx generate` requires, by its source of November 2026."""
+    parser = argparse.ArgumentParser("ltx-2-mlx")
+    parser.add_argument("command", choices=["generate"])
+    parser.add_argument("--prompt", "-p", required=True)
+    parser.add_argument("--output", "-o", required=True)
+    parser.add_argument("--frame-rate", type=float, required=True)
+    parser.add_argument("--frames", "-f", type=int, required=True)  # but for models that predict a duration
+    pipeline = parser.add_mutually_exclusive_group(required=True)
+    for name in ("--one-stage", "--two-stage", "--two-stages-hq", "--distilled"):
+        pipeline.add_argument(name, action="store_true")
+    return parser
+
+
+def mlx_video_parser():
+    """What `mlx_video.generate` requires, by its source of 9ddc440."""
+    parser = argparse.ArgumentParser("mlx_video.generate")
+    parser.add_argument("--prompt", "-p", required=True)
+    parser.add_argument("--output", "-o", default="output.mp4")
+    return parser

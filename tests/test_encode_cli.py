@@ -54,7 +54,7 @@ encode = partial(run, main)
 def encoded(capsys, tmp_path, *arguments):
     """(report, latents, info) of an encode that must work and say nothing on standard error."""
     out = tmp_path / "latents.safetensors"
-    assert encode(*arguments, "-o", out, "--json") == 0
+    assert encode(*arguments, "-o", out, "--json", "-y") == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     report = json.loads(captured.out)
@@ -119,7 +119,7 @@ def test_another_rate_drops_or_repeats_frames_and_keeps_the_speed(golden, tmp_pa
     assert (report["frames"], report["fps"], report["source_fps"]) == (17, 30, 60)
     assert info.fps == 30
     assert_close(latents, vae.encode(frames[::2]))
-    arguments = [path, "-m", checkpoint, "-o", tmp_path / "latents.safetensors", "--frames", ":9"]
+    arguments = [path, "-m", checkpoint, "-y", "-o", tmp_path / "latents.safetensors", "--frames", ":9"]
     for fps, change in [
         ("23.976", " (60 to 23.976 fps, dropping frames)"),
         ("120", " (60 to 120 fps, repeating frames)"),
@@ -142,7 +142,7 @@ def test_hdr_and_interlaced_videos_are_encoded_as_players_show_them_with_a_line(
     tags = ["-color_trc", "smpte2084", "-vf", "setfield=tff,setparams=color_trc=smpte2084"]
     run_ffmpeg(*picture, *tags, "-c:v", "libx264", "-pix_fmt", "yuv420p10le", "-flags", "+ilme+ildct", path)
     checkpoint = golden("small_ltx2_3").checkpoint
-    assert encode(path, "-m", checkpoint, "-o", tmp_path / "latents.safetensors", "-q") == 0
+    assert encode(path, "-m", checkpoint, "-y", "-o", tmp_path / "latents.safetensors", "-q") == 0
     captured = capsys.readouterr()
     assert captured.out == ""
     text = f"{path}: is converted from PQ to BT.709 and deinterlaced, as players show it"
@@ -156,7 +156,7 @@ def test_hdr_and_interlaced_videos_are_encoded_as_players_show_them_with_a_line(
 def test_a_picture_is_planned_as_one_frame(golden, tmp_path, capsys):
     path = tmp_path / "still.png"
     run_ffmpeg("-f", "lavfi", "-i", "testsrc2=s=100x70", "-frames:v", 1, path)
-    arguments = [path, "-m", golden("small_ltx2_3").checkpoint, "-o", tmp_path / "still.safetensors", "--resize"]
+    arguments = [path, "-m", golden("small_ltx2_3").checkpoint, "-y", "-o", tmp_path / "still.safetensors", "--resize"]
     assert encode(*arguments, "--dry-run") == 0
     assert "video    1 frame of 96x64\n" in capsys.readouterr().out
     assert encode(*arguments) == 0
@@ -222,7 +222,7 @@ def test_frames_of_the_middle_are_encoded(clip, golden, tmp_path, capsys):
         report, latents, _ = encoded(capsys, tmp_path, *arguments, "--frames", wanted)
         assert report["frames"] == 9
         assert_close(latents, vae.encode(expected))
-    out = ["-o", tmp_path / "latents.safetensors"]
+    out = ["-y", "-o", tmp_path / "latents.safetensors"]
     assert encode(*arguments, *out, "--frames", f":-{len(frames)}") == 1
     assert f"has {len(frames)} frames, and none of 0:-{len(frames)}; choose" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
@@ -234,7 +234,7 @@ def test_a_video_comes_from_standard_input(clip, golden, tmp_path):
     path, frames = clip
     checkpoint, out = golden("small_ltx2_3").checkpoint, tmp_path / "latents.safetensors"
     link_kernels(tmp_path)
-    command = [sys.executable, "-m", "mlx_ltx_vae.encode", "-", "-m", checkpoint, "-o", out, "-q"]
+    command = [sys.executable, "-m", "mlx_ltx_vae.encode", "-", "-m", checkpoint, "-y", "-o", out, "-q"]
     done = subprocess.run(command, input=path.read_bytes(), capture_output=True, env={**os.environ, "TMPDIR": tmp_path})
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert_close(load_latents(out)[0], VideoVAE.from_pretrained(checkpoint, decoder=False).encode(frames))
@@ -275,7 +275,7 @@ def test_a_size_of_other_proportions_crops_unless_told_to_resize_and_both_are_sa
     out = tmp_path / "{name}.safetensors" if way == "table" else tmp_path / "clip.safetensors"
     middle = VideoVAE.from_pretrained(checkpoint, decoder=False).encode(np.full((1, 64, 64, 3), blue, np.uint8))
     for options, said in [([], "scaled and cropped"), (["--crop"], "scaled and cropped"), (["--resize"], "scaled")]:
-        assert encode(*sources, "-m", checkpoint, "-o", out, *options) == 0
+        assert encode(*sources, "-m", checkpoint, "-y", "-o", out, *options) == 0
         report = capsys.readouterr().out  # that of a table has a line for each input, without details
         assert way == "table" or f"from 1 frame of 64x64 ({said} from 384x128), in" in report
         latents, _ = load_latents(tmp_path / "clip.safetensors")

@@ -96,7 +96,7 @@ def test_frames_that_cannot_be_decoded_alone_are_refused(golden):
 
 def test_the_command_decodes_frames_of_a_file_with_their_noise(clip, tmp_path, capsys):
     path, checkpoint, latents = clip
-    command = [str(path), "-m", str(checkpoint), "-o", str(tmp_path / "out.npy")]
+    command = [str(path), "-m", str(checkpoint), "-y", "-o", str(tmp_path / "out.npy")]
     vae = VideoVAE.from_pretrained(checkpoint, encoder=False)
     whole = vae.decode_uint8(latents, vae.plan(latents.shape, mode="single"))
 

@@ -61,7 +61,7 @@ def test_a_new_step_and_a_new_sink_are_an_entry_each(tables, latents, pixels, tm
     files = [str(tmp_path / "clip.npy"), "-m", str(demo.VAE), "--dtype", "float32"]
     command = [*files, "--bit-depth", str(depth), "-q", *options]
     assert decode([*command, "--ramp", "0.25", "-o", str(tmp_path / "%d.ppm"), "--frames", "3:5"]) == 0
-    assert decode([*command, "-o", f"{tmp_path}/plain.ppm/", "--frames", "3:5"]) == 0
+    assert decode([*command, "-o", str(tmp_path / "plain.ppm" / "%05d.ppm"), "--frames", "3:5"]) == 0
     for number in range(2):
         for folder, strength in ((tmp_path, 0.25), (tmp_path / "plain.ppm", 0)):
             name = folder / (f"{number}.ppm" if strength else f"{number:05d}.ppm")

@@ -265,7 +265,7 @@ def test_every_order_makes_the_same_files_up_to_rounding(clip, tmp_path):
 
 def test_exr_may_be_the_only_output(clip, tmp_path):
     given = [clip[0], "--hdr", "acescct", "--frames"]
-    assert decode(*given, "0:2", "-o", f"{tmp_path}/a.exr/") == 0
+    assert decode(*given, "0:2", "-o", tmp_path / "a.exr" / "%05d.exr") == 0
     assert decode(*given, "0:2", "--exr", tmp_path / "b") == 0
     assert decode(*given, "0:2", "-o", tmp_path / "c_%03d.exr") == 0
     assert decode(*given, "1:2", "-o", tmp_path / "d.exr") == 0
@@ -346,18 +346,21 @@ def test_other_decoders_take_hdr_too(command, golden, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-o", "a.exr/"], "EXR has light, or codes of ACEScct, which these frames are not; add --hdr acescct"),
+        (["-o", "a/%d.exr"], "EXR has light, or codes of ACEScct, which these frames are not; add --hdr acescct"),
         (["-o", "a.mp4", "--exr", "b"], "--exr is for HDR latents; add --hdr acescct or logc3"),
         (["--exr", "b"], "--exr is for HDR latents; add --hdr acescct or logc3"),
         (["-o", "a.mp4", "--hdr-output", "pq"], "--hdr-output is for HDR latents"),
         (["-o", "a.mp4", "--exposure", "0"], "--exposure is for HDR latents"),
         (["-o", "a.mp4", "--hdr", "logc3", "--exposure", "1"], "--exposure is for --hdr-output sdr, not hlg"),
         (["-o", "a.mp4", "--hdr", "logc3", "--hdr-output", "sdr", "--exposure", "nan"], "nan stops is not within 20"),
-        (["-o", "a/", "--hdr", "logc3", "--exr", "./a"], "./a/: is the folder of other stills; name another one"),
+        (
+            ["-o", "a/", "--stills", "--hdr", "logc3", "--exr", "./a"],
+            "./a/: is the folder of other stills; name another one",
+        ),
         (["-o", "a/%d.png", "--hdr", "logc3", "--exr", "a"], "a/: is the folder of other stills; name another one"),
         (["-o", "a.gif", "--hdr", "logc3"], "frames have 16 bits per color, and it takes 8 bits; use --hdr-output sdr"),
-        (["-o", "a.mp4", "--hdr", "logc3", "--codec", "h264_videotoolbox"], "has a bit depth of 8, not 10"),
-        (["-o", "a.exr/", "--hdr", "logc3", "--codec", "hevc"], "a.exr/: takes no codec"),
+        (["-o", "a.mp4", "--hdr", "logc3", "--codec", "h264_videotoolbox"], "has 8 bits per color, not 10"),
+        (["-o", "a/%d.exr", "--hdr", "logc3", "--codec", "hevc"], "a/%d.exr: takes no codec"),
     ],
 )
 def test_options_that_do_not_fit_are_wrong_usage(arguments, message, capsys):

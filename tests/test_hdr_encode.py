@@ -108,7 +108,7 @@ def test_images_that_do_not_fit_are_refused(change, message, tmp_path, capsys):
 def test_frames_are_chosen_cropped_and_scaled_in_light(tmp_path, capsys):
     frames = light()
     folder, out = write_shot(tmp_path / "shot", frames), tmp_path / "a.safetensors"
-    given = [str(folder), "--demo", "--hdr", "acescg", "-o", str(out), "--dtype", "float32", "-q"]
+    given = [str(folder), "--demo", "--hdr", "acescg", "-o", str(out), "--dtype", "float32", "-q", "-y"]
     vae = VideoVAE.from_pretrained(demo.VAE, dtype="float32")
 
     def expected(chosen):
@@ -153,7 +153,7 @@ def test_chromaticities_of_another_space_are_an_error_that_names_both(tmp_path, 
     state_chromaticities(last, numbers)
     own = "sRGB" if meaning == "srgb_linear" else "ACEScg"
     if name == own:
-        assert main([str(folder), "--demo", "--hdr", meaning, "-o", str(out), "-q"]) == 0
+        assert main([str(folder), "--demo", "--hdr", meaning, "-o", str(out), "-q", "-y"]) == 0
         return
     fitting = {"sRGB": "use --hdr srgb_linear", "ACEScg": "use --hdr acescg"}.get(name, "convert it first")
     message = refusal(capsys, folder, "--demo", "--hdr", meaning, "-o", out)

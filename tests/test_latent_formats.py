@@ -37,7 +37,7 @@ def test_a_format_of_one_file_and_one_entry_is_read(toy: tuple, capsys: pytest.C
     assert report["shape"] == list(SHAPE)
     assert report["statistics"]["mean"] == pytest.approx(values.mean(), abs=1e-6)
     output = path.with_name("out")
-    assert decode([str(path), "-m", str(demo.VAE), "-o", f"{output}/", "-q"]) == 0
+    assert decode([str(path), "-m", str(demo.VAE), "-o", f"{output}/", "--stills", "-q"]) == 0
     assert len(list(output.iterdir())) == 9
 
 

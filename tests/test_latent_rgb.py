@@ -171,7 +171,7 @@ def test_latents_of_another_vae_are_refused(path):
 def test_a_video_of_it_takes_as_long_as_the_video(path, latents, tmp_path, capsys):
     clip, out = tmp_path / "clip.safetensors", tmp_path / "out.mkv"
     save_latents(clip, mx.array(latents[:1]), fps="24000/1001", num_frames=17, height=48, width=64)
-    command = [str(clip), "-m", str(path), "-o", str(out), "--codec", "ffv1", "--json"]
+    command = [str(clip), "-m", str(path), "-o", str(out), "--codec", "ffv1", "--json", "-y"]
     assert decode(command) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["frames"], report["width"], report["height"]) == (5, 8, 6)

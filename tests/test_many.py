@@ -129,7 +129,7 @@ def test_a_terminal_is_asked_before_a_file_is_replaced(clips, answer, code):
     assert (Path("one.mp4").read_bytes() == b"kept") is (code == 1)
     _, _, shown = run_on_terminal(100, *command, typed="n\n")
     assert "one.mp4: already exists; replace it? [y/N] " in shown
-    assert shown.rstrip().endswith("error: one.mp4: already exists; choose another name, or add -y to replace it.")
+    assert shown.rstrip().endswith("one.mp4: already exists; choose another name, or add -y to replace it.")
 
 
 def test_inputs_may_come_before_and_after_the_options(clips):
@@ -326,7 +326,8 @@ def test_a_single_input_can_be_skipped_too(clips, loads, capsys):
 
 def test_outputs_are_not_replaced_where_that_is_unwanted(clips, loads, capsys):
     Path("pair-1.mp4").write_text("kept")
-    assert run(decode, "pair.safetensors", *VAE, "-o", "pair.mp4", "--dry-run") == 0
+    assert run(decode, "pair.safetensors", *VAE, "-o", "pair.mp4", "--dry-run", "--json") == 0
+    capsys.readouterr()
     for option in ([], ["--live"]):
         line = failed(capsys, "pair.safetensors", *VAE, "-o", "pair.mp4", *option)
         assert line.startswith("error: pair-1.mp4: already exists; ")

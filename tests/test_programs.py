@@ -132,7 +132,7 @@ def test_a_missing_openblas_is_said_once(tmp_path):
     environment = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "PYTHONWARNINGS")}
     np.save(tmp_path / "clip.npy", np.random.default_rng(0).normal(size=(1, 64, 1, 2, 2)))
     model = ["clip.npy", "-m", str(demo.VAE)]
-    command = [sys.executable, "-m", "mlx_ltx_vae.decode", *model, "-o", "out.npy", "-q"]
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", *model, "-y", "-o", "out.npy", "-q"]
     for changed, expected in ((environment, 1), (environment | {"LD_PRELOAD": os.environ.get("LD_PRELOAD", "")}, 0)):
         if expected or "openblas" in changed["LD_PRELOAD"]:
             done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=changed, check=True)

@@ -150,7 +150,7 @@ def test_the_last_line_says_that_every_frame_is_one_color(golden, tmp_path, caps
         vae.decoder.conv_out.conv.bias = mx.full(vae.decoder.conv_out.conv.bias.shape, -1.0)
     monkeypatch.setattr(VideoVAE, "from_pretrained", lambda *_, **__: vae)
     np.save(tmp_path / "clip.npy", NORMAL)
-    command = [str(tmp_path / "clip.npy"), "-m", str(path), "-o", str(tmp_path / "a.mkv")]
+    command = [str(tmp_path / "clip.npy"), "-m", str(path), "-y", "-o", str(tmp_path / "a.mkv")]
     assert decode(command) == 0
     line = capsys.readouterr().out.splitlines()[-1]
     assert ("; every frame is one color; peak MLX memory" in line) is is_plain

@@ -40,7 +40,7 @@ from .items import (
     names_inputs,
     plan_items,
 )
-from .running import print_report, print_traceback, write_line
+from .running import ask, is_in_terminal, print_report, print_traceback, write_line
 from .speeds import estimate_seconds, record_speed
 
 _SECONDS_PER_OBJECT = 1  # of --progress json
@@ -147,14 +147,12 @@ class Job(ABC):
         """
         if self.arguments.overwrite or self.arguments.dry_run:
             return True
-        existing = [] if launched_rank() is not None else [file for file in files if os.path.isfile(file)]
-        if not existing or not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        existing = [file for file in files if os.path.isfile(file)]
+        if not existing or launched_rank() is not None or not is_in_terminal():
             return False
         for file in existing:
             if file not in self._answers:
-                sys.stderr.write(f"{printable(file)}: already exists; replace it? [y/N] ")
-                sys.stderr.flush()
-                self._answers[file] = sys.stdin.readline().strip().lower() in ("y", "yes")
+                self._answers[file] = ask(f"{file}: already exists; replace it?")
         return all(self._answers[file] for file in existing)
 
     @cached_property

@@ -139,5 +139,17 @@ def write_line(text: str, file: TextIO) -> None:
         raise WriterError(describe_output_error(error)) from error
 
 
+def is_in_terminal() -> bool:
+    """Return whether somebody may answer a question."""
+    return bool(sys.stdin and sys.stdin.isatty() and sys.stderr and sys.stderr.isatty())
+
+
+def ask(question: str) -> bool:
+    """Ask a question in the terminal, and return whether the answer is yes."""
+    sys.stderr.write(f"{printable(question)} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     write_line(f"warning: {one_line(message)}", sys.stderr)

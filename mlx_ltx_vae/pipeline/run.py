@@ -223,7 +223,7 @@ class Run:
             if self.plan.mode is Mode.SINGLE:
                 outputs = self._single()
             elif self.plan.layout is None:
-                stages = self._stages(self.context, self._spec, self.source.grid, slice(None))
+                stages = self._stages(self.context, self._spec, self._grid, slice(None))
                 outputs = self._stream(self.source.pieces(self._axis, self.plan.chunk), stages)
             elif self.plan.layout.is_streamed:
                 outputs = self._tiles_in_space(self.plan.layout)
@@ -240,12 +240,17 @@ class Run:
             yield
         self.work.done += multiply_adds
 
-    def _stages(self, context: StreamContext, spec: NetworkSpec, grid: Grid, layers: slice) -> list[Stage]:
-        """Return the stages of some layers, with the work of each. `spec` has these layers, and `grid` is its input."""
+    def _stages(self, context: StreamContext, spec: NetworkSpec, grid: Grid | None, layers: slice) -> list[Stage]:
+        """Return the stages of some layers, with their work if the `grid` of the input of `spec`, their spec, is known."""
         stages = self.network.stages(replace(context, axis=self._axis))[layers]
-        for stage, (layer, extents) in zip(stages, spec.walk(grid), strict=True) if self.work.total else ():
+        for stage, (layer, extents) in zip(stages, spec.walk(grid), strict=True) if grid else ():
             stage.work = layer.multiply_adds(extents, extents) / extents[self._axis.grid]
         return stages
+
+    @property
+    def _grid(self) -> Grid | None:
+        """Grid of the input, if its work is counted."""
+        return self.source.grid if self.work.total else None
 
     @property
     def _spec(self) -> NetworkSpec:
@@ -271,7 +276,7 @@ class Run:
         pieces = list(self.source.pieces(Axis.TIME, self.plan.chunk))
         box = [mx.concatenate(pieces, axis=Axis.TIME)]
         del pieces
-        stages = self._stages(self.context, self._spec, self.source.grid, slice(None))
+        stages = self._stages(self.context, self._spec, self._grid, slice(None))
         yield run_whole(stages, box.pop(), around_step=self._around_step)
 
     def _stream(
@@ -330,7 +335,7 @@ class Run:
         if layout.start:
             pieces = source.pieces(Axis.TIME, self.plan.chunk)
             layers = slice(layout.start)
-            stages = self._stages(self.context, self._spec.before_tiles(), self.source.grid, layers)
+            stages = self._stages(self.context, self._spec.before_tiles(), self._grid, layers)
             cells = self._stream(pieces, stages, layers)
             has_planes = bool(self.context.keyframes)
             source = self._plane_source(cells, layout) if has_planes else LayerSource(source, cells)
