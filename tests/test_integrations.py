@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mlx_ltx_vae import VideoReader, VideoVAE, load_latents, save_latents
+from audio_cases import random_latents
+from mlx_ltx_vae import AudioVAE, VideoReader, VideoVAE, load_latents, save_latents
 from mlx_ltx_vae import decode as decode_command
 from mlx_ltx_vae.errors import TilingError
 from mlx_ltx_vae.tiling import decode_with_tiling, preset
+from test_video_sound import heard
 
 PAGE = Path(__file__).parents[1] / "docs" / "integrations.md"
 
@@ -163,18 +165,34 @@ def test_latents_of_diffusers_decode_from_a_file(checkpoint, vae, latents, tmp_p
         "unnormalized": unnormalized(vae, latents),
     }
     output, pipe = SimpleNamespace(frames=Tensor(kinds[kind])), type(pipeline, (), {})()
-    command = section("diffusers")["save_for_decode"](pipe, output, str(tmp_path / "clip.npz"), 9, 64, 96)
+    command = section("diffusers")["save_for_decode"](pipe, output, str(tmp_path / "clip.npz"), 9, 64, 96, 25)
     words = shlex.split(command.replace("-m VAE", f"-m {checkpoint}").replace("clip.mp4", str(tmp_path / "out.npy")))
     assert words[:3] == ["python", "-m", "mlx_ltx_vae.decode"]
     assert decode_command.main([*words[3:], "-q"]) == 0
     assert_levels(np.load(tmp_path / "out.npy"), vae.decode_uint8(latents))
 
 
+def test_the_sound_and_the_rate_of_diffusers_are_in_the_video(checkpoint, vae, latents, audio_case, tmp_path, capsys):
+    audio_vae = AudioVAE.from_pretrained(audio_case("ltx2").checkpoint)
+    audio = random_latents(9)
+    mean, std = (np.array(array) for array in (audio_vae.mean, audio_vae.std))
+    packed = audio.transpose(0, 2, 1, 3).reshape(1, 9, -1) * std + mean  # as its pipelines denormalize it
+    sound = packed.reshape(1, 9, 8, 16).transpose(0, 2, 1, 3)
+    output = SimpleNamespace(frames=Tensor(unnormalized(vae, latents)), audio=Tensor(sound))
+    pipe = type("LTX2Pipeline", (), {})()
+    command = section("diffusers")["save_for_decode"](pipe, output, str(tmp_path / "clip.npz"), 9, 64, 96, 25)
+    words = shlex.split(command.replace("-m VAE", f"-m {checkpoint} --audio-model {audio_case('ltx2').checkpoint}"))
+    assert decode_command.main([*words[3:-1], str(tmp_path / "clip.mov"), "--audio-codec", "pcm", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fps"] == 25
+    expected = np.array(audio_vae.decode(mx.array(audio)))[0]
+    assert np.abs(heard(tmp_path / "clip.mov", 24000)[:, : expected.shape[1]] - expected).max() < 1e-4
+
+
 def test_keyframes_of_diffusers_are_saved_and_the_padding_of_its_latents_is_not_decoded(golden, tmp_path, capsys):
     stills, frames = np.ones((1, 8, 2, 2, 3)), np.ones((1, 8, 3, 2, 3))
     output = SimpleNamespace(frames=Tensor(frames), keyframes=Tensor(stills), keyframe_positions=[4, 16])
     pipe = type("LTX2DFRPipeline", (), {})()
-    command = section("diffusers")["save_for_decode"](pipe, output, str(tmp_path / "clip.npz"), 9, 64, 96)
+    command = section("diffusers")["save_for_decode"](pipe, output, str(tmp_path / "clip.npz"), 9, 64, 96, 25)
     words = command.replace("-m VAE", f"-m {golden('ltx2_5_keyframes').checkpoint} --dry-run --json").split()
     assert decode_command.main(words[3:]) == 0
     out, err = capsys.readouterr()

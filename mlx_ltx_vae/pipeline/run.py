@@ -241,7 +241,7 @@ class Run:
         self.work.done += multiply_adds
 
     def _stages(self, context: StreamContext, spec: NetworkSpec, grid: Grid | None, layers: slice) -> list[Stage]:
-        """Return the stages of some layers, with their work if the `grid` of the input of `spec`, their spec, is known."""
+        """Return the stages of some layers, with their work if the grid of the input of `spec`, theirs, is given."""
         stages = self.network.stages(replace(context, axis=self._axis))[layers]
         for stage, (layer, extents) in zip(stages, spec.walk(grid), strict=True) if grid else ():
             stage.work = layer.multiply_adds(extents, extents) / extents[self._axis.grid]
