@@ -25,6 +25,7 @@ from mlx_ltx_vae import (
     save_latents,
 )
 from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.latents.writer import rescue_latents
 
 LATENTS = mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(0))
 
@@ -175,6 +176,13 @@ def test_latents_in_memory_are_in_a_file_if_their_decode_fails(vae, tmp_path, mo
         assert mx.array_equal(latents, LATENTS) and info.fps == 25
     with pytest.raises(WriterError, match=r"device\)\.$"):
         vae.decode_to_file(iter([LATENTS]), tmp_path / "clip.npy")
+
+
+def test_latents_go_to_the_working_folder_where_the_output_has_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "a.latents.safetensors"
+    assert rescue_latents(LATENTS[0], "missing/a.mp4", None).startswith(f"its latents are in {path} (")
+    assert mx.array_equal(load_latents(path)[0], LATENTS)
 
 
 def test_latents_that_arrive_may_be_longer_than_their_plan(vae, tmp_path):

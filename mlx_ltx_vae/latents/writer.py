@@ -174,16 +174,23 @@ def save_latents(
 def rescue_latents(latents: mx.array, output: str | os.PathLike | None, fps: Rate | None) -> str:
     """Save the latents of a decode that failed, and return a statement of where they are, or why they are not saved.
 
-    They are in a new file beside the `output` that they were for, or else in the working folder.
+    They are in a new file beside the `output` that they were for, or else in the working folder, or in the one for
+    temporary files.
     """
-    path = Path("latents.safetensors") if output is None else Path(output).with_suffix(".latents.safetensors")
-    path = path.absolute()
-    try:
-        path = next(candidate for candidate in chain([path], numbered_names(path)) if not os.path.lexists(candidate))
-        save_latents(path, latents, fps=fps, overwrite=False)
-    except Exception as error:  # the error of the decode counts more
-        return f"its latents are not saved ({describe_error(error).rstrip('.')})"
-    return f"its latents are in {path} (mlx_ltx_vae decode {path} -m VAE -o clip.mp4)"
+    name = "latents.safetensors" if output is None else Path(output).with_suffix(".latents.safetensors").name
+    folders = [*([] if output is None else [Path(output).parent]), Path(), Path(tempfile.gettempdir())]
+    problem = ""
+    for folder in folders:
+        path = (folder / name).absolute()
+        try:
+            names = chain([path], numbered_names(path))
+            path = next(candidate for candidate in names if not os.path.lexists(candidate))
+            save_latents(path, latents if latents.ndim != 4 else latents[None], fps=fps, overwrite=False)
+        except Exception as error:  # the error of the decode counts more
+            problem = problem or describe_error(error).rstrip(".")
+            continue
+        return f"its latents are in {path} (mlx_ltx_vae decode {path} -m VAE -o clip.mp4)"
+    return f"its latents are not saved ({problem})"
 
 
 def save_sound_latents(path: str | os.PathLike, audio: mx.array) -> None:
