@@ -21,6 +21,8 @@ from tqdm import tqdm
 from mlx_ltx_vae import VideoVAE, save_latents
 from mlx_ltx_vae.bench import main as bench
 from mlx_ltx_vae.commands import jobs, speeds
+from mlx_ltx_vae.commands.cli import colored
+from mlx_ltx_vae.commands.parsers import info_parser
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.pipeline import progress
@@ -135,11 +137,12 @@ def test_the_lines_for_node_run(golden, tmp_path):
     page = (Path(__file__).parents[1] / "docs" / "integrations.md").read_text()
     (tmp_path / "decode.js").write_text(re.search(r"```js\n(.*?)```", page, re.DOTALL)[1])
     save_latents(tmp_path / "clip.safetensors", mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(1)))
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {
+        name: value for name, value in os.environ.items() if name != "LD_PRELOAD"
+    }  # Node refuses some libraries
+    variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{variables['PATH']}"
     command = [NODE, "decode.js", "clip.safetensors", str(golden("small_ltx2_3").checkpoint), "clip.mp4"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines()]
     assert lines[0][:2] == ["reading", "weights"]
@@ -211,17 +214,25 @@ def test_an_app_keeps_the_lock_of_its_bars(golden, monkeypatch, capsys):
         assert vars(tqdm).get("_lock") is chosen
 
 
-@pytest.mark.parametrize(
-    ("variables", "options", "is_colored"),
-    [({}, [], True), ({"NO_COLOR": "1"}, [], False), ({"NO_COLOR": "1"}, ["--color", "always"], True),
-     ({}, ["--color", "never"], False), ({"TERM": "dumb"}, [], False)],
-)  # fmt: skip
-def test_errors_have_a_color_in_a_terminal(monkeypatch, variables, options, is_colored):
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_errors_and_warnings_have_a_color_in_a_terminal(monkeypatch):
+    _, _, shown = run_on_terminal(80, "mlx_ltx_vae.decode", "clip.npy", "-m", "nothing", "--color", "always")
+    assert shown.startswith("\x1b[31merror:\x1b[0m nothing: ")
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    for name, value in variables.items():
+    assert colored("warning: a", Terminal()) == "\x1b[33mwarning:\x1b[0m a"
+    assert colored("clip.mp4: a", Terminal()) == "clip.mp4: a"
+    assert colored("error: a", io.StringIO()) == "error: a"
+    for name, value in {"NO_COLOR": "1", "TERM": "dumb"}.items():
         monkeypatch.setenv(name, value)
-    for command in (["clip.npy", "-m", "nothing"], ["clip.npy", "-m", "nothing", "--frames", "5"]):
-        _, _, shown = run_on_terminal(80, "mlx_ltx_vae.decode", *options, *command)
-        assert ("\x1b[31merror:\x1b[0m " in shown) is is_colored
-        assert ("\x1b" in shown) is is_colored
+        assert colored("error: a", Terminal()) == "error: a"
+        for choice, is_colored in (("always", True), ("never", False)):
+            parser = info_parser()
+            parser.parse_inputs(["a", "--color", choice])
+            assert (colored("error: a", Terminal()) != "error: a") is is_colored
+        parser.parse_inputs(["a"])  # not the choice of the command before
+        assert colored("error: a", Terminal()) == "error: a"
