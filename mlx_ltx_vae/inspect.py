@@ -29,7 +29,7 @@ from .pipeline.sources import are_unusual, count_unusual, frame_moments, join_mo
 from .planning.clip import lookahead, receptive_field
 from .planning.planner import plan_decode
 from .shapes import DEFAULT_SCALE, Grid, format_size
-from .units import DEFAULT_FPS, expand_path, format_bytes
+from .units import DEFAULT_FPS, expand_path, format_bytes, format_count
 from .video.audio import SLACK
 from .video.codecs import ANIMATIONS, CONTAINER_ENDINGS
 from .video.ffmpeg import input_arguments
@@ -99,6 +99,31 @@ def inspect(
         raise CheckpointError(f"{source}: this is a checkpoint; VAEs, a tensor and a grid are options of latents only.")
     report = inspect_checkpoint(open_checkpoint(location))
     return report if audio is None else {**report, "audio": audio}
+
+
+def summarize(report: Report) -> str:
+    """Summarize what a checkpoint, latents or a video are, and what fits them, in a line. Others have none ("")."""
+    kind = report["kind"]
+    if kind == "checkpoint":
+        networks = [name for name in NETWORKS if report[name]]
+        dtypes = sorted({dtype for name in networks for dtype in report[name]["dtypes"]})
+        sound = " and sound" if report.get("audio") else ""
+        stored = f"{' and '.join(dtypes)}, {format_bytes(report['vae_bytes'])}"
+        return f"a VAE, {report['generation']}: {' and '.join(networks)}{sound} in {stored}"
+    if kind not in ("latents", "video"):
+        return ""
+    size = report["video"] if kind == "latents" else report
+    frames = "frames" if size["frames"] is None else format_count(size["frames"], "frame")
+    rate = "" if report["fps"] is None else f", {report['fps']:.6g} fps"
+    text = f"of {frames} of {format_size(size['width'], size['height'])}{rate}"
+    if kind == "latents":
+        parts = [", with sound"] * bool(report["audio"]) + [", with keyframes"] * bool(report["keyframes"])
+        return f"latents {text}{''.join(parts)}; for a VAE with {report['shape'][1]} channels"
+    nearest = report["nearest"]
+    if all(nearest[name] == report[name] for name in ("frames", "width", "height")):
+        return f"a video {text}; encodes as it is"
+    nearest_size = format_size(nearest["width"], nearest["height"])
+    return f"a video {text}; encodes as {format_count(nearest['frames'], 'frame')} of {nearest_size} with --resize"
 
 
 def format_report(report: Mapping[str, Any], indent: str = "") -> str:

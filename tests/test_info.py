@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from mlx_ltx_vae.planning.clip import lookahead, receptive_field
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run_whole
 from test_checkpoint_diffusers import write_folder
+from video_files import noise, write
 
 CHECKPOINT_KEYS = {
     "kind", "name", "generation", "class", "configuration", "latent_channels", "patch_size", "scale", "causal_decoder",
@@ -52,11 +54,11 @@ def info(capsys):
 
 @pytest.fixture
 def text(capsys):
-    """`text(file, ...)`: what a person sees."""
+    """`text(file, ...)`: what a person sees after the summary, which some files have."""
 
     def run(*arguments):
         assert main([str(argument) for argument in arguments]) == 0
-        return capsys.readouterr().out
+        return re.sub(r"\A(?!kind: ).*\n\n", "", capsys.readouterr().out)
 
     return run
 
@@ -571,3 +573,20 @@ def test_bad_keyframes_are_a_warning_beside_latents_and_an_error_alone(refused, 
     assert "keys.safetensors: keyframe_frame_indices has the shape (2,) in int64" in refused(
         tmp_path / "keys.safetensors"
     )
+
+
+def test_the_first_line_says_what_a_file_is(golden, audio_case, tmp_path, capsys):
+    def first_line(path):
+        assert main([str(path)]) == 0
+        return capsys.readouterr().out.splitlines()[0]
+
+    assert first_line(golden("ltx2_3").checkpoint) == "a VAE, LTX-2.3: encoder and decoder in float32, 11.4 MB"
+    latents = mx.zeros((1, 128, 3, 2, 3)) + 0.5
+    save_latents(tmp_path / "clip.safetensors", latents, fps=24, audio=mx.ones((1, 8, 9, 16)))
+    expected = "latents of 17 frames of 96x64, 24 fps, with sound; for a VAE with 128 channels"
+    assert first_line(tmp_path / "clip.safetensors") == expected
+    for name, frames, size, end in (("a", 9, (96, 64), "encodes as it is"),
+                                    ("b", 12, (100, 64), "encodes as 9 frames of 96x64 with --resize")):  # fmt: skip
+        write(tmp_path / f"{name}.mkv", noise(frames, size), codec="ffv1")
+        text = f"a video of {frames} frames of {size[0]}x{size[1]}, 24 fps; {end}"
+        assert first_line(tmp_path / f"{name}.mkv") == text

@@ -90,9 +90,9 @@ def test_videos_show_names_escaped(folder, capsys):
 
 def test_reports_show_names_escaped(folder, capsys):
     vae = f"{HOSTILE}-vae.safetensors"
-    assert printed(capsys, info, vae)[1] == f"name: {SHOWN}-vae.safetensors"
+    assert printed(capsys, info, vae)[3] == f"name: {SHOWN}-vae.safetensors"
     lines = printed(capsys, info, f"{HOSTILE}.safetensors", "-m", vae)
-    assert lines[1] == f"name: {SHOWN}.safetensors"
+    assert lines[3] == f"name: {SHOWN}.safetensors"
     assert f"  vae: {SHOWN}-vae.safetensors" in lines
     assert printed(capsys, convert, vae, "-o", f"{HOSTILE}-out")[0].startswith(f"{folder}/{SHOWN}-out: encoder and ")
     card = Path(f"{HOSTILE}-out", "README.md").read_text()
@@ -106,4 +106,4 @@ def test_reports_show_names_escaped(folder, capsys):
 def test_names_that_are_no_text_are_shown_escaped(folder, capsys):
     name = "\udcff\udc80.safetensors"
     Path("b.safetensors").rename(name)
-    assert printed(capsys, info, name)[1] == r"name: \udcff\udc80.safetensors"
+    assert printed(capsys, info, name)[3] == r"name: \udcff\udc80.safetensors"

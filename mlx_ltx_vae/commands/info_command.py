@@ -6,8 +6,8 @@ import os
 import sys
 from itertools import chain
 
-from ..errors import ItemsError, LTXVAEError, describe_error
-from ..inspect import format_report, inspect
+from ..errors import ItemsError, LTXVAEError, describe_error, printable
+from ..inspect import format_report, inspect, summarize
 from .cli import CommandParser
 from .items import files_in
 from .running import print_report, run_command, write_line
@@ -31,7 +31,9 @@ def _info(arguments: argparse.Namespace) -> None:
             num_failed += 1
             write_line(f"error: {describe_error(error)}", sys.stderr)
             continue
+        summary = "" if arguments.json else printable(summarize(report))
         text = json.dumps(report) if arguments.json else format_report(report)
+        text = f"{summary}\n\n{text}" if summary else text
         print_report(f"\n{text}" if index and not arguments.json else text)
     if num_failed:
         raise ItemsError(f"{num_failed} of {len(files)} files cannot be described.")
