@@ -22,7 +22,7 @@ PYTEST := OPENBLAS_NUM_THREADS=1 sh scripts/with_openblas.sh $(INSTALL) $(PY) -m
 .PHONY: demo test golden layers lint docs clean
 
 demo: $(INSTALLED)
-	sh scripts/with_openblas.sh $(INSTALL) $(PY) -m mlx_ltx_vae.decode --demo -o demo.mp4
+	sh scripts/with_openblas.sh $(INSTALL) $(PY) -m mlx_ltx_vae.decode --demo -y -o demo.mp4
 
 test: $(READY)
 	$(PYTEST) -n $(WORKERS)

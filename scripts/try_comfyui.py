@@ -38,7 +38,7 @@ VAE = {"vae": "vae/demo.safetensors", "memory_budget": "auto"}
 
 def own_command(name: str, *arguments: object) -> None:
     """Run a command of the package, as a user would."""
-    subprocess.run([sys.executable, "-m", f"mlx_ltx_vae.{name}", *map(str, arguments), "-q"], cwd=PACK, check=True)
+    subprocess.run([sys.executable, "-m", f"mlx_ltx_vae.{name}", *map(str, arguments), "-q", "-y"], cwd=PACK, check=True)
 
 
 def frames_of(video: Path) -> np.ndarray:
