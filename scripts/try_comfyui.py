@@ -38,7 +38,8 @@ VAE = {"vae": "vae/demo.safetensors", "memory_budget": "auto"}
 
 def own_command(name: str, *arguments: object) -> None:
     """Run a command of the package, as a user would."""
-    subprocess.run([sys.executable, "-m", f"mlx_ltx_vae.{name}", *map(str, arguments), "-q", "-y"], cwd=PACK, check=True)
+    command = [sys.executable, "-m", f"mlx_ltx_vae.{name}", *map(str, arguments), "-q", "-y"]
+    subprocess.run(command, cwd=PACK, check=True)
 
 
 def frames_of(video: Path) -> np.ndarray:
