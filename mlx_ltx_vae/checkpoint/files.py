@@ -50,13 +50,18 @@ _INDEX = re.compile(r"(?P<stem>.+)\.safetensors\.index(?P<variant>\.[^./]+)?\.js
 _VARIANT = re.compile(r"(?P<base>(?:.+/)?(?:model|diffusion_pytorch_model))\.[^./]+\.safetensors")
 _SHARD = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})(?=(\.[^./]+)?\.safetensors$)")
 
-# Files of the VAE alone, the best first: diffusers folders, then packs of MLX ports with one file per network. Packs
-# for LTX-2.5 have two VAEs.
+# Files of the VAE alone, the best first: diffusers folders, then packs of MLX ports with one file per network, as pairs
+# of encoder and decoder. Packs for LTX-2.5 have two decoders, in some of them with one file of their equal encoders.
 _DIFFUSERS = "diffusion_pytorch_model"
 _AUDIO_PAIRS = (f"{{}}/{_DIFFUSERS}.safetensors", "{}.safetensors", "{}/model.safetensors")
 _PAIRS = (
-    ("vae_{}_conv.safetensors", "vae_{}_av.safetensors", "vae_{}.safetensors"),
-    ("{}/model.safetensors",),
+    (
+        ("vae_encoder_conv", "vae_decoder_conv"),
+        ("vae_encoder_av", "vae_decoder_av"),
+        ("vae_encoder", "vae_decoder"),
+        ("vae_encoder", "vae_diffusion_decoder"),
+    ),
+    (("encoder/model", "decoder/model"),),
 )
 # Descriptions of other formats that users pass, for error messages.
 _OTHER_FORMATS = {
@@ -133,7 +138,10 @@ def list_weights(names: Sequence[str], *, is_audio: bool = False) -> list[tuple[
 
 def prefer_convolutional(names: Sequence[str]) -> list[str]:
     """Return the VAEs with convolutional decoders by their names, and warn; return all VAEs if no name says so."""
-    convolutional = [name for name in names if _is_vae(name) and "conv" in _stem(name)]
+    vaes = [name for name in names if _is_vae(name)]
+    convolutional = [name for name in vaes if "conv" in _stem(name)]
+    if not convolutional and any("diffusion" in _stem(name) for name in vaes):
+        convolutional = [name for name in vaes if "diffusion" not in _stem(name)]
     remaining = [name for name in names if name not in convolutional]
     if not convolutional or not all(_is_vae(name) and not _is_pruned(name) for name in remaining):
         return list(names)
@@ -154,18 +162,18 @@ def _choose_by_layout(sets: dict[str, WeightFiles], is_audio: bool) -> list[tupl
     for folder in ("", "vae/"):
         if choices := _set_or_variants(sets, folder + _DIFFUSERS):
             return choices
-        for patterns in _PAIRS:
-            choices = []
-            for pattern in patterns:
-                encoder, decoder = (folder + pattern.format(network) for network in ("encoder", "decoder"))
+        for pairs in _PAIRS:
+            choices, encoders = [], []
+            for encoder, decoder in ([f"{folder}{name}.safetensors" for name in pair] for pair in pairs):
                 encoder_sets = [sets[encoder]] if encoder in sets else []
                 if encoder_sets or decoder in sets:
                     decoders = [
                         name for name in sets if name == decoder or (not choices and _is_pruned_decoder(name, folder))
                     ]
-                    choices += [(*encoder_sets, sets[name]) for name in decoders] or [tuple(encoder_sets)]
-            if choices:
-                return choices
+                    choices += [(*encoder_sets, sets[name]) for name in decoders]
+                    encoders.append(tuple(encoder_sets))
+            if choices or encoders:
+                return choices or list(dict.fromkeys(encoders))
     return []
 
 
