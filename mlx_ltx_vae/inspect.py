@@ -294,12 +294,19 @@ def _networks(names: Iterable[str], stored: Mapping[str, StoredNetwork], descrip
             "parameters": stored[name].parameters_by_dtype.total(),
             "dtypes": dict(stored[name].parameters_by_dtype),
             "bytes": stored[name].num_bytes,
+            **_quantization(stored[name]),
             "weight_layout": stored[name].layout.value,
         }
         if name in stored
         else None
         for name in names
     }
+
+
+def _quantization(stored: StoredNetwork) -> Report:
+    """Describe the quantized weights of a network, if it has any."""
+    kinds = sorted({(info.bits, info.group_size) for info in stored.quantized})
+    return {"quantization": [{"bits": bits, "group_size": size} for bits, size in kinds]} if kinds else {}
 
 
 def _plan(checkpoint: Checkpoint, video: Grid) -> Report:

@@ -104,7 +104,7 @@ def test_of_a_pack_whose_names_do_not_say_which_decoder_is_convolutional_one_is_
 
 
 def as_swift_apps_store(case, embedder="t_embedder.timestep_embedder.linear", attention="attn.to_"):
-    """The decoder and its statistics with three matrices for queries, keys and values, as `mlx-community/ltx-2.5-mlx`."""
+    """The decoder and its statistics, as in `mlx-community/ltx-2.5-mlx`: a matrix each for queries, keys and values."""
     tensors = load_file(case.checkpoint)
     stored = {}
     for name, array in network_of(tensors, "decoder").items():

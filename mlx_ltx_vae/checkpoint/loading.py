@@ -84,7 +84,7 @@ def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> N
     assert isinstance(network, nn.Module)
     prepared = prepared_modules(network)
     missing = Counter(path for key in stored.expected for path in _modules_above(key) if path in prepared)
-    for key, weight in _largest_first(stored).read():
+    for key, weight in _largest_first(stored).read(dtype):
         # Evaluated one by one, so that no more than one tensor exists in two dtypes.
         weight = weight if dtype is None else weight.astype(dtype)
         module = prepared.get(_owner(key))
