@@ -125,7 +125,9 @@ def write_swift_pack(folder, case, *, states_config=True):
     return folder / "vae_diffusion_decoder.safetensors"
 
 
-def test_the_diffusion_decoder_of_swift_apps_opens_alone_without_a_configuration(golden, tmp_path):
+def test_the_diffusion_decoder_of_swift_apps_opens_alone_without_a_configuration(golden, expected, tmp_path):
+    stated = write_swift_pack(tmp_path, golden(PLAIN))
+    assert mx.abs(decoded(stated) - expected[PLAIN]).max().item() < tolerance(1e-4)
     path = write_swift_pack(tmp_path, golden(PUBLISHED), states_config=False)
     for source in (path, tmp_path):
         with pytest.warns(UserWarning, match="it has the tensors of LTX-2.5"):
@@ -135,22 +137,21 @@ def test_the_diffusion_decoder_of_swift_apps_opens_alone_without_a_configuration
         assert_same_weights(read_statistics(found), read_statistics(open_checkpoint(golden(PUBLISHED).checkpoint)))
 
 
-def test_of_a_pack_of_swift_apps_the_convolutional_decoder_is_used_and_the_other_is_named(golden, expected, tmp_path):
+def test_of_a_pack_of_swift_apps_the_convolutional_decoder_is_used_and_the_other_is_named(golden, tmp_path):
     pack_of_networks(tmp_path, load_file(golden("ltx2_3").checkpoint), "vae_{}.safetensors", "vae_{}.", ("mean", "std"))
-    path = write_swift_pack(tmp_path, golden(PLAIN))
+    path = write_swift_pack(tmp_path, golden(PUBLISHED), states_config=False)
     words = r"vae_decoder\.safetensors is used, .* not vae_diffusion_decoder\.safetensors, .* give its file"
     with pytest.warns(UserWarning, match=words):
         found = open_checkpoint(tmp_path)
     assert_reads_as_the_original(found, golden("ltx2_3"))
-    named = open_checkpoint(f"{tmp_path}:{path.name}")
-    assert (named.family, list(named.networks)) == (DIFFUSION_VAE, ["encoder", "decoder"])
-    encoder = open_checkpoint(golden("ltx2_3").checkpoint).networks["encoder"]
-    assert_same_weights(dict(named.networks["encoder"].read()), dict(encoder.read()))
-    assert mx.abs(decoded(path) - expected[PLAIN]).max().item() < tolerance(1e-4)
-    for name in ("vae_decoder.safetensors", "vae_encoder.safetensors"):
-        (tmp_path / name).unlink()
-        only = open_checkpoint(tmp_path)  # without the convolutional decoder there is no choice
-        assert only.family is DIFFUSION_VAE
+    encoder = dict(open_checkpoint(golden("ltx2_3").checkpoint).networks["encoder"].read())
+    for source, left_out in ((f"{tmp_path}:{path.name}", None), (tmp_path, "vae_decoder.safetensors")):
+        if left_out:  # without the convolutional decoder there is no choice
+            (tmp_path / left_out).unlink()
+        with pytest.warns(UserWarning, match="it has the tensors of LTX-2.5"):
+            named = open_checkpoint(source)
+        assert (named.family, list(named.networks)) == (DIFFUSION_VAE, ["encoder", "decoder"])
+        assert_same_weights(dict(named.networks["encoder"].read()), encoder)
 
 
 @pytest.mark.parametrize("attention", ["attn.qkv.to_", "attn.to_"])

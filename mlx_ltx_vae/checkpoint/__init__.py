@@ -193,7 +193,8 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Read the headers of a VAE of pictures or of sound in any supported layout.
 
-    `source` is what `locate` takes or returns.
+    `source` is what `locate` takes or returns. The requested networks must have exactly the tensors of the
+    configuration.
     """
     excluded = [network for network, is_requested in zip(NETWORKS, (encoder, decoder), strict=True) if not is_requested]
     if len(excluded) == len(NETWORKS):
@@ -283,11 +284,10 @@ def _open(
 def _configure(
     family: Family[Any], config: GivenConfig, stored: Mapping[str, StoredNetwork], requested: Sequence[str], name: str
 ) -> tuple[Configuration[Any], dict[str, StoredNetwork]]:
-    """Return the configuration, and the requested networks with the names and shapes that it expects.
+    """Return the configuration, and the requested networks with exactly the names and shapes that it expects.
 
     A configuration that is inferred from quantized weights depends on their group size, so each one is tried.
     """
-    results: list[tuple[Configuration[Any], dict[str, StoredNetwork]]] = []
     errors: list[CheckpointError] = []
     is_quantized = any(part.quantized for part in stored.values())
     for size in GROUP_SIZES if is_quantized else GROUP_SIZES[:1]:
@@ -301,15 +301,30 @@ def _configure(
                 tensors = {names.get(key, key): info for key, info in sized[network].tensors.items()}
                 part = replace(sized[network], tensors=tensors, expected=spec.weights)
                 networks[network] = part.fit_quantized()
+                _check_tensors(networks[network], network, name)
+            return configuration, networks
         except CheckpointError as error:
             errors.append(error)
-            continue
-        results.append((configuration, networks))
-        if all(part.shapes == part.expected for part in networks.values()):
-            return results[-1]
-    if not results:
-        raise errors[0]
-    return results[0]
+    raise errors[0]
+
+
+def _check_tensors(stored: StoredNetwork, network: str, name: str) -> None:
+    """Check that a network has exactly the tensors of its configuration; raise a `CheckpointError` otherwise."""
+    expected_names, stored_names = stored.expected.keys(), stored.tensors.keys()
+    missing = sorted(expected_names - stored_names)
+    if names := missing or sorted(stored_names - expected_names):
+        fault = "lacks" if missing else "has the unexpected"
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise CheckpointError(
+            f"{name}: its {network} {fault} tensor {excerpt(names[0])}{more}, so the file does not match its "
+            "configuration; download both again from one release."
+        )
+    for key, shape in stored.shapes.items():
+        if shape != stored.expected[key]:
+            raise CheckpointError(
+                f"{name}: tensor {network}.{key} has the shape {shape}, but the configuration expects "
+                f"{stored.expected[key]}; use the configuration that belongs to the file."
+            )
 
 
 def _warn_of_quantized(networks: Mapping[str, StoredNetwork], name: str) -> None:
