@@ -18,7 +18,7 @@ from .backend.machine import Machine
 from .backend.mlx_utils import DtypeName, GivenDtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, open_checkpoint, open_weights
 from .checkpoint.loading import LazyNetwork, load_network
-from .checkpoint.locate import parse_reference
+from .checkpoint.locate import is_on_hub
 from .errors import CheckpointError, LatentsError, PlanError
 from .models.base import SOUND, Decoder, Network, SoundConfig, SoundEncoder
 from .models.specs import NetworkSpec
@@ -86,8 +86,8 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         """Load an audio VAE and its vocoder.
 
         Args:
-            source: a file in any supported layout (only the tensors of sound are read, even from a 40 GB file), a
-                folder, a hub repository id, or a checkpoint that was opened for sound.
+            source: a name such as "ltx-2.3", a file in any supported layout (only the tensors of sound are read, even
+                from a 40 GB file), a folder, a hub repository id, or a checkpoint that was opened for sound.
             dtype: dtype of the VAE. `None` means the dtype of the checkpoint. The vocoder computes in float32.
             encoder, decoder: whether to load it. The vocoder is loaded with the decoder.
 
@@ -288,7 +288,7 @@ def find_sound_decoder(model: str | None, vae: str | None) -> Checkpoint | None:
     Returns `None` if `vae` has no such networks. Raises a `CheckpointError` if `model` cannot be opened or lacks one.
     """
     # The checkpoint of the pictures may be on the hub, and finding out would need a download.
-    if model is None and (vae is None or parse_reference(vae) is not None):
+    if model is None and (vae is None or is_on_hub(vae)):
         return None
     try:
         checkpoint = open_checkpoint(model or vae or "", encoder=False, medium=SOUND)

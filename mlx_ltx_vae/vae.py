@@ -200,8 +200,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         """Load a VAE.
 
         Args:
-            source: a file in any supported layout (only the VAE's tensors are read, even from a 40 GB file), a folder,
-                "folder:file", a hub repository id, or an open checkpoint.
+            source: a name such as "ltx-2.3" (see README.md), a file in any supported layout (only the VAE's tensors
+                are read, even from a 40 GB file), a folder, "folder:file", a hub repository id, or an open checkpoint.
             dtype: "bfloat16" or `mx.bfloat16`. `None` means the checkpoint's dtype. On Apple GPUs, convolutions of a
                 bfloat16 network take float16 where their range allows it, which is more accurate. If requested
                 explicitly, bfloat16 is used throughout. A float16 encoder computes in float32, since float16 may

@@ -20,6 +20,7 @@ from ..frame_format import FrameOutput, frame_format
 from ..latents import LatentsFile, open_latents
 from ..latents.files import MappedLatents
 from ..latents.keyframes import Keyframes, KeyframesFile, describe_keyframes
+from ..model_table import Kind, list_names
 from ..models.base import Statistics
 from ..models.noise import check_takes_seed
 from ..models.specs import NetworkSpec
@@ -40,6 +41,7 @@ from .cli import CommandParser
 from .inputs import ClipInput, FilmInput
 from .items import Item, ItemFiles, all_exist, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
+from .models import CHOICES, choose_by_environment
 from .options import choose_frames, chosen_steps, pick
 from .published_plan import print_published_plan, wants_published_plan, with_preset
 from .running import run_command
@@ -65,13 +67,17 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         with parser.wrong_usage():
             options = _plan_options(arguments)
         return print_published_plan(parser, arguments, options)
-    missing: str | None = "-m VAE is missing: the checkpoint to decode with"
+    missing: str | None = f"-m VAE is missing, the checkpoint to decode with: {CHOICES}"
     if is_sound(arguments.output or ""):
         allowed_options = {"demo", "output", *_JOB_OPTIONS, *(field.name for field in fields(SoundSettings))}
         film_options = {"join", "carry", "fps", "list"}
         allowed_options = allowed_options | film_options if arguments.join else allowed_options - film_options
         parser.refuse_others(arguments, allowed_options, "a .wav file is the sound alone")
-        missing = None if arguments.audio_model else "--audio-model AUDIO is missing: the checkpoint of the sound"
+        audio_names = list_names([Kind.SOUND])
+        missing = f"--audio-model AUDIO is missing, the checkpoint of the sound: give one of {audio_names}, or a file"
+        missing = None if arguments.audio_model else missing
+    elif not arguments.demo:
+        choose_by_environment(arguments)
     complete_inputs(parser, arguments, demo.VAE, missing)
     with parser.wrong_usage():
         frames = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))

@@ -43,6 +43,7 @@ from ..video.sound_files import SoundReader
 from .cli import CommandParser, format_range
 from .items import Item, ItemFiles, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
+from .models import CHOICES, choose_by_environment
 from .options import pick
 from .running import run_command
 
@@ -53,8 +54,9 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         parser.error("--demo comes with a VAE; leave out -m")
     if arguments.demo:
         arguments.model = str(demo.VAE)
+    choose_by_environment(arguments)
     if not arguments.model:
-        parser.error("-m VAE is missing: the checkpoint to encode with (or --demo)")
+        parser.error(f"-m VAE is missing, the checkpoint to encode with: {CHOICES}")
     if arguments.hdr and arguments.matrix:
         parser.error("--matrix is for videos, and --hdr for EXR images; choose one")
     if arguments.hdr and arguments.as_stored:
