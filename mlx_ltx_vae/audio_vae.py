@@ -104,7 +104,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             cast("Decoder | None", networks.get("decoder")),
             networks.get("vocoder"),
         )
-        return vae._note_missing(source, encoder=encoder, decoder=decoder, vocoder=decoder)
+        return vae._note_checkpoint(source, encoder=encoder, decoder=decoder, vocoder=decoder)
 
     @classmethod
     def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: GivenDtype = None) -> "Self":

@@ -143,14 +143,15 @@ MODELS = (
     PublishedModel(Kind.SOUND, "ltx-2", "LTX-2", "Lightricks/LTX-2", None, _LTX_2_LICENSE, ("LTX-2",)),
 )
 
-# The generation of the latents of VAEs that `info` calls otherwise.
+# The generations whose latents a VAE takes, for those that `info` calls otherwise.
 _LATENTS = {
-    "PrunaVAED": "LTX-2.3",
-    "LTX-2.5 diffusion": "LTX-2.5",
-    "taeltx_2": "LTX-2",
-    "taeltx2_3": "LTX-2.3",
-    "taeltx2_3_wide": "LTX-2.3",
+    "PrunaVAED": ("LTX-2.3",),
+    "LTX-2.5 diffusion": ("LTX-2.5",),
+    "taeltx_2": ("LTX-2",),
+    "taeltx2_3": ("LTX-2.3", "LTX-2.5"),
+    "taeltx2_3_wide": ("LTX-2.3", "LTX-2.5"),
 }
+_SHARED_LAYERS = "LTX-2.3"  # its layers are those of LTX-2.5's convolutional VAE, too
 
 
 def models_of(kind: Kind) -> dict[str, PublishedModel]:
@@ -169,9 +170,14 @@ def models_for(latents: str | None, kind: Kind) -> list[PublishedModel]:
     return [model for model in MODELS if model.kind is kind and latents in model.latents]
 
 
-def latents_of(generation: str) -> str:
-    """Return the generation whose latents a VAE takes, which differs from its own for a pruned one and others."""
-    return _LATENTS.get(generation, generation)
+def latents_of(generation: str, version: tuple[int, int] | None = None) -> tuple[str, ...]:
+    """Return the generations whose latents a VAE takes, its own first. There are none if that is not known.
+
+    `generation` is the one with the VAE's layers, and `version` is stated by its file or a name.
+    """
+    if generation == _SHARED_LAYERS:
+        return () if version is None else (f"LTX-{version[0]}.{version[1]}",)
+    return _LATENTS.get(generation, (generation,) if generation.startswith("LTX") else ())
 
 
 def list_names(kinds: Iterable[Kind]) -> str:

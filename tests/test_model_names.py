@@ -137,7 +137,9 @@ def test_latents_belong_to_models():
     assert [model.name for model in models_for("LTX-2.5", Kind.PREVIEW)] == ["taeltx-2.3"]
     assert [model.name for model in models_for("LTX-2", Kind.SOUND)] == ["ltx-2"]
     assert models_for(None, Kind.VIDEO) == []
-    assert latents_of("PrunaVAED") == "LTX-2.3" and latents_of("LTX-2") == "LTX-2"
+    assert latents_of("PrunaVAED") == ("LTX-2.3",) and latents_of("LTX-2") == ("LTX-2",)
+    assert latents_of("LTX-2.3") == () and latents_of("LTX-2.3", (2, 5)) == ("LTX-2.5",)  # two releases, equal layers
+    assert latents_of("custom") == ()
 
 
 # --- MLX_LTX_VAE_MODEL ------------------------------------------------------------------------------------------------
@@ -157,7 +159,7 @@ def test_the_environment_names_the_model_of_decode_and_encode(golden, hub_cache,
     assert capsys.readouterr() == ("", "")
     # An option is preferred, and the demo has its own.
     assert decode.main(["clip.safetensors", "-o", "b.npy", "-m", "missing"]) == 1
-    assert "missing: no such file or folder" in capsys.readouterr().err
+    assert "missing: there is no such file or folder" in capsys.readouterr().err
     assert decode.main(["--demo", "--dry-run"]) == 0
     assert "MLX_LTX_VAE_MODEL" not in capsys.readouterr().err
 

@@ -14,13 +14,13 @@ from .. import demo
 from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..codec_table import CODECS
-from ..errors import ItemsError, LatentsError, PlanError
+from ..errors import ItemsError, LatentsError, PlanError, warn
 from ..files import is_pipe
 from ..frame_format import FrameOutput, frame_format
 from ..latents import LatentsFile, open_latents
 from ..latents.files import MappedLatents
 from ..latents.keyframes import Keyframes, KeyframesFile, describe_keyframes
-from ..model_table import Kind, list_names
+from ..model_table import Kind, list_names, models_for
 from ..models.base import Statistics
 from ..models.noise import check_takes_seed
 from ..models.specs import NetworkSpec
@@ -256,6 +256,7 @@ class DecodeJob(Job):
         self.is_sound = is_sound(pattern or "")
         self.dtype = arguments.dtype or ("float32" if arguments.hdr else None)
         self._plans: dict[Any, DecodePlan] = {}
+        self._checked: set[str] = set()  # files whose latent space has been compared
 
     def open(self) -> Checkpoint:
         if self.is_sound and self.sound:
@@ -295,12 +296,28 @@ class DecodeJob(Job):
             grid=arguments.grid,
             scale=config.scale,
         )
+        self._check_space(file)
         if self.checkpoint.statistics is None and (arguments.unnormalized or file.normalized is False):
             raise LatentsError(
                 f"{path}: these latents are unnormalized, and {self.checkpoint.name} has no statistics to normalize "
                 "them; give normalized latents, without --unnormalized."
             )
         return file
+
+    def _check_space(self, file: LatentsFile) -> None:
+        """Warn, once for a file, if its latents belong to another VAE than the one that decodes them."""
+        source, space = file.info.source, file.info.space
+        if source in self._checked or (problem := self.checkpoint.describe_mismatch(space)) is None:
+            return
+        self._checked.add(source)
+        names = [model.name for model in models_for(space.generation, self.kind)]
+        remedy = f"decode them with -m {names[0]}" if names else "decode them with the VAE that they were made for"
+        warn(f"{source}: its latents are {problem}, so the frames will be wrong; {remedy}.")
+
+    @property
+    def kind(self) -> Kind:
+        """Kind of the models that its checkpoints are."""
+        return Kind.PREVIEW if self.checkpoint.statistics is None else Kind.VIDEO
 
     def make_plan(self, shape: Sequence[int], options: PlanOptions) -> DecodePlan:
         """Return the plan of a video. Files of one shape share it."""

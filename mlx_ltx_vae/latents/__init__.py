@@ -40,6 +40,7 @@ from .files import (
 from .keyframes import KEYFRAME_NAMES, STILL_NAMES, KeyframesFile, find_keyframes
 from .keyframes import load_keyframes as load_keyframes
 from .metadata import AUDIO_LENGTHS, AUDIO_NAMES, find_layout, find_video_sizes, is_audio_name, parse_metadata
+from .metadata import LatentSpace as LatentSpace
 from .writer import LatentsWriter as LatentsWriter
 from .writer import check_latents_name as check_latents_name
 from .writer import save_latents as save_latents
@@ -63,6 +64,7 @@ class LatentsInfo:
     height: int | None = None  # pixels of the video, also the width
     width: int | None = None
     carry: int | None = None  # frames shared with the next window, if the file is a window of a film
+    space: LatentSpace = LatentSpace()  # of the VAE that the latents belong to
     workflow: Mapping[str, str] = field(default_factory=dict, hash=False)  # ComfyUI's entries `prompt` and `workflow`
 
 
@@ -165,7 +167,7 @@ def open_latents(
         warn(f"{source}: states {sizes[0]} frames, which leaves out {left_out} of padding at the end.")
     shape = layout.shape._replace(frames=frames)
     workflow = {key: entries[key] for key in _WORKFLOW_KEYS if key in entries and "\0" not in entries[key]}
-    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, metadata.carry, workflow)
+    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, metadata.carry, metadata.space, workflow)
     latents, dtype = StoredLatents(stored, layout, frames), stored.dtype_name
     return LatentsFile(info, shape, metadata.normalized, dtype, str(layout), latents, tensors, entries)
 
