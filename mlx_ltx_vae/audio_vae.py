@@ -36,7 +36,7 @@ from .pipeline.audio import (
 )
 from .pipeline.run import arrays_released, join_parts
 from .planning.film import DEFAULT_CARRY, Part, sound_parts
-from .planning.plan import DecodePlan, EncodePlan
+from .planning.plan import DecodePlan, EncodePlan, check_plan
 from .planning.planner import plan_encode
 from .shapes import is_count
 from .units import Rate, parse_fps
@@ -227,6 +227,8 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         unnormalized: bool,
         options: PlanOptions = PLAN_DEFAULTS,
     ) -> AudioStream:
+        if plan is not None:
+            check_plan(plan, DecodePlan)
         network, packed = self._network, pack_latents(latents, self.config.channels, self.config.bins)
         plan = plan or self._plan(packed.shape[2], packed.shape[0], options)
         return stream_sound(network, plan, packed, unnormalized=unnormalized)
@@ -253,6 +255,8 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         if not is_count(sample_rate) or sample_rate not in SAMPLE_RATES:
             limits = f"a whole number from {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]} a second"
             raise LatentsError(f"a sample rate of {sample_rate!r} is not possible; give {limits}.")
+        if plan is not None:
+            check_plan(plan, EncodePlan)
         first_pieces = list(islice(pieces := _read_pieces(waveform), 1))
         batch = len(first_pieces[0]) if first_pieces else 1
         length = waveform.shape[-1] if isinstance(waveform, (mx.array, np.ndarray)) else _LONG * sample_rate

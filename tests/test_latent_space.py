@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import struct
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -119,3 +120,75 @@ def test_metadata_of_other_programs_is_no_error(tmp_path):
     np.savez(tmp_path / "b.npz", latents=np.zeros((1, 4, 1, 2, 2), np.float32), generation="third", vae_fingerprint="x")
     assert load_latents(tmp_path / "a.npz")[1].space == LatentSpace("LTX-2.5", None)
     assert load_latents(tmp_path / "b.npz")[1].space == LatentSpace()
+
+
+# --- the model of the latents, without -m ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def latents_of(golden, hub_cache, monkeypatch):
+    """`latents_of(name, space)`: a latent file for the layers of LTX-2.3."""
+    monkeypatch.delenv("MLX_LTX_VAE_MODEL", raising=False)
+    channels = open_checkpoint(golden("ltx2_3").checkpoint).config.latent_channels
+
+    def make(name, space):
+        save_latents(name, mx.random.normal((1, channels, 2, 2, 2), key=mx.random.key(0)), space=space)
+        return name
+
+    return make
+
+
+def test_latents_choose_their_model_from_the_cache(golden, hub_cache, latents_of, capsys):
+    hub_cache("ltx-2", {"vae/diffusion_pytorch_model.safetensors": golden("ltx2").checkpoint})
+    hub_cache("ltx-2.3", golden("ltx2_3").checkpoint)
+    latents_of("a.safetensors", LatentSpace("LTX-2.3"))
+    assert decode.main(["a.safetensors", "-o", "a.npy"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "-m ltx-2.3, which a.safetensors was made with\n"
+    assert "LTX23_video_vae_bf16.safetensors (LTX-2.3, convolutional decoder)" in out
+    assert decode.main(["a.safetensors", "-o", "b.npy", "-m", str(golden("ltx2_3").checkpoint), "-q"]) == 0
+    assert np.array_equal(np.load("a.npy"), np.load("b.npy"))
+
+
+def test_a_fingerprint_alone_chooses_the_model(golden, hub_cache, latents_of, capsys):
+    """As in the files of `run`, since an app's network does not tell its release."""
+    hub_cache("ltx-2", {"vae/diffusion_pytorch_model.safetensors": golden("ltx2").checkpoint})
+    hub_cache("ltx-2.3", golden("ltx2_3").checkpoint)
+    fingerprint = open_checkpoint(golden("ltx2_3").checkpoint).latent_space.fingerprint
+    latents_of("a.safetensors", LatentSpace(None, fingerprint))
+    assert decode.main(["a.safetensors", "-o", "a.npy"]) == 0
+    assert capsys.readouterr().err == "-m ltx-2.3, which a.safetensors was made with\n"
+
+
+@pytest.mark.parametrize(
+    ("space", "error"),
+    [
+        (LatentSpace(), "-m VAE is missing, the checkpoint to decode with: give one of ltx-2.5"),
+        (LatentSpace(None, "0" * 16), "-m VAE is missing, the checkpoint to decode with"),
+        (
+            LatentSpace("LTX-2.5"),
+            "-m VAE is missing, and a.safetensors is of LTX-2.5: give -m ltx-2.5 (1.5 GB, license LTX-2 Com",
+        ),
+    ],
+)
+def test_latents_whose_model_is_not_cached_name_it(latents_of, capsys, space, error):
+    latents_of("a.safetensors", space)
+    with pytest.raises(SystemExit) as ended:
+        decode.main(["a.safetensors", "-o", "a.npy"])
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith(f"error: {error}")
+
+
+def test_latents_of_two_models_are_not_decoded_by_one(golden, hub_cache, latents_of, capsys):
+    hub_cache("ltx-2.3", golden("ltx2_3").checkpoint)
+    Path("clips").mkdir()
+    latents_of("clips/a.safetensors", LatentSpace("LTX-2.3"))
+    latents_of("clips/b.safetensors", LatentSpace("LTX-2.5"))
+    with pytest.raises(SystemExit):
+        decode.main(["clips", "-o", "out/"])
+    assert (
+        "clips/a.safetensors is of LTX-2.3, clips/b.safetensors of LTX-2.5; decode them apart"
+        in capsys.readouterr().err
+    )
+    Path("clips/b.safetensors").unlink()
+    assert decode.main(["clips", "-o", "{name}.npy"]) == 0
+    assert Path("a.npy").exists()

@@ -41,7 +41,7 @@ from .cli import CommandParser
 from .inputs import ClipInput, FilmInput
 from .items import Item, ItemFiles, all_exist, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
-from .models import CHOICES, choose_by_environment
+from .models import CHOICES, choose_by_environment, choose_by_latents
 from .options import choose_frames, chosen_steps, pick
 from .published_plan import print_published_plan, wants_published_plan, with_preset
 from .running import run_command
@@ -78,7 +78,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         missing = None if arguments.audio_model else missing
     elif not arguments.demo:
         choose_by_environment(arguments)
-    complete_inputs(parser, arguments, demo.VAE, missing)
+    complete_inputs(parser, arguments, demo.VAE, missing, chooses_model=not is_sound(arguments.output or ""))
     with parser.wrong_usage():
         frames = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
         metadata = dict(arguments.metadata)
@@ -97,10 +97,18 @@ def _default_ending(arguments: argparse.Namespace) -> str:
     return ".mp4" if codec is None or ".mp4" in codec.endings else codec.endings[0]
 
 
-def complete_inputs(parser: CommandParser, arguments: argparse.Namespace, model: Path, missing: str | None) -> None:
+def complete_inputs(
+    parser: CommandParser,
+    arguments: argparse.Namespace,
+    model: Path,
+    missing: str | None,
+    *,
+    chooses_model: bool = False,
+) -> None:
     """Replace --demo by the latents and the checkpoint of the package, and refuse arguments without either.
 
-    `missing` is the error of a missing checkpoint. `None` means that none is needed.
+    `missing` is the error of a missing checkpoint. `None` means that none is needed. `chooses_model`: a missing
+    checkpoint is the one that the latents state.
     """
     if arguments.list:
         arguments.latents = [*arguments.latents, f"@{arguments.list}"]
@@ -114,10 +122,13 @@ def complete_inputs(parser: CommandParser, arguments: argparse.Namespace, model:
         arguments.latents, arguments.model = [str(demo.LATENTS)], str(model)
     if not arguments.latents:
         parser.error("LATENTS is missing (or --demo)")
+    sources = mark_folders(arguments.latents, of_videos=False)
     if missing and not arguments.model:
-        parser.error(missing)
+        problem = choose_by_latents(arguments, sources) if chooses_model else None
+        if not arguments.model:
+            parser.error(problem or missing)
     if not arguments.join:
-        arguments.latents = mark_folders(arguments.latents, of_videos=False)
+        arguments.latents = sources
 
 
 @dataclass(frozen=True)
@@ -385,8 +396,9 @@ class DecodeTask(Task):
         if not sound.is_required and not takes_sound(output, output_files(output, job.output_options)[output]):
             return None
         if isinstance(self._input, FilmInput):
-            return film_sound(sound, job.machine, self._input.openers, self._input.ends, frames, self._fps)
-        file = find_sound(sound, self._input.file)
+            openers, ends = self._input.openers, self._input.ends
+            return film_sound(sound, job.machine, openers, ends, frames, self._fps, job.checkpoint.latents_taken)
+        file = find_sound(sound, self._input.file, job.checkpoint.latents_taken)
         return None if file is None else clip_sound(sound, file, job.machine, frames, self._fps)
 
     def _sound_files(self) -> list[str | os.PathLike]:
