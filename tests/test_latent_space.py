@@ -115,6 +115,13 @@ def test_a_preview_decoder_takes_two_generations(golden, tmp_path, capsys):
         assert ("is for LTX-2.3 and LTX-2.5, so the frames will be wrong" in err) is warns
 
 
+def test_an_error_of_channels_names_the_generation(golden, tmp_path, capsys):
+    path = tmp_path / "a.safetensors"
+    save_latents(path, mx.zeros((1, 3, 2, 2, 2)))
+    assert decode.main([str(path), "-m", str(golden("ltx2").checkpoint), "-o", str(tmp_path / "a.npy")]) == 1
+    assert "(1, 3, 2, 2, 2) have 3 channels where LTX-2 has 8." in capsys.readouterr().err
+
+
 def test_metadata_of_other_programs_is_no_error(tmp_path):
     np.savez(tmp_path / "a.npz", latents=np.zeros((1, 4, 1, 2, 2), np.float32), generation="LTX-2.5")
     np.savez(tmp_path / "b.npz", latents=np.zeros((1, 4, 1, 2, 2), np.float32), generation="third", vae_fingerprint="x")

@@ -122,6 +122,11 @@ class Checkpoint:
         return None if match is None else (int(match[1]), int(match[2]))
 
     @property
+    def title(self) -> str:
+        """Name of the VAE in errors about latents: its generation, if that is known."""
+        return next(iter(self.latents_taken), f"the VAE {self.name}")
+
+    @property
     def latents_taken(self) -> tuple[str, ...]:
         """Generations whose latents it takes, its own first. There are none if its layers and names do not tell."""
         return latents_of(self.config.generation, self._stated_version)

@@ -306,6 +306,7 @@ class DecodeJob(Job):
             tensor=arguments.tensor,
             grid=arguments.grid,
             scale=config.scale,
+            vae=self.checkpoint.title,
         )
         self._check_space(file)
         if self.checkpoint.statistics is None and (arguments.unnormalized or file.normalized is False):

@@ -39,7 +39,15 @@ from .files import (
 )
 from .keyframes import KEYFRAME_NAMES, STILL_NAMES, KeyframesFile, find_keyframes
 from .keyframes import load_keyframes as load_keyframes
-from .metadata import AUDIO_LENGTHS, AUDIO_NAMES, find_layout, find_video_sizes, is_audio_name, parse_metadata
+from .metadata import (
+    AUDIO_LENGTHS,
+    AUDIO_NAMES,
+    DEFAULT_VAE_NAME,
+    find_layout,
+    find_video_sizes,
+    is_audio_name,
+    parse_metadata,
+)
 from .metadata import LatentSpace as LatentSpace
 from .writer import LatentsWriter as LatentsWriter
 from .writer import check_latents_name as check_latents_name
@@ -136,6 +144,7 @@ def open_latents(
     tensor: str | None = None,
     grid: Grid | None = None,
     scale: ScaleFactors | None = None,
+    vae: str = DEFAULT_VAE_NAME,
 ) -> LatentsFile:
     """Read the header of a safetensors (also ComfyUI's .latent), .npy or .npz file, and none of its values.
 
@@ -145,6 +154,7 @@ def open_latents(
         tensor: the name of the tensor, for a file with several candidates.
         grid: (F', H', W'), needed for packed latents whose file does not state it, and checked for others.
         scale: scale factors of the VAE. If given, a video size that the file states must be the size at this scale.
+        vae: the VAE's name in errors.
 
     Leaves out latent frames after the last of the `num_frames` that the file states, with a warning. Raises a
     `LatentsError` for a file that cannot be read, is ambiguous, contradicts itself, or fits no decoder.
@@ -158,8 +168,8 @@ def open_latents(
         command = "give them with --audio-latents beside the video's latents, or decode them alone with -o NAME.wav"
         way = option("read them with load_audio_latents, for AudioVAE", command)
         raise LatentsError(f"{source}: {excerpt(name)} {stored.shape} are audio latents; {way}.")
-    layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid)
-    check_shape(layout.shape, latent_channels, source)
+    layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid, vae=vae)
+    check_shape(layout.shape, latent_channels, source, vae)
     check_readable(stored, excerpt(name), source)
     sizes, frames = find_video_sizes(metadata, layout.shape.grid, scale, source)
     if padding := layout.shape.frames - frames:

@@ -62,6 +62,9 @@ class LatentSpace(NamedTuple):
         return {key: value for key, value in zip(_SPACE_KEYS, self, strict=True) if value is not None}
 
 
+#: Name of the VAE in errors.
+DEFAULT_VAE_NAME = "the VAE"
+
 _SPACE_KEYS = ("generation", "vae_fingerprint")
 
 
@@ -116,7 +119,13 @@ def _format_grid(grid: Grid) -> str:
 
 
 def find_layout(
-    shape: tuple[int, ...], metadata: LatentsMetadata, source: str, *, latent_channels: int | None, grid: Grid | None
+    shape: tuple[int, ...],
+    metadata: LatentsMetadata,
+    source: str,
+    *,
+    latent_channels: int | None,
+    grid: Grid | None,
+    vae: str = DEFAULT_VAE_NAME,
 ) -> Layout:
     """Find the only layout that fits a stored shape. Without `latent_channels`, unpacked latents are channels-first."""
     grid, sizes = _merge_grids(grid, metadata.grid, source), _if_complete(metadata.sizes)
@@ -144,7 +153,7 @@ def find_layout(
     channels = layout.sizes["C"]
     if latent_channels not in (None, channels):
         raise LatentsError(
-            f"{source}: latents {shape}, read as packed {layout}, have {channels} channels where the VAE has "
+            f"{source}: latents {shape}, read as packed {layout}, have {channels} channels where {vae} has "
             f"{latent_channels}."
         )
     if grid is None:
