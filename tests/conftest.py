@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -231,6 +232,37 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(VideoVAE, "from_pretrained", counted)
     return calls
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """`hub_cache("ltx-2.3", file)`: a copy of the file is that model's in the cache of the hub. There is no network.
+
+    `is_sound` means the audio VAE with this name. A repository without a named file gets a dict of files by name.
+    Commands in other processes have the same cache.
+    """
+    from mlx_ltx_vae.model_table import find_model
+
+    cache = tmp_path / "hub"
+    for name, value in (("HF_HUB_CACHE", str(cache)), ("HF_HUB_OFFLINE", True)):
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.chdir(tmp_path)
+
+    def add(name: str, files: Path | dict[str, Path], *, is_sound: bool = False) -> Path:
+        model = find_model(name, is_sound=is_sound)
+        assert model is not None
+        files = files if isinstance(files, dict) else {model.source.partition(":")[2]: files}
+        repository = cache / f"models--{model.repository.replace('/', '--')}"
+        snapshot = repository / "snapshots" / ("0" * 40)
+        for inner, source in files.items():
+            (snapshot / inner).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, snapshot / inner)
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / "main").write_text("0" * 40)
+        return snapshot
+
+    return add
 
 
 @pytest.fixture(scope="session")
