@@ -135,6 +135,11 @@ def telling_warnings(tell: Callable[[str], object]) -> Iterator[None]:
         _tell.reset(token)
 
 
+def takes_options() -> bool:
+    """Return whether messages may advise options: not in the call of an app, whose user cannot give them."""
+    return _tell.get() is None
+
+
 def warn(text: str) -> None:
     """Warn at the first line outside this package, as with `skip_file_prefixes` of Python 3.12."""
     if (tell := _tell.get()) is not None:

@@ -24,7 +24,7 @@ from .latents.files import MappedLatents, find_reader, open_tensor_file, read_fr
 from .latents.keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
 from .latents.metadata import DEFAULT_VAE_NAME, is_audio_name
 from .model_table import Kind, models_for
-from .models.base import NETWORKS, SOUND, SoundConfig
+from .models.base import NETWORKS, PICTURES, SOUND, Medium, SoundConfig
 from .options import PlanOptions
 from .pipeline.sources import are_unusual, count_unusual, frame_moments, join_moments
 from .planning.clip import lookahead, receptive_field
@@ -88,7 +88,7 @@ def inspect(
             if audio is None:
                 raise
         else:
-            audio = _find_audio(location)
+            audio = _find_audio_beside(location)
     if audio is not None and (location is None or not _has_pictures(location.archives)):
         if has_latent_options:
             raise CheckpointError(f"{source}: this is a checkpoint of sound, which takes no such options.")
@@ -98,7 +98,7 @@ def inspect(
         return _inspect_tensors(path, vae, audio_vae, tensor, audio_tensor, grid)
     if has_latent_options:
         raise CheckpointError(f"{source}: this is a checkpoint; VAEs, a tensor and a grid are options of latents only.")
-    report = inspect_checkpoint(open_checkpoint(location))
+    report = inspect_checkpoint(_open_what_loads(location))
     return report if audio is None else {**report, "audio": audio}
 
 
@@ -255,6 +255,32 @@ def _has_latents(archive: Archive, tensor: str | None) -> bool:
 # --- checkpoints: headers and configurations; no tensor is read -------------------------------------------------------
 
 
+def _open_what_loads(location: Location, medium: Medium = PICTURES) -> Checkpoint:
+    """Open a checkpoint with its networks. An encoder that would not load beside a decoder is left out, with a warning.
+
+    Raises the `CheckpointError` of a load of the decoder, or of the encoder alone.
+    """
+    try:
+        return open_checkpoint(location, medium=medium)
+    except CheckpointError as error:
+        with suppress(CheckpointError):
+            checkpoint = open_checkpoint(location, encoder=False, medium=medium)
+            warn(f"{error} It can decode, and not encode.")
+            return checkpoint
+        raise
+
+
+def _find_audio_beside(location: Location) -> Report | None:
+    """Describe the audio networks of a location. If it also has pictures, an error of the sound is a warning."""
+    try:
+        return _find_audio(location)
+    except CheckpointError as error:
+        if not _has_pictures(location.archives):
+            raise
+        warn(f"its sound is left out: {error}")
+        return None
+
+
 def inspect_checkpoint(checkpoint: Checkpoint) -> Report:
     """Describe a checkpoint, with plans of usual decodes on this machine.
 
@@ -298,12 +324,19 @@ def _networks(names: Iterable[str], stored: Mapping[str, StoredNetwork], descrip
             "parameters": stored[name].parameters_by_dtype.total(),
             "dtypes": dict(stored[name].parameters_by_dtype),
             "bytes": stored[name].num_bytes,
+            **_quantization(stored[name]),
             "weight_layout": stored[name].layout.value,
         }
         if name in stored
         else None
         for name in names
     }
+
+
+def _quantization(stored: StoredNetwork) -> Report:
+    """Describe the quantized weights of a network, if it has any."""
+    kinds = sorted({(info.bits, info.group_size) for info in stored.quantized})
+    return {"quantization": [{"bits": bits, "group_size": size} for bits, size in kinds]} if kinds else {}
 
 
 def _plan(checkpoint: Checkpoint, video: Grid) -> Report:
@@ -326,7 +359,7 @@ def _find_audio(source: str | Location) -> Report | None:
             return None
     except CheckpointError:
         return None
-    checkpoint = open_checkpoint(location, medium=SOUND)
+    checkpoint = _open_what_loads(location, SOUND)
     config, networks = cast(SoundConfig, checkpoint.config), checkpoint.networks
     lengths = _SECONDS if {"decoder", "vocoder"} <= networks.keys() else ()
     latent_lengths = [round(seconds * config.latents_per_second) for seconds in lengths]

@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -86,6 +86,12 @@ def pytest_collection_finish() -> None:
 def random_numbers() -> None:
     """The same numbers in every run where a test gives no key."""
     mx.random.seed(0)
+
+
+def quick(cases: Iterable[Any], count: int = 1) -> list[Any]:
+    """Return the cases of a test, all but the first `count` of them marked slow."""
+    params = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*param, marks=[pytest.mark.slow] * (index >= count)) for index, param in enumerate(params)]
 
 
 def active_memory() -> int:

@@ -103,22 +103,67 @@ def test_of_a_pack_whose_names_do_not_say_which_decoder_is_convolutional_one_is_
     assert_reads_as_the_original(open_checkpoint(f"{tmp_path}:vae_decoder_av.safetensors"), golden(PLAIN))
 
 
+def as_swift_apps_store(case, embedder="t_embedder.timestep_embedder.linear", attention="attn.to_"):
+    """The decoder and its statistics, as in `mlx-community/ltx-2.5-mlx`: a matrix each for queries, keys and values."""
+    tensors = load_file(case.checkpoint)
+    stored = {}
+    for name, array in network_of(tensors, "decoder").items():
+        name = name.replace("t_embedder.mlp.0", f"{embedder}1").replace("t_embedder.mlp.2", f"{embedder}2")
+        if "attn.qkv." in name:
+            parts = zip("qkv", np.split(array, 3), strict=True)
+            stored |= {name.replace("attn.qkv.", f"{attention}{each}."): part for each, part in parts}
+        else:
+            stored[name] = array
+    statistics = zip(("mean", "std"), statistics_of(tensors), strict=True)
+    return stored | {f"per_channel_statistics.{name}": array for name, array in statistics}
+
+
+def write_swift_pack(folder, case, *, states_config=True):
+    config = {"config": json.dumps({"vae": case.manifest["vae_config"]})} if states_config else {}
+    stored = {f"vae_diffusion_decoder.{name}": array for name, array in as_swift_apps_store(case).items()}
+    save_file(stored, folder / "vae_diffusion_decoder.safetensors", {"format": "mlx", **config})
+    return folder / "vae_diffusion_decoder.safetensors"
+
+
+def test_the_diffusion_decoder_of_swift_apps_opens_alone_without_a_configuration(golden, expected, tmp_path):
+    stated = write_swift_pack(tmp_path, golden(PLAIN))
+    assert mx.abs(decoded(stated) - expected[PLAIN]).max().item() < tolerance(1e-4)
+    path = write_swift_pack(tmp_path, golden(PUBLISHED), states_config=False)
+    for source in (path, tmp_path):
+        with pytest.warns(UserWarning, match="it has the tensors of LTX-2.5"):
+            found = open_checkpoint(source)
+        assert (found.family, list(found.networks)) == (DIFFUSION_VAE, ["decoder"])
+        assert found.config.generation == "LTX-2.5 diffusion"
+        assert_same_weights(read_statistics(found), read_statistics(open_checkpoint(golden(PUBLISHED).checkpoint)))
+
+
+def test_of_a_pack_of_swift_apps_the_convolutional_decoder_is_used_and_the_other_is_named(golden, tmp_path):
+    pack_of_networks(tmp_path, load_file(golden("ltx2_3").checkpoint), "vae_{}.safetensors", "vae_{}.", ("mean", "std"))
+    path = write_swift_pack(tmp_path, golden(PUBLISHED), states_config=False)
+    words = r"vae_decoder\.safetensors is used, .* not vae_diffusion_decoder\.safetensors, .* give its file"
+    with pytest.warns(UserWarning, match=words):
+        found = open_checkpoint(tmp_path)
+    assert_reads_as_the_original(found, golden("ltx2_3"))
+    encoder = dict(open_checkpoint(golden("ltx2_3").checkpoint).networks["encoder"].read())
+    for source, left_out in ((f"{tmp_path}:{path.name}", None), (tmp_path, "vae_decoder.safetensors")):
+        if left_out:  # without the convolutional decoder there is no choice
+            (tmp_path / left_out).unlink()
+        with pytest.warns(UserWarning, match="it has the tensors of LTX-2.5"):
+            named = open_checkpoint(source)
+        assert (named.family, list(named.networks)) == (DIFFUSION_VAE, ["encoder", "decoder"])
+        assert_same_weights(dict(named.networks["encoder"].read()), encoder)
+
+
 @pytest.mark.parametrize("attention", ["attn.qkv.to_", "attn.to_"])
 @pytest.mark.parametrize("embedder", ["t_embedder.timestep_embedder.linear_", "t_embedder.linear_"])
 def test_names_of_another_port_without_a_prefix_are_those_of_a_diffusion_decoder(
     golden, expected, tmp_path, attention, embedder
 ):
     """Three matrices for queries, keys and values, and no `type_emb`."""
-    stored = {}
-    for name, array in network_of(load_file(golden(PLAIN).checkpoint), "decoder").items():
-        name = name.replace("t_embedder.mlp.0", f"{embedder}1").replace("t_embedder.mlp.2", f"{embedder}2")
-        if "attn.qkv." in name:
-            parts = zip("qkv", np.split(array, 3), strict=True)
-            stored |= {name.replace("attn.qkv", f"{attention}{each}"): part for each, part in parts}
-        elif name != "type_emb":
-            stored[name] = array
-    means = zip(("mean", "std"), statistics_of(load_file(golden(PLAIN).checkpoint)), strict=True)
-    stored |= {f"per_channel_statistics.{name}_of_means": each for name, each in means}
+    stored = as_swift_apps_store(golden(PLAIN), embedder, attention)
+    stored.pop("type_emb", None)
+    for name in ("mean", "std"):
+        stored[f"per_channel_statistics.{name}_of_means"] = stored.pop(f"per_channel_statistics.{name}")
     path = write(golden(PLAIN), tmp_path / "decoder.safetensors", tensors=stored)
     assert open_checkpoint(path).family is DIFFUSION_VAE
     if (attention, embedder) == ("attn.qkv.to_", "t_embedder.timestep_embedder.linear_"):

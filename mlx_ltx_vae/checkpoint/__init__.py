@@ -20,24 +20,34 @@ import numpy as np
 from ..backend.device import explained_device_errors, this_machine
 from ..backend.machine import Machine
 from ..backend.mlx_utils import DTYPES, count_nonfinite, dtype_name, to_bool
-from ..errors import CheckpointError, DeviceError, excerpt, quote
+from ..errors import CheckpointError, DeviceError, excerpt, quote, warn
 from ..files import read_sample
 from ..latents.metadata import LatentSpace
 from ..model_table import latents_of
-from ..models.base import NETWORKS, PICTURES, CheckpointParts, Config, Family, Medium, NetworkTensors, Statistics
+from ..models.base import (
+    NETWORKS,
+    PICTURES,
+    CheckpointParts,
+    Config,
+    Configuration,
+    Family,
+    Medium,
+    NetworkTensors,
+    Statistics,
+)
 from ..models.specs import NetworkSpec
-from .files import (
-    Archive,
-    StoredNetwork,
+from ..units import format_bytes
+from .files import Archive, StoredNetwork, infer_layout, parse_layout, read_json
+from .locate import Location, locate, recognize
+from .tensors import (
+    GROUP_SIZES,
+    QUANTIZATION_KEYS,
     TensorInfo,
     check_dtypes,
     check_unchanged,
-    infer_layout,
-    parse_layout,
-    read_json,
+    join_quantized,
     read_tensors,
 )
-from .locate import Location, locate, recognize
 
 #: Arrays by name, as an app holds them.
 Arrays = Mapping[str, mx.array | np.ndarray]
@@ -180,8 +190,9 @@ class Checkpoint:
 
     @property
     def _tensors(self) -> list[TensorInfo]:
+        """All stored tensors of the networks and the statistics."""
         tensors = [stored.tensors[name] for stored in self.networks.values() for name in sorted(stored.tensors)]
-        return [*tensors, *(self.statistics or ())]
+        return [part for info in (*tensors, *(self.statistics or ())) for part in info.stored]
 
     def evaluate(self, label: str, *arrays: mx.array) -> None:
         """Evaluate tensors of the checkpoint. Raises a `CheckpointError` naming `label` if they cannot be read."""
@@ -219,7 +230,8 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Read the headers of a VAE of pictures or of sound in any supported layout.
 
-    `source` is what `locate` takes or returns.
+    `source` is what `locate` takes or returns. The requested networks must have exactly the tensors of the
+    configuration.
     """
     excluded = [network for network, is_requested in zip(NETWORKS, (encoder, decoder), strict=True) if not is_requested]
     if len(excluded) == len(NETWORKS):
@@ -256,7 +268,7 @@ def open_weights(weights: Arrays, config: GivenConfig = None, *, medium: Medium 
                 f"weights: expected names with mx.array or numpy arrays, and {quote(name)} is a {type(array).__name__}."
             )
         tensors[name] = TensorInfo(path, name, dtype_name(array.dtype), tuple(array.shape), array=array)
-    return _open(Location("weights", [Archive(path, tensors, {})], []), choose, medium.networks, medium)
+    return _open(Location("weights", [Archive(path, join_quantized(tensors), {})], []), choose, medium.networks, medium)
 
 
 def _contents(location: Location) -> Iterator[object]:
@@ -287,16 +299,14 @@ def _open(
             layout = layout or infer_layout([info.shape for info in tensors.values()], family.kernels, name)
             stored[network] = StoredNetwork(tensors, layout, family.kernels)
     _check_networks(location, requested, stored.keys(), medium)
-    source_config = choose(family)
-    shapes = {network: part.shapes for network, part in stored.items()}
-    configuration = family.configure(source_config, CheckpointParts(name, shapes, requested))
-    config, raw_config = configuration.config, configuration.raw
-    networks: dict[str, StoredNetwork] = {}
     for network in filter(stored.__contains__, requested):
-        names, spec = configuration.names.get(network, {}), family.spec(config, network)
-        tensors = {names.get(key, key): info for key, info in stored[network].tensors.items()}
-        check_dtypes(tensors.values())
-        networks[network] = replace(stored[network], tensors=tensors, expected=spec.weights)
+        check_dtypes(stored[network].tensors.values())
+    source_config = choose(family)
+    if isinstance(source_config, Mapping):
+        source_config = {key: value for key, value in source_config.items() if key not in QUANTIZATION_KEYS}
+    configuration, networks = _configure(family, source_config, stored, requested, name)
+    _warn_of_quantized(networks, name)
+    config, raw_config = configuration.config, configuration.raw
     statistics = _find_statistics(location, parts, config.latent_channels) if family.has_statistics else None
     check_dtypes(statistics or ())
     class_name = source_config.get("_class_name") if isinstance(source_config, Mapping) else None
@@ -305,6 +315,68 @@ def _open(
     is_inferred = source_config is None
     return Checkpoint(
         name, class_name, is_inferred, family, config, raw_config, archives, networks, statistics, medium, files
+    )
+
+
+def _configure(
+    family: Family[Any], config: GivenConfig, stored: Mapping[str, StoredNetwork], requested: Sequence[str], name: str
+) -> tuple[Configuration[Any], dict[str, StoredNetwork]]:
+    """Return the configuration, and the requested networks with exactly the names and shapes that it expects.
+
+    A configuration that is inferred from quantized weights depends on their group size, so each one is tried.
+    """
+    errors: list[CheckpointError] = []
+    is_quantized = any(part.quantized for part in stored.values())
+    for size in GROUP_SIZES if is_quantized else GROUP_SIZES[:1]:
+        sized = {network: part.with_group_size(size) for network, part in stored.items()}
+        shapes = {network: part.shapes for network, part in sized.items()}
+        try:
+            configuration = family.configure(config, CheckpointParts(name, shapes, requested))
+            networks = {}
+            for network in filter(sized.__contains__, requested):
+                names, spec = configuration.names.get(network, {}), family.spec(configuration.config, network)
+                tensors = {names.get(key, key): info for key, info in sized[network].tensors.items()}
+                part = replace(sized[network], tensors=tensors, expected=spec.weights)
+                networks[network] = part.fit_quantized()
+                _check_tensors(networks[network], network, name)
+            return configuration, networks
+        except CheckpointError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _check_tensors(stored: StoredNetwork, network: str, name: str) -> None:
+    """Check that a network has exactly the tensors of its configuration; raise a `CheckpointError` otherwise."""
+    expected_names, stored_names = stored.expected.keys(), stored.tensors.keys()
+    missing = sorted(expected_names - stored_names)
+    if names := missing or sorted(stored_names - expected_names):
+        fault = "lacks" if missing else "has the unexpected"
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise CheckpointError(
+            f"{name}: its {network} {fault} tensor {excerpt(names[0])}{more}, so the file does not match its "
+            "configuration; download both again from one release."
+        )
+    for key, shape in stored.shapes.items():
+        if shape != stored.expected[key]:
+            raise CheckpointError(
+                f"{name}: tensor {network}.{key} has the shape {shape}, but the configuration expects "
+                f"{stored.expected[key]}; use the configuration that belongs to the file."
+            )
+
+
+def _warn_of_quantized(networks: Mapping[str, StoredNetwork], name: str) -> None:
+    """Warn of weights that take more memory than they are stored in."""
+    infos = [info for part in networks.values() for info in part.quantized]
+    if not infos:
+        return
+    kinds = sorted({(info.bits, info.group_size) for info in infos})
+    kind = " and ".join(f"{bits}-bit in groups of {size}" for bits, size in kinds)
+    owners = " and ".join(network for network, part in networks.items() if part.quantized)
+    stored = sum(info.num_bytes for info in infos)
+    loaded = sum(math.prod(info.shape) * DTYPES[info.dtype].size for info in infos)
+    warn(
+        f"{name}: weights of its {owners} are quantized ({kind}) and dequantized when they are loaded: they take "
+        f"{format_bytes(loaded)} instead of {format_bytes(stored)}, and results have the error of the quantization."
     )
 
 

@@ -16,20 +16,17 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
-from ..backend.mlx_utils import DTYPES, evaluate, load_safetensors, to_mlx
 from ..errors import CheckpointError, excerpt, name_json, quote, warn
 from ..files import (
     MAX_HEADER_BYTES,
     MAX_MEMBERS,
     START_BYTES,
-    FileState,
     Format,
     file_state,
     find_format,
@@ -39,6 +36,7 @@ from ..files import (
     torch_conversion,
 )
 from ..shapes import Shape
+from .tensors import GROUP_SIZES, TensorInfo, check_unchanged, join_quantized, read_tensors
 
 #: Names of the configuration of all files in a folder. A file may also have its own one (see `file_config_names`).
 CONFIG_NAMES = ("config.json", "embedded_config.json")
@@ -50,13 +48,18 @@ _INDEX = re.compile(r"(?P<stem>.+)\.safetensors\.index(?P<variant>\.[^./]+)?\.js
 _VARIANT = re.compile(r"(?P<base>(?:.+/)?(?:model|diffusion_pytorch_model))\.[^./]+\.safetensors")
 _SHARD = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})(?=(\.[^./]+)?\.safetensors$)")
 
-# Files of the VAE alone, the best first: diffusers folders, then packs of MLX ports with one file per network. Packs
-# for LTX-2.5 have two VAEs.
+# Files of the VAE alone, the best first: diffusers folders, then packs of MLX ports with one file per network, as pairs
+# of encoder and decoder. Packs for LTX-2.5 have two decoders, in some of them with one file of their equal encoders.
 _DIFFUSERS = "diffusion_pytorch_model"
 _AUDIO_PAIRS = (f"{{}}/{_DIFFUSERS}.safetensors", "{}.safetensors", "{}/model.safetensors")
 _PAIRS = (
-    ("vae_{}_conv.safetensors", "vae_{}_av.safetensors", "vae_{}.safetensors"),
-    ("{}/model.safetensors",),
+    (
+        ("vae_encoder_conv", "vae_decoder_conv"),
+        ("vae_encoder_av", "vae_decoder_av"),
+        ("vae_encoder", "vae_decoder"),
+        ("vae_encoder", "vae_diffusion_decoder"),
+    ),
+    (("encoder/model", "decoder/model"),),
 )
 # Descriptions of other formats that users pass, for error messages.
 _OTHER_FORMATS = {
@@ -133,7 +136,10 @@ def list_weights(names: Sequence[str], *, is_audio: bool = False) -> list[tuple[
 
 def prefer_convolutional(names: Sequence[str]) -> list[str]:
     """Return the VAEs with convolutional decoders by their names, and warn; return all VAEs if no name says so."""
-    convolutional = [name for name in names if _is_vae(name) and "conv" in _stem(name)]
+    vaes = [name for name in names if _is_vae(name)]
+    convolutional = [name for name in vaes if "conv" in _stem(name)]
+    if not convolutional and any("diffusion" in _stem(name) for name in vaes):
+        convolutional = [name for name in vaes if "diffusion" not in _stem(name)]
     remaining = [name for name in names if name not in convolutional]
     if not convolutional or not all(_is_vae(name) and not _is_pruned(name) for name in remaining):
         return list(names)
@@ -154,18 +160,19 @@ def _choose_by_layout(sets: dict[str, WeightFiles], is_audio: bool) -> list[tupl
     for folder in ("", "vae/"):
         if choices := _set_or_variants(sets, folder + _DIFFUSERS):
             return choices
-        for patterns in _PAIRS:
-            choices = []
-            for pattern in patterns:
-                encoder, decoder = (folder + pattern.format(network) for network in ("encoder", "decoder"))
+        for pack in _PAIRS:
+            choices, encoders = [], []
+            for names in pack:
+                encoder, decoder = (f"{folder}{name}.safetensors" for name in names)
                 encoder_sets = [sets[encoder]] if encoder in sets else []
                 if encoder_sets or decoder in sets:
                     decoders = [
                         name for name in sets if name == decoder or (not choices and _is_pruned_decoder(name, folder))
                     ]
-                    choices += [(*encoder_sets, sets[name]) for name in decoders] or [tuple(encoder_sets)]
-            if choices:
-                return choices
+                    choices += [(*encoder_sets, sets[name]) for name in decoders]
+                    encoders.append(tuple(encoder_sets))
+            if choices or encoders:
+                return choices or list(dict.fromkeys(encoders))
     return []
 
 
@@ -224,23 +231,6 @@ def _stem(name: str) -> str:
     return PurePosixPath(name).stem.lower()
 
 
-class TensorInfo(NamedTuple):
-    """Location of a tensor that has not been read.
-
-    Its values are between `begin` and `end` of the file. `state` is the state of the file when its header was read. For
-    an `array` in memory, `path` is the name of its mapping in error messages.
-    """
-
-    path: Path
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int = 0
-    end: int = 0
-    array: mx.array | np.ndarray | None = None
-    state: FileState | None = None
-
-
 class Archive(NamedTuple):
     """Tensors of one safetensors file, of all shards of a set, or of a mapping of arrays."""
 
@@ -272,7 +262,7 @@ def open_archive(path: Path, *shards: Path) -> Archive:
             raise CheckpointError(
                 f"{path}: expected at most {MAX_MEMBERS} tensors in all its files; give the VAE's file."
             )
-    return Archive(path, tensors, metadata)
+    return Archive(path, join_quantized(tensors), metadata)
 
 
 def shard_names(index: Path) -> list[str]:
@@ -302,68 +292,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected a JSON object and found {name_json(content)}.")
     return content
-
-
-def check_dtypes(tensors: Iterable[TensorInfo]) -> None:
-    """Check that tensors are float32, float16 or bfloat16, and not quantized; raise a `CheckpointError` otherwise."""
-    for info in tensors:
-        if info.dtype not in DTYPES:
-            remedy = "use a file whose VAE is not quantized"
-            if info.dtype == "float64":
-                remedy = "cast it to float32 in the program that wrote it"
-            elif info.dtype.startswith("F8_"):
-                remedy += ", also not by scaled fp8; for LTX-2, the folder vae of Lightricks/LTX-2"
-            raise CheckpointError(
-                f"{info.path}: {excerpt(info.name)} is stored as {info.dtype}, and only float32, float16 and bfloat16 "
-                f"are supported; {remedy}."
-            )
-
-
-def check_unchanged(tensors: Iterable[TensorInfo]) -> None:
-    """Check that files have not changed since their headers were read; raise a `CheckpointError` otherwise."""
-    for path, state in {info.path: info.state for info in tensors if info.state is not None}.items():
-        if not path.exists() or file_state(path) != state:
-            raise CheckpointError(
-                f"{path}: the file changed while it was read; load it again when the program that writes it is done."
-            )
-
-
-def read_tensors(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.array]]:
-    """Yield each key in `tensors` with its tensor, in the stored shape and dtype, which `check_dtypes` has accepted.
-
-    The arrays are lazy, with two exceptions. MLX rejects a file if any tensor in it, requested or not, has a type that
-    MLX does not know; the tensors of such a file are read by offset, when the iterator reaches them. Arrays in memory
-    are evaluated then, too, and must not be lazy arrays of another thread. Callers check again that files are unchanged
-    when all arrays are evaluated.
-    """
-    for path in {info.path: None for info in tensors.values()}:
-        requested = {key: info for key, info in tensors.items() if info.path == path}
-        in_memory = {key: info.array for key, info in requested.items() if info.array is not None}
-        if in_memory:
-            for key, values in in_memory.items():
-                array = to_mlx(values, f"weights {excerpt(key)}", CheckpointError)
-                evaluate("weights", array, error=CheckpointError)
-                yield key, array
-            continue
-        try:
-            arrays = load_safetensors(path)
-        except RuntimeError:
-            check_unchanged(requested.values())
-            yield from _read_by_offset(path, requested)
-        else:
-            check_unchanged(requested.values())
-            last_keys = {info.name: key for key, info in requested.items()}  # tied tensors have several keys
-            for key, info in requested.items():
-                yield key, arrays.pop(info.name) if last_keys[info.name] == key else arrays[info.name]
-
-
-def _read_by_offset(path: Path, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.array]]:
-    for key, info in tensors.items():
-        dtype = info.dtype.replace("bfloat16", "uint16")  # the bits, since numpy has no bfloat16
-        values = np.fromfile(path, dtype, math.prod(info.shape), offset=info.begin)
-        check_unchanged([info])
-        array = mx.array(values.reshape(info.shape))
-        yield key, array.view(mx.bfloat16) if info.dtype == "bfloat16" else array
 
 
 def _open_file(path: Path) -> Archive:
@@ -430,14 +358,38 @@ class StoredNetwork:
 
     @property
     def num_bytes(self) -> int:
-        return sum(DTYPES[dtype].size * count for dtype, count in self.parameters_by_dtype.items())
+        """Stored bytes, with the scales and biases of quantized weights."""
+        return sum(info.num_bytes for info in self.tensors.values())
 
-    def read(self) -> Iterator[tuple[str, mx.array]]:
-        """Yield each tensor with its name, sanitized and lazy.
+    @property
+    def quantized(self) -> list[TensorInfo]:
+        """Weights that are stored in MLX's affine format."""
+        return [info for info in self.tensors.values() if info.parts]
+
+    def with_group_size(self, size: int) -> "StoredNetwork":
+        """Return the network with this group size of its quantized weights, where that is possible."""
+        return replace(self, tensors={name: info.with_group_size(size) for name, info in self.tensors.items()})
+
+    def fit_quantized(self) -> "StoredNetwork":
+        """Return the network with the group sizes for which its quantized weights have the expected shapes.
+
+        A weight that no group size fits is unchanged, and so of an unexpected shape.
+        """
+        tensors = dict(self.tensors)
+        for name, info in self.tensors.items():
+            candidates = [info.with_group_size(size) for size in GROUP_SIZES] if info.parts else []
+            fitting = [
+                part for part in candidates if self._sanitized_shape(name, part.shape) == self.expected.get(name)
+            ]
+            tensors[name] = fitting[0] if fitting else info
+        return replace(self, tensors=tensors)
+
+    def read(self, dtype: mx.Dtype | None = None) -> Iterator[tuple[str, mx.array]]:
+        """Yield each tensor with its name, sanitized and lazy, and quantized weights as `read_tensors` does.
 
         Weights whose layout changes are views, so that one copy lays them out.
         """
-        for name, array in read_tensors(self.tensors):
+        for name, array in read_tensors(self.tensors, dtype):
             sanitized = [self.sanitize(name, array)]
             del array  # a suspended generator must not hold an array that it has yielded
             yield name, sanitized.pop()

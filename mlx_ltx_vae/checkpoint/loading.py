@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from ..backend.device import check_process, give_back_cache
 from ..backend.mlx_utils import DTYPES, count_nonfinite, kept_random_state, to_bool, to_float
-from ..errors import CheckpointError, excerpt
+from ..errors import CheckpointError
 from ..models.base import Network
 from ..models.convolution.conv3d import prepared_modules
 from . import Checkpoint
@@ -22,13 +22,12 @@ NetworkT = TypeVar("NetworkT", bound=Network)
 
 
 class LazyNetwork(Generic[NetworkT]):
-    """Network of a checkpoint in files, whose headers are checked at once, and whose weights are read once by `get`.
+    """Network of a checkpoint in files, whose weights are read once by `get`.
 
     `spec` and `dtype` are the network's. Any thread may call `get`, which raises the errors of `load_network`.
     """
 
     def __init__(self, checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> None:
-        check_headers(checkpoint, name)
         self.spec = checkpoint.spec(name)
         self.dtype = dtype or DTYPES[checkpoint.networks[name].dtype]
         self._arguments = checkpoint.of_network(name), name, dtype
@@ -46,45 +45,23 @@ class LazyNetwork(Generic[NetworkT]):
             return self.loaded
 
 
-def check_headers(checkpoint: Checkpoint, name: str) -> None:
-    """Check that a network has exactly the tensors of its configuration; raise a `CheckpointError` otherwise."""
-    stored = checkpoint.networks[name]
-    expected_names, stored_names = stored.expected.keys(), stored.tensors.keys()
-    missing = sorted(expected_names - stored_names)
-    if names := missing or sorted(stored_names - expected_names):
-        fault = "lacks" if missing else "has the unexpected"
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise CheckpointError(
-            f"{checkpoint.name}: its {name} {fault} tensor {excerpt(names[0])}{more}, so "
-            "the file does not match its configuration; download both again from one release."
-        )
-    for key, shape in stored.shapes.items():
-        if shape != stored.expected[key]:
-            raise CheckpointError(
-                f"{checkpoint.name}: tensor {name}.{key} has the shape {shape}, but the configuration expects "
-                f"{stored.expected[key]}; use the configuration that belongs to the file."
-            )
-
-
 def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> Network | None:
     """Make a network and load its weights, cast to `dtype` unless it is `None`.
 
     Returns `None` if the checkpoint does not have the network. Weights are laid out for the default device; without a
-    `dtype`, they may get a more accurate one of the same size. Raises a `CheckpointError` for a tensor that is missing,
-    unexpected, of another shape, unreadable, not finite, or zero, and for a file that has changed since its header was
-    read.
+    `dtype`, they may get a more accurate one of the same size. Raises a `CheckpointError` for a tensor that is
+    unreadable, not finite, or zero, and for a file that has changed since its header was read.
     """
     stored = checkpoint.networks.get(name)
     if stored is None:
         return None
-    check_headers(checkpoint, name)
     statistics = checkpoint.read_statistics()
     with kept_random_state():
         network = checkpoint.family.make(checkpoint.config, name, statistics)
     assert isinstance(network, nn.Module)
     prepared = prepared_modules(network)
     missing = Counter(path for key in stored.expected for path in _modules_above(key) if path in prepared)
-    for key, weight in _largest_first(stored).read():
+    for key, weight in _largest_first(stored).read(dtype):
         # Evaluated one by one, so that no more than one tensor exists in two dtypes.
         weight = weight if dtype is None else weight.astype(dtype)
         module = prepared.get(_owner(key))

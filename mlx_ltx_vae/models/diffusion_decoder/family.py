@@ -30,11 +30,13 @@ _STEMS = ("det_stages.", "diff_blocks.")
 # Published files have tensors that no decode uses, of a branch that predicts a coarse picture in training.
 _UNUSED = ("coarse_",)
 
-# Original parts of names by the spellings of diffusers, and of an MLX port whose attention has a module `qkv`.
+# Original parts of names by the spellings of diffusers, and of MLX ports, one of whose attentions has a module `qkv`.
 _SPELLINGS = {
     "t_embedder.timestep_embedder.": "t_embedder.",
     "t_embedder.linear_1.": "t_embedder.mlp.0.",
     "t_embedder.linear_2.": "t_embedder.mlp.2.",
+    "t_embedder.linear1.": "t_embedder.mlp.0.",
+    "t_embedder.linear2.": "t_embedder.mlp.2.",
     ".attn.norm_q.": ".attn.q_norm.",
     ".attn.norm_k.": ".attn.k_norm.",
     ".attn.to_out.0.": ".attn.proj.",

@@ -28,10 +28,10 @@ from .config import (
 from .names import PrunedDecoder, has_diffusers_names, is_diffusers_config, read_diffusers_config, read_pruned_decoder
 from .networks import ConvDecoder, ConvEncoder
 
-# Prefixes of a network's names: in original files, in whole models of other programs, in packs of MLX ports (`_conv`
-# and `_av` for the two VAEs of LTX-2.5), in split files, and in files with one network only.
+# Prefixes of a network's names: in original files, in whole models of other programs, in packs of MLX ports (`_conv`,
+# and `_av` or `diffusion_` for the two VAEs of LTX-2.5), in split files, and in files with one network only.
 _ROOTS = ("vae.", "model.vae.", "first_stage_model.")
-_PACKS = ("vae_{network}.", "vae_{network}_conv.", "vae_{network}_av.")
+_PACKS = ("vae_{network}.", "vae_{network}_conv.", "vae_{network}_av.", "vae_diffusion_{network}.")
 _PREFIXES = (*(f"{root}{{network}}." for root in _ROOTS), *_PACKS, "{network}.", "")
 _MEAN_NAMES = ("mean_of_means", "mean", "latents_mean")
 _STD_NAMES = ("std_of_means", "std", "latents_std")
