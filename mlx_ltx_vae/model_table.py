@@ -56,7 +56,7 @@ class PublishedModel:
         return f"{self.size + ', ' if self.size else ''}license {self.license}{gate}"
 
 
-_LTX_2_LICENSE, _LTX_VIDEO_LICENSE = "LTX-2 Community", "LTX Video's own"
+_LTX_2_LICENSE, _LTX_VIDEO_LICENSE = "LTX-2 Community", "LTX-Video"
 _LTX_2_5, _LTX_2_3, _LTX_VIDEO = "Lightricks/LTX-2.5:vae", "Kijai/LTX2.3_comfy:vae", "Lightricks/LTX-Video"
 
 #: The preferred model of a generation comes before others of its kind.
@@ -74,7 +74,7 @@ MODELS = (
     PublishedModel(
         Kind.VIDEO,
         "ltx-2.5-diffusion",
-        "LTX-2.5, diffusion decoder",
+        "LTX-2.5, diffusion",
         f"{_LTX_2_5}/ltx-2.5-video-vae-bf16.safetensors",
         "1.5 GB",
         _LTX_2_LICENSE,
@@ -97,7 +97,7 @@ MODELS = (
     PublishedModel(
         Kind.VIDEO,
         "ltx-video-0.9.5",
-        "LTX-Video 0.9.5 to 0.9.8",
+        "LTX-Video 0.9.5-0.9.8",
         f"{_LTX_VIDEO}:ltx-video-2b-v0.9.5.safetensors",
         "6.3 GB",
         _LTX_VIDEO_LICENSE,
@@ -115,7 +115,7 @@ MODELS = (
     PublishedModel(
         Kind.PREVIEW,
         "taeltx-2.3",
-        "previews of LTX-2.3 and 2.5",
+        "previews",
         f"{_LTX_2_3}/taeltx2_3.safetensors",
         "24 MB",
         "MIT",

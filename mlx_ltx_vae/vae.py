@@ -17,6 +17,7 @@ from .errors import CheckpointError, LatentsError, PlanError, WriterError, warn
 from .frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
 from .latents.keyframes import Keyframes, frame_numbers
 from .latents.metadata import LatentSpace
+from .model_table import Kind, list_names
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder, Medium, Network, Statistics
 from .options import (
     BitDepth,
@@ -625,8 +626,7 @@ class PreviewVAE(VideoVAE):
         vae = super().from_pretrained(source, dtype=dtype, encoder=encoder, decoder=decoder)
         if decoder and vae._decoder.stills() is None:
             name = source.name if isinstance(source, Checkpoint) else source
-            remark = f"is a whole VAE ({vae.config.generation}), whose previews take as long as decodes"
-            warn(f"{name}: {remark}; load a tiny autoencoder (taeltx2_3.safetensors) or a projection.")
+            warn(f"{name}: {describe_whole_vae(vae.config)}.")
         return vae
 
     def push(self, latents: mx.array | np.ndarray) -> mx.array | None:
@@ -659,9 +659,15 @@ class PreviewVAE(VideoVAE):
         if decoder is None:
             raise CheckpointError(
                 f"this decoder ({self.config.generation}) makes no stills; load a tiny autoencoder: "
-                "taeltx2_3.safetensors."
+                f"{list_names([Kind.PREVIEW])}."
             )
         return cast(Any, VideoVAE(self.config, None, decoder).decode(latents, **options))
+
+
+def describe_whole_vae(config: Config) -> str:
+    """Describe a VAE that is no preview decoder, for a warning."""
+    remark = f"is a whole VAE ({config.generation}), whose previews take as long as decodes"
+    return f"{remark}; use a tiny autoencoder ({list_names([Kind.PREVIEW])}) or a projection"
 
 
 def load_encoder(

@@ -1,5 +1,6 @@
-"""Write the tables of options in docs/options.md from the parsers of the commands: python scripts/option_tables.py
+"""Write the tables of options in docs/options.md and of models in README.md: python scripts/option_tables.py
 
+They are made from the parsers of the commands, and from `model_table`.
 The tables of a command lie between `<!-- options: decode -->` and `<!-- end -->`, one for each group of options.
 Options that are the same as in `decode` are only named.
 """
@@ -9,9 +10,12 @@ import re
 from pathlib import Path
 
 from mlx_ltx_vae.commands.parsers import PARSERS
+from mlx_ltx_vae.model_table import MODELS, Kind, models_of
 
+README = Path(__file__).parents[1] / "README.md"
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 _TABLES = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_MODELS = re.compile(r"^\| model \| `-m` \|.*(?:\n\|.*)*", re.MULTILINE)
 _EVERYWHERE = ("help", "version", argparse.SUPPRESS)  # destinations
 _HEAD = "| option | value | default | what it does |\n|---|---|---|---|\n"
 
@@ -59,10 +63,29 @@ def tables(command: str) -> str:
     return "\n\n".join(parts)
 
 
+def models() -> str:
+    """Return the Markdown table of models: video VAEs with the audio VAE of the same name, and previews."""
+    head = "| model | `-m` | `--audio-model` | size, license |\n|---|---|---|---|\n"
+    rows = []
+    sounds = models_of(Kind.SOUND)
+    for model in MODELS:
+        if model.kind is not Kind.SOUND:
+            sound = f"`{model.name}`" if model.name in sounds else ""
+            terms = f"{model.size}, {model.license}{', gated' if model.is_gated else ''}"
+            rows.append((f"[{model.title}]({model.page})", f"`{model.name}`", sound, terms))
+    return head + "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def with_models(text: str) -> str:
+    """Return the README with its table of models made anew."""
+    return _MODELS.sub(lambda _: models(), text)
+
+
 def with_tables(text: str) -> str:
     """Return a page with its tables made anew."""
     return _TABLES.sub(lambda match: f"{match[1]}\n{tables(match[2])}\n\n{match[3]}", text)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page, make in ((PAGE, with_tables), (README, with_models)):
+        page.write_text(make(page.read_text(encoding="utf-8")), encoding="utf-8")

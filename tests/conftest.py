@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import re
 import resource
-import shutil
 import signal
 import sys
 import tempfile
@@ -236,7 +235,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """`hub_cache("ltx-2.3", file)`: a copy of the file is that model's in the cache of the hub. There is no network.
+    """`hub_cache("ltx-2.3", file)`: a link to the file is that model's in the cache of the hub. There is no network.
 
     `is_sound` means the audio VAE with this name. A repository without a named file gets a dict of files by name.
     Commands in other processes have the same cache.
@@ -257,7 +256,7 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         snapshot = repository / "snapshots" / ("0" * 40)
         for inner, source in files.items():
             (snapshot / inner).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, snapshot / inner)
+            (snapshot / inner).symlink_to(source)
         (repository / "refs").mkdir(exist_ok=True)
         (repository / "refs" / "main").write_text("0" * 40)
         return snapshot

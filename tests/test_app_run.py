@@ -20,6 +20,7 @@ from app_packages import MODULES, network_arrays, write_apps
 from conftest import quick
 from mlx_ltx_vae import Keyframes, LTXVAEError, VideoVAE, integrations
 from mlx_ltx_vae.__main__ import main
+from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.integrations.apps import APPS
 from mlx_ltx_vae.models.noise import KeyedNoise
 from tolerances import tolerance
@@ -242,7 +243,9 @@ def test_latents_are_saved_by_date_and_number_with_rate_sound_and_keyframes(apps
     with (folder / kept.name.replace("001", "002")).open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     stated = {"fps": "25", "num_frames": "9", "height": "64", "width": "64", "normalized": "true"}
+    stated["vae_fingerprint"] = open_checkpoint(golden("ltx2_3").checkpoint).latent_space.fingerprint
     assert stated.items() <= header["__metadata__"].items()
+    assert "generation" not in header["__metadata__"]  # LTX-2.5's decoder has the same layers
     saved = load_file(folder / kept.name.replace("001", "002"))
     assert np.array_equal(saved["latents"], LATENTS)
     assert np.array_equal(saved["audio_latents"], np.ones((1, 8, 4, 16), np.float32))

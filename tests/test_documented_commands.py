@@ -26,6 +26,7 @@ from benchmarks.__main__ import build_parser as benchmarks_parser
 from mlx_ltx_vae import convert, decode, demo, encode, info, load_latents, preview, save_latents
 from mlx_ltx_vae.commands.parsers import PARSERS as ALL_PARSERS
 from mlx_ltx_vae.commands.parsers import bench_parser, run_parser
+from mlx_ltx_vae.latents.metadata import LatentSpace
 from video_files import noise, run_ffmpeg, write
 
 ROOT = Path(__file__).parents[1]
@@ -125,8 +126,8 @@ def write_files(folder):
     )
     for name in ("VAE", "A", "B", *models):
         Path(name).symlink_to(demo.VAE)
+    save_latents("stated.safetensors", latents, fps=24, space=LatentSpace("LTX-2.3"))
     Path("latent_rgb.safetensors").symlink_to(demo.LATENT_RGB)
-    Path("taeltx2_3.safetensors").symlink_to(ROOT / "examples" / "demo_preview.safetensors")
     Path("shot").mkdir()
     run_ffmpeg("-f", "lavfi", "-i", "testsrc=size=64x64", "-frames:v", 9, "shot/%d.exr")
     run_ffmpeg("-f", "lavfi", "-i", "testsrc=size=64x64", "-frames:v", 1, "photo.png")
@@ -138,8 +139,11 @@ def write_files(folder):
 
 
 @pytest.fixture
-def folder(files, tmp_path, monkeypatch):
-    """The working folder, with such files of its own."""
+def folder(files, tmp_path, monkeypatch, hub_cache):
+    """The working folder, with such files of its own, and a cache of the hub with two models."""
+    hub_cache("ltx-2.3", demo.VAE)
+    hub_cache("taeltx-2.3", ROOT / "examples" / "demo_preview.safetensors")
+    monkeypatch.delenv("MLX_LTX_VAE_MODEL", raising=False)
     monkeypatch.chdir(shutil.copytree(files, tmp_path, symlinks=True, dirs_exist_ok=True))
     return tmp_path
 

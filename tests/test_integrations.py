@@ -16,6 +16,7 @@ from audio_cases import random_latents
 from mlx_ltx_vae import AudioVAE, VideoReader, VideoVAE, load_latents, save_latents
 from mlx_ltx_vae import decode as decode_command
 from mlx_ltx_vae.errors import TilingError
+from mlx_ltx_vae.latents import open_latents
 from mlx_ltx_vae.tiling import decode_with_tiling, preset
 from test_video_sound import heard
 
@@ -165,7 +166,9 @@ def test_latents_of_diffusers_decode_from_a_file(checkpoint, vae, latents, tmp_p
         "unnormalized": unnormalized(vae, latents),
     }
     output, pipe = SimpleNamespace(frames=Tensor(kinds[kind])), type(pipeline, (), {})()
-    command = section("diffusers")["save_for_decode"](pipe, output, str(tmp_path / "clip.npz"), 9, 64, 96, 25)
+    sizes = (9, 64, 96, 25, "LTX-2.3")
+    command = section("diffusers")["save_for_decode"](pipe, output, str(tmp_path / "clip.npz"), *sizes)
+    assert open_latents(tmp_path / "clip.npz", grid=(2, 2, 3)).info.space == ("LTX-2.3", None)
     words = shlex.split(command.replace("-m VAE", f"-m {checkpoint}").replace("clip.mp4", str(tmp_path / "out.npy")))
     assert words[:3] == ["python", "-m", "mlx_ltx_vae.decode"]
     assert decode_command.main([*words[3:], "-q"]) == 0

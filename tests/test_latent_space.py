@@ -151,7 +151,7 @@ def test_latents_choose_their_model_from_the_cache(golden, hub_cache, latents_of
     latents_of("a.safetensors", LatentSpace("LTX-2.3"))
     assert decode.main(["a.safetensors", "-o", "a.npy"]) == 0
     out, err = capsys.readouterr()
-    assert err == "-m ltx-2.3, which a.safetensors was made with\n"
+    assert err == "-m ltx-2.3, for the latents of a.safetensors\n"
     assert "LTX23_video_vae_bf16.safetensors (LTX-2.3, convolutional decoder)" in out
     assert decode.main(["a.safetensors", "-o", "b.npy", "-m", str(golden("ltx2_3").checkpoint), "-q"]) == 0
     assert np.array_equal(np.load("a.npy"), np.load("b.npy"))
@@ -164,7 +164,7 @@ def test_a_fingerprint_alone_chooses_the_model(golden, hub_cache, latents_of, ca
     fingerprint = open_checkpoint(golden("ltx2_3").checkpoint).latent_space.fingerprint
     latents_of("a.safetensors", LatentSpace(None, fingerprint))
     assert decode.main(["a.safetensors", "-o", "a.npy"]) == 0
-    assert capsys.readouterr().err == "-m ltx-2.3, which a.safetensors was made with\n"
+    assert capsys.readouterr().err == "-m ltx-2.3, for the latents of a.safetensors\n"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_fingerprint_alone_chooses_the_model(golden, hub_cache, latents_of, ca
         (LatentSpace(None, "0" * 16), "-m VAE is missing, the checkpoint to decode with"),
         (
             LatentSpace("LTX-2.5"),
-            "-m VAE is missing, and a.safetensors is of LTX-2.5: give -m ltx-2.5 (1.5 GB, license LTX-2 Com",
+            "-m is missing, and a.safetensors is of LTX-2.5: give -m ltx-2.5 (1.5 GB, license LTX-2 Com",
         ),
     ],
 )
@@ -199,3 +199,15 @@ def test_latents_of_two_models_are_not_decoded_by_one(golden, hub_cache, latents
     Path("clips/b.safetensors").unlink()
     assert decode.main(["clips", "-o", "{name}.npy"]) == 0
     assert Path("a.npy").exists()
+
+
+def test_latents_choose_their_preview_and_their_audio_model(golden, audio_case, hub_cache, latents_of, capsys):
+    hub_cache("taeltx-2.3", golden("taehv_ltx2").checkpoint)
+    hub_cache("ltx-2.3", audio_case("ltx2_3").checkpoint, is_sound=True)
+    video, audio = (mx.random.normal(shape, key=mx.random.key(0)) for shape in ((1, 128, 2, 2, 2), (1, 8, 9, 16)))
+    save_latents("a.safetensors", video, audio=audio, fps=24, space=LatentSpace("LTX-2.3"))
+    assert preview.main(["a.safetensors", "-o", "a.npy"]) == 0
+    assert capsys.readouterr().err == "-m taeltx-2.3, for the latents of a.safetensors\n"
+    assert decode.main(["a.safetensors", "-o", "a.wav"]) == 0
+    assert capsys.readouterr().err == "--audio-model ltx-2.3, for the latents of a.safetensors\n"
+    assert Path("a.wav").stat().st_size > 1000

@@ -3,10 +3,11 @@
 import shutil
 from types import SimpleNamespace
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_ltx_vae import AudioVAE, PreviewVAE, VideoVAE, VideoWriter, decode, encode
+from mlx_ltx_vae import AudioVAE, PreviewVAE, VideoVAE, VideoWriter, decode, encode, preview, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.locate import is_on_hub, parse_reference
 from mlx_ltx_vae.errors import CheckpointError, telling_notes
@@ -140,6 +141,17 @@ def test_latents_belong_to_models():
     assert latents_of("PrunaVAED") == ("LTX-2.3",) and latents_of("LTX-2") == ("LTX-2",)
     assert latents_of("LTX-2.3") == () and latents_of("LTX-2.3", (2, 5)) == ("LTX-2.5",)  # two releases, equal layers
     assert latents_of("custom") == ()
+
+
+def test_a_preview_by_a_whole_vae_names_a_smaller_model(golden, tmp_path, capsys):
+    vae, path = golden("small_ltx2_3").checkpoint, tmp_path / "a.safetensors"
+    channels = open_checkpoint(vae).config.latent_channels
+    save_latents(path, mx.random.normal((1, channels, 2, 2, 2), key=mx.random.key(0)))
+    assert preview.main([str(path), "-m", str(vae), "-o", str(tmp_path / "a.npy")]) == 0
+    remark = (
+        f"{vae.name}: is a whole VAE (custom), whose previews take as long as decodes; use a tiny autoencoder (taeltx"
+    )
+    assert capsys.readouterr().err.startswith(f"warning: {remark}-2.3) or a projection.")
 
 
 # --- MLX_LTX_VAE_MODEL ------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import option_tables
 import pytest
 
 from benchmarks.plan_table import plan_table
-from mlx_ltx_vae.checkpoint.locate import parse_reference
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -71,14 +70,12 @@ def test_a_row_has_the_value_and_the_default_of_its_option() -> None:
     assert rows["`--crf`"] == ("N", "h264 18, hevc 20, vp9 24, av1 24")
 
 
-def test_the_models_of_the_readme_are_files_or_ids_that_can_be_pasted() -> None:
-    rows = re.findall(
-        r"^\| \[([^]]+)\]\((https://[^)]+)\) \| `([^`]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE
-    )
+def test_the_table_of_models_is_made_from_their_names() -> None:
+    text = option_tables.README.read_text(encoding="utf-8")
+    assert option_tables.with_models(text) == text, "run python scripts/option_tables.py"
+    rows = [cells_of(line) for line in text.splitlines() if line.startswith("| [")]
+    assert ["[LTX-2](https://huggingface.co/Lightricks/LTX-2)", "`ltx-2`", "`ltx-2`"] in [row[:3] for row in rows]
     assert len(rows) >= 6
-    for _, address, name in rows:
-        repository, inner = parse_reference(name) or ("", name)
-        assert repository in address and (not inner or inner.endswith(".safetensors"))
 
 
 def test_the_tables_of_planned_peaks_are_what_is_planned() -> None:

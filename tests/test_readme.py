@@ -47,9 +47,9 @@ def assert_all_orders_agree(vae, latents):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The working folder, with the files that the examples name."""
-    shutil.copy(demo.VAE, tmp_path / "ltx-2.5-video-vae-conv-bf16.safetensors")
+def folder(tmp_path, monkeypatch, hub_cache):
+    """The working folder, with the files that the examples name, and the model in the cache of the hub."""
+    hub_cache("ltx-2.3", demo.VAE)
     latents, info = load_latents(demo.LATENTS)
     save_latents(tmp_path / "clip.safetensors", latents[:, :, :2, :3, :4], fps=info.fps)
     with wave.open(str(tmp_path / "voice.wav"), "wb") as sound:

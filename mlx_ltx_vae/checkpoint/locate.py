@@ -43,6 +43,7 @@ _ADDRESS = re.compile(
     r"(?:/(?:blob|resolve|tree)/[^/]+(?=[/?#]|$))?(?:/([^?#]+?))?/?(?:[?#].*)?"
 )
 _FILE_ENDINGS = (".safetensors", ".json", ".ckpt", ".pt", ".pth", ".bin", ".pkl", ".gguf", ".npy", ".npz", ".latent")
+_LONGEST_NAME = 40  # characters of a mistyped short name
 _LISTING_TIMEOUT = 20.0  # seconds
 
 
@@ -82,7 +83,7 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
                 hint = f" (did you mean {':'.join(filter(None, address.groups()))}?)"
             reason = explain_missing(path, "file or folder").rstrip(".")
             remedy = "check the path"
-            if not hint and path.parts == (str(source),):  # a single word
+            if not hint and path.parts == (str(source),) and len(str(source)) <= _LONGEST_NAME:  # perhaps a name
                 kinds = (Kind.SOUND,) if medium is SOUND else (Kind.VIDEO, Kind.PREVIEW)
                 names = list_names(kinds)
                 hint, remedy = suggest(str(source), names.split(", ")), f"check the path, or give one of {names}"
@@ -281,8 +282,8 @@ def _list_files(repo: str, model: PublishedModel | None) -> _Listing:
             if model is None:
                 remedy = "check the name, log in with `hf auth login` if it is gated, or give a local file"
                 raise CheckpointError(f"{repo}: there is no such path, and {problem}; {remedy}.") from error
-            remedy = _login(model.repository) if model.is_gated else "check the network"
-            raise CheckpointError(f"{model.name}: {problem}; {remedy}, or give a local file.") from error
+            gate = f" (it is gated: {_login(repo)})" if model.is_gated else ""
+            raise CheckpointError(f"{model.name}: {problem}; check the network{gate}, or give a file.") from error
     sizes = {sibling.rfilename: getattr(sibling, "size", None) for sibling in info.siblings or ()}
     card = getattr(info, "card_data", None)
     license_name = None if model is None else model.license

@@ -35,6 +35,7 @@ from ..planning.planner import plan_decode
 from ..shapes import format_size
 from ..tiling import TilingConfig
 from ..units import DEFAULT_FPS, format_count, format_seconds
+from ..vae import describe_whole_vae
 from ..video import check_output_options, is_sound, output_files, takes_sound
 from ..video.audio import check_sound_length
 from .cli import CommandParser
@@ -78,7 +79,8 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         missing = None if arguments.audio_model else missing
     elif not arguments.demo:
         choose_by_environment(arguments)
-    complete_inputs(parser, arguments, demo.VAE, missing, chooses_model=not is_sound(arguments.output or ""))
+    kind = Kind.SOUND if is_sound(arguments.output or "") else Kind.VIDEO
+    complete_inputs(parser, arguments, demo.VAE, missing, kind=kind)
     with parser.wrong_usage():
         frames = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
         metadata = dict(arguments.metadata)
@@ -103,12 +105,12 @@ def complete_inputs(
     model: Path,
     missing: str | None,
     *,
-    chooses_model: bool = False,
+    kind: Kind = Kind.VIDEO,
 ) -> None:
     """Replace --demo by the latents and the checkpoint of the package, and refuse arguments without either.
 
-    `missing` is the error of a missing checkpoint. `None` means that none is needed. `chooses_model`: a missing
-    checkpoint is the one that the latents state.
+    A missing checkpoint is a model of this kind for the latents, if they state their VAE. `missing` is the error
+    without one. `None` means that none is needed.
     """
     if arguments.list:
         arguments.latents = [*arguments.latents, f"@{arguments.list}"]
@@ -124,8 +126,8 @@ def complete_inputs(
         parser.error("LATENTS is missing (or --demo)")
     sources = mark_folders(arguments.latents, of_videos=False)
     if missing and not arguments.model:
-        problem = choose_by_latents(arguments, sources) if chooses_model else None
-        if not arguments.model:
+        problem = choose_by_latents(arguments, sources, kind)
+        if not (arguments.model or (kind is Kind.SOUND and arguments.audio_model)):
             parser.error(problem or missing)
     if not arguments.join:
         arguments.latents = sources
@@ -136,7 +138,8 @@ class DecodeSettings:
     """Options of all decodes of a command.
 
     `preset` names tiles that may depend on the video's size, and `keyframes` a file. `None` means the tiles of the
-    `plan`, and the keyframes in the latent file. With `are_stills` one picture of each latent frame is enough.
+    `plan`, and the keyframes in the latent file. With `are_stills` one picture of each latent frame is enough. `kind`
+    is the kind of model that is expected.
     """
 
     plan: PlanOptions = PLAN_DEFAULTS
@@ -144,6 +147,7 @@ class DecodeSettings:
     options: DecodeOptions = DECODE_DEFAULTS
     keyframes: str | None = None
     are_stills: bool = False
+    kind: Kind = Kind.VIDEO
 
 
 def run_decode(
@@ -273,6 +277,8 @@ class DecodeJob(Job):
         if self.is_sound and self.sound:
             return self.sound.open()
         checkpoint = open_checkpoint(self.arguments.model, encoder=False)
+        if self.decode.kind is Kind.PREVIEW and checkpoint.statistics is not None:
+            warn(f"{checkpoint.name}: {describe_whole_vae(checkpoint.config)}.")
         return checkpoint.for_stills() if self.decode.are_stills else checkpoint
 
     def make_task(self, item: Item) -> Task:
@@ -322,14 +328,9 @@ class DecodeJob(Job):
         if source in self._checked or (problem := self.checkpoint.describe_mismatch(space)) is None:
             return
         self._checked.add(source)
-        names = [model.name for model in models_for(space.generation, self.kind)]
+        names = [model.name for model in models_for(space.generation, self.decode.kind)]
         remedy = f"decode them with -m {names[0]}" if names else "decode them with the VAE that they were made for"
         warn(f"{source}: its latents are {problem}, so the frames will be wrong; {remedy}.")
-
-    @property
-    def kind(self) -> Kind:
-        """Kind of the models that its checkpoints are."""
-        return Kind.PREVIEW if self.checkpoint.statistics is None else Kind.VIDEO
 
     def make_plan(self, shape: Sequence[int], options: PlanOptions) -> DecodePlan:
         """Return the plan of a video. Files of one shape share it."""

@@ -29,11 +29,12 @@ def choose_by_environment(arguments: argparse.Namespace) -> None:
         note_printer(arguments)(f"-m {model}, of the environment variable {MODEL_VARIABLE}")
 
 
-def choose_by_latents(arguments: argparse.Namespace, sources: Sequence[str]) -> str | None:
-    """Use the cached model of the latents, in files, lists and folders, as the missing -m, and say so.
+def choose_by_latents(arguments: argparse.Namespace, sources: Sequence[str], kind: Kind) -> str | None:
+    """Use a cached model for the latents, in files, lists and folders, as the missing -m or --audio-model, and say so.
 
-    Returns an error if the latents state their VAE and it is not in the cache, or if they state several.
+    Returns an error if the latents state their VAE and no model is in the cache, or if they state several.
     """
+    destination, flag = ("audio_model", "--audio-model") if kind is Kind.SOUND else ("model", "-m")
     spaces: dict[LatentSpace, str] = {}
     with suppress(ItemsError):  # of a list that cannot be read, which is an error later
         for source in _regular_files(sources):
@@ -46,18 +47,18 @@ def choose_by_latents(arguments: argparse.Namespace, sources: Sequence[str]) -> 
     sources_by_name = {space.generation or f"fingerprint {space.fingerprint}": name for space, name in spaces.items()}
     if len(sources_by_name) > 1:
         (first, source), (second, other_source), *_ = sources_by_name.items()
-        return f"-m VAE is missing, and {source} is of {first}, {other_source} of {second}; decode them apart"
+        return f"{flag} is missing, and {source} is of {first}, {other_source} of {second}; decode them apart"
     space, source = next(iter(spaces.items()))
-    model = _find_cached(space)
+    model = _find_cached(space, kind)
     if model is not None:
-        arguments.model = model.name
-        note_printer(arguments)(f"-m {model.name}, which {source} was made with")
+        setattr(arguments, destination, model.name)
+        note_printer(arguments)(f"{flag} {model.name}, for the latents of {source}")
         return None
-    choices = models_for(space.generation, Kind.VIDEO)
+    choices = models_for(space.generation, kind)
     if not choices:
         return None
-    choice = f"give -m {choices[0].name} ({choices[0].terms}), which is downloaded"
-    return f"-m VAE is missing, and {source} is of {space.generation}: {choice}, or a file, folder or hub id"
+    choice = f"give {flag} {choices[0].name} ({choices[0].terms}), which is downloaded"
+    return f"{flag} is missing, and {source} is of {space.generation}: {choice}, or a file, folder or hub id"
 
 
 def _regular_files(sources: Sequence[str]) -> Iterator[str]:
@@ -68,14 +69,16 @@ def _regular_files(sources: Sequence[str]) -> Iterator[str]:
             yield item.source
 
 
-def _find_cached(space: LatentSpace) -> PublishedModel | None:
-    """Return the video VAE in the cache for these latents: the preferred one of their generation, or by fingerprint."""
-    candidates = models_for(space.generation, Kind.VIDEO) or list(models_of(Kind.VIDEO).values())
-    cached = [model for model in candidates if is_cached(model)]
-    if space.generation is not None:
-        return next(iter(cached), None)
-    for model in cached:
+def _find_cached(space: LatentSpace, kind: Kind) -> PublishedModel | None:
+    """Return the model in the cache for these latents: the preferred one of their generation.
+
+    Without a generation, it is a model for the latents of a video VAE in the cache that has the fingerprint.
+    """
+    generation = space.generation
+    for model in models_of(Kind.VIDEO).values() if generation is None else ():
         with suppress(CheckpointError):
-            if open_checkpoint(model.name, encoder=False).latent_space.fingerprint == space.fingerprint:
-                return model
-    return None
+            checkpoint = open_checkpoint(model.name, encoder=False) if is_cached(model) else None
+            if checkpoint is not None and checkpoint.latent_space.fingerprint == space.fingerprint:
+                generation = model.latents[0]
+                break
+    return next(filter(is_cached, models_for(generation, kind)), None)

@@ -160,7 +160,8 @@ def add_input_options(
         the output"""
     parser.add_argument("--no-workflow", dest="workflow", action="store_false", help=workflow)
     parser.add_argument("--list", metavar="FILE", help="a file that names latent files, one per line, as @FILE does")
-    default = "" if kind is Kind.PREVIEW else f" (default: {MODEL_VARIABLE}, or the model that the latents state)"
+    variable = "" if kind is Kind.PREVIEW else f"{MODEL_VARIABLE}, or "
+    default = f" (default: {variable}a cached model of the VAE that the latents state)"
     add_network_options(parser, demo=demo, kind=kind, metavar=model, default=default)
     film = parser.add_argument_group("a film of overlapping windows")
     join = """decode the latent files, or the files of a folder by their numbers, to one video: each alone, and

@@ -17,12 +17,12 @@ _CHOICES = (
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    complete_inputs(parser, arguments, demo.LATENT_RGB, _CHOICES)
+    complete_inputs(parser, arguments, demo.LATENT_RGB, _CHOICES, kind=Kind.PREVIEW)
     sheet = is_sheet(arguments.output or "")
     return run_decode(
         parser,
         arguments,
         OutputOptions(contact_sheet=sheet),
-        DecodeSettings(PlanOptions(memory_budget=arguments.memory_budget), are_stills=sheet),
+        DecodeSettings(PlanOptions(memory_budget=arguments.memory_budget), are_stills=sheet, kind=Kind.PREVIEW),
         "preview.mp4" if arguments.demo else "{name}-preview.mp4",
     )
