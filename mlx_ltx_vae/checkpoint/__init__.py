@@ -52,6 +52,9 @@ Arrays = Mapping[str, mx.array | np.ndarray]
 #: Dict, as in a metadata entry `config` or a config.json, or the parsed configuration. `None` means to infer it.
 GivenConfig = Mapping[str, Any] | Config | None
 
+#: The metadata entry in which files state the version of their model, such as "2.3.0".
+VERSION_KEY = "model_version"
+
 _NAMED_TENSORS = 3
 _VERSION = re.compile(r"(\d{1,3})\.(\d{1,3})")
 _NAMED_VERSION = re.compile(r"ltx[-_ ]?v?(\d{1,3})\.(\d{1,3})", re.IGNORECASE)
@@ -117,7 +120,7 @@ class Checkpoint:
     @property
     def version(self) -> tuple[int, int] | None:
         """LTX version that the files or their names state, such as (2, 5), or else one with the same layers."""
-        model_versions = [archive.metadata.get("model_version", "") for archive in self.archives]
+        model_versions = [archive.metadata.get(VERSION_KEY, "") for archive in self.archives]
         names = [part for archive in self.archives for part in reversed(archive.path.absolute().parts[-2:])]
         matches = [*map(_VERSION.match, model_versions), *map(_NAMED_VERSION.search, names)]
         match = next(filter(None, [*matches, _VERSION.search(self.config.generation)]), None)
@@ -276,9 +279,12 @@ def _open(
     paths = [path for archive in archives for path in (archive.path, *(info.path for info in archive.tensors.values()))]
     files = list(dict.fromkeys([*paths, *filter(os.path.exists, config_files)]))
     is_inferred = source_config is None
-    return Checkpoint(
+    checkpoint = Checkpoint(
         name, class_name, is_inferred, family, config, raw_config, archives, networks, statistics, medium, files
     )
+    version = None if checkpoint.is_in_memory else checkpoint.version
+    generation = version and family.same_layers.get((config.generation, version))
+    return replace(checkpoint, config=replace(config, generation=generation)) if generation else checkpoint
 
 
 def _configure(
