@@ -42,6 +42,7 @@ from .keyframes import load_keyframes as load_keyframes
 from .metadata import AUDIO_LENGTHS, AUDIO_NAMES, find_layout, find_video_sizes, is_audio_name, parse_metadata
 from .writer import LatentsWriter as LatentsWriter
 from .writer import check_latents_name as check_latents_name
+from .writer import is_for_comfyui as is_for_comfyui
 from .writer import save_latents as save_latents
 
 KNOWN_NAMES = (
