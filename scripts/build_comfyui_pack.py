@@ -28,8 +28,8 @@ On a Mac with Apple Silicon, in one of these ways:
       python -m pip install -r {name}/requirements.txt
 
 Then restart ComfyUI. If the package is missing, ComfyUI's log has the line that installs it. On Linux also install a
-backend of MLX: `python -m pip install "mlx[cpu]"` or `"mlx[cuda13]"`. Tested with ComfyUI 0.33.0 on Linux's CPU backend,
-not on a Mac yet.
+backend of MLX: `python -m pip install "mlx[cpu]"` or `"mlx[cuda13]"`. Tested with ComfyUI 0.33.0 on Linux's CPU
+backend, not on a Mac yet.
 
 The nodes are in the menu *Add Node* under *model*, *latent*, *ltxv*; a double click on the canvas and a name find them,
 too.
