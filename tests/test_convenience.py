@@ -9,6 +9,7 @@ import imageio_ffmpeg
 import mlx.core as mx
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import mlx_ltx_vae
 from mlx_ltx_vae import (
@@ -183,6 +184,17 @@ def test_latents_go_to_the_working_folder_where_the_output_has_none(tmp_path, mo
     path = tmp_path / "a.latents.safetensors"
     assert rescue_latents(LATENTS[0], "missing/a.mp4", None).startswith(f"its latents are in {path} (")
     assert mx.array_equal(load_latents(path)[0], LATENTS)
+
+
+def test_latents_are_rescued_with_their_keyframes_or_without_those_that_do_not_fit(tmp_path):
+    keyframes = Keyframes(LATENTS[:, :, :2], [0, 16])
+    text = rescue_latents(LATENTS, tmp_path / "a.mp4", None, keyframes)
+    tensors = load_file(tmp_path / "a.latents.safetensors")
+    assert text.startswith("its latents are in ") and tensors["keyframe_frame_indices"].tolist() == [0, 16]
+    assert np.array_equal(tensors["keyframe_latents"], LATENTS[:, :, :2])
+    text = rescue_latents(LATENTS, tmp_path / "b.mp4", None, Keyframes(LATENTS[..., :2], [0, 8, 16]))
+    assert text.startswith("its latents, without the keyframes, are in ")
+    assert load_file(tmp_path / "b.latents.safetensors").keys() == {"latents"}
 
 
 def test_latents_that_arrive_may_be_longer_than_their_plan(vae, tmp_path):

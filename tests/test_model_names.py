@@ -165,7 +165,7 @@ def test_the_environment_names_the_model_of_decode_and_encode(golden, hub_cache,
     monkeypatch.setenv("MLX_LTX_VAE_MODEL", "ltx-2.3")
     assert encode.main(["clip.mp4", "-o", "clip.safetensors"]) == 0
     out, err = capsys.readouterr()
-    assert err.splitlines()[0] == "-m ltx-2.3, of the environment variable MLX_LTX_VAE_MODEL"
+    assert err.splitlines()[0] == "-m ltx-2.3, from MLX_LTX_VAE_MODEL"
     assert "LTX23_video_vae_bf16.safetensors (custom" in out
     assert decode.main(["clip.safetensors", "-o", "a.npy", "-q"]) == 0
     assert capsys.readouterr() == ("", "")

@@ -83,7 +83,8 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
                 hint = f" (did you mean {':'.join(filter(None, address.groups()))}?)"
             reason = explain_missing(path, "file or folder").rstrip(".")
             remedy = "check the path"
-            if not hint and path.parts == (str(source),) and len(str(source)) <= _LONGEST_NAME:  # perhaps a name
+            is_word = path.parts == (str(source),) and len(str(source)) <= _LONGEST_NAME
+            if not hint and is_word and not path.suffix[1:2].isalpha():  # perhaps a name
                 kinds = (Kind.SOUND,) if medium is SOUND else (Kind.VIDEO, Kind.PREVIEW)
                 names = list_names(kinds)
                 hint, remedy = suggest(str(source), names.split(", ")), f"check the path, or give one of {names}"

@@ -26,7 +26,7 @@ def choose_by_environment(arguments: argparse.Namespace) -> None:
     model = os.environ.get(MODEL_VARIABLE)
     if model and not arguments.model:
         arguments.model = str(expand_path(model, ItemsError))
-        note_printer(arguments)(f"-m {model}, of the environment variable {MODEL_VARIABLE}")
+        note_printer(arguments)(f"-m {model}, from {MODEL_VARIABLE}")
 
 
 def choose_by_latents(arguments: argparse.Namespace, sources: Sequence[str], kind: Kind) -> str | None:

@@ -328,7 +328,7 @@ def _save(latents: mx.array, vae: VideoVAE | None, call_options: _CallOptions) -
     if (folder := current().folder) is not None and latents.ndim == _AXES:
         fps = call_options.frame_rate or output.get()[1]
         scale, space = (DEFAULT_SCALE, NO_SPACE) if vae is None else (vae.config.scale, vae.latent_space)
-        folder.save(latents, scale, fps, _keyframes(call_options.keyframes), space)
+        folder.save(latents, scale, fps, to_keyframes(call_options.keyframes), space)
 
 
 def _decode_options(
@@ -339,7 +339,7 @@ def _decode_options(
     The apps pass a timestep and a seed to any VAE.
     """
     assert vae.decoder is not None
-    spec, options = vae.decoder.spec, DecodeKeywords(keyframes=_keyframes(call_options.keyframes))
+    spec, options = vae.decoder.spec, DecodeKeywords(keyframes=to_keyframes(call_options.keyframes))
     if spec.has_timestep:
         if timestep is None:
             timestep = getattr(decoder, "decode_timestep", None)
@@ -361,7 +361,7 @@ def _decode_options(
     return options
 
 
-def _keyframes(keyframes: Any) -> Keyframes | None:
+def to_keyframes(keyframes: Any) -> Keyframes | None:
     """Convert an app's keyframes: `latents` (B, C, P, H', W') and `pixel_frame_indices`, from the first frame on."""
     if keyframes is None or isinstance(keyframes, Keyframes):
         return keyframes

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import mlx.core as mx
@@ -10,7 +10,7 @@ import mlx.core as mx
 from ..errors import describe_error, telling_warnings
 from ..latents.writer import rescue_latents
 from .apps import Entry
-from .dropins import DROPINS
+from .dropins import DROPINS, to_keyframes
 from .networks import give_back_weights
 from .settings import counts, current, is_rescued, output, say
 
@@ -131,8 +131,12 @@ class _Call:
         if folder is not None and (path := folder.path_of(latents)):
             return f"its latents are in {path}"
         output_path, fps = output.get()
-        values = self._values
-        return rescue_latents(latents, values.get("output_path", output_path), values.get("frame_rate", fps))
+        values, keyframes = self._values, None
+        with suppress(Exception):  # of keyframes whose kind is not known, which may be why the decode failed
+            keyframes = to_keyframes(values.get("keyframes"))
+        path, rate = values.get("output_path", output_path), values.get("frame_rate", fps)
+        left_out = "" if (keyframes is None) is (values.get("keyframes") is None) else ", without the keyframes"
+        return rescue_latents(latents, path, rate, keyframes) + left_out
 
 
 @contextmanager

@@ -33,6 +33,7 @@ _TENSORS = {".safetensors": "latents", ".latent": "latent_tensor"}  # by the end
 # Without this empty tensor, LoadLatent rescales the values.
 _COMFYUI_MARK = "latent_format_version_0"
 _BLOCK_BYTES = 2**25
+_DECODE_COMMAND = "mlx_ltx_vae decode {} -m VAE -o clip.mp4"
 
 
 #: No sizes of a video, as a default argument.
@@ -190,11 +191,13 @@ def save_latents(
         writer.complete(fps=fps, sizes=sizes, audio=audio, keyframes=keyframes, space=space)
 
 
-def rescue_latents(latents: mx.array, output: str | os.PathLike | None, fps: Rate | None) -> str:
+def rescue_latents(
+    latents: mx.array, output: str | os.PathLike | None, fps: Rate | None, keyframes: Keyframes | None = None
+) -> str:
     """Save the latents of a decode that failed, and return a statement of where they are, or why they are not saved.
 
     They are in a new file beside the `output` that they were for, or else in the working folder, or in the one for
-    temporary files.
+    temporary files. Keyframes that the file cannot hold are left out.
     """
     name = "latents.safetensors" if output is None else Path(output).with_suffix(".latents.safetensors").name
     folders = [*([] if output is None else [Path(output).parent]), Path(), Path(tempfile.gettempdir())]
@@ -204,11 +207,18 @@ def rescue_latents(latents: mx.array, output: str | os.PathLike | None, fps: Rat
         try:
             names = chain([path], numbered_names(path))
             path = next(candidate for candidate in names if not os.path.lexists(candidate))
-            save_latents(path, latents if latents.ndim != 4 else latents[None], fps=fps, overwrite=False)
+            latents = latents if latents.ndim != 4 else latents[None]
+            try:
+                save_latents(path, latents, fps=fps, keyframes=keyframes, overwrite=False)
+            except LatentsError:
+                if keyframes is None:
+                    raise
+                save_latents(path, latents, fps=fps, overwrite=False)
+                return f"its latents, without the keyframes, are in {path} ({_DECODE_COMMAND.format(path)})"
         except Exception as error:  # the error of the decode counts more
             problem = problem or describe_error(error).rstrip(".")
             continue
-        return f"its latents are in {path} (mlx_ltx_vae decode {path} -m VAE -o clip.mp4)"
+        return f"its latents are in {path} ({_DECODE_COMMAND.format(path)})"
     return f"its latents are not saved ({problem})"
 
 

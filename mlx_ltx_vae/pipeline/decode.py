@@ -18,7 +18,7 @@ from ..backend.mlx_utils import to_mlx
 from ..distributed import RowBands
 from ..errors import DecodeError, LatentsError, LTXVAEError, PlanError
 from ..frame_format import FrameFormat, common_format
-from ..latents.keyframes import frame_numbers
+from ..latents.keyframes import Keyframes, frame_numbers
 from ..latents.writer import rescue_latents
 from ..models.base import Config, Decoder
 from ..models.noise import NoiseShapes, draw
@@ -163,7 +163,8 @@ class DecodePipeline:
                 keyframes = keyframes.item(index)
             run = replace(pipeline, options=replace(self.options, keyframes=keyframes), work=WorkCount())
             video, is_checked = _video(latents, index, num_videos), plan is not None and is_whole
-            with _rescued(video, output, index), arrays_released(), run.stream(video, plan) as stream:
+            rescued = _rescued(video, keyframes, output, index)
+            with rescued, arrays_released(), run.stream(video, plan) as stream:
                 stream.consumer["outputs"] = output.frames
                 reports.append(output.write(stream, plan, index, is_checked=is_checked, progress=progress))
         return join_reports(reports)
@@ -347,14 +348,15 @@ def _video(latents: Any, index: int, num_videos: int) -> Any:
 
 
 @contextmanager
-def _rescued(latents: Any, output: DecodeOutput, index: int) -> Iterator[None]:
-    """Save latents of normalized values in memory if their decode fails, and say where in the error's text."""
+def _rescued(latents: Any, keyframes: Keyframes | None, output: DecodeOutput, index: int) -> Iterator[None]:
+    """Save normalized latents in memory, with keyframes, if their decode fails; say where in the error's text."""
     try:
         yield
     except LTXVAEError as error:
         if isinstance(latents, (mx.array, np.ndarray)):
             text = str(error).rstrip(".")
-            error.args = (f"{text}; {rescue_latents(to_mlx(latents, 'latents'), output.names[index], output.fps)}.",)
+            array = to_mlx(latents, "latents")
+            error.args = (f"{text}; {rescue_latents(array, output.names[index], output.fps, keyframes)}.",)
         raise
 
 
