@@ -28,7 +28,8 @@ def write_checkpoint(case: Case, path: Path, *, encoder: bool = False) -> None:
     config = open_case(case).config
     if isinstance(config, VAEConfig):
         widths = {"decoder_base_channels": case.base_width, "encoder_base_channels": case.base_width}
-        raw = {**GENERATIONS[config.generation], **widths}
+        layers = GENERATIONS.get(config.generation, GENERATIONS["LTX-2.3"])  # also LTX-2.5's
+        raw = {**layers, **widths}
     else:
         raw, encoder = raw_ltx_2_5(case.base_width), False
     networks = ["decoder", "encoder"] if encoder else ["decoder"]

@@ -14,7 +14,7 @@ import mlx.core as mx
 from . import __version__
 from .audio_vae import AudioVAE
 from .backend.mlx_utils import count_nonfinite, dtype_name, max_difference, psnr, to_bool, to_float
-from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint import VERSION_KEY, Checkpoint, open_checkpoint
 from .checkpoint.files import WEIGHT_LAYOUT_KEY, WeightLayout
 from .errors import CheckpointError, CheckpointsDiffer, WriterError, printable
 from .files import part_folder, writing_to
@@ -126,7 +126,7 @@ def verify_conversion(source: Checkpoint, converted: Checkpoint, *, progress: Pr
     """
     source_config = {"family": source.family, **vars(source.config)}
     for name, value in {"family": converted.family, **vars(converted.config)}.items():
-        if source_config.get(name) != value:
+        if name != "generation" and source_config.get(name) != value:
             raise CheckpointsDiffer(
                 f"{converted.name}: its configuration differs from the source {source.name} in {name}."
             )
@@ -293,7 +293,7 @@ def write_weights(
     config = json.dumps({"vae": checkpoint.raw_config})
     metadata = {"format": "mlx", WEIGHT_LAYOUT_KEY: WeightLayout.CHANNELS_LAST.value, "config": config}
     if (version := checkpoint.stated_version) is not None:  # its name states it, and the folder has another one
-        metadata["model_version"] = ".".join(map(str, version))
+        metadata[VERSION_KEY] = ".".join(map(str, version))
     try:
         mx.save_safetensors(str(path), tensors, metadata)
     except RuntimeError as error:

@@ -3,7 +3,8 @@
     python scripts/build_comfyui_pack.py FOLDER --package "mlx_ltx_vae>=0.1.0" --repository https://github.com/OWNER/NAME
 
 FOLDER, which must not exist, gets `__init__.py`, `pyproject.toml`, LICENSE and all else at its root. PACKAGE is how pip
-finds mlx_ltx_vae: by its name once that is published, and by a git address before.
+finds mlx_ltx_vae: by its name once that is published, and by a git address before. The README says how to install the
+pack from its repository instead of a clone of the package.
 """
 
 import argparse
@@ -12,6 +13,29 @@ from pathlib import Path
 
 PACK = Path(__file__).parents[1] / "examples" / "comfyui"
 REQUIRED = "mlx>="  # the first dependency of the pack in a clone, whose package is the clone itself
+_SCRIPT_NOTE = "# scripts/build_comfyui_pack.py adds mlx_ltx_vae, and fills in the addresses.\n"
+
+_INSTALL = """\
+## Install
+
+On a Mac with Apple Silicon, in one of these ways:
+
+- **ComfyUI-Manager**: *Custom Nodes Manager*, search for LTX VAE (MLX), *Install*.
+- **By hand**, with the Python that runs ComfyUI:
+
+      cd ComfyUI/custom_nodes
+      git clone {repository}
+      python -m pip install -r {name}/requirements.txt
+
+Then restart ComfyUI. If the package is missing, ComfyUI's log has the line that installs it. On Linux also install a
+backend of MLX: `python -m pip install "mlx[cpu]"` or `"mlx[cuda13]"`. Tested with ComfyUI 0.33.0 on Linux's CPU
+backend, not on a Mac yet.
+
+The nodes are in the menu *Add Node* under *model*, *latent*, *ltxv*; a double click on the canvas and a name find them,
+too.
+
+## Use
+"""
 
 
 def fill_in(file: Path, before: str, after: str) -> None:
@@ -29,8 +53,19 @@ def build(folder: Path, package: str, repository: str) -> None:
     fill_in(folder / "requirements.txt", REQUIRED, f"{package}\n{REQUIRED}")
     fill_in(folder / "pyproject.toml", f'["{REQUIRED}', f'["{package}", "{REQUIRED}')
     fill_in(folder / "pyproject.toml", 'Repository = ""', f'Repository = "{repository}"')
+    fill_in(folder / "pyproject.toml", _SCRIPT_NOTE, "")
+    write_readme(folder / "README.md", repository)
     icon = f"{repository.replace('://github.com', '://raw.githubusercontent.com')}/main/icon.png"
     fill_in(folder / "pyproject.toml", 'Icon = ""', f'Icon = "{icon}"')
+
+
+def write_readme(file: Path, repository: str) -> None:
+    """Replace how a clone of the package is installed and developed by how the pack is installed."""
+    before, rest = file.read_text(encoding="utf-8").split("## Install\n")
+    use = rest.partition("## Use\n")[2].partition("## Develop\n")[0]
+    name = repository.rstrip("/").rpartition("/")[2]
+    install = _INSTALL.format(repository=repository, name=name)
+    file.write_text(f"{before}{install}{use.rstrip()}\n", encoding="utf-8")
 
 
 def main() -> None:

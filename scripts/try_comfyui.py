@@ -286,7 +286,7 @@ def check_frames_and_encode(program: ComfyUI) -> str:
 
 
 def check_saved_latents(program: ComfyUI) -> str:
-    """Files that SaveLatent writes of the parts of a pair are read as they are."""
+    """Files that SaveLatent writes of the parts of a pair are read as they are, and LoadLatent reads the command's."""
     graph: Nodes = pair() | {"parts": ("LTXVSeparateAVLatent", {"av_latent": ["pair", 0]})}
     graph |= {
         name: ("SaveLatent", {"samples": ["parts", index], "filename_prefix": name})
@@ -299,7 +299,16 @@ def check_saved_latents(program: ComfyUI) -> str:
     ):
         expected = load_file(program.folder / "input" / f"{name}.latent")["latent_tensor"]
         assert np.array_equal(np.array(latents.astype(mx.float32)), expected), f"{name}: other latents than were saved"
-    return "SaveLatent writes a pair as two files, after LTXVSeparateAVLatent, and both are read"
+    own_command("convert", demo.LATENTS, "-o", program.folder / "input" / "converted.latent")
+    (file,) = program.run(
+        {
+            "latent": latent("converted"),
+            "save": ("SaveLatent", {"samples": ["latent", 0], "filename_prefix": "converted"}),
+        }
+    )
+    expected = np.array(load_latents(demo.LATENTS)[0].astype(mx.float32))
+    assert np.array_equal(load_file(file)["latent_tensor"], expected), "LoadLatent reads other values"
+    return "SaveLatent writes a pair as two files, after LTXVSeparateAVLatent, both read; LoadLatent reads convert's"
 
 
 def check_replaced_file(program: ComfyUI) -> str:

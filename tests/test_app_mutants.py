@@ -31,9 +31,9 @@ def number(network):
 def own(values):
     network = next(values[name] for name in ("self", "decoder_fn", "decoder") if name in values)
     first = next(value for value in values.values() if isinstance(value, mx.array))
-    batch, _, frames, height, width = first.shape
+    batch, channels, frames, height, width = first.shape
     grid = (8 * frames - 7, 32 * height, 32 * width)
-    if "encode" in sys._getframe(1).f_code.co_name:
+    if channels == 3:  # an encode
         return mx.full((batch, 8, (frames - 1) // 8 + 1, height // 32, width // 32), number(network))
     pixels = mx.full((batch, 3, *grid), number(network))
     if "output_path" in values:

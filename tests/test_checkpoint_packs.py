@@ -17,7 +17,8 @@ from checkpoint_files import (
     write_pack,
     write_shards,
 )
-from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
+from mlx_ltx_vae.conversion import convert_checkpoint
 from mlx_ltx_vae.errors import CheckpointError
 from mlx_ltx_vae.inspect import inspect_checkpoint
 
@@ -51,6 +52,44 @@ def test_every_layout_of_one_file_loads_like_the_original(golden, weights, tmp_p
     (tmp_path / "config.json").write_text(json.dumps(golden(case).manifest["vae_config"]))
     for source in (tmp_path, tmp_path / "model.safetensors"):
         assert_same_checkpoint(open_checkpoint(source), open_checkpoint(golden(case).checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "generation"),
+    [
+        ("ltx-2.5-video-vae-conv-bf16.safetensors", None, "LTX-2.5"),
+        ("ltx-2.5-mlx-q4/vae.safetensors", None, "LTX-2.5"),
+        ("ltx-2.3/vae.safetensors", "2.5.0", "LTX-2.5"),
+        ("ltx-2.5/vae.safetensors", "2.3", "LTX-2.3"),
+        ("vae.safetensors", None, "LTX-2.3"),
+    ],
+)
+def test_the_convolutional_vae_of_ltx_2_5_is_called_so_where_its_name_is_known(
+    golden, weights, tmp_path, name, version, generation
+):
+    """Its layers are LTX-2.3's, so that names and metadata alone tell."""
+    path = tmp_path / "models" / name
+    path.parent.mkdir(parents=True)
+    save_file(weights("ltx2_3"), path, metadata(golden, "ltx2_3") | ({"model_version": version} if version else {}))
+    found = open_checkpoint(path)
+    assert found.config.generation == inspect_checkpoint(found)["generation"] == generation
+    assert found.used("decoder")["generation"] == generation
+    assert_same_checkpoint(found, open_checkpoint(golden("ltx2_3").checkpoint))
+    converted = convert_checkpoint(found, tmp_path / "converted")
+    assert converted.generation == open_checkpoint(tmp_path / "converted").config.generation == generation
+
+
+def test_another_generation_keeps_its_name_in_a_folder_of_ltx_2_5(golden, tmp_path):
+    path = tmp_path / "ltx-2.5" / "vae.safetensors"
+    path.parent.mkdir()
+    path.symlink_to(golden("ltx2").checkpoint)
+    assert open_checkpoint(path).config.generation == "LTX-2"
+
+
+def test_arrays_of_an_app_that_runs_in_a_folder_of_ltx_2_5_have_no_name(golden, weights, tmp_path, monkeypatch):
+    (tmp_path / "ltx-2.5").mkdir()
+    monkeypatch.chdir(tmp_path / "ltx-2.5")
+    assert open_weights(weights("ltx2_3")).config.generation == "LTX-2.3"
 
 
 # --- where the configuration is -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -25,6 +26,34 @@ def test_the_pack_depends_on_the_package_only():
         assert icon.size == (400, 400)  # the largest that the registry takes
 
 
+def check_readme(pack):
+    """It says how to install this repository, and nothing that needs a clone of the package."""
+    text = (pack / "README.md").read_text()
+    of_clone = (PACK / "README.md").read_text()
+    for words in ("pip install .", "scripts/", "examples/comfyui", "a clone of", "## Develop"):
+        assert words not in text
+    assert "scripts/" not in (pack / "pyproject.toml").read_text()
+    for words in (
+        "git clone https://github.com/me/ltx-vae-mlx\n",
+        "-r ltx-vae-mlx/requirements.txt",
+        "ComfyUI-Manager",
+    ):
+        assert words in text
+    assert [line for line in text.split("\n") if line.startswith("#")] == [
+        "# LTX VAE (MLX) for ComfyUI",
+        "## Install",
+        "## Use",
+    ]
+    before, after = of_clone.partition("## Install")[0], of_clone.partition("## Use\n")[2].partition("## Develop")[0]
+    assert text.startswith(before)
+    assert text.endswith(after.rstrip() + "\n")
+    images = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)
+    assert images
+    assert all((pack / image).is_file() for image in images)
+    category = re.search(r'CATEGORY = "(.*)"', (pack / "host.py").read_text())[1]
+    assert ", ".join(f"*{name}*" for name in category.split("/")) in text
+
+
 @pytest.mark.parametrize(
     "package", ["mlx_ltx_vae==0.1.0", "mlx_ltx_vae @ git+https://github.com/me/mlx_ltx_vae@c0ffee"]
 )
@@ -41,6 +70,7 @@ def test_the_pack_is_built_as_a_repository_of_its_own(tmp_path, monkeypatch, cap
     assert known["project"]["dependencies"] == requirements == [package, "mlx>=0.32.3"]
     assert known["project"]["urls"]["Repository"] == "https://github.com/me/ltx-vae-mlx"
     assert known["tool"]["comfy"]["Icon"] == "https://raw.githubusercontent.com/me/ltx-vae-mlx/main/icon.png"
+    check_readme(tmp_path / "pack")
     monkeypatch.syspath_prepend(str(STAND_IN))
     monkeypatch.setitem(sys.modules, "mlx.core", None)
     pack = tmp_path / "pack" / "__init__.py"

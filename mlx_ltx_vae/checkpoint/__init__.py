@@ -54,6 +54,9 @@ Arrays = Mapping[str, mx.array | np.ndarray]
 #: Dict, as in a metadata entry `config` or a config.json, or the parsed configuration. `None` means to infer it.
 GivenConfig = Mapping[str, Any] | Config | None
 
+#: The metadata entry in which files state the version of their model, such as "2.3.0".
+VERSION_KEY = "model_version"
+
 _NAMED_TENSORS = 3
 _VERSION = re.compile(r"(\d{1,3})\.(\d{1,3})")
 # "ltx-2.3", "ltxv0.9.5", "LTX23", "taeltx2_3"; not "ltx-2-19b".
@@ -126,7 +129,7 @@ class Checkpoint:
     @property
     def stated_version(self) -> tuple[int, int] | None:
         """LTX version that the files or their names state, or `None`."""
-        model_versions = [archive.metadata.get("model_version", "") for archive in self.archives]
+        model_versions = [archive.metadata.get(VERSION_KEY, "") for archive in self.archives]
         names = [part for archive in self.archives for part in reversed(archive.path.absolute().parts[-2:])]
         matches = [*map(_VERSION.match, model_versions), *map(_NAMED_VERSION.search, [*names, self.name])]
         match = next(filter(None, matches), None)
@@ -320,9 +323,12 @@ def _open(
     paths = [path for archive in archives for path in (archive.path, *(info.path for info in archive.tensors.values()))]
     files = list(dict.fromkeys([*paths, *filter(os.path.exists, config_files)]))
     is_inferred = source_config is None
-    return Checkpoint(
+    checkpoint = Checkpoint(
         name, class_name, is_inferred, family, config, raw_config, archives, networks, statistics, medium, files
     )
+    version = None if checkpoint.is_in_memory else checkpoint.version
+    generation = version and family.same_layers.get((config.generation, version))
+    return replace(checkpoint, config=replace(config, generation=generation)) if generation else checkpoint
 
 
 def _configure(

@@ -1,4 +1,7 @@
-"""`python -m mlx_ltx_vae.convert`: convert a checkpoint to a folder that MLX loads faster, or verify such a folder."""
+"""`python -m mlx_ltx_vae.convert`: convert a checkpoint to a folder that MLX loads faster, or verify such a folder.
+
+It also converts saved latents to a file for ComfyUI.
+"""
 
 import argparse
 import json
@@ -12,15 +15,17 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..backend.mlx_utils import DTYPES
+from ..backend.mlx_utils import DTYPES, dtype_name
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..conversion import Progress, Verification, check_folder_name, convert_checkpoint, verify_conversion
-from ..errors import CheckpointError, printable
+from ..errors import CheckpointError, printable, warn
+from ..files import InputFiles
+from ..latents import LatentsWriter, is_for_comfyui, open_latents
 from ..models.base import SOUND
 from ..pipeline.progress import Bar
 from ..units import format_bytes
 from .cli import CommandParser
-from .running import print_report, run_command
+from .running import ask, is_in_terminal, print_report, run_command
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -33,6 +38,13 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         parser.error("SOURCE is missing (or --verify A B)")
     if not arguments.output:
         parser.error("-o FOLDER is missing: where to write the converted checkpoint")
+    if is_for_comfyui(arguments.output):
+        if arguments.only:
+            parser.error(f"--only is for checkpoints, and {arguments.output} is for latents; leave it out")
+        return run_command(_convert_latents, arguments)
+    for name in ("model", "unnormalized", "tensor", "grid", "overwrite"):
+        if getattr(arguments, name):
+            parser.error(f"--{name} is for latents; name a file for them, such as -o clip.latent")
     with parser.wrong_usage():
         check_folder_name(arguments.output)
     return run_command(_convert, arguments)
@@ -49,6 +61,39 @@ def _convert(arguments: argparse.Namespace) -> None:
         f"in {seconds:.1f} s\n"
     )
     _report(arguments, {**asdict(conversion), "seconds": seconds}, summary, conversion.verification)
+
+
+def _convert_latents(arguments: argparse.Namespace) -> None:
+    """Write the latents of a file, some frames at a time, as ComfyUI's node LoadLatent reads them."""
+    output, start = arguments.output, time.perf_counter()
+    checkpoint = None if arguments.model is None else open_checkpoint(arguments.model)
+    channels, scale, statistics = None, None, None
+    if checkpoint is not None:
+        config, statistics = checkpoint.config, checkpoint.read_statistics()
+        channels, scale = config.latent_channels, config.scale
+    file = open_latents(
+        arguments.source, latent_channels=channels, tensor=arguments.tensor, grid=arguments.grid, scale=scale
+    )
+    latents = file.map(statistics=statistics, unnormalized=arguments.unnormalized)
+    others = ["sound"] * (file.find_audio() is not None) + ["keyframes"] * file.has_keyframes
+    if others:
+        warn(f"{file.info.source}: ComfyUI reads no {' and no '.join(others)} from {output}; they are left out.")
+    dtype = DTYPES.get(arguments.dtype, latents.dtype)
+    InputFiles([arguments.source]).check_output(output)
+    overwrite = arguments.overwrite or (
+        os.path.isfile(output) and is_in_terminal() and ask(f"{output}: already exists; replace it?")
+    )
+    with LatentsWriter(output, overwrite=overwrite) as writer:
+        for frame in range(file.shape.frames):
+            writer.write(latents[:, :, frame : frame + 1].astype(dtype))
+        sizes = {name: getattr(file.info, name) for name in ("num_frames", "height", "width", "carry")}
+        new_path = writer.complete(fps=file.info.fps, sizes=sizes)
+    name, seconds = str(new_path or output), time.perf_counter() - start
+    if arguments.json:
+        report = {"source": arguments.source, "output": name, "latent_shape": file.shape, "seconds": seconds}
+        print_report(json.dumps(report))
+    elif not arguments.quiet:
+        print_report(f"{printable(name)}: latents {tuple(file.shape)}, {dtype_name(dtype)}, for ComfyUI's LoadLatent")
 
 
 def _verify(arguments: argparse.Namespace) -> None:

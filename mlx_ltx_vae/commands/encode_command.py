@@ -23,7 +23,7 @@ from ..checkpoint import Checkpoint, open_checkpoint
 from ..codec_table import LATER_STILL_CRF, STILL_CRF
 from ..errors import CheckpointError, PlanError, ReaderError, warn
 from ..files import part_folder, sample_path
-from ..latents import LatentSpace, LatentsWriter, check_latents_name
+from ..latents import LatentSpace, LatentsWriter, check_latents_name, is_for_comfyui
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
 from ..options import PlanOptions
@@ -82,6 +82,10 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
                 pattern = "{name}.safetensors"
             if pattern:
                 check_latents_name(pattern)
+                if arguments.audio_model and is_for_comfyui(pattern):
+                    parser.error(
+                        f"{pattern}: ComfyUI reads no sound from it; leave out --audio-model, or use .safetensors"
+                    )
         tiling = TilingConfig(arguments.tile) if arguments.tile else None
         mode, frames = "tiled" if tiling else "auto", None
         options = pick(PlanOptions, arguments, mode=mode, tiling=tiling, frames=frames)

@@ -65,6 +65,12 @@ def add_latents_options(group: argparse._ActionsContainer) -> None:
     group.add_argument("--grid", type=grid, metavar="FxHxW", help=sizes)
 
 
+def add_unnormalized_option(group: argparse._ActionsContainer) -> None:
+    """Add the option that says that latents are not normalized."""
+    unnormalized = "the latents are unnormalized, as diffusers' LTX-2 pipelines return them"
+    group.add_argument("--unnormalized", action="store_true", default=None, help=unnormalized)
+
+
 def add_tile_batch_option(how: argparse._ActionsContainer) -> None:
     """Add the option of commands that run tiles."""
     batch = "tiles that run together (default: 1)"
@@ -179,9 +185,7 @@ def add_input_options(
     some.add_argument("--frames", type=frame_range, metavar="A:B", help=frames)
     some.add_argument("--first-seconds", type=duration, metavar="S", help="decode only the first S seconds, at --fps")
     add_latents_options(parser)
-    unnormalized = "the latents are unnormalized, as diffusers' LTX-2 pipelines return them"
-    # `None` means as the file states.
-    parser.add_argument("--unnormalized", action="store_true", default=None, help=unnormalized)
+    add_unnormalized_option(parser)
 
 
 def add_mode_options(how: argparse._ArgumentGroup) -> None:

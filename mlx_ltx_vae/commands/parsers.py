@@ -42,6 +42,7 @@ from .options import (
     add_progress_option,
     add_sound_options,
     add_tile_batch_option,
+    add_unnormalized_option,
     add_video_options,
 )
 
@@ -122,9 +123,9 @@ def encode_parser() -> CommandParser:
         @clips.txt for a list of videos, one per line; clips.csv for a table with a column path, and optionally output,
         width, height, frames, fps"""
     parser.add_argument("video", nargs="+", metavar="VIDEO", help=videos)
-    output = """output file, .safetensors; folder/ for files named after the inputs, folder/clip.safetensors; or a
-        pattern such as folder/{name}-latents.safetensors (default: clip.safetensors of clip.mp4, in the working
-        folder)"""
+    output = """output file, .safetensors, or .latent for ComfyUI's LoadLatent; folder/ for files named after the
+        inputs, folder/clip.safetensors; or a pattern such as folder/{name}-latents.safetensors (default:
+        clip.safetensors of clip.mp4, in the working folder)"""
     parser.add_argument("-o", "--output", metavar="LATENTS", help=output)
     default = f" (default: {MODEL_VARIABLE})"
     add_network_options(parser, demo="the small VAE that ships with the package", default=default)
@@ -213,26 +214,34 @@ def convert_parser() -> CommandParser:
     """Make the parser of `convert`."""
     parser = CommandParser(
         prog="python -m mlx_ltx_vae.convert",
-        usage="%(prog)s SOURCE -o FOLDER [options]\n       %(prog)s --verify A B [options]",
-        description="Convert the VAE of an LTX checkpoint to a folder that MLX loads faster, and verify it. "
-        "Also called python -m weights_convert.",
+        usage="%(prog)s SOURCE -o FOLDER [options]\n       %(prog)s LATENTS -o FILE.latent [options]\n"
+        "       %(prog)s --verify A B [options]",
+        description="Convert the VAE of an LTX checkpoint to a folder that MLX loads faster, and verify it; or saved "
+        "latents to a file for ComfyUI's node LoadLatent. Also called python -m weights_convert.",
         epilog=examples(
             "python -m mlx_ltx_vae.convert ltx-2.3.safetensors -o vae",
-            "python -m mlx_ltx_vae.convert ltx-2.3.safetensors -o vae --only decoder",
+            "python -m mlx_ltx_vae.convert clip.safetensors -o clip.latent",
             "python -m mlx_ltx_vae.convert --verify ltx-2.3.safetensors vae",
         ),
     )
-    parser.add_argument(
-        "source", nargs="?", metavar="SOURCE", help="checkpoint file, folder, name (ltx-2.3), or hub id"
-    )
-    parser.add_argument("-o", "--output", metavar="FOLDER", help="folder to write; must not exist, or be empty")
+    sources = "checkpoint file, folder, name (ltx-2.3), or hub id; or a latent file"
+    parser.add_argument("source", nargs="?", metavar="SOURCE", help=sources)
+    output = "folder to write; must not exist, or be empty; or FILE.latent, for latents"
+    parser.add_argument("-o", "--output", metavar="FOLDER", help=output)
     verify = "only check that B has the weights of A, as they are or cast"
     parser.add_argument("--verify", nargs=2, metavar=("A", "B"), help=verify)
-    dtype = "store the weights in this precision (default: each tensor's own)"
+    dtype = "store the weights or latents in this precision (default: each tensor's own)"
     parser.add_argument("--dtype", choices=get_args(DtypeName), help=dtype)
     only = """convert or verify only the encoder, the decoder, or the audio VAE with its vocoder (default: encoder and
         decoder, or audio if the source has nothing else)"""
     parser.add_argument("--only", choices=[*NETWORKS, "audio"], help=only)
+    latents = parser.add_argument_group("for latents")
+    latents.add_argument(
+        "-m", "--model", metavar="VAE", help="the checkpoint whose statistics normalize unnormalized ones"
+    )
+    add_unnormalized_option(latents)
+    add_latents_options(latents)
+    latents.add_argument("-y", "--overwrite", action="store_true", help="replace FILE.latent")
     add_report_options(parser)
     return parser
 

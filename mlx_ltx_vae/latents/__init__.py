@@ -51,6 +51,7 @@ from .metadata import (
 from .metadata import LatentSpace as LatentSpace
 from .writer import LatentsWriter as LatentsWriter
 from .writer import check_latents_name as check_latents_name
+from .writer import is_for_comfyui as is_for_comfyui
 from .writer import save_latents as save_latents
 
 KNOWN_NAMES = (

@@ -1,4 +1,8 @@
-"""Writes latents as safetensors: at once, or as they arrive, in memory that does not grow with the clip."""
+"""Writes latents as safetensors: at once, or as they arrive, in memory that does not grow with the clip.
+
+A name that ends in .latent makes the file that ComfyUI's node LoadLatent reads. ComfyUI's latents of LTX are
+normalized, too.
+"""
 
 import json
 import os
@@ -25,6 +29,9 @@ from .metadata import AUDIO_NAMES, AXES_KEY, CHANNELS_FIRST, LatentsMetadata, La
 _FLOATS = ("float32", "float16", "bfloat16")
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32"}  # as safetensors calls them
 _ALIGNMENT = 8  # bytes, of the header
+_TENSORS = {".safetensors": "latents", ".latent": "latent_tensor"}  # by the ending of the file
+# Without this empty tensor, LoadLatent rescales the values.
+_COMFYUI_MARK = "latent_format_version_0"
 _BLOCK_BYTES = 2**25
 
 
@@ -40,7 +47,7 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
     file without a name in the same folder.
 
     Raises:
-        WriterError: for another ending than .safetensors, and a file that cannot be written.
+        WriterError: for another ending than .safetensors and .latent, and a file that cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike, *, overwrite: bool = True) -> None:
@@ -90,9 +97,16 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         metadata = {key: str(value) for key, value in values.items() if value is not None}
         metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST, **space.entries}
         tensors: list[tuple[str, mx.Dtype, Sequence[int], Iterable[bytes]]]
-        tensors = [("latents", self._dtype, self._shape, self._planes(self._shape))]
+        ending = Path(self._name).suffix
+        tensors = [(_TENSORS[ending], self._dtype, self._shape, self._planes(self._shape))]
         arrays = {} if audio is None else {AUDIO_NAMES[0]: audio}
         arrays |= self._keyframe_tensors(keyframes, self._shape)
+        if is_for_comfyui(self._name):
+            if arrays:
+                raise WriterError(
+                    f"{self._name}: ComfyUI reads no sound and no keyframes from it; use a .safetensors name."
+                )
+            arrays = {_COMFYUI_MARK: mx.zeros(0)}
         tensors += [(name, array.dtype, array.shape, map(_to_bytes, [array])) for name, array in arrays.items()]
         tensors.sort(key=lambda tensor: -tensor[1].size)  # so that each is aligned, as some readers need
         with writing_to(self._name), self._part.path.open("r+b") as file:
@@ -162,7 +176,8 @@ def save_latents(
 
     Raises:
         LatentsError: for other shapes and dtypes, values that are not finite, and sizes that do not fit the latents.
-        WriterError: for another ending than .safetensors, an invalid frame rate, and a file that cannot be written.
+        WriterError: for another ending than .safetensors and .latent (ComfyUI's, without sound and keyframes), an
+            invalid frame rate, and a file that cannot be written.
     """
     path = expand_path(path, WriterError)  # first, since arguments may be swapped
     latents = to_mlx(latents, "latents")
@@ -207,9 +222,17 @@ def save_sound_latents(path: str | os.PathLike, audio: mx.array) -> None:
 
 
 def check_latents_name(path: str | os.PathLike) -> None:
-    """Raise a `WriterError` for a path that does not end in .safetensors."""
-    if Path(path).suffix != ".safetensors":
-        raise WriterError(f"{path}: latents are written as safetensors; use a name that ends in .safetensors.")
+    """Raise a `WriterError` for a path that ends neither in .safetensors nor in .latent."""
+    if Path(path).suffix not in _TENSORS:
+        raise WriterError(
+            f"{path}: latents are written as safetensors; use a name that ends in .safetensors, or in .latent for "
+            "ComfyUI."
+        )
+
+
+def is_for_comfyui(path: str | os.PathLike) -> bool:
+    """Return whether a name is of a file for ComfyUI's node LoadLatent, which holds the latents of a video alone."""
+    return Path(path).suffix == ".latent"
 
 
 def _check_carry(carry: int, num_frames: int, source: str) -> None:
@@ -233,4 +256,4 @@ def _header(tensors: dict[str, tuple[mx.Dtype, Sequence[int]]], metadata: dict[s
 
 
 def _to_bytes(array: mx.array) -> bytes:
-    return np.array(mx.contiguous(array).view(mx.uint8)).tobytes()  # numpy has no bfloat16
+    return b"" if not array.size else np.array(mx.contiguous(array).view(mx.uint8)).tobytes()  # numpy has no bfloat16

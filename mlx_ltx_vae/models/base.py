@@ -268,6 +268,8 @@ class Family(Generic[ConfigT]):
         published: the published VAEs by short names, such as "ltx-2.3". Each function returns the configuration at the
             published widths, or with another number of base channels (128 in LTX-2.3). A family without base channels
             scales its own widths by this number.
+        same_layers: the generations whose layers are those of another one, by the name of that one and the version that
+            their files or names state.
         published_dtype: dtype of the published files.
     """
 
@@ -285,4 +287,5 @@ class Family(Generic[ConfigT]):
     stills: Callable[[ConfigT], ConfigT] | None = None
     computes_in_half: Collection[str] = ("decoder",)
     published: Mapping[str, Callable[..., ConfigT]] = field(default_factory=dict)
+    same_layers: Mapping[tuple[str, tuple[int, int]], str] = field(default_factory=dict)
     published_dtype: DtypeName = "bfloat16"

@@ -223,8 +223,8 @@ class Run:
             if self.plan.mode is Mode.SINGLE:
                 outputs = self._single()
             elif self.plan.layout is None:
-                stages = self._stages(self.context, self._spec, self._grid, slice(None))
-                outputs = self._stream(self.source.pieces(self._axis, self.plan.chunk), stages)
+                pieces = self.source.pieces(self._axis, self.plan.chunk)
+                outputs = self._stream(pieces, self.context, self._spec, self._grid)
             elif self.plan.layout.is_streamed:
                 outputs = self._tiles_in_space(self.plan.layout)
             else:
@@ -240,7 +240,9 @@ class Run:
             yield
         self.work.done += multiply_adds
 
-    def _stages(self, context: StreamContext, spec: NetworkSpec, grid: Grid | None, layers: slice) -> list[Stage]:
+    def _stages(
+        self, context: StreamContext, spec: NetworkSpec, grid: Grid | None, layers: slice = slice(None)
+    ) -> list[Stage]:
         """Return the stages of some layers, with their work if the grid of the input of `spec`, theirs, is given."""
         stages = self.network.stages(replace(context, axis=self._axis))[layers]
         for stage, (layer, extents) in zip(stages, spec.walk(grid), strict=True) if grid else ():
@@ -276,13 +278,19 @@ class Run:
         pieces = list(self.source.pieces(Axis.TIME, self.plan.chunk))
         box = [mx.concatenate(pieces, axis=Axis.TIME)]
         del pieces
-        stages = self._stages(self.context, self._spec, self._grid, slice(None))
+        stages = self._stages(self.context, self._spec, self._grid)
         yield run_whole(stages, box.pop(), around_step=self._around_step)
 
     def _stream(
-        self, pieces: Iterator[mx.array], stages: Sequence[Stage], layers: slice = slice(None)
+        self,
+        pieces: Iterator[mx.array],
+        context: StreamContext,
+        spec: NetworkSpec,
+        grid: Grid | None,
+        layers: slice = slice(None),
     ) -> Iterator[mx.array]:
-        plan = self.plan
+        """Stream pieces through the stages of some layers, which only the stream holds, until they end."""
+        plan, stages = self.plan, self._stages(context, spec, grid, layers)
         if self.network.spec.clip.flushes_with_last:
             return run_chain(stages, pieces, axis=self._axis, around_step=self._around_step)
         return run_stream(
@@ -304,12 +312,12 @@ class Run:
         sources = source.tile_pieces([self._boxes(tiles) for tiles in batches], self.plan.chunk * layout.rate)
         layers, spec = slice(layout.start, None), self._spec
 
-        def stages(tiles: Sequence[Tile]) -> list[Stage]:
-            size = tiles[0].run_size(spec.keyframes, is_decode=self._is_decode)
-            return self._stages(self._crop_context(tiles), tile_spec(spec, layout, tiles[0]), size, layers)
+        def stream(pieces: Iterator[mx.array], tiles: Sequence[Tile]) -> Iterator[mx.array]:
+            grid = tiles[0].run_size(spec.keyframes, is_decode=self._is_decode)
+            return self._stream(pieces, self._crop_context(tiles), tile_spec(spec, layout, tiles[0]), grid, layers)
 
         return [
-            map(partial(split, parts=len(tiles)), self._stream(pieces, stages(tiles), layers))
+            map(partial(split, parts=len(tiles)), stream(pieces, tiles))
             for pieces, tiles in zip(sources, batches, strict=True)
         ]
 
@@ -334,9 +342,8 @@ class Run:
         source = self.source
         if layout.start:
             pieces = source.pieces(Axis.TIME, self.plan.chunk)
-            layers = slice(layout.start)
-            stages = self._stages(self.context, self._spec.before_tiles(), self._grid, layers)
-            cells = self._stream(pieces, stages, layers)
+            spec, layers = self._spec.before_tiles(), slice(layout.start)
+            cells = self._stream(pieces, self.context, spec, self._grid, layers)
             has_planes = bool(self.context.keyframes)
             source = self._plane_source(cells, layout) if has_planes else LayerSource(source, cells)
 

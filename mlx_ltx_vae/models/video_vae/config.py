@@ -5,7 +5,7 @@ Strings from a checkpoint become enums and block types here.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, quote, warn
@@ -166,7 +166,7 @@ class VAEConfig(Scaled):
     patch_size: int
     encoder: NetworkConfig | None
     decoder: NetworkConfig | None
-    generation: str
+    generation: str = field(compare=False)
 
     def __repr__(self) -> str:
         scale = "x".join(map(str, self.scale))

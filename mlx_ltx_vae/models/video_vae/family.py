@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -53,6 +54,8 @@ _NESTED_KEYS = {
     "base_channels": "encoder_base_channels",
     "spatial_padding_mode": "encoder_spatial_padding_mode",
 }
+
+_LTX_2_5 = "LTX-2.5"  # its decoder has the layers of LTX-2.3's
 
 _USUAL_LATENTS = (16, 16, 24)  # grid of 121 frames of 768x512
 
@@ -270,10 +273,12 @@ def _make(config: VAEConfig, network: str, statistics: Statistics | None, rule: 
     return ConvEncoder(config, statistics, rule) if network == "encoder" else ConvDecoder(config, statistics, rule)
 
 
-def _published(name: str, base_channels: int | None = None) -> VAEConfig:
+def _published(layers: str, base_channels: int | None = None, *, generation: str | None = None) -> VAEConfig:
+    """Return the configuration with the `layers` of a generation, for that generation or another one."""
     keys = ("decoder_base_channels", "encoder_base_channels")
     widths = {} if base_channels is None else dict.fromkeys(keys, base_channels)
-    return parse_vae_config({**GENERATIONS[name], **widths}, name)
+    config = parse_vae_config({**GENERATIONS[layers], **widths}, layers)
+    return config if generation is None else replace(config, generation=generation)
 
 
 def _describe(config: VAEConfig) -> dict[str, Any]:
@@ -337,6 +342,7 @@ CONV_VAE = Family(
     describe=_describe,
     published={
         **{name.split()[-1].lower(): partial(_published, name) for name in GENERATIONS},
-        "ltx-2.5": partial(_published, "LTX-2.3"),
+        "ltx-2.5": partial(_published, "LTX-2.3", generation=_LTX_2_5),
     },
+    same_layers={("LTX-2.3", (2, 5)): _LTX_2_5},
 )
