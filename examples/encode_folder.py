@@ -22,7 +22,8 @@ def encode_folder(source: Path, target: Path, vae: VideoVAE) -> dict[Path, str]:
         try:
             with VideoReader(path, fit=Fit.RESIZE, multiple=vae.config.spatial_scale) as video:
                 latents = vae.encode(video, pad=True)  # as the frames come: memory does not grow with the clip
-                save_latents(target / f"{path.stem}.safetensors", latents, fps=video.fps)
+                target_file = target / f"{path.stem}.safetensors"
+                save_latents(target_file, latents, fps=video.fps, space=vae.latent_space)
             print(f"{path.name}: latents {latents.shape}", flush=True)
         except LTXVAEError as error:
             errors[path] = str(error)

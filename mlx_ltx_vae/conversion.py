@@ -258,7 +258,7 @@ def convert_checkpoint(
             (part / "config.json").write_text(json.dumps(checkpoint.raw_config, indent=2) + "\n", encoding="utf-8")
             written = write_weights(checkpoint, part / "model.safetensors", dtype, progress)
         verification = verify_conversion(checkpoint, open_checkpoint(part, medium=checkpoint.medium), progress=progress)
-        generation, networks = checkpoint.config.generation, tuple(checkpoint.networks)
+        generation, networks = checkpoint.generation, tuple(checkpoint.networks)
         conversion = Conversion(checkpoint.name, str(folder), generation, networks, written, verification)
         with writing_to(folder):
             (part / "README.md").write_text(_make_card(conversion, checkpoint), encoding="utf-8")
@@ -292,8 +292,8 @@ def write_weights(
             )
     config = json.dumps({"vae": checkpoint.raw_config})
     metadata = {"format": "mlx", WEIGHT_LAYOUT_KEY: WeightLayout.CHANNELS_LAST.value, "config": config}
-    if checkpoint.version is not None:
-        metadata[VERSION_KEY] = ".".join(map(str, checkpoint.version))
+    if (version := checkpoint.stated_version) is not None:  # its name states it, and the folder has another one
+        metadata[VERSION_KEY] = ".".join(map(str, version))
     try:
         mx.save_safetensors(str(path), tensors, metadata)
     except RuntimeError as error:

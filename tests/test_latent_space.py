@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from mlx_ltx_vae import VideoVAE, VideoWriter, decode, encode, load_latents, preview, save_latents
+from mlx_ltx_vae import VideoVAE, VideoWriter, convert, decode, encode, load_latents, preview, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.latents.metadata import LatentSpace
 from mlx_ltx_vae.models.base import Statistics
@@ -66,6 +66,15 @@ def test_layers_that_two_releases_share_tell_no_generation(golden, tmp_path):
         assert open_checkpoint(copy).latent_space.generation == generation
     assert open_checkpoint(golden("ltx2").checkpoint).latent_space.generation == "LTX-2"
     assert open_checkpoint(golden("pruna").checkpoint).latent_space.generation == "LTX-2.3"
+
+
+def test_a_conversion_keeps_the_release_that_its_source_states(golden, tmp_path, capsys):
+    named = shutil.copy(golden("ltx2_3").checkpoint, tmp_path / "ltx-2.5-video-vae-conv-bf16.safetensors")
+    assert convert.main([str(named), "-o", str(tmp_path / "vae")]) == 0
+    assert "encoder and decoder (LTX-2.5), " in capsys.readouterr().out
+    source, converted = open_checkpoint(named), open_checkpoint(tmp_path / "vae")
+    assert converted.latent_space == source.latent_space
+    assert converted.used("decoder")["generation"] == source.generation == "LTX-2.5"
 
 
 def test_python_states_the_vae_that_it_is_given(golden, tmp_path):

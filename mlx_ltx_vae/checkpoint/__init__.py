@@ -23,7 +23,7 @@ from ..backend.mlx_utils import DTYPES, count_nonfinite, dtype_name, to_bool
 from ..errors import CheckpointError, DeviceError, excerpt, quote, warn
 from ..files import read_sample
 from ..latents.metadata import LatentSpace
-from ..model_table import latents_of
+from ..model_table import has_shared_layers, latents_of
 from ..models.base import (
     NETWORKS,
     PICTURES,
@@ -118,21 +118,28 @@ class Checkpoint:
         shards = {info.path for info in self.networks[network].tensors.values()}
         archives = [archive for archive in self.archives if shards <= {info.path for info in archive.tensors.values()}]
         kind = {"decoder": self.family.decoder} if network == "decoder" else {}
-        return {"file": str(archives[0].path), "generation": self.config.generation, **kind}
+        return {"file": str(archives[0].path), "generation": self.generation, **kind}
 
     @property
     def version(self) -> tuple[int, int] | None:
         """LTX version that the files or their names state, such as (2, 5), or else one with the same layers."""
         match = _VERSION.search(self.config.generation)
-        return self._stated_version or (None if match is None else (int(match[1]), int(match[2])))
+        return self.stated_version or (None if match is None else (int(match[1]), int(match[2])))
 
     @property
-    def _stated_version(self) -> tuple[int, int] | None:
+    def stated_version(self) -> tuple[int, int] | None:
+        """LTX version that the files or their names state, or `None`."""
         model_versions = [archive.metadata.get(VERSION_KEY, "") for archive in self.archives]
         names = [part for archive in self.archives for part in reversed(archive.path.absolute().parts[-2:])]
         matches = [*map(_VERSION.match, model_versions), *map(_NAMED_VERSION.search, [*names, self.name])]
         match = next(filter(None, matches), None)
         return None if match is None else (int(match[1]), int(match[2]))
+
+    @property
+    def generation(self) -> str:
+        """Generation with its layers. Of several with the same layers, it is the one that files or names state."""
+        own = self.config.generation
+        return next(iter(self.latents_taken), own) if has_shared_layers(own) else own
 
     @property
     def title(self) -> str:
@@ -142,7 +149,7 @@ class Checkpoint:
     @property
     def latents_taken(self) -> tuple[str, ...]:
         """Generations whose latents it takes, its own first. There are none if its layers and names do not tell."""
-        return latents_of(self.config.generation, self._stated_version)
+        return latents_of(self.config.generation, self.stated_version)
 
     @property
     def latent_space(self) -> LatentSpace:
