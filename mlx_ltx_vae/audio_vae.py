@@ -18,7 +18,7 @@ from .backend.machine import Machine
 from .backend.mlx_utils import DtypeName, GivenDtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, open_checkpoint, open_weights
 from .checkpoint.loading import LazyNetwork, load_network
-from .checkpoint.locate import parse_reference
+from .checkpoint.locate import is_on_hub
 from .errors import CheckpointError, LatentsError, PlanError
 from .models.base import SOUND, Decoder, Network, SoundConfig, SoundEncoder
 from .models.specs import NetworkSpec
@@ -36,7 +36,7 @@ from .pipeline.audio import (
 )
 from .pipeline.run import arrays_released, join_parts
 from .planning.film import DEFAULT_CARRY, Part, sound_parts
-from .planning.plan import DecodePlan, EncodePlan
+from .planning.plan import DecodePlan, EncodePlan, check_plan
 from .planning.planner import plan_encode
 from .shapes import is_count
 from .units import Rate, parse_fps
@@ -86,8 +86,8 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         """Load an audio VAE and its vocoder.
 
         Args:
-            source: a file in any supported layout (only the tensors of sound are read, even from a 40 GB file), a
-                folder, a hub repository id, or a checkpoint that was opened for sound.
+            source: a name such as "ltx-2.3", a file in any supported layout (only the tensors of sound are read, even
+                from a 40 GB file), a folder, a hub repository id, or a checkpoint that was opened for sound.
             dtype: dtype of the VAE. `None` means the dtype of the checkpoint. The vocoder computes in float32.
             encoder, decoder: whether to load it. The vocoder is loaded with the decoder.
 
@@ -104,7 +104,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             cast("Decoder | None", networks.get("decoder")),
             networks.get("vocoder"),
         )
-        return vae._note_missing(source, encoder=encoder, decoder=decoder, vocoder=decoder)
+        return vae._note_checkpoint(source, encoder=encoder, decoder=decoder, vocoder=decoder)
 
     @classmethod
     def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: GivenDtype = None) -> "Self":
@@ -227,6 +227,8 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         unnormalized: bool,
         options: PlanOptions = PLAN_DEFAULTS,
     ) -> AudioStream:
+        if plan is not None:
+            check_plan(plan, DecodePlan)
         network, packed = self._network, pack_latents(latents, self.config.channels, self.config.bins)
         plan = plan or self._plan(packed.shape[2], packed.shape[0], options)
         return stream_sound(network, plan, packed, unnormalized=unnormalized)
@@ -253,6 +255,8 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         if not is_count(sample_rate) or sample_rate not in SAMPLE_RATES:
             limits = f"a whole number from {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]} a second"
             raise LatentsError(f"a sample rate of {sample_rate!r} is not possible; give {limits}.")
+        if plan is not None:
+            check_plan(plan, EncodePlan)
         first_pieces = list(islice(pieces := _read_pieces(waveform), 1))
         batch = len(first_pieces[0]) if first_pieces else 1
         length = waveform.shape[-1] if isinstance(waveform, (mx.array, np.ndarray)) else _LONG * sample_rate
@@ -288,7 +292,7 @@ def find_sound_decoder(model: str | None, vae: str | None) -> Checkpoint | None:
     Returns `None` if `vae` has no such networks. Raises a `CheckpointError` if `model` cannot be opened or lacks one.
     """
     # The checkpoint of the pictures may be on the hub, and finding out would need a download.
-    if model is None and (vae is None or parse_reference(vae) is not None):
+    if model is None and (vae is None or is_on_hub(vae)):
         return None
     try:
         checkpoint = open_checkpoint(model or vae or "", encoder=False, medium=SOUND)

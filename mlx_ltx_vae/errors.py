@@ -1,5 +1,6 @@
 """Exceptions of this package. A message is one sentence: the file or shape, what was expected, what to do."""
 
+import logging
 import os
 import sys
 import warnings
@@ -134,6 +135,11 @@ def telling_warnings(tell: Callable[[str], object]) -> Iterator[None]:
         _tell.reset(token)
 
 
+def takes_options() -> bool:
+    """Return whether messages may advise options: not in the call of an app, whose user cannot give them."""
+    return _tell.get() is None
+
+
 def warn(text: str) -> None:
     """Warn at the first line outside this package, as with `skip_file_prefixes` of Python 3.12."""
     if (tell := _tell.get()) is not None:
@@ -143,6 +149,27 @@ def warn(text: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _SKIPPED_MODULES:
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)
+
+
+_tell_note: ContextVar[Callable[[str], object] | None] = ContextVar("_tell_note", default=None)
+
+
+@contextmanager
+def telling_notes(tell: Callable[[str], object]) -> Iterator[None]:
+    """Call `tell(text)` for notes of this package on this thread in the block."""
+    token = _tell_note.set(tell)
+    try:
+        yield
+    finally:
+        _tell_note.reset(token)
+
+
+def note(text: str) -> None:
+    """Say what is done. Commands print it; in Python it is logged."""
+    if (tell := _tell_note.get()) is not None:
+        tell(text)
+    else:
+        logging.getLogger(__package__).info(text)
 
 
 _name_option: Callable[[str, str], str] | None = None  # `None` means the arguments of Python

@@ -22,7 +22,8 @@ from .files import MAX_INSPECTED_VALUES, START_BYTES, Format, find_format
 from .latents import KNOWN_NAMES, AudioLatentsFile, find_audio_latents, is_sound_alone, open_latents
 from .latents.files import MappedLatents, find_reader, open_tensor_file, read_frames, sampled_frames
 from .latents.keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
-from .latents.metadata import is_audio_name
+from .latents.metadata import DEFAULT_VAE_NAME, is_audio_name
+from .model_table import Kind, models_for
 from .models.base import NETWORKS, PICTURES, SOUND, Medium, SoundConfig
 from .options import PlanOptions
 from .pipeline.sources import are_unusual, count_unusual, frame_moments, join_moments
@@ -118,7 +119,10 @@ def summarize(report: Report) -> str:
     text = f"of {frames} of {format_size(size['width'], size['height'])}{rate}"
     if kind == "latents":
         parts = [", with sound"] * bool(report["audio"]) + [", with keyframes"] * bool(report["keyframes"])
-        return f"latents {text}{''.join(parts)}; for a VAE with {report['shape'][1]} channels"
+        models = [model.name for model in models_for(report["generation"], Kind.VIDEO)]
+        vae = f"fits {' and '.join(models)}" if models else f"for a VAE with {report['shape'][1]} channels"
+        generation = f"of {report['generation']}, {text.removeprefix('of ')}" if report["generation"] else text
+        return f"latents {generation}{''.join(parts)}; {vae}"
     nearest = report["nearest"]
     if all(nearest[name] == report[name] for name in ("frames", "width", "height")):
         return f"a video {text}; encodes as it is"
@@ -386,13 +390,15 @@ def _inspect_latents(
 
     `audio_vae` is the checkpoint of the audio latents in it. Warns if the audio latents or keyframes cannot be read.
 
-    `fps`, `normalized` and `stated` are read from the file. `statistics` are of the normalized values of as many
-    latent frames as `frames_read`, which are all frames, or spread over a clip of more than 2**26 values; they are null
-    where a single frame has more. The lowest and highest ones are of single channels. `video` is one item of the batch:
-    its `vae` is null if the usual `scale` was assumed; without `fps` its `seconds` are at 24 frames per second.
+    `generation`, `vae_fingerprint`, `fps`, `normalized` and `stated` are read from the file. `statistics` are of the
+    normalized values of as many latent frames as `frames_read`, which are all frames, or spread over a clip of more
+    than 2**26 values; they are null where a single frame has more. The lowest and highest ones are of single channels.
+    `video` is one item of the batch: its `vae` is null if the usual `scale` was assumed; without `fps` its `seconds`
+    are at 24 frames per second.
     """
     channels, vae_scale = (None, None) if vae is None else (vae.config.latent_channels, vae.config.scale)
-    file = open_latents(path, latent_channels=channels, tensor=tensor, grid=grid, scale=vae_scale)
+    title = DEFAULT_VAE_NAME if vae is None else vae.title
+    file = open_latents(path, latent_channels=channels, tensor=tensor, grid=grid, scale=vae_scale, vae=title)
     normalization = None if vae is None else vae.read_statistics()
     if file.normalized is False and normalization is None:
         raise LatentsError(f"{path}: these latents are unnormalized; give -m VAE, whose statistics normalize them.")
@@ -415,6 +421,8 @@ def _inspect_latents(
         notices.append(f"the file states {info.num_frames} frames of {info.width}x{info.height}")
     if vae is None:
         notices.append("the scale is the usual one; give -m VAE to be sure")
+    elif problem := vae.describe_mismatch(info.space):
+        notices.append(f"the latents are {problem}")
     keyframes, audio = _find_or_warn(file.find_keyframes), _find_or_warn(partial(file.find_audio, audio_tensor))
     if keyframes and vae is not None and (warning := vae.spec("decoder").keyframe_warning):
         notices.append(warning.rstrip("."))
@@ -427,6 +435,8 @@ def _inspect_latents(
         "stored_dtype": file.stored_dtype,
         "layout": file.layout,
         "shape": list(shape),
+        "generation": info.space.generation,
+        "vae_fingerprint": info.space.fingerprint,
         "fps": None if info.fps is None else float(info.fps),
         "normalized": file.normalized,
         "stated": {"frames": info.num_frames, "width": info.width, "height": info.height, "carry": info.carry},

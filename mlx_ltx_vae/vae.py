@@ -16,7 +16,8 @@ from .checkpoint.loading import LazyNetwork, load_network
 from .errors import CheckpointError, LatentsError, PlanError, WriterError, warn
 from .frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
 from .latents.keyframes import Keyframes, frame_numbers
-from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder, Medium, Network
+from .latents.metadata import LatentSpace
+from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder, Medium, Network, Statistics
 from .options import (
     BitDepth,
     DecodeKeywords,
@@ -56,6 +57,7 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
 
     _NAMES: tuple[str, ...] = ("decoder", "encoder")  # in the order of `repr`
     _missing: Mapping[str, str] = {}  # the checkpoint's name, by each network that it lacks
+    _generation: str | None = None  # of its latents, as `LatentSpace` names it
 
     def __init__(
         self,
@@ -103,8 +105,12 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
             source = open_checkpoint(source, encoder=encoder, decoder=decoder, medium=medium)
         return source, name
 
-    def _note_missing(self, checkpoint: Checkpoint, **requested: bool) -> "Self":
-        """Record, for errors, which of the requested networks the checkpoint does not have. Returns this VAE."""
+    def _note_checkpoint(self, checkpoint: Checkpoint, **requested: bool) -> "Self":
+        """Record which of the requested networks the checkpoint lacks, for errors, and its latents' generation.
+
+        Returns this VAE.
+        """
+        self._generation = next(iter(checkpoint.latents_taken), None)
         missing = {name for name, is_requested in requested.items() if is_requested} - checkpoint.networks.keys()
         self._missing = dict.fromkeys(missing, checkpoint.name)
         return self
@@ -115,6 +121,13 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
         if name is None:
             return CheckpointError(f"{problem}; load it with {network}=True.")
         return CheckpointError(f"{problem}, since {name} has none; load a file or folder that has one.")
+
+    @property
+    def latent_space(self) -> LatentSpace:
+        """Generation and fingerprint of its latents, for `save_latents(space=)`."""
+        has_statistics = self.mean is not None and self.std is not None
+        fingerprint = Statistics(self.mean, self.std).fingerprint if has_statistics else None  # type: ignore[arg-type]
+        return LatentSpace(self._generation, fingerprint)
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -200,8 +213,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         """Load a VAE.
 
         Args:
-            source: a file in any supported layout (only the VAE's tensors are read, even from a 40 GB file), a folder,
-                "folder:file", a hub repository id, or an open checkpoint.
+            source: a name such as "ltx-2.3" (see README.md), a file in any supported layout (only the VAE's tensors
+                are read, even from a 40 GB file), a folder, "folder:file", a hub repository id, or an open checkpoint.
             dtype: "bfloat16" or `mx.bfloat16`. `None` means the checkpoint's dtype. On Apple GPUs, convolutions of a
                 bfloat16 network take float16 where their range allows it, which is more accurate. If requested
                 explicitly, bfloat16 is used throughout. A float16 encoder computes in float32, since float16 may
@@ -222,7 +235,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             encoder_is_promoted=encoder_dtype is mx.float32 and dtype != "float32",
             keeps_dtype=dtype is not None,
         )
-        return vae._note_missing(source, encoder=encoder, decoder=decoder)
+        return vae._note_checkpoint(source, encoder=encoder, decoder=decoder)
 
     @classmethod
     def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: GivenDtype = None) -> "Self":

@@ -6,10 +6,11 @@ import multiprocessing
 import os
 import re
 import resource
+import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -86,6 +87,12 @@ def pytest_collection_finish() -> None:
 def random_numbers() -> None:
     """The same numbers in every run where a test gives no key."""
     mx.random.seed(0)
+
+
+def quick(cases: Iterable[Any], count: int = 1) -> list[Any]:
+    """Return the cases of a test, all but the first `count` of them marked slow."""
+    params = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*param, marks=[pytest.mark.slow] * (index >= count)) for index, param in enumerate(params)]
 
 
 def active_memory() -> int:
@@ -225,6 +232,37 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(VideoVAE, "from_pretrained", counted)
     return calls
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """`hub_cache("ltx-2.3", file)`: a copy of the file is that model's in the cache of the hub. There is no network.
+
+    `is_sound` means the audio VAE with this name. A repository without a named file gets a dict of files by name.
+    Commands in other processes have the same cache.
+    """
+    from mlx_ltx_vae.model_table import find_model
+
+    cache = tmp_path / "hub"
+    for name, value in (("HF_HUB_CACHE", str(cache)), ("HF_HUB_OFFLINE", True)):
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.chdir(tmp_path)
+
+    def add(name: str, files: Path | dict[str, Path], *, is_sound: bool = False) -> Path:
+        model = find_model(name, is_sound=is_sound)
+        assert model is not None
+        files = files if isinstance(files, dict) else {model.source.partition(":")[2]: files}
+        repository = cache / f"models--{model.repository.replace('/', '--')}"
+        snapshot = repository / "snapshots" / ("0" * 40)
+        for inner, source in files.items():
+            (snapshot / inner).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, snapshot / inner)
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / "main").write_text("0" * 40)
+        return snapshot
+
+    return add
 
 
 @pytest.fixture(scope="session")

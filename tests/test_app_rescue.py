@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import warnings
+import wave
 from pathlib import Path
 
 import mlx.core as mx
@@ -67,7 +68,7 @@ def test_an_optional_parameter_that_is_not_known_keeps_the_method_the_apps(core,
         assert decoder.decode(mx.array(LATENTS), preset="slow") == ("own", True)
         assert decoder.decode(mx.array(LATENTS)).shape == (1, 3, 9, 64, 64)
         assert decoder.decode(mx.array(LATENTS), preset="slow") == ("own", True)
-    (line,) = capsys.readouterr().err.splitlines()
+    *_, line = capsys.readouterr().err.splitlines()
     assert "VideoDecoder.decode also takes preset; calls that use it stay the app's own." in line
     assert list(Path.cwd().glob("*latents*")) == []
 
@@ -196,3 +197,17 @@ def test_installing_imports_no_decoder():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_lines_about_sound_name_no_options_that_an_app_does_not_have(core, capsys, tmp_path):
+    with wave.open(str(tmp_path / "voice.wav"), "wb") as voice:
+        voice.setparams((2, 2, 16000, 0, "NONE", ""))
+        voice.writeframes(bytes(4 * 32000))
+    decoder = core(OWN_DECODE)
+    with warnings.catch_warnings(), integrations.install():
+        warnings.simplefilter("error")
+        decoder.decode_and_stream(
+            mx.array(LATENTS), str(tmp_path / "clip.mp4"), frame_rate=24, audio_path=str(tmp_path / "voice.wav")
+        )
+    _, line = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"mlx_ltx_vae: \S+clip.mp4: the video takes 0.\d\d s and its audio 2.00 s.", line)

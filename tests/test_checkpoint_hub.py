@@ -128,7 +128,7 @@ def test_a_file_or_a_folder_of_a_repository_can_be_given(cached):
     (snapshot / "a.safetensors").write_bytes(b"never opened")
     for inner in ("b.safetensors", "two"):
         assert open_checkpoint(f"owner/name:{inner}").config.generation == "LTX-2.3"
-    with pytest.raises(CheckpointError, match=r"the repository has no c\.safetensors; .* out of a\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"its cache has no c\.safetensors; .* out of a\.safetensors, b"):
         open_checkpoint("owner/name:c.safetensors")
 
 
@@ -163,9 +163,10 @@ def serve(golden, tmp_path, monkeypatch):
         present, fetched = [path.relative_to(remote).as_posix() for path in sorted(remote.rglob("*.*"))], []
 
         class Api:
-            def model_info(self, repo, timeout):
-                assert timeout > 0
-                return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in present])
+            def model_info(self, repo, timeout, files_metadata):
+                assert timeout > 0 and files_metadata
+                siblings = [SimpleNamespace(rfilename=name, size=(remote / name).stat().st_size) for name in present]
+                return SimpleNamespace(siblings=siblings, card_data=SimpleNamespace(license="mit"), gated=False)
 
         def snapshot_download(repo, *, allow_patterns, local_files_only):
             assert not local_files_only
@@ -258,7 +259,7 @@ def test_a_cache_with_some_files_of_a_repository_needs_no_network(serve, monkeyp
     serve(["model.safetensors"])
 
     class Api:
-        def model_info(self, repo, timeout):
+        def model_info(self, repo, **options):
             raise ConnectionError("no network")
 
     def snapshot_download(repo, *, allow_patterns=None, local_files_only):

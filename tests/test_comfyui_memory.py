@@ -104,6 +104,7 @@ def test_noise_and_timestep_are_those_of_the_decode(comfy, execute, golden):
     path.unlink()
 
 
+@pytest.mark.slow
 def test_keyframes_are_those_of_the_decode(comfy, execute, golden):
     path = comfy.base / "models" / "vae" / "diffusion.safetensors"
     path.symlink_to(golden("ltx2_5_keyframes_gated").checkpoint)

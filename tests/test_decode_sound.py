@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -249,10 +250,24 @@ def test_a_whole_models_file_needs_no_audio_model(tmp_path, video, model, audio_
     assert SAMPLES <= heard(tmp_path / "a.mp4", 24000).shape[1] <= SAMPLES + 2048
 
 
+def test_without_an_audio_model_the_one_that_fits_is_named(tmp_path, video, golden, capsys):
+    named = shutil.copy(golden("ltx2_3").checkpoint, tmp_path / "LTX23_video_vae.safetensors")
+    stated = latents_file(tmp_path / "stated.safetensors", video, random_latents(LENGTH))
+    save_file(load_file(stated), stated, metadata={"generation": "LTX-2.3"})
+    for source, vae in (
+        (stated, video),
+        (latents_file(tmp_path / "a.safetensors", named, random_latents(LENGTH)), named),
+    ):
+        run("--dry-run", source, "-m", vae)
+        remark = "; --audio-model ltx-2.3 (0.4 GB, license LTX-2 Community) decodes them into the video."
+        assert remark in capsys.readouterr().err
+
+
 def test_without_an_audio_model_the_video_is_silent_and_a_warning_says_so(tmp_path, video, capsys):
     clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
     run(clip, "-m", video, "-o", tmp_path / "a.mp4")
-    assert "has audio latents (final_audio_latent) too; --audio-model AUDIO decodes them" in capsys.readouterr().err
+    remark = "has audio latents (final_audio_latent) too; --audio-model AUDIO (ltx-2.5, ltx-2.3, ltx-2, or a file)"
+    assert remark in capsys.readouterr().err
     assert b"audio" not in run_ffmpeg("-i", tmp_path / "a.mp4", "-c", "copy", "-f", "framehash", "-")
 
 

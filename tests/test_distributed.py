@@ -348,6 +348,7 @@ def first_data_byte(path):
     return 8 + int.from_bytes(path.read_bytes()[:8], "little")
 
 
+@pytest.mark.slow
 def test_other_latents_on_another_rank_are_an_error_before_the_decode(folders, golden):
     with_changed_byte(folders / "1" / "clip.safetensors", -2)
     out, err = launch_in_folders(folders, *DECODE)

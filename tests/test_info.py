@@ -17,6 +17,7 @@ from many_files import refused as refused_by
 from mlx_ltx_vae import PlanError, VideoVAE, demo, save_latents
 from mlx_ltx_vae.info import main
 from mlx_ltx_vae.inspect import format_report, inspect
+from mlx_ltx_vae.latents.metadata import LatentSpace
 from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
 from mlx_ltx_vae.planning.clip import lookahead, receptive_field
 from mlx_ltx_vae.streaming.context import StreamContext
@@ -34,8 +35,9 @@ NETWORK_KEYS = {
 }  # fmt: skip
 BLOCK_KEYS = {"kind", "in_channels", "out_channels", "layers", "stride", "residual", "inject_noise"}
 LATENTS_KEYS = {
-    "kind", "name", "tensor", "stored_shape", "stored_dtype", "layout", "shape", "fps", "normalized", "stated",
-    "frames_read", "statistics", "video", "keyframes", "audio", "notices",
+    "kind", "name", "tensor", "stored_shape", "stored_dtype", "layout", "shape", "generation",
+    "vae_fingerprint", "fps", "normalized", "stated", "frames_read", "statistics", "video", "keyframes", "audio",
+    "notices",
 }  # fmt: skip
 
 
@@ -584,6 +586,9 @@ def test_the_first_line_says_what_a_file_is(golden, audio_case, tmp_path, capsys
     latents = mx.zeros((1, 128, 3, 2, 3)) + 0.5
     save_latents(tmp_path / "clip.safetensors", latents, fps=24, audio=mx.ones((1, 8, 9, 16)))
     expected = "latents of 17 frames of 96x64, 24 fps, with sound; for a VAE with 128 channels"
+    assert first_line(tmp_path / "clip.safetensors") == expected
+    save_latents(tmp_path / "clip.safetensors", latents, fps=24, space=LatentSpace("LTX-2.3", "0" * 16))
+    expected = "latents of LTX-2.3, 17 frames of 96x64, 24 fps; fits ltx-2.3 and prunavaed"
     assert first_line(tmp_path / "clip.safetensors") == expected
     for name, frames, size, end in (("a", 9, (96, 64), "encodes as it is"),
                                     ("b", 12, (100, 64), "encodes as 9 frames of 96x64 with --resize")):  # fmt: skip

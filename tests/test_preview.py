@@ -95,7 +95,9 @@ def test_many_inputs_batches_and_errors_are_those_of_decode(clips, capsys):
 def test_latents_of_another_vae_are_one_error(clips, capsys):
     np.save("other.npy", np.zeros((1, 128, 2, 2, 2), np.float32))
     line = failed(capsys, "other.npy", *RGB, "-o", "other.png", main=preview)
-    assert line.startswith("error: other.npy: latents (1, 128, 2, 2, 2) have 128 channels where the VAE has 64")
+    assert line.startswith(
+        "error: other.npy: latents (1, 128, 2, 2, 2) have 128 channels where the VAE latent_rgb.safetensors has 64"
+    )
     assert "no such file" in failed(capsys, "one.safetensors", "-m", "missing", "-o", "one.png", main=preview)
 
 

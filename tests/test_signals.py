@@ -35,6 +35,7 @@ def clip(golden, tmp_path_factory):
     return [path, "-m", golden("small_ltx2_3").checkpoint]
 
 
+@pytest.mark.slow
 def test_nothing_is_left_whenever_signals_come(commands):
     check_runs(commands, "video", 2)
 

@@ -138,7 +138,7 @@ WRONG = [
     (decode, "clip.npy -o a.wav", "--audio-model AUDIO is missing"),
     (decode, "clip.npy -m vae -o a.wav --audio b.wav", "a .wav file is the sound alone; leave out --audio"),
     (preview, "-m rgb -o out.png", "LATENTS is missing"),
-    (preview, "clip.npy -o out.png", "-m MODEL is missing: a tiny decoder, such as taeltx2_3.safetensors (github.com/"),
+    (preview, "clip.npy -o out.png", "-m MODEL is missing: give taeltx-2.3, or a tiny decoder of github.com/"),
     (preview, "clip.npy -o out.png", "or a projection that examples/fit_latent_rgb.py fits to your VAE; --demo"),
     (preview, "clip.npy --demo", "--demo comes with latents and a VAE; leave out LATENTS"),
     (preview, "a.npy b.npy -m rgb -o out.png", "out.png: is one output for several inputs; name a folder (out/) or"),

@@ -399,3 +399,24 @@ def test_loading_reads_one_tensor_at_a_time(golden):
     held = active_memory() - before
     assert mx.get_peak_memory() - before < 1.35 * held
     assert vae.config.generation == "LTX-2.3"
+
+
+def test_a_memory_budget_in_the_place_of_a_plan_is_named(golden, audio_vae, tmp_path):
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
+    latents = mx.zeros((1, vae.config.latent_channels, 2, 2, 2))
+    pixels = mx.zeros((1, 3, 9, 64, 64))
+    sound = audio_vae("encoder")
+    calls = [
+        lambda: vae.decode(latents, "8GB"),
+        lambda: vae.stream(latents, "8GB"),
+        lambda: vae.decode_uint8(latents, "8GB"),
+        lambda: vae.decode_to_file(latents, tmp_path / "a.mp4", "8GB"),
+        lambda: vae.encode(pixels, "8GB"),
+        lambda: sound.decode(mx.zeros((1, 8, 5, 16)), "8GB"),
+        lambda: sound.encode(mx.zeros((1, 2, 48000)), 48000, "8GB"),
+    ]
+    for call in calls:
+        with pytest.raises(PlanError, match=r"plan is '8GB'; expected a (Dec|Enc)odePlan, .* memory_budget='8GB', to "):
+            call()
+    with pytest.raises(PlanError, match=r"plan is \{\}; expected a DecodePlan, so pass what plan returns"):
+        vae.decode(latents, {})

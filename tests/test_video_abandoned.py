@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conftest import quick
 from mlx_ltx_vae.video import OutputOptions, VideoReader, VideoWriter, open_sink
 from video_files import SIZE, children, kill_children, noise, open_files, run_ffmpeg, write
 
@@ -192,7 +193,7 @@ os.waitpid(child, 0)
 """
 
 
-@pytest.mark.parametrize("kind", ["file", "live", "sound", "gif", "npy", "stills", "wav", "reader"])
+@pytest.mark.parametrize("kind", quick(["file", "live", "reader", "sound", "gif", "npy", "stills", "wav"], 3))
 def test_a_forked_child_leaves_what_its_parent_writes_and_reads(tmp_path: Path, kind: str) -> None:
     """It exits, drops its copy, leaves the with-block by an error, or writes; and it may outlive the file."""
     allowed = "ignore:This process:DeprecationWarning"  # from Python 3.12 on: it has threads and forks

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conftest import quick
 from mlx_ltx_vae.codec_table import AUDIO_CODECS, CODECS, AudioCodec, Codec
 from mlx_ltx_vae.commands.parsers import decode_parser
 from mlx_ltx_vae.decode import main
@@ -121,7 +122,7 @@ def test_the_encoders_of_a_mac_get_a_quality_and_a_tag() -> None:
 @pytest.mark.usefixtures("_mac")
 def test_what_the_encoders_of_a_mac_cannot_do_is_refused() -> None:
     assert "h264_videotoolbox has no crf" in refusal("a.mp4", codec="h264_videotoolbox", crf=20)
-    assert "has a bit depth of 8, not 10" in refusal("a.mp4", codec="h264_videotoolbox", bit_depth=10)
+    assert "has 8 bits per color, not 10" in refusal("a.mp4", codec="h264_videotoolbox", bit_depth=10)
     assert "takes even sizes, not 33x17" in refusal("a.mp4", (33, 17), codec="hevc_videotoolbox")
     assert "is not supported in .webm" in refusal("a.webm", codec="hevc_videotoolbox")
     assert "has no presets" in refusal("a.mp4", codec="hevc_videotoolbox", encoder_preset="fast")
@@ -134,7 +135,7 @@ def test_the_encoders_of_a_mac_are_refused_elsewhere() -> None:
         assert refusal("a.mp4", codec="h264_videotoolbox") == f"{without}; {others}"
 
 
-@pytest.mark.parametrize("codec", [name for name, codec in CODECS.items() if not codec.is_mac_only])
+@pytest.mark.parametrize("codec", quick((name for name, codec in CODECS.items() if not codec.is_mac_only), 2))
 def test_every_pixel_format_of_the_table_is_written_and_has_the_colors(tmp_path: Path, codec: str) -> None:
     known = CODECS[codec]
     formats = {*known.pixel_formats.values(), *(known.odd_pixel_formats or {}).values(), *known.more_pixel_formats}
@@ -154,7 +155,8 @@ def test_a_codec_is_an_entry_that_help_errors_and_arguments_follow(
     monkeypatch.setitem(CODECS, "toy", toy)
     monkeypatch.setitem(AUDIO_CODECS, "beep", AudioCodec(("mp2",), (".mkv",), 128))
     shown = " ".join(decode_parser().format_help().split())
-    assert "av1, toy (a toy); on a Mac also " in shown
+    assert "av1, toy, and on a Mac h264_videotoolbox" in shown
+    assert "ffv1 is lossless, toy is a toy (default" in shown
     assert "beep (.mkv) (default: aac" in shown
     assert "use one of h264, hevc, prores, prores4444, ffv1, vp9, av1, h264_videotoolbox, " in refusal(
         "a.mkv", codec="theora"

@@ -103,6 +103,7 @@ def expected(plain: Path) -> dict[str, dict[str, Any]]:
     return {ending: found(plain / f"plain{ending}") for ending in ENDINGS}
 
 
+@pytest.mark.slow
 @settings(max_examples=12, derandomize=True, deadline=None, database=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
 @given(ending=st.sampled_from(list(ENDINGS)), key=texts, value=texts, name=texts, is_attached=st.booleans())

@@ -21,6 +21,7 @@ from mlx_ltx_vae import (
     DeviceError,
     DistributedError,
     EncodePlan,
+    Film,
     Fit,
     FrameChunk,
     HDROptions,
@@ -74,6 +75,9 @@ def decode(vae: VideoVAE, latents: mx.array, folder: Path) -> int:
     pixels = vae.decode(latents, memory_budget=plan.peak_bytes)
     assert pixels.shape[3:] == size[::-1], (pixels.shape, size)
     vae.decode(latents, on_frames_ready=lambda frames, start: None)
+    film = Film([latents, latents], carry=1)
+    joined: DecodeReport = vae.decode_to_file(film, folder / "film.npy")
+    assert joined.frames == vae.plan(film).num_frames, joined
     tiles = tiling.TilingConfig.default()
     vae.decode(latents, vae.plan(latents.shape, mode="tiled", tiling=tiles))
     return count

@@ -22,6 +22,8 @@ from ..backend.machine import Machine
 from ..backend.mlx_utils import DTYPES, count_nonfinite, dtype_name, to_bool
 from ..errors import CheckpointError, DeviceError, excerpt, quote, warn
 from ..files import read_sample
+from ..latents.metadata import LatentSpace
+from ..model_table import latents_of
 from ..models.base import (
     NETWORKS,
     PICTURES,
@@ -57,7 +59,8 @@ VERSION_KEY = "model_version"
 
 _NAMED_TENSORS = 3
 _VERSION = re.compile(r"(\d{1,3})\.(\d{1,3})")
-_NAMED_VERSION = re.compile(r"ltx[-_ ]?v?(\d{1,3})\.(\d{1,3})", re.IGNORECASE)
+# "ltx-2.3", "ltxv0.9.5", "LTX23", "taeltx2_3"; not "ltx-2-19b".
+_NAMED_VERSION = re.compile(r"ltx[-_ ]?v?(\d)[._]?(\d{1,2})(?![\db])", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -120,11 +123,45 @@ class Checkpoint:
     @property
     def version(self) -> tuple[int, int] | None:
         """LTX version that the files or their names state, such as (2, 5), or else one with the same layers."""
+        match = _VERSION.search(self.config.generation)
+        return self._stated_version or (None if match is None else (int(match[1]), int(match[2])))
+
+    @property
+    def _stated_version(self) -> tuple[int, int] | None:
         model_versions = [archive.metadata.get(VERSION_KEY, "") for archive in self.archives]
         names = [part for archive in self.archives for part in reversed(archive.path.absolute().parts[-2:])]
-        matches = [*map(_VERSION.match, model_versions), *map(_NAMED_VERSION.search, names)]
-        match = next(filter(None, [*matches, _VERSION.search(self.config.generation)]), None)
+        matches = [*map(_VERSION.match, model_versions), *map(_NAMED_VERSION.search, [*names, self.name])]
+        match = next(filter(None, matches), None)
         return None if match is None else (int(match[1]), int(match[2]))
+
+    @property
+    def title(self) -> str:
+        """Name of the VAE in errors about latents: its generation, if that is known."""
+        return next(iter(self.latents_taken), f"the VAE {self.name}")
+
+    @property
+    def latents_taken(self) -> tuple[str, ...]:
+        """Generations whose latents it takes, its own first. There are none if its layers and names do not tell."""
+        return latents_of(self.config.generation, self._stated_version)
+
+    @property
+    def latent_space(self) -> LatentSpace:
+        """Generation and fingerprint of its latents. Reads the statistics."""
+        statistics = self.read_statistics()
+        generation = next(iter(self.latents_taken), None)
+        return LatentSpace(generation, None if statistics is None else statistics.fingerprint)
+
+    def describe_mismatch(self, latents: LatentSpace) -> str | None:
+        """Say that latents belong to another VAE, as the end of a sentence about them. Returns `None` if they fit."""
+        own, taken = self.latent_space, self.latents_taken
+        if latents.fingerprint is not None and latents.fingerprint == own.fingerprint:
+            return None
+        if latents.generation and taken:
+            problem = f"of {latents.generation}, and {self.name} is for {' and '.join(taken)}"
+            return None if latents.generation in taken else problem
+        if latents.fingerprint is None or own.fingerprint is None:
+            return None
+        return f"of a VAE with other statistics than {self.name}"
 
     def of_network(self, name: str) -> "Checkpoint":
         """Return the checkpoint with only one of its networks, and only the headers of this network."""

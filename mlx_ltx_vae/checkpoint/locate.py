@@ -1,4 +1,4 @@
-"""Find and open the files of a checkpoint: a file, a folder, or a repository of the Hugging Face hub.
+"""Find and open the files of a checkpoint: a file, a folder, or a repository of the Hugging Face hub, also by its name.
 
 `huggingface_hub` is imported where it is needed, since the import is slow.
 """
@@ -6,15 +6,17 @@
 import glob
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from ..errors import CheckpointError, excerpt
+from ..errors import CheckpointError, excerpt, note, suggest
 from ..files import explain_missing
+from ..model_table import HUB, Kind, PublishedModel, find_model, list_names
 from ..models.base import PICTURES, SOUND, Family, Medium, NetworkTensors
 from ..models.families import families_of
-from ..units import expand_path
+from ..units import expand_path, format_bytes
 from .files import (
     CONFIG_NAMES,
     Archive,
@@ -55,8 +57,8 @@ class Location(NamedTuple):
 def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
     """Read the headers of the files that contain the VAE of pictures or of sound.
 
-    `source` is a file, a folder, "folder:file" for one of the VAEs in it, or "owner/name" or "owner/name:file" on the
-    hub. A `source` that exists as a path is a path, also with colons.
+    `source` is a file, a folder, "folder:file" for one of the VAEs in it, a short name in `model_table`, or
+    "owner/name" or "owner/name:file" on the hub. A `source` that exists as a path is a path, also with colons.
     """
     path = Path(expand_path(source, CheckpointError))
     is_folder, exists = os.path.isdir(path), os.path.exists(path)
@@ -69,7 +71,9 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
         is_folder, (path, file_name) = True, folder_and_name
         name, archives = f"{path.resolve().name}:{file_name}", _open_named(path, file_name, medium)
     else:
-        reference = parse_reference(source) if isinstance(source, str) else None
+        model = find_model(source, is_sound=medium is SOUND) if isinstance(source, str) else None
+        name = str(source) if model is None else model.source
+        reference = parse_reference(name) if isinstance(source, str) else None
         if reference is None:
             hint = " (a file on the hub is owner/name:FILE)" if path.parts[2:] and not path.is_absolute() else ""
             is_address = "://" in str(source)  # a `Path` makes "//" one "/"
@@ -77,8 +81,13 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
             if isinstance(source, str) and (address := _ADDRESS.fullmatch(source)):
                 hint = f" (did you mean {':'.join(filter(None, address.groups()))}?)"
             reason = explain_missing(path, "file or folder").rstrip(".")
-            raise CheckpointError(f"{excerpt(source if is_address else path, 200)}: {reason}{hint}; check the path.")
-        name, archives = str(source), _open(*_fetch(*reference, medium))
+            remedy = "check the path"
+            if not hint and path.parts == (str(source),):  # a single word
+                kinds = (Kind.SOUND,) if medium is SOUND else (Kind.VIDEO, Kind.PREVIEW)
+                names = list_names(kinds)
+                hint, remedy = suggest(str(source), names.split(", ")), f"check the path, or give one of {names}"
+            raise CheckpointError(f"{excerpt(source if is_address else path, 200)}: {reason}{hint}; {remedy}.")
+        archives = _open(*_fetch(*reference, medium, model))
     files = [archive.path for archive in archives]
     config_files = [file.with_name(config) for file in files for config in file_config_names(file.name)]
     folders = dict.fromkeys([file.parent for file in files] + ([path] if is_folder else []))
@@ -190,50 +199,123 @@ def parse_reference(source: str) -> tuple[str, str | None] | None:
     return match["repo"], match["inner"]
 
 
-def _fetch(repo: str, inner: str | None, medium: Medium) -> tuple[Path, tuple[WeightFiles, ...]]:
-    """Download the VAE's weight files and configuration, or find them in the cache; return their folder and sets."""
-    names, is_offline = _list_files(repo)
-    sets = _choose(repo, inner, names, is_audio=medium is SOUND)
+def is_on_hub(source: str) -> bool:
+    """Return whether a source is a short name or a repository of the hub, and no path."""
+    is_path = os.path.exists(source) or _split(Path(source)) is not None
+    return not is_path and (find_model(source) or parse_reference(source)) is not None
+
+
+def is_cached(model: PublishedModel) -> bool:
+    """Return whether the files of a model are in the cache of the hub."""
+    repo, inner = parse_reference(model.source) or (model.source, None)
+    try:
+        _fetch_cached(repo, inner, SOUND if model.kind is Kind.SOUND else PICTURES)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _fetch(
+    repo: str, inner: str | None, medium: Medium, model: PublishedModel | None = None
+) -> tuple[Path, tuple[WeightFiles, ...]]:
+    """Download the VAE's weight files and configuration, or find them in the cache; return their folder and sets.
+
+    A `model` of the table is taken from the cache without a look at the hub.
+    """
+    if model is not None:
+        with suppress(CheckpointError):
+            return _fetch_cached(repo, inner, medium)
+    return _fetch_files(_list_files(repo, model), inner, medium)
+
+
+def _fetch_cached(repo: str, inner: str | None, medium: Medium) -> tuple[Path, tuple[WeightFiles, ...]]:
+    try:
+        return _fetch_files(_list_cached(repo, "it was not asked"), inner, medium)
+    except Exception as error:  # huggingface_hub's classes differ between releases
+        raise CheckpointError(f"{repo}: is not in the cache ({_reason(error)}).") from error
+
+
+class _Listing(NamedTuple):
+    """Files of a repository on the hub, or in the cache.
+
+    Attributes:
+        sizes: the bytes of each file by name. `None` means that they are not stated.
+        problem: why the hub cannot be read, if these are the files in the cache.
+        license: as its page states it.
+    """
+
+    repo: str
+    sizes: Mapping[str, int | None]
+    problem: str | None = None
+    license: str | None = None
+    is_gated: bool = False
+
+    @property
+    def is_offline(self) -> bool:
+        return self.problem is not None
+
+
+def _fetch_files(listing: _Listing, inner: str | None, medium: Medium) -> tuple[Path, tuple[WeightFiles, ...]]:
+    names = list(listing.sizes)
+    sets = _choose(listing, inner, is_audio=medium is SOUND)
     files = [PurePosixPath(name) for files in sets for name in files]
     configs = {str(file.with_name(name)) for file in files for name in (*file_config_names(file.name), *CONFIG_NAMES)}
-    folder = _download(repo, [*map(str, files), *sorted(configs.intersection(names))], is_offline)
+    folder = _download(listing, [*map(str, files), *sorted(configs.intersection(names))])
     for index in files:
         if is_index(index.name):
-            _download(repo, [str(index.with_name(shard)) for shard in shard_names(folder / index)], is_offline)
+            _download(listing, [str(index.with_name(shard)) for shard in shard_names(folder / index)])
     return folder, sets
 
 
-def _list_files(repo: str) -> tuple[list[str], bool]:
-    """List the file names of a repository, and return whether they are of the cache, since the hub is unreachable."""
+def _list_files(repo: str, model: PublishedModel | None) -> _Listing:
+    """List the files of a repository, or those in the cache if the hub is unreachable."""
     import huggingface_hub as hub
 
     try:
-        siblings = hub.HfApi().model_info(repo, timeout=_LISTING_TIMEOUT).siblings
-        return [sibling.rfilename for sibling in siblings or ()], False
+        info = hub.HfApi().model_info(repo, timeout=_LISTING_TIMEOUT, files_metadata=True)
     except Exception as error:  # no network, repository or access: the classes differ between releases
         try:
-            # An empty list of patterns matches no files, so that a cache with some of the files is accepted.
-            cached = Path(hub.snapshot_download(repo, allow_patterns=[], local_files_only=True))
+            return _list_cached(repo, _reason(error))
         except Exception:
-            raise CheckpointError(
-                f"{repo}: there is no such path, and the hub repository cannot be read ({_reason(error)}) and is not "
-                "in the cache; check the name, log in with `hf auth login` if it is gated, or give a local file."
-            ) from error
-    return [path.relative_to(cached).as_posix() for path in cached.rglob("*") if path.is_file()], True
+            problem = f"the hub repository cannot be read ({_reason(error)}) and is not in the cache"
+            if model is None:
+                remedy = "check the name, log in with `hf auth login` if it is gated, or give a local file"
+                raise CheckpointError(f"{repo}: there is no such path, and {problem}; {remedy}.") from error
+            remedy = _login(model.repository) if model.is_gated else "check the network"
+            raise CheckpointError(f"{model.name}: {problem}; {remedy}, or give a local file.") from error
+    sizes = {sibling.rfilename: getattr(sibling, "size", None) for sibling in info.siblings or ()}
+    card = getattr(info, "card_data", None)
+    license_name = None if model is None else model.license
+    license_name = license_name or getattr(card, "license_name", None) or getattr(card, "license", None)
+    return _Listing(repo, sizes, None, license_name, bool(getattr(info, "gated", False)))
 
 
-def _download(repo: str, names: Sequence[str], is_offline: bool) -> Path:
-    """Download these files and return the folder of the snapshot."""
+def _list_cached(repo: str, problem: str) -> _Listing:
+    """List the files of a repository in the cache. Raises an error of huggingface_hub if there are none."""
     import huggingface_hub as hub
 
+    # An empty list of patterns matches no files, so that a cache with some of the files is accepted.
+    cached = Path(hub.snapshot_download(repo, allow_patterns=[], local_files_only=True))
+    names = [path.relative_to(cached).as_posix() for path in cached.rglob("*") if path.is_file()]
+    return _Listing(repo, dict.fromkeys(names), problem)
+
+
+def _download(listing: _Listing, names: Sequence[str]) -> Path:
+    """Download these files and return the folder of the snapshot. A note says what is downloaded."""
+    import huggingface_hub as hub
+    from huggingface_hub.errors import GatedRepoError
+
+    repo = listing.repo
     patterns = [glob.escape(name) for name in names]
+    if not listing.is_offline:
+        _note_download(listing, names)
     try:
-        folder = Path(hub.snapshot_download(repo, allow_patterns=patterns, local_files_only=is_offline))
+        folder = Path(hub.snapshot_download(repo, allow_patterns=patterns, local_files_only=listing.is_offline))
     except Exception as error:
-        raise CheckpointError(
-            f"{repo}: cannot download {list_some(names)} ({_reason(error)}); check the network, or log in with "
-            "`hf auth login` if the repository is gated."
-        ) from error
+        remedy = "check the network, or log in with `hf auth login` if the repository is gated"
+        if listing.is_gated or isinstance(error, GatedRepoError):
+            remedy = _login(repo)
+        raise CheckpointError(f"{repo}: cannot download {list_some(names)} ({_reason(error)}); {remedy}.") from error
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise CheckpointError(
             f"{repo}: {list_some(missing)} cannot be downloaded, because the repository does not have it or the hub "
@@ -242,7 +324,25 @@ def _download(repo: str, names: Sequence[str], is_offline: bool) -> Path:
     return folder
 
 
-def _choose(repo: str, inner: str | None, names: Sequence[str], *, is_audio: bool) -> tuple[WeightFiles, ...]:
+def _login(repo: str) -> str:
+    """Say how to get access to a gated repository."""
+    return f"accept its license at {HUB}/{repo}, then log in with `hf auth login`"
+
+
+def _note_download(listing: _Listing, names: Sequence[str]) -> None:
+    """Say which files are not in the cache, with their size and license."""
+    import huggingface_hub as hub
+
+    new_names = [name for name in names if not isinstance(hub.try_to_load_from_cache(listing.repo, name), str)]
+    sizes = [listing.sizes.get(name) for name in new_names]
+    size = [format_bytes(sum(filter(None, sizes)))] if any(sizes) else []
+    terms = ", ".join([*size, *([f"license {listing.license}"] if listing.license else [])])
+    if new_names:
+        note(f"{listing.repo}: downloads {list_some(new_names)}{f' ({terms})' if terms else ''}")
+
+
+def _choose(listing: _Listing, inner: str | None, *, is_audio: bool) -> tuple[WeightFiles, ...]:
+    repo, names = listing.repo, list(listing.sizes)
     if inner is not None and inner in names:
         return choose_file(names, inner, is_audio=is_audio)
     inside = f"{inner.rstrip('/')}/" if inner else ""
@@ -251,10 +351,13 @@ def _choose(repo: str, inner: str | None, names: Sequence[str], *, is_audio: boo
     if len(choices) == 1:
         return tuple(tuple(inside + name for name in files) for files in choices[0])
     choice_names = [inside + choice[-1][0] for choice in choices]
-    listing = list_some(choice_names or [name for name in names if name.endswith(".safetensors")])
+    files = list_some(choice_names or [name for name in names if name.endswith(".safetensors")])
     problem = f"has no {inner}" if inner and not candidates else "has several files that may be the VAE, or none"
+    place, remedy = "the repository", ""
+    if listing.problem is not None:
+        place, remedy = f"the hub cannot be read ({listing.problem}), and its cache", "check the network, or "
     raise CheckpointError(
-        f"{repo}: the repository {problem}; name one as {repo}:FILE out of {listing or 'no safetensors file at all'}."
+        f"{repo}: {place} {problem}; {remedy}name one as {repo}:FILE out of {files or 'no safetensors file at all'}."
     )
 
 

@@ -14,12 +14,13 @@ from .. import demo
 from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..codec_table import CODECS
-from ..errors import ItemsError, LatentsError, PlanError
+from ..errors import ItemsError, LatentsError, PlanError, warn
 from ..files import is_pipe
 from ..frame_format import FrameOutput, frame_format
 from ..latents import LatentsFile, open_latents
 from ..latents.files import MappedLatents
 from ..latents.keyframes import Keyframes, KeyframesFile, describe_keyframes
+from ..model_table import Kind, list_names, models_for
 from ..models.base import Statistics
 from ..models.noise import check_takes_seed
 from ..models.specs import NetworkSpec
@@ -40,6 +41,7 @@ from .cli import CommandParser
 from .inputs import ClipInput, FilmInput
 from .items import Item, ItemFiles, all_exist, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
+from .models import CHOICES, choose_by_environment, choose_by_latents
 from .options import choose_frames, chosen_steps, pick
 from .published_plan import print_published_plan, wants_published_plan, with_preset
 from .running import run_command
@@ -65,14 +67,18 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         with parser.wrong_usage():
             options = _plan_options(arguments)
         return print_published_plan(parser, arguments, options)
-    missing: str | None = "-m VAE is missing: the checkpoint to decode with"
+    missing: str | None = f"-m VAE is missing, the checkpoint to decode with: {CHOICES}"
     if is_sound(arguments.output or ""):
         allowed_options = {"demo", "output", *_JOB_OPTIONS, *(field.name for field in fields(SoundSettings))}
         film_options = {"join", "carry", "fps", "list"}
         allowed_options = allowed_options | film_options if arguments.join else allowed_options - film_options
         parser.refuse_others(arguments, allowed_options, "a .wav file is the sound alone")
-        missing = None if arguments.audio_model else "--audio-model AUDIO is missing: the checkpoint of the sound"
-    complete_inputs(parser, arguments, demo.VAE, missing)
+        audio_names = list_names([Kind.SOUND])
+        missing = f"--audio-model AUDIO is missing, the checkpoint of the sound: give one of {audio_names}, or a file"
+        missing = None if arguments.audio_model else missing
+    elif not arguments.demo:
+        choose_by_environment(arguments)
+    complete_inputs(parser, arguments, demo.VAE, missing, chooses_model=not is_sound(arguments.output or ""))
     with parser.wrong_usage():
         frames = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
         metadata = dict(arguments.metadata)
@@ -91,10 +97,18 @@ def _default_ending(arguments: argparse.Namespace) -> str:
     return ".mp4" if codec is None or ".mp4" in codec.endings else codec.endings[0]
 
 
-def complete_inputs(parser: CommandParser, arguments: argparse.Namespace, model: Path, missing: str | None) -> None:
+def complete_inputs(
+    parser: CommandParser,
+    arguments: argparse.Namespace,
+    model: Path,
+    missing: str | None,
+    *,
+    chooses_model: bool = False,
+) -> None:
     """Replace --demo by the latents and the checkpoint of the package, and refuse arguments without either.
 
-    `missing` is the error of a missing checkpoint. `None` means that none is needed.
+    `missing` is the error of a missing checkpoint. `None` means that none is needed. `chooses_model`: a missing
+    checkpoint is the one that the latents state.
     """
     if arguments.list:
         arguments.latents = [*arguments.latents, f"@{arguments.list}"]
@@ -108,10 +122,13 @@ def complete_inputs(parser: CommandParser, arguments: argparse.Namespace, model:
         arguments.latents, arguments.model = [str(demo.LATENTS)], str(model)
     if not arguments.latents:
         parser.error("LATENTS is missing (or --demo)")
+    sources = mark_folders(arguments.latents, of_videos=False)
     if missing and not arguments.model:
-        parser.error(missing)
+        problem = choose_by_latents(arguments, sources) if chooses_model else None
+        if not arguments.model:
+            parser.error(problem or missing)
     if not arguments.join:
-        arguments.latents = mark_folders(arguments.latents, of_videos=False)
+        arguments.latents = sources
 
 
 @dataclass(frozen=True)
@@ -250,6 +267,7 @@ class DecodeJob(Job):
         self.is_sound = is_sound(pattern or "")
         self.dtype = arguments.dtype or ("float32" if arguments.hdr else None)
         self._plans: dict[Any, DecodePlan] = {}
+        self._checked: set[str] = set()  # files whose latent space has been compared
 
     def open(self) -> Checkpoint:
         if self.is_sound and self.sound:
@@ -288,13 +306,30 @@ class DecodeJob(Job):
             tensor=arguments.tensor,
             grid=arguments.grid,
             scale=config.scale,
+            vae=self.checkpoint.title,
         )
+        self._check_space(file)
         if self.checkpoint.statistics is None and (arguments.unnormalized or file.normalized is False):
             raise LatentsError(
                 f"{path}: these latents are unnormalized, and {self.checkpoint.name} has no statistics to normalize "
                 "them; give normalized latents, without --unnormalized."
             )
         return file
+
+    def _check_space(self, file: LatentsFile) -> None:
+        """Warn, once for a file, if its latents belong to another VAE than the one that decodes them."""
+        source, space = file.info.source, file.info.space
+        if source in self._checked or (problem := self.checkpoint.describe_mismatch(space)) is None:
+            return
+        self._checked.add(source)
+        names = [model.name for model in models_for(space.generation, self.kind)]
+        remedy = f"decode them with -m {names[0]}" if names else "decode them with the VAE that they were made for"
+        warn(f"{source}: its latents are {problem}, so the frames will be wrong; {remedy}.")
+
+    @property
+    def kind(self) -> Kind:
+        """Kind of the models that its checkpoints are."""
+        return Kind.PREVIEW if self.checkpoint.statistics is None else Kind.VIDEO
 
     def make_plan(self, shape: Sequence[int], options: PlanOptions) -> DecodePlan:
         """Return the plan of a video. Files of one shape share it."""
@@ -362,8 +397,9 @@ class DecodeTask(Task):
         if not sound.is_required and not takes_sound(output, output_files(output, job.output_options)[output]):
             return None
         if isinstance(self._input, FilmInput):
-            return film_sound(sound, job.machine, self._input.openers, self._input.ends, frames, self._fps)
-        file = find_sound(sound, self._input.file)
+            openers, ends = self._input.openers, self._input.ends
+            return film_sound(sound, job.machine, openers, ends, frames, self._fps, job.checkpoint.latents_taken)
+        file = find_sound(sound, self._input.file, job.checkpoint.latents_taken)
         return None if file is None else clip_sound(sound, file, job.machine, frames, self._fps)
 
     def _sound_files(self) -> list[str | os.PathLike]:

@@ -23,7 +23,7 @@ from ..checkpoint import Checkpoint, open_checkpoint
 from ..codec_table import LATER_STILL_CRF, STILL_CRF
 from ..errors import CheckpointError, PlanError, ReaderError, warn
 from ..files import part_folder, sample_path
-from ..latents import LatentsWriter, check_latents_name, is_for_comfyui
+from ..latents import LatentSpace, LatentsWriter, check_latents_name, is_for_comfyui
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
 from ..options import PlanOptions
@@ -43,6 +43,7 @@ from ..video.sound_files import SoundReader
 from .cli import CommandParser, format_range
 from .items import Item, ItemFiles, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
+from .models import CHOICES, choose_by_environment
 from .options import pick
 from .running import run_command
 
@@ -53,8 +54,9 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         parser.error("--demo comes with a VAE; leave out -m")
     if arguments.demo:
         arguments.model = str(demo.VAE)
+    choose_by_environment(arguments)
     if not arguments.model:
-        parser.error("-m VAE is missing: the checkpoint to encode with (or --demo)")
+        parser.error(f"-m VAE is missing, the checkpoint to encode with: {CHOICES}")
     if arguments.hdr and arguments.matrix:
         parser.error("--matrix is for videos, and --hdr for EXR images; choose one")
     if arguments.hdr and arguments.as_stored:
@@ -105,6 +107,11 @@ class EncodeJob(Job):
 
     def make_task(self, item: Item) -> "EncodeTask":
         return EncodeTask(self, item)
+
+    @cached_property
+    def latent_space(self) -> LatentSpace:
+        """Generation and fingerprint of the latents that are written."""
+        return self.checkpoint.latent_space
 
     @cached_property
     def audio_checkpoint(self) -> Checkpoint | None:
@@ -232,7 +239,8 @@ class EncodeTask(Task):
                             self._job.arguments.windows is not None and self._carry < count
                         ):  # a single window shares no frames
                             sizes["carry"] = self._carry
-                        new_path = writer.complete(fps=video.fps, sizes=sizes, audio=audio)
+                        space = self._job.latent_space
+                        new_path = writer.complete(fps=video.fps, sizes=sizes, audio=audio, space=space)
                         self._rename({} if new_path is None else {output: str(new_path)})
                 sent_bytes += stream.sent_bytes
         seconds = time.perf_counter() - start

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 from ..backend.machine import DEFAULT_TIMEOUT, DtypeName, Work
 from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS
 from ..errors import PlanError, warn
+from ..model_table import Kind, list_names
 from ..models.specs import MAX_SEED
 from ..options import (
     DEFAULT_CONVENTION,
@@ -44,9 +45,16 @@ from .cli import (
 ValueT = TypeVar("ValueT")
 
 
-def add_network_options(parser: argparse.ArgumentParser, *, demo: str, metavar: str = "VAE") -> None:
-    """Add the options that choose the checkpoint."""
-    parser.add_argument("-m", "--model", metavar=metavar, help="the checkpoint: a file, folder, folder:file, or hub id")
+#: Environment variable with the default of -m.
+MODEL_VARIABLE = "MLX_LTX_VAE_MODEL"
+
+
+def add_network_options(
+    parser: argparse.ArgumentParser, *, demo: str, kind: Kind = Kind.VIDEO, metavar: str = "VAE", default: str = ""
+) -> None:
+    """Add the options that choose the checkpoint, of this kind. `default` describes what is used without -m."""
+    model = f"the checkpoint: {list_names([kind])}, or a file, folder, folder:file, or hub id{default}"
+    parser.add_argument("-m", "--model", metavar=metavar, help=model)
     parser.add_argument("--demo", action="store_true", help=f"use {demo}")
 
 
@@ -143,7 +151,9 @@ class StepOption:
 STEP_OPTIONS: tuple[StepOption, ...] = ()
 
 
-def add_input_options(parser: CommandParser, *, output: str, demo: str, model: str = "VAE", more: str) -> None:
+def add_input_options(
+    parser: CommandParser, *, output: str, demo: str, kind: Kind = Kind.VIDEO, model: str = "VAE", more: str
+) -> None:
     """Add the latents, their output, the checkpoint and the frames to decode. `more` names more kinds of output."""
     files = """latent files: .safetensors, .latent, .npy, .npz; folders of them; - for standard input; @clips.txt for a
         list of files, one per line; clips.csv for a table with a column path, and optionally output"""
@@ -156,7 +166,8 @@ def add_input_options(parser: CommandParser, *, output: str, demo: str, model: s
         the output"""
     parser.add_argument("--no-workflow", dest="workflow", action="store_false", help=workflow)
     parser.add_argument("--list", metavar="FILE", help="a file that names latent files, one per line, as @FILE does")
-    add_network_options(parser, demo=demo, metavar=model)
+    default = "" if kind is Kind.PREVIEW else f" (default: {MODEL_VARIABLE}, or the model that the latents state)"
+    add_network_options(parser, demo=demo, kind=kind, metavar=model, default=default)
     film = parser.add_argument_group("a film of overlapping windows")
     join = """decode the latent files, or the files of a folder by their numbers, to one video: each alone, and
         crossfaded with the next one"""
@@ -231,8 +242,8 @@ def _parse_seed(text: str) -> int:
 
 def add_sound_options(video: argparse._ArgumentGroup) -> None:
     """Add the options of the sound of the video."""
-    model = """the audio VAE and its vocoder, which decode the audio latents beside the video's: a file, folder, or hub
-        id (default: the checkpoint of -m, if it has them)"""
+    model = f"""the audio VAE and its vocoder, which decode the audio latents beside the video's:
+        {list_names([Kind.SOUND])}, or a file, folder, or hub id (default: the checkpoint of -m, if it has them)"""
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     video.add_argument("--audio-latents", metavar="FILE", help="the audio latents, if they are not in the latent file")
     add_audio_tensor_option(video)

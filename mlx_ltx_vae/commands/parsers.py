@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from ..backend.machine import DtypeName
 from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, LATER_STILL_CRF, MAX_STILL_CRF, STILL_CRF
 from ..errors import LTXVAEError, quote
+from ..model_table import Kind, list_names
 from ..models.specs import NETWORKS
 from ..options import HDRInput, ModeName, OrderName
 from ..startup import import_command
@@ -28,6 +29,7 @@ from .cli import (
     tile,
 )
 from .options import (
+    MODEL_VARIABLE,
     add_audio_tensor_option,
     add_decoder_options,
     add_generation_options,
@@ -56,7 +58,7 @@ def decode_parser() -> CommandParser:
         description="Decode LTX video latents to videos, exactly, in memory that does not grow with the clip.",
         epilog=examples(
             "python -m mlx_ltx_vae.decode --demo",
-            "python -m mlx_ltx_vae.decode clip.safetensors -m vae.safetensors -o clip.mp4",
+            "python -m mlx_ltx_vae.decode clip.safetensors -m ltx-2.3 -o clip.mp4",
             "python -m mlx_ltx_vae.decode a.npy b.npy @more.txt -m vae/ -o videos/",
         ),
     )
@@ -87,7 +89,7 @@ def preview_parser() -> CommandParser:
         description="Show what is in LTX video latents, in seconds: as a small clip, or as one picture.",
         epilog=examples(
             "python -m mlx_ltx_vae.preview --demo -o preview.png",
-            "python -m mlx_ltx_vae.preview clip.npy -m taeltx2_3.safetensors -o clip.png",
+            "python -m mlx_ltx_vae.preview clip.npy -m taeltx-2.3 -o clip.png",
             "python -m mlx_ltx_vae.preview a.npy b.npy -m latent_rgb.safetensors -o out/",
         ),
     )
@@ -95,6 +97,7 @@ def preview_parser() -> CommandParser:
         parser,
         output="clip-preview.mp4 of clip.safetensors,",
         demo="the latents of the package, and a projection that was fitted to its VAE",
+        kind=Kind.PREVIEW,
         model="MODEL",
         more="NAME.png for one picture of up to 16 frames with their times; ",
     )
@@ -111,7 +114,7 @@ def encode_parser() -> CommandParser:
         usage="%(prog)s VIDEO... -m VAE [-o LATENTS] [options]",
         description="Encode videos to LTX latents, exactly, in memory that does not grow with the clip.",
         epilog=examples(
-            "python -m mlx_ltx_vae.encode clip.mp4 -m vae.safetensors -o clip.safetensors",
+            "python -m mlx_ltx_vae.encode clip.mp4 -m ltx-2.3 -o clip.safetensors",
             "python -m mlx_ltx_vae.encode clip.mov -m vae/ -o a.safetensors --size 768x512",
             "python -m mlx_ltx_vae.encode clips.csv -m vae/ -o latents/ --skip-existing",
         ),
@@ -124,7 +127,8 @@ def encode_parser() -> CommandParser:
         inputs, folder/clip.safetensors; or a pattern such as folder/{name}-latents.safetensors (default:
         clip.safetensors of clip.mp4, in the working folder)"""
     parser.add_argument("-o", "--output", metavar="LATENTS", help=output)
-    add_network_options(parser, demo="the small VAE that ships with the package")
+    default = f" (default: {MODEL_VARIABLE})"
+    add_network_options(parser, demo="the small VAE that ships with the package", default=default)
     video = parser.add_argument_group("the video")
     size = "frame size to encode; other proportions are cropped, or with --resize distorted (default: the video's)"
     video.add_argument("--size", type=frame_size, metavar="WxH", help=size)
@@ -155,7 +159,8 @@ def encode_parser() -> CommandParser:
     compress = f"""send a picture through one frame of H.264 first, as pipelines do with those that condition a video:
         0 (none) to {MAX_STILL_CRF}; without a number {STILL_CRF}, or {LATER_STILL_CRF} for a VAE of LTX-2.4 or later"""
     video.add_argument("--compress", nargs="?", type=_still_crf, const="auto", metavar="CRF", help=compress)
-    model = "also encode the video's sound into the same file, with this audio VAE: a file, folder, or hub id"
+    model = f"""also encode the video's sound into the same file, with this audio VAE: {list_names([Kind.SOUND])}, or a
+        file, folder, or hub id"""
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     how = parser.add_argument_group("how to encode")
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
@@ -191,7 +196,7 @@ def info_parser() -> CommandParser:
             "python -m mlx_ltx_vae.info clip.mp4",
         ),
     )
-    files = "checkpoint files, folders or hub ids; latent files, or folders of them; videos"
+    files = "checkpoint files, folders, names or hub ids; latent files, or folders of them; videos"
     parser.add_argument("file", nargs="+", metavar="FILE", help=files)
     values = "print one JSON object on standard output, nothing else; one per line for several files"
     parser.add_argument("--json", action="store_true", help=values)
@@ -219,7 +224,7 @@ def convert_parser() -> CommandParser:
             "python -m mlx_ltx_vae.convert --verify ltx-2.3.safetensors vae",
         ),
     )
-    sources = "checkpoint file, folder, or hub id; or a latent file"
+    sources = "checkpoint file, folder, name (ltx-2.3), or hub id; or a latent file"
     parser.add_argument("source", nargs="?", metavar="SOURCE", help=sources)
     output = "folder to write; must not exist, or be empty; or FILE.latent, for latents"
     parser.add_argument("-o", "--output", metavar="FOLDER", help=output)
@@ -256,7 +261,7 @@ def bench_parser() -> CommandParser:
         ),
     )
     vae = parser.add_mutually_exclusive_group()
-    vae.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub id")
+    vae.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, name, or hub id")
     names = "random weights of a published VAE: ltx-2.3 (default), ltx-2.5, ltx-2.5-diffusion, taehv and others"
     vae.add_argument("--generation", default="ltx-2.3", metavar="NAME", help=names)
     channels = "channels of the last layers of random weights (default: as published, slow on a CPU)"

@@ -3,14 +3,15 @@
 import argparse
 
 from .. import demo
+from ..model_table import Kind, list_names
 from ..options import OutputOptions, PlanOptions
 from ..video import is_sheet
 from .cli import CommandParser
 from .decode_command import DecodeSettings, complete_inputs, run_decode
 
 _CHOICES = (
-    "-m MODEL is missing: a tiny decoder, such as taeltx2_3.safetensors (github.com/madebyollin/taehv, in the folder "
-    "safetensors), or a projection that examples/fit_latent_rgb.py fits to your VAE; --demo has its own"
+    f"-m MODEL is missing: give {list_names([Kind.PREVIEW])}, or a tiny decoder of github.com/madebyollin/taehv, or a "
+    "projection that examples/fit_latent_rgb.py fits to your VAE; --demo has its own"
 )
 
 

@@ -24,6 +24,7 @@ from ..errors import (
     one_line,
     printable,
     speaking_of_options,
+    telling_notes,
     warn,
 )
 from ..pipeline.progress import Bar
@@ -64,7 +65,13 @@ def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Name
         if computes and is_cpu():
             delay_signals(compiler_search())
         # Signals are ignored after this block, so that only the error is printed.
-        with explained_device_errors(), ended_by_signals(_is_silent), warnings.catch_warnings(), speaking_of_options():
+        with (
+            explained_device_errors(),
+            ended_by_signals(_is_silent),
+            warnings.catch_warnings(),
+            speaking_of_options(),
+            telling_notes(note_printer(arguments)),
+        ):
             warnings.showwarning = _show_warning
             if computes and not rank_if_launched() and has_reference_blas():
                 warn(
@@ -149,6 +156,12 @@ def ask(question: str) -> bool:
     sys.stderr.write(f"{printable(question)} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def note_printer(arguments: argparse.Namespace) -> Callable[[str], None]:
+    """Return a function that prints a note on standard error, unless -q is set. One rank prints for all."""
+    is_silent = getattr(arguments, "quiet", False) or bool(rank_if_launched())
+    return lambda text: None if is_silent else write_line(one_line(text), sys.stderr)
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

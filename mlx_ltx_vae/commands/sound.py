@@ -18,6 +18,7 @@ from ..checkpoint import Checkpoint
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt, warn
 from ..files import FileState
 from ..latents import AudioLatentsFile, LatentsFile, open_audio_latents, open_latents
+from ..model_table import Kind, list_names, models_for
 from ..models.base import SoundConfig, Statistics
 from ..options import PlanOptions
 from ..pipeline.audio import AudioStream, every_chunk, join_sound
@@ -68,7 +69,8 @@ class SoundSettings:
     def open(self) -> Checkpoint:
         """Return `checkpoint`; raise a `CheckpointError` if it is `None`."""
         if self.checkpoint is None:
-            raise CheckpointError(f"{self.model}: audio latents need an audio VAE; name it with --audio-model.")
+            names = f"give --audio-model {list_names([Kind.SOUND])}, or a file"
+            raise CheckpointError(f"{self.model}: audio latents need an audio VAE; {names}.")
         return self.checkpoint
 
     @property
@@ -192,12 +194,13 @@ def film_sound(
     ends: Sequence[int],
     frames: tuple[int, int] | None,
     fps: Fraction,
+    latents: Sequence[str] = (),
 ) -> ClipSound | None:
     """Return the sound of a film, or `None` as `find_sound`. `files` open its windows, which end before `ends`.
 
     If the first window has sound, and another has none, a `LatentsError` names it.
     """
-    first = find_sound(settings, files[0]())
+    first = find_sound(settings, files[0](), latents)
     if first is None:
         return None
 
@@ -225,11 +228,12 @@ def to_samples(frames: tuple[int, int], sample_rate: int, fps: Fraction, num_sam
     return start, end
 
 
-def find_sound(settings: SoundSettings, clip: LatentsFile) -> AudioLatentsFile | None:
+def find_sound(settings: SoundSettings, clip: LatentsFile, latents: Sequence[str] = ()) -> AudioLatentsFile | None:
     """Return the audio latents that belong to the videos of a latent file, or `None` if there is none to decode.
 
     If sound is not required, audio latents that cannot be decoded are a warning. Otherwise they are an error, and also
-    missing ones.
+    missing ones. They name the audio VAE that fits, by the generation that the file states, or else by the first of
+    `latents`, the generations whose latents the video VAE takes.
     """
     source = clip.info.source
     try:
@@ -248,9 +252,12 @@ def find_sound(settings: SoundSettings, clip: LatentsFile) -> AudioLatentsFile |
             raise _no_sound(path, audio_path)
         return None
     if settings.checkpoint is None:
+        model = next(iter(models_for(clip.info.space.generation or next(iter(latents), None), Kind.SOUND)), None)
         if settings.is_required:
-            raise CheckpointError(f"{path}: these audio latents need an audio VAE; name it with --audio-model.")
-        text = f"has audio latents ({excerpt(file.tensor)}) too; --audio-model AUDIO decodes them into the video."
+            name = "AUDIO" if model is None else f"{model.name} ({model.terms})"
+            raise CheckpointError(f"{path}: these audio latents need an audio VAE; name it with --audio-model {name}.")
+        name = f"AUDIO ({list_names([Kind.SOUND])}, or a file)" if model is None else f"{model.name} ({model.terms})"
+        text = f"has audio latents ({excerpt(file.tensor)}) too; --audio-model {name} decodes them into the video."
         warn(f"{source}: {text}")
         return None
     if file.batch != clip.shape.batch:

@@ -26,13 +26,14 @@ import mlx.nn as nn
 from ..backend.mlx_utils import DTYPES, parse_dtype
 from ..errors import PlanError, TilingError, quote, warn
 from ..latents.keyframes import Keyframes
+from ..latents.writer import NO_SPACE
 from ..models.specs import MAX_SEED
 from ..options import DecodeKeywords
 from ..pipeline.frames import FrameChunk
 from ..pipeline.progress import open_bar
 from ..pipeline.run import arrays_released, join_parts
 from ..planning.plan import DecodePlan, Mode, Plan
-from ..shapes import DEFAULT_SCALE, ScaleFactors
+from ..shapes import DEFAULT_SCALE
 from ..tiling.blend import decode_tiles
 from ..tiling.config import TilingConfig
 from ..tiling.layout import TileLayout
@@ -226,7 +227,7 @@ def decode_streaming(
         decode = _start(decoder_fn, latent, tiling_config, timestep, call_options)
         chunks, num_frames = decode.chunks, decode.plan.num_frames
     else:
-        _save(latent, DEFAULT_SCALE, call_options)
+        _save(latent, None, call_options)
         num_frames, height, width = DEFAULT_SCALE.video_grid(latent.shape[2:])
         tiling = TilingConfig.of(tiling_config or TilingConfig.auto(height, width, num_frames) or TilingConfig())
         decode_tile = partial(decoder_fn, timestep=timestep, show_progress=False)
@@ -318,15 +319,16 @@ def _prepare(decoder: nn.Module, latents: mx.array, call_options: _CallOptions) 
     try:
         vae = vae_of(decoder)
     finally:
-        _save(latents, DEFAULT_SCALE if vae is None else vae.config.scale, call_options)
+        _save(latents, vae, call_options)
     return vae
 
 
-def _save(latents: mx.array, scale: ScaleFactors, call_options: _CallOptions) -> None:
-    """Save latents if a folder is set."""
+def _save(latents: mx.array, vae: VideoVAE | None, call_options: _CallOptions) -> None:
+    """Save latents of a VAE if a folder is set. `None` means that the VAE is not known."""
     if (folder := current().folder) is not None and latents.ndim == _AXES:
         fps = call_options.frame_rate or output.get()[1]
-        folder.save(latents, scale, fps, _keyframes(call_options.keyframes))
+        scale, space = (DEFAULT_SCALE, NO_SPACE) if vae is None else (vae.config.scale, vae.latent_space)
+        folder.save(latents, scale, fps, _keyframes(call_options.keyframes), space)
 
 
 def _decode_options(

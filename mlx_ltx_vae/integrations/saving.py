@@ -7,13 +7,15 @@ from datetime import date
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
 from ..errors import WriterError, describe_error, warn
 from ..files import writing_to
 from ..latents.keyframes import Keyframes
-from ..latents.writer import save_latents, save_sound_latents
+from ..latents.metadata import LatentSpace
+from ..latents.writer import NO_SPACE, save_latents, save_sound_latents
 from ..shapes import ScaleFactors
 from ..units import expand_path
 
@@ -45,14 +47,20 @@ class LatentsFolder:
         self._sound = latents
 
     def save(
-        self, latents: mx.array, scale: ScaleFactors, fps: float | None = None, keyframes: Keyframes | None = None
+        self,
+        latents: mx.array,
+        scale: ScaleFactors,
+        fps: float | None = None,
+        keyframes: Keyframes | None = None,
+        space: LatentSpace = NO_SPACE,
     ) -> None:
         """Write normalized latents (B, C, F', H', W'), with the kept sound. A still is kept until the next call."""
+        save = partial(self._save, latents, scale, fps, keyframes, space)
         if latents.shape[2] == 1:
-            self._still = partial(self._save, latents, scale, fps, keyframes, None)
+            self._still = partial(save, None)
             return
         sound, self._sound, self._still = self._sound, None, None
-        self._save(latents, scale, fps, keyframes, sound)
+        save(sound)
 
     def _save(
         self,
@@ -60,12 +68,14 @@ class LatentsFolder:
         scale: ScaleFactors,
         fps: float | None,
         keyframes: Keyframes | None,
+        space: LatentSpace,
         sound: mx.array | None,
     ) -> None:
         frames, height, width = scale.video_grid(latents.shape[2:])
         path, sizes = self._next_path(), {"num_frames": frames, "height": height, "width": width}
         with _warned("the latents are"):
-            save_latents(path, latents, fps=fps, audio=sound, keyframes=keyframes, overwrite=False, **sizes)
+            more: dict[str, Any] = {"audio": sound, "keyframes": keyframes, "space": space, **sizes}
+            save_latents(path, latents, fps=fps, overwrite=False, **more)
             self._last = latents, path
 
     def path_of(self, latents: mx.array) -> Path | None:

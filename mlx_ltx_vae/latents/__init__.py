@@ -39,7 +39,16 @@ from .files import (
 )
 from .keyframes import KEYFRAME_NAMES, STILL_NAMES, KeyframesFile, find_keyframes
 from .keyframes import load_keyframes as load_keyframes
-from .metadata import AUDIO_LENGTHS, AUDIO_NAMES, find_layout, find_video_sizes, is_audio_name, parse_metadata
+from .metadata import (
+    AUDIO_LENGTHS,
+    AUDIO_NAMES,
+    DEFAULT_VAE_NAME,
+    find_layout,
+    find_video_sizes,
+    is_audio_name,
+    parse_metadata,
+)
+from .metadata import LatentSpace as LatentSpace
 from .writer import LatentsWriter as LatentsWriter
 from .writer import check_latents_name as check_latents_name
 from .writer import is_for_comfyui as is_for_comfyui
@@ -64,6 +73,7 @@ class LatentsInfo:
     height: int | None = None  # pixels of the video, also the width
     width: int | None = None
     carry: int | None = None  # frames shared with the next window, if the file is a window of a film
+    space: LatentSpace = LatentSpace()  # of the VAE that the latents belong to
     workflow: Mapping[str, str] = field(default_factory=dict, hash=False)  # ComfyUI's entries `prompt` and `workflow`
 
 
@@ -135,6 +145,7 @@ def open_latents(
     tensor: str | None = None,
     grid: Grid | None = None,
     scale: ScaleFactors | None = None,
+    vae: str = DEFAULT_VAE_NAME,
 ) -> LatentsFile:
     """Read the header of a safetensors (also ComfyUI's .latent), .npy or .npz file, and none of its values.
 
@@ -144,6 +155,7 @@ def open_latents(
         tensor: the name of the tensor, for a file with several candidates.
         grid: (F', H', W'), needed for packed latents whose file does not state it, and checked for others.
         scale: scale factors of the VAE. If given, a video size that the file states must be the size at this scale.
+        vae: the VAE's name in errors.
 
     Leaves out latent frames after the last of the `num_frames` that the file states, with a warning. Raises a
     `LatentsError` for a file that cannot be read, is ambiguous, contradicts itself, or fits no decoder.
@@ -157,8 +169,8 @@ def open_latents(
         command = "give them with --audio-latents beside the video's latents, or decode them alone with -o NAME.wav"
         way = option("read them with load_audio_latents, for AudioVAE", command)
         raise LatentsError(f"{source}: {excerpt(name)} {stored.shape} are audio latents; {way}.")
-    layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid)
-    check_shape(layout.shape, latent_channels, source)
+    layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid, vae=vae)
+    check_shape(layout.shape, latent_channels, source, vae)
     check_readable(stored, excerpt(name), source)
     sizes, frames = find_video_sizes(metadata, layout.shape.grid, scale, source)
     if padding := layout.shape.frames - frames:
@@ -166,7 +178,7 @@ def open_latents(
         warn(f"{source}: states {sizes[0]} frames, which leaves out {left_out} of padding at the end.")
     shape = layout.shape._replace(frames=frames)
     workflow = {key: entries[key] for key in _WORKFLOW_KEYS if key in entries and "\0" not in entries[key]}
-    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, metadata.carry, workflow)
+    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, metadata.carry, metadata.space, workflow)
     latents, dtype = StoredLatents(stored, layout, frames), stored.dtype_name
     return LatentsFile(info, shape, metadata.normalized, dtype, str(layout), latents, tensors, entries)
 

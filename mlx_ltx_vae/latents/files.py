@@ -46,7 +46,7 @@ from ..files import (
     torch_conversion,
 )
 from ..units import expand_path, format_bytes
-from .metadata import METADATA_KEYS, Layout
+from .metadata import DEFAULT_VAE_NAME, METADATA_KEYS, Layout
 
 _STANDARD_INPUT = "-"
 # The first value in files of torch.save before PyTorch 1.6; later ones are zip files.
@@ -605,8 +605,11 @@ def read_frames(latents: Any, frames: Iterable[int]) -> Iterator[mx.array]:
         yield to_mlx(latents[(slice(None), slice(None), slice(frame, frame + 1))], "latents").astype(mx.float32)
 
 
-def check_shape(shape: Sequence[int], latent_channels: int | None, source: str) -> None:
-    """Raise a `LatentsError` unless a shape is (B, C, F', H', W'), with `latent_channels` if these are not `None`."""
+def check_shape(shape: Sequence[int], latent_channels: int | None, source: str, vae: str = DEFAULT_VAE_NAME) -> None:
+    """Raise a `LatentsError` unless a shape is (B, C, F', H', W'), with `latent_channels` if these are not `None`.
+
+    `vae` names the VAE that has them.
+    """
     shape = tuple(shape)
     if len(shape) == 3:
         raise LatentsError(f"{source}: latents {shape} look packed, (B, tokens, C); unpack them to (B, C, F', H', W').")
@@ -615,7 +618,7 @@ def check_shape(shape: Sequence[int], latent_channels: int | None, source: str) 
     if 0 in shape:
         raise LatentsError(f"{source}: latents {shape} are empty; no axis may have the length 0.")
     if latent_channels not in (None, shape[1]):
-        raise LatentsError(f"{source}: latents {shape} have {shape[1]} channels where the VAE has {latent_channels}.")
+        raise LatentsError(f"{source}: latents {shape} have {shape[1]} channels where {vae} has {latent_channels}.")
 
 
 def check_readable(stored: StoredArray, name: str, source: str) -> None:

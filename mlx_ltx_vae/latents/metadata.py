@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,27 @@ _SIZES = ("num_frames", "height", "width")
 _GRID_SIZES = ("latent_num_frames", "latent_height", "latent_width")
 
 
+class LatentSpace(NamedTuple):
+    """VAE that latents belong to, as their file states it. A value is `None` if it is not known.
+
+    `generation` is "LTX-2.3" and the like; `fingerprint` is that of the statistics of the VAE (see `Statistics`).
+    """
+
+    generation: str | None = None
+    fingerprint: str | None = None
+
+    @property
+    def entries(self) -> dict[str, str]:
+        """Metadata of a latent file."""
+        return {key: value for key, value in zip(_SPACE_KEYS, self, strict=True) if value is not None}
+
+
+#: Name of the VAE in errors.
+DEFAULT_VAE_NAME = "the VAE"
+
+_SPACE_KEYS = ("generation", "vae_fingerprint")
+
+
 @dataclass(frozen=True)
 class LatentsMetadata:
     """Values in the metadata of a latent file. A value is `None` if the file does not state it."""
@@ -57,6 +78,7 @@ class LatentsMetadata:
     grid: Grid | None = None
     normalized: bool | None = None
     carry: int | None = None  # frames that a window of a film shares with the next one
+    space: LatentSpace = LatentSpace()
     is_channels_first: bool = False  # the file states the layout (B, C, F', H', W'), which only this package writes
 
 
@@ -97,7 +119,13 @@ def _format_grid(grid: Grid) -> str:
 
 
 def find_layout(
-    shape: tuple[int, ...], metadata: LatentsMetadata, source: str, *, latent_channels: int | None, grid: Grid | None
+    shape: tuple[int, ...],
+    metadata: LatentsMetadata,
+    source: str,
+    *,
+    latent_channels: int | None,
+    grid: Grid | None,
+    vae: str = DEFAULT_VAE_NAME,
 ) -> Layout:
     """Find the only layout that fits a stored shape. Without `latent_channels`, unpacked latents are channels-first."""
     grid, sizes = _merge_grids(grid, metadata.grid, source), _if_complete(metadata.sizes)
@@ -125,7 +153,7 @@ def find_layout(
     channels = layout.sizes["C"]
     if latent_channels not in (None, channels):
         raise LatentsError(
-            f"{source}: latents {shape}, read as packed {layout}, have {channels} channels where the VAE has "
+            f"{source}: latents {shape}, read as packed {layout}, have {channels} channels where {vae} has "
             f"{latent_channels}."
         )
     if grid is None:
@@ -212,6 +240,7 @@ def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
             raise LatentsError(f"{source}: its metadata has {entry}, which is not {expected}.") from None
     sizes, latent_sizes = (tuple(values.pop(key, None) for key in keys) for keys in (_SIZES, _GRID_SIZES))
     values["grid"] = _merge_grids(values.get("grid"), _if_complete(latent_sizes), source)
+    values["space"] = LatentSpace(*(values.pop(key, None) for key in _SPACE_KEYS))
     is_channels_first = metadata.get(AXES_KEY) == CHANNELS_FIRST
     return LatentsMetadata(sizes, latent_sizes, is_channels_first=is_channels_first, **values)
 
@@ -238,6 +267,15 @@ def _parse_count(text: str) -> int:
     return 0 if re.fullmatch("0{1,9}", text) else _parse_size(text)
 
 
+def _parse_generation(text: str) -> str | None:
+    """Return a generation's name, or `None` for the text of another program."""
+    return text if re.fullmatch(r"LTX[\w .-]{1,40}", text) else None
+
+
+def _parse_fingerprint(text: str) -> str | None:
+    return text if re.fullmatch(r"[0-9a-f]{16}", text) else None
+
+
 _SIZE = re.compile(r"0*[1-9][0-9]{0,8}")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 # For each key, the parser of its value, and the expected value in error messages.
@@ -247,5 +285,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "grid": (parse_grid, "a grid such as 16x22x40"),
     "carry": (_parse_count, "a whole number"),
     "normalized": (lambda text: _FLAGS[text.lower()], "true or false"),
+    "generation": (_parse_generation, "a text"),
+    "vae_fingerprint": (_parse_fingerprint, "a text"),
 }
 METADATA_KEYS = (*_PARSERS, AXES_KEY)

@@ -24,7 +24,7 @@ from ..shapes import DEFAULT_SCALE, LatentShape
 from ..units import Rate, expand_path, find_fps
 from .files import check_finite, check_shape
 from .keyframes import NUMBER_NAMES, STILL_NAMES, Keyframes
-from .metadata import AUDIO_NAMES, AXES_KEY, CHANNELS_FIRST, LatentsMetadata, find_video_sizes
+from .metadata import AUDIO_NAMES, AXES_KEY, CHANNELS_FIRST, LatentsMetadata, LatentSpace, find_video_sizes
 
 _FLOATS = ("float32", "float16", "bfloat16")
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32"}  # as safetensors calls them
@@ -37,6 +37,7 @@ _BLOCK_BYTES = 2**25
 
 #: No sizes of a video, as a default argument.
 NO_SIZES: Mapping[str, int | None] = MappingProxyType({})
+NO_SPACE = LatentSpace()
 
 
 class LatentsWriter(AbstractContextManager["LatentsWriter"]):
@@ -82,6 +83,7 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         sizes: Mapping[str, int | None] = NO_SIZES,
         audio: mx.array | None = None,
         keyframes: Keyframes | None = None,
+        space: LatentSpace = NO_SPACE,
     ) -> Path | None:
         """Write the file, with the arguments and errors of `save_latents`. Returns what `PartFile.complete` returns.
 
@@ -93,7 +95,7 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         find_video_sizes(LatentsMetadata(video), self._shape.grid, None, self._name)
         values = {"fps": exact_fps, **sizes}
         metadata = {key: str(value) for key, value in values.items() if value is not None}
-        metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST}
+        metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST, **space.entries}
         tensors: list[tuple[str, mx.Dtype, Sequence[int], Iterable[bytes]]]
         ending = Path(self._name).suffix
         tensors = [(_TENSORS[ending], self._dtype, self._shape, self._planes(self._shape))]
@@ -158,6 +160,7 @@ def save_latents(
     audio: mx.array | None = None,
     keyframes: Keyframes | None = None,
     carry: int | None = None,
+    space: LatentSpace = NO_SPACE,
     overwrite: bool = True,
 ) -> None:
     """Write normalized latents `(B, C, F', H', W')` as safetensors. The file gets its name when it is complete.
@@ -169,6 +172,7 @@ def save_latents(
         audio: latents of the video's sound (B, 8, T, 16), normalized.
         keyframes: the video's keyframes, normalized, in one of the dtypes above.
         carry: the number of frames that the video shares with the next one, if it is a window of a film: 1 + 8*k or 0.
+        space: `vae.latent_space` of the VAE that the latents belong to. A decode by another one warns.
 
     Raises:
         LatentsError: for other shapes and dtypes, values that are not finite, and sizes that do not fit the latents.
@@ -183,7 +187,7 @@ def save_latents(
         if carry is not None:
             _check_carry(carry, num_frames or DEFAULT_SCALE.video_grid(latents.shape[2:])[0], path)
         sizes = {"num_frames": num_frames, "height": height, "width": width, "carry": carry}
-        writer.complete(fps=fps, sizes=sizes, audio=audio, keyframes=keyframes)
+        writer.complete(fps=fps, sizes=sizes, audio=audio, keyframes=keyframes, space=space)
 
 
 def rescue_latents(latents: mx.array, output: str | os.PathLike | None, fps: Rate | None) -> str:

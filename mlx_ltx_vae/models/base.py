@@ -4,6 +4,7 @@ A `Family` finds its networks in a checkpoint, describes them and creates them. 
 tiled.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,15 @@ class Statistics(NamedTuple):
 
     mean: mx.array
     std: mx.array
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the values, which VAEs of the same latents share, whatever their layout, dtype and decoder.
+
+        The values are rounded to bfloat16, in which some files store them.
+        """
+        values = mx.concatenate([array.reshape(-1).astype(mx.bfloat16) for array in self])
+        return hashlib.sha256(np.array(values.view(mx.uint16)).astype("<u2").tobytes()).hexdigest()[:16]
 
     def normalize(self, latents: mx.array) -> mx.array:
         mean, std = (values.astype(mx.float32).reshape(-1, 1, 1, 1) for values in self)

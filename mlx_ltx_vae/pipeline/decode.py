@@ -25,7 +25,7 @@ from ..models.noise import NoiseShapes, draw
 from ..models.specs import LONG_CLIP, NetworkSpec
 from ..options import DECODE_DEFAULTS, PLAN_DEFAULTS, DecodeOptions, PlanOptions, check_no_options
 from ..planning.film import FilmPlan, MakePlan
-from ..planning.plan import DecodePlan, Order, choose_variant
+from ..planning.plan import DecodePlan, Order, check_plan, choose_variant
 from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..planning.tiles import tile_spec
 from ..shapes import Axis, Grid, Interval
@@ -117,7 +117,7 @@ class DecodePipeline:
         progress: Progress,
     ) -> mx.array | None:
         """Return the pixels of a clip, or `None` if a callback receives them; see `VideoVAE.decode`."""
-        if plan is not None and plan.format is not None:
+        if isinstance(plan, DecodePlan) and plan.format is not None:
             raise PlanError("the plan was made for levels, and decode returns floats; plan without a bit depth.")
         is_joined = on_frames_ready is None
         pipeline = replace(self, consumer={"joined": is_joined})
@@ -217,6 +217,7 @@ class DecodePipeline:
 
     def _check_plan(self, plan: DecodePlan) -> None:
         """Check that a plan goes with the options; raise a `PlanError` otherwise."""
+        check_plan(plan, DecodePlan)
         steps = self.plan_options.steps
         check_no_options(self.plan_options)
         if steps not in (None, plan.denoising_steps):

@@ -18,7 +18,7 @@ from ..errors import LatentsError, PlanError, TilingError, option, warn
 from ..models.base import Encoder, SoundEncoder
 from ..models.specs import LONG_CLIP, NetworkSpec
 from ..options import PLAN_DEFAULTS, PlanOptions, check_no_options
-from ..planning.plan import EncodePlan
+from ..planning.plan import EncodePlan, check_plan
 from ..shapes import Axis, ScaleFactors, format_size
 from ..streaming.context import StreamContext
 from ..tiling.layout import TileBox, check_batch_size
@@ -253,6 +253,7 @@ class EncodePipeline:
                 "for a video file is VideoReader(path)."
             )
         if plan is not None:
+            check_plan(plan, EncodePlan)
             check_no_options(self.plan_options)
         if self.is_promoted:
             warn(

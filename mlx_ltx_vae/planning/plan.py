@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..backend.machine import Machine
-from ..errors import PlanError
+from ..errors import PlanError, quote
 from ..frame_format import FrameFormat, FrameOutput, common_format
 from ..models.specs import NetworkSpec
 from ..options import PlanOptions
@@ -340,6 +340,17 @@ def _first_output(plan: Plan) -> str:
         return f"at the end: frames wait on disk until their last {plan.order.value} are done"
     percent = round(100 * plan.first_output_work)
     return "at the end" if percent == 100 else f"after about {max(1, percent)} % of the work"
+
+
+def check_plan(plan: object, kind: type[Plan]) -> None:
+    """Check that an argument is a plan of this kind; raise a `PlanError` otherwise."""
+    if isinstance(plan, kind):
+        return
+    method = "plan_encode" if kind is EncodePlan else "plan"
+    remedy = f"pass what {method} returns"
+    if isinstance(plan, (str, int)):
+        remedy = f"give a memory budget by its name, memory_budget={quote(plan)}, to {method} or in place of the plan"
+    raise PlanError(f"plan is {quote(plan)}; expected a {kind.__name__}, so {remedy}.")
 
 
 def choose_variant(spec: NetworkSpec, steps: int | None, keyframes: tuple[int, ...]) -> NetworkSpec:

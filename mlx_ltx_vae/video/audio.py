@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..codec_table import AUDIO_CODECS, AudioCodec
-from ..errors import WriterError, option, quote, suggest, warn
+from ..errors import WriterError, option, quote, suggest, takes_options, warn
 from ..files import InputFiles, PartFile, writing_to
 from ..options import OutputOptions
 from ..process import close_in_children
@@ -168,7 +168,8 @@ def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, option
     codec, (source, shift) = find_audio_codec(name, ending, options), _find_file(options.audio)
     codecs = {key: audio_codec for key, audio_codec in AUDIO_CODECS.items() if ending in audio_codec.endings}
     lossless = [key for key, audio_codec in codecs.items() if audio_codec.kilobits is None]
-    if lossless and options.audio_codec is None and codec.kilobits is not None and source.is_lossless:
+    is_default = options.audio_codec is None and takes_options()
+    if lossless and is_default and codec.kilobits is not None and source.is_lossless:
         way = option(f'audio_codec="{lossless[0]}"', f"--audio-codec {lossless[0]}")
         warn(f"{name}: its sound is stored as {codec.encoder.upper()}, which is lossy; {way} keeps it lossless.")
     layout, is_kept = choose_layout(codec, source.layout)
@@ -176,7 +177,7 @@ def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, option
         keeping = [key for key, audio_codec in codecs.items() if choose_layout(audio_codec, source.layout)[1]]
         keeping.sort(key=lambda key: (key not in lossless, key == "pcm"))  # whose channels have no places in Matroska
         ways = [option(f'audio_codec="{key}"', f"--audio-codec {key}") for key in keeping[:1]]
-        advice = f"; {ways[0]} keeps all channels" if ways else ""
+        advice = f"; {ways[0]} keeps all channels" if ways and takes_options() else ""
         key = next(key for key, audio_codec in codecs.items() if audio_codec is codec)
         warn(f"{name}: its sound is {source.layout}, which becomes {layout} with {key}{advice}.")
     video, (_, last) = num_frames / fps, read_times([*_file_input(options.audio, shift), "-map", "0:a:0"])
@@ -186,7 +187,7 @@ def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, option
     rest = ", and the rest is silent"
     if end > video:
         kept = f"; {MAX_REST} s after the video are kept" if end > video + MAX_REST else ""
-        rest = f"{kept}; {option('shortest=True', '--shortest')} cuts the audio"
+        rest = f"{kept}; {option('shortest=True', '--shortest')} cuts the audio" if takes_options() else kept
     warn(f"{name}: the video takes {float(video):.2f} s and its audio {float(end):.2f} s{rest}.")
 
 

@@ -1,0 +1,81 @@
+"""Choice of the model of a command without -m."""
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from ..checkpoint import open_checkpoint
+from ..checkpoint.locate import is_cached
+from ..errors import CheckpointError, ItemsError, LatentsError
+from ..files import is_pipe
+from ..latents.files import open_tensor_file
+from ..latents.metadata import LatentSpace, parse_metadata
+from ..model_table import Kind, PublishedModel, list_names, models_for, models_of
+from ..units import expand_path
+from .items import read_inputs
+from .options import MODEL_VARIABLE
+from .running import note_printer
+
+#: What -m may be, for the error of a command without it.
+CHOICES = f"give one of {list_names([Kind.VIDEO])}, a file, a folder or a hub id, or set {MODEL_VARIABLE}"
+
+
+def choose_by_environment(arguments: argparse.Namespace) -> None:
+    """Use the model that the environment names where -m is missing, and say so."""
+    model = os.environ.get(MODEL_VARIABLE)
+    if model and not arguments.model:
+        arguments.model = str(expand_path(model, ItemsError))
+        note_printer(arguments)(f"-m {model}, of the environment variable {MODEL_VARIABLE}")
+
+
+def choose_by_latents(arguments: argparse.Namespace, sources: Sequence[str]) -> str | None:
+    """Use the cached model of the latents, in files, lists and folders, as the missing -m, and say so.
+
+    Returns an error if the latents state their VAE and it is not in the cache, or if they state several.
+    """
+    spaces: dict[LatentSpace, str] = {}
+    with suppress(ItemsError):  # of a list that cannot be read, which is an error later
+        for source in _regular_files(sources):
+            with suppress(LatentsError):  # likewise
+                space = parse_metadata(open_tensor_file(source)[1], source).space
+                if space != LatentSpace():
+                    spaces.setdefault(space, source)
+    if not spaces:
+        return None
+    sources_by_name = {space.generation or f"fingerprint {space.fingerprint}": name for space, name in spaces.items()}
+    if len(sources_by_name) > 1:
+        (first, source), (second, other_source), *_ = sources_by_name.items()
+        return f"-m VAE is missing, and {source} is of {first}, {other_source} of {second}; decode them apart"
+    space, source = next(iter(spaces.items()))
+    model = _find_cached(space)
+    if model is not None:
+        arguments.model = model.name
+        note_printer(arguments)(f"-m {model.name}, which {source} was made with")
+        return None
+    choices = models_for(space.generation, Kind.VIDEO)
+    if not choices:
+        return None
+    choice = f"give -m {choices[0].name} ({choices[0].terms}), which is downloaded"
+    return f"-m VAE is missing, and {source} is of {space.generation}: {choice}, or a file, folder or hub id"
+
+
+def _regular_files(sources: Sequence[str]) -> Iterator[str]:
+    """Yield the files of the inputs that can be read twice, which pipes cannot."""
+    lists = [source for source in sources if os.path.exists(path := source.removeprefix("@")) and not is_pipe(path)]
+    for item in read_inputs(lists, of_videos=False):
+        if os.path.isfile(item.source):
+            yield item.source
+
+
+def _find_cached(space: LatentSpace) -> PublishedModel | None:
+    """Return the video VAE in the cache for these latents: the preferred one of their generation, or by fingerprint."""
+    candidates = models_for(space.generation, Kind.VIDEO) or list(models_of(Kind.VIDEO).values())
+    cached = [model for model in candidates if is_cached(model)]
+    if space.generation is not None:
+        return next(iter(cached), None)
+    for model in cached:
+        with suppress(CheckpointError):
+            if open_checkpoint(model.name, encoder=False).latent_space.fingerprint == space.fingerprint:
+                return model
+    return None

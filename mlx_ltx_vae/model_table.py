@@ -1,0 +1,185 @@
+"""Table of published models by short name: where they are on the hub, and whose latents they take. No MLX.
+
+The table of models in README.md, the help of `-m`, and errors are made from it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+HUB = "https://huggingface.co"
+
+
+class Kind(Enum):
+    """What a model is for."""
+
+    VIDEO = "video"
+    PREVIEW = "preview"
+    SOUND = "sound"
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """Published model with a short name.
+
+    Attributes:
+        name: what is typed. A video VAE and an audio VAE of one release have the same name.
+        title: its name in tables.
+        source: "owner/name" or "owner/name:file" on the hub.
+        size: of the download, such as "1.5 GB". `None` if it is not known.
+        latents: generations whose latents it takes, the first one its own, as `info` names them.
+        is_gated: the download needs a login, and the license accepted on the model's page.
+    """
+
+    kind: Kind
+    name: str
+    title: str
+    source: str
+    size: str | None
+    license: str
+    latents: tuple[str, ...]
+    is_gated: bool = False
+
+    @property
+    def repository(self) -> str:
+        return self.source.partition(":")[0]
+
+    @property
+    def page(self) -> str:
+        """Address of the model's page, where a gated model's license is accepted."""
+        return f"{HUB}/{self.repository}"
+
+    @property
+    def terms(self) -> str:
+        """Size, license and gate, for a message."""
+        gate = ", gated" if self.is_gated else ""
+        return f"{self.size + ', ' if self.size else ''}license {self.license}{gate}"
+
+
+_LTX_2_LICENSE, _LTX_VIDEO_LICENSE = "LTX-2 Community", "LTX Video's own"
+_LTX_2_5, _LTX_2_3, _LTX_VIDEO = "Lightricks/LTX-2.5:vae", "Kijai/LTX2.3_comfy:vae", "Lightricks/LTX-Video"
+
+#: The preferred model of a generation comes before others of its kind.
+MODELS = (
+    PublishedModel(
+        Kind.VIDEO,
+        "ltx-2.5",
+        "LTX-2.5",
+        f"{_LTX_2_5}/ltx-2.5-video-vae-conv-bf16.safetensors",
+        "1.5 GB",
+        _LTX_2_LICENSE,
+        ("LTX-2.5",),
+        is_gated=True,
+    ),
+    PublishedModel(
+        Kind.VIDEO,
+        "ltx-2.5-diffusion",
+        "LTX-2.5, diffusion decoder",
+        f"{_LTX_2_5}/ltx-2.5-video-vae-bf16.safetensors",
+        "1.5 GB",
+        _LTX_2_LICENSE,
+        ("LTX-2.5",),
+        is_gated=True,
+    ),
+    PublishedModel(
+        Kind.VIDEO,
+        "ltx-2.3",
+        "LTX-2.3",
+        f"{_LTX_2_3}/LTX23_video_vae_bf16.safetensors",
+        "1.5 GB",
+        _LTX_2_LICENSE,
+        ("LTX-2.3",),
+    ),
+    PublishedModel(
+        Kind.VIDEO, "prunavaed", "LTX-2.3, pruned", "PrunaAI/PrunaVAED", "1.3 GB", _LTX_2_LICENSE, ("LTX-2.3",)
+    ),
+    PublishedModel(Kind.VIDEO, "ltx-2", "LTX-2", "Lightricks/LTX-2", "2.4 GB", _LTX_2_LICENSE, ("LTX-2",)),
+    PublishedModel(
+        Kind.VIDEO,
+        "ltx-video-0.9.5",
+        "LTX-Video 0.9.5 to 0.9.8",
+        f"{_LTX_VIDEO}:ltx-video-2b-v0.9.5.safetensors",
+        "6.3 GB",
+        _LTX_VIDEO_LICENSE,
+        ("LTX-Video 0.9.5",),
+    ),
+    PublishedModel(
+        Kind.VIDEO,
+        "ltx-video-0.9.1",
+        "LTX-Video 0.9.1",
+        f"{_LTX_VIDEO}:ltx-video-2b-v0.9.1.safetensors",
+        "5.7 GB",
+        _LTX_VIDEO_LICENSE,
+        ("LTX-Video 0.9.1",),
+    ),
+    PublishedModel(
+        Kind.PREVIEW,
+        "taeltx-2.3",
+        "previews of LTX-2.3 and 2.5",
+        f"{_LTX_2_3}/taeltx2_3.safetensors",
+        "24 MB",
+        "MIT",
+        ("LTX-2.3", "LTX-2.5"),
+    ),
+    PublishedModel(
+        Kind.SOUND,
+        "ltx-2.5",
+        "LTX-2.5",
+        f"{_LTX_2_5}/ltx-2.5-audio-vae-bf16.safetensors",
+        "0.4 GB",
+        _LTX_2_LICENSE,
+        ("LTX-2.5",),
+        is_gated=True,
+    ),
+    PublishedModel(
+        Kind.SOUND,
+        "ltx-2.3",
+        "LTX-2.3",
+        f"{_LTX_2_3}/LTX23_audio_vae_bf16.safetensors",
+        "0.4 GB",
+        _LTX_2_LICENSE,
+        ("LTX-2.3",),
+    ),
+    PublishedModel(Kind.SOUND, "ltx-2", "LTX-2", "Lightricks/LTX-2", None, _LTX_2_LICENSE, ("LTX-2",)),
+)
+
+# The generations whose latents a VAE takes, for those that `info` calls otherwise.
+_LATENTS = {
+    "PrunaVAED": ("LTX-2.3",),
+    "LTX-2.5 diffusion": ("LTX-2.5",),
+    "taeltx_2": ("LTX-2",),
+    "taeltx2_3": ("LTX-2.3", "LTX-2.5"),
+    "taeltx2_3_wide": ("LTX-2.3", "LTX-2.5"),
+}
+_SHARED_LAYERS = "LTX-2.3"  # its layers are those of LTX-2.5's convolutional VAE, too
+
+
+def models_of(kind: Kind) -> dict[str, PublishedModel]:
+    """Return the models of a kind by name."""
+    return {model.name: model for model in MODELS if model.kind is kind}
+
+
+def find_model(name: str, *, is_sound: bool = False) -> PublishedModel | None:
+    """Return the model with this short name, in any case, or `None` if there is none."""
+    kinds = (Kind.SOUND,) if is_sound else (Kind.VIDEO, Kind.PREVIEW)
+    return next((model for kind in kinds if (model := models_of(kind).get(name.lower()))), None)
+
+
+def models_for(latents: str | None, kind: Kind) -> list[PublishedModel]:
+    """Return the models of a kind that take the latents of a generation, the preferred one first."""
+    return [model for model in MODELS if model.kind is kind and latents in model.latents]
+
+
+def latents_of(generation: str, version: tuple[int, int] | None = None) -> tuple[str, ...]:
+    """Return the generations whose latents a VAE takes, its own first. There are none if that is not known.
+
+    `generation` is the one with the VAE's layers, and `version` is stated by its file or a name.
+    """
+    if generation == _SHARED_LAYERS:
+        return () if version is None else (f"LTX-{version[0]}.{version[1]}",)
+    return _LATENTS.get(generation, (generation,) if generation.startswith("LTX") else ())
+
+
+def list_names(kinds: Iterable[Kind]) -> str:
+    """List the short names of models, for help and errors."""
+    return ", ".join(model.name for model in MODELS if model.kind in kinds)

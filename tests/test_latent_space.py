@@ -1,0 +1,201 @@
+"""Latent files state the generation and the fingerprint of their VAE, and a decode by another VAE warns."""
+
+import hashlib
+import shutil
+import struct
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from mlx_ltx_vae import VideoVAE, VideoWriter, decode, encode, load_latents, preview, save_latents
+from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.latents.metadata import LatentSpace
+from mlx_ltx_vae.models.base import Statistics
+
+
+def metadata_of(path):
+    with safe_open(str(path), "np") as file:
+        return file.metadata()
+
+
+def expected_fingerprint(mean, std):
+    """Round to bfloat16 by the bits of float32, to nearest and ties to even."""
+    digest = hashlib.sha256()
+    for value in [*mean, *std]:
+        (bits,) = struct.unpack("<I", struct.pack("<f", value))
+        digest.update(struct.pack("<H", (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16))
+    return digest.hexdigest()[:16]
+
+
+def test_a_fingerprint_is_a_hash_of_the_statistics_in_bfloat16():
+    mean, std = np.random.default_rng(0).normal(size=(2, 128)).astype(np.float32)
+    std = np.abs(std) + 0.1
+    fingerprint = Statistics(mx.array(mean), mx.array(std)).fingerprint
+    assert fingerprint == expected_fingerprint(mean, std)
+    rounded = Statistics(*(mx.array(array).astype(mx.bfloat16) for array in (mean, std)))
+    assert rounded.fingerprint == fingerprint
+    assert Statistics(mx.array(mean + 0.1), mx.array(std)).fingerprint != fingerprint
+
+
+@pytest.fixture
+def clip(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with VideoWriter("clip.mp4", size=(64, 64), fps=24) as out:
+        out.write(np.random.default_rng(0).integers(0, 256, (9, 64, 64, 3), np.uint8))
+    return "clip.mp4"
+
+
+def test_encode_states_the_vae(golden, clip, tmp_path, capsys):
+    vae = shutil.copy(golden("ltx2_3").checkpoint, tmp_path / "LTX23_video_vae.safetensors")
+    assert encode.main([clip, "-m", str(vae), "-o", "a.safetensors"]) == 0
+    statistics = open_checkpoint(vae).read_statistics()
+    fingerprint = expected_fingerprint(*(np.array(values) for values in statistics))
+    assert metadata_of("a.safetensors").items() >= {"generation": "LTX-2.3", "vae_fingerprint": fingerprint}.items()
+    assert load_latents("a.safetensors")[1].space == LatentSpace("LTX-2.3", fingerprint)
+    capsys.readouterr()
+    assert decode.main(["a.safetensors", "-m", str(vae), "-o", "a.npy"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_layers_that_two_releases_share_tell_no_generation(golden, tmp_path):
+    for name, generation in (("vae", None), ("ltx-2.5-vae", "LTX-2.5"), ("LTX23", "LTX-2.3"), ("ltx-2-19b", None)):
+        copy = shutil.copy(golden("ltx2_3").checkpoint, tmp_path / f"{name}.safetensors")
+        assert open_checkpoint(copy).latent_space.generation == generation
+    assert open_checkpoint(golden("ltx2").checkpoint).latent_space.generation == "LTX-2"
+    assert open_checkpoint(golden("pruna").checkpoint).latent_space.generation == "LTX-2.3"
+
+
+def test_python_states_the_vae_that_it_is_given(golden, tmp_path):
+    vae = VideoVAE.from_pretrained(golden("ltx2").checkpoint, decoder=False)
+    shape = (1, vae.config.latent_channels, 2, 2, 2)
+    save_latents(tmp_path / "a.safetensors", mx.zeros(shape), space=vae.latent_space)
+    save_latents(tmp_path / "b.safetensors", mx.zeros(shape))
+    assert vae.latent_space == open_checkpoint(golden("ltx2").checkpoint).latent_space
+    assert load_latents(tmp_path / "a.safetensors")[1].space == vae.latent_space
+    assert "generation" not in metadata_of(tmp_path / "b.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("space", "warning"),
+    [
+        (LatentSpace("LTX-2.3", "0" * 16), "its latents are of LTX-2.3, and {vae} is for LTX-2, so the frames will be"),
+        (LatentSpace("LTX-2.3", None), "decode them with -m ltx-2.3."),
+        (LatentSpace(None, "0" * 16), "its latents are of a VAE with other statistics than {vae}"),
+        (LatentSpace("LTX-2", "0" * 16), None),  # two decoders of one release may have other statistics
+        (LatentSpace("LTX-2.3", "own"), None),
+        (LatentSpace(), None),
+    ],
+)
+def test_a_decode_by_another_vae_warns(golden, tmp_path, capsys, space, warning):
+    vae = open_checkpoint(golden("ltx2").checkpoint)
+    own = vae.latent_space.fingerprint
+    path, fingerprint = tmp_path / "clip.safetensors", own if space.fingerprint == "own" else space.fingerprint
+    latents = mx.random.normal((1, vae.config.latent_channels, 2, 2, 2), key=mx.random.key(0))
+    save_latents(path, latents, space=LatentSpace(space.generation, fingerprint))
+    assert decode.main([str(path), "-m", str(golden("ltx2").checkpoint), "-o", str(tmp_path / "a.npy")]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    if warning is None:
+        assert lines == []
+    else:
+        assert len(lines) == 1 and lines[0].startswith(f"warning: {path}: its latents are ")
+        assert warning.format(vae=vae.name) in lines[0]
+
+
+def test_a_preview_decoder_takes_two_generations(golden, tmp_path, capsys):
+    tiny = shutil.copy(golden("taehv_ltx2").checkpoint, tmp_path / "taeltx2_3.safetensors")
+    latents = mx.random.normal((1, 128, 2, 2, 2), key=mx.random.key(0))
+    for generation, warns in (("LTX-2.5", False), ("LTX-2.3", False), ("LTX-2", True)):
+        path = tmp_path / f"{generation}.safetensors"
+        save_latents(path, latents, space=LatentSpace(generation, "0" * 16))
+        assert preview.main([str(path), "-m", str(tiny), "-o", str(tmp_path / f"{generation}.npy")]) == 0
+        err = capsys.readouterr().err
+        assert ("is for LTX-2.3 and LTX-2.5, so the frames will be wrong" in err) is warns
+
+
+def test_an_error_of_channels_names_the_generation(golden, tmp_path, capsys):
+    path = tmp_path / "a.safetensors"
+    save_latents(path, mx.zeros((1, 3, 2, 2, 2)))
+    assert decode.main([str(path), "-m", str(golden("ltx2").checkpoint), "-o", str(tmp_path / "a.npy")]) == 1
+    assert "(1, 3, 2, 2, 2) have 3 channels where LTX-2 has 8." in capsys.readouterr().err
+
+
+def test_metadata_of_other_programs_is_no_error(tmp_path):
+    np.savez(tmp_path / "a.npz", latents=np.zeros((1, 4, 1, 2, 2), np.float32), generation="LTX-2.5")
+    np.savez(tmp_path / "b.npz", latents=np.zeros((1, 4, 1, 2, 2), np.float32), generation="third", vae_fingerprint="x")
+    assert load_latents(tmp_path / "a.npz")[1].space == LatentSpace("LTX-2.5", None)
+    assert load_latents(tmp_path / "b.npz")[1].space == LatentSpace()
+
+
+# --- the model of the latents, without -m ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def latents_of(golden, hub_cache, monkeypatch):
+    """`latents_of(name, space)`: a latent file for the layers of LTX-2.3."""
+    monkeypatch.delenv("MLX_LTX_VAE_MODEL", raising=False)
+    channels = open_checkpoint(golden("ltx2_3").checkpoint).config.latent_channels
+
+    def make(name, space):
+        save_latents(name, mx.random.normal((1, channels, 2, 2, 2), key=mx.random.key(0)), space=space)
+        return name
+
+    return make
+
+
+def test_latents_choose_their_model_from_the_cache(golden, hub_cache, latents_of, capsys):
+    hub_cache("ltx-2", {"vae/diffusion_pytorch_model.safetensors": golden("ltx2").checkpoint})
+    hub_cache("ltx-2.3", golden("ltx2_3").checkpoint)
+    latents_of("a.safetensors", LatentSpace("LTX-2.3"))
+    assert decode.main(["a.safetensors", "-o", "a.npy"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "-m ltx-2.3, which a.safetensors was made with\n"
+    assert "LTX23_video_vae_bf16.safetensors (LTX-2.3, convolutional decoder)" in out
+    assert decode.main(["a.safetensors", "-o", "b.npy", "-m", str(golden("ltx2_3").checkpoint), "-q"]) == 0
+    assert np.array_equal(np.load("a.npy"), np.load("b.npy"))
+
+
+def test_a_fingerprint_alone_chooses_the_model(golden, hub_cache, latents_of, capsys):
+    """As in the files of `run`, since an app's network does not tell its release."""
+    hub_cache("ltx-2", {"vae/diffusion_pytorch_model.safetensors": golden("ltx2").checkpoint})
+    hub_cache("ltx-2.3", golden("ltx2_3").checkpoint)
+    fingerprint = open_checkpoint(golden("ltx2_3").checkpoint).latent_space.fingerprint
+    latents_of("a.safetensors", LatentSpace(None, fingerprint))
+    assert decode.main(["a.safetensors", "-o", "a.npy"]) == 0
+    assert capsys.readouterr().err == "-m ltx-2.3, which a.safetensors was made with\n"
+
+
+@pytest.mark.parametrize(
+    ("space", "error"),
+    [
+        (LatentSpace(), "-m VAE is missing, the checkpoint to decode with: give one of ltx-2.5"),
+        (LatentSpace(None, "0" * 16), "-m VAE is missing, the checkpoint to decode with"),
+        (
+            LatentSpace("LTX-2.5"),
+            "-m VAE is missing, and a.safetensors is of LTX-2.5: give -m ltx-2.5 (1.5 GB, license LTX-2 Com",
+        ),
+    ],
+)
+def test_latents_whose_model_is_not_cached_name_it(latents_of, capsys, space, error):
+    latents_of("a.safetensors", space)
+    with pytest.raises(SystemExit) as ended:
+        decode.main(["a.safetensors", "-o", "a.npy"])
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith(f"error: {error}")
+
+
+def test_latents_of_two_models_are_not_decoded_by_one(golden, hub_cache, latents_of, capsys):
+    hub_cache("ltx-2.3", golden("ltx2_3").checkpoint)
+    Path("clips").mkdir()
+    latents_of("clips/a.safetensors", LatentSpace("LTX-2.3"))
+    latents_of("clips/b.safetensors", LatentSpace("LTX-2.5"))
+    with pytest.raises(SystemExit):
+        decode.main(["clips", "-o", "out/"])
+    assert (
+        "clips/a.safetensors is of LTX-2.3, clips/b.safetensors of LTX-2.5; decode them apart"
+        in capsys.readouterr().err
+    )
+    Path("clips/b.safetensors").unlink()
+    assert decode.main(["clips", "-o", "{name}.npy"]) == 0
+    assert Path("a.npy").exists()
