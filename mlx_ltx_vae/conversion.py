@@ -258,7 +258,7 @@ def convert_checkpoint(
             (part / "config.json").write_text(json.dumps(checkpoint.raw_config, indent=2) + "\n", encoding="utf-8")
             written = write_weights(checkpoint, part / "model.safetensors", dtype, progress)
         verification = verify_conversion(checkpoint, open_checkpoint(part, medium=checkpoint.medium), progress=progress)
-        generation, networks = checkpoint.generation, tuple(checkpoint.networks)
+        generation, networks = checkpoint.config.generation, tuple(checkpoint.networks)
         conversion = Conversion(checkpoint.name, str(folder), generation, networks, written, verification)
         with writing_to(folder):
             (part / "README.md").write_text(_make_card(conversion, checkpoint), encoding="utf-8")

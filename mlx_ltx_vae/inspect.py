@@ -298,7 +298,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Report:
     return {
         "kind": "checkpoint",
         "name": checkpoint.name,
-        "generation": checkpoint.generation,
+        "generation": checkpoint.config.generation,
         "class": checkpoint.class_name,
         "configuration": _configuration(checkpoint),
         "file_bytes": sum(path.stat().st_size for path in paths),

@@ -170,17 +170,12 @@ def models_for(latents: str | None, kind: Kind) -> list[PublishedModel]:
     return [model for model in MODELS if model.kind is kind and latents in model.latents]
 
 
-def has_shared_layers(generation: str) -> bool:
-    """Return whether a generation by its layers is one of several with the same layers."""
-    return generation == _SHARED_LAYERS
-
-
 def latents_of(generation: str, version: tuple[int, int] | None = None) -> tuple[str, ...]:
     """Return the generations whose latents a VAE takes, its own first. There are none if that is not known.
 
     `generation` is the one with the VAE's layers, and `version` is stated by its file or a name.
     """
-    if has_shared_layers(generation):
+    if generation == _SHARED_LAYERS:
         return () if version is None else (f"LTX-{version[0]}.{version[1]}",)
     return _LATENTS.get(generation, (generation,) if generation.startswith("LTX") else ())
 

@@ -74,7 +74,7 @@ def test_a_conversion_keeps_the_release_that_its_source_states(golden, tmp_path,
     assert "encoder and decoder (LTX-2.5), " in capsys.readouterr().out
     source, converted = open_checkpoint(named), open_checkpoint(tmp_path / "vae")
     assert converted.latent_space == source.latent_space
-    assert converted.used("decoder")["generation"] == source.generation == "LTX-2.5"
+    assert converted.used("decoder")["generation"] == source.config.generation == "LTX-2.5"
 
 
 def test_python_states_the_vae_that_it_is_given(golden, tmp_path):

@@ -6,6 +6,7 @@ so the values of a LATENT are those of this package.
 
 import json
 import os
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -62,6 +63,8 @@ def test_encode_writes_what_load_latent_reads(clip, tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     for output in ("clip.safetensors", "clip.latent", "folder/{name}-latents.latent"):
         assert encode([str(clip), "--demo", "-o", output, "-q"]) == 0
+    assert convert(["clip.safetensors", "-o", "converted.latent", "-q"]) == 0
+    assert Path("converted.latent").read_bytes() == Path("clip.latent").read_bytes()  # also what the metadata states
     expected = np.array(load_latents("clip.safetensors")[0].astype(mx.float32))
     for path in ("clip.latent", "folder/clip-latents.latent"):
         tensors = mx.load(path, format="safetensors")

@@ -23,7 +23,7 @@ from ..backend.mlx_utils import DTYPES, count_nonfinite, dtype_name, to_bool
 from ..errors import CheckpointError, DeviceError, excerpt, quote, warn
 from ..files import read_sample
 from ..latents.metadata import LatentSpace
-from ..model_table import has_shared_layers, latents_of
+from ..model_table import latents_of
 from ..models.base import (
     NETWORKS,
     PICTURES,
@@ -118,7 +118,7 @@ class Checkpoint:
         shards = {info.path for info in self.networks[network].tensors.values()}
         archives = [archive for archive in self.archives if shards <= {info.path for info in archive.tensors.values()}]
         kind = {"decoder": self.family.decoder} if network == "decoder" else {}
-        return {"file": str(archives[0].path), "generation": self.generation, **kind}
+        return {"file": str(archives[0].path), "generation": self.config.generation, **kind}
 
     @property
     def version(self) -> tuple[int, int] | None:
@@ -134,12 +134,6 @@ class Checkpoint:
         matches = [*map(_VERSION.match, model_versions), *map(_NAMED_VERSION.search, [*names, self.name])]
         match = next(filter(None, matches), None)
         return None if match is None else (int(match[1]), int(match[2]))
-
-    @property
-    def generation(self) -> str:
-        """Generation with its layers. Of several with the same layers, it is the one that files or names state."""
-        own = self.config.generation
-        return next(iter(self.latents_taken), own) if has_shared_layers(own) else own
 
     @property
     def title(self) -> str:
