@@ -168,7 +168,8 @@ def test_memory_does_not_grow_with_the_clip(vae):
             mx.eval(chunk.frames)
             del chunk
         peaks.append(mx.get_peak_memory())
-    assert peaks[1] < 1.05 * peaks[0]
+    # Frames that stayed would double the peak. The CPU backend may free the last step's arrays late.
+    assert peaks[1] < 1.5 * peaks[0]
 
 
 def test_pushed_latents_give_their_frames_at_once(vae):
