@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import re
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_weights
 from ..errors import ItemsError, LTXVAEError
 from ..latents import open_latents
+from ..model_table import Kind, models_for
 from ..options import OutputOptions, PlanOptions
 from ..shapes import format_size
 from ..units import DEFAULT_FPS, format_count
@@ -33,14 +33,10 @@ from .running import print_report
 
 _CRF = 30  # of previews, which are small then
 _SECONDS_PER_LOOK, _SECONDS_PER_PAGE = 1, 2  # of --watch, and between pages while previews are made
+_COLORS = np.array([[0.8, 0.6, -0.3], [0.8, 0, 0.6], [0.8, -0.6, -0.3]])  # red, green and blue, by three directions
 _NUM_SAMPLES, _SAMPLED_FRAMES = 8, 4  # latent files that colors are chosen for, and latent frames of each
 # Options that change a preview.
 _OPTIONS = ("model", "dtype", "fps", "frames", "first_seconds", "tensor", "grid", "unnormalized", "hdr", "hdr_output")
-
-
-def is_page(output: str | None) -> bool:
-    """Return whether an output is a gallery."""
-    return Path(output or "").suffix.lower() in (".html", ".htm")
 
 
 def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -65,30 +61,29 @@ class GalleryJob(DecodeJob):
         super().__init__(*job)
         self._page, self._clips = page, dict[str, Clip]()  # by their paths
         self._states = dict[str, list[Any]]()  # of the latent files, in order
-        self._items = list[Item]()  # those without a preview
+        self._items, self._next_page = list[Item](), 0.0  # latent files without a preview
         self._options = ", ".join(f"{name} {getattr(self.arguments, name)}" for name in _OPTIONS)
         self._is_watched = self.arguments.watch and not self.arguments.dry_run
         self._colors: Checkpoint | None = None
-        self._num_new, self._next_page = 0, 0.0
 
     def run(self) -> None:
         """Make the page, and with --watch again whenever the latent files have changed."""
         self._clips = {clip.path: clip for clip in self._page.read(super().may_replace)}
         paths: list[str] | None = None
         while True:
-            with suppress(*([ItemsError] if self._is_watched else [])):  # the folder may still be empty
+            with suppress(*[ItemsError] * self._is_watched):  # the folder may still be empty
                 self._find_items()
             if self._items:
                 super().run()
             if (self._items or paths != list(self._states)) and not self.arguments.dry_run:
                 self._write(is_complete=True)
-                self._print_summary()
+                self._print_totals()
             if not self._is_watched:
                 break
             paths = list(self._states)
             time.sleep(_SECONDS_PER_LOOK)
-        if failed := self._num_failed:
-            raise ItemsError(f"{failed} of {format_count(len(self._states), 'input')} failed.")
+        if failed := [clip for clip in self._page.clips if clip.error]:
+            raise ItemsError(f"{len(failed)} of {format_count(len(self._states), 'input')} failed.")
 
     def _find_items(self) -> None:
         """Find the latent files, and those of them that have changed since their previews were made."""
@@ -126,13 +121,12 @@ class GalleryJob(DecodeJob):
         channels = len(samples[0]) if samples else 3
         cells = np.concatenate([np.eye(channels), *(sample for sample in samples if len(sample) == channels)], axis=1)
         variances, directions = np.linalg.eigh(np.cov(cells))
-        scaled = directions[:, :-4:-1] / np.sqrt(4 * variances[:-4:-1].clip(1e-6))
-        weight = np.array([[0.8, 0.4, -0.2], [0.8, 0, 0.4], [0.8, -0.4, -0.2]]) @ scaled.T
+        weight = _COLORS @ (directions[:, :-4:-1] / np.sqrt(4 * variances[-1])).T
         weights = {"weight": np.tile(weight, (4, 1)), "bias": np.tile(-weight @ cells.mean(1), 4)}  # 2x2 pixels a cell
         arrays = {f"decoder.to_rgb.{name}": mx.array(values.astype(np.float32)) for name, values in weights.items()}
-        colors = open_weights(arrays, {"latent_rgb": {"vae": "the latents' own colors"}})
-        self._colors = colors if samples else None
-        return colors
+        checkpoint = open_weights(arrays, {"latent_rgb": {"vae": "the latents' own colors"}})
+        self._colors = checkpoint if samples else None
+        return checkpoint
 
     def print_result(self, item: Item, result: Result) -> None:
         super().print_result(item, replace(result, files=ItemFiles()))
@@ -140,7 +134,6 @@ class GalleryJob(DecodeJob):
             return
         path = os.path.abspath(item.source)
         self._clips[path] = self._describe(path, item, result)
-        self._num_new += result.error is None
         if time.monotonic() > self._next_page:
             self._write(is_complete=False)
             self._next_page = time.monotonic() + _SECONDS_PER_PAGE
@@ -149,22 +142,25 @@ class GalleryJob(DecodeJob):
         """Return the card of a clip."""
         state = self._states[path]
         date = f"{datetime.fromtimestamp(state[0] / 1e9):%Y-%m-%d %H:%M}" if state else ""
-        argument = item.source if not item.source.startswith(("-", "@")) else f"./{item.source}"
-        clip = Clip(path, shlex.quote(argument), Path(path).name, date, state)
-        if result.error is not None:
-            return replace(clip, error=result.error)
-        file = self.open_latents(item.source)
-        frames, *size = self.checkpoint.config.scale.video_grid(file.shape.grid)
-        fps = self.arguments.fps or file.info.fps or DEFAULT_FPS
-        facts = [f"{float(frames / fps):.1f} s", format_count(frames, "frame"), format_size(*size[::-1])]
-        facts += [f"{float(fps):.6g} fps"] + ([f"batch of {file.shape.batch}"] if file.shape.batch > 1 else [])
-        prompt, seed = find_prompt(file.entries)
+        argument = f"./{item.source}" if item.source.startswith(("-", "@")) else item.source
+        clip = Clip(path, shlex.quote(argument), Path(path).name, date, state, error=result.error or "")
+        if clip.error:
+            return clip
+        try:
+            file = self.open_latents(item.source)
+        except LTXVAEError as error:  # it was replaced meanwhile
+            return replace(clip, error=str(error))
+        frames, height, width = self.checkpoint.config.scale.video_grid(file.shape.grid)
+        fps, batch = float(self.arguments.fps or file.info.fps or DEFAULT_FPS), file.shape.batch
+        length = f"{frames / fps:.1f} s · {format_count(frames, 'frame')}"
+        facts = f"{length} · {format_size(width, height)} · {fps:.6g} fps"
+        models = models_for(file.info.space.generation, Kind.VIDEO)
         return replace(
             clip,
-            facts=" · ".join(facts),
-            prompt=prompt,
-            seed=seed,
-            model=_model_of(file.entries),
+            facts=facts if batch == 1 else f"{facts} · {batch} videos",
+            prompt=find_text(file.entries, "prompt", "text"),
+            seed=find_text(file.entries, "seed", "noise_seed"),
+            model=models[0].name if models else "",
             videos=tuple(Path(output).name for output in result.files.outputs),
         )
 
@@ -176,36 +172,25 @@ class GalleryJob(DecodeJob):
         self._page.clips = [self._clips[path] for path in self._states if path in self._clips]
         self._page.write(is_watched=self._is_watched, is_complete=is_complete)
 
-    @property
-    def _num_failed(self) -> int:
-        return sum(bool(clip.error) for clip in self._page.clips)
-
-    def _print_summary(self) -> None:
-        counts = {"clips": len(self._states), "new": self._num_new, "failed": self._num_failed}
-        report = {"output": str(self._page.path), **counts}
-        self._num_new = 0
+    def _print_totals(self) -> None:
+        new = sum(not self._clips[os.path.abspath(item.source)].error for item in self._items)
+        failed = sum(bool(clip.error) for clip in self._page.clips)
+        report = {"output": str(self._page.path), "clips": len(self._states), "new": new, "failed": failed}
         self.end_progress(report)
         if self.arguments.json:
             print_report(json.dumps(report))
         elif not self.arguments.quiet:
-            print_report("{output}: {clips} clips, {new} of them new, {failed} failed".format(**report))
+            print_report("{output}: {clips} clips, {new} new, {failed} failed".format(**report))
 
 
-def find_prompt(entries: Mapping[str, str]) -> tuple[str, str]:
-    """Return the prompt and the seed in the metadata of a latent file, "" if it does not state them.
+def find_text(entries: Mapping[str, str], key: str, input_name: str) -> str:
+    """Return a prompt or a seed in the metadata of a latent file, "" if it states none.
 
-    ComfyUI's `prompt` is a graph, whose first text and first seed count.
+    ComfyUI's `prompt` is a graph of nodes, whose first input of one of these names counts.
     """
-    texts, seeds = [entries.get("prompt", "")], [entries.get("seed", "")]
-    with suppress(ValueError, RecursionError, AttributeError, TypeError, KeyError):  # no graph
-        inputs = [node["inputs"] for node in json.loads(texts[0]).values()]
-        texts = [text for values in inputs if isinstance(text := values.get("text"), str)]
-        numbers = [values.get(name) for values in inputs for name in ("noise_seed", "seed")]
-        seeds += [str(number) for number in numbers if isinstance(number, int)]
-    return next(filter(None, texts), ""), next(filter(None, seeds), "")
-
-
-def _model_of(entries: Mapping[str, str]) -> str:
-    """Return the short name of the VAE that latents belong to, "" if their file does not state it."""
-    match = re.fullmatch(r"LTX-[0-9](\.[0-9])?", entries.get("generation", ""))
-    return match[0].lower() if match else ""
+    try:
+        nodes = json.loads(entries.get("prompt", "")).values()
+        values = [node["inputs"].get(name) for node in nodes for name in (key, input_name)]
+        return next((str(value) for value in values if isinstance(value, str | int) and value != ""), "")
+    except (ValueError, RecursionError, AttributeError, TypeError, KeyError):  # no graph
+        return entries.get(key, "")

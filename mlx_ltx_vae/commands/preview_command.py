@@ -1,6 +1,7 @@
 """`python -m mlx_ltx_vae.preview`: small clips, contact sheets and galleries of latents, by a fast decoder."""
 
 import argparse
+from pathlib import Path
 
 from .. import demo
 from ..model_table import Kind, list_names
@@ -8,7 +9,7 @@ from ..options import OutputOptions, PlanOptions
 from ..video import is_sheet
 from .cli import CommandParser
 from .decode_command import DecodeSettings, complete_inputs, run_decode
-from .gallery import is_page, run_gallery
+from .gallery import run_gallery
 
 _CHOICES = (
     f"-m MODEL is missing: give {list_names([Kind.PREVIEW])}, or a tiny decoder of github.com/madebyollin/taehv, or a "
@@ -18,7 +19,7 @@ _CHOICES = (
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    is_gallery = is_page(arguments.output)
+    is_gallery = Path(arguments.output or "").suffix.lower() in (".html", ".htm")
     if arguments.watch and not is_gallery:
         parser.error("--watch is for a gallery; name a page with -o, such as gallery.html")
     complete_inputs(parser, arguments, demo.LATENT_RGB, None if is_gallery else _CHOICES, kind=Kind.PREVIEW)
