@@ -157,8 +157,12 @@ def run_decode(
     settings: DecodeSettings,
     default: str,
     sound: SoundSettings | None = None,
+    make_job: "Callable[..., DecodeJob] | None" = None,
 ) -> int:
-    """Decode the latents of complete arguments. `default` is the output without -o."""
+    """Decode the latents of complete arguments, as the job that `make_job` makes.
+
+    `default` is the output without -o.
+    """
     sources, audio = arguments.latents, output_options.audio
     inputs = [_FILM] if arguments.join else sources
     has_only_sound = sound is not None and is_sound(arguments.output or "")
@@ -185,7 +189,7 @@ def run_decode(
                 check_output_options(file, options, fps=arguments.fps)
     if has_only_sound:
         arguments.distributed = Work.OFF.value
-    job = DecodeJob(arguments, sources, pattern, output_options, settings, sound)
+    job = (make_job or DecodeJob)(arguments, sources, pattern, output_options, settings, sound)
     return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)
 
 

@@ -177,15 +177,7 @@ class Job(ABC):
         ranks = join_ranks(self.arguments.distributed, self.arguments.rank_timeout)
         if ranks is None:
             return
-        items = plan_items(
-            self.sources,
-            self.pattern,
-            is_film=self.is_film,
-            of_videos=self.network == "encoder",
-            is_dry_run=self.arguments.dry_run,
-        )
-        if not (self.arguments.output or self.arguments.overwrite or self.arguments.skip_existing):
-            items = [self._with_free_name(item) for item in items]
+        items = self.make_items()
         self.checkpoint = ranks.together(self.open)
         ranks.check_same(lambda: {"the checkpoints": self.checkpoint.description})
         ranks.check_same(lambda: {"the weights": self.checkpoint.sample()})
@@ -200,6 +192,19 @@ class Job(ABC):
         result = self._run_item(item, replace(result, is_skipped=all(ranks.gather(result.is_skipped))), None)
         if ranks.is_first:
             self._report(item, result)
+
+    def make_items(self) -> list[Item]:
+        """Return the items with their outputs."""
+        items = plan_items(
+            self.sources,
+            self.pattern,
+            is_film=self.is_film,
+            of_videos=self.network == "encoder",
+            is_dry_run=self.arguments.dry_run,
+        )
+        if self.arguments.output or self.arguments.overwrite or self.arguments.skip_existing:
+            return items
+        return [self._with_free_name(item) for item in items]
 
     def _with_free_name(self, item: Item) -> Item:
         """Return the item with a default name of its output that no file has, unless a table states the name."""
@@ -253,13 +258,13 @@ class Job(ABC):
             for number, index in enumerate(indices, 1):
                 label = f"{number} of {len(indices)} "
                 results[index] = self._run_item(items[index], results[index], bar, label=label)
-                self._print_result(items[index], results[index])
+                self.print_result(items[index], results[index])
         names = ("values", "error", "is_skipped")
         states = [(index, {name: getattr(results[index], name) for name in names}) for index in indices]
         for index, state in chain(*self._all_ranks.gather(states)):
             results[index] = replace(results[index], **state)
         if self._all_ranks.is_first:
-            self._summarize(items, results, time.perf_counter() - start)
+            self.summarize(items, results, time.perf_counter() - start)
 
     def _choose_items(self, items: Sequence[Item], results: Sequence[Result]) -> list[int]:
         """Return the indices of the items that this rank runs."""
@@ -327,29 +332,29 @@ class Job(ABC):
 
     def _report(self, item: Item, result: Result) -> None:
         """Print the report of a single item."""
-        self._end_progress(result.values or result.as_dict(item))
+        self.end_progress(result.values or result.as_dict(item))
         if self.arguments.json:
             print_report(json.dumps(result.values or result.as_dict(item)))
         elif result.is_skipped:
-            self._print_result(item, result)
+            self.print_result(item, result)
         elif self.arguments.dry_run:
             print_report(result.text)
         elif not self.arguments.quiet:
             print_report(result.text, file=sys.stderr if item.output == "-" else sys.stdout)
 
-    def _end_progress(self, report: Mapping[str, Any]) -> None:
+    def end_progress(self, report: Mapping[str, Any]) -> None:
         """Print the last object of --progress json, with the report."""
         if self.arguments.progress == "json":
             write_line(json.dumps({"phase": "done", "fraction": 1.0, "report": report}), sys.stderr)
 
-    def _print_result(self, item: Item, result: Result) -> None:
+    def print_result(self, item: Item, result: Result) -> None:
         """Print the result of an item in one line: an error on standard error, others unless -q or --json is set."""
         if result.error is not None:
             write_line(f"error: {result.describe(item)}", sys.stderr)
         elif not self.arguments.quiet and not self.arguments.json:
             write_line(result.describe(item), sys.stdout)
 
-    def _summarize(self, items: Sequence[Item], results: Sequence[Result], seconds: float) -> None:
+    def summarize(self, items: Sequence[Item], results: Sequence[Result], seconds: float) -> None:
         """Print the summary of many items, or the JSON object."""
         reports = [result.values for result in results if result.values]
         skipped, failed = sum(result.is_skipped for result in results), sum(bool(result.error) for result in results)
@@ -365,7 +370,7 @@ class Job(ABC):
                 lines += [f"Frames: {frames}, {format_rate(frames, seconds)}", f"Peak MLX memory: {format_bytes(peak)}"]
         if reports:
             lines.append(f"VAE: {describe_networks({'vae': self.used})}")
-        self._end_progress(summary)
+        self.end_progress(summary)
         if self.arguments.json:
             print_report(json.dumps(summary))
         elif not self.arguments.quiet:

@@ -86,11 +86,11 @@ def preview_parser() -> CommandParser:
         first=("latents", "output", "model", "demo", "fps", "frames", "memory_budget", "dry_run"),
         prog="python -m mlx_ltx_vae.preview",
         usage="%(prog)s LATENTS... -m MODEL [-o OUT] [options]\n       %(prog)s --demo [options]",
-        description="Show what is in LTX video latents, in seconds: as a small clip, or as one picture.",
+        description="Show what is in LTX video latents, in seconds: as clips, pictures, or a page to choose from.",
         epilog=examples(
             "python -m mlx_ltx_vae.preview --demo -o preview.png",
             "python -m mlx_ltx_vae.preview clip.npy -m taeltx-2.3 -o clip.png",
-            "python -m mlx_ltx_vae.preview a.npy b.npy -m latent_rgb.safetensors -o out/",
+            "python -m mlx_ltx_vae.preview latents/ -m taeltx-2.3 -o gallery.html",
         ),
     )
     add_input_options(
@@ -99,8 +99,11 @@ def preview_parser() -> CommandParser:
         demo="the latents of the package, and a projection that was fitted to its VAE",
         kind=Kind.PREVIEW,
         model="MODEL",
-        more="NAME.png for one picture of up to 16 frames with their times; ",
+        more="NAME.png for one picture of up to 16 frames with their times; NAME.html for a page on which inputs are "
+        "marked to be decoded, also without -m; ",
     )
+    watch = "with -o NAME.html: show new latent files as they come, until Ctrl-C"
+    parser.add_argument("--watch", action="store_true", help=watch)
     add_job_options(parser, parser.add_argument_group("how to decode"))
     add_hdr_options(parser.add_argument_group("the video"))
     return parser

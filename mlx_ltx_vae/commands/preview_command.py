@@ -1,6 +1,7 @@
-"""`python -m mlx_ltx_vae.preview`: decode latents to a small clip or a contact sheet, with a fast decoder."""
+"""`python -m mlx_ltx_vae.preview`: small clips, contact sheets and galleries of latents, by a fast decoder."""
 
 import argparse
+from pathlib import Path
 
 from .. import demo
 from ..model_table import Kind, list_names
@@ -8,6 +9,7 @@ from ..options import OutputOptions, PlanOptions
 from ..video import is_sheet
 from .cli import CommandParser
 from .decode_command import DecodeSettings, complete_inputs, run_decode
+from .gallery import run_gallery
 
 _CHOICES = (
     f"-m MODEL is missing: give {list_names([Kind.PREVIEW])}, or a tiny decoder of github.com/madebyollin/taehv, or a "
@@ -17,7 +19,12 @@ _CHOICES = (
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    complete_inputs(parser, arguments, demo.LATENT_RGB, _CHOICES, kind=Kind.PREVIEW)
+    is_gallery = Path(arguments.output or "").suffix.lower() in (".html", ".htm")
+    if arguments.watch and not is_gallery:
+        parser.error("--watch is for a gallery; name a page with -o, such as gallery.html")
+    complete_inputs(parser, arguments, demo.LATENT_RGB, None if is_gallery else _CHOICES, kind=Kind.PREVIEW)
+    if is_gallery:
+        return run_gallery(parser, arguments)
     sheet = is_sheet(arguments.output or "")
     return run_decode(
         parser,

@@ -88,11 +88,11 @@ class LatentsFile:
     layout: str  # the axes in the file, such as "(B, tokens, C)"
     _stored: StoredLatents = field(repr=False)
     _tensors: Mapping[str, StoredArray] = field(repr=False, hash=False)  # all tensors of the file
-    _entries: Mapping[str, str] = field(repr=False, hash=False)  # all metadata of the file, as text
+    entries: Mapping[str, str] = field(repr=False, hash=False)  # all metadata of the file, as text
 
     def find_audio(self, tensor: str | None = None) -> "AudioLatentsFile | None":
         """Return the audio latents of the same file, as `find_audio_latents` does."""
-        return find_audio_latents(self._tensors, self._entries, self.info.source, tensor=tensor)
+        return find_audio_latents(self._tensors, self.entries, self.info.source, tensor=tensor)
 
     @property
     def has_keyframes(self) -> bool:
@@ -105,7 +105,7 @@ class LatentsFile:
         Raises a `LatentsError` for invalid keyframes, and for keyframes on another grid. Warns if the file is from a
         pipeline that may have padded the latents, as the names tell, and does not state `num_frames`.
         """
-        keyframes = find_keyframes(self._tensors, self._entries, self.info.source, self.info.num_frames)
+        keyframes = find_keyframes(self._tensors, self.entries, self.info.source, self.info.num_frames)
         if keyframes is not None:
             keyframes.check(self.shape)
             if STILL_NAMES[1] in self._tensors and self.info.num_frames is None:

@@ -1,0 +1,196 @@
+"""`preview -o gallery.html`: a page with a preview of each latent file, on which the ones to decode are marked."""
+
+import argparse
+import json
+import os
+import shlex
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend.machine import Work
+from ..checkpoint import Checkpoint, open_weights
+from ..errors import ItemsError, LTXVAEError
+from ..latents import open_latents
+from ..model_table import Kind, models_for
+from ..options import OutputOptions, PlanOptions
+from ..shapes import format_size
+from ..units import DEFAULT_FPS, format_count
+from .cli import CommandParser
+from .decode_command import DecodeJob, DecodeSettings, run_decode
+from .gallery_page import Clip, GalleryPage
+from .items import Item, ItemFiles, mark_folders, read_inputs
+from .jobs import Result
+from .running import print_report
+
+_CRF = 30  # of previews, which are small then
+_SECONDS_PER_LOOK, _SECONDS_PER_PAGE = 1, 2  # of --watch, and between pages while previews are made
+_COLORS = np.array([[0.8, 0.6, -0.3], [0.8, 0, 0.6], [0.8, -0.6, -0.3]])  # red, green and blue, by three directions
+_NUM_SAMPLES, _SAMPLED_FRAMES = 8, 4  # latent files that colors are chosen for, and latent frames of each
+# Options that change a preview.
+_OPTIONS = ("model", "dtype", "fps", "frames", "first_seconds", "tensor", "grid", "unnormalized", "hdr", "hdr_output")
+
+
+def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
+    """Make the gallery of complete arguments, and return the exit code."""
+    for name, reason in (("join", "shows each latent file on its own"), ("exr", "has videos and no images")):
+        if getattr(arguments, name):
+            parser.error(f"a gallery {reason}; leave out --{name}")
+    page = GalleryPage(arguments.output)
+    arguments.output, arguments.skip_existing = os.path.join(page.folder, ""), False
+    arguments.distributed = Work.OFF.value
+    output, settings = OutputOptions(crf=_CRF), DecodeSettings(PlanOptions(memory_budget=arguments.memory_budget))
+    return run_decode(parser, arguments, output, settings, "{name}.mp4", make_job=partial(GalleryJob, page))
+
+
+class GalleryJob(DecodeJob):
+    """Job that makes the previews that a page lacks, and writes the page."""
+
+    is_many = True  # an error is a card of the page
+    makes_folders = True
+
+    def __init__(self, page: GalleryPage, *job: Any) -> None:
+        super().__init__(*job)
+        self._page, self._clips = page, dict[str, Clip]()  # by their paths
+        self._states = dict[str, list[Any]]()  # of the latent files, in order
+        self._items, self._next_page = list[Item](), 0.0  # latent files without a preview
+        self._options = ", ".join(f"{name} {getattr(self.arguments, name)}" for name in _OPTIONS)
+        self._is_watched = self.arguments.watch and not self.arguments.dry_run
+        self._colors: Checkpoint | None = None
+
+    def run(self) -> None:
+        """Make the page, and with --watch again whenever the latent files have changed."""
+        self._clips = {clip.path: clip for clip in self._page.read(super().may_replace)}
+        paths: list[str] | None = None
+        while True:
+            with suppress(*[ItemsError] * self._is_watched):  # the folder may still be empty
+                self._find_items()
+            if self._items:
+                super().run()
+            if (self._items or paths != list(self._states)) and not self.arguments.dry_run:
+                self._write(is_complete=True)
+                self._print_totals()
+            if not self._is_watched:
+                break
+            paths = list(self._states)
+            time.sleep(_SECONDS_PER_LOOK)
+        if failed := [clip for clip in self._page.clips if clip.error]:
+            raise ItemsError(f"{len(failed)} of {format_count(len(self._states), 'input')} failed.")
+
+    def _find_items(self) -> None:
+        """Find the latent files, and those of them that have changed since their previews were made."""
+        self._states, self._items = {}, []
+        for item in read_inputs(mark_folders(self.sources, of_videos=False), of_videos=False):
+            path, state = os.path.abspath(item.source), list[Any]()
+            with suppress(OSError):
+                status = os.stat(path)
+                state = [status.st_mtime_ns, status.st_size, self._options]
+            if path not in self._states and (path not in self._clips or self._clips[path].state != state):
+                self._clips.pop(path, None)
+                self._items.append(Item(item.source, item.name, self._page.preview_of(path)))
+            self._states[path] = state
+
+    def make_items(self) -> list[Item]:
+        return self._items
+
+    def may_replace(self, files: Iterable[str]) -> bool:
+        return True  # they are previews
+
+    def open(self) -> Checkpoint:
+        return super().open() if self.arguments.model else self._colors or self._find_colors()
+
+    def _find_colors(self) -> Checkpoint:
+        """Return a projection to colors by the three main directions of latents, of which the first is brightness."""
+        samples: list[np.ndarray] = []
+        for item in self._items:
+            with suppress(LTXVAEError, OSError):  # which its card says
+                latents = open_latents(item.source, tensor=self.arguments.tensor, grid=self.arguments.grid).map()
+                start = max(0, latents.shape.frames - _SAMPLED_FRAMES) // 2
+                values = latents[slice(1), slice(None), slice(start, start + _SAMPLED_FRAMES)].astype(mx.float32)
+                samples.append(np.array(values).reshape(latents.shape.channels, -1))
+            if len(samples) == _NUM_SAMPLES:
+                break
+        channels = len(samples[0]) if samples else 3
+        cells = np.concatenate([np.eye(channels), *(sample for sample in samples if len(sample) == channels)], axis=1)
+        variances, directions = np.linalg.eigh(np.cov(cells))
+        weight = _COLORS @ (directions[:, :-4:-1] / np.sqrt(4 * variances[-1])).T
+        weights = {"weight": np.tile(weight, (4, 1)), "bias": np.tile(-weight @ cells.mean(1), 4)}  # 2x2 pixels a cell
+        arrays = {f"decoder.to_rgb.{name}": mx.array(values.astype(np.float32)) for name, values in weights.items()}
+        checkpoint = open_weights(arrays, {"latent_rgb": {"vae": "the latents' own colors"}})
+        self._colors = checkpoint if samples else None
+        return checkpoint
+
+    def print_result(self, item: Item, result: Result) -> None:
+        super().print_result(item, replace(result, files=ItemFiles()))
+        if self.arguments.dry_run:
+            return
+        path = os.path.abspath(item.source)
+        self._clips[path] = self._describe(path, item, result)
+        if time.monotonic() > self._next_page:
+            self._write(is_complete=False)
+            self._next_page = time.monotonic() + _SECONDS_PER_PAGE
+
+    def _describe(self, path: str, item: Item, result: Result) -> Clip:
+        """Return the card of a clip."""
+        state = self._states[path]
+        date = f"{datetime.fromtimestamp(state[0] / 1e9):%Y-%m-%d %H:%M}" if state else ""
+        argument = f"./{item.source}" if item.source.startswith(("-", "@")) else item.source
+        clip = Clip(path, shlex.quote(argument), Path(path).name, date, state, error=result.error or "")
+        if clip.error:
+            return clip
+        try:
+            file = self.open_latents(item.source)
+        except LTXVAEError as error:  # it was replaced meanwhile
+            return replace(clip, error=str(error))
+        frames, height, width = self.checkpoint.config.scale.video_grid(file.shape.grid)
+        fps, batch = float(self.arguments.fps or file.info.fps or DEFAULT_FPS), file.shape.batch
+        length = f"{frames / fps:.1f} s · {format_count(frames, 'frame')}"
+        facts = f"{length} · {format_size(width, height)} · {fps:.6g} fps"
+        models = models_for(file.info.space.generation, Kind.VIDEO)
+        return replace(
+            clip,
+            facts=facts if batch == 1 else f"{facts} · {batch} videos",
+            prompt=find_text(file.entries, "prompt", "text"),
+            seed=find_text(file.entries, "seed", "noise_seed"),
+            model=models[0].name if models else "",
+            videos=tuple(Path(output).name for output in result.files.outputs),
+        )
+
+    def summarize(self, items: Sequence[Item], results: Sequence[Result], seconds: float) -> None:
+        if self.arguments.dry_run:
+            super().summarize(items, results, seconds)
+
+    def _write(self, *, is_complete: bool) -> None:
+        self._page.clips = [self._clips[path] for path in self._states if path in self._clips]
+        self._page.write(is_watched=self._is_watched, is_complete=is_complete)
+
+    def _print_totals(self) -> None:
+        new = sum(not self._clips[os.path.abspath(item.source)].error for item in self._items)
+        failed = sum(bool(clip.error) for clip in self._page.clips)
+        report = {"output": str(self._page.path), "clips": len(self._states), "new": new, "failed": failed}
+        self.end_progress(report)
+        if self.arguments.json:
+            print_report(json.dumps(report))
+        elif not self.arguments.quiet:
+            print_report("{output}: {clips} clips, {new} new, {failed} failed".format(**report))
+
+
+def find_text(entries: Mapping[str, str], key: str, input_name: str) -> str:
+    """Return a prompt or a seed in the metadata of a latent file, "" if it states none.
+
+    ComfyUI's `prompt` is a graph of nodes, whose first input of one of these names counts.
+    """
+    try:
+        nodes = json.loads(entries.get("prompt", "")).values()
+        values = [node["inputs"].get(name) for node in nodes for name in (key, input_name)]
+        return next((str(value) for value in values if isinstance(value, str | int) and value != ""), "")
+    except (ValueError, RecursionError, AttributeError, TypeError, KeyError):  # no graph
+        return entries.get(key, "")

@@ -1,0 +1,127 @@
+"""Page of a gallery: an HTML file, which is also the record of its clips, with their previews in it or beside it."""
+
+import hashlib
+import json
+import os
+import re
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..files import PartFile, check_replaceable, make_folder, open_file, writing_to
+
+PAGE_BYTES = 50_000_000  # of previews in a page; if they are more, they are files in a folder beside it
+
+_MARK = b'<!doctype html><meta name="generator" content="mlx_ltx_vae gallery">\n'
+_START, _END = '<script type="application/json" class="clip">', "</script>\n"
+_PREVIEW = re.compile(r"[0-9a-f]{16}(-[0-9]+)?\.mp4")
+_VERSION = "version.js"  # in the folder; tells a page that is watched that there is a newer one
+
+
+@dataclass
+class Clip:
+    """Card of the latent file with an absolute path. Without an error it has previews, several for a batch.
+
+    Attributes:
+        argument: the file as the user named it, quoted for a shell.
+        state: of the file, and of the options, when the previews were made.
+        videos: names of the previews in the folder of the page.
+    """
+
+    path: str
+    argument: str
+    name: str
+    date: str
+    state: list[Any]
+    facts: str = ""
+    prompt: str = ""
+    seed: str = ""
+    model: str = ""
+    videos: tuple[str, ...] = ()
+    error: str = ""
+
+
+class GalleryPage:
+    """Page in a file, and a folder beside it for the previews, which a complete page contains itself if it can."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.clips = Path(path), list[Clip]()  # in the order of their cards
+        self.folder = self.path.with_name(f"{self.path.stem}-clips")
+
+    def read(self, may_replace: Callable[[list[str]], bool]) -> list[Clip]:
+        """Return the clips of the page that is there, with their previews in the folder.
+
+        Another file is replaced if `may_replace` of its name returns true, and is a `WriterError` otherwise.
+        """
+        clips: list[Clip] = []
+        with suppress(FileNotFoundError), writing_to(self.path, IsADirectoryError), open_file(self.path) as file:
+            if file.readline(len(_MARK)) != _MARK:
+                check_replaceable(self.path, overwrite=may_replace([str(self.path)]))
+                return []
+            for line in filter(lambda line: line.startswith(_START.encode()), file):
+                with suppress(ValueError, TypeError, LookupError, AttributeError):  # somebody has edited it
+                    values = json.loads(line[len(_START) : -len(_END)])
+                    data, clip = values.pop("data"), Clip(**values)
+                    files = [self.folder / name for name in clip.videos if _PREVIEW.fullmatch(name)]
+                    for preview, text in zip(files, data, strict=False):
+                        make_folder(str(preview))
+                        preview.write_bytes(b64decode(text))
+                    if files and all(map(Path.is_file, files)):
+                        clips.append(clip)
+        return clips
+
+    def preview_of(self, path: str) -> str:
+        """Return the file of a clip's preview."""
+        return str(self.folder / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.mp4")
+
+    def write(self, *, is_watched: bool, is_complete: bool) -> None:
+        """Write the page. If it is watched, it loads itself again after the next `write`.
+
+        If it is complete and not watched, it contains the previews, unless they are too large.
+        """
+        videos = {name for clip in self.clips for name in clip.videos}
+        is_large = sum((self.folder / name).stat().st_size for name in videos) * 4 // 3 > PAGE_BYTES  # in base64
+        has_data, version = is_complete and not (is_watched or is_large), str(time.time_ns())
+        _write(self.path, self._parts(version, is_watched=is_watched, has_data=has_data))
+        if is_watched:
+            make_folder(str(self.folder / _VERSION))
+            _write(self.folder / _VERSION, [f"changed({version!r})\n"])
+        if is_complete:
+            self._remove_all_but(set() if has_data else videos | {_VERSION * is_watched})
+
+    def _parts(self, version: str, *, is_watched: bool, has_data: bool) -> Iterator[str]:
+        """Yield the parts of the page."""
+        head, script = Path(__file__).with_name("gallery.html").read_text("utf-8").split("<!-- data -->\n")
+        digest = hashlib.sha256(script.removeprefix("<script>").removesuffix(_END).encode()).digest()
+        yield _MARK.decode() + head.replace("SCRIPT_DIGEST", b64encode(digest).decode())
+        page = {"name": self.path.stem, "directory": os.getcwd(), "folder": self.folder.name, "version": version}
+        yield _START.replace("clip", "page") + _to_json({**page, "watch": is_watched and _VERSION}) + _END
+        for clip in self.clips:
+            data = [b64encode((self.folder / name).read_bytes()).decode() for name in clip.videos if has_data]
+            yield _START + _to_json({**asdict(clip), "data": data}) + _END
+        yield script
+
+    def _remove_all_but(self, names: set[str]) -> None:
+        """Remove other previews from the folder, and the folder if nothing is left in it."""
+        with suppress(OSError):
+            for name in os.listdir(self.folder):
+                if name not in names and (_PREVIEW.fullmatch(name) or name == _VERSION):
+                    (self.folder / name).unlink()
+            self.folder.rmdir()
+
+
+def _write(path: Path, parts: Iterable[str]) -> None:
+    """Write a file that appears when it is whole."""
+    part = PartFile(path)
+    with writing_to(path), part.path.open("w", encoding="utf-8") as file:
+        file.writelines(parts)
+    part.complete()
+
+
+def _to_json(value: object) -> str:
+    """Return JSON that ends no element of HTML, whatever texts it has."""
+    return json.dumps(value).replace("<", "\\u003c")

@@ -1,0 +1,327 @@
+"""Galleries: which previews are made, where they are, and what the page and the command say."""
+
+import base64
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from gallery_pages import RGB, read_cards, save_clip
+from many_files import VAE, names, run
+from mlx_ltx_vae import demo, load_latents
+from mlx_ltx_vae.commands import gallery, gallery_page
+from mlx_ltx_vae.commands.gallery import find_text
+from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.preview import main as preview
+from video_files import run_ffmpeg
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with three clips in latents/."""
+    monkeypatch.chdir(tmp_path)
+    for number, frames in ((1, 2), (2, 3), (10, 1)):
+        save_clip(tmp_path / "latents" / f"clip-{number}.safetensors", frames=frames)
+    return tmp_path
+
+
+def decode_preview(card, height, width):
+    """The frames of the preview in a card, by ffmpeg."""
+    video = Path("preview.mp4")
+    video.write_bytes(base64.b64decode(card["data"][0]))
+    frames = run_ffmpeg("-i", video, "-f", "rawvideo", "-pix_fmt", "rgb24", "-")
+    video.unlink()
+    return np.frombuffer(frames, np.uint8).reshape(-1, height, width, 3).astype(int)
+
+
+def test_a_page_is_alone_and_has_the_preview_and_the_facts_of_each_clip(folder, capsys):
+    os.utime("latents/clip-1.safetensors", (0, time.mktime((2026, 11, 28, 3, 12, 0, 0, 0, -1))))
+    assert run(preview, "latents", *RGB, "-o", "gallery.html") == 0
+    assert capsys.readouterr().out.endswith("gallery.html: 3 clips, 3 new, 0 failed\n")
+    assert names(".") == ["gallery.html", *sorted(f"latents/clip-{number}.safetensors" for number in (1, 2, 10))]
+    first, second, still = read_cards(Path("gallery.html"))
+    assert (first["name"], first["date"]) == ("clip-1.safetensors", "2026-11-28 03:12")
+    assert first["facts"] == "0.4 s · 9 frames · 192x128 · 24 fps"
+    assert second["facts"] == "0.7 s · 17 frames · 192x128 · 24 fps"
+    assert still["facts"] == "0.0 s · 1 frame · 192x128 · 24 fps"
+    assert run(preview, "latents/clip-2.safetensors", *RGB, "-o", "other.npy", "-q") == 0
+    expected = np.load("other.npy")
+    frames = decode_preview(second, *expected.shape[1:3])
+    assert frames.shape == expected.shape
+    assert np.abs(frames - expected).mean() < 8  # H.264
+
+
+def test_previews_that_are_there_and_newer_than_their_latents_are_not_made_again(folder, capsys, loads):
+    command = ["latents", *RGB, "-o", "gallery.html"]
+    assert run(preview, *command) == 0
+    page, cards, num_loads = Path("gallery.html").read_bytes(), read_cards(Path("gallery.html")), len(loads)
+    assert run(preview, *command) == 0
+    assert capsys.readouterr().out.endswith("gallery.html: 3 clips, 0 new, 0 failed\n")
+    assert read_cards(Path("gallery.html")) == cards
+    assert len(loads) == num_loads
+    os.utime("latents/clip-2.safetensors")
+    save_clip(Path("latents/clip-3.safetensors"))
+    Path("latents/clip-1.safetensors").unlink()
+    assert run(preview, *command) == 0
+    assert capsys.readouterr().out.endswith("gallery.html: 3 clips, 2 new, 0 failed\n")
+    assert [card["name"] for card in read_cards(Path("gallery.html"))] == [
+        f"clip-{number}.safetensors" for number in (2, 3, 10)
+    ]
+    assert Path("gallery.html").read_bytes() != page
+    assert run(preview, *command, "--fps", "12", "--json") == 0  # other previews
+    report = {"output": "gallery.html", "clips": 3, "new": 3, "failed": 0}
+    assert json.loads(capsys.readouterr().out) == report
+    assert "· 12 fps" in read_cards(Path("gallery.html"))[0]["facts"]
+
+
+def test_a_run_that_was_interrupted_goes_on_where_it_was(folder, monkeypatch):
+    monkeypatch.setattr(gallery, "_SECONDS_PER_PAGE", 0)
+    describe, described = gallery.GalleryJob._describe, []
+
+    def stop_at_the_third(job, path, *arguments):
+        if len(described) == 2:
+            raise KeyboardInterrupt
+        described.append(path)
+        return describe(job, path, *arguments)
+
+    monkeypatch.setattr(gallery.GalleryJob, "_describe", stop_at_the_third)
+    assert run(preview, "latents", *RGB, "-o", "gallery.html", "-q") == 130
+    assert [card["data"] for card in read_cards(Path("gallery.html"))] == [[], []]
+    assert len(names("gallery-clips")) == 3
+    monkeypatch.setattr(gallery.GalleryJob, "_describe", lambda *each: described.append(each[1]) or describe(*each))
+    assert run(preview, "latents", *RGB, "-o", "gallery.html", "-q") == 0
+    assert [Path(path).name for path in described] == [f"clip-{number}.safetensors" for number in (1, 2, 10)]
+    assert all(card["data"] for card in read_cards(Path("gallery.html")))
+    assert not Path("gallery-clips").exists()
+
+
+def test_previews_of_a_large_page_are_in_a_folder_and_return_if_they_fit_again(folder, monkeypatch):
+    command = ["latents", *RGB, "-o", "gallery.html", "-q"]
+    assert run(preview, *command) == 0
+    data = [card["data"][0] for card in read_cards(Path("gallery.html"))]
+    monkeypatch.setattr(gallery_page, "PAGE_BYTES", 1000)
+    assert run(preview, *command) == 0
+    cards = read_cards(Path("gallery.html"))
+    files = [Path("gallery-clips", card["videos"][0]) for card in cards]
+    assert [card["data"] for card in cards] == [[], [], []]
+    assert [base64.b64encode(file.read_bytes()).decode() for file in files] == data
+    assert sorted(Path("gallery-clips").iterdir()) == sorted(files)
+    Path("gallery-clips", "mine.txt").write_text("kept")
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    assert run(preview, *command) == 0
+    assert [card["data"][0] for card in read_cards(Path("gallery.html"))] == data
+    assert names("gallery-clips") == ["mine.txt"]
+
+
+def test_clips_that_cannot_be_read_are_cards_that_say_why(folder, capsys):
+    Path("latents/broken.safetensors").write_text("nothing")
+    nan = mx.full((1, 64, 1, 4, 6), mx.nan)
+    mx.save_safetensors("latents/nan.safetensors", {"latents": nan})
+    mx.save_safetensors("latents/small.safetensors", {"latents": nan[:, :3]})
+    assert run(preview, "latents", "missing.safetensors", *RGB, "-o", "gallery.html") == 1
+    output = capsys.readouterr()
+    assert output.out.endswith("gallery.html: 7 clips, 3 new, 4 failed\n")
+    *errors, last = output.err.splitlines()
+    assert last == "error: 4 of 7 inputs failed."
+    cards = {card["name"]: card for card in read_cards(Path("gallery.html"))}
+    failed = [card for card in cards.values() if card["error"]]
+    assert [f"error: {card['error']}" for card in failed] == errors
+    assert not any(card["videos"] for card in failed)
+    assert "is neither safetensors" in cards["broken.safetensors"]["error"]
+    assert "NaN" in cards["nan.safetensors"]["error"]
+    assert "there is no such file" in cards["missing.safetensors"]["error"]
+    save_clip(Path("latents/broken.safetensors"))
+    assert run(preview, "latents", *RGB, "-o", "gallery.html", "-q") == 1
+    assert "broken" not in capsys.readouterr().err
+
+
+def test_without_a_model_clips_have_the_colors_of_their_latents(folder, capsys):
+    latents = np.random.default_rng(0).normal(size=(1, 128, 9, 5, 7)).astype(np.float32) * 0.1
+    latents[:, 17, :, :, 3:] += 5  # two halves
+    mx.save_safetensors("halves.safetensors", {"latents": mx.array(latents)})
+    assert run(preview, "halves.safetensors", "-o", "colors.html", "-q") == 0
+    (card,) = read_cards(Path("colors.html"))
+    assert card["facts"] == "2.7 s · 65 frames · 224x160 · 24 fps"
+    frames = decode_preview(card, 10, 14)
+    assert len(frames) == 9
+    left, right = frames[:, :, :6].mean((0, 1, 2)), frames[:, :, 6:].mean((0, 1, 2))
+    assert (np.abs(left - right) > 60).all()
+    assert frames[:, 1:-1, 1:5].std() < 12
+    assert run(preview, "latents", "-o", "gallery.html", "-q") == 0
+    assert len(read_cards(Path("gallery.html"))) == 3
+    Path("broken.npy").write_text("nothing")
+    assert run(preview, "broken.npy", "-o", "broken.html", "-q") == 1
+    assert "-m MODEL is missing" in refused_usage(capsys, "latents", "-o", "videos/")
+
+
+def refused_usage(capsys, *arguments):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as caught:
+        run(preview, *arguments)
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_only_a_gallery_is_replaced_without_a_question(folder, capsys):
+    Path("gallery.html").write_text("<html>precious")
+    assert run(preview, "latents", *RGB, "-o", "gallery.html") == 1
+    assert "gallery.html: already exists; choose another name" in capsys.readouterr().err
+    assert names(".") == ["gallery.html", *names("latents")] or Path("gallery.html").read_text() == "<html>precious"
+    assert run(preview, "latents", *RGB, "-o", "gallery.html", "-y", "-q") == 0
+    assert len(read_cards(Path("gallery.html"))) == 3
+    Path("folder.html").mkdir()
+    assert run(preview, "latents", *RGB, "-o", "folder.html", "-q") == 1
+
+
+def test_a_dry_run_writes_nothing(folder, capsys):
+    before = names(".")
+    assert run(preview, "latents", *RGB, "-o", "gallery.html", "--dry-run") == 0
+    assert "Inputs: 3 planned" in capsys.readouterr().out
+    assert names(".") == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["-o", "gallery.html", "--join"], "a gallery shows each latent file on its own; leave out --join"),
+        (["-o", "clip.mp4", "--watch"], "--watch is for a gallery; name a page with -o, such as gallery.html"),
+    ],
+)
+def test_options_that_are_for_others_are_refused(folder, capsys, arguments, error):
+    assert error in refused_usage(capsys, "latents", *RGB, *arguments)
+
+
+def test_a_batch_is_one_card_with_several_videos(folder):
+    latents, _ = load_latents(demo.LATENTS)
+    mx.save_safetensors("pair.safetensors", {"latents": mx.concatenate([latents[:, :, :2], latents[:, :, 1:3]])})
+    for _ in range(2):
+        assert run(preview, "pair.safetensors", *RGB, "-o", "gallery.html", "-q") == 0
+        (card,) = read_cards(Path("gallery.html"))
+        assert card["facts"].endswith(" · 2 videos")
+        assert len(set(card["data"])) == 2
+    assert not Path("gallery-clips").exists()
+
+
+GRAPH = {
+    "3": {"class_type": "KSampler", "inputs": {"seed": 42, "positive": ["6", 0]}},
+    "6": {"class_type": "CLIPTextEncode", "inputs": {"text": "a fox in the snow", "clip": ["4", 1]}},
+    "7": {"class_type": "CLIPTextEncode", "inputs": {"text": "worst quality"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "texts"),
+    [
+        ({}, ("", "")),
+        ({"prompt": "a red balloon", "seed": "7"}, ("a red balloon", "7")),
+        ({"prompt": json.dumps(GRAPH)}, ("a fox in the snow", "42")),
+        ({"prompt": "[1]", "seed": "x"}, ("[1]", "x")),
+        ({"prompt": "{}"}, ("", "")),
+        ({"prompt": '{"1": 5}'}, ('{"1": 5}', "")),
+        ({"prompt": "[" * 100_000}, ("[" * 100_000, "")),
+    ],
+)
+def test_prompt_and_seed_are_found_where_the_file_states_them(metadata, texts):
+    assert (find_text(metadata, "prompt", "text"), find_text(metadata, "seed", "noise_seed")) == texts
+
+
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'><!--"
+
+
+def test_texts_of_files_are_no_markup(folder):
+    name = HOSTILE.replace("/", "∕")
+    clip = save_clip(folder / "latents" / f"{name}.safetensors", prompt=HOSTILE, seed=HOSTILE, generation=HOSTILE)
+    (folder / "latents" / f"broken {name}.npy").write_text("")
+    assert run(preview, "latents", *RGB, "-o", f"{name}.html", "-q") == 1
+    page = folder / f"{name}.html"
+    cards = {card["name"]: card for card in read_cards(page)}
+    assert (cards[clip.name]["prompt"], cards[clip.name]["seed"], cards[clip.name]["model"]) == (HOSTILE, HOSTILE, "")
+    assert "<img src=x" in cards[f"broken {name}.npy"]["error"]
+
+    class Elements(HTMLParser):
+        def __init__(self):
+            super().__init__()
+            self.tags = []
+
+        def handle_starttag(self, tag, attributes):
+            self.tags.append((tag, dict(attributes).get("type")))
+
+    elements = Elements()
+    elements.feed(page.read_text())
+    assert [kind for tag, kind in elements.tags if tag == "script"] == [*["application/json"] * 6, None]
+    assert "img" not in dict(elements.tags)
+
+
+def test_arguments_are_safe_to_paste_and_name_the_files(folder):
+    odd = ["it's $(touch hacked).safetensors", "-m.safetensors", "@list.safetensors", "ü `a`\n&.safetensors"]
+    for name in odd:
+        save_clip(folder / name)
+    paths = [f"./{name}" if name.startswith(("-", "@")) else name for name in odd]
+    assert run(preview, *paths, "latents/clip-1.safetensors", *RGB, "-o", "gallery.html", "-q") == 0
+    cards = read_cards(Path("gallery.html"))
+    for card, name in zip(cards, odd, strict=False):
+        (argument,) = shlex.split(card["argument"])
+        assert Path(argument).resolve() == folder / name
+        assert not argument.startswith(("-", "@"))
+        assert card["path"] == str(folder / name)
+    shell = ["bash", "-c", f"ls -d {' '.join(card['argument'] for card in cards)} >/dev/null"]
+    assert subprocess.run(shell, check=False).returncode == 0
+    assert not Path("hacked").exists()
+
+
+def test_picks_by_the_generation_that_files_state(folder):
+    save_clip(Path("new.safetensors"), generation="LTX-2.3")
+    assert run(preview, "new.safetensors", "latents/clip-1.safetensors", *RGB, "-o", "gallery.html", "-q") == 0
+    assert [card["model"] for card in read_cards(Path("gallery.html"))] == ["ltx-2.3", ""]
+
+
+def test_decode_takes_the_list_of_a_page(folder):
+    assert run(preview, "latents", *RGB, "-o", "gallery.html", "-q") == 0
+    Path("picks.txt").write_text("".join(f"{card['path']}\n" for card in read_cards(Path("gallery.html"))[:2]))
+    assert run(decode, "--list", "picks.txt", *VAE, "-o", "picks/", "-q") == 0
+    assert names("picks") == ["latents/clip-1.mp4", "latents/clip-2.mp4"]
+
+
+def test_a_watched_page_shows_clips_as_they_come_and_stays_whole(folder):
+    command = [sys.executable, "-m", "mlx_ltx_vae.preview", "new", *RGB, "-o", "gallery.html", "--watch"]
+    page, version = Path("gallery.html"), Path("gallery-clips/version.js")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+
+        def wait(condition):
+            end = time.monotonic() + 60
+            while not condition():
+                assert process.poll() is None, process.communicate()
+                assert time.monotonic() < end
+                time.sleep(0.05)
+
+        try:
+            wait(version.exists)
+            (folder / "new").mkdir()
+            save_clip(folder / "new/b.safetensors")
+            wait(lambda: [card["name"] for card in read_cards(page) if card["videos"]] == ["b.safetensors"])
+            first_version = version.read_text()
+            Path("new/a.npy").write_text("half")
+            wait(lambda: [bool(card["error"]) for card in read_cards(page)] == [True, False])
+            latents, _ = load_latents(demo.LATENTS)
+            np.save("new/a.npy", np.array(latents[:, :, :1]))
+            wait(lambda: [bool(card["videos"]) for card in read_cards(page)] == [True, True])
+            wait(lambda: version.read_text() != first_version)
+            assert [card["data"] for card in read_cards(page)] == [[], []]
+            assert all(Path("gallery-clips", card["videos"][0]).exists() for card in read_cards(page))
+        finally:
+            process.send_signal(2)
+            errors = process.communicate()[1]
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    assert run(preview, "new", *RGB, "-o", "gallery.html", "-q") == 0
+    assert all(card["data"] for card in read_cards(page))
+    assert not version.parent.exists()

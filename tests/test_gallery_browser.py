@@ -1,0 +1,239 @@
+"""Galleries in a real browser: marks, keys, the command, the list, reloads, and pages of every width."""
+
+import json
+import os
+import shlex
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from chromium import PROGRAM, browser
+
+from gallery_pages import RGB, read_cards, save_clip
+from many_files import VAE, run
+from mlx_ltx_vae.commands.gallery_page import Clip, GalleryPage
+from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.preview import main as preview
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium, which apt-get install chromium brings")
+
+HOSTILE = "<img src=x onerror='hacked=1'></script><script>hacked=1</script><a href=http://127.0.0.1:9/>$(`hacked`)"
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    """A page of one browser, for all tests."""
+    with browser(tmp_path_factory.mktemp("browser")) as page:
+        page.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+        yield page
+        assert page.problems == []
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a gallery of ten clips of two generations, one with hostile texts, and of one that is broken."""
+    folder = tmp_path_factory.mktemp("gallery")
+    for number in range(10):
+        generation = "LTX-2.3" if number % 2 else "LTX-2.5"
+        texts = {"prompt": HOSTILE if number == 1 else f"prompt {number}", "seed": str(number)}
+        save_clip(folder / "latents" / f"it's {number}.safetensors", generation=generation, **texts)
+    hostile_name = HOSTILE.replace("/", "∕")
+    (folder / "latents" / f"z {hostile_name}.npy").write_text("broken")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        assert run(preview, "latents", *RGB, "-o", "gallery.html", "-q") == 1
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def page(made, tmp_path, monkeypatch, chromium):
+    """The browser, with a copy of the gallery in which nothing is marked, in the working folder."""
+    monkeypatch.chdir(made)
+    shutil.copy("gallery.html", tmp_path)
+    chromium.requests.clear()
+    chromium.open(tmp_path / "gallery.html")
+    return chromium
+
+
+def text(page, selector):
+    return page.eval(f"document.querySelector({json.dumps(selector)})?.textContent")
+
+
+def marked(page):
+    """The names of the marked clips."""
+    return page.eval("[...document.querySelectorAll('.marked .name')].map(name => name.textContent)")
+
+
+def name(number):
+    return f"it's {number}.safetensors"
+
+
+def test_keys_move_mark_and_enlarge(page):
+    columns = page.eval("getComputedStyle(document.querySelector('main')).gridTemplateColumns.split(' ').length")
+    assert columns == 4
+    page.press("ArrowRight", " ", "ArrowDown", " ")
+    assert marked(page) == [name(1), name(5)]
+    assert text(page, "#count") == "2 marked"
+    assert page.eval("document.activeElement.ariaLabel") == name(5)
+    assert page.eval("getComputedStyle(document.activeElement).outlineWidth") == "3px"
+    page.press(" ", "ArrowUp", "ArrowLeft", "ArrowLeft")  # no further than the first
+    assert marked(page) == [name(1)]
+    assert page.eval("document.activeElement.ariaLabel") == name(0)
+    page.press("Enter")
+    page.wait("document.querySelector('#large video')?.currentTime > 0")
+    page.press("ArrowRight", "ArrowRight", " ")
+    assert text(page, "#large .name") == name(2)
+    assert text(page, "#large .main") == "Unmark"
+    page.press("Escape")
+    assert not page.eval("document.querySelector('#large').open")
+    assert marked(page) == [name(1), name(2)]
+    assert page.eval("document.activeElement.ariaLabel") == name(2)
+    page.press("?")
+    page.press("ArrowRight")  # belongs to the help
+    page.press("Escape", "ArrowRight")
+    assert page.eval("document.activeElement.ariaLabel") == name(3)
+
+
+def test_the_mouse_marks_and_enlarges(page):
+    page.click("article", 2)
+    page.click("article .mark", 4)
+    assert marked(page) == [name(2), name(4)]
+    page.click("article .mark", 4)
+    page.click("article button:not(.mark)", 3)
+    assert text(page, "#large .name") == name(3)
+    page.click("#large .main")
+    page.press("Escape")
+    assert marked(page) == [name(2), name(3)]
+    page.click("article", 10)  # it cannot be decoded
+    assert marked(page) == [name(2), name(3)]
+    page.click("#clear")
+    assert marked(page) == []
+    assert page.eval("document.querySelector('#copy').disabled")
+
+
+def test_the_command_is_copied_and_names_each_model(page):
+    page.press(" ", "ArrowRight", " ", "ArrowRight", " ", "c")
+    page.wait("document.querySelector('#note').textContent.startsWith('Copied')")
+    command = page.eval("navigator.clipboard.readText()")
+    assert command == text(page, "pre")
+    assert [shlex.split(line) for line in command.splitlines()] == [
+        ["mlx_ltx_vae", "decode", f"latents/{name(0)}", f"latents/{name(2)}", "-m", "ltx-2.5", "-o", "picks/"],
+        ["mlx_ltx_vae", "decode", f"latents/{name(1)}", "-m", "ltx-2.3", "-o", "picks/"],
+    ]
+    assert text(page, "#note") == f"Copied. Run it in {os.getcwd()}."
+
+
+def test_decode_takes_the_list_that_is_saved(page, tmp_path, monkeypatch):
+    page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    page.click("article", 1)
+    page.click("article", 3)
+    page.press("s")
+    end = time.monotonic() + 20
+    while not (tmp_path / "picks.txt").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    paths = [os.path.join(os.getcwd(), "latents", name(number)) for number in (1, 3)]
+    assert (tmp_path / "picks.txt").read_text().splitlines() == paths
+    assert "mlx_ltx_vae decode --list picks.txt -m ltx-2.3 -o picks/" in text(page, "#note")
+    monkeypatch.chdir(tmp_path)
+    assert run(decode, "--list", "picks.txt", *VAE, "-o", "picks/", "--dry-run", "-q") == 0
+
+
+def test_marks_survive_a_reload_and_belong_to_one_page(page, tmp_path):
+    page.press("ArrowRight", " ")
+    page.call("Page.reload")
+    page.wait("document.readyState === 'complete' && document.querySelectorAll('.marked').length === 1")
+    assert marked(page) == [name(1)]
+    shutil.copy("gallery.html", tmp_path / "other.html")
+    page.open(tmp_path / "other.html")
+    assert marked(page) == []
+
+
+def test_texts_are_texts_and_nothing_is_asked_for(page, tmp_path):
+    page.press("ArrowRight", " ", "Enter")
+    assert text(page, "#large .prompt") == HOSTILE
+    assert HOSTILE.split("/")[0] in text(page, "article:last-child .well p")
+    assert HOSTILE[:20] in text(page, "article:last-child .name")
+    assert not page.eval("'hacked' in window")
+    assert page.eval("document.querySelectorAll('img, a, article script, dialog script').length") == 0
+    assert page.requests == [(tmp_path / "gallery.html").as_uri()]
+
+
+def test_a_page_refuses_scripts_and_requests_that_are_not_its_own(page):
+    """If a text became markup after all, it would do nothing."""
+    page.eval("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=hacked=1>')")
+    page.eval("document.body.append(Object.assign(document.createElement('script'), { text: 'hacked = 1' }))")
+    page.eval("fetch('http://127.0.0.1:9/').catch(() => 0)")
+    time.sleep(0.2)
+    assert not page.eval("'hacked' in window")
+    assert page.problems
+    assert all("Content Security Policy" in problem for problem in page.problems)
+    page.problems.clear()
+
+
+def test_videos_play_where_they_are_seen(page, tmp_path):
+    page.open(tmp_path / "gallery.html", height=500)
+    page.wait("document.querySelector('video').currentTime > 0.1")
+    assert page.eval("document.querySelector('video').muted && document.querySelector('video').loop")
+    page.open(tmp_path / "gallery.html", width=400, height=500)
+    page.wait("document.querySelector('video').currentTime > 0")
+    videos = "[...document.querySelectorAll('video')].map(video => Boolean(video.getAttribute('src')))"
+    assert page.eval(videos)[0]
+    assert not page.eval(videos)[-1]
+    page.eval("scrollTo(0, document.body.scrollHeight)")
+    page.wait(f"{videos}.at(-1) && !{videos}[0]")
+
+
+@pytest.mark.parametrize(("width", "columns"), [(400, 1), (1600, 6)])
+@pytest.mark.parametrize(("scheme", "is_light"), [("light", True), ("dark", False)])
+def test_pages_fit_narrow_and_wide_windows_in_light_and_dark(page, tmp_path, width, columns, scheme, is_light):
+    page.open(tmp_path / "gallery.html", width=width, scheme=scheme)
+    for _ in range(8):
+        page.press(" ", "ArrowRight")
+    assert len(marked(page)) == 8
+    assert page.eval("document.documentElement.scrollWidth <= innerWidth")
+    grid = "getComputedStyle(document.querySelector('main')).gridTemplateColumns.split(' ').length"
+    assert page.eval(grid) == columns
+    for element in ("#copy", "#save", "#clear", "pre", "#count"):
+        box = page.eval(f"document.querySelector('{element}').getBoundingClientRect().toJSON()")
+        assert 0 <= box["left"] < box["right"] <= width
+        assert box["bottom"] <= 800
+    assert page.eval("document.querySelector('#bar').offsetHeight") < 300
+    color = page.eval("getComputedStyle(document.body).backgroundColor")
+    assert (int(color.split("(")[1].split(",")[0]) > 128) is is_light
+
+
+def test_a_watched_page_reloads_itself_and_keeps_marks(made, tmp_path, chromium):
+    cards = [card | {"videos": []} for card in read_cards(made / "gallery.html")]
+    clips = [Clip(**{name: value for name, value in card.items() if name != "data"}) for card in cards]
+    page = GalleryPage(str(tmp_path / "a b#c?.html"))
+    page.clips = clips[:3]
+    page.write(is_watched=True, is_complete=True)
+    chromium.open(page.path)
+    chromium.press("ArrowRight", " ")
+    page.clips = clips[:4]
+    page.write(is_watched=True, is_complete=True)
+    chromium.wait("document.querySelectorAll('article').length === 4")
+    assert marked(chromium) == [name(1)]
+    assert chromium.eval("document.querySelector('article[tabindex=\"0\"]').ariaLabel") == name(1)
+    chromium.press("ArrowRight", "Enter")
+    page.clips = clips[1:5]
+    page.write(is_watched=True, is_complete=True)
+    time.sleep(2.5)  # a clip that is enlarged stays
+    assert text(chromium, "#large .name") == name(2)
+    chromium.press("Escape")
+    chromium.wait("document.querySelector('article .name')?.textContent.includes('1')")
+    assert marked(chromium) == [name(1)]
+    assert not any("http" in request for request in chromium.requests)
+
+
+def test_an_empty_page_says_so(tmp_path, chromium):
+    page = GalleryPage(str(tmp_path / "empty.html"))
+    page.write(is_watched=False, is_complete=True)
+    chromium.open(page.path)
+    chromium.press("ArrowRight", " ", "Enter", "c")
+    assert text(chromium, "#total") == "Clips: 0"
