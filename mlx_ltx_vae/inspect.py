@@ -109,7 +109,9 @@ def summarize(report: Report) -> str:
         networks = [name for name in NETWORKS if report[name]]
         dtypes = sorted({dtype for name in networks for dtype in report[name]["dtypes"]})
         sound = " and sound" if report.get("audio") else ""
-        stored = f"{' and '.join(dtypes)}, {format_bytes(report['vae_bytes'])}"
+        bits = sorted({kind["bits"] for name in networks for kind in report[name].get("quantization", ())})
+        quantized = f", quantized to {' and '.join(f'{count} bits' for count in bits)}" if bits else ""
+        stored = f"{' and '.join(dtypes)}{quantized}, {format_bytes(report['vae_bytes'])}"
         return f"a VAE, {report['generation']}: {' and '.join(networks)}{sound} in {stored}"
     if kind not in ("latents", "video"):
         return ""

@@ -186,6 +186,11 @@ def test_info_and_a_conversion_say_what_is_stored(golden, tmp_path, capsys):
     assert err.startswith(
         "warning: vae.safetensors: weights of its encoder and decoder are quantized (4-bit in groups of 32)"
     )
+    for source in (path, tmp_path):
+        assert info([str(source)]) == 0
+        out, err = capsys.readouterr()
+        assert "encoder and decoder in float32, quantized to 4 bits, " in out.split("\n")[0]
+        assert err.count("warning: ") == 1
     assert convert([str(path), "-o", str(tmp_path / "dense"), "-q"]) == 0
     dense = load_file(tmp_path / "dense" / "model.safetensors")
     assert {array.dtype for array in dense.values()} == {np.dtype(np.float32)}

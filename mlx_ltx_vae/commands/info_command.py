@@ -6,7 +6,7 @@ import os
 import sys
 from itertools import chain
 
-from ..errors import ItemsError, LTXVAEError, describe_error, printable
+from ..errors import ItemsError, LTXVAEError, describe_error, printable, telling_warnings
 from ..inspect import format_report, inspect, summarize
 from .cli import CommandParser
 from .items import files_in
@@ -45,7 +45,8 @@ def _find_files(source: str) -> list[str]:
         return [source]
     try:
         files = files_in(source, of_videos=False)
-        is_of_latents = inspect(files[0])["kind"] in ("latents", "audio latents", "keyframes")
+        with telling_warnings(lambda text: None):  # of a file that is described alone or with its folder below
+            is_of_latents = inspect(files[0])["kind"] in ("latents", "audio latents", "keyframes")
     except LTXVAEError:
         return [source]
     return files if is_of_latents else [source]
