@@ -106,6 +106,7 @@ def write_files(folder):
     for name in ("clip.npy", "a.npy", "b.npy"):
         np.save(name, array)
     np.savez("clip.npz", latents=array)
+    Path("picks.txt").write_text("clip.safetensors\n")
     Path("more.txt").write_text("a.npy\n".replace("a", "clip"))
     write(folder / "clip.mov", noise(9, (64, 64)), codec="prores")
     write(folder / "clip.mp4", noise(9, (64, 64)))

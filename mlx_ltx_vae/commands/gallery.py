@@ -29,6 +29,7 @@ from .decode_command import DecodeJob, DecodeSettings, run_decode
 from .gallery_page import Clip, GalleryPage
 from .items import Item, ItemFiles, mark_folders, read_inputs
 from .jobs import Result
+from .models import choose_by_latents
 from .running import print_report
 
 _CRF = 30  # of previews, which are small then
@@ -44,11 +45,14 @@ def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
     for name, reason in (("join", "shows each latent file on its own"), ("exr", "has videos and no images")):
         if getattr(arguments, name):
             parser.error(f"a gallery {reason}; leave out --{name}")
+    if not arguments.model:
+        choose_by_latents(arguments, arguments.latents, Kind.PREVIEW)  # without one, there are colors
     page = GalleryPage(arguments.output)
     arguments.output, arguments.skip_existing = os.path.join(page.folder, ""), False
     arguments.distributed = Work.OFF.value
-    output, settings = OutputOptions(crf=_CRF), DecodeSettings(PlanOptions(memory_budget=arguments.memory_budget))
-    return run_decode(parser, arguments, output, settings, "{name}.mp4", make_job=partial(GalleryJob, page))
+    plan, output = PlanOptions(memory_budget=arguments.memory_budget), OutputOptions(crf=_CRF)
+    settings, make_job = DecodeSettings(plan, kind=Kind.PREVIEW), partial(GalleryJob, page)
+    return run_decode(parser, arguments, output, settings, "{name}.mp4", make_job=make_job)
 
 
 class GalleryJob(DecodeJob):
