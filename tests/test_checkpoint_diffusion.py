@@ -154,6 +154,19 @@ def test_of_a_pack_of_swift_apps_the_convolutional_decoder_is_used_and_the_other
         assert_same_weights(dict(named.networks["encoder"].read()), encoder)
 
 
+def test_statistics_that_only_the_encoder_of_a_pack_has_are_found_by_the_name_of_the_folder(golden, tmp_path):
+    pack_of_networks(tmp_path, load_file(golden(PLAIN).checkpoint), "vae_{}.safetensors", "vae_{}.", ("mean", "std"))
+    path = write_swift_pack(tmp_path, golden(PLAIN))
+    stored = {name: array for name, array in load_file(path).items() if "per_channel_statistics" not in name}
+    write(golden(PLAIN), path, tensors=stored)
+    with pytest.raises(CheckpointError, match=r"statistics of the latents .* are missing; .* of a pack FOLDER:FILE"):
+        open_checkpoint(path)
+    assert_same_weights(
+        read_statistics(open_checkpoint(f"{tmp_path}:{path.name}")),
+        read_statistics(open_checkpoint(golden(PLAIN).checkpoint)),
+    )
+
+
 @pytest.mark.parametrize("attention", ["attn.qkv.to_", "attn.to_"])
 @pytest.mark.parametrize("embedder", ["t_embedder.timestep_embedder.linear_", "t_embedder.linear_"])
 def test_names_of_another_port_without_a_prefix_are_those_of_a_diffusion_decoder(

@@ -413,7 +413,7 @@ def _find_statistics(
     if not pairs:
         raise CheckpointError(
             f"{location.name}: the statistics of the latents (per_channel_statistics.mean-of-means and std-of-means) "
-            "are missing; use a file that has them."
+            "are missing; use a file that has them, or of a pack FOLDER:FILE, which reads its encoder's, too."
         )
     mean, std = pairs[0]
     sizes = [math.prod(info.shape) for info in (mean, std)]
