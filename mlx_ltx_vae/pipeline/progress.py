@@ -163,7 +163,7 @@ class FrameBar(Bar):
         while not self._ended.wait(self._interval):
             if not self.disable:
                 self.refresh()
-            elif self._write is not None:
+            elif self._write is not None and self._phase:
                 self._write(json.dumps(self.values()) if self._as_json else f"{self._label}{self._name}: {self._text}")
 
     @property
