@@ -8,11 +8,14 @@ FOLDER is written by `python -m mlx_ltx_vae.export`. The file of latents has the
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
-import mlx.core as mx
-import numpy as np
+os.environ.setdefault("MLX_CONV_WINOGRAD_TILE_BATCH", "1")  # on Metal, a frame of scratch memory instead of all
+
+import mlx.core as mx  # noqa: E402
+import numpy as np  # noqa: E402
 
 
 class Decode:
@@ -28,6 +31,8 @@ class Decode:
         path = folder / "weights.safetensors"
         if not path.exists():
             raise ValueError(f"{path}: is missing; copy it from an export of the same checkpoint, or export it again.")
+        if cache := self.program["plan"]["buffer_cache_bytes"]:
+            mx.set_cache_limit(cache)
         self.weights, metadata = mx.load(str(path), return_metadata=True)
         if metadata.get("fingerprint") != self.program["fingerprint"]:
             raise ValueError(f"{path}: has the weights of another checkpoint than decode.json; export both together.")

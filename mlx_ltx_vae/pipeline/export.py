@@ -301,12 +301,18 @@ class Export:
     function_bytes: int
     weight_bytes: int  # 0 if it has no weights
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return what is known of it as a JSON-serializable dict."""
+        values = {name: getattr(self, name) for name in ("folder", "functions", "function_bytes", "weight_bytes")}
+        return {**values, "width": self.plan.width, "height": self.plan.height, "peak_bytes": self.plan.peak_bytes}
+
     def __str__(self) -> str:
-        weights = format_bytes(self.weight_bytes) if self.weight_bytes else "none"
-        size = format_size(*self.plan.frame_size)
+        weights = format_bytes(self.weight_bytes) if self.weight_bytes else "not written"
         return (
-            f"{printable(self.folder)}: {size}, {self.functions} functions, {format_bytes(self.function_bytes)}; "
-            f"weights {weights}; peak {format_bytes(self.plan.peak_bytes)}"
+            f"{printable(self.folder)}: decodes of any length\n"
+            f"video    frames of {format_size(*self.plan.frame_size)}\n"
+            f"files    {self.functions} functions of {format_bytes(self.function_bytes)}; weights {weights}\n"
+            f"peak     {format_bytes(self.plan.peak_bytes)}, by time, one latent frame at a time"
         )
 
 
@@ -344,7 +350,11 @@ def export_decode(
             "first_frames": spec.first_frames,
             "next_frames": spec.scale.time,
             "seed": options.seed,
-            "plan": {"steps": plan.steps, "peak_bytes": plan.peak_bytes},
+            "plan": {
+                "steps": plan.steps,
+                "peak_bytes": plan.peak_bytes,
+                "buffer_cache_bytes": plan.memory.buffer_cache,
+            },
             **asdict(program),
         }
         (output.path / "decode.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
