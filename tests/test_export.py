@@ -236,6 +236,55 @@ def test_the_command_says_what_is_missing(tmp_path, capsys, missing):
     assert f"{missing} " in capsys.readouterr().err
 
 
+MAKE = """
+import sys
+from pathlib import Path
+import mlx.core as mx
+from mlx_ltx_vae import VideoVAE
+from mlx_ltx_vae.models.base import Statistics
+from mlx_ltx_vae.models.convolution.conv3d import prepare
+from mlx_ltx_vae.published import PublishedVAE
+folder, programs = sys.argv[1:]
+latents = mx.random.normal((1, 128, 20, 4, 6))
+mx.eval(latents)
+
+def make_vae():
+    published = PublishedVAE.find("ltx-2.3", base_channels=32)
+    decoder = published.family.make(published.config, "decoder", Statistics(mx.zeros(128), mx.ones(128)))
+    prepare(decoder, keeps_dtype=True)
+    return VideoVAE(published.config, None, decoder)
+
+"""
+EXPORT = "make_vae().export(folder, (192, 128))"
+STREAM = """
+vae = make_vae()
+mx.reset_peak_memory()
+for chunk in vae.stream(latents, vae.plan(latents.shape, mode="exact", order="time", chunk=1)):
+    chunk.to_uint8()
+print(mx.get_peak_memory())
+"""
+RUN = """
+sys.path.insert(0, programs)
+from run import Decode, to_bytes
+decode = Decode(Path(folder))
+for frames in decode.frames(latents):
+    to_bytes(frames, False)
+print(mx.get_peak_memory())
+"""
+
+
+@pytest.mark.slow
+def test_a_program_takes_the_memory_of_the_stream(tmp_path):
+    """At a quarter of the published width, each in a process of its own."""
+
+    def execute(code):
+        line = [sys.executable, "-c", MAKE + code, str(tmp_path / "exported"), str(PROGRAMS)]
+        return subprocess.run(line, check=True, capture_output=True, text=True).stdout
+
+    execute(EXPORT)
+    assert int(execute(RUN)) <= 1.25 * int(execute(STREAM))
+
+
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 

@@ -67,7 +67,12 @@ class Decode:
 
     def function(self, number):
         if number not in self.functions:
-            self.functions[number] = mx.compile(mx.import_function(f"{self.folder}/{number}.mlxfn"))
+            path = f"{self.folder}/{number}.mlxfn"
+            try:
+                self.functions[number] = mx.compile(mx.import_function(path))
+            except (RuntimeError, ValueError) as error:
+                versions = f"MLX {mx.__version__} cannot read a function of MLX {self.program['mlx']}"
+                raise ValueError(f"{path}: {versions}; export again with this version.") from error
         return self.functions[number]
 
 

@@ -1,7 +1,7 @@
 """Exported MLX functions, written so that equal functions are equal bytes, for a device that need not be here.
 
 A `.mlxfn` file refers to arrays by their addresses, and to the device on which it was traced. Both are replaced here.
-MLX documents no format; this module reads the one of 0.31 and 0.32, and raises an error for anything else.
+MLX documents no format; this module reads those of 0.31 and 0.32, and raises an error for anything else.
 """
 
 import struct
@@ -70,8 +70,8 @@ class _Rewriter:
         count, is_shapeless = self._read("<i?")
         if count != 1 or is_shapeless:
             raise _UnknownFormat
-        if self._count() or self._count():  # metadata, and names of keyword arguments
-            raise _UnknownFormat
+        while struct.unpack_from("<Q", self._data, self._at) == (0,):
+            self._at += 8  # no metadata, which MLX has since 0.32.1, and no keyword arguments
         self._replace_ids()
         for _ in range(self._count()):
             self._at = self._skip_array(self._at)

@@ -239,8 +239,8 @@ def export_parser() -> CommandParser:
         description="Export the exact decode of videos of one size and any length as MLX functions, which programs in "
         "C++, Swift or Python run without this package: see docs/export.md.",
         epilog=examples(
-            "python -m mlx_ltx_vae.export -m ltx-2.3.safetensors -o exported --size 768x512",
-            "python -m mlx_ltx_vae.export -m ltx-2.3.safetensors -o for-macs --size 768x512 --backend metal",
+            "python -m mlx_ltx_vae.export -m vae.safetensors -o out --size 768x512",
+            "python -m mlx_ltx_vae.export -m vae -o out --size 768x512 --backend metal",
         ),
     )
     parser.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub id")
