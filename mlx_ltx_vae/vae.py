@@ -535,7 +535,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         """Write decodes of this size as MLX functions, which programs in C++, Swift or Python run without this package.
 
         Any number of latent frames, by time: the frames are those of `decode`, in the memory of its stream. The folder
-        is described in docs/export.md, and `examples/exported` has programs that run it.
+        is described in docs/export.md, and `examples/exported` has programs that run it. Other threads must not decode
+        with this object meanwhile.
 
         Args:
             folder: must not exist, or be empty.

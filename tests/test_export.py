@@ -208,11 +208,23 @@ def test_weights_can_be_those_of_another_size(small, golden, tmp_path):
     assert np.abs(frames - expected).max() <= TOLERANCE
 
 
-def test_the_vae_still_decodes_after_an_export(small):
-    vae, _ = small
+def test_a_failed_export_leaves_nothing_and_the_vae_decodes_as_before(golden, tmp_path, monkeypatch):
+    vae = load(golden, "small_ltxv_0_9_1")
     latents = make_latents(vae, 2)
-    fresh = VideoVAE(vae.config, None, vae.decoder)
-    assert np.array_equal(vae.decode(latents), fresh.decode(latents))
+    expected = vae.decode(latents)
+    write, calls = mx.export_function, []
+
+    def fail(*arguments):
+        calls.append(arguments)
+        write(*arguments)
+        if len(calls) == 20:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(mx, "export_function", fail)
+    with pytest.raises(KeyboardInterrupt):
+        vae.export(tmp_path / "exported", size_of(vae))
+    assert list(tmp_path.iterdir()) == []
+    assert mx.array_equal(vae.decode(latents), expected)
 
 
 def test_the_command_exports(tmp_path, capsys):
@@ -335,12 +347,31 @@ def test_a_decoder_that_denoises_is_refused(golden, tmp_path):
         load(golden, "ltx2_5_diffusion").export(tmp_path / "exported", (96, 64))
 
 
+def test_every_primitive_of_a_function_for_a_gpu_names_it(tmp_path):
+    def function(x, weight):
+        parts = mx.split(mx.conv2d(x, weight), 2, axis=-1)
+        noise = mx.random.normal(parts[0].shape, key=mx.array([1, 2], mx.uint32))
+        return [mx.concatenate(parts, axis=-1), parts[0] * noise + mx.arange(5), mx.fast.rms_norm(x, None, 1e-5)]
+
+    arguments = [mx.zeros((1, 5, 5, 10)), mx.zeros((10, 1, 1, 10))]
+    entries = []
+    mx.export_function(entries.append, function, *arguments)
+    count = sum(entry["type"] == "primitive" for entry in entries)
+    functions = Functions(tmp_path)
+    on_cpu = functions.trace(function, arguments)
+    with computing_for(Backend.METAL):
+        on_gpu = functions.trace(function, arguments)
+    assert len(on_cpu) == len(on_gpu)
+    differences = [pair for pair in zip(on_cpu, on_gpu, strict=True) if pair[0] != pair[1]]
+    assert differences == [(0, 1)] * count
+
+
 def test_an_unknown_format_of_functions_is_refused(small, tmp_path, monkeypatch):
     write = mx.export_function
 
     def cut_off(path, function, *arguments):
         write(path, function, *arguments)
-        Path(path).write_bytes(Path(path).read_bytes()[:-1])
+        Path(path).write_bytes(Path(path).read_bytes()[:60])
 
     monkeypatch.setattr(mx, "export_function", cut_off)
     with pytest.raises(LTXVAEError, match="format that is not known"):

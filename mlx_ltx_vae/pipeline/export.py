@@ -9,8 +9,8 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import reduce
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -23,11 +23,11 @@ from ..backend.function_file import MLX_VERSION, write_function
 from ..backend.mlx_utils import dtype_name, take, tracing
 from ..errors import PlanError, WriterError, printable
 from ..files import part_folder, writing_to
-from ..models.base import Decoder
-from ..models.noise import Draws, LatentNoise, draw, frame_noise
+from ..models.base import Decoder, Statistics
+from ..models.noise import LatentNoise, draw, frame_noise
 from ..options import DecodeOptions
 from ..planning.plan import DecodePlan
-from ..shapes import Axis, LatentShape, format_size
+from ..shapes import Axis, format_size
 from ..streaming.context import Stage, StreamContext, TraceableCache
 from ..streaming.driver import Schedule, run_stream
 from ..units import expand_path, format_bytes
@@ -37,6 +37,7 @@ FORMAT = 1  # of decode.json
 _NOISE = "noise."
 
 Arrays = dict[str, mx.array]
+Call = dict[str, Any]  # the number of a function, and the names of arrays
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Program:
     number of latent frames, or else the last one.
     """
 
-    calls: list[dict[str, Any]]
+    calls: list[Call]
     steps: list[list[int]]
     ends: list[list[int]]
 
@@ -58,25 +59,28 @@ class Tensors:
     def __init__(self, decoder: Decoder, maps: Mapping[str, mx.array]) -> None:
         self._decoder, self.maps = decoder, dict(maps)
 
+    @property
+    def statistics(self) -> Arrays:
+        return {} if self._decoder.statistics is None else dict(self._decoder.statistics._asdict())
+
     def of_layer(self, index: int) -> Arrays:
         layer = self._decoder.spec.layers[index]
         arrays = {name: self._decoder.at(name) for name, _ in layer.weights}
         return arrays | ({_NOISE + layer.name: self.maps[layer.name]} if layer.name in self.maps else {})
 
-    def of_latents(self) -> Arrays:
-        return {} if self._decoder.statistics is None else dict(self._decoder.statistics._asdict())
-
     def all(self) -> Arrays:
-        arrays = self.of_latents()
-        for index in range(len(self._decoder.spec.layers)):
-            arrays |= self.of_layer(index)
-        return arrays
+        layers = map(self.of_layer, range(len(self._decoder.spec.layers)))
+        return reduce(dict.__or__, layers, self.statistics)
 
     def load(self, arrays: Arrays) -> None:
         """Let the decoder compute with other arrays."""
+        statistics = self.statistics
         for name, array in arrays.items():
             parent, _, leaf = name.rpartition(".")
-            if name.startswith(_NOISE):
+            if name in statistics:
+                statistics[name] = array
+                self._decoder.statistics = Statistics(**statistics)
+            elif name.startswith(_NOISE):
                 self.maps[name.removeprefix(_NOISE)] = array
             else:
                 (self._decoder.at(parent) if parent else self._decoder)[leaf] = array
@@ -89,7 +93,7 @@ class Functions:
         self._folder = folder
         self._numbers: dict[bytes, int] = {}
         self.num_bytes = 0
-        self.calls: dict[Any, dict[str, Any]] = {}
+        self.calls: dict[Any, Call] = {}
 
     def trace(self, function: Callable[..., list[mx.array]], arguments: Sequence[mx.array]) -> bytes:
         """Return the content of the file of a function."""
@@ -115,8 +119,8 @@ class _Recorder(Schedule):
     """Trace of a stream's steps, which are recorded as calls while there are `calls`. Pieces and caches are empty."""
 
     def __init__(self, stages: Sequence[Stage], tensors: Tensors, functions: Functions) -> None:
-        super().__init__(Axis.TIME, 0, lambda _: nullcontext())
-        self.calls: list[dict[str, Any]] | None = None
+        super().__init__(Axis.TIME)
+        self.calls: list[Call] | None = None
         self._stages, self._tensors, self._functions = list(stages), tensors, functions
         self._names: dict[int, str] = {}  # of pieces, by their ids
         self._caches = list(dict.fromkeys(chain.from_iterable(map(_caches, stages))))
@@ -191,11 +195,11 @@ class _Recorder(Schedule):
                 call = {"function": number, "inputs": list(arguments), "outputs": list(outputs)}
                 self._functions.calls[key] = call
         assert call is None or call["outputs"] == list(outputs), "an equal step has other results"
-        if self.calls is not None and call is not None and outputs:
-            self.calls.append({**call, "unused": [*self._unused, *unused]})
-            self._unused.clear()
-        else:
-            self._unused += unused if self.calls is not None else []
+        if self.calls is not None:
+            self._unused += unused
+            if call is not None and outputs:
+                self.calls.append({**call, "unused": self._unused})
+                self._unused = []
         results = {name: _empty(array) for name, array in outputs.items()}
         self._names |= {id(array): name for name, array in results.items()}
         return results
@@ -221,74 +225,73 @@ def _empty(array: mx.array) -> mx.array:
     return mx.zeros(array.shape, array.dtype)
 
 
-def record(
-    decoder: Decoder, shape: LatentShape, options: DecodeOptions, layer_steps: Sequence[int], functions: Functions
-) -> tuple[Program, Tensors]:
-    """Write the functions of decodes of latents with this height and width, of any length.
+class _Recording:
+    """Recording of decodes of one size."""
 
-    Clips with 1, 2, 3, ... latent frames are run, until a latent frame takes the calls of the one before it and leaves
-    the same caches. From there on, all do.
-    """
-    shape = shape._replace(batch=1, frames=1)
-    draws = draw(decoder.spec, shape, decoder.dtype, options)
-    tensors = Tensors(decoder, draws.maps)
-    mx.eval(tensors.all())
-    numbers: dict[str, int] = {}
-    steps: list[list[int]] = []
-    ends: list[list[int]] = []
-    cached: list[Any] = []
-    for count in range(1, MAX_WARM_UP + 1):
-        step, state, end = _record_clip(count, decoder, shape, options.seed, draws, layer_steps, tensors, functions)
-        step_numbers, end_numbers = (
-            [numbers.setdefault(json.dumps(call), len(numbers)) for call in calls] for calls in (step, end)
-        )
-        if steps and (step_numbers, state) == (steps[-1], cached):
-            return Program([json.loads(call) for call in numbers], steps, ends), tensors
-        steps.append(step_numbers)
-        ends.append(end_numbers)
-        cached = state
-    raise PlanError(f"the steps of this decode do not repeat within {MAX_WARM_UP} latent frames, so it has no export.")
+    def __init__(self, decoder: Decoder, plan: DecodePlan, options: DecodeOptions, functions: Functions) -> None:
+        self._decoder, self._layer_steps, self._functions = decoder, plan.steps, functions
+        self._shape, self._seed = plan.latent_shape._replace(frames=1), options.seed
+        self._draws = draw(decoder.spec, self._shape, decoder.dtype, options)
+        self.tensors = Tensors(decoder, self._draws.maps)
+        mx.eval(self.tensors.all())
 
+    def program(self) -> Program:
+        """Run clips with 1, 2, 3, ... latent frames, until one takes the calls of the one before it.
 
-def _record_clip(
-    count: int,
-    decoder: Decoder,
-    shape: LatentShape,
-    seed: int,
-    draws: Draws,
-    layer_steps: Sequence[int],
-    tensors: Tensors,
-    functions: Functions,
-) -> tuple[list[dict[str, Any]], list[Any], list[dict[str, Any]]]:
-    """Return the calls of the last one of some latent frames, what is cached after it, and the calls of the end."""
-    context = StreamContext(timesteps=draws.timesteps(1), noise_maps=tensors.maps)
-    stages = decoder.stages(context)
-    recorder = _Recorder(stages, tensors, functions)
-    latents = {"latents": mx.zeros(shape)} | ({"index": mx.array(0, mx.uint32)} if draws.scale is not None else {})
-    state: list[Any] = []
-    calls: list[list[dict[str, Any]]] = [[], []]
+        If it also leaves the same caches, all latent frames from there on take these calls.
+        """
+        numbers: dict[str, int] = {}
+        steps: list[list[int]] = []
+        ends: list[list[int]] = []
+        cached: list[Any] = []
+        for count in range(1, MAX_WARM_UP + 1):
+            *calls, state = self._clip(count)
+            step, end = ([numbers.setdefault(json.dumps(call), len(numbers)) for call in part] for part in calls)
+            if steps and (step, state) == (steps[-1], cached):
+                return Program([json.loads(call) for call in numbers], steps, ends)
+            steps.append(step)
+            ends.append(end)
+            cached = state
+        raise PlanError(f"the steps of this decode do not repeat within {MAX_WARM_UP} latent frames; decode it here.")
 
-    def prepare(latents: mx.array, *others: mx.array) -> tuple[Arrays, set[str]]:
+    def _clip(self, count: int) -> tuple[list[Call], list[Call], list[Any]]:
+        """Return the calls of the last one of some latent frames and of the end, and what is cached between them."""
+        context = StreamContext(timesteps=self._draws.timesteps(1), noise_maps=self.tensors.maps)
+        stages = self._decoder.stages(context)
+        recorder = _Recorder(stages, self.tensors, self._functions)
+        latents = {"latents": mx.zeros(self._shape)}
+        if self._draws.scale is not None:
+            latents["index"] = mx.array(0, mx.uint32)
+        step: list[Call] = []
+        end: list[Call] = []
+        state: list[Any] = []
+
+        def pieces() -> Iterator[mx.array]:
+            for index in range(count):
+                recorder.calls = step if index == count - 1 else None
+                yield recorder.call(self._prepare, latents | self.tensors.statistics, ("prepare",))["prepared"]
+            state[:] = recorder.cached
+            recorder.calls = end
+
+        arrays = self.tensors.all()
+        try:
+            for _ in run_stream(stages, pieces(), steps=self._layer_steps, schedule=recorder):
+                pass
+        finally:
+            self.tensors.load(arrays)
+        return step, end, state
+
+    def _prepare(self, latents: mx.array, *others: mx.array) -> tuple[Arrays, set[str]]:
+        """Return the first stage's input of one latent frame, whose number comes first if there is noise."""
+        before, draws = self.tensors.statistics, self._draws
         noise = None
         if draws.scale is not None:
-            noise = LatentNoise(frame_noise(seed, others[0], shape)[None, :, None], draws.scale, draws.is_late)
-        if decoder.statistics is not None:
-            decoder.statistics = type(decoder.statistics)(*others[-2:])
-        return {"prepared": decoder.prepare(latents, noise)}, {"latents"}
-
-    def pieces() -> Iterator[mx.array]:
-        statistics = decoder.statistics
-        for index in range(count):
-            recorder.calls = calls[0] if index == count - 1 else None
-            piece = recorder.call(prepare, latents | tensors.of_latents(), ("prepare",))["prepared"]
-            decoder.statistics = statistics
-            yield piece
-        state[:] = recorder.cached
-        recorder.calls = calls[1]
-
-    for _ in run_stream(stages, pieces(), steps=layer_steps, schedule=recorder):
-        pass
-    return calls[0], state, calls[1]
+            values = frame_noise(self._seed, others[0], self._shape)[None, :, None]
+            noise = LatentNoise(values, draws.scale, draws.is_late)
+        self.tensors.load(dict(zip(before, others[len(others) - len(before) :], strict=True)))
+        prepared = self._decoder.prepare(latents, noise)
+        self.tensors.load(before)
+        return {"prepared": prepared}, {"latents"}
 
 
 @dataclass(frozen=True)
@@ -329,26 +332,19 @@ def export_decode(
     target = Path(expand_path(folder, WriterError)).resolve()
     with part_folder(target) as output, writing_to(target):
         functions = Functions(output.path)
-        program, tensors = record(decoder, plan.latent_shape, options, plan.steps, functions)
-        arrays = tensors.all()
-        print_ = fingerprint(arrays)
-        weight_bytes = sum(array.nbytes for array in arrays.values()) if weights else 0
-        if weights:
-            mx.save_safetensors(
-                str(output.path / "weights.safetensors"), arrays, {"format": "mlx", "fingerprint": print_}
-            )
-        spec = decoder.spec
+        recording = _Recording(decoder, plan, options, functions)
+        program, arrays = recording.program(), recording.tensors.all()
         content = {
             "format": FORMAT,
             "mlx": MLX_VERSION,
             "backend": backend().value,
             "dtype": dtype_name(decoder.dtype),
             "generation": generation,
-            "fingerprint": print_,
+            "fingerprint": fingerprint(arrays),
             "latents": [plan.latent_shape.channels, plan.latent_shape.height, plan.latent_shape.width],
             "frames": [plan.height, plan.width],
-            "first_frames": spec.first_frames,
-            "next_frames": spec.scale.time,
+            "first_frames": decoder.spec.first_frames,
+            "next_frames": decoder.spec.scale.time,
             "seed": options.seed,
             "plan": {
                 "steps": plan.steps,
@@ -358,8 +354,14 @@ def export_decode(
             **asdict(program),
         }
         (output.path / "decode.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
-        function_bytes = functions.num_bytes
-    return Export(str(output.target), plan, len(functions), function_bytes, weight_bytes)
+        if weights:
+            metadata = {"format": "mlx", "fingerprint": content["fingerprint"]}
+            try:
+                mx.save_safetensors(str(output.path / "weights.safetensors"), arrays, metadata)
+            except RuntimeError as error:
+                raise OSError(f"{str(error).rstrip('.')}; check the free disk space") from error
+    weight_bytes = sum(array.nbytes for array in arrays.values()) if weights else 0
+    return Export(str(output.target), plan, len(functions), functions.num_bytes, weight_bytes)
 
 
 def fingerprint(arrays: Arrays) -> str:

@@ -98,7 +98,7 @@ def _work(stage: Stage, box: Sequence[mx.array | None], axis: Axis) -> float:
 class Schedule:
     """Evaluation of the steps of one stream. Up to `prefetch` steps may be under way."""
 
-    def __init__(self, axis: Axis, prefetch: int, around_step: AroundStep) -> None:
+    def __init__(self, axis: Axis, prefetch: int = 0, around_step: AroundStep = lambda _: nullcontext()) -> None:
         self._axis, self._prefetch = axis, prefetch
         self._around_step = around_step
         self._under_way: deque[list[mx.array]] = deque()
