@@ -157,6 +157,15 @@ class DecodeKeywords(PlanKeywords, total=False):
     frames: tuple[int, int] | None
 
 
+class ExportKeywords(TypedDict, total=False):
+    """Options of a decode that are fixed in an export."""
+
+    timestep: float | None
+    seed: int
+    noise_scale: float | None
+    like: ConventionName
+
+
 def check_names(noun: str, names: Iterable[str], keywords: type) -> None:
     """Raise a `TypeError` for names that are not in a `TypedDict` of options of `noun`."""
     option_names = list(keywords.__annotations__)

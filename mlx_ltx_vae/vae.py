@@ -24,6 +24,7 @@ from .options import (
     DecodeKeywords,
     DecodeOptions,
     EncodeKeywords,
+    ExportKeywords,
     ModeName,
     OrderName,
     OutputOptions,
@@ -32,6 +33,7 @@ from .options import (
 )
 from .pipeline.decode import DecodePipeline, DecodeStream, PushedDecode, join_levels
 from .pipeline.encode import EncodePipeline, EncodeStream, Frames
+from .pipeline.export import Export, export_decode
 from .pipeline.film import Film
 from .pipeline.frames import OnFramesReady
 from .pipeline.hdr_frames import HDR, choose_hdr
@@ -39,6 +41,7 @@ from .pipeline.output import DecodeOutput, DecodeReport
 from .pipeline.progress import Progress
 from .pipeline.run import arrays_released, join_parts
 from .pipeline.sources import LatentInput, Latents
+from .planning.exports import plan_export
 from .planning.film import DEFAULT_CARRY
 from .planning.plan import DecodePlan, EncodePlan, Plan
 from .planning.planner import plan_decode, plan_encode
@@ -533,6 +536,40 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         is_still = batch > 1 and cast(Latents, latents).shape[2] == 1
         output = DecodeOutput(name, output_options, find_fps(name, fps, WriterError), batch=batch, is_still=is_still)
         return self._decode_pipeline(options).decode_to_file(latents, plan, output, progress)
+
+    def export(
+        self,
+        folder: str | os.PathLike,
+        size: tuple[int, int],
+        *,
+        memory_budget: str | int | None = None,
+        weights: bool = True,
+        **options: "Unpack[ExportKeywords]",
+    ) -> Export:
+        """Write decodes of this size as MLX functions, which programs in C++, Swift or Python run without this package.
+
+        Any number of latent frames, by time: the frames are those of `decode`, in the memory of its stream. The folder
+        is described in docs/export.md, and `examples/exported` has programs that run it. Other threads must not decode
+        with this object meanwhile.
+
+        Args:
+            folder: must not exist, or be empty.
+            size: (width, height) in pixels.
+            memory_budget: as in `plan`, without which each layer takes its usual number of frames at a time.
+            weights: whether to write `weights.safetensors`, which is the same file for all sizes unless the VAE adds
+                noise to its layers.
+            seed, timestep, noise_scale, like: as in `stream`, fixed in the functions.
+
+        Raises:
+            LatentsError: if the VAE cannot decode this size.
+            PlanError: if it cannot be decoded by time within the budget, or the decoder cannot be exported.
+            WriterError: if the folder cannot be written.
+        """
+        check_names("an export", options, ExportKeywords)
+        decoder = self._decoder
+        plan = plan_export(decoder.spec, self.config.scale, self._machine(decoder.dtype), size, memory_budget)
+        decode_options = DecodeOptions(**cast(dict[str, Any], options))
+        return export_decode(decoder, plan, decode_options, folder, weights=weights, generation=self.config.generation)
 
     def encode(
         self, pixels: Frames | Iterable[Frames], plan: EncodePlan | None = None, **options: "Unpack[EncodeKeywords]"

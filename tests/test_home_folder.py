@@ -27,6 +27,7 @@ OPTIONS = {
     "encode": ["-o", "-m", "--audio-model"],
     "info": ["-m", "--audio-model"],
     "convert": ["-o"],
+    "export": ["-m", "-o"],
     "bench": ["-m"],
     "run": ["--save-latents"],
 }
@@ -59,7 +60,7 @@ def parse(command, arguments, monkeypatch):
 @pytest.mark.parametrize(("command", "option"), [(name, option) for name in OPTIONS for option in OPTIONS[name]])
 def test_every_path_option_may_begin_with_the_home_folder(home, monkeypatch, command, option):
     argument = f"{option}=~/a/" if option.startswith("--") else f"{option}~/a/"
-    rest = {"run": ["--", "app", "~/b"], "bench": []}.get(command, ["b"])
+    rest = {"run": ["--", "app", "~/b"], "bench": [], "export": []}.get(command, ["b"])
     values = parse(command, [argument, *rest], monkeypatch)
     assert f"{home}/a/" in values
     assert command != "run" or ["app", "~/b"] in values  # which belong to the app

@@ -18,11 +18,20 @@ from mlx_ltx_vae.commands.parsers import PARSERS
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
+from mlx_ltx_vae.export import main as export
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.preview import main as preview
 from mlx_ltx_vae.run import main as run_program
 
-MAINS = {"decode": decode, "preview": preview, "encode": encode, "info": info, "convert": convert, "bench": bench}
+MAINS = {
+    "decode": decode,
+    "preview": preview,
+    "encode": encode,
+    "info": info,
+    "convert": convert,
+    "export": export,
+    "bench": bench,
+}
 MAINS["run"] = run_program
 NAMES = {main: name for name, main in MAINS.items()}
 

@@ -73,7 +73,7 @@ import sys
 from importlib import import_module
 from mlx_ltx_vae.commands import options
 options.STEP_OPTIONS = (options.StepOption("--ramp", "toy_step:make_ramp", "STRENGTH", "brighten frames"),)
-for name in (".decode", ".preview", ".encode", ".info", ".convert", ".bench", ".__main__"):
+for name in (".decode", ".preview", ".encode", ".info", ".convert", ".export", ".bench", ".__main__"):
     for option in ("--help", "--version"):
         try:
             import_module(name, "mlx_ltx_vae").main([option])
@@ -101,6 +101,6 @@ def test_help_and_version_import_nothing_that_takes_long(without_backend):
     assert done.returncode == 0, done.stderr
     *printed, imported = done.stdout.splitlines()
     assert imported == "[]"
-    assert sum(line.startswith("usage: ") for line in printed) == 7
+    assert sum(line.startswith("usage: ") for line in printed) == 8
     assert any("--ramp STRENGTH" in line for line in printed)
-    assert printed.count(f"mlx_ltx_vae {version('mlx_ltx_vae')}") == 7
+    assert printed.count(f"mlx_ltx_vae {version('mlx_ltx_vae')}") == 8

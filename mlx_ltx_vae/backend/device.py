@@ -57,6 +57,7 @@ _EXPLANATIONS = {
     "limit on processes (ulimit -u), or end other programs.",
 }
 
+_local = threading.local()
 _malloc_lock = threading.Lock()
 _num_keeping = 0
 
@@ -75,9 +76,20 @@ def check_process() -> None:
         )
 
 
+@contextmanager
+def computing_for(target: Backend) -> Iterator[None]:
+    """Let `backend` return another one in this thread's block, so that networks are loaded and exported for it."""
+    _local.backend = target
+    try:
+        yield
+    finally:
+        _local.backend = None
+
+
 def is_cpu() -> bool:
     """Return whether the default device is the CPU."""
-    return mx.default_device() == mx.Device(mx.cpu)
+    target = getattr(_local, "backend", None)
+    return mx.default_device() == mx.Device(mx.cpu) if target is None else target is Backend.CPU
 
 
 def has_reference_blas() -> bool:
@@ -98,6 +110,9 @@ def is_reference_blas(files: Iterable[str]) -> bool:
 
 def backend() -> Backend:
     """Return the backend of the default device."""
+    target: Backend | None = getattr(_local, "backend", None)
+    if target is not None:
+        return target
     if is_cpu():
         return Backend.CPU
     return Backend.METAL if mx.metal.is_available() else Backend.CUDA

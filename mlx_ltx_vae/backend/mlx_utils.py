@@ -89,6 +89,26 @@ class _ThreadEnd:
 _local = threading.local()
 
 
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Let this thread's runs in the block be traced: their steps evaluate nothing, and are made of exportable parts."""
+    _local.is_tracing = True
+    try:
+        yield
+    finally:
+        _local.is_tracing = False
+
+
+def is_tracing() -> bool:
+    """Return whether this thread's run is traced."""
+    return getattr(_local, "is_tracing", False)
+
+
+def contiguous(array: mx.array) -> mx.array:
+    """Return an array that keeps no larger one alive. In a traced run it is a product, since MLX exports no copies."""
+    return array * mx.array(1, array.dtype) if is_tracing() else mx.contiguous(array)
+
+
 def clear_streams_at_thread_end() -> None:
     """Clear MLX's streams of this thread when it ends; otherwise MLX may abort the process at its exit.
 

@@ -10,6 +10,7 @@ COMMANDS = {
     "encode": "videos to latents",
     "info": "describe a checkpoint or a latent file",
     "convert": "a checkpoint to a folder that MLX loads faster",
+    "export": "a decode to MLX functions, for programs in C++, Swift or Python",
     "bench": "measure time and memory on this machine",
     "run": "an MLX app, with its decoder replaced by this one",
 }

@@ -216,8 +216,8 @@ def add_mode_options(how: argparse._ArgumentGroup) -> None:
     add_tile_batch_option(how)
 
 
-def add_decoder_options(how: argparse._ArgumentGroup) -> None:
-    """Add the options of decoders that take a timestep, denoise, or see keyframes."""
+def add_noise_options(how: argparse._ActionsContainer) -> None:
+    """Add the options of decoders that take a timestep or noise."""
     timestep = "for VAEs 0.9.1 to 0.9.8: the noise level of the latents, 0 to 1 (default: 0.05)"
     how.add_argument("--timestep", type=share, metavar="T", help=timestep)
     seed = f"for VAEs that add noise: the seed of the noise, 0 to {MAX_SEED} (default: 0)"
@@ -229,6 +229,11 @@ def add_decoder_options(how: argparse._ArgumentGroup) -> None:
     how.add_argument(
         "--convention", dest="like", choices=get_args(ConventionName), default=DEFAULT_CONVENTION, help=convention
     )
+
+
+def add_decoder_options(how: argparse._ArgumentGroup) -> None:
+    """Add the options of decoders that take a timestep, denoise, or see keyframes."""
+    add_noise_options(how)
     steps = "denoising steps, for the diffusion decoder of LTX-2.5 (default: the checkpoint's own)"
     how.add_argument("--steps", type=positive, metavar="N", help=steps)
     keyframes = """keyframe latents and their frame numbers, for the diffusion decoder of LTX-2.5: a file with

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, get_args
 
-from ..backend.machine import DtypeName
+from ..backend.machine import Backend, DtypeName
 from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, LATER_STILL_CRF, MAX_STILL_CRF, STILL_CRF
 from ..errors import LTXVAEError, quote
 from ..model_table import Kind, list_names
@@ -39,6 +39,7 @@ from .options import (
     add_latents_options,
     add_mode_options,
     add_network_options,
+    add_noise_options,
     add_progress_option,
     add_sound_options,
     add_tile_batch_option,
@@ -249,6 +250,34 @@ def convert_parser() -> CommandParser:
     return parser
 
 
+def export_parser() -> CommandParser:
+    """Make the parser of `export`."""
+    parser = CommandParser(
+        prog="python -m mlx_ltx_vae.export",
+        usage="%(prog)s -m VAE -o FOLDER --size WxH [options]",
+        description="Export the exact decode of videos of one size and any length as MLX functions, which programs in "
+        "C++, Swift or Python run without this package: see docs/export.md.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.export -m vae.safetensors -o out --size 768x512",
+            "python -m mlx_ltx_vae.export -m vae -o out --size 768x512 --backend metal",
+        ),
+    )
+    parser.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub id")
+    parser.add_argument("-o", "--output", metavar="FOLDER", help="folder to write; must not exist, or be empty")
+    parser.add_argument("--size", type=frame_size, metavar="WxH", help="size of the videos, multiples of 32")
+    device = "where the functions run: their formulation and their device (default: this machine's)"
+    parser.add_argument("--backend", choices=[item.value for item in Backend], help=device)
+    precision = "compute in this precision (default: the checkpoint's)"
+    parser.add_argument("--dtype", choices=get_args(DtypeName), help=precision)
+    budget = "the most memory of a decode, weights included, such as 8GB; refuses a size that takes more"
+    parser.add_argument("--memory-budget", type=memory_budget, metavar="SIZE", help=budget)
+    weights = "leave out weights.safetensors, where an export of another size has it"
+    parser.add_argument("--no-weights", dest="weights", action="store_false", help=weights)
+    add_noise_options(parser)
+    add_report_options(parser)
+    return parser
+
+
 def bench_parser() -> CommandParser:
     """Make the parser of `bench`."""
     parser = CommandParser(
@@ -333,6 +362,7 @@ PARSERS: dict[str, Callable[[], CommandParser]] = {
     "encode": encode_parser,
     "info": info_parser,
     "convert": convert_parser,
+    "export": export_parser,
     "bench": bench_parser,
     "run": run_parser,
 }

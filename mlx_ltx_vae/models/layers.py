@@ -20,7 +20,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..backend.device import is_cpu
-from ..backend.mlx_utils import take, to_float
+from ..backend.mlx_utils import is_tracing, take, to_float
 from ..shapes import Axis
 from ..streaming.context import Neighbors, Stage, StreamContext, pointwise
 from ..streaming.window import Delay, Halo, View, Window, windowed
@@ -49,6 +49,7 @@ def read_modulations(table: mx.array, embedding: mx.array) -> list[Modulation]:
     """Return a layer's n modulations: its table (2n, C), rows shift, scale, ..., plus an embedding (B, 2n*C)."""
     rows = table.astype(mx.float32)[None] + embedding.reshape(embedding.shape[0], *table.shape)
     values = [rows[:, row, None, None, None, :] for row in range(table.shape[0])]
+    mx.eval(values)  # they are constants of a stream
     return [Modulation(shift, scale) for shift, scale in zip(values[::2], values[1::2], strict=True)]
 
 
@@ -450,7 +451,7 @@ class ResnetBlock(nn.Module):
 
         # The cache of the second convolution holds post-activation values.
         activated = partial(activate, modulation=modulations[1], dtype=dtype2)
-        return [windowed(window1, enter), windowed(window2, leave, skip, enter=activated)]
+        return [windowed(window1, enter, skip), windowed(window2, leave, skip, window1, enter=activated)]
 
     def _noise(self, spec: ConvSpec, view: View, context: StreamContext) -> mx.array | None:
         """Return this step's part of a map (H, W) or (B, H, W), which all frames share, times the per-channel scale."""
@@ -514,7 +515,8 @@ class FrameAttention(nn.Module):
         parts = []
         for start in range(0, length, size):
             parts.append(attend(queries[:, :, start : start + size], keys, values))
-            mx.eval(parts)
+            if not is_tracing():
+                mx.eval(parts)
         return mx.concatenate(parts, axis=2)
 
     def _normalize(self, x: mx.array) -> mx.array:

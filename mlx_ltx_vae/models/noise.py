@@ -390,13 +390,18 @@ def _check_shapes(shapes: Sequence[Shape], expected: Sequence[tuple[Shape, Shape
 def _draw_latents(seed: int, shape: LatentShape, box: LatentBox) -> mx.array:
     """Draw latent noise (B, C, T, H, W) float32 for a part of the latents, which may be longer than `shape` says."""
     time, rows, columns = box
-    frame = (shape.channels, shape.height, shape.width)
     items = []
     for item in range(shape.batch):
-        keys = _keys(seed, item * _ITEM + time.start, item * _ITEM + time.stop)
-        frames = [mx.random.normal(frame, key=keys[index]) for index in range(keys.shape[0])]
+        indices = mx.array(np.arange(item * _ITEM + time.start, item * _ITEM + time.stop, dtype=np.uint32))
+        frames = [frame_noise(seed, index, shape) for index in indices]
         items.append(mx.stack(frames, axis=1)[:, :, rows, columns])
     return mx.stack(items)
+
+
+def frame_noise(seed: int, index: mx.array, shape: LatentShape) -> mx.array:
+    """Return the noise (C, H, W) float32 of one frame of latents of this shape, whose number is a uint32 `index`."""
+    key = mx.stack([mx.array(seed, dtype=mx.uint32), index])
+    return mx.random.normal((shape.channels, shape.height, shape.width), key=key)
 
 
 def _keys(seed: int, start: int, stop: int) -> mx.array:

@@ -77,7 +77,7 @@ class StreamContext:
 
 
 class Cache(Protocol):
-    """State that a stage keeps between two pieces of a stream: a `Window`, a `Delay` or a `Trim`."""
+    """State that a stage keeps between two pieces of a stream."""
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -88,27 +88,43 @@ class Cache(Protocol):
         """Return whether the stream has ended and all output has been returned."""
 
 
+class TraceableCache(Cache, Protocol):
+    """Cache of a layer that can be exported: a `Window`, a `Delay` or a `Trim`."""
+
+    def load(self, arrays: Sequence[mx.array]) -> None:
+        """Replace the cached arrays by as many others, in the order of `arrays`."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Numbers of positions since the stream began. A step depends on their differences, and on which are zero."""
+
+    @property
+    def remaining(self) -> int:
+        """Number of positions that are still to be padded or dropped at the start of the stream."""
+
+
 class Stage:
     """Step of a network in one stream, with its caches.
 
     `step` takes the next piece (or `None`) and whether the stream ends here. It returns the output that is final now,
     or `None`. After the last piece, the stage is flushed by `step(None, True)` until `closed`. Each such call returns
-    at most one kernel's delay, so that flushing takes no more memory than any other step. `work` is the multiply-adds
-    of one position along the stream's axis, if somebody counts them.
+    at most one kernel's delay, so that flushing takes no more memory than any other step. `caches` are all that the
+    step reads or changes, some of them shared with other stages. `work` is the multiply-adds of one position along the
+    stream's axis, if somebody counts them.
     """
 
     def __init__(self, step: Callable[[Any, bool], mx.array | None], *caches: Cache) -> None:
         self.step = step
         self.work = 0.0
-        self._caches: Sequence[Cache] = caches
+        self.caches: Sequence[Cache] = caches
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [array for cache in self._caches for array in cache.arrays]
+        return [array for cache in self.caches for array in cache.arrays]
 
     @property
     def closed(self) -> bool:
-        return all(cache.closed for cache in self._caches)
+        return all(cache.closed for cache in self.caches)
 
 
 def pointwise(function: Callable[[Any], mx.array]) -> Stage:

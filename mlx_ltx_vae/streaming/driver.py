@@ -39,6 +39,7 @@ def run_stream(
     steps: Sequence[int] | None = None,
     prefetch: int = 0,
     around_step: AroundStep = lambda _: nullcontext(),
+    schedule: "Schedule | None" = None,
 ) -> Iterator[mx.array]:
     """Stream `pieces` through `stages`.
 
@@ -50,13 +51,14 @@ def run_stream(
             between steps.
         around_step: makes the context in which each step is run and evaluated. An exception in it ends the stream. The
             pieces are read outside of it.
+        schedule: runs the steps instead, without `prefetch` and `around_step`.
 
     Returns:
         An iterator of the output in order along `axis`, evaluated or being evaluated, in pieces of any length.
         Concatenated, they equal the output of `run_whole`.
     """
     flow: Flow = map(_box, pieces)
-    schedule = _Schedule(axis, prefetch, around_step)
+    schedule = schedule or Schedule(axis, prefetch, around_step)
     for index, stage in enumerate(stages):
         flow = _advance(stage, flow, axis, None if steps is None else steps[index], schedule)
     return map(list.pop, flow)
@@ -93,10 +95,10 @@ def _work(stage: Stage, box: Sequence[mx.array | None], axis: Axis) -> float:
     return 0.0 if piece is None else stage.work * piece.shape[0] * piece.shape[axis]
 
 
-class _Schedule:
+class Schedule:
     """Evaluation of the steps of one stream. Up to `prefetch` steps may be under way."""
 
-    def __init__(self, axis: Axis, prefetch: int, around_step: AroundStep) -> None:
+    def __init__(self, axis: Axis, prefetch: int = 0, around_step: AroundStep = lambda _: nullcontext()) -> None:
         self._axis, self._prefetch = axis, prefetch
         self._around_step = around_step
         self._under_way: deque[list[mx.array]] = deque()
@@ -124,10 +126,17 @@ class _Schedule:
                 mx.eval(self._under_way.popleft())
         return outputs
 
+    def cut(self, box: list[mx.array], start: int, stop: int) -> mx.array:
+        """Return a part of the piece in a box, and empty the box after the last part."""
+        piece = box.pop()
+        if stop < piece.shape[self._axis]:
+            box.append(piece)
+        return take(piece, self._axis, start, stop)
 
-def _advance(stage: Stage, flow: Flow, axis: Axis, step: int | None, schedule: _Schedule) -> Flow:
+
+def _advance(stage: Stage, flow: Flow, axis: Axis, step: int | None, schedule: Schedule) -> Flow:
     """Run all of `flow` through one stage, then flush the stage."""
-    for box in _split(flow, axis, step):
+    for box in _split(flow, axis, step, schedule):
         result = schedule.compute(stage, box, False)
         if result:
             yield result
@@ -137,7 +146,7 @@ def _advance(stage: Stage, flow: Flow, axis: Axis, step: int | None, schedule: _
             yield result
 
 
-def _split(flow: Flow, axis: Axis, step: int | None) -> Flow:
+def _split(flow: Flow, axis: Axis, step: int | None, schedule: Schedule) -> Flow:
     """Cut the pieces of `flow` into pieces of at most `step` positions along `axis`."""
     for box in flow:
         length = box[0].shape[axis]
@@ -146,15 +155,7 @@ def _split(flow: Flow, axis: Axis, step: int | None) -> Flow:
             yield box
             continue
         for start in range(0, length, size):
-            yield [_cut(box, axis, start, min(start + size, length))]
-
-
-def _cut(box: list[mx.array], axis: Axis, start: int, stop: int) -> mx.array:
-    """Return a part of the piece in a box, and empty the box after the last part."""
-    piece = box.pop()
-    if stop < piece.shape[axis]:
-        box.append(piece)
-    return take(piece, axis, start, stop)
+            yield [schedule.cut(box, start, min(start + size, length))]
 
 
 class Chain:

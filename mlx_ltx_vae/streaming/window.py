@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ..backend.mlx_utils import take, take_joined
+from ..backend.mlx_utils import contiguous, is_tracing, take, take_joined
 from ..errors import LatentsError
 from ..shapes import Axis, Border, WindowSpec
 from .context import Cache, Neighbors, Stage
@@ -34,6 +34,11 @@ class Halo:
     @property
     def arrays(self) -> list[mx.array]:
         return [*self._sides[0], *self._sides[1]]
+
+    def load(self, arrays: Sequence[mx.array]) -> None:
+        """Replace the positions of the neighbors by others."""
+        before, after = self._sides
+        before[:], after[:] = arrays[: len(before)], arrays[len(before) :]
 
     def extend(self, frames: mx.array, start: int) -> tuple[mx.array, bool, bool]:
         """Join this band with the positions that the kernel needs from its neighbors.
@@ -91,6 +96,20 @@ class Window:
     @property
     def arrays(self) -> list[mx.array]:
         return self.positions if self._halo is None else [*self.positions, *self._halo.arrays]
+
+    def load(self, arrays: Sequence[mx.array]) -> None:
+        count = len(self.positions)
+        self.positions = list(arrays[:count])
+        if self._halo is not None:
+            self._halo.load(arrays[count:])
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return self.start, self.output
+
+    @property
+    def remaining(self) -> int:
+        return self._before
 
     def push(self, frames: mx.array | None, last: bool) -> View | None:
         """Add the next piece, or `None` at the end. Returns the view that can be computed now, or `None`."""
@@ -170,7 +189,7 @@ def _keep(pieces: Sequence[mx.array], axis: Axis, start: int) -> list[mx.array]:
         length = piece.shape[axis]
         if start < length:
             # Copy slices, since a slice keeps the array that it was cut from alive. A whole array is not copied.
-            parts.append(mx.contiguous(take(piece, axis, start, length)))
+            parts.append(contiguous(take(piece, axis, start, length)))
         start = max(0, start - length)
     return parts
 
@@ -185,6 +204,7 @@ class Delay:
     """
 
     closed = True  # a delay has no outputs to flush
+    remaining = 0
 
     def __init__(self, axis: Axis, window: Window | None = None, *, readers: int = 1) -> None:
         if window is not None and readers > 1:
@@ -198,6 +218,13 @@ class Delay:
     @property
     def arrays(self) -> list[mx.array]:
         return self._held
+
+    def load(self, arrays: Sequence[mx.array]) -> None:
+        self._held = list(arrays)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return self._start, *self._ends
 
     def push(self, frames: mx.array) -> None:
         """Append positions to a delay without a window."""
@@ -237,8 +264,9 @@ class Delay:
                 return
             array = self._held.pop(0)
             if dropped < length:
-                self._held.insert(0, mx.contiguous(take(array, self._axis, dropped, length)))
-                mx.async_eval(self._held[0])  # its stage may run only with the next piece, on another thread
+                self._held.insert(0, contiguous(take(array, self._axis, dropped, length)))
+                if not is_tracing():
+                    mx.async_eval(self._held[0])  # its stage may run only with the next piece, on another thread
             self._start += dropped
 
 
@@ -247,6 +275,8 @@ class Trim:
 
     Along rows and columns, each piece has all frames. Along time, `end` frames are held back while the clip may go on.
     """
+
+    counts = ()
 
     def __init__(self, axis: Axis, start: int, end: int = 0) -> None:
         self._axis = axis
@@ -258,6 +288,13 @@ class Trim:
     @property
     def arrays(self) -> list[mx.array]:
         return self._held
+
+    def load(self, arrays: Sequence[mx.array]) -> None:
+        self._held = list(arrays)
+
+    @property
+    def remaining(self) -> int:
+        return self._start
 
     def push(self, frames: mx.array | None, last: bool) -> mx.array | None:
         """Add the next piece (B, n, H, W, C), or `None` at the end. Returns the frames that are certain to remain."""
@@ -274,5 +311,5 @@ class Trim:
             joined = mx.concatenate([*self._held, joined], axis=Axis.TIME)
         length = max(0, joined.shape[1] - self._end)
         tail = take(joined, Axis.TIME, length, joined.shape[1])
-        self._held = [mx.contiguous(tail)] if tail.size and not last else []
+        self._held = [contiguous(tail)] if tail.size and not last else []
         return take(joined, Axis.TIME, 0, length) if length else None

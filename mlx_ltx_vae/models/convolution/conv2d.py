@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...backend.device import is_cpu
+from ...backend.mlx_utils import contiguous
 from .conv3d import PreparedModule, pad
 from .rules import TAPS
 
@@ -113,7 +114,7 @@ def by_taps(padded: mx.array, taps: mx.array, bias: mx.array | None = None) -> m
     _, groups, in_channels, out_channels = taps.shape
     views = padded.reshape(count, height * width, groups, in_channels).transpose(0, 2, 1, 3)
     if groups > 1:
-        views = mx.contiguous(views)  # each group's channels together
+        views = contiguous(views)  # each group's channels together
     length = (height - 2) * width - 2
     result = None if bias is None else mx.unflatten(bias, 0, (groups, 1, -1))
     for tap in range(TAPS**2):

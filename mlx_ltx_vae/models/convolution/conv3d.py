@@ -34,7 +34,7 @@ import mlx.nn as nn
 
 from ...backend.device import backend, is_cpu
 from ...backend.machine import Backend
-from ...backend.mlx_utils import to_float
+from ...backend.mlx_utils import contiguous, to_float
 from .rules import (
     LAYOUTS,
     PRODUCTS,
@@ -333,7 +333,7 @@ def by_rows(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.ar
     rows, length, depth = height - 2, (height - 2) * width - 2, TAPS * channels
     kernel = weight.reshape(-1, TAPS, depth)
     outputs = kernel.shape[0]
-    views = mx.contiguous(padded.flatten(2, 3))
+    views = contiguous(padded.flatten(2, 3))
     overlapping = (time * positions * channels, positions * channels, channels, 1)
 
     def product(row: int, total: mx.array | None) -> mx.array:

@@ -194,7 +194,7 @@ def _enter(spec: FrameLayerSpec, compute: Callable[[View], mx.array], context: S
         skip.push(x)
         return x
 
-    return windowed(make_window(spec, context), compute, enter=enter), skip
+    return windowed(make_window(spec, context), compute, skip, enter=enter), skip
 
 
 def _leave(conv: FrameConv, skip: Delay, context: StreamContext) -> Stage:

@@ -1,0 +1,45 @@
+"""`python -m mlx_ltx_vae.export`: export a decode as MLX functions, which other programs run."""
+
+import argparse
+import json
+import time
+from typing import Any
+
+from ..backend.device import backend, computing_for
+from ..backend.machine import Backend
+from ..checkpoint import open_checkpoint
+from ..conversion import check_folder_name
+from ..options import ExportKeywords
+from ..vae import VideoVAE
+from .cli import CommandParser
+from .running import print_report, run_command
+
+
+def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
+    """Run the command and return the exit code."""
+    for value, missing in (
+        (arguments.model, "-m VAE is missing: the checkpoint"),
+        (arguments.output, "-o FOLDER is missing: where to write the functions"),
+        (arguments.size, "--size WxH is missing: the size of the videos, such as 768x512"),
+    ):
+        if not value:
+            parser.error(missing)
+    with parser.wrong_usage():
+        check_folder_name(arguments.output)
+    return run_command(_export, arguments)
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    start = time.perf_counter()
+    target = Backend(arguments.backend) if arguments.backend else backend()
+    with computing_for(target):
+        checkpoint = open_checkpoint(arguments.model, encoder=False)
+        vae = VideoVAE.from_pretrained(checkpoint, dtype=arguments.dtype, encoder=False)
+        options: Any = {name: getattr(arguments, name) for name in ExportKeywords.__annotations__}
+        options["seed"] = arguments.seed or 0
+        plan = {"memory_budget": arguments.memory_budget, "weights": arguments.weights}
+        exported = vae.export(arguments.output, arguments.size, **plan, **options)
+    if arguments.json:
+        print_report(json.dumps({**exported.as_dict(), "seconds": time.perf_counter() - start}))
+    elif not arguments.quiet:
+        print_report(exported)

@@ -1,0 +1,61 @@
+"""The plan of an export: a decode by time, one latent frame at a time, of any length."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+from ..backend.machine import Machine
+from ..errors import PlanError
+from ..models.specs import LONG_CLIP, NetworkSpec
+from ..options import PlanOptions
+from ..shapes import Grid, ScaleFactors, Size, format_size
+from .plan import DecodePlan
+from .planner import plan_decode
+
+
+def plan_export(
+    spec: NetworkSpec, scale: ScaleFactors, machine: Machine, size: Size, memory_budget: str | int | None
+) -> DecodePlan:
+    """Plan decodes of videos of a size (width, height), with a long clip in the place of all lengths.
+
+    Without a budget, the plan does not depend on the memory of this machine.
+
+    Raises:
+        LatentsError: if no latents have this size.
+        PlanError: if the decoder cannot be exported, or not within the budget; it then names the largest size.
+    """
+    if spec.variant is not None:
+        raise PlanError(
+            "this decoder denoises, with attention over neighboring frames, and is not exported; export LTX-2.5's conv "
+            "decoder, which decodes the same latents."
+        )
+    if memory_budget is None:
+        machine = replace(machine, available=None, memory=None)
+    options = PlanOptions(mode="exact", order="time", chunk=1, memory_budget=memory_budget)
+
+    def plan(grid: Grid) -> DecodePlan:
+        return plan_decode(spec, (1, spec.in_channels, LONG_CLIP, *grid[1:]), machine, options)
+
+    grid = scale.latent_grid((1, size[1], size[0]))
+    try:
+        return plan(grid)
+    except PlanError as error:
+        if error.least_bytes is None:
+            raise
+        for smaller in _smaller(grid):
+            with suppress(PlanError):
+                largest = plan(smaller)
+                advice = f"the largest size of this shape that works by time is {format_size(*largest.frame_size)}"
+                raise_with = f"{str(error).rstrip('.')}; {advice}."
+                break
+        else:
+            raise
+        raise PlanError(raise_with, least_bytes=error.least_bytes) from None
+
+
+def _smaller(grid: Grid) -> Iterator[Grid]:
+    """Yield smaller grids of about the same shape, from the largest on."""
+    _, rows, columns = grid
+    for cells in range(max(rows, columns) - 1, 0, -1):
+        height, width = (max(1, side * cells // max(rows, columns)) for side in (rows, columns))
+        yield 1, height, width
