@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import time
@@ -48,8 +49,9 @@ class Page:
     def _read(self) -> dict[str, Any]:
         """Return the next message, with what it tells noted."""
         while b"\0" not in self._rest:
-            content = os.read(self._replies, 2**16)
-            assert content, "Chromium has ended"
+            is_ready, *_ = select.select([self._replies], [], [], _SECONDS)
+            content = os.read(self._replies, 2**16) if is_ready else b""
+            assert content, "Chromium has ended, or does not answer"
             self._rest += content
         text, _, self._rest = self._rest.partition(b"\0")
         message = json.loads(text)

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from imageio_ffmpeg import get_ffmpeg_exe
 
 from gallery_pages import RGB, read_cards, save_clip
 from many_files import VAE, names, run
@@ -289,6 +291,40 @@ def test_decode_takes_the_list_of_a_page(folder):
     Path("picks.txt").write_text("".join(f"{card['path']}\n" for card in read_cards(Path("gallery.html"))[:2]))
     assert run(decode, "--list", "picks.txt", *VAE, "-o", "picks/", "-q") == 0
     assert names("picks") == ["latents/clip-1.mp4", "latents/clip-2.mp4"]
+
+
+def test_hdr_previews_are_what_browsers_play(folder):
+    assert run(preview, "latents/clip-1.safetensors", *RGB, "--hdr", "acescct", "-o", "gallery.html", "-q") == 0
+    Path("hdr.mp4").write_bytes(base64.b64decode(read_cards(Path("gallery.html"))[0]["data"][0]))
+    report = subprocess.run([get_ffmpeg_exe(), "-i", "hdr.mp4"], check=False, capture_output=True, text=True).stderr
+    stream = next(line for line in report.splitlines() if "Video:" in line)
+    assert "h264" in stream
+    assert "yuv420p(" in stream
+    assert "bt2020" not in stream
+
+
+def test_a_model_of_previews_in_the_cache_is_taken(folder, hub_cache, capsys):
+    hub_cache("taeltx-2.3", Path(__file__).parents[1] / "examples" / "demo_preview.safetensors")
+    save_clip(Path("stated/clip.safetensors"), generation="LTX-2.3")
+    assert run(preview, "stated", "-o", "gallery.html") == 0
+    assert "-m taeltx-2.3" in "".join(capsys.readouterr())
+    (card,) = read_cards(Path("gallery.html"))
+    assert len(decode_preview(card, 128, 192)) == 9  # not one for each latent frame
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_clips(folder):
+    program = "import resource, sys; from mlx_ltx_vae.preview import main; main(sys.argv[1:]); "
+    program += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    peaks = []
+    for count in (20, 300):
+        for number in range(count):
+            Path("many").mkdir(exist_ok=True)
+            shutil.copy("latents/clip-2.safetensors", f"many/{number}.safetensors")
+        command = [sys.executable, "-c", program, "many", *RGB, "-o", f"{count}.html", "-q"]
+        peaks.append(int(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        assert len(read_cards(Path(f"{count}.html"))) == count
+    assert peaks[1] < 1.1 * peaks[0]
 
 
 def test_a_watched_page_shows_clips_as_they_come_and_stays_whole(folder):

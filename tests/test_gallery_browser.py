@@ -212,6 +212,7 @@ def test_pages_fit_narrow_and_wide_windows_in_light_and_dark(page, tmp_path, wid
     assert (int(color.split("(")[1].split(",")[0]) > 128) is is_light
 
 
+@pytest.mark.slow
 def test_a_watched_page_reloads_itself_and_keeps_marks(made, tmp_path, chromium):
     cards = [card | {"videos": []} for card in read_cards(made / "gallery.html")]
     clips = [Clip(**{name: value for name, value in card.items() if name != "data"}) for card in cards]

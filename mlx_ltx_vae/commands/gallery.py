@@ -45,6 +45,8 @@ def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
     for name, reason in (("join", "shows each latent file on its own"), ("exr", "has videos and no images")):
         if getattr(arguments, name):
             parser.error(f"a gallery {reason}; leave out --{name}")
+    if arguments.hdr and arguments.hdr_output is None:
+        arguments.hdr_output = "sdr"  # which all browsers play
     if not arguments.model:
         choose_by_latents(arguments, arguments.latents, Kind.PREVIEW)  # without one, there are colors
     page = GalleryPage(arguments.output)
@@ -91,16 +93,16 @@ class GalleryJob(DecodeJob):
 
     def _find_items(self) -> None:
         """Find the latent files, and those of them that have changed since their previews were made."""
-        self._states, self._items = {}, []
+        states, self._items = dict[str, list[Any]](), []
         for item in read_inputs(mark_folders(self.sources, of_videos=False), of_videos=False):
             path, state = os.path.abspath(item.source), list[Any]()
             with suppress(OSError):
                 status = os.stat(path)
                 state = [status.st_mtime_ns, status.st_size, self._options]
-            if path not in self._states and (path not in self._clips or self._clips[path].state != state):
-                self._clips.pop(path, None)
+            if path not in states and (path not in self._clips or self._clips[path].state != state):
                 self._items.append(Item(item.source, item.name, self._page.preview_of(path)))
-            self._states[path] = state
+            states[path] = state
+        self._states = states
 
     def make_items(self) -> list[Item]:
         return self._items

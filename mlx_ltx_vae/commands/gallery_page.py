@@ -18,30 +18,24 @@ PAGE_BYTES = 50_000_000  # of previews in a page; if they are more, they are fil
 
 _MARK = b'<!doctype html><meta name="generator" content="mlx_ltx_vae gallery">\n'
 _START, _END = '<script type="application/json" class="clip">', "</script>\n"
-_PREVIEW = re.compile(r"[0-9a-f]{16}(-[0-9]+)?\.mp4")
+_PREVIEW = re.compile(r"[\w.-]{1,80}-[0-9a-f]{8}(-[0-9]+)?\.mp4", re.ASCII)
 _VERSION = "version.js"  # in the folder; tells a page that is watched that there is a newer one
 
 
 @dataclass
 class Clip:
-    """Card of the latent file with an absolute path. Without an error it has previews, several for a batch.
-
-    Attributes:
-        argument: the file as the user named it, quoted for a shell.
-        state: of the file, and of the options, when the previews were made.
-        videos: names of the previews in the folder of the page.
-    """
+    """Card of the latent file with an absolute path. Without an error it has previews, several for a batch."""
 
     path: str
-    argument: str
+    argument: str  # the file as the user named it, quoted for a shell
     name: str
     date: str
-    state: list[Any]
+    state: list[Any]  # of the file, and of the options, when the previews were made
     facts: str = ""
     prompt: str = ""
     seed: str = ""
     model: str = ""
-    videos: tuple[str, ...] = ()
+    videos: tuple[str, ...] = ()  # names of the previews in the folder of the page
     error: str = ""
 
 
@@ -75,8 +69,9 @@ class GalleryPage:
         return clips
 
     def preview_of(self, path: str) -> str:
-        """Return the file of a clip's preview."""
-        return str(self.folder / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.mp4")
+        """Return the file of a clip's preview, with a name that any URL may have."""
+        stem = re.sub(r"[^\w.-]", "_", Path(path).stem[:80], flags=re.ASCII)
+        return str(self.folder / f"{stem}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}.mp4")
 
     def write(self, *, is_watched: bool, is_complete: bool) -> None:
         """Write the page. If it is watched, it loads itself again after the next `write`.
