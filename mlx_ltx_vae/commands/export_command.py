@@ -12,11 +12,13 @@ from ..conversion import check_folder_name
 from ..options import ExportKeywords
 from ..vae import VideoVAE
 from .cli import CommandParser
+from .models import choose_by_environment
 from .running import print_report, run_command
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
+    choose_by_environment(arguments)
     for value, missing in (
         (arguments.model, "-m VAE is missing: the checkpoint"),
         (arguments.output, "-o FOLDER is missing: where to write the functions"),

@@ -258,11 +258,12 @@ def export_parser() -> CommandParser:
         description="Export the exact decode of videos of one size and any length as MLX functions, which programs in "
         "C++, Swift or Python run without this package: see docs/export.md.",
         epilog=examples(
-            "python -m mlx_ltx_vae.export -m vae.safetensors -o out --size 768x512",
+            "python -m mlx_ltx_vae.export -m ltx-2.3 -o out --size 768x512",
             "python -m mlx_ltx_vae.export -m vae -o out --size 768x512 --backend metal",
         ),
     )
-    parser.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub id")
+    model = f"checkpoint file, folder, name (ltx-2.3), or hub id (default: {MODEL_VARIABLE})"
+    parser.add_argument("-m", "--model", metavar="VAE", help=model)
     parser.add_argument("-o", "--output", metavar="FOLDER", help="folder to write; must not exist, or be empty")
     parser.add_argument("--size", type=frame_size, metavar="WxH", help="size of the videos, multiples of 32")
     device = "where the functions run: their formulation and their device (default: this machine's)"
