@@ -1,18 +1,13 @@
-// Decodes LTX latents with a folder of exported functions, with mlx-swift:
+// Decodes LTX latents as run.py does, with mlx-swift: Decode FOLDER LATENTS.safetensors [--float] > frames.rgb
 //
-//     let decode = try ExportedDecode(folder: url)
-//     try decode.frames(of: latents) { frames in show(frames) }  // (n, H, W, 3) in about [-1, 1], as they become final
-//
-// `python -m mlx_ltx_vae.export --backend metal` writes the folder, and docs/export.md describes it. As a command-line
-// program: Decode FOLDER LATENTS.safetensors [--float] > frames.rgb
-//
+// `python -m mlx_ltx_vae.export --backend metal` writes the folder, and docs/export.md describes it.
 // Not compiled or run by the authors, who have no Mac; run.cpp beside it is the same program, and is tested.
 
 import Cmlx
 import Foundation
 import MLX
 
-struct ExportError: Error, CustomStringConvertible {
+struct ExportError: Error {
     let description: String
 }
 
@@ -37,13 +32,11 @@ final class ImportedFile {  // mlx-swift's ImportedFunction takes no array of ar
     init(_ url: URL) { function = mlx_imported_function_new(url.path) }
     deinit { mlx_imported_function_free(function) }
 
-    func callAsFunction(_ inputs: [MLXArray]) -> [MLXArray] {
+    func call(_ inputs: [MLXArray]) -> [MLXArray] {
         let arguments = mlx_vector_array_new_data(inputs.map { $0.ctx }, inputs.count)
         var results = mlx_vector_array_new()
-        defer {
-            mlx_vector_array_free(arguments)
-            mlx_vector_array_free(results)
-        }
+        defer { mlx_vector_array_free(arguments) }
+        defer { mlx_vector_array_free(results) }
         mlx_imported_function_apply(&results, function, arguments)
         return (0 ..< mlx_vector_array_size(results)).map { index in
             var result = mlx_array_new()
@@ -68,24 +61,22 @@ final class ExportedDecode {
         defer { mlx_string_free(version) }
         mlx_version(&version)
         let current = String(cString: mlx_string_data(version))
-        guard current.compare(program.mlx, options: .numeric) != .orderedAscending else {
+        if current.compare(program.mlx, options: .numeric) == .orderedAscending {
             throw ExportError(description: "decode.json is of MLX \(program.mlx), and this is \(current); update MLX.")
         }
         GPU.set(cacheLimit: program.plan.buffer_cache_bytes)
-        let file = folder.appendingPathComponent("weights.safetensors")
-        let (arrays, metadata) = try loadArraysAndMetadata(url: file)
-        guard metadata["fingerprint"] == program.fingerprint else {
-            throw ExportError(description: "\(file.path) has the weights of another checkpoint.")
+        let metadata: [String: String]
+        (weights, metadata) = try loadArraysAndMetadata(url: folder.appendingPathComponent("weights.safetensors"))
+        if metadata["fingerprint"] != program.fingerprint {
+            throw ExportError(description: "weights.safetensors has the weights of another checkpoint.")
         }
-        weights = arrays
     }
 
-    /// Call `show` with frames (n, H, W, 3) of latents (1, C, F', H', W') in order, in the thread that used MLX first.
+    /// Call `show` with the frames (n, H, W, 3) of latents (1, C, F', H', W'), in the thread that used MLX first.
     func frames(of latents: MLXArray, show: (MLXArray) -> Void) throws {
-        let count = latents.ndim == 5 ? latents.dim(2) : 0
-        guard count > 0, latents.shape == [1, program.latents[0], count, program.latents[1], program.latents[2]] else {
-            throw ExportError(description: "latents of \(latents.shape); this export is for (1, C, frames, H, W) with "
-                + "(C, H, W) = \(program.latents).")
+        let (size, count) = (program.latents, latents.ndim == 5 ? latents.dim(2) : 0)
+        if count < 1 || latents.shape != [1, size[0], count, size[1], size[2]] {
+            throw ExportError(description: "latents of \(latents.shape); the export is for C, H, W = \(size).")
         }
         var arrays = weights
         for index in 0 ..< count {
@@ -100,19 +91,27 @@ final class ExportedDecode {
         for call in numbers.map({ program.calls[$0] }) {
             var inputs = call.inputs.map { arrays[$0]! }
             for name in call.unused { arrays[name] = nil }
-            let outputs = function(call.function)(inputs)
+            let file = folder.appendingPathComponent("\(call.function).mlxfn")
+            let function = functions[call.function] ?? compile(ImportedFile(file).call)
+            functions[call.function] = function
+            let outputs = function(inputs)
             inputs.removeAll()  // so that their memory is free for the results
             eval(outputs)
             for (name, output) in zip(call.outputs, outputs) { arrays[name] = output }
             if let frames = arrays.removeValue(forKey: "frames") { show(frames[0]) }
         }
     }
+}
 
-    private func function(_ number: Int) -> ([MLXArray]) -> [MLXArray] {
-        if let function = functions[number] { return function }
-        let file = ImportedFile(folder.appendingPathComponent("\(number).mlxfn"))
-        let function = compile { (inputs: [MLXArray]) in file(inputs) }
-        functions[number] = function
-        return function
+@main enum Decode {
+    static func main() throws {
+        let words = CommandLine.arguments
+        let latents = try loadArrays(url: URL(fileURLWithPath: words[2]))["latents"]!
+        let decode = try ExportedDecode(folder: URL(fileURLWithPath: words[1]))
+        try decode.frames(of: latents.ndim == 4 ? latents.expandedDimensions(axis: 0) : latents) { frames in
+            let pixels = frames.asType(.float32)
+            let levels = clip(round((pixels + 1) * 127.5), min: 0, max: 255).asType(.uint8)
+            FileHandle.standardOutput.write((words.contains("--float") ? pixels : levels).asData(access: .copy).data)
+        }
     }
 }
