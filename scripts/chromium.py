@@ -58,7 +58,7 @@ class Page:
         params = message.get("params", {})
         if message.get("method") == "Network.requestWillBeSent":
             address = params["request"]["url"]
-            self.requests += [] if address.startswith("data:") else [address]
+            self.requests += [] if address.startswith(("data:", "blob:")) else [address]
         elif message.get("method") == "Runtime.exceptionThrown":
             self.problems.append(params["exceptionDetails"]["exception"].get("description", str(params)))
         elif message.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":

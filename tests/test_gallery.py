@@ -22,7 +22,10 @@ from mlx_ltx_vae import demo, load_latents
 from mlx_ltx_vae.commands import gallery, gallery_page
 from mlx_ltx_vae.commands.gallery import find_text
 from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.integrations.saving import LatentsFolder
+from mlx_ltx_vae.latents.metadata import LatentSpace
 from mlx_ltx_vae.preview import main as preview
+from mlx_ltx_vae.shapes import DEFAULT_SCALE
 from video_files import run_ffmpeg
 
 
@@ -286,11 +289,21 @@ def test_picks_by_the_generation_that_files_state(folder):
     assert [card["model"] for card in read_cards(Path("gallery.html"))] == ["ltx-2.3", ""]
 
 
-def test_decode_takes_the_list_of_a_page(folder):
-    assert run(preview, "latents", *RGB, "-o", "gallery.html", "-q") == 0
-    Path("picks.txt").write_text("".join(f"{card['path']}\n" for card in read_cards(Path("gallery.html"))[:2]))
+def test_what_run_saves_is_looked_at_and_decoded(folder):
+    """`run --save-latents`, this page and `decode --list`, one after another."""
+    latents, _ = load_latents(demo.LATENTS)
+    saved = LatentsFolder("night")
+    for start in range(3):
+        saved.save(latents[:, :, start : start + 2, :4, :6], DEFAULT_SCALE, 25, space=LatentSpace("LTX-2.3"))
+    assert run(preview, "night", *RGB, "-o", "gallery.html", "-q") == 0
+    cards = read_cards(Path("gallery.html"))
+    assert [Path(card["path"]) for card in cards] == sorted(Path("night").resolve().iterdir())
+    assert [(card["model"], card["facts"]) for card in cards] == [
+        ("ltx-2.3", "0.4 s · 9 frames · 192x128 · 25 fps")
+    ] * 3
+    Path("picks.txt").write_text("".join(f"{card['path']}\n" for card in cards[1:]))
     assert run(decode, "--list", "picks.txt", *VAE, "-o", "picks/", "-q") == 0
-    assert names("picks") == ["latents/clip-1.mp4", "latents/clip-2.mp4"]
+    assert len(names("picks")) == 2
 
 
 def test_hdr_previews_are_what_browsers_play(folder):

@@ -158,8 +158,7 @@ class GalleryJob(DecodeJob):
             return replace(clip, error=str(error))
         frames, height, width = self.checkpoint.config.scale.video_grid(file.shape.grid)
         fps, batch = float(self.arguments.fps or file.info.fps or DEFAULT_FPS), file.shape.batch
-        length = f"{frames / fps:.1f} s · {format_count(frames, 'frame')}"
-        facts = f"{length} · {format_size(width, height)} · {fps:.6g} fps"
+        facts = f"{frames / fps:.1f} s · {format_count(frames, 'frame')} · {format_size(width, height)} · {fps:.6g} fps"
         models = models_for(file.info.space.generation, Kind.VIDEO)
         return replace(
             clip,
@@ -186,7 +185,7 @@ class GalleryJob(DecodeJob):
         if self.arguments.json:
             print_report(json.dumps(report))
         elif not self.arguments.quiet:
-            print_report("{output}: {clips} clips, {new} new, {failed} failed".format(**report))
+            print_report(f"{self._page.path}: {format_count(len(self._states), 'clip')}, {new} new, {failed} failed")
 
 
 def find_text(entries: Mapping[str, str], key: str, input_name: str) -> str:
