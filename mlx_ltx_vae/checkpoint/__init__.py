@@ -154,13 +154,13 @@ class Checkpoint:
 
     def describe_mismatch(self, latents: LatentSpace) -> str | None:
         """Say that latents belong to another VAE, as the end of a sentence about them. Returns `None` if they fit."""
-        own, taken = self.latent_space, self.latents_taken
-        if latents.fingerprint is not None and latents.fingerprint == own.fingerprint:
+        fingerprint, generations = self.latent_space.fingerprint, self.latents_taken
+        if latents.fingerprint is not None and latents.fingerprint == fingerprint:
             return None
-        if latents.generation and taken:
-            problem = f"of {latents.generation}, and {self.name} is for {' and '.join(taken)}"
-            return None if latents.generation in taken else problem
-        if latents.fingerprint is None or own.fingerprint is None:
+        if latents.generation and generations:
+            problem = f"of {latents.generation}, and {self.name} is for {' and '.join(generations)}"
+            return None if latents.generation in generations else problem
+        if latents.fingerprint is None or fingerprint is None:
             return None
         return f"of a VAE with other statistics than {self.name}"
 

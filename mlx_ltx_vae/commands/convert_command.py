@@ -75,9 +75,9 @@ def _convert_latents(arguments: argparse.Namespace) -> None:
         arguments.source, latent_channels=channels, tensor=arguments.tensor, grid=arguments.grid, scale=scale
     )
     latents = file.map(statistics=statistics, unnormalized=arguments.unnormalized)
-    others = ["sound"] * (file.find_audio() is not None) + ["keyframes"] * file.has_keyframes
-    if others:
-        warn(f"{file.info.source}: ComfyUI reads no {' and no '.join(others)} from {output}; they are left out.")
+    parts = ["sound"] * (file.find_audio() is not None) + ["keyframes"] * file.has_keyframes
+    if parts:
+        warn(f"{file.info.source}: ComfyUI reads no {' and no '.join(parts)} from {output}; they are left out.")
     dtype = DTYPES.get(arguments.dtype, latents.dtype)
     InputFiles([arguments.source]).check_output(output)
     overwrite = arguments.overwrite or (

@@ -281,14 +281,14 @@ class _Recording:
             self.tensors.load(arrays)
         return step, end, state
 
-    def _prepare(self, latents: mx.array, *others: mx.array) -> tuple[Arrays, set[str]]:
+    def _prepare(self, latents: mx.array, *arrays: mx.array) -> tuple[Arrays, set[str]]:
         """Return the first stage's input of one latent frame, whose number comes first if there is noise."""
         before, draws = self.tensors.statistics, self._draws
         noise = None
         if draws.scale is not None:
-            values = frame_noise(self._seed, others[0], self._shape)[None, :, None]
+            values = frame_noise(self._seed, arrays[0], self._shape)[None, :, None]
             noise = LatentNoise(values, draws.scale, draws.is_late)
-        self.tensors.load(dict(zip(before, others[len(others) - len(before) :], strict=True)))
+        self.tensors.load(dict(zip(before, arrays[len(arrays) - len(before) :], strict=True)))
         prepared = self._decoder.prepare(latents, noise)
         self.tensors.load(before)
         return {"prepared": prepared}, {"latents"}
