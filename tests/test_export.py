@@ -347,7 +347,9 @@ def test_a_budget_that_is_too_small_names_the_largest_size(small, tmp_path):
 
 def test_sizes_that_are_not_whole_cells_are_refused(small, tmp_path):
     with pytest.raises(LatentsError, match="multiple of 32"):
-        small[0].export(tmp_path / "exported", (100, 64))
+        small[0].export(tmp_path / "exported", "100x64")
+    with pytest.raises(LatentsError, match="width and a height"):
+        small[0].export(tmp_path / "exported", (96, 64, 1))
 
 
 def test_a_decoder_that_denoises_is_refused(golden, tmp_path):
