@@ -148,7 +148,7 @@ def estimate(
         LatentsError: if the size or the number of frames is impossible.
         PlanError: if no such VAE is published, or as for `plan`.
     """
-    width, height = _check_size(size)
+    width, height = check_size(size)
     if not _is_integer(frames):
         raise LatentsError(f"frames is {quote(frames)}; expected a whole number such as 121.")
     plan_options = PlanOptions(keyframes=frame_numbers(keyframes), joined=joined, **options)
@@ -156,7 +156,8 @@ def estimate(
     return PublishedVAE.find(generation, decoder).plan(video, plan_options, dtype=dtype, sound_fps=sound_fps)
 
 
-def _check_size(size: str | Size) -> Size:
+def check_size(size: str | Size) -> Size:
+    """Return a caller's size as (width, height). Raises a `LatentsError` for anything but two whole numbers above 0."""
     if isinstance(size, str):
         return parse_size(size)
     if not isinstance(size, Sequence) or len(size) != 2 or not all(map(_is_integer, size)):

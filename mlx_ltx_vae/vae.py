@@ -45,7 +45,8 @@ from .planning.exports import plan_export
 from .planning.film import DEFAULT_CARRY
 from .planning.plan import DecodePlan, EncodePlan, Plan
 from .planning.planner import plan_decode, plan_encode
-from .published import estimate
+from .published import check_size, estimate
+from .shapes import Size
 from .tiling.config import TilingConfig
 from .units import DEFAULT_FPS, Rate, expand_path, find_fps, format_bytes
 
@@ -540,7 +541,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     def export(
         self,
         folder: str | os.PathLike,
-        size: tuple[int, int],
+        size: str | Size,
         *,
         memory_budget: str | int | None = None,
         weights: bool = True,
@@ -554,7 +555,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
 
         Args:
             folder: must not exist, or be empty.
-            size: (width, height) in pixels.
+            size: "768x512", or (width, height).
             memory_budget: as in `plan`, without which each layer takes its usual number of frames at a time.
             weights: whether to write `weights.safetensors`, which is the same file for all sizes unless the VAE adds
                 noise to its layers.
@@ -567,7 +568,9 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         """
         check_names("an export", options, ExportKeywords)
         decoder = self._decoder
-        plan = plan_export(decoder.spec, self.config.scale, self._machine(decoder.dtype), size, memory_budget)
+        plan = plan_export(
+            decoder.spec, self.config.scale, self._machine(decoder.dtype), check_size(size), memory_budget
+        )
         decode_options = DecodeOptions(**cast(dict[str, Any], options))
         return export_decode(decoder, plan, decode_options, folder, weights=weights, generation=self.config.generation)
 

@@ -19,6 +19,7 @@ from mlx_ltx_vae.backend.device import computing_for
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.export import main as export
 from mlx_ltx_vae.pipeline.export import Functions
+from tolerances import ON_CPU, tolerance
 
 PROGRAMS = Path(__file__).parents[1] / "examples" / "exported"
 MLX = Path(mx.__file__).parent
@@ -78,7 +79,7 @@ def assert_same_frames(vae, folder, programs, lengths):
         for program in programs:
             frames = run_floats(program, folder, latents, expected.shape)
             assert frames.shape == expected.shape
-            assert np.abs(frames - expected).max() <= TOLERANCE, (program, length)
+            assert np.abs(frames - expected).max() <= tolerance(TOLERANCE), (program, length)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def test_a_network_with_noise_and_a_timestep_is_exported_for_them(golden, tmp_pa
     latents = make_latents(vae, 4)
     expected, other = np.array(vae.decode(latents, **options)), np.array(vae.decode(latents))
     frames = run_floats(PYTHON, tmp_path / "exported", latents, expected.shape)
-    assert np.abs(frames - expected).max() <= TOLERANCE < np.abs(frames - other).max()
+    assert np.abs(frames - expected).max() <= tolerance(TOLERANCE) < np.abs(frames - other).max()
 
 
 @pytest.mark.parametrize("program", ["python", "cpp"])
@@ -137,7 +138,8 @@ def test_frames_are_8_bit_rgb_unless_floats_are_requested(small, program, reques
     latents = make_latents(vae, 2)
     code, output, error = run(line, folder, latents[0])
     assert code == 0, error
-    assert output == vae.decode_uint8(latents).tobytes()
+    levels = np.frombuffer(output, np.uint8).astype(int)
+    assert np.abs(levels - vae.decode_uint8(latents).flatten()).max() <= (0 if ON_CPU else 1)
 
 
 @pytest.mark.parametrize("dtype", [None, "float32"])
@@ -157,7 +159,7 @@ def test_functions_for_metal_give_the_frames_of_its_formulation(golden, tmp_path
     stored = mx.load(str(tmp_path / "exported" / "weights.safetensors"))
     assert stored["conv_in.conv.weight"].dtype == (mx.float16 if dtype is None else mx.float32)
     frames = run_floats(PYTHON, tmp_path / "exported", latents, expected.shape)
-    assert np.abs(frames - expected).max() <= (TOLERANCE if dtype else 0.02)
+    assert np.abs(frames - expected).max() <= (tolerance(TOLERANCE) if dtype else 0.02)
     other = np.array(VideoVAE.from_pretrained(path, dtype="float32", encoder=False).decode(latents))
     assert np.abs(frames - other).max() > 0
 
@@ -213,7 +215,7 @@ def test_weights_can_be_those_of_another_size(small, golden, tmp_path):
     shutil.copy(folder / "weights.safetensors", tmp_path / "wide")
     expected = np.array(vae.decode(latents))
     frames = run_floats(PYTHON, tmp_path / "wide", latents, expected.shape)
-    assert np.abs(frames - expected).max() <= TOLERANCE
+    assert np.abs(frames - expected).max() <= tolerance(TOLERANCE)
 
 
 def test_a_failed_export_leaves_nothing_and_the_vae_decodes_as_before(golden, tmp_path, monkeypatch):
@@ -235,11 +237,11 @@ def test_a_failed_export_leaves_nothing_and_the_vae_decodes_as_before(golden, tm
     assert mx.array_equal(vae.decode(latents), expected)
 
 
-def test_the_command_exports(tmp_path, capsys):
-    line = ["-m", str(demo.VAE), "-o", str(tmp_path / "exported"), "--size", "32x64"]
+def test_the_command_exports(golden, tmp_path, capsys):
+    line = ["-m", str(golden("small_ltx2_3").checkpoint), "-o", str(tmp_path / "exported"), "--size", "64x96"]
     assert export([*line, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["width"], report["height"]) == (32, 64)
+    assert (report["width"], report["height"]) == (64, 96)
     assert report["functions"] == len(list((tmp_path / "exported").glob("*.mlxfn")))
     assert report["weight_bytes"] <= (tmp_path / "exported" / "weights.safetensors").stat().st_size
     assert export(line) == 1
@@ -347,7 +349,9 @@ def test_a_budget_that_is_too_small_names_the_largest_size(small, tmp_path):
 
 def test_sizes_that_are_not_whole_cells_are_refused(small, tmp_path):
     with pytest.raises(LatentsError, match="multiple of 32"):
-        small[0].export(tmp_path / "exported", (100, 64))
+        small[0].export(tmp_path / "exported", "100x64")
+    with pytest.raises(LatentsError, match="width and a height"):
+        small[0].export(tmp_path / "exported", (96, 64, 1))
 
 
 def test_a_decoder_that_denoises_is_refused(golden, tmp_path):
