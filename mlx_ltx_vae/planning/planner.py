@@ -307,8 +307,8 @@ class _Planner:
         return bool(exceeded)
 
     def _paces(self, axis: Axis) -> Sequence[Pace]:
-        if self._spec.clip.chunks:
-            return [Pace(0, 0, chunk) for chunk in self._spec.clip.chunks]
+        if chunks := self._spec.clip.chunks:
+            return [Pace(0, 0, chunk) for chunk in (chunks if self._options.chunk is None else chunks[:1])]
         return paces(self._spec, self._machine.backend, axis)
 
     def _chunk(self, pace: Pace) -> int:
