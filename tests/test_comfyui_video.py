@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from comfyui_cases import FRAMES, LATENTS, frames_of, freed, latent, pair
+from conftest import quick
 from mlx_ltx_vae import AudioVAE, LatentsError, PlanError, VideoVAE, WriterError
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.video.metadata import read_metadata
@@ -96,15 +97,18 @@ def test_a_file_that_appears_while_it_decodes_costs_the_video_no_more_than_its_n
 
 @pytest.mark.parametrize(
     ("format", "more", "stream"),
-    [
-        ("mp4, h264", {"crf": 40}, "h264 (High) (avc1"),
-        ("mp4, h264", {"pixel_format": "yuv444p10le"}, "h264 (High 4:4:4 Predictive)"),
-        ("mp4, hevc (10 bits)", {}, "hevc (Main 10) (hvc1"),
-        ("mov, prores (10 bits)", {}, "prores (HQ) (apch"),
-        ("mkv, ffv1 (lossless, 16 bits)", {}, "ffv1, gbrp16le"),
-        ("webm, vp9", {}, "vp9 (Profile 0), yuv420p"),
-        ("webm, av1", {}, "av1 (Main), yuv420p"),
-    ],
+    quick(
+        [
+            ("mp4, h264", {"crf": 40}, "h264 (High) (avc1"),
+            ("mp4, h264", {"pixel_format": "yuv444p10le"}, "h264 (High 4:4:4 Predictive)"),
+            ("mp4, hevc (10 bits)", {}, "hevc (Main 10) (hvc1"),
+            ("mov, prores (10 bits)", {}, "prores (HQ) (apch"),
+            ("mkv, ffv1 (lossless, 16 bits)", {}, "ffv1, gbrp16le"),
+            ("webm, vp9", {}, "vp9 (Profile 0), yuv420p"),
+            ("webm, av1", {}, "av1 (Main), yuv420p"),
+        ],
+        2,
+    ),
 )
 def test_formats(comfy, execute, format, more, stream):
     path, _ = save(execute, latent=latent(comfy), format=format, filename_prefix="format", **more)
@@ -152,7 +156,7 @@ def test_wrong_options_are_refused_before_anything_is_unloaded_or_written(comfy,
     assert not freed(comfy) and set(comfy.output.rglob("*")) == before
 
 
-@pytest.mark.parametrize(("vae", "audio_vae"), [("vae/ltx/small.safetensors", AUDIO_VAE), (WHOLE, "auto")])
+@pytest.mark.parametrize(("vae", "audio_vae"), quick([("vae/ltx/small.safetensors", AUDIO_VAE), (WHOLE, "auto")]))
 def test_latents_of_video_and_audio_come_out_with_their_sound(comfy, execute, vae, audio_vae):
     path, _ = save(execute, latent=pair(comfy, LATENTS, SOUND), vae=vae, audio_vae=audio_vae)
     sound_vae = AudioVAE.from_pretrained(comfy.base / "models" / (vae if audio_vae == "auto" else audio_vae))
@@ -178,11 +182,13 @@ def test_latents_without_an_audio_vae_come_out_silent_and_the_node_says_so(comfy
 
 @pytest.mark.parametrize(
     ("kind", "fps", "end"),
-    [
-        ("latents", 12.0, "and the rest is silent"),
-        ("latents", 48.0, "so its end is cut"),
-        ("audio", 12.0, "and the rest is silent"),
-    ],
+    quick(
+        [
+            ("latents", 12.0, "and the rest is silent"),
+            ("latents", 48.0, "so its end is cut"),
+            ("audio", 12.0, "and the rest is silent"),
+        ]
+    ),
 )
 def test_sound_of_another_length_becomes_as_long_as_the_video_or_is_refused(comfy, execute, audio_vae, kind, fps, end):
     own = np.array(audio_vae.decode(SOUND))[0]
@@ -298,6 +304,7 @@ def run(path):
     return run_ffmpeg("-i", path, "-c", "copy", "-f", "framehash", "-")
 
 
+@pytest.mark.slow
 def test_a_list_of_latents_becomes_a_video_each_or_one_film(comfy, execute, checkpoint, audio_vae):
     windows, sounds = [LATENTS, -LATENTS], [SOUND, -SOUND]
     given = [pair(comfy, *each) for each in zip(windows, sounds, strict=True)]

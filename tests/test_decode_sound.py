@@ -18,6 +18,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from audio_cases import random_latents
+from conftest import quick
 from mlx_ltx_vae import AudioVAE, LatentsError, PlanError, VideoVAE, load_audio_latents
 from mlx_ltx_vae.audio_vae import AudioVAE as LoadedVAE
 from mlx_ltx_vae.decode import main
@@ -99,7 +100,7 @@ def test_one_command_makes_one_video_with_sound(tmp_path, video, model, capsys):
     assert expected[:, : 9 * 240].any()
 
 
-@pytest.mark.parametrize("where", ["beside", "alone"])
+@pytest.mark.parametrize("where", quick(["beside", "alone"]))
 def test_audio_latents_are_found_by_the_names_of_pipelines_and_trainers_and_by_any_name(
     tmp_path, video, model, where, capsys
 ):
@@ -332,6 +333,7 @@ def test_a_decode_in_a_small_budget_has_the_same_sound(tmp_path, video, model, s
     assert np.abs(sound - expected_sound(model, audio, 8640)).max() < 1e-4
 
 
+@pytest.mark.slow
 def test_the_sound_of_some_frames_takes_no_more_latents_than_it_needs(tmp_path, video, model, sound_of, monkeypatch):
     """LTX-2 sees 38 latents behind and 5 ahead. The last frame goes on 30 ms after its sound."""
     audio = random_latents(81)

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from conftest import FIXTURES, active_memory
+from conftest import FIXTURES, active_memory, quick
 from diffusion_cases import CASES, as_numpy, given_noise, patched
 from mlx_ltx_vae import LatentsError
 from mlx_ltx_vae.decode import main
@@ -72,11 +72,13 @@ TWO_BY_TWO = TilingConfig(temporal_config=TemporalTilingConfig(16, 8), width_con
 
 @pytest.mark.parametrize(
     ("grid", "tiling", "count", "seed"),
-    [
-        ((3, 2, 1), TilingConfig.spatial_only(64, 32), 4, None),
-        ((1, 1, 1), TWO_BY_TWO, 4, None),
-        ((1, 1, 1), TWO_BY_TWO, 4, 3),
-    ],
+    quick(
+        [
+            ((3, 2, 1), TilingConfig.spatial_only(64, 32), 4, None),
+            ((1, 1, 1), TWO_BY_TWO, 4, None),
+            ((1, 1, 1), TWO_BY_TWO, 4, 3),
+        ]
+    ),
 )
 def test_a_clip_below_the_windows_is_padded_and_then_cut_into_tiles(vaes, grid, tiling, count, seed):
     """Its frames are those of the latents with repeated edges, with the noise of each tile or of a seed."""
@@ -98,7 +100,9 @@ def test_a_clip_below_the_windows_is_padded_and_then_cut_into_tiles(vaes, grid, 
     assert mx.abs(found - expected[:, :, :frames, :height, :width]).max().item() < tolerance(2e-5)
 
 
-@pytest.mark.parametrize("options", [{"mode": "single"}, {"order": "time"}, {"mode": "tiled", "tiling": TWO_BY_TWO}])
+@pytest.mark.parametrize(
+    "options", quick([{"mode": "single"}, {"order": "time"}, {"mode": "tiled", "tiling": TWO_BY_TWO}])
+)
 def test_noise_may_be_the_picture_that_the_reference_draws(vaes, options):
     vae, latents = vaes(CASES[0]), latents_of(2, 3, 3)
     plan = vae.plan(latents.shape, **options)
@@ -110,6 +114,7 @@ def test_noise_may_be_the_picture_that_the_reference_draws(vaes, options):
     assert mx.array_equal(vae.decode(latents, plan, noise=pictures), expected)
 
 
+@pytest.mark.slow
 def test_batches_of_tiles_and_chunks_give_the_same_frames(vaes):
     vae = vaes(CASES[0])
     latents = latents_of(3, 3, 3, batch=2)
@@ -119,6 +124,7 @@ def test_batches_of_tiles_and_chunks_give_the_same_frames(vaes):
     assert mx.abs(vae.decode(latents, one_by_one) - vae.decode(latents, together)).max().item() < tolerance(1e-4)
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_seed_is_that_of_the_whole_clip(vaes):
     """It may be passed in one array for the clip, and in one for each tile, as the reference draws it."""
     vae, spec = vaes(CASES[0]), vaes(CASES[0]).decoder.spec

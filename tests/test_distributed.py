@@ -195,6 +195,7 @@ def clip(golden, tmp_path):
     return tmp_path, ["-m", golden("small_ltx2_3").checkpoint, "--json"]
 
 
+@pytest.mark.slow
 def test_the_command_decodes_one_video_in_bands_and_reports_all_ranks(clip):
     folder, options = clip
     assert run(decode_command.main, folder / "one.safetensors", "-o", folder / "alone.npy", *options) == 0

@@ -230,6 +230,7 @@ def test_frames_of_the_middle_are_encoded(clip, golden, tmp_path, capsys):
     assert "standard input is read once" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_video_comes_from_standard_input(clip, golden, tmp_path):
     path, frames = clip
     checkpoint, out = golden("small_ltx2_3").checkpoint, tmp_path / "latents.safetensors"

@@ -175,6 +175,7 @@ def test_a_client_that_disconnects_ends_the_decode_and_ffmpeg_and_frees_memory(v
     assert active_memory() <= before
 
 
+@pytest.mark.slow
 def test_one_video_is_decoded_at_a_time_and_nothing_for_clients_that_have_left(vae, upload):
     with serving(vae) as address, posting(address, upload) as first:
         assert first.status_code == 200

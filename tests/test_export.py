@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from conftest import CONV_CASES
+from conftest import CONV_CASES, quick
 from mlx_ltx_vae import LatentsError, LTXVAEError, PlanError, VideoVAE, demo
 from mlx_ltx_vae.backend import function_file
 from mlx_ltx_vae.backend.device import computing_for
@@ -122,6 +122,7 @@ def test_programs_give_the_frames_of_a_decode_for_every_network(golden, tmp_path
     assert_same_frames(vae, folder, [PYTHON, cpp], LENGTHS)
 
 
+@pytest.mark.slow
 def test_a_network_with_noise_and_a_timestep_is_exported_for_them(golden, tmp_path):
     vae, options = load(golden, "small_ltxv_0_9_1"), {"seed": 7, "timestep": 0.1, "noise_scale": 0.2}
     vae.export(tmp_path / "exported", size_of(vae), **options)
@@ -142,7 +143,7 @@ def test_frames_are_8_bit_rgb_unless_floats_are_requested(small, program, reques
     assert np.abs(levels - vae.decode_uint8(latents).flatten()).max() <= (0 if ON_CPU else 1)
 
 
-@pytest.mark.parametrize("dtype", [None, "float32"])
+@pytest.mark.parametrize("dtype", quick([None, "float32"]))
 def test_functions_for_metal_give_the_frames_of_its_formulation(golden, tmp_path, monkeypatch, dtype):
     """They run here, where there is no GPU, as if they were of a CPU. Without a dtype, operands are float16."""
     monkeypatch.setattr(function_file, "_GPU", function_file._CPU)
@@ -205,6 +206,7 @@ def test_functions_hold_no_weights(small):
     assert max(sizes) < 50_000 < largest
 
 
+@pytest.mark.slow
 def test_weights_can_be_those_of_another_size(small, golden, tmp_path):
     vae, folder = small
     exported = vae.export(tmp_path / "wide", size_of(vae, (2, 4)), weights=False)

@@ -226,6 +226,7 @@ def run(folder, *command):
     return subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_new_family_is_a_folder_and_an_entry_in_the_table(path, tmp_path):
     """Nothing else changes: the package knows it, and the contracts about imports hold for it."""
     pytest.importorskip("importlinter")

@@ -34,8 +34,8 @@ def test_damaged_files_end_in_a_clean_error(folder, group):
 
 
 @pytest.mark.slow
-def test_1500_damaged_files_end_in_a_clean_error(folder):
-    assert_clean(range(1500), folder)
+def test_700_damaged_files_end_in_a_clean_error(folder):
+    assert_clean(range(700), folder)
 
 
 @pytest.mark.parametrize(

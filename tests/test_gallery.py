@@ -340,6 +340,7 @@ def test_memory_does_not_grow_with_the_number_of_clips(folder):
     assert peaks[1] < 1.1 * peaks[0]
 
 
+@pytest.mark.slow
 def test_a_watched_page_shows_clips_as_they_come_and_stays_whole(folder):
     command = [sys.executable, "-m", "mlx_ltx_vae.preview", "new", *RGB, "-o", "gallery.html", "--watch"]
     page, version = Path("gallery.html"), Path("gallery-clips/version.js")

@@ -77,6 +77,7 @@ def wait_for_focus(page, number):
     page.wait(f"document.activeElement.ariaLabel === {json.dumps(name(number))}")
 
 
+@pytest.mark.slow
 def test_keys_move_mark_and_enlarge(page):
     columns = page.eval("getComputedStyle(document.querySelector('main')).gridTemplateColumns.split(' ').length")
     assert columns == 4

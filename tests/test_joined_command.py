@@ -350,7 +350,7 @@ def test_a_video_is_encoded_in_the_windows_of_a_film(tmp_path, monkeypatch, caps
     assert len(np.load("film.npy")) == report["frames"]
 
 
-@pytest.mark.parametrize(("size", "carry", "blends"), [(17, 9, [9, 7, 7]), (33, 17, [17, 15])])
+@pytest.mark.parametrize(("size", "carry", "blends"), quick([(17, 9, [9, 7, 7]), (33, 17, [17, 15])]))
 def test_windows_that_share_more_than_they_add_are_joined(tmp_path, monkeypatch, capsys, size, carry, blends):
     monkeypatch.chdir(tmp_path)
     count = size + (size - carry) * len(blends)
@@ -448,6 +448,7 @@ def test_keyframes_in_files_are_carried_from_windows_that_are_not_decoded(tmp_pa
     assert same("film.npy", expected)
 
 
+@pytest.mark.slow
 def test_windows_are_decoded_with_the_keyframes_of_their_files(tmp_path, monkeypatch, golden, capsys):
     monkeypatch.chdir(tmp_path)
     model, rng = golden("ltx2_5_keyframes").checkpoint, np.random.default_rng(0)

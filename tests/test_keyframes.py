@@ -194,6 +194,7 @@ def test_latents_that_arrive_beside_keyframes_are_checked(vaes, bad, message):
         vaes(GATED).decode(iter([latents, bad]), keyframes=keyframes)
 
 
+@pytest.mark.slow
 def test_planes_are_normalized_like_the_latents(vaes):
     vae = vaes(GATED)
     latents, keyframes = some(vae, [3, 16])

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 WITHOUT_FFMPEG = """
 import sys
 sys.modules["imageio_ffmpeg"] = None  # so that importing it raises an ImportError
@@ -40,6 +42,7 @@ def test_plans_and_networks_need_no_ffmpeg_and_videos_say_so(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_only_pictures_among_the_measurements_need_matplotlib():
     done = run_code(WITHOUT_MATPLOTLIB, "plan-table")
     assert (done.returncode, done.stderr) == (0, "")

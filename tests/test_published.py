@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from conftest import FIXTURES
+from conftest import FIXTURES, quick
 from mlx_ltx_vae import Keyframes, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
@@ -133,11 +133,14 @@ DRY_RUNS = [
 
 @pytest.mark.parametrize(
     ("name", "options", "backend"),  # every pair of them
-    [
-        (name, options, (Backend.CPU, Backend.METAL)[(row + column) % 2])
-        for row, name in enumerate(name for name in CASES if name != "ltx-2.5")
-        for column, options in enumerate(DRY_RUNS)
-    ],
+    quick(
+        [
+            (name, options, (Backend.CPU, Backend.METAL)[(row + column) % 2])
+            for row, name in enumerate(name for name in CASES if name != "ltx-2.5")
+            for column, options in enumerate(DRY_RUNS)
+        ],
+        5,
+    ),
     indirect=["backend"],
 )
 def test_a_dry_run_without_files_is_that_of_files(checkpoint, latents, dry_run, backend, name, options):

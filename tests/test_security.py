@@ -77,6 +77,7 @@ def watched(tmp_path_factory):
     return folders, result["events"]
 
 
+@pytest.mark.slow
 def test_commands_write_to_the_folder_of_the_output_and_to_tmpdir_only(watched):
     folders, events = watched
     allowed = tuple(str(folders[name]) for name in ("target", "temporary"))

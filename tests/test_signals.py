@@ -36,13 +36,8 @@ def clip(golden, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_nothing_is_left_whenever_signals_come(commands):
-    check_runs(commands, "video", 2)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "count"), [("video", 24), ("live", 8), ("rows", 8), ("stills", 8), ("encode", 8), ("convert", 8)]
+    ("name", "count"), [("video", 12), ("live", 4), ("rows", 4), ("stills", 4), ("encode", 4), ("convert", 4)]
 )
 def test_nothing_is_left_by_many_runs(commands, name, count):
     check_runs(commands, name, count)
@@ -101,6 +96,7 @@ def test_a_signal_ends_the_command_its_ffmpeg_and_its_file(clip, tmp_path, entry
     assert running(str(tmp_path)) == []
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_command_that_a_launcher_has_started(clip, tmp_path):
     launcher = [str(BIN / "mlx.launch"), "-n", "1", "--backend", "ring", "--"]
     arguments = [*map(str, clip), "-o", str(tmp_path / "out.mkv"), "--codec", "ffv1"]
@@ -129,8 +125,8 @@ def test_a_signal_ends_a_command_that_a_launcher_has_started(clip, tmp_path):
 @pytest.mark.slow
 def test_ffmpeg_ends_with_a_command_that_is_killed_and_the_next_one_removes_what_it_left(commands, tmp_path):
     audio, out = tmp_path / "audio.wav", tmp_path / "out"
-    with audio.open("wb") as file:  # two days of silence, whose encode takes minutes
-        size = 48 * 3600 * 16000
+    with audio.open("wb") as file:  # a day of silence, whose encode takes minutes
+        size = 24 * 3600 * 16000
         layout = struct.pack("<IHHIIHH", 16, 1, 1, 8000, 16000, 2, 16)
         file.write(b"RIFF" + struct.pack("<I", size + 36) + b"WAVEfmt " + layout + b"data" + struct.pack("<I", size))
         file.truncate(size + file.tell())

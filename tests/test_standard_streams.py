@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conftest import quick
 from entry_points import ENTRY_POINTS
 from mlx_ltx_vae.commands import parsers
 
@@ -50,7 +51,7 @@ def shell(tmp_path, files):
     return run
 
 
-@pytest.mark.parametrize("entry", ENTRY_POINTS)
+@pytest.mark.parametrize("entry", quick(ENTRY_POINTS, 2))
 def test_closed_and_full_standard_streams_of_every_entry_point(shell, entry):
     """A closed standard error gives its number to no file, and standard output that cannot be written is one line."""
     assert shell("info latents.npy 2>&- <&-", entry)[0] == 0

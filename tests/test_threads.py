@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from conftest import quick
 from mlx_ltx_vae import LatentsError, PreviewVAE, VideoVAE, load_latents, save_latents
 from mlx_ltx_vae.backend import mlx_utils
 from mlx_ltx_vae.inspect import inspect
@@ -58,8 +59,11 @@ def path(golden, request):
 
 @pytest.mark.parametrize(
     ("name", "options", "bit_depth"),
-    [("small_ltxv_0_9_1", PLANS["time"], None), ("small_ltx2_3", PLANS["tiles_in_space"], 8)]
-    + [("small_ltx2_3", PLANS[name], None) for name in ("single", "rows", "tiles_in_time")],
+    quick(
+        [("small_ltxv_0_9_1", PLANS["time"], None), ("small_ltx2_3", PLANS["tiles_in_space"], 8)]
+        + [("small_ltx2_3", PLANS[name], None) for name in ("single", "rows", "tiles_in_time")],
+        2,
+    ),
 )
 def test_each_step_of_a_decode_in_another_thread(golden, name, options, bit_depth):
     path = golden(name).checkpoint

@@ -41,11 +41,14 @@ class Held:
 
 @pytest.mark.parametrize(
     ("name", "num_frames", "is_in_a_cycle"),
-    [
-        *((name, 30, True) for name in ("out.mp4", "live.mp4", "out.gif", "out.npy", "new/", "old/")),
-        *(("out.mp4", count, False) for count in (0, 30)),
-        ("live.mp4", 0, True),
-    ],
+    quick(
+        [
+            *((name, 30, True) for name in ("out.mp4", "live.mp4", "out.gif", "out.npy", "new/", "old/")),
+            *(("out.mp4", count, False) for count in (0, 30)),
+            ("live.mp4", 0, True),
+        ],
+        3,
+    ),
 )
 def test_a_dropped_writer_leaves_nothing(tmp_path: Path, name: str, num_frames: int, is_in_a_cycle: bool) -> None:
     (tmp_path / "old").mkdir()
@@ -98,7 +101,7 @@ def test_a_dropped_live_video_can_be_written_again_at_once(tmp_path: Path) -> No
         assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", ["video", "images"])
+@pytest.mark.parametrize("kind", quick(["video", "images"]))
 @pytest.mark.parametrize("is_started", [False, True])
 def test_a_dropped_reader_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_started: bool

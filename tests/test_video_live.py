@@ -294,6 +294,7 @@ def decode(*arguments: object, **options: object) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, check=False, **options)
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_same_frames_live(clip: Path, tmp_path: Path, tone: Path) -> None:
     command = [str(clip), "-m", str(demo.VAE), "--audio", str(tone), "-q", "-o"]
     assert main([*command, str(tmp_path / "whole.mp4")]) == 0

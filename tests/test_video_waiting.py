@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import quick
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.video import VideoReader, VideoWriter, ffmpeg
 from mlx_ltx_vae.video.ffmpeg import FfmpegDecoder
@@ -44,7 +45,7 @@ def stopped_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ffmpeg, "TICK", 0.1)
 
 
-@pytest.mark.parametrize("is_live", [False, True])
+@pytest.mark.parametrize("is_live", quick([False, True]))
 @pytest.mark.parametrize("moment", ["write", "close"])
 def test_a_stopped_ffmpeg_ends_a_write(tmp_path: Path, stop: Callable[[], None], moment: str, is_live: bool) -> None:
     target = io.BytesIO() if is_live else tmp_path / "out.mp4"

@@ -199,6 +199,7 @@ def write_every_container(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_equal_frames_give_equal_bytes_in_every_container(tmp_path: Path) -> None:
     first = write_every_container(tmp_path / "first")
     time.sleep(1.1)  # containers count seconds

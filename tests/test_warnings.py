@@ -75,6 +75,7 @@ def test_a_warning_names_the_caller_s_line(vae, untagged, act):
     assert all(first < warning.lineno < first + len(lines) for warning in caught)
 
 
+@pytest.mark.slow
 def test_only_one_function_warns():
     """It finds the caller's line. What cannot be removed is said at the end of a process, which has none."""
     found = {module for module, function, _ in calls() if function == "warnings.warn"}
