@@ -1,6 +1,6 @@
 """The plan of an export: a decode by time, one latent frame at a time, of any length."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -40,17 +40,19 @@ def plan_export(
     try:
         return plan(grid)
     except PlanError as error:
-        if error.least_bytes is None:
+        largest = None if error.least_bytes is None else _plan_largest(plan, grid)
+        if largest is None:
             raise
-        for smaller in _smaller(grid):
-            with suppress(PlanError):
-                largest = plan(smaller)
-                advice = f"the largest size of this shape that works by time is {format_size(*largest.frame_size)}"
-                raise_with = f"{str(error).rstrip('.')}; {advice}."
-                break
-        else:
-            raise
-        raise PlanError(raise_with, least_bytes=error.least_bytes) from None
+        advice = f"the largest size of this shape that works by time is {format_size(*largest.frame_size)}"
+        raise PlanError(f"{str(error).rstrip('.')}; {advice}.", least_bytes=error.least_bytes) from None
+
+
+def _plan_largest(plan: Callable[[Grid], DecodePlan], grid: Grid) -> DecodePlan | None:
+    """Return the plan of the largest smaller grid of about the same shape that has one, or `None`."""
+    for smaller in _smaller(grid):
+        with suppress(PlanError):
+            return plan(smaller)
+    return None
 
 
 def _smaller(grid: Grid) -> Iterator[Grid]:
