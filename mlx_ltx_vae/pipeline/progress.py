@@ -69,7 +69,7 @@ class FrameBar(Bar):
             on_frames: is called with the frames that are done and the total.
         """
         self._write, self._interval, self._as_json, self._on_frames = write, interval, as_json, on_frames
-        self._made_time, self._ended = time.monotonic(), threading.Event()
+        self._made_time, self._ended, self._counts_lock = time.monotonic(), threading.Event(), threading.Lock()
         super().__init__(total=total, disable=disable, **options)
         self.total = total
         if not disable or write is not None:
@@ -79,8 +79,9 @@ class FrameBar(Bar):
 
     def start(self, name: str, phase: str, *, label: str = "", num_frames: int | None = None) -> None:
         """Show the name of a file of so many frames after a label, and what is done until its first step."""
-        self._base, self._item_frames, self._num_frames = self._base + self._item_frames, num_frames or 0, 0
-        self._label, self._name, self._work, self._ends_with_frames = label, printable(name), None, False
+        with self._counts_lock:  # the thread must not count the frames of the last file twice
+            self._base, self._item_frames, self._num_frames = self._base + self._item_frames, num_frames or 0, 0
+            self._label, self._name, self._work, self._ends_with_frames = label, printable(name), None, False
         self.enter(phase)
 
     def enter(self, phase: str, waiting: Callable[[], int] | None = None) -> None:
@@ -164,7 +165,9 @@ class FrameBar(Bar):
             if not self.disable:
                 self.refresh()
             elif self._write is not None and self._phase:
-                self._write(json.dumps(self.values()) if self._as_json else f"{self._label}{self._name}: {self._text}")
+                with self._counts_lock:
+                    line = json.dumps(self.values()) if self._as_json else f"{self._label}{self._name}: {self._text}"
+                self._write(line)
 
     @property
     def _text(self) -> str:
