@@ -97,6 +97,7 @@ def diffusers_config(config):
     }
 
 
+@pytest.mark.slow
 def test_only_the_tensors_of_sound_are_read_from_a_whole_models_file(golden, tensors, config, expected, tmp_path):
     video = golden("ltx2_3")
     metadata = {**config, "vae": video.manifest["vae_config"]}

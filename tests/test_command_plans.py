@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from conftest import quick
 from mlx_ltx_vae import VideoVAE, VideoWriter
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
@@ -46,7 +47,7 @@ def inputs(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("checkpoint", "backend"),
-    [("mixed", Backend.CPU), *((name, Backend.METAL) for name in ("float32", "bfloat16", "mixed"))],
+    quick([("mixed", Backend.CPU), *((name, Backend.METAL) for name in ("float32", "bfloat16", "mixed"))], 2),
     indirect=["checkpoint"],
 )
 def test_a_command_plans_what_the_api_plans(checkpoint, inputs, tmp_path, capsys, monkeypatch, backend):

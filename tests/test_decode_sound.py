@@ -100,6 +100,7 @@ def test_one_command_makes_one_video_with_sound(tmp_path, video, model, capsys):
     assert expected[:, : 9 * 240].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", quick(["beside", "alone"]))
 def test_audio_latents_are_found_by_the_names_of_pipelines_and_trainers_and_by_any_name(
     tmp_path, video, model, where, capsys
@@ -493,7 +494,7 @@ def test_the_sound_is_the_same_whatever_way_the_picture_is_decoded(tmp_path, vid
     assert np.abs(sound_of(clip, *order) - expected_sound(model, audio)).max() < 1e-4
 
 
-@pytest.mark.parametrize(("number", "fragmented"), [(signal.SIGKILL, []), (signal.SIGTERM, ["--live"])])
+@pytest.mark.parametrize(("number", "fragmented"), quick([(signal.SIGKILL, []), (signal.SIGTERM, ["--live"])]))
 def test_an_ffmpeg_that_dies_in_a_decode_with_sound_is_an_error(tmp_path, video, model, capsys, monkeypatch, number,
                                                                 fragmented):  # fmt: skip
     chunks, decode_chunks = [], audio_pipeline._chunks

@@ -121,7 +121,7 @@ def test_padding_repeats_the_last_frame(vae, frames, tiling, recwarn):
 
 
 @pytest.mark.parametrize(
-    ("name", "batch"), [("tiled_encode_all", 1), ("tiled_encode_all", 3), ("tiled_encode_time", 2)]
+    ("name", "batch"), quick([("tiled_encode_all", 1), ("tiled_encode_all", 3), ("tiled_encode_time", 2)])
 )
 def test_tiled_encode_agrees_with_the_reference_within_1e_4(golden, name, batch):
     case = golden("ltx2_3_tiled")

@@ -107,7 +107,7 @@ def changed(small, tmp_path):
 # --- frames ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("program", ["python", "cpp"])
+@pytest.mark.parametrize("program", quick(["python", "cpp"]))
 def test_programs_give_the_frames_of_a_decode_for_any_length(small, program, request):
     vae, folder = small
     line = PYTHON if program == "python" else request.getfixturevalue("cpp")
@@ -143,6 +143,7 @@ def test_frames_are_8_bit_rgb_unless_floats_are_requested(small, program, reques
     assert np.abs(levels - vae.decode_uint8(latents).flatten()).max() <= (0 if ON_CPU else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", quick([None, "float32"]))
 def test_functions_for_metal_give_the_frames_of_its_formulation(golden, tmp_path, monkeypatch, dtype):
     """They run here, where there is no GPU, as if they were of a CPU. Without a dtype, operands are float16."""

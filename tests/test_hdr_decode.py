@@ -275,6 +275,7 @@ def test_exr_may_be_the_only_output(clip, tmp_path):
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["00000.exr", "00001.exr"]
 
 
+@pytest.mark.slow
 def test_decode_to_file_writes_what_the_command_writes(clip, tmp_path):
     given = ["--hdr", "acescct", "--hdr-output", "pq", "--exr-space", "acescg", "--crf", 30]
     assert decode(clip[0], *given, "--exr", tmp_path / "a", "-o", tmp_path / "a.mov") == 0

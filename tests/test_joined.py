@@ -335,6 +335,7 @@ def test_a_film_is_cancelled_and_closed_like_any_stream(vae):
     assert list(stream) == []
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_film_and_is_planned(golden):
     others = active_memory()  # of other tests
     vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)

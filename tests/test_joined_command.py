@@ -65,6 +65,7 @@ def same(path, expected):
     return difference.max() <= 1 and (difference > 0).mean() < 1e-3
 
 
+@pytest.mark.slow
 def test_windows_in_a_folder_files_or_a_list_become_one_film(windows, vae, capsys):
     decoded = [vae.decode(window) for window in windows]
     Path("windows/notes.txt").write_text("not latents")
@@ -350,6 +351,7 @@ def test_a_video_is_encoded_in_the_windows_of_a_film(tmp_path, monkeypatch, caps
     assert len(np.load("film.npy")) == report["frames"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "carry", "blends"), quick([(17, 9, [9, 7, 7]), (33, 17, [17, 15])]))
 def test_windows_that_share_more_than_they_add_are_joined(tmp_path, monkeypatch, capsys, size, carry, blends):
     monkeypatch.chdir(tmp_path)

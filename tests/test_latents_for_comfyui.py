@@ -59,6 +59,7 @@ def test_sound_and_keyframes_which_load_latent_does_not_read_are_refused(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_encode_writes_what_load_latent_reads(clip, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for output in ("clip.safetensors", "clip.latent", "folder/{name}-latents.latent"):

@@ -132,6 +132,7 @@ print(opened - before, peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_slice_whatever_the_size_of_the_file(tmp_path: Path) -> None:
     path = write_sparse(tmp_path / "clip.safetensors", (1, 64, 64, 128, 128))  # 268 MB
     done = subprocess.run([sys.executable, "-c", _HOLD, path], capture_output=True, text=True, check=True)

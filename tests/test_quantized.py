@@ -69,7 +69,7 @@ def open_case(golden, tmp_path, name, medium=PICTURES):
 
 
 @quiet
-@pytest.mark.parametrize(("bits", "group_size"), quick([(4, 32), (8, 64), (3, 32)], 4))
+@pytest.mark.parametrize(("bits", "group_size"), quick([(4, 32), (8, 64), (3, 32)]))
 @pytest.mark.parametrize("name", [*PICTURE_CASES, "sound"])
 def test_every_network_reads_the_values_of_the_formula(golden, tmp_path, name, bits, group_size):
     medium = SOUND if name == "sound" else PICTURES

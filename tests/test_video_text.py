@@ -120,6 +120,7 @@ def test_text_anywhere_in_a_file_changes_nothing(
         assert read_metadata(path)["title"] == value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [".mkv", ".mp4"])
 def test_lines_of_ffmpegs_log_in_a_file_change_nothing(
     tmp_path: Path, plain: Path, expected: dict, ending: str
