@@ -320,7 +320,7 @@ def _open(
     checkpoint = Checkpoint(
         name, class_name, is_inferred, family, config, raw_config, archives, networks, statistics, medium, files
     )
-    version = None if checkpoint.is_in_memory else checkpoint.version
+    version = None if checkpoint.is_in_memory else checkpoint.stated_version
     generation = version and family.same_layers.get((config.generation, version))
     return replace(checkpoint, config=replace(config, generation=generation)) if generation else checkpoint
 

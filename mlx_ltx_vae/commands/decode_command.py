@@ -482,7 +482,7 @@ class DecodeTask(Task):
         else:
             reports = self._decode(open_video, bar)
         report = self._join(reports)
-        self.files = replace(self.files, outputs=self._output.names, others=self._output.other_names)
+        self.files = replace(self.files, outputs=self._output.names, extras=self._output.other_names)
         return self._report(self._describe(report), report.as_dict(), work=self._work, sent_bytes=report.sent_bytes)
 
     def _decode(
@@ -503,13 +503,13 @@ class DecodeTask(Task):
             return join_reports(reports)
         names = ("frames", "seconds", "first_frame_seconds", "one_color", "sent_bytes")
         plan, output = self.plan, self._output
-        own = join_reports(reports) if reports else output.report(plan, plan.frame_size)  # more ranks than videos
-        values = {name: getattr(own, name) for name in names}
+        report = join_reports(reports) if reports else output.report(plan, plan.frame_size)  # more ranks than videos
+        values = {name: getattr(report, name) for name in names}
         gathered = self._job.ranks.gather([values, output.new_names])
         for _, new_names in gathered:
             output.rename(new_names)
         return join_reports(
-            [replace(own, **rank_values) for rank_values, _ in gathered if rank_values["frames"]], is_parallel=True
+            [replace(report, **rank_values) for rank_values, _ in gathered if rank_values["frames"]], is_parallel=True
         )
 
     def _describe(self, report: DecodeReport) -> str:

@@ -57,16 +57,16 @@ class ItemFiles:
     Attributes:
         inputs: all files that are read, besides the item's source.
         outputs: several for a batch of videos.
-        others: further files that are written, by their kind.
+        extras: further files that are written, by their kind.
     """
 
     inputs: Sequence[str | os.PathLike] = ()
     outputs: Sequence[str] = ()
-    others: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    extras: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def written(self) -> list[str]:
-        return [*self.outputs, *chain(*self.others.values())]
+        return [*self.outputs, *chain(*self.extras.values())]
 
 
 def plan_items(

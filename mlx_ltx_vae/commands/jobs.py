@@ -448,13 +448,13 @@ class Task(ABC):
         `summary` describes the output. `values` include the seconds, and for pictures the number of frames of all
         outputs. `sent_bytes` is the number for this rank.
         """
-        ranks, outputs, others = self._job.ranks, self.files.outputs, self.files.others
+        ranks, outputs, extras = self._job.ranks, self.files.outputs, self.files.extras
         sent_by_rank, peaks = zip(*ranks.gather([sent_bytes, mx.get_peak_memory()]), strict=True)
         name = _first_last(outputs) if outputs != ["-"] else "standard output"
         networks = self.networks()
         peak = f"peak MLX memory {', '.join(map(format_bytes, peaks))}"
         lines = [f"{name}: {summary}; {peak}; {describe_networks(networks)}"]
-        for kind, names in others.items():
+        for kind, names in extras.items():
             lines[0] += f"; {kind.replace('_', ' ')} {_first_last(names)}" if names != outputs else ""
         if ranks.size == 1:
             record_speed(self.plan, next(iter(networks.values())), values["seconds"] / max(1, len(outputs)))
@@ -464,7 +464,7 @@ class Task(ABC):
             "plan": self.plan.as_dict(),
             **networks,
             "output": _one_or_all(outputs),
-            **{kind: _one_or_all(names) for kind, names in others.items()},
+            **{kind: _one_or_all(names) for kind, names in extras.items()},
         }
         if ranks.group is not None:
             report |= {
