@@ -102,12 +102,12 @@ def active_memory() -> int:
 
 @pytest.fixture(autouse=True)
 def collected_memory(request: pytest.FixtureRequest) -> None:
-    """Tests of memory begin without arrays of earlier ones, which would be collected while they measure.
+    """Tests of memory and of open files begin without objects of earlier ones, which may be collected meanwhile.
 
     Nor do they reuse the buffers of earlier tests, which may be nearly twice as large as an array.
     """
     names = (request.node.name, *request.function.__code__.co_names)
-    if any("memory" in name or "peak" in name for name in names):
+    if any(word in name for name in names for word in ("memory", "peak", "open_files")):
         gc.collect()
         mx.clear_cache()
 
