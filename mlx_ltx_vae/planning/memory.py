@@ -284,7 +284,7 @@ def _advance(pieces: Iterable[int], step: int, layer: LayerSpec, axis: Axis, *, 
     """Return the number of positions that each step of a layer returns, without steps that return none.
 
     The layer waits for the positions that its window needs, and flushes the remaining results at the end: in a step of
-    its own, or together with the last piece (as a `Chain` does, which runs sound).
+    its own, or together with the last piece (as a `chain` does, which runs sound).
     """
     received = returned = 0
     outputs = []

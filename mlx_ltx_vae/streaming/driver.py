@@ -8,7 +8,7 @@ Pieces travel in one-element lists, and the consumer pops them, so that a suspen
 their arrays can be freed. Elsewhere in the package, arrays that are yielded pass through `map` for the same reason: a
 suspended `for` would hold its variable.
 
-Unlike `run_stream`, a `Chain` flushes all of its stages in one step each, with the last piece. That step is longer by
+Unlike `run_stream`, a `chain` flushes all of its stages in one step each, with the last piece. That step is longer by
 the chain's lookahead, which suits networks whose pieces are small, and takes far fewer steps where there are many
 stages.
 """
@@ -85,14 +85,14 @@ def run_whole(
     return box.pop()
 
 
-def _box(piece: mx.array) -> list[mx.array]:
-    return [piece]
+def _box(piece: mx.array | None) -> list[mx.array]:
+    """Return a list with the piece, or an empty one if there is none."""
+    return [] if piece is None else [piece]
 
 
-def _work(stage: Stage, box: Sequence[mx.array | None], axis: Axis) -> float:
+def _work(stage: Stage, box: Sequence[mx.array], axis: Axis) -> float:
     """Return the multiply-adds of a step with the piece in `box`, if there is one."""
-    piece = box[0] if box else None
-    return 0.0 if piece is None else stage.work * piece.shape[0] * piece.shape[axis]
+    return stage.work * box[0].shape[0] * box[0].shape[axis] if box else 0.0
 
 
 class Schedule:
@@ -109,9 +109,7 @@ class Schedule:
         Returns the result in a list, which is empty if there is no result yet.
         """
         with self._around_step(_work(stage, inputs, self._axis)):
-            result = stage.step(inputs.pop() if inputs else None, last)
-            outputs = [] if result is None else [result]
-            del result
+            outputs = _box(stage.step(inputs.pop() if inputs else None, last))
             caches = stage.arrays
             if not self._prefetch:
                 mx.eval(outputs, caches)
@@ -158,58 +156,39 @@ def _split(flow: Flow, axis: Axis, step: int | None, schedule: Schedule) -> Flow
             yield [schedule.cut(box, start, min(start + size, length))]
 
 
-class Chain:
-    """Stages of one stream. Each is evaluated before the next one runs, so that memory is the work of one stage."""
+def chain(axis: Axis, stages: Sequence[Stage], around_step: AroundStep = lambda _: nullcontext()) -> Stage:
+    """Return a stage that runs several. Each is evaluated before the next one, so that memory is the work of one.
 
-    def __init__(
-        self, axis: Axis, stages: Sequence[Stage], *, around_step: AroundStep = lambda _: nullcontext()
-    ) -> None:
-        self._axis = axis
-        self._stages = stages
-        self._around_step = around_step
-        self.closed = False
+    The last piece, or `None` after it, flushes all of them.
+    """
 
-    @property
-    def arrays(self) -> list[mx.array]:
-        return [array for stage in self._stages for array in stage.arrays]
-
-    def push(self, x: mx.array | None, last: bool) -> mx.array | None:
-        """Return the last stage's output for the next piece, or for `None` at the end. `last` flushes all stages."""
-        self.closed = last
-        box = [x]
+    def step(x: mx.array | None, last: bool) -> mx.array | None:
+        box = _box(x)
         del x  # otherwise the first piece stays alive while later stages run
-        for stage in self._stages:
-            if box[0] is None and not last:
+        for stage in stages:
+            if not box and not last:
                 return None
-            box.append(self._step(stage, box.pop(), last))
-        return box.pop()
+            with around_step(_work(stage, box, axis)):
+                box = _box(stage.step(box.pop() if box else None, last))
+                while last and not stage.closed:
+                    box += _box(stage.step(None, True))
+                if len(box) > 1:
+                    box = [mx.concatenate(box, axis=axis)]
+                mx.eval(box, stage.arrays)
+        return box.pop() if box else None
 
-    def _step(self, stage: Stage, x: mx.array | None, last: bool) -> mx.array | None:
-        with self._around_step(_work(stage, [x], self._axis)):
-            results = [stage.step(x, last)]
-            while last and not stage.closed:
-                results.append(stage.step(None, True))
-            arrays = [result for result in results if isinstance(result, mx.array)]
-            joined = mx.concatenate(arrays, axis=self._axis) if len(arrays) > 1 else arrays[0] if arrays else None
-            mx.eval(arrays if joined is None else joined, stage.arrays)
-        return joined
+    return Stage(step, *stages)
 
 
 def run_chain(
     stages: Sequence[Stage], pieces: Iterable[mx.array], *, axis: Axis, around_step: AroundStep
 ) -> Iterator[mx.array]:
     """Stream `pieces` through `stages` as `run_stream` does, but each stage takes a whole piece in one step."""
-    chain = Chain(axis, stages, around_step=around_step)
-
-    def push(box: list[mx.array], last: bool) -> list[mx.array]:
-        result = chain.push(box.pop(), last)
-        return [] if result is None else [result]
-
-    flow = ([piece] for piece in pieces)
+    stage, flow = chain(axis, stages, around_step), map(_box, pieces)
     box = next(flow, [])
     while box:
         next_box = next(flow, [])
-        if results := push(box, not next_box):
+        if results := _box(stage.step(box.pop(), not next_box)):
             yield results.pop()
         box = next_box
 
@@ -219,39 +198,18 @@ def branches(axis: Axis, chains: Sequence[Sequence[Stage]], combine: Callable[[l
 
     Chains may need different numbers of later positions. Results of chains that are ahead wait for the other chains.
     """
-    parallel = [_Branch(axis, stages) for stages in chains]
+    parallel = [(chain(axis, stages), Delay(axis)) for stages in chains]
+    counts = [0] * len(parallel)  # of results of each chain
     num_outputs = 0
 
     def step(x: mx.array | None, last: bool) -> mx.array | None:
         nonlocal num_outputs
-        for branch in parallel:
-            branch.push(x, last)
-        start, num_outputs = num_outputs, min(branch.count for branch in parallel)
+        for index, (stage, waiting) in enumerate(parallel):
+            if (result := stage.step(x, last)) is not None:
+                waiting.push(result)
+                counts[index] += result.shape[axis]
+        start, num_outputs = num_outputs, min(counts)
         count = num_outputs - start
-        return combine([branch.outputs.take(start, count) for branch in parallel]) if count > 0 else None
+        return combine([waiting.take(start, count) for _, waiting in parallel]) if count > 0 else None
 
-    return Stage(step, *parallel)
-
-
-class _Branch:
-    """Chain, and its results that wait for the other chains."""
-
-    def __init__(self, axis: Axis, stages: Sequence[Stage]) -> None:
-        self.outputs = Delay(axis)
-        self.count = 0  # of results so far
-        self._axis = axis
-        self._chain = Chain(axis, stages)
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        return [*self.outputs.arrays, *self._chain.arrays]
-
-    @property
-    def closed(self) -> bool:
-        return self._chain.closed
-
-    def push(self, x: mx.array | None, last: bool) -> None:
-        result = self._chain.push(x, last)
-        if result is not None:
-            self.outputs.push(result)
-            self.count += result.shape[self._axis]
+    return Stage(step, *(cache for branch in parallel for cache in branch))
