@@ -193,51 +193,48 @@ class Axis(enum.IntEnum):
         self.grid = value - 1
 
 
-class Border(enum.Enum):
-    """Behavior of a window at the two ends of the clip."""
-
-    PAD = "pad"  # positions beyond the ends are padded
-    SHIFT = "shift"  # the window moves inward, so that every output has `kernel` input positions
-
-
 class WindowSpec(NamedTuple):
-    """Input window of one output ("result") of a layer along one axis."""
+    """Input window of one output ("result") of a layer along one axis.
+
+    At the two ends of the clip, positions beyond it are padded. A window that shifts moves inward there instead, so
+    that every output has `kernel` input positions.
+    """
 
     kernel: int = 1  # input positions per output
     stride: int = 1  # input positions from one output to the next
-    before: int = 0  # padding before the first position, with `Border.PAD`
-    after: int = 0  # padding after the last position, with `Border.PAD`
-    border: Border = Border.PAD
+    before: int = 0  # padding before the first position
+    after: int = 0  # padding after the last position
+    shifts: bool = False
 
     @property
     def cached(self) -> int:
         """Maximum number of positions that a stream caches between two steps."""
-        return self.kernel if self.border is Border.SHIFT else self.kernel - 1
+        return self.kernel if self.shifts else self.kernel - 1
 
     @property
     def behind(self) -> int:
         """Number of positions that an output depends on before its position."""
-        return self.kernel // 2 if self.border is Border.SHIFT else self.before
+        return self.kernel // 2 if self.shifts else self.before
 
     @property
     def ahead(self) -> int:
         """Number of positions that an output depends on after its position."""
-        return self.kernel - 1 - self.behind if self.border is Border.SHIFT else self.after
+        return self.kernel - 1 - self.behind if self.shifts else self.after
 
     def num_outputs(self, length: int) -> int:
-        """Return the number of outputs for a clip of `length` positions, at least `kernel` with `Border.SHIFT`."""
-        if self.border is Border.SHIFT:
+        """Return the number of outputs for a clip of `length` positions, at least `kernel` if the window shifts."""
+        if self.shifts:
             return length
         return (self.before + length + self.after - self.kernel) // self.stride + 1
 
     def ready(self, num_inputs: int) -> int:
         """Return the number of outputs that are final after `num_inputs` positions, if more may follow."""
-        if self.border is Border.SHIFT:
+        if self.shifts:
             return 0 if num_inputs < self.kernel else max(0, num_inputs - self.ahead)
         return max(0, (num_inputs + self.before - self.kernel) // self.stride + 1)
 
     def needed(self, num_outputs: int) -> int:
         """Return the number of input positions required to compute the first `num_outputs` outputs."""
-        if self.border is Border.SHIFT:
+        if self.shifts:
             return max(self.kernel, num_outputs + self.ahead)
         return (num_outputs - 1) * self.stride + self.kernel - self.before

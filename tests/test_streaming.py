@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import take
 from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.shapes import Axis, Border, WindowSpec
+from mlx_ltx_vae.shapes import Axis, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
 from mlx_ltx_vae.streaming.driver import run_stream, run_whole
 from mlx_ltx_vae.streaming.window import Delay, Window
@@ -46,7 +46,7 @@ def attend(frames, starts, axis, kernel):
 
 def shifted_attention(axis, kernel):
     """A stage of that attention whose windows shift inwards at the ends of the clip."""
-    window = Window(axis, WindowSpec(kernel, border=Border.SHIFT))
+    window = Window(axis, WindowSpec(kernel, shifts=True))
 
     def step(x, last):
         view = window.push(x, last)
@@ -82,7 +82,7 @@ def test_attention_with_shifted_windows_streams_exactly(cuts, step, kernel, axis
 
 
 def test_a_shifted_window_keeps_no_more_than_its_kernel_and_refuses_shorter_clips():
-    window = Window(Axis.TIME, WindowSpec(3, border=Border.SHIFT))
+    window = Window(Axis.TIME, WindowSpec(3, shifts=True))
     for index in range(LENGTH):
         window.push(clip_of()[:, index : index + 1], False)
         assert sum(array.shape[1] for array in window.arrays) <= window.spec.cached == 3

@@ -13,7 +13,7 @@ from mlx_ltx_vae.backend.machine import Machine
 from mlx_ltx_vae.models.base import Decoder
 from mlx_ltx_vae.models.layers import make_window, pad
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, PaddingMode, Step
-from mlx_ltx_vae.shapes import Axis, Border, Grid, WindowSpec
+from mlx_ltx_vae.shapes import Axis, Grid, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
 from mlx_ltx_vae.streaming.window import Delay, Trim, View, window_starts
 
@@ -102,8 +102,8 @@ class MemoryDecoder(Toy):
 
 PASSES, BLOCKS = 2, 3
 DRAWN = 6  # arrays that drawing noise takes
-LONG = WindowSpec(5, border=Border.SHIFT)
-SHORT = WindowSpec(3, border=Border.SHIFT)
+LONG = WindowSpec(5, shifts=True)
+SHORT = WindowSpec(3, shifts=True)
 
 
 @dataclass(frozen=True)

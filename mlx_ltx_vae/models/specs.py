@@ -18,7 +18,6 @@ from ..errors import LatentsError, quote
 from ..shapes import (
     MAX_PIXELS,
     Axis,
-    Border,
     ClipRules,
     Grid,
     LatentShape,
@@ -147,7 +146,7 @@ class LayerSpec:
         A window that shifts inwards at a border of the picture must find all its positions in the band and its halo.
         """
         window = self.window(axis)
-        return max(1, *self.halo(axis)) + (window.border is Border.SHIFT)
+        return max(1, *self.halo(axis)) + window.shifts
 
     def out_grid(self, grid: Grid) -> Grid:
         """Return (T, H, W) of the output for an input of this grid."""
@@ -485,7 +484,7 @@ def least_cells(spec: NetworkSpec, axis: Axis) -> int:
 def _fits(spec: NetworkSpec, axis: Axis, length: int) -> bool:
     for layer in spec.layers:
         window = layer.window(axis)
-        if window.border is Border.SHIFT and length < window.kernel:
+        if window.shifts and length < window.kernel:
             return False
         length = layer.num_outputs(axis, length)
     return length > 0

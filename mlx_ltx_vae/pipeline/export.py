@@ -28,8 +28,9 @@ from ..models.noise import LatentNoise, draw, frame_noise
 from ..options import DecodeOptions
 from ..planning.plan import DecodePlan
 from ..shapes import Axis, format_size
-from ..streaming.context import Stage, StreamContext, TraceableCache
+from ..streaming.context import Stage, StreamContext
 from ..streaming.driver import Schedule, run_stream
+from ..streaming.window import TraceableCache
 from ..units import expand_path, format_bytes
 
 MAX_WARM_UP = 256  # latent frames after which steps must repeat; LTX-2.3 takes 15

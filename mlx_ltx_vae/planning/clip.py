@@ -11,7 +11,7 @@ from ..backend.machine import FLOAT32_BYTES, VALUES_AT_ONCE
 from ..errors import PlanError, quote
 from ..frame_format import FrameFormat, FrameOutput, common_format
 from ..models.specs import LONG_CLIP, NetworkSpec
-from ..shapes import Axis, Border, Grid, Interval, LatentShape, ScaleFactors, format_size
+from ..shapes import Axis, Grid, Interval, LatentShape, ScaleFactors, format_size
 from ..tiling.layout import Tile, TileLayout
 from ..units import format_count
 from .memory import FRAMES_PER_CONVERSION, Memory, StreamRun, cut, layer_pieces
@@ -112,7 +112,7 @@ def _first_latent(spec: NetworkSpec, frame: int) -> int:
         if Axis.TIME in layer.unbounded or layer.down[0] != window.stride:
             return 0
         behind = window.behind
-        if window.border is Border.SHIFT:  # at the end of the clip it moves back
+        if window.shifts:  # at the end of the clip it moves back
             behind = max(behind, window.kernel - 1)
         step = math.lcm(step, (rate / window.stride).denominator)
         affected = max(0, math.ceil((affected + behind) / window.stride) * layer.up[0] - layer.trim)

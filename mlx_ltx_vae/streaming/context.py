@@ -88,21 +88,6 @@ class Cache(Protocol):
         """Return whether the stream has ended and all output has been returned."""
 
 
-class TraceableCache(Cache, Protocol):
-    """Cache of a layer that can be exported: a `Window`, a `Delay` or a `Trim`."""
-
-    def load(self, arrays: Sequence[mx.array]) -> None:
-        """Replace the cached arrays by as many others, in the order of `arrays`."""
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Numbers of positions since the stream began. A step depends on their differences, and on which are zero."""
-
-    @property
-    def remaining(self) -> int:
-        """Number of positions that are still to be padded or dropped at the start of the stream."""
-
-
 class Stage:
     """Step of a network in one stream, with its caches.
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ..backend.mlx_utils import contiguous, is_tracing, take, take_joined
 from ..errors import LatentsError
-from ..shapes import Axis, Border, WindowSpec
+from ..shapes import Axis, WindowSpec
 from .context import Cache, Neighbors, Stage
 
 
@@ -71,7 +71,7 @@ class View(NamedTuple):
     start: int  # index in the stream of the first position in view
     output: int  # index of the first output
     num_outputs: int  # number of outputs of this step
-    window_starts: tuple[int, ...] = ()  # with `Border.SHIFT`, index in `frames` of each output's first position
+    window_starts: tuple[int, ...] = ()  # if the window shifts, index in `frames` of each output's first position
     halo: Halo | None = None  # positions of neighboring bands; `None` if the stream has the whole picture
 
     def at_outputs(self, axis: Axis) -> mx.array:
@@ -118,11 +118,11 @@ class Window:
         if not pieces:
             return None
         joined = mx.concatenate(pieces, axis=self.axis)
-        view = self._shift(joined, last) if self.spec.border is Border.SHIFT else self._pad(joined, last)
+        view = self._shift(joined, last) if self.spec.shifts else self._pad(joined, last)
         if view is None:
             self.positions = [] if last else _keep(pieces, self.axis, 0)
             return None
-        if self.spec.border is Border.SHIFT:
+        if self.spec.shifts:
             # Keep the whole last window: if the stream ends here, the remaining outputs need it too.
             next_start = joined.shape[self.axis] - self.spec.kernel
         else:
@@ -175,7 +175,7 @@ def window_starts(spec: WindowSpec, length: int, output: int, num_outputs: int) 
     `length` includes the positions of neighboring bands, so that windows shift at the true ends. `output` is the index
     of the first output among these positions.
     """
-    if spec.border is Border.PAD:
+    if not spec.shifts:
         return tuple(range(output - spec.behind, output - spec.behind + num_outputs))
     return tuple(
         min(max(0, index - spec.behind), length - spec.kernel) for index in range(output, output + num_outputs)
@@ -313,3 +313,9 @@ class Trim:
         tail = take(joined, Axis.TIME, length, joined.shape[1])
         self._held = [contiguous(tail)] if tail.size and not last else []
         return take(joined, Axis.TIME, 0, length) if length else None
+
+
+#: Caches of layers that can be exported. `load` replaces the cached arrays by as many others, in the order of `arrays`.
+#: `counts` are numbers of positions since the stream began: a step depends on their differences, and on which are zero.
+#: `remaining` is the number of positions that are still to be padded or dropped at the start of the stream.
+TraceableCache = Window | Delay | Trim

@@ -7,7 +7,7 @@ from functools import partial
 
 from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...errors import CheckpointError
-from ...shapes import Axis, Border, Grid, TileRules, WindowSpec
+from ...shapes import Axis, Grid, TileRules, WindowSpec
 from ..specs import PLANES, LayerSpec, NetworkSpec, Step, Weights, linear_weights
 from ..video_vae.config import encoder_spec
 from .config import DecoderConfig, DiffusionVAEConfig, Prediction, StageConfig
@@ -289,7 +289,7 @@ def _entry(config: DecoderConfig, planes: int) -> EntrySpec:
 def _window(kernel: int, *, is_cut: bool) -> WindowSpec:
     """Return the window of an attention. Its padding stands for positions that are cut."""
     if not is_cut:
-        return WindowSpec(kernel, border=Border.SHIFT)
+        return WindowSpec(kernel, shifts=True)
     return WindowSpec(kernel, before=kernel // 2, after=kernel - 1 - kernel // 2)
 
 
