@@ -123,7 +123,7 @@ def test_the_result_has_the_dtype_of_the_latents_and_is_blended_in_float32(dtype
     for _, frames in blend_tiles(
         lambda tiles: [pixels[(slice(None), *(i.as_slice for i in tile.pixels))] for tile in tiles],
         layout,
-        layout.blended(is_decode=True),
+        is_decode=True,
     ):
         assert frames.dtype == mx.float32
     # Blending equal values changes only the last bits of float32, which half precision does not show.
@@ -249,9 +249,7 @@ def test_a_tile_of_the_wrong_shape_is_refused(change, config):
 def test_a_tile_of_the_wrong_shape_is_refused_by_blend_tiles_too(config):
     layout = TileLayout.make(config, (3, 4, 4), DEFAULT_SCALE)
     with pytest.raises(DecodeError, match="tile 0"):
-        next(
-            blend_tiles(lambda tiles: [mx.zeros((1, 3, *tiles[0].output_size))], layout, layout.blended(is_decode=True))
-        )
+        next(blend_tiles(lambda tiles: [mx.zeros((1, 3, *tiles[0].output_size))], layout, is_decode=True))
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 2, 2), (1, 4, 0, 2, 2)])
@@ -326,9 +324,7 @@ def numpy_blend(parts, height, width, scale):
 @pytest.mark.parametrize("cut", [(3, 1), (3, 2), (4, 3), (2, 0), (9, 0)])
 def test_spatial_blender_equals_numpy(cut, dtype):
     height, width, scale = split(7, *cut), split(5, 3, 1), 4
-    blender = SpatialBlender(
-        space_axis(height, scale).blended(is_decode=True), space_axis(width, scale).blended(is_decode=True)
-    )
+    blender = SpatialBlender(space_axis(height, scale), space_axis(width, scale), is_decode=True)
     sizes = [(scale * row.length, scale * column.length) for row in height for column in width]
     for num_frames in (3, 1):  # one blender, any number of calls
         parts = [
@@ -343,9 +339,9 @@ def test_spatial_blender_equals_numpy(cut, dtype):
 
 
 def test_a_blender_keeps_no_masks():
-    rows = space_axis(split(8, 4, 2), 32).blended(is_decode=True)
+    rows = space_axis(split(8, 4, 2), 32)
     before = active_memory()
-    blender = SpatialBlender(rows, rows)
+    blender = SpatialBlender(rows, rows, is_decode=True)
     frames = blender.blend((index, mx.zeros((1, 1, 128, 128, 3))) for index in range(9))
     del frames
     assert active_memory() - before < 128 * 128 * 4  # one mask

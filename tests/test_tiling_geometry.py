@@ -77,10 +77,12 @@ def test_tiles_behind_the_first_layers_equal_the_table(row):
     grid = (1 + (frames - 1) // 4, height // 4, width // 4)
     config, cells = config_of(row["tiling"]), (frames + 8, height, width)
     layout = TileLayout.behind(config, grid, cells, rules, scales, [(0, 0)] * 3)
-    axes = layout.blended(is_decode=True)
+    axes = layout.time, layout.height, layout.width
     tiles = [tile for group in layout.groups() for tile in group]
     assert len(tiles) == len(row["tiles"])
-    for tile, masks, expected in zip(tiles, product(*(axis.masks for axis in axes)), row["tiles"], strict=True):
+    for tile, masks, expected in zip(
+        tiles, product(*(axis.masks(is_decode=True) for axis in axes)), row["tiles"], strict=True
+    ):
         for axis, (span, pixels, mask) in enumerate(zip(tile.latent, tile.pixels, masks, strict=True)):
             if expected["stage4"][axis] is None:
                 assert (span.start, span.end) == (0, cells[axis])
@@ -128,7 +130,7 @@ def axes(draw):
 @given(axes())
 def test_tiles_cover_the_axis_in_order_and_stay_inside(split_axis):
     length, axis = split_axis
-    for intervals, end in [(axis.latent, length), (axis.pixels, axis.blended(is_decode=True).length)]:
+    for intervals, end in [(axis.latent, length), (axis.pixels, axis.pixels[-1].end)]:
         covered = {position for interval in intervals for position in range(interval.start, interval.end)}
         assert covered == set(range(end))
         assert all(interval.length >= 1 for interval in intervals)
@@ -141,7 +143,8 @@ def test_tiles_cover_the_axis_in_order_and_stay_inside(split_axis):
 @given(axes())
 def test_masks_add_up_to_one_everywhere_and_none_is_negative(split_axis):
     _, axis = split_axis
-    for intervals, masks in [axis.blended(is_decode=True), axis.blended(is_decode=False)]:
+    for is_decode, intervals in [(True, axis.pixels), (False, axis.latent)]:
+        masks = axis.masks(is_decode=is_decode)
         assert [len(mask) for mask in masks] == [interval.length for interval in intervals]
         assert all(weight >= 0 for mask in masks for weight in mask)
         assert sum_to_one(intervals, masks)
@@ -152,8 +155,8 @@ def test_masks_add_up_to_one_everywhere_and_none_is_negative(split_axis):
 def test_final_frames_add_up_to_the_clip_and_end_where_the_next_tile_starts(length, size, overlap, scale):
     config = TilingConfig(temporal_config=TemporalTilingConfig(size, min(overlap, size - 8)))
     layout = TileLayout.make(config, (length, 1, 1), ScaleFactors(scale, 32, 32))
-    counts = layout.time.blended(is_decode=True).final()
-    assert sum(counts) == 1 + scale * (length - 1) == layout.time.blended(is_decode=True).length
+    counts = layout.time.final(is_decode=True)
+    assert sum(counts) == 1 + scale * (length - 1) == layout.size(is_decode=True)[0]
     done = 0
     for count, following in zip(counts, layout.time.pixels[1:], strict=False):
         done += count
@@ -209,7 +212,7 @@ def test_height_and_width_may_have_different_scale_factors():
     layout = TileLayout.make(config, (1, 10, 10), ScaleFactors(8, 16, 32))
     assert layout.height.latent == split(10, 8, 2)
     assert layout.width.latent == split(10, 4, 1)
-    assert [axis.length for axis in layout.blended(is_decode=True)] == [1, 160, 320]
+    assert layout.size(is_decode=True) == (1, 160, 320)
     with pytest.raises(TilingError, match="overlap of 16 pixels .* multiple of 32"):
         TileLayout.make(TilingConfig.spatial_only(128, 16), (1, 10, 10), ScaleFactors(8, 16, 32))
 

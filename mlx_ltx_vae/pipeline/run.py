@@ -323,8 +323,7 @@ class Run:
 
     def _tiles_in_space(self, layout: TileLayout) -> Iterator[mx.array]:
         """Yield the frames of all tile streams, which are advanced in turns, blended as they become final."""
-        _, rows, columns = layout.blended(is_decode=self._is_decode)
-        blender = SpatialBlender(rows, columns)
+        blender = SpatialBlender(layout.height, layout.width, is_decode=self._is_decode)
         (tiles,) = layout.groups()
         batches = tile_batches(tiles, self.plan.tile_batch_size)
         streams = self._tile_streams([[tiles[index] for index in batch] for batch in batches], self.source, layout)
@@ -351,8 +350,9 @@ class Run:
             (stream,) = self._tile_streams([tiles], source, layout)
             return [mx.concatenate(list(pieces), axis=self._axis) for pieces in zip(*stream, strict=True)]
 
-        axes = layout.blended(is_decode=self._is_decode)
-        with closing(blend_tiles(run_tiles, layout, axes, tile_batch_size=self.plan.tile_batch_size)) as outputs:
+        batch_size = self.plan.tile_batch_size
+        blended = blend_tiles(run_tiles, layout, is_decode=self._is_decode, tile_batch_size=batch_size)
+        with closing(blended) as outputs:
             frames = map(itemgetter(1), outputs)
             if layout.clip is not None:
                 span, rows, columns = layout.clip

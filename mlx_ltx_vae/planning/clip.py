@@ -266,7 +266,7 @@ class Clip:
 def _num_yielded(clip: Clip, layout: TileLayout | None, run: StreamRun, chunk: int) -> int:
     """Return the largest number of frames that a decode yields at once."""
     if layout is not None and not layout.is_streamed:
-        return max(layout.time.blended(is_decode=True).final())
+        return max(layout.time.final(is_decode=True))
     if run.axis is not Axis.TIME:
         return min(FRAMES_PER_CONVERSION, clip.video[0])
     if run.steps is None:

@@ -357,8 +357,8 @@ class _Planner:
             for group in layout.groups()
             for batch in tile_batches(group, self._options.tile_batch_size)
         ]
-        time = layout.time.blended(is_decode=clip.is_decode).intervals
-        at_once = clip.scale.time if layout.is_streamed else max(span.length for span in time)
+        spans = layout.time.blended(is_decode=clip.is_decode)
+        at_once = clip.scale.time if layout.is_streamed else max(span.length for span in spans)
         blended, axis = at_once * blended_frame(clip, layout), Axis.HEIGHT if spec.keyframes else Axis.TIME
         positions = sum(count * math.prod(clip.boxes(tile)[0]) for count, tile in calls)
         kinds = {call_kind(spec, layout, call): (call, tile_spec(spec, layout, call[1])) for call in calls}.values()

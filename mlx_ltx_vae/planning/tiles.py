@@ -86,8 +86,8 @@ def tiled_grid(clip: Clip) -> Grid:
 
 def blended_frame(clip: Clip, layout: TileLayout) -> int:
     """Return the number of elements of one blended position in time, for the whole batch, with a decode's padding."""
-    _, rows, columns = layout.blended(is_decode=clip.is_decode)
-    return clip.batch * clip.spec.out_channels * rows.length * columns.length
+    _, height, width = layout.size(is_decode=clip.is_decode)
+    return clip.batch * clip.spec.out_channels * height * width
 
 
 def latents_of(clip: Clip, cells: int) -> int:
@@ -193,8 +193,7 @@ def _one_by_one(
 ) -> Memory:
     """Return the memory of tiles in time too: one batch runs at a time, and one time interval is blended at a time."""
     itemsize = run.machine.itemsize
-    time = layout.time.blended(is_decode=clip.is_decode)
-    spans = time.intervals
+    spans = layout.time.blended(is_decode=clip.is_decode)
     groups = list(layout.groups())
     is_single = len(groups[0]) == 1  # one tile covers a whole time interval
     position = clip.batch * clip.spec.out_channels
@@ -215,7 +214,7 @@ def _one_by_one(
     weighting = group * min(2, len(spans)) + shared
     # The output is a part of its interval. It is checked, and converted to levels a few frames at a time, or to the
     # network's dtype all at once after the check.
-    final = max(time.final())
+    final = max(layout.time.final(is_decode=clip.is_decode))
     value_bytes = clip.value_bytes(itemsize)
     copied = 0 if value_bytes == FLOAT32_BYTES else value_bytes
     num_at_once = min(final, FRAMES_PER_CONVERSION)

@@ -18,7 +18,6 @@ from ..errors import DecodeError, LatentsError, PlanError, TilingError
 from ..shapes import Interval, ScaleFactors
 from .config import TilingConfig
 from .layout import (
-    BlendAxis,
     Mask,
     Tile,
     TileAxis,
@@ -38,11 +37,11 @@ _TILES_PER_CACHE_CLEAR = 4
 class SpatialBlender:
     """Masks that blend spatial tiles, which are numbered row by row, into frames."""
 
-    def __init__(self, rows: BlendAxis, columns: BlendAxis) -> None:
-        self._size = (rows.length, columns.length)
-        self._positions = [(row, column) for row in rows.intervals for column in columns.intervals]
-        masks = [_mask(row, 3) for row in rows.masks], [_mask(column, 2) for column in columns.masks]
-        self._masks = list(product(*masks))
+    def __init__(self, height: TileAxis, width: TileAxis, *, is_decode: bool) -> None:
+        self._positions = list(product(height.blended(is_decode=is_decode), width.blended(is_decode=is_decode)))
+        self._size = tuple(interval.end for interval in self._positions[-1])
+        rows, columns = height.masks(is_decode=is_decode), width.masks(is_decode=is_decode)
+        self._masks = list(product([_mask(row, 3) for row in rows], [_mask(column, 2) for column in columns]))
 
     def blend(self, parts: Iterator[tuple[int, mx.array]]) -> mx.array:
         """Blend all tiles of the same frames to frames (B, n, H, W, C) float32, evaluated.
@@ -79,22 +78,22 @@ class SpatialBlender:
 def blend_tiles(
     run_tiles: RunTiles,
     layout: TileLayout,
-    axes: tuple[BlendAxis, BlendAxis, BlendAxis],
     *,
+    is_decode: bool,
     tile_batch_size: int = 1,
 ) -> Generator[tuple[int, mx.array], None, None]:
     """Run a network tile by tile and yield blended results, once and in order, as soon as no later tile adds to them.
 
     Yields the index of the first position in time, and results (B, n, H, W, C) float32, n >= 1, evaluated, which may be
     a view of a larger array: copy them to keep them for long. Memory holds the results of one interval of time, its
-    overlap with the previous interval, and one batch of tiles. `axes` are `layout.blended()`.
+    overlap with the previous interval, and one batch of tiles.
     """
-    time, rows, columns = axes
-    blender = SpatialBlender(rows, columns)
-    masks = [_mask(mask, 4) for mask in time.masks]
+    blender = SpatialBlender(layout.height, layout.width, is_decode=is_decode)
+    intervals, final_counts = layout.time.blended(is_decode=is_decode), layout.time.final(is_decode=is_decode)
+    masks = [_mask(mask, 4) for mask in layout.time.masks(is_decode=is_decode)]
     tile_counter = count(1)
     shared: list[mx.array] = []  # the weighted overlap with the next interval: one array or none
-    for tiles, interval, mask, num_final in zip(layout.groups(), time.intervals, masks, time.final(), strict=True):
+    for tiles, interval, mask, num_final in zip(layout.groups(), intervals, masks, final_counts, strict=True):
         frames = blender.blend(_run_batches(run_tiles, tiles, tile_batch_size, tile_counter))
         _check_shape(frames, (frames.shape[0], interval.length, *frames.shape[2:]), "a blended result")
         if mask is not None:
@@ -177,7 +176,7 @@ def decode_tiles(
         _check_shape(pixels, (latents.shape[0], 3, *tile.output_size), "a tile of pixels")
         return [pixels.transpose(0, 2, 3, 4, 1)]
 
-    return blend_tiles(run_tiles, layout, layout.blended(is_decode=True))
+    return blend_tiles(run_tiles, layout, is_decode=True)
 
 
 def _join_tiles(
@@ -187,8 +186,7 @@ def _join_tiles(
     on_frames_ready: Callable[[mx.array, int], None] | None,
     keep_output: bool,
 ) -> mx.array | None:
-    size = (latents.shape[0], 3, *(axis.length for axis in layout.blended(is_decode=True)))
-    video = mx.zeros(size, latents.dtype) if keep_output else None
+    video = mx.zeros((len(latents), 3, *layout.size(is_decode=True)), latents.dtype) if keep_output else None
     # An exception keeps this stack frame alive: drop the video, and close the generator, which has arrays too.
     try:
         with closing(decode_tiles(decode, latents, layout)) as results:

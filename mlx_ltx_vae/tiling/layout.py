@@ -142,22 +142,6 @@ class Tile(NamedTuple):
         return self.input_size(keyframes) if is_decode else (time.length, rows.length, columns.length)
 
 
-class BlendAxis(NamedTuple):
-    """Axis of the blended result: pixels for a decode, latents for an encode."""
-
-    intervals: tuple[Interval, ...]
-    masks: tuple[Mask, ...]  # of each tile; they add up to 1 at every position
-
-    @property
-    def length(self) -> int:
-        return self.intervals[-1].end
-
-    def final(self) -> list[int]:
-        """Return how many positions become final with each interval: the ones before the start of the next interval."""
-        starts = [interval.start for interval in self.intervals] + [self.length]
-        return [after - before for before, after in zip(starts, starts[1:], strict=False)]
-
-
 @dataclass(frozen=True)
 class TileAxis:
     """Axis split into tiles, on the latent grid and in pixels (or frames)."""
@@ -166,10 +150,20 @@ class TileAxis:
     pixels: tuple[Interval, ...]
     from_zero: bool  # left ramps start with a weight of 0, as they do in time
 
-    def blended(self, *, is_decode: bool) -> BlendAxis:
-        """Return the axis as a decode blends its pixels, or as an encode blends its latents."""
-        intervals = self.pixels if is_decode else self.latent
-        return BlendAxis(intervals, complementary(intervals, trapezoids(intervals, from_zero=self.from_zero)))
+    def blended(self, *, is_decode: bool) -> tuple[Interval, ...]:
+        """Return the intervals that are blended: of the pixels of a decode, or of the latents of an encode."""
+        return self.pixels if is_decode else self.latent
+
+    def masks(self, *, is_decode: bool) -> tuple[Mask, ...]:
+        """Return the mask of each interval that is blended. They add up to 1 at every position."""
+        intervals = self.blended(is_decode=is_decode)
+        return complementary(intervals, trapezoids(intervals, from_zero=self.from_zero))
+
+    def final(self, *, is_decode: bool) -> list[int]:
+        """Return how many positions become final with each interval: the ones before the start of the next interval."""
+        intervals = self.blended(is_decode=is_decode)
+        starts = [interval.start for interval in intervals] + [intervals[-1].end]
+        return [after - before for before, after in zip(starts, starts[1:], strict=False)]
 
 
 def space_axis(intervals: Sequence[Interval], scale: int) -> TileAxis:
@@ -285,8 +279,10 @@ class TileLayout:
         for frames in time:
             yield [Tile(*zip(frames, rows, columns, strict=True)) for rows, columns in product(height, width)]
 
-    def blended(self, *, is_decode: bool) -> tuple[BlendAxis, BlendAxis, BlendAxis]:
-        time, height, width = (axis.blended(is_decode=is_decode) for axis in (self.time, self.height, self.width))
+    def size(self, *, is_decode: bool) -> Grid:
+        """Return (T, H, W) of the blended pixels of a decode, or latents of an encode."""
+        axes = self.time, self.height, self.width
+        time, height, width = (axis.blended(is_decode=is_decode)[-1].end for axis in axes)
         return time, height, width
 
 
