@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
-from .errors import PlanError, WriterError, option, suggest
+from .errors import PlanError, TilingError, WriterError, option, suggest
 from .frame_format import FrameFormat, FrameOutput, frame_format
 from .shapes import is_count
 from .units import expand_path
@@ -96,6 +96,8 @@ class PlanOptions:
             raise PlanError(f"tiles are streamed in time; {rule}.")
         if self.ranks > 1 and (self.mode not in ("auto", "exact") or not by_time):
             raise PlanError(f"{self.ranks} ranks decode bands of rows, which goes with mode exact and order time.")
+        if not is_count(size := self.tile_batch_size, 1):
+            raise TilingError(f"a tile batch size must be a whole number of at least 1, not {size!r}.")
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import FIXTURES
-from mlx_ltx_vae import PlanError
+from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.shapes import DEFAULT_SCALE, ScaleFactors, TileRules
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError
 from mlx_ltx_vae.tiling.layout import (
     TileLayout,
-    check_batch_size,
     complementary,
     grow_last,
     make_causal,
@@ -244,9 +243,6 @@ def test_batches_contain_every_tile_once_and_only_equal_shapes(width, height, ti
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "2"])
-def test_an_invalid_batch_size_is_refused_for_any_tiles(size):
-    for tiles in ([], tiles_of(512, 512), tiles_of(1280, 720)):
-        with pytest.raises(TilingError, match="tile batch size must be a whole number"):
-            tile_batches(tiles, size)
-    with pytest.raises(PlanError, match="tile batch"):
-        check_batch_size(size)
+def test_an_invalid_batch_size_is_refused(size):
+    with pytest.raises(TilingError, match="tile batch size must be a whole number"):
+        PlanOptions(tile_batch_size=size)

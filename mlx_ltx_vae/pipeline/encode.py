@@ -21,7 +21,7 @@ from ..options import PLAN_DEFAULTS, PlanOptions, check_no_options
 from ..planning.plan import EncodePlan, check_plan
 from ..shapes import Axis, ScaleFactors, format_size
 from ..streaming.context import StreamContext
-from ..tiling.layout import TileBox, check_batch_size
+from ..tiling.layout import TileBox
 from ..units import format_count
 from .output_check import explain_not_finite
 from .run import ChunkStream, Run, WorkCount, check_cancelled, make_bands, peek
@@ -244,7 +244,6 @@ class EncodePipeline:
     def stream(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> EncodeStream:
         """Check the options, and return the latents of a clip in one array, or of frames as they arrive."""
         check_process()
-        check_batch_size(self.plan_options.tile_batch_size)
         if hasattr(frames, "__array__"):  # also arrays of other libraries, which may be iterable
             frames = native_array(frames, "frames")
         if isinstance(frames, str) or not isinstance(frames, (Frames, Iterable)):

@@ -13,7 +13,7 @@ from ..models.specs import NetworkSpec, check_frame_shape, check_latent_shape
 from ..options import PLAN_DEFAULTS, PlanOptions
 from ..shapes import Axis, Grid, Interval, LatentShape
 from ..tiling.config import TilingConfig
-from ..tiling.layout import TileLayout, check_batch_size, tile_batches
+from ..tiling.layout import TileLayout, tile_batches
 from ..units import MB, format_bytes, parse_bytes
 from .clip import Clip, first_output_work, make_excerpt, needed, with_consumer
 from .memory import (
@@ -147,7 +147,6 @@ class _Planner:
         self._order = None if options.order == "auto" else Order(options.order)
         self._tiling = None if options.tiling is None else TilingConfig.of(options.tiling)
         self._machine = machine
-        check_batch_size(options.tile_batch_size)
         check_order(clip.spec, options)
         # Maximum elements of an array, which may be float32 temporarily, and the limit that every plan exceeded.
         buffer = machine.largest_buffer or MAX_ARRAY_ELEMENTS * FLOAT32_BYTES

@@ -8,7 +8,7 @@ from math import isclose
 from typing import NamedTuple
 
 from ..errors import TilingError
-from ..shapes import Grid, Interval, ScaleFactors, TileRules, is_count
+from ..shapes import Grid, Interval, ScaleFactors, TileRules
 from .config import PRESETS, TilingConfig
 
 #: Weights in [0, 1], one for each position of an interval.
@@ -352,15 +352,8 @@ def _check_cells(config: TilingConfig, rules: TileRules, scale: ScaleFactors) ->
             )
 
 
-def check_batch_size(tile_batch_size: int) -> None:
-    """Check that a batch size is a whole number of at least 1; raise a `TilingError` otherwise."""
-    if not is_count(tile_batch_size, 1):
-        raise TilingError(f"a tile batch size must be a whole number of at least 1, not {tile_batch_size!r}.")
-
-
 def tile_batches(tiles: Sequence[Tile], tile_batch_size: int) -> list[list[int]]:
     """Group the indices of tiles of equal shape in batches of at most `tile_batch_size`, one per call of a network."""
-    check_batch_size(tile_batch_size)
     by_shape: dict[Grid, list[int]] = {}
     for index, tile in enumerate(tiles):
         by_shape.setdefault(tile.output_size, []).append(index)
