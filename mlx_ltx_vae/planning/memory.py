@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
-from typing import NamedTuple
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..models.specs import LayerSpec, NetworkSpec, Step
@@ -100,33 +99,24 @@ def is_cache_tight(memory: Memory, backend: Backend) -> bool:
     return memory.buffer_cache < min(full_size, COMFORTABLE_CACHE_BYTES) * 0.999
 
 
-class Pace(NamedTuple):
-    """Amount of the clip that is processed at a time, see `Plan`.
-
-    A convolution also processes the cached positions of its window, so steps of a single position take longer. Without
-    prefetch, a GPU is idle between steps. `chunk` counts default pieces.
-    """
-
-    step: int
-    prefetch: int
-    chunk: int = 1
-
+#: Amount of the clip that is processed at a time: the step and the prefetch of a `Plan`, and the number of default
+#: pieces in a chunk. A convolution also processes the cached positions of its window, so steps of a single position
+#: take longer. Without prefetch, a GPU is idle between steps.
+Pace = tuple[int, int, int]
 
 # Fastest first. On a GPU, larger steps use Metal's fast convolutions better, which transform their filters once per
 # step. The figures follow a model of Metal's kernels and were not measured on a Mac.
-_ON_GPU = (Pace(4, 1, 2), Pace(2, 1), Pace(1, 1), Pace(1, 0))
-_PACES = {
-    Backend.CPU: (Pace(2, 0), Pace(1, 0)),
-    Backend.METAL: _ON_GPU,
-    Backend.CUDA: _ON_GPU,
-}
+_ON_CPU: tuple[Pace, ...] = ((2, 0, 1), (1, 0, 1))
+_ON_GPU: tuple[Pace, ...] = ((4, 1, 2), (2, 1, 1), (1, 1, 1), (1, 0, 1))
 
 
 def paces(spec: NetworkSpec, backend: Backend, axis: Axis) -> Sequence[Pace]:
-    """Return the possible paces of a stream of pictures, the fastest first."""
-    if _PACES[backend] is _ON_GPU and axis is not Axis.TIME:
-        return Pace(spec.rows_on_gpu, 1), *_ON_GPU[1:]
-    return _PACES[backend]
+    """Return the possible paces of a stream, the fastest first."""
+    if spec.clip.chunks:
+        return [(0, 0, chunk) for chunk in spec.clip.chunks]
+    if backend is Backend.CPU:
+        return _ON_CPU
+    return _ON_GPU if axis is Axis.TIME else ((spec.rows_on_gpu, 1, 1), *_ON_GPU[1:])
 
 
 def position_elements(layer: LayerSpec, grid: Grid, axis: Axis) -> int:

@@ -1,10 +1,10 @@
 """Choice of a plan: exact plans before blended ones, then faster before slower. Pure arithmetic, no MLX."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..errors import PlanError, TilingError, option, warn
@@ -19,7 +19,6 @@ from .clip import Clip, first_output_work, make_excerpt, needed, with_consumer
 from .memory import (
     FRAMES_PER_CONVERSION,
     Memory,
-    Pace,
     StreamRun,
     exceeded_limit,
     is_cache_tight,
@@ -273,7 +272,7 @@ class _Planner:
             )
         frames, chunk = clip.grid[0], clip.grid[0] // clip.cell
         run = StreamRun(Axis.TIME, (frames,), None, 0, self._machine)
-        return self._plan(Mode.SINGLE, Order.TIME, chunk, self._stream_memory(clip, run, chunk), run=run)
+        return self._plan(Order.TIME, chunk, self._stream_memory(clip, run, chunk), run)
 
     def _exact(self, order: Order, ranks: int = 1) -> Iterator[Plan]:
         """Yield plans of one stream, or of one stream per band of rows, all with the steps of the largest band."""
@@ -285,33 +284,32 @@ class _Planner:
             check_bands(self._spec, (clip.grid[0], row * bands[-1].length, clip.grid[2]), ranks)
             clip = replace(clip, grid=(clip.grid[0], row * bands[0].length, clip.grid[2]))
         length = clip.grid[axis.grid]
-        for pace in self._paces(axis):
-            chunk = self._chunk(pace) if clip.cell > 1 else min(self._chunk(pace), length)
+        for step, prefetch, chunk in self._paces(axis):
+            chunk = chunk if clip.cell > 1 else min(chunk, length)
             pieces = clip.pieces(length, chunk)
-            steps = self._steps(clip.grid, axis, pace.step, pieces)
+            steps = self._steps(clip.grid, axis, step, pieces)
             if self._exceeds(self._spec, clip.grid, axis, clip.batch, steps):
                 continue
-            run = StreamRun(axis, pieces, steps, pace.prefetch, self._machine, is_band=ranks > 1)
+            run = StreamRun(axis, pieces, steps, prefetch, self._machine, is_band=ranks > 1)
             memory = self._stream_memory(clip, run, chunk)
             if bands:  # a piece of the whole height: each rank's part, the gathered parts, and the joined piece
                 *_, output = layer_pieces(self._spec, clip.grid, run)
                 value = max(_LEVEL_BYTES, clip.value_bytes(self._machine.itemsize))
                 frames = _GATHERED_COPIES * max(output) * self._clip.video[0] / self._clip.video[axis.grid]
                 memory = replace(memory, work=memory.work + math.ceil(frames * self._clip.out_frame * value))
-            yield self._plan(Mode.EXACT, order, chunk, memory, step=pace.step, run=run, bands=bands)
+            yield replace(self._plan(order, chunk, memory, run, step=step), bands=bands)
 
     def _exceeds(self, spec: NetworkSpec, grid: Grid, axis: Axis, batch: int, steps: tuple[int, ...]) -> bool:
         exceeded = exceeded_limit(spec, grid, axis, batch, steps, self._limit)
         self._exceeded = exceeded or self._exceeded
         return bool(exceeded)
 
-    def _paces(self, axis: Axis) -> Sequence[Pace]:
-        if chunks := self._spec.clip.chunks:
-            return [Pace(0, 0, chunk) for chunk in (chunks if self._options.chunk is None else chunks[:1])]
-        return paces(self._spec, self._machine.backend, axis)
-
-    def _chunk(self, pace: Pace) -> int:
-        return self._options.chunk or pace.chunk * self._clip.default_chunk()
+    def _paces(self, axis: Axis) -> Iterable[tuple[int, int, int]]:
+        """Return the possible steps, prefetches and chunks, the fastest first, each once."""
+        size, candidates = self._clip.default_chunk(), paces(self._spec, self._machine.backend, axis)
+        return dict.fromkeys(
+            (step, prefetch, self._options.chunk or count * size) for step, prefetch, count in candidates
+        )
 
     def _steps(self, grid: Grid, axis: Axis, step: int, pieces: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Return the positions per step of each layer, within the limits of its size and, on a GPU, of a step's work.
@@ -361,25 +359,20 @@ class _Planner:
         blended, axis = at_once * blended_frame(clip, layout), Axis.HEIGHT if spec.keyframes else Axis.TIME
         positions = sum(count * math.prod(clip.boxes(tile)[0]) for count, tile in calls)
         kinds = {call_kind(spec, layout, call): (call, tile_spec(spec, layout, call[1])) for call in calls}.values()
-        for pace in self._paces(axis) if blended <= self._limit else ():
-            chunk = min(self._chunk(pace), clip.grid[axis.grid])
-            steps = self._steps(clip.grid, axis, pace.step)
+        for step, prefetch, chunk in self._paces(axis) if blended <= self._limit else ():
+            chunk = min(chunk, clip.grid[axis.grid])
+            steps = self._steps(clip.grid, axis, step)
             before_tiles = spec.before_tiles(), clip.grid, axis, clip.batch, steps[: layout.start]
             if self._exceeds(*before_tiles) or any(
                 self._exceeds(network, clip.boxes(tile)[0], axis, count * clip.batch, steps[layout.start :])
                 for (count, tile), network in kinds
             ):
                 continue
-            run = StreamRun(axis, (), steps, pace.prefetch, self._machine)
-            plan = self._plan(
-                Mode.TILED,
-                Order.TIME,
-                chunk,
-                tiled_memory(clip, layout, calls, run, chunk),
-                step=pace.step,
-                run=run,
+            run = StreamRun(axis, (), steps, prefetch, self._machine)
+            memory = tiled_memory(clip, layout, calls, run, chunk)
+            plan = replace(
+                self._plan(Order.TIME, chunk, memory, run, step=step, layout=layout),
                 tiling=tiling,
-                layout=layout,
                 tile_batch_size=self._options.tile_batch_size,
                 calls=len(calls),
                 redundant_work=positions / math.prod(tiled_grid(clip)) - 1,
@@ -423,22 +416,22 @@ class _Planner:
         return replace(memory, weights=weights, inputs=inputs, work=work, result=result, sound=sound)
 
     def _plan(
-        self, mode: Mode, order: Order, chunk: int, memory: Memory, *, run: StreamRun, step: int = 0, **fields: Any
+        self,
+        order: Order,
+        chunk: int,
+        memory: Memory,
+        run: StreamRun,
+        *,
+        step: int = 0,
+        layout: TileLayout | None = None,
     ) -> Plan:
         clip, spec = self._clip, self._spec
         frames, height, width = clip.video
         outputs = clip.excerpt.skipped + 1 if clip.excerpt else 1  # up to the first of the excerpt
-        if clip.excerpt is not None:
-            fields["excerpt"] = clip.excerpt
-        kind: type[Plan] = DecodePlan if clip.is_decode else EncodePlan
-        if clip.is_decode:
-            fields |= {"denoising_steps": spec.denoising_steps, "keyframes": spec.keyframes}
-            fields |= {"outputs": clip.outputs, "held_frames": clip.held_frames}
-        arguments = clip, fields.get("layout"), run, chunk
-        memory = self._with_all_memory(with_consumer(memory, *arguments))
-        is_early = mode is not Mode.SINGLE and order is Order.TIME  # output is final before the end
-        return kind(
-            mode=mode,
+        memory = self._with_all_memory(with_consumer(memory, clip, layout, run, chunk))
+        is_early = run.steps is not None and order is Order.TIME  # output is final before the end
+        plan = (DecodePlan if clip.is_decode else EncodePlan)(
+            mode=Mode.SINGLE if run.steps is None else Mode.TILED if layout else Mode.EXACT,
             order=order,
             latent_shape=clip.latent_shape,
             num_frames=frames,
@@ -452,7 +445,17 @@ class _Planner:
             first_output_work=first_output_work(self._spec, clip.grid, outputs) if is_early else 1.0,
             memory=with_buffer_cache(memory, self._machine.backend, self._budget),
             machine=self._machine,
+            layout=layout,
             clip=spec.clip,
             sound=self._least_sound,
-            **fields,
+        )
+        if isinstance(plan, EncodePlan):
+            return plan
+        return replace(
+            plan,
+            excerpt=clip.excerpt,
+            denoising_steps=spec.denoising_steps,
+            keyframes=spec.keyframes,
+            outputs=clip.outputs,
+            held_frames=clip.held_frames,
         )
