@@ -23,7 +23,7 @@ from mlx_ltx_vae.errors import PlanError, TilingError
 from mlx_ltx_vae.models.base import SOUND, Statistics
 from mlx_ltx_vae.models.convolution.conv3d import prepare
 from mlx_ltx_vae.models.families import PICTURES, published
-from mlx_ltx_vae.planning.film import Overlap
+from mlx_ltx_vae.planning.film import FilmLayout
 from mlx_ltx_vae.planning.plan import DecodePlan
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.tiling.config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
@@ -278,7 +278,7 @@ def _film(case: Case, vae: Any) -> Iterator[int]:
     mx.eval(latents)
     film = vae.stream_joined([latents, latents], carry=carry, blend=blend, **case.options)
     consumer = {"array": {"joined": film.num_frames}, "file": {"bit_depth": 8}, "levels": {}}[case.form]
-    held_frames = Overlap.of(vae.config.scale, vae.decoder.spec, carry, blend).blend
+    held_frames = FilmLayout.of(vae.config.scale, vae.decoder.spec, carry, blend).blend
     expected = vae.plan(shape, held_frames=held_frames, **consumer, **case.options).memory.active
     yield expected
     with mock.patch("mlx_ltx_vae.vae.plan_decode", make_plan):

@@ -17,7 +17,7 @@ from ..latents.keyframes import Keyframes, check_keyframes, frame_numbers
 from ..models.noise import window_seed
 from ..models.specs import NetworkSpec
 from ..options import PLAN_DEFAULTS, PlanOptions
-from ..planning.film import DEFAULT_CARRY, FilmLayout, FilmPlan, MakePlan, Overlap, Part, plan_film, plan_window
+from ..planning.film import DEFAULT_CARRY, FilmLayout, FilmPlan, MakePlan, Part, plan_film, plan_window
 from ..planning.memory import FRAMES_PER_CONVERSION
 from ..shapes import Axis, Interval, LatentShape, ScaleFactors
 from .crossfade import Crossfade, count_from_film
@@ -104,7 +104,7 @@ class Film:
             LatentsError: if windows differ in more than F', or are too short.
             PlanError: for a carry, a blend or `frames` that the film does not have.
         """
-        layout = FilmLayout(Overlap.of(scale, spec, self.carry, self.blend))
+        layout = FilmLayout.of(scale, spec, self.carry, self.blend)
         if isinstance(self.windows, Sequence):
             for window in self.windows:
                 layout.add(spec, window.shape, window.name)
@@ -180,7 +180,7 @@ def _decode_parts(
     frames: tuple[int, int] | None,
 ) -> Iterator[tuple[Interval, int, Generator[FrameChunk, None, None]]]:
     """Yield for each window the interval in which it fades in, the first position that waits, and its chunks."""
-    spec, blend, options = pipeline.decoder.spec, layout.overlap.blend, pipeline.options
+    spec, blend, options = pipeline.decoder.spec, layout.blend, pipeline.options
     if plan is None and film.is_complete:
         plan = film.plan(pipeline.config.scale, spec, pipeline.make_plan, pipeline.consumer_options())
     windows = enumerate(film.windows) if plan is None else _read_ahead(film, layout, frames)

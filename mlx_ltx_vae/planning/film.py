@@ -24,40 +24,6 @@ DEFAULT_CARRY = 25
 _SOUND_FADE = Fraction(40, 1000)  # seconds
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """Frames that two windows of a film share, counted in frames of the decoder.
-
-    Attributes:
-        carry: the number of frames at the start of a window that show the same time as the end of the previous window.
-        blend: the maximum number of them that are crossfaded, at the end of the carry. The others are dropped.
-        shortens: whether fewer are crossfaded after a window that adds too few frames; otherwise it is an error.
-        video_frames: frames of the video per frame of the decoder.
-    """
-
-    carry: int
-    blend: int
-    video_frames: int = 1
-    shortens: bool = False
-
-    @classmethod
-    def of(cls, scale: ScaleFactors, spec: NetworkSpec, carry: int, blend: int | None) -> "Overlap":
-        """Check a carry and a blend in frames of the video, and convert them; raise `PlanError` with the valid values.
-
-        `scale` belongs to the VAE. A decoder of previews may make fewer frames, and its windows then share fewer. A
-        blend of `None` is the whole carry, or less where a window adds too few frames.
-        """
-        steps, shortens = scale.time, blend is None
-        check_carry(scale, carry)
-        blend = carry if blend is None else blend
-        if not is_count(blend) or blend > carry:
-            raise PlanError(
-                f"a carry of {carry} frames allows a blend of 0 to {carry}, not {quote(blend)}; correct the blend."
-            )
-        decoder_carry = spec.out_grid((1 + (carry - 1) // steps, 1, 1))[0] if carry else 0
-        return cls(decoder_carry, blend * spec.scale.time // steps, steps // spec.scale.time, shortens)
-
-
 def check_carry(scale: ScaleFactors, carry: int) -> None:
     """Check that windows can share this number of frames; raise `PlanError` otherwise."""
     if rule := scale.carry_rule(carry):
@@ -90,11 +56,39 @@ class Part:
 
 @dataclass
 class FilmLayout:
-    """Parts of all windows in order. Each window is checked when it is added."""
+    """Parts of all windows in order, counted in frames of the decoder. Each window is checked when it is added.
 
-    overlap: Overlap
+    Attributes:
+        carry: the number of frames at the start of a window that show the same time as the end of the previous window.
+        blend: the maximum number of them that are crossfaded, at the end of the carry. The others are dropped.
+        shortens: whether fewer are crossfaded after a window that adds too few frames; otherwise it is an error.
+        video_frames: frames of the video per frame of the decoder.
+    """
+
+    carry: int
+    blend: int
+    shortens: bool
+    video_frames: int
     parts: list[Part] = field(default_factory=list)
     _shape: LatentShape | None = None  # of the first window
+
+    @classmethod
+    def of(cls, scale: ScaleFactors, spec: NetworkSpec, carry: int, blend: int | None) -> "FilmLayout":
+        """Return the layout of no windows yet, for a carry and a blend in frames of the video.
+
+        `scale` belongs to the VAE. A decoder of previews may make fewer frames, and its windows then share fewer. A
+        blend of `None` is the whole carry, or less where a window adds too few frames. Raises a `PlanError` with the
+        valid values.
+        """
+        steps, shortens = scale.time, blend is None
+        check_carry(scale, carry)
+        blend = carry if blend is None else blend
+        if not is_count(blend) or blend > carry:
+            raise PlanError(
+                f"a carry of {carry} frames allows a blend of 0 to {carry}, not {quote(blend)}; correct the blend."
+            )
+        decoder_carry = spec.out_grid((1 + (carry - 1) // steps, 1, 1))[0] if carry else 0
+        return cls(decoder_carry, blend * spec.scale.time // steps, shortens, steps // spec.scale.time)
 
     @property
     def num_frames(self) -> int:
@@ -106,7 +100,7 @@ class FilmLayout:
         Raises:
             LatentsError: if the window does not fit the earlier windows. The message names it.
         """
-        shape, carry, blend = LatentShape(*shape), self.overlap.carry, self.overlap.blend
+        shape, carry, blend = LatentShape(*shape), self.carry, self.blend
         first_shape = self._shape = self._shape or shape
         if shape._replace(frames=1) != first_shape._replace(frames=1):
             actual, expected = (f"latents {tuple(s)}" for s in (shape, first_shape))
@@ -127,10 +121,10 @@ class FilmLayout:
             if carry >= previous.frames.end - previous.start:
                 length = format_count(previous.frames.end - previous.start, "frame")
                 raise LatentsError(f"{shares}, which has {length}; correct {right}, or leave that window out.")
-            if self.overlap.shortens:
+            if self.shortens:
                 blend = min(blend, num_added - 1)
             if blend and blend >= num_added:
-                max_blend = num_added * self.overlap.video_frames - 1
+                max_blend = num_added * self.video_frames - 1
                 raise LatentsError(
                     f"{shares}, with a blend of {blend}, and that one adds only {format_count(num_added, 'frame')}; "
                     f"blend at most {max_blend} ({option(f'blend={max_blend}', f'--blend {max_blend}')}), or correct "
@@ -166,9 +160,7 @@ class FilmLayout:
         shift = self.parts[number].start - self.parts[number - 1].start if number else 0
         window_frames = {index: frame - shift for index, frame in enumerate(previous) if number}
         return {
-            index: frame
-            for index, frame in window_frames.items()
-            if 0 <= frame < self.overlap.carry and frame not in current
+            index: frame for index, frame in window_frames.items() if 0 <= frame < self.carry and frame not in current
         }
 
     def visible_keyframes(self, window_keyframes: Iterable[Sequence[int]]) -> Iterator[tuple[int, ...]]:
@@ -250,22 +242,22 @@ class FilmPlan(DecodePlan):
         film_fields = {
             "frames": self.num_frames,
             "multiply_adds": self.multiply_adds,
-            "carry": self.film.overlap.carry,
-            "blend": self.film.overlap.blend,
+            "carry": self.film.carry,
+            "blend": self.film.blend,
         }
         return {**self.largest.as_dict(), **film_fields, **excerpt_fields, "windows": windows}
 
     def __str__(self) -> str:
-        overlap, part = self.film.overlap, ""
-        blends = sorted({part.fade.length for part in self.film.parts[1:]} or {overlap.blend})
+        film, part = self.film, ""
+        blends = sorted({part.fade.length for part in film.parts[1:]} or {film.blend})
         frames = f"{format_count(self.num_frames, 'frame')} of {format_size(*self.frame_size)}"
         if self.film_frames is not None:
-            part = f" ({self.film_frames[0]} to {self.film_frames[1] - 1} of {self.film.num_frames})"
+            part = f" ({self.film_frames[0]} to {self.film_frames[1] - 1} of {film.num_frames})"
         if self.fps is not None:
             part += f", {format_seconds(float(self.num_frames / self.fps))} at {float(self.fps):.6g} fps"
         lines = [
             f"film     {frames}{part}",
-            f"windows  {len(self.film.parts)}, carry {overlap.carry}, blend {' to '.join(map(str, blends))}",
+            f"windows  {len(film.parts)}, carry {film.carry}, blend {' to '.join(map(str, blends))}",
             f"peak     {format_bytes(self.peak_bytes)}: one window, and the frames that wait for the next",
         ]
         for plan, group in groupby(self.windows.items(), key=itemgetter(1)):  # of windows in a row
@@ -290,7 +282,7 @@ def plan_film(
     for number, frames in film.window_ranges(options.frames):
         key = shapes[number], frames, visible[number]
         if key not in plans:
-            window_options = replace(options, keyframes=visible[number], held_frames=film.overlap.blend)
+            window_options = replace(options, keyframes=visible[number], held_frames=film.blend)
             plans[key] = plan_window(
                 partial(make_plan, shapes[number]), window_options, frames, spec.out_grid(shapes[number].grid)[0]
             )
@@ -298,6 +290,11 @@ def plan_film(
     largest = max(windows.values(), key=lambda plan: plan.peak_bytes)
     first, end = options.frames or (0, film.num_frames)
     all_keyframes = {film.parts[number].start + frame for number, plan in windows.items() for frame in plan.keyframes}
-    values = {**vars(largest), "num_frames": end - first, "excerpt": None, "keyframes": tuple(sorted(all_keyframes))}
-    values["multiply_adds"] = sum(plan.multiply_adds for plan in windows.values())
-    return FilmPlan(**values, film=film, film_frames=options.frames, windows=windows)
+    plan = replace(
+        largest,
+        num_frames=end - first,
+        multiply_adds=sum(plan.multiply_adds for plan in windows.values()),
+        excerpt=None,
+        keyframes=tuple(sorted(all_keyframes)),
+    )
+    return FilmPlan(**vars(plan), film=film, film_frames=options.frames, windows=windows)
