@@ -76,27 +76,26 @@ def conv_layer(
     conv_channels: int,
     options: NetworkOptions,
     *,
-    weights: Weights = (),
+    down: Stride = (1, 1, 1),
     time_kernel: int = 3,
-    **attributes: Any,
 ) -> ConvSpec:
-    """Return a layer around a 3x3x3 convolution at `name.conv`, with replication padding in time and more `weights`.
+    """Return a layer around a 3x3x3 convolution at `name.conv`, with replication padding in time.
 
     An output frame depends on `time_kernel` input frames, more than 3 if it combines several convolved frames.
     """
-    down = attributes.get("down", (1, 1, 1))
     before, after = (time_kernel - 1, 0) if options.causal else (1, 1)
     time = WindowSpec(time_kernel, down[0], before, after)
-    conv = ((f"{name}.conv.weight", (conv_channels, *KERNEL, in_channels)), (f"{name}.conv.bias", (conv_channels,)))
+    weights = ((f"{name}.conv.weight", (conv_channels, *KERNEL, in_channels)), (f"{name}.conv.bias", (conv_channels,)))
     return ConvSpec(
         name=name,
         in_channels=in_channels,
+        out_channels=conv_channels,
         conv_channels=conv_channels,
+        down=down,
         windows=(time, WindowSpec(3, down[1], 1, 1), WindowSpec(3, down[2], 1, 1)),
         padding=options.padding,
         rule=options.rule,
-        weights=conv + weights,
-        **{"out_channels": conv_channels} | attributes,
+        weights=weights,
     )
 
 
@@ -109,21 +108,21 @@ def embedder_weights(name: str, channels: int) -> Weights:
 
 def _residual_layers(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
     in_channels, out_channels = block.in_channels, block.out_channels
-    first: Weights = ((f"{name}.scale_shift_table", (4, in_channels)),) if options.has_timestep else ()
-    second: Weights = ()
+    conv1 = conv_layer(f"{name}.conv1", in_channels, out_channels, options)
+    conv2 = conv_layer(f"{name}.conv2", out_channels, out_channels, options)
+    weights1, weights2 = conv1.weights, conv2.weights
+    if options.has_timestep:
+        weights1 += ((f"{name}.scale_shift_table", (4, in_channels)),)
     if block.inject_noise:
-        first += ((f"{name}.per_channel_scale1", (out_channels,)),)
-        second += ((f"{name}.per_channel_scale2", (out_channels,)),)
+        weights1 += ((f"{name}.per_channel_scale1", (out_channels,)),)
+        weights2 += ((f"{name}.per_channel_scale2", (out_channels,)),)
     if in_channels != out_channels:
-        second += ((f"{name}.norm3.norm.weight", (in_channels,)), (f"{name}.norm3.norm.bias", (in_channels,)))
-        second += linear_weights(f"{name}.conv_shortcut", in_channels, out_channels)
-    shared = {"is_modulated": options.has_timestep, "has_noise": block.inject_noise}
-    outer: dict[str, Any] = {"weights": first, "activation": Activation.INPUT, **shared}
-    inner: dict[str, Any] = {"weights": second, "activation": Activation.CACHED, "skip_channels": in_channels, **shared}
-    return [
-        conv_layer(f"{name}.conv1", in_channels, out_channels, options, **outer),
-        conv_layer(f"{name}.conv2", out_channels, out_channels, options, **inner),
-    ]
+        weights2 += ((f"{name}.norm3.norm.weight", (in_channels,)), (f"{name}.norm3.norm.bias", (in_channels,)))
+        weights2 += linear_weights(f"{name}.conv_shortcut", in_channels, out_channels)
+    conv1 = replace(conv1, weights=weights1, activation=Activation.INPUT)
+    conv2 = replace(conv2, weights=weights2, activation=Activation.CACHED, skip_channels=in_channels)
+    is_modulated, has_noise = options.has_timestep, block.inject_noise
+    return [replace(conv, is_modulated=is_modulated, has_noise=has_noise) for conv in (conv1, conv2)]
 
 
 def _res_stack(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
@@ -142,37 +141,22 @@ def _res_change(block: BlockConfig, options: NetworkOptions, name: str) -> list[
 
 def _upsample(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
     """Return a convolution with depth-to-space. If time doubles, the first output frame is dropped."""
-    layer = conv_layer(
-        f"{name}.conv",
-        block.in_channels,
-        block.out_channels * math.prod(block.stride),
-        options,
-        out_channels=block.out_channels,
-        up=block.stride,
-        trim=block.stride[0] - 1,
-        has_residual=block.residual,
-    )
-    return [layer]
+    conv = conv_layer(f"{name}.conv", block.in_channels, block.out_channels * math.prod(block.stride), options)
+    trim = block.stride[0] - 1
+    return [replace(conv, out_channels=block.out_channels, up=block.stride, trim=trim, has_residual=block.residual)]
 
 
 def _downsample(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
     """Return a convolution with space-to-depth. If time halves, an output frame combines two convolved frames."""
-    layer = conv_layer(
-        f"{name}.conv",
-        block.in_channels,
-        block.out_channels // math.prod(block.stride),
-        options,
-        out_channels=block.out_channels,
-        down=block.stride,
-        time_kernel=2 + block.stride[0],
-        has_residual=True,
-    )
-    return [layer]
+    stride, conv_channels = block.stride, block.out_channels // math.prod(block.stride)
+    time_kernel = 2 + stride[0]
+    conv = conv_layer(f"{name}.conv", block.in_channels, conv_channels, options, down=stride, time_kernel=time_kernel)
+    return [replace(conv, out_channels=block.out_channels, has_residual=True)]
 
 
 def _strided(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
-    stride = block.stride
-    return [conv_layer(name, block.in_channels, block.out_channels, options, down=stride, conv_stride=stride)]
+    conv = conv_layer(name, block.in_channels, block.out_channels, options, down=block.stride)
+    return [replace(conv, conv_stride=block.stride)]
 
 
 def _attention(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:

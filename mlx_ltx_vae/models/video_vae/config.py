@@ -373,5 +373,5 @@ def _parts(config: VAEConfig, name: str, rule: ConvRule) -> ConvNetworkParts:
     first_block, last_block = network.blocks[0], network.blocks[-1]
     conv_in = conv_layer("conv_in", network.in_channels, first_block.in_channels, options)
     out_channels = last_block.out_channels
-    conv_out = conv_layer("conv_out", out_channels, network.out_channels, options, activation=Activation.CACHED)
-    return ConvNetworkParts(conv_in, blocks, conv_out)
+    conv_out = conv_layer("conv_out", out_channels, network.out_channels, options)
+    return ConvNetworkParts(conv_in, blocks, replace(conv_out, activation=Activation.CACHED))
