@@ -190,8 +190,8 @@ def test_a_modulated_norm_is_one_kernel_of_a_gpu_and_its_shift_a_bias(monkeypatc
     expected = (normed * weight_ * (1 + scale_) + shift_) @ matrix_.T + bias_ * has_bias
     monkeypatch.setattr(blocks, "is_cpu", lambda: on_cpu)
     monkeypatch.setattr(mx.fast, "rms_norm", lambda *given: made.append(rms_norm(*given)) or made[-1])
-    own, [(shifted, turned)] = norm.modulated(scale, shift, [(bias.astype(dtype) if has_bias else None, matrix.T)])
-    modulated = norm(x, own)
+    norm, [(shifted, turned)] = norm.modulated(scale, shift, [(bias.astype(dtype) if has_bias else None, matrix.T)])
+    modulated = norm(x)
     result = mx.addmm(shifted, modulated, turned)
     assert result.dtype == dtype and (on_cpu or modulated is made[0])
     error = np.array(result.astype(mx.float32)) - expected

@@ -25,6 +25,8 @@ _BOUND_MARGIN = 1.1  # for rounding of normalized queries and keys
 
 #: (bias, matrix (in, out)) of each linear layer. A bias may be `None`.
 Matrices = Sequence[tuple[mx.array | None, mx.array]]
+#: A norm that keeps the shape of its argument.
+Norm = Callable[[mx.array], mx.array]
 
 
 class RMSNorm(nn.Module):
@@ -37,8 +39,8 @@ class RMSNorm(nn.Module):
             return mx.fast.rms_norm(x, weight, _NORM_EPS)
         return _scale(x, inverse_rms(x, _NORM_EPS), weight)
 
-    def modulated(self, scale: mx.array, shift: mx.array, matrices: Matrices) -> tuple[mx.array, Matrices]:
-        """Return the weight and the matrices after the norm, with a modulation (C,) float32 multiplied into them.
+    def modulated(self, scale: mx.array, shift: mx.array, matrices: Matrices) -> tuple[Norm, Matrices]:
+        """Return the norm and the matrices after it, with a modulation (C,) float32 multiplied into them.
 
         The shift is in the biases of the matrices: with a shift, the norm would take two kernels on a GPU.
         """
@@ -48,7 +50,7 @@ class RMSNorm(nn.Module):
             constant = shift @ matrix.astype(mx.float32)
             shifted.append(((constant if bias is None else bias + constant).astype(matrix.dtype), matrix))
         mx.eval(weight, [bias for bias, _ in shifted])
-        return weight, shifted
+        return partial(self, weight=weight), shifted
 
 
 @mx.compile
@@ -170,19 +172,16 @@ class NeighborhoodBlock(PreparedModule):
             spec: spec of the attention, if there are keyframe planes.
         """
         assert not self._gated(), "prepare was called"
-        weight1 = weight2 = None
-        to_attention, to_mlp = self.attn.matrices, self.mlp.matrices
+        norm: Norm = self.norm2
+        matrices = self.mlp.matrices
         if modulation is not None:
-            rows = modulation + self.scale_shift_table.astype(mx.float32)
-            weight1, to_attention = self.norm1.modulated(rows[0], rows[1], to_attention)
-            weight2, to_mlp = self.norm2.modulated(rows[3], rows[4], to_mlp)
+            modulation = modulation + self.scale_shift_table.astype(mx.float32)
+            norm, matrices = self.norm2.modulated(modulation[3], modulation[4], matrices)
         spec, tables = spec or self._specs[0], tables or Tables()
-        attention = self._attention(
-            spec, context, rate, partial(self.norm1, weight=weight1), to_attention, latent_context, tables
-        )
-        return [attention, pointwise(partial(self.feed, norm=partial(self.norm2, weight=weight2), matrices=to_mlp))]
+        attention = self._attention(spec, context, rate, modulation, latent_context, tables)
+        return [attention, pointwise(partial(self.feed, norm=norm, matrices=matrices))]
 
-    def feed(self, x: mx.array, norm: Callable[[mx.array], mx.array], matrices: Matrices) -> mx.array:
+    def feed(self, x: mx.array, norm: Norm, matrices: Matrices) -> mx.array:
         """Compute the second half of the block. Results are evaluated here, some tokens at a time (see `attend`)."""
         queue, tokens = Queue(), x.reshape(-1, x.shape[-1])
         size, count = tokens_at_once(backend(), self._specs[1].hidden), len(tokens)
@@ -195,11 +194,14 @@ class NeighborhoodBlock(PreparedModule):
         spec: AttentionSpec,
         context: StreamContext,
         rate: Rate,
-        norm: Callable[[mx.array], mx.array],
-        matrices: Matrices,
+        modulation: mx.array | None,
         latent_context: Callable[[int], mx.array] | None,
         tables: Tables,
     ) -> Stage:
+        norm: Norm = self.norm1
+        matrices = self.attn.matrices
+        if modulation is not None:
+            norm, matrices = self.norm1.modulated(modulation[0], modulation[1], matrices)
         axis, waiting = context.axis, Delay(context.axis)
         # One window for keys and one for values: a window of both would have twice the elements.
         windows = make_window(spec, context), make_window(spec, context)
