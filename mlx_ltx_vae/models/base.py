@@ -90,7 +90,7 @@ class Network(nn.Module, ABC):
     def stages(self, context: StreamContext) -> list[Stage]:
         """Return the stages of the forward pass in a new stream, with empty caches.
 
-        If `context.part` is set, only the stages from `spec.tiles.start` on are run.
+        If `context.clip` is set, only the stages from `spec.tiles.start` on are run.
         """
 
 

@@ -335,6 +335,7 @@ class DecodePipeline:
             origins=origins,
             denoising_steps=plan.denoising_steps,
             keyframes=plan.keyframes,
+            planes=tuple(range(len(plan.keyframes))),
         )
         if not self.work.total and isinstance(source, (LatentSource, KeyframeSource)):
             self.work.total = plan.multiply_adds / max(1, len(plan.bands))

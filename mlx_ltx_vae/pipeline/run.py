@@ -23,7 +23,7 @@ from ..models.specs import NetworkSpec
 from ..planning.plan import DecodePlan, Mode, Order, Plan, choose_variant
 from ..planning.tiles import tile_spec
 from ..shapes import Axis, Grid, Interval
-from ..streaming.context import Stage, StreamContext, TilePart
+from ..streaming.context import Stage, StreamContext
 from ..streaming.driver import run_chain, run_stream, run_whole
 from ..tiling.blend import SpatialBlender, blend_tiles
 from ..tiling.layout import Tile, TileBox, TileLayout, tile_batches
@@ -375,13 +375,14 @@ class Run:
         }
         timesteps, first = self.context.timesteps, self.context.origins[0][0]
         is_part = plan.layout is not None and plan.layout.start
-        frames, planes = tiles[0].pixels[0], tiles[0].planes(self.context.keyframes)
         return replace(
             self.context,
             origins=tuple(tile_origin(tile, first) for tile in tiles),
             noise_maps=maps,
             timesteps=None if timesteps is None else mx.tile(timesteps, len(tiles)),
-            part=TilePart(plan.latent_shape.grid, frames.start, planes) if is_part else None,
+            planes=tiles[0].planes(self.context.keyframes),
+            first_frame=tiles[0].pixels[0].start,
+            clip=plan.latent_shape.grid if is_part else None,
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -12,14 +12,6 @@ from ..shapes import Axis, Grid
 Origins = tuple[Grid, ...]
 #: Draws the noise of one layer, as `StreamContext.draw_noise` does, from the origins of the stream.
 DrawNoise = Callable[[Origins, Grid, Grid, Sequence[int]], mx.array]
-
-
-class TilePart(NamedTuple):
-    """Input of a stream of a network's last layers: a tile of the earlier layers' results for the clip."""
-
-    clip: Grid  # (T, H, W) of the network's input
-    first_frame: int  # of this tile, among the frames that the clip becomes
-    planes: tuple[int, ...] = ()  # indices of the keyframe planes that it sees
 
 
 class Neighbors(Protocol):
@@ -56,17 +48,10 @@ class StreamContext:
     origins: Origins = ((0, 0, 0),)
     denoising_steps: int | None = None  # `None` means the network's default, if it denoises
     keyframes: tuple[int, ...] = ()  # frame numbers of planes, which follow the frames of each piece
-    part: TilePart | None = None  # `None` if all layers run; otherwise only those after the cut of `TileRules` run
-
-    @property
-    def is_inside(self) -> bool:
-        """Return whether the stream begins after the first frame, so that its layers drop no leading frames."""
-        return self.part is not None and self.part.first_frame > 0
-
-    @property
-    def planes(self) -> tuple[int, ...]:
-        """Indices of the keyframe planes that the stream sees."""
-        return tuple(range(len(self.keyframes))) if self.part is None else self.part.planes
+    planes: tuple[int, ...] = ()  # indices of the planes that the stream has
+    first_frame: int = 0  # of a tile, among the frames of the clip; layers drop leading frames only at 0
+    # (T, H, W) of the network's input, for a tile of the layers after the cut of `TileRules`. `None` if all layers run.
+    clip: Grid | None = None
 
     def draw_noise(self, layer: str, start: Grid, size: Grid, planes: Sequence[int] = ()) -> mx.array:
         """Return the noise (B, T, H, W, C) float32 of `size` (T, H, W) positions of a layer's output from `start` on.

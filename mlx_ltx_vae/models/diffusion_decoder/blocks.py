@@ -290,7 +290,7 @@ class LinearUpsample(nn.Module):
         self, context: StreamContext, cut: Callable[[mx.array], mx.array | None] | None = None, planes: int = 0
     ) -> list[Stage]:
         """Return one stage. `cut` drops the padding of its results. The last frames are `planes`."""
-        trim, up = Trim(context.axis, 0 if context.is_inside else self._spec.trim), self._spec.up
+        trim, up = Trim(context.axis, 0 if context.first_frame else self._spec.trim), self._spec.up
 
         def step(x: mx.array | None, last: bool) -> mx.array | None:
             result = trim.push(None if x is None else depth_to_space(self.proj(x), up), last)

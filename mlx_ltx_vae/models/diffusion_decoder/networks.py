@@ -183,15 +183,15 @@ class DiffusionDecoder(Decoder):
         return self.decode_whole(latents, steps=steps)
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        config, part, planes = self._config, context.part, context.planes
+        config, clip, planes = self._config, context.clip, context.planes
         if planes and context.axis is Axis.TIME:  # the clip is one piece
             context = replace(context, axis=Axis.HEIGHT)
-        axis, first_frame = context.axis, part.first_frame if part else 0
+        axis, first_frame = context.axis, context.first_frame
         steps, tables = context.denoising_steps or config.steps, Tables()
         keyframes = tuple(context.keyframes[plane] for plane in planes)
         is_default = steps == config.steps and not planes
         spec = self.spec if is_default else decoder_spec(config, steps, keyframes, first_frame)
-        padding = Padding(axis, spec.added, config.ghost_frames, part and part.clip, len(planes))
+        padding = Padding(axis, spec.added, config.ghost_frames, clip, len(planes))
         ghosts = GhostCut(axis, padding, config.scale, first_frame, len(planes))
         specs = {layer.name: layer for layer in spec.layers if isinstance(layer, AttentionSpec)}
         stages = [Stage(partial(self._enter, padding, len(planes)), padding)]
@@ -208,7 +208,7 @@ class DiffusionDecoder(Decoder):
 
         def leave(x: mx.array | None, last: bool) -> mx.array | None:
             pixels = None if x is None else unpatchify(x[:, : x.shape[1] - len(planes)], config.patch_size)
-            return pixels if pixels is None or part else cut(pixels)  # the padding of tiles is cut off after blending
+            return pixels if pixels is None or clip else cut(pixels)  # the padding of tiles is cut off after blending
 
         return [*stages, Stage(leave)]
 
