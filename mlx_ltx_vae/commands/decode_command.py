@@ -43,7 +43,7 @@ from .inputs import ClipInput, FilmInput
 from .items import Item, ItemFiles, all_exist, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
 from .models import CHOICES, choose_by_environment, choose_by_latents
-from .options import choose_frames, chosen_steps, pick
+from .options import choose_frames, chosen_steps, read_options
 from .published_plan import print_published_plan, wants_published_plan, with_preset
 from .running import run_command
 from .sound import ClipSound, SoundSettings, SoundTask, clip_sound, film_sound, find_sound
@@ -83,14 +83,27 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     complete_inputs(parser, arguments, demo.VAE, missing, kind=kind)
     with parser.wrong_usage():
         frames = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
-        metadata = dict(arguments.metadata)
-        output_options = pick(OutputOptions, arguments, metadata=metadata, frames=frames, sample_rate=None, exr=None)
+        output_options = read_options(
+            OutputOptions,
+            arguments,
+            metadata=dict(arguments.metadata),
+            frames=frames,
+            overwrite=arguments.overwrite,
+        )
         plan = _plan_options(arguments)
-        # The latents are normalized as they are read.
-        decode_options = pick(DecodeOptions, arguments, seed=arguments.seed or 0, keyframes=None, unnormalized=False)
+        decode_options = read_options(DecodeOptions, arguments)  # the latents are normalized as they are read
     settings = DecodeSettings(plan, arguments.preset, decode_options, arguments.keyframes)
     default = _DEMO_NAME if arguments.demo else f"{{name}}{_default_ending(arguments)}"
-    return run_decode(parser, arguments, output_options, settings, default, pick(SoundSettings, arguments))
+    sound = SoundSettings(
+        model=arguments.model,
+        audio_model=arguments.audio_model,
+        audio_latents=arguments.audio_latents,
+        audio_tensor=arguments.audio_tensor,
+        unnormalized=arguments.unnormalized,
+        dtype=arguments.dtype,
+        memory_budget=arguments.memory_budget,
+    )
+    return run_decode(parser, arguments, output_options, settings, default, sound)
 
 
 def _default_ending(arguments: argparse.Namespace) -> str:
@@ -242,8 +255,7 @@ def _plan_options(arguments: argparse.Namespace) -> PlanOptions:
     has_tiles = tiling or arguments.preset
     if has_tiles and mode not in ("auto", "tiled"):
         raise PlanError(f"tiles go with --mode tiled, not {mode}")
-    values: dict[str, Any] = {"tiling": tiling, "frames": None, "keyframes": (), "joined": False}
-    checked = pick(PlanOptions, arguments, mode="tiled" if has_tiles else mode, **values)
+    checked = read_options(PlanOptions, arguments, mode="tiled" if has_tiles else mode, tiling=tiling)
     return replace(checked, mode="tiled" if tiling else mode)
 
 

@@ -44,7 +44,7 @@ from .cli import CommandParser, format_range
 from .items import Item, ItemFiles, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
 from .models import CHOICES, choose_by_environment
-from .options import pick
+from .options import read_options
 from .running import run_command
 
 
@@ -87,8 +87,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
                         f"{pattern}: ComfyUI reads no sound from it; leave out --audio-model, or use .safetensors"
                     )
         tiling = TilingConfig(arguments.tile) if arguments.tile else None
-        mode, frames = "tiled" if tiling else "auto", None
-        options = pick(PlanOptions, arguments, mode=mode, tiling=tiling, frames=frames)
+        options = read_options(PlanOptions, arguments, mode="tiled" if tiling else "auto", tiling=tiling)
     job = EncodeJob(arguments, pattern, options)
     return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)
 

@@ -27,8 +27,7 @@ from ..backend.mlx_utils import DTYPES, parse_dtype
 from ..errors import PlanError, TilingError, quote, warn
 from ..latents.keyframes import Keyframes
 from ..latents.writer import NO_SPACE
-from ..models.specs import MAX_SEED
-from ..options import DecodeKeywords
+from ..options import MAX_SEED, DecodeKeywords
 from ..pipeline.frames import FrameChunk
 from ..pipeline.progress import open_bar
 from ..pipeline.run import arrays_released, join_parts
