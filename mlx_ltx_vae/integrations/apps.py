@@ -1,6 +1,7 @@
 """Table of apps: their functions that have a drop-in here, and the names of the parameters of these functions."""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ..errors import LTXVAEError, suggest
 
@@ -10,27 +11,28 @@ class Entry:
     """Function of an app and the name of its drop-in in `dropins`.
 
     Attributes:
-        path: "Class.method", or "function", in the module.
+        owner: the name of the class in the module, or "" for a function of the module.
         parameters: the names of all parameters in all versions that were read, without `self`.
-        is_around: the drop-in gets the app's function as its first argument, and calls it.
+        is_around: the drop-in is a context manager, which is entered with the call of the app's function.
         is_optional: other versions of the module do not have it, or other apps with a module of this name.
     """
 
     module: str
-    path: str
-    parameters: tuple[str, ...]
+    owner: str
+    name: str
     dropin: str
+    parameters: tuple[str, ...]
     is_around: bool = False
     is_optional: bool = False
 
     @property
-    def owner(self) -> str:
-        """Name of the class, or "" for a function of the module."""
-        return self.path.rpartition(".")[0]
+    def path(self) -> str:
+        """Name in the module: "Class.method", or "function"."""
+        return f"{self.owner}.{self.name}" if self.owner else self.name
 
     @property
-    def name(self) -> str:
-        return self.path.rpartition(".")[2]
+    def is_encode(self) -> bool:
+        return self.dropin.startswith("encode")
 
 
 @dataclass(frozen=True)
@@ -48,17 +50,32 @@ class NetworkNotes:
     padding: str | None = None
 
 
-def _entries(module: str, owner: str, functions: dict[str, tuple[str, str]], **options: bool) -> tuple[Entry, ...]:
+def _entries(
+    module: str,
+    owner: str,
+    functions: dict[str, tuple[str, str]],
+    *,
+    is_around: bool = False,
+    is_optional: bool = False,
+) -> tuple[Entry, ...]:
     """Make the entries of one class, or of a module, from {name: (drop-in, parameters)}."""
-    prefix = f"{owner}." if owner else ""
     return tuple(
-        Entry(module, prefix + name, tuple(parameters.split()), dropin, **options)
+        Entry(module, owner, name, dropin, tuple(parameters.split()), is_around, is_optional)
         for name, (dropin, parameters) in functions.items()
     )
 
 
-#: Keywords that every drop-in takes, with the meaning that they have in the apps.
-CALL_OPTIONS = {"seed", "keyframes", "noise", "keyframe_noise", "frame_rate", "fps", "output_dtype"}
+class CallOptions(NamedTuple):
+    """Keywords that every drop-in takes, with the meaning that they have in the apps; `fps` is `frame_rate`."""
+
+    seed: int = 0
+    keyframes: Any = None  # the app's type, or `Keyframes`
+    noise: Any = None
+    keyframe_noise: Any = None
+    frame_rate: float | None = None
+    output_dtype: Any = None
+
+
 #: Keywords of apps that change no pixel here: they set how a decode is cut into pieces, and what is printed.
 HARMLESS = {"tiling_config", "tiling_mode", "allow_small_overlap", "chunked_conv", "_materialize_stages", "debug"}
 HARMLESS |= {"verbose", "show_progress", "audio_path", "chunk_size", "tile_batch_size"}
