@@ -37,8 +37,9 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
         moved: descriptions of the differences between the app's functions and the table, harmless or not.
     """
 
-    def __init__(self, apps: tuple[str, ...], settings: Settings) -> None:
-        self._apps, self._settings = apps_of(apps), settings
+    def __init__(self, apps: dict[str, list[str]], settings: Settings) -> None:
+        """Install the drop-ins of some `apps`, {module: apps}, with their settings."""
+        self._apps, self._settings = apps, settings
         self._targets: list[_Target] = []
         self.replaced: dict[str, list[str]] = {}
         self.moved: list[str] = []
@@ -142,8 +143,7 @@ def install(*apps: str, memory_budget: str | int | None = None, save_latents: st
     A class that differs from the table in an app's version is not replaced, and one line on standard error says so.
     Where a drop-in fails, the latents are saved, a line says where, and the app's own function runs.
     """
-    apps_of(apps)
-    return Installed(apps, push(memory_budget, save_latents))
+    return Installed(apps_of(apps), push(memory_budget, save_latents))
 
 
 def make_replacement(
