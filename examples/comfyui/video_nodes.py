@@ -100,7 +100,7 @@ class Clip:
     options: DecoderOptions = field(default_factory=DecoderOptions)
     sound: np.ndarray | list[np.ndarray] | Sound | None = None
     sound_vae: Source | str = NO_SOUND
-    overlap: "Carry | None" = None  # of the windows of a film
+    overlap: Carry | None = None  # of the windows of a film
 
 
 def describe(plan: DecodePlan | EncodePlan) -> str:

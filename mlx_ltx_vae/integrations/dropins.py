@@ -55,7 +55,7 @@ def _read_options(function_name: str, options: dict[str, Any]) -> CallOptions:
     call_options = {name: options.pop(name) for name in CallOptions._fields if options.get(name) is not None}
     for name, value in options.items():
         is_off = value is None or (isinstance(value, (bool, int, float, str)) and not value)
-        if name not in HARMLESS and name not in CallOptions._fields and not is_off:
+        if name not in HARMLESS and not is_off:
             raise PlanError(
                 f"{function_name} got {name}={quote(value, 40)}, which mlx_ltx_vae does not know and which may change "
                 "the picture; leave it out, or run the app without mlx_ltx_vae."
@@ -77,11 +77,6 @@ def decode_whole(
     The result has the latents' dtype. Further options as in `decode_tiled`.
     """
     return decode_tiled(self, latents, timestep=timestep, **options)
-
-
-def decode_float(self: nn.Module, latents: mx.array, **options: Any) -> mx.array:
-    """Decode as `decode_whole`, to float32 pixels whatever the dtype of the latents, as Acelogic's LTX-2-MLX does."""
-    return decode_whole(self, latents, output_dtype="float32", **options)
 
 
 def decode_latent(
@@ -380,7 +375,6 @@ DROPINS: dict[str, Callable[..., Any]] = {
     dropin.__name__: dropin
     for dropin in (
         decode_whole,
-        decode_float,
         decode_latent,
         decode_tiled,
         tiled_decode,
@@ -393,3 +387,4 @@ DROPINS: dict[str, Callable[..., Any]] = {
         with_output,
     )
 }
+DROPINS["decode_float"] = partial(decode_whole, output_dtype="float32")  # as Acelogic's LTX-2-MLX does
