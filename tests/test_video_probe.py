@@ -66,7 +66,7 @@ def parse(
     filtered = FILTERED.format(nominal=nominal, matrix=matrix).splitlines()
     streams = [[line.replace(*change) if change[0] else line] for line in lines]
     filtered = [line.replace(*change) if change[0] else line for line in filtered]
-    found = {"demuxer": "matroska,webm", "streams": streams, "filtered": filtered, "log": [], "output": ""} | options
+    found = {"demuxer": "matroska,webm", "streams": streams, "filtered": filtered, "output": ""} | options
     return parse_description(NAME, Description(**found), False, Fraction(3), PictureInfo())
 
 

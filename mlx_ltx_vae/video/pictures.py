@@ -115,18 +115,6 @@ def _name_profile(data: bytes | None) -> str | None:
     return name if np.abs(converted - np.asarray(colors.convert("RGB"))).max() > _SAME_COLORS else ""
 
 
-def read_png_chunk(path: Path, kind: bytes, max_bytes: int) -> bytes:
-    """Return the data of the first chunk of a kind before a PNG's pixels; b"" if there is none, or a larger one."""
-    with path.open("rb") as file:
-        file.seek(len(_SIGNATURE))
-        while len(start := file.read(8)) == 8 and start[4:] != b"IDAT":
-            length = int.from_bytes(start[:4], "big")
-            if start[4:] == kind:
-                return file.read(length) if length <= max_bytes else b""
-            file.seek(length + 4, 1)
-    return b""
-
-
 def read_png_text(path: Path, max_bytes: int) -> Iterator[tuple[str, str]]:
     """Yield the entries of text of a PNG file, each up to `max_bytes`. Damaged text is shown as it is."""
     with path.open("rb") as file:
