@@ -24,7 +24,7 @@ from mlx_ltx_vae.commands.parsers import decode_parser, encode_parser, preview_p
 from mlx_ltx_vae.conversion import convert_checkpoint
 from mlx_ltx_vae.files import PartFile, numbered_names
 from mlx_ltx_vae.latents import LatentsWriter
-from mlx_ltx_vae.video import OutputOptions, VideoWriter, check_output, open_sink, sinks
+from mlx_ltx_vae.video import OutputOptions, VideoWriter, check_output, open_sink, sink_table
 from mlx_ltx_vae.video.audio import write_wav
 from test_full_disk import fill, small_disk  # noqa: F401
 from video_files import SIZE, noise, read
@@ -432,7 +432,7 @@ def test_an_output_that_is_empty_is_an_error(here, monkeypatch):
     monkeypatch.setattr(live._ffmpeg, "finish", lambda: (end(), os.truncate("live.mp4", 0))[0])
     with pytest.raises(WriterError, match=f"^live.mp4: {text}"):
         live.close()
-    monkeypatch.setattr(sinks, "SINKS", (*sinks.SINKS, sinks.stills_kind((".none",), empty_still)))
+    monkeypatch.setattr(sink_table, "SINKS", (*sink_table.SINKS, sink_table.stills_kind((".none",), empty_still)))
     for name in ("one.none", "stills/%d.none", "new/%d.none"):
         with pytest.raises(WriterError, match=f"^{name}: {text}"):
             write(name)
