@@ -423,8 +423,8 @@ def test_an_output_that_is_empty_is_an_error(here, monkeypatch):
     Path("out.mp4").write_bytes(PRECIOUS)
     with pytest.raises(WriterError, match=f"^out.mp4: {text}"), VideoWriter("out.mp4", size=SIZE, fps=24) as out:
         out.write(FRAME)
-        finish = out._ffmpeg.finish
-        monkeypatch.setattr(out._ffmpeg, "finish", lambda: (finish(), out._target.path.write_bytes(b""))[0])
+        finish, (part,) = out._ffmpeg.finish, Path().glob(".out.*")
+        monkeypatch.setattr(out._ffmpeg, "finish", lambda: (finish(), part.write_bytes(b""))[0])
     assert Path("out.mp4").read_bytes() == PRECIOUS
     live = VideoWriter("live.mp4", size=SIZE, fps=24, fragmented=True)
     live.write(FRAME)

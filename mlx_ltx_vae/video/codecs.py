@@ -129,7 +129,7 @@ def video_arguments(
     `num_frames` is None if it is not known.
     """
     if ending in ANIMATIONS:
-        return animation_arguments(name, ending, size, fps, options)
+        return _animation_arguments(name, ending, size, fps, options)
     codec = find_codec(name, ending, options)
     key = next(key for key, table_codec in CODECS.items() if table_codec is codec)
     needs = "which only builds for macOS have" if codec.is_mac_only else f"which {key} needs"
@@ -148,8 +148,8 @@ def video_arguments(
     return [*inputs, *arguments, *_container_arguments(ending, options)]
 
 
-def animation_arguments(name: str, ending: str, size: Size, fps: Fraction, options: OutputOptions) -> list[str]:
-    """`video_arguments` for a picture of several frames."""
+def _animation_arguments(name: str, ending: str, size: Size, fps: Fraction, options: OutputOptions) -> list[str]:
+    """`video_arguments` for an animation."""
     check_encoder(name, ANIMATIONS[ending], f"which {ending} needs", ANIMATIONS)
     if ending == ".gif":
         # A palette for each frame: a shared one needs all frames first, and bands. Error diffusion would flicker.

@@ -63,7 +63,7 @@ class Output:
     size: Size
     fps: Rate
     options: OutputOptions
-    num_frames: int | None = None
+    num_frames: int | None  # None if it is not known
 
     @property
     def path(self) -> Path:
@@ -113,7 +113,7 @@ class LiveOutput:
     unless it is a named pipe or a device, or its name is another file's by then. A file object stays open.
     """
 
-    def __init__(self, target: Target, overwrite: bool = True) -> None:
+    def __init__(self, target: Target, *, overwrite: bool) -> None:
         self.name = target_name(target)
         self.error: WriterError | None = None  # of the thread
         self.is_cancelled = False

@@ -16,7 +16,6 @@ from ..shapes import Size
 from ..units import Rate, expand_path, find_fps
 from .codecs import (
     CONTAINER_ENDINGS,
-    animation_arguments,
     check_fragmented,
     find_codec,
     video_arguments,
@@ -90,7 +89,7 @@ def _name_and_ending(name: str) -> tuple[str, str]:
 
 def _check_animation(output: Output) -> Path:
     fps = find_fps(output.name, output.fps, WriterError)
-    animation_arguments(output.name, output.path.suffix.lower(), output.size, fps, output.options)
+    video_arguments(output.name, output.path.suffix.lower(), output.size, fps, output.options, output.num_frames)
     return output.path
 
 

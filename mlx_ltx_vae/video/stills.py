@@ -84,10 +84,9 @@ def _write_stills(
         write(pattern.with_name(pattern.name % number), frame, options)
 
 
-def find_stills_target(path: str | os.PathLike, endings: tuple[str, ...], *, overwrite: bool) -> tuple[Path, str]:
+def find_stills_target(name: str, endings: tuple[str, ...], *, overwrite: bool) -> tuple[Path, str]:
     """Return the folder and the pattern of the names of stills, see `open_stills`. Nothing is created."""
-    name = os.fspath(path)
-    folder, pattern = parse_stills_path(path, endings)
+    folder, pattern = parse_stills_path(name, endings)
     check_name(folder)
     if os.path.isdir(folder):
         present = _find_stills(name, folder, pattern)
@@ -103,9 +102,9 @@ def find_stills_target(path: str | os.PathLike, endings: tuple[str, ...], *, ove
     return folder, pattern
 
 
-def parse_stills_path(path: str | os.PathLike, endings: tuple[str, ...]) -> tuple[Path, str]:
+def parse_stills_path(name: str, endings: tuple[str, ...]) -> tuple[Path, str]:
     """`find_stills_target`, without the errors of a folder that cannot be used."""
-    name, target, default = os.fspath(path), Path(path), f"%05d{endings[0]}"
+    target, default = Path(name), f"%05d{endings[0]}"
     folder, pattern = (target, default) if is_folder(name) else (target.parent, target.name)
     if match_numbered(pattern) is None:
         raise WriterError(f"{name}: use a folder, or a name with exactly one number field, such as {default}.")

@@ -211,7 +211,9 @@ class VideoWriter(Sink):
         self._num_frames, self._warns_of_audio = output.num_frames, warns_of_audio
         encoding = video_arguments(name, self._ending, output.size, self.fps, options, output.num_frames)
         overwrite, audio = bool(options.overwrite), options.audio
-        file = LiveOutput(target, overwrite) if options.fragmented else PartFile(Path(name), overwrite=overwrite)
+        file = (
+            LiveOutput(target, overwrite=overwrite) if options.fragmented else PartFile(Path(name), overwrite=overwrite)
+        )
         self._sound: SoundTrack | None = None
         with ExitStack() as on_error, ExitStack() as stack, writing_to(name):
             on_error.callback(file.discard)
