@@ -6,7 +6,7 @@ import sys
 from bisect import bisect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
 from fractions import Fraction
 from itertools import chain, count, islice, pairwise, repeat
@@ -469,36 +469,30 @@ def estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int |
     return num_frames if max_frames is None else min(num_frames, max_frames)
 
 
-@dataclass(frozen=True)
-class FrameCount:
-    """Frames of a video, in the file and as a `VideoReader` returns them."""
+def count_frames(name: str, arguments: list[str], info: VideoInfo) -> tuple[int, int, VideoInfo] | None:
+    """Count the frames of a video by decoding: in the file, and as a `VideoReader` returns them. Warns of damage.
 
-    num_stored: int
-    num_returned: int
-    is_variable: bool  # not all are returned once
-    seconds: Fraction | None  # None for stills, and if the rate is unknown
-
-
-def count_frames(name: str, arguments: list[str], info: VideoInfo) -> tuple[FrameCount | None, str]:
-    """Count the frames of a video by decoding. Returns `None` for very many, and what is damaged, "" for nothing."""
+    The returned properties have the seconds that were counted, and are variable if not all frames are returned once.
+    Returns `None` for very many frames.
+    """
     source = [*arguments, "-map", FIRST_STREAM]
     output = ["-frames:v", str(_MAX_COUNTED + 1), "-fps_mode", "passthrough", "-f", "null"]
     with closing(FfmpegDecoder(name, [*source, *output])) as decoder:
-        times, damage = decoder.read_all_times(), ""
+        times = decoder.read_all_times()
         try:
             decoder.finish()
             check_times(name, source, info, times, is_whole=len(times) <= _MAX_COUNTED)
         except ReaderError as error:
-            damage = str(error)
+            warn(str(error))
     if len(times) > _MAX_COUNTED:
-        return None, damage
+        return None
     if info.is_still or info.fps is None or not times:
-        return FrameCount(len(times), len(times), is_variable=False, seconds=None), damage
+        return len(times), len(times), replace(info, is_variable=False, seconds=None)
     rate = RateConverter(info.fps, info.fps, is_variable=info.is_variable)
     num_returned = sum(map(rate.add, times)) + rate.end()
     is_variable = rate.left_out + rate.repeated > 0
     seconds = rate.seconds if is_variable else num_returned / info.fps
-    return FrameCount(len(times), num_returned, is_variable, seconds), damage
+    return len(times), num_returned, replace(info, is_variable=is_variable, seconds=seconds)
 
 
 def check_times(
