@@ -134,7 +134,8 @@ def open_npy(output: Output) -> Sink:
 
 def _write_npy(path: Path, frames: np.ndarray) -> None:
     # Unbuffered: what a forked process has in a buffer, it writes when it ends.
-    with path.open("ab", buffering=0) as file:
+    with path.open("r+b", buffering=0) as file:
+        file.seek(0, os.SEEK_END)
         write_all(file, frames)
 
 

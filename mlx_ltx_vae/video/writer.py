@@ -31,16 +31,18 @@ _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pi
 class FfmpegEncoder(FfmpegProcess):
     """Running ffmpeg that reads raw frames from its standard input (`-i pipe:0` among its arguments).
 
-    Its output is a URL, or live. It also gets the `inherited` open files.
+    It also gets the `inherited` open files.
     """
 
     def __init__(
-        self, name: str, arguments: Sequence[str], output: str | LiveOutput, inherited: Sequence[int] = ()
+        self, name: str, arguments: Sequence[str], output: PartFile | LiveOutput, inherited: Sequence[int] = ()
     ) -> None:
-        self._output = output
-        if isinstance(output, str):
-            super().__init__(name, WriterError, [*arguments, output], inherited)
+        self._path, self._live = None, None
+        if isinstance(output, PartFile):
+            self._path = output.path
+            super().__init__(name, WriterError, [*arguments, f"file:{output.path}"], inherited)
         else:
+            self._live = output
             with pipe_from_ffmpeg(WriterError) as (pipe, write_end):
                 arguments, inherited = [*arguments, f"pipe:{write_end}"], [*inherited, write_end]
                 super().__init__(name, WriterError, arguments, inherited)
@@ -63,12 +65,11 @@ class FfmpegEncoder(FfmpegProcess):
             raise self._failure(*self.wait_for_end()) from None
 
     def _signs(self) -> object:
-        if isinstance(self._output, str):
-            with suppress(OSError):
-                # At the end, ffmpeg may rewrite the file for minutes without a report.
-                return super()._signs(), file_state(self._output.removeprefix("file:"))
-        elif self._output.is_busy:
+        if self._live is not None and self._live.is_busy:
             return object()  # ffmpeg waits for the reader of its output, which may pause
+        with suppress(OSError):
+            # At the end, ffmpeg may rewrite the file for minutes without a report.
+            return super()._signs(), None if self._path is None else file_state(self._path)
         return super()._signs()
 
     def finish(self) -> int:
@@ -77,8 +78,8 @@ class FfmpegEncoder(FfmpegProcess):
         code, log = self.wait_for_end()
         if code:
             raise self._failure(code, log)
-        if isinstance(self._output, LiveOutput):
-            self._output.join()
+        if self._live is not None:
+            self._live.join()
         self._raise_output_error()
         self._progress.join()
         self.release()
@@ -100,17 +101,17 @@ class FfmpegEncoder(FfmpegProcess):
         super().kill()
 
     def release(self) -> None:
-        if isinstance(self._output, LiveOutput):
-            self._output.join(_PATIENCE)
+        if self._live is not None:
+            self._live.join(_PATIENCE)
         super().release()
 
     def _drop_output(self) -> None:
-        if isinstance(self._output, LiveOutput):
-            self._output.is_cancelled = True
+        if self._live is not None:
+            self._live.is_cancelled = True
 
     def _raise_output_error(self) -> None:
-        if isinstance(self._output, LiveOutput) and self._output.error is not None:
-            raise self._output.error
+        if self._live is not None and self._live.error is not None:
+            raise self._live.error
 
     def _failure(self, code: int, log: Sequence[str]) -> WriterError:
         self._raise_output_error()  # the cause, if ffmpeg has failed because nobody reads what it writes
@@ -228,9 +229,8 @@ class VideoWriter(Sink):
                 weakref.finalize(self, self._samples.arrays.put, None)  # as in `Sink`
                 pipes[SOUND_INPUT] = stack.enter_context(sound).fileno()
             arguments = [f"pipe:{pipes[word]}" if word in pipes else word for word in encoding]
-            url = f"file:{file.path}" if isinstance(file, PartFile) else file
             raw_video = _input_arguments(output.size, self.fps, options.format)
-            self._ffmpeg = FfmpegEncoder(name, [*raw_video, *arguments], url, [*pipes.values()])
+            self._ffmpeg = FfmpegEncoder(name, [*raw_video, *arguments], file, [*pipes.values()])
             on_error.pop_all()
         if self._sound is not None:
             self._samples.start()
