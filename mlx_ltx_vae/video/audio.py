@@ -48,7 +48,7 @@ def find_sample_rate(name: str, audio: object, sample_rate: int | None) -> int:
 
 
 def each_chunk(name: str, sound: Sound) -> Iterator[np.ndarray]:
-    """(n, 2) float32 of each chunk that has samples. Raises a `WriterError` for anything but sound."""
+    """Yield (n, 2) float32 of each chunk that has samples. Raises a `WriterError` for anything but sound."""
     num_empty = 0
     for chunk in [sound] if hasattr(sound, "shape") else sound:
         waveform = getattr(chunk, "waveform", chunk)

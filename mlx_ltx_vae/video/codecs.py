@@ -47,7 +47,7 @@ def find_codec(name: str, ending: str, options: OutputOptions) -> Codec:
             raise WriterError(f"{name}: {field} is {quote(value)}; expected {'a name' if kind is str else 'a number'}.")
     if options.fragmented:
         check_fragmented(name, ending)
-    find_audio_codec(name, ending, options)
+    _find_audio_codec(name, ending, options)
     if options.shortest and options.audio is None:
         flag, add = option("shortest", "--shortest"), option("audio", "--audio")
         raise WriterError(f"{name}: {flag} ends the audio with the video; add {add}, or leave it out.")
@@ -124,7 +124,7 @@ def check_fragmented(name: str, ending: str) -> None:
 def video_arguments(
     name: str, ending: str, size: Size, fps: Fraction, options: OutputOptions, num_frames: int | None
 ) -> list[str]:
-    """ffmpeg's arguments between the input and the output of a video or an animation.
+    """Return ffmpeg's arguments between the input and the output of a video or an animation.
 
     `num_frames` is None if it is not known.
     """
@@ -138,7 +138,7 @@ def video_arguments(
     arguments = _encoder_arguments(name, codec, size, fps, options)
     inputs: list[str] = []
     if options.audio is not None:
-        inputs, before, after = audio_arguments(name, ending, fps, options, num_frames)
+        inputs, before, after = _audio_arguments(name, ending, fps, options, num_frames)
         arguments = [*before, *arguments, *after]
     if options.metadata:
         inputs += ["-f", "ffmetadata", "-i", METADATA_INPUT]
@@ -149,7 +149,7 @@ def video_arguments(
 
 
 def _animation_arguments(name: str, ending: str, size: Size, fps: Fraction, options: OutputOptions) -> list[str]:
-    """`video_arguments` for an animation."""
+    """Return the `video_arguments` of an animation."""
     check_encoder(name, ANIMATIONS[ending], f"which {ending} needs", ANIMATIONS)
     if ending == ".gif":
         # A palette for each frame: a shared one needs all frames first, and bands. Error diffusion would flicker.
@@ -202,7 +202,7 @@ def _container_arguments(ending: str, options: OutputOptions) -> list[str]:
     return [*arguments, "-movflags", flags]
 
 
-def find_audio_codec(name: str, ending: str, options: OutputOptions) -> AudioCodec:
+def _find_audio_codec(name: str, ending: str, options: OutputOptions) -> AudioCodec:
     """Return the audio codec that the options name, or the default."""
     key = (options.audio_codec or ("opus" if ending == ".webm" else "aac")).lower()
     if key not in AUDIO_CODECS:
@@ -221,11 +221,11 @@ def find_audio_codec(name: str, ending: str, options: OutputOptions) -> AudioCod
     return codec
 
 
-def audio_arguments(
+def _audio_arguments(
     name: str, ending: str, fps: Fraction, options: OutputOptions, num_frames: int | None
 ) -> tuple[list[str], list[str], list[str]]:
-    """ffmpeg's arguments for the audio input, and the arguments before and after the video stream's."""
-    codec, output = find_audio_codec(name, ending, options), ["-map", "1:a:0"]
+    """Return ffmpeg's arguments for the audio input, and those before and after the arguments of the video stream."""
+    codec, output = _find_audio_codec(name, ending, options), ["-map", "1:a:0"]
     alternatives = {
         key: audio_codec.encoder for key, audio_codec in AUDIO_CODECS.items() if ending in audio_codec.endings
     }
@@ -242,7 +242,7 @@ def audio_arguments(
     seconds = video if options.shortest else None
     source, shift = _find_file(options.audio)
     end = None if seconds is None else round(seconds * source.sample_rate)
-    layout, _ = choose_layout(codec, source.layout)
+    layout, _ = _choose_layout(codec, source.layout)
     channels = len(channel_places(layout)) or source.channels
     output += [*_filters(layout, end), *_encode(codec, source.sample_rate, channels, bits=source.bits)]
     before = [] if options.fragmented else list(_END_WITH_READER)
@@ -255,7 +255,7 @@ def _file_input(audio: str | os.PathLike, shift: Fraction) -> list[str]:
     return ["-itsoffset", f"{float(shift):.6f}", *input_arguments(audio)]
 
 
-def _filters(layout: str, end: int | None = None) -> list[str]:
+def _filters(layout: str, end: int | None) -> list[str]:
     """Return the filters of a file's sound, which is stored in this layout and ends after this number of samples."""
     filters = [FILL_GAPS]
     if end is not None:
@@ -265,7 +265,7 @@ def _filters(layout: str, end: int | None = None) -> list[str]:
     return ["-af", ",".join(filters)]
 
 
-def choose_layout(codec: AudioCodec, layout: str) -> tuple[str, bool]:
+def _choose_layout(codec: AudioCodec, layout: str) -> tuple[str, bool]:
     """Return the layout in which a codec stores sound of a layout, and whether that has each of its channels.
 
     By itself ffmpeg would mix or drop channels that have a place: 7.1 becomes 6.1 with ALAC. It moves side channels to
@@ -310,16 +310,16 @@ def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, option
     """Warn of a file's sound that is stored with loss or fewer channels, and of sound of another length."""
     if not isinstance(options.audio, (str, os.PathLike)):
         return
-    codec, (source, shift) = find_audio_codec(name, ending, options), _find_file(options.audio)
+    codec, (source, shift) = _find_audio_codec(name, ending, options), _find_file(options.audio)
     codecs = {key: audio_codec for key, audio_codec in AUDIO_CODECS.items() if ending in audio_codec.endings}
     lossless = [key for key, audio_codec in codecs.items() if audio_codec.kilobits is None]
     is_default = options.audio_codec is None and takes_options()
     if lossless and is_default and codec.kilobits is not None and source.is_lossless:
         way = option(f'audio_codec="{lossless[0]}"', f"--audio-codec {lossless[0]}")
         warn(f"{name}: its sound is stored as {codec.encoder.upper()}, which is lossy; {way} keeps it lossless.")
-    layout, is_kept = choose_layout(codec, source.layout)
+    layout, is_kept = _choose_layout(codec, source.layout)
     if not is_kept:
-        keeping = [key for key, audio_codec in codecs.items() if choose_layout(audio_codec, source.layout)[1]]
+        keeping = [key for key, audio_codec in codecs.items() if _choose_layout(audio_codec, source.layout)[1]]
         keeping.sort(key=lambda key: (key not in lossless, key == "pcm"))  # whose channels have no places in Matroska
         ways = [option(f'audio_codec="{key}"', f"--audio-codec {key}") for key in keeping[:1]]
         advice = f"; {ways[0]} keeps all channels" if ways and takes_options() else ""
@@ -337,7 +337,7 @@ def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, option
 
 
 def _find_file(audio: str | os.PathLike) -> tuple[SoundFormat, Fraction]:
-    """`find_sound`, but a file without sound is an error."""
+    """Find the sound of a file as `find_sound` does. A file without sound is an error."""
     sound_file = find_sound(audio, WriterError)
     if sound_file is None:
         raise WriterError(f"{audio}: contains no audio stream.")

@@ -47,7 +47,7 @@ _INPUT_CHROMATICITIES: dict[HDRInput, tuple[float, ...]] = {"srgb_linear": _REC7
 
 
 def import_library(error: type[LTXVAEError]) -> Any:
-    """OpenImageIO. Raises `error` if it is missing."""
+    """Return OpenImageIO. Raises `error` if it is missing."""
     try:
         import OpenImageIO
     except ImportError:

@@ -293,7 +293,7 @@ def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
 
 
 def _find_ffmpeg() -> str:
-    """Its path. Raises an `OSError` if there are not enough files left to open, as any program needs that is started.
+    """Return its path. Raises an `OSError` if fewer files are left to open than any program needs that is started.
 
     imageio-ffmpeg starts it the first time, and otherwise remembers that there is none.
     """
@@ -364,7 +364,7 @@ class FfmpegReader(FfmpegProcess):
         return filled
 
     def read(self, size: int) -> bytes:
-        """`size` bytes, or fewer at the end."""
+        """Read `size` bytes, or fewer at the end."""
         data = bytearray(size)
         return bytes(data[: self.read_into(memoryview(data))])
 

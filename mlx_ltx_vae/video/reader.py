@@ -558,7 +558,7 @@ def _filters(
     has_alpha: bool,
     converts_colors: bool,
 ) -> str:
-    """ffmpeg's filters from a file's frames to RGB, scaled, then cropped evenly to `target`."""
+    """Return ffmpeg's filters from a file's frames to RGB, scaled, then cropped evenly to `target`."""
     size, turn = info.size, info.orientation
     # None holds a frame back, since it would be lost when ffmpeg rebuilds them for another pixel format. The first
     # fails for frames of another size, which ffmpeg would otherwise rescale without a warning.
@@ -606,7 +606,7 @@ class RateConverter:
         self._ticks = 0  # of the frames so far but the last
 
     def add(self, time: Fraction) -> int:
-        """How often the frame before the one that comes at `time` (in seconds) is returned; 0 for the first frame."""
+        """Return how often the frame before the one at `time` (in seconds) is returned; 0 for the first frame."""
         step = time - self._time
         if self.num_frames == 0:
             self._start = time
@@ -620,14 +620,14 @@ class RateConverter:
         return self._times_until(tick) if self.num_frames > 1 else 0
 
     def end(self) -> int:
-        """How often the last frame is returned: as long as it lasts, and at least once if it is the first."""
+        """Return how often the last frame is returned: as long as it lasts, and at least once if it is the first."""
         self.seconds = self._time + self._interval - self._start
         times = max(0, max(self._tick(self.seconds), 1) - self._ticks)
         self.left_out += times == 0
         return times
 
     def warning(self, name: str) -> str:
-        """Sentence that says what the conversion lost of frames at irregular times; "" for a constant rate."""
+        """Return a sentence that says what the conversion lost of frames at irregular times; "" for a constant rate."""
         if not self.left_out and 10 * self.repeated <= self.num_frames:
             return ""
         rate = f"{name}: has a variable frame rate; at {float(self._fps):.6g} frames a second"

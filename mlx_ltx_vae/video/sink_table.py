@@ -83,7 +83,7 @@ def _check_video(output: Output) -> Path:
 
 
 def _name_and_ending(name: str) -> tuple[str, str]:
-    """Name of a video in errors, and the ending that selects its container."""
+    """Return the name of a video in errors, and the ending that selects its container."""
     return ("standard output", ".mp4") if name == "-" else (name, Path(name).suffix.lower())
 
 
@@ -112,7 +112,7 @@ def stills_kind(
     check_frames: Callable[[str, FrameFormat], object] = lambda *_: None,
     check_library: Callable[[], object] = lambda: None,
 ) -> SinkKind:
-    """Stills: one picture, or several in a folder. Unnamed ones get the first ending.
+    """Return the kind of stills: one picture, or several in a folder. Unnamed ones get the first ending.
 
     `check_frames` raises a `WriterError` for other formats, and `check_library` if it is missing.
     """
@@ -175,7 +175,7 @@ SINKS: tuple[SinkKind, ...] = (
 )
 
 
-def find_kind(name: str, options: OutputOptions = OUTPUT_DEFAULTS) -> SinkKind:
+def find_kind(name: str, options: OutputOptions) -> SinkKind:
     """Find the kind of output that a name and options choose; raise a `WriterError` otherwise.
 
     The ending of a folder of stills selects their kind (f.png/); without one, it is the first that takes the frames.
@@ -271,7 +271,7 @@ def output_files(output: str, options: OutputOptions) -> dict[str, OutputOptions
 
 
 def files_of_all(outputs: Sequence[str], options: OutputOptions) -> list[dict[str, OutputOptions]]:
-    """`output_files` for several outputs, each with its own folder of EXR images."""
+    """Return the `output_files` of several outputs, each with its own folder of EXR images."""
     folder = options.exr_folder
     if len(outputs) > 1 and folder is not None and OUTPUT_NAME not in folder:
         options = replace(options, exr_folder=os.path.join(folder, OUTPUT_NAME))
@@ -279,7 +279,10 @@ def files_of_all(outputs: Sequence[str], options: OutputOptions) -> list[dict[st
 
 
 def name_others(outputs: Sequence[str], files: Sequence[Mapping[str, OutputOptions]]) -> dict[str, list[str]]:
-    """Files in `files_of_all` besides the outputs, by their names in reports. A contact sheet may be an output."""
+    """Return the files in `files_of_all` besides the outputs, by their names in reports.
+
+    A contact sheet may be an output.
+    """
     names: dict[str, list[str]] = {}
     for output, options in zip(outputs, files, strict=True):
         for name, file_options in options.items():
@@ -351,7 +354,7 @@ def takes_sound(path: str | os.PathLike, options: OutputOptions) -> bool:
 
 
 def add_metadata(path: str | os.PathLike, options: OutputOptions, entries: Mapping[str, str] = _NONE) -> OutputOptions:
-    """`options` with what the output keeps of their metadata, and of more entries unless they have these keys.
+    """Return `options` with what the output keeps of their metadata, and of more entries under other keys.
 
     A warning names what is left out, unless it is one of the `entries` and the output keeps no metadata at all.
     """

@@ -133,7 +133,7 @@ class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
         return np.ascontiguousarray(samples[:count].T)
 
     def cut(self, start: int, length: int) -> Iterator[np.ndarray]:
-        """Pieces of this many samples together, from sample `start` on. Silence follows if there are less."""
+        """Yield pieces of this many samples together, from sample `start` on. Silence follows if there are less."""
         skipped, left = start, length
         for samples in self:
             part = samples[:, skipped : skipped + left]

@@ -103,7 +103,7 @@ def find_stills_target(name: str, endings: tuple[str, ...], *, overwrite: bool) 
 
 
 def parse_stills_path(name: str, endings: tuple[str, ...]) -> tuple[Path, str]:
-    """`find_stills_target`, without the errors of a folder that cannot be used."""
+    """Return the `find_stills_target`, without the errors of a folder that cannot be used."""
     target, default = Path(name), f"%05d{endings[0]}"
     folder, pattern = (target, default) if is_folder(name) else (target.parent, target.name)
     if match_numbered(pattern) is None:

@@ -92,7 +92,7 @@ class FfmpegEncoder(FfmpegProcess):
         return int(counts[-1]) if counts else 0
 
     def end(self) -> None:
-        """`kill` where nobody waits for the end of a transfer."""
+        """Kill ffmpeg where nobody waits for the end of a transfer."""
         self._drop_output()
         self._end()
 
@@ -283,7 +283,7 @@ class VideoWriter(Sink):
 
 
 def _input_arguments(size: Size, fps: Fraction, frames: FrameFormat) -> list[str]:
-    """ffmpeg's arguments for raw frames on its standard input."""
+    """Return ffmpeg's arguments for raw frames on its standard input."""
     layout = ["-pixel_format", frames.pixel_format, "-video_size", format_size(*size), "-framerate", str(fps)]
     return ["-f", "rawvideo", *layout, *content_light_arguments(frames), "-i", "pipe:0"]
 
