@@ -73,19 +73,20 @@ _REFERRING = {
 class FfmpegProcess:
     """Running ffmpeg. Its log is kept, as the reason of a failure. Raises `error` if it cannot start.
 
-    It writes its progress, twice a second and at the end, to a pipe of its own if it `writes_output`, and otherwise to
-    its standard output. It also gets the `inherited` open files. The `marks` are those of a `LogReader`.
+    If it `writes_output`, that is its standard output (`pipe:1`, the last of its arguments), which is read here, and it
+    writes its progress, twice a second and at the end, to a pipe of its own. Otherwise its standard input is open, and
+    its standard output has the progress. It also gets the `inherited` open files. The `marks` are a `LogReader`'s.
     """
 
     def __init__(
         self,
         name: str,
-        error: type[LTXVAEError],
         arguments: Sequence[str],
         inherited: Sequence[int] = (),
+        error: type[LTXVAEError] = ReaderError,
         *,
-        writes_output: bool = False,
         marks: Sequence[str] = (),
+        writes_output: bool = True,
     ) -> None:
         self.name, self._error = name, error
         self._owner = os.getpid()
@@ -93,7 +94,8 @@ class FfmpegProcess:
         stdin = subprocess.DEVNULL if writes_output else subprocess.PIPE
         with ExitStack() as stack:
             progress, end = stack.enter_context(pipe_from_ffmpeg(error)) if writes_output else (None, 1)
-            inherited = [*inherited, end] if writes_output else inherited
+            if writes_output:
+                arguments, inherited = [*arguments, "pipe:1"], [*inherited, end]
             options = [*_GLOBAL_OPTIONS, "-loglevel", level, "-progress", f"pipe:{end}"]
             self.process, self._end = _start([*options, *arguments], error, self, stdin, inherited)
         assert self.process.stdout is not None and self.process.stderr is not None
@@ -125,6 +127,29 @@ class FfmpegProcess:
         self._wait_until(lambda: self._log.has_ended(TICK))  # at once; `Popen.wait` looks now and then
         self._wait_until(self._has_ended)
         return self.process.returncode, self._log.join()
+
+    def read_into(self, buffer: memoryview) -> int:
+        """Fill a buffer of bytes and return their number, which is less than its length only at the end."""
+        if self._owner != os.getpid():
+            raise ReaderError(f"{self.name}: is read by the process that opened it; open it again in this one.")
+        descriptor, filled = self._stdout.fileno(), 0
+        while filled < len(buffer):
+            self._wait_for_transfer(descriptor, select.POLLIN)
+            count = os.readv(descriptor, [buffer[filled:]])
+            if not count:
+                break
+            filled += count
+        return filled
+
+    def read(self, size: int) -> bytes:
+        """Read `size` bytes, or fewer at the end."""
+        data = bytearray(size)
+        return bytes(data[: self.read_into(memoryview(data))])
+
+    def wait(self) -> tuple[int, str]:
+        """Wait for ffmpeg, whose output has ended: its return code, and the cause that it logged, "" if nothing."""
+        code, log = self.wait_for_end()
+        return code, find_reason(log, code) if code or self._log.count else ""
 
     def _wait_until(self, is_done: Callable[[], object]) -> None:
         """Call `is_done`, which waits for a tick at most, until it is true.
@@ -337,44 +362,7 @@ def lives_until(is_done: Callable[[], object], signs: Callable[[], object]) -> b
     return True
 
 
-class FfmpegReader(FfmpegProcess):
-    """Running ffmpeg that writes to its standard output (`pipe:1`, the last of its arguments)."""
-
-    def __init__(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        inherited: Sequence[int] = (),
-        error: type[LTXVAEError] = ReaderError,
-        marks: Sequence[str] = (),
-    ) -> None:
-        super().__init__(name, error, [*arguments, "pipe:1"], inherited, writes_output=True, marks=marks)
-
-    def read_into(self, buffer: memoryview) -> int:
-        """Fill a buffer of bytes and return their number, which is less than its length only at the end."""
-        if self._owner != os.getpid():
-            raise ReaderError(f"{self.name}: is read by the process that opened it; open it again in this one.")
-        descriptor, filled = self._stdout.fileno(), 0
-        while filled < len(buffer):
-            self._wait_for_transfer(descriptor, select.POLLIN)
-            count = os.readv(descriptor, [buffer[filled:]])
-            if not count:
-                break
-            filled += count
-        return filled
-
-    def read(self, size: int) -> bytes:
-        """Read `size` bytes, or fewer at the end."""
-        data = bytearray(size)
-        return bytes(data[: self.read_into(memoryview(data))])
-
-    def wait(self) -> tuple[int, str]:
-        """Wait for ffmpeg, whose output has ended: its return code, and the cause that it logged, "" if nothing."""
-        code, log = self.wait_for_end()
-        return code, find_reason(log, code) if code or self._log.count else ""
-
-
-class FfmpegDecoder(FfmpegReader):
+class FfmpegDecoder(FfmpegProcess):
     """Running ffmpeg that writes raw frames."""
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
@@ -425,14 +413,14 @@ def read_output(
     arguments: Sequence[str], max_bytes: int = sys.maxsize, name: str = "ffmpeg", error: type[LTXVAEError] = ReaderError
 ) -> str:
     """Return the standard output of ffmpeg, or its beginning, also if ffmpeg fails."""
-    with closing(FfmpegReader(name, arguments, error=error)) as reader:
+    with closing(FfmpegProcess(name, arguments, error=error)) as reader:
         content = _read_all(reader, max_bytes)
         if len(content) < max_bytes:
             reader.wait()
     return content.decode(errors="replace")
 
 
-def _read_all(reader: FfmpegReader, max_bytes: int = sys.maxsize) -> bytes:
+def _read_all(reader: FfmpegProcess, max_bytes: int = sys.maxsize) -> bytes:
     content = bytearray()
     while len(content) < max_bytes and (part := reader.read(PIPE_BYTES)):
         content += part
@@ -458,7 +446,7 @@ def run_ffmpeg(
     name: str, arguments: Sequence[str], error: type[LTXVAEError], marks: Sequence[str] = ()
 ) -> tuple[int, str, list[str]]:
     """Run an ffmpeg that writes to its standard output, to its end: its return code, output and log."""
-    with closing(FfmpegReader(name, arguments, error=error, marks=marks)) as reader:
+    with closing(FfmpegProcess(name, arguments, error=error, marks=marks)) as reader:
         output = _read_all(reader).decode(errors="replace")
         code, log = reader.wait_for_end()
         return code, output, log
@@ -578,7 +566,7 @@ def read_length(name: str, arguments: Sequence[str], stream: str) -> Fraction | 
         first = ["-map", f"0:{stream.removeprefix('0:')}", "-frames", "1", *copied, f"pipe:{write_end}"]
         last = ["-map", f"1:{stream.removeprefix('0:')}", "-frames", str(_MAX_PACKETS), *copied]
         both = ["-copyts", *arguments, "-sseof", f"-{_LAST_SECONDS}", *arguments]
-        reader = FfmpegReader(name, [*both, *first, *last], [write_end])
+        reader = FfmpegProcess(name, [*both, *first, *last], [write_end])
     with closing(reader), pipe:
         end = parse_packets(_read_all(reader).decode())
         code, _ = reader.wait()

@@ -40,12 +40,13 @@ class FfmpegEncoder(FfmpegProcess):
         self._path, self._live = None, None
         if isinstance(output, PartFile):
             self._path = output.path
-            super().__init__(name, WriterError, [*arguments, f"file:{output.path}"], inherited)
+            arguments = [*arguments, f"file:{output.path}"]
+            super().__init__(name, arguments, inherited, WriterError, writes_output=False)
         else:
             self._live = output
             with pipe_from_ffmpeg(WriterError) as (pipe, write_end):
                 arguments, inherited = [*arguments, f"pipe:{write_end}"], [*inherited, write_end]
-                super().__init__(name, WriterError, arguments, inherited)
+                super().__init__(name, arguments, inherited, WriterError, writes_output=False)
             output.read_from(pipe)
         assert self.process.stdin is not None
         self._stdin = self.process.stdin
