@@ -50,7 +50,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class SinkKind:
-    """Kind of output. A new one is a file with its sink and an entry in `SINKS`.
+    """Kind of output. A new one is a file with a function that opens its `Sink`, and an entry in `SINKS`.
 
     Attributes:
         endings: of file names, in small letters; "-" for standard output.

@@ -127,22 +127,22 @@ def open_npy(output: Output) -> Sink:
     """Open a `.npy` file `(frames, height, width, 3)` in the dtype of the frames, which is written frame by frame."""
     part = PartFile(output.path, overwrite=bool(output.options.overwrite))
     with writing_to(output.name):
-        os.truncate(part.path, len(_npy_header(output, 0)))
-    complete = partial(_complete_npy, output, part)
-    return Sink(output.name, output.size, output.options.format, partial(_write_npy, part.path), complete, part.discard)
+        file = part.path.open("wb", buffering=0)  # what a forked process has in a buffer, it writes when it ends
+        file.seek(len(_npy_header(output, 0)))
+    complete, discard = partial(_complete_npy, output, file, part), partial(_discard_npy, file, part)
+    return Sink(output.name, output.size, output.options.format, partial(write_all, file), complete, discard)
 
 
-def _write_npy(path: Path, frames: np.ndarray) -> None:
-    # Unbuffered: what a forked process has in a buffer, it writes when it ends.
-    with path.open("r+b", buffering=0) as file:
-        file.seek(0, os.SEEK_END)
-        write_all(file, frames)
-
-
-def _complete_npy(output: Output, part: PartFile, num_frames: int) -> Path | None:
-    with part.path.open("r+b", buffering=0) as file:
-        write_all(file, _npy_header(output, num_frames))
+def _complete_npy(output: Output, file: io.FileIO, part: PartFile, num_frames: int) -> Path | None:
+    file.seek(0)
+    write_all(file, _npy_header(output, num_frames))
+    file.close()
     return part.complete()
+
+
+def _discard_npy(file: io.FileIO, part: PartFile) -> None:
+    file.close()
+    part.discard()
 
 
 def _npy_header(output: Output, num_frames: int) -> bytes:
