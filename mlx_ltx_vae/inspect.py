@@ -561,15 +561,11 @@ def inspect_video(path: Path, vae: Checkpoint | None) -> Report:
     check_text(path)
     arguments = input_arguments(path)
     info = probe(str(path), path, arguments)
-    count, damage = count_frames(str(path), arguments, info)
-    if damage:
-        warn(damage)
+    counts = count_frames(str(path), arguments, info)
     frames = returned = estimate_num_frames(info, info.fps)
-    is_variable, seconds = info.is_variable, info.seconds
-    notices = ["the number of frames is an estimate"] if count is None and frames is not None else []
-    if count is not None:
-        frames, returned = count.num_stored, count.num_returned
-        is_variable, seconds = count.is_variable, count.seconds
+    notices = ["the number of frames is an estimate"] if counts is None and frames is not None else []
+    if counts is not None:
+        frames, returned, info = counts
     scale = DEFAULT_SCALE if vae is None else vae.config.scale
     (width, height), shape = info.size, info.pixel_shape
     shown_width, shown_height = info.shown_size
@@ -588,8 +584,8 @@ def inspect_video(path: Path, vae: Checkpoint | None) -> Report:
         "width": width,
         "height": height,
         "fps": info.fps and float(info.fps),
-        "is_variable": is_variable,
-        "seconds": seconds and float(seconds),
+        "is_variable": info.is_variable,
+        "seconds": info.seconds and float(info.seconds),
         "codec": info.codec,
         "pixel_format": info.frames.pixel_format,
         "is_interlaced": info.is_interlaced,

@@ -17,7 +17,7 @@ WIDTH, HEIGHT = 70, 37  # of which ZIP has blocks of 16 rows
 
 
 def options_of(space):
-    return OutputOptions(frames=FrameOutput(EXR_SPACES[space].format))
+    return OutputOptions(frames=FrameOutput(EXR_SPACES[space]))
 
 
 def half_frame():
