@@ -273,23 +273,14 @@ def file_key(path: str | os.PathLike) -> str:
     return unicodedata.normalize("NFC", os.path.realpath(path)).casefold()
 
 
-class InputFiles:
-    """Files that are read, by name and by device and inode. "-" is standard input."""
-
-    def __init__(self, paths: Iterable[str | os.PathLike]) -> None:
-        self._names: set[str] = set()
-        self._identities: set[_Identity] = set()
-        for path in paths:
-            if path != _STANDARD_STREAM:
-                self._names.add(file_key(path))
-            if identity := _identity(0 if path == _STANDARD_STREAM else path):
-                self._identities.add(identity)
-
-    def check_output(self, output: str | os.PathLike) -> None:
-        """Raise a `WriterError` if an output ("-" is standard output) is one of the files."""
+def check_distinct(outputs: Iterable[str | os.PathLike], inputs: Sequence[str | os.PathLike]) -> None:
+    """Raise a `WriterError` if an output is an input, by name or by device and inode. "-" is a standard stream."""
+    names = {file_key(path) for path in inputs if path != _STANDARD_STREAM}
+    identities = {_identity(0 if path == _STANDARD_STREAM else path) for path in inputs}
+    for output in outputs:
         is_stream = output == _STANDARD_STREAM
-        is_input = not is_stream and file_key(output) in self._names
-        if is_input or _identity(1 if is_stream else output) in self._identities:
+        identity = _identity(1 if is_stream else output)
+        if (not is_stream and file_key(output) in names) or (identity is not None and identity in identities):
             name = "standard output" if is_stream else output
             raise WriterError(f"{name}: is one of the inputs, which are never replaced; choose another output.")
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..codec_table import AUDIO_CODECS, AudioCodec
 from ..errors import WriterError, option, quote, suggest, takes_options, warn
-from ..files import InputFiles, PartFile, writing_to
+from ..files import PartFile, check_distinct, writing_to
 from ..options import OutputOptions
 from ..process import close_in_children
 from ..units import expand_path
@@ -90,7 +90,7 @@ def audio_arguments(
         # The format is known, so that ffmpeg need not wait for more samples to find it.
         format_ = ["-f", "f32le", "-ar", str(rate), "-ac", str(CHANNELS), "-probesize", "32"]
         return [*format_, "-i", SOUND_INPUT], [], [*output, *_encode(codec, rate, CHANNELS)]
-    InputFiles([options.audio]).check_output(name)
+    check_distinct([name], [options.audio])
     if options.shortest and num_frames is None:
         raise WriterError(f"{name}: shortest needs the number of frames to come; add num_frames.")
     video = (_MAX_FRAMES if num_frames is None else num_frames) / fps
