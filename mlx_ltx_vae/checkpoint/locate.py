@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from ..errors import CheckpointError, excerpt, note, suggest
 from ..files import explain_missing
 from ..model_table import HUB, Kind, PublishedModel, find_model, list_names
+from ..models import families
 from ..models.base import PICTURES, SOUND, Family, Medium, NetworkTensors
-from ..models.families import families_of
 from ..units import expand_path, format_bytes
 from .files import (
     CONFIG_NAMES,
@@ -106,7 +106,8 @@ def recognize(
     default all networks of the medium are requested.
     """
     archive_shapes = [{name: info.shape for name, info in archive.tensors.items()} for archive in archives]
-    results = [(family, [family.find(shapes) for shapes in archive_shapes]) for family in families_of(medium)]
+    candidates = [family for family in families.FAMILIES if family.medium is medium]
+    results = [(family, [family.find(shapes) for shapes in archive_shapes]) for family in candidates]
 
     def rank(result: tuple[Family[Any], list[NetworkTensors]]) -> tuple[int, bool]:
         names = {name for part in result[1] for name in part.networks}
