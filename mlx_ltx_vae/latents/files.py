@@ -16,14 +16,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import IO, Any, ClassVar, Literal, NamedTuple
+from typing import IO, ClassVar, Literal, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 from numpy.lib import format as npy_format
 
 from ..backend.device import check_process
-from ..backend.mlx_utils import count_nonfinite, from_numpy, to_float, to_int, to_mlx
+from ..backend.mlx_utils import count_nonfinite, from_numpy, to_float, to_int
 from ..errors import LatentsError, excerpt, option, quote
 from ..files import (
     MAX_DEFLATION,
@@ -42,7 +42,7 @@ from ..files import (
     temporary_folder,
     torch_conversion,
 )
-from ..shapes import LatentShape
+from ..shapes import LatentShape, sampled_frames
 from ..units import expand_path, format_bytes
 from .metadata import DEFAULT_VAE_NAME, METADATA_KEYS, Layout
 
@@ -61,7 +61,6 @@ _READ_BYTES = 2**30  # macOS reads less than 2**31 at once
 _BITS = ("bfloat16", "uint16")
 _READABLE_DTYPES = ("float16", "float32", "float64", *_BITS)
 _MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest magnitude
-_SAMPLED_FRAMES = 8
 
 MeanAndStd = tuple[mx.array, mx.array]  # mean and standard deviation of each channel, (C,)
 GivenStatistics = tuple[mx.array | None, mx.array | None]  # `(vae.mean, vae.std)`; None if the VAE has none
@@ -556,18 +555,6 @@ def check_plausible(sample: Iterable[mx.array], source: str) -> None:
     largest = max(to_float(mx.abs(values.astype(mx.float32)).max()) for values in sample)
     if not _MIN_PLAUSIBLE < largest < _MAX_PLAUSIBLE:
         raise LatentsError(f"{source}: latents are stored as uint16 and are not bfloat16; save them as float32.")
-
-
-def sampled_frames(num_frames: int, max_frames: int = _SAMPLED_FRAMES) -> list[int]:
-    """Return the numbers of at most `max_frames` latent frames, spread over a clip."""
-    count = min(num_frames, max_frames)
-    return [(2 * i + 1) * num_frames // (2 * count) for i in range(count)]
-
-
-def read_frames(latents: Any, frames: Iterable[int]) -> Iterator[mx.array]:
-    """Yield some latent frames of an array or `MappedLatents` (B, C, F', H', W'), float32 (B, C, 1, H', W')."""
-    for frame in frames:
-        yield to_mlx(latents[(slice(None), slice(None), slice(frame, frame + 1))], "latents").astype(mx.float32)
 
 
 def check_shape(shape: Sequence[int], latent_channels: int | None, source: str, vae: str = DEFAULT_VAE_NAME) -> None:
