@@ -1,8 +1,9 @@
 """A format of latent files that a test adds to the table: a line with the shape, and float32 values in that order."""
 
-import numpy as np
+import math
 
-from mlx_ltx_vae.latents.files import Content, Header, OpenFile, Reader, StoredArray
+from mlx_ltx_vae.files import TensorHeader
+from mlx_ltx_vae.latents.files import Content, OpenFile, Reader, StoredArray
 
 START = b"TOY "
 
@@ -10,7 +11,8 @@ START = b"TOY "
 def open_toy(file: OpenFile) -> Content:
     line = file.pread(0, 200).partition(b"\n")[0]
     shape = tuple(int(length) for length in line.removeprefix(START).split())
-    header = Header("float32", np.dtype("<f4"), shape, offset=len(line) + 1)
+    begin = len(line) + 1
+    header = TensorHeader("float32", shape, begin, begin + 4 * math.prod(shape))
     return {"latents": StoredArray(file, "latents", lambda: header)}, {}
 
 

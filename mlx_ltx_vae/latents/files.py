@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import IO, ClassVar, Literal, NamedTuple
+from typing import IO, ClassVar
 
 import mlx.core as mx
 import numpy as np
@@ -32,6 +32,7 @@ from ..files import (
     UNSUSPECTED_BYTES,
     FileState,
     Format,
+    TensorHeader,
     check_header,
     copy_stream,
     file_state,
@@ -141,35 +142,21 @@ def reading(file: OpenFile) -> Iterator[None]:
     file.check_unchanged()
 
 
-class Header(NamedTuple):
-    """Dtype, shape and position of a stored tensor."""
-
-    dtype_name: str  # "float32", "bfloat16"; the file's name, such as "F8_E4M3", for types that numpy does not have
-    dtype: np.dtype  # uint16 for bfloat16; a void, such as `V1`, for other types that numpy does not have
-    shape: tuple[int, ...]
-    offset: int  # of the first value, in the file, or in the decompressed member of an archive
-    order: Literal["C", "F"] = "C"
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
 @dataclass(frozen=True, eq=False)
 class StoredArray:
     """Tensor of a file, whose header and values are read when they are used. Errors are `LatentsError`s."""
 
     file: OpenFile
     name: str
-    load_header: Callable[[], Header]
-    load_values: Callable[[Header], np.ndarray] | None = None  # of a tensor in an archive, which has no offset
+    load_header: Callable[[], TensorHeader]
+    load_values: Callable[[TensorHeader], np.ndarray] | None = None  # of a tensor in an archive
 
     @property
     def source(self) -> str:
         return self.file.source
 
     @cached_property
-    def header(self) -> Header:
+    def header(self) -> TensorHeader:
         with reading(self.file):
             return self.load_header()
 
@@ -179,7 +166,16 @@ class StoredArray:
 
     @property
     def dtype_name(self) -> str:
-        return self.header.dtype_name
+        return self.header.dtype
+
+    @property
+    def stored_dtype(self) -> np.dtype:
+        """Dtype in the file: uint16 for bfloat16; a void, such as `V1`, for other types that numpy does not have."""
+        if self.header.numpy_dtype is not None:
+            return self.header.numpy_dtype
+        size = self.header.num_bytes // max(1, math.prod(self.shape))
+        name = "u2" if self.dtype_name == "bfloat16" else f"V{size}" if self.dtype_name.isupper() else self.dtype_name
+        return np.dtype(name).newbyteorder("<")
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -187,8 +183,8 @@ class StoredArray:
         return self.read()
 
     def read(self, frames: range | None = None) -> np.ndarray:
-        """Return all values, or consecutive frames of a tensor (..., F', H', W') in C order that has an offset."""
-        header = self.header
+        """Return all values, or consecutive frames of a tensor (..., F', H', W') in C order that is in no archive."""
+        header, dtype = self.header, self.stored_dtype
         if frames is None and header.num_bytes > MAX_WHOLE_BYTES:
             raise LatentsError(
                 f"{self.source}: {excerpt(self.name, 40)} {self.shape} takes {format_bytes(header.num_bytes)}, and "
@@ -196,23 +192,23 @@ class StoredArray:
                 "(1, C, F', H', W') as safetensors."
             )
         with reading(self.file):
-            if header.dtype.hasobject:
+            if header.has_objects:
                 raise ValueError("it holds Python objects, which could run any code when read")
             if self.load_values is not None:
                 return self.load_values(header)
             if frames is None:
-                values = np.empty(math.prod(header.shape), header.dtype)
+                values = np.empty(math.prod(header.shape), dtype)
                 self._fill(values, 0)
                 return values.reshape(header.shape, order=header.order)
             *planes, length, height, width = header.shape
-            values = np.empty((math.prod(planes), len(frames), height, width), header.dtype)
+            values = np.empty((math.prod(planes), len(frames), height, width), dtype)
             for plane, part in enumerate(values):
                 self._fill(part, (plane * length + frames.start) * height * width)
             return values.reshape(*planes, len(frames), height, width)
 
     def _fill(self, values: np.ndarray, first: int) -> None:
         """Read consecutive values from number `first` on."""
-        offset = self.header.offset + first * values.itemsize
+        offset = self.header.begin + first * values.itemsize
         if values.size and self.file.pread_into(values.view(np.uint8).data, offset) < values.nbytes:
             raise self.file.changed()
 
@@ -241,26 +237,18 @@ Content = tuple[dict[str, StoredArray], dict[str, str]]
 
 def _open_safetensors(file: OpenFile) -> Content:
     headers, metadata = read_header(file)
-
-    def header_of(name: str) -> Header:
-        dtype_name, shape, begin, end = headers[name]
-        size = (end - begin) // max(1, math.prod(shape))
-        dtype = "u2" if dtype_name == "bfloat16" else f"V{size}" if dtype_name.isupper() else dtype_name
-        return Header(dtype_name, np.dtype(dtype).newbyteorder("<"), shape, begin)
-
-    return {name: StoredArray(file, name, partial(header_of, name)) for name in headers}, metadata
+    return {name: StoredArray(file, name, partial(headers.__getitem__, name)) for name in headers}, metadata
 
 
 def _open_npy(file: OpenFile) -> Content:
     header = _read_npy(file)
-    expected = header.offset + header.num_bytes
-    if not header.dtype.hasobject and file.size < expected:  # pickles of objects have any size
-        raise ValueError(f"it has {file.size} bytes of {expected}, so it was cut short")
+    if not header.has_objects and file.size < header.end:
+        raise ValueError(f"it has {file.size} bytes of {header.end}, so it was cut short")
     name = Path(file.source).stem
     return {name: StoredArray(file, name, lambda: header)}, {}
 
 
-def _read_npy(stream: IO[bytes] | io.RawIOBase) -> Header:
+def _read_npy(stream: IO[bytes] | io.RawIOBase) -> TensorHeader:
     """Read the header of a .npy file, from the position of the stream on."""
     text = io.BytesIO(stream.read(_NPY_HEADER_BYTES))
     version = npy_format.read_magic(text)
@@ -270,7 +258,8 @@ def _read_npy(stream: IO[bytes] | io.RawIOBase) -> Header:
         raise ValueError(f"its shape is {excerpt(shape)}")
     is_bfloat16 = dtype == np.dtype("V2")
     name, dtype = ("bfloat16", np.dtype("<u2")) if is_bfloat16 else (dtype.name, dtype)
-    return Header(name, dtype, shape, text.tell(), "F" if is_fortran else "C")
+    begin, num_bytes = text.tell(), math.prod(shape) * dtype.itemsize
+    return TensorHeader(name, shape, begin, begin + num_bytes, dtype, "F" if is_fortran else "C")
 
 
 def _open_npz(file: OpenFile) -> Content:
@@ -288,21 +277,20 @@ def _open_npz(file: OpenFile) -> Content:
     return tensors, {}
 
 
-def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
-    """Read the header of a tensor in a .npz file. Its offset is in the decompressed member."""
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> TensorHeader:
+    """Read the header of a tensor in a .npz file."""
     title = excerpt(member.filename.removesuffix(".npy"), 40)
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{title} is compressed in a way that numpy does not write")
     with archive.open(member) as stream:
         header = _read_npy(stream)
-    expected = header.offset + header.num_bytes
-    if not header.dtype.hasobject and member.file_size != expected:
+    if not header.has_objects and member.file_size != header.end:
         shape = excerpt(header.shape, 40)
-        raise ValueError(f"{title} has {member.file_size} bytes, where its shape {shape} takes {expected}")
+        raise ValueError(f"{title} has {member.file_size} bytes, where its shape {shape} takes {header.end}")
     return header
 
 
-def _inflate(file: OpenFile, archive: zipfile.ZipFile, member: zipfile.ZipInfo, header: Header) -> np.ndarray:
+def _inflate(file: OpenFile, archive: zipfile.ZipFile, member: zipfile.ZipInfo, header: TensorHeader) -> np.ndarray:
     """Return the values of a tensor in a .npz file."""
     if member.file_size > max(UNSUSPECTED_BYTES, MAX_DEFLATION * member.compress_size):
         sizes = f"takes {format_bytes(member.compress_size)} and would take {format_bytes(member.file_size)}"
@@ -312,10 +300,10 @@ def _inflate(file: OpenFile, archive: zipfile.ZipFile, member: zipfile.ZipInfo, 
         )
     content = bytearray()
     with archive.open(member) as stream:
-        stream.seek(header.offset)
+        stream.seek(header.begin)
         while block := stream.read(_INFLATED_BYTES):
             content += block
-    return np.ndarray(header.shape, header.dtype, content, order=header.order)
+    return np.ndarray(header.shape, header.numpy_dtype, content, order=header.order)
 
 
 @dataclass(frozen=True)
@@ -450,7 +438,7 @@ def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
     metadata: dict[str, str] = {}
     for name in [key for key in METADATA_KEYS if key in tensors and math.prod(tensors[key].shape) == 1]:
         tensor = tensors.pop(name)
-        if (size := tensor.header.dtype.itemsize) > _MAX_METADATA_BYTES:
+        if (size := tensor.stored_dtype.itemsize) > _MAX_METADATA_BYTES:
             problem = f"{name} takes {format_bytes(size)}, where a single value was expected"
             raise LatentsError(f"{tensor.source}: {problem}.")
         values = tensor.read()
