@@ -170,7 +170,7 @@ def open_latents(
         raise LatentsError(f"{source}: {excerpt(name)} {stored.shape} are audio latents; {way}.")
     layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid, vae=vae)
     check_shape(layout.shape, latent_channels, source, vae)
-    check_readable(stored, excerpt(name), source)
+    check_readable(stored, excerpt(name))
     sizes, frames = find_video_sizes(metadata, layout.shape.grid, scale, source)
     if padding := layout.shape.frames - frames:
         left_out = format_count(padding, "latent frame")
@@ -340,7 +340,7 @@ def find_audio_latents(
         )
     if 0 in stored.shape:
         raise LatentsError(f"{source}: audio latents {quote(name)} are empty.")
-    check_readable(stored, f"audio latents {quote(name)}", source)
+    check_readable(stored, f"audio latents {quote(name)}")
     if AUDIO_LENGTHS in tensors:
         length = _used_length(tensors[AUDIO_LENGTHS], length, source)
     normalized = parse_metadata(dict(entries), source).normalized

@@ -561,11 +561,11 @@ def check_shape(shape: Sequence[int], latent_channels: int | None, source: str, 
         raise LatentsError(f"{source}: latents {shape} have {shape[1]} channels where {vae} has {latent_channels}.")
 
 
-def check_readable(stored: StoredArray, name: str, source: str) -> None:
+def check_readable(stored: StoredArray, name: str) -> None:
     """Raise a `LatentsError` for values that are not floating-point numbers."""
     if stored.dtype_name not in _READABLE_DTYPES:
         raise LatentsError(
-            f"{source}: {name} is stored as {stored.dtype_name}; save it as float32, float16 or bfloat16."
+            f"{stored.source}: {name} is stored as {stored.dtype_name}; save it as float32, float16 or bfloat16."
         )
 
 

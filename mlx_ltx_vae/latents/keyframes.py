@@ -158,7 +158,7 @@ def find_keyframes(
         raise LatentsError(f"{source}: has {name} and no {NUMBER_NAMES[STILL_NAMES.index(name)]}, their frame numbers.")
     stored, numbers = tensors[name], tensors[numbers_name]
     _check_axes(stored.shape, f"{source}: ")
-    check_readable(stored, name, source)
+    check_readable(stored, name)
     shape = LatentShape(*stored.shape)
     if numbers.shape != (shape.frames,) or not numbers.dtype_name.startswith(("int", "uint")):
         raise LatentsError(
