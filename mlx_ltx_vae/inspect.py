@@ -20,16 +20,16 @@ from .checkpoint.locate import Location, locate, recognize
 from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, ReaderError, excerpt, printable, warn
 from .files import MAX_INSPECTED_VALUES, START_BYTES, Format, find_format
 from .latents import KNOWN_NAMES, AudioLatentsFile, find_audio_latents, is_sound_alone, open_latents
-from .latents.files import MappedLatents, find_reader, open_tensor_file, read_frames, sampled_frames
+from .latents.files import MappedLatents, find_reader, open_tensor_file
 from .latents.keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
 from .latents.metadata import DEFAULT_VAE_NAME, is_audio_name
 from .model_table import Kind, models_for
 from .models.base import NETWORKS, PICTURES, SOUND, Medium, SoundConfig
 from .options import PlanOptions
-from .pipeline.sources import are_unusual, count_unusual, frame_moments, join_moments
+from .pipeline.sources import are_unusual, count_unusual, frame_moments, join_moments, read_frames
 from .planning.clip import lookahead, receptive_field
 from .planning.planner import plan_decode
-from .shapes import DEFAULT_SCALE, Grid, format_size
+from .shapes import DEFAULT_SCALE, Grid, format_size, sampled_frames
 from .units import DEFAULT_FPS, expand_path, format_bytes, format_count
 from .video.audio import SLACK
 from .video.codecs import ANIMATIONS, CONTAINER_ENDINGS

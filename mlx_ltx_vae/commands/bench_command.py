@@ -26,7 +26,6 @@ import mlx.nn as nn
 import numpy as np
 
 from ..backend.device import backend
-from ..backend.machine import launched_rank
 from ..backend.mlx_utils import DTYPES, DtypeName, dtype_name
 from ..checkpoint import open_checkpoint
 from ..errors import CheckpointError, LTXVAEError, describe_error
@@ -41,7 +40,7 @@ from ..published import PublishedVAE
 from ..shapes import Grid
 from ..units import MB, format_bytes
 from ..vae import VideoVAE
-from .cli import CommandParser
+from .cli import CommandParser, launched_rank
 from .running import print_report, run_command, write_line
 
 #: The mode of a case that is an encode.

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from ..errors import ItemsError, quote, warn
-from ..files import InputFiles, file_key, numbered_names, read_small_file
+from ..files import check_distinct, file_key, numbered_names, read_small_file
 from ..latents.files import READERS
 from ..shapes import Size
 from ..units import find_fps
@@ -326,10 +326,8 @@ def check_not_inputs(
     items: Sequence[Item], files: Sequence[ItemFiles], other_inputs: Sequence[str | os.PathLike]
 ) -> None:
     """Check that no output of the items is an input of any of them, or one of `other_inputs`."""
-    sources = ((item.source, *item_files.inputs) for item, item_files in zip(items, files, strict=True))
-    inputs = InputFiles(chain(other_inputs, *sources))
-    for output in chain.from_iterable(item_files.written for item_files in files):
-        inputs.check_output(output)
+    inputs = [*other_inputs, *(item.source for item in items), *chain(*(item_files.inputs for item_files in files))]
+    check_distinct(chain(*(item_files.written for item_files in files)), inputs)
 
 
 def all_exist(outputs: Sequence[str]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import mlx.core as mx
 
-from ..backend.machine import Machine, Work, launched_rank
+from ..backend.machine import Machine, Work
 from ..checkpoint import Checkpoint
 from ..distributed import Ranks, join_ranks
 from ..errors import ItemsError, describe_error, one_line, printable
@@ -27,6 +27,7 @@ from ..planning.plan import Plan
 from ..process import Cleanup
 from ..units import format_bytes, format_count, format_rate, format_seconds
 from ..vae import VideoVAE
+from .cli import launched_rank
 from .items import (
     Item,
     ItemFiles,
@@ -174,7 +175,7 @@ class Job(ABC):
         writes their outputs to its disk. The first rank reports. The error of a single input is raised. If any of many
         inputs fails, an `ItemsError` is raised at the end.
         """
-        ranks = join_ranks(self.arguments.distributed, self.arguments.rank_timeout)
+        ranks = join_ranks(launched_rank(), self.arguments.distributed, self.arguments.rank_timeout)
         if ranks is None:
             return
         items = self.make_items()

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, AudioCodec, Codec
 from ..errors import WriterError, option, quote, suggest, takes_options, warn
-from ..files import InputFiles
+from ..files import check_distinct
 from ..options import OutputOptions
 from ..shapes import Size, format_size
 from .audio import CHANNELS, SOUND_INPUT, find_sample_rate
@@ -235,7 +235,7 @@ def _audio_arguments(
         # The format is known, so that ffmpeg need not wait for more samples to find it.
         format_ = ["-f", "f32le", "-ar", str(rate), "-ac", str(CHANNELS), "-probesize", "32"]
         return [*format_, "-i", SOUND_INPUT], [], [*output, *_encode(codec, rate, CHANNELS)]
-    InputFiles([options.audio]).check_output(name)
+    check_distinct([name], [options.audio])
     if options.shortest and num_frames is None:
         raise WriterError(f"{name}: shortest needs the number of frames to come; add num_frames.")
     video = (_MAX_FRAMES if num_frames is None else num_frames) / fps
