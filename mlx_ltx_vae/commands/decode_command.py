@@ -40,7 +40,7 @@ from ..video import check_output_options, is_sound, output_files, takes_sound
 from ..video.audio import check_sound_length
 from .cli import CommandParser
 from .inputs import ClipInput, FilmInput
-from .items import Item, ItemFiles, all_exist, are_many, find_pattern, has_table, mark_folders
+from .items import Item, Result, all_exist, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
 from .models import CHOICES, choose_by_environment, choose_by_latents
 from .options import choose_frames, chosen_steps, read_options
@@ -365,11 +365,10 @@ class DecodeTask(Task):
     def __init__(self, job: DecodeJob, item: Item) -> None:
         super().__init__(job, item)
         arguments, ranks, options = job.arguments, job.ranks, job.output_options
-        if arguments.skip_existing and item.output and ranks.size == 1:  # before the latents are read
-            self.is_skipped = all_exist(list(output_files(item.output, options)))
-            if self.is_skipped:
-                self.files = ItemFiles(outputs=[item.output])
-                return
+        can_skip = arguments.skip_existing and ranks.size == 1  # before the latents are read
+        if can_skip and item.output and all_exist(list(output_files(item.output, options))):
+            self.result = Result(outputs=[item.output], is_skipped=True)
+            return
         self._input = FilmInput(job, item.windows) if job.is_film else ClipInput(job, item.source)
         if job.decode.options.seed:
             check_takes_seed(job.spec)
@@ -393,11 +392,10 @@ class DecodeTask(Task):
         self._output = DecodeOutput(
             item.output or _UNNAMED, options, self._fps, batch=shape.batch, is_still=shape.frames == 1
         )
-        self.num_frames, self.cost = self.plan.num_frames * len(self._videos), prod(shape)
         inputs = [*self._sound_files(), *([job.decode.keyframes] if job.decode.keyframes else []), *item.windows]
-        self.files = ItemFiles(inputs)
-        if item.output:
-            self.files = ItemFiles(inputs, self._output.names, self._output.other_names)
+        outputs, extras = (self._output.names, self._output.other_names) if item.output else ([], {})
+        num_frames = self.plan.num_frames * len(self._videos)
+        self.result = Result(inputs, outputs, extras, num_frames, cost=prod(shape))
 
     def _choose_frames(self, num_frames: int) -> tuple[int, int] | None:
         """Return the first frame to decode and one more than the last, of `num_frames`. `None` means all."""
@@ -438,16 +436,17 @@ class DecodeTask(Task):
 
     def check_outputs(self) -> None:
         """Find out whether to skip the item, and raise the errors of writing before the weights are read."""
-        if self.is_skipped or not self._item.output:
+        if self.result.is_skipped or not self._item.output:
             return
         arguments, output = self._job.arguments, self._output
         if arguments.skip_existing and self._job.ranks.size == 1:
             self._leave_out_existing()
         videos = self._videos if self._writes else ()
         files = [file for index in videos for file in output.files[index]]
-        self.is_skipped = arguments.skip_existing and (not files or all_exist(files))
+        is_skipped = arguments.skip_existing and (not files or all_exist(files))
+        self.result = replace(self.result, is_skipped=is_skipped)
         self._copied: set[tuple[str, str]] = set()  # entries of the latent file that go into an output
-        if not self.is_skipped:
+        if not is_skipped:
             entries = self._input.info.workflow if arguments.workflow else {}
             overwrite, makes_folders = self._job.may_replace(files), self._job.makes_folders
             self._copied = output.check(
@@ -460,7 +459,7 @@ class DecodeTask(Task):
         for index in self._videos:
             files[index] = {file: options for file, options in files[index].items() if not all_exist([file])}
         self._videos = [index for index in self._videos if files[index]]
-        self.num_frames = self.plan.num_frames * len(self._videos)
+        self.result = replace(self.result, num_frames=self.plan.num_frames * len(self._videos))
 
     @property
     def _writes(self) -> bool:
@@ -473,7 +472,7 @@ class DecodeTask(Task):
             self._sound.check_values()
 
     def describe(self) -> dict[str, Any]:
-        plans = [self.plan.as_dict(), str(self._fps), len(self.files.outputs)]
+        plans = [self.plan.as_dict(), str(self._fps), len(self.result.outputs)]
         return {"the latents": self._input.headers(), "the plans": plans}
 
     def networks(self) -> dict[str, dict[str, str]]:
@@ -494,7 +493,7 @@ class DecodeTask(Task):
         else:
             reports = self._decode(open_video, bar)
         report = self._join(reports)
-        self.files = replace(self.files, outputs=self._output.names, extras=self._output.other_names)
+        self.result = replace(self.result, outputs=self._output.names, extras=self._output.other_names)
         return self._report(self._describe(report), report.as_dict(), work=self._work, sent_bytes=report.sent_bytes)
 
     def _decode(

@@ -41,7 +41,7 @@ from ..video import ExrReader, Fit, VideoReader
 from ..video.reader import source_files
 from ..video.sound_files import SoundReader
 from .cli import CommandParser, format_range
-from .items import Item, ItemFiles, are_many, find_pattern, has_table, mark_folders
+from .items import Item, Result, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
 from .models import CHOICES, choose_by_environment
 from .options import read_options
@@ -141,7 +141,8 @@ class EncodeTask(Task):
         arguments, audio = job.arguments, job.audio_checkpoint  # raises its errors before anything is encoded
         inputs = [*source_files(Path(item.source)), *(audio.files if audio else [])]
         pixels = prod(item.size) * (item.max_frames or 0) if item.size else 0  # if a table states them
-        self.cost = pixels or _bytes_on_disk(Path(item.source))
+        outputs = [] if item.output is None else [item.output]
+        self.result = Result(inputs, outputs, cost=pixels or _bytes_on_disk(Path(item.source)))
         if arguments.windows is not None:
             scale = job.checkpoint.config.scale
             self._carry = DEFAULT_CARRY if arguments.carry is None else arguments.carry
@@ -149,7 +150,6 @@ class EncodeTask(Task):
             if (arguments.windows - 1) % scale.time or arguments.windows <= self._carry:
                 expected = f"1 + {scale.time}*k frames, more than the {self._carry} that they share"
                 raise PlanError(f"windows have {expected}, not {arguments.windows}; correct --windows.")
-        self.files = ItemFiles(inputs, [] if item.output is None else [item.output])
         if item.output is not None and arguments.windows is None:
             check_latents_name(item.output)
 
@@ -174,7 +174,7 @@ class EncodeTask(Task):
         self._frames = self._choose_frames(reader)
         first = self._frames.start if self._frames else 0
         with reader(first_frame=first, max_frames=self._max_frames) as self._video:
-            self.num_frames = self._video.num_frames
+            self.result = replace(self.result, num_frames=self._video.num_frames)
             self.plan = self._make_plan()
             yield
 
@@ -204,7 +204,7 @@ class EncodeTask(Task):
         return {"the contents of the videos": sample_path(self._video.path)}
 
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
-        video, ranks, (output,), hdr = self._video, self._job.ranks, self.files.outputs, self._job.arguments.hdr
+        video, ranks, (output,), hdr = self._video, self._job.ranks, self.result.outputs, self._job.arguments.hdr
         num_read = 0
 
         def count_frames(frames: np.ndarray) -> np.ndarray:

@@ -27,8 +27,7 @@ from ..units import DEFAULT_FPS, format_count
 from .cli import CommandParser
 from .decode_command import DecodeJob, DecodeSettings, run_decode
 from .gallery_page import Clip, preview_folder, preview_of, read_page, write_page
-from .items import Item, ItemFiles, mark_folders, read_inputs
-from .jobs import Result
+from .items import Item, Result, mark_folders, read_inputs
 from .models import choose_by_latents
 from .running import print_report
 
@@ -135,7 +134,7 @@ class GalleryJob(DecodeJob):
         return checkpoint
 
     def print_result(self, item: Item, result: Result) -> None:
-        super().print_result(item, replace(result, files=ItemFiles()))
+        super().print_result(item, replace(result, outputs=()))
         if self.arguments.dry_run:
             return
         path = os.path.abspath(item.source)
@@ -166,7 +165,7 @@ class GalleryJob(DecodeJob):
             prompt=find_text(file.entries, "prompt", "text"),
             seed=find_text(file.entries, "seed", "noise_seed"),
             model=models[0].name if models else "",
-            videos=tuple(Path(output).name for output in result.files.outputs),
+            videos=tuple(Path(output).name for output in result.outputs),
         )
 
     def summarize(self, items: Sequence[Item], results: Sequence[Result], seconds: float) -> None:
