@@ -238,10 +238,13 @@ def _choose_hdr_frames(
             name = option_names[0] if option_names else "exr"
             raise ItemsError(f"--{name.replace('_', '-')} is for HDR latents; add --hdr acescct or logc3")
         return options
-    hdr_options = {"signal": arguments.hdr_output, "exposure": arguments.exposure, "exr_space": arguments.exr_space}
-    hdr_options = {name: value for name, value in hdr_options.items() if value is not None}
-    exr = arguments.exr and _stills_folder(arguments.exr, inputs)
-    hdr = HDROptions(arguments.hdr, exr=exr, **hdr_options)
+    hdr = HDROptions(
+        arguments.hdr,
+        signal=arguments.hdr_output or HDROptions.signal,
+        exposure=arguments.exposure or HDROptions.exposure,
+        exr=arguments.exr and _stills_folder(arguments.exr, inputs),
+        exr_space=arguments.exr_space or HDROptions.exr_space,
+    )
     return hdr.choose_frames(options, is_exr=is_exr)
 
 
