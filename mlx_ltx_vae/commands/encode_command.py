@@ -23,7 +23,7 @@ from ..checkpoint import Checkpoint, open_checkpoint
 from ..codec_table import LATER_STILL_CRF, STILL_CRF
 from ..errors import CheckpointError, PlanError, ReaderError, warn
 from ..files import part_folder, sample_path
-from ..latents import LatentSpace, LatentsWriter, check_latents_name, is_for_comfyui
+from ..latents import LatentsWriter, check_latents_name, is_for_comfyui
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
 from ..options import PlanOptions
@@ -106,11 +106,6 @@ class EncodeJob(Job):
 
     def make_task(self, item: Item) -> "EncodeTask":
         return EncodeTask(self, item)
-
-    @cached_property
-    def latent_space(self) -> LatentSpace:
-        """Generation and fingerprint of the latents that are written."""
-        return self.checkpoint.latent_space
 
     @cached_property
     def audio_checkpoint(self) -> Checkpoint | None:
@@ -238,8 +233,7 @@ class EncodeTask(Task):
                             self._job.arguments.windows is not None and self._carry < count
                         ):  # a single window shares no frames
                             sizes["carry"] = self._carry
-                        space = self._job.latent_space
-                        new_path = writer.complete(fps=video.fps, sizes=sizes, audio=audio, space=space)
+                        new_path = writer.complete(fps=video.fps, sizes=sizes, audio=audio, space=vae.latent_space)
                         self._rename({} if new_path is None else {output: str(new_path)})
                 sent_bytes += stream.sent_bytes
         seconds = time.perf_counter() - start

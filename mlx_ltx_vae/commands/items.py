@@ -109,14 +109,6 @@ class Result:
         return f"{source}{target}: {frames}{keyframes}, {method}, peak {format_bytes(plan['peak_bytes'])}"
 
 
-def plan_items(
-    sources: Sequence[str], pattern: str | None, *, is_film: bool, of_videos: bool, is_dry_run: bool
-) -> list[Item]:
-    """Return the items of arguments. `of_videos` is as for `read_inputs`."""
-    items = read_inputs(sources, of_videos=of_videos)
-    return name_items([join_items(items)] if is_film else items, pattern, is_dry_run=is_dry_run)
-
-
 def mark_folders(arguments: Sequence[str], *, of_videos: bool) -> list[str]:
     """Return the arguments with an "@" before folders of inputs, which are lists of their files.
 

@@ -37,8 +37,10 @@ from .items import (
     find_free_name,
     has_table,
     is_list,
+    join_items,
+    name_items,
     names_inputs,
-    plan_items,
+    read_inputs,
 )
 from .running import ask, is_in_terminal, print_report, print_traceback, write_line
 from .speeds import estimate_seconds, record_speed
@@ -149,13 +151,9 @@ class Job(ABC):
 
     def make_items(self) -> list[Item]:
         """Return the items with their outputs."""
-        items = plan_items(
-            self.sources,
-            self.pattern,
-            is_film=self.is_film,
-            of_videos=self.network == "encoder",
-            is_dry_run=self.arguments.dry_run,
-        )
+        items = read_inputs(self.sources, of_videos=self.network == "encoder")
+        items = [join_items(items)] if self.is_film else items
+        items = name_items(items, self.pattern, is_dry_run=self.arguments.dry_run)
         if self.arguments.output or self.arguments.overwrite or self.arguments.skip_existing:
             return items
         return [self._with_free_name(item) for item in items]
