@@ -52,8 +52,8 @@ def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
     arguments.output, arguments.skip_existing = os.path.join(preview_folder(page), ""), False
     arguments.distributed = Work.OFF.value
     plan, output = PlanOptions(memory_budget=arguments.memory_budget), OutputOptions(crf=_CRF)
-    settings, make_job = DecodeSettings(plan, kind=Kind.PREVIEW), partial(GalleryJob, page)
-    return run_decode(parser, arguments, output, settings, "{name}.mp4", make_job=make_job)
+    settings = DecodeSettings(output, plan, kind=Kind.PREVIEW)
+    return run_decode(parser, arguments, settings, "{name}.mp4", partial(GalleryJob, page))
 
 
 class GalleryJob(DecodeJob):
@@ -62,8 +62,15 @@ class GalleryJob(DecodeJob):
     is_many = True  # an error is a card of the page
     makes_folders = True
 
-    def __init__(self, page: Path, *job: Any) -> None:
-        super().__init__(*job)
+    def __init__(
+        self,
+        page: Path,
+        arguments: argparse.Namespace,
+        sources: Sequence[str],
+        pattern: str | None,
+        settings: DecodeSettings,
+    ) -> None:
+        super().__init__(arguments, sources, pattern, settings)
         self._page, self._clips = page, dict[str, Clip]()  # by their paths
         self._states = dict[str, list[Any]]()  # of the latent files, in order
         self._items, self._next_page = list[Item](), 0.0  # latent files without a preview

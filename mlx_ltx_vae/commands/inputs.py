@@ -29,7 +29,7 @@ class ClipInput:
     def __init__(self, job: "DecodeJob", path: str) -> None:
         self._job, self.file = job, job.open_latents(path)
         self.shape, self.info, self.fps = self.file.shape, self.file.info, self.file.info.fps
-        self._keyframes = find_keyframes(job.decode.keyframes, self.file, job.spec, is_dry_run=job.arguments.dry_run)
+        self._keyframes = find_keyframes(job.settings.keyframes, self.file, job.spec, is_dry_run=job.arguments.dry_run)
 
     def num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
         """Return the number of frames of a decode. `out_grid` maps a grid of latents to frames."""
