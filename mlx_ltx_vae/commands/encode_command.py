@@ -199,7 +199,8 @@ class EncodeTask(Task):
         return {"the contents of the videos": sample_path(self._video.path)}
 
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
-        video, ranks, (output,), hdr = self._video, self._job.ranks, self.result.outputs, self._job.arguments.hdr
+        video, ranks, (output,), arguments = self._video, self._job.ranks, self.result.outputs, self._job.arguments
+        to_pixels = None if arguments.hdr is None else partial(to_encoder_pixels, meaning=arguments.hdr)
         num_read = 0
 
         def count_frames(frames: np.ndarray) -> np.ndarray:
@@ -217,9 +218,9 @@ class EncodeTask(Task):
             bar.enter("encoding")
             start = time.perf_counter()
             for window in self._cut(map(count_frames, video)):
-                pixels = window if hdr is None else (to_encoder_pixels(frames, hdr) for frames in window)
-                stream = vae.encode_stream(pixels, self.plan, pad=self._job.arguments.pad, group=ranks.group)
-                bar.watch(stream.work if self._job.arguments.windows is None else None)
+                pixels = window if to_pixels is None else map(to_pixels, window)
+                stream = vae.encode_stream(pixels, self.plan, pad=arguments.pad, group=ranks.group)
+                bar.watch(stream.work if arguments.windows is None else None)
                 with stream, open_file(len(encoded)) as writer:
                     encoded.append(shape := _write_all(stream, writer))
                     count, height, width = vae.config.scale.video_grid(shape.grid)
@@ -229,16 +230,14 @@ class EncodeTask(Task):
                         audio = self._encode_sound(count, first)
                         sounds += [] if audio is None else [audio]
                         sizes: dict[str, int | None] = {"num_frames": count, "height": height, "width": width}
-                        if (
-                            self._job.arguments.windows is not None and self._carry < count
-                        ):  # a single window shares no frames
+                        if arguments.windows is not None and self._carry < count:  # a single window shares no frames
                             sizes["carry"] = self._carry
                         new_path = writer.complete(fps=video.fps, sizes=sizes, audio=audio, space=vae.latent_space)
                         self._rename({} if new_path is None else {output: str(new_path)})
                 sent_bytes += stream.sent_bytes
         seconds = time.perf_counter() - start
         sound = f" and {format_count(sum(latents.shape[2] for latents in sounds), 'audio latent')}" if sounds else ""
-        windows = f" in {len(encoded)} windows with a carry of {self._carry}" if self._job.arguments.windows else ""
+        windows = f" in {len(encoded)} windows with a carry of {self._carry}" if arguments.windows else ""
         self._warn_of_missing(num_read)
         summary = (
             f"{format_count(sum(shape.frames for shape in encoded), 'latent frame')}{sound} from "
