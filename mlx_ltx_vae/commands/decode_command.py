@@ -271,7 +271,7 @@ _FILM = "film"  # name of the one input that the windows of a film are
 
 
 class DecodeJob(Job):
-    """Job of `decode` and `preview`. `is_sound` means that sound is the only output."""
+    """Job of `decode` and `preview`."""
 
     network = "decoder"
 
@@ -279,22 +279,23 @@ class DecodeJob(Job):
         self, arguments: argparse.Namespace, sources: Sequence[str], pattern: str | None, settings: DecodeSettings
     ) -> None:
         super().__init__(arguments, sources, pattern, is_film=arguments.join)
-        self.settings, self.is_sound = settings, is_sound(pattern or "")
+        self.settings = settings
+        self._sound_alone = settings.sound if is_sound(pattern or "") else None  # if it is the only output
         self.dtype = arguments.dtype or ("float32" if arguments.hdr else None)
         self._plans: dict[Any, DecodePlan] = {}
         self._checked: set[str] = set()  # files whose latent space has been compared
 
     def open(self) -> Checkpoint:
-        if self.is_sound and self.settings.sound:
-            return self.settings.sound.open()
+        if self._sound_alone is not None:
+            return self._sound_alone.open()
         checkpoint = open_checkpoint(self.arguments.model, encoder=False)
         if self.settings.kind is Kind.PREVIEW and checkpoint.statistics is not None:
             warn(f"{checkpoint.name}: {describe_whole_vae(checkpoint.config)}.")
         return checkpoint.for_stills() if self.settings.are_stills else checkpoint
 
     def make_task(self, item: Item) -> Task:
-        sound = self.settings.sound
-        return SoundTask(self, item, sound) if self.is_sound and sound else DecodeTask(self, item)
+        sound = self._sound_alone
+        return DecodeTask(self, item) if sound is None else SoundTask(self, item, sound)
 
     @property
     def spec(self) -> NetworkSpec:
