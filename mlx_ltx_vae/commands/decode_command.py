@@ -192,9 +192,9 @@ def run_decode(
             raise ItemsError(problem)
         if sound:
             sound.check(audio, is_alone=has_only_sound, is_many=are_many(inputs))
-        for name in ("keyframes", "audio_latents") if arguments.join else ():
-            if getattr(arguments, name, None):
-                raise ItemsError(f"--{name.replace('_', '-')} goes with one window; store it in each window's file")
+        for name, path in (("keyframes", settings.keyframes), ("audio-latents", sound and sound.audio_latents)):
+            if arguments.join and path:
+                raise ItemsError(f"--{name} goes with one window; store it in each window's file")
         if audio and arguments.frames and arguments.frames.start:
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
         output_options = _choose_hdr_frames(arguments, inputs, settings.output, is_exr=is_exr)
