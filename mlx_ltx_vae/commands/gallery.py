@@ -60,7 +60,6 @@ class GalleryJob(DecodeJob):
     """Job that makes the previews that a page lacks, and writes the page."""
 
     is_many = True  # an error is a card of the page
-    makes_folders = True
 
     def __init__(
         self,
