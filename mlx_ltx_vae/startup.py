@@ -30,7 +30,7 @@ def entry_point(name: str) -> "Callable[..., int]":
         """Run the command and return the exit code; see `prepare_process`."""
         if argv is None:
             prepare_process()
-        return import_name(f"{__package__}.commands.entry:run")(name, argv)
+        return import_name(f"{__package__}.commands:run")(name, argv)
 
     return main
 

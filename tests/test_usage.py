@@ -14,8 +14,8 @@ import pytest
 from benchmarks.__main__ import main as benchmarks
 from mlx_ltx_vae.__main__ import main as mlx_ltx_vae
 from mlx_ltx_vae.bench import main as bench
+from mlx_ltx_vae.commands import COMMANDS
 from mlx_ltx_vae.commands.cli import positive
-from mlx_ltx_vae.commands.entry import COMMANDS
 from mlx_ltx_vae.commands.options import add_option, read_options
 from mlx_ltx_vae.commands.other_tools import _WORDS
 from mlx_ltx_vae.commands.parsers import PARSERS

@@ -356,7 +356,7 @@ def run_parser() -> CommandParser:
     return parser
 
 
-#: The parser of each of `entry.COMMANDS`.
+#: The parser of each of `commands.COMMANDS`.
 PARSERS: dict[str, Callable[[], CommandParser]] = {
     "decode": decode_parser,
     "preview": preview_parser,
