@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks.against import OTHERS, OURS, against_jobs, against_table
+from benchmarks.against import against_jobs, against_table
 from benchmarks.against_diffusers import SUBJECTS, diffusers_jobs, diffusers_table
 from benchmarks.decoders import DECODERS, decoder_jobs, decoder_table
 from benchmarks.formulations import formulation_jobs, formulation_table
 from benchmarks.loading import loading_jobs, loading_table
 from benchmarks.measuring import Job, Run, chosen_modes, make_case, open_case, report
-from benchmarks.neighborhood import neighborhood_jobs, neighborhood_table
 from benchmarks.overlap import overlap, overlap_table
 from benchmarks.plan_table import plan_table
 from benchmarks.quality import precision_jobs, precision_table, quality_jobs, quality_table
@@ -44,11 +43,6 @@ _DOCS = Path(__file__).parents[1] / "docs"
 #: Measurements of fixed cases: what makes their jobs and their table, and a description.
 _FIXED = {
     "formulations": (formulation_jobs, formulation_table, "what the package's convolutions gain over plain MLX"),
-    "attention": (
-        neighborhood_jobs,
-        neighborhood_table,
-        "the diffusion decoder's attention against its scores and products",
-    ),
     "validate-plan": (validation_jobs, validation_table, "planned peaks against measured ones"),
 }
 
@@ -82,7 +76,8 @@ def build_parser() -> CommandParser:
         command.set_defaults(run=run)
         return command
 
-    _add_against(add("against", _against, "our modes and other programs on the same weights and latents"))
+    ports = "our modes, and tiles as MLX ports run them, on the same weights and latents"
+    _add_decode_options(add("against", _against, ports), 57)
     theirs = "the diffusion decoder, or sound, against diffusers on torch with the same weights"
     _add_diffusers(add("diffusers", _diffusers, theirs))
     _add_decoders(add("decoders", _decoders, "faster decoders against the full one on the same latents"))
@@ -167,17 +162,10 @@ def _scaling(options: argparse.Namespace) -> None:
     print_report(scaling_tables(options.tflops, options.num_frames))
 
 
-def _add_against(parser: argparse.ArgumentParser) -> None:
-    _add_decode_options(parser, 57)
-    parser.add_argument(
-        "--only", nargs="+", choices=[*OURS, *OTHERS], default=[*OURS, *OTHERS], help="the single pass always runs"
-    )
-
-
 def _against(options: argparse.Namespace) -> None:
     case = make_case(options, frames=options.num_frames)
     with tempfile.TemporaryDirectory() as folder:
-        report(options, against_jobs(case, options.only, f"{folder}/single.npy"), against_table)
+        report(options, against_jobs(case, f"{folder}/single.npy"), against_table)
 
 
 def _add_diffusers(parser: argparse.ArgumentParser) -> None:

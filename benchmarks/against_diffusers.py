@@ -5,6 +5,8 @@ what they read of a published model.
 """
 
 import os
+import resource
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from benchmarks.measuring import Case, Job, Run, footprint, median
+from benchmarks.measuring import Case, Job, Run, median
 from mlx_ltx_vae.audio_vae import AudioVAE
 from mlx_ltx_vae.backend.mlx_utils import max_difference, rms
 from mlx_ltx_vae.commands.bench_command import table
@@ -206,15 +208,19 @@ def _measure(
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Return the last result, the seconds that it took, and how far all of them raised the resident memory."""
     inputs = load_file(Path(folder, "inputs.safetensors"))
-    before = footprint()
+    before = _resident_bytes()
     mx.reset_peak_memory()
     for _ in range(rounds):
         start, processor_start = time.perf_counter(), time.process_time()
         result = run(inputs)
         seconds = {"seconds": time.perf_counter() - start, "processor_seconds": time.process_time() - processor_start}
-    peak = footprint()
-    assert before is not None and peak is not None, "the system says how much memory a process takes"
+    peak = _resident_bytes()
     return result, {**seconds, "peak_bytes": peak - before, "process_bytes": peak}
+
+
+def _resident_bytes() -> int:
+    """Return the most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def diffusers_jobs(subject: str, divisor: int, folder: str) -> list[Job]:

@@ -96,7 +96,7 @@ def halo_bytes(spec: NetworkSpec, grid: Grid, batch: int, itemsize: int) -> Bord
     return BorderBytes(down, up)
 
 
-def make_exchange(clip: Clip, run: StreamRun, bands: Sequence[int], rank: int, output_itemsize: int = 1) -> Exchange:
+def make_exchange(clip: Clip, run: StreamRun, bands: Sequence[int], rank: int) -> Exchange:
     """Data that one rank sends for a clip.
 
     Ranks can only gather arrays of equal shape, so a smaller band counts as many rows as the largest.
@@ -105,7 +105,6 @@ def make_exchange(clip: Clip, run: StreamRun, bands: Sequence[int], rank: int, o
         run: the stream along time.
         bands: latent rows of each rank, from top to bottom.
         rank: the index in `bands`.
-        output_itemsize: bytes per element of the finished rows.
     """
     spec, ranks = clip.spec, len(bands)
     border = halo_bytes(spec, clip.grid, clip.batch, run.machine.itemsize)
@@ -119,7 +118,7 @@ def make_exchange(clip: Clip, run: StreamRun, bands: Sequence[int], rank: int, o
         if _ROWS in layer.unbounded and ranks > 1:
             gathered += 2 * clip.batch * math.prod(extents) * layer.in_channels * run.machine.itemsize
             gathers += len(pieces)
-    finished = clip.batch * math.prod(spec.out_grid(band)) * spec.out_channels * output_itemsize
+    finished = clip.batch * math.prod(spec.out_grid(band)) * spec.out_channels  # levels of a byte
     return Exchange(
         ranks=ranks,
         latent_frames=clip.latent_shape.frames,

@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from benchmarks.measuring import Case, Job, Run, count_weight_bytes, median, open_case
-from benchmarks.others import original_weights
+from benchmarks.measuring import Case, Job, Run, count_weight_bytes, make_random_network, median, open_case
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.backend.mlx_utils import load_safetensors
+from mlx_ltx_vae.backend.mlx_utils import load_safetensors, named_parameters
 from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.models.diffusion_decoder.config import raw_ltx_2_5
 from mlx_ltx_vae.models.video_vae.config import GENERATIONS, VAEConfig
@@ -43,6 +42,12 @@ def write_checkpoint(case: Case, path: Path, *, encoder: bool = False) -> None:
     weights |= {f"vae.per_channel_statistics.{name}": array for name, array in statistics.items()}
     contiguous = {name: mx.contiguous(array) for name, array in weights.items()}
     mx.save_safetensors(str(path), contiguous, {"config": json.dumps({"vae": raw})})
+
+
+def original_weights(case: Case, network: str) -> dict[str, mx.array]:
+    """Return the random weights of a case's network, named and laid out (O, I, D, H, W) as in the original files."""
+    weights = named_parameters(make_random_network(case, network))
+    return {name: array.transpose(0, 4, 1, 2, 3) if array.ndim == 5 else array for name, array in weights.items()}
 
 
 @contextmanager

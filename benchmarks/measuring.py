@@ -1,10 +1,7 @@
 """Cases that are measured, in this process or in fresh ones, and their tables."""
 
 import argparse
-import ctypes
 import json
-import os
-import resource
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -179,12 +176,6 @@ def _frames_of(stream: Iterator[FrameChunk], in_float: bool) -> Iterator[np.ndar
         yield frames.pop()
 
 
-# <sys/resource.h>: `struct rusage_info_v4` is a UUID of two words and then words; later versions only append.
-_RUSAGE_FLAVOR = 4
-_RUSAGE_WORDS = 128  # more than any version has
-_MAX_FOOTPRINT_WORD = 30
-
-
 def decode(case: Case, *, in_float: bool = False, **options: str) -> dict[str, Any]:
     """Decode, to pixels in [-1, 1] with `in_float`, otherwise to levels of 8 bits.
 
@@ -266,22 +257,6 @@ def measure(chunks: Iterator[np.ndarray], case: Case, *, save: str = "", referen
         span = 255 if clip[0].dtype == np.uint8 else 2
         measured |= compare(mx.array(np.concatenate(clip)), mx.array(np.load(reference)), span=span)
     return measured
-
-
-def footprint() -> int | None:
-    """Return the most bytes of memory that this process has used; `None` if that is not known.
-
-    On macOS this is the physical footprint that Activity Monitor shows, GPU buffers included; on Linux the resident
-    memory. The call of macOS follows Apple's headers and has not been run on a Mac yet.
-    """
-    if sys.platform != "darwin":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    words = (ctypes.c_uint64 * _RUSAGE_WORDS)()
-    try:
-        failed = ctypes.CDLL(None).proc_pid_rusage(os.getpid(), _RUSAGE_FLAVOR, ctypes.byref(words))
-    except (AttributeError, OSError):
-        failed = True
-    return None if failed else words[_MAX_FOOTPRINT_WORD]
 
 
 def describe(plan: Plan) -> dict[str, Any]:

@@ -19,12 +19,9 @@ from mlx_ltx_vae.video import Sink, VideoWriter
 SHARES = (0.5, 1.0, 2.0)
 
 
-class WaitingSink(Sink):
-    """Sleeps as long as writing would take, and computes nothing."""
-
-    def __init__(self, size: tuple[int, int], seconds_per_frame: float) -> None:
-        super().__init__("a waiting sink", size, RGB8)
-        self._write = lambda frames: time.sleep(seconds_per_frame * len(frames))
+def waiting_sink(size: tuple[int, int], seconds_per_frame: float) -> Sink:
+    """Return a sink that sleeps as long as writing would take, and computes nothing."""
+    return Sink("a waiting sink", size, RGB8, lambda frames: time.sleep(seconds_per_frame * len(frames)))
 
 
 def overlap(case: Case, *, rounds: int, ffmpeg: bool) -> dict[str, Any]:
@@ -40,7 +37,7 @@ def overlap(case: Case, *, rounds: int, ffmpeg: bool) -> dict[str, Any]:
     num_frames = sum(map(len, clip))
     seconds_per_frame = _arrivals(subject)[-1][0] / num_frames
     makers: dict[str, Callable[[], Sink]] = {
-        f"waits {share}": partial(WaitingSink, size, share * seconds_per_frame) for share in SHARES
+        f"waits {share}": partial(waiting_sink, size, share * seconds_per_frame) for share in SHARES
     }
     measured: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -9,7 +9,7 @@ import imageio.v3 as iio
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.against import decode_with_other
+from benchmarks.against import decode_as_ports
 from benchmarks.measuring import Case, Job, decode, run_job
 from examples.preview_while_denoising import DEMO_PREVIEW, STEPS, Previews, denoise
 from mlx_ltx_vae import PreviewVAE, demo, load_latents
@@ -27,7 +27,7 @@ def draw_pictures(folder: Path) -> list[str]:
     case = Case(model=str(demo.VAE), latents=str(demo.LATENTS), dtype="float32")
     jobs = {
         "a single pass": Job(decode, replace(case, mode="single")),
-        "tiles": Job(decode_with_other, replace(case, mode="ports", tiles=_TILES)),
+        "tiles": Job(decode_as_ports, replace(case, mode="ports", tiles=_TILES)),
         "exact, streamed": Job(decode, replace(case, mode="exact")),
     }
     clips, peaks = {}, {}

@@ -141,7 +141,8 @@ def verify_conversion(source: Checkpoint, converted: Checkpoint, *, progress: Pr
                 f"{converted.name}: it has the weights of the source {source.name}, but the results of {name} differ "
                 f"({comparison}; expected {accepted}); report this as a bug."
             )
-    return Verification(num_tensors, len(casts), (source_seconds, seconds), **comparisons)
+    decode, encode = comparisons.get("decode"), comparisons.get("encode")
+    return Verification(num_tensors, len(casts), (source_seconds, seconds), decode, encode)
 
 
 def compare_tensors(

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from .backend.machine import Machine, Work, launched_rank
+from .backend.machine import Machine, Work
 from .backend.mlx_utils import take
 from .errors import DistributedError, PlanError, describe_error
 from .process import WORDS, clean_up_for_good, uninterrupted
@@ -200,13 +200,12 @@ class RowBands:
         return received
 
 
-def join_ranks(distributed: str, timeout: int) -> Ranks | None:
+def join_ranks(rank: int | None, distributed: str, timeout: int) -> Ranks | None:
     """Return the ranks of this command, or `None` if this process has nothing to do.
 
-    `distributed` is "auto", "rows", "batch" or "off". `timeout` is the number of seconds after which a command ends if
-    its ranks exchange nothing. Other programs do not end.
+    `rank` is `None` if no launcher has started it. `distributed` is "auto", "rows", "batch" or "off". `timeout` is the
+    number of seconds after which a command ends if its ranks exchange nothing. Other programs do not end.
     """
-    rank = launched_rank()
     if rank is None:
         return Ranks()
     if distributed == Work.OFF.value:

@@ -20,13 +20,16 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from safetensors import SafetensorError, deserialize
 
 from .errors import LTXVAEError, WriterError, excerpt, option, quote, warn
 from .process import Cleanup, remove_file, remove_folder, uninterrupted
 from .units import format_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _COPY_BYTES = 2**20  # that are in memory at once
 START_BYTES = 32  # of a file, which `find_format` needs; a file may have fewer
@@ -219,12 +222,23 @@ def check_header(num_bytes: int, num_members: int) -> None:
 
 
 class TensorHeader(NamedTuple):
-    """Entry of a tensor in the header of a file."""
+    """Dtype, shape and position of a tensor in a file, or in the decompressed member of an archive."""
 
     dtype: str  # "float32", "bfloat16", "uint8"; the file's name for dtypes of neither numpy nor MLX, such as "F8_E4M3"
     shape: tuple[int, ...]
-    begin: int  # position of the first byte of its values in the file
+    begin: int  # position of the first byte of its values
     end: int  # position after their last byte
+    numpy_dtype: "np.dtype | None" = None  # if the file has numpy's dtypes, which have a byte order
+    order: Literal["C", "F"] = "C"
+
+    @property
+    def num_bytes(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def has_objects(self) -> bool:
+        """Flag: its values are pickled Python objects, of any size."""
+        return self.numpy_dtype is not None and self.numpy_dtype.hasobject
 
 
 def read_header(stream: IO[bytes] | io.RawIOBase) -> tuple[dict[str, TensorHeader], dict[str, str]]:
@@ -273,23 +287,14 @@ def file_key(path: str | os.PathLike) -> str:
     return unicodedata.normalize("NFC", os.path.realpath(path)).casefold()
 
 
-class InputFiles:
-    """Files that are read, by name and by device and inode. "-" is standard input."""
-
-    def __init__(self, paths: Iterable[str | os.PathLike]) -> None:
-        self._names: set[str] = set()
-        self._identities: set[_Identity] = set()
-        for path in paths:
-            if path != _STANDARD_STREAM:
-                self._names.add(file_key(path))
-            if identity := _identity(0 if path == _STANDARD_STREAM else path):
-                self._identities.add(identity)
-
-    def check_output(self, output: str | os.PathLike) -> None:
-        """Raise a `WriterError` if an output ("-" is standard output) is one of the files."""
+def check_distinct(outputs: Iterable[str | os.PathLike], inputs: Sequence[str | os.PathLike]) -> None:
+    """Raise a `WriterError` if an output is an input, by name or by device and inode. "-" is a standard stream."""
+    names = {file_key(path) for path in inputs if path != _STANDARD_STREAM}
+    identities = {_identity(0 if path == _STANDARD_STREAM else path) for path in inputs}
+    for output in outputs:
         is_stream = output == _STANDARD_STREAM
-        is_input = not is_stream and file_key(output) in self._names
-        if is_input or _identity(1 if is_stream else output) in self._identities:
+        identity = _identity(1 if is_stream else output)
+        if (not is_stream and file_key(output) in names) or (identity is not None and identity in identities):
             name = "standard output" if is_stream else output
             raise WriterError(f"{name}: is one of the inputs, which are never replaced; choose another output.")
 

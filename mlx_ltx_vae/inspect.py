@@ -20,16 +20,16 @@ from .checkpoint.locate import Location, locate, recognize
 from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, ReaderError, excerpt, printable, warn
 from .files import MAX_INSPECTED_VALUES, START_BYTES, Format, find_format
 from .latents import KNOWN_NAMES, AudioLatentsFile, find_audio_latents, is_sound_alone, open_latents
-from .latents.files import MappedLatents, find_reader, open_tensor_file, read_frames, sampled_frames
+from .latents.files import MappedLatents, find_reader, open_tensor_file
 from .latents.keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
 from .latents.metadata import DEFAULT_VAE_NAME, is_audio_name
 from .model_table import Kind, models_for
 from .models.base import NETWORKS, PICTURES, SOUND, Medium, SoundConfig
 from .options import PlanOptions
-from .pipeline.sources import are_unusual, count_unusual, frame_moments, join_moments
+from .pipeline.sources import are_unusual, count_unusual, frame_moments, join_moments, read_frames
 from .planning.clip import lookahead, receptive_field
 from .planning.planner import plan_decode
-from .shapes import DEFAULT_SCALE, Grid, format_size
+from .shapes import DEFAULT_SCALE, Grid, format_size, sampled_frames
 from .units import DEFAULT_FPS, expand_path, format_bytes, format_count
 from .video.audio import SLACK
 from .video.codecs import ANIMATIONS, CONTAINER_ENDINGS
@@ -561,15 +561,11 @@ def inspect_video(path: Path, vae: Checkpoint | None) -> Report:
     check_text(path)
     arguments = input_arguments(path)
     info = probe(str(path), path, arguments)
-    count, damage = count_frames(str(path), arguments, info)
-    if damage:
-        warn(damage)
+    counts = count_frames(str(path), arguments, info)
     frames = returned = estimate_num_frames(info, info.fps)
-    is_variable, seconds = info.is_variable, info.seconds
-    notices = ["the number of frames is an estimate"] if count is None and frames is not None else []
-    if count is not None:
-        frames, returned = count.num_stored, count.num_returned
-        is_variable, seconds = count.is_variable, count.seconds
+    notices = ["the number of frames is an estimate"] if counts is None and frames is not None else []
+    if counts is not None:
+        frames, returned, info = counts
     scale = DEFAULT_SCALE if vae is None else vae.config.scale
     (width, height), shape = info.size, info.pixel_shape
     shown_width, shown_height = info.shown_size
@@ -588,8 +584,8 @@ def inspect_video(path: Path, vae: Checkpoint | None) -> Report:
         "width": width,
         "height": height,
         "fps": info.fps and float(info.fps),
-        "is_variable": is_variable,
-        "seconds": seconds and float(seconds),
+        "is_variable": info.is_variable,
+        "seconds": info.seconds and float(info.seconds),
         "codec": info.codec,
         "pixel_format": info.frames.pixel_format,
         "is_interlaced": info.is_interlaced,

@@ -1,14 +1,15 @@
-"""Options of plans, decodes and outputs as values: each has its name, type, default and check here. No MLX.
+"""Options of plans, decodes and outputs as values: each has its name, type, default, help and check here. No MLX.
 
 A public function lists the options that it takes, or takes them by the names in a `TypedDict` below. It makes one
-object of them, which all further functions pass on.
+object of them, which all further functions pass on. The options of the commands are made from the same fields.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
+from .codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS
 from .errors import PlanError, TilingError, WriterError, option, suggest
 from .frame_format import FrameFormat, FrameOutput, frame_format
 from .shapes import is_count
@@ -40,8 +41,31 @@ ExrSpaceName = Literal["srgb", "acescg", "acescct"]
 #: Content of the pixels of EXR images: light with the primaries of Rec.709 or of ACEScg, or the codes of ACEScct.
 HDRInput = Literal["srgb_linear", "acescg", "acescct"]
 
-#: Metadata of a field of `OutputOptions` that goes with videos only.
-OF_VIDEOS = {"of_videos": True}
+#: The largest seed. Seeds begin at 0, and each makes different noise.
+MAX_SEED = 2**32 - 1
+
+
+def option_field(
+    default: Any,
+    help: str | Callable[[], str],
+    *,
+    flag: str | None = None,
+    metavar: str | None = None,
+    choices: Sequence[Any] | None = None,
+    of_videos: bool = False,
+) -> Any:
+    """Return a field of a dataclass that is an option of the commands, too.
+
+    Args:
+        default: of the field and of the option.
+        help: what `--help` says, where "%%" stands for a percent sign; or a function that returns it.
+        flag: as it is typed. `None` means "--" and the name of the field.
+        metavar: stands for the argument in the help. An option that is on or off, or has choices, needs none.
+        choices: the arguments that it accepts. `None` means any.
+        of_videos: whether only videos take it.
+    """
+    metadata = {"help": help, "flag": flag, "metavar": metavar, "choices": choices, "of_videos": of_videos}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -62,14 +86,42 @@ class PlanOptions:
         PlanError: if a value is invalid, or if options contradict each other.
     """
 
-    memory_budget: str | int | None = None
-    mode: ModeName = "auto"
-    order: OrderName = "auto"
+    memory_budget: str | int | None = option_field(
+        None,
+        """the most memory to use, weights and MLX's buffer cache included: 8GB, 500MB, or 50%% of the available memory;
+        refuses what does not fit (default: 50%%, or more if nothing fits in that)""",
+        metavar="SIZE",
+    )
+    mode: ModeName = option_field(
+        "auto",
+        """exact: in pieces, with the frames of a single pass up to rounding. single: the whole clip at once, in memory
+        that grows with it. tiled: in overlapping tiles that are blended, so not exact. auto (default): exact, and tiles
+        only if nothing exact fits the memory budget""",
+        choices=get_args(ModeName),
+    )
+    order: OrderName = option_field(
+        "auto",
+        """direction in which the exact mode goes through the clip. In float32 the frames are the same; in half
+        precision they round differently. Memory differs, and when the first frame is written. time: one latent frame
+        after another; frames are written early, and memory grows with the size of a frame. rows, columns: strips of all
+        frames, from top to bottom or from left to right; less memory for a short clip of large frames, but all frames
+        are written at the end. auto (default): the first of the three that fits the memory budget""",
+        choices=get_args(OrderName),
+    )
     tiling: "TilingConfig | None" = None
-    tile_batch_size: int = 1
-    chunk: int | None = None
+    tile_batch_size: int = option_field(1, "tiles that run together (default: 1)", metavar="N")
+    chunk: int | None = option_field(
+        None,
+        """latent frames (or rows, columns) that the exact mode decodes at a time, with the same frames up to rounding;
+        a larger N takes more memory, and may be faster (default: 1 or 2, by device and memory)""",
+        metavar="N",
+    )
     ranks: int = 1
-    steps: int | None = None
+    steps: int | None = option_field(
+        None,
+        "denoising steps, for the diffusion decoder of LTX-2.5 (default: the checkpoint's own)",
+        metavar="N",
+    )
     keyframes: tuple[int, ...] = ()
     frames: tuple[int, int] | None = None
     outputs: tuple[FrameOutput, ...] = ()
@@ -80,9 +132,10 @@ class PlanOptions:
     weight_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name, choices in (("mode", get_args(ModeName)), ("order", get_args(OrderName))):
-            if (value := getattr(self, name)) not in choices:
-                raise PlanError(f"{name} {value!r} is not known; expected {', '.join(choices)}.")
+        for item in fields(self):
+            value, choices = getattr(self, item.name), item.metadata.get("choices")
+            if choices and value not in choices:
+                raise PlanError(f"{item.name} {value!r} is not known; expected {', '.join(choices)}.")
         chunk, by_time = self.chunk, self.order in ("auto", "time")
         if chunk is not None and not is_count(chunk, 1):
             raise PlanError(f"a chunk must be a whole number of positions, at least 1, not {chunk!r}.")
@@ -104,11 +157,25 @@ class PlanOptions:
 class DecodeOptions:
     """Options of a decode, which `VideoVAE.stream` documents."""
 
-    timestep: float | None = None
-    seed: int = 0
+    timestep: float | None = option_field(
+        None, "for VAEs 0.9.1 to 0.9.8: the noise level of the latents, 0 to 1 (default: 0.05)", metavar="T"
+    )
+    seed: int = option_field(
+        0, f"for VAEs that add noise: the seed of the noise, 0 to {MAX_SEED} (default: 0)", metavar="N"
+    )
     noise: "Noise" = None
-    noise_scale: float | None = None
-    like: ConventionName = DEFAULT_CONVENTION
+    noise_scale: float | None = option_field(
+        None,
+        "for VAEs 0.9.1 to 0.9.8: the share of the latents that is replaced by noise, 0 to 1 (default: 0.025)",
+        metavar="S",
+    )
+    like: ConventionName = option_field(
+        DEFAULT_CONVENTION,
+        """for VAEs 0.9.1 to 0.9.8: follow the noise of this pipeline. ltx-video (default): the values above.
+        diffusers: timestep 0 and no noise by default, and noise is mixed into denormalized latents""",
+        flag="--convention",
+        choices=get_args(ConventionName),
+    )
     unnormalized: bool = False
     keyframes: "Keyframes | None" = None
 
@@ -186,6 +253,32 @@ class EncodeKeywords(TypedDict, total=False):
     group: "mx.distributed.Group | None"
 
 
+def _codec_help() -> str:
+    names, mac_names = (
+        ", ".join(name for name, codec in CODECS.items() if codec.is_mac_only is is_mac) for is_mac in (False, True)
+    )
+    abouts = ", ".join(f"{name} is {codec.about}" for name, codec in CODECS.items() if codec.about)
+    return f"{names}, and on a Mac {mac_names}; {abouts} (default: h264, or vp9 for .webm)"
+
+
+def _crf_help() -> str:
+    qualities = {name: codec.crf for name, codec in CODECS.items() if codec.crf is not None}
+    worst = ", ".join(f"{maximum} for {name}" for name, (_, maximum) in qualities.items())
+    defaults = ", ".join(f"{name} {crf}" for name, (crf, _) in qualities.items())
+    return f"constant quality, 0 is best; the maximum is {worst} (default: {defaults})"
+
+
+def _encoder_preset_help() -> str:
+    names = " and ".join(name for name, codec in CODECS.items() if codec.has_presets)
+    first, *_, last = ENCODER_PRESETS
+    return f"for {names}: {first} to {last}; slower ones make smaller files (default: medium)"
+
+
+def _audio_codec_help() -> str:
+    codecs = ", ".join(f"{name} ({', '.join(codec.endings)})" for name, codec in AUDIO_CODECS.items())
+    return f"{codecs} (default: aac, or opus for .webm)"
+
+
 @dataclass(frozen=True)
 class OutputOptions:
     """Options of an output, see `VideoWriter`. Most of them are for videos only.
@@ -200,19 +293,40 @@ class OutputOptions:
         sheet_frames: of HDR latents, the frames of contact sheets.
     """
 
-    audio: str | os.PathLike | Iterable[Any] | None = field(default=None, metadata=OF_VIDEOS)
-    codec: str | None = field(default=None, metadata=OF_VIDEOS)
-    crf: int | None = field(default=None, metadata=OF_VIDEOS)
+    audio: str | os.PathLike | Iterable[Any] | None = option_field(
+        None,
+        "add this audio file instead of decoded sound, in full length even if the video is shorter",
+        metavar="FILE",
+        of_videos=True,
+    )
+    codec: str | None = option_field(None, _codec_help, metavar="NAME", of_videos=True)
+    crf: int | None = option_field(None, _crf_help, metavar="N", of_videos=True)
     bit_depth: InitVar[int | None] = None
-    fragmented: bool = False
+    fragmented: bool = option_field(
+        False,
+        """an .mp4 or .mov that plays while it grows, or with -o - an mp4 on standard output; the file appears under its
+        name at once, and is removed if the decode fails""",
+        flag="--live",
+    )
     overwrite: bool | None = None
-    shortest: bool = field(default=False, metadata=OF_VIDEOS)
+    shortest: bool = option_field(
+        False, "cut longer sound at the end of the video; all frames are kept", of_videos=True
+    )
     metadata: Mapping[str, str] = field(default_factory=dict)
-    encoder_preset: str | None = field(default=None, metadata=OF_VIDEOS)
-    pix_fmt: str | None = field(default=None, metadata=OF_VIDEOS)
-    audio_codec: str | None = field(default=None, metadata=OF_VIDEOS)
+    encoder_preset: str | None = option_field(None, _encoder_preset_help, metavar="NAME", of_videos=True)
+    pix_fmt: str | None = option_field(
+        None,
+        "a pixel format of the codec, such as yuv444p (default: 4:2:0, 4:2:2 for prores, RGB for ffv1)",
+        metavar="FORMAT",
+        of_videos=True,
+    )
+    audio_codec: str | None = option_field(None, _audio_codec_help, metavar="NAME", of_videos=True)
     sample_rate: int | None = None
-    contact_sheet: bool = False
+    contact_sheet: bool = option_field(
+        False,
+        """also write one picture of up to 16 frames with their times: clip.png beside clip.mp4, frames.png beside
+        frames/; with -o clip.png only this picture""",
+    )
     frames: FrameOutput = FrameOutput()
     exr: FrameOutput | None = None
     exr_folder: str | None = None

@@ -40,6 +40,12 @@ class Interval(NamedTuple):
         return slice(self.start, self.end)
 
 
+def sampled_frames(num_frames: int, max_frames: int = 8) -> list[int]:
+    """Return the numbers of at most `max_frames` latent frames, spread over a clip."""
+    count = min(num_frames, max_frames)
+    return [(2 * i + 1) * num_frames // (2 * count) for i in range(count)]
+
+
 class ScaleFactors(NamedTuple):
     """Pixels per latent cell along each axis. The first latent frame corresponds to a single video frame."""
 

@@ -30,7 +30,7 @@ def entry_point(name: str) -> "Callable[..., int]":
         """Run the command and return the exit code; see `prepare_process`."""
         if argv is None:
             prepare_process()
-        return import_name(f"{__package__}.commands.entry:run")(name, argv)
+        return import_name(f"{__package__}.commands:run")(name, argv)
 
     return main
 
@@ -59,8 +59,8 @@ def prepare_process() -> None:
     _undo_functions.append(lambda: atexit.unregister(_drop_errors))
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
-        settings = {"errors": sys.stdout.errors, "write_through": getattr(sys.stdout, "write_through", False)}
-        _undo_functions.append(lambda: reconfigure(**settings))
+        errors, write_through = sys.stdout.errors, getattr(sys.stdout, "write_through", False)
+        _undo_functions.append(lambda: reconfigure(errors=errors, write_through=write_through))
         # File names are printed even if the encoding lacks their letters. Output is written at the end, also with
         # `python -u`, since errors are handled there.
         reconfigure(errors="backslashreplace", write_through=False)

@@ -12,12 +12,12 @@ from mlx_ltx_vae import VideoVAE
 CASES = ["ltx2_5_diffusion", "ltx2_5_diffusion_gated"]
 
 
-def patched(noise: np.ndarray, size: int = 4) -> np.ndarray:
+def patched(noise: np.ndarray) -> np.ndarray:
     """Noise on pixels (B, 3, F, H, W) as a volume of patches (B, 48, F, H/4, W/4), channels ordered (c, w, h)."""
     batch, channels, frames, height, width = noise.shape
-    noise = noise.reshape(batch, channels, frames, height // size, size, width // size, size)
+    noise = noise.reshape(batch, channels, frames, height // 4, 4, width // 4, 4)
     noise = noise.transpose(0, 1, 6, 4, 2, 3, 5)
-    return np.ascontiguousarray(noise.reshape(batch, -1, frames, height // size, width // size))
+    return np.ascontiguousarray(noise.reshape(batch, -1, frames, height // 4, width // 4))
 
 
 def given_noise(case, check) -> list[np.ndarray]:

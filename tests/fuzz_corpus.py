@@ -65,8 +65,8 @@ class Special(enum.Enum):
     SPARSE = "a file of 6 GB without data"
 
 
-def latents_array(dtype: str = "float32", shape: tuple[int, ...] = (1, CHANNELS, 2, 3, 4)) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal(shape).astype(dtype)
+def latents_array(shape: tuple[int, ...] = (1, CHANNELS, 2, 3, 4)) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
 @cache

@@ -11,21 +11,16 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import against, decoders, formulations, measuring, validation
+from benchmarks import decoders, formulations, measuring, validation
 from benchmarks.convolutions import Convolution, recorded
-from benchmarks.measuring import Case, Decode, Job, decode, load_vae
+from benchmarks.measuring import Case, Decode, Job, decode
 from benchmarks.measuring import measure as measure_frames
-from benchmarks.others import diffusers_config, original_weights
 from benchmarks.overlap import least_seconds
 from benchmarks.pictures import find_crop
-from mlx_ltx_vae import VideoVAE, demo
-from mlx_ltx_vae.checkpoint import open_weights
+from mlx_ltx_vae import demo
 from mlx_ltx_vae.latents import save_latents
 from mlx_ltx_vae.models.convolution.conv3d import Conv3d
-from mlx_ltx_vae.models.video_vae.config import GENERATIONS, parse_vae_config
-from mlx_ltx_vae.models.video_vae.names import read_diffusers_config
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
-from test_checkpoint_diffusers import CONFIGS
 
 TINY = ["--base-width", "8", "--size", "64x64"]
 
@@ -171,9 +166,7 @@ def test_ratios_are_those_of_runs_of_the_same_turn():
 
 
 @pytest.mark.slow
-def test_against_compares_other_decoders_with_the_single_pass_and_skips_missing_ones(measure, monkeypatch):
-    monkeypatch.setitem(against.OTHERS, "diffusers", ("no_such_module",))
-    monkeypatch.setitem(against.OTHERS, "mlx_video", ("no_such_module.either",))
+def test_against_compares_modes_and_tiles_of_ports_with_the_single_pass(measure):
     runs, printed = measure("against", *TINY, "--num-frames", "9", "--tile", "64:32", "--size", "96x64")
     single, exact, tiled, ports = runs
     assert [run["mode"] for run in runs] == ["single", "exact", "tiled", "ports"]
@@ -183,46 +176,7 @@ def test_against_compares_other_decoders_with_the_single_pass_and_skips_missing_
     # Both blend the same pixels of tiles in space; these differ from the single pass.
     assert ports["largest"] == pytest.approx(tiled["largest"], abs=1)
     assert ports["largest"] > 1
-    assert printed.count("is skipped: it is not installed") == 2
-    monkeypatch.setitem(against.OTHERS, "diffusers", ())
-    runs, printed = measure("against", *TINY, "--num-frames", "9", "--only", "diffusers", "--generation", "0.9.5")
-    assert [run["mode"] for run in runs] == ["single"]
-    assert "diffusers is skipped: its class is for LTX-2 and later" in printed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("program", "generation"), [("diffusers", "ltx-2"), ("diffusers", "ltx-2.3"), ("mlx_video", "ltx-2.3")]
-)
-def test_other_programs_decode_our_weights_to_our_frames(measure, program, generation):
-    if not against.is_installed(program):
-        pytest.skip(f"{program} is not installed")
-    runs, _ = measure("against", *TINY, "--num-frames", "9", "--only", program, "--generation", generation)
-    assert runs[1]["largest"] <= 1
-
-
-@pytest.mark.parametrize("generation", ["LTX-2", "LTX-2.3"])
-def test_diffusers_gets_the_configuration_of_the_same_decoder(generation):
-    config = parse_vae_config({**GENERATIONS[generation], "decoder_base_channels": 16}, generation)
-    given = diffusers_config(config)
-    published = CONFIGS[{"LTX-2": "ltx2", "LTX-2.3": "ltx2_3"}[generation]]
-    encoder = {name: value for name, value in published.items() if not name.startswith(("decoder_", "upsample_"))}
-    encoder["block_out_channels"] = [128 * multiple for multiple in encoder["block_out_channels"]]
-    both = given | encoder
-    read = read_diffusers_config(both, "diffusers").raw_config
-    assert parse_vae_config(read, "diffusers").decoder == config.decoder
-    assert {name: both[name] for name in ("latent_channels", "patch_size")} == {"latent_channels": 128, "patch_size": 4}
-
-
-def test_other_programs_get_the_weights_as_they_are_stored(golden):
-    case = Case(model=str(golden("ltx2_3").checkpoint), base_width=8, width=64, height=64, frames=9)
-    vae = load_vae(case)
-    weights = {f"vae.decoder.{name}": array for name, array in original_weights(case).items()}
-    for name, array in (("mean-of-means", vae.mean), ("std-of-means", vae.std)):
-        weights[f"vae.per_channel_statistics.{name}"] = array
-    same = VideoVAE.from_pretrained(open_weights(weights, vae.config), encoder=False)
-    latents = mx.random.normal((1, vae.config.latent_channels, 2, 2, 2), key=mx.random.key(1))
-    assert mx.array_equal(same.decode(latents), vae.decode(latents))
+    assert "as MLX ports do" in printed
 
 
 def test_the_plan_table_needs_no_measurement(capsys, monkeypatch):
@@ -236,7 +190,6 @@ def test_the_plan_table_needs_no_measurement(capsys, monkeypatch):
     [
         ([], "MEASUREMENT"),
         (["roofline", "--plot", "x.png"], "unrecognized arguments"),
-        (["against", "--only", "torch"], "invalid choice"),
     ],
 )
 def test_wrong_usage_is_refused_before_anything_runs(arguments, complaint, capsys):

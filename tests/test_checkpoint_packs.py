@@ -65,7 +65,7 @@ def test_every_layout_of_one_file_loads_like_the_original(golden, weights, tmp_p
             ("ltx-2.5/vae.safetensors", "2.3", "LTX-2.3"),
             ("vae.safetensors", None, "LTX-2.3"),
         ],
-        3,
+        2,
     ),
 )
 def test_the_convolutional_vae_of_ltx_2_5_is_called_so_where_its_name_is_known(

@@ -47,7 +47,7 @@ def inputs(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("checkpoint", "backend"),
-    quick([("mixed", Backend.CPU), *((name, Backend.METAL) for name in ("float32", "bfloat16", "mixed"))], 2),
+    quick([("mixed", Backend.CPU), *((name, Backend.METAL) for name in ("float32", "bfloat16", "mixed"))]),
     indirect=["checkpoint"],
 )
 def test_a_command_plans_what_the_api_plans(checkpoint, inputs, tmp_path, capsys, monkeypatch, backend):

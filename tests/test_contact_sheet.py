@@ -160,8 +160,8 @@ def clips(tmp_path, monkeypatch):
     save_latents("pair.safetensors", mx.concatenate([latents[:, :, :1, 2:4, :2], latents[:, :, 1:2, :2, :2]]), fps=24)
 
 
-def written(folder="."):
-    return [name for name in names(folder) if not name.endswith(".safetensors")]
+def written():
+    return [name for name in names(".") if not name.endswith(".safetensors")]
 
 
 def test_decode_writes_a_sheet_beside_a_lossless_video(clips, capsys):

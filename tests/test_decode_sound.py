@@ -553,9 +553,7 @@ def test_the_example_of_the_page_runs(tmp_path, golden, audio_case, monkeypatch)
     assert len(read(tmp_path / "clip.mp4")) == 25
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, signal.SIGKILL]
-)
+@pytest.mark.parametrize("number", quick([signal.SIGTERM, signal.SIGKILL, signal.SIGINT]))
 def test_a_signal_ends_a_decode_with_sound(tmp_path, golden, video, model, number):
     """Nothing is left; of a process that is killed, the part file, which the next run removes, and no ffmpeg."""
     clip = tmp_path / "clip.safetensors"

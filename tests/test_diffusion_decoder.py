@@ -139,7 +139,7 @@ def test_a_part_of_a_clip_is_that_of_the_whole(vaes):
 
 def test_steps_come_from_the_plan_or_are_refused(vaes, golden):
     vae, conv = vaes(CASES[1]), VideoVAE.from_pretrained(golden("ltx2_3_causal").checkpoint)
-    latents = mx.random.normal((1, 8, 2, 3, 3), key=mx.random.key(1))
+    latents = mx.random.normal((1, 8, 1, 2, 2), key=mx.random.key(1))
     assert vae.plan(latents.shape).denoising_steps == 2
     assert mx.abs(vae.decode(latents, steps=1) - vae.decode(latents)).max().item() > 1e-2
     with pytest.raises(PlanError, match="the plan was made for 2 denoising steps, not 3; plan with steps=3"):

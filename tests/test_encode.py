@@ -47,7 +47,7 @@ def single_pass(vae, pixels):
     return ((means - vae.mean) / vae.std).transpose(0, 4, 1, 2, 3)
 
 
-@pytest.mark.parametrize("name", quick(ENCODER_CASES, 4))
+@pytest.mark.parametrize("name", quick(ENCODER_CASES, 2))
 def test_an_iterator_of_frames_gives_the_single_pass_for_every_chunking(golden, name):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, decoder=False)
     pixels = random_pixels(1 + 2 * vae.config.time_scale, 64, 64)

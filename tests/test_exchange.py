@@ -31,9 +31,9 @@ def clip_of(spec, latent_grid, *, batch=1):
     return Clip(spec, batch, latent_grid, LatentShape(batch, spec.in_channels, *latent_grid), video, is_decode=True)
 
 
-def run_of(clip, itemsize=4, step=2):
+def run_of(clip, itemsize):
     length = clip.grid[0]
-    steps = make_steps(clip.spec, clip.grid, Axis.TIME, step, 2**29)
+    steps = make_steps(clip.spec, clip.grid, Axis.TIME, 2, 2**29)
     pieces = clip.pieces(length, min(clip.default_chunk(), length))
     return StreamRun(Axis.TIME, pieces, steps, 0, Machine(Backend.CPU, itemsize))
 

@@ -132,7 +132,7 @@ def test_a_network_with_noise_and_a_timestep_is_exported_for_them(golden, tmp_pa
     assert np.abs(frames - expected).max() <= tolerance(TOLERANCE) < np.abs(frames - other).max()
 
 
-@pytest.mark.parametrize("program", ["python", "cpp"])
+@pytest.mark.parametrize("program", quick(["python", "cpp"]))
 def test_frames_are_8_bit_rgb_unless_floats_are_requested(small, program, request):
     vae, folder = small
     line = PYTHON if program == "python" else request.getfixturevalue("cpp")

@@ -17,12 +17,12 @@ WIDTH, HEIGHT = 70, 37  # of which ZIP has blocks of 16 rows
 
 
 def options_of(space):
-    return OutputOptions(frames=FrameOutput(EXR_SPACES[space].format))
+    return OutputOptions(frames=FrameOutput(EXR_SPACES[space]))
 
 
-def half_frame(seed=0):
+def half_frame():
     """Light from 1e-6 to the largest half, with zeros."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     frame = np.exp(rng.uniform(np.log(1e-6), np.log(60000), (HEIGHT, WIDTH, 3)))
     frame[0, :3] = [[0, 1, 65504], [2**-24, 2**-14, 0.18], [222.86, 55.08, 0.5]]
     return frame.astype(np.float16)

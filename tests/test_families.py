@@ -240,7 +240,7 @@ def test_a_new_family_is_a_folder_and_an_entry_in_the_table(path, tmp_path):
     shutil.copy(toy_family.__file__, models / "toy" / "family.py")
     table = (models / "families.py").read_text()
     table = table.replace("\nfrom .video_vae", "\nfrom .toy.family import TOY\nfrom .video_vae").replace(
-        "RGB)", "RGB, TOY)"
+        "AUDIO_VAE)", "AUDIO_VAE, TOY)"
     )
     (models / "families.py").write_text(table)
 

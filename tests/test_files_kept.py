@@ -24,7 +24,7 @@ from mlx_ltx_vae.commands.parsers import decode_parser, encode_parser, preview_p
 from mlx_ltx_vae.conversion import convert_checkpoint
 from mlx_ltx_vae.files import PartFile, numbered_names
 from mlx_ltx_vae.latents import LatentsWriter
-from mlx_ltx_vae.video import OutputOptions, VideoWriter, check_output, open_sink, sinks
+from mlx_ltx_vae.video import OutputOptions, VideoWriter, check_output, open_sink, sink_table
 from mlx_ltx_vae.video.audio import write_wav
 from test_full_disk import fill, small_disk  # noqa: F401
 from video_files import SIZE, noise, read
@@ -423,8 +423,8 @@ def test_an_output_that_is_empty_is_an_error(here, monkeypatch):
     Path("out.mp4").write_bytes(PRECIOUS)
     with pytest.raises(WriterError, match=f"^out.mp4: {text}"), VideoWriter("out.mp4", size=SIZE, fps=24) as out:
         out.write(FRAME)
-        finish = out._ffmpeg.finish
-        monkeypatch.setattr(out._ffmpeg, "finish", lambda: (finish(), out._target.path.write_bytes(b""))[0])
+        finish, (part,) = out._ffmpeg.finish, Path().glob(".out.*")
+        monkeypatch.setattr(out._ffmpeg, "finish", lambda: (finish(), part.write_bytes(b""))[0])
     assert Path("out.mp4").read_bytes() == PRECIOUS
     live = VideoWriter("live.mp4", size=SIZE, fps=24, fragmented=True)
     live.write(FRAME)
@@ -432,7 +432,7 @@ def test_an_output_that_is_empty_is_an_error(here, monkeypatch):
     monkeypatch.setattr(live._ffmpeg, "finish", lambda: (end(), os.truncate("live.mp4", 0))[0])
     with pytest.raises(WriterError, match=f"^live.mp4: {text}"):
         live.close()
-    monkeypatch.setattr(sinks, "SINKS", (*sinks.SINKS, sinks.stills_kind((".none",), empty_still)))
+    monkeypatch.setattr(sink_table, "SINKS", (*sink_table.SINKS, sink_table.stills_kind((".none",), empty_still)))
     for name in ("one.none", "stills/%d.none", "new/%d.none"):
         with pytest.raises(WriterError, match=f"^{name}: {text}"):
             write(name)

@@ -28,8 +28,7 @@ def count_until_first(results):
             ("ltx2_3", 5, {}),
             ("ltx2_3", 16, {"chunk": 4}),
             ("ltx2_3_causal", 1, {}),
-        ],
-        2,
+        ]
     ),
 )
 def test_the_first_frame_comes_after_the_share_of_the_work_that_the_plan_states(golden, name, frames, options):

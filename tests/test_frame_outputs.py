@@ -14,7 +14,7 @@ from mlx_ltx_vae.commands.parsers import decode_parser
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.frame_format import RGB8, RGB16
 from mlx_ltx_vae.pipeline.frames import write_chunk
-from mlx_ltx_vae.video import FrameFormat, FrameOutput, FrameStep, OutputOptions, frame_endings, open_sink, sinks
+from mlx_ltx_vae.video import FrameFormat, FrameOutput, FrameStep, OutputOptions, frame_endings, open_sink, sink_table
 from toy_sink import PPM
 from toy_step import RAMP, make_ramp
 
@@ -23,7 +23,7 @@ HALF, SINGLE = FrameFormat("rgbf16le"), FrameFormat("rgbf32le")
 
 @pytest.fixture
 def tables(monkeypatch):
-    monkeypatch.setattr(sinks, "SINKS", (*sinks.SINKS, PPM))
+    monkeypatch.setattr(sink_table, "SINKS", (*sink_table.SINKS, PPM))
     monkeypatch.setattr(options, "STEP_OPTIONS", (RAMP,))
 
 

@@ -84,7 +84,7 @@ def test_a_full_disk_is_refused_in_one_sentence(golden, latents, small_disk):
 
 def test_exr_on_a_full_disk_is_an_error_of_their_folder(small_disk):
     frame = np.random.default_rng(0).uniform(size=(1, 512, 768, 3)).astype(np.float16)  # 2 MB
-    folder, options = small_disk / "light", OutputOptions(frames=FrameOutput(EXR_SPACES["srgb"].format))
+    folder, options = small_disk / "light", OutputOptions(frames=FrameOutput(EXR_SPACES["srgb"]))
     with pytest.raises(WriterError) as error, open_sink(f"{folder}/", size=(768, 512), fps=24, options=options) as sink:
         for _ in range(3):
             sink.write(frame)

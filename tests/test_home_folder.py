@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from mlx_ltx_vae import HDROptions, VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
+from mlx_ltx_vae import HDROptions, VideoReader, VideoVAE, VideoWriter, commands, demo, load_latents, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.commands import entry
 from mlx_ltx_vae.commands.items import read_inputs
 from mlx_ltx_vae.conversion import convert_checkpoint
 from mlx_ltx_vae.decode import main as decode
@@ -52,8 +51,8 @@ def vae():
 def parse(command, arguments, monkeypatch):
     """Return the values that a command is run with."""
     parsed = []
-    monkeypatch.setattr(entry, "import_command", lambda _: lambda parser, arguments: parsed.append(arguments) or 0)
-    assert entry.run(command, arguments) == 0
+    monkeypatch.setattr(commands, "import_command", lambda _: lambda parser, arguments: parsed.append(arguments) or 0)
+    assert commands.run(command, arguments) == 0
     return list(vars(parsed[0]).values())
 
 

@@ -150,9 +150,9 @@ def make(path: Path, muxer: str) -> Path:
     return path
 
 
-def decoded(path: Path, stream: str = "0:V:0") -> int:
+def decoded(path: Path) -> int:
     """The number of frames that ffmpeg decodes."""
-    rows = run_ffmpeg("-i", path, "-map", stream, "-fps_mode", "passthrough", "-f", "framecrc", "-").decode()
+    rows = run_ffmpeg("-i", path, "-map", "0:V:0", "-fps_mode", "passthrough", "-f", "framecrc", "-").decode()
     return sum(not row.startswith("#") for row in rows.splitlines())
 
 

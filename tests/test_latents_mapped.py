@@ -19,7 +19,8 @@ from latent_files import write, write_sparse
 from mlx_ltx_vae.errors import LatentsError
 from mlx_ltx_vae.latents import files as latent_files
 from mlx_ltx_vae.latents import open_latents
-from mlx_ltx_vae.pipeline.sources import find_notice, frame_moments, join_moments, sample_moments
+from mlx_ltx_vae.pipeline.sources import find_notice, frame_moments, join_moments, read_frames, sample_moments
+from mlx_ltx_vae.shapes import sampled_frames
 from test_latents_layouts import STORED_AS
 
 CHANNELS = 7
@@ -189,8 +190,8 @@ def test_what_cannot_be_read_by_frames_is_read_once_and_not_before_it_is_used(
 ) -> None:
     values = make_latents((1, CHANNELS, 3, 4, 5))
     path = write(tmp_path / "clip.npz", mx.array(STORED_AS[layout](values)), compressed=True)
-    made, read = [], latent_files._Npz.read_whole
-    monkeypatch.setattr(latent_files._Npz, "read_whole", lambda *given: made.append(1) or read(*given))
+    made, read = [], latent_files._inflate
+    monkeypatch.setattr(latent_files, "_inflate", lambda *given: made.append(1) or read(*given))
     file = open_latents(path, latent_channels=CHANNELS)
     latents = file.map()
     assert made == []
@@ -235,16 +236,16 @@ def test_unnormalized_latents_are_noticed_in_a_file_as_in_an_array(tmp_path: Pat
 
 
 def test_at_most_eight_frames_spread_over_the_clip_are_looked_at(tmp_path: Path) -> None:
-    assert latent_files.sampled_frames(3) == [0, 1, 2]
-    assert latent_files.sampled_frames(8) == list(range(8))
-    frames = latent_files.sampled_frames(1000)
+    assert sampled_frames(3) == [0, 1, 2]
+    assert sampled_frames(8) == list(range(8))
+    frames = sampled_frames(1000)
     assert len(frames) == 8
     assert (min(frames), max(frames)) == (62, 937)
 
 
 def test_moments_of_frames_are_those_of_all_values() -> None:
     latents = make_latents((2, CHANNELS, 9, 3, 4)) * 3 + 100 + np.arange(9).reshape(-1, 1, 1)
-    frames = latent_files.read_frames(mx.array(latents), range(9))
+    frames = read_frames(mx.array(latents), range(9))
     means, stds = join_moments([frame_moments(frame) for frame in frames])
     assert means == pytest.approx(latents.mean(axis=(0, 2, 3, 4), dtype=np.float64), rel=1e-6)
     assert stds == pytest.approx(latents.std(axis=(0, 2, 3, 4), dtype=np.float64), rel=1e-5)

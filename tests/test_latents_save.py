@@ -1,6 +1,5 @@
 """Writing latent files: what is written, early refusal, and nothing left behind by a failure."""
 
-import os
 import tempfile
 import tracemalloc
 from fractions import Fraction
@@ -19,15 +18,12 @@ from latent_files import assert_same
 from mlx_ltx_vae.errors import LatentsError, WriterError
 from mlx_ltx_vae.latents import LatentsWriter, load_latents, save_latents, writer
 from mlx_ltx_vae.shapes import ScaleFactors
+from video_files import names
 
 
 @pytest.fixture
 def latents() -> mx.array:
     return mx.random.normal((1, 8, 3, 4, 5), key=mx.random.key(0))
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(os.listdir(folder))
 
 
 @settings(max_examples=30)

@@ -183,17 +183,17 @@ def test_files_that_cannot_be_read_are_refused_in_one_sentence(tmp_path: Path, l
 # --- pickles ----------------------------------------------------------------------------------------------------------
 
 
-def write_torch_zip(path: Path, name: str = "clip") -> Path:
+def write_torch_zip(path: Path) -> Path:
     """The parts of a file of `torch.save`, without its tensor."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr(f"{name}/data.pkl", pickle.dumps({"latents": "a storage", "fps": 24.0}, protocol=2))
+        archive.writestr("clip/data.pkl", pickle.dumps({"latents": "a storage", "fps": 24.0}, protocol=2))
         for part, content in {
             ".format_version": b"1",
             "byteorder": b"little",
             "data/0": bytes(960),
             "version": b"3\n",
         }.items():
-            archive.writestr(f"{name}/{part}", content)
+            archive.writestr(f"clip/{part}", content)
     return path
 
 

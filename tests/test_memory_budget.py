@@ -39,9 +39,9 @@ def cache_limit():
     return limit
 
 
-def limited_to(vae, limit, frames=6):
-    plan = vae.plan(latents_of(frames).shape)
-    return replace(plan, memory=replace(plan.memory, buffer_cache=limit))
+def limited_plan(vae):
+    plan = vae.plan(latents_of(6).shape)
+    return replace(plan, memory=replace(plan.memory, buffer_cache=123_000))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def limits(monkeypatch):
 
 def test_the_buffer_cache_is_limited_while_a_step_runs_and_only_then(vae, limits):
     before = cache_limit()
-    stream = vae.stream(latents_of(6), limited_to(vae, 123_000))
+    stream = vae.stream(latents_of(6), limited_plan(vae))
     assert 123_000 not in limits
     next(stream)
     assert 123_000 in limits and cache_limit() == before, "a stream that waits leaves the process its limit"
@@ -80,7 +80,7 @@ def test_the_buffer_cache_is_limited_while_a_step_runs_and_only_then(vae, limits
         raise ValueError("the sink is full")
 
     with pytest.raises(ValueError, match="the sink is full"):
-        vae.decode(latents_of(6), limited_to(vae, 123_000), on_frames_ready=fail)
+        vae.decode(latents_of(6), limited_plan(vae), on_frames_ready=fail)
     assert cache_limit() == before
 
 
@@ -92,13 +92,13 @@ def test_latents_that_arrive_are_made_with_the_limit_of_their_app(vae, limits):
             seen.append(cache_limit())
             yield latents_of(6)[:, :, 2 * index : 2 * index + 2]
 
-    list(vae.stream(parts(), limited_to(vae, 123_000)))
+    list(vae.stream(parts(), limited_plan(vae)))
     assert set(seen) == {before} and 123_000 in limits
 
 
 def test_a_limit_of_the_app_that_is_lower_than_the_planned_one_stays(vae, limits):
     before = mx.set_cache_limit(1_000)
-    vae.decode(latents_of(6), limited_to(vae, 123_000))
+    vae.decode(latents_of(6), limited_plan(vae))
     assert set(limits) == {1_000} and mx.set_cache_limit(before) == 1_000
 
 

@@ -38,7 +38,7 @@ def latents_of(frames=2, height=3, width=4, batch=1):
             ),
             ("ltx2_3", [("rows", 1), ("rows", 2), ("columns", 1), ("columns", 2), ("columns", 3)]),
         ],
-        4,
+        2,
     ),
 )
 def test_rows_and_columns_equal_the_single_pass_for_every_band(golden, name, bands, buffer_folder):

@@ -11,6 +11,7 @@ import pytest
 
 from mlx_ltx_vae import WriterError, load_latents, save_latents
 from mlx_ltx_vae.video import OutputOptions, VideoReader, check_output, open_sink
+from video_files import names
 
 SIZE = (64, 32)
 FRAMES = np.random.default_rng(0).integers(0, 256, (3, SIZE[1], SIZE[0], 3), np.uint8)
@@ -21,10 +22,6 @@ def write(path):
     check_output(path, size=SIZE, fps=24)
     with open_sink(path, size=SIZE, fps=24) as out:
         out.write(FRAMES)
-
-
-def names(folder):
-    return sorted(os.listdir(folder))
 
 
 @pytest.mark.parametrize(("letter", "ending"), [*(("x", ending) for ending in ENDINGS), ("漢", ".mp4")])

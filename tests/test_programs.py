@@ -211,7 +211,7 @@ def test_a_new_command_is_a_launcher_a_function_a_parser_and_two_entries(tmp_pat
             "    return parser\n"
             "PARSERS['shout'] = shout_parser\n"
         )
-    table = package / "commands" / "entry.py"
+    table = package / "commands" / "__init__.py"
     table.write_text(table.read_text().replace("COMMANDS = {", 'COMMANDS = {\n    "shout": "text in capitals",'))
     for arguments, expected in ((["mlx_ltx_vae", "shout", "a"], "A\n"), (["mlx_ltx_vae.shout", "b"], "B\n")):
         said = subprocess.run([sys.executable, "-m", *arguments], cwd=tmp_path, capture_output=True, text=True)

@@ -16,7 +16,7 @@ from imageio_ffmpeg import get_ffmpeg_exe
 
 from entry_points import BIN, ENTRY_POINTS, LAUNCHER_INPUT
 from mlx_ltx_vae import VideoWriter, WriterError, demo
-from mlx_ltx_vae.commands.entry import COMMANDS
+from mlx_ltx_vae.commands import COMMANDS
 from mlx_versions import ignores_signals
 from signal_runs import SIGNALS, WORDS, Commands, running
 from tolerances import cpu_only

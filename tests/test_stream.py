@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.measuring import Case, load_vae
-from conftest import CONV_CASES, active_memory
+from conftest import CONV_CASES, active_memory, quick
 from mlx_ltx_vae import PlanError, VideoVAE
 from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.convolution.conv3d import Conv3d
@@ -60,7 +60,7 @@ def streamed(vae, latents, chunk, **options):
 
 
 @pytest.mark.parametrize(("frames", "chunks"), [(1, (1,)), (4, (1, 3))])
-@pytest.mark.parametrize("name", CONV_CASES)
+@pytest.mark.parametrize("name", quick(CONV_CASES, 5))
 def test_stream_equals_single_pass_for_every_chunk_length(golden, name, frames, chunks):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
     latents = random_latents(vae, frames)

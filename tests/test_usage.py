@@ -1,9 +1,11 @@
 """Wrong usage of every command, its help and its version: what a first contact with the command line shows."""
 
+import argparse
 import re
 import shlex
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 
@@ -12,7 +14,9 @@ import pytest
 from benchmarks.__main__ import main as benchmarks
 from mlx_ltx_vae.__main__ import main as mlx_ltx_vae
 from mlx_ltx_vae.bench import main as bench
-from mlx_ltx_vae.commands.entry import COMMANDS
+from mlx_ltx_vae.commands import COMMANDS
+from mlx_ltx_vae.commands.cli import positive
+from mlx_ltx_vae.commands.options import add_option, read_options
 from mlx_ltx_vae.commands.other_tools import _WORDS
 from mlx_ltx_vae.commands.parsers import PARSERS
 from mlx_ltx_vae.convert import main as convert
@@ -20,6 +24,7 @@ from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.export import main as export
 from mlx_ltx_vae.info import main as info
+from mlx_ltx_vae.options import OutputOptions, option_field
 from mlx_ltx_vae.preview import main as preview
 from mlx_ltx_vae.run import main as run_program
 
@@ -350,3 +355,23 @@ def test_a_console_script_shows_its_own_name(monkeypatch, said, script, called):
     assert f"\n  {called} --demo\n" in shown
     assert "python -m" not in shown
     assert said("decode", "--chunk", "0")[2].endswith(f'run "{called} --help" for the options\n')
+
+
+@dataclass(frozen=True)
+class ToyOptions(OutputOptions):
+    grain: int = option_field(3, "how much grain (default: 3)", metavar="N")
+
+
+def test_a_field_is_an_option_of_the_commands(capsys):
+    parser = argparse.ArgumentParser(prog="toy")
+    add_option(parser, ToyOptions, "grain", positive)
+    add_option(parser, ToyOptions, "fragmented")
+    parser.add_argument("--frames")  # not the field of this name, which no option sets
+    arguments = parser.parse_args(["--frames", "8"])
+    assert read_options(ToyOptions, arguments, overwrite=True) == ToyOptions(overwrite=True)
+    arguments = parser.parse_args(["--grain", "5", "--live"])
+    assert read_options(ToyOptions, arguments) == ToyOptions(grain=5, fragmented=True)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--grain", "0"])
+    assert "'0' is not a whole number of at least 1" in capsys.readouterr().err
+    assert re.search(r"--grain N\s+how much grain \(default: 3\)", parser.format_help())

@@ -196,7 +196,7 @@ os.waitpid(child, 0)
 """
 
 
-@pytest.mark.parametrize("kind", quick(["file", "live", "reader", "sound", "gif", "npy", "stills", "wav"], 3))
+@pytest.mark.parametrize("kind", quick(["file", "live", "reader", "sound", "gif", "npy", "stills", "wav"], 2))
 def test_a_forked_child_leaves_what_its_parent_writes_and_reads(tmp_path: Path, kind: str) -> None:
     """It exits, drops its copy, leaves the with-block by an error, or writes; and it may outlive the file."""
     allowed = "ignore:This process:DeprecationWarning"  # from Python 3.12 on: it has threads and forks

@@ -15,7 +15,7 @@ from mlx_ltx_vae import demo, load_latents, save_latents
 from mlx_ltx_vae.codec_table import AUDIO_CODECS
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import ReaderError, WriterError
-from mlx_ltx_vae.video import OutputOptions, VideoReader, VideoWriter, audio, check_output, open_sink, writer
+from mlx_ltx_vae.video import OutputOptions, VideoReader, VideoWriter, check_output, codecs, open_sink, writer
 from mlx_ltx_vae.video.sound_files import SoundReader
 from video_files import numbered, numbers, read, run_ffmpeg, write_tone
 
@@ -78,7 +78,7 @@ def test_longer_audio_is_a_warning_with_both_lengths(tmp_path: Path, audio: str)
 
 def test_audio_is_kept_for_a_limited_time_after_the_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour, which is a second here."""
-    monkeypatch.setattr(audio, "MAX_REST", 1)
+    monkeypatch.setattr(codecs, "MAX_REST", 1)
     source = make_audio(tmp_path / "a.wav", 3)
     message = r"its audio 3.00 s; 1 s after the video are kept; shortest=True"
     with pytest.warns(UserWarning, match=message):

@@ -90,9 +90,9 @@ def test_the_command_checks_both_before_the_weights_are_read(
     assert loads == []
 
 
-def on_a_mac(name: str, size: tuple[int, int] = SIZE, **options: object) -> str:
+def on_a_mac(name: str, **options: object) -> str:
     ending = Path(name).suffix
-    return " ".join(codecs.video_arguments(name, ending, size, Fraction(24), OutputOptions(**options), None))
+    return " ".join(codecs.video_arguments(name, ending, SIZE, Fraction(24), OutputOptions(**options), None))
 
 
 @pytest.fixture

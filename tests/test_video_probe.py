@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.video import Fit
 from mlx_ltx_vae.video.ffmpeg import Description, Packet, parse_packets
-from mlx_ltx_vae.video.pictures import PictureInfo
 from mlx_ltx_vae.video.probe import VideoInfo, parse_description
 from mlx_ltx_vae.video.reader import fit_size
 
@@ -66,8 +65,8 @@ def parse(
     filtered = FILTERED.format(nominal=nominal, matrix=matrix).splitlines()
     streams = [[line.replace(*change) if change[0] else line] for line in lines]
     filtered = [line.replace(*change) if change[0] else line for line in filtered]
-    found = {"demuxer": "matroska,webm", "streams": streams, "filtered": filtered, "log": [], "output": ""} | options
-    return parse_description(NAME, Description(**found), False, Fraction(3), PictureInfo())
+    found = {"demuxer": "matroska,webm", "streams": streams, "filtered": filtered, "output": ""} | options
+    return parse_description(NAME, Description(**found), (1, None), is_still=False, seconds=Fraction(3))
 
 
 @pytest.mark.parametrize(

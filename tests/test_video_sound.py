@@ -27,8 +27,8 @@ def tone(seconds, rate, frequency=440):
     return (0.5 * np.sin(np.stack([angle, 2 * angle]))).astype(np.float32)
 
 
-def chunks_of(samples, size=7001):
-    return (samples[:, start : start + size] for start in range(0, samples.shape[1], size))
+def chunks_of(samples):
+    return (samples[:, start : start + 7001] for start in range(0, samples.shape[1], 7001))
 
 
 def write(path, audio, rate=None, *, count=NUM_FRAMES, piece=5, **options):

@@ -11,6 +11,7 @@ import pytest
 
 from conftest import quick
 from mlx_ltx_vae.errors import ReaderError, WriterError
+from mlx_ltx_vae.files import PartFile
 from mlx_ltx_vae.video import VideoReader, VideoWriter, ffmpeg
 from mlx_ltx_vae.video.ffmpeg import FfmpegDecoder
 from mlx_ltx_vae.video.metadata import read_metadata
@@ -102,9 +103,10 @@ def test_only_silence_counts_however_long_it_takes(signs: list[int], is_alive: b
 
 def test_a_file_that_ffmpeg_rewrites_is_a_sign_of_life(tmp_path: Path) -> None:
     """As it does at the end of an mp4, for minutes if that has many gigabytes, and without a report."""
-    out = tmp_path / "out.mkv"
+    part = PartFile(tmp_path / "out.mkv")
+    out = part.path
     arguments = ["-f", "rawvideo", "-pixel_format", "rgb24", "-video_size", "96x64", "-i", "pipe:0"]
-    encoder = FfmpegEncoder("out.mkv", [*arguments, "-c:v", "ffv1"], f"file:{out}")
+    encoder = FfmpegEncoder("out.mkv", [*arguments, "-c:v", "ffv1"], part)
     encoder.write(noise(1, SIZE))
     kill_children(signal.SIGSTOP)
     out.touch()

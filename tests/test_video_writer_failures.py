@@ -326,19 +326,13 @@ def test_closed_sink_refuses_frames_and_can_be_closed_and_aborted_again(target: 
     assert names(target.parent) == ["out.mp4"]
 
 
-class Failing(Sink):
-    """A minimal sink whose `_finish` fails."""
+def failing_sink(consume: Callable[[], None], discard: Callable[[], None]) -> Sink:
+    """A minimal sink that cannot be completed."""
 
-    def __init__(self, consume: Callable[[], None]) -> None:
-        super().__init__("somewhere", SIZE, RGB8)
-        self.discarded = 0
-        self._write = lambda _: consume()
-
-    def _finish(self) -> None:
+    def complete(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    def _discard(self) -> None:
-        self.discarded += 1
+    return Sink("somewhere", SIZE, RGB8, lambda _: consume(), complete, discard)
 
 
 @pytest.mark.parametrize("error", [OSError(5, "five"), ValueError("five"), WriterError("five")])
@@ -346,15 +340,17 @@ def test_any_error_in_the_thread_is_a_writer_error(error: Exception) -> None:
     def consume() -> None:
         raise error
 
-    out = Failing(consume)
+    discards: list[str] = []
+    out = failing_sink(consume, lambda: discards.append("discarded"))
     with pytest.raises(WriterError, match="five"), out:
         for _ in range(3):
             out.write(make_frames())
-    assert out.discarded == 1
+    assert discards == ["discarded"]
 
 
 def test_error_at_the_end_is_a_writer_error_and_discards() -> None:
-    out = Failing(lambda: None)
+    discards: list[str] = []
+    out = failing_sink(lambda: None, lambda: discards.append("discarded"))
     with pytest.raises(WriterError, match=r"somewhere: cannot be written \(No space left on device\)"), out:
         out.write(make_frames())
-    assert out.discarded == 1
+    assert discards == ["discarded"]

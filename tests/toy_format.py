@@ -1,23 +1,19 @@
 """A format of latent files that a test adds to the table: a line with the shape, and float32 values in that order."""
 
-import numpy as np
+import math
 
-from mlx_ltx_vae.latents.files import Header, OpenFile, Reader, TensorFile
+from mlx_ltx_vae.files import TensorHeader
+from mlx_ltx_vae.latents.files import Content, OpenFile, Reader, StoredArray
 
 START = b"TOY "
 
 
-class ToyFile(TensorFile):
-    names = ("latents",)
-
-    def __init__(self, file: OpenFile) -> None:
-        super().__init__(file)
-        line = file.pread(0, 200).partition(b"\n")[0]
-        shape = tuple(int(length) for length in line.removeprefix(START).split())
-        self._header = Header("float32", np.dtype("<f4"), shape, offset=len(line) + 1)
-
-    def header(self, name: str) -> Header:
-        return self._header
+def open_toy(file: OpenFile) -> Content:
+    line = file.pread(0, 200).partition(b"\n")[0]
+    shape = tuple(int(length) for length in line.removeprefix(START).split())
+    begin = len(line) + 1
+    header = TensorHeader("float32", shape, begin, begin + 4 * math.prod(shape))
+    return {"latents": StoredArray(file, "latents", lambda: header)}, {}
 
 
-TOY = Reader("the toy format", (".toy",), lambda start: start.startswith(START), ToyFile)
+TOY = Reader("the toy format", (".toy",), lambda start: start.startswith(START), open_toy)

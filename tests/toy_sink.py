@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from mlx_ltx_vae.video import OutputOptions
-from mlx_ltx_vae.video.sinks import stills_kind
+from mlx_ltx_vae.video.sink_table import stills_kind
 
 
 def write_ppm(path: Path, frame: np.ndarray, options: OutputOptions) -> None:

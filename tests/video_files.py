@@ -46,8 +46,9 @@ def frame_times(source: object, *options: object, data: bytes | None = None) -> 
     return sorted(int(line.split(",")[2]) * unit for line in lines if line.startswith("0,"))
 
 
-def write_tone(path: Path, seconds: float, rate: int = 48_000) -> Path:
+def write_tone(path: Path, seconds: float) -> Path:
     """A .wav file with a tone in one channel."""
+    rate = 48_000
     samples = 8000 * np.sin(np.arange(int(rate * seconds)) / 20)
     with wave.open(str(path), "wb") as file:
         file.setparams((1, 2, rate, 0, "NONE", ""))

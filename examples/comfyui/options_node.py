@@ -8,8 +8,7 @@ from comfy_api.latest import io
 from mlx_ltx_vae import Keyframes, LatentsError
 from mlx_ltx_vae.errors import quote
 from mlx_ltx_vae.models.noise import CONVENTIONS
-from mlx_ltx_vae.models.specs import MAX_SEED
-from mlx_ltx_vae.options import DEFAULT_CONVENTION
+from mlx_ltx_vae.options import DEFAULT_CONVENTION, MAX_SEED
 
 from .host import CATEGORY
 from .latents import video_latents

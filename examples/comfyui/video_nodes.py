@@ -1,7 +1,7 @@
 """LTX Decode to Video and LTX Save Video."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -23,8 +23,10 @@ from mlx_ltx_vae import (
     VideoWriter,
 )
 from mlx_ltx_vae.audio_vae import find_sound_decoder
+from mlx_ltx_vae.frame_format import FrameOutput
 from mlx_ltx_vae.pipeline.audio import every_chunk
 from mlx_ltx_vae.planning.film import DEFAULT_CARRY, FilmPlan
+from mlx_ltx_vae.planning.plan import Plan
 from mlx_ltx_vae.units import format_bytes, parse_fps
 from mlx_ltx_vae.video import OutputOptions, Sink, open_sink
 from mlx_ltx_vae.video.audio import SLACK
@@ -98,7 +100,7 @@ class Clip:
     options: DecoderOptions = field(default_factory=DecoderOptions)
     sound: np.ndarray | list[np.ndarray] | Sound | None = None
     sound_vae: Source | str = NO_SOUND
-    overlap: "Carry | None" = None  # of the windows of a film
+    overlap: Carry | None = None  # of the windows of a film
 
 
 def describe(plan: DecodePlan | EncodePlan) -> str:
@@ -179,11 +181,13 @@ class LTXDecodeToVideo(VideoNode):
     @classmethod
     def execute(cls, codec: str, fps: float, save_metadata: bool = True, **inputs: Any) -> io.NodeOutput:
         video_format = CODECS[codec]
-        entries = host.metadata(cls.hidden) if save_metadata else {}
-        options = {"codec": video_format.codec, "bit_depth": video_format.bit_depth, "fps": fps, "metadata": entries}
-        output = Output(
-            lambda size: host.new_file(video_format.ending), options | {"audio_codec": video_format.audio_codec}
+        options = OutputOptions(
+            codec=video_format.codec,
+            bit_depth=video_format.bit_depth,
+            metadata=host.metadata(cls.hidden) if save_metadata else {},
+            audio_codec=video_format.audio_codec,
         )
+        output = Output(lambda size: host.new_file(video_format.ending), fps, options)
         return io.NodeOutput(InputImpl.VideoFromFile(cls.decode(output, **inputs).path))
 
 
@@ -279,24 +283,30 @@ class LTXSaveVideo(VideoNode):
     ) -> "Written":
         video_format = FORMATS[format]
         depth = video_format.bit_depth if pixel_format == "auto" else 10 if "10" in pixel_format else 8
-        options = {"codec": video_format.codec, "bit_depth": depth, "fps": fps, "overwrite": False}
-        options |= {"metadata": host.metadata(cls.hidden)} if save_metadata else {}
-        options |= {"crf": crf} if crf >= 0 else {}
-        options |= {"pix_fmt": pixel_format} if pixel_format != "auto" else {}
+        options = OutputOptions(
+            codec=video_format.codec,
+            crf=crf if crf >= 0 else None,
+            bit_depth=depth,
+            overwrite=False,
+            metadata=host.metadata(cls.hidden) if save_metadata else {},
+            pix_fmt=pixel_format if pixel_format != "auto" else None,
+            audio_codec=video_format.audio_codec,
+        )
         name = partial(host.next_file, filename_prefix, video_format.ending)
         plays = video_format.plays and pixel_format in PLAYED
-        return cls.decode(Output(name, options | {"audio_codec": video_format.audio_codec}, plays), **inputs)
+        return cls.decode(Output(name, fps, options, plays), **inputs)
 
 
 @dataclass(frozen=True)
 class Output:
-    """A file. ComfyUI's thread calls `name((width, height))` for its path; `options` are a `VideoWriter`'s.
+    """A file. ComfyUI's thread calls `name((width, height))` for its path.
 
     `plays` is whether a browser plays it; otherwise the decode also makes a small video that it does.
     """
 
     name: Callable[[tuple[int, int]], str]
-    options: dict
+    fps: float
+    options: OutputOptions
     plays: bool = True
 
 
@@ -323,20 +333,29 @@ def join_inputs() -> list[io.Input]:
     ]
 
 
-def start_film(job: Job, vae: VideoVAE, clip: Clip, **outputs: Any) -> tuple[FilmPlan, DecodeStream]:
+def start_film(
+    job: Job, vae: VideoVAE, clip: Clip, outputs: Sequence[FrameOutput], sound: Sequence[Plan]
+) -> tuple[FilmPlan, DecodeStream]:
     """Plan a film, check all its windows, and start its decode, as `start_stream` does."""
     carry, blend = clip.overlap
     film = Film(clip.latents, carry=carry, blend=blend)
-    plan = vae.plan(film, memory_budget=clip.memory_budget, **outputs)
+    plan = vae.plan(film, memory_budget=clip.memory_budget, outputs=outputs, sound=sound)
     job.say(f"{len(plan.windows)} windows: {describe(plan)}")
     return plan, vae.stream(film, plan, **clip.options.stream)
 
 
-def start_stream(job: Job, vae: VideoVAE, clip: Clip, **outputs: Any) -> tuple[DecodePlan, DecodeStream]:
-    """Plan a decode, and check all that it is given. `outputs` are options of `VideoVAE.plan`."""
+def start_stream(
+    job: Job, vae: VideoVAE, clip: Clip, outputs: Sequence[FrameOutput] = (), sound: Sequence[Plan] = ()
+) -> tuple[DecodePlan, DecodeStream]:
+    """Plan a decode, check all that it is given, and start it. `outputs` and `sound` are as for `VideoVAE.plan`."""
     options = clip.options.stream
-    keyframes = options.get("keyframes")
-    plan = vae.plan(clip.latents.shape, memory_budget=clip.memory_budget, keyframes=keyframes, **outputs)
+    plan = vae.plan(
+        clip.latents.shape,
+        memory_budget=clip.memory_budget,
+        keyframes=options.get("keyframes"),
+        outputs=outputs,
+        sound=sound,
+    )
     clip.options.check_keyframes(plan.num_frames)
     job.say(describe(plan))
     return plan, vae.stream(clip.latents, plan, **options)
@@ -345,29 +364,24 @@ def start_stream(job: Job, vae: VideoVAE, clip: Clip, **outputs: Any) -> tuple[D
 def decode_to_file(job: Job, clip: Clip, output: Output) -> Written:
     hdr = clip.options.hdr
     vae = host.networks.load(VideoVAE, clip.vae, "decoder", None if hdr is None else "float32")
-    sound_vae, options = load_sound_vae(clip), dict(output.options)
-    fps, sinks = parse_fps(options.pop("fps")), OutputOptions(bit_depth=options.pop("bit_depth"))
+    sound_vae, options = load_sound_vae(clip), output.options
+    fps, sound_plans = parse_fps(output.fps), []
     if hdr is not None:
-        sinks = HDROptions(hdr).choose_frames(sinks)
-    planned: dict[str, Any] = {"outputs": [sinks.frames]}
+        options = HDROptions(hdr).choose_frames(options)
     if sound_vae is not None:
         longest = max(sound.shape[2] for sound in ([clip.sound] if clip.overlap is None else clip.sound))
-        planned["sound"] = every_chunk(lambda options: sound_vae.plan(longest, chunk=options.chunk))
-    if clip.overlap is None:
-        plan, stream = start_stream(job, vae, clip, **planned)
-    else:
-        plan, stream = start_film(job, vae, clip, **planned)
+        sound_plans = every_chunk(lambda options: sound_vae.plan(longest, chunk=options.chunk))
+    start = start_stream if clip.overlap is None else start_film
+    plan, stream = start(job, vae, clip, [options.frames], sound_plans)
     with ExitStack() as stack:
-        sound = stack.enter_context(sound_options(job, clip, sound_vae, plan, fps))
-        if not sound:
-            del options["audio_codec"]
+        options = stack.enter_context(with_sound(options, job, clip, sound_vae, plan, fps))
         path = job.call(output.name, plan.frame_size)
         video = {"size": plan.frame_size, "fps": fps, "num_frames": plan.num_frames}
         preview = None if output.plays else stack.enter_context(open_preview(job, **video))
-        sink = stack.enter_context(open_sink(path, options=replace(sinks, **options, **sound), **video))
+        sink = stack.enter_context(open_sink(path, options=options, **video))
         host.make_room(job, plan.peak_bytes)
         for chunk in job.chunks(stream):
-            frames = chunk.to_frames(sinks.frames)
+            frames = chunk.to_frames(options.frames)
             sink.write(frames)
             pictures = frames if frames.dtype == np.uint8 else (frames >> 8).astype(np.uint8)
             if preview is not None:
@@ -392,17 +406,17 @@ def shrink(frames: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 @contextmanager
-def sound_options(
-    job: Job, clip: Clip, sound_vae: AudioVAE | None, plan: DecodePlan, fps: Fraction
-) -> Iterator[dict[str, Any]]:
-    """Yield the options of a `VideoWriter` that add the sound of a clip. Its file is removed at the end."""
+def with_sound(
+    options: OutputOptions, job: Job, clip: Clip, sound_vae: AudioVAE | None, plan: DecodePlan, fps: Fraction
+) -> Iterator[OutputOptions]:
+    """Yield the options of an output with the sound of a clip, whose file is removed at the end."""
     if isinstance(clip.sound, Sound):
         samples, rate = clip.sound
         length = fit_sound(job, clip, Fraction(samples.shape[1], rate), plan.num_frames / fps, rate)
         path = job.call(host.new_file, ".wav")
         try:
             write_sound(path, samples, rate, length)
-            yield {"audio": path}
+            yield replace(options, audio=path)
         finally:
             if os.path.exists(path):
                 os.remove(path)
@@ -414,11 +428,11 @@ def sound_options(
             stream = sound_vae.stream(clip.sound, plan.sound)
         seconds = Fraction(stream.num_samples, stream.sample_rate)
         length = fit_sound(job, clip, seconds, plan.num_frames / fps, stream.sample_rate)
-        yield {"audio": PaddedSound(stream, length), "shortest": True}
+        yield replace(options, audio=PaddedSound(stream, length), shortest=True)
     else:
         if clip.sound is not None:
             job.say("without their sound: choose the audio_vae, or connect loaded_audio_vae")
-        yield {}
+        yield replace(options, audio_codec=None)
 
 
 def fit_sound(job: Job, clip: Clip, sound: Fraction, video: Fraction, rate: int) -> int:

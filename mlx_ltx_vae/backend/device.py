@@ -136,8 +136,9 @@ def explained_device_errors() -> Iterator[None]:
         for parts, explanation in _EXPLANATIONS.items():
             if any(part in str(error) for part in parts):
                 folder = _kernel_folder()
-                reasons = {"unwritable": explain_unwritable(folder), "unloadable": _explain_unloadable(folder)}
-                raise DeviceError(explanation.format(folder=folder or "''", **reasons)) from error
+                unwritable, unloadable = explain_unwritable(folder), _explain_unloadable(folder)
+                text = explanation.format(folder=folder or "''", unwritable=unwritable, unloadable=unloadable)
+                raise DeviceError(text) from error
         raise
 
 

@@ -1,12 +1,8 @@
-"""Properties of the machine that plans depend on, and the rank of this process. No MLX."""
+"""Properties of the machine that plans depend on, and the work that ranks share. No MLX."""
 
 import enum
-import os
-import re
 from dataclasses import dataclass
 from typing import Literal
-
-from ..errors import DistributedError, quote
 
 FLOAT32_BYTES = 4
 #: Values that are checked at a time. MLX makes three flags for each value.
@@ -41,26 +37,9 @@ class Machine:
     compiles: bool = True  # chains of operations are single kernels, which needs a compiler on a CPU
 
 
-#: Environment variables with the rank, which `mlx.launch` sets for its backends, and launchers of MPI.
-RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-
-
 class Work(enum.Enum):
     """Work that ranks share."""
 
     ROWS = "rows"  # one video: each rank computes a band of rows
     BATCH = "batch"  # several videos: each rank computes complete videos
     OFF = "off"  # no sharing: the first rank does everything
-
-
-def launched_rank() -> int | None:
-    """Return the rank of this process, or `None` if no launcher has started it."""
-    name = next((name for name in RANK_VARIABLES if name in os.environ), None)
-    if name is None:
-        return None
-    text = os.environ[name]
-    if not re.fullmatch("[0-9]{1,9}", text):
-        raise DistributedError(
-            f"{name} is {quote(text)}, which is not the number of a rank; unset it, or use mlx.launch."
-        )
-    return int(text)

@@ -310,7 +310,10 @@ def _open_file(path: Path) -> Archive:
         raise CheckpointError(f"{path}: no such file; check the path.") from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}).") from error
-    tensors = {name: TensorInfo(path, name, *header, state=state) for name, header in headers.items()}
+    tensors = {
+        name: TensorInfo(path, name, header.dtype, header.shape, header.begin, header.end, state=state)
+        for name, header in headers.items()
+    }
     check_unchanged(tensors.values())
     # `safetensors.torch.save_model` stores a tied tensor under one name, and its other names in the metadata.
     tied = {name: tensors[stored] for name, stored in metadata.items() if "." in name and stored in tensors}

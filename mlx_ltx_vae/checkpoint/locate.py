@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from ..errors import CheckpointError, excerpt, note, suggest
 from ..files import explain_missing
 from ..model_table import HUB, Kind, PublishedModel, find_model, list_names
+from ..models import families
 from ..models.base import PICTURES, SOUND, Family, Medium, NetworkTensors
-from ..models.families import families_of
 from ..units import expand_path, format_bytes
 from .files import (
     CONFIG_NAMES,
@@ -106,13 +106,16 @@ def recognize(
     default all networks of the medium are requested.
     """
     archive_shapes = [{name: info.shape for name, info in archive.tensors.items()} for archive in archives]
-    results = [(family, [family.find(shapes) for shapes in archive_shapes]) for family in families_of(medium)]
-
-    def rank(result: tuple[Family[Any], list[NetworkTensors]]) -> tuple[int, bool]:
-        names = {name for part in result[1] for name in part.networks}
-        return len(names.intersection(requested or medium.networks)), bool(names)
-
-    return max(results, key=rank)
+    networks, results = set(requested or medium.networks), []
+    for family in (family for family in families.FAMILIES if family.medium is medium):
+        parts = [family.find(shapes) for shapes in archive_shapes]
+        names = {name for part in parts for name in part.networks}
+        if networks <= names:  # no other family has more
+            return family, parts
+        rank = len(networks & names), bool(names)
+        results.append((rank, family, parts))
+    _, family, parts = max(results, key=lambda result: result[0])
+    return family, parts
 
 
 def list_some(names: Sequence[str]) -> str:

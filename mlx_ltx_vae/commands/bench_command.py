@@ -26,11 +26,10 @@ import mlx.nn as nn
 import numpy as np
 
 from ..backend.device import backend
-from ..backend.machine import launched_rank
 from ..backend.mlx_utils import DTYPES, DtypeName, dtype_name
 from ..checkpoint import open_checkpoint
 from ..errors import CheckpointError, LTXVAEError, describe_error
-from ..models.base import NETWORKS, Family, Statistics
+from ..models.base import Decoder, Encoder, Family, Statistics
 from ..models.convolution.conv3d import prepare
 from ..pipeline.frames import FrameChunk
 from ..pipeline.progress import Bar
@@ -41,7 +40,7 @@ from ..published import PublishedVAE
 from ..shapes import Grid
 from ..units import MB, format_bytes
 from ..vae import VideoVAE
-from .cli import CommandParser
+from .cli import CommandParser, launched_rank
 from .running import print_report, run_command, write_line
 
 #: The mode of a case that is an encode.
@@ -119,10 +118,19 @@ def _cases(arguments: argparse.Namespace) -> Iterator[Case]:
     """Yield every length in every mode, and in the exact mode every order."""
     modes = arguments.mode or ["exact", "single", *([ENCODE] if _has_encoder(arguments) else [])]
     width, height = arguments.size
-    case_fields = {name: getattr(arguments, name) for name in ("model", "generation", "base_width", "dtype")}
     for frames, mode in product(arguments.num_frames or [FRAMES], modes):
         for order in (arguments.order or ["auto"]) if mode == "exact" else ["auto"]:
-            yield Case(**case_fields, width=width, height=height, frames=frames, mode=mode, order=order)
+            yield Case(
+                model=arguments.model,
+                generation=arguments.generation,
+                base_width=arguments.base_width,
+                dtype=arguments.dtype,
+                width=width,
+                height=height,
+                frames=frames,
+                mode=mode,
+                order=order,
+            )
 
 
 def _has_encoder(arguments: argparse.Namespace) -> bool:
@@ -290,7 +298,8 @@ def _count_latents(latents: mx.array) -> int:
 def _load(case: Case, network: str) -> VideoVAE:
     """Load a VAE with one of its networks."""
     if case.model:
-        return VideoVAE.from_pretrained(case.model, dtype=case.dtype, **{name: name == network for name in NETWORKS})
+        is_decoder = network == "decoder"
+        return VideoVAE.from_pretrained(case.model, dtype=case.dtype, encoder=not is_decoder, decoder=is_decoder)
     published = PublishedVAE.find(case.generation, base_channels=case.base_width)
     dtype = case.dtype or published.family.published_dtype
     module = random_network(published, network, dtype)
@@ -318,8 +327,9 @@ def random_network(
 def random_vae(published: PublishedVAE, network: str, module: nn.Module, *, keeps_dtype: bool) -> VideoVAE:
     """Make a VAE with this network alone, ready to compute."""
     prepare(module, keeps_dtype=keeps_dtype)
-    networks: dict[str, Any] = {**dict.fromkeys(NETWORKS), network: module}
-    return VideoVAE(published.config, **networks, keeps_dtype=keeps_dtype)
+    encoder = cast(Encoder, module) if network == "encoder" else None
+    decoder = cast(Decoder, module) if network == "decoder" else None
+    return VideoVAE(published.config, encoder, decoder, keeps_dtype=keeps_dtype)
 
 
 def noise_latents(vae: VideoVAE, video: Grid) -> mx.array:

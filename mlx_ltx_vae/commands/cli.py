@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from .. import __version__
-from ..backend.machine import OTHER_DTYPE_NAMES, launched_rank
+from ..backend.machine import OTHER_DTYPE_NAMES
 from ..codec_table import ENCODER_PRESETS
 from ..errors import DistributedError, LTXVAEError, excerpt, quote, speaking_of_options, suggest
 from ..process import die_by_termination
@@ -33,6 +33,8 @@ _COLORS = {"error": "31", "warning": "33"}  # red and yellow, by the first word 
 _COLOR_CHOICES = ("auto", "always", "never")
 _color_choice = ContextVar("color", default="auto")
 _RANGE = r"(-?[0-9]{1,9})?:(-?[0-9]{1,9})?"
+# Environment variables with the rank, which `mlx.launch` sets for its backends, and launchers of MPI.
+_RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell reports, if a reader such as `head` has read enough
 
 
@@ -246,6 +248,19 @@ def finish_output(text: str = "") -> tuple[int, str] | None:
 def describe_output_error(error: OSError) -> str:
     """Describe why standard output cannot be written."""
     return f"standard output: cannot be written ({error.strerror or error})."
+
+
+def launched_rank() -> int | None:
+    """Return the rank of this process, or `None` if no launcher has started it."""
+    name = next((name for name in _RANK_VARIABLES if name in os.environ), None)
+    if name is None:
+        return None
+    text = os.environ[name]
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise DistributedError(
+            f"{name} is {quote(text)}, which is not the number of a rank; unset it, or use mlx.launch."
+        )
+    return int(text)
 
 
 def rank_if_launched() -> int | None:

@@ -19,7 +19,7 @@ from ..backend.mlx_utils import DTYPES, dtype_name
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..conversion import Progress, Verification, check_folder_name, convert_checkpoint, verify_conversion
 from ..errors import CheckpointError, printable, warn
-from ..files import InputFiles
+from ..files import check_distinct
 from ..latents import LatentsWriter, is_for_comfyui, open_latents
 from ..models.base import SOUND
 from ..pipeline.progress import Bar
@@ -79,7 +79,7 @@ def _convert_latents(arguments: argparse.Namespace) -> None:
     if parts:
         warn(f"{file.info.source}: ComfyUI reads no {' and no '.join(parts)} from {output}; they are left out.")
     dtype = DTYPES.get(arguments.dtype, latents.dtype)
-    InputFiles([arguments.source]).check_output(output)
+    check_distinct([output], [arguments.source])
     overwrite = arguments.overwrite or (
         os.path.isfile(output) and is_in_terminal() and ask(f"{output}: already exists; replace it?")
     )

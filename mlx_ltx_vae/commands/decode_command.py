@@ -40,10 +40,10 @@ from ..video import check_output_options, is_sound, output_files, takes_sound
 from ..video.audio import check_sound_length
 from .cli import CommandParser
 from .inputs import ClipInput, FilmInput
-from .items import Item, ItemFiles, all_exist, are_many, find_pattern, has_table, mark_folders
+from .items import Item, Result, all_exist, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
 from .models import CHOICES, choose_by_environment, choose_by_latents
-from .options import choose_frames, chosen_steps, pick
+from .options import choose_frames, chosen_steps, read_options
 from .published_plan import print_published_plan, wants_published_plan, with_preset
 from .running import run_command
 from .sound import ClipSound, SoundSettings, SoundTask, clip_sound, film_sound, find_sound
@@ -83,14 +83,27 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     complete_inputs(parser, arguments, demo.VAE, missing, kind=kind)
     with parser.wrong_usage():
         frames = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
-        metadata = dict(arguments.metadata)
-        output_options = pick(OutputOptions, arguments, metadata=metadata, frames=frames, sample_rate=None, exr=None)
+        output_options = read_options(
+            OutputOptions,
+            arguments,
+            metadata=dict(arguments.metadata),
+            frames=frames,
+            overwrite=arguments.overwrite,
+        )
         plan = _plan_options(arguments)
-        # The latents are normalized as they are read.
-        decode_options = pick(DecodeOptions, arguments, seed=arguments.seed or 0, keyframes=None, unnormalized=False)
-    settings = DecodeSettings(plan, arguments.preset, decode_options, arguments.keyframes)
+        decode_options = read_options(DecodeOptions, arguments)  # the latents are normalized as they are read
+    sound = SoundSettings(
+        model=arguments.model,
+        audio_model=arguments.audio_model,
+        audio_latents=arguments.audio_latents,
+        audio_tensor=arguments.audio_tensor,
+        unnormalized=arguments.unnormalized,
+        dtype=arguments.dtype,
+        memory_budget=arguments.memory_budget,
+    )
+    settings = DecodeSettings(output_options, plan, arguments.preset, decode_options, arguments.keyframes, sound)
     default = _DEMO_NAME if arguments.demo else f"{{name}}{_default_ending(arguments)}"
-    return run_decode(parser, arguments, output_options, settings, default, pick(SoundSettings, arguments))
+    return run_decode(parser, arguments, settings, default)
 
 
 def _default_ending(arguments: argparse.Namespace) -> str:
@@ -137,15 +150,20 @@ def complete_inputs(
 class DecodeSettings:
     """Options of all decodes of a command.
 
-    `preset` names tiles that may depend on the video's size, and `keyframes` a file. `None` means the tiles of the
-    `plan`, and the keyframes in the latent file. With `are_stills` one picture of each latent frame is enough. `kind`
-    is the kind of model that is expected.
+    Attributes:
+        preset: the name of tiles, which may depend on the video's size. `None` means the tiles of the `plan`.
+        keyframes: a file. `None` means the keyframes in the latent file.
+        sound: `None` if no sound is decoded.
+        are_stills: whether one picture of each latent frame is enough.
+        kind: the kind of model that is expected.
     """
 
+    output: OutputOptions
     plan: PlanOptions = PLAN_DEFAULTS
     preset: str | None = None
     options: DecodeOptions = DECODE_DEFAULTS
     keyframes: str | None = None
+    sound: SoundSettings | None = None
     are_stills: bool = False
     kind: Kind = Kind.VIDEO
 
@@ -153,17 +171,15 @@ class DecodeSettings:
 def run_decode(
     parser: CommandParser,
     arguments: argparse.Namespace,
-    output_options: OutputOptions,
     settings: DecodeSettings,
     default: str,
-    sound: SoundSettings | None = None,
-    make_job: "Callable[..., DecodeJob] | None" = None,
+    make_job: "Callable[[argparse.Namespace, Sequence[str], str | None, DecodeSettings], DecodeJob] | None" = None,
 ) -> int:
     """Decode the latents of complete arguments, as the job that `make_job` makes.
 
     `default` is the output without -o.
     """
-    sources, audio = arguments.latents, output_options.audio
+    sources, sound, audio = arguments.latents, settings.sound, settings.output.audio
     inputs = [_FILM] if arguments.join else sources
     has_only_sound = sound is not None and is_sound(arguments.output or "")
     is_exr = bool(arguments.exr) and not arguments.output and not has_table(inputs)
@@ -176,12 +192,12 @@ def run_decode(
             raise ItemsError(problem)
         if sound:
             sound.check(audio, is_alone=has_only_sound, is_many=are_many(inputs))
-        for name in ("keyframes", "audio_latents") if arguments.join else ():
-            if getattr(arguments, name, None):
-                raise ItemsError(f"--{name.replace('_', '-')} goes with one window; store it in each window's file")
+        for name, path in (("keyframes", settings.keyframes), ("audio-latents", sound and sound.audio_latents)):
+            if arguments.join and path:
+                raise ItemsError(f"--{name} goes with one window; store it in each window's file")
         if audio and arguments.frames and arguments.frames.start:
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
-        output_options = _choose_hdr_frames(arguments, inputs, output_options, is_exr=is_exr)
+        output_options = _choose_hdr_frames(arguments, inputs, settings.output, is_exr=is_exr)
         if pattern and not has_only_sound:
             may_have_sound = sound and not audio and (sound.is_required or output_options.audio_codec)
             checked_options = replace(output_options, audio=(), sample_rate=1) if may_have_sound else output_options
@@ -189,7 +205,7 @@ def run_decode(
                 check_output_options(file, options, fps=arguments.fps)
     if has_only_sound:
         arguments.distributed = Work.OFF.value
-    job = (make_job or DecodeJob)(arguments, sources, pattern, output_options, settings, sound)
+    job = (make_job or DecodeJob)(arguments, sources, pattern, replace(settings, output=output_options))
     return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)
 
 
@@ -225,10 +241,13 @@ def _choose_hdr_frames(
             name = option_names[0] if option_names else "exr"
             raise ItemsError(f"--{name.replace('_', '-')} is for HDR latents; add --hdr acescct or logc3")
         return options
-    hdr_options = {"signal": arguments.hdr_output, "exposure": arguments.exposure, "exr_space": arguments.exr_space}
-    hdr_options = {name: value for name, value in hdr_options.items() if value is not None}
-    exr = arguments.exr and _stills_folder(arguments.exr, inputs)
-    hdr = HDROptions(arguments.hdr, exr=exr, **hdr_options)
+    hdr = HDROptions(
+        arguments.hdr,
+        signal=arguments.hdr_output or HDROptions.signal,
+        exposure=arguments.exposure or HDROptions.exposure,
+        exr=arguments.exr and _stills_folder(arguments.exr, inputs),
+        exr_space=arguments.exr_space or HDROptions.exr_space,
+    )
     return hdr.choose_frames(options, is_exr=is_exr)
 
 
@@ -242,8 +261,7 @@ def _plan_options(arguments: argparse.Namespace) -> PlanOptions:
     has_tiles = tiling or arguments.preset
     if has_tiles and mode not in ("auto", "tiled"):
         raise PlanError(f"tiles go with --mode tiled, not {mode}")
-    values: dict[str, Any] = {"tiling": tiling, "frames": None, "keyframes": (), "joined": False}
-    checked = pick(PlanOptions, arguments, mode="tiled" if has_tiles else mode, **values)
+    checked = read_options(PlanOptions, arguments, mode="tiled" if has_tiles else mode, tiling=tiling)
     return replace(checked, mode="tiled" if tiling else mode)
 
 
@@ -253,40 +271,31 @@ _FILM = "film"  # name of the one input that the windows of a film are
 
 
 class DecodeJob(Job):
-    """Job of `decode` and `preview`, with the options of all decodes.
-
-    `output_options` are those of each output. `sound` is `None` if no sound is decoded, and `is_sound` means that it is
-    the only output. With `are_stills` one picture of each latent frame is enough.
-    """
+    """Job of `decode` and `preview`."""
 
     network = "decoder"
 
     def __init__(
-        self,
-        arguments: argparse.Namespace,
-        sources: Sequence[str],
-        pattern: str | None,
-        output_options: OutputOptions,
-        decode: DecodeSettings,
-        sound: SoundSettings | None,
+        self, arguments: argparse.Namespace, sources: Sequence[str], pattern: str | None, settings: DecodeSettings
     ) -> None:
         super().__init__(arguments, sources, pattern, is_film=arguments.join)
-        self.output_options, self.decode, self.sound = output_options, decode, sound
-        self.is_sound = is_sound(pattern or "")
+        self.settings = settings
+        self._sound_alone = settings.sound if is_sound(pattern or "") else None  # if it is the only output
         self.dtype = arguments.dtype or ("float32" if arguments.hdr else None)
         self._plans: dict[Any, DecodePlan] = {}
         self._checked: set[str] = set()  # files whose latent space has been compared
 
     def open(self) -> Checkpoint:
-        if self.is_sound and self.sound:
-            return self.sound.open()
+        if self._sound_alone is not None:
+            return self._sound_alone.open()
         checkpoint = open_checkpoint(self.arguments.model, encoder=False)
-        if self.decode.kind is Kind.PREVIEW and checkpoint.statistics is not None:
+        if self.settings.kind is Kind.PREVIEW and checkpoint.statistics is not None:
             warn(f"{checkpoint.name}: {describe_whole_vae(checkpoint.config)}.")
-        return checkpoint.for_stills() if self.decode.are_stills else checkpoint
+        return checkpoint.for_stills() if self.settings.are_stills else checkpoint
 
     def make_task(self, item: Item) -> Task:
-        return SoundTask(self, item, self.sound) if self.is_sound and self.sound else DecodeTask(self, item)
+        sound = self._sound_alone
+        return DecodeTask(self, item) if sound is None else SoundTask(self, item, sound)
 
     @property
     def spec(self) -> NetworkSpec:
@@ -332,7 +341,7 @@ class DecodeJob(Job):
         if source in self._checked or (problem := self.checkpoint.describe_mismatch(space)) is None:
             return
         self._checked.add(source)
-        names = [model.name for model in models_for(space.generation, self.decode.kind)]
+        names = [model.name for model in models_for(space.generation, self.settings.kind)]
         remedy = f"decode them with -m {names[0]}" if names else "decode them with the VAE that they were made for"
         warn(f"{source}: its latents are {problem}, so the frames will be wrong; {remedy}.")
 
@@ -352,14 +361,13 @@ class DecodeTask(Task):
 
     def __init__(self, job: DecodeJob, item: Item) -> None:
         super().__init__(job, item)
-        arguments, ranks, options = job.arguments, job.ranks, job.output_options
-        if arguments.skip_existing and item.output and ranks.size == 1:  # before the latents are read
-            self.is_skipped = all_exist(list(output_files(item.output, options)))
-            if self.is_skipped:
-                self.files = ItemFiles(outputs=[item.output])
-                return
+        arguments, ranks, options = job.arguments, job.ranks, job.settings.output
+        can_skip = arguments.skip_existing and ranks.size == 1  # before the latents are read
+        if can_skip and item.output and all_exist(list(output_files(item.output, options))):
+            self.result = Result(outputs=[item.output], is_skipped=True)
+            return
         self._input = FilmInput(job, item.windows) if job.is_film else ClipInput(job, item.source)
-        if job.decode.options.seed:
+        if job.settings.options.seed:
             check_takes_seed(job.spec)
         shape = self._input.shape
         self._work = ranks.choose(shape.batch)
@@ -381,11 +389,10 @@ class DecodeTask(Task):
         self._output = DecodeOutput(
             item.output or _UNNAMED, options, self._fps, batch=shape.batch, is_still=shape.frames == 1
         )
-        self.num_frames, self.cost = self.plan.num_frames * len(self._videos), prod(shape)
-        inputs = [*self._sound_files(), *([job.decode.keyframes] if job.decode.keyframes else []), *item.windows]
-        self.files = ItemFiles(inputs)
-        if item.output:
-            self.files = ItemFiles(inputs, self._output.names, self._output.other_names)
+        inputs = [*self._sound_files(), *([job.settings.keyframes] if job.settings.keyframes else []), *item.windows]
+        outputs, extras = (self._output.names, self._output.other_names) if item.output else ([], {})
+        num_frames = self.plan.num_frames * len(self._videos)
+        self.result = Result(inputs, outputs, extras, num_frames, cost=prod(shape))
 
     def _choose_frames(self, num_frames: int) -> tuple[int, int] | None:
         """Return the first frame to decode and one more than the last, of `num_frames`. `None` means all."""
@@ -396,10 +403,10 @@ class DecodeTask(Task):
     def _find_sound(self, frames: tuple[int, int] | None) -> ClipSound | None:
         """Return the audio latents of the video, or `None` if a file replaces them or the output has no sound."""
         job, output = self._job, self._item.output or _UNNAMED
-        sound = job.sound
-        if job.output_options.audio is not None or sound is None:
+        sound, output_options = job.settings.sound, job.settings.output
+        if output_options.audio is not None or sound is None:
             return None
-        if not sound.is_required and not takes_sound(output, output_files(output, job.output_options)[output]):
+        if not sound.is_required and not takes_sound(output, output_files(output, output_options)[output]):
             return None
         if isinstance(self._input, FilmInput):
             openers, ends = self._input.openers, self._input.ends
@@ -408,14 +415,14 @@ class DecodeTask(Task):
         return None if file is None else clip_sound(sound, file, job.machine, frames, self._fps)
 
     def _sound_files(self) -> list[str | os.PathLike]:
-        audio = self._job.output_options.audio
+        audio = self._job.settings.output.audio
         audio_files = [audio] if isinstance(audio, (str, os.PathLike)) else []
         return [*audio_files, *(self._sound.files if self._sound else ())]
 
     def _plan_options(self, frames: tuple[int, int] | None) -> PlanOptions:
-        job = self._job
-        files = output_files(self._item.output or _UNNAMED, job.output_options)
-        options = with_preset(job.decode.plan, job.decode.preset, job.spec.out_grid(self._input.shape.grid))
+        job, settings = self._job, self._job.settings
+        files = output_files(self._item.output or _UNNAMED, settings.output)
+        options = with_preset(settings.plan, settings.preset, job.spec.out_grid(self._input.shape.grid))
         return replace(
             options,
             frames=frames,
@@ -426,16 +433,17 @@ class DecodeTask(Task):
 
     def check_outputs(self) -> None:
         """Find out whether to skip the item, and raise the errors of writing before the weights are read."""
-        if self.is_skipped or not self._item.output:
+        if self.result.is_skipped or not self._item.output:
             return
         arguments, output = self._job.arguments, self._output
         if arguments.skip_existing and self._job.ranks.size == 1:
             self._leave_out_existing()
         videos = self._videos if self._writes else ()
         files = [file for index in videos for file in output.files[index]]
-        self.is_skipped = arguments.skip_existing and (not files or all_exist(files))
+        is_skipped = arguments.skip_existing and (not files or all_exist(files))
+        self.result = replace(self.result, is_skipped=is_skipped)
         self._copied: set[tuple[str, str]] = set()  # entries of the latent file that go into an output
-        if not self.is_skipped:
+        if not is_skipped:
             entries = self._input.info.workflow if arguments.workflow else {}
             overwrite, makes_folders = self._job.may_replace(files), self._job.makes_folders
             self._copied = output.check(
@@ -448,7 +456,7 @@ class DecodeTask(Task):
         for index in self._videos:
             files[index] = {file: options for file, options in files[index].items() if not all_exist([file])}
         self._videos = [index for index in self._videos if files[index]]
-        self.num_frames = self.plan.num_frames * len(self._videos)
+        self.result = replace(self.result, num_frames=self.plan.num_frames * len(self._videos))
 
     @property
     def _writes(self) -> bool:
@@ -461,7 +469,7 @@ class DecodeTask(Task):
             self._sound.check_values()
 
     def describe(self) -> dict[str, Any]:
-        plans = [self.plan.as_dict(), str(self._fps), len(self.files.outputs)]
+        plans = [self.plan.as_dict(), str(self._fps), len(self.result.outputs)]
         return {"the latents": self._input.headers(), "the plans": plans}
 
     def networks(self) -> dict[str, dict[str, str]]:
@@ -482,7 +490,7 @@ class DecodeTask(Task):
         else:
             reports = self._decode(open_video, bar)
         report = self._join(reports)
-        self.files = replace(self.files, outputs=self._output.names, extras=self._output.other_names)
+        self.result = replace(self.result, outputs=self._output.names, extras=self._output.other_names)
         return self._report(self._describe(report), report.as_dict(), work=self._work, sent_bytes=report.sent_bytes)
 
     def _decode(
@@ -492,7 +500,7 @@ class DecodeTask(Task):
         group, reports = self._job.ranks.group if self._work is Work.ROWS else None, []
         for index in self._videos:
             latents, keyframes = open_video(index)
-            options = replace(self._job.decode.options, keyframes=keyframes)
+            options = replace(self._job.settings.options, keyframes=keyframes)
             stream = self._job.load().stream(latents, self.plan, group=group, **vars(options))
             reports.append(self._output.write(stream, self.plan, index, progress=bar, is_written=self._writes))
         return reports

@@ -23,7 +23,7 @@ from ..checkpoint import Checkpoint, open_checkpoint
 from ..codec_table import LATER_STILL_CRF, STILL_CRF
 from ..errors import CheckpointError, PlanError, ReaderError, warn
 from ..files import part_folder, sample_path
-from ..latents import LatentSpace, LatentsWriter, check_latents_name, is_for_comfyui
+from ..latents import LatentsWriter, check_latents_name, is_for_comfyui
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
 from ..options import PlanOptions
@@ -41,10 +41,10 @@ from ..video import ExrReader, Fit, VideoReader
 from ..video.reader import source_files
 from ..video.sound_files import SoundReader
 from .cli import CommandParser, format_range
-from .items import Item, ItemFiles, are_many, find_pattern, has_table, mark_folders
+from .items import Item, Result, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
 from .models import CHOICES, choose_by_environment
-from .options import pick
+from .options import read_options
 from .running import run_command
 
 
@@ -87,8 +87,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
                         f"{pattern}: ComfyUI reads no sound from it; leave out --audio-model, or use .safetensors"
                     )
         tiling = TilingConfig(arguments.tile) if arguments.tile else None
-        mode, frames = "tiled" if tiling else "auto", None
-        options = pick(PlanOptions, arguments, mode=mode, tiling=tiling, frames=frames)
+        options = read_options(PlanOptions, arguments, mode="tiled" if tiling else "auto", tiling=tiling)
     job = EncodeJob(arguments, pattern, options)
     return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)
 
@@ -107,11 +106,6 @@ class EncodeJob(Job):
 
     def make_task(self, item: Item) -> "EncodeTask":
         return EncodeTask(self, item)
-
-    @cached_property
-    def latent_space(self) -> LatentSpace:
-        """Generation and fingerprint of the latents that are written."""
-        return self.checkpoint.latent_space
 
     @cached_property
     def audio_checkpoint(self) -> Checkpoint | None:
@@ -142,7 +136,8 @@ class EncodeTask(Task):
         arguments, audio = job.arguments, job.audio_checkpoint  # raises its errors before anything is encoded
         inputs = [*source_files(Path(item.source)), *(audio.files if audio else [])]
         pixels = prod(item.size) * (item.max_frames or 0) if item.size else 0  # if a table states them
-        self.cost = pixels or _bytes_on_disk(Path(item.source))
+        outputs = [] if item.output is None else [item.output]
+        self.result = Result(inputs, outputs, cost=pixels or _bytes_on_disk(Path(item.source)))
         if arguments.windows is not None:
             scale = job.checkpoint.config.scale
             self._carry = DEFAULT_CARRY if arguments.carry is None else arguments.carry
@@ -150,7 +145,6 @@ class EncodeTask(Task):
             if (arguments.windows - 1) % scale.time or arguments.windows <= self._carry:
                 expected = f"1 + {scale.time}*k frames, more than the {self._carry} that they share"
                 raise PlanError(f"windows have {expected}, not {arguments.windows}; correct --windows.")
-        self.files = ItemFiles(inputs, [] if item.output is None else [item.output])
         if item.output is not None and arguments.windows is None:
             check_latents_name(item.output)
 
@@ -175,7 +169,7 @@ class EncodeTask(Task):
         self._frames = self._choose_frames(reader)
         first = self._frames.start if self._frames else 0
         with reader(first_frame=first, max_frames=self._max_frames) as self._video:
-            self.num_frames = self._video.num_frames
+            self.result = replace(self.result, num_frames=self._video.num_frames)
             self.plan = self._make_plan()
             yield
 
@@ -205,7 +199,8 @@ class EncodeTask(Task):
         return {"the contents of the videos": sample_path(self._video.path)}
 
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
-        video, ranks, (output,), hdr = self._video, self._job.ranks, self.files.outputs, self._job.arguments.hdr
+        video, ranks, (output,), arguments = self._video, self._job.ranks, self.result.outputs, self._job.arguments
+        to_pixels = None if arguments.hdr is None else partial(to_encoder_pixels, meaning=arguments.hdr)
         num_read = 0
 
         def count_frames(frames: np.ndarray) -> np.ndarray:
@@ -223,9 +218,9 @@ class EncodeTask(Task):
             bar.enter("encoding")
             start = time.perf_counter()
             for window in self._cut(map(count_frames, video)):
-                pixels = window if hdr is None else (to_encoder_pixels(frames, hdr) for frames in window)
-                stream = vae.encode_stream(pixels, self.plan, pad=self._job.arguments.pad, group=ranks.group)
-                bar.watch(stream.work if self._job.arguments.windows is None else None)
+                pixels = window if to_pixels is None else map(to_pixels, window)
+                stream = vae.encode_stream(pixels, self.plan, pad=arguments.pad, group=ranks.group)
+                bar.watch(stream.work if arguments.windows is None else None)
                 with stream, open_file(len(encoded)) as writer:
                     encoded.append(shape := _write_all(stream, writer))
                     count, height, width = vae.config.scale.video_grid(shape.grid)
@@ -235,17 +230,14 @@ class EncodeTask(Task):
                         audio = self._encode_sound(count, first)
                         sounds += [] if audio is None else [audio]
                         sizes: dict[str, int | None] = {"num_frames": count, "height": height, "width": width}
-                        if (
-                            self._job.arguments.windows is not None and self._carry < count
-                        ):  # a single window shares no frames
+                        if arguments.windows is not None and self._carry < count:  # a single window shares no frames
                             sizes["carry"] = self._carry
-                        space = self._job.latent_space
-                        new_path = writer.complete(fps=video.fps, sizes=sizes, audio=audio, space=space)
+                        new_path = writer.complete(fps=video.fps, sizes=sizes, audio=audio, space=vae.latent_space)
                         self._rename({} if new_path is None else {output: str(new_path)})
                 sent_bytes += stream.sent_bytes
         seconds = time.perf_counter() - start
         sound = f" and {format_count(sum(latents.shape[2] for latents in sounds), 'audio latent')}" if sounds else ""
-        windows = f" in {len(encoded)} windows with a carry of {self._carry}" if self._job.arguments.windows else ""
+        windows = f" in {len(encoded)} windows with a carry of {self._carry}" if arguments.windows else ""
         self._warn_of_missing(num_read)
         summary = (
             f"{format_count(sum(shape.frames for shape in encoded), 'latent frame')}{sound} from "

@@ -3,13 +3,11 @@
 import argparse
 import json
 import time
-from typing import Any
 
 from ..backend.device import backend, computing_for
 from ..backend.machine import Backend
 from ..checkpoint import open_checkpoint
 from ..conversion import check_folder_name
-from ..options import ExportKeywords
 from ..vae import VideoVAE
 from .cli import CommandParser
 from .models import choose_by_environment
@@ -37,10 +35,16 @@ def _export(arguments: argparse.Namespace) -> None:
     with computing_for(target):
         checkpoint = open_checkpoint(arguments.model, encoder=False)
         vae = VideoVAE.from_pretrained(checkpoint, dtype=arguments.dtype, encoder=False)
-        options: Any = {name: getattr(arguments, name) for name in ExportKeywords.__annotations__}
-        options["seed"] = arguments.seed or 0
-        plan = {"memory_budget": arguments.memory_budget, "weights": arguments.weights}
-        exported = vae.export(arguments.output, arguments.size, **plan, **options)
+        exported = vae.export(
+            arguments.output,
+            arguments.size,
+            memory_budget=arguments.memory_budget,
+            weights=arguments.weights,
+            seed=arguments.seed or 0,
+            timestep=arguments.timestep,
+            noise_scale=arguments.noise_scale,
+            like=arguments.like,
+        )
     if arguments.json:
         print_report(json.dumps({**exported.as_dict(), "seconds": time.perf_counter() - start}))
     elif not arguments.quiet:

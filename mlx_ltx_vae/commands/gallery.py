@@ -26,9 +26,8 @@ from ..shapes import format_size
 from ..units import DEFAULT_FPS, format_count
 from .cli import CommandParser
 from .decode_command import DecodeJob, DecodeSettings, run_decode
-from .gallery_page import Clip, GalleryPage
-from .items import Item, ItemFiles, mark_folders, read_inputs
-from .jobs import Result
+from .gallery_page import Clip, preview_folder, preview_of, read_page, write_page
+from .items import Item, Result, mark_folders, read_inputs
 from .models import choose_by_latents
 from .running import print_report
 
@@ -49,22 +48,28 @@ def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
         arguments.hdr_output = "sdr"  # which all browsers play
     if not arguments.model:
         choose_by_latents(arguments, arguments.latents, Kind.PREVIEW)  # without one, there are colors
-    page = GalleryPage(arguments.output)
-    arguments.output, arguments.skip_existing = os.path.join(page.folder, ""), False
+    page = Path(arguments.output)
+    arguments.output, arguments.skip_existing = os.path.join(preview_folder(page), ""), False
     arguments.distributed = Work.OFF.value
     plan, output = PlanOptions(memory_budget=arguments.memory_budget), OutputOptions(crf=_CRF)
-    settings, make_job = DecodeSettings(plan, kind=Kind.PREVIEW), partial(GalleryJob, page)
-    return run_decode(parser, arguments, output, settings, "{name}.mp4", make_job=make_job)
+    settings = DecodeSettings(output, plan, kind=Kind.PREVIEW)
+    return run_decode(parser, arguments, settings, "{name}.mp4", partial(GalleryJob, page))
 
 
 class GalleryJob(DecodeJob):
     """Job that makes the previews that a page lacks, and writes the page."""
 
     is_many = True  # an error is a card of the page
-    makes_folders = True
 
-    def __init__(self, page: GalleryPage, *job: Any) -> None:
-        super().__init__(*job)
+    def __init__(
+        self,
+        page: Path,
+        arguments: argparse.Namespace,
+        sources: Sequence[str],
+        pattern: str | None,
+        settings: DecodeSettings,
+    ) -> None:
+        super().__init__(arguments, sources, pattern, settings)
         self._page, self._clips = page, dict[str, Clip]()  # by their paths
         self._states = dict[str, list[Any]]()  # of the latent files, in order
         self._items, self._next_page = list[Item](), 0.0  # latent files without a preview
@@ -74,7 +79,7 @@ class GalleryJob(DecodeJob):
 
     def run(self) -> None:
         """Make the page, and with --watch again whenever the latent files have changed."""
-        self._clips = {clip.path: clip for clip in self._page.read(super().may_replace)}
+        self._clips = {clip.path: clip for clip in read_page(self._page, super().may_replace)}
         paths: list[str] | None = None
         while True:
             with suppress(*[ItemsError] * self._is_watched):  # the folder may still be empty
@@ -88,7 +93,7 @@ class GalleryJob(DecodeJob):
                 break
             paths = list(self._states)
             time.sleep(_SECONDS_PER_LOOK)
-        if failed := [clip for clip in self._page.clips if clip.error]:
+        if failed := [clip for clip in self._cards() if clip.error]:
             raise ItemsError(f"{len(failed)} of {format_count(len(self._states), 'input')} failed.")
 
     def _find_items(self) -> None:
@@ -100,7 +105,7 @@ class GalleryJob(DecodeJob):
                 status = os.stat(path)
                 state = [status.st_mtime_ns, status.st_size, self._options]
             if path not in states and (path not in self._clips or self._clips[path].state != state):
-                self._items.append(Item(item.source, item.name, self._page.preview_of(path)))
+                self._items.append(Item(item.source, item.name, preview_of(self._page, path)))
             states[path] = state
         self._states = states
 
@@ -135,7 +140,7 @@ class GalleryJob(DecodeJob):
         return checkpoint
 
     def print_result(self, item: Item, result: Result) -> None:
-        super().print_result(item, replace(result, files=ItemFiles()))
+        super().print_result(item, replace(result, outputs=()))
         if self.arguments.dry_run:
             return
         path = os.path.abspath(item.source)
@@ -166,7 +171,7 @@ class GalleryJob(DecodeJob):
             prompt=find_text(file.entries, "prompt", "text"),
             seed=find_text(file.entries, "seed", "noise_seed"),
             model=models[0].name if models else "",
-            videos=tuple(Path(output).name for output in result.files.outputs),
+            videos=tuple(Path(output).name for output in result.outputs),
         )
 
     def summarize(self, items: Sequence[Item], results: Sequence[Result], seconds: float) -> None:
@@ -174,18 +179,21 @@ class GalleryJob(DecodeJob):
             super().summarize(items, results, seconds)
 
     def _write(self, *, is_complete: bool) -> None:
-        self._page.clips = [self._clips[path] for path in self._states if path in self._clips]
-        self._page.write(is_watched=self._is_watched, is_complete=is_complete)
+        write_page(self._page, self._cards(), is_watched=self._is_watched, is_complete=is_complete)
+
+    def _cards(self) -> list[Clip]:
+        """Return the cards of the page, in the order of the latent files."""
+        return [self._clips[path] for path in self._states if path in self._clips]
 
     def _print_totals(self) -> None:
         new = sum(not self._clips[os.path.abspath(item.source)].error for item in self._items)
-        failed = sum(bool(clip.error) for clip in self._page.clips)
-        report = {"output": str(self._page.path), "clips": len(self._states), "new": new, "failed": failed}
+        failed = sum(bool(clip.error) for clip in self._cards())
+        report = {"output": str(self._page), "clips": len(self._states), "new": new, "failed": failed}
         self.end_progress(report)
         if self.arguments.json:
             print_report(json.dumps(report))
         elif not self.arguments.quiet:
-            print_report(f"{self._page.path}: {format_count(len(self._states), 'clip')}, {new} new, {failed} failed")
+            print_report(f"{self._page}: {format_count(len(self._states), 'clip')}, {new} new, {failed} failed")
 
 
 def find_text(entries: Mapping[str, str], key: str, input_name: str) -> str:

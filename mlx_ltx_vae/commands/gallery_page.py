@@ -6,7 +6,7 @@ import os
 import re
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,74 +39,77 @@ class Clip:
     error: str = ""
 
 
-class GalleryPage:
-    """Page in a file, and a folder beside it for the previews, which a complete page contains itself if it can."""
+def preview_folder(page: Path) -> Path:
+    """Return the folder beside a page for its previews, which a complete page contains itself if it can."""
+    return page.with_name(f"{page.stem}-clips")
 
-    def __init__(self, path: str) -> None:
-        self.path, self.clips = Path(path), list[Clip]()  # in the order of their cards
-        self.folder = self.path.with_name(f"{self.path.stem}-clips")
 
-    def read(self, may_replace: Callable[[list[str]], bool]) -> list[Clip]:
-        """Return the clips of the page that is there, with their previews in the folder.
+def preview_of(page: Path, path: str) -> str:
+    """Return the file of a clip's preview, with a name that any URL may have."""
+    stem = re.sub(r"[^\w.-]", "_", Path(path).stem[:80], flags=re.ASCII)
+    return str(preview_folder(page) / f"{stem}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}.mp4")
 
-        Another file is replaced if `may_replace` of its name returns true, and is a `WriterError` otherwise.
-        """
-        clips: list[Clip] = []
-        with suppress(FileNotFoundError), writing_to(self.path, IsADirectoryError), open_file(self.path) as file:
-            if file.readline(len(_MARK)) != _MARK:
-                check_replaceable(self.path, overwrite=may_replace([str(self.path)]))
-                return []
-            for line in filter(lambda line: line.startswith(_START.encode()), file):
-                with suppress(ValueError, TypeError, LookupError, AttributeError):  # somebody has edited it
-                    values = json.loads(line[len(_START) : -len(_END)])
-                    data, clip = values.pop("data"), Clip(**values)
-                    files = [self.folder / name for name in clip.videos if _PREVIEW.fullmatch(name)]
-                    for preview, text in zip(files, data, strict=False):
-                        make_folder(str(preview))
-                        preview.write_bytes(b64decode(text))
-                    if files and all(map(Path.is_file, files)):
-                        clips.append(clip)
-        return clips
 
-    def preview_of(self, path: str) -> str:
-        """Return the file of a clip's preview, with a name that any URL may have."""
-        stem = re.sub(r"[^\w.-]", "_", Path(path).stem[:80], flags=re.ASCII)
-        return str(self.folder / f"{stem}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}.mp4")
+def read_page(page: Path, may_replace: Callable[[list[str]], bool]) -> list[Clip]:
+    """Return the clips of the page that is there, with their previews in the folder.
 
-    def write(self, *, is_watched: bool, is_complete: bool) -> None:
-        """Write the page. If it is watched, it loads itself again after the next `write`.
+    Another file is replaced if `may_replace` of its name returns true, and is a `WriterError` otherwise.
+    """
+    clips, folder = list[Clip](), preview_folder(page)
+    with suppress(FileNotFoundError), writing_to(page, IsADirectoryError), open_file(page) as file:
+        if file.readline(len(_MARK)) != _MARK:
+            check_replaceable(page, overwrite=may_replace([str(page)]))
+            return []
+        for line in filter(lambda line: line.startswith(_START.encode()), file):
+            with suppress(ValueError, TypeError, LookupError, AttributeError):  # somebody has edited it
+                values = json.loads(line[len(_START) : -len(_END)])
+                data, clip = values.pop("data"), Clip(**values)
+                files = [folder / name for name in clip.videos if _PREVIEW.fullmatch(name)]
+                for preview, text in zip(files, data, strict=False):
+                    make_folder(str(preview))
+                    preview.write_bytes(b64decode(text))
+                if files and all(map(Path.is_file, files)):
+                    clips.append(clip)
+    return clips
 
-        If it is complete and not watched, it contains the previews, unless they are too large.
-        """
-        videos = {name for clip in self.clips for name in clip.videos}
-        is_large = sum((self.folder / name).stat().st_size for name in videos) * 4 // 3 > PAGE_BYTES  # in base64
-        has_data, version = is_complete and not (is_watched or is_large), str(time.time_ns())
-        _write(self.path, self._parts(version, is_watched=is_watched, has_data=has_data))
-        if is_watched:
-            make_folder(str(self.folder / _VERSION))
-            _write(self.folder / _VERSION, [f"changed({version!r})\n"])
-        if is_complete:
-            self._remove_all_but(set() if has_data else videos | {_VERSION * is_watched})
 
-    def _parts(self, version: str, *, is_watched: bool, has_data: bool) -> Iterator[str]:
-        """Yield the parts of the page."""
-        head, script = Path(__file__).with_name("gallery.html").read_text("utf-8").split("<!-- data -->\n")
-        digest = hashlib.sha256(script.removeprefix("<script>").removesuffix(_END).encode()).digest()
-        yield _MARK.decode() + head.replace("SCRIPT_DIGEST", b64encode(digest).decode())
-        page = {"name": self.path.stem, "directory": os.getcwd(), "folder": self.folder.name, "version": version}
-        yield _START.replace("clip", "page") + _to_json({**page, "watch": is_watched and _VERSION}) + _END
-        for clip in self.clips:
-            data = [b64encode((self.folder / name).read_bytes()).decode() for name in clip.videos if has_data]
-            yield _START + _to_json({**asdict(clip), "data": data}) + _END
-        yield script
+def write_page(page: Path, clips: Sequence[Clip], *, is_watched: bool, is_complete: bool) -> None:
+    """Write a page with the cards of clips. If it is watched, it loads itself again after it is written again.
 
-    def _remove_all_but(self, names: set[str]) -> None:
-        """Remove other previews from the folder, and the folder if nothing is left in it."""
-        with suppress(OSError):
-            for name in os.listdir(self.folder):
-                if name not in names and (_PREVIEW.fullmatch(name) or name == _VERSION):
-                    (self.folder / name).unlink()
-            self.folder.rmdir()
+    If it is complete and not watched, it contains the previews, unless they are too large.
+    """
+    folder, videos = preview_folder(page), {name for clip in clips for name in clip.videos}
+    is_large = sum((folder / name).stat().st_size for name in videos) * 4 // 3 > PAGE_BYTES  # in base64
+    has_data, version = is_complete and not (is_watched or is_large), str(time.time_ns())
+    _write(page, _parts(page, clips, version, is_watched=is_watched, has_data=has_data))
+    if is_watched:
+        make_folder(str(folder / _VERSION))
+        _write(folder / _VERSION, [f"changed({version!r})\n"])
+    if is_complete:
+        _remove_all_but(set() if has_data else videos | {_VERSION * is_watched}, folder)
+
+
+def _parts(page: Path, clips: Iterable[Clip], version: str, *, is_watched: bool, has_data: bool) -> Iterator[str]:
+    """Yield the parts of a page."""
+    folder = preview_folder(page)
+    head, script = Path(__file__).with_name("gallery.html").read_text("utf-8").split("<!-- data -->\n")
+    digest = hashlib.sha256(script.removeprefix("<script>").removesuffix(_END).encode()).digest()
+    yield _MARK.decode() + head.replace("SCRIPT_DIGEST", b64encode(digest).decode())
+    values = {"name": page.stem, "directory": os.getcwd(), "folder": folder.name, "version": version}
+    yield _START.replace("clip", "page") + _to_json({**values, "watch": is_watched and _VERSION}) + _END
+    for clip in clips:
+        data = [b64encode((folder / name).read_bytes()).decode() for name in clip.videos if has_data]
+        yield _START + _to_json({**asdict(clip), "data": data}) + _END
+    yield script
+
+
+def _remove_all_but(names: set[str], folder: Path) -> None:
+    """Remove other previews from a folder, and the folder if nothing is left in it."""
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if name not in names and (_PREVIEW.fullmatch(name) or name == _VERSION):
+                (folder / name).unlink()
+        folder.rmdir()
 
 
 def _write(path: Path, parts: Iterable[str]) -> None:

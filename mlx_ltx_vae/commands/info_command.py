@@ -20,11 +20,17 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
 
 def _info(arguments: argparse.Namespace) -> None:
     """Print a report of each file. The error of one among several does not stop the others."""
-    options = {name: getattr(arguments, name) for name in ("tensor", "audio_tensor", "grid")}
     num_failed, files = 0, list(chain.from_iterable(map(_find_files, arguments.file)))
     for index, file in enumerate(files):
         try:
-            report = inspect(file, vae=arguments.model, audio_vae=arguments.audio_model, **options)
+            report = inspect(
+                file,
+                vae=arguments.model,
+                audio_vae=arguments.audio_model,
+                tensor=arguments.tensor,
+                audio_tensor=arguments.audio_tensor,
+                grid=arguments.grid,
+            )
         except (LTXVAEError, OSError) as error:
             if len(files) == 1:
                 raise

@@ -29,7 +29,7 @@ class ClipInput:
     def __init__(self, job: "DecodeJob", path: str) -> None:
         self._job, self.file = job, job.open_latents(path)
         self.shape, self.info, self.fps = self.file.shape, self.file.info, self.file.info.fps
-        self._keyframes = find_keyframes(job.decode.keyframes, self.file, job.spec, is_dry_run=job.arguments.dry_run)
+        self._keyframes = find_keyframes(job.settings.keyframes, self.file, job.spec, is_dry_run=job.arguments.dry_run)
 
     def num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
         """Return the number of frames of a decode. `out_grid` maps a grid of latents to frames."""
@@ -77,11 +77,6 @@ class FilmInput:
         self._layout = self._film.layout(scale, job.spec, None)
 
     @property
-    def file(self) -> LatentsFile:
-        """File of the first window."""
-        return self._windows[0].open()
-
-    @property
     def openers(self) -> list[Callable[[], LatentsFile]]:
         """Functions that open the files of the windows."""
         return [window.open for window in self._windows]
@@ -127,7 +122,7 @@ class _FileWindow(FilmWindow):
     """Window of a film, whose file is closed: a video of the batch in it, or all of them."""
 
     def __init__(self, job: "DecodeJob", path: str) -> None:
-        self._job, self.name, self._index = job, path, None
+        self._job, self.name = job, path
         file = job.open_latents(path)
         keyframes = find_keyframes(None, file, job.spec, is_dry_run=job.arguments.dry_run)
         self.shape, self.keyframe_numbers = file.shape, () if keyframes is None else keyframes.frames

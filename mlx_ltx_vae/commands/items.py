@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
-from ..errors import ItemsError, quote, warn
-from ..files import InputFiles, file_key, numbered_names, read_small_file
+from ..errors import ItemsError, one_line, quote, warn
+from ..files import check_distinct, file_key, numbered_names, read_small_file
 from ..latents.files import READERS
 from ..shapes import Size
-from ..units import find_fps
+from ..units import find_fps, format_bytes, format_count
 
 _PATH_COLUMNS = ("path", "media_path", "video", "video_path", "file", "file_name")  # as data sets name them
 _MAX_LIST = 64_000_000  # bytes
@@ -51,30 +52,61 @@ class Item:
 
 
 @dataclass(frozen=True)
-class ItemFiles:
-    """Files of an item, which are known when its task is made.
+class Result:
+    """Files of an item, which are known when its task is made, and what has become of it.
 
     Attributes:
         inputs: all files that are read, besides the item's source.
         outputs: several for a batch of videos.
         extras: further files that are written, by their kind.
+        num_frames: of the outputs of this rank; `None` if it is not known yet.
+        cost: relative to other items.
+        values: the report, or in a dry run the plan, JSON-serializable.
+        text: the same values as text.
     """
 
     inputs: Sequence[str | os.PathLike] = ()
     outputs: Sequence[str] = ()
     extras: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    num_frames: int | None = None
+    cost: int = 0
+    is_skipped: bool = False
+    values: dict[str, Any] = field(default_factory=dict)
+    text: str = ""
+    error: str | None = None
 
     @property
     def written(self) -> list[str]:
+        """All files that are written."""
         return [*self.outputs, *chain(*self.extras.values())]
 
+    @property
+    def is_pending(self) -> bool:
+        return not self.values and self.error is None and not self.is_skipped
 
-def plan_items(
-    sources: Sequence[str], pattern: str | None, *, is_film: bool, of_videos: bool, is_dry_run: bool
-) -> list[Item]:
-    """Return the items of arguments. `of_videos` is as for `read_inputs`."""
-    items = read_inputs(sources, of_videos=of_videos)
-    return name_items([join_items(items)] if is_film else items, pattern, is_dry_run=is_dry_run)
+    def as_dict(self, item: Item) -> dict[str, Any]:
+        """Return the result of an item, JSON-serializable."""
+        outputs = self.outputs
+        output = list(outputs) if len(outputs) > 1 else outputs[0] if outputs else item.output
+        state = {"skipped": True} if self.error is None else {"error": self.error}
+        return {"source": item.source, "output": output, **(self.values or state)}
+
+    def describe(self, item: Item) -> str:
+        """Return the result of an item in one line."""
+        source, values, outputs = item.source, self.values, ", ".join(self.outputs)
+        target = f" -> {outputs}" if outputs else ""
+        if self.error is not None:
+            return self.error if self.error.startswith(f"{one_line(source)}: ") else f"{source}: {self.error}"
+        if self.is_skipped:
+            return f"{source}: skipped, found {outputs}"
+        plan = values["plan"]
+        keyframes = f", {format_count(len(plan['keyframes']), 'keyframe')}" if plan.get("keyframes") else ""
+        if "seconds" in values:
+            frames = f"{format_count(values['frames'], 'frame')}{keyframes}"
+            return f"{source}{target}: {frames}, {values['seconds']:.2f} s"
+        method = plan["mode"] if plan["mode"] != "exact" else f"exact by {plan['order']}"
+        frames = f"{format_count(plan['frames'], 'frame')} of {plan['width']}x{plan['height']}"
+        return f"{source}{target}: {frames}{keyframes}, {method}, peak {format_bytes(plan['peak_bytes'])}"
 
 
 def mark_folders(arguments: Sequence[str], *, of_videos: bool) -> list[str]:
@@ -289,7 +321,7 @@ def name_items(items: Sequence[Item], pattern: str | None, *, is_dry_run: bool) 
     Outputs that a table states replace the pattern. They are relative to its folder, or without one to the table's.
     """
     items = [_add_output(item, pattern) for item in items]
-    check_outputs(items, [ItemFiles()] * len(items))
+    check_outputs(items, [Result()] * len(items))
     for item in items:
         if item.output is None and not is_dry_run:
             raise ItemsError(f"{item.source}: has no output; name a folder for it with -o.")
@@ -302,12 +334,12 @@ def _add_output(item: Item, pattern: str | None) -> Item:
     return replace(item, output=output, folder=folder)
 
 
-def check_outputs(items: Sequence[Item], files: Sequence[ItemFiles]) -> None:
+def check_outputs(items: Sequence[Item], results: Sequence[Result]) -> None:
     """Check that outputs differ, and that outputs of lists and tables stay in their folder, also through links."""
     owners: dict[str, int] = {}
     folders = {folder: os.path.realpath(folder) for folder in {item.folder for item in items}}
-    for index, (item, item_files) in enumerate(zip(items, files, strict=True)):
-        for output in item_files.written or ([item.output] if item.output else []):
+    for index, (item, result) in enumerate(zip(items, results, strict=True)):
+        for output in result.written or ([item.output] if item.output else []):
             owner = owners.setdefault(file_key(output), index)
             if owner != index:
                 raise ItemsError(
@@ -323,13 +355,11 @@ def check_outputs(items: Sequence[Item], files: Sequence[ItemFiles]) -> None:
 
 
 def check_not_inputs(
-    items: Sequence[Item], files: Sequence[ItemFiles], other_inputs: Sequence[str | os.PathLike]
+    items: Sequence[Item], results: Sequence[Result], other_inputs: Sequence[str | os.PathLike]
 ) -> None:
     """Check that no output of the items is an input of any of them, or one of `other_inputs`."""
-    sources = ((item.source, *item_files.inputs) for item, item_files in zip(items, files, strict=True))
-    inputs = InputFiles(chain(other_inputs, *sources))
-    for output in chain.from_iterable(item_files.written for item_files in files):
-        inputs.check_output(output)
+    inputs = [*other_inputs, *(item.source for item in items), *chain(*(result.inputs for result in results))]
+    check_distinct(chain(*(result.written for result in results)), inputs)
 
 
 def all_exist(outputs: Sequence[str]) -> bool:

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -16,20 +16,21 @@ from typing import Any, ClassVar
 
 import mlx.core as mx
 
-from ..backend.machine import Machine, Work, launched_rank
+from ..backend.machine import Machine, Work
 from ..checkpoint import Checkpoint
 from ..distributed import Ranks, join_ranks
-from ..errors import ItemsError, describe_error, one_line, printable
+from ..errors import ItemsError, describe_error, printable
 from ..files import check_replaceable, make_folder
 from ..pipeline import progress
 from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
 from ..process import Cleanup
-from ..units import format_bytes, format_count, format_rate, format_seconds
+from ..units import format_bytes, format_rate, format_seconds
 from ..vae import VideoVAE
+from .cli import launched_rank
 from .items import (
     Item,
-    ItemFiles,
+    Result,
     all_exist,
     are_many,
     check_not_inputs,
@@ -37,61 +38,15 @@ from .items import (
     find_free_name,
     has_table,
     is_list,
+    join_items,
+    name_items,
     names_inputs,
-    plan_items,
+    read_inputs,
 )
 from .running import ask, is_in_terminal, print_report, print_traceback, write_line
 from .speeds import estimate_seconds, record_speed
 
 _SECONDS_PER_OBJECT = 1  # of --progress json
-
-
-@dataclass(frozen=True)
-class Result:
-    """What has become of an item.
-
-    Attributes:
-        num_frames: of the outputs of this rank; `None` if it is not known yet.
-        cost: relative to other items.
-        values: the report, or in a dry run the plan, JSON-serializable.
-        text: the same values as text.
-    """
-
-    files: ItemFiles = ItemFiles()
-    num_frames: int | None = None
-    cost: int = 0
-    is_skipped: bool = False
-    values: dict[str, Any] = field(default_factory=dict)
-    text: str = ""
-    error: str | None = None
-
-    @property
-    def is_pending(self) -> bool:
-        return not self.values and self.error is None and not self.is_skipped
-
-    def as_dict(self, item: Item) -> dict[str, Any]:
-        """Return the result of an item, JSON-serializable."""
-        outputs = self.files.outputs
-        output = list(outputs) if len(outputs) > 1 else outputs[0] if outputs else item.output
-        state = {"skipped": True} if self.error is None else {"error": self.error}
-        return {"source": item.source, "output": output, **(self.values or state)}
-
-    def describe(self, item: Item) -> str:
-        """Return the result of an item in one line."""
-        source, values, outputs = item.source, self.values, ", ".join(self.files.outputs)
-        target = f" -> {outputs}" if outputs else ""
-        if self.error is not None:
-            return self.error if self.error.startswith(f"{one_line(source)}: ") else f"{source}: {self.error}"
-        if self.is_skipped:
-            return f"{source}: skipped, found {outputs}"
-        plan = values["plan"]
-        keyframes = f", {format_count(len(plan['keyframes']), 'keyframe')}" if plan.get("keyframes") else ""
-        if "seconds" in values:
-            frames = f"{format_count(values['frames'], 'frame')}{keyframes}"
-            return f"{source}{target}: {frames}, {values['seconds']:.2f} s"
-        method = plan["mode"] if plan["mode"] != "exact" else f"exact by {plan['order']}"
-        frames = f"{format_count(plan['frames'], 'frame')} of {plan['width']}x{plan['height']}"
-        return f"{source}{target}: {frames}{keyframes}, {method}, peak {format_bytes(plan['peak_bytes'])}"
 
 
 class Job(ABC):
@@ -163,8 +118,10 @@ class Job(ABC):
     def load(self) -> VideoVAE:
         """Load the network. Its weights are read once."""
         if self._loaded is None:
-            networks = {network: network == self.network for network in ("encoder", "decoder")}
-            self._loaded = VideoVAE.from_pretrained(self.checkpoint, dtype=self.dtype, **networks)
+            is_decoder = self.network == "decoder"
+            self._loaded = VideoVAE.from_pretrained(
+                self.checkpoint, dtype=self.dtype, encoder=not is_decoder, decoder=is_decoder
+            )
         return self._loaded
 
     def run(self) -> None:
@@ -174,7 +131,7 @@ class Job(ABC):
         writes their outputs to its disk. The first rank reports. The error of a single input is raised. If any of many
         inputs fails, an `ItemsError` is raised at the end.
         """
-        ranks = join_ranks(self.arguments.distributed, self.arguments.rank_timeout)
+        ranks = join_ranks(launched_rank(), self.arguments.distributed, self.arguments.rank_timeout)
         if ranks is None:
             return
         items = self.make_items()
@@ -195,13 +152,9 @@ class Job(ABC):
 
     def make_items(self) -> list[Item]:
         """Return the items with their outputs."""
-        items = plan_items(
-            self.sources,
-            self.pattern,
-            is_film=self.is_film,
-            of_videos=self.network == "encoder",
-            is_dry_run=self.arguments.dry_run,
-        )
+        items = read_inputs(self.sources, of_videos=self.network == "encoder")
+        items = [join_items(items)] if self.is_film else items
+        items = name_items(items, self.pattern, is_dry_run=self.arguments.dry_run)
         if self.arguments.output or self.arguments.overwrite or self.arguments.skip_existing:
             return items
         return [self._with_free_name(item) for item in items]
@@ -222,30 +175,28 @@ class Job(ABC):
             except Exception as error:
                 result = self._failed(result, error)
             if task is not None:
-                self._check_not_inputs([item], [task.files])
+                self._check_not_inputs([item], [task.result])
                 self._task = None if self.is_many else task
                 result = self._check(task)
             results.append(result)
-        files = [result.files for result in results]
-        check_outputs(items, files)
-        self._check_not_inputs(items, files)
+        check_outputs(items, results)
+        self._check_not_inputs(items, results)
         return results
 
     def _check(self, task: "Task") -> Result:
         """Return what is known of an item before it runs, with the errors of its outputs and values."""
-        result = Result(task.files, task.num_frames, task.cost)
         try:
             task.check_outputs()
-            if not task.is_skipped:
+            if not task.result.is_skipped:
                 task.check_values()
         except Exception as error:
-            return self._failed(result, error)
-        return replace(result, is_skipped=task.is_skipped)
+            return self._failed(task.result, error)
+        return task.result
 
-    def _check_not_inputs(self, items: Sequence[Item], files: Sequence[ItemFiles]) -> None:
+    def _check_not_inputs(self, items: Sequence[Item], results: Sequence[Result]) -> None:
         """Check that no output of the items is an input of any of them, or of the job."""
         lists = [source.removeprefix("@") for source in self.sources if is_list(source)]
-        check_not_inputs(items, files, [*lists, *self.checkpoint.files])
+        check_not_inputs(items, results, [*lists, *self.checkpoint.files])
 
     def _run_many(self, items: Sequence[Item], results: list[Result], start: float) -> None:
         """Run the items of this rank in order, with a line about each, and a summary of the items of all ranks."""
@@ -259,10 +210,9 @@ class Job(ABC):
                 label = f"{number} of {len(indices)} "
                 results[index] = self._run_item(items[index], results[index], bar, label=label)
                 self.print_result(items[index], results[index])
-        names = ("values", "error", "is_skipped")
-        states = [(index, {name: getattr(results[index], name) for name in names}) for index in indices]
-        for index, state in chain(*self._all_ranks.gather(states)):
-            results[index] = replace(results[index], **state)
+        states = [(index, results[index].values, results[index].error, results[index].is_skipped) for index in indices]
+        for index, values, error, is_skipped in chain(*self._all_ranks.gather(states)):
+            results[index] = replace(results[index], values=values, error=error, is_skipped=is_skipped)
         if self._all_ranks.is_first:
             self.summarize(items, results, time.perf_counter() - start)
 
@@ -292,14 +242,14 @@ class Job(ABC):
                     values, text = plan_report(task.plan, task.networks())
                     return replace(result, values=values, text=text)
                 ranks.check_same(task.sample)
-                for output in task.files.written if self.makes_folders else ():
+                for output in task.result.written if self.makes_folders else ():
                     make_folder(output)
                 if bar is None:
-                    bar = stack.enter_context(self._progress_bar(task.num_frames))
-                name = item.source if item.output == "-" else task.files.outputs[0]
-                bar.start(Path(name).name, "reading weights", label=label, num_frames=task.num_frames)
+                    bar = stack.enter_context(self._progress_bar(task.result.num_frames))
+                name = item.source if item.output == "-" else task.result.outputs[0]
+                bar.start(Path(name).name, "reading weights", label=label, num_frames=task.result.num_frames)
                 values, text = task.run(bar)
-            return replace(result, files=task.files, values=values, text=text)
+            return replace(result, outputs=task.result.outputs, values=values, text=text)
         except Exception as error:
             return self._failed(result, error)
 
@@ -320,11 +270,14 @@ class Job(ABC):
         as_json = self.arguments.progress == "json"
         has_progress = as_json or not (self.arguments.quiet or self.arguments.json)
         has_bar = has_progress and not as_json and sys.stderr.isatty()
-        options: dict[str, Any] = {"disable": not has_bar, "as_json": as_json, "dynamic_ncols": True}
-        if has_progress:
-            interval = _SECONDS_PER_OBJECT if as_json else progress.SECONDS_PER_LINE
-            options |= {"write": partial(write_line, file=sys.stderr), "interval": interval}
-        with FrameBar(total=num_frames, **options) as bar:
+        with FrameBar(
+            total=num_frames,
+            disable=not has_bar,
+            write=partial(write_line, file=sys.stderr) if has_progress else None,
+            interval=_SECONDS_PER_OBJECT if as_json else progress.SECONDS_PER_LINE,
+            as_json=as_json,
+            dynamic_ncols=True,
+        ) as bar:
             end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if has_bar else None
             yield bar
             if end_line is not None:
@@ -384,15 +337,12 @@ class Task(ABC):
 
     Attributes:
         plan: set by `open` at the latest.
-        files, num_frames, cost, is_skipped: see `Result`.
+        result: what is known of the item. `open` may add the number of frames, and `run` may replace names.
         overwrite: whether files of the names of outputs are replaced.
     """
 
     plan: Plan
-    files = ItemFiles()
-    num_frames: int | None = None
-    cost = 0
-    is_skipped = False
+    result = Result()
     overwrite = False
 
     def __init__(self, job: Job, item: Item) -> None:
@@ -425,7 +375,7 @@ class Task(ABC):
     def check_outputs(self) -> None:
         """Find out whether to skip the item. Raise the errors of writing, also of outputs that must not exist."""
         outputs = self.missing_outputs
-        self.is_skipped = bool(self.files.outputs) and not outputs
+        self.result = replace(self.result, is_skipped=bool(self.result.outputs) and not outputs)
         self.overwrite = self._job.may_replace(outputs)
         for output in outputs:
             check_replaceable(output, overwrite=self.overwrite)
@@ -434,11 +384,12 @@ class Task(ABC):
     def missing_outputs(self) -> list[str]:
         """Outputs that are written: with --skip-existing, those that do not exist."""
         skips = self._job.arguments.skip_existing
-        return [output for output in self.files.outputs if not (skips and all_exist([output]))]
+        return [output for output in self.result.outputs if not (skips and all_exist([output]))]
 
     def _rename(self, names: Mapping[str, str]) -> None:
         """Replace names of outputs by the ones that they got, since another program used theirs meanwhile."""
-        self.files = replace(self.files, outputs=[names.get(output, output) for output in self.files.outputs])
+        outputs = [names.get(output, output) for output in self.result.outputs]
+        self.result = replace(self.result, outputs=outputs)
 
     def _report(
         self, summary: str, values: Mapping[str, Any], *, work: Work = Work.OFF, sent_bytes: int = 0
@@ -448,7 +399,7 @@ class Task(ABC):
         `summary` describes the output. `values` include the seconds, and for pictures the number of frames of all
         outputs. `sent_bytes` is the number for this rank.
         """
-        ranks, outputs, extras = self._job.ranks, self.files.outputs, self.files.extras
+        ranks, outputs, extras = self._job.ranks, self.result.outputs, self.result.extras
         sent_by_rank, peaks = zip(*ranks.gather([sent_bytes, mx.get_peak_memory()]), strict=True)
         name = _first_last(outputs) if outputs != ["-"] else "standard output"
         networks = self.networks()

@@ -4,20 +4,17 @@ import argparse
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from ..backend.machine import DEFAULT_TIMEOUT, DtypeName, Work
-from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS
 from ..errors import PlanError, warn
 from ..model_table import Kind, list_names
-from ..models.specs import MAX_SEED
 from ..options import (
-    DEFAULT_CONVENTION,
     BitDepth,
-    ConventionName,
+    DecodeOptions,
     ExrSpaceName,
-    ModeName,
-    OrderName,
+    OutputOptions,
+    PlanOptions,
     SignalName,
     Transfer,
 )
@@ -42,11 +39,30 @@ from .cli import (
     tile_frames,
 )
 
-ValueT = TypeVar("ValueT")
-
+OptionsT = TypeVar("OptionsT", PlanOptions, DecodeOptions, OutputOptions)
 
 #: Environment variable with the default of -m.
 MODEL_VARIABLE = "MLX_LTX_VAE_MODEL"
+
+
+def add_option(
+    group: argparse._ActionsContainer, options: type[OptionsT], name: str, parse: Callable[[str], Any] = str
+) -> None:
+    """Add the option of a field, with its default, choices and help. `parse` is the type of its argument."""
+    field = options.__dataclass_fields__[name]
+    notes, help = field.metadata, field.metadata["help"]
+    keywords: dict[str, Any] = {"type": parse, "metavar": notes["metavar"], "choices": notes["choices"]}
+    if field.default is False:
+        keywords = {"action": "store_true"}
+    flag = notes["flag"] or f"--{name.replace('_', '-')}"
+    help = help() if callable(help) else help
+    group.add_argument(flag, dest=name, default=field.default, help=help, **keywords)
+
+
+def read_options(options: type[OptionsT], arguments: argparse.Namespace, **values: Any) -> OptionsT:
+    """Return the options that `add_option` added, as their arguments have them, and other values."""
+    names = [field.name for field in fields(options) if "help" in field.metadata and hasattr(arguments, field.name)]
+    return options(**{name: getattr(arguments, name) for name in names} | values)
 
 
 def add_network_options(
@@ -71,12 +87,6 @@ def add_unnormalized_option(group: argparse._ActionsContainer) -> None:
     group.add_argument("--unnormalized", action="store_true", default=None, help=unnormalized)
 
 
-def add_tile_batch_option(how: argparse._ActionsContainer) -> None:
-    """Add the option of commands that run tiles."""
-    batch = "tiles that run together (default: 1)"
-    how.add_argument("--tile-batch-size", type=positive, default=1, metavar="N", help=batch)
-
-
 #: What happens to files that exist, also in docs/usage.md and docs/options.md.
 OVERWRITE_RULE = (
     "replace existing output files (default: ask in a terminal, and elsewhere refuse; without -o, the output gets the "
@@ -90,9 +100,7 @@ def add_job_options(parser: CommandParser, group: argparse._ActionsContainer) ->
     The `group` gets the options of memory, precision and ranks. The parser gets the options of existing outputs and of
     reports, and the options of every command.
     """
-    budget = """the most memory to use, weights and MLX's buffer cache included: 8GB, 500MB, or 50%% of the available
-        memory; refuses what does not fit (default: 50%%, or more if nothing fits in that)"""
-    group.add_argument("--memory-budget", type=memory_budget, metavar="SIZE", help=budget)
+    add_option(group, PlanOptions, "memory_budget", memory_budget)
     group.add_argument(
         "--dtype", choices=get_args(DtypeName), help="compute in this precision (default: the checkpoint's)"
     )
@@ -117,12 +125,6 @@ def add_progress_option(parser: CommandParser) -> None:
         fraction of the work, frames, seconds and seconds left; at the end the report (default: a bar in a terminal, or
         a line a minute)"""
     parser.add_argument("--progress", choices=["auto", "json"], default="auto", help=lines)
-
-
-def pick(kind: type[ValueT], arguments: argparse.Namespace, **values: object) -> ValueT:
-    """Make a dataclass from those arguments that have the names of its fields, and from other values."""
-    names = {field.name for field in fields(kind)} - values.keys()  # type: ignore[arg-type]
-    return kind(**{name: getattr(arguments, name) for name in names if hasattr(arguments, name)}, **values)
 
 
 if TYPE_CHECKING:
@@ -190,19 +192,9 @@ def add_input_options(
 
 def add_mode_options(how: argparse._ArgumentGroup) -> None:
     """Add the options of mode, order and tiles."""
-    mode = """exact: in pieces, with the frames of a single pass up to rounding. single: the whole clip at once, in
-        memory that grows with it. tiled: in overlapping tiles that are blended, so not exact. auto (default): exact,
-        and tiles only if nothing exact fits the memory budget"""
-    how.add_argument("--mode", choices=get_args(ModeName), default="auto", help=mode)
-    order = """direction in which the exact mode goes through the clip. In float32 the frames are the same; in half
-        precision they round differently. Memory differs, and when the first frame is written. time: one latent frame
-        after another; frames are written early, and memory grows with the size of a frame. rows, columns: strips of all
-        frames, from top to bottom or from left to right; less memory for a short clip of large frames, but all frames
-        are written at the end. auto (default): the first of the three that fits the memory budget"""
-    how.add_argument("--order", choices=get_args(OrderName), default="auto", help=order)
-    chunk = """latent frames (or rows, columns) that the exact mode decodes at a time, with the same frames up to
-        rounding; a larger N takes more memory, and may be faster (default: 1 or 2, by device and memory)"""
-    how.add_argument("--chunk", type=positive, metavar="N", help=chunk)
+    add_option(how, PlanOptions, "mode")
+    add_option(how, PlanOptions, "order")
+    add_option(how, PlanOptions, "chunk", positive)
     space = "decode in tiles of SIZE pixels that share OVERLAP pixels with their neighbors, such as 512:64; not exact"
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help=space)
     time = """decode in tiles of SIZE frames of the video that share OVERLAP frames with the next, such as 64:24; the
@@ -213,29 +205,21 @@ def add_mode_options(how: argparse._ArgumentGroup) -> None:
         default, along axes of more than 512 pixels or 65 frames; wide, for the diffusion decoder of LTX-2.5, 512:160
         and 96:40"""
     how.add_argument("--preset", choices=list(PRESETS), metavar="NAME", help=presets)
-    add_tile_batch_option(how)
+    add_option(how, PlanOptions, "tile_batch_size", positive)
 
 
 def add_noise_options(how: argparse._ActionsContainer) -> None:
     """Add the options of decoders that take a timestep or noise."""
-    timestep = "for VAEs 0.9.1 to 0.9.8: the noise level of the latents, 0 to 1 (default: 0.05)"
-    how.add_argument("--timestep", type=share, metavar="T", help=timestep)
-    seed = f"for VAEs that add noise: the seed of the noise, 0 to {MAX_SEED} (default: 0)"
-    how.add_argument("--seed", type=argument_type(_parse_seed), metavar="N", help=seed)
-    scale = "for VAEs 0.9.1 to 0.9.8: the share of the latents that is replaced by noise, 0 to 1 (default: 0.025)"
-    how.add_argument("--noise-scale", type=share, metavar="S", help=scale)
-    convention = """for VAEs 0.9.1 to 0.9.8: follow the noise of this pipeline. ltx-video (default): the values above.
-        diffusers: timestep 0 and no noise by default, and noise is mixed into denormalized latents"""
-    how.add_argument(
-        "--convention", dest="like", choices=get_args(ConventionName), default=DEFAULT_CONVENTION, help=convention
-    )
+    add_option(how, DecodeOptions, "timestep", share)
+    add_option(how, DecodeOptions, "seed", argument_type(_parse_seed))
+    add_option(how, DecodeOptions, "noise_scale", share)
+    add_option(how, DecodeOptions, "like")
 
 
 def add_decoder_options(how: argparse._ArgumentGroup) -> None:
     """Add the options of decoders that take a timestep, denoise, or see keyframes."""
     add_noise_options(how)
-    steps = "denoising steps, for the diffusion decoder of LTX-2.5 (default: the checkpoint's own)"
-    how.add_argument("--steps", type=positive, metavar="N", help=steps)
+    add_option(how, PlanOptions, "steps", positive)
     keyframes = """keyframe latents and their frame numbers, for the diffusion decoder of LTX-2.5: a file with
         keyframe_latents and keyframe_frame_indices (default: the latent file's own, if it has any)"""
     how.add_argument("--keyframes", metavar="FILE", help=keyframes)
@@ -253,12 +237,8 @@ def add_sound_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     video.add_argument("--audio-latents", metavar="FILE", help="the audio latents, if they are not in the latent file")
     add_audio_tensor_option(video)
-    codecs = ", ".join(f"{name} ({', '.join(codec.endings)})" for name, codec in AUDIO_CODECS.items())
-    video.add_argument("--audio-codec", metavar="NAME", help=f"{codecs} (default: aac, or opus for .webm)")
-    audio = "add this audio file instead of decoded sound, in full length even if the video is shorter"
-    video.add_argument("--audio", metavar="FILE", help=audio)
-    shortest = "cut longer sound at the end of the video; all frames are kept"
-    video.add_argument("--shortest", action="store_true", help=shortest)
+    for name in ("audio_codec", "audio", "shortest"):
+        add_option(video, OutputOptions, name)
 
 
 def add_audio_tensor_option(group: argparse._ActionsContainer) -> None:
@@ -269,31 +249,14 @@ def add_audio_tensor_option(group: argparse._ActionsContainer) -> None:
 
 def add_video_options(video: argparse._ArgumentGroup) -> None:
     """Add the options of the video."""
-    usual, mac = (
-        ", ".join(name for name, codec in CODECS.items() if codec.is_mac_only is is_mac) for is_mac in (False, True)
-    )
-    abouts = ", ".join(f"{name} is {codec.about}" for name, codec in CODECS.items() if codec.about)
-    codec = f"{usual}, and on a Mac {mac}; {abouts} (default: h264, or vp9 for .webm)"
-    video.add_argument("--codec", metavar="NAME", help=codec)
-    with_crf = {name: codec.crf for name, codec in CODECS.items() if codec.crf is not None}
-    worst = ", ".join(f"{most} for {name}" for name, (_, most) in with_crf.items())
-    defaults = ", ".join(f"{name} {crf}" for name, (crf, _) in with_crf.items())
-    crf = f"constant quality, 0 is best; the maximum is {worst} (default: {defaults})"
-    video.add_argument("--crf", type=int, metavar="N", help=crf)
-    with_presets = " and ".join(name for name, codec in CODECS.items() if codec.has_presets)
-    preset = f"for {with_presets}: {ENCODER_PRESETS[0]} to {ENCODER_PRESETS[-1]}; slower ones make smaller files"
-    video.add_argument("--encoder-preset", metavar="NAME", help=f"{preset} (default: medium)")
-    formats = "a pixel format of the codec, such as yuv444p (default: 4:2:0, 4:2:2 for prores, RGB for ffv1)"
-    video.add_argument("--pix-fmt", metavar="FORMAT", help=formats)
-    live = """an .mp4 or .mov that plays while it grows, or with -o - an mp4 on standard output; the file appears under
-        its name at once, and is removed if the decode fails"""
-    video.add_argument("--live", dest="fragmented", action="store_true", help=live)
+    add_option(video, OutputOptions, "codec")
+    add_option(video, OutputOptions, "crf", int)
+    for name in ("encoder_preset", "pix_fmt", "fragmented"):
+        add_option(video, OutputOptions, name)
     entry = """a metadata entry of an .mp4, .mov, .mkv or .webm, or of PNG stills; repeatable"""
     parse: Callable[[str], tuple[str, str]] = argument_type("mlx_ltx_vae.video.metadata:parse_entry")
     video.add_argument("--metadata", action="append", type=parse, default=[], metavar="KEY=VALUE", help=entry)
-    sheet = """also write one picture of up to 16 frames with their times: clip.png beside clip.mp4, frames.png beside
-        frames/; with -o clip.png only this picture"""
-    video.add_argument("--contact-sheet", action="store_true", help=sheet)
+    add_option(video, OutputOptions, "contact_sheet")
     stills = "write numbered PNG pictures to the folder of -o, or for several inputs to a subfolder each"
     video.add_argument("--stills", action="store_true", help=stills)
     depth = "bits per channel (default: 8)"

@@ -11,7 +11,7 @@ from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, LATER_STILL_CRF
 from ..errors import LTXVAEError, quote
 from ..model_table import Kind, list_names
 from ..models.specs import NETWORKS
-from ..options import HDRInput, ModeName, OrderName
+from ..options import HDRInput, ModeName, OrderName, PlanOptions
 from ..startup import import_command
 from .cli import (
     PATHS,
@@ -40,9 +40,9 @@ from .options import (
     add_mode_options,
     add_network_options,
     add_noise_options,
+    add_option,
     add_progress_option,
     add_sound_options,
-    add_tile_batch_option,
     add_unnormalized_option,
     add_video_options,
 )
@@ -168,7 +168,7 @@ def encode_parser() -> CommandParser:
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     how = parser.add_argument_group("how to encode")
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
-    add_tile_batch_option(how)
+    add_option(how, PlanOptions, "tile_batch_size", positive)
     add_job_options(parser, how)
     return parser
 
@@ -356,7 +356,7 @@ def run_parser() -> CommandParser:
     return parser
 
 
-#: The parser of each of `entry.COMMANDS`.
+#: The parser of each of `commands.COMMANDS`.
 PARSERS: dict[str, Callable[[], CommandParser]] = {
     "decode": decode_parser,
     "preview": preview_parser,

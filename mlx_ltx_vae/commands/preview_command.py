@@ -26,10 +26,6 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     if is_gallery:
         return run_gallery(parser, arguments)
     sheet = is_sheet(arguments.output or "")
-    return run_decode(
-        parser,
-        arguments,
-        OutputOptions(contact_sheet=sheet),
-        DecodeSettings(PlanOptions(memory_budget=arguments.memory_budget), are_stills=sheet, kind=Kind.PREVIEW),
-        "preview.mp4" if arguments.demo else "{name}-preview.mp4",
-    )
+    output, plan = OutputOptions(contact_sheet=sheet), PlanOptions(memory_budget=arguments.memory_budget)
+    settings = DecodeSettings(output, plan, are_stills=sheet, kind=Kind.PREVIEW)
+    return run_decode(parser, arguments, settings, "preview.mp4" if arguments.demo else "{name}-preview.mp4")

@@ -16,7 +16,7 @@ from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from ..errors import LTXVAEError, describe_error, one_line
 from ..integrations.apps import APPS
@@ -31,21 +31,8 @@ _SHEBANG_LINES = 3  # an interpreter with a long path is in a line after #!/bin/
 _START_BYTES = 4096
 _ARCHIVES = (".pyz", ".zip")
 
-
-class Main(NamedTuple):
-    """Main module of a program: its code, its file, and its spec, which scripts do not have."""
-
-    code: CodeType
-    file: str
-    spec: ModuleSpec | None = None
-
-
-class Program(NamedTuple):
-    """Program to run: `load` finds its main module, with the `folder` first in `sys.path`; `name` is `argv[0]`."""
-
-    name: str
-    folder: str
-    load: Callable[[], Main]
+#: Code of a main module, its file, and its spec, which scripts do not have.
+Main = tuple[CodeType, str, ModuleSpec | None]
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -61,23 +48,23 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
 
 def run_program(arguments: argparse.Namespace) -> int:
     """Run the program of a command line, and return its exit code. Exceptions of the program are raised."""
-    program, program_arguments = find_program(arguments.program)
+    argv, folder, load = find_program(arguments.program)
     code: object = None
     failure: Exception | None = None
     with ExitStack() as stack:
         installed = stack.enter_context(
             install(memory_budget=arguments.memory_budget, save_latents=arguments.save_latents)
         )
-        stack.enter_context(_as_started(program, program_arguments))
+        stack.enter_context(_as_started(argv, folder))
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # so that unfinished files are removed
             signal.signal(signal.SIGTERM, _terminate)
         is_process = is_command()
         if is_process:  # threads of the program and its exit handlers still need the replaced decoders
             atexit.register(stack.pop_all().close)
         release_process()
-        main = program.load()
+        main = load()
         try:
-            _execute(main)
+            _execute(*main)
         except SystemExit as exit_request:
             code = exit_request.code
         except Exception as error:
@@ -88,7 +75,7 @@ def run_program(arguments: argparse.Namespace) -> int:
             if is_process:  # Python prints and ends it as it does without this package
                 sys.excepthook = partial(_print_error, sys.excepthook)
             raise
-        say(_describe_run(program, installed))
+        say(_describe_run(argv[0], installed))
         if failure is not None:
             _print_error(sys.excepthook, type(failure), failure, None)
     if code is None or isinstance(code, int):
@@ -135,30 +122,33 @@ def _program_frames(traceback: TracebackType | None) -> TracebackType | None:
     return traceback
 
 
-def _describe_run(program: Program, installed: Installed) -> str:
+def _describe_run(name: str, installed: Installed) -> str:
     """Describe what ran here in a line."""
     if not installed.replaced and not installed.moved:
-        return f"{one_line(program.name)} imported no decoder that is known ({', '.join(APPS)})."
+        return f"{one_line(name)} imported no decoder that is known ({', '.join(APPS)})."
     if not counts:
-        return f"{one_line(program.name)} decoded nothing here; its own decoder ran, if any did."
+        return f"{one_line(name)} decoded nothing here; its own decoder ran, if any did."
     done = " and ".join(format_count(number, name) for name, number in sorted(counts.items()))
     folder = current().folder
     return f"{done} ran here{'' if folder is None else f', with the latents in {folder}'}."
 
 
-def find_program(words: list[str]) -> tuple[Program, list[str]]:
-    """Return the program and its arguments of a command line; raise an `LTXVAEError` if it is not Python."""
+def find_program(words: list[str]) -> tuple[list[str], str, Callable[[], Main]]:
+    """Return `sys.argv` of a program, the folder that comes first in its `sys.path`, and what finds its main module.
+
+    Raises an `LTXVAEError` if the program is not Python.
+    """
     name, *arguments = words = strip_launcher(words)
     if name == "-m":
         module, *arguments = arguments
-        return Program(module, os.getcwd(), partial(_load_module, module)), arguments
+        return [module, *arguments], os.getcwd(), partial(_load_module, module)
     path = Path(name)
     if not path.is_file() and not (path / "__main__.py").is_file():
         path = _find_command(name)
     _check_program(path, words)
     if path.is_dir() or path.suffix in _ARCHIVES:
-        return Program(str(path), str(path), partial(_load_archive, str(path))), arguments
-    return Program(str(path), str(Path(os.path.realpath(path)).parent), partial(_load_script, path)), arguments
+        return [str(path), *arguments], str(path), partial(_load_archive, str(path))
+    return [str(path), *arguments], os.path.dirname(os.path.realpath(path)), partial(_load_script, path)
 
 
 def _load_module(name: str) -> Main:
@@ -189,24 +179,24 @@ def _load_spec(spec: ModuleSpec | None, problem: str) -> Main:
     code = loader.get_code(spec.name) if spec is not None and hasattr(loader, "get_code") else None
     if spec is None or code is None:
         raise LTXVAEError(problem)
-    return Main(code, str(spec.origin), spec)
+    return code, str(spec.origin), spec
 
 
 def _load_script(path: Path) -> Main:
     file = os.path.abspath(path)
     with io.open_code(file) as source:
-        return Main(compile(source.read(), file, "exec", dont_inherit=True), file)
+        return compile(source.read(), file, "exec", dont_inherit=True), file, None
 
 
-def _execute(main: Main) -> None:
+def _execute(code: CodeType, file: str, spec: ModuleSpec | None) -> None:
     """Run a program as the module `__main__`."""
-    module, spec = ModuleType("__main__"), main.spec
-    vars(module).update(__file__=main.file, __spec__=spec, __builtins__=builtins)
+    module = ModuleType("__main__")
+    vars(module).update(__file__=file, __spec__=spec, __builtins__=builtins)
     if spec is not None:
         vars(module).update(__package__=spec.parent, __loader__=spec.loader)
-        sys.argv[0] = sys.argv[0] if spec.name == "__main__" else main.file
+        sys.argv[0] = sys.argv[0] if spec.name == "__main__" else file
     sys.modules["__main__"] = module
-    exec(main.code, vars(module))
+    exec(code, vars(module))
 
 
 def _find_command(name: str) -> Path:
@@ -247,13 +237,13 @@ def _check_program(path: Path, words: list[str]) -> None:
 
 
 @contextmanager
-def _as_started(program: Program, arguments: list[str]) -> Iterator[None]:
+def _as_started(argv: list[str], folder: str) -> Iterator[None]:
     """Set `sys.argv` and `sys.path` as Python does for a program, and restore them and `__main__` at the end."""
-    argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
-    sys.argv = [program.name, *arguments]
+    previous_argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
+    sys.argv = list(argv)  # a program may change it
     if not getattr(sys.flags, "safe_path", False):  # else Python adds no folder
-        sys.path[0:1] = [program.folder]
+        sys.path[0:1] = [folder]
     try:
         yield
     finally:
-        sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
+        sys.argv, sys.path[:], sys.modules["__main__"] = previous_argv, path, main

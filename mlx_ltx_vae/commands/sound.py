@@ -30,7 +30,7 @@ from ..shapes import DEFAULT_SCALE, Interval
 from ..units import DEFAULT_FPS, format_count, format_seconds
 from ..video.audio import Sound, write_wav
 from .inputs import agree_on_film
-from .items import Item, ItemFiles
+from .items import Item, Result
 from .jobs import Job, Task
 
 
@@ -284,7 +284,7 @@ class SoundTask(Task):
         self._sound = self._film_sound(settings) if job.is_film else self._clip_sound(settings)
         self.plan = self._sound.plan(PlanOptions(memory_budget=settings.memory_budget))
         outputs = name_outputs(item.output, self._sound.batch) if item.output else []
-        self.files = ItemFiles([*self._sound.files, *item.windows], outputs)
+        self.result = Result([*self._sound.files, *item.windows], outputs)
 
     def _clip_sound(self, settings: SoundSettings) -> ClipSound:
         path = settings.audio_latents or self._item.source
@@ -316,7 +316,7 @@ class SoundTask(Task):
         bar.enter("decoding")
         start, samples = time.perf_counter(), 0
         missing_outputs = self.missing_outputs
-        for index, output in enumerate(self.files.outputs):
+        for index, output in enumerate(self.result.outputs):
             if output not in missing_outputs:
                 continue
             samples, new_path = write_wav(output, self._sound.stream(index, self.plan), overwrite=self.overwrite)

@@ -1,6 +1,7 @@
 """Table of apps: their functions that have a drop-in here, and the names of the parameters of these functions."""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ..errors import LTXVAEError, suggest
 
@@ -11,15 +12,16 @@ class Entry:
 
     Attributes:
         path: "Class.method", or "function", in the module.
+        dropin: the name of a function that is called in its place, or of a context manager around its calls.
         parameters: the names of all parameters in all versions that were read, without `self`.
-        is_around: the drop-in gets the app's function as its first argument, and calls it.
+        is_around: whether the drop-in is a context manager.
         is_optional: other versions of the module do not have it, or other apps with a module of this name.
     """
 
     module: str
     path: str
-    parameters: tuple[str, ...]
     dropin: str
+    parameters: tuple[str, ...]
     is_around: bool = False
     is_optional: bool = False
 
@@ -31,6 +33,10 @@ class Entry:
     @property
     def name(self) -> str:
         return self.path.rpartition(".")[2]
+
+    @property
+    def is_encode(self) -> bool:
+        return self.dropin.startswith("encode")
 
 
 @dataclass(frozen=True)
@@ -48,99 +54,86 @@ class NetworkNotes:
     padding: str | None = None
 
 
-def _entries(module: str, owner: str, functions: dict[str, tuple[str, str]], **options: bool) -> tuple[Entry, ...]:
-    """Make the entries of one class, or of a module, from {name: (drop-in, parameters)}."""
-    prefix = f"{owner}." if owner else ""
-    return tuple(
-        Entry(module, prefix + name, tuple(parameters.split()), dropin, **options)
-        for name, (dropin, parameters) in functions.items()
-    )
+class CallOptions(NamedTuple):
+    """Keywords that every drop-in takes, with the meaning that they have in the apps; `fps` is `frame_rate`."""
+
+    seed: int = 0
+    keyframes: Any = None  # the app's type, or `Keyframes`
+    noise: Any = None
+    keyframe_noise: Any = None
+    frame_rate: float | None = None
+    output_dtype: Any = None
 
 
-#: Keywords that every drop-in takes, with the meaning that they have in the apps.
-CALL_OPTIONS = {"seed", "keyframes", "noise", "keyframe_noise", "frame_rate", "fps", "output_dtype"}
 #: Keywords of apps that change no pixel here: they set how a decode is cut into pieces, and what is printed.
 HARMLESS = {"tiling_config", "tiling_mode", "allow_small_overlap", "chunked_conv", "_materialize_stages", "debug"}
 HARMLESS |= {"verbose", "show_progress", "audio_path", "chunk_size", "tile_batch_size"}
 
-_STREAM = "latent video_latent output_path frame_rate fps audio_path seed keyframes"
-_TILED = "sample tiling_config tiling_mode causal timestep debug on_frames_ready"
-_WHOLE = "sample causal timestep debug chunked_conv"
-_LTX_CORE = "ltx_core_mlx.model"
+_VIDEO_VAE = "ltx_core_mlx.model.video_vae.video_vae"
+_DIFFUSION = "ltx_core_mlx.model.video_vae.diffusion_decoder.decoder"
 _BLOCKS = "ltx_pipelines_mlx.utils.blocks"
 _SIMPLE = "LTX_2_MLX.model.video_vae.simple_decoder"
-_VIDEO_DECODER = {"__call__": ("decode_whole", _WHOLE), "decode_tiled": ("decode_tiled", _TILED)}
+_TILING = "LTX_2_MLX.model.video_vae.tiling"
+_STREAM = ("latent", "video_latent", "output_path", "frame_rate", "fps", "audio_path", "seed", "keyframes")
+_TILED = ("sample", "tiling_config", "tiling_mode", "causal", "timestep", "debug", "on_frames_ready")
+_WHOLE = ("sample", "causal", "timestep", "debug", "chunked_conv")
+_LTX_2_MLX = ("latent", "timestep", "show_progress", "causal")
+_TILES = ("latent", "decoder_fn", "tiling_config", "timestep", "show_progress")
+_CHUNKS = ("latent", "decoder", "timestep", "key", "temporal_chunk_size", "temporal_overlap")
+
+
+def _mlx_video(module: str) -> tuple[Entry, ...]:
+    """Return the entries of mlx-video's decoder, which mlx-video-with-audio has in another module."""
+    return (
+        Entry(module, "LTX2VideoDecoder.__call__", "decode_whole", _WHOLE),
+        Entry(module, "LTX2VideoDecoder.decode_tiled", "decode_tiled", _TILED),
+    )
+
 
 #: Entries of each app, by its repository.
 APPS: dict[str, tuple[Entry, ...]] = {
     "dgrauet/ltx-2-mlx": (
-        *_entries(
-            f"{_LTX_CORE}.video_vae.video_vae",
-            "VideoDecoder",
-            {
-                "decode": ("decode_whole", "latent _materialize_stages"),
-                "tiled_decode": ("tiled_decode", "latent tiling_config"),
-                "decode_and_stream": ("decode_and_stream", _STREAM),
-            },
+        Entry(_VIDEO_VAE, "VideoDecoder.decode", "decode_whole", ("latent", "_materialize_stages")),
+        Entry(_VIDEO_VAE, "VideoDecoder.tiled_decode", "tiled_decode", ("latent", "tiling_config")),
+        Entry(_VIDEO_VAE, "VideoDecoder.decode_and_stream", "decode_and_stream", _STREAM),
+        Entry(_VIDEO_VAE, "VideoEncoder.encode", "encode_whole", ("pixels",)),
+        Entry(_VIDEO_VAE, "VideoEncoder.tiled_encode", "encode_whole", ("video", "tiling_config")),
+        Entry(
+            _DIFFUSION,
+            "NADiffusionDecoder.decode",
+            "decode_whole",
+            ("latent", "noise", "seed", "tap", "keyframes", "keyframe_noise"),
         ),
-        *_entries(
-            f"{_LTX_CORE}.video_vae.video_vae",
-            "VideoEncoder",
-            {"encode": ("encode_whole", "pixels"), "tiled_encode": ("encode_whole", "video tiling_config")},
+        Entry(
+            _DIFFUSION,
+            "NADiffusionDecoder.tiled_decode",
+            "tiled_decode",
+            ("latent", "tiling", "seed", "allow_small_overlap", "keyframes"),
         ),
-        *_entries(
-            f"{_LTX_CORE}.video_vae.diffusion_decoder.decoder",
-            "NADiffusionDecoder",
-            {
-                "decode": ("decode_whole", "latent noise seed tap keyframes keyframe_noise"),
-                "tiled_decode": ("tiled_decode", "latent tiling seed allow_small_overlap keyframes"),
-            },
-        ),
-        *_entries(
-            _BLOCKS, "_DiffusionVideoDecoder", {"decode_and_stream": ("stream_wrapped", _STREAM)}, is_optional=True
-        ),
-        *_entries(_BLOCKS, "VideoDecoder", {"decode_and_stream": ("without_estimate", _STREAM)}, is_around=True),
-        *_entries(_BLOCKS, "AudioDecoder", {"__call__": ("with_sound_kept", "audio_latent")}, is_around=True),
-        *_entries(
+        Entry(_BLOCKS, "_DiffusionVideoDecoder.decode_and_stream", "stream_wrapped", _STREAM, is_optional=True),
+        Entry(_BLOCKS, "VideoDecoder.decode_and_stream", "without_estimate", _STREAM, is_around=True),
+        Entry(_BLOCKS, "AudioDecoder.__call__", "with_sound_kept", ("audio_latent",), is_around=True),
+        Entry(
             "ltx_pipelines_mlx.utils.hdr_media",
-            "",
-            {"encode_hdr_outputs": ("with_output", "chunks output_path fps exr_color_space")},
+            "encode_hdr_outputs",
+            "with_output",
+            ("chunks", "output_path", "fps", "exr_color_space"),
             is_around=True,
             is_optional=True,
         ),
     ),
-    "Blaizzy/mlx-video": _entries("mlx_video.models.ltx_2.video_vae.decoder", "LTX2VideoDecoder", _VIDEO_DECODER),
-    "james-see/mlx-video-with-audio": _entries(
-        "mlx_video.models.ltx.video_vae.decoder", "LTX2VideoDecoder", _VIDEO_DECODER
-    ),
+    "Blaizzy/mlx-video": _mlx_video("mlx_video.models.ltx_2.video_vae.decoder"),
+    "james-see/mlx-video-with-audio": _mlx_video("mlx_video.models.ltx.video_vae.decoder"),
     "dmlsrc/LTX-2-MLX": (
-        *_entries(
-            "LTX_2_MLX.model.video_vae.native_decoder",
-            "NativeConv3dVideoDecoder",
-            {"__call__": ("decode_whole", "latent timestep show_progress causal")},
+        Entry(
+            "LTX_2_MLX.model.video_vae.native_decoder", "NativeConv3dVideoDecoder.__call__", "decode_whole", _LTX_2_MLX
         ),
-        *_entries(
-            "LTX_2_MLX.model.video_vae.tiling",
-            "",
-            {"decode_streaming": ("decode_streaming", "latent decoder_fn tiling_config timestep show_progress")},
-            is_optional=True,
-        ),
+        Entry(_TILING, "decode_streaming", "decode_streaming", _TILES, is_optional=True),
     ),
     "Acelogic/LTX-2-MLX": (
-        *_entries(
-            _SIMPLE, "SimpleVideoDecoder", {"__call__": ("decode_float", "latent timestep show_progress causal")}
-        ),
-        *_entries(
-            _SIMPLE,
-            "",
-            {"decode_latent": ("decode_latent", "latent decoder timestep key temporal_chunk_size temporal_overlap")},
-        ),
-        *_entries(
-            "LTX_2_MLX.model.video_vae.tiling",
-            "",
-            {"decode_tiled": ("decode_streaming", "latent decoder_fn tiling_config timestep show_progress key")},
-            is_optional=True,
-        ),
+        Entry(_SIMPLE, "SimpleVideoDecoder.__call__", "decode_float", _LTX_2_MLX),
+        Entry(_SIMPLE, "decode_latent", "decode_latent", _CHUNKS),
+        Entry(_TILING, "decode_tiled", "decode_streaming", (*_TILES, "key"), is_optional=True),
     ),
 }
 

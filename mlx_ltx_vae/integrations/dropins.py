@@ -14,11 +14,11 @@ a RuntimeError, and a `TilingError` also a ValueError.
 import inspect
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import starmap
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -27,8 +27,7 @@ from ..backend.mlx_utils import DTYPES, parse_dtype
 from ..errors import PlanError, TilingError, quote, warn
 from ..latents.keyframes import Keyframes
 from ..latents.writer import NO_SPACE
-from ..models.specs import MAX_SEED
-from ..options import DecodeKeywords
+from ..options import MAX_SEED, DecodeKeywords
 from ..pipeline.frames import FrameChunk
 from ..pipeline.progress import open_bar
 from ..pipeline.run import arrays_released, join_parts
@@ -38,7 +37,7 @@ from ..tiling.blend import decode_tiles
 from ..tiling.config import TilingConfig
 from ..tiling.layout import TileLayout
 from ..vae import VideoVAE
-from .apps import HARMLESS
+from .apps import HARMLESS, CallOptions
 from .networks import app_noise, vae_of
 from .settings import current, output
 
@@ -49,34 +48,24 @@ _log = logging.getLogger(__name__)
 _AXES = 5  # of latents (B, C, F', H', W')
 
 
-class _CallOptions(NamedTuple):
-    """Keywords of a call that are no parameters of the drop-in."""
-
-    seed: int = 0
-    keyframes: Any = None  # the app's type, or `Keyframes`
-    noise: Any = None
-    keyframe_noise: Any = None
-    frame_rate: float | None = None
-    output_dtype: Any = None
-
-    def dtype(self, default: mx.Dtype) -> mx.Dtype:
-        """Return the dtype of the result, which is `default` unless the call names another one."""
-        name = parse_dtype(self.output_dtype)
-        return default if name is None else DTYPES[name]
-
-
-def _read_options(function_name: str, options: dict[str, Any]) -> _CallOptions:
+def _read_options(function_name: str, options: dict[str, Any]) -> CallOptions:
     """Read the options in an app's keywords. Raises a `PlanError` for unknown ones that are not switched off."""
     options = {"frame_rate" if name == "fps" else name: value for name, value in options.items()}
-    call_options = {name: options.pop(name) for name in _CallOptions._fields if options.get(name) is not None}
+    call_options = {name: options.pop(name) for name in CallOptions._fields if options.get(name) is not None}
     for name, value in options.items():
         is_off = value is None or (isinstance(value, (bool, int, float, str)) and not value)
-        if name not in HARMLESS and name not in _CallOptions._fields and not is_off:
+        if name not in HARMLESS and not is_off:
             raise PlanError(
                 f"{function_name} got {name}={quote(value, 40)}, which mlx_ltx_vae does not know and which may change "
                 "the picture; leave it out, or run the app without mlx_ltx_vae."
             )
-    return _CallOptions(**call_options)
+    return CallOptions(**call_options)
+
+
+def _output_dtype(call_options: CallOptions, default: mx.Dtype) -> mx.Dtype:
+    """Return the dtype of the result, which is `default` unless the call names another one."""
+    name = parse_dtype(call_options.output_dtype)
+    return default if name is None else DTYPES[name]
 
 
 def decode_whole(
@@ -87,11 +76,6 @@ def decode_whole(
     The result has the latents' dtype. Further options as in `decode_tiled`.
     """
     return decode_tiled(self, latents, timestep=timestep, **options)
-
-
-def decode_float(self: nn.Module, latents: mx.array, **options: Any) -> mx.array:
-    """Decode as `decode_whole`, to float32 pixels whatever the dtype of the latents, as Acelogic's LTX-2-MLX does."""
-    return decode_whole(self, latents, output_dtype="float32", **options)
 
 
 def decode_latent(
@@ -107,15 +91,15 @@ def decode_latent(
     The app's chunks along time have no effect.
     """
     latents = latent if latent.ndim == _AXES else latent[None]
-    decode = _start(decoder, latents, None, timestep, _read_options("decode_latent", options))
+    plan, chunks = _start(decoder, latents, None, timestep, _read_options("decode_latent", options))
 
     def level_chunks() -> Iterator[mx.array]:
-        for chunk in decode.chunks:
+        for chunk in chunks:
             pixels = mx.clip((_pixels(chunk).astype(mx.float32) + 1) / 2, 0, 1) * 255
             yield pixels[0].transpose(1, 2, 3, 0).astype(mx.uint8)
 
-    with arrays_released(), closing(decode.chunks):
-        return join_parts(level_chunks(), 0, decode.plan.num_frames)
+    with arrays_released(), closing(chunks):
+        return join_parts(level_chunks(), 0, plan.num_frames)
 
 
 def decode_tiled(
@@ -139,26 +123,27 @@ def decode_tiled(
     """
     _check_causal(self, causal)
     call_options = _read_options("decode", options)
-    decode = _start(self, sample, tiling_config, timestep, call_options, joined=True)
-    dtype = call_options.dtype(sample.dtype)
+    plan, chunks = _start(self, sample, tiling_config, timestep, call_options, joined=True)
+    dtype = _output_dtype(call_options, sample.dtype)
 
     def frame_chunks() -> Iterator[mx.array]:
-        for chunk in decode.chunks:
+        for chunk in chunks:
             frames = _pixels(chunk).astype(dtype)
             if on_frames_ready is not None:
                 on_frames_ready(frames, chunk.start)
             yield frames
 
-    with arrays_released(), closing(decode.chunks):
-        return join_parts(frame_chunks(), 2, decode.plan.num_frames)
+    with arrays_released(), closing(chunks):
+        return join_parts(frame_chunks(), 2, plan.num_frames)
 
 
 def tiled_decode(self: nn.Module, latent: mx.array, tiling_config: Any = None, **options: Any) -> Iterator[mx.array]:
     """Yield pixels (B, 3, n, H, W) of latents (B, C, F', H', W') in order, in the latents' dtype, as ltx-2-mlx does."""
     call_options = _read_options("tiled_decode", options)
-    decode, dtype = _start(self, latent, tiling_config, None, call_options), call_options.dtype(latent.dtype)
-    with arrays_released(), closing(decode.chunks):
-        yield from (_pixels(chunk).astype(dtype) for chunk in decode.chunks)
+    _, chunks = _start(self, latent, tiling_config, None, call_options)
+    dtype = _output_dtype(call_options, latent.dtype)
+    with arrays_released(), closing(chunks):
+        yield from (_pixels(chunk).astype(dtype) for chunk in chunks)
 
 
 def decode_and_stream(
@@ -179,7 +164,7 @@ def decode_and_stream(
     vae.decode_to_file(
         latent,
         output_path,
-        _plan(vae, latent.shape, keyframes=decode_options.get("keyframes"), bit_depth=8),
+        _within_budget(partial(vae.plan, latent.shape, keyframes=decode_options.get("keyframes"), bit_depth=8)),
         fps=cast(float, call_options.frame_rate),
         audio=audio_path,
         codec="h264",
@@ -194,18 +179,20 @@ def stream_wrapped(self: Any, video_latent: mx.array, output_path: str, **option
     return output_path
 
 
-def without_estimate(original: Callable[..., Any], self: Any, *arguments: Any, **options: Any) -> Any:
-    """Call the `decode_and_stream` of an app's block without its messages about the tiles of the app's decode.
+@contextmanager
+def without_estimate(app_call: partial) -> Iterator[None]:
+    """Silence messages about the tiles of the app's decode while the `decode_and_stream` of an app's block runs.
 
     The block drops keyframes where its decoder takes none. Its message about that is silenced too, so this warns.
     """
-    if options.get("keyframes") is not None and getattr(self, "video_decoder", "") == "conv":
+    block = app_call.args[0]
+    if app_call.keywords.get("keyframes") is not None and getattr(block, "video_decoder", "") == "conv":
         warn("the conv decoder takes no keyframes, and the app leaves them out; use the diffusion decoder.")
-    was_verbose, self.verbose = getattr(self, "verbose", False), False
+    was_verbose, block.verbose = getattr(block, "verbose", False), False
     try:
-        return original(self, *arguments, **options)
+        yield
     finally:
-        self.verbose = was_verbose
+        block.verbose = was_verbose
 
 
 def decode_streaming(
@@ -224,8 +211,8 @@ def decode_streaming(
     call_options = _read_options("decode_streaming", options)
     chunks: Iterable[FrameChunk]
     if isinstance(decoder_fn, nn.Module):
-        decode = _start(decoder_fn, latent, tiling_config, timestep, call_options)
-        chunks, num_frames = decode.chunks, decode.plan.num_frames
+        plan, chunks = _start(decoder_fn, latent, tiling_config, timestep, call_options)
+        num_frames = plan.num_frames
     else:
         _save(latent, None, call_options)
         num_frames, height, width = DEFAULT_SCALE.video_grid(latent.shape[2:])
@@ -247,32 +234,31 @@ def encode_whole(self: nn.Module, pixels: mx.array, *_: Any, **options: Any) -> 
     vae = vae_of(self, pixels.dtype)
     plan = _within_budget(partial(vae.plan_encode, pixels.shape, joined=True))
     _log.info("%s", plan)
-    return vae.encode(pixels, plan).astype(call_options.dtype(mx.result_type(pixels, mx.zeros((), vae.dtype))))
+    promoted = mx.result_type(pixels, mx.zeros((), vae.dtype))
+    return vae.encode(pixels, plan).astype(_output_dtype(call_options, promoted))
 
 
-def with_sound_kept(original: Callable[..., mx.array], self: Any, *arguments: Any, **options: Any) -> mx.array:
-    """Call the `AudioDecoder` block of ltx-2-mlx, and keep the audio latents (B, 8, T, 16) for the file of the video.
+@contextmanager
+def with_sound_kept(app_call: partial) -> Iterator[None]:
+    """Keep the audio latents (B, 8, T, 16) that the `AudioDecoder` block of ltx-2-mlx gets for the file of the video.
 
     The app decodes the sound, which differs from the reference in the first 60 ms and the last 20 ms.
     """
     if (folder := current().folder) is not None:
-        folder.hold_sound(next(iter((*arguments, *options.values()))))
-    return original(self, *arguments, **options)
+        _, latents, *_ = (*app_call.args, *app_call.keywords.values())
+        folder.hold_sound(latents)
+    yield
 
 
-def with_output(original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call the function of ltx-2-mlx that writes an HDR video while it is decoded, and note the file and its rate."""
-    values = inspect.signature(original).bind(*arguments, **options).arguments
+@contextmanager
+def with_output(app_call: partial) -> Iterator[None]:
+    """Note the file and its rate while a function of ltx-2-mlx writes an HDR video as it is decoded."""
+    values = inspect.signature(app_call.func).bind(*app_call.args, **app_call.keywords).arguments
     token = output.set((values.get("output_path"), values.get("fps")))
     try:
-        return original(*arguments, **options)
+        yield
     finally:
         output.reset(token)
-
-
-class _Decode(NamedTuple):
-    plan: DecodePlan
-    chunks: Generator[FrameChunk, None, None]
 
 
 def _start(
@@ -280,29 +266,24 @@ def _start(
     latents: mx.array,
     tiling_config: Any,
     timestep: mx.array | float | None,
-    call_options: _CallOptions,
+    call_options: CallOptions,
     *,
     joined: bool = False,
-) -> _Decode:
+) -> tuple[DecodePlan, Generator[FrameChunk, None, None]]:
     """Start a decode by an exact plan. If none fits, use the app's tiles, or other tiles if they do not fit the VAE."""
     vae = _prepare(decoder, latents, call_options)
     options = _decode_options(vae, decoder, latents, timestep, call_options)
-    plan_options: dict[str, Any] = {"keyframes": options.get("keyframes"), "joined": joined}
-    plan = _plan(vae, latents.shape, **plan_options)
+    make_plan = partial(vae.plan, latents.shape, keyframes=options.get("keyframes"), joined=joined)
+    plan = _within_budget(make_plan)
     if plan.mode is Mode.TILED and hasattr(tiling_config, "spatial_config"):  # not the diffusion decoder's
         with suppress(TilingError):  # some VAEs need wider overlaps than apps have
-            plan = _plan(vae, latents.shape, mode="tiled", tiling=TilingConfig.of(tiling_config), **plan_options)
+            plan = _within_budget(partial(make_plan, mode="tiled", tiling=TilingConfig.of(tiling_config)))
     _log.info("%s", plan)
-    return _Decode(plan, cast(Any, vae.stream(latents, plan, **options)))
-
-
-def _plan(vae: VideoVAE, shape: Sequence[int], **options: Any) -> DecodePlan:
-    """Plan a decode. A budget that cannot hold is a wish: the least plan, or the default one, and a line."""
-    return _within_budget(partial(vae.plan, shape, **options))
+    return plan, cast(Any, vae.stream(latents, plan, **options))
 
 
 def _within_budget(make_plan: Callable[..., PlanT]) -> PlanT:
-    """Make a plan within the app's budget, or the least plan if nothing fits, or the default one for no budget."""
+    """Make a plan within the app's budget; with a warning the least plan if nothing fits, or the default one."""
     budget = _budget()
     try:
         return make_plan(memory_budget=budget)
@@ -313,7 +294,7 @@ def _within_budget(make_plan: Callable[..., PlanT]) -> PlanT:
         return make_plan(memory_budget=error.least_bytes)
 
 
-def _prepare(decoder: nn.Module, latents: mx.array, call_options: _CallOptions) -> VideoVAE:
+def _prepare(decoder: nn.Module, latents: mx.array, call_options: CallOptions) -> VideoVAE:
     """Return the VAE of a decoder, and save the latents if a folder is set, also if there is an error."""
     vae = None
     try:
@@ -323,7 +304,7 @@ def _prepare(decoder: nn.Module, latents: mx.array, call_options: _CallOptions) 
     return vae
 
 
-def _save(latents: mx.array, vae: VideoVAE | None, call_options: _CallOptions) -> None:
+def _save(latents: mx.array, vae: VideoVAE | None, call_options: CallOptions) -> None:
     """Save latents of a VAE if a folder is set. `None` means that the VAE is not known."""
     if (folder := current().folder) is not None and latents.ndim == _AXES:
         fps = call_options.frame_rate or output.get()[1]
@@ -332,7 +313,7 @@ def _save(latents: mx.array, vae: VideoVAE | None, call_options: _CallOptions) -
 
 
 def _decode_options(
-    vae: VideoVAE, decoder: nn.Module, latents: mx.array, timestep: mx.array | float | None, call_options: _CallOptions
+    vae: VideoVAE, decoder: nn.Module, latents: mx.array, timestep: mx.array | float | None, call_options: CallOptions
 ) -> DecodeKeywords:
     """Return the options of a decode: a timestep, noise or keyframes only for a VAE that takes them.
 
@@ -393,7 +374,6 @@ DROPINS: dict[str, Callable[..., Any]] = {
     dropin.__name__: dropin
     for dropin in (
         decode_whole,
-        decode_float,
         decode_latent,
         decode_tiled,
         tiled_decode,
@@ -406,3 +386,4 @@ DROPINS: dict[str, Callable[..., Any]] = {
         with_output,
     )
 }
+DROPINS["decode_float"] = partial(decode_whole, output_dtype="float32")  # as Acelogic's LTX-2-MLX does

@@ -13,14 +13,14 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
-from .apps import APPS, CALL_OPTIONS, HARMLESS, Entry, apps_of
+from .apps import APPS, HARMLESS, CallOptions, Entry, apps_of
 from .settings import Settings, is_rescued, pop, push, say
 
 #: Names of the drop-ins' parameters by their names in apps. The first one, latents or pixels, is passed by position.
 _OTHER_NAMES = {"fps": "frame_rate", "tiling": "tiling_config"}
 
 
-_KNOWN_OPTIONS = CALL_OPTIONS | HARMLESS
+_KNOWN_OPTIONS = {*CallOptions._fields, "fps"} | HARMLESS
 
 #: A module or a class, and the name of a function of it.
 _Target = tuple[Any, str]
@@ -37,8 +37,9 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
         moved: descriptions of the differences between the app's functions and the table, harmless or not.
     """
 
-    def __init__(self, apps: tuple[str, ...], settings: Settings) -> None:
-        self._apps, self._settings = apps_of(apps), settings
+    def __init__(self, apps: dict[str, list[str]], settings: Settings) -> None:
+        """Install the drop-ins of some `apps`, {module: apps}, with their settings."""
+        self._apps, self._settings = apps, settings
         self._targets: list[_Target] = []
         self.replaced: dict[str, list[str]] = {}
         self.moved: list[str] = []
@@ -142,8 +143,7 @@ def install(*apps: str, memory_budget: str | int | None = None, save_latents: st
     A class that differs from the table in an app's version is not replaced, and one line on standard error says so.
     Where a drop-in fails, the latents are saved, a line says where, and the app's own function runs.
     """
-    apps_of(apps)
-    return Installed(apps, push(memory_budget, save_latents))
+    return Installed(apps_of(apps), push(memory_budget, save_latents))
 
 
 def make_replacement(
@@ -159,21 +159,23 @@ def make_replacement(
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         is_other = owner is not None and not _inherits(args[0] if args else None, owner, names)
+        app_call = functools.partial(original, *args, **kwargs)
         if is_rescued.get() or is_other:
-            return original(*args, **kwargs)
+            return app_call()
         from .dropins import DROPINS  # which imports the decoder
         from .networks import give_back_weights
         from .rescue import call
 
         if entry.is_around:
-            return DROPINS[entry.dropin](original, *args, **kwargs)
+            with DROPINS[entry.dropin](app_call):
+                return app_call()
         values = dict(_named_arguments(signature, args, kwargs))
         later_names = [name for name in list(values)[num_positional:] if name in signature.parameters]
         if any(name not in entry.parameters and name not in _KNOWN_OPTIONS for name in later_names):
             give_back_weights()
-            return original(*args, **kwargs)
+            return app_call()
         values = {_OTHER_NAMES.get(name, name): value for name, value in values.items()}
-        return call(entry, original, args, kwargs, values, num_positional)
+        return call(entry, app_call, values, num_positional)
 
     replacement.original, replacement.dropin = original, entry.dropin  # type: ignore[attr-defined]
     return replacement

@@ -118,7 +118,7 @@ def app_noise(decoder: nn.Module, spec: NetworkSpec, shape: Sequence[int], plane
     return noise
 
 
-def _cached_vae(network: nn.Module, weights: Mapping[str, mx.array], config: dict[str, Any] | None) -> Any:
+def _cached_vae(network: nn.Module, weights: Mapping[str, mx.array], config: dict[str, Any] | None) -> VideoVAE | None:
     """Return the VAE that was made of a network before, or `None` without one or if the network has new weights."""
     loaded = cast(_LoadedVAE | None, getattr(network, _ATTRIBUTE, None))
     if loaded is None or loaded.config != config or loaded.weights.keys() != weights.keys():

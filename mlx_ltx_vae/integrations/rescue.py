@@ -1,8 +1,8 @@
 """Calls of drop-ins that end in the app's own function where a drop-in fails, so that a generation ends in a video."""
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -18,125 +18,119 @@ _CALLBACK = "on_frames_ready"
 _TIME_AXIS = 2  # of frames (B, 3, n, H, W)
 
 
-class _Call:
-    """One call of an app's function."""
+def call(entry: Entry, app_call: partial, values: dict[str, Any], num_positional: int) -> Any:
+    """Call the drop-in of an entry, and the app's function if that fails.
 
-    def __init__(
-        self,
-        entry: Entry,
-        original: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        values: dict[str, Any],
-    ) -> None:
-        """Record a call. `values` are its arguments by the names of the drop-in, the positional ones first."""
-        self._entry, self._original = entry, original
-        self._args, self._kwargs, self._values = args, kwargs, values
-        self._num_frames = 0  # that the app has got
-        self._callback = values.get(_CALLBACK)
-        self._callback_error: BaseException | None = None
-        if self._callback is not None:
-            values[_CALLBACK] = self._hand_over
+    `values` are the arguments by the names of the drop-in, of which the first ones are passed by position.
+    """
+    positional = [values.pop(name) for name in list(values)[:num_positional]]
+    callback_errors: list[Exception] = []
+    if (callback := values.get(_CALLBACK)) is not None:
+        values[_CALLBACK] = _once(callback, callback_errors)
+        app_call = _exchange_argument(app_call, callback, values[_CALLBACK])
+    try:
+        with telling_warnings(say):
+            result = DROPINS[entry.dropin](*positional, **values)
+    except Exception as error:
+        if error in callback_errors:  # the app's
+            raise
+        _prepare_rescue(entry, positional, values, error)
+    else:
+        if isinstance(result, Iterator):
+            return _iterate(result, app_call, partial(_prepare_rescue, entry, positional, values))
+        counts["encode" if entry.is_encode else "decode"] += 1
+        return result
+    with _rescued():  # outside the block, so that an error of the app has no other one as its context
+        return app_call()
 
-    def _hand_over(self, frames: mx.array, start: int) -> None:
-        """Call the app's callback with frames that it does not have yet."""
-        done = max(0, self._num_frames - start)
+
+def _once(callback: Callable[[mx.array, int], object], errors: list[Exception]) -> Callable[[mx.array, int], None]:
+    """Return a callback that passes each frame on once, and adds exceptions of the app's `callback` to `errors`."""
+    num_frames = 0  # that the app has
+
+    def pass_on(frames: mx.array, start: int) -> None:
+        nonlocal num_frames
+        done = max(0, num_frames - start)
         if done >= frames.shape[_TIME_AXIS]:
             return
-        assert self._callback is not None
         try:
-            self._callback(frames[:, :, done:], start + done)
-        except BaseException as error:
-            self._callback_error = error
-            raise
-        self._num_frames = start + frames.shape[_TIME_AXIS]
-
-    def run(self, dropin: Callable[..., Any], positional: Sequence[Any]) -> Any:
-        """Call the drop-in, and the app's function if that fails."""
-        try:
-            with telling_warnings(say):
-                result = dropin(*positional, **self._values)
+            callback(frames[:, :, done:], start + done)
         except Exception as error:
-            self._prepare_rescue(error, positional)
-        else:
-            return self._finish(result, positional)
-        with _rescued():  # outside the block, so that an error of the app has no other one as its context
-            return self._run_original()
+            errors.append(error)
+            raise
+        num_frames = start + frames.shape[_TIME_AXIS]
 
-    def _finish(self, result: Any, positional: Sequence[Any]) -> Any:
-        """Return the result of a drop-in, and count it."""
-        if isinstance(result, Iterator):
-            return self._iterate(result, positional)
-        self._count()
-        return result
+    return pass_on
 
-    def _iterate(self, chunks: Iterator[mx.array], positional: Sequence[Any]) -> Iterator[mx.array]:
-        """Yield the frames of a drop-in, and the rest of the app's own where it fails."""
-        has_failed = False
-        try:
-            while True:
-                try:
-                    with telling_warnings(say):
-                        parts: list[Any] = [next(chunks, None)]
-                except Exception as error:
-                    self._prepare_rescue(error, positional)
-                    has_failed = True
-                    break
-                if parts[0] is None:
-                    break
-                self._num_frames += parts[0].shape[_TIME_AXIS]
-                yield parts.pop()  # a suspended generator must not hold an array that it has yielded
-        finally:
-            if hasattr(chunks, "close"):
-                chunks.close()
-        if not has_failed:
-            self._count()
-            return
-        start = 0
-        with _rescued():
-            own_chunks = iter(self._run_original())
+
+def _exchange_argument(app_call: partial, argument: object, replacement: object) -> partial:
+    """Return a call with a `replacement` of one of its arguments."""
+    args = (replacement if value is argument else value for value in app_call.args)
+    keywords = {name: replacement if value is argument else value for name, value in app_call.keywords.items()}
+    return partial(app_call.func, *args, **keywords)
+
+
+def _iterate(
+    chunks: Iterator[mx.array], app_call: partial, prepare_rescue: Callable[[Exception], None]
+) -> Iterator[mx.array]:
+    """Yield the frames of a drop-in, and the rest of the app's own where it fails."""
+    num_frames = 0  # that the app has
+    has_failed = False
+    try:
         while True:
-            with _rescued():
-                chunk = next(own_chunks, None)
-            if chunk is None:
-                return
-            done = max(0, self._num_frames - start)
-            start += chunk.shape[_TIME_AXIS]
-            if done < chunk.shape[_TIME_AXIS]:
-                yield chunk[:, :, done:]
+            try:
+                with telling_warnings(say):
+                    parts: list[Any] = [next(chunks, None)]
+            except Exception as error:
+                prepare_rescue(error)
+                has_failed = True
+                break
+            if parts[0] is None:
+                break
+            num_frames += parts[0].shape[_TIME_AXIS]
+            yield parts.pop()  # a suspended generator must not hold an array that it has yielded
+    finally:
+        if hasattr(chunks, "close"):
+            chunks.close()
+    if not has_failed:
+        counts["decode"] += 1
+        return
+    start = 0
+    with _rescued():
+        app_chunks = iter(app_call())
+    while True:
+        with _rescued():
+            chunk = next(app_chunks, None)
+        if chunk is None:
+            return
+        done = max(0, num_frames - start)
+        start += chunk.shape[_TIME_AXIS]
+        if done < chunk.shape[_TIME_AXIS]:
+            yield chunk[:, :, done:]
 
-    def _count(self) -> None:
-        counts["encode" if self._entry.dropin.startswith("encode") else "decode"] += 1
 
-    def _run_original(self) -> Any:
-        bound = inspect.signature(self._original).bind(*self._args, **self._kwargs)
-        if bound.arguments.get(_CALLBACK) is not None:
-            bound.arguments[_CALLBACK] = self._hand_over
-        return self._original(*bound.args, **bound.kwargs)
+def _prepare_rescue(entry: Entry, positional: Sequence[Any], values: Mapping[str, Any], error: Exception) -> None:
+    """Save the latents of a call, say so, and give the app its weights back."""
+    text = describe_error(error).rstrip(".")
+    arrays = [value for value in positional if isinstance(value, mx.array)]
+    if arrays and not entry.is_encode:
+        text += f"; {_save(arrays[0], values)}"
+    give_back_weights()
+    say(f"{text}; the app's own {entry.name} runs.")
 
-    def _prepare_rescue(self, error: Exception, positional: Sequence[Any]) -> None:
-        """Save the latents, say so, and give the app its weights back. Raises the error if it is the app's."""
-        if error is self._callback_error:
-            raise error
-        text = describe_error(error).rstrip(".")
-        arrays = [value for value in positional if isinstance(value, mx.array)]
-        if arrays and not self._entry.dropin.startswith("encode"):
-            text += f"; {self._save(arrays[0])}"
-        give_back_weights()
-        say(f"{text}; the app's own {self._entry.name} runs.")
 
-    def _save(self, latents: mx.array) -> str:
-        """Save latents, unless they are, and return a statement of where they are."""
-        folder = current().folder
-        if folder is not None and (path := folder.path_of(latents)):
-            return f"its latents are in {path}"
-        output_path, fps = output.get()
-        values, keyframes = self._values, None
-        with suppress(Exception):  # of keyframes whose kind is not known, which may be why the decode failed
-            keyframes = to_keyframes(values.get("keyframes"))
-        path, rate = values.get("output_path", output_path), values.get("frame_rate", fps)
-        left_out = "" if (keyframes is None) is (values.get("keyframes") is None) else ", without the keyframes"
-        return rescue_latents(latents, path, rate, keyframes) + left_out
+def _save(latents: mx.array, values: Mapping[str, Any]) -> str:
+    """Save latents, unless they are, and return a statement of where they are."""
+    folder = current().folder
+    if folder is not None and (path := folder.path_of(latents)):
+        return f"its latents are in {path}"
+    output_path, fps = output.get()
+    keyframes = None
+    with suppress(Exception):  # of keyframes whose kind is not known, which may be why the decode failed
+        keyframes = to_keyframes(values.get("keyframes"))
+    path, rate = values.get("output_path", output_path), values.get("frame_rate", fps)
+    left_out = "" if (keyframes is None) is (values.get("keyframes") is None) else ", without the keyframes"
+    return rescue_latents(latents, path, rate, keyframes) + left_out
 
 
 @contextmanager
@@ -147,16 +141,3 @@ def _rescued() -> Iterator[None]:
         yield
     finally:
         is_rescued.reset(token)
-
-
-def call(
-    entry: Entry,
-    original: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    values: dict[str, Any],
-    num_positional: int,
-) -> Any:
-    """Call the drop-in of an entry with arguments by its names; see `_Call`."""
-    positional = [values.pop(name) for name in list(values)[:num_positional]]
-    return _Call(entry, original, args, kwargs, values).run(DROPINS[entry.dropin], positional)

@@ -7,7 +7,6 @@ from datetime import date
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 
@@ -72,10 +71,20 @@ class LatentsFolder:
         sound: mx.array | None,
     ) -> None:
         frames, height, width = scale.video_grid(latents.shape[2:])
-        path, sizes = self._next_path(), {"num_frames": frames, "height": height, "width": width}
+        path = self._next_path()
         with _warned("the latents are"):
-            more: dict[str, Any] = {"audio": sound, "keyframes": keyframes, "space": space, **sizes}
-            save_latents(path, latents, fps=fps, overwrite=False, **more)
+            save_latents(
+                path,
+                latents,
+                fps=fps,
+                num_frames=frames,
+                height=height,
+                width=width,
+                audio=sound,
+                keyframes=keyframes,
+                space=space,
+                overwrite=False,
+            )
             self._last = latents, path
 
     def path_of(self, latents: mx.array) -> Path | None:

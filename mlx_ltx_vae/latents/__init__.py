@@ -15,7 +15,7 @@ Facts about the files of other programs:
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import mlx.core as mx
@@ -28,7 +28,6 @@ from .files import (
     MappedLatents,
     OpenFile,
     StoredArray,
-    StoredLatents,
     check_finite,
     check_plausible,
     check_readable,
@@ -86,7 +85,7 @@ class LatentsFile:
     normalized: bool | None  # as the metadata states; if it states nothing, None, which `read` takes for True
     stored_dtype: str  # such as "bfloat16"
     layout: str  # the axes in the file, such as "(B, tokens, C)"
-    _stored: StoredLatents = field(repr=False)
+    _stored: MappedLatents = field(repr=False)  # before they are normalized
     _tensors: Mapping[str, StoredArray] = field(repr=False, hash=False)  # all tensors of the file
     entries: Mapping[str, str] = field(repr=False, hash=False)  # all metadata of the file, as text
 
@@ -131,11 +130,11 @@ class LatentsFile:
         """Return the latents of `read`, left in the file: each slice is read, checked and normalized when used."""
         channels = self.shape.channels
         mean_and_std = choose_statistics(self.info.source, self.normalized, channels, statistics, unnormalized)
-        return MappedLatents(self._stored, mean_and_std, was_unnormalized=unnormalized is True)
+        return replace(self._stored, statistics=mean_and_std, was_unnormalized=unnormalized is True)
 
     def digest(self) -> str:
         """Return a hash of the stored values. Raises the errors of `read`."""
-        return MappedLatents(self._stored, None).digest()
+        return self._stored.digest()
 
 
 def open_latents(
@@ -171,7 +170,7 @@ def open_latents(
         raise LatentsError(f"{source}: {excerpt(name)} {stored.shape} are audio latents; {way}.")
     layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid, vae=vae)
     check_shape(layout.shape, latent_channels, source, vae)
-    check_readable(stored, excerpt(name), source)
+    check_readable(stored, excerpt(name))
     sizes, frames = find_video_sizes(metadata, layout.shape.grid, scale, source)
     if padding := layout.shape.frames - frames:
         left_out = format_count(padding, "latent frame")
@@ -179,8 +178,8 @@ def open_latents(
     shape = layout.shape._replace(frames=frames)
     workflow = {key: entries[key] for key in _WORKFLOW_KEYS if key in entries and "\0" not in entries[key]}
     info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, metadata.carry, metadata.space, workflow)
-    latents, dtype = StoredLatents(stored, layout, frames), stored.dtype_name
-    return LatentsFile(info, shape, metadata.normalized, dtype, str(layout), latents, tensors, entries)
+    latents = MappedLatents(stored, layout, shape, source)
+    return LatentsFile(info, shape, metadata.normalized, stored.dtype_name, str(layout), latents, tensors, entries)
 
 
 def load_latents(
@@ -341,7 +340,7 @@ def find_audio_latents(
         )
     if 0 in stored.shape:
         raise LatentsError(f"{source}: audio latents {quote(name)} are empty.")
-    check_readable(stored, f"audio latents {quote(name)}", source)
+    check_readable(stored, f"audio latents {quote(name)}")
     if AUDIO_LENGTHS in tensors:
         length = _used_length(tensors[AUDIO_LENGTHS], length, source)
     normalized = parse_metadata(dict(entries), source).normalized

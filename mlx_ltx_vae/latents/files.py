@@ -11,22 +11,19 @@ import os
 import stat
 import weakref
 import zipfile
-from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, ClassVar
 
 import mlx.core as mx
 import numpy as np
 from numpy.lib import format as npy_format
 
 from ..backend.device import check_process
-from ..backend.mlx_utils import count_nonfinite, from_numpy, to_float, to_int, to_mlx
+from ..backend.mlx_utils import count_nonfinite, from_numpy, to_float, to_int
 from ..errors import LatentsError, excerpt, option, quote
 from ..files import (
     MAX_DEFLATION,
@@ -35,6 +32,7 @@ from ..files import (
     UNSUSPECTED_BYTES,
     FileState,
     Format,
+    TensorHeader,
     check_header,
     copy_stream,
     file_state,
@@ -45,6 +43,7 @@ from ..files import (
     temporary_folder,
     torch_conversion,
 )
+from ..shapes import LatentShape, sampled_frames
 from ..units import expand_path, format_bytes
 from .metadata import DEFAULT_VAE_NAME, METADATA_KEYS, Layout
 
@@ -63,7 +62,6 @@ _READ_BYTES = 2**30  # macOS reads less than 2**31 at once
 _BITS = ("bfloat16", "uint16")
 _READABLE_DTYPES = ("float16", "float32", "float64", *_BITS)
 _MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest magnitude
-_SAMPLED_FRAMES = 8
 
 MeanAndStd = tuple[mx.array, mx.array]  # mean and standard deviation of each channel, (C,)
 GivenStatistics = tuple[mx.array | None, mx.array | None]  # `(vae.mean, vae.std)`; None if the VAE has none
@@ -144,187 +142,23 @@ def reading(file: OpenFile) -> Iterator[None]:
     file.check_unchanged()
 
 
-class Header(NamedTuple):
-    """Dtype, shape and position of a stored tensor."""
-
-    dtype_name: str  # "float32", "bfloat16"; the file's name, such as "F8_E4M3", for types that numpy does not have
-    dtype: np.dtype  # uint16 for bfloat16; a void, such as `V1`, for other types that numpy does not have
-    shape: tuple[int, ...]
-    offset: int | None = None  # of the first value; None in an archive, which may compress it
-    order: Literal["C", "F"] = "C"
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-class TensorFile(ABC):
-    """Tensors in a file of one format.
-
-    A subclass sets `names` and defines `header`, and `read_whole` for tensors without an offset. It may raise any
-    exception, whose text becomes the reason in a `LatentsError`.
-    """
-
-    names: Sequence[str] = ()
-    metadata: Mapping[str, str] = MappingProxyType({})
-
-    def __init__(self, file: OpenFile) -> None:
-        self.file = file
-
-    @abstractmethod
-    def header(self, name: str) -> Header:
-        """Return the dtype, shape and offset of a tensor."""
-
-    def read_whole(self, name: str, header: Header) -> np.ndarray:
-        """Return a tensor that has no offset."""
-        raise ValueError("it has no offset")
-
-    def read(self, name: str, frames: range | None = None) -> np.ndarray:
-        """Return a tensor, or consecutive frames of a tensor (..., F', H', W') in C order that has an offset."""
-        header = self.header(name)
-        if header.dtype.hasobject:
-            raise ValueError("it holds Python objects, which could run any code when read")
-        if header.offset is None:
-            return self.read_whole(name, header)
-        if frames is None:
-            values = np.empty(math.prod(header.shape), header.dtype)
-            self._fill(values, header.offset)
-            return values.reshape(header.shape, order=header.order)
-        *planes, length, height, width = header.shape
-        values = np.empty((math.prod(planes), len(frames), height, width), header.dtype)
-        frame = height * width * header.dtype.itemsize
-        for plane, part in enumerate(values):
-            self._fill(part, header.offset + (plane * length + frames.start) * frame)
-        return values.reshape(*planes, len(frames), height, width)
-
-    def _fill(self, values: np.ndarray, offset: int) -> None:
-        if values.size and self.file.pread_into(values.view(np.uint8).data, offset) < values.nbytes:
-            raise self.file.changed()
-
-
-class _Safetensors(TensorFile):
-    def __init__(self, file: OpenFile) -> None:
-        super().__init__(file)
-        self._headers, self.metadata = read_header(file)
-        self.names = list(self._headers)
-
-    def header(self, name: str) -> Header:
-        dtype_name, shape, begin, end = self._headers[name]
-        size = (end - begin) // max(1, math.prod(shape))
-        dtype = "u2" if dtype_name == "bfloat16" else f"V{size}" if dtype_name.isupper() else dtype_name
-        return Header(dtype_name, np.dtype(dtype).newbyteorder("<"), shape, begin)
-
-
-class _Npy(TensorFile):
-    def __init__(self, file: OpenFile) -> None:
-        super().__init__(file)
-        self._header = _read_npy(file)
-        expected = (self._header.offset or 0) + self._header.num_bytes
-        if not self._header.dtype.hasobject and file.size < expected:  # pickles of objects have any size
-            raise ValueError(f"it has {file.size} bytes of {expected}, so it was cut short")
-        self.names = [Path(file.source).stem]
-
-    def header(self, name: str) -> Header:
-        return self._header
-
-
-def _read_npy(stream: IO[bytes] | io.RawIOBase) -> Header:
-    """Read the header of a .npy file, from the position of the stream on."""
-    text = io.BytesIO(stream.read(_NPY_HEADER_BYTES))
-    version = npy_format.read_magic(text)
-    read_array_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
-    shape, is_fortran, dtype = read_array_header(text)
-    if min(shape, default=0) < 0:
-        raise ValueError(f"its shape is {excerpt(shape)}")
-    is_bfloat16 = dtype == np.dtype("V2")
-    name, dtype = ("bfloat16", np.dtype("<u2")) if is_bfloat16 else (dtype.name, dtype)
-    return Header(name, dtype, shape, text.tell(), "F" if is_fortran else "C")
-
-
-class _Npz(TensorFile):
-    def __init__(self, file: OpenFile) -> None:
-        super().__init__(file)
-        self._archive = zipfile.ZipFile(file)
-        members = self._archive.infolist()
-        if any(member.filename.endswith("data.pkl") for member in members):  # whatever the file is called
-            raise _torch_error(file.source)
-        arrays = [member for member in members if member.filename.endswith(".npy")]
-        self._members = {member.filename.removesuffix(".npy"): member for member in arrays}
-        if len(self._members) < len(arrays):
-            filename = Counter(member.filename for member in arrays).most_common(1)[0][0]
-            raise ValueError(f"it has two members {quote(filename, 40)}")
-        self.names = list(self._members)
-
-    def header(self, name: str) -> Header:
-        member, title = self._members[name], excerpt(name, 40)
-        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"{title} is compressed in a way that numpy does not write")
-        with self._archive.open(member) as stream:
-            header = _read_npy(stream)
-        expected = (header.offset or 0) + header.num_bytes
-        if not header.dtype.hasobject and member.file_size != expected:
-            shape = excerpt(header.shape, 40)
-            raise ValueError(f"{title} has {member.file_size} bytes, where its shape {shape} takes {expected}")
-        return header._replace(offset=None)
-
-    def read_whole(self, name: str, header: Header) -> np.ndarray:
-        member = self._members[name]
-        if member.file_size > max(UNSUSPECTED_BYTES, MAX_DEFLATION * member.compress_size):
-            sizes = f"takes {format_bytes(member.compress_size)} and would take {format_bytes(member.file_size)}"
-            raise LatentsError(
-                f"{self.file.source}: {sizes} decompressed, which is a decompression bomb, or values that are all "
-                "alike; save it uncompressed."
-            )
-        content = bytearray()
-        with self._archive.open(member) as stream:
-            stream.seek(member.file_size - header.num_bytes)
-            while block := stream.read(_INFLATED_BYTES):
-                content += block
-        return np.ndarray(header.shape, header.dtype, content, order=header.order)
-
-
-@dataclass(frozen=True)
-class Reader:
-    """Format of latent files. To add one, define its `TensorFile` and add an entry to `READERS`."""
-
-    name: str  # in messages
-    endings: tuple[str, ...]  # of file names, for `--help`; the format is detected by content
-    starts: Callable[[bytes], bool]  # whether a file that starts with these bytes has this format
-    open: Callable[[OpenFile], TensorFile]
-
-
-def _starts_safetensors(start: bytes) -> bool:
-    is_text = int.from_bytes(start[:8], "little") > _MAX_SAFETENSORS_HEADER
-    return find_format(start) is Format.SAFETENSORS and not is_text
-
-
-READERS = [
-    Reader("safetensors", (".safetensors", ".latent"), _starts_safetensors, _Safetensors),
-    Reader(".npy", (".npy",), lambda start: find_format(start) is Format.NPY, _Npy),
-    Reader(".npz", (".npz",), lambda start: find_format(start) is Format.ZIP, _Npz),
-]
-
-
-def find_reader(start: bytes) -> Reader | None:
-    """Return the reader of a file that starts with these bytes, or `None` if it has another format."""
-    return next((reader for reader in READERS if reader.starts(start)), None)
-
-
-def _join(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"
-
-
+@dataclass(frozen=True, eq=False)
 class StoredArray:
     """Tensor of a file, whose header and values are read when they are used. Errors are `LatentsError`s."""
 
-    def __init__(self, tensors: TensorFile, name: str) -> None:
-        self.file, self.source = tensors.file, tensors.file.source
-        self._tensors, self._name = tensors, name
+    file: OpenFile
+    name: str
+    load_header: Callable[[], TensorHeader]
+    load_values: Callable[[TensorHeader], np.ndarray] | None = None  # of a tensor in an archive
+
+    @property
+    def source(self) -> str:
+        return self.file.source
 
     @cached_property
-    def header(self) -> Header:
-        with reading(self._tensors.file):
-            return self._tensors.header(self._name)
+    def header(self) -> TensorHeader:
+        with reading(self.file):
+            return self.load_header()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -332,18 +166,51 @@ class StoredArray:
 
     @property
     def dtype_name(self) -> str:
-        return self.header.dtype_name
+        return self.header.dtype
+
+    @property
+    def stored_dtype(self) -> np.dtype:
+        """Dtype in the file: uint16 for bfloat16; a void, such as `V1`, for other types that numpy does not have."""
+        if self.header.numpy_dtype is not None:
+            return self.header.numpy_dtype
+        size = self.header.num_bytes // max(1, math.prod(self.shape))
+        name = "u2" if self.dtype_name == "bfloat16" else f"V{size}" if self.dtype_name.isupper() else self.dtype_name
+        return np.dtype(name).newbyteorder("<")
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """All values, which are kept."""
+        return self.read()
 
     def read(self, frames: range | None = None) -> np.ndarray:
-        """Return all values, or the values of consecutive frames along the third axis from the end."""
-        if frames is None and (size := self.header.num_bytes) > MAX_WHOLE_BYTES:
+        """Return all values, or consecutive frames of a tensor (..., F', H', W') in C order that is in no archive."""
+        header, dtype = self.header, self.stored_dtype
+        if frames is None and header.num_bytes > MAX_WHOLE_BYTES:
             raise LatentsError(
-                f"{self.source}: {excerpt(self._name, 40)} {self.shape} takes {format_bytes(size)}, and more than "
-                f"{format_bytes(MAX_WHOLE_BYTES)} are read frame by frame only; save latents (1, C, F', H', W') as "
-                "safetensors."
+                f"{self.source}: {excerpt(self.name, 40)} {self.shape} takes {format_bytes(header.num_bytes)}, and "
+                f"more than {format_bytes(MAX_WHOLE_BYTES)} are read frame by frame only; save latents "
+                "(1, C, F', H', W') as safetensors."
             )
-        with reading(self._tensors.file):
-            return self._tensors.read(self._name, frames)
+        with reading(self.file):
+            if header.has_objects:
+                raise ValueError("it holds Python objects, which could run any code when read")
+            if self.load_values is not None:
+                return self.load_values(header)
+            if frames is None:
+                values = np.empty(math.prod(header.shape), dtype)
+                self._fill(values, 0)
+                return values.reshape(header.shape, order=header.order)
+            *planes, length, height, width = header.shape
+            values = np.empty((math.prod(planes), len(frames), height, width), dtype)
+            for plane, part in enumerate(values):
+                self._fill(part, (plane * length + frames.start) * height * width)
+            return values.reshape(*planes, len(frames), height, width)
+
+    def _fill(self, values: np.ndarray, first: int) -> None:
+        """Read consecutive values from number `first` on."""
+        offset = self.header.begin + first * values.itemsize
+        if values.size and self.file.pread_into(values.view(np.uint8).data, offset) < values.nbytes:
+            raise self.file.changed()
 
     @property
     def mlx_dtype(self) -> mx.Dtype:
@@ -364,60 +231,135 @@ class StoredArray:
         return array
 
 
-class StoredLatents:
-    """Stored tensor as latents (B, C, F', H', W').
-
-    If the tensor has this layout, with a batch of one or none, its frames are read separately. Any other tensor is read
-    completely at the first use, and kept.
-    """
-
-    def __init__(self, stored: StoredArray, layout: Layout, frames: int | None = None) -> None:
-        self.stored, self._layout = stored, layout
-        self.shape = layout.shape._replace(frames=frames or layout.shape.frames)  # the first ones, or all
-        is_in_order = "".join(layout.sizes).removeprefix("B") == "CFHW" and stored.header.order == "C"
-        self._is_plain = is_in_order and self.shape.batch == 1 and stored.header.offset is not None
-
-    def read(self, frames: range) -> np.ndarray:
-        """Return the values of some frames, with any step."""
-        first, stop = min(frames), max(frames) + 1
-        if self._is_plain:
-            values = self.stored.read(range(first, stop)).reshape(1, self.shape.channels, -1, *self.shape[3:])
-        else:
-            values = self._array[:, :, first:stop]
-        return values[:, :, :: frames.step]
-
-    @cached_property
-    def _array(self) -> np.ndarray:
-        return self._layout.to_channels_first(self.stored.read())
+#: Tensors of a file by name, and its metadata.
+Content = tuple[dict[str, StoredArray], dict[str, str]]
 
 
+def _open_safetensors(file: OpenFile) -> Content:
+    headers, metadata = read_header(file)
+    return {name: StoredArray(file, name, partial(headers.__getitem__, name)) for name in headers}, metadata
+
+
+def _open_npy(file: OpenFile) -> Content:
+    header = _read_npy(file)
+    if not header.has_objects and file.size < header.end:
+        raise ValueError(f"it has {file.size} bytes of {header.end}, so it was cut short")
+    name = Path(file.source).stem
+    return {name: StoredArray(file, name, lambda: header)}, {}
+
+
+def _read_npy(stream: IO[bytes] | io.RawIOBase) -> TensorHeader:
+    """Read the header of a .npy file, from the position of the stream on."""
+    text = io.BytesIO(stream.read(_NPY_HEADER_BYTES))
+    version = npy_format.read_magic(text)
+    read_array_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+    shape, is_fortran, dtype = read_array_header(text)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its shape is {excerpt(shape)}")
+    is_bfloat16 = dtype == np.dtype("V2")
+    name, dtype = ("bfloat16", np.dtype("<u2")) if is_bfloat16 else (dtype.name, dtype)
+    begin, num_bytes = text.tell(), math.prod(shape) * dtype.itemsize
+    return TensorHeader(name, shape, begin, begin + num_bytes, dtype, "F" if is_fortran else "C")
+
+
+def _open_npz(file: OpenFile) -> Content:
+    archive = zipfile.ZipFile(file)
+    members = archive.infolist()
+    if any(member.filename.endswith("data.pkl") for member in members):  # whatever the file is called
+        raise _torch_error(file.source)
+    tensors: dict[str, StoredArray] = {}
+    for member in (member for member in members if member.filename.endswith(".npy")):
+        name = member.filename.removesuffix(".npy")
+        if name in tensors:
+            raise ValueError(f"it has two members {quote(member.filename, 40)}")
+        load_header, load_values = partial(_read_member, archive, member), partial(_inflate, file, archive, member)
+        tensors[name] = StoredArray(file, name, load_header, load_values)
+    return tensors, {}
+
+
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> TensorHeader:
+    """Read the header of a tensor in a .npz file."""
+    title = excerpt(member.filename.removesuffix(".npy"), 40)
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{title} is compressed in a way that numpy does not write")
+    with archive.open(member) as stream:
+        header = _read_npy(stream)
+    if not header.has_objects and member.file_size != header.end:
+        shape = excerpt(header.shape, 40)
+        raise ValueError(f"{title} has {member.file_size} bytes, where its shape {shape} takes {header.end}")
+    return header
+
+
+def _inflate(file: OpenFile, archive: zipfile.ZipFile, member: zipfile.ZipInfo, header: TensorHeader) -> np.ndarray:
+    """Return the values of a tensor in a .npz file."""
+    if member.file_size > max(UNSUSPECTED_BYTES, MAX_DEFLATION * member.compress_size):
+        sizes = f"takes {format_bytes(member.compress_size)} and would take {format_bytes(member.file_size)}"
+        raise LatentsError(
+            f"{file.source}: {sizes} decompressed, which is a decompression bomb, or values that are all alike; save "
+            "it uncompressed."
+        )
+    content = bytearray()
+    with archive.open(member) as stream:
+        stream.seek(header.begin)
+        while block := stream.read(_INFLATED_BYTES):
+            content += block
+    return np.ndarray(header.shape, header.numpy_dtype, content, order=header.order)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Format of latent files. To add one, define its `open` and add an entry to `READERS`."""
+
+    name: str  # in messages
+    endings: tuple[str, ...]  # of file names, for `--help`; the format is detected by content
+    starts: Callable[[bytes], bool]  # whether a file that starts with these bytes has this format
+    open: Callable[[OpenFile], Content]  # may raise any exception, whose text is the reason in a `LatentsError`
+
+
+def _starts_safetensors(start: bytes) -> bool:
+    is_text = int.from_bytes(start[:8], "little") > _MAX_SAFETENSORS_HEADER
+    return find_format(start) is Format.SAFETENSORS and not is_text
+
+
+READERS = [
+    Reader("safetensors", (".safetensors", ".latent"), _starts_safetensors, _open_safetensors),
+    Reader(".npy", (".npy",), lambda start: find_format(start) is Format.NPY, _open_npy),
+    Reader(".npz", (".npz",), lambda start: find_format(start) is Format.ZIP, _open_npz),
+]
+
+
+def find_reader(start: bytes) -> Reader | None:
+    """Return the reader of a file that starts with these bytes, or `None` if it has another format."""
+    return next((reader for reader in READERS if reader.starts(start)), None)
+
+
+def _join(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+@dataclass(eq=False)
 class MappedLatents:
     """Latents (B, C, F', H', W') in an open file. Indexing reads, checks and normalizes a slice, in any thread.
 
-    Stored uint16 values are the bits of bfloat16. `statistics` are the mean and std (C,) that normalize the latents,
-    evaluated. `source` is the name in errors, by default the file's. `items` selects consecutive items of the batch,
-    by default all. `was_unnormalized` is True if the caller said that the latents are not normalized.
+    If the tensor has this layout, with a batch of one or none, its frames are read separately. Any other tensor is read
+    completely at the first use, and kept. Stored uint16 values are the bits of bfloat16.
     """
 
-    ndim = 5
+    ndim: ClassVar = 5
 
-    def __init__(
-        self,
-        latents: StoredLatents,
-        statistics: MeanAndStd | None,
-        source: str | None = None,
-        items: range | None = None,
-        *,
-        was_unnormalized: bool = False,
-    ) -> None:
-        self.was_unnormalized = was_unnormalized
-        self.source = source or latents.stored.source
-        self._items = range(latents.shape.batch) if items is None else items
-        self.shape = latents.shape._replace(batch=len(self._items))
-        self.dtype = latents.stored.mlx_dtype if statistics is None else mx.float32  # of the slices
-        self._latents = latents
-        self._statistics = statistics
-        self._has_checked_bits = False
+    stored: StoredArray
+    layout: Layout
+    shape: LatentShape  # may leave out videos and the last frames of the tensor
+    source: str  # the name in errors
+    first_video: int = 0
+    statistics: MeanAndStd | None = None  # normalize the latents; evaluated
+    was_unnormalized: bool = False  # the caller said that the latents are not normalized
+    _has_checked_bits: bool = field(default=False, init=False)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Dtype of the slices."""
+        return self.stored.mlx_dtype if self.statistics is None else mx.float32
 
     def __getitem__(self, index: tuple[slice, ...]) -> mx.array:
         """Return a slice, normalized and evaluated. `index` has a slice for each of the first axes, at most five.
@@ -433,8 +375,8 @@ class MappedLatents:
         with mx.stream(mx.cpu):
             ranges = [range(size)[part] for size, part in zip(self.shape, index, strict=True)]
             check_finite(latents, self.source, None if latents.shape == self.shape else ranges)
-            if self._statistics is not None:
-                mean, std = (array[index[1]].reshape(-1, 1, 1, 1) for array in self._statistics)
+            if self.statistics is not None:
+                mean, std = (array[index[1]].reshape(-1, 1, 1, 1) for array in self.statistics)
                 latents = (latents.astype(mx.float32) - mean) / std
                 mx.eval(latents)
         return latents
@@ -442,28 +384,39 @@ class MappedLatents:
     def _read(self, index: tuple[slice, ...]) -> mx.array:
         """Return a slice as it is stored. A few of its frames are in memory twice, fewer if they are large."""
         ranges = [range(size)[part] for size, part in zip(self.shape, index, strict=True)]
-        stored, frames, step = self._latents.stored, ranges[2], self._frames_at_once
-        values = np.empty([len(indices) for indices in ranges], stored.numpy_dtype)
-        items, crop = slice(self._items.start, self._items.stop), (*index[:2], slice(None), *index[3:])
+        frames, step = ranges[2], self._frames_at_once
+        values = np.empty([len(indices) for indices in ranges], self.stored.numpy_dtype)
+        crop = (*index[:2], slice(None), *index[3:])
         for start in range(0, len(frames) if values.size else 0, step):
-            values[:, :, start : start + step] = self._latents.read(frames[start : start + step])[items][crop]
-        return stored.to_floats(values)
+            values[:, :, start : start + step] = self._read_frames(frames[start : start + step])[crop]
+        return self.stored.to_floats(values)
+
+    def _read_frames(self, frames: range) -> np.ndarray:
+        """Return the stored values of some frames, with any step."""
+        first, stop = min(frames), max(frames) + 1
+        axes, header = "".join(self.layout.sizes).removeprefix("B"), self.stored.header
+        is_in_order = axes == "CFHW" and header.order == "C" and self.stored.load_values is None
+        if is_in_order and self.layout.shape.batch == 1:
+            values = self.stored.read(range(first, stop)).reshape(1, self.shape.channels, -1, *self.shape[3:])
+        else:
+            values = self.layout.to_channels_first(self.stored.values)[:, :, first:stop]
+        return values[self.first_video : self.first_video + self.shape.batch, :, :: frames.step]
 
     @property
     def _frames_at_once(self) -> int:
-        return max(1, _BLOCK_BYTES * self.shape.frames // self._latents.stored.header.num_bytes)
+        return max(1, _BLOCK_BYTES * self.shape.frames // self.stored.header.num_bytes)
 
     def _check_bits(self) -> None:
         """Raise a `LatentsError` if a sample of uint16 values cannot be the bits of bfloat16."""
-        if not self._has_checked_bits and self._latents.stored.dtype_name == "uint16":
+        if not self._has_checked_bits and self.stored.dtype_name == "uint16":
             full = slice(None)
             frames = (slice(frame, frame + 1) for frame in sampled_frames(self.shape.frames))
             check_plausible((self._read((full, full, frame, full, full)) for frame in frames), self.source)
         self._has_checked_bits = True
 
     def item(self, index: int) -> "MappedLatents":
-        items, was_unnormalized = self._items[index : index + 1], self.was_unnormalized
-        return MappedLatents(self._latents, self._statistics, self.source, items, was_unnormalized=was_unnormalized)
+        """Return the latents of one video of the batch."""
+        return replace(self, shape=self.shape._replace(batch=1), first_video=self.first_video + index)
 
     def digest(self) -> str:
         """Return a hash of the values."""
@@ -473,12 +426,11 @@ class MappedLatents:
         return checksum.hexdigest()
 
 
-def open_tensor_file(path: str | os.PathLike) -> tuple[dict[str, StoredArray], dict[str, str]]:
+def open_tensor_file(path: str | os.PathLike) -> Content:
     """Return the tensors of a file by name, and its metadata. Headers of tensors may be read later."""
     with _open_source(path) as file, reading(file):
-        tensors = _find_reader(file.pread(0, START_BYTES), file.source).open(file)
-        arrays = {name: StoredArray(tensors, name) for name in tensors.names}
-        return arrays, _take_metadata(arrays) | dict(tensors.metadata)
+        tensors, metadata = _find_reader(file.pread(0, START_BYTES), file.source).open(file)
+        return tensors, _take_metadata(tensors) | metadata
 
 
 def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
@@ -486,7 +438,7 @@ def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
     metadata: dict[str, str] = {}
     for name in [key for key in METADATA_KEYS if key in tensors and math.prod(tensors[key].shape) == 1]:
         tensor = tensors.pop(name)
-        if (size := tensor.header.dtype.itemsize) > _MAX_METADATA_BYTES:
+        if (size := tensor.stored_dtype.itemsize) > _MAX_METADATA_BYTES:
             problem = f"{name} takes {format_bytes(size)}, where a single value was expected"
             raise LatentsError(f"{tensor.source}: {problem}.")
         values = tensor.read()
@@ -593,18 +545,6 @@ def check_plausible(sample: Iterable[mx.array], source: str) -> None:
         raise LatentsError(f"{source}: latents are stored as uint16 and are not bfloat16; save them as float32.")
 
 
-def sampled_frames(num_frames: int, max_frames: int = _SAMPLED_FRAMES) -> list[int]:
-    """Return the numbers of at most `max_frames` latent frames, spread over a clip."""
-    count = min(num_frames, max_frames)
-    return [(2 * i + 1) * num_frames // (2 * count) for i in range(count)]
-
-
-def read_frames(latents: Any, frames: Iterable[int]) -> Iterator[mx.array]:
-    """Yield some latent frames of an array or `MappedLatents` (B, C, F', H', W'), float32 (B, C, 1, H', W')."""
-    for frame in frames:
-        yield to_mlx(latents[(slice(None), slice(None), slice(frame, frame + 1))], "latents").astype(mx.float32)
-
-
 def check_shape(shape: Sequence[int], latent_channels: int | None, source: str, vae: str = DEFAULT_VAE_NAME) -> None:
     """Raise a `LatentsError` unless a shape is (B, C, F', H', W'), with `latent_channels` if these are not `None`.
 
@@ -621,11 +561,11 @@ def check_shape(shape: Sequence[int], latent_channels: int | None, source: str, 
         raise LatentsError(f"{source}: latents {shape} have {shape[1]} channels where {vae} has {latent_channels}.")
 
 
-def check_readable(stored: StoredArray, name: str, source: str) -> None:
+def check_readable(stored: StoredArray, name: str) -> None:
     """Raise a `LatentsError` for values that are not floating-point numbers."""
     if stored.dtype_name not in _READABLE_DTYPES:
         raise LatentsError(
-            f"{source}: {name} is stored as {stored.dtype_name}; save it as float32, float16 or bfloat16."
+            f"{stored.source}: {name} is stored as {stored.dtype_name}; save it as float32, float16 or bfloat16."
         )
 
 

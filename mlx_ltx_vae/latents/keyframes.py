@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import numpy as np
@@ -15,9 +15,7 @@ from ..units import format_count
 from .files import (
     GivenStatistics,
     MappedLatents,
-    MeanAndStd,
     StoredArray,
-    StoredLatents,
     check_readable,
     choose_statistics,
     open_tensor_file,
@@ -100,7 +98,7 @@ class KeyframesFile:
     frames: tuple[int, ...]
     normalized: bool | None  # as the metadata states, also for the latents; None if it states nothing
     stored_dtype: str  # such as "bfloat16"
-    _stored: StoredLatents = field(repr=False)
+    _stored: MappedLatents = field(repr=False)  # all stills of the tensor, before they are normalized
     _indices: tuple[int, ...] = field(repr=False)  # of these stills among the stored ones
 
     def check(self, shape: Sequence[int]) -> None:
@@ -110,14 +108,12 @@ class KeyframesFile:
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> Keyframes:
         """Return the keyframes with normalized latents. Arguments, dtype and errors as in `LatentsFile.read`."""
         mean_and_std = choose_statistics(self.source, self.normalized, self.shape.channels, statistics, unnormalized)
-        return Keyframes(self._map(mean_and_std)[()][:, :, list(self._indices)], self.frames)
+        latents = replace(self._stored, statistics=mean_and_std)
+        return Keyframes(latents[()][:, :, list(self._indices)], self.frames)
 
     def digest(self) -> str:
         """Return a hash of the stored values. Raises the errors of `read`."""
-        return self._map(None).digest()
-
-    def _map(self, statistics: MeanAndStd | None) -> MappedLatents:
-        return MappedLatents(self._stored, statistics, f"{self.source}: keyframe latents")
+        return self._stored.digest()
 
 
 def load_keyframes(
@@ -162,7 +158,7 @@ def find_keyframes(
         raise LatentsError(f"{source}: has {name} and no {NUMBER_NAMES[STILL_NAMES.index(name)]}, their frame numbers.")
     stored, numbers = tensors[name], tensors[numbers_name]
     _check_axes(stored.shape, f"{source}: ")
-    check_readable(stored, name, source)
+    check_readable(stored, name)
     shape = LatentShape(*stored.shape)
     if numbers.shape != (shape.frames,) or not numbers.dtype_name.startswith(("int", "uint")):
         raise LatentsError(
@@ -176,9 +172,10 @@ def find_keyframes(
     if len(indices) < len(frames):
         later = describe_keyframes([frame for frame in frames if frame >= end])
         warn(f"{source}: the {end} frames of its video leave out {later}.")
-    latents = StoredLatents(stored, Layout(dict(zip(CHANNELS_FIRST, shape, strict=True))))
     if not indices:
         return None
+    layout = Layout(dict(zip(CHANNELS_FIRST, shape, strict=True)))
+    latents = MappedLatents(stored, layout, shape, f"{source}: keyframe latents")
     shape, frames = shape._replace(frames=len(indices)), tuple(frames[index] for index in indices)
     return KeyframesFile(source, shape, frames, metadata.normalized, stored.dtype_name, latents, indices)
 

@@ -230,7 +230,7 @@ def _describe(sizes: Sizes) -> str:
 
 def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
     """Parse the values of the keys in `_PARSERS`; raise a `LatentsError` for an invalid value, and for two grids."""
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = dict.fromkeys(_PARSERS)
     for key in _PARSERS.keys() & metadata.keys():
         parse, expected = _PARSERS[key]
         try:
@@ -238,11 +238,17 @@ def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
         except (KeyError, ValueError):
             entry = f"{key} = {quote(metadata[key][:80])}"
             raise LatentsError(f"{source}: its metadata has {entry}, which is not {expected}.") from None
-    sizes, latent_sizes = (tuple(values.pop(key, None) for key in keys) for keys in (_SIZES, _GRID_SIZES))
-    values["grid"] = _merge_grids(values.get("grid"), _if_complete(latent_sizes), source)
-    values["space"] = LatentSpace(*(values.pop(key, None) for key in _SPACE_KEYS))
-    is_channels_first = metadata.get(AXES_KEY) == CHANNELS_FIRST
-    return LatentsMetadata(sizes, latent_sizes, is_channels_first=is_channels_first, **values)
+    sizes, latent_sizes = (tuple(values[key] for key in keys) for keys in (_SIZES, _GRID_SIZES))
+    return LatentsMetadata(
+        sizes,
+        latent_sizes,
+        fps=values["fps"],
+        grid=_merge_grids(values["grid"], _if_complete(latent_sizes), source),
+        normalized=values["normalized"],
+        carry=values["carry"],
+        space=LatentSpace(*(values[key] for key in _SPACE_KEYS)),
+        is_channels_first=metadata.get(AXES_KEY) == CHANNELS_FIRST,
+    )
 
 
 def _merge_grids(first: Grid | None, second: Grid | None, source: str) -> Grid | None:

@@ -289,3 +289,4 @@ class Family(Generic[ConfigT]):
     published: Mapping[str, Callable[..., ConfigT]] = field(default_factory=dict)
     same_layers: Mapping[tuple[str, tuple[int, int]], str] = field(default_factory=dict)
     published_dtype: DtypeName = "bfloat16"
+    medium: Medium = PICTURES

@@ -17,10 +17,10 @@ import numpy as np
 
 from ..backend.mlx_utils import evaluate, to_mlx
 from ..errors import LatentsError, quote
-from ..options import DECODE_DEFAULTS, ConventionName, DecodeOptions
+from ..options import DECODE_DEFAULTS, MAX_SEED, ConventionName, DecodeOptions
 from ..shapes import Grid, LatentShape, Shape
 from .layers import patchify
-from .specs import MAX_SEED, PLANES, NetworkSpec, Rate
+from .specs import PLANES, NetworkSpec, Rate
 
 #: The shape of each layer's noise by the name of the layer, as `NetworkSpec.noise_shapes` returns it.
 NoiseShapes = Mapping[str, Shape]

@@ -36,8 +36,6 @@ PLANES = ".keyframes"
 LONG_CLIP = 64
 #: The networks of a VAE.
 NETWORKS = ("encoder", "decoder")
-#: The largest seed. Seeds begin at 0, and each makes different noise.
-MAX_SEED = 2**32 - 1
 _MAX_LATENT_FRAMES = 2**17  # 12 hours at 24 frames per second
 _UNCOPIED = 2**14  # `mx.contiguous` copies a slice only if its array has more bytes outside of it
 

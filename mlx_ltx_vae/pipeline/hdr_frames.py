@@ -72,7 +72,7 @@ class HDROptions:
         if self.signal != "sdr":
             format = FrameFormat(RGB16.pixel_format, primaries="bt2020", transfer=_TRANSFERS[self.signal])
             frames = FrameOutput(format, (step(self.signal), *output.steps))
-        light = FrameOutput(EXR_SPACES[self.exr_space].format, (step(self.exr_space),))
+        light = FrameOutput(EXR_SPACES[self.exr_space], (step(self.exr_space),))
         folder = None if self.exr is None else expand_path(self.exr, WriterError)
         return replace(
             options,

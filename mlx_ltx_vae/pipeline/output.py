@@ -19,7 +19,7 @@ from ..planning.plan import DecodePlan
 from ..shapes import Size
 from ..video import Sink, add_metadata, check_output, check_output_options, open_sink, output_files
 from ..video.audio import Sound
-from ..video.sinks import files_of_all, find_still_ending, name_others
+from ..video.sink_table import files_of_all, find_still_ending, name_others
 from .frames import write_chunk
 from .progress import Progress, open_bar
 from .run import peek

@@ -13,10 +13,9 @@ import numpy as np
 from ..backend.machine import VALUES_AT_ONCE
 from ..backend.mlx_utils import count_nonfinite, evaluate, native_array, take_joined, to_float, to_mlx
 from ..errors import LatentsError, option, warn
-from ..latents.files import read_frames, sampled_frames
 from ..models.base import Decoder
 from ..models.noise import Draws, LatentBox
-from ..shapes import Axis, Grid, Interval
+from ..shapes import Axis, Grid, Interval, sampled_frames
 from ..tiling.layout import TileBox
 from .output_check import FrameFlags
 
@@ -224,6 +223,12 @@ class LatentStreamSource(Source):
 def sample_moments(latents: Latents) -> list[np.ndarray]:
     """Return the `frame_moments` of a few frames."""
     return list(map(frame_moments, read_frames(latents, sampled_frames(latents.shape[2]))))
+
+
+def read_frames(latents: Latents, frames: Iterable[int]) -> Iterator[mx.array]:
+    """Yield some latent frames of an array or `MappedLatents` (B, C, F', H', W'), float32 (B, C, 1, H', W')."""
+    for frame in frames:
+        yield to_mlx(latents[(slice(None), slice(None), slice(frame, frame + 1))], "latents").astype(mx.float32)
 
 
 def warn_of_unusual(

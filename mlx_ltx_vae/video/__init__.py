@@ -6,7 +6,7 @@ from .compression import compress_still
 from .exr import ExrReader
 from .reader import Fit, VideoReader
 from .sink import Sink
-from .sinks import (
+from .sink_table import (
     add_metadata,
     check_output,
     check_output_options,

@@ -1,20 +1,21 @@
-"""Choose the codec and container of a video, and ffmpeg's arguments for them. `codec_table` has the codecs."""
+"""Choose the codecs and the container of a video, and ffmpeg's arguments for them. `codec_table` has the codecs."""
 
+import os
 import re
 from fractions import Fraction
 
-from ..codec_table import CODECS, ENCODER_PRESETS, Codec
-from ..errors import WriterError, option, quote, suggest, warn
+from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, AudioCodec, Codec
+from ..errors import WriterError, option, quote, suggest, takes_options, warn
+from ..files import check_distinct
 from ..options import OutputOptions
 from ..shapes import Size, format_size
-from .audio import audio_arguments, find_audio_codec
-from .ffmpeg import check_encoder
+from .audio import CHANNELS, SOUND_INPUT, find_sample_rate
+from .ffmpeg import check_encoder, input_arguments, listing, read_times
 from .filters import check_content_light, check_zscale, conversion, file_format, tags
 from .metadata import METADATA_INPUT, metadata_arguments
+from .sound_files import FILL_GAPS, SoundFormat, channel_places, find_sound
 
 _SUBSAMPLED = re.compile(r"4[124][0-2]p|nv")  # those with chroma planes of half the size
-
-
 _FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
 CONTAINER_ENDINGS = tuple(_FORMATS)
 #: The encoders of pictures with several frames, by ending.
@@ -22,6 +23,13 @@ ANIMATIONS = {".gif": "gif", ".webp": "libwebp", ".avif": "libsvtav1"}
 _FRAGMENTED_ENDINGS = (".mp4", ".mov")
 _OTHER_ENCODERS = {"prores_ks": "prores", "prores_aw": "prores", "libaom-av1": "av1", "librav1e": "av1"}
 _H264_SITES = {"left": 0, "center": 1}
+#: Seconds of a file's sound that are kept after the end of the video. A small file may have days of silence.
+MAX_REST = 3600
+_WIDEST = ("7.1",)  # layout that all players know
+_MAX_FRAMES = 2**20  # more than any video has that is decoded
+# A second output: a line for each packet of the audio, in the pipe that this process reads. ffmpeg ends when it cannot
+# write them. Otherwise, if this process is killed, it goes on to the end of the audio, which may be hours long.
+_END_WITH_READER = ("-map", "1:a:0", "-c", "copy", "-flush_packets", "1", "-f", "framecrc", "pipe:1")
 
 
 def warn_of_depth(name: str, codec: Codec, options: OutputOptions) -> None:
@@ -39,7 +47,7 @@ def find_codec(name: str, ending: str, options: OutputOptions) -> Codec:
             raise WriterError(f"{name}: {field} is {quote(value)}; expected {'a name' if kind is str else 'a number'}.")
     if options.fragmented:
         check_fragmented(name, ending)
-    find_audio_codec(name, ending, options)
+    _find_audio_codec(name, ending, options)
     if options.shortest and options.audio is None:
         flag, add = option("shortest", "--shortest"), option("audio", "--audio")
         raise WriterError(f"{name}: {flag} ends the audio with the video; add {add}, or leave it out.")
@@ -116,9 +124,12 @@ def check_fragmented(name: str, ending: str) -> None:
 def video_arguments(
     name: str, ending: str, size: Size, fps: Fraction, options: OutputOptions, num_frames: int | None
 ) -> list[str]:
-    """ffmpeg's arguments between the video input and the output. `num_frames` is None if it is not known."""
-    if ending not in CONTAINER_ENDINGS:
-        raise WriterError(f"{name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
+    """Return ffmpeg's arguments between the input and the output of a video or an animation.
+
+    `num_frames` is None if it is not known.
+    """
+    if ending in ANIMATIONS:
+        return _animation_arguments(name, ending, size, fps, options)
     codec = find_codec(name, ending, options)
     key = next(key for key, table_codec in CODECS.items() if table_codec is codec)
     needs = "which only builds for macOS have" if codec.is_mac_only else f"which {key} needs"
@@ -127,7 +138,7 @@ def video_arguments(
     arguments = _encoder_arguments(name, codec, size, fps, options)
     inputs: list[str] = []
     if options.audio is not None:
-        inputs, before, after = audio_arguments(name, ending, fps, options, num_frames)
+        inputs, before, after = _audio_arguments(name, ending, fps, options, num_frames)
         arguments = [*before, *arguments, *after]
     if options.metadata:
         inputs += ["-f", "ffmetadata", "-i", METADATA_INPUT]
@@ -137,8 +148,8 @@ def video_arguments(
     return [*inputs, *arguments, *_container_arguments(ending, options)]
 
 
-def animation_arguments(name: str, ending: str, size: Size, fps: Fraction, options: OutputOptions) -> list[str]:
-    """`video_arguments` for a picture of several frames."""
+def _animation_arguments(name: str, ending: str, size: Size, fps: Fraction, options: OutputOptions) -> list[str]:
+    """Return the `video_arguments` of an animation."""
     check_encoder(name, ANIMATIONS[ending], f"which {ending} needs", ANIMATIONS)
     if ending == ".gif":
         # A palette for each frame: a shared one needs all frames first, and bands. Error diffusion would flicker.
@@ -189,3 +200,145 @@ def _container_arguments(ending: str, options: OutputOptions) -> list[str]:
     if options.metadata:
         flags += "+use_metadata_tags"  # otherwise only the entries that ffmpeg knows are written
     return [*arguments, "-movflags", flags]
+
+
+def _find_audio_codec(name: str, ending: str, options: OutputOptions) -> AudioCodec:
+    """Return the audio codec that the options name, or the default."""
+    key = (options.audio_codec or ("opus" if ending == ".webm" else "aac")).lower()
+    if key not in AUDIO_CODECS:
+        what = f"the audio codec {quote(options.audio_codec)} is not supported{suggest(key, AUDIO_CODECS)}"
+        raise WriterError(f"{name}: {what}; use one of {', '.join(AUDIO_CODECS)}.")
+    codec = AUDIO_CODECS[key]
+    if ending not in codec.endings:
+        allowed = " or ".join(key for key, audio_codec in AUDIO_CODECS.items() if ending in audio_codec.endings)
+        raise WriterError(
+            f"{name}: {key} sound is not supported in {ending}; use {allowed}, or a file that ends in "
+            f"{' or '.join(codec.endings)}."
+        )
+    if options.audio_codec is not None and options.audio is None:
+        goes = option("an audio codec goes with audio; add audio", "--audio-codec goes with sound; add --audio")
+        raise WriterError(f"{name}: {goes}, or leave it out.")
+    return codec
+
+
+def _audio_arguments(
+    name: str, ending: str, fps: Fraction, options: OutputOptions, num_frames: int | None
+) -> tuple[list[str], list[str], list[str]]:
+    """Return ffmpeg's arguments for the audio input, and those before and after the arguments of the video stream."""
+    codec, output = _find_audio_codec(name, ending, options), ["-map", "1:a:0"]
+    alternatives = {
+        key: audio_codec.encoder for key, audio_codec in AUDIO_CODECS.items() if ending in audio_codec.endings
+    }
+    check_encoder(name, codec.encoder, "which stores its sound", alternatives)
+    if not isinstance(options.audio, (str, os.PathLike)):
+        rate = find_sample_rate(name, options.audio, options.sample_rate)
+        # The format is known, so that ffmpeg need not wait for more samples to find it.
+        format_ = ["-f", "f32le", "-ar", str(rate), "-ac", str(CHANNELS), "-probesize", "32"]
+        return [*format_, "-i", SOUND_INPUT], [], [*output, *_encode(codec, rate, CHANNELS)]
+    check_distinct([name], [options.audio])
+    if options.shortest and num_frames is None:
+        raise WriterError(f"{name}: shortest needs the number of frames to come; add num_frames.")
+    video = (_MAX_FRAMES if num_frames is None else num_frames) / fps
+    seconds = video if options.shortest else None
+    source, shift = _find_file(options.audio)
+    end = None if seconds is None else round(seconds * source.sample_rate)
+    layout, _ = _choose_layout(codec, source.layout)
+    channels = len(channel_places(layout)) or source.channels
+    output += [*_filters(layout, end), *_encode(codec, source.sample_rate, channels, bits=source.bits)]
+    before = [] if options.fragmented else list(_END_WITH_READER)
+    # What is read ends near there. Not ffmpeg's -shortest, which may cut the video, and cuts the audio late.
+    limit = ["-t", f"{float(video + (0 if options.shortest else MAX_REST)):.6f}"]
+    return [*limit, *_file_input(options.audio, shift)], before, output
+
+
+def _file_input(audio: str | os.PathLike, shift: Fraction) -> list[str]:
+    return ["-itsoffset", f"{float(shift):.6f}", *input_arguments(audio)]
+
+
+def _filters(layout: str, end: int | None) -> list[str]:
+    """Return the filters of a file's sound, which is stored in this layout and ends after this number of samples."""
+    filters = [FILL_GAPS]
+    if end is not None:
+        filters.append(f"atrim=end_sample={end}")
+    if " " not in layout:  # as in "5 channels", which needs no other one
+        filters.append(f"aformat=channel_layouts={layout}")
+    return ["-af", ",".join(filters)]
+
+
+def _choose_layout(codec: AudioCodec, layout: str) -> tuple[str, bool]:
+    """Return the layout in which a codec stores sound of a layout, and whether that has each of its channels.
+
+    By itself ffmpeg would mix or drop channels that have a place: 7.1 becomes 6.1 with ALAC. It moves side channels to
+    the back and vice versa, where nothing else is there. Places without a channel are silent.
+    """
+    places = set(channel_places(layout))
+    is_possible = codec.max_channels is None or len(places) <= codec.max_channels
+    if not places or layout in codec.layouts or (not codec.layouts and is_possible):
+        return layout, True
+    variants = [places]
+    for start, end in ("SB", "BS"):
+        moves = {f"{start}{side}": f"{end}{side}" for side in "LR"}
+        if places.isdisjoint(moves.values()):
+            variants.append({moves.get(place, place) for place in places})
+
+    def count_stored(stored: str) -> int:
+        return max(len(variant.intersection(channel_places(stored))) for variant in variants)
+
+    best = min(codec.layouts or _WIDEST, key=lambda stored: (-count_stored(stored), len(channel_places(stored))))
+    return best, count_stored(best) == len(places)
+
+
+def _encode(codec: AudioCodec, rate: int, channels: int, *, bits: int = 32) -> list[str]:
+    """Return the arguments of the encoder, for sound with this number of bits per sample."""
+    encoder = codec.wide_encoder if bits > 16 and codec.wide_encoder is not None else codec.encoder
+    arguments = ["-c:a", encoder]
+    if codec.kilobits is not None:
+        arguments += ["-b:a", f"{codec.kilobits * max(2, channels)}k"]
+    stored = _stored_rate(encoder, rate)
+    return arguments if stored == rate else [*arguments, "-ar", str(stored)]
+
+
+def _stored_rate(encoder: str, rate: int) -> int:
+    """Return the least of the rates of an encoder that loses nothing, or the highest. ffmpeg takes the nearest."""
+    rows = listing("-h", f"encoder={encoder}", error=WriterError)
+    words = next((row[3:] for row in rows if row[:3] == ["Supported", "sample", "rates:"]), [])
+    rates = sorted(map(int, words)) or [rate]
+    return next((stored_rate for stored_rate in rates if stored_rate >= rate), rates[-1])
+
+
+def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, options: OutputOptions) -> None:
+    """Warn of a file's sound that is stored with loss or fewer channels, and of sound of another length."""
+    if not isinstance(options.audio, (str, os.PathLike)):
+        return
+    codec, (source, shift) = _find_audio_codec(name, ending, options), _find_file(options.audio)
+    codecs = {key: audio_codec for key, audio_codec in AUDIO_CODECS.items() if ending in audio_codec.endings}
+    lossless = [key for key, audio_codec in codecs.items() if audio_codec.kilobits is None]
+    is_default = options.audio_codec is None and takes_options()
+    if lossless and is_default and codec.kilobits is not None and source.is_lossless:
+        way = option(f'audio_codec="{lossless[0]}"', f"--audio-codec {lossless[0]}")
+        warn(f"{name}: its sound is stored as {codec.encoder.upper()}, which is lossy; {way} keeps it lossless.")
+    layout, is_kept = _choose_layout(codec, source.layout)
+    if not is_kept:
+        keeping = [key for key, audio_codec in codecs.items() if _choose_layout(audio_codec, source.layout)[1]]
+        keeping.sort(key=lambda key: (key not in lossless, key == "pcm"))  # whose channels have no places in Matroska
+        ways = [option(f'audio_codec="{key}"', f"--audio-codec {key}") for key in keeping[:1]]
+        advice = f"; {ways[0]} keeps all channels" if ways and takes_options() else ""
+        key = next(key for key, audio_codec in codecs.items() if audio_codec is codec)
+        warn(f"{name}: its sound is {source.layout}, which becomes {layout} with {key}{advice}.")
+    video, (_, last) = num_frames / fps, read_times([*_file_input(options.audio, shift), "-map", "0:a:0"])
+    end = last or Fraction(0)  # without a packet
+    if abs(end - video) <= 1 / fps or (end > video and options.shortest):
+        return
+    rest = ", and the rest is silent"
+    if end > video:
+        kept = f"; {MAX_REST} s after the video are kept" if end > video + MAX_REST else ""
+        rest = f"{kept}; {option('shortest=True', '--shortest')} cuts the audio" if takes_options() else kept
+    warn(f"{name}: the video takes {float(video):.2f} s and its audio {float(end):.2f} s{rest}.")
+
+
+def _find_file(audio: str | os.PathLike) -> tuple[SoundFormat, Fraction]:
+    """Find the sound of a file as `find_sound` does. A file without sound is an error."""
+    sound_file = find_sound(audio, WriterError)
+    if sound_file is None:
+        raise WriterError(f"{audio}: contains no audio stream.")
+    return sound_file

@@ -8,7 +8,7 @@ import numpy as np
 from ..codec_table import MAX_STILL_CRF, STILL_CRF
 from ..errors import ReaderError, quote
 from ..files import temporary_folder
-from .ffmpeg import FfmpegReader
+from .ffmpeg import FfmpegProcess
 from .pictures import encode_png
 
 # The reference's settings. It encodes in as many slices as there are processors, which is another picture on each
@@ -67,7 +67,7 @@ def _compress(frame: np.ndarray, crf: float) -> np.ndarray:
 
 def _run(arguments: list[str], max_bytes: int) -> bytes:
     """Return what ffmpeg writes, or the beginning of that."""
-    with closing(FfmpegReader("the still", arguments)) as reader:
+    with closing(FfmpegProcess("the still", arguments)) as reader:
         content = reader.read(max_bytes)
         code, reason = reader.wait() if len(content) < max_bytes else (0, "")
     if code:

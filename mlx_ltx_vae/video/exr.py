@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from .reader import Fit, check_wanted, exr_images, fit_size
 if TYPE_CHECKING:
     import OpenImageIO
 
+#: x and y of red, green, blue and white.
 _REC709 = (0.64, 0.33, 0.30, 0.60, 0.15, 0.06, 0.3127, 0.3290)
 _AP1 = (0.713, 0.293, 0.165, 0.830, 0.128, 0.044, 0.32168, 0.33767)
 _AP0 = (0.7347, 0.2653, 0.0, 1.0, 0.0001, -0.077, 0.32168, 0.33767)
@@ -34,34 +35,19 @@ _NAMES: dict[tuple[float, ...], str] = {
 _SAME = 0.002  # white is stated with four digits, or with five
 
 
-class ExrSpace(NamedTuple):
-    """Meaning of the pixels of an EXR image.
-
-    Attributes:
-        format: of the frames, by ffmpeg's names, to which "ap1" and "acescct" are added.
-        chromaticities: x and y of red, green, blue and white.
-        name: of the attribute colorSpace.
-    """
-
-    format: FrameFormat
-    chromaticities: tuple[float, ...]
-    name: str
-
-
-#: By the names that users type.
+#: The formats of EXR images, by the names that users type: ffmpeg's names, to which "ap1" and "acescct" are added.
 EXR_SPACES = {
-    "srgb": ExrSpace(FrameFormat("rgbf16le", primaries="bt709", transfer="linear"), _REC709, "sRGB"),
-    "acescg": ExrSpace(FrameFormat("rgbf16le", primaries="ap1", transfer="linear"), _AP1, "ACEScg"),
-    "acescct": ExrSpace(FrameFormat("rgbf16le", primaries="ap1", transfer="acescct"), _AP1, "ACEScct"),
+    "srgb": FrameFormat("rgbf16le", primaries="bt709", transfer="linear"),
+    "acescg": FrameFormat("rgbf16le", primaries="ap1", transfer="linear"),
+    "acescct": FrameFormat("rgbf16le", primaries="ap1", transfer="acescct"),
 }
-
-
+_CHROMATICITIES = {"bt709": _REC709, "ap1": _AP1}
 #: What users state of images that they encode.
 _INPUT_CHROMATICITIES: dict[HDRInput, tuple[float, ...]] = {"srgb_linear": _REC709, "acescg": _AP1, "acescct": _AP1}
 
 
 def import_library(error: type[LTXVAEError]) -> Any:
-    """OpenImageIO. Raises `error` if it is missing."""
+    """Return OpenImageIO. Raises `error` if it is missing."""
     try:
         import OpenImageIO
     except ImportError:
@@ -73,7 +59,7 @@ def import_library(error: type[LTXVAEError]) -> Any:
 
 def check_is_light(name: str, frames: FrameFormat) -> None:
     """Raise a `WriterError` for frames that are in no space of EXR images."""
-    if all(space.format != frames for space in EXR_SPACES.values()):
+    if frames not in EXR_SPACES.values():
         way = option("add hdr=", "add --hdr acescct or logc3")
         raise WriterError(f"{name}: EXR has light, or codes of ACEScct, which these frames are not; {way}.")
 
@@ -84,13 +70,13 @@ def write_exr(path: Path, frame: np.ndarray, options: OutputOptions) -> None:
     Raises:
         OSError: if it cannot be written.
     """
-    space = next(space for space in EXR_SPACES.values() if space.format == options.format)
+    chromaticities = _CHROMATICITIES[options.format.primaries]
     library = import_library(WriterError)
     height, width, _ = frame.shape
     spec = library.ImageSpec(width, height, 3, "half")
     spec.attribute("compression", "zip")
-    spec.attribute("chromaticities", "float[8]", space.chromaticities)
-    spec.attribute("colorSpace", space.name)
+    spec.attribute("chromaticities", "float[8]", chromaticities)
+    spec.attribute("colorSpace", "ACEScct" if options.format.transfer == "acescct" else _NAMES[chromaticities])
     spec.attribute("DateTime", "")  # otherwise the time, by which two runs would differ
     output = library.ImageOutput.create(os.fspath(path))
     is_written = output and output.open(os.fspath(path), spec) and output.write_image(np.ascontiguousarray(frame))

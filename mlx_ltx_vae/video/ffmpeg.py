@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -38,6 +38,7 @@ _REMEDIES = {
 }
 _GLOBAL_OPTIONS = ("-hide_banner", "-nostdin", "-y", "-nostats")
 
+_NUM_LAST = 50  # lines that are kept of a log without marks
 _MAX_LINE = 1 << 13  # bytes of a line of ffmpeg's log; it may name two files
 _MAX_DUMP = 10_000  # lines of the log before the input, and of that from the first output on
 _ADDRESS = re.compile(r"^(\[[^\]]*\] )+")  # "[vost#0:0/libx264 @ 0x55cb] [enc:libx264 @ 0x55cc] "
@@ -72,19 +73,20 @@ _REFERRING = {
 class FfmpegProcess:
     """Running ffmpeg. Its log is kept, as the reason of a failure. Raises `error` if it cannot start.
 
-    It writes its progress, twice a second and at the end, to a pipe of its own if it `writes_output`, and otherwise to
-    its standard output. It also gets the `inherited` open files. With `marks` a `DumpReader` reads its log.
+    If it `writes_output`, that is its standard output (`pipe:1`, the last of its arguments), which is read here, and it
+    writes its progress, twice a second and at the end, to a pipe of its own. Otherwise its standard input is open, and
+    its standard output has the progress. It also gets the `inherited` open files. The `marks` are a `LogReader`'s.
     """
 
     def __init__(
         self,
         name: str,
-        error: type[LTXVAEError],
         arguments: Sequence[str],
         inherited: Sequence[int] = (),
+        error: type[LTXVAEError] = ReaderError,
         *,
-        writes_output: bool = False,
         marks: Sequence[str] = (),
+        writes_output: bool = True,
     ) -> None:
         self.name, self._error = name, error
         self._owner = os.getpid()
@@ -92,14 +94,15 @@ class FfmpegProcess:
         stdin = subprocess.DEVNULL if writes_output else subprocess.PIPE
         with ExitStack() as stack:
             progress, end = stack.enter_context(pipe_from_ffmpeg(error)) if writes_output else (None, 1)
-            inherited = [*inherited, end] if writes_output else inherited
+            if writes_output:
+                arguments, inherited = [*arguments, "pipe:1"], [*inherited, end]
             options = [*_GLOBAL_OPTIONS, "-loglevel", level, "-progress", f"pipe:{end}"]
             self.process, self._end = _start([*options, *arguments], error, self, stdin, inherited)
         assert self.process.stdout is not None and self.process.stderr is not None
         self._stdout = self.process.stdout
-        self._progress = TailReader(progress or self._stdout)
+        self._progress = LogReader(progress or self._stdout)
         # Read all the time: an ffmpeg whose log pipe is full stops.
-        self._log = DumpReader(self.process.stderr, marks) if marks else TailReader(self.process.stderr)
+        self._log = LogReader(self.process.stderr, marks)
 
     def kill(self) -> None:
         """End ffmpeg at once; a transfer on another thread fails. Call `release` when no transfer is running."""
@@ -124,6 +127,29 @@ class FfmpegProcess:
         self._wait_until(lambda: self._log.has_ended(TICK))  # at once; `Popen.wait` looks now and then
         self._wait_until(self._has_ended)
         return self.process.returncode, self._log.join()
+
+    def read_into(self, buffer: memoryview) -> int:
+        """Fill a buffer of bytes and return their number, which is less than its length only at the end."""
+        if self._owner != os.getpid():
+            raise ReaderError(f"{self.name}: is read by the process that opened it; open it again in this one.")
+        descriptor, filled = self._stdout.fileno(), 0
+        while filled < len(buffer):
+            self._wait_for_transfer(descriptor, select.POLLIN)
+            count = os.readv(descriptor, [buffer[filled:]])
+            if not count:
+                break
+            filled += count
+        return filled
+
+    def read(self, size: int) -> bytes:
+        """Read `size` bytes, or fewer at the end."""
+        data = bytearray(size)
+        return bytes(data[: self.read_into(memoryview(data))])
+
+    def wait(self) -> tuple[int, str]:
+        """Wait for ffmpeg, whose output has ended: its return code, and the cause that it logged, "" if nothing."""
+        code, log = self.wait_for_end()
+        return code, find_reason(log, code) if code or self._log.count else ""
 
     def _wait_until(self, is_done: Callable[[], object]) -> None:
         """Call `is_done`, which waits for a tick at most, until it is true.
@@ -150,16 +176,19 @@ class FfmpegProcess:
         return self.process.returncode is not None
 
 
-class TailReader:
-    """Reads a pipe to its end on a thread, and closes it. It keeps the last lines."""
+class LogReader:
+    """Reads a pipe to its end on a thread, and closes it. It keeps the last lines, or those that only ffmpeg writes.
 
-    _num_kept: int | None = 50
+    A log of the level "info" has all text in the file: tags and their names, chapters, languages, with line breaks
+    where they have some. It is between the lines in which ffmpeg names the input and the first output. With `marks`,
+    which these lines have, what is between them is left out. The marks are random, so no author of a file knows them.
+    """
 
-    def __init__(self, pipe: IO[bytes]) -> None:
+    def __init__(self, pipe: IO[bytes], marks: Sequence[str] = ()) -> None:
         self.count = 0  # of lines that are not empty
         self._pipe = pipe
-        self._lines: deque[str] = deque(maxlen=self._num_kept)
-        self._thread = threading.Thread(target=self._run, name="ffmpeg-reader", daemon=True)
+        self._lines: deque[str] = deque(maxlen=None if marks else _NUM_LAST)
+        self._thread = threading.Thread(target=self._run, args=(marks,), name="ffmpeg-reader", daemon=True)
         self._thread.start()
 
     def join(self) -> list[str]:
@@ -177,50 +206,40 @@ class TailReader:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def _run(self) -> None:
+    def _run(self, marks: Sequence[str]) -> None:
+        for line in _leave_out_text(self._read(), marks) if marks else self._read():
+            self._lines.append(line)
+
+    def _read(self) -> Iterator[str]:
         is_new = True
         with io.BufferedReader(self._pipe) as log:  # type: ignore[type-var]  # the pipe is not buffered
             while part := log.readline(_MAX_LINE):
                 if is_new:
-                    self._take(part.decode(errors="replace"))
+                    line = part.decode(errors="replace").rstrip()
+                    self.count += bool(line)
+                    yield line
                 is_new = part.endswith(b"\n")
 
-    def _take(self, line: str) -> None:
-        self._lines.append(line.strip())
-        self.count += bool(self._lines[-1])
 
-
-class DumpReader(TailReader):
-    """`TailReader` for a log of the level "info": it keeps the lines that only ffmpeg can have written.
-
-    Between the marked lines in which it names the input and the first output, that log has all text in the file: tags
-    and their names, chapters, languages, with line breaks where they have some. These lines are left out. The `marks`
-    are random, so no author of a file knows them.
-    """
-
-    _num_kept = None
-
-    def __init__(self, pipe: IO[bytes], marks: Sequence[str]) -> None:
-        self._marks, self._is_open, self._room = marks, True, _MAX_DUMP
-        super().__init__(pipe)
-
-    def _take(self, line: str) -> None:
-        self.count += 1
-        if any(mark in line for mark in self._marks):
+def _leave_out_text(lines: Iterable[str], marks: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a log without those after the input's marked one and before the first output's."""
+    is_open, room = True, _MAX_DUMP
+    for line in lines:
+        if any(mark in line for mark in marks):
             if line.startswith(("[info] Input #", "[info] Output #")):
-                self._is_open, self._room = line.startswith("[info] Output #"), _MAX_DUMP
-        elif not self._is_open:
-            return
-        if self._room:
-            self._lines.append(line.rstrip("\n"))
-            self._room -= 1
+                is_open, room = line.startswith("[info] Output #"), _MAX_DUMP
+        elif not is_open:
+            continue
+        if room:
+            yield line
+            room -= 1
 
 
 def find_reason(lines: Sequence[str], return_code: int) -> str:
     """Return the last line that names a cause, without the addresses before it."""
     if return_code == -signal.SIGXFSZ:
         return "the file would be larger than the limit of this process (ulimit -f)"
-    texts = [_ADDRESS.sub("", line).rstrip(".") for line in lines if line]
+    texts = [_ADDRESS.sub("", line.lstrip()).rstrip(".") for line in lines if line]
     causes = [text for text in texts if not _CONSEQUENCE.match(text)]
     if texts:
         return excerpt(causes[-1] if causes else texts[0], 1000)
@@ -299,7 +318,7 @@ def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
 
 
 def _find_ffmpeg() -> str:
-    """Its path. Raises an `OSError` if there are not enough files left to open, as any program needs that is started.
+    """Return its path. Raises an `OSError` if fewer files are left to open than any program needs that is started.
 
     imageio-ffmpeg starts it the first time, and otherwise remembers that there is none.
     """
@@ -343,44 +362,7 @@ def lives_until(is_done: Callable[[], object], signs: Callable[[], object]) -> b
     return True
 
 
-class FfmpegReader(FfmpegProcess):
-    """Running ffmpeg that writes to its standard output (`pipe:1`, the last of its arguments)."""
-
-    def __init__(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        inherited: Sequence[int] = (),
-        error: type[LTXVAEError] = ReaderError,
-        marks: Sequence[str] = (),
-    ) -> None:
-        super().__init__(name, error, [*arguments, "pipe:1"], inherited, writes_output=True, marks=marks)
-
-    def read_into(self, buffer: memoryview) -> int:
-        """Fill a buffer of bytes and return their number, which is less than its length only at the end."""
-        if self._owner != os.getpid():
-            raise ReaderError(f"{self.name}: is read by the process that opened it; open it again in this one.")
-        descriptor, filled = self._stdout.fileno(), 0
-        while filled < len(buffer):
-            self._wait_for_transfer(descriptor, select.POLLIN)
-            count = os.readv(descriptor, [buffer[filled:]])
-            if not count:
-                break
-            filled += count
-        return filled
-
-    def read(self, size: int) -> bytes:
-        """`size` bytes, or fewer at the end."""
-        data = bytearray(size)
-        return bytes(data[: self.read_into(memoryview(data))])
-
-    def wait(self) -> tuple[int, str]:
-        """Wait for ffmpeg, whose output has ended: its return code, and the cause that it logged, "" if nothing."""
-        code, log = self.wait_for_end()
-        return code, find_reason(log, code) if code or self._log.count else ""
-
-
-class FfmpegDecoder(FfmpegReader):
+class FfmpegDecoder(FfmpegProcess):
     """Running ffmpeg that writes raw frames."""
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
@@ -431,14 +413,14 @@ def read_output(
     arguments: Sequence[str], max_bytes: int = sys.maxsize, name: str = "ffmpeg", error: type[LTXVAEError] = ReaderError
 ) -> str:
     """Return the standard output of ffmpeg, or its beginning, also if ffmpeg fails."""
-    with closing(FfmpegReader(name, arguments, error=error)) as reader:
+    with closing(FfmpegProcess(name, arguments, error=error)) as reader:
         content = _read_all(reader, max_bytes)
         if len(content) < max_bytes:
             reader.wait()
     return content.decode(errors="replace")
 
 
-def _read_all(reader: FfmpegReader, max_bytes: int = sys.maxsize) -> bytes:
+def _read_all(reader: FfmpegProcess, max_bytes: int = sys.maxsize) -> bytes:
     content = bytearray()
     while len(content) < max_bytes and (part := reader.read(PIPE_BYTES)):
         content += part
@@ -460,27 +442,14 @@ def check_encoder(name: str, encoder: str, needs: str, alternatives: Mapping[str
         raise WriterError(f"{name}: this ffmpeg was built without {encoder}, {needs}; {use}.")
 
 
-@dataclass(frozen=True)
-class FfmpegResult:
-    """Return code, output and log of ffmpeg."""
-
-    code: int
-    output: bytes
-    log: list[str]
-
-    @property
-    def reason(self) -> str:
-        return find_reason(self.log, self.code)
-
-
 def run_ffmpeg(
     name: str, arguments: Sequence[str], error: type[LTXVAEError], marks: Sequence[str] = ()
-) -> FfmpegResult:
-    """Run an ffmpeg that writes to its standard output, to its end."""
-    with closing(FfmpegReader(name, arguments, error=error, marks=marks)) as reader:
-        output = _read_all(reader)
+) -> tuple[int, str, list[str]]:
+    """Run an ffmpeg that writes to its standard output, to its end: its return code, output and log."""
+    with closing(FfmpegProcess(name, arguments, error=error, marks=marks)) as reader:
+        output = _read_all(reader).decode(errors="replace")
         code, log = reader.wait_for_end()
-        return FfmpegResult(code, output, log)
+        return code, output, log
 
 
 @dataclass(frozen=True)
@@ -490,7 +459,6 @@ class Description:
     demuxer: str
     streams: list[list[str]]  # first those with pictures; of each a line, and the lines of its side data
     filtered: list[str]  # what filters with the name `MARK` say
-    log: list[str]
     output: str
 
 
@@ -514,28 +482,28 @@ def describe(
         # Copied streams are described before anything is read, and no other thread writes into the log.
         all_streams = [*streams, "-c", "copy", "-frames", "0", *_NO_TEXT, "-f", "null", mark]
         words = [*url, *all_streams, *output]
-        done = run_ffmpeg(name, words, error, marks)
-        if not done.code and (description := _parse(done, *marks)):
+        code, content, log = run_ffmpeg(name, words, error, marks)
+        if not code and (description := _parse(log, content, *marks)):
             return description
-    done = run_ffmpeg(name, words, error)  # whose log has errors only, and no text of the file
-    if any(map(_MISSING.fullmatch, done.log)):
+    code, _, log = run_ffmpeg(name, words, error)  # whose log has errors only, and no text of the file
+    if any(map(_MISSING.fullmatch, log)):
         return None
-    if any("Format not on whitelist" in line for line in done.log):
+    if any("Format not on whitelist" in line for line in log):
         raise error(
             f"{name}: is a playlist or the like, which names other files; they are never followed, so name the "
             f"{kind} itself."
         )
-    raise error(f"{name}: contains no {kind} that ffmpeg can read: {done.reason}.")
+    raise error(f"{name}: contains no {kind} that ffmpeg can read: {find_reason(log, code)}.")
 
 
-def _parse(done: FfmpegResult, mark_of_input: str, mark: str) -> Description | None:
-    opened = next((index for index, line in enumerate(done.log) if mark_of_input in line), None)
+def _parse(log: list[str], output: str, mark_of_input: str, mark: str) -> Description | None:
+    opened = next((index for index, line in enumerate(log) if mark_of_input in line), None)
     copied = f"[info] Output #0, null, to '{mark}':"
-    if opened is None or copied not in done.log:
+    if opened is None or copied not in log:
         return None
-    start = done.log.index(copied) + 1
+    start = log.index(copied) + 1
     streams: list[list[str]] = []
-    for line in done.log[start:]:
+    for line in log[start:]:
         if not line.startswith("[info]   "):
             break
         stream = _STREAM.fullmatch(line)
@@ -543,10 +511,9 @@ def _parse(done: FfmpegResult, mark_of_input: str, mark: str) -> Description | N
             streams.append([stream[1]])
         elif streams:
             streams[-1].append(line.removeprefix("[info]").strip())
-    filtered = [line[2] for line in map(_FILTER.fullmatch, done.log[start:]) if line and line[1] == mark]
-    demuxer = done.log[opened].split(", ")[1]
-    log, output = [*done.log[:opened], *done.log[start:]], done.output.decode(errors="replace")
-    return Description(demuxer, streams, filtered, log, output)
+    filtered = [line[2] for line in map(_FILTER.fullmatch, log[start:]) if line and line[1] == mark]
+    demuxer = log[opened].split(", ")[1]
+    return Description(demuxer, streams, filtered, output)
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -599,7 +566,7 @@ def read_length(name: str, arguments: Sequence[str], stream: str) -> Fraction | 
         first = ["-map", f"0:{stream.removeprefix('0:')}", "-frames", "1", *copied, f"pipe:{write_end}"]
         last = ["-map", f"1:{stream.removeprefix('0:')}", "-frames", str(_MAX_PACKETS), *copied]
         both = ["-copyts", *arguments, "-sseof", f"-{_LAST_SECONDS}", *arguments]
-        reader = FfmpegReader(name, [*both, *first, *last], [write_end])
+        reader = FfmpegProcess(name, [*both, *first, *last], [write_end])
     with closing(reader), pipe:
         end = parse_packets(_read_all(reader).decode())
         code, _ = reader.wait()

@@ -34,7 +34,7 @@ def check_zscale(error: type[LTXVAEError]) -> None:
 
 
 def content_light_arguments(frames: FrameFormat) -> list[str]:
-    """ffmpeg's arguments before the input of frames: the content light level of PQ."""
+    """Return ffmpeg's arguments before the input of frames: the content light level of PQ."""
     return [_LIGHT_OPTION, _LIGHT_LEVELS] if frames.transfer == "smpte2084" else []
 
 
@@ -55,7 +55,7 @@ def is_unknown(name: str) -> bool:
 
 
 def file_format(pixel_format: str, frames: FrameFormat = RGB8) -> FrameFormat:
-    """How files store frames with a pixel format: their colors, in limited range, chroma as H.264 and HEVC have it.
+    """Return how files store frames with a pixel format: in limited range, with chroma as H.264 and HEVC have it.
 
     Chroma of HDR in 4:2:0 is in the center, as in the reference.
     """
@@ -68,7 +68,7 @@ def file_format(pixel_format: str, frames: FrameFormat = RGB8) -> FrameFormat:
 
 
 def conversion(source: FrameFormat, target: FrameFormat, size: Size, colors: str = "") -> list[str]:
-    """ffmpeg's filters from one format to another, for frames `(width, height)`.
+    """Return ffmpeg's filters from one format to another, for frames `(width, height)`.
 
     Matrix, levels, depth and chroma site are converted; primaries and transfer function stay what they are, unless
     `colors` has options of zscale for them. What the source has as "input" is what each frame says.
@@ -94,7 +94,7 @@ def conversion(source: FrameFormat, target: FrameFormat, size: Size, colors: str
 
 
 def to_bt709(source: FrameFormat, target: FrameFormat, size: Size) -> list[str]:
-    """ffmpeg's filters from frames of other colors to a target in RGB, whose primaries are BT.709.
+    """Return ffmpeg's filters from frames of other colors to a target in RGB, whose primaries are BT.709.
 
     HDR is tone-mapped by Hable's curve, with 100 cd/m2 as 1. RGB gets the transfer function of sRGB, and other frames
     that of BT.709.
@@ -123,7 +123,7 @@ def tags(target: FrameFormat) -> str:
 
 
 def _whole_chroma(source: FrameFormat, target: FrameFormat, size: Size) -> tuple[list[str], list[str]]:
-    """Filters before and after zscale, which takes no part of a chroma sample, as odd sizes have."""
+    """Return filters before and after zscale, which takes no part of a chroma sample, as odd sizes have."""
     multiple = 4 if re.search("41[01]", source.pixel_format + target.pixel_format) else 2
     width, height = size
     right, bottom = -width % multiple, -height % multiple

@@ -90,16 +90,13 @@ def _same_key(ending: str, key: str) -> str:
 
 
 @contextmanager
-def metadata_file(metadata: Mapping[str, str]) -> Iterator[list[int]]:
-    """Yield the number of an open, nameless file with the entries, in ffmpeg's format. No file without entries."""
-    if not metadata:
-        yield []
-        return
+def metadata_file(metadata: Mapping[str, str]) -> Iterator[int]:
+    """Yield the number of an open, nameless file with the entries, in ffmpeg's format."""
     with tempfile.TemporaryFile(prefix="mlx_ltx_vae-", dir=find_temporary_folder()) as file:
         lines = [f"{_escape(key)}={_escape(value)}" for key, value in metadata.items() if not value.endswith("\\")]
         file.write("\n".join([";FFMETADATA1", *lines, ""]).encode())
         file.seek(0)
-        yield [file.fileno()]
+        yield file.fileno()
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -9,7 +9,6 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -68,35 +67,26 @@ def is_png(path: Path) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class PictureInfo:
-    """Metadata of a picture.
+def read_picture(path: Path) -> tuple[int, str | None]:
+    """Read the orientation by EXIF, 1 to 8, and the color profile of a PNG, JPEG, TIFF or WebP.
 
-    Attributes:
-        orientation: by EXIF, 1 to 8.
-        profile: the name of its ICC profile; "" for one that gives the colors of sRGB; None if it has none.
+    The profile is the name of its ICC profile; "" for one that gives the colors of sRGB; `None` if it has none. Other
+    and damaged files, which ffmpeg may be able to read, have 1 and `None`.
     """
-
-    orientation: int = 1
-    profile: str | None = None
-
-
-def read_picture(path: Path) -> PictureInfo:
-    """Metadata of a PNG, JPEG, TIFF or WebP; empty for other and damaged files, which ffmpeg may be able to read."""
-    info = PictureInfo()
+    orientation = 1
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # nothing is decompressed
             with Image.open(path, formats=("PNG", "JPEG", "TIFF", "WEBP")) as picture:
-                orientation = picture.getexif().get(ExifTags.Base.Orientation)
-                info = PictureInfo(orientation if orientation in range(1, 9) else 1)
-                return replace(info, profile=_name_profile(picture.info.get("icc_profile")))
+                if (exif := picture.getexif().get(ExifTags.Base.Orientation)) in range(1, 9):
+                    orientation = exif
+                return orientation, _name_profile(picture.info.get("icc_profile"))
     except Exception:  # of many types
-        return info
+        return orientation, None
 
 
 def _name_profile(data: bytes | None) -> str | None:
-    """Return the `profile` of `PictureInfo`, by the colors that it gives a few levels."""
+    """Return the profile as in `read_picture`, by the colors that it gives a few levels."""
     if not data:
         return None
     profile = ImageCms.ImageCmsProfile(io.BytesIO(data))
@@ -113,18 +103,6 @@ def _name_profile(data: bytes | None) -> str | None:
     )
     converted = np.asarray(ImageCms.applyTransform(colors, to_srgb), np.int32)
     return name if np.abs(converted - np.asarray(colors.convert("RGB"))).max() > _SAME_COLORS else ""
-
-
-def read_png_chunk(path: Path, kind: bytes, max_bytes: int) -> bytes:
-    """Return the data of the first chunk of a kind before a PNG's pixels; b"" if there is none, or a larger one."""
-    with path.open("rb") as file:
-        file.seek(len(_SIGNATURE))
-        while len(start := file.read(8)) == 8 and start[4:] != b"IDAT":
-            length = int.from_bytes(start[:4], "big")
-            if start[4:] == kind:
-                return file.read(length) if length <= max_bytes else b""
-            file.seek(length + 4, 1)
-    return b""
 
 
 def read_png_text(path: Path, max_bytes: int) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from ..frame_format import HDR_TRANSFERS, FrameFormat
 from ..shapes import Size, format_size, is_possible_size
 from ..units import MAX_FPS, parse_fps
 from .ffmpeg import MARK, Description, describe, listing, read_length
-from .pictures import PictureInfo, read_picture
+from .pictures import read_picture
 
 #: ffmpeg's name of the first video stream that is not a picture of a cover, which is read.
 FIRST_STREAM = "0:V:0"
@@ -64,7 +64,7 @@ class VideoInfo:
     seconds: Fraction | None  # from there to the end of the last frame; None for stills, and if unknown
     codec: str
     frames: FrameFormat  # of the first one
-    profile: str | None  # see `PictureInfo`
+    profile: str | None  # see `read_picture`
     is_pictures: bool  # frames are coded as pictures that may have transparency if the first one has none
     is_interlaced: bool  # the stream or its first frame is marked so
     is_broadcast: bool  # its format has no index, and pictures may be missing anywhere
@@ -106,38 +106,16 @@ class VideoInfo:
         return [f"{name}: {text}." for text in warnings]
 
 
-@dataclass(frozen=True)
-class Stream:
-    """Video stream, by the line in which ffmpeg describes it, and the lines of its side data."""
-
-    line: str
-    side_data: list[str]
-
-    @property
-    def codec(self) -> str:
-        return re.split(r"\W", self.line, maxsplit=1)[0]
-
-    @property
-    def dispositions(self) -> set[str]:
-        """Such as "default" and "attached pic"."""
-        return set(_DISPOSITION.findall(self.line[self.line.rfind(",") :]))
-
-    def rate(self, kind: str) -> float:
-        """Return the average rate ("fps"), the least with all times ("tbr"), or the clock ("tbn"); 0 if unknown."""
-        rate = re.search(rf", ([\d.]+)(k?) {kind}\b", self.line)
-        return float(rate[1]) * (1000 if rate[2] else 1) if rate else 0
-
-
 def probe(name: str, path: Path, arguments: list[str]) -> VideoInfo:
     """Return the properties of the video that ffmpeg's arguments name. `path` is the file, or the first of images."""
-    brand, description, seconds = _read_brand(path), _describe(name, arguments), None
-    codec, is_still = find_streams(description)[_index(description)].codec, _is_still(description, brand)
-    if not is_still:
-        seconds = read_length(name, arguments, FIRST_STREAM)
+    brand, description = _read_brand(path), _describe(name, arguments)
+    is_still = brand in _STILL_BRANDS or description.demuxer == "image2" or description.demuxer.endswith("_pipe")
+    seconds = None if is_still else read_length(name, arguments, FIRST_STREAM)
     if brand == _SEQUENCE_BRAND:
         raise ReaderError(f"{name}: is an AVIF sequence, which is not read; convert it to a video first.")
-    picture = read_picture(path) if is_still or codec in _PICTURES else PictureInfo()
-    return parse_description(name, description, is_still, seconds, picture)
+    is_picture = is_still or _find_codec(_find_stream(description)[0]) in _PICTURES
+    picture = read_picture(path) if is_picture else (1, None)
+    return parse_description(name, description, picture, is_still=is_still, seconds=seconds)
 
 
 def _describe(name: str, arguments: list[str]) -> Description:
@@ -166,37 +144,52 @@ def _read_brand(path: Path) -> str:
     return ""
 
 
-def _is_still(description: Description, brand: str) -> bool:
-    return brand in _STILL_BRANDS or description.demuxer == "image2" or description.demuxer.endswith("_pipe")
+def _find_stream(description: Description) -> list[str]:
+    """Return the line of the stream that is read, and the lines of its side data."""
+    streams = [
+        [line.removeprefix("Video: "), *side_data] for line, *side_data in description.streams if "Video: " in line
+    ]
+    return next((stream for stream in streams if "attached pic" not in _find_dispositions(stream[0])), streams[0])
 
 
-def find_streams(description: Description) -> list[Stream]:
-    """Return the video streams of an input."""
-    lines = [(line.removeprefix("Video: "), side_data) for line, *side_data in description.streams if "Video: " in line]
-    return [Stream(line, side_data) for line, side_data in lines]
+def _find_codec(stream: str) -> str:
+    return re.split(r"\W", stream, maxsplit=1)[0]
 
 
-def _index(description: Description) -> int:
-    """Return the index of the stream that is read among the video streams."""
-    streams = find_streams(description)
-    return next((index for index, entry in enumerate(streams) if "attached pic" not in entry.dispositions), 0)
+def _find_dispositions(stream: str) -> set[str]:
+    """Return such as "default" and "attached pic"."""
+    return set(_DISPOSITION.findall(stream[stream.rfind(",") :]))
+
+
+def _find_rate(stream: str, kind: str) -> float:
+    """Return the average rate ("fps"), or the least with all times ("tbr"); 0 if it is unknown."""
+    rate = re.search(rf", ([\d.]+)(k?) {kind}\b", stream)
+    return float(rate[1]) * (1000 if rate[2] else 1) if rate else 0
 
 
 def parse_description(
-    name: str, description: Description, is_still: bool, seconds: Fraction | None, picture: PictureInfo
+    name: str,
+    description: Description,
+    picture: tuple[int, str | None],
+    *,
+    is_still: bool,
+    seconds: Fraction | None,
 ) -> VideoInfo:
-    """Parse the properties of a stream. Raises a `ReaderError` for what cannot be read as a video."""
+    """Parse the properties of a stream. Raises a `ReaderError` for what cannot be read as a video.
+
+    `picture` is what `read_picture` returns.
+    """
     frame = next(filter(None, map(_FRAME.match, description.filtered)), None)
     if frame is None:
         raise ReaderError(f"{name}: contains no frames.")
     if description.demuxer == "tty":
         raise ReaderError(f"{name}: is text, not a video.")
-    chosen = find_streams(description)[_index(description)]
-    if "dependent" in chosen.dispositions:
+    stream, *side_data = _find_stream(description)
+    if "dependent" in _find_dispositions(stream):
         raise ReaderError(f"{name}: is a picture in several tiles, which are not joined; convert it to PNG first.")
     nominals = (line.groups() for line in map(_NOMINAL.match, description.filtered) if line)
     unit, *nominal = next(nominals, ("1", "0", "0"))
-    average = chosen.rate("fps")
+    average = _find_rate(stream, "fps")
     try:
         fps = None if is_still else _frame_rate(average, *map(int, nominal))
     except ValueError as error:
@@ -204,22 +197,23 @@ def parse_description(
     colors = next((line.groups() for line in map(_COLORS.match, description.filtered) if line), ("unknown",) * 4)
     levels, matrix, primaries, transfer = colors
     time, pixel_format, site, shape, height, *size, field = frame.groups()
-    turned = next((float(line[1]) for line in map(_ROTATION.match, chosen.side_data) if line), 0.0)
+    turned = next((float(line[1]) for line in map(_ROTATION.match, side_data) if line), 0.0)
+    codec, (orientation, profile) = _find_codec(stream), picture
     return VideoInfo(
         size=(int(size[0]), int(size[1])),
         rotation=turned,
-        orientation=_ORIENTATIONS[round(turned / 90) % 4] if turned else picture.orientation,
+        orientation=_ORIENTATIONS[round(turned / 90) % 4] if turned else orientation,
         pixel_shape=Fraction(int(shape) or 1, int(height)),
         is_still=is_still,
         fps=fps,
-        is_variable=fps is not None and chosen.rate("tbr") > _MAX_NOMINAL * fps,
+        is_variable=fps is not None and _find_rate(stream, "tbr") > _MAX_NOMINAL * fps,
         start=Fraction(0) if is_still or time == "NOPTS" else int(time) * Fraction(unit),
         seconds=seconds,
-        codec=chosen.codec,
+        codec=codec,
         frames=FrameFormat(pixel_format, levels, matrix, primaries, transfer, site),
-        profile=picture.profile,
-        is_pictures=chosen.codec in _PICTURES,
-        is_interlaced=field in "TB" or _FIELDS.search(chosen.line) is not None,
+        profile=profile,
+        is_pictures=codec in _PICTURES,
+        is_interlaced=field in "TB" or _FIELDS.search(stream) is not None,
         is_broadcast=description.demuxer in _BROADCASTS,
     )
 

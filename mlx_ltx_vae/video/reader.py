@@ -6,7 +6,7 @@ import sys
 from bisect import bisect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
 from fractions import Fraction
 from itertools import chain, count, islice, pairwise, repeat
@@ -469,36 +469,30 @@ def estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int |
     return num_frames if max_frames is None else min(num_frames, max_frames)
 
 
-@dataclass(frozen=True)
-class FrameCount:
-    """Frames of a video, in the file and as a `VideoReader` returns them."""
+def count_frames(name: str, arguments: list[str], info: VideoInfo) -> tuple[int, int, VideoInfo] | None:
+    """Count the frames of a video by decoding: in the file, and as a `VideoReader` returns them. Warns of damage.
 
-    num_stored: int
-    num_returned: int
-    is_variable: bool  # not all are returned once
-    seconds: Fraction | None  # None for stills, and if the rate is unknown
-
-
-def count_frames(name: str, arguments: list[str], info: VideoInfo) -> tuple[FrameCount | None, str]:
-    """Count the frames of a video by decoding. Returns `None` for very many, and what is damaged, "" for nothing."""
+    The returned properties have the seconds that were counted, and are variable if not all frames are returned once.
+    Returns `None` for very many frames.
+    """
     source = [*arguments, "-map", FIRST_STREAM]
     output = ["-frames:v", str(_MAX_COUNTED + 1), "-fps_mode", "passthrough", "-f", "null"]
     with closing(FfmpegDecoder(name, [*source, *output])) as decoder:
-        times, damage = decoder.read_all_times(), ""
+        times = decoder.read_all_times()
         try:
             decoder.finish()
             check_times(name, source, info, times, is_whole=len(times) <= _MAX_COUNTED)
         except ReaderError as error:
-            damage = str(error)
+            warn(str(error))
     if len(times) > _MAX_COUNTED:
-        return None, damage
+        return None
     if info.is_still or info.fps is None or not times:
-        return FrameCount(len(times), len(times), is_variable=False, seconds=None), damage
+        return len(times), len(times), replace(info, is_variable=False, seconds=None)
     rate = RateConverter(info.fps, info.fps, is_variable=info.is_variable)
     num_returned = sum(map(rate.add, times)) + rate.end()
     is_variable = rate.left_out + rate.repeated > 0
     seconds = rate.seconds if is_variable else num_returned / info.fps
-    return FrameCount(len(times), num_returned, is_variable, seconds), damage
+    return len(times), num_returned, replace(info, is_variable=is_variable, seconds=seconds)
 
 
 def check_times(
@@ -564,7 +558,7 @@ def _filters(
     has_alpha: bool,
     converts_colors: bool,
 ) -> str:
-    """ffmpeg's filters from a file's frames to RGB, scaled, then cropped evenly to `target`."""
+    """Return ffmpeg's filters from a file's frames to RGB, scaled, then cropped evenly to `target`."""
     size, turn = info.size, info.orientation
     # None holds a frame back, since it would be lost when ffmpeg rebuilds them for another pixel format. The first
     # fails for frames of another size, which ffmpeg would otherwise rescale without a warning.
@@ -612,7 +606,7 @@ class RateConverter:
         self._ticks = 0  # of the frames so far but the last
 
     def add(self, time: Fraction) -> int:
-        """How often the frame before the one that comes at `time` (in seconds) is returned; 0 for the first frame."""
+        """Return how often the frame before the one at `time` (in seconds) is returned; 0 for the first frame."""
         step = time - self._time
         if self.num_frames == 0:
             self._start = time
@@ -626,14 +620,14 @@ class RateConverter:
         return self._times_until(tick) if self.num_frames > 1 else 0
 
     def end(self) -> int:
-        """How often the last frame is returned: as long as it lasts, and at least once if it is the first."""
+        """Return how often the last frame is returned: as long as it lasts, and at least once if it is the first."""
         self.seconds = self._time + self._interval - self._start
         times = max(0, max(self._tick(self.seconds), 1) - self._ticks)
         self.left_out += times == 0
         return times
 
     def warning(self, name: str) -> str:
-        """Sentence that says what the conversion lost of frames at irregular times; "" for a constant rate."""
+        """Return a sentence that says what the conversion lost of frames at irregular times; "" for a constant rate."""
         if not self.left_out and 10 * self.repeated <= self.num_frames:
             return ""
         rate = f"{name}: has a variable frame rate; at {float(self._fps):.6g} frames a second"

@@ -1,4 +1,4 @@
-"""The base class of outputs: checks, a writer thread, and output that is complete or absent, or read meanwhile.
+"""Outputs of frames: checks, a writer thread, and output that is complete or absent, or read meanwhile.
 
 Live outputs are read while they are written: a file under its own name, standard output, any binary file object.
 """
@@ -15,7 +15,8 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -23,20 +24,13 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from ..errors import OutputClosed, WriterError, quote
-from ..files import (
-    PartFile,
-    PartFolder,
-    check_not_empty,
-    check_replaceable,
-    kept_error,
-    sync,
-    sync_folder,
-    writing_to,
-)
+from ..files import check_not_empty, check_replaceable, kept_error, sync, sync_folder, writing_to
 from ..frame_format import FrameFormat
+from ..options import OutputOptions
 from ..process import Cleanup, close_in_children, remove_file, uninterrupted
 from ..shapes import Size, format_size
-from ..units import expand_path, format_count
+from ..units import Rate, expand_path, format_count
+from .ffmpeg import PIPE_BYTES
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without locks, such as some of networks
 SinkT = TypeVar("SinkT", bound="Sink")
@@ -59,6 +53,26 @@ def target_name(target: Target) -> str:
         return expand_path(target, WriterError)
     name = getattr(target, "name", None)
     return name if isinstance(name, str) else "the output stream"  # the name of a pipe is a number
+
+
+@dataclass(frozen=True)
+class Output:
+    """Arguments of `open_sink`: what a sink is opened for. The `name` is a path, or "-"."""
+
+    name: str
+    size: Size
+    fps: Rate
+    options: OutputOptions
+    num_frames: int | None  # None if it is not known
+
+    @property
+    def path(self) -> Path:
+        return Path(self.name)
+
+
+def is_folder(name: str) -> bool:
+    """Return whether the name of an output is a folder's."""
+    return name.endswith(("/", os.sep)) or os.path.isdir(name)
 
 
 def write_all(file: BinaryFile, data: bytes | memoryview | np.ndarray) -> None:
@@ -95,12 +109,17 @@ class StandardOutput:
 class LiveOutput:
     """Receives a video while it grows: a path is created, or emptied, at once, and locked against other live outputs.
 
-    `discard` removes the file, unless it is a named pipe or a device, or its name is another file's by then. A file
-    object stays open.
+    A thread writes what arrives in the pipe that `read_from` gets, until `is_cancelled`. `discard` removes the file,
+    unless it is a named pipe or a device, or its name is another file's by then. A file object stays open.
     """
 
-    def __init__(self, target: Target, overwrite: bool = True) -> None:
+    def __init__(self, target: Target, *, overwrite: bool) -> None:
         self.name = target_name(target)
+        self.error: WriterError | None = None  # of the thread
+        self.is_cancelled = False
+        #: Flag: the file is being written, which takes as long as its reader pauses.
+        self.is_busy = False
+        self._thread: threading.Thread | None = None
         self._opened: io.FileIO | None = None
         self._remove: Cleanup | None = None
         if not isinstance(target, (str, os.PathLike)):
@@ -143,13 +162,34 @@ class LiveOutput:
                 f"{self.name}: another program has moved, removed or replaced it while it was written; write it again."
             )
 
-    def write(self, data: bytes) -> None:
-        """Write all bytes, past the buffer of a buffered file object. Any error of the file is a `WriterError`."""
+    def read_from(self, pipe: io.FileIO) -> None:
+        """Write what arrives in a pipe, on a thread that closes it. Any error of the file becomes a `WriterError`."""
+        close_in_children(pipe)  # where it would keep ffmpeg waiting for somebody to read
+        self._thread = threading.Thread(target=self._forward, args=(pipe,), name="ffmpeg-output", daemon=True)
+        self._thread.start()
+
+    def _forward(self, pipe: io.FileIO) -> None:
+        with pipe:  # once it is closed, ffmpeg cannot write and ends
+            try:
+                while (data := pipe.read(PIPE_BYTES)) and not self.is_cancelled:
+                    self.is_busy = True
+                    self._write(data)
+                    self.is_busy = False
+            except WriterError as error:  # raised on the thread that writes frames
+                self.error = error
+
+    def _write(self, data: bytes) -> None:
+        """Write all bytes, past the buffer of a buffered file object."""
         with writing_to(self.name, Exception):  # a file object may raise anything
             write_all(self._file, data)
             flush = getattr(self._file, "flush", None)
             if flush is not None:
                 flush()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until all that arrives in the pipe is written."""
+        if self._thread is not None:
+            self._thread.join(timeout)
 
     def complete(self) -> None:
         if self._opened is not None and self._remove is not None:
@@ -275,6 +315,12 @@ class FrameQueue:
         self._at_end()
 
 
+def check_count(name: str, num_written: int, num_frames: int | None) -> None:
+    """Raise a `WriterError` if an output got another number of frames than it was opened for."""
+    if num_frames not in (None, num_written):
+        raise WriterError(f"{name}: got {format_count(num_written, 'frame')}, not {num_frames} (num_frames).")
+
+
 def check_size(name: str, size: Size) -> None:
     """Raise a `WriterError` for frames that no sink takes."""
     if not isinstance(size, Sequence) or len(size) != 2 or not all(isinstance(side, Integral) for side in size):
@@ -291,20 +337,34 @@ class Sink:
     leaves no file, as does a sink that is dropped unclosed.
     """
 
-    # Takes C-contiguous frames, on the thread. If it referred to the sink, that would not be collected.
-    _write: Callable[[Any], object]
-    _target: PartFile | PartFolder | LiveOutput | None = None
-    _num_frames: int | None = None  # that must be written, if that is known
+    def __init__(
+        self,
+        name: str,
+        size: Size,
+        frames: FrameFormat,
+        write: Callable[[Any], object],
+        complete: Callable[[int], str | os.PathLike | None] = lambda num_frames: None,
+        discard: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Make a sink of functions. If they referred to it, it would not be collected when it is dropped.
 
-    def __init__(self, name: str, size: Size, frames: FrameFormat) -> None:
-        check_size(name, size)
+        Args:
+            name: of the output, in errors.
+            write: takes C-contiguous frames, on the thread.
+            complete: moves the output to its target, when the thread has ended. It gets the number of frames, and
+                returns another name if the output has got that.
+            discard: removes the partial output. `complete` may have run in part.
+        """
         self.frames = frames
         self.name = name
         self.size = (size[0], size[1])
         #: Frames accepted so far. Once `close` has returned, all of them are in the output.
         self.frames_written = 0
+        self._complete, self._remove = complete, discard
         self._closed = False
         self._owner = os.getpid()
+        self._queue = FrameQueue(partial(_consume, name, write))
+        weakref.finalize(self, self._queue.arrays.put, None)  # not of the queue, whose error may refer to this sink
 
     def __repr__(self) -> str:
         written = f"{format_count(self.frames_written, 'frame')} of {format_size(*self.size)} written"
@@ -340,9 +400,6 @@ class Sink:
             self._queue.finish()
             if self.frames_written == 0:
                 raise WriterError(f"{self.name}: no frames were written.")
-            if self._num_frames not in (None, self.frames_written):
-                counts = f"got {format_count(self.frames_written, 'frame')}, not {self._num_frames}"
-                raise WriterError(f"{self.name}: {counts} (num_frames).")
             with writing_to(self.name):
                 self._finish()
         except BaseException:  # also Ctrl-C while the last frames are encoded
@@ -372,22 +429,15 @@ class Sink:
         if self._owner != os.getpid():
             raise WriterError(f"{self.name}: is written by the process that opened it; open another file in this one.")
 
-    @cached_property
-    def _queue(self) -> FrameQueue:
-        frames = FrameQueue(partial(_consume, self.name, self._write))
-        weakref.finalize(self, frames.arrays.put, None)  # not of `frames`, whose error may refer to this sink
-        return frames
-
     def _finish(self) -> None:
         """Complete the output and move it to its target. The thread has ended."""
-        moved = None if self._target is None else self._target.complete()
+        moved = self._complete(self.frames_written)
         if moved is not None:
             self.name = os.fspath(moved)
 
     def _discard(self) -> None:
         """Remove the partial output. `_finish` may have run in part."""
-        if self._target is not None:
-            self._target.discard()
+        self._remove()
 
     def _interrupt(self) -> None:
         """Make a write that hangs fail. The thread is running."""

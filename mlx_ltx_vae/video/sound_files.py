@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import LTXVAEError, ReaderError, excerpt, warn
 from ..files import explain_missing
-from .ffmpeg import FfmpegReader, describe, input_arguments, listing, parse_packets, read_times
+from .ffmpeg import FfmpegProcess, describe, input_arguments, listing, parse_packets, read_times
 
 #: Samples per second. A small file that states fewer would become hours of sound.
 SAMPLE_RATES = range(1000, 768_001)
@@ -115,7 +115,7 @@ class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
         self.channels, self.sample_rate = min(2, source.channels), source.sample_rate
         decode = ["-map", _FIRST_STREAM, "-af", _FILTERS, "-c:a", "pcm_f32le", "-f", "f32le"]
         arguments = ["-itsoffset", f"{float(shift):.6f}", *input_arguments(path), *decode]
-        self._ffmpeg, self._is_closed = FfmpegReader(self.name, arguments), False
+        self._ffmpeg, self._is_closed = FfmpegProcess(self.name, arguments), False
 
     def __next__(self) -> np.ndarray:
         """Return the next samples, at most 32768. A closed reader has no more."""
@@ -133,7 +133,7 @@ class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
         return np.ascontiguousarray(samples[:count].T)
 
     def cut(self, start: int, length: int) -> Iterator[np.ndarray]:
-        """Pieces of this many samples together, from sample `start` on. Silence follows if there are less."""
+        """Yield pieces of this many samples together, from sample `start` on. Silence follows if there are less."""
         skipped, left = start, length
         for samples in self:
             part = samples[:, skipped : skipped + left]

@@ -3,6 +3,7 @@
 import io
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
@@ -15,61 +16,51 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ..errors import WriterError, option, warn
 from ..files import PartFile, PartFolder, check_name, check_replaceable, warn_of_name, writing_to
-from ..frame_format import FrameFormat
 from ..options import OutputOptions
 from ..shapes import Size
-from ..units import Rate, find_fps
+from ..units import find_fps
 from .pictures import encode_png
 from .reader import match_numbered
-from .sink import Sink, StandardOutput, write_all
+from .sink import Output, Sink, StandardOutput, check_count, is_folder, write_all
 
 #: Writes a frame (height, width, 3) to a file, with the options' metadata.
 WriteStill = Callable[[Path, np.ndarray, OutputOptions], object]
 
 
-class StillsWriter(Sink):
-    """Stills, numbered from 0, in a folder (00000.png, 00001.png, ...) or of a pattern such as `a_%05d.png`.
+def open_stills(output: Output, write: WriteStill, endings: tuple[str, ...]) -> Sink:
+    """Open stills, numbered from 0, in a folder (00000.png, 00001.png, ...) or of a pattern such as `a_%05d.png`.
 
     They are moved there at the end, in one rename if the folder is new. A folder that has files of this pattern is
     refused: the rest of a longer clip would mix with this one. If it gets some meanwhile, the stills go to another
     folder. With `overwrite` they replace stills of the same names, and a warning names the others.
     """
-
-    def __init__(
-        self, path: str | os.PathLike, size: Size, options: OutputOptions, write: WriteStill, endings: tuple[str, ...]
-    ) -> None:
-        super().__init__(os.fspath(path), size, options.format)
-        overwrite = bool(options.overwrite)
-        self.folder, self._pattern = find_stills_target(path, endings, overwrite=overwrite)
-        numbered = match_numbered(self._pattern)
-        assert numbered is not None
-        self._find_number = numbered.fullmatch
-        self._stills = PartFolder(
-            self.folder, self._find_number, overwrite=overwrite, name=self.name, subfolder="stills"
-        )
-        self._target = self._stills
-        self._write = partial(_write_stills, self._stills.path / self._pattern, count(), write, options)
-
-    def _finish(self) -> None:
-        moved = self._stills.complete()
-        if moved is not None:
-            name, is_pattern = self.name, Path(self.name) != self.folder
-            self.name = os.path.join(moved, self._pattern if is_pattern else "")
-            warn_of_name(name, self.name)
-            return
-        stills = {self._pattern % index for index in range(self.frames_written)}
-        if rest := sorted(set(filter(self._find_number, os.listdir(self.folder))) - stills):
-            old_stills = f"{rest[0]} stays" if len(rest) == 1 else f"{rest[0]} to {rest[-1]} ({len(rest)} stills) stay"
-            warn(f"{self.name}: {old_stills} from another clip.")
+    name, options, overwrite = output.name, output.options, bool(output.options.overwrite)
+    folder, pattern = find_stills_target(name, endings, overwrite=overwrite)
+    stills = PartFolder(folder, _numbered(pattern).fullmatch, overwrite=overwrite, name=name, subfolder="stills")
+    write_frames = partial(_write_stills, stills.path / pattern, count(), write, options)
+    complete = partial(_complete_stills, name, stills, pattern)
+    return Sink(name, output.size, options.format, write_frames, complete, stills.discard)
 
 
-class PictureWriter(Sink):
-    """Only frame of a clip, as a file like one of `StillsWriter`."""
+def _complete_stills(name: str, stills: PartFolder, pattern: str, num_frames: int) -> str | None:
+    moved = stills.complete()
+    if moved is not None:
+        is_pattern = Path(name) != stills.target
+        new_name = os.path.join(moved, pattern if is_pattern else "")
+        warn_of_name(name, new_name)
+        return new_name
+    written = {pattern % index for index in range(num_frames)}
+    if rest := [still for still in _find_stills(name, stills.target, pattern) if still not in written]:
+        old_stills = f"{rest[0]} stays" if len(rest) == 1 else f"{rest[0]} to {rest[-1]} ({len(rest)} stills) stay"
+        warn(f"{name}: {old_stills} from another clip.")
+    return None
 
-    def __init__(self, path: str | os.PathLike, size: Size, options: OutputOptions, write: WriteStill) -> None:
-        super().__init__(os.fspath(path), size, options.format)
-        self._target = PartFile(Path(path), overwrite=bool(options.overwrite))
-        self._write = partial(_write_picture, self.name, self._target.path, write, options)
+
+def open_picture(output: Output, write: WriteStill) -> Sink:
+    """Open a file for the only frame of a clip, as one of `open_stills`."""
+    part = PartFile(output.path, overwrite=bool(output.options.overwrite))
+    write_frames = partial(_write_picture, output.name, part.path, write, output.options)
+    return Sink(output.name, output.size, output.options.format, write_frames, lambda _: part.complete(), part.discard)
 
 
 def _write_picture(name: str, path: Path, write: WriteStill, options: OutputOptions, frames: np.ndarray) -> None:
@@ -93,10 +84,9 @@ def _write_stills(
         write(pattern.with_name(pattern.name % number), frame, options)
 
 
-def find_stills_target(path: str | os.PathLike, endings: tuple[str, ...], *, overwrite: bool) -> tuple[Path, str]:
-    """Return the folder and the pattern of the names of stills, see `StillsWriter`. Nothing is created."""
-    name = os.fspath(path)
-    folder, pattern = parse_stills_path(path, endings)
+def find_stills_target(name: str, endings: tuple[str, ...], *, overwrite: bool) -> tuple[Path, str]:
+    """Return the folder and the pattern of the names of stills, see `open_stills`. Nothing is created."""
+    folder, pattern = parse_stills_path(name, endings)
     check_name(folder)
     if os.path.isdir(folder):
         present = _find_stills(name, folder, pattern)
@@ -112,14 +102,9 @@ def find_stills_target(path: str | os.PathLike, endings: tuple[str, ...], *, ove
     return folder, pattern
 
 
-def is_folder(name: str) -> bool:
-    """Return whether the name of an output is a folder's."""
-    return name.endswith(("/", os.sep)) or os.path.isdir(name)
-
-
-def parse_stills_path(path: str | os.PathLike, endings: tuple[str, ...]) -> tuple[Path, str]:
-    """`find_stills_target`, without the errors of a folder that cannot be used."""
-    name, target, default = os.fspath(path), Path(path), f"%05d{endings[0]}"
+def parse_stills_path(name: str, endings: tuple[str, ...]) -> tuple[Path, str]:
+    """Return the `find_stills_target`, without the errors of a folder that cannot be used."""
+    target, default = Path(name), f"%05d{endings[0]}"
     folder, pattern = (target, default) if is_folder(name) else (target.parent, target.name)
     if match_numbered(pattern) is None:
         raise WriterError(f"{name}: use a folder, or a name with exactly one number field, such as {default}.")
@@ -128,51 +113,50 @@ def parse_stills_path(path: str | os.PathLike, endings: tuple[str, ...]) -> tupl
 
 def _find_stills(name: str, folder: Path, pattern: str) -> list[str]:
     """Return the names of files of a pattern, sorted."""
-    numbered = match_numbered(pattern)
-    assert numbered is not None
     with writing_to(name):
-        return [file for file in sorted(os.listdir(folder)) if numbered.fullmatch(file)]
+        return sorted(filter(_numbered(pattern).fullmatch, os.listdir(folder)))
 
 
-class NpyWriter(Sink):
-    """`.npy` file `(frames, height, width, 3)` in the dtype of the frames, written frame by frame."""
-
-    def __init__(self, path: str | os.PathLike, size: Size, options: OutputOptions) -> None:
-        super().__init__(os.fspath(path), size, options.format)
-        self._target = PartFile(Path(path), overwrite=bool(options.overwrite))
-        with writing_to(self.name):
-            # Unbuffered: what a forked process has in a buffer, it writes when it ends.
-            self._file = self._target.path.open("wb", buffering=0)
-            self._file.seek(len(self._header()))
-        self._write = partial(write_all, self._file)
-
-    def _header(self) -> bytes:
-        width, height = self.size
-        shape = self.frames_written, height, width, 3
-        header = io.BytesIO()
-        # numpy (since 1.23) pads it for a first axis of any length, so that its size does not change.
-        npy_format.write_array_header_1_0(
-            header, {"descr": self.frames.dtype.str, "fortran_order": False, "shape": shape}
-        )
-        return header.getvalue()
-
-    def _finish(self) -> None:
-        self._file.seek(0)
-        write_all(self._file, self._header())
-        self._file.close()
-        super()._finish()
-
-    def _discard(self) -> None:
-        self._file.close()
-        super()._discard()
+def _numbered(pattern: str) -> re.Pattern[str]:
+    numbered = match_numbered(pattern)
+    assert numbered is not None  # since `parse_stills_path`
+    return numbered
 
 
-class RawWriter(Sink):
-    """Raw frames to standard output: RGB, in the dtype of the frames (little-endian)."""
+def open_npy(output: Output) -> Sink:
+    """Open a `.npy` file `(frames, height, width, 3)` in the dtype of the frames, which is written frame by frame."""
+    part = PartFile(output.path, overwrite=bool(output.options.overwrite))
+    with writing_to(output.name):
+        file = part.path.open("wb", buffering=0)  # what a forked process has in a buffer, it writes when it ends
+        file.seek(len(_npy_header(output, 0)))
+    complete, discard = partial(_complete_npy, output, file, part), partial(_discard_npy, file, part)
+    return Sink(output.name, output.size, output.options.format, partial(write_all, file), complete, discard)
 
-    def __init__(self, size: Size, frames: FrameFormat) -> None:
-        super().__init__("standard output", size, frames)
-        self._write = StandardOutput("raw frames").write
+
+def _complete_npy(output: Output, file: io.FileIO, part: PartFile, num_frames: int) -> Path | None:
+    file.seek(0)
+    write_all(file, _npy_header(output, num_frames))
+    file.close()
+    return part.complete()
+
+
+def _discard_npy(file: io.FileIO, part: PartFile) -> None:
+    file.close()
+    part.discard()
+
+
+def _npy_header(output: Output, num_frames: int) -> bytes:
+    width, height = output.size
+    header = io.BytesIO()
+    descr = {"descr": output.options.format.dtype.str, "fortran_order": False, "shape": (num_frames, height, width, 3)}
+    npy_format.write_array_header_1_0(header, descr)  # numpy (since 1.23) pads it for a first axis of any length
+    return header.getvalue()
+
+
+def open_raw(output: Output) -> Sink:
+    """Open standard output for raw frames: RGB, in the dtype of the frames (little-endian)."""
+    file = StandardOutput("raw frames")
+    return Sink(file.name, output.size, output.options.format, file.write)
 
 
 MAX_PICTURES = 16
@@ -183,28 +167,30 @@ _FONT_SIZE = 14
 _BACKGROUND, _INK = (24, 24, 24), (208, 208, 208)
 
 
-class ContactSheet(Sink):
-    """PNG file with at most 16 pictures of a video, each with its time, in rows from left to right.
+def open_sheet(output: Output) -> Sink:
+    """Open a PNG file for a contact sheet. No more than the sheet is in memory."""
+    name, num_frames, options = output.name, output.num_frames, output.options
+    if num_frames is None:
+        raise WriterError(f"{name}: a contact sheet needs the number of frames (num_frames).")
+    sheet = ContactSheet(output.size, find_fps(name, output.fps, WriterError), num_frames)
+    part = PartFile(output.path, overwrite=bool(options.overwrite))
+    return Sink(
+        name, output.size, options.format, sheet.add, partial(_complete_sheet, output, sheet, part), part.discard
+    )
 
-    They are evenly spaced, and the first and the last frame are among them. The longer side of each is 384 pixels. No
-    more than the sheet is in memory.
+
+def _complete_sheet(output: Output, sheet: "ContactSheet", part: PartFile, num_frames: int) -> Path | None:
+    check_count(output.name, num_frames, output.num_frames)
+    part.path.write_bytes(encode_png(np.asarray(sheet.image), output.options.metadata))
+    return part.complete()
+
+
+class ContactSheet:
+    """Picture with at most 16 frames of a video, each with its time, in rows from left to right.
+
+    They are evenly spaced, and the first and the last frame are among them. The longer side of each is 384 pixels.
+    Frames are pasted as they come.
     """
-
-    def __init__(self, path: str | os.PathLike, size: Size, fps: Rate, num_frames: int, options: OutputOptions) -> None:
-        super().__init__(os.fspath(path), size, options.format)
-        self._metadata, self._num_frames = options.metadata, num_frames
-        self._sheet = _Sheet(size, find_fps(self.name, fps, WriterError), num_frames)
-        self._target = PartFile(Path(path), overwrite=bool(options.overwrite))
-        self._path = self._target.path
-        self._write = self._sheet.add
-
-    def _finish(self) -> None:
-        self._path.write_bytes(encode_png(np.asarray(self._sheet.image), self._metadata))
-        super()._finish()
-
-
-class _Sheet:
-    """Picture of a contact sheet, on which frames are pasted as they come."""
 
     def __init__(self, size: Size, fps: Fraction, num_frames: int) -> None:
         count = min(num_frames, MAX_PICTURES)

@@ -1,12 +1,12 @@
 """Videos and animations, which ffmpeg writes while their frames are computed."""
 
-import io
 import os
 import select
-import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +18,12 @@ from ..options import OutputOptions
 from ..process import Cleanup, close_in_children
 from ..shapes import Size, format_size
 from ..units import Rate, find_fps
-from .audio import SOUND_INPUT, Sound, SoundPipe, SoundTrack, find_sample_rate, warn_of_audio
-from .codecs import animation_arguments, video_arguments
-from .ffmpeg import PIPE_BYTES, FfmpegProcess, find_reason, pipe_from_ffmpeg
+from .audio import SOUND_INPUT, Sound, SoundTrack, find_sample_rate, open_sound_pipe
+from .codecs import CONTAINER_ENDINGS, video_arguments, warn_of_audio
+from .ffmpeg import FfmpegProcess, find_reason, pipe_from_ffmpeg
 from .filters import content_light_arguments
 from .metadata import METADATA_INPUT, keep_metadata, metadata_file
-from .sink import LiveOutput, Sink, Target, target_name
+from .sink import LiveOutput, Output, Sink, StandardOutput, Target, check_count, check_size, target_name
 
 _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
 
@@ -31,22 +31,23 @@ _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pi
 class FfmpegEncoder(FfmpegProcess):
     """Running ffmpeg that reads raw frames from its standard input (`-i pipe:0` among its arguments).
 
-    Its output is a URL, or a function that a thread calls with the bytes, and that raises a `WriterError` to end it.
     It also gets the `inherited` open files.
     """
 
     def __init__(
-        self, name: str, arguments: Sequence[str], output: str | Callable[[bytes], None], inherited: Sequence[int] = ()
+        self, name: str, arguments: Sequence[str], output: PartFile | LiveOutput, inherited: Sequence[int] = ()
     ) -> None:
-        self._forwarder, self._path = None, None
-        if isinstance(output, str):
-            self._path = output.removeprefix("file:")
-            super().__init__(name, WriterError, [*arguments, output], inherited)
+        self._path, self._live = None, None
+        if isinstance(output, PartFile):
+            self._path = output.path
+            arguments = [*arguments, f"file:{output.path}"]
+            super().__init__(name, arguments, inherited, WriterError, writes_output=False)
         else:
+            self._live = output
             with pipe_from_ffmpeg(WriterError) as (pipe, write_end):
                 arguments, inherited = [*arguments, f"pipe:{write_end}"], [*inherited, write_end]
-                super().__init__(name, WriterError, arguments, inherited)
-            self._forwarder = Forwarder(pipe, output)
+                super().__init__(name, arguments, inherited, WriterError, writes_output=False)
+            output.read_from(pipe)
         assert self.process.stdin is not None
         self._stdin = self.process.stdin
         close_in_children(self._stdin)  # where it would keep ffmpeg waiting for more
@@ -65,7 +66,7 @@ class FfmpegEncoder(FfmpegProcess):
             raise self._failure(*self.wait_for_end()) from None
 
     def _signs(self) -> object:
-        if self._forwarder is not None and self._forwarder.is_consuming:
+        if self._live is not None and self._live.is_busy:
             return object()  # ffmpeg waits for the reader of its output, which may pause
         with suppress(OSError):
             # At the end, ffmpeg may rewrite the file for minutes without a report.
@@ -78,8 +79,8 @@ class FfmpegEncoder(FfmpegProcess):
         code, log = self.wait_for_end()
         if code:
             raise self._failure(code, log)
-        if self._forwarder is not None:
-            self._forwarder.join()
+        if self._live is not None:
+            self._live.join()
         self._raise_output_error()
         self._progress.join()
         self.release()
@@ -92,7 +93,7 @@ class FfmpegEncoder(FfmpegProcess):
         return int(counts[-1]) if counts else 0
 
     def end(self) -> None:
-        """`kill` where nobody waits for the end of a transfer."""
+        """Kill ffmpeg where nobody waits for the end of a transfer."""
         self._drop_output()
         self._end()
 
@@ -101,109 +102,24 @@ class FfmpegEncoder(FfmpegProcess):
         super().kill()
 
     def release(self) -> None:
-        if self._forwarder is not None:
-            self._forwarder.join(_PATIENCE)
+        if self._live is not None:
+            self._live.join(_PATIENCE)
         super().release()
 
     def _drop_output(self) -> None:
-        if self._forwarder is not None:
-            self._forwarder.is_cancelled = True
+        if self._live is not None:
+            self._live.is_cancelled = True
 
     def _raise_output_error(self) -> None:
-        if self._forwarder is not None and self._forwarder.error is not None:
-            raise self._forwarder.error
+        if self._live is not None and self._live.error is not None:
+            raise self._live.error
 
     def _failure(self, code: int, log: Sequence[str]) -> WriterError:
         self._raise_output_error()  # the cause, if ffmpeg has failed because nobody reads what it writes
         return WriterError(f"{self.name}: ffmpeg failed: {find_reason(log, code)}.")
 
 
-class Forwarder(threading.Thread):
-    """Passes on what arrives in a pipe until `is_cancelled`, and closes the pipe."""
-
-    def __init__(self, pipe: io.FileIO, consume: Callable[[bytes], None]) -> None:
-        super().__init__(name="ffmpeg-output", daemon=True)
-        self.error: WriterError | None = None
-        self.is_cancelled = self.is_consuming = False
-        self._pipe = pipe
-        close_in_children(pipe)  # where it would keep ffmpeg waiting for somebody to read
-        self._consume = consume
-        self.start()
-
-    def run(self) -> None:
-        with self._pipe:  # once it is closed, ffmpeg cannot write and ends
-            try:
-                while (data := self._pipe.read(PIPE_BYTES)) and not self.is_cancelled:
-                    self.is_consuming = True  # which takes as long as its reader pauses
-                    self._consume(data)
-                    self.is_consuming = False
-            except WriterError as error:  # raised on the thread that writes frames
-                self.error = error
-
-
-class FfmpegSink(Sink):
-    """File written by ffmpeg, of exactly the size of the frames."""
-
-    def __init__(self, name: str, size: Size, fps: Rate, frames: FrameFormat) -> None:
-        super().__init__(name, size, frames)
-        self.fps = find_fps(self.name, fps, WriterError)
-
-    def _start(
-        self,
-        target: PartFile | LiveOutput,
-        output_arguments: Sequence[str],
-        metadata: Mapping[str, str] | None = None,
-        sound: SoundPipe | None = None,
-    ) -> None:
-        layout = ["-pixel_format", self.frames.pixel_format, "-video_size", format_size(*self.size)]
-        layout += ["-framerate", str(self.fps), *content_light_arguments(self.frames)]
-        raw_video = ["-f", "rawvideo", *layout, "-i", "pipe:0"]
-        self._target = target
-        output = f"file:{target.path}" if isinstance(target, PartFile) else target.write
-        try:
-            with writing_to(self.name), metadata_file(metadata or {}) as entries:
-                pipes = {METADATA_INPUT: f"pipe:{entries[0]}"} if entries else {}
-                if sound is not None:
-                    pipes[SOUND_INPUT] = f"pipe:{sound.read_end.fileno()}"
-                arguments = [pipes.get(text, text) for text in output_arguments]
-                inherited = [*entries, *([] if sound is None else [sound.read_end.fileno()])]
-                self._ffmpeg = FfmpegEncoder(self.name, [*raw_video, *arguments], output, inherited)
-        except BaseException:
-            target.discard()
-            if sound is not None:
-                sound.cancel()
-            raise
-        if sound is not None:
-            sound.start()
-        self._write = self._ffmpeg.write
-        remove = target.discard if isinstance(target, PartFile) else target.remove
-        Cleanup(self, _end_and_remove, self._ffmpeg, remove)
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of frames that ffmpeg has not encoded yet, as it says twice a second."""
-        return self.frames_written - self._ffmpeg.num_encoded
-
-    def _finish(self) -> None:
-        encoded = self._ffmpeg.finish()
-        if encoded != self.frames_written:
-            raise WriterError(f"{self.name}: ffmpeg received {self.frames_written} frames and wrote {encoded}.")
-        super()._finish()
-
-    def _interrupt(self) -> None:
-        self._ffmpeg.kill()
-
-    def _discard(self) -> None:
-        self._ffmpeg.release()
-        super()._discard()
-
-
-def _end_and_remove(ffmpeg: FfmpegEncoder, remove: Callable[[], None]) -> None:
-    ffmpeg.end()
-    remove()  # only now: ffmpeg might create the file again
-
-
-class VideoWriter(FfmpegSink):
+class VideoWriter(Sink):
     """Mp4, mov, mkv or webm file, or an mp4 or mov that plays while it grows (`fragmented`).
 
         with VideoWriter("out.mp4", size=(768, 512), fps=24, audio="voice.wav") as out:
@@ -266,89 +182,113 @@ class VideoWriter(FfmpegSink):
         sample_rate: int | None = None,
         num_frames: int | None = None,
     ) -> None:
-        frames = format or frame_format(bit_depth, WriterError, target_name(path))
+        name = target_name(path)
+        frames = format or frame_format(bit_depth, WriterError, name)
+        if isinstance(path, (str, os.PathLike)) and Path(name).suffix.lower() not in CONTAINER_ENDINGS:
+            raise WriterError(f"{name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
         options = OutputOptions(
             audio=audio, codec=codec, crf=crf, fragmented=fragmented, overwrite=overwrite, shortest=shortest,
             metadata=metadata or {}, encoder_preset=encoder_preset, pix_fmt=pix_fmt, audio_codec=audio_codec,
             sample_rate=sample_rate, frames=FrameOutput(frames),
         )  # fmt: skip
-        self._open(path, size, fps, options, num_frames, warns_of_audio=True)
+        self._open(path, Output(name, size, fps, options, num_frames), warns_of_audio=True)
 
     @classmethod
-    def from_options(
-        cls, path: Target, size: Size, fps: Rate, options: OutputOptions, num_frames: int | None
-    ) -> "VideoWriter":
-        """Make the writer of a `OutputOptions` for `open_sink`; `check_output` warns its callers about the audio."""
+    def from_output(cls, output: Output) -> "VideoWriter":
+        """Make the writer of a video or an animation for `open_sink`; `check_output` warns its callers of the audio."""
         writer = cls.__new__(cls)
-        writer._open(path, size, fps, options, num_frames, warns_of_audio=num_frames is None)
+        target = StandardOutput("the video") if output.name == "-" else output.name
+        writer._open(target, output, warns_of_audio=output.num_frames is None)
         return writer
 
-    def _open(
-        self,
-        path: Target,
-        size: Size,
-        fps: Rate,
-        options: OutputOptions,
-        num_frames: int | None,
-        *,
-        warns_of_audio: bool,
-    ) -> None:
-        super().__init__(target_name(path), size, fps, options.format)
-        is_path, overwrite, audio = isinstance(path, (str, os.PathLike)), bool(options.overwrite), options.audio
+    def _open(self, target: Target, output: Output, *, warns_of_audio: bool) -> None:
+        name, is_path, options = target_name(target), isinstance(target, (str, os.PathLike)), output.options
+        check_size(name, output.size)
+        self.fps = find_fps(name, output.fps, WriterError)
         if not is_path and not options.fragmented:
-            raise WriterError(f"{self.name}: only a fragmented video needs no file name; add fragmented=True.")
-        self._ending = Path(self.name).suffix.lower() if is_path else ".mp4"
-        entries = keep_metadata(self.name, self._ending, options.metadata, is_live=options.fragmented)
+            raise WriterError(f"{name}: only a fragmented video needs no file name; add fragmented=True.")
+        self._ending = Path(name).suffix.lower() if is_path else ".mp4"
+        entries = keep_metadata(name, self._ending, options.metadata, is_live=options.fragmented)
         self._options = options = replace(options, metadata=entries)
-        self._num_frames, self._warns_of_audio = num_frames, warns_of_audio
-        arguments = video_arguments(self.name, self._ending, size, self.fps, options, num_frames)
-        is_live = options.fragmented
-        target = LiveOutput(path, overwrite) if is_live else PartFile(Path(self.name), overwrite=overwrite)
+        self._num_frames, self._warns_of_audio = output.num_frames, warns_of_audio
+        encoding = video_arguments(name, self._ending, output.size, self.fps, options, output.num_frames)
+        overwrite, audio = bool(options.overwrite), options.audio
+        file = (
+            LiveOutput(target, overwrite=overwrite) if options.fragmented else PartFile(Path(name), overwrite=overwrite)
+        )
         self._sound: SoundTrack | None = None
-        self._pipe: SoundPipe | None = None
-        if audio is not None and not isinstance(audio, (str, os.PathLike)):
-            rate = find_sample_rate(self.name, audio, options.sample_rate)
-            self._sound = SoundTrack(self.name, audio, rate, self.fps, num_frames, cuts=options.shortest)
-            self._pipe = SoundPipe()
-        self._start(target, arguments, options.metadata, self._pipe)
+        with ExitStack() as on_error, ExitStack() as stack, writing_to(name):
+            on_error.callback(file.discard)
+            pipes = {}  # what stands for a pipe among the arguments, and the open file that ffmpeg gets
+            if entries:
+                pipes[METADATA_INPUT] = stack.enter_context(metadata_file(entries))
+            if audio is not None and not isinstance(audio, (str, os.PathLike)):
+                rate = find_sample_rate(name, audio, options.sample_rate)
+                self._sound = SoundTrack(name, audio, rate, self.fps, output.num_frames, cuts=options.shortest)
+                sound, self._samples = open_sound_pipe()
+                on_error.callback(self._samples.cancel)
+                weakref.finalize(self, self._samples.arrays.put, None)  # as in `Sink`
+                pipes[SOUND_INPUT] = stack.enter_context(sound).fileno()
+            arguments = [f"pipe:{pipes[word]}" if word in pipes else word for word in encoding]
+            raw_video = _input_arguments(output.size, self.fps, options.format)
+            self._ffmpeg = FfmpegEncoder(name, [*raw_video, *arguments], file, [*pipes.values()])
+            on_error.pop_all()
+        if self._sound is not None:
+            self._samples.start()
+        Cleanup(self, _end_and_remove, self._ffmpeg, file.discard if isinstance(file, PartFile) else file.remove)
+        super().__init__(name, output.size, options.format, self._ffmpeg.write, lambda _: file.complete(), file.discard)
 
     def write(self, frames: np.ndarray) -> None:
         self._check_owner()
-        if self._sound is not None and self._pipe is not None and not self._closed and isinstance(frames, np.ndarray):
+        if self._sound is not None and not self._closed and isinstance(frames, np.ndarray):
             for samples in self._sound.until(self.frames_written + len(frames)):
-                self._pipe.put(samples)
+                self._samples.put(samples)
         super().write(frames)
 
     def close(self) -> None:
-        if self._sound is not None and self._pipe is not None and not self._closed and self.frames_written:
+        if self._sound is not None and not self._closed and self.frames_written:
             self._check_owner()
             try:
                 for samples in self._sound.finish(self.frames_written):
-                    self._pipe.put(samples)
-                self._pipe.end()
+                    self._samples.put(samples)
+                self._samples.end()
             except BaseException:
                 self.abort()
                 raise
         super().close()
 
-    def _discard(self) -> None:
-        super()._discard()
-        if self._pipe is not None:
-            self._pipe.cancel()
-        if self._sound is not None:
-            self._sound.close()
+    @property
+    def num_waiting(self) -> int:
+        """Number of frames that ffmpeg has not encoded yet, as it says twice a second."""
+        return self.frames_written - self._ffmpeg.num_encoded
 
     def _finish(self) -> None:
+        check_count(self.name, self.frames_written, self._num_frames)
+        encoded = self._ffmpeg.finish()
+        if encoded != self.frames_written:
+            raise WriterError(f"{self.name}: ffmpeg received {self.frames_written} frames and wrote {encoded}.")
         super()._finish()
         if self._warns_of_audio:
             with suppress(WriterError):  # the output is complete, whatever has become of an audio file
                 warn_of_audio(self.name, self._ending, self.frames_written, self.fps, self._options)
 
+    def _interrupt(self) -> None:
+        self._ffmpeg.kill()
 
-class AnimationWriter(FfmpegSink):
-    """Picture of several frames that loops: an animated GIF, WebP or AVIF."""
+    def _discard(self) -> None:
+        self._ffmpeg.release()
+        super()._discard()
+        if self._sound is not None:
+            self._samples.cancel()
+            self._sound.close()
 
-    def __init__(self, path: str | os.PathLike, size: Size, fps: Rate, options: OutputOptions) -> None:
-        super().__init__(os.fspath(path), size, fps, options.format)
-        arguments = animation_arguments(self.name, Path(path).suffix.lower(), size, self.fps, options)
-        self._start(PartFile(Path(path), overwrite=bool(options.overwrite)), arguments)
+
+def _input_arguments(size: Size, fps: Fraction, frames: FrameFormat) -> list[str]:
+    """Return ffmpeg's arguments for raw frames on its standard input."""
+    layout = ["-pixel_format", frames.pixel_format, "-video_size", format_size(*size), "-framerate", str(fps)]
+    return ["-f", "rawvideo", *layout, *content_light_arguments(frames), "-i", "pipe:0"]
+
+
+def _end_and_remove(ffmpeg: FfmpegEncoder, remove: Callable[[], None]) -> None:
+    ffmpeg.end()
+    remove()  # only now: ffmpeg might create the file again

@@ -32,12 +32,12 @@ def per_position(x, matrix):
 
 
 @torch.no_grad()
-def principal_components(pool, widths=(31, 32, 32, 32, 64)):
-    """Return the components of training clips, uint8 (n, T, H, W, 3), `widths` of them per level."""
+def principal_components(pool):
+    """Return the components of training clips, uint8 (n, T, H, W, 3), 31 to 64 of them per level."""
     x = patchify(to_pixels(pool[:80, 1:]), CONFIG["patch_size"])
     mean = x.mean((0, 2, 3, 4))
     x, bases = x - per_channel(mean), []
-    for width, strides in zip(widths, MERGES, strict=True):
+    for width, strides in zip((31, 32, 32, 32, 64), MERGES, strict=True):
         x = space_to_depth(x, strides)
         rows = x.transpose(0, 1).flatten(1)
         bases.append(torch.linalg.eigh(rows @ rows.T / rows.shape[1])[1].flip(1)[:, :width].contiguous())

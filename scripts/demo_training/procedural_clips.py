@@ -287,7 +287,7 @@ def make_clip(seed, num_frames, height, width):
     return render(scenes, num_frames, height, width)
 
 
-def demo_clip(num_frames=DEMO_FRAMES, height=DEMO_SIZE[0], width=DEMO_SIZE[1]):
+def demo_clip():
     """Return the clip in the package, uint8 (T, H, W, 3): a pan over a dusk landscape with balloons and a sign."""
     rng = np.random.default_rng(DEMO_SEED)
     camera = Camera(rng)
@@ -299,4 +299,4 @@ def demo_clip(num_frames=DEMO_FRAMES, height=DEMO_SIZE[0], width=DEMO_SIZE[1]):
     stripes = [[color(first), color(second)] for first, second in (("f4a259", "2a9d8f"), ("ffe066", "ef476f"))]
     places = ((-122, -58, 27, 0.35), (78, -66, 20, -0.45))
     landscape.balloons = [(*at, paints) for at, paints in zip(places, stripes, strict=True)]
-    return render([(0, landscape)], num_frames, height, width)
+    return render([(0, landscape)], DEMO_FRAMES, *DEMO_SIZE)

@@ -148,7 +148,7 @@ def draw_box(image, view, left, top, right, bottom, fill):
     paint(image, across * down, fill)
 
 
-def draw_text(image, view, text, at, unit, fill, weight=0.55):
+def draw_text(image, view, text, at, unit, fill):
     """Draw text centered at a point. A letter is 4 x 6 units."""
     x, y, zoom = view
     left, top = at[0] - (5.6 * len(text) - 1.6) * unit / 2, at[1] - 3 * unit
@@ -164,7 +164,7 @@ def draw_text(image, view, text, at, unit, fill, weight=0.55):
             along = np.clip(((u - x0) * dx + (v - y0) * dy) / (dx * dx + dy * dy), 0, 1)
             gap = (u - x0 - along * dx) ** 2 + (v - y0 - along * dy) ** 2
             nearest = gap if nearest is None else np.minimum(nearest, gap)
-        paint(image[area], cover(zoom * unit * (weight - np.sqrt(nearest))), fill)
+        paint(image[area], cover(zoom * unit * (0.55 - np.sqrt(nearest))), fill)
 
 
 def random_word(rng):

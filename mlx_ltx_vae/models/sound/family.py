@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import CheckpointError
-from ..base import NETWORKS, CheckpointParts, Configuration, Family, Network, NetworkTensors, Statistics
+from ..base import NETWORKS, SOUND, CheckpointParts, Configuration, Family, Network, NetworkTensors, Statistics
 from ..specs import NetworkSpec, Shapes
 from ..stored import find_statistics
 from .config import LTX_2, LTX_2_3, AudioConfig, VocoderConfig, ltx_2, ltx_2_3, parse_config
@@ -328,4 +328,5 @@ AUDIO_VAE = Family(
     make=_make,
     describe=_describe,
     published={"ltx-2": ltx_2, "ltx-2.3": ltx_2_3, "ltx-2.5": ltx_2_3},
+    medium=SOUND,
 )

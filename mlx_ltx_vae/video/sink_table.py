@@ -14,27 +14,32 @@ from ..frame_format import FrameFormat
 from ..options import OUTPUT_DEFAULTS, OutputOptions
 from ..shapes import Size
 from ..units import Rate, expand_path, find_fps
-from .audio import warn_of_audio
-from .codecs import CONTAINER_ENDINGS, animation_arguments, check_fragmented, find_codec, video_arguments, warn_of_depth
+from .codecs import (
+    CONTAINER_ENDINGS,
+    check_fragmented,
+    find_codec,
+    video_arguments,
+    warn_of_audio,
+    warn_of_depth,
+)
 from .exr import check_is_light, import_library, write_exr
 from .metadata import keep_metadata, keeps_metadata
 from .pictures import write_png, write_tiff
-from .sink import Sink, StandardOutput, check_size
+from .sink import Output, Sink, check_size, is_folder
 from .stills import (
-    ContactSheet,
-    NpyWriter,
-    PictureWriter,
-    RawWriter,
-    StillsWriter,
     WriteStill,
     check_one_frame,
     find_stills_target,
-    is_folder,
     is_sheet,
+    open_npy,
+    open_picture,
+    open_raw,
+    open_sheet,
+    open_stills,
     parse_stills_path,
     sheet_beside,
 )
-from .writer import AnimationWriter, VideoWriter
+from .writer import VideoWriter
 
 _MAX_GIF_FPS = 50  # delays are in hundredths of a second, and players slow down those below two
 _PIXEL_FORMATS = {"rgb24": "8 bits", "rgb48le": "16 bits", "rgbf16le": "half floats", "rgbf32le": "floats"}
@@ -44,23 +49,8 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Output:
-    """Arguments of `open_sink`."""
-
-    path: str | os.PathLike
-    size: Size
-    fps: Rate
-    options: OutputOptions
-    num_frames: int | None = None
-
-    @property
-    def name(self) -> str:
-        return os.fspath(self.path)
-
-
-@dataclass(frozen=True)
 class SinkKind:
-    """Kind of output. A new one is a file with its sink and an entry in `SINKS`.
+    """Kind of output. A new one is a file with a function that opens its `Sink`, and an entry in `SINKS`.
 
     Attributes:
         endings: of file names, in small letters; "-" for standard output.
@@ -79,12 +69,7 @@ class SinkKind:
     is_video: bool = False
     is_stills: bool = False
     check_options: Callable[[str, OutputOptions, Rate | None], object] = lambda *_: None
-    check: Callable[[Output], Path] = lambda output: Path(output.path)
-
-
-def _open_video(output: Output) -> VideoWriter:
-    target = StandardOutput("the video") if output.name == "-" else output.path
-    return VideoWriter.from_options(target, output.size, output.fps, output.options, output.num_frames)
+    check: Callable[[Output], Path] = lambda output: output.path
 
 
 def _check_video(output: Output) -> Path:
@@ -94,22 +79,18 @@ def _check_video(output: Output) -> Path:
     warn_of_depth(name, find_codec(name, ending, output.options), output.options)
     if output.num_frames is not None:
         warn_of_audio(name, ending, output.num_frames, fps, output.options)
-    return Path(output.path)
+    return output.path
 
 
 def _name_and_ending(name: str) -> tuple[str, str]:
-    """Name of a video in errors, and the ending that selects its container."""
+    """Return the name of a video in errors, and the ending that selects its container."""
     return ("standard output", ".mp4") if name == "-" else (name, Path(name).suffix.lower())
 
 
-def _open_animation(output: Output) -> AnimationWriter:
-    return AnimationWriter(output.path, output.size, output.fps, output.options)
-
-
 def _check_animation(output: Output) -> Path:
-    path, fps = Path(output.path), find_fps(output.name, output.fps, WriterError)
-    animation_arguments(output.name, path.suffix.lower(), output.size, fps, output.options)
-    return path
+    fps = find_fps(output.name, output.fps, WriterError)
+    video_arguments(output.name, output.path.suffix.lower(), output.size, fps, output.options, output.num_frames)
+    return output.path
 
 
 def _check_gif_rate(name: str, _: OutputOptions, fps: Rate | None) -> None:
@@ -117,16 +98,10 @@ def _check_gif_rate(name: str, _: OutputOptions, fps: Rate | None) -> None:
         raise WriterError(f"{name}: a GIF plays at most {_MAX_GIF_FPS} frames per second, not {rate}.")
 
 
-def _open_sheet(output: Output) -> ContactSheet:
-    if output.num_frames is None:
-        raise WriterError(f"{output.name}: a contact sheet needs the number of frames (num_frames).")
-    return ContactSheet(output.path, output.size, output.fps, output.num_frames, output.options)
-
-
 def _check_picture(output: Output) -> Path:
-    if os.path.isdir(output.path):
+    if os.path.isdir(output.name):
         raise WriterError(f"{output.name}: cannot be written (it is a folder).")
-    return Path(output.path)
+    return output.path
 
 
 def stills_kind(
@@ -137,14 +112,13 @@ def stills_kind(
     check_frames: Callable[[str, FrameFormat], object] = lambda *_: None,
     check_library: Callable[[], object] = lambda: None,
 ) -> SinkKind:
-    """Stills: one picture, or several in a folder. Unnamed ones get the first ending.
+    """Return the kind of stills: one picture, or several in a folder. Unnamed ones get the first ending.
 
     `check_frames` raises a `WriterError` for other formats, and `check_library` if it is missing.
     """
 
-    def open_stills(output: Output) -> Sink:
-        arguments = output.path, output.size, output.options, write
-        return PictureWriter(*arguments) if _is_picture(output.name) else StillsWriter(*arguments, endings)
+    def open_one_or_more(output: Output) -> Sink:
+        return open_picture(output, write) if _is_picture(output.name) else open_stills(output, write, endings)
 
     def check_options(name: str, options: OutputOptions, _: Rate | None) -> None:
         check_frames(name, options.format)
@@ -154,12 +128,12 @@ def stills_kind(
     def check(output: Output) -> Path:
         check_library()
         if not _is_picture(output.name):
-            return find_stills_target(output.path, endings, overwrite=bool(output.options.overwrite))[0]
+            return find_stills_target(output.name, endings, overwrite=bool(output.options.overwrite))[0]
         target = _check_picture(output)
         check_one_frame(output.name, output.num_frames or 1)
         return target
 
-    return SinkKind(endings, open_stills, pixel_formats, is_stills=True, check_options=check_options, check=check)
+    return SinkKind(endings, open_one_or_more, pixel_formats, is_stills=True, check_options=check_options, check=check)
 
 
 def _is_picture(name: str) -> bool:
@@ -178,30 +152,30 @@ _EXR = stills_kind(
     check_frames=check_is_light,
     check_library=partial(import_library, WriterError),
 )
-_SHEET = SinkKind((), _open_sheet, check=_check_picture)
+_SHEET = SinkKind((), open_sheet, check=_check_picture)
 _SOUND = SinkKind((".wav",), _refuse_frames, ())
 #: A name selects the first kind that has its ending.
 SINKS: tuple[SinkKind, ...] = (
     SinkKind(
         CONTAINER_ENDINGS,
-        _open_video,
+        VideoWriter.from_output,
         is_video=True,
         check_options=lambda name, options, _: find_codec(*_name_and_ending(name), options),
         check=_check_video,
     ),
-    SinkKind((".gif",), _open_animation, ("rgb24",), check_options=_check_gif_rate, check=_check_animation),
-    SinkKind((".webp",), _open_animation, ("rgb24",), check=_check_animation),
-    SinkKind((".avif",), _open_animation, check=_check_animation),
-    SinkKind((".npy",), lambda output: NpyWriter(output.path, output.size, output.options), _ALL_FORMATS),
+    SinkKind((".gif",), VideoWriter.from_output, ("rgb24",), check_options=_check_gif_rate, check=_check_animation),
+    SinkKind((".webp",), VideoWriter.from_output, ("rgb24",), check=_check_animation),
+    SinkKind((".avif",), VideoWriter.from_output, check=_check_animation),
+    SinkKind((".npy",), open_npy, _ALL_FORMATS),
     stills_kind((".png",), write_png),
     stills_kind((".tif", ".tiff"), write_tiff),
     _EXR,
-    SinkKind(("-",), lambda output: RawWriter(output.size, output.options.format), _ALL_FORMATS),
+    SinkKind(("-",), open_raw, _ALL_FORMATS),
     _SOUND,
 )
 
 
-def find_kind(name: str, options: OutputOptions = OUTPUT_DEFAULTS) -> SinkKind:
+def find_kind(name: str, options: OutputOptions) -> SinkKind:
     """Find the kind of output that a name and options choose; raise a `WriterError` otherwise.
 
     The ending of a folder of stills selects their kind (f.png/); without one, it is the first that takes the frames.
@@ -257,9 +231,10 @@ def open_sink(
 
     `num_frames` is given by callers that gave it to `check_output`, which has then warned of the audio.
     """
-    path = expand_path(path, WriterError)
-    kind = check_output_options(path, options, fps=fps)
-    return kind.open(Output(path, size, fps, _with_rule(kind, path, add_metadata(path, options)), num_frames))
+    name = expand_path(path, WriterError)
+    kind = check_output_options(name, options, fps=fps)
+    check_size(name, size)
+    return kind.open(Output(name, size, fps, _with_rule(kind, name, add_metadata(name, options)), num_frames))
 
 
 def _with_rule(kind: SinkKind, name: str, options: OutputOptions) -> OutputOptions:
@@ -296,7 +271,7 @@ def output_files(output: str, options: OutputOptions) -> dict[str, OutputOptions
 
 
 def files_of_all(outputs: Sequence[str], options: OutputOptions) -> list[dict[str, OutputOptions]]:
-    """`output_files` for several outputs, each with its own folder of EXR images."""
+    """Return the `output_files` of several outputs, each with its own folder of EXR images."""
     folder = options.exr_folder
     if len(outputs) > 1 and folder is not None and OUTPUT_NAME not in folder:
         options = replace(options, exr_folder=os.path.join(folder, OUTPUT_NAME))
@@ -304,7 +279,10 @@ def files_of_all(outputs: Sequence[str], options: OutputOptions) -> list[dict[st
 
 
 def name_others(outputs: Sequence[str], files: Sequence[Mapping[str, OutputOptions]]) -> dict[str, list[str]]:
-    """Files in `files_of_all` besides the outputs, by their names in reports. A contact sheet may be an output."""
+    """Return the files in `files_of_all` besides the outputs, by their names in reports.
+
+    A contact sheet may be an output.
+    """
     names: dict[str, list[str]] = {}
     for output, options in zip(outputs, files, strict=True):
         for name, file_options in options.items():
@@ -331,10 +309,10 @@ def check_output(
     With `num_frames`, warn of an audio file that becomes lossy, or is longer or shorter than the video, and refuse one
     picture of several frames.
     """
-    name = path = expand_path(path, WriterError)
-    kind = check_output_options(path, options, fps=fps)
+    name = expand_path(path, WriterError)
+    kind = check_output_options(name, options, fps=fps)
     check_size(name, size)
-    output = Output(path, size, fps, _with_rule(kind, name, options), num_frames)
+    output = Output(name, size, fps, _with_rule(kind, name, options), num_frames)
     target = kind.check(output)
     if name == "-":
         return
@@ -376,7 +354,7 @@ def takes_sound(path: str | os.PathLike, options: OutputOptions) -> bool:
 
 
 def add_metadata(path: str | os.PathLike, options: OutputOptions, entries: Mapping[str, str] = _NONE) -> OutputOptions:
-    """`options` with what the output keeps of their metadata, and of more entries unless they have these keys.
+    """Return `options` with what the output keeps of their metadata, and of more entries under other keys.
 
     A warning names what is left out, unless it is one of the `entries` and the output keeps no metadata at all.
     """
