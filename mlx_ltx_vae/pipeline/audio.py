@@ -21,12 +21,12 @@ from ..options import PLAN_DEFAULTS, PlanOptions
 from ..planning.film import Part, fade_length
 from ..planning.plan import DecodePlan, EncodePlan, Mode, Plan
 from ..planning.planner import plan_decode
-from ..shapes import Axis, Interval, is_count
+from ..shapes import Interval, is_count
 from ..streaming.context import Stage, StreamContext
 from .crossfade import Crossfade, count_from_film
 from .encode import encoded
 from .run import ChunkStream, Run, check_cancelled, join_parts, peek
-from .sources import LatentPreprocess, LatentSource, Source, check_finite
+from .sources import LatentRecord, Source, check_finite, latent_source, preprocess_latents
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ def stream_sound(network: Decoder, plan: DecodePlan, latents: mx.array, *, unnor
             f"the plan was made for {batch} x {length} audio latents; these are {latents_batch} x {latents_length}."
         )
     no_noise = draw(network.spec, plan.whole_shape, network.dtype)
-    preprocess = LatentPreprocess(network, no_noise, unnormalized=unnormalized)
-    source = LatentSource(latents, preprocess, frames=plan.excerpt.latents if plan.excerpt else None)
+    preprocess = preprocess_latents(network, no_noise, LatentRecord(), unnormalized=unnormalized)
+    source = latent_source(latents, preprocess, frames=plan.excerpt.latents if plan.excerpt else None)
     cancelled = threading.Event()
     run = Run(network, plan, source, check=partial(check_cancelled, cancelled))
     return AudioStream(_chunks(run, plan), cancelled, plan.sample_rate, plan.num_samples)
@@ -148,20 +148,14 @@ def _chunks(run: Run, plan: DecodePlan) -> Generator[AudioChunk, None, None]:
     confirm_device()
 
 
-class _SpectrogramSource(Source):
-    """Sound as the input of an encoder: the spectrogram of a waveform in pieces (B, channels, n) float32."""
-
-    def __init__(self, encoder: SoundEncoder, waveform: Iterable[np.ndarray], sample_rate: int) -> None:
-        self._encoder, self._waveform, self._rate = encoder, waveform, sample_rate
-
-    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        return self._encoder.prepare(self._waveform, self._rate, chunk * self._encoder.spec.scale.time)
-
-
 def encode_sound(encoder: SoundEncoder, plan: EncodePlan, waveform: Iterable[np.ndarray], sample_rate: int) -> mx.array:
     """Encode to packed latents (B, C, T, 1, 1) a waveform in pieces (B, channels, n) float32."""
     check_process()
-    run = Run(encoder, plan, _SpectrogramSource(encoder, waveform, sample_rate))
+    scale = encoder.spec.scale.time
+    spectrogram = Source(
+        plan.batch, plan.video_grid, lambda _, chunk: encoder.prepare(waveform, sample_rate, chunk * scale)
+    )
+    run = Run(encoder, plan, spectrogram)
     _, latents = peek(encoded(run, encoder), "the sound is too short for the network: a layer has no result.")
     return join_parts(latents, 2, None)
 

@@ -33,7 +33,7 @@ from ..streaming.context import StreamContext
 from .film import Film
 from .frame_buffer import FrameBuffer
 from .frames import FrameChunk, OnFramesReady, mlx_dtype, to_format, to_format_in_parts
-from .keyframes import KeyframeSource, pad_as_noise, usable_keyframes
+from .keyframes import add_planes, crop_chunks, pad_as_noise, usable_keyframes
 from .output import DecodeOutput, DecodeReport, join_reports
 from .output_check import OutputCheck, explain_not_finite, find_cause
 from .progress import Progress, open_bar
@@ -53,14 +53,15 @@ from .sources import (
     LatentInput,
     LatentParts,
     LatentPreprocess,
+    LatentRecord,
     Latents,
-    LatentSource,
-    LatentStreamSource,
-    Magnitude,
     Source,
+    arriving_source,
     as_latents,
     check_part,
     check_values,
+    latent_source,
+    preprocess_latents,
     sample_moments,
     warn_of_unusual,
 )
@@ -240,16 +241,19 @@ class DecodePipeline:
             )
         if keyframes is not None:
             keyframes.check(shape)
-            if padded := pad_as_noise(self.decoder.spec, latents, keyframes, self.options.noise):
-                options = replace(self.options, keyframes=padded.keyframes)
+            spec = self.decoder.spec
+            if padded := pad_as_noise(spec, latents, keyframes, self.options.noise):
+                padded_latents, padded_keyframes, corner = padded
+                options = replace(self.options, keyframes=padded_keyframes)
                 run = replace(self, options=options, format=self.format or plan.format)
-                return padded.crop(run._decode_array(padded.latents, cast(DecodePlan, run.plan(padded.latents))))
+                chunks = run._decode_array(padded_latents, cast(DecodePlan, run.plan(padded_latents)))
+                return crop_chunks(chunks, corner, spec.out_grid(plan.whole_shape.grid))
         interval = plan.excerpt.latents if plan.excerpt else None
         if not isinstance(latents, (mx.array, np.ndarray)):
             check_values(latents, interval)
         if self._is_first_rank:
             warn_of_unusual(sample_moments(latents), shape, self.decoder, latents, self.options.unnormalized)
-        return self._run(plan, partial(LatentSource, latents, frames=interval))
+        return self._run(plan, partial(latent_source, latents, frames=interval))
 
     def _decode_collected(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
         """Decode latents after all of them have arrived."""
@@ -274,7 +278,7 @@ class DecodePipeline:
         if noise is not None and noise != "zeros" and needs_all:
             raise LatentsError('noise arrays need the whole latents; with an iterator use a seed or noise="zeros".')
         moments: list[np.ndarray] = []
-        yield from self._run(plan, partial(LatentStreamSource, parts, plan.latent_shape, moments))
+        yield from self._run(plan, partial(arriving_source, parts, plan.latent_shape, moments))
         if self._is_first_rank:
             warn_of_unusual(moments, plan.latent_shape, self.decoder, "latents", self.options.unnormalized)
 
@@ -303,26 +307,27 @@ class DecodePipeline:
         first = plan.excerpt.latents.start if plan.excerpt else 0
         scale = decoder.spec.scale
         draws = draw(spec, shape, decoder.dtype, options, tiles=_tile_noise(spec, plan, scale.time * first))
-        preprocess = LatentPreprocess(decoder, draws, unnormalized=options.unnormalized, first_frame=first)
+        record = LatentRecord(first)
+        preprocess = preprocess_latents(decoder, draws, record, unnormalized=options.unnormalized)
         bands = make_bands(self.group, plan)
         if bands is not None:
             self.bands.append(bands)
         band = None if bands is None else plan.bands[bands.rank]
         source = make_source(preprocess, band)
         if keyframes is not None:
-            planes = LatentPreprocess(decoder, draws, unnormalized=options.unnormalized)
-            source = KeyframeSource(source, LatentSource(keyframes.latents, planes, band))
+            preprocess = preprocess_latents(decoder, draws, LatentRecord(), unnormalized=options.unnormalized)
+            source = add_planes(source, latent_source(keyframes.latents, preprocess, band))
         timesteps, maps = draws.timesteps(shape.batch), draws.maps
         if band is not None:
             columns = Interval(0, shape.width)
             maps = {name: mx.contiguous(crop_map(noise, shape[-2:], band, columns)) for name, noise in maps.items()}
         check = OutputCheck(
             decoder.spec.patch_size,
-            may_be_flat=lambda: preprocess.may_be_flat()[
+            may_be_flat=lambda: record.may_be_flat(decoder.spec)[
                 plan.excerpt.output_range.as_slice if plan.excerpt else slice(None)
             ],
-            explain=partial(_explain, weakref.ref(decoder), preprocess.largest),
-            find_cause=lambda: find_cause(decoder, "decoder", preprocess.largest.value()),
+            explain=partial(_explain, weakref.ref(decoder), record),
+            find_cause=lambda: find_cause(decoder, "decoder", record.largest),
             combine=None if bands is None else bands.all_true,
         )
         mx.eval(timesteps, maps)  # another thread may run the decode, and could not evaluate what is lazy here
@@ -336,10 +341,10 @@ class DecodePipeline:
             denoising_steps=plan.denoising_steps,
             keyframes=plan.keyframes,
         )
-        if not self.work.total and isinstance(source, (LatentSource, KeyframeSource)):
+        if not self.work.total and source.grid[0]:
             self.work.total = plan.multiply_adds / max(1, len(plan.bands))
         run = Run(decoder, plan, source, context, partial(check_cancelled, self.cancelled), self.work)
-        return _decode_chunks(run, plan, check, bands, self.format or plan.format)
+        return _decode_chunks(run, plan, check, record, bands, self.format or plan.format)
 
 
 def _video(latents: Any, index: int, num_videos: int) -> Any:
@@ -367,11 +372,11 @@ def _to_levels(chunks: Generator[FrameChunk, None, None], levels: FrameFormat) -
             yield replace(chunk, frames=to_format_in_parts(chunk.frames, levels))
 
 
-def _explain(decoder: Callable[[], Decoder | None], largest: Magnitude) -> str:
+def _explain(decoder: Callable[[], Decoder | None], record: LatentRecord) -> str:
     """Explain why pixels are not finite. A chunk refers to this function, and keeps no weights alive by it."""
     if (network := decoder()) is None:
         return "their VAE is gone; decode again."
-    return explain_not_finite(network, "decoder", largest.value())
+    return explain_not_finite(network, "decoder", record.largest)
 
 
 def _tile_noise(spec: NetworkSpec, plan: DecodePlan, first_frame: int) -> dict[Grid, NoiseShapes]:
@@ -396,11 +401,16 @@ def _check_arriving(plan: DecodePlan) -> None:
 
 
 def _decode_chunks(
-    run: Run, plan: DecodePlan, check: OutputCheck, bands: RowBands | None, levels: FrameFormat | None
+    run: Run,
+    plan: DecodePlan,
+    check: OutputCheck,
+    record: LatentRecord,
+    bands: RowBands | None,
+    levels: FrameFormat | None,
 ) -> Generator[FrameChunk, None, None]:
     """Yield every frame once, in order, as floats in the network's dtype or as levels.
 
-    `bands` joins the bands of all ranks to full frames. The source knows the number of its frames at the end.
+    `bands` joins the bands of all ranks to full frames.
     """
     dtype = run.network.dtype if levels is None else mlx_dtype(levels)
     is_by_time, excerpt = plan.order is Order.TIME, plan.excerpt
@@ -427,7 +437,8 @@ def _decode_chunks(
         return FrameChunk(offset + first, frames, check.is_finite, check.explain)
 
     yield from map(chunk, run.outputs() if is_by_time else _buffered(run, plan, check, finish, dtype))
-    expected, _, _ = run.network.spec.out_grid(run.source.grid)
+    num_latents, height, width = run.source.grid
+    expected, _, _ = run.network.spec.out_grid((num_latents or record.num_frames, height, width))
     expected = excerpt.frames.length if excerpt else expected
     if start != expected:
         raise DecodeError(f"{start} frames came out of the network, and {expected} should have.")

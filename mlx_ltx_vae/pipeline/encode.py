@@ -19,7 +19,7 @@ from ..models.base import Encoder, SoundEncoder
 from ..models.specs import LONG_CLIP, NetworkSpec
 from ..options import PLAN_DEFAULTS, PlanOptions, check_no_options
 from ..planning.plan import EncodePlan, check_plan
-from ..shapes import Axis, ScaleFactors, format_size
+from ..shapes import ScaleFactors, format_size
 from ..streaming.context import StreamContext
 from ..tiling.layout import TileBox, check_batch_size
 from ..units import format_count
@@ -142,44 +142,32 @@ class Preprocess:
         return frames.astype(self.dtype)
 
 
-class FrameStreamSource(Source):
-    """Iterator of frames as the input of an encoder. Only a few frames are in memory at a time.
+def frame_source(frames: Iterable[Frames], preprocess: Preprocess, plan: EncodePlan | None) -> Source:
+    """Return an iterator of frames as the input of an encoder. Only a few frames are in memory at a time.
 
     `grid` has the frame size and the plan's number of frames. Without a plan, it has the frames of a long clip: even
     longer clips take no more memory.
     """
-
-    def __init__(self, frames: Iterable[Frames], preprocess: Preprocess, plan: EncodePlan | None = None) -> None:
-        first, self._frames = peek(map(to_channels_last, frames), "there are no frames to encode.")
-        preprocess.check_size(first)
-        self._preprocess = preprocess
-        self.batch = first.shape[0]
-        num_frames = 1 + LONG_CLIP * preprocess.scale.time if plan is None else plan.num_frames
-        self.grid = (num_frames, first.shape[2], first.shape[3])
-
-    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        frames, self._frames = self._frames, chain()
-        return self._preprocess.pieces(frames, chunk)
+    first, parts = peek(map(to_channels_last, frames), "there are no frames to encode.")
+    preprocess.check_size(first)
+    num_frames = 1 + LONG_CLIP * preprocess.scale.time if plan is None else plan.num_frames
+    batch, _, height, width, _ = first.shape
+    return Source(batch, (num_frames, height, width), lambda _, chunk: preprocess.pieces(parts, chunk))
 
 
-class ClipSource(FrameStreamSource):
-    """Clip in one array as the input of an encoder. `grid` is (F, H, W) after padding or dropping frames."""
+def clip_source(clip: Frames, preprocess: Preprocess) -> Source:
+    """Return a clip in one array as the input of an encoder. `grid` is (F, H, W) after padding or dropping frames."""
+    frames = to_channels_last(clip)
+    preprocess.check_size(frames)
+    batch, length, height, width, _ = frames.shape
 
-    def __init__(self, clip: Frames, preprocess: Preprocess) -> None:
-        super().__init__([clip], preprocess)
-        self._clip = to_channels_last(clip)
-        frames = preprocess.spec.usable_frames(self._clip.shape[1], pad=preprocess.pad)
-        self.grid = (frames, *self.grid[1:])
+    def crops(boxes: Sequence[TileBox], chunk: int) -> Iterator[mx.array]:
+        """Cut tiles of the same time interval. The last one may extend beyond the clip and is padded."""
+        time = range(boxes[0][0].start, min(boxes[0][0].end, length))
+        return preprocess.pieces((crop_space(frames[:, frame : frame + 1], boxes) for frame in time), chunk)
 
-    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
-        # The last tile may extend beyond the clip and is padded.
-        return [self._preprocess.pieces(self._crops(boxes), chunk) for boxes in batches]
-
-    def _crops(self, boxes: Sequence[TileBox]) -> Iterator[mx.array]:
-        """Yield single frames of boxes that have the same time interval."""
-        time = boxes[0][0]
-        for frame in range(time.start, min(time.end, self._clip.shape[1])):
-            yield crop_space(self._clip[:, frame : frame + 1], boxes)
+    grid = (preprocess.spec.usable_frames(length, pad=preprocess.pad), height, width)
+    return Source(batch, grid, lambda _, chunk: preprocess.pieces([frames], chunk), crops)
 
 
 def cut_windows(
@@ -271,11 +259,10 @@ class EncodePipeline:
     def _encode(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> Generator[mx.array, None, None]:
         """Yield latents in the encoder's dtype, evaluated."""
         encoder, preprocess = self.encoder, Preprocess(self.encoder.spec, self.encoder.dtype, self.pad)
-        source = (
-            ClipSource(frames, preprocess)
-            if isinstance(frames, Frames)
-            else FrameStreamSource(frames, preprocess, plan)
-        )
+        if isinstance(frames, Frames):
+            source = clip_source(frames, preprocess)
+        else:
+            source = frame_source(frames, preprocess, plan)
         shape = (source.batch, 3, *source.grid)
         if plan is None:
             plan = self.make_plan(shape, self.plan_options)

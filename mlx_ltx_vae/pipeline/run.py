@@ -27,8 +27,8 @@ from ..streaming.context import Stage, StreamContext, TilePart
 from ..streaming.driver import run_chain, run_stream, run_whole
 from ..tiling.blend import SpatialBlender, blend_tiles
 from ..tiling.layout import Tile, TileBox, TileLayout, tile_batches
-from .keyframes import PlaneSource
-from .sources import LayerSource, Source
+from .keyframes import plane_crops
+from .sources import Crops, Source, layer_crops
 
 Part = TypeVar("Part")
 
@@ -345,7 +345,7 @@ class Run:
             spec, layers = self._spec.before_tiles(), slice(layout.start)
             cells = self._stream(pieces, self.context, spec, self._grid, layers)
             has_planes = bool(self.context.keyframes)
-            source = self._plane_source(cells, layout) if has_planes else LayerSource(source, cells)
+            source = replace(source, crops=self._plane_crops(cells, layout) if has_planes else layer_crops(cells))
 
         def run_tiles(tiles: list[Tile]) -> list[mx.array]:
             (stream,) = self._tile_streams([tiles], source, layout)
@@ -360,10 +360,10 @@ class Run:
                 frames = map(itemgetter((full, full, rows.as_slice, columns.as_slice)), _between(frames, span))
             yield from frames
 
-    def _plane_source(self, outputs: Iterator[mx.array], layout: TileLayout) -> "PlaneSource":
+    def _plane_crops(self, outputs: Iterator[mx.array], layout: TileLayout) -> Crops:
         keyframes = self.context.keyframes
         planes = {tile.latent[0]: tile.planes(keyframes) for tile, *_ in layout.groups()}
-        return PlaneSource(self.source, outputs, len(keyframes), planes)
+        return plane_crops(outputs, len(keyframes), planes)
 
     def _crop_context(self, tiles: Sequence[Tile]) -> StreamContext:
         """Return the context of a batch of tiles, with the part of the picture's noise of each tile."""
