@@ -178,11 +178,12 @@ class DecodePipeline:
             return latents.plan(self.config.scale, self.decoder.spec, self.make_plan, self.consumer_options())
         if not isinstance(latents, Latents):
             return None
-        return self.make_plan(latents.shape, self.consumer_options(keyframes=frame_numbers(self.options.keyframes)))
+        keyframes = frame_numbers(self.options.keyframes)
+        return self.make_plan(latents.shape, replace(self.consumer_options(), keyframes=keyframes))
 
-    def consumer_options(self, **changes: Any) -> PlanOptions:
+    def consumer_options(self) -> PlanOptions:
         """Return the options of a plan for what becomes of the frames, as far as the consumer has said."""
-        return replace(self.plan_options, **changes, **self.consumer)
+        return replace(self.plan_options, **self.consumer)
 
     def stream(self, latents: Any, plan: DecodePlan | None) -> DecodeStream:
         """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily."""

@@ -193,8 +193,9 @@ def _decode_parts(
         if window_frames is not None:
             if plan is None:
                 make = partial(pipeline.make_plan, shape)
-                changes = {"keyframes": frame_numbers(keyframes), "held_frames": blend}
-                plan_options = pipeline.consumer_options(**changes)
+                plan_options = replace(
+                    pipeline.consumer_options(), keyframes=frame_numbers(keyframes), held_frames=blend
+                )
                 window_plan = plan_window(make, plan_options, window_frames, spec.out_grid(shape.grid)[0])
             else:
                 window_plan = plan.windows[number]
