@@ -31,7 +31,7 @@ from ..planning.tiles import tile_spec
 from ..shapes import Axis, Grid, Interval
 from ..streaming.context import StreamContext
 from .film import Film
-from .frame_buffer import FrameBuffer
+from .frame_buffer import buffer_frames
 from .frames import FrameChunk, OnFramesReady, mlx_dtype, to_format, to_format_in_parts
 from .keyframes import add_planes, crop_chunks, pad_as_noise, usable_keyframes
 from .output import DecodeOutput, DecodeReport, join_reports
@@ -450,16 +450,14 @@ def _decode_chunks(
 def _buffered(
     run: Run, plan: DecodePlan, check: OutputCheck, finish: Callable[[mx.array], mx.array], dtype: mx.Dtype
 ) -> Iterator[mx.array]:
-    """Yield the frames of a run along rows or columns. All frames are buffered on disk until the last is complete."""
-    axis, start = plan.order.axis, 0
+    """Return the frames of a run along rows or columns. All frames are buffered on disk until the last is complete."""
+
+    def checked(part: mx.array) -> mx.array:
+        check.update(part, 0)
+        return finish(part)
+
     shape = (plan.latent_shape.batch, *plan.video_grid, run.network.spec.out_channels)
-    with FrameBuffer(shape, dtype) as buffer:
-        for part in run.outputs():
-            check.update(part, 0)
-            buffer.write(finish(part), axis, start)
-            start += part.shape[axis]
-            del part
-        yield from buffer.read()
+    return buffer_frames(map(checked, run.outputs()), shape, dtype, plan.order.axis)
 
 
 class PushedDecode:
