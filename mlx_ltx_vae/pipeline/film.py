@@ -145,7 +145,12 @@ class Film:
             self.check_values(layout, spec, frames)
             num_frames = layout.num_frames if frames is None else frames[1] - frames[0]
         joined: Crossfade[FrameChunk] = Crossfade(
-            "frames", Axis.TIME, _linear, longest=FRAMES_PER_CONVERSION, check=FrameChunk.check
+            lambda chunk: chunk.frames,
+            lambda chunk, start, frames: replace(chunk, start=start, frames=frames),
+            Axis.TIME,
+            _linear,
+            longest=FRAMES_PER_CONVERSION,
+            check=FrameChunk.check,
         )
         return joined.join(_decode_parts(pipeline, self, layout, plan, frames)), num_frames
 
