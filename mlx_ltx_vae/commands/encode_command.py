@@ -225,7 +225,7 @@ class EncodeTask(Task):
             for window in self._cut(map(count_frames, video)):
                 pixels = window if hdr is None else (to_encoder_pixels(frames, hdr) for frames in window)
                 stream = vae.encode_stream(pixels, self.plan, pad=self._job.arguments.pad, group=ranks.group)
-                bar.watch(stream.work if self._job.arguments.windows is None else None)
+                bar.watch(stream.state if self._job.arguments.windows is None else None)
                 with stream, open_file(len(encoded)) as writer:
                     encoded.append(shape := _write_all(stream, writer))
                     count, height, width = vae.config.scale.video_grid(shape.grid)

@@ -1,11 +1,9 @@
 """Plans and runs of sound: packed latents in, final samples out; and pieces of sound in, packed latents out."""
 
 import math
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -25,7 +23,7 @@ from ..shapes import Interval, is_count
 from ..streaming.context import Stage, StreamContext
 from .crossfade import Crossfade, count_from_film
 from .encode import encoded
-from .run import ChunkStream, Run, check_cancelled, join_parts, peek
+from .run import ChunkStream, Run, RunState, join_parts, peek
 from .sources import LatentRecord, Source, check_finite, latent_source, preprocess_latents
 
 
@@ -46,11 +44,11 @@ class AudioStream(ChunkStream[AudioChunk]):
     def __init__(
         self,
         chunks: Generator[AudioChunk, None, None],
-        cancelled: threading.Event,
+        state: RunState,
         sample_rate: int,
         num_samples: int | None,
     ) -> None:
-        super().__init__(chunks, cancelled)
+        super().__init__(chunks, state)
         self.sample_rate, self.num_samples = sample_rate, num_samples
 
 
@@ -121,9 +119,8 @@ def stream_sound(network: Decoder, plan: DecodePlan, latents: mx.array, *, unnor
     no_noise = draw(network.spec, plan.whole_shape, network.dtype)
     preprocess = preprocess_latents(network, no_noise, LatentRecord(), unnormalized=unnormalized)
     source = latent_source(latents, preprocess, frames=plan.excerpt.latents if plan.excerpt else None)
-    cancelled = threading.Event()
-    run = Run(network, plan, source, check=partial(check_cancelled, cancelled))
-    return AudioStream(_chunks(run, plan), cancelled, plan.sample_rate, plan.num_samples)
+    run = Run(network, plan, source)
+    return AudioStream(_chunks(run, plan), run.state, plan.sample_rate, plan.num_samples)
 
 
 def _chunks(run: Run, plan: DecodePlan) -> Generator[AudioChunk, None, None]:
@@ -202,7 +199,7 @@ def join_sound(
             means all.
         num_samples: the number of samples that are decoded, or `None` if it is unknown.
     """
-    longest, cancelled = fade_length(sample_rate), threading.Event()
+    longest = fade_length(sample_rate)
 
     def decoded() -> Iterator[tuple[Interval, int, Generator[AudioChunk, None, None]]]:
         for part, decode in parts:
@@ -219,7 +216,7 @@ def join_sound(
         check=lambda chunk: mx.eval(chunk.waveform),
     )
     chunks = _fill_gaps(joined.join(decoded()), samples[0] if samples else 0)
-    return AudioStream(chunks, cancelled, sample_rate, num_samples)
+    return AudioStream(chunks, RunState(), sample_rate, num_samples)
 
 
 def _fill_gaps(chunks: Generator[AudioChunk, None, None], start: int) -> Generator[AudioChunk, None, None]:

@@ -1,6 +1,5 @@
 """Decodes: latents in, final frames out, as a stream, as one array, or into files."""
 
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -40,9 +39,8 @@ from .progress import Progress, open_bar
 from .run import (
     ChunkStream,
     Run,
-    WorkCount,
+    RunState,
     arrays_released,
-    check_cancelled,
     crop_map,
     join_parts,
     make_bands,
@@ -70,24 +68,11 @@ _NO_EXCERPT = "some frames are decoded from the whole latents; pass them as one 
 
 
 class DecodeStream(ChunkStream[FrameChunk]):
-    """Chunks of one decode of a video, in order.
+    """Chunks of one decode of a video, in order. `num_frames` is the number of all frames, if it is known."""
 
-    `num_frames` is the number of frames of all chunks, if it is known. `consumer` has fields of `PlanOptions` for what
-    becomes of the frames; a plan that is made at the first chunk gets those that were added by then.
-    """
-
-    def __init__(
-        self,
-        chunks: Generator[FrameChunk, None, None],
-        cancelled: threading.Event,
-        bands: Sequence[RowBands],
-        work: WorkCount,
-        num_frames: int | None = None,
-        consumer: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(chunks, cancelled, bands, work)
+    def __init__(self, chunks: Generator[FrameChunk, None, None], state: RunState, num_frames: int | None) -> None:
+        super().__init__(chunks, state)
         self.num_frames = num_frames
-        self.consumer = {} if consumer is None else consumer
 
 
 @dataclass(frozen=True)
@@ -104,10 +89,7 @@ class DecodePipeline:
     plan_options: PlanOptions = PLAN_DEFAULTS
     format: FrameFormat | None = None  # of the frames, if they are levels
     group: mx.distributed.Group | None = None
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    bands: list[RowBands] = field(default_factory=list)  # filled by the run, if it is divided in bands
-    work: WorkCount = field(default_factory=WorkCount)
-    consumer: dict[str, Any] = field(default_factory=dict)  # see `DecodeStream`
+    state: RunState = field(default_factory=RunState)
 
     def decode(
         self,
@@ -120,13 +102,12 @@ class DecodePipeline:
         """Return the pixels of a clip, or `None` if a callback receives them; see `VideoVAE.decode`."""
         if isinstance(plan, DecodePlan) and plan.format is not None:
             raise PlanError("the plan was made for levels, and decode returns floats; plan without a bit depth.")
-        is_joined = on_frames_ready is None
-        pipeline = replace(self, consumer={"joined": is_joined})
-        with arrays_released(), pipeline.stream(latents, plan) as stream:
+        self.state.joined = is_joined = on_frames_ready is None
+        with arrays_released(), self.stream(latents, plan) as stream:
             if isinstance(latents, (Film, DecodeStream)):
-                stream.consumer["joined"] = is_joined and (stream.num_frames or False)
+                stream.state.joined = is_joined and (stream.num_frames or False)
             with open_bar(progress, stream.num_frames) as bar:
-                chunks = bar.follow(stream, stream.work)
+                chunks = bar.follow(stream, stream.state)
                 if on_frames_ready is None:
                     return join_chunks(chunks, stream.num_frames)
                 for chunk in chunks:
@@ -144,7 +125,7 @@ class DecodePipeline:
         """Write a decode to files; see `VideoVAE.decode_to_file`."""
         is_film, name = isinstance(latents, Film), output.names[0]
         levels = None if is_film else common_format(output.frames)  # a film is crossfaded as floats
-        pipeline = replace(self, format=levels, consumer={"outputs": output.frames})
+        pipeline = replace(self, format=levels, state=RunState(outputs=output.frames))
         output.check_options()
         num_videos, is_whole = len(output.names), is_film or isinstance(latents, Latents)
         if plan is not None:
@@ -162,11 +143,12 @@ class DecodePipeline:
             keyframes = self.options.keyframes
             if keyframes is not None and num_videos > 1:
                 keyframes = keyframes.item(index)
-            run = replace(pipeline, options=replace(self.options, keyframes=keyframes), work=WorkCount())
+            options, state = replace(self.options, keyframes=keyframes), RunState(outputs=output.frames)
+            run = replace(pipeline, options=options, state=state)
             video, is_checked = _video(latents, index, num_videos), plan is not None and is_whole
             rescued = _rescued(video, keyframes, output, index)
             with rescued, arrays_released(), run.stream(video, plan) as stream:
-                stream.consumer["outputs"] = output.frames
+                stream.state.outputs = output.frames
                 reports.append(output.write(stream, plan, index, is_checked=is_checked, progress=progress))
         return join_reports(reports)
 
@@ -183,7 +165,7 @@ class DecodePipeline:
 
     def consumer_options(self) -> PlanOptions:
         """Return the options of a plan for what becomes of the frames, as far as the consumer has said."""
-        return replace(self.plan_options, **self.consumer)
+        return replace(self.plan_options, outputs=self.state.outputs, joined=self.state.joined)
 
     def stream(self, latents: Any, plan: DecodePlan | None) -> DecodeStream:
         """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily."""
@@ -201,7 +183,7 @@ class DecodePipeline:
                 raise LatentsError("each window has its own keyframes; give pairs (latents, keyframes) in windows.")
             chunks, num_frames = latents.decode(self, plan)
             chunks = chunks if self.format is None else _to_levels(chunks, self.format)
-            return DecodeStream(chunks, self.cancelled, self.bands, self.work, num_frames, self.consumer)
+            return DecodeStream(chunks, self.state, num_frames)
         checked_latents, keyframes = as_latents(latents), self.options.keyframes
         if keyframes is not None:
             keyframes = usable_keyframes(self.decoder, keyframes)
@@ -216,7 +198,7 @@ class DecodePipeline:
             if plan is not None:
                 _check_arriving(plan)
             chunks = pipeline._decode_arriving(checked_latents, plan)
-        return DecodeStream(chunks, self.cancelled, self.bands, self.work, num_frames, self.consumer)
+        return DecodeStream(chunks, self.state, num_frames)
 
     def _check_plan(self, plan: DecodePlan) -> None:
         """Check that a plan goes with the options; raise a `PlanError` otherwise."""
@@ -312,7 +294,7 @@ class DecodePipeline:
         preprocess = preprocess_latents(decoder, draws, record, unnormalized=options.unnormalized)
         bands = make_bands(self.group, plan)
         if bands is not None:
-            self.bands.append(bands)
+            self.state.bands.append(bands)
         band = None if bands is None else plan.bands[bands.rank]
         source = make_source(preprocess, band)
         if keyframes is not None:
@@ -342,9 +324,9 @@ class DecodePipeline:
             denoising_steps=plan.denoising_steps,
             keyframes=plan.keyframes,
         )
-        if not self.work.total and source.grid[0]:
-            self.work.total = plan.multiply_adds / max(1, len(plan.bands))
-        run = Run(decoder, plan, source, context, partial(check_cancelled, self.cancelled), self.work)
+        if not self.state.work and source.grid[0]:
+            self.state.work = plan.multiply_adds / max(1, len(plan.bands))
+        run = Run(decoder, plan, source, context, self.state)
         return _decode_chunks(run, plan, check, record, bands, self.format or plan.format)
 
 

@@ -1,11 +1,9 @@
 """Executes an encode plan: checks and converts frames, cuts them into pieces, and yields normalized latents."""
 
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain, islice
 
 import mlx.core as mx
@@ -24,7 +22,7 @@ from ..streaming.context import StreamContext
 from ..tiling.layout import TileBox, check_batch_size
 from ..units import format_count
 from .output_check import explain_not_finite
-from .run import ChunkStream, Run, WorkCount, check_cancelled, make_bands, peek
+from .run import ChunkStream, Run, RunState, make_bands, peek
 from .sources import Source, crop_space
 
 Frames = mx.array | np.ndarray
@@ -225,9 +223,7 @@ class EncodePipeline:
     plan_options: PlanOptions = PLAN_DEFAULTS
     pad: bool = False
     group: mx.distributed.Group | None = None
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    bands: list[RowBands] = field(default_factory=list)  # filled by the run, if it is divided in bands
-    work: WorkCount = field(default_factory=WorkCount)
+    state: RunState = field(default_factory=RunState)
 
     def stream(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> EncodeStream:
         """Check the options, and return the latents of a clip in one array, or of frames as they arrive."""
@@ -254,7 +250,7 @@ class EncodePipeline:
                 "tiles in time take the whole clip as one array; leave out temporal_config, since a stream is exact in "
                 "time and shorter tiles save no memory."
             )
-        return EncodeStream(self._encode(frames, plan), self.cancelled, self.bands, self.work)
+        return EncodeStream(self._encode(frames, plan), self.state)
 
     def _encode(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> Generator[mx.array, None, None]:
         """Yield latents in the encoder's dtype, evaluated."""
@@ -271,12 +267,11 @@ class EncodePipeline:
             raise PlanError(f"the plan was made for frames (B, 3, F, H, W) of {plan_shape}; these are {shape}.")
         bands = make_bands(self.group, plan)
         if bands is not None:
-            self.bands.append(bands)
+            self.state.bands.append(bands)
             rows, scale = plan.bands[bands.rank], encoder.spec.scale.height
             preprocess.rows = slice(rows.start * scale, rows.end * scale)
-        self.work.total = plan.multiply_adds / max(1, len(plan.bands))
-        check = partial(check_cancelled, self.cancelled)
-        run = Run(encoder, plan, source, StreamContext(neighbors=bands), check, self.work)
+        self.state.work = plan.multiply_adds / max(1, len(plan.bands))
+        run = Run(encoder, plan, source, StreamContext(neighbors=bands), self.state)
         yield from encoded(run, encoder, bands)
 
 

@@ -140,7 +140,7 @@ class Film:
         if plan is not None:
             frames = plan.film_frames
         layout, num_frames = self.layout(pipeline.config.scale, spec, frames), None
-        pipeline.work.total = 0 if plan is None else plan.multiply_adds
+        pipeline.state.work = 0 if plan is None else plan.multiply_adds
         if self.is_complete:
             self.check_values(layout, spec, frames)
             num_frames = layout.num_frames if frames is None else frames[1] - frames[0]

@@ -191,7 +191,7 @@ class DecodeOutput:
                     options = replace(options, audio=self.sound(index))
                 sink = open_sink(file, size=size, fps=self.fps, options=options, num_frames=num_frames)
                 sinks[stack.enter_context(sink)], file_names[sink] = options.frames, (file, sink.name)
-            for chunk in bar.follow(chunks, stream.work):
+            for chunk in bar.follow(chunks, stream.state):
                 write_chunk(chunk, sinks)
                 is_one_color = is_one_color and chunk.is_plain()
                 first_seconds = first_seconds or time.perf_counter() - start
