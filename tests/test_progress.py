@@ -176,7 +176,10 @@ def test_what_is_left_is_estimated_by_the_work(monkeypatch):
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     out, state = io.StringIO(), RunState(work=100)
-    with FrameBar(total=73, file=out, ncols=90) as bar:
+    monkeypatch.setattr(sys, "stderr", out)
+    monkeypatch.setenv("COLUMNS", "91")
+    monkeypatch.setenv("LINES", "25")
+    with FrameBar(total=73) as bar:
         bar.start("clip.mp4", "reading weights", num_frames=73)
         now += 100
         bar.watch(state)

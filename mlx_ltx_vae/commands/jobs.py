@@ -320,7 +320,7 @@ class Job(ABC):
         as_json = self.arguments.progress == "json"
         has_progress = as_json or not (self.arguments.quiet or self.arguments.json)
         has_bar = has_progress and not as_json and sys.stderr.isatty()
-        options: dict[str, Any] = {"disable": not has_bar, "as_json": as_json, "dynamic_ncols": True}
+        options: dict[str, Any] = {"disable": not has_bar, "as_json": as_json}
         if has_progress:
             interval = _SECONDS_PER_OBJECT if as_json else progress.SECONDS_PER_LINE
             options |= {"write": partial(write_line, file=sys.stderr), "interval": interval}

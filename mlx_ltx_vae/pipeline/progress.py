@@ -59,7 +59,6 @@ class FrameBar(Bar):
         interval: float = 0,
         as_json: bool = False,
         on_frames: Callable[[int, int], object] | None = None,
-        **options: Any,
     ) -> None:
         """Make a bar for `total` frames of all files, or `None` if that is not known.
 
@@ -70,7 +69,7 @@ class FrameBar(Bar):
         """
         self._write, self._interval, self._as_json, self._on_frames = write, interval, as_json, on_frames
         self._made_time, self._ended, self._counts_lock = time.monotonic(), threading.Event(), threading.Lock()
-        super().__init__(total=total, disable=disable, **options)
+        super().__init__(total=total, disable=disable, dynamic_ncols=True)
         self.total = total
         if not disable or write is not None:
             self._interval = interval if disable else _SECONDS_PER_DRAWING
@@ -218,7 +217,7 @@ def open_bar(progress: Progress, total: int | None, *, name: str = "video") -> I
         yield progress
         return
     function = progress if callable(progress) else None
-    with FrameBar(total=total, disable=progress is not True, on_frames=function, dynamic_ncols=True) as bar:
+    with FrameBar(total=total, disable=progress is not True, on_frames=function) as bar:
         bar.start(name, "decoding", num_frames=total)
         yield bar
 
