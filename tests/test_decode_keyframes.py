@@ -44,7 +44,7 @@ class BlackStream(list):
     """In place of a decode, which takes time."""
 
     sent_bytes = 0
-    work = None
+    state = None
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 
 from conftest import quick
 from mlx_ltx_vae import LTXVAEError, VideoReader, WriterError, compress_still, load_latents
-from mlx_ltx_vae.pipeline.frame_buffer import FrameBuffer
+from mlx_ltx_vae.pipeline import frame_buffer
 from mlx_ltx_vae.shapes import Axis
 from mlx_ltx_vae.video import FrameOutput, OutputOptions, open_sink
 from mlx_ltx_vae.video.exr import EXR_SPACES
@@ -165,20 +165,34 @@ def test_a_limit_of_file_sizes_is_refused_in_one_sentence(golden, latents, tmp_p
 
 
 def test_the_blocks_of_a_buffer_are_reserved(tmp_path, monkeypatch):
+    sizes, reserve = [], frame_buffer._reserve
+
+    def reserve_and_measure(descriptor, size):
+        reserve(descriptor, size)
+        sizes.append(os.fstat(descriptor).st_blocks * 512)
+
+    def parts():
+        assert os.listdir(tmp_path) == []
+        yield mx.zeros(SHAPE)
+
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(frame_buffer, "_reserve", reserve_and_measure)
     for has_call in (True, False):
         if not has_call:  # as on macOS
             monkeypatch.delattr(os, "posix_fallocate", raising=False)
-        with FrameBuffer(SHAPE, mx.float32) as buffer:
-            assert os.fstat(buffer._file.fileno()).st_blocks * 512 >= SIZE
+        for _ in frame_buffer.buffer_frames(parts(), SHAPE, mx.float32, Axis.HEIGHT):
             assert os.listdir(tmp_path) == []
+    assert [size >= SIZE for size in sizes] == [True, True]
 
 
 def test_a_disk_that_others_fill_meanwhile_does_not_matter(small_disk, monkeypatch):
     """With a sparse file, the first write would end the process with SIGBUS."""
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
     rows = mx.random.normal(SHAPE)
-    with FrameBuffer(SHAPE, mx.float32) as buffer:
+
+    def parts():
         fill(small_disk)
-        buffer.write(rows, Axis.HEIGHT, 0)
-        assert mx.array_equal(mx.concatenate(list(buffer.read()), axis=1), rows)
+        yield rows
+
+    frames = list(frame_buffer.buffer_frames(parts(), SHAPE, mx.float32, Axis.HEIGHT))
+    assert mx.array_equal(mx.concatenate(frames, axis=1), rows)

@@ -27,7 +27,7 @@ from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.pipeline import progress
 from mlx_ltx_vae.pipeline.progress import FrameBar
-from mlx_ltx_vae.pipeline.run import Run, WorkCount
+from mlx_ltx_vae.pipeline.run import Run, RunState
 from mlx_ltx_vae.preview import main as preview
 from terminals import run_on_terminal
 from video_files import read, save_images
@@ -89,7 +89,7 @@ def test_the_work_goes_on_from_the_first_step_in_every_order(clip, tmp_path, cap
     def around_step(self, multiply_adds):
         with run(self, multiply_adds):
             yield
-        seen.append(self.work.fraction)
+        seen.append(self.state.fraction)
 
     monkeypatch.setattr(Run, "_around_step", around_step)
     monkeypatch.setattr(jobs, "_SECONDS_PER_OBJECT", 0.001)
@@ -175,12 +175,15 @@ def test_a_plan_states_the_work_and_after_a_decode_a_time(clip, tmp_path, capsys
 def test_what_is_left_is_estimated_by_the_work(monkeypatch):
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    out, work = io.StringIO(), WorkCount(total=100)
-    with FrameBar(total=73, file=out, ncols=90) as bar:
+    out, state = io.StringIO(), RunState(work=100)
+    monkeypatch.setattr(sys, "stderr", out)
+    monkeypatch.setenv("COLUMNS", "91")
+    monkeypatch.setenv("LINES", "25")
+    with FrameBar(total=73) as bar:
         bar.start("clip.mp4", "reading weights", num_frames=73)
         now += 100
-        bar.watch(work)
-        now, work.done = now + 30, 20
+        bar.watch(state)
+        now, state.done = now + 30, 20
         bar.refresh()
     assert re.search(r"clip\.mp4 .* 20% 0/73 frames, 00:30 elapsed, 02:00 left\s*$", out.getvalue())
 

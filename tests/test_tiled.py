@@ -6,7 +6,7 @@ import pytest
 
 from mlx_ltx_vae import PlanError, VideoVAE
 from mlx_ltx_vae.pipeline.run import Run
-from mlx_ltx_vae.pipeline.sources import LatentSource
+from mlx_ltx_vae.pipeline.sources import latent_source
 from mlx_ltx_vae.shapes import Interval
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
@@ -85,7 +85,7 @@ def test_a_tile_gets_its_own_part_of_the_latents_and_of_the_pictures_noise(golde
     tile = Tile(
         (Interval(1, 3), Interval(1, 4), Interval(2, 6)), (Interval(0, 9), Interval(32, 128), Interval(64, 192))
     )
-    source = LatentSource(latents.transpose(0, 4, 1, 2, 3), lambda part, box: part.transpose(0, 2, 3, 4, 1))
+    source = latent_source(latents.transpose(0, 4, 1, 2, 3), lambda part, box: part.transpose(0, 2, 3, 4, 1))
     (pieces,) = source.tile_pieces([[tile.latent]], chunk=1)
     assert mx.array_equal(mx.concatenate(list(pieces), axis=1), latents[:, 1:3, 1:4, 2:6])
     run = Run(vae.decoder, vae.plan((1, 8, 3, 4, 6)), source, StreamContext(noise_maps=maps))

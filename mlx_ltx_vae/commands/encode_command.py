@@ -220,7 +220,7 @@ class EncodeTask(Task):
             for window in self._cut(map(count_frames, video)):
                 pixels = window if to_pixels is None else map(to_pixels, window)
                 stream = vae.encode_stream(pixels, self.plan, pad=arguments.pad, group=ranks.group)
-                bar.watch(stream.work if arguments.windows is None else None)
+                bar.watch(stream.state if arguments.windows is None else None)
                 with stream, open_file(len(encoded)) as writer:
                     encoded.append(shape := _write_all(stream, writer))
                     count, height, width = vae.config.scale.video_grid(shape.grid)

@@ -276,7 +276,6 @@ class Job(ABC):
             write=partial(write_line, file=sys.stderr) if has_progress else None,
             interval=_SECONDS_PER_OBJECT if as_json else progress.SECONDS_PER_LINE,
             as_json=as_json,
-            dynamic_ncols=True,
         ) as bar:
             end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if has_bar else None
             yield bar

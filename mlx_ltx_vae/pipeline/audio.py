@@ -1,11 +1,9 @@
 """Plans and runs of sound: packed latents in, final samples out; and pieces of sound in, packed latents out."""
 
 import math
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -21,12 +19,12 @@ from ..options import PLAN_DEFAULTS, PlanOptions
 from ..planning.film import Part, fade_length
 from ..planning.plan import DecodePlan, EncodePlan, Mode, Plan
 from ..planning.planner import plan_decode
-from ..shapes import Axis, Interval, is_count
+from ..shapes import Interval, is_count
 from ..streaming.context import Stage, StreamContext
 from .crossfade import Crossfade, count_from_film
 from .encode import encoded
-from .run import ChunkStream, Run, check_cancelled, join_parts, peek
-from .sources import LatentPreprocess, LatentSource, Source, check_finite
+from .run import ChunkStream, Run, RunState, join_parts, peek
+from .sources import LatentRecord, Source, check_finite, latent_source, preprocess_latents
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,11 @@ class AudioStream(ChunkStream[AudioChunk]):
     def __init__(
         self,
         chunks: Generator[AudioChunk, None, None],
-        cancelled: threading.Event,
+        state: RunState,
         sample_rate: int,
         num_samples: int | None,
     ) -> None:
-        super().__init__(chunks, cancelled)
+        super().__init__(chunks, state)
         self.sample_rate, self.num_samples = sample_rate, num_samples
 
 
@@ -119,11 +117,10 @@ def stream_sound(network: Decoder, plan: DecodePlan, latents: mx.array, *, unnor
             f"the plan was made for {batch} x {length} audio latents; these are {latents_batch} x {latents_length}."
         )
     no_noise = draw(network.spec, plan.whole_shape, network.dtype)
-    preprocess = LatentPreprocess(network, no_noise, unnormalized=unnormalized)
-    source = LatentSource(latents, preprocess, frames=plan.excerpt.latents if plan.excerpt else None)
-    cancelled = threading.Event()
-    run = Run(network, plan, source, check=partial(check_cancelled, cancelled))
-    return AudioStream(_chunks(run, plan), cancelled, plan.sample_rate, plan.num_samples)
+    preprocess = preprocess_latents(network, no_noise, LatentRecord(), unnormalized=unnormalized)
+    source = latent_source(latents, preprocess, frames=plan.excerpt.latents if plan.excerpt else None)
+    run = Run(network, plan, source)
+    return AudioStream(_chunks(run, plan), run.state, plan.sample_rate, plan.num_samples)
 
 
 def _chunks(run: Run, plan: DecodePlan) -> Generator[AudioChunk, None, None]:
@@ -148,20 +145,14 @@ def _chunks(run: Run, plan: DecodePlan) -> Generator[AudioChunk, None, None]:
     confirm_device()
 
 
-class _SpectrogramSource(Source):
-    """Sound as the input of an encoder: the spectrogram of a waveform in pieces (B, channels, n) float32."""
-
-    def __init__(self, encoder: SoundEncoder, waveform: Iterable[np.ndarray], sample_rate: int) -> None:
-        self._encoder, self._waveform, self._rate = encoder, waveform, sample_rate
-
-    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        return self._encoder.prepare(self._waveform, self._rate, chunk * self._encoder.spec.scale.time)
-
-
 def encode_sound(encoder: SoundEncoder, plan: EncodePlan, waveform: Iterable[np.ndarray], sample_rate: int) -> mx.array:
     """Encode to packed latents (B, C, T, 1, 1) a waveform in pieces (B, channels, n) float32."""
     check_process()
-    run = Run(encoder, plan, _SpectrogramSource(encoder, waveform, sample_rate))
+    scale = encoder.spec.scale.time
+    spectrogram = Source(
+        plan.batch, plan.video_grid, lambda _, chunk: encoder.prepare(waveform, sample_rate, chunk * scale)
+    )
+    run = Run(encoder, plan, spectrogram)
     _, latents = peek(encoded(run, encoder), "the sound is too short for the network: a layer has no result.")
     return join_parts(latents, 2, None)
 
@@ -208,7 +199,7 @@ def join_sound(
             means all.
         num_samples: the number of samples that are decoded, or `None` if it is unknown.
     """
-    longest, cancelled = fade_length(sample_rate), threading.Event()
+    longest = fade_length(sample_rate)
 
     def decoded() -> Iterator[tuple[Interval, int, Generator[AudioChunk, None, None]]]:
         for part, decode in parts:
@@ -217,10 +208,15 @@ def join_sound(
                 yield part.fade, first_waiting, count_from_film([decode(window_samples)], part)
 
     joined: Crossfade[AudioChunk] = Crossfade(
-        "waveform", 2, _equal_power, longest=longest, check=lambda chunk: mx.eval(chunk.waveform)
+        lambda chunk: chunk.waveform,
+        lambda _, start, waveform: AudioChunk(start, waveform),
+        2,
+        _equal_power,
+        longest=longest,
+        check=lambda chunk: mx.eval(chunk.waveform),
     )
     chunks = _fill_gaps(joined.join(decoded()), samples[0] if samples else 0)
-    return AudioStream(chunks, cancelled, sample_rate, num_samples)
+    return AudioStream(chunks, RunState(), sample_rate, num_samples)
 
 
 def _fill_gaps(chunks: Generator[AudioChunk, None, None], start: int) -> Generator[AudioChunk, None, None]:

@@ -21,22 +21,24 @@ Chunk = TypeVar("Chunk", bound=Any)
 class Crossfade(Generic[Chunk]):
     """Joins the chunks of overlapping parts. Only the last positions of a part wait for the next part.
 
-    Chunks have an array `name`, whose positions lie along `axis`. At most `longest` positions are blended at once.
-    `weights(k, n)` returns the weights of the earlier and the later part at the positions k of a fade of length n.
-    `check` is called with each chunk that has to wait.
+    `array` returns the array of a chunk, whose positions lie along `axis`, and `with_array` a chunk with another start
+    and array. At most `longest` positions are blended at once. `weights(k, n)` returns the weights of the earlier and
+    the later part at the positions k of a fade of length n. `check` is called with each chunk that has to wait.
     """
 
     def __init__(
         self,
-        name: str,
+        array: Callable[[Chunk], mx.array],
+        with_array: Callable[[Chunk, int, mx.array], Chunk],
         axis: int,
         weights: Callable[[mx.array, int], tuple[mx.array, mx.array]],
         *,
         longest: int,
         check: Callable[[Chunk], object],
     ) -> None:
-        self._name, self._axis, self._weights = name, axis, weights
-        self._longest = longest
+        self._array: Callable[[Chunk], mx.array] = array
+        self._with: Callable[[Chunk, int, mx.array], Chunk] = with_array
+        self._axis, self._weights, self._longest = axis, weights, longest
         self._check: Callable[[Chunk], object] = check
         self._waiting: deque[Chunk] = deque()
 
@@ -94,9 +96,6 @@ class Crossfade(Generic[Chunk]):
         mx.eval(array)
         return self._with(chunk, chunk.start, array)
 
-    def _array(self, chunk: Chunk) -> mx.array:
-        return getattr(chunk, self._name)
-
     def _end(self, chunk: Chunk) -> int:
         return chunk.start + self._array(chunk).shape[self._axis]
 
@@ -104,10 +103,6 @@ class Crossfade(Generic[Chunk]):
         if (start, end) == (chunk.start, self._end(chunk)):
             return chunk
         return self._with(chunk, start, take(self._array(chunk), self._axis, start - chunk.start, end - chunk.start))
-
-    def _with(self, chunk: Chunk, start: int, array: mx.array) -> Chunk:
-        changed: dict[str, Any] = {"start": start, self._name: array}
-        return replace(chunk, **changed)
 
 
 def count_from_film(box: list[ChunkStream[Chunk]], part: Part) -> Generator[Chunk, None, None]:

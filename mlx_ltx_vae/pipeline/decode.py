@@ -1,6 +1,5 @@
 """Decodes: latents in, final frames out, as a stream, as one array, or into files."""
 
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -31,18 +30,17 @@ from ..planning.tiles import tile_spec
 from ..shapes import Axis, Grid, Interval
 from ..streaming.context import StreamContext
 from .film import Film
-from .frame_buffer import FrameBuffer
+from .frame_buffer import buffer_frames
 from .frames import FrameChunk, OnFramesReady, mlx_dtype, to_format, to_format_in_parts
-from .keyframes import KeyframeSource, pad_as_noise, usable_keyframes
+from .keyframes import add_planes, crop_chunks, pad_as_noise, usable_keyframes
 from .output import DecodeOutput, DecodeReport, join_reports
 from .output_check import OutputCheck, explain_not_finite, find_cause
 from .progress import Progress, open_bar
 from .run import (
     ChunkStream,
     Run,
-    WorkCount,
+    RunState,
     arrays_released,
-    check_cancelled,
     crop_map,
     join_parts,
     make_bands,
@@ -53,14 +51,15 @@ from .sources import (
     LatentInput,
     LatentParts,
     LatentPreprocess,
+    LatentRecord,
     Latents,
-    LatentSource,
-    LatentStreamSource,
-    Magnitude,
     Source,
+    arriving_source,
     as_latents,
     check_part,
     check_values,
+    latent_source,
+    preprocess_latents,
     sample_moments,
     warn_of_unusual,
 )
@@ -69,24 +68,11 @@ _NO_EXCERPT = "some frames are decoded from the whole latents; pass them as one 
 
 
 class DecodeStream(ChunkStream[FrameChunk]):
-    """Chunks of one decode of a video, in order.
+    """Chunks of one decode of a video, in order. `num_frames` is the number of all frames, if it is known."""
 
-    `num_frames` is the number of frames of all chunks, if it is known. `consumer` has fields of `PlanOptions` for what
-    becomes of the frames; a plan that is made at the first chunk gets those that were added by then.
-    """
-
-    def __init__(
-        self,
-        chunks: Generator[FrameChunk, None, None],
-        cancelled: threading.Event,
-        bands: Sequence[RowBands],
-        work: WorkCount,
-        num_frames: int | None = None,
-        consumer: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(chunks, cancelled, bands, work)
+    def __init__(self, chunks: Generator[FrameChunk, None, None], state: RunState, num_frames: int | None) -> None:
+        super().__init__(chunks, state)
         self.num_frames = num_frames
-        self.consumer = {} if consumer is None else consumer
 
 
 @dataclass(frozen=True)
@@ -103,10 +89,7 @@ class DecodePipeline:
     plan_options: PlanOptions = PLAN_DEFAULTS
     format: FrameFormat | None = None  # of the frames, if they are levels
     group: mx.distributed.Group | None = None
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    bands: list[RowBands] = field(default_factory=list)  # filled by the run, if it is divided in bands
-    work: WorkCount = field(default_factory=WorkCount)
-    consumer: dict[str, Any] = field(default_factory=dict)  # see `DecodeStream`
+    state: RunState = field(default_factory=RunState)
 
     def decode(
         self,
@@ -119,13 +102,12 @@ class DecodePipeline:
         """Return the pixels of a clip, or `None` if a callback receives them; see `VideoVAE.decode`."""
         if isinstance(plan, DecodePlan) and plan.format is not None:
             raise PlanError("the plan was made for levels, and decode returns floats; plan without a bit depth.")
-        is_joined = on_frames_ready is None
-        pipeline = replace(self, consumer={"joined": is_joined})
-        with arrays_released(), pipeline.stream(latents, plan) as stream:
+        self.state.joined = is_joined = on_frames_ready is None
+        with arrays_released(), self.stream(latents, plan) as stream:
             if isinstance(latents, (Film, DecodeStream)):
-                stream.consumer["joined"] = is_joined and (stream.num_frames or False)
+                stream.state.joined = is_joined and (stream.num_frames or False)
             with open_bar(progress, stream.num_frames) as bar:
-                chunks = bar.follow(stream, stream.work)
+                chunks = bar.follow(stream, stream.state)
                 if on_frames_ready is None:
                     return join_chunks(chunks, stream.num_frames)
                 for chunk in chunks:
@@ -143,7 +125,7 @@ class DecodePipeline:
         """Write a decode to files; see `VideoVAE.decode_to_file`."""
         is_film, name = isinstance(latents, Film), output.names[0]
         levels = None if is_film else common_format(output.frames)  # a film is crossfaded as floats
-        pipeline = replace(self, format=levels, consumer={"outputs": output.frames})
+        pipeline = replace(self, format=levels, state=RunState(outputs=output.frames))
         output.check_options()
         num_videos, is_whole = len(output.names), is_film or isinstance(latents, Latents)
         if plan is not None:
@@ -161,11 +143,12 @@ class DecodePipeline:
             keyframes = self.options.keyframes
             if keyframes is not None and num_videos > 1:
                 keyframes = keyframes.item(index)
-            run = replace(pipeline, options=replace(self.options, keyframes=keyframes), work=WorkCount())
+            options, state = replace(self.options, keyframes=keyframes), RunState(outputs=output.frames)
+            run = replace(pipeline, options=options, state=state)
             video, is_checked = _video(latents, index, num_videos), plan is not None and is_whole
             rescued = _rescued(video, keyframes, output, index)
             with rescued, arrays_released(), run.stream(video, plan) as stream:
-                stream.consumer["outputs"] = output.frames
+                stream.state.outputs = output.frames
                 reports.append(output.write(stream, plan, index, is_checked=is_checked, progress=progress))
         return join_reports(reports)
 
@@ -177,11 +160,12 @@ class DecodePipeline:
             return latents.plan(self.config.scale, self.decoder.spec, self.make_plan, self.consumer_options())
         if not isinstance(latents, Latents):
             return None
-        return self.make_plan(latents.shape, self.consumer_options(keyframes=frame_numbers(self.options.keyframes)))
+        keyframes = frame_numbers(self.options.keyframes)
+        return self.make_plan(latents.shape, replace(self.consumer_options(), keyframes=keyframes))
 
-    def consumer_options(self, **changes: Any) -> PlanOptions:
+    def consumer_options(self) -> PlanOptions:
         """Return the options of a plan for what becomes of the frames, as far as the consumer has said."""
-        return replace(self.plan_options, **changes, **self.consumer)
+        return replace(self.plan_options, outputs=self.state.outputs, joined=self.state.joined)
 
     def stream(self, latents: Any, plan: DecodePlan | None) -> DecodeStream:
         """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily."""
@@ -199,7 +183,7 @@ class DecodePipeline:
                 raise LatentsError("each window has its own keyframes; give pairs (latents, keyframes) in windows.")
             chunks, num_frames = latents.decode(self, plan)
             chunks = chunks if self.format is None else _to_levels(chunks, self.format)
-            return DecodeStream(chunks, self.cancelled, self.bands, self.work, num_frames, self.consumer)
+            return DecodeStream(chunks, self.state, num_frames)
         checked_latents, keyframes = as_latents(latents), self.options.keyframes
         if keyframes is not None:
             keyframes = usable_keyframes(self.decoder, keyframes)
@@ -214,7 +198,7 @@ class DecodePipeline:
             if plan is not None:
                 _check_arriving(plan)
             chunks = pipeline._decode_arriving(checked_latents, plan)
-        return DecodeStream(chunks, self.cancelled, self.bands, self.work, num_frames, self.consumer)
+        return DecodeStream(chunks, self.state, num_frames)
 
     def _check_plan(self, plan: DecodePlan) -> None:
         """Check that a plan goes with the options; raise a `PlanError` otherwise."""
@@ -240,16 +224,19 @@ class DecodePipeline:
             )
         if keyframes is not None:
             keyframes.check(shape)
-            if padded := pad_as_noise(self.decoder.spec, latents, keyframes, self.options.noise):
-                options = replace(self.options, keyframes=padded.keyframes)
+            spec = self.decoder.spec
+            if padded := pad_as_noise(spec, latents, keyframes, self.options.noise):
+                padded_latents, padded_keyframes, corner = padded
+                options = replace(self.options, keyframes=padded_keyframes)
                 run = replace(self, options=options, format=self.format or plan.format)
-                return padded.crop(run._decode_array(padded.latents, cast(DecodePlan, run.plan(padded.latents))))
+                chunks = run._decode_array(padded_latents, cast(DecodePlan, run.plan(padded_latents)))
+                return crop_chunks(chunks, corner, spec.out_grid(plan.whole_shape.grid))
         interval = plan.excerpt.latents if plan.excerpt else None
         if not isinstance(latents, (mx.array, np.ndarray)):
             check_values(latents, interval)
         if self._is_first_rank:
             warn_of_unusual(sample_moments(latents), shape, self.decoder, latents, self.options.unnormalized)
-        return self._run(plan, partial(LatentSource, latents, frames=interval))
+        return self._run(plan, partial(latent_source, latents, frames=interval))
 
     def _decode_collected(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
         """Decode latents after all of them have arrived."""
@@ -274,7 +261,7 @@ class DecodePipeline:
         if noise is not None and noise != "zeros" and needs_all:
             raise LatentsError('noise arrays need the whole latents; with an iterator use a seed or noise="zeros".')
         moments: list[np.ndarray] = []
-        yield from self._run(plan, partial(LatentStreamSource, parts, plan.latent_shape, moments))
+        yield from self._run(plan, partial(arriving_source, parts, plan.latent_shape, moments))
         if self._is_first_rank:
             warn_of_unusual(moments, plan.latent_shape, self.decoder, "latents", self.options.unnormalized)
 
@@ -303,26 +290,27 @@ class DecodePipeline:
         first = plan.excerpt.latents.start if plan.excerpt else 0
         scale = decoder.spec.scale
         draws = draw(spec, shape, decoder.dtype, options, tiles=_tile_noise(spec, plan, scale.time * first))
-        preprocess = LatentPreprocess(decoder, draws, unnormalized=options.unnormalized, first_frame=first)
+        record = LatentRecord(first)
+        preprocess = preprocess_latents(decoder, draws, record, unnormalized=options.unnormalized)
         bands = make_bands(self.group, plan)
         if bands is not None:
-            self.bands.append(bands)
+            self.state.bands.append(bands)
         band = None if bands is None else plan.bands[bands.rank]
         source = make_source(preprocess, band)
         if keyframes is not None:
-            planes = LatentPreprocess(decoder, draws, unnormalized=options.unnormalized)
-            source = KeyframeSource(source, LatentSource(keyframes.latents, planes, band))
+            preprocess = preprocess_latents(decoder, draws, LatentRecord(), unnormalized=options.unnormalized)
+            source = add_planes(source, latent_source(keyframes.latents, preprocess, band))
         timesteps, maps = draws.timesteps(shape.batch), draws.maps
         if band is not None:
             columns = Interval(0, shape.width)
             maps = {name: mx.contiguous(crop_map(noise, shape[-2:], band, columns)) for name, noise in maps.items()}
         check = OutputCheck(
             decoder.spec.patch_size,
-            may_be_flat=lambda: preprocess.may_be_flat()[
+            may_be_flat=lambda: record.may_be_flat(decoder.spec)[
                 plan.excerpt.output_range.as_slice if plan.excerpt else slice(None)
             ],
-            explain=partial(_explain, weakref.ref(decoder), preprocess.largest),
-            find_cause=lambda: find_cause(decoder, "decoder", preprocess.largest.value()),
+            explain=partial(_explain, weakref.ref(decoder), record),
+            find_cause=lambda: find_cause(decoder, "decoder", record.largest),
             combine=None if bands is None else bands.all_true,
         )
         mx.eval(timesteps, maps)  # another thread may run the decode, and could not evaluate what is lazy here
@@ -337,10 +325,10 @@ class DecodePipeline:
             keyframes=plan.keyframes,
             planes=tuple(range(len(plan.keyframes))),
         )
-        if not self.work.total and isinstance(source, (LatentSource, KeyframeSource)):
-            self.work.total = plan.multiply_adds / max(1, len(plan.bands))
-        run = Run(decoder, plan, source, context, partial(check_cancelled, self.cancelled), self.work)
-        return _decode_chunks(run, plan, check, bands, self.format or plan.format)
+        if not self.state.work and source.grid[0]:
+            self.state.work = plan.multiply_adds / max(1, len(plan.bands))
+        run = Run(decoder, plan, source, context, self.state)
+        return _decode_chunks(run, plan, check, record, bands, self.format or plan.format)
 
 
 def _video(latents: Any, index: int, num_videos: int) -> Any:
@@ -368,11 +356,11 @@ def _to_levels(chunks: Generator[FrameChunk, None, None], levels: FrameFormat) -
             yield replace(chunk, frames=to_format_in_parts(chunk.frames, levels))
 
 
-def _explain(decoder: Callable[[], Decoder | None], largest: Magnitude) -> str:
+def _explain(decoder: Callable[[], Decoder | None], record: LatentRecord) -> str:
     """Explain why pixels are not finite. A chunk refers to this function, and keeps no weights alive by it."""
     if (network := decoder()) is None:
         return "their VAE is gone; decode again."
-    return explain_not_finite(network, "decoder", largest.value())
+    return explain_not_finite(network, "decoder", record.largest)
 
 
 def _tile_noise(spec: NetworkSpec, plan: DecodePlan, first_frame: int) -> dict[Grid, NoiseShapes]:
@@ -397,11 +385,16 @@ def _check_arriving(plan: DecodePlan) -> None:
 
 
 def _decode_chunks(
-    run: Run, plan: DecodePlan, check: OutputCheck, bands: RowBands | None, levels: FrameFormat | None
+    run: Run,
+    plan: DecodePlan,
+    check: OutputCheck,
+    record: LatentRecord,
+    bands: RowBands | None,
+    levels: FrameFormat | None,
 ) -> Generator[FrameChunk, None, None]:
     """Yield every frame once, in order, as floats in the network's dtype or as levels.
 
-    `bands` joins the bands of all ranks to full frames. The source knows the number of its frames at the end.
+    `bands` joins the bands of all ranks to full frames.
     """
     dtype = run.network.dtype if levels is None else mlx_dtype(levels)
     is_by_time, excerpt = plan.order is Order.TIME, plan.excerpt
@@ -428,7 +421,8 @@ def _decode_chunks(
         return FrameChunk(offset + first, frames, check.is_finite, check.explain)
 
     yield from map(chunk, run.outputs() if is_by_time else _buffered(run, plan, check, finish, dtype))
-    expected, _, _ = run.network.spec.out_grid(run.source.grid)
+    num_latents, height, width = run.source.grid
+    expected, _, _ = run.network.spec.out_grid((num_latents or record.num_frames, height, width))
     expected = excerpt.frames.length if excerpt else expected
     if start != expected:
         raise DecodeError(f"{start} frames came out of the network, and {expected} should have.")
@@ -439,16 +433,14 @@ def _decode_chunks(
 def _buffered(
     run: Run, plan: DecodePlan, check: OutputCheck, finish: Callable[[mx.array], mx.array], dtype: mx.Dtype
 ) -> Iterator[mx.array]:
-    """Yield the frames of a run along rows or columns. All frames are buffered on disk until the last is complete."""
-    axis, start = plan.order.axis, 0
+    """Return the frames of a run along rows or columns. All frames are buffered on disk until the last is complete."""
+
+    def checked(part: mx.array) -> mx.array:
+        check.update(part, 0)
+        return finish(part)
+
     shape = (plan.latent_shape.batch, *plan.video_grid, run.network.spec.out_channels)
-    with FrameBuffer(shape, dtype) as buffer:
-        for part in run.outputs():
-            check.update(part, 0)
-            buffer.write(finish(part), axis, start)
-            start += part.shape[axis]
-            del part
-        yield from buffer.read()
+    return buffer_frames(map(checked, run.outputs()), shape, dtype, plan.order.axis)
 
 
 class PushedDecode:

@@ -1,11 +1,9 @@
 """Executes an encode plan: checks and converts frames, cuts them into pieces, and yields normalized latents."""
 
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain, islice
 
 import mlx.core as mx
@@ -19,12 +17,12 @@ from ..models.base import Encoder, SoundEncoder
 from ..models.specs import LONG_CLIP, NetworkSpec
 from ..options import PLAN_DEFAULTS, PlanOptions, check_no_options
 from ..planning.plan import EncodePlan, check_plan
-from ..shapes import Axis, ScaleFactors, format_size
+from ..shapes import ScaleFactors, format_size
 from ..streaming.context import StreamContext
 from ..tiling.layout import TileBox
 from ..units import format_count
 from .output_check import explain_not_finite
-from .run import ChunkStream, Run, WorkCount, check_cancelled, make_bands, peek
+from .run import ChunkStream, Run, RunState, make_bands, peek
 from .sources import Source, crop_space
 
 Frames = mx.array | np.ndarray
@@ -142,44 +140,32 @@ class Preprocess:
         return frames.astype(self.dtype)
 
 
-class FrameStreamSource(Source):
-    """Iterator of frames as the input of an encoder. Only a few frames are in memory at a time.
+def frame_source(frames: Iterable[Frames], preprocess: Preprocess, plan: EncodePlan | None) -> Source:
+    """Return an iterator of frames as the input of an encoder. Only a few frames are in memory at a time.
 
     `grid` has the frame size and the plan's number of frames. Without a plan, it has the frames of a long clip: even
     longer clips take no more memory.
     """
-
-    def __init__(self, frames: Iterable[Frames], preprocess: Preprocess, plan: EncodePlan | None = None) -> None:
-        first, self._frames = peek(map(to_channels_last, frames), "there are no frames to encode.")
-        preprocess.check_size(first)
-        self._preprocess = preprocess
-        self.batch = first.shape[0]
-        num_frames = 1 + LONG_CLIP * preprocess.scale.time if plan is None else plan.num_frames
-        self.grid = (num_frames, first.shape[2], first.shape[3])
-
-    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        frames, self._frames = self._frames, chain()
-        return self._preprocess.pieces(frames, chunk)
+    first, parts = peek(map(to_channels_last, frames), "there are no frames to encode.")
+    preprocess.check_size(first)
+    num_frames = 1 + LONG_CLIP * preprocess.scale.time if plan is None else plan.num_frames
+    batch, _, height, width, _ = first.shape
+    return Source(batch, (num_frames, height, width), lambda _, chunk: preprocess.pieces(parts, chunk))
 
 
-class ClipSource(FrameStreamSource):
-    """Clip in one array as the input of an encoder. `grid` is (F, H, W) after padding or dropping frames."""
+def clip_source(clip: Frames, preprocess: Preprocess) -> Source:
+    """Return a clip in one array as the input of an encoder. `grid` is (F, H, W) after padding or dropping frames."""
+    frames = to_channels_last(clip)
+    preprocess.check_size(frames)
+    batch, length, height, width, _ = frames.shape
 
-    def __init__(self, clip: Frames, preprocess: Preprocess) -> None:
-        super().__init__([clip], preprocess)
-        self._clip = to_channels_last(clip)
-        frames = preprocess.spec.usable_frames(self._clip.shape[1], pad=preprocess.pad)
-        self.grid = (frames, *self.grid[1:])
+    def crops(boxes: Sequence[TileBox], chunk: int) -> Iterator[mx.array]:
+        """Cut tiles of the same time interval. The last one may extend beyond the clip and is padded."""
+        time = range(boxes[0][0].start, min(boxes[0][0].end, length))
+        return preprocess.pieces((crop_space(frames[:, frame : frame + 1], boxes) for frame in time), chunk)
 
-    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
-        # The last tile may extend beyond the clip and is padded.
-        return [self._preprocess.pieces(self._crops(boxes), chunk) for boxes in batches]
-
-    def _crops(self, boxes: Sequence[TileBox]) -> Iterator[mx.array]:
-        """Yield single frames of boxes that have the same time interval."""
-        time = boxes[0][0]
-        for frame in range(time.start, min(time.end, self._clip.shape[1])):
-            yield crop_space(self._clip[:, frame : frame + 1], boxes)
+    grid = (preprocess.spec.usable_frames(length, pad=preprocess.pad), height, width)
+    return Source(batch, grid, lambda _, chunk: preprocess.pieces([frames], chunk), crops)
 
 
 def cut_windows(
@@ -237,9 +223,7 @@ class EncodePipeline:
     plan_options: PlanOptions = PLAN_DEFAULTS
     pad: bool = False
     group: mx.distributed.Group | None = None
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    bands: list[RowBands] = field(default_factory=list)  # filled by the run, if it is divided in bands
-    work: WorkCount = field(default_factory=WorkCount)
+    state: RunState = field(default_factory=RunState)
 
     def stream(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> EncodeStream:
         """Check the options, and return the latents of a clip in one array, or of frames as they arrive."""
@@ -265,16 +249,15 @@ class EncodePipeline:
                 "tiles in time take the whole clip as one array; leave out temporal_config, since a stream is exact in "
                 "time and shorter tiles save no memory."
             )
-        return EncodeStream(self._encode(frames, plan), self.cancelled, self.bands, self.work)
+        return EncodeStream(self._encode(frames, plan), self.state)
 
     def _encode(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> Generator[mx.array, None, None]:
         """Yield latents in the encoder's dtype, evaluated."""
         encoder, preprocess = self.encoder, Preprocess(self.encoder.spec, self.encoder.dtype, self.pad)
-        source = (
-            ClipSource(frames, preprocess)
-            if isinstance(frames, Frames)
-            else FrameStreamSource(frames, preprocess, plan)
-        )
+        if isinstance(frames, Frames):
+            source = clip_source(frames, preprocess)
+        else:
+            source = frame_source(frames, preprocess, plan)
         shape = (source.batch, 3, *source.grid)
         if plan is None:
             plan = self.make_plan(shape, self.plan_options)
@@ -283,12 +266,11 @@ class EncodePipeline:
             raise PlanError(f"the plan was made for frames (B, 3, F, H, W) of {plan_shape}; these are {shape}.")
         bands = make_bands(self.group, plan)
         if bands is not None:
-            self.bands.append(bands)
+            self.state.bands.append(bands)
             rows, scale = plan.bands[bands.rank], encoder.spec.scale.height
             preprocess.rows = slice(rows.start * scale, rows.end * scale)
-        self.work.total = plan.multiply_adds / max(1, len(plan.bands))
-        check = partial(check_cancelled, self.cancelled)
-        run = Run(encoder, plan, source, StreamContext(neighbors=bands), check, self.work)
+        self.state.work = plan.multiply_adds / max(1, len(plan.bands))
+        run = Run(encoder, plan, source, StreamContext(neighbors=bands), self.state)
         yield from encoded(run, encoder, bands)
 
 

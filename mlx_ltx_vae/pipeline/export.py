@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
 from pathlib import Path
@@ -41,19 +41,6 @@ Arrays = dict[str, mx.array]
 Call = dict[str, Any]  # the number of a function, and the names of arrays
 
 
-@dataclass(frozen=True)
-class Program:
-    """Calls of functions, and the numbers of those of each step.
-
-    The last one of `steps` repeats for all later latent frames. A clip ends with the one of `ends` that belongs to its
-    number of latent frames, or else the last one.
-    """
-
-    calls: list[Call]
-    steps: list[list[int]]
-    ends: list[list[int]]
-
-
 class Tensors:
     """Arrays of a decoder that functions take as arguments, by name: weights, statistics, and maps of noise."""
 
@@ -80,7 +67,7 @@ class Tensors:
             parent, _, leaf = name.rpartition(".")
             if name in statistics:
                 statistics[name] = array
-                self._decoder.statistics = Statistics(**statistics)
+                self._decoder.statistics = Statistics(statistics["mean"], statistics["std"])
             elif name.startswith(_NOISE):
                 self.maps[name.removeprefix(_NOISE)] = array
             else:
@@ -236,10 +223,12 @@ class _Recording:
         self.tensors = Tensors(decoder, self._draws.maps)
         mx.eval(self.tensors.all())
 
-    def program(self) -> Program:
-        """Run clips with 1, 2, 3, ... latent frames, until one takes the calls of the one before it.
+    def program(self) -> tuple[list[Call], list[list[int]], list[list[int]]]:
+        """Return the calls of functions, and the numbers of those of each step and of each end.
 
-        If it also leaves the same caches, all latent frames from there on take these calls.
+        The last step repeats for all later latent frames. A clip ends with the end that belongs to its number of latent
+        frames, or else the last one. Clips with 1, 2, 3, ... latent frames run until one takes the calls of the one
+        before it. If it also leaves the same caches, all latent frames from there on take these calls.
         """
         numbers: dict[str, int] = {}
         steps: list[list[int]] = []
@@ -249,7 +238,7 @@ class _Recording:
             *calls, state = self._clip(count)
             step, end = ([numbers.setdefault(json.dumps(call), len(numbers)) for call in part] for part in calls)
             if steps and (step, state) == (steps[-1], cached):
-                return Program([json.loads(call) for call in numbers], steps, ends)
+                return [json.loads(call) for call in numbers], steps, ends
             steps.append(step)
             ends.append(end)
             cached = state
@@ -334,14 +323,15 @@ def export_decode(
     with part_folder(target) as output, writing_to(target):
         functions = Functions(output.path)
         recording = _Recording(decoder, plan, options, functions)
-        program, arrays = recording.program(), recording.tensors.all()
+        (calls, steps, ends), arrays = recording.program(), recording.tensors.all()
+        values_hash = fingerprint(arrays)
         content = {
             "format": FORMAT,
             "mlx": MLX_VERSION,
             "backend": backend().value,
             "dtype": dtype_name(decoder.dtype),
             "generation": generation,
-            "fingerprint": fingerprint(arrays),
+            "fingerprint": values_hash,
             "latents": [plan.latent_shape.channels, plan.latent_shape.height, plan.latent_shape.width],
             "frames": [plan.height, plan.width],
             "first_frames": decoder.spec.first_frames,
@@ -352,11 +342,13 @@ def export_decode(
                 "peak_bytes": plan.peak_bytes,
                 "buffer_cache_bytes": plan.memory.buffer_cache,
             },
-            **asdict(program),
+            "calls": calls,
+            "steps": steps,
+            "ends": ends,
         }
         (output.path / "decode.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
         if weights:
-            metadata = {"format": "mlx", "fingerprint": content["fingerprint"]}
+            metadata = {"format": "mlx", "fingerprint": values_hash}
             try:
                 mx.save_safetensors(str(output.path / "weights.safetensors"), arrays, metadata)
             except RuntimeError as error:

@@ -140,12 +140,17 @@ class Film:
         if plan is not None:
             frames = plan.film_frames
         layout, num_frames = self.layout(pipeline.config.scale, spec, frames), None
-        pipeline.work.total = 0 if plan is None else plan.multiply_adds
+        pipeline.state.work = 0 if plan is None else plan.multiply_adds
         if self.is_complete:
             self.check_values(layout, spec, frames)
             num_frames = layout.num_frames if frames is None else frames[1] - frames[0]
         joined: Crossfade[FrameChunk] = Crossfade(
-            "frames", Axis.TIME, _linear, longest=FRAMES_PER_CONVERSION, check=FrameChunk.check
+            lambda chunk: chunk.frames,
+            lambda chunk, start, frames: replace(chunk, start=start, frames=frames),
+            Axis.TIME,
+            _linear,
+            longest=FRAMES_PER_CONVERSION,
+            check=FrameChunk.check,
         )
         return joined.join(_decode_parts(pipeline, self, layout, plan, frames)), num_frames
 
@@ -193,8 +198,9 @@ def _decode_parts(
         if window_frames is not None:
             if plan is None:
                 make = partial(pipeline.make_plan, shape)
-                changes = {"keyframes": frame_numbers(keyframes), "held_frames": blend}
-                plan_options = pipeline.consumer_options(**changes)
+                plan_options = replace(
+                    pipeline.consumer_options(), keyframes=frame_numbers(keyframes), held_frames=blend
+                )
                 window_plan = plan_window(make, plan_options, window_frames, spec.out_grid(shape.grid)[0])
             else:
                 window_plan = plan.windows[number]

@@ -5,8 +5,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterable, Iterator
 
 import mlx.core as mx
 import numpy as np
@@ -23,43 +22,43 @@ _ZEROS_AT_ONCE = 2**20  # bytes
 _BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 
 
-class FrameBuffer(AbstractContextManager["FrameBuffer"]):
-    """Context manager that stores frames (B, F, H, W, 3) in a mapped file without a name in the temporary folder."""
+def buffer_frames(parts: Iterable[mx.array], shape: tuple[int, ...], dtype: mx.Dtype, axis: Axis) -> Iterator[mx.array]:
+    """Store parts of every frame, (B, F, h, w, 3) in order along an axis; then yield the frames, a few at a time.
 
-    def __init__(self, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
-        self._dtype = dtype
-        size = math.prod(shape) * dtype.size
-        try:
-            # The file has no name, so that it is deleted even if the process is killed.
-            with uninterrupted():
-                self._file = tempfile.TemporaryFile(prefix="mlx_ltx_vae-")  # noqa: SIM115
-            with ExitStack() as stack:
-                stack.callback(self._file.close)
-                _reserve(self._file.fileno(), size)
-                self._frames = np.memmap(self._file, np.dtype(f"u{dtype.size}"), "r+", shape=shape)
-                stack.pop_all()
-        except OSError as error:
-            raise PlanError(
-                f"decoding by rows or columns keeps {format_bytes(size)} of frames in "
-                f"{tempfile.tempdir or 'the folder for temporary files'}, which cannot hold them "
-                f"({error.strerror or error}); set TMPDIR to a larger disk, or decode with order time."
-            ) from error
+    `shape` is that of all frames (B, F, H, W, 3), which are in a mapped file.
+    """
+    frames = _map_file(shape, dtype)
+    try:
+        start = 0
+        for part in parts:
+            index = [slice(None)] * part.ndim
+            index[axis] = slice(start, start + part.shape[axis])
+            frames[tuple(index)] = np.asarray(part.view(_BITS[dtype.size]))
+            start += part.shape[axis]
+            del part
+        for start in range(0, shape[1], _FRAMES_AT_ONCE):
+            bits = mx.array(np.array(frames[:, start : start + _FRAMES_AT_ONCE]))
+            yield bits.view(dtype)
+    finally:
+        del frames  # and its file, also while a traceback refers to this function
 
-    def write(self, part: mx.array, axis: Axis, start: int) -> None:
-        """Store a part of every frame, (B, F, h, w, 3), at index `start` along `axis`."""
-        index = [slice(None)] * part.ndim
-        index[axis] = slice(start, start + part.shape[axis])
-        self._frames[tuple(index)] = np.asarray(part.view(_BITS[self._dtype.size]))
 
-    def read(self) -> Iterator[mx.array]:
-        """Yield the stored frames in order, a few at a time: (B, n, H, W, 3)."""
-        for start in range(0, self._frames.shape[1], _FRAMES_AT_ONCE):
-            bits = mx.array(np.array(self._frames[:, start : start + _FRAMES_AT_ONCE]))
-            yield bits.view(self._dtype)
-
-    def __exit__(self, *_: object) -> None:
-        del self._frames
-        self._file.close()
+def _map_file(shape: tuple[int, ...], dtype: mx.Dtype) -> np.memmap:
+    """Map a new file without a name in the temporary folder; raise a `PlanError` if that cannot hold it."""
+    size = math.prod(shape) * dtype.size
+    try:
+        # The file has no name, so that it is deleted even if the process is killed.
+        with uninterrupted():
+            file = tempfile.TemporaryFile(prefix="mlx_ltx_vae-")  # noqa: SIM115
+        with file:  # it stays open in the mapping
+            _reserve(file.fileno(), size)
+            return np.memmap(file, np.dtype(f"u{dtype.size}"), "r+", shape=shape)
+    except OSError as error:
+        raise PlanError(
+            f"decoding by rows or columns keeps {format_bytes(size)} of frames in "
+            f"{tempfile.tempdir or 'the folder for temporary files'}, which cannot hold them "
+            f"({error.strerror or error}); set TMPDIR to a larger disk, or decode with order time."
+        ) from error
 
 
 def _reserve(descriptor: int, size: int) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import get_args
 
 import mlx.core as mx
@@ -63,16 +64,12 @@ class HDROptions:
 
         With `is_exr` the output is EXR, whatever its name.
         """
-
-        def step(target: str, exposure: float = 0) -> FrameStep:
-            return FrameStep(_Convert(self.transfer, target, exposure), _STEP_BYTES)
-
-        output, sdr = options.frames, step("sdr", self.exposure)
+        output, sdr = options.frames, _step(self.transfer, "sdr", self.exposure)
         frames = FrameOutput(output.format, (sdr, *output.steps))
         if self.signal != "sdr":
             format = FrameFormat(RGB16.pixel_format, primaries="bt2020", transfer=_TRANSFERS[self.signal])
-            frames = FrameOutput(format, (step(self.signal), *output.steps))
-        light = FrameOutput(EXR_SPACES[self.exr_space], (step(self.exr_space),))
+            frames = FrameOutput(format, (_step(self.transfer, self.signal), *output.steps))
+        light = FrameOutput(EXR_SPACES[self.exr_space], (_step(self.transfer, self.exr_space),))
         folder = None if self.exr is None else expand_path(self.exr, WriterError)
         return replace(
             options,
@@ -97,34 +94,32 @@ def choose_hdr(options: OutputOptions, hdr: HDR, dtype: mx.Dtype) -> OutputOptio
     return (hdr if isinstance(hdr, HDROptions) else HDROptions(hdr)).choose_frames(options)
 
 
-# A frozen dataclass, so that outputs with the same frames are equal, and the frames are computed once.
-@dataclass(frozen=True)
-class _Convert:
-    """Conversion of codes to a signal or to pixels of EXR images, part by part, which takes less memory."""
+@cache  # so that outputs with the same frames are equal, and the frames are computed once
+def _step(transfer: Transfer, target: str, exposure: float = 0) -> FrameStep:
+    """Return the step that converts codes to a `SignalName` or an `ExrSpaceName`, part by part to take less memory."""
 
-    transfer: Transfer
-    target: str  # a `SignalName` or an `ExrSpaceName`
-    exposure: float = 0
-
-    def __call__(self, frames: mx.array, _: FrameFormat) -> mx.array:
+    def apply(frames: mx.array, _: FrameFormat) -> mx.array:
         pixels = frames.reshape(-1, 3)
         converted = mx.zeros(pixels.shape)
         length = -(-pixels.shape[0] // _NUM_PARTS)
         for start in range(0, pixels.shape[0], length):
             part = slice(start, start + length)
-            converted[part] = self._convert(pixels[part])
+            converted[part] = _convert(pixels[part], transfer, target, exposure)
             mx.eval(converted)
         return converted.reshape(frames.shape)
 
-    def _convert(self, codes: mx.array) -> mx.array:
-        if self.target == self.transfer:
-            return mx.clip(codes, 0, 1)
-        if self.target == "acescct":
-            return to_codes(to_linear(codes, self.transfer, "acescg"), "acescct", "acescg")
-        light = to_linear(codes, self.transfer, _PRIMARIES.get(self.target, "rec709"))
-        if self.target == "sdr":
-            return to_sdr(light, self.exposure)
-        return _SIGNALS[self.target](light) if self.target in _SIGNALS else light
+    return FrameStep(apply, _STEP_BYTES)
+
+
+def _convert(codes: mx.array, transfer: Transfer, target: str, exposure: float) -> mx.array:
+    if target == transfer:
+        return mx.clip(codes, 0, 1)
+    if target == "acescct":
+        return to_codes(to_linear(codes, transfer, "acescg"), "acescct", "acescg")
+    light = to_linear(codes, transfer, _PRIMARIES.get(target, "rec709"))
+    if target == "sdr":
+        return to_sdr(light, exposure)
+    return _SIGNALS[target](light) if target in _SIGNALS else light
 
 
 def to_encoder_pixels(frames: np.ndarray, meaning: HDRInput) -> mx.array:

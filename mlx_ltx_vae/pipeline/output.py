@@ -191,16 +191,15 @@ class DecodeOutput:
                     options = replace(options, audio=self.sound(index))
                 sink = open_sink(file, size=size, fps=self.fps, options=options, num_frames=num_frames)
                 sinks[stack.enter_context(sink)], file_names[sink] = options.frames, (file, sink.name)
-            for chunk in bar.follow(chunks, stream.work):
+            for chunk in bar.follow(chunks, stream.state):
                 write_chunk(chunk, sinks)
                 is_one_color = is_one_color and chunk.is_plain()
                 first_seconds = first_seconds or time.perf_counter() - start
                 written += chunk.frames.shape[1]
             bar.enter("writing", lambda: max((sink.num_waiting for sink in sinks), default=0))
         self.rename({file: sink.name for sink, (file, name) in file_names.items() if sink.name != name})
-        return self.report(
-            plan,
-            size,
+        return replace(
+            self.report(plan, size),
             output=self.names[index],
             frames=written,
             seconds=time.perf_counter() - start,
@@ -209,17 +208,20 @@ class DecodeOutput:
             sent_bytes=stream.sent_bytes,
         )
 
-    def report(self, plan: DecodePlan | None, size: Size, **values: Any) -> DecodeReport:
-        """Return the report of a video; by default, of one without any frames."""
-        nothing: dict[str, Any] = {"output": [], "frames": 0, "seconds": 0.0, "first_frame_seconds": 0.0}
+    def report(self, plan: DecodePlan | None, size: Size) -> DecodeReport:
+        """Return the report of a video without any frames."""
         return DecodeReport(
+            output=[],
+            frames=0,
             width=size[0],
             height=size[1],
             fps=self.fps,
             sample_rate=self._sample_rate,
+            seconds=0.0,
+            first_frame_seconds=0.0,
+            one_color=True,
             peak_memory_bytes=mx.get_peak_memory(),
             plan=plan,
-            **{**nothing, "one_color": True, **values},
         )
 
     def rename(self, names: Mapping[str, str]) -> None:

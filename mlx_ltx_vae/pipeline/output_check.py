@@ -25,17 +25,17 @@ class FrameFlags:
 
     def __init__(self) -> None:
         self._parts: list[mx.array] = []
-        self._length = 0
+        self.length = 0  # number of frames
 
     def update(self, start: int, flags: mx.array) -> None:
         """Add the flags (n,) of the frames from `start` on. `start` is at most the number of frames so far."""
-        num_existing = min(self._length - start, flags.shape[0])
+        num_existing = min(self.length - start, flags.shape[0])
         if num_existing > 0:
             joined = self.all()
             joined[start : start + num_existing] = joined[start : start + num_existing] & flags[:num_existing]
             self._parts, flags = [joined], flags[num_existing:]
         self._parts.append(flags)
-        self._length += flags.shape[0]
+        self.length += flags.shape[0]
         if len(self._parts) > _MAX_PARTS:
             self._parts = [self.all()]
         mx.async_eval(self._parts[-2:])

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from ..errors import printable
 from ..units import format_count
-from .run import WorkCount
+from .run import RunState
 
 if TYPE_CHECKING:
     from .frames import FrameChunk
@@ -44,7 +44,7 @@ class FrameBar(Bar):
     # tqdm reads them before they are set.
     _label = _name = _phase = ""
     _base = _item_frames = _num_frames = 0  # of finished files; of this file; those of this file that are done
-    _work: WorkCount | None = None
+    _state: RunState | None = None
     _ends_with_frames = False  # whether the last frame is the end of the work
     _waiting: Callable[[], int] | None = None
     _start_time: float | None = None  # of the first step
@@ -59,7 +59,6 @@ class FrameBar(Bar):
         interval: float = 0,
         as_json: bool = False,
         on_frames: Callable[[int, int], object] | None = None,
-        **options: Any,
     ) -> None:
         """Make a bar for `total` frames of all files, or `None` if that is not known.
 
@@ -70,7 +69,7 @@ class FrameBar(Bar):
         """
         self._write, self._interval, self._as_json, self._on_frames = write, interval, as_json, on_frames
         self._made_time, self._ended, self._counts_lock = time.monotonic(), threading.Event(), threading.Lock()
-        super().__init__(total=total, disable=disable, **options)
+        super().__init__(total=total, disable=disable, dynamic_ncols=True)
         self.total = total
         if not disable or write is not None:
             self._interval = interval if disable else _SECONDS_PER_DRAWING
@@ -81,7 +80,7 @@ class FrameBar(Bar):
         """Show the name of a file of so many frames after a label, and what is done until its first step."""
         with self._counts_lock:  # the thread must not count the frames of the last file twice
             self._base, self._item_frames, self._num_frames = self._base + self._item_frames, num_frames or 0, 0
-            self._label, self._name, self._work, self._ends_with_frames = label, printable(name), None, False
+            self._label, self._name, self._state, self._ends_with_frames = label, printable(name), None, False
         self.enter(phase)
 
     def enter(self, phase: str, waiting: Callable[[], int] | None = None) -> None:
@@ -91,10 +90,10 @@ class FrameBar(Bar):
             self._write(json.dumps(self.values()))
         self.refresh()
 
-    def follow(self, chunks: "Iterable[FrameChunk]", work: WorkCount | None = None) -> "Iterator[FrameChunk]":
-        """Return the chunks of a decode as an iterator that counts their frames. `work` is the work of the decode."""
+    def follow(self, chunks: "Iterable[FrameChunk]", state: RunState | None = None) -> "Iterator[FrameChunk]":
+        """Return the chunks of a decode as an iterator that counts their frames. `state` is that of the decode."""
         self._ends_with_frames = True
-        self.watch(work)
+        self.watch(state)
 
         def count(chunk: "FrameChunk") -> "FrameChunk":
             self.update(chunk.frames.shape[1])
@@ -102,9 +101,9 @@ class FrameBar(Bar):
 
         return map(count, chunks)
 
-    def watch(self, work: WorkCount | None) -> None:
+    def watch(self, state: RunState | None) -> None:
         """Show the work of the steps from now on; `None` means that the frames are all that is known."""
-        self._work, self._start_time = work, self._start_time or time.monotonic()
+        self._state, self._start_time = state, self._start_time or time.monotonic()
 
     def update(self, n: float | None = 1) -> None:
         """Count frames that are done."""
@@ -143,7 +142,7 @@ class FrameBar(Bar):
         """Fraction of the work of all files that is done, or `None` if the number of frames is not known."""
         if not self.total:
             return None
-        work = None if self._work is None else self._work.fraction
+        work = None if self._state is None else self._state.fraction
         is_complete = self._ends_with_frames and self._num_frames >= self._item_frames
         item = self._num_frames if work is None or is_complete else work * self._item_frames
         return min(1.0, (self._base + item) / self.total)
@@ -218,7 +217,7 @@ def open_bar(progress: Progress, total: int | None, *, name: str = "video") -> I
         yield progress
         return
     function = progress if callable(progress) else None
-    with FrameBar(total=total, disable=progress is not True, on_frames=function, dynamic_ncols=True) as bar:
+    with FrameBar(total=total, disable=progress is not True, on_frames=function) as bar:
         bar.start(name, "decoding", num_frames=total)
         yield bar
 

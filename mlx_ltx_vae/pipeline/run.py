@@ -4,7 +4,7 @@ import inspect
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +18,7 @@ from ..backend.device import explained_device_errors, freed_memory_kept, give_ba
 from ..backend.mlx_utils import split
 from ..distributed import Ranks, RowBands
 from ..errors import DecodeCancelled, LatentsError, PlanError
+from ..frame_format import FrameOutput
 from ..models.base import Network
 from ..models.specs import NetworkSpec
 from ..planning.plan import DecodePlan, Mode, Order, Plan, choose_variant
@@ -27,8 +28,8 @@ from ..streaming.context import Stage, StreamContext
 from ..streaming.driver import run_chain, run_stream, run_whole
 from ..tiling.blend import SpatialBlender, blend_tiles
 from ..tiling.layout import Tile, TileBox, TileLayout, tile_batches
-from .keyframes import PlaneSource
-from .sources import LayerSource, Source
+from .keyframes import plane_crops
+from .sources import Crops, Source, layer_crops
 
 Part = TypeVar("Part")
 
@@ -38,33 +39,56 @@ StreamT = TypeVar("StreamT", bound="ChunkStream")
 _PACKAGE = __name__.partition(".")[0]
 
 
+@dataclass
+class RunState:
+    """State that a run, or several one after another, share with their stream.
+
+    Attributes:
+        cancelled: set by any thread to end the run at its next step.
+        bands: exchange data with other ranks. Empty if there is one rank, and until the first chunk.
+        work: multiply-adds of the run, or 0 if that is not known.
+        done: those that are done.
+        outputs, joined: options of a plan for what becomes of the frames. A plan that is made at the first chunk gets
+            those that were set by then.
+    """
+
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    bands: list[RowBands] = field(default_factory=list)
+    work: float = 0.0
+    done: float = 0.0
+    outputs: tuple[FrameOutput, ...] = ()
+    joined: bool | int = False
+
+    @property
+    def fraction(self) -> float | None:
+        """Fraction of the work that is done, or `None` if it is not known."""
+        return min(1.0, self.done / self.work) if self.work else None
+
+    def check(self) -> None:
+        """Raise `DecodeCancelled` if the run was cancelled. Called between the steps of a run."""
+        if self.cancelled.is_set():
+            raise DecodeCancelled("the run was cancelled.")
+
+
 class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"], Generic[Chunk]):
     """Chunks of one run, in order. As a context manager, it closes itself.
 
     One thread at a time takes chunks; `cancel` may be called from any thread at any time. `next` raises a `ValueError`
     while a chunk is being computed, as a generator does: the latents may be from an iterator that uses the stream.
-    `bands`, which exchange data with other ranks, are empty if there is one rank, and until the first chunk. `work` is
-    the work of the run so far.
+    `state` is shared with the run.
     """
 
-    def __init__(
-        self,
-        chunks: Generator[Chunk, None, None],
-        cancelled: threading.Event,
-        bands: Sequence[RowBands] = (),
-        work: "WorkCount | None" = None,
-    ) -> None:
-        self._chunks, self._cancelled, self._bands = chunks, cancelled, bands
-        self.work = work or WorkCount()
+    def __init__(self, chunks: Generator[Chunk, None, None], state: RunState) -> None:
+        self._chunks, self.state = chunks, state
         self._running = threading.Lock()
         self._is_computing = False
 
     def __next__(self) -> Chunk:
-        check_cancelled(self._cancelled)
+        self.state.check()
         if self._is_computing:
             raise ValueError("the stream is already computing a chunk; take the next one when that is done.")
         with self._running:
-            check_cancelled(self._cancelled)
+            self.state.check()
             self._is_computing = True
             try:
                 with arrays_released(), explained_device_errors():
@@ -83,7 +107,7 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
             finally:
                 self._running.release()
         else:
-            self._cancelled.set()
+            self.state.cancelled.set()
 
     def cancel(self) -> None:
         """End the run from any thread, without waiting.
@@ -91,18 +115,18 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
         The thread that takes chunks gets `DecodeCancelled`, at the end of the current step or at its next call, so that
         an incomplete file is not kept. Memory is freed then, or now if no chunk is being computed.
         """
-        self._cancelled.set()
+        self.state.cancelled.set()
         self.close()
 
     @property
     def sent_bytes(self) -> int:
         """Number of bytes that this process has sent to other ranks so far."""
-        return sum(bands.sent_bytes for bands in self._bands)
+        return sum(bands.sent_bytes for bands in self.state.bands)
 
     def __repr__(self) -> str:
-        states = {inspect.GEN_CREATED: "not started", inspect.GEN_CLOSED: "ended"}
-        state = states.get(inspect.getgeneratorstate(self._chunks), "started")
-        return f"{type(self).__name__}({'cancelled' if self._cancelled.is_set() else state})"
+        phases = {inspect.GEN_CREATED: "not started", inspect.GEN_CLOSED: "ended"}
+        phase = phases.get(inspect.getgeneratorstate(self._chunks), "started")
+        return f"{type(self).__name__}({'cancelled' if self.state.cancelled.is_set() else phase})"
 
     def __enter__(self: StreamT) -> StreamT:
         return self
@@ -128,12 +152,6 @@ def arrays_released() -> Iterator[None]:
                         frame.clear()
             exception = exception.__context__
         raise
-
-
-def check_cancelled(cancelled: threading.Event) -> None:
-    """Raise `DecodeCancelled` if the flag is set, by any thread. Called between the steps of a run."""
-    if cancelled.is_set():
-        raise DecodeCancelled("the run was cancelled.")
 
 
 def join_parts(parts: Iterable[mx.array], axis: int, length: int | None) -> mx.array:
@@ -176,29 +194,15 @@ def peek(parts: Iterable[Part], message: str) -> tuple[Part, Iterator[Part]]:
     return first, chain(map(list.pop, [[first]]), iterator)
 
 
-@dataclass
-class WorkCount:
-    """Multiply-adds of a run: all of them, or 0 if that is not known, and those that are done."""
-
-    total: float = 0.0
-    done: float = 0.0
-
-    @property
-    def fraction(self) -> float | None:
-        """Fraction that is done, or `None` if it is not known."""
-        return min(1.0, self.done / self.total) if self.total else None
-
-
 @dataclass(frozen=True)
 class Run:
-    """Execution of a plan. `check` is called before each step; an exception in it ends the run."""
+    """Execution of a plan."""
 
     network: Network
     plan: Plan
     source: Source
     context: StreamContext = field(default_factory=StreamContext)
-    check: Callable[[], None] = lambda: None
-    work: WorkCount = field(default_factory=WorkCount)
+    state: RunState = field(default_factory=RunState)
 
     def outputs(self) -> Iterator[mx.array]:
         """Return the network's outputs, arrays (B, T, H, W, C) in order along the axis of the plan's order.
@@ -235,10 +239,10 @@ class Run:
 
     @contextmanager
     def _around_step(self, multiply_adds: float) -> Iterator[None]:
-        self.check()
+        self.state.check()
         with step_settings(self.plan.memory.buffer_cache):
             yield
-        self.work.done += multiply_adds
+        self.state.done += multiply_adds
 
     def _stages(
         self, context: StreamContext, spec: NetworkSpec, grid: Grid | None, layers: slice = slice(None)
@@ -252,7 +256,7 @@ class Run:
     @property
     def _grid(self) -> Grid | None:
         """Grid of the input, if its work is counted."""
-        return self.source.grid if self.work.total else None
+        return self.source.grid if self.state.work else None
 
     @property
     def _spec(self) -> NetworkSpec:
@@ -344,7 +348,7 @@ class Run:
             spec, layers = self._spec.before_tiles(), slice(layout.start)
             cells = self._stream(pieces, self.context, spec, self._grid, layers)
             has_planes = bool(self.context.keyframes)
-            source = self._plane_source(cells, layout) if has_planes else LayerSource(source, cells)
+            source = replace(source, crops=self._plane_crops(cells, layout) if has_planes else layer_crops(cells))
 
         def run_tiles(tiles: list[Tile]) -> list[mx.array]:
             (stream,) = self._tile_streams([tiles], source, layout)
@@ -360,10 +364,10 @@ class Run:
                 frames = map(itemgetter((full, full, rows.as_slice, columns.as_slice)), _between(frames, span))
             yield from frames
 
-    def _plane_source(self, outputs: Iterator[mx.array], layout: TileLayout) -> "PlaneSource":
+    def _plane_crops(self, outputs: Iterator[mx.array], layout: TileLayout) -> Crops:
         keyframes = self.context.keyframes
         planes = {tile.latent[0]: tile.planes(keyframes) for tile, *_ in layout.groups()}
-        return PlaneSource(self.source, outputs, len(keyframes), planes)
+        return plane_crops(outputs, len(keyframes), planes)
 
     def _crop_context(self, tiles: Sequence[Tile]) -> StreamContext:
         """Return the context of a batch of tiles, with the part of the picture's noise of each tile."""

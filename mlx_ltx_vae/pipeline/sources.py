@@ -1,7 +1,7 @@
 """Provides the input of a run piece by piece: latents of an array, a file or an iterator, or results of layers."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import tee
 from math import prod
@@ -15,6 +15,7 @@ from ..backend.mlx_utils import count_nonfinite, evaluate, native_array, take_jo
 from ..errors import LatentsError, option, warn
 from ..models.base import Decoder
 from ..models.noise import Draws, LatentBox
+from ..models.specs import NetworkSpec
 from ..shapes import Axis, Grid, Interval, sampled_frames
 from ..tiling.layout import TileBox
 from .output_check import FrameFlags
@@ -26,22 +27,30 @@ _MIN_USUAL_STD, _MAX_USUAL_STD = 1 / 3, 3.0
 _LEAST_VALUES = 32  # of a channel: a corner of a clip varies less
 
 
-class Source(ABC):
-    """Input of a run."""
+#: Yields the pieces of a batch of boxes of equal shape along time, so many positions at a time. A piece starts with all
+#: items of the first box.
+Crops = Callable[[Sequence[TileBox], int], Iterator[mx.array]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Input of a run.
+
+    Attributes:
+        grid: extents in time, height and width. The time is 0 for latents that arrive, whose number is not known.
+        pieces: yields the input in order along an axis, so many positions at a time, as arrays (B, T, H, W, C).
+        crops: reads tiles. `None` cuts them from pieces of full frames; the boxes must then span the input in time.
+    """
 
     batch: int
-    grid: Grid  # extents in time, height and width
-
-    @abstractmethod
-    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        """Yield the input in order along `axis`, `chunk` positions at a time, as arrays (B, T, H, W, C)."""
+    grid: Grid
+    pieces: Callable[[Axis, int], Iterator[mx.array]]
+    crops: Crops | None = None
 
     def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
-        """Return an iterator of pieces in order along time for each batch of boxes of equal shape.
-
-        A piece starts with all items of the first box. The iterators are advanced in turns. In this implementation the
-        boxes must span the input in time.
-        """
+        """Return an iterator as `crops` does for each batch of boxes. The iterators are advanced in turns."""
+        if self.crops is not None:
+            return [self.crops(boxes, chunk) for boxes in batches]
         copies = tee(self.pieces(Axis.TIME, chunk), len(batches))
         return [map(partial(crop_space, boxes=boxes), copy) for copy, boxes in zip(copies, batches, strict=True)]
 
@@ -52,34 +61,27 @@ def crop_space(frames: mx.array | np.ndarray, boxes: Sequence[TileBox]) -> mx.ar
     return mx.concatenate([to_mlx(crop, "frames") for crop in crops])
 
 
-class LayerSource(Source):
-    """Results of a network's first layers for a source. Tiles are cut from them in the order of their frames.
+def layer_crops(results: Iterator[mx.array]) -> Crops:
+    """Return the crops of tiles from the results of a network's first layers, in the order of their frames.
 
     Positions before the current tiles are dropped.
     """
+    held: list[mx.array] = []
+    held_start = held_end = 0
 
-    def __init__(self, source: Source, results: Iterator[mx.array]) -> None:
-        self.batch, self.grid = source.batch, source.grid
-        self._results = results
-        self._held: list[mx.array] = []
-        self._start = self._end = 0
-
-    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        return self._results
-
-    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
-        return [self._crops(boxes, chunk) for boxes in batches]
-
-    def _crops(self, boxes: Sequence[TileBox], chunk: int) -> Iterator[mx.array]:
+    def crops(boxes: Sequence[TileBox], chunk: int) -> Iterator[mx.array]:
+        nonlocal held_start, held_end
         time = boxes[0][0]  # the same in all boxes of a batch
-        while self._held and self._start + self._held[0].shape[1] <= time.start:
-            self._start += self._held.pop(0).shape[1]
-        while self._end < time.end:
-            self._held.append(next(self._results))
-            self._end += self._held[-1].shape[1]
-        first, end = time.start - self._start, time.end - self._start
+        while held and held_start + held[0].shape[1] <= time.start:
+            held_start += held.pop(0).shape[1]
+        while held_end < time.end:
+            held.append(next(results))
+            held_end += held[-1].shape[1]
+        first, end = time.start - held_start, time.end - held_start
         for start in range(first, end, chunk):
-            yield crop_space(take_joined(self._held, Axis.TIME, start, min(start + chunk, end)), boxes)
+            yield crop_space(take_joined(held, Axis.TIME, start, min(start + chunk, end)), boxes)
+
+    return crops
 
 
 @runtime_checkable
@@ -97,127 +99,127 @@ LatentParts = Iterable[mx.array | np.ndarray]
 LatentInput = Latents | LatentParts
 
 
-class Magnitude:
-    """Largest magnitude of all arrays so far, on the device. An error message may use it after the decode."""
+class LatentRecord:
+    """Record of a decode's latents so far, on the device: which are constant, and their largest magnitude.
 
-    def __init__(self) -> None:
-        self._largest = mx.array(0.0)
-
-    def update(self, array: mx.array) -> None:
-        self._largest = mx.maximum(self._largest, mx.abs(array).max())
-        mx.async_eval(self._largest)
-
-    def value(self) -> float:
-        return to_float(self._largest)
-
-
-class LatentPreprocess:
-    """Conversion of parts of the latents, which may be unnormalized, to the input of a decoder's first stage.
-
-    `first_frame` is the number of the first latent frame that is decoded. `largest` is the largest magnitude of the
-    normalized latents.
+    Errors use it after the decode. `first_frame` is the number of the first latent frame that is decoded.
     """
 
-    def __init__(self, decoder: Decoder, draws: Draws, *, unnormalized: bool, first_frame: int = 0) -> None:
-        if unnormalized and decoder.statistics is None:
-            raise LatentsError(
-                "these latents are unnormalized, and this VAE has no statistics to normalize them; give normalized "
-                "latents, without unnormalized=True."
-            )
-        self._decoder = decoder
-        self._draws = draws
+    def __init__(self, first_frame: int = 0) -> None:
         self._first_frame = first_frame
-        self._statistics = decoder.statistics if unnormalized else None
         self._is_constant = FrameFlags()
-        self.largest = Magnitude()
+        self._largest = mx.array(0.0)
 
-    def __call__(self, latents: mx.array | np.ndarray, box: LatentBox) -> mx.array:
-        """Return the input (B, n, h, w, C) for `latents` (B, C, n, h, w), which are the part `box` of all latents."""
-        latents = to_mlx(latents, "latents")
+    def add_values(self, latents: mx.array, first_frame: int) -> None:
+        """Add latents (B, C, n, h, w) as they were given, which may be unnormalized."""
         # Constant parts that differ from each other make a picture that is not flat, which is not an error either.
         is_constant = (latents == latents[:, :, :, :1, :1]).all(axis=(1, 3, 4)).any(axis=0)
-        self._is_constant.update(box[0].start - self._first_frame, is_constant)
-        if self._statistics is not None:
-            latents = self._statistics.normalize(latents)
-        self.largest.update(latents)
-        return self._decoder.prepare(latents, self._draws.crop(box))
+        self._is_constant.update(first_frame - self._first_frame, is_constant)
 
-    def may_be_flat(self) -> mx.array:
+    def add_normalized(self, latents: mx.array) -> None:
+        self._largest = mx.maximum(self._largest, mx.abs(latents).max())
+        mx.async_eval(self._largest)
+
+    @property
+    def num_frames(self) -> int:
+        """Number of latent frames."""
+        return self._is_constant.length
+
+    @property
+    def largest(self) -> float:
+        """Largest magnitude of the normalized latents."""
+        return to_float(self._largest)
+
+    def may_be_flat(self, spec: NetworkSpec) -> mx.array:
         """Return a flag on the device for each frame, (F,): its latents are constant per channel."""
-        is_constant, spec = self._is_constant.all(), self._decoder.spec
+        is_constant = self._is_constant.all()
         first_frames = mx.repeat(is_constant[:1], spec.first_frames)
         return mx.concatenate([first_frames, mx.repeat(is_constant[1:], spec.scale.time)])
 
 
-class LatentSource(Source):
-    """Latents as the input of a decoder, or some of their frames, or a band of their rows."""
-
-    def __init__(
-        self,
-        latents: Latents,
-        preprocess: LatentPreprocess,
-        band: Interval | None = None,
-        frames: Interval | None = None,
-    ) -> None:
-        self._latents = latents
-        self._preprocess = preprocess
-        self._first_row, end_row = (band.start, band.end) if band else (0, latents.shape[3])
-        self.batch = latents.shape[0]
-        self._first_frame, end_frame = (frames.start, frames.end) if frames else (0, latents.shape[2])
-        self.grid = (end_frame - self._first_frame, end_row - self._first_row, latents.shape[4])
-
-    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        length = self.grid[axis.grid]
-        for start in range(0, length, chunk):
-            box = [slice(0, extent) for extent in self.grid]
-            box[axis.grid] = slice(start, min(start + chunk, length))
-            yield self._read(box[0], box[1], box[2])
-
-    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
-        return [self._crops(boxes, chunk) for boxes in batches]
-
-    def _crops(self, boxes: Sequence[TileBox], chunk: int) -> Iterator[mx.array]:
-        time = boxes[0][0]  # the same in all boxes of a batch
-        for start in range(time.start, time.end, chunk):
-            frames = slice(start, min(start + chunk, time.end))
-            yield mx.concatenate([self._read(frames, rows.as_slice, columns.as_slice) for _, rows, columns in boxes])
-
-    def _read(self, frames: slice, rows: slice, columns: slice) -> mx.array:
-        frames = slice(frames.start + self._first_frame, frames.stop + self._first_frame)
-        rows = slice(rows.start + self._first_row, rows.stop + self._first_row)
-        return self._preprocess(self._latents[:, :, frames, rows, columns], (frames, rows, columns))
+#: Converts latents (B, C, n, h, w) to the input (B, n, h, w, C) of a decoder's first stage. The box is their place in
+#: all latents.
+LatentPreprocess = Callable[[mx.array | np.ndarray, LatentBox], mx.array]
 
 
-class LatentStreamSource(Source):
-    """Latents that arrive along time, or a band of them: arrays of `shape` with any number of frames. `grid` grows."""
+def preprocess_latents(decoder: Decoder, draws: Draws, record: LatentRecord, *, unnormalized: bool) -> LatentPreprocess:
+    """Return the conversion of latents to a decoder's input. It adds them to the record."""
+    if unnormalized and decoder.statistics is None:
+        raise LatentsError(
+            "these latents are unnormalized, and this VAE has no statistics to normalize them; give normalized "
+            "latents, without unnormalized=True."
+        )
+    statistics = decoder.statistics if unnormalized else None
 
-    def __init__(
-        self,
-        parts: LatentParts,
-        shape: Sequence[int],
-        moments: list[np.ndarray],
-        preprocess: LatentPreprocess,
-        band: Interval | None,
-    ) -> None:
-        """Make a source that adds the moments of a sample of the latents to `moments` as they arrive."""
-        self._parts = parts
-        self._moments = moments
-        self._shape = shape
-        self._preprocess = preprocess
-        self._rows = band.as_slice if band else slice(0, shape[3])
-        self.batch = shape[0]
-        self.grid = (0, self._rows.stop - self._rows.start, shape[4])
+    def preprocess(latents: mx.array | np.ndarray, box: LatentBox) -> mx.array:
+        latents = to_mlx(latents, "latents")
+        record.add_values(latents, box[0].start)
+        if statistics is not None:
+            latents = statistics.normalize(latents)
+        record.add_normalized(latents)
+        return decoder.prepare(latents, draws.crop(box))
 
-    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        for part in (native_array(part, "latents") for part in self._parts):
-            check_part(part, self._shape)
+    return preprocess
+
+
+def latent_source(
+    latents: Latents,
+    preprocess: LatentPreprocess,
+    band: Interval | None = None,
+    frames: Interval | None = None,
+) -> Source:
+    """Return latents as the input of a decoder, or some of their frames, or a band of their rows."""
+    batch, _, length, height, width = latents.shape
+    first_frame, end_frame = (frames.start, frames.end) if frames else (0, length)
+    first_row, end_row = (band.start, band.end) if band else (0, height)
+    grid = (end_frame - first_frame, end_row - first_row, width)
+
+    def read(time: slice, rows: slice, columns: slice) -> mx.array:
+        time = slice(time.start + first_frame, time.stop + first_frame)
+        rows = slice(rows.start + first_row, rows.stop + first_row)
+        return preprocess(latents[:, :, time, rows, columns], (time, rows, columns))
+
+    def pieces(axis: Axis, chunk: int) -> Iterator[mx.array]:
+        box = [slice(0, extent) for extent in grid]
+        for start in range(0, grid[axis.grid], chunk):
+            box[axis.grid] = slice(start, min(start + chunk, grid[axis.grid]))
+            yield read(*box)
+
+    def crops(boxes: Sequence[TileBox], chunk: int) -> Iterator[mx.array]:
+        span = boxes[0][0]  # the same in all boxes of a batch
+        for start in range(span.start, span.end, chunk):
+            time = slice(start, min(start + chunk, span.end))
+            yield mx.concatenate([read(time, rows.as_slice, columns.as_slice) for _, rows, columns in boxes])
+
+    return Source(batch, grid, pieces, crops)
+
+
+def arriving_source(
+    parts: LatentParts,
+    shape: Sequence[int],
+    moments: list[np.ndarray],
+    preprocess: LatentPreprocess,
+    band: Interval | None,
+) -> Source:
+    """Return latents that arrive along time, or a band of them: arrays of `shape` with any number of frames.
+
+    The moments of a sample of the latents are added to `moments` as they arrive.
+    """
+    batch, _, _, height, width = shape
+    rows = band.as_slice if band else slice(0, height)
+
+    def pieces(_: Axis, chunk: int) -> Iterator[mx.array]:
+        end_frame = 0
+        for part in (native_array(part, "latents") for part in parts):
+            check_part(part, shape)
             check_finite(part)
-            self._moments += sample_moments(part)
+            moments.extend(sample_moments(part))
             for start in range(0, part.shape[2], chunk):
-                piece = part[:, :, start : start + chunk, self._rows]
-                first_frame, height, width = self.grid
-                self.grid = (first_frame + piece.shape[2], height, width)
-                yield self._preprocess(piece, (slice(first_frame, self.grid[0]), self._rows, slice(0, width)))
+                piece = part[:, :, start : start + chunk, rows]
+                first_frame, end_frame = end_frame, end_frame + piece.shape[2]
+                yield preprocess(piece, (slice(first_frame, end_frame), rows, slice(0, width)))
+
+    return Source(batch, (0, rows.stop - rows.start, width), pieces)
 
 
 def sample_moments(latents: Latents) -> list[np.ndarray]:
