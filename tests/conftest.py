@@ -9,7 +9,8 @@ import resource
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -88,10 +89,16 @@ def random_numbers() -> None:
     mx.random.seed(0)
 
 
-def quick(cases: Iterable[Any], count: int = 1) -> list[Any]:
-    """Return the cases of a test, all but the first `count` of them marked slow."""
-    params = [case if isinstance(case, tuple) else (case,) for case in cases]
-    return [pytest.param(*param, marks=[pytest.mark.slow] * (index >= count)) for index, param in enumerate(params)]
+@pytest.hookimpl(tryfirst=True)  # before the tests that -m leaves out are
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow all cases of a test but the first ones, of which its mark `quick` says how many."""
+    counts: Counter[str] = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("quick"):
+            test = item.nodeid.partition("[")[0]
+            counts[test] += 1
+            if counts[test] > mark.args[0]:
+                item.add_marker("slow")
 
 
 def active_memory() -> int:

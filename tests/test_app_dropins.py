@@ -12,7 +12,7 @@ import pytest
 from mlx.utils import tree_map, tree_unflatten
 
 from app_packages import network_arrays
-from conftest import active_memory, quick
+from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, PlanError, VideoReader, VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.integrations import decode_and_stream, decode_streaming, decode_tiled, decode_whole, vae_of
@@ -75,6 +75,7 @@ def random_latents(*grid):
     return mx.random.normal((1, 8, *grid), key=mx.random.key(0))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("statistics", STATISTICS)
 def test_an_apps_decoder_decodes_as_the_checkpoint_does(make, expected, statistics):
     latents = random_latents(2, 2, 3)
@@ -116,21 +117,19 @@ class PaddingModeType(Enum):
     ZEROS = "zeros"
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("case", "attributes", "stated"),
-    quick(
-        [
-            ("ltx2_3", {"spatial_padding_mode": "reflect"}, {"spatial_padding_mode": "reflect"}),
-            (
-                "ltx2",
-                {"inner": module_with(spatial_padding_mode=PaddingModeType.ZEROS)},
-                {"spatial_padding_mode": "zeros"},
-            ),
-            ("ltx2_3", {"spatial_padding_mode": "zeros", "inner": module_with(spatial_padding_mode="conv")}, {}),
-            ("ltx2_3", {"_causal": True}, {"causal_decoder": True}),
-        ],
-        2,
-    ),
+    [
+        ("ltx2_3", {"spatial_padding_mode": "reflect"}, {"spatial_padding_mode": "reflect"}),
+        (
+            "ltx2",
+            {"inner": module_with(spatial_padding_mode=PaddingModeType.ZEROS)},
+            {"spatial_padding_mode": "zeros"},
+        ),
+        ("ltx2_3", {"spatial_padding_mode": "zeros", "inner": module_with(spatial_padding_mode="conv")}, {}),
+        ("ltx2_3", {"_causal": True}, {"causal_decoder": True}),
+    ],
 )
 def test_what_an_app_states_of_its_decoder_is_followed(make, golden, weights, case, attributes, stated):
     """Of LTX-2.3 the weights imply zeros, of LTX-2 reflection, and of both a decoder that is not causal."""
@@ -263,15 +262,14 @@ def test_a_video_is_written_with_its_sound(make, expected, tmp_path):
     assert np.array_equal(*videos)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("budget", "text"),
-    quick(
-        [
-            ("0.001", "a memory budget of .* is too small.*; this is taken"),
-            ("0", "the default budget is taken"),
-            ("much", "is a size such as 8GB.*'muchGiB'; the default budget is taken"),
-        ]
-    ),
+    [
+        ("0.001", "a memory budget of .* is too small.*; this is taken"),
+        ("0", "the default budget is taken"),
+        ("much", "is a size such as 8GB.*'muchGiB'; the default budget is taken"),
+    ],
 )
 def test_the_apps_budget_is_a_wish(make, expected, monkeypatch, tmp_path, caplog, budget, text):
     monkeypatch.setenv("LTX2_VAE_DECODE_BUDGET_GB", budget)

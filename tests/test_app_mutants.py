@@ -120,6 +120,7 @@ def mutate(code, entry, mutant):
     return code.replace(class_code, changed), (entry.owner or name), call
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize(
     ("entry", "mutant"),
     [

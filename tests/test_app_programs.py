@@ -39,6 +39,7 @@ def test_a_traceback_of_the_program_has_only_its_own_lines(apps, network, tmp_pa
     assert places == [("callback.py", "in <module>"), ("helper.py", "in fail")]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("launcher", [["python"], [sys.executable], ["uv", "run"], ["uv", "run", "python"]])
 @pytest.mark.parametrize("program", [["program.py"], ["-m", "program"]])
 def test_a_launcher_of_this_environment_is_left_out(apps, tmp_path, launcher, program):  # noqa: F811

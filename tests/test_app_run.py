@@ -17,7 +17,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from app_packages import MODULES, network_arrays, write_apps
-from conftest import quick
 from mlx_ltx_vae import Keyframes, LTXVAEError, VideoVAE, integrations
 from mlx_ltx_vae.__main__ import main
 from mlx_ltx_vae.checkpoint import open_checkpoint
@@ -95,7 +94,8 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("app", quick(CALLS, 2))
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("app", CALLS)
 def test_an_app_runs_twice_in_one_process_with_equal_results(apps, network, golden, tmp_path, app):
     assert CALLS.keys() == APPS.keys()
     apps()
@@ -281,7 +281,8 @@ def test_methods_of_subclasses_that_decode_otherwise_stay_the_apps(apps, network
     assert capsys.readouterr().out == "the app's own plumbing wrote a chunk\n" * 2
 
 
-@pytest.mark.parametrize(("with_keyframes", "is_padded"), quick([(True, True), (True, False), (False, True)]))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("with_keyframes", "is_padded"), [(True, True), (True, False), (False, True)])
 def test_the_diffusion_decoder_draws_the_noise_of_the_app(apps, network, golden, capsys, with_keyframes, is_padded):
     """Noise from `seed + 30000` on the canvas of the video, and of the planes from the second half of the split key."""
     apps()

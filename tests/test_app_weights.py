@@ -27,6 +27,7 @@ def channels_first(array):
     return mx.contiguous(mx.moveaxis(array, -1, 1)) if array.ndim == 5 else array
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 @pytest.mark.parametrize("arrange", [lambda array: array, channels_first])
 @pytest.mark.parametrize(

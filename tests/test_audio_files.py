@@ -11,7 +11,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from audio_cases import random_latents
-from conftest import quick
 from mlx_ltx_vae import AudioVAE, CheckpointError, VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.convert import main as convert
@@ -129,7 +128,8 @@ def test_the_folders_of_diffusers(tensors, config, expected, tmp_path):
     check(tmp_path, expected)
 
 
-@pytest.mark.parametrize("keeps_filters", quick([False, True]))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("keeps_filters", [False, True])
 def test_packs_of_mlx_ports_without_a_configuration(tensors, expected, tmp_path, keeps_filters):
     """Weights channels-last; filters and bases as well, or in torch's order; statistics by other names."""
     packed = {}
@@ -238,7 +238,8 @@ def test_a_group_norm_needs_a_multiple_of_its_groups(make):
         make(AudioConfig(channels=8, width=48, multipliers=(1, 2), num_blocks=1, norm=Norm.GROUP))
 
 
-@pytest.mark.parametrize("stated", quick([None, True]))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("stated", [None, True])
 def test_the_end_of_a_generator_follows_from_its_place_and_not_from_the_configuration(audio_case, tmp_path, stated):
     """The reference never reads `apply_final_activation`: the first one is clamped, and the extension is not."""
     tensors = load_file(audio_case("ltx2_3").checkpoint)

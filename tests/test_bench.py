@@ -135,6 +135,7 @@ def test_a_checkpoint_that_is_missing_is_an_error_of_one_line(capsys):
 SLOW = {"ltx-2.5", "ltx-2.5-diffusion"}  # the first has the layers of ltx-2.3
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in published()]
 )

@@ -17,7 +17,6 @@ from checkpoint_files import (
     write_pack,
     write_shards,
 )
-from conftest import quick
 from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
 from mlx_ltx_vae.conversion import convert_checkpoint
 from mlx_ltx_vae.errors import CheckpointError
@@ -55,18 +54,16 @@ def test_every_layout_of_one_file_loads_like_the_original(golden, weights, tmp_p
         assert_same_checkpoint(open_checkpoint(source), open_checkpoint(golden(case).checkpoint))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "version", "generation"),
-    quick(
-        [
-            ("ltx-2.5-video-vae-conv-bf16.safetensors", None, "LTX-2.5"),
-            ("ltx-2.5-mlx-q4/vae.safetensors", None, "LTX-2.5"),
-            ("ltx-2.3/vae.safetensors", "2.5.0", "LTX-2.5"),
-            ("ltx-2.5/vae.safetensors", "2.3", "LTX-2.3"),
-            ("vae.safetensors", None, "LTX-2.3"),
-        ],
-        2,
-    ),
+    [
+        ("ltx-2.5-video-vae-conv-bf16.safetensors", None, "LTX-2.5"),
+        ("ltx-2.5-mlx-q4/vae.safetensors", None, "LTX-2.5"),
+        ("ltx-2.3/vae.safetensors", "2.5.0", "LTX-2.5"),
+        ("ltx-2.5/vae.safetensors", "2.3", "LTX-2.3"),
+        ("vae.safetensors", None, "LTX-2.3"),
+    ],
 )
 def test_the_convolutional_vae_of_ltx_2_5_is_called_so_where_its_name_is_known(
     golden, weights, tmp_path, name, version, generation

@@ -8,7 +8,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from conftest import quick
 from many_files import refused, run
 from mlx_ltx_vae import VideoVAE, demo, save_latents
 from mlx_ltx_vae.__main__ import main as package
@@ -56,9 +55,10 @@ KINDS = [
 ]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("case", "generation", "kind", "source"),
-    quick([*((*kind, "{0}/{1}") for kind in KINDS), (*KINDS[0], "{0}"), (*KINDS[0], "{0}:{1}")], 2),
+    [*((*kind, "{0}/{1}") for kind in KINDS), (*KINDS[0], "{0}"), (*KINDS[0], "{0}:{1}")],
 )
 def test_reports_name_the_file_the_generation_and_the_kind_of_decoder(
     golden, tmp_path, capsys, case, generation, kind, source

@@ -17,7 +17,6 @@ import pytest
 from PIL import Image
 
 from comfyui_cases import FRAMES, LATENTS, PACK, frames_of, freed, latent
-from conftest import quick
 from mlx_ltx_vae import CheckpointError, LatentsError, PlanError, ReaderError, VideoReader, VideoVAE, VideoWriter, demo
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
@@ -167,7 +166,8 @@ def test_a_budget_is_kept(comfy, execute):
         execute("LTXEncodeMLX", frames=images(comfy, 1), memory_budget="8")
 
 
-@pytest.mark.parametrize("seconds", quick([0.001, 60]))  # the second has the last report only
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("seconds", [0.001, 60])  # the second has the last report only
 def test_progress_has_pictures_and_comes_from_the_thread_of_the_node(comfy, execute, monkeypatch, seconds):
     monkeypatch.setattr(comfy.host, "POLL_SECONDS", seconds)
     video = execute("LTXDecodeToVideoMLX", latent=latent(comfy, np.tile(LATENTS, (1, 1, 6, 1, 1))), codec="ffv1")

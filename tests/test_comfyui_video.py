@@ -9,7 +9,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from comfyui_cases import FRAMES, LATENTS, frames_of, freed, latent, pair
-from conftest import quick
 from mlx_ltx_vae import AudioVAE, LatentsError, PlanError, VideoVAE, WriterError
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.video.metadata import read_metadata
@@ -95,20 +94,18 @@ def test_a_file_that_appears_while_it_decodes_costs_the_video_no_more_than_its_n
     assert Path(name("race", ".mkv", (96, 64))).name == "race_00003_.mkv"
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("format", "more", "stream"),
-    quick(
-        [
-            ("mp4, h264", {"crf": 40}, "h264 (High) (avc1"),
-            ("mp4, h264", {"pixel_format": "yuv444p10le"}, "h264 (High 4:4:4 Predictive)"),
-            ("mp4, hevc (10 bits)", {}, "hevc (Main 10) (hvc1"),
-            ("mov, prores (10 bits)", {}, "prores (HQ) (apch"),
-            ("mkv, ffv1 (lossless, 16 bits)", {}, "ffv1, gbrp16le"),
-            ("webm, vp9", {}, "vp9 (Profile 0), yuv420p"),
-            ("webm, av1", {}, "av1 (Main), yuv420p"),
-        ],
-        2,
-    ),
+    [
+        ("mp4, h264", {"crf": 40}, "h264 (High) (avc1"),
+        ("mp4, h264", {"pixel_format": "yuv444p10le"}, "h264 (High 4:4:4 Predictive)"),
+        ("mp4, hevc (10 bits)", {}, "hevc (Main 10) (hvc1"),
+        ("mov, prores (10 bits)", {}, "prores (HQ) (apch"),
+        ("mkv, ffv1 (lossless, 16 bits)", {}, "ffv1, gbrp16le"),
+        ("webm, vp9", {}, "vp9 (Profile 0), yuv420p"),
+        ("webm, av1", {}, "av1 (Main), yuv420p"),
+    ],
 )
 def test_formats(comfy, execute, format, more, stream):
     path, _ = save(execute, latent=latent(comfy), format=format, filename_prefix="format", **more)
@@ -156,7 +153,8 @@ def test_wrong_options_are_refused_before_anything_is_unloaded_or_written(comfy,
     assert not freed(comfy) and set(comfy.output.rglob("*")) == before
 
 
-@pytest.mark.parametrize(("vae", "audio_vae"), quick([("vae/ltx/small.safetensors", AUDIO_VAE), (WHOLE, "auto")]))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("vae", "audio_vae"), [("vae/ltx/small.safetensors", AUDIO_VAE), (WHOLE, "auto")])
 def test_latents_of_video_and_audio_come_out_with_their_sound(comfy, execute, vae, audio_vae):
     path, _ = save(execute, latent=pair(comfy, LATENTS, SOUND), vae=vae, audio_vae=audio_vae)
     sound_vae = AudioVAE.from_pretrained(comfy.base / "models" / (vae if audio_vae == "auto" else audio_vae))
@@ -180,15 +178,14 @@ def test_latents_without_an_audio_vae_come_out_silent_and_the_node_says_so(comfy
         assert comfy.texts[-1][1].endswith(text)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("kind", "fps", "end"),
-    quick(
-        [
-            ("latents", 12.0, "and the rest is silent"),
-            ("latents", 48.0, "so its end is cut"),
-            ("audio", 12.0, "and the rest is silent"),
-        ]
-    ),
+    [
+        ("latents", 12.0, "and the rest is silent"),
+        ("latents", 48.0, "so its end is cut"),
+        ("audio", 12.0, "and the rest is silent"),
+    ],
 )
 def test_sound_of_another_length_becomes_as_long_as_the_video_or_is_refused(comfy, execute, audio_vae, kind, fps, end):
     own = np.array(audio_vae.decode(SOUND))[0]

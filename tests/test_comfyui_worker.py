@@ -9,7 +9,6 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from conftest import quick
 from mlx_ltx_vae import DecodeCancelled
 
 PACK = Path(__file__).parents[1] / "examples" / "comfyui"
@@ -107,7 +106,8 @@ raise KeyboardInterrupt
 """
 
 
-@pytest.mark.parametrize("until", quick([1, 10]))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("until", [1, 10])
 def test_ctrl_c_ends_the_program_cleanly_and_the_thread_of_the_node_does_not_go_on(golden, tmp_path, until):
     """That it goes on, in torch, while Python ends, is what aborts the real program."""
     vae = tmp_path / "models" / "vae" / "small.safetensors"

@@ -7,7 +7,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from conftest import quick
 from mlx_ltx_vae import VideoVAE, VideoWriter
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
@@ -45,9 +44,10 @@ def inputs(tmp_path_factory):
     return latents, video
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("checkpoint", "backend"),
-    quick([("mixed", Backend.CPU), *((name, Backend.METAL) for name in ("float32", "bfloat16", "mixed"))]),
+    [("mixed", Backend.CPU), *((name, Backend.METAL) for name in ("float32", "bfloat16", "mixed"))],
     indirect=["checkpoint"],
 )
 def test_a_command_plans_what_the_api_plans(checkpoint, inputs, tmp_path, capsys, monkeypatch, backend):

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import assert_same_checkpoint, metadata, read_weights, write_pack
-from conftest import CONV_CASES, quick
+from conftest import CONV_CASES
 from mlx_ltx_vae import CheckpointError, WriterError, __version__
 from mlx_ltx_vae import checkpoint as opening
 from mlx_ltx_vae.checkpoint import files, open_checkpoint
@@ -72,7 +72,8 @@ def assert_same_tensors(found, expected):
 # --- what is written ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", quick(CONV_CASES[::2], 3))
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("case", CONV_CASES[::2])
 def test_every_generation_converts_to_the_same_checkpoint(golden, tmp_path, case):
     source, folder = golden(case).checkpoint, tmp_path / "vae"
     made = convert(source, folder)

@@ -132,6 +132,7 @@ def test_runs_are_the_indices_in_order(indices, longest):
     assert all(1 <= len(run) <= longest for run in found)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("order", [None, range(33), depth_to_space_order(40, (2, 2, 2)), [7, 3, 3, 39]])
 @pytest.mark.parametrize("layout", KernelLayout)
 def test_one_copy_lays_out_a_weight_in_any_order(layout, order):
@@ -422,6 +423,7 @@ def test_winograd_takes_one_frame_at_a_time_during_a_run_on_metal_only(golden, m
 WINOGRAD = EmulatedGPU(any_width=True, magnification=100)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "gpu", "limit"),
     [("ltx2_3", WINOGRAD, 2e-4), ("ltx2", WINOGRAD, 2e-4), ("ltxv_0_9_5", EmulatedGPU(), 2e-5)],

@@ -18,7 +18,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from audio_cases import random_latents
-from conftest import quick
 from mlx_ltx_vae import AudioVAE, LatentsError, PlanError, VideoVAE, load_audio_latents
 from mlx_ltx_vae.audio_vae import AudioVAE as LoadedVAE
 from mlx_ltx_vae.decode import main
@@ -100,8 +99,9 @@ def test_one_command_makes_one_video_with_sound(tmp_path, video, model, capsys):
     assert expected[:, : 9 * 240].any()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("where", quick(["beside", "alone"]))
+@pytest.mark.parametrize("where", ["beside", "alone"])
 def test_audio_latents_are_found_by_the_names_of_pipelines_and_trainers_and_by_any_name(
     tmp_path, video, model, where, capsys
 ):
@@ -494,7 +494,8 @@ def test_the_sound_is_the_same_whatever_way_the_picture_is_decoded(tmp_path, vid
     assert np.abs(sound_of(clip, *order) - expected_sound(model, audio)).max() < 1e-4
 
 
-@pytest.mark.parametrize(("number", "fragmented"), quick([(signal.SIGKILL, []), (signal.SIGTERM, ["--live"])]))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("number", "fragmented"), [(signal.SIGKILL, []), (signal.SIGTERM, ["--live"])])
 def test_an_ffmpeg_that_dies_in_a_decode_with_sound_is_an_error(tmp_path, video, model, capsys, monkeypatch, number,
                                                                 fragmented):  # fmt: skip
     chunks, decode_chunks = [], audio_pipeline._chunks
@@ -553,7 +554,8 @@ def test_the_example_of_the_page_runs(tmp_path, golden, audio_case, monkeypatch)
     assert len(read(tmp_path / "clip.mp4")) == 25
 
 
-@pytest.mark.parametrize("number", quick([signal.SIGTERM, signal.SIGKILL, signal.SIGINT]))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_a_signal_ends_a_decode_with_sound(tmp_path, golden, video, model, number):
     """Nothing is left; of a process that is killed, the part file, which the next run removes, and no ffmpeg."""
     clip = tmp_path / "clip.safetensors"

@@ -77,6 +77,7 @@ def assert_explained(error, text, words):
     assert type(error.__cause__) is RuntimeError and str(error.__cause__) == text
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("text", "words"), CASES)
 def test_the_watchdog_and_lack_of_memory_are_explained(vae, fail, text, words):
     fail(text, after=5)

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from conftest import FIXTURES, active_memory, quick
+from conftest import FIXTURES, active_memory
 from diffusion_cases import CASES, as_numpy, given_noise, patched
 from mlx_ltx_vae import LatentsError
 from mlx_ltx_vae.decode import main
@@ -52,7 +52,8 @@ def latents_of(*grid, batch=1):
     return mx.random.normal((batch, 8, *grid), key=mx.random.key(1))
 
 
-@pytest.mark.parametrize(("name", "grid"), quick([(CASES[0], (3, 3, 4)), (CASES[1], (1, 2, 3))]))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("name", "grid"), [(CASES[0], (3, 3, 4)), (CASES[1], (1, 2, 3))])
 def test_one_tile_is_the_single_pass(vaes, name, grid):
     """Also of a clip that is smaller than the windows, which is padded and not split."""
     vae = vaes(name)
@@ -70,15 +71,14 @@ def test_one_tile_is_the_single_pass(vaes, name, grid):
 TWO_BY_TWO = TilingConfig(temporal_config=TemporalTilingConfig(16, 8), width_config=SpatialTilingConfig(64, 32))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("grid", "tiling", "count", "seed"),
-    quick(
-        [
-            ((3, 2, 1), TilingConfig.spatial_only(64, 32), 4, None),
-            ((1, 1, 1), TWO_BY_TWO, 4, None),
-            ((1, 1, 1), TWO_BY_TWO, 4, 3),
-        ]
-    ),
+    [
+        ((3, 2, 1), TilingConfig.spatial_only(64, 32), 4, None),
+        ((1, 1, 1), TWO_BY_TWO, 4, None),
+        ((1, 1, 1), TWO_BY_TWO, 4, 3),
+    ],
 )
 def test_a_clip_below_the_windows_is_padded_and_then_cut_into_tiles(vaes, grid, tiling, count, seed):
     """Its frames are those of the latents with repeated edges, with the noise of each tile or of a seed."""
@@ -100,9 +100,8 @@ def test_a_clip_below_the_windows_is_padded_and_then_cut_into_tiles(vaes, grid, 
     assert mx.abs(found - expected[:, :, :frames, :height, :width]).max().item() < tolerance(2e-5)
 
 
-@pytest.mark.parametrize(
-    "options", quick([{"mode": "single"}, {"order": "time"}, {"mode": "tiled", "tiling": TWO_BY_TWO}])
-)
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("options", [{"mode": "single"}, {"order": "time"}, {"mode": "tiled", "tiling": TWO_BY_TWO}])
 def test_noise_may_be_the_picture_that_the_reference_draws(vaes, options):
     vae, latents = vaes(CASES[0]), latents_of(2, 3, 3)
     plan = vae.plan(latents.shape, **options)

@@ -23,7 +23,6 @@ from safetensors.numpy import load_file, save_file
 import mlx_ltx_vae.__main__ as list_commands
 from audio_cases import random_latents
 from benchmarks.__main__ import build_parser as benchmarks_parser
-from conftest import quick
 from mlx_ltx_vae import convert, decode, demo, encode, export, info, load_latents, preview, save_latents
 from mlx_ltx_vae.commands.parsers import PARSERS as ALL_PARSERS
 from mlx_ltx_vae.commands.parsers import bench_parser, run_parser
@@ -174,7 +173,8 @@ def test_the_commands_of_all_pages_are_found():
     assert {words[0] for words in FOUND} | {"mlx_ltx_vae"} == {*COMMANDS, *PARSERS}
 
 
-@pytest.mark.parametrize("words", quick(map(list, RUN), 12), ids=" ".join)
+@pytest.mark.quick(12)
+@pytest.mark.parametrize("words", map(list, RUN), ids=" ".join)
 def test_a_documented_command_runs(words, folder, monkeypatch):
     name, *arguments = words
     output = arguments[arguments.index("-o") + 1] if "-o" in arguments else "no output"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import ENCODER_CASES, active_memory, quick
+from conftest import ENCODER_CASES, active_memory
 from mlx_ltx_vae import LatentsError, VideoVAE
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run_whole
@@ -47,7 +47,8 @@ def single_pass(vae, pixels):
     return ((means - vae.mean) / vae.std).transpose(0, 4, 1, 2, 3)
 
 
-@pytest.mark.parametrize("name", quick(ENCODER_CASES, 2))
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("name", ENCODER_CASES)
 def test_an_iterator_of_frames_gives_the_single_pass_for_every_chunking(golden, name):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, decoder=False)
     pixels = random_pixels(1 + 2 * vae.config.time_scale, 64, 64)
@@ -120,8 +121,9 @@ def test_padding_repeats_the_last_frame(vae, frames, tiling, recwarn):
     assert not recwarn.list
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
-    ("name", "batch"), quick([("tiled_encode_all", 1), ("tiled_encode_all", 3), ("tiled_encode_time", 2)])
+    ("name", "batch"), [("tiled_encode_all", 1), ("tiled_encode_all", 3), ("tiled_encode_time", 2)]
 )
 def test_tiled_encode_agrees_with_the_reference_within_1e_4(golden, name, batch):
     case = golden("ltx2_3_tiled")

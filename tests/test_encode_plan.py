@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from conftest import active_memory, quick
+from conftest import active_memory
 from mlx_ltx_vae import LatentsError, PlanError, VideoVAE, VideoWriter
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.encode import main
@@ -115,18 +115,16 @@ IN_SPACE = {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(96, 32))
 IN_BOTH = {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(96, 32), TemporalTilingConfig(16, 8))}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "options"),
-    quick(
-        [
-            *(("ltx2_3", options) for options in ({}, {"mode": "single"}, IN_SPACE, IN_BOTH)),
-            ("ltxv_0_9_0", {}),
-            ("ltxv_0_9_5", {}),
-            ("conv_16x16x4", {"mode": "single"}),
-            ("conv_16x16x4", IN_SPACE),
-        ],
-        4,
-    ),
+    [
+        *(("ltx2_3", options) for options in ({}, {"mode": "single"}, IN_SPACE, IN_BOTH)),
+        ("ltxv_0_9_0", {}),
+        ("ltxv_0_9_5", {}),
+        ("conv_16x16x4", {"mode": "single"}),
+        ("conv_16x16x4", IN_SPACE),
+    ],
 )
 def test_the_planned_peak_holds(golden, name, options):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, decoder=False)

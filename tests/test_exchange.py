@@ -53,6 +53,7 @@ def pushed(monkeypatch):
     return shapes
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("name", "frames", "batch"),
     [*((name, 3, 2) for name in CONV_CASES[1::2]), ("ltx2_3", 1, 1), ("ltx2_3_causal", 1, 1)],

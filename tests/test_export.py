@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from conftest import CONV_CASES, quick
+from conftest import CONV_CASES
 from mlx_ltx_vae import LatentsError, LTXVAEError, PlanError, VideoVAE, demo
 from mlx_ltx_vae.backend import function_file
 from mlx_ltx_vae.backend.device import computing_for
@@ -107,7 +107,8 @@ def changed(small, tmp_path):
 # --- frames ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("program", quick(["python", "cpp"]))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("program", ["python", "cpp"])
 def test_programs_give_the_frames_of_a_decode_for_any_length(small, program, request):
     vae, folder = small
     line = PYTHON if program == "python" else request.getfixturevalue("cpp")
@@ -132,7 +133,8 @@ def test_a_network_with_noise_and_a_timestep_is_exported_for_them(golden, tmp_pa
     assert np.abs(frames - expected).max() <= tolerance(TOLERANCE) < np.abs(frames - other).max()
 
 
-@pytest.mark.parametrize("program", quick(["python", "cpp"]))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("program", ["python", "cpp"])
 def test_frames_are_8_bit_rgb_unless_floats_are_requested(small, program, request):
     vae, folder = small
     line = PYTHON if program == "python" else request.getfixturevalue("cpp")
@@ -143,8 +145,9 @@ def test_frames_are_8_bit_rgb_unless_floats_are_requested(small, program, reques
     assert np.abs(levels - vae.decode_uint8(latents).flatten()).max() <= (0 if ON_CPU else 1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", quick([None, "float32"]))
+@pytest.mark.parametrize("dtype", [None, "float32"])
 def test_functions_for_metal_give_the_frames_of_its_formulation(golden, tmp_path, monkeypatch, dtype):
     """They run here, where there is no GPU, as if they were of a CPU. Without a dtype, operands are float16."""
     monkeypatch.setattr(function_file, "_GPU", function_file._CPU)

@@ -4,7 +4,6 @@ import mlx.core as mx
 import pytest
 
 from benchmarks.convolutions import recorded
-from conftest import quick
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 
@@ -20,16 +19,15 @@ def count_until_first(results):
     return first / sum(operations)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "frames", "options"),
-    quick(
-        [
-            *((name, 16, {}) for name in ("ltxv_0_9_1", "ltx2_3", "ltx2_3_causal")),
-            ("ltx2_3", 5, {}),
-            ("ltx2_3", 16, {"chunk": 4}),
-            ("ltx2_3_causal", 1, {}),
-        ]
-    ),
+    [
+        *((name, 16, {}) for name in ("ltxv_0_9_1", "ltx2_3", "ltx2_3_causal")),
+        ("ltx2_3", 5, {}),
+        ("ltx2_3", 16, {"chunk": 4}),
+        ("ltx2_3_causal", 1, {}),
+    ],
 )
 def test_the_first_frame_comes_after_the_share_of_the_work_that_the_plan_states(golden, name, frames, options):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)

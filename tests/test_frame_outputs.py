@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conftest import active_memory, quick
+from conftest import active_memory
 from mlx_ltx_vae import DecodeError, FrameChunk, PlanError, VideoVAE, WriterError, demo, load_latents
 from mlx_ltx_vae.commands import options
 from mlx_ltx_vae.commands.parsers import decode_parser
@@ -55,7 +55,8 @@ def assert_levels(found, signal, peak):
     assert np.abs(found - np.clip(signal, 0, 1) * peak).max() < 0.5 + peak * 1e-5
 
 
-@pytest.mark.parametrize(("depth", "options"), quick([(8, []), (10, ["--order", "rows"]), (8, ["--order", "columns"])]))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("depth", "options"), [(8, []), (10, ["--order", "rows"]), (8, ["--order", "columns"])])
 def test_a_new_step_and_a_new_sink_are_an_entry_each(tables, latents, pixels, tmp_path, depth, options, capsys):
     np.save(tmp_path / "clip.npy", np.array(latents))
     files = [str(tmp_path / "clip.npy"), "-m", str(demo.VAE), "--dtype", "float32"]
@@ -102,7 +103,8 @@ def test_a_step_that_returns_other_frames_is_an_error():
         chunk.to_frames(FrameOutput(RGB8, (step,)))
 
 
-@pytest.mark.parametrize("options", quick([{}, {"order": "rows"}, {"mode": "single"}]))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("options", [{}, {"order": "rows"}, {"mode": "single"}])
 def test_the_plan_counts_steps_and_its_peak_holds(vae, latents, tmp_path, options):
     def greedy(frames, target):
         copies = [frames + number for number in range(64)]

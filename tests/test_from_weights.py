@@ -47,6 +47,7 @@ def test_every_layout_of_files_loads_like_the_file(golden, weights, layout, case
     assert_same_vae(found, VideoVAE.from_pretrained(golden(case).checkpoint))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("case", CONFIGS)
 def test_the_names_and_the_configuration_of_diffusers_are_understood(golden, weights, case):
     found = VideoVAE.from_weights(in_mlx(to_diffusers(case, weights(case))), diffusers_config(case, 8, 8))
@@ -84,6 +85,7 @@ def test_weights_of_one_network_load_that_network(golden, weights, network):
     assert (vae.encoder is None, vae.decoder is None) == (network != "encoder", network != "decoder")
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("stored", [mx.bfloat16, mx.float16, mx.float32])
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float32"])
 def test_the_dtype_is_that_of_the_weights_or_the_one_asked_for(golden, weights, stored, dtype):

@@ -13,7 +13,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from conftest import quick
 from mlx_ltx_vae import LTXVAEError, VideoReader, WriterError, compress_still, load_latents
 from mlx_ltx_vae.pipeline import frame_buffer
 from mlx_ltx_vae.shapes import Axis
@@ -104,10 +103,11 @@ def test_a_full_disk_for_kernels_is_one_sentence(small_disk, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["disk"]
 
 
+@pytest.mark.quick(2)
 @cpu_only("MLX compiles kernels in files for the CPU only")
 @pytest.mark.skipif(not shutil.which("g++"), reason="without a compiler MLX compiles nothing")
 @pytest.mark.parametrize(("option", "state"), [("noexec", "mounted noexec"), ("ro", "read-only")])
-@pytest.mark.parametrize("variable", quick(["TMPDIR", "TEMP"]))  # of the C++ library
+@pytest.mark.parametrize("variable", ["TMPDIR", "TEMP"])  # of the C++ library
 def test_a_disk_that_takes_no_kernels_is_named_with_the_reason(small_disk, golden, latents, option, state, variable):
     subprocess.run(["mount", "-o", f"remount,{option}", small_disk], check=True)
     environment = {name: value for name, value in os.environ.items() if name not in ("TMPDIR", "TMP", "TEMP")}

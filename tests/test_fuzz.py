@@ -4,7 +4,6 @@ import warnings
 
 import pytest
 
-from conftest import quick
 from fuzz import TARGETS, fuzz, write_files, write_vae
 from fuzz_corpus import samples
 from mlx_ltx_vae import LTXVAEError
@@ -29,7 +28,8 @@ def assert_clean(seeds, folder):
     assert not findings, "\n".join(map(str, findings))
 
 
-@pytest.mark.parametrize("group", quick(range(_GROUPS)))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("group", range(_GROUPS))
 def test_damaged_files_end_in_a_clean_error(folder, group):
     assert_clean(range(group * _IN_GROUP, (group + 1) * _IN_GROUP), folder)
 
@@ -71,6 +71,7 @@ def test_the_fuzzer_finds_errors_that_are_not_explained(folder, monkeypatch, err
             TARGETS["run"]["dry run"](path)
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("sample", samples(), ids=lambda sample: sample.name)
 def test_the_samples_themselves_are_read_and_pickles_refused(folder, sample):
     write_files(folder, sample.files)

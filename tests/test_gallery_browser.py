@@ -194,6 +194,7 @@ def test_videos_play_where_they_are_seen(page, tmp_path):
     page.wait(f"{videos}.at(-1) && !{videos}[0]")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("width", "columns"), [(400, 1), (1600, 6)])
 @pytest.mark.parametrize(("scheme", "is_light"), [("light", True), ("dark", False)])
 def test_pages_fit_narrow_and_wide_windows_in_light_and_dark(page, tmp_path, width, columns, scheme, is_light):

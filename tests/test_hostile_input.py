@@ -73,6 +73,7 @@ def write_special(path, kind):
         os.truncate(path, 6 * 10**9)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", SPECIALS)
 def test_what_is_no_file_of_an_expected_size_is_refused_unread(tmp_path, kind):
     """All in one process with little memory, which waits for nothing."""

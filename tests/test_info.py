@@ -94,6 +94,7 @@ def count_around(affected, first, last):
     return int(first - found[0]), int(found[-1] - last)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("case", ["ltxv_0_9_0", "ltx2_3", "ltx2_3_causal", "ltx2_3_reflect", "conv_16x16x4"])
 def test_the_receptive_field_is_what_one_latent_cell_changes(golden, case):
     vae = VideoVAE.from_pretrained(golden(case).checkpoint, encoder=False)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from audio_cases import make_case
-from conftest import quick
 from mlx_ltx_vae import AudioVAE, CheckpointError, PreviewVAE, VideoVAE, demo
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.conversion import read_all
@@ -81,20 +80,18 @@ def verdict(command, *arguments):
     return command([str(argument) for argument in arguments])
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "network", "states_config"),
-    quick(
-        [
-            ("ltx2_3", "decoder", True),
-            ("ltx2_3", "decoder", False),
-            ("ltx2_3", "encoder", True),
-            ("ltx2_5_diffusion", "decoder", True),
-            ("taehv_ltx2", "decoder", False),
-            ("taehv_ltx2", "encoder", False),
-            ("sound", "decoder", True),
-        ],
-        2,
-    ),
+    [
+        ("ltx2_3", "decoder", True),
+        ("ltx2_3", "decoder", False),
+        ("ltx2_3", "encoder", True),
+        ("ltx2_5_diffusion", "decoder", True),
+        ("taehv_ltx2", "decoder", False),
+        ("taehv_ltx2", "encoder", False),
+        ("sound", "decoder", True),
+    ],
 )
 def test_info_refuses_what_a_decode_refuses(golden, tmp_path, capsys, name, network, states_config):
     medium = SOUND if name == "sound" else PICTURES

@@ -85,6 +85,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize(("main", "arguments"), WAYS)
 def test_no_output_of_a_command_is_an_input(folder, main, arguments, monkeypatch, capsys, loads):
     monkeypatch.chdir(folder)

@@ -148,6 +148,7 @@ def test_latents_of_diffusers_decode_in_memory(checkpoint, vae, latents):
     assert_levels(frames, vae.decode_uint8(latents))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("pipeline", "kind"),
     [

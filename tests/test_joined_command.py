@@ -15,7 +15,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from audio_cases import random_latents
-from conftest import quick
 from many_files import VAE as DEMO
 from many_files import failed, names, run
 from mlx_ltx_vae import AudioVAE, Keyframes, VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
@@ -183,8 +182,9 @@ def replaced(path, values):
     path.write_bytes(content)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("change", [overwritten, cut_and_written, replaced])
-@pytest.mark.parametrize("name", quick(NAMES))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_window_that_changes_after_it_was_planned_is_an_error(windows, monkeypatch, capsys, change, name):
     path, load = Path(f"windows/{name}.safetensors"), DecodeJob.load
     os.utime(path, ns=(0, 0))  # before any tick of the clock in which the test runs
@@ -312,18 +312,16 @@ def pictures(count):
     return frames
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("count", "options", "spans"),
-    quick(
-        [
-            (66, ["--pad"], [(0, 41), (24, 65), (48, 66)]),
-            (10, [], [(0, 9)]),
-            (62, [], [(0, 41), (24, 57)]),  # 5 frames are left out
-            (66, [], [(0, 41), (24, 65)]),  # of the next window there would be one frame
-            (43, ["--carry", 0], [(0, 41), (41, 42)]),
-        ],
-        2,
-    ),
+    [
+        (66, ["--pad"], [(0, 41), (24, 65), (48, 66)]),
+        (10, [], [(0, 9)]),
+        (62, [], [(0, 41), (24, 57)]),  # 5 frames are left out
+        (66, [], [(0, 41), (24, 65)]),  # of the next window there would be one frame
+        (43, ["--carry", 0], [(0, 41), (41, 42)]),
+    ],
 )
 def test_a_video_is_encoded_in_the_windows_of_a_film(tmp_path, monkeypatch, capsys, count, options, spans):
     monkeypatch.chdir(tmp_path)
@@ -351,8 +349,9 @@ def test_a_video_is_encoded_in_the_windows_of_a_film(tmp_path, monkeypatch, caps
     assert len(np.load("film.npy")) == report["frames"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "carry", "blends"), quick([(17, 9, [9, 7, 7]), (33, 17, [17, 15])]))
+@pytest.mark.parametrize(("size", "carry", "blends"), [(17, 9, [9, 7, 7]), (33, 17, [17, 15])])
 def test_windows_that_share_more_than_they_add_are_joined(tmp_path, monkeypatch, capsys, size, carry, blends):
     monkeypatch.chdir(tmp_path)
     count = size + (size - carry) * len(blends)

@@ -87,6 +87,7 @@ def test_python_states_the_vae_that_it_is_given(golden, tmp_path):
     assert "generation" not in metadata_of(tmp_path / "b.safetensors")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("space", "warning"),
     [

@@ -49,6 +49,7 @@ def measure(load):
     return mx.get_peak_memory() - before, count_weight_bytes(vae)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
 def test_loading_takes_no_more_than_the_weights(path, dtype):
     peak, weights = measure(lambda: VideoVAE.from_pretrained(path, dtype=dtype))

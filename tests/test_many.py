@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conftest import quick
 from many_files import VAE, failed, names, run
 from mlx_ltx_vae import VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.commands import inputs
@@ -122,7 +121,8 @@ def test_a_folder_of_latents_is_an_input(clips, capsys):
     assert "empty: this folder has no latent files (" in failed(capsys, "empty", *VAE)
 
 
-@pytest.mark.parametrize(("answer", "code"), quick([("y", 0), ("n", 1), ("", 1)]))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1), ("", 1)])
 def test_a_terminal_is_asked_before_a_file_is_replaced(clips, answer, code):
     Path("one.mp4").write_text("kept")
     command = ["mlx_ltx_vae.decode", "one.safetensors", *VAE, "-o", "one.mp4", "-q"]

@@ -220,6 +220,7 @@ PLANS = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", PLANS)
 def test_a_chunk_means_the_same_whatever_the_plan(vae, name):
     latents = latents_of(2, 2, 3)

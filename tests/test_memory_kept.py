@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import metadata
-from conftest import active_memory, quick
+from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, DecodeCancelled, PlanError, VideoVAE
 from mlx_ltx_vae.integrations import decode_tiled
 from mlx_ltx_vae.pipeline.run import _between, peek
@@ -78,7 +78,8 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", quick(RUNS, 4))
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("name", RUNS)
 def test_an_exception_that_is_kept_keeps_no_memory(vae, tmp_path, monkeypatch, name):
     monkeypatch.setattr("mlx_ltx_vae.integrations.dropins.vae_of", lambda decoder: vae)
     gc.collect()

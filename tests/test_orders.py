@@ -6,7 +6,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from conftest import quick
 from mlx_ltx_vae import PlanError, VideoVAE
 from mlx_ltx_vae.pipeline import frame_buffer as frame_module
 from tolerances import tolerance
@@ -28,18 +27,16 @@ def latents_of(frames=2, height=3, width=4, batch=1):
     return mx.random.normal((batch, 8, frames, height, width), key=mx.random.key(2))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "bands"),
-    quick(
-        [
-            *(
-                (name, [("rows", 1), ("columns", 1)])
-                for name in ("ltxv_0_9_1", "ltxv_0_9_5", "ltx2", "ltx2_3_causal", "ltx2_3_replicate", "pruna")
-            ),
-            ("ltx2_3", [("rows", 1), ("rows", 2), ("columns", 1), ("columns", 2), ("columns", 3)]),
-        ],
-        2,
-    ),
+    [
+        *(
+            (name, [("rows", 1), ("columns", 1)])
+            for name in ("ltxv_0_9_1", "ltxv_0_9_5", "ltx2", "ltx2_3_causal", "ltx2_3_replicate", "pruna")
+        ),
+        ("ltx2_3", [("rows", 1), ("rows", 2), ("columns", 1), ("columns", 2), ("columns", 3)]),
+    ],
 )
 def test_rows_and_columns_equal_the_single_pass_for_every_band(golden, name, bands, buffer_folder):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)

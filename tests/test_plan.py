@@ -203,6 +203,7 @@ def test_plan_shows_what_it_will_do():
     )
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("order", list(Order))
 @pytest.mark.parametrize("length", [1, 2, 5, 40])
 def test_caches_of_short_clips_are_those_of_the_layers_that_hold_positions_at_once(order, length):

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from conftest import active_memory, quick
+from conftest import active_memory
 from mlx_ltx_vae import AudioVAE, PreviewVAE, VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import DTYPES
 from mlx_ltx_vae.errors import PlanError, TilingError
@@ -171,14 +171,16 @@ KINDS = {
 }
 
 
+@pytest.mark.quick(2)
 @cpu_only("how much a GPU takes is not measured")
-@pytest.mark.parametrize("kind", quick(KINDS, 3))
+@pytest.mark.parametrize("kind", KINDS)
 def test_planned_peaks_hold(kind):
     compare_some(kind, 1, KINDS[kind])
 
 
+@pytest.mark.quick(1)
 @cpu_only("how much a GPU takes is not measured")
-@pytest.mark.parametrize(("order", "dtype", "form"), quick(_FILMS, 2))
+@pytest.mark.parametrize(("order", "dtype", "form"), _FILMS)
 def test_planned_peaks_of_films_hold_in_every_order_and_dtype(order, dtype, form):
     options = {"mode": "exact", "order": order}
     case = Case("ltx-2.3", "decoder", 16, dtype, 1, 3, 5, 5, options, form, overlap=(9, 9))

@@ -111,6 +111,7 @@ def test_an_upsampled_convolution_gives_what_one_of_repeated_positions_gives():
     assert difference(conv(x, (1, 1), upsamples=False).flatten(0, 1), plain) < tolerance(1e-5)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("order", "chunk"), [("time", 1), ("time", 3), ("rows", 1), ("columns", 1)])
 def test_it_streams_exactly_in_every_order(vae, order, chunk):
     latents = latents_of(batch=2)
@@ -123,6 +124,7 @@ def test_it_streams_exactly_in_every_order(vae, order, chunk):
     assert -1 <= single.min().item() < single.max().item() <= 1
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("order", ["time", "rows", "columns"])
 def test_stills_are_the_same_in_every_order(vae, small, order):
@@ -159,6 +161,7 @@ def test_a_pixel_sees_no_further_than_its_receptive_field_says(vae):
     assert columns[0] < 20 * 32 - reach + 64  # and about as far
 
 
+@pytest.mark.quick(1)
 def test_memory_does_not_grow_with_the_clip(vae):
     peaks = []
     for frames in (8, 24):

@@ -21,6 +21,7 @@ from tolerances import cpu_only
 SCRIPT = Path(__file__).parent.parent / "scripts" / "with_openblas.sh"
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("command", "program", "reason"),
     [

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 import fast_checkpoint
 from checkpoint_files import as_an_mlx_port_stores, assert_same_weights, read_statistics, read_weights
-from conftest import FIXTURES, quick
+from conftest import FIXTURES
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
 from mlx_ltx_vae.checkpoint.files import choose_file, choose_weights
@@ -56,6 +56,7 @@ def assert_same(found, expected):
 # --- layouts --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 def test_every_layout_has_the_same_networks(golden, layout):
     assert_same(layout, golden("pruna").checkpoint)
 
@@ -76,7 +77,8 @@ def test_the_published_widths_are_345_million_values_and_45_percent_of_the_work(
     assert spec.multiply_adds((16, 16, 24)) / whole.multiply_adds((16, 16, 24)) == pytest.approx(0.45, abs=0.005)
 
 
-@pytest.mark.parametrize("layout", quick(["original", "mlx"]), indirect=True)
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("layout", ["original", "mlx"], indirect=True)
 def test_a_layout_is_converted_and_verified(golden, layout, tmp_path, capsys):
     folder = tmp_path / "converted"
     assert convert([str(layout), "-o", str(folder), "--only", "decoder"]) == 0
@@ -188,6 +190,7 @@ def pack(golden, weights, tmp_path):
     return make
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("stem", ["vae_{}", "vae_{}_conv"])
 @pytest.mark.parametrize("layout_name", ["mlx", "mlx_flat"])
 def test_a_pack_with_both_decoders_is_ambiguous_and_a_file_of_it_can_be_named(golden, pack, layout_name, stem):

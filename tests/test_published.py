@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from conftest import FIXTURES, quick
+from conftest import FIXTURES
 from mlx_ltx_vae import Keyframes, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
@@ -131,16 +131,14 @@ DRY_RUNS = [
 ]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "options", "backend"),  # every pair of them
-    quick(
-        [
-            (name, options, (Backend.CPU, Backend.METAL)[(row + column) % 2])
-            for row, name in enumerate(name for name in CASES if name != "ltx-2.5")
-            for column, options in enumerate(DRY_RUNS)
-        ],
-        5,
-    ),
+    [
+        (name, options, (Backend.CPU, Backend.METAL)[(row + column) % 2])
+        for row, name in enumerate(name for name in CASES if name != "ltx-2.5")
+        for column, options in enumerate(DRY_RUNS)
+    ],
     indirect=["backend"],
 )
 def test_a_dry_run_without_files_is_that_of_files(checkpoint, latents, dry_run, backend, name, options):

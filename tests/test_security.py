@@ -209,6 +209,7 @@ def test_the_clip_that_playlists_name_is_read_itself(clip):
     assert find_sound(clip, WriterError)[0].sample_rate == 44100
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", PLAYLISTS)
 def test_playlists_and_scripts_are_not_followed(clip, name):
     playlist = clip.with_name(name)

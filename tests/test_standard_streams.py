@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import quick
 from entry_points import ENTRY_POINTS
 from mlx_ltx_vae.commands import parsers
 
@@ -51,7 +50,8 @@ def shell(tmp_path, files):
     return run
 
 
-@pytest.mark.parametrize("entry", quick(ENTRY_POINTS, 2))
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("entry", ENTRY_POINTS)
 def test_closed_and_full_standard_streams_of_every_entry_point(shell, entry):
     """A closed standard error gives its number to no file, and standard output that cannot be written is one line."""
     assert shell("info latents.npy 2>&- <&-", entry)[0] == 0
@@ -104,7 +104,8 @@ def test_full_standard_error_and_output_of_many_inputs(shell, tmp_path):
     assert shell(f"decode --unknown 2>{FULL}")[0] == 2
 
 
-@pytest.mark.parametrize("environment", quick(ENCODINGS), ids=lambda values: "-".join(values.values()))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("environment", ENCODINGS, ids=lambda values: "-".join(values.values()))
 def test_names_are_printed_and_written_in_any_encoding(shell, tmp_path, environment):
     code, out, _ = shell("decode {} -o '漢.mp4' --json", **environment)
     assert (code, os.fsencode(json.loads(out)["output"])) == (0, "漢.mp4".encode())

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.measuring import Case, load_vae
-from conftest import CONV_CASES, active_memory, quick
+from conftest import CONV_CASES, active_memory
 from mlx_ltx_vae import PlanError, VideoVAE
 from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.convolution.conv3d import Conv3d
@@ -59,8 +59,9 @@ def streamed(vae, latents, chunk, **options):
     return mx.concatenate([chunk.pixels for chunk in chunks], axis=2)
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize(("frames", "chunks"), [(1, (1,)), (4, (1, 3))])
-@pytest.mark.parametrize("name", quick(CONV_CASES, 5))
+@pytest.mark.parametrize("name", CONV_CASES)
 def test_stream_equals_single_pass_for_every_chunk_length(golden, name, frames, chunks):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
     latents = random_latents(vae, frames)

@@ -11,7 +11,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from conftest import quick
 from mlx_ltx_vae import LatentsError, PreviewVAE, VideoVAE, load_latents, save_latents
 from mlx_ltx_vae.backend import mlx_utils
 from mlx_ltx_vae.inspect import inspect
@@ -57,13 +56,11 @@ def path(golden, request):
     return golden(request.param).checkpoint
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "options", "bit_depth"),
-    quick(
-        [("small_ltxv_0_9_1", PLANS["time"], None), ("small_ltx2_3", PLANS["tiles_in_space"], 8)]
-        + [("small_ltx2_3", PLANS[name], None) for name in ("single", "rows", "tiles_in_time")],
-        2,
-    ),
+    [("small_ltxv_0_9_1", PLANS["time"], None), ("small_ltx2_3", PLANS["tiles_in_space"], 8)]
+    + [("small_ltx2_3", PLANS[name], None) for name in ("single", "rows", "tiles_in_time")],
 )
 def test_each_step_of_a_decode_in_another_thread(golden, name, options, bit_depth):
     path = golden(name).checkpoint

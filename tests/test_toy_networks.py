@@ -43,6 +43,7 @@ def test_the_plan_knows_its_grid_and_lookahead(name):
     assert (*plan.video_grid, plan.lookahead) == expected[name]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("name", "order"), ORDERS)
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_it_streams_exactly_in_every_order(name, order, chunk):
@@ -105,6 +106,7 @@ def test_it_is_tiled(name, in_time):
     assert 1e-3 < difference < 2 if plan.calls > 1 else difference < tolerance(1e-5)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

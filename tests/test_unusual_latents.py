@@ -56,6 +56,7 @@ def noticed(is_unusual):
     return pytest.warns(UserWarning, match=f"^latents: {SAID}") if is_unusual else nullcontext([])
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_decode_notices_what_info_notices(vae, way, tmp_path, monkeypatch):
     monkeypatch.setattr("mlx_ltx_vae.integrations.dropins.vae_of", lambda decoder: vae)
@@ -67,6 +68,7 @@ def test_a_decode_notices_what_info_notices(vae, way, tmp_path, monkeypatch):
         assert len(found) == is_unusual
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", LATENTS)
 def test_the_commands_notice_what_info_notices(golden, name, tmp_path, capsys):
     latents, is_unusual = LATENTS[name]

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import quick
 from mlx_ltx_vae.video import OutputOptions, VideoReader, VideoWriter, open_sink
 from video_files import SIZE, children, kill_children, noise, open_files, run_ffmpeg, write
 
@@ -39,16 +38,14 @@ class Held:
         assert self.now() == self.before
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "num_frames", "is_in_a_cycle"),
-    quick(
-        [
-            *((name, 30, True) for name in ("out.mp4", "live.mp4", "out.gif", "out.npy", "new/", "old/")),
-            *(("out.mp4", count, False) for count in (0, 30)),
-            ("live.mp4", 0, True),
-        ],
-        3,
-    ),
+    [
+        *((name, 30, True) for name in ("out.mp4", "live.mp4", "out.gif", "out.npy", "new/", "old/")),
+        *(("out.mp4", count, False) for count in (0, 30)),
+        ("live.mp4", 0, True),
+    ],
 )
 def test_a_dropped_writer_leaves_nothing(tmp_path: Path, name: str, num_frames: int, is_in_a_cycle: bool) -> None:
     (tmp_path / "old").mkdir()
@@ -101,7 +98,8 @@ def test_a_dropped_live_video_can_be_written_again_at_once(tmp_path: Path) -> No
         assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", quick(["video", "images"]))
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("kind", ["video", "images"])
 @pytest.mark.parametrize("is_started", [False, True])
 def test_a_dropped_reader_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_started: bool
@@ -196,7 +194,8 @@ os.waitpid(child, 0)
 """
 
 
-@pytest.mark.parametrize("kind", quick(["file", "live", "reader", "sound", "gif", "npy", "stills", "wav"], 2))
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("kind", ["file", "live", "reader", "sound", "gif", "npy", "stills", "wav"])
 def test_a_forked_child_leaves_what_its_parent_writes_and_reads(tmp_path: Path, kind: str) -> None:
     """It exits, drops its copy, leaves the with-block by an error, or writes; and it may outlive the file."""
     allowed = "ignore:This process:DeprecationWarning"  # from Python 3.12 on: it has threads and forks

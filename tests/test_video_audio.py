@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import quick
 from mlx_ltx_vae import demo, load_latents, save_latents
 from mlx_ltx_vae.codec_table import AUDIO_CODECS
 from mlx_ltx_vae.decode import main
@@ -45,6 +44,7 @@ def write(path: Path, **options: object) -> None:
             out.write(numbered(NUM_FRAMES, SIZE)[index : index + 5])
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("audio", "name", "seconds"),
     [
@@ -160,6 +160,7 @@ def test_one_warning_says_that_aac_is_lossy(tmp_path: Path, encoding: str, name:
     assert len(caught) == 1
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("audio", "name", "codec"),
     [
@@ -180,6 +181,7 @@ def test_rates_channels_bits_and_levels_are_no_warning(
     assert abs(len(sound(tmp_path / name)) - RATE) <= 3000
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("layout", "encoding", "name", "codec"),
     [
@@ -249,7 +251,8 @@ def hear(path: Path, channels: int) -> np.ndarray:
     return np.frombuffer(run_ffmpeg("-i", path, "-map", "0:a", "-f", "f32le", "-"), "<f4").reshape(-1, channels)
 
 
-@pytest.mark.parametrize("name", quick(reversed(AUDIO_CODECS)))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("name", reversed(AUDIO_CODECS))
 def test_encoders_store_every_channel_of_the_tables_layouts(tmp_path: Path, name: str) -> None:
     """By ffmpeg alone."""
     codec = AUDIO_CODECS[name]
@@ -261,6 +264,7 @@ def test_encoders_store_every_channel_of_the_tables_layouts(tmp_path: Path, name
         np.testing.assert_allclose(loudness(hear(out, count), layout), np.eye(count), atol=0.05, err_msg=layout)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("name", "codec", "layout", "stored"),
     [
@@ -282,6 +286,7 @@ def test_channels_of_a_layout_that_a_codec_lacks_are_stored_in_a_larger_one(
     np.testing.assert_allclose(loudness(hear(tmp_path / name, len(places)), layout), expected, atol=0.05)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("name", "codec", "layout", "stored", "better"),
     [
@@ -340,6 +345,7 @@ def sound_from_the_files_start(path: Path) -> np.ndarray:
     return np.frombuffer(run_ffmpeg("-i", path, *both, "-f", "null", "-"), "<f4")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "times"), [("a.ts", (0.5, 0)), ("a.ts", (0, 0.4)), ("a.mpg", (0.5, 0)), ("a.mkv", (0, 0.4))]
 )

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import quick
 from mlx_ltx_vae.codec_table import AUDIO_CODECS, CODECS, AudioCodec, Codec
 from mlx_ltx_vae.commands.parsers import decode_parser
 from mlx_ltx_vae.decode import main
@@ -135,7 +134,8 @@ def test_the_encoders_of_a_mac_are_refused_elsewhere() -> None:
         assert refusal("a.mp4", codec="h264_videotoolbox") == f"{without}; {others}"
 
 
-@pytest.mark.parametrize("codec", quick((name for name, codec in CODECS.items() if not codec.is_mac_only), 2))
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("codec", [name for name, codec in CODECS.items() if not codec.is_mac_only])
 def test_every_pixel_format_of_the_table_is_written_and_has_the_colors(tmp_path: Path, codec: str) -> None:
     known = CODECS[codec]
     formats = {*known.pixel_formats.values(), *(known.odd_pixel_formats or {}).values(), *known.more_pixel_formats}

@@ -119,6 +119,7 @@ def test_written_planes_are_those_of_the_standard(tmp_path: Path, pixel_format: 
     assert difference(stored_planes(path, pixel_format), expected_planes(pixel_format), bits) < rounding
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize(
     ("name", "codec", "bit_depth", "pixel_format", "options"),
     [
@@ -227,6 +228,7 @@ TAGGED = {
 }  # fmt: skip
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize(("pixel_format", "matrix", "levels"), sorted(TAGGED))
 def test_planes_are_read_by_the_standard(tmp_path: Path, pixel_format: str, matrix: str, levels: str) -> None:
     planes = expected_planes(pixel_format, matrix=matrix, levels=levels)

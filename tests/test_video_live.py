@@ -82,6 +82,7 @@ def play(data: bytes) -> np.ndarray:
     return np.frombuffer(raw, np.uint8).reshape(-1, SIZE[1], SIZE[0], 3)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("codec", "with_audio"), [("h264", False), ("h264", True), ("hevc", False), ("vp9", True), ("av1", True)]
 )

@@ -50,6 +50,7 @@ def ffmetadata(path: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("name", "has_audio"),
     [

@@ -22,6 +22,7 @@ def test_lossless_video_is_read_exactly(tmp_path: Path, num_frames: int, size: t
     np.testing.assert_array_equal(result, frames)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("name", "fps"),
     [
@@ -162,6 +163,7 @@ def frames_of_ffmpeg(path: Path, filters: str) -> list[int]:
     return numbers(np.frombuffer(raw, np.uint8).reshape(-1, SIZE[1], SIZE[0], 3))
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("name", "source", "fps", "expected"),
     [

@@ -27,6 +27,7 @@ def test_error_for_a_size_that_does_not_fit_lists_the_options(tmp_path: Path) ->
     assert "CROP" not in refusal(small)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("ending", "codec"), [(".mp4", "h264"), (".mkv", "h264"), (".mkv", "ffv1"), (".gif", None)])
 @pytest.mark.parametrize("is_cut", [True, False])
 def test_damaged_video_is_an_error(tmp_path: Path, ending: str, codec: str, is_cut: bool) -> None:
@@ -148,6 +149,7 @@ def test_images_of_different_sizes_are_refused(tmp_path: Path, fit: Fit) -> None
     assert refusal(tmp_path, fit=fit) == (f"{tmp_path}: its frames have different sizes; the first is 96x64.")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("leave", ["close", "error", "interrupt"])
 def test_leaving_early_ends_ffmpeg_and_removes_the_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: str

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from conftest import file_size_limit, quick
+from conftest import file_size_limit
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.video import VideoWriter, ffmpeg
 from mlx_ltx_vae.video.audio import SoundTrack, write_wav
@@ -58,6 +58,7 @@ CODECS = [
 ]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("name", "codec", "rate", "ahead"),
     [*((*each, index % 2 == 0) for index, each in enumerate(CODECS)), (*CODECS[0], False), (*CODECS[-1], True)],
@@ -88,6 +89,7 @@ def chirp(seconds, rate):
     return np.stack([wave, 0.8 * wave]).astype(np.float32)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("name", "codec", "onset", "ratio", "rate"),
     [
@@ -144,7 +146,8 @@ def test_lossless_sound_has_24_bits_on_one_scale(tmp_path, name, codec):
             assert (file.getsampwidth(), file.getnchannels(), file.getframerate()) == (3, 2, 24000)
 
 
-@pytest.mark.parametrize("level", quick([-1.25, 1, 2]))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("level", [-1.25, 1, 2])
 @pytest.mark.filterwarnings("error")
 def test_sound_is_stored_without_a_warning_and_clipped_at_1(tmp_path, level):
     sound = np.full((2, 2 * 44100), level, np.float32)

@@ -55,6 +55,7 @@ def check_composited(frames: np.ndarray) -> None:
         assert np.abs(frames[:, 8:-8, column].astype(int) - FLAT * alpha).max() <= 1
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "stream", "codec", "parts"),
     [

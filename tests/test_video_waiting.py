@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from conftest import quick
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.files import PartFile
 from mlx_ltx_vae.video import VideoReader, VideoWriter, ffmpeg
@@ -46,7 +45,8 @@ def stopped_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ffmpeg, "TICK", 0.1)
 
 
-@pytest.mark.parametrize("is_live", quick([False, True]))
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("is_live", [False, True])
 @pytest.mark.parametrize("moment", ["write", "close"])
 def test_a_stopped_ffmpeg_ends_a_write(tmp_path: Path, stop: Callable[[], None], moment: str, is_live: bool) -> None:
     target = io.BytesIO() if is_live else tmp_path / "out.mp4"
@@ -59,6 +59,7 @@ def test_a_stopped_ffmpeg_ends_a_write(tmp_path: Path, stop: Callable[[], None],
     assert (children(), list(tmp_path.iterdir())) == ([], [])
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", ["video", "images", "sound"])
 def test_a_stopped_ffmpeg_ends_a_read(tmp_path: Path, stop: Callable[[], None], kind: str) -> None:
     if kind == "video":
@@ -77,6 +78,7 @@ def test_a_stopped_ffmpeg_ends_a_read(tmp_path: Path, stop: Callable[[], None], 
     assert children() == []
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "read",
     [

@@ -289,6 +289,7 @@ def test_oblong_pixels_become_squares(tmp_path: Path) -> None:
         assert video.scaled_size == (384, 192)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -89,6 +89,7 @@ def test_saturated_colors_are_kept_and_tagged(
     assert np.abs(centers - SATURATED).max() <= 3
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("name", "codec", "size", "least"),
     [
@@ -136,6 +137,7 @@ def test_a_keyframe_comes_every_two_seconds(tmp_path: Path, name: str, codec: st
     assert max(np.diff([*times, Fraction(9)])) <= 2
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("fps", "exact"),
     [

@@ -249,6 +249,7 @@ TOO_MANY_OPEN_FILES = (
 )
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("number", [2, 4])
 @pytest.mark.parametrize(("name", "options"), [("out.gif", {}), ("out.mp4", {}), ("out.mp4", {"fragmented": True})])
 def test_the_limit_of_open_files_is_named(tmp_path: Path, name: str, options: dict, number: int) -> None:
