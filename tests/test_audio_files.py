@@ -310,7 +310,8 @@ def test_info_describes_sound(audio_case, golden, tmp_path, capsys):
     assert report["audio"]["configuration"] == "inferred"
 
 
-@pytest.mark.parametrize("dtype", [None, pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_a_converted_folder_has_the_same_sound(audio_case, audio_vae, tmp_path, capsys, dtype):
     case = audio_case("ltx2_3")
     folder = tmp_path / "converted"

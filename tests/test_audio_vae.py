@@ -73,6 +73,7 @@ def test_a_stream_is_the_single_pass_for_every_chunk_length(audio_vae, name, err
         assert np.abs(streamed - whole).max() < tolerance(error), chunk
 
 
+@pytest.mark.quick(1)
 @cpu_only("GPUs have no float64")
 @pytest.mark.parametrize("name", ["ltx2", "ltx2_3"])
 def test_in_float64_a_streamed_vocoder_is_the_single_pass(audio_case, name):
@@ -90,6 +91,7 @@ def test_in_float64_a_streamed_vocoder_is_the_single_pass(audio_case, name):
     assert mx.abs(streamed - whole).max().item() < 1e-10
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "ahead", "rate", "per_frame"), [("ltx2", 5, 24000, 240), ("ltx2_3", 13, 48000, 480)])
 def test_the_first_samples_come_after_the_lookahead_of_the_layers(audio_vae, name, ahead, rate, per_frame):
     vae = audio_vae(name)

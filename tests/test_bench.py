@@ -193,6 +193,7 @@ def test_the_peak_is_that_of_the_run_alone():
     assert 0 < measured["first_frame_seconds"] <= measured["seconds"]
 
 
+@pytest.mark.slow
 def test_a_run_has_its_variables_and_only_its_result_on_standard_output():
     assert run_fresh(os.getenv, {"PROBE": "1"}, key="PROBE") == "1"
     assert "PROBE" not in os.environ

@@ -252,7 +252,8 @@ def test_what_no_decode_reads_is_left_out(golden):
     assert len([name for name in names if name.endswith(".gate_msa")]) == 2
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_gates_are_multiplied_into_the_matrices_once_loaded(golden, tmp_path, dtype):
     """Whatever the order of the tensors; a conversion has the original ones."""
     tensors = load_file(golden(GATED).checkpoint)
@@ -333,7 +334,8 @@ def test_of_two_files_in_a_folder_the_convolutional_one_is_used_and_said(golden,
     assert open_checkpoint(tmp_path / "ltx-2.5-video-vae-bf16.safetensors").family is DIFFUSION_VAE
 
 
-@pytest.mark.parametrize("only", [None, pytest.param("decoder", marks=pytest.mark.slow), "encoder"])
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("only", ["encoder", "decoder", None])
 def test_a_conversion_is_verified_and_decodes_alike(golden, expected, tmp_path, only):
     arguments = [str(golden(GATED).checkpoint), "-o", str(tmp_path / "mlx"), "-q"]
     assert convert([*arguments, *(["--only", only] if only else [])]) == 0

@@ -121,6 +121,7 @@ def write_sparse_decoder(path, width, layers):
     return stop, 4 * max(map(math.prod, shapes.values()))
 
 
+@pytest.mark.slow
 def test_writing_holds_the_written_tensors_and_comparing_holds_one(tmp_path):
     source, target = tmp_path / "sparse.safetensors", tmp_path / "model.safetensors"
     total, largest = write_sparse_decoder(source, 128, 24)

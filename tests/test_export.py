@@ -179,6 +179,7 @@ def test_programs_are_short_and_use_nothing_of_the_package(name):
 # --- the folder -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_export_is_the_same_bytes_every_time(small, golden, tmp_path):
     _, folder = small
     code = "import sys; from mlx_ltx_vae import VideoVAE\n"
@@ -316,6 +317,7 @@ def test_a_program_takes_the_memory_of_the_stream(tmp_path):
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("program", ["python", "cpp"])
 def test_programs_refuse_what_they_cannot_run(small, changed, program, request):
     vae, folder = small
@@ -334,6 +336,7 @@ def test_programs_refuse_what_they_cannot_run(small, changed, program, request):
     assert code == 1 and "has no decode.json" in error
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("program", ["python", "cpp"])
 def test_programs_refuse_the_weights_of_another_checkpoint(small, changed, program, request):
     line = PYTHON if program == "python" else request.getfixturevalue("cpp")

@@ -208,6 +208,7 @@ def test_the_files_of_both_kinds_are_not_confused(golden, path, tmp_path):
     assert open_checkpoint(both).family.name == "video_vae"
 
 
+@pytest.mark.slow
 def test_the_projection_of_the_demo_vae_has_the_quality_that_it_states():
     """On a part of the demo clip, which it was not fitted to."""
     projection, vae = VideoVAE.from_pretrained(demo.LATENT_RGB), VideoVAE.from_pretrained(demo.VAE, encoder=False)

@@ -108,6 +108,7 @@ def npy_header(shape: tuple, descr: str) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 def test_what_is_large_is_not_read_when_a_file_is_opened(tmp_path: Path) -> None:
     large_header = b"\x93NUMPY\x02\x00" + (LARGE - 12).to_bytes(4, "little")
     starts = {

@@ -130,6 +130,7 @@ def test_scales_in_half_precision_are_used_at_full_precision_and_rounded_once(go
         )
 
 
+@pytest.mark.slow
 def test_the_group_size_follows_from_the_widths_without_any_configuration(golden, tmp_path):
     """The configuration is inferred from the shapes, which depend on the group size."""
     for name in ("ltx2_5_diffusion_published", "ltx2_3", "taehv_ltx2_wide"):

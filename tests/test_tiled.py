@@ -62,6 +62,7 @@ def test_spatial_tiles_are_exact_in_time(vae):
     assert mx.abs(vae.decode(latents, plan) - vae.decode(latents)).max().item() < tolerance(2e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("case", "size"), [("ltx2_3_tiled", 100), ("ltxv_0_9_1", 2)])  # with a timestep and noise
 def test_tiles_decoded_in_batches_give_what_tiles_one_by_one_give(golden, case, size):
     """4x7 cells in tiles of 3x3 and 2x3: two shapes, three of each, so that batches are not full."""

@@ -265,6 +265,7 @@ def test_tile_sizes_that_do_not_fit_the_latent_cells_are_refused_before_anything
     assert decoder.calls == []
 
 
+@pytest.mark.slow
 def test_with_a_callback_memory_grows_by_the_returned_video_alone_and_without_it_not_at_all():
     def peak(frames, keep_output):
         latents = random_latents(frames, 4, 4)
