@@ -94,7 +94,7 @@ CALLS = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("app", CALLS)
 def test_an_app_runs_twice_in_one_process_with_equal_results(apps, network, golden, tmp_path, app):
     assert CALLS.keys() == APPS.keys()
@@ -356,6 +356,7 @@ def test_an_hdr_video_of_ltx_2_mlx_keeps_its_rate_and_its_keyframes(
             assert json.loads(file.read(int.from_bytes(file.read(8), "little")))["__metadata__"]["fps"] == "30"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 def test_encodes_are_those_of_the_checkpoint_in_the_dtype_of_mlx(apps, network, golden, dtype):
     apps()
@@ -384,6 +385,7 @@ def test_unknown_options_are_ignored_if_off_and_refused_if_not(apps, network):
             decoder.decode(latents, sharpen=2)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("change", "said"),
     [

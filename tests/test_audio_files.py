@@ -107,6 +107,7 @@ def test_only_the_tensors_of_sound_are_read_from_a_whole_models_file(golden, ten
     assert VideoVAE.from_pretrained(path).config == VideoVAE.from_pretrained(video.checkpoint).config
 
 
+@pytest.mark.quick(1)
 def test_the_folders_of_diffusers(tensors, config, expected, tmp_path):
     """Their first waveform is clamped, although their configuration states no activation at its end."""
     vae = {
@@ -146,6 +147,7 @@ def test_packs_of_mlx_ports_without_a_configuration(tensors, expected, tmp_path,
     assert open_checkpoint(tmp_path, medium=SOUND).is_inferred
 
 
+@pytest.mark.quick(1)
 def test_folders_with_a_model_each(tensors, expected, tmp_path):
     for part in ("audio_vae", "vocoder"):
         arrays = {name.removeprefix(f"{part}."): each for name, each in tensors.items() if name.startswith(f"{part}.")}
@@ -153,12 +155,14 @@ def test_folders_with_a_model_each(tensors, expected, tmp_path):
     check(tmp_path, expected)
 
 
+@pytest.mark.quick(1)
 def test_a_folder_with_split_files_has_one_of_sound(golden, tensors, config, expected, tmp_path):
     save(load_file(golden("small_ltx2_3").checkpoint), tmp_path / "ltx-2.5-video-vae-conv-bf16.safetensors")
     save(tensors, tmp_path / "ltx-2.5-audio-vae-bf16.safetensors", config)
     check(tmp_path, expected)
 
 
+@pytest.mark.quick(1)
 def test_arrays_in_memory(tensors, config, expected):
     vae = AudioVAE.from_weights({name: mx.array(array) for name, array in tensors.items()}, config)
     assert np.array_equal(vae.decode(LATENTS), expected)
@@ -280,6 +284,7 @@ def test_an_activation_behind_the_extension_is_refused(audio_case, tmp_path):
             open_checkpoint(path, medium=SOUND)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["ltx2", "ltx2_3", "encoder"])
 def test_without_a_configuration_a_tensor_that_is_missing_or_flat_is_an_error_that_names_the_file(
     audio_case, tmp_path, name

@@ -124,6 +124,7 @@ def test_latents_that_are_not_one_video_are_refused_in_words(comfy, execute, sha
             execute(node, latent=latent(comfy, np.zeros(shape, np.float32)))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["images", "video"])
 def test_images_of_other_sizes_are_cropped_or_scaled(comfy, execute, vae, tmp_path, kind):
     rows, columns = np.mgrid[0:50, 0:90].astype(np.float32)
@@ -186,6 +187,7 @@ def write_tiny_decoder(path):
     mx.save_safetensors(str(path), {f"decoder.{name}": array for name, array in named_parameters(decoder).items()})
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("decoder", "fps", "size"), [("rgb", Fraction(16 * 3, 17), (8, 8)), ("tiny", 16, (32, 32))])
 def test_a_preview_is_a_contact_sheet_and_a_clip(comfy, execute, decoder, fps, size):
     path = comfy.base / "models" / "vae_approx" / f"{decoder}.safetensors"

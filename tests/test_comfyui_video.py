@@ -94,7 +94,7 @@ def test_a_file_that_appears_while_it_decodes_costs_the_video_no_more_than_its_n
     assert Path(name("race", ".mkv", (96, 64))).name == "race_00003_.mkv"
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("format", "more", "stream"),
     [
@@ -217,6 +217,7 @@ def test_metadata_that_a_container_cannot_keep_ends_no_decode(comfy, execute):
         assert line.startswith(str(path)) and "'creation_time'" in line and "'日本'" not in line
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("format", ["mov, prores (10 bits)", "mp4, h264"])
 def test_a_small_video_is_shown_in_place_of_one_that_browsers_do_not_play(comfy, execute, format):
     wide = np.tile(LATENTS, (1, 1, 1, 1, 8))  # 768 x 64

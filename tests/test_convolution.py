@@ -233,6 +233,7 @@ def test_bfloat16_never_takes_winograd_and_cuda_takes_its_own_kernels():
     assert choose(large, Backend.CUDA) is choose(large._replace(is_strided=True), Backend.CPU) is Formulation.CONV3D
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["ltx2_3", "ltxv_0_9_0"])
 def test_the_rule_of_a_network_decides_for_its_modules_its_spec_and_its_plans(golden, name):
     checkpoint = golden(name).checkpoint
@@ -343,6 +344,7 @@ def test_a_power_of_two_changes_no_bit_unless_values_leave_the_range(monkeypatch
     assert difference.item() ** 0.5 <= limit * power.item() ** 0.5
 
 
+@pytest.mark.slow
 def test_a_stream_of_an_upsampling_layer_by_time_is_the_same_however_it_is_cut():
     config = open_case(Case(base_width=16)).config
     spec = next(layer for layer in decoder_spec(config, LARGE.choose).layers if layer.up == (2, 2, 2))

@@ -487,6 +487,7 @@ def test_audio_latents_that_do_not_decode_leave_no_file(tmp_path, video, model, 
     assert os.listdir(tmp_path) == ["clip.safetensors"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("order", [["--order", "rows"], ["--tile", "64:32"]])
 def test_the_sound_is_the_same_whatever_way_the_picture_is_decoded(tmp_path, video, model, sound_of, order):
     audio = random_latents(LENGTH)

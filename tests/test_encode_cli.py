@@ -163,6 +163,7 @@ def test_a_picture_is_planned_as_one_frame(golden, tmp_path, capsys):
     assert ": 1 latent frame from 1 frame of 96x64 (scaled from 100x70), in" in capsys.readouterr().out
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["folder", "pattern", "gif"])
 def test_images_and_gifs_are_videos_too(golden, tmp_path, capsys, kind):
     frames = make_frames(9)
@@ -264,6 +265,7 @@ def test_sizes_are_refused_or_made_to_fit(golden, tmp_path, capsys):
     assert_close(latents, vae.encode(make_frames(1, (100, 70))[:, 3:67, 2:98]))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("way", ["options", "table"])
 def test_a_size_of_other_proportions_crops_unless_told_to_resize_and_both_are_said(golden, tmp_path, capsys, way):
     frames = np.full((1, 128, 384, 3), (200, 30, 30), np.uint8)

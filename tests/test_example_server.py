@@ -212,6 +212,7 @@ def test_a_client_that_stops_reading_loses_its_turn(vae, upload, monkeypatch):
             assert second.status_code == 200
 
 
+@pytest.mark.slow
 def test_a_decode_that_takes_too_long_ends(vae, upload, monkeypatch):
     vae.hold_at = 0
     monkeypatch.setattr(server, "DECODE_SECONDS", 0.5)

@@ -103,7 +103,7 @@ def test_a_full_disk_for_kernels_is_one_sentence(small_disk, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["disk"]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @cpu_only("MLX compiles kernels in files for the CPU only")
 @pytest.mark.skipif(not shutil.which("g++"), reason="without a compiler MLX compiles nothing")
 @pytest.mark.parametrize(("option", "state"), [("noexec", "mounted noexec"), ("ro", "read-only")])

@@ -16,7 +16,10 @@ from mlx_ltx_vae.commands.gallery_page import Clip, write_page
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.preview import main as preview
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium, which apt-get install chromium brings")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PROGRAM is None, reason="needs Chromium, which apt-get install chromium brings"),
+]
 
 HOSTILE = "<img src=x onerror='hacked=1'></script><script>hacked=1</script><a href=http://127.0.0.1:9/>$(`hacked`)"
 

@@ -167,6 +167,7 @@ def assert_blocks(blocks, raw_config, network):
         assert before["out_channels"] == after["in_channels"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", ["ltxv_0_9_1", "ltx2_3", "conv_16x16x4"])
 def test_planned_videos_are_those_of_the_vae(golden, info, case):
     vae = VideoVAE.from_pretrained(golden(case).checkpoint, encoder=False)
@@ -201,6 +202,7 @@ def test_the_text_is_the_json_line_by_line():
     ]  # fmt: skip
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("case", CONV_CASES[::3])
 def test_a_report_fits_a_terminal(golden, info, text, case):
     path = golden(case).checkpoint

@@ -160,6 +160,7 @@ def stated(path: Path) -> dict[str, Any]:
     return inspect_video(path, None)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     "muxer", [*CONTAINERS, *(pytest.param(name, marks=pytest.mark.slow) for name in RARE_CONTAINERS)]
 )

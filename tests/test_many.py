@@ -259,6 +259,7 @@ def test_a_table_writes_nowhere_but_into_the_folder_of_outputs(clips, capsys, ou
     assert loads == []
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("output", ["stills/", "stills/%05d.tif"])
 def test_a_batch_of_single_frames_becomes_stills_in_one_folder(clips, output, capsys):
     """Each is the still of its latents alone, also beside stills of other names."""

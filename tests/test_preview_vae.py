@@ -137,6 +137,7 @@ def test_stills_are_the_same_in_every_order(vae, small, order):
     assert difference(vae.decoder.stills(small=small)(latents), expected) < tolerance(1e-5)
 
 
+@pytest.mark.quick(1)
 def test_tiles_that_see_enough_are_exact(vae):
     latents = latents_of(frames=2, height=2, width=45)
     cells = receptive_field(vae.decoder.spec).cells
@@ -175,6 +176,7 @@ def test_memory_does_not_grow_with_the_clip(vae):
     assert peaks[1] < 1.5 * peaks[0]
 
 
+@pytest.mark.quick(1)
 def test_pushed_latents_give_their_frames_at_once(vae):
     latents = latents_of()
     expected = vae.decode(latents)
@@ -228,6 +230,7 @@ def test_stills_of_a_projection_are_its_pictures(recwarn, small):
     assert not recwarn.list
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("frames", [1, 8, 9, 12, 17])
 def test_frames_are_completed_by_the_last_one_and_encoded_alike_in_pieces(frames):
     vae = make(STANDARD)

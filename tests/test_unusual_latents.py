@@ -143,6 +143,7 @@ def test_white_beyond_white_is_plain():
     assert FrameChunk(0, 1 + mx.random.uniform(shape=(1, 2, 4, 6, 3))).is_plain()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("is_plain", [False, True])
 def test_the_last_line_says_that_every_frame_is_one_color(golden, tmp_path, capsys, monkeypatch, is_plain):
     path = golden("small_ltx2_3").checkpoint

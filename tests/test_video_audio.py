@@ -68,6 +68,7 @@ def test_shortest_ends_the_audio_with_the_video_and_keeps_all_frames(
     assert np.std(heard[end - 6000 : end - 3000]) > 4000
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("audio", ["a.wav", "a.mp4"])
 def test_longer_audio_is_a_warning_with_both_lengths(tmp_path: Path, audio: str) -> None:
     source = make_audio(tmp_path / audio, 1.7)
@@ -148,6 +149,7 @@ def make_sound(path: Path, layout: str, *, rate: int = RATE, level: float = 0.5,
     return path
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("encoding", "name", "lossless"),
     [("pcm_s16le", "out.mp4", "flac"), ("pcm_f32le", "out.mov", "pcm"), ("flac", "out.mkv", "pcm")],
@@ -201,6 +203,7 @@ def test_audio_keeps_its_channels(tmp_path: Path, layout: str, encoding: str, na
     assert shapes[1] == pytest.approx(shapes[0], rel=0.05)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "codec", "bits"),
     [("a.mov", "pcm", 16), ("a.mov", "pcm", 24), ("a.mkv", "flac", 24), ("a.mov", "alac", 16)],

@@ -108,6 +108,7 @@ LOSSLESS = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("pixel_format", "bit_depth"),
     [("yuv420p", 10), ("yuv444p16le", 8), *zip(LOSSLESS, 2 * [8, 10, 10, 8], strict=True)],
@@ -119,7 +120,7 @@ def test_written_planes_are_those_of_the_standard(tmp_path: Path, pixel_format: 
     assert difference(stored_planes(path, pixel_format), expected_planes(pixel_format), bits) < rounding
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("name", "codec", "bit_depth", "pixel_format", "options"),
     [
@@ -228,7 +229,7 @@ TAGGED = {
 }  # fmt: skip
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(("pixel_format", "matrix", "levels"), sorted(TAGGED))
 def test_planes_are_read_by_the_standard(tmp_path: Path, pixel_format: str, matrix: str, levels: str) -> None:
     planes = expected_planes(pixel_format, matrix=matrix, levels=levels)
@@ -243,6 +244,7 @@ def test_planes_are_read_by_the_standard(tmp_path: Path, pixel_format: str, matr
         assert frames.min() == 65535
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("pixel_format", "site"),
     [
@@ -257,6 +259,7 @@ def test_chroma_is_read_where_the_file_has_it(tmp_path: Path, pixel_format: str,
     assert error_of_reading(path) < (2.2 if pixel_format != "yuv420p10le" else 0.6)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("degrees", "site", "size", "ending"),
     [
@@ -278,6 +281,7 @@ def test_chroma_of_rotated_videos_is_read_where_it_is(
     assert np.abs(upright - picture(*grid(size)))[EDGE:-EDGE, EDGE:-EDGE].max() * 255 < 0.65
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("pixel_format", "size"),
     [
@@ -311,6 +315,7 @@ def colorful(size: tuple[int, int]) -> Image.Image:
     return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("name", "subsampling", "size"),
     [
@@ -326,6 +331,7 @@ def test_pictures_of_any_size_are_read_as_by_their_own_libraries(
     assert error_of_picture(tmp_path / name) < 3.2  # the libraries interpolate chroma linearly; stretched, it is over 8
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("orientation", "size"), [*((number, (201, 135)) for number in range(1, 9)), (3, (200, 134)), (6, (200, 134))]
 )

@@ -14,6 +14,7 @@ def numbered(index: int) -> np.ndarray:
     return np.full((1, 2, 2, 3), index, np.uint8)
 
 
+@pytest.mark.slow
 def test_queue_is_bounded_by_frames_and_not_by_arrays() -> None:
     def most_waiting(lengths: list[int]) -> int:
         started, release, given = threading.Semaphore(0), threading.Event(), []

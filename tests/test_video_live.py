@@ -239,6 +239,7 @@ def test_frames_wait_for_a_reader_that_is_slow() -> None:
     assert len(play(stream.getvalue())) == 800
 
 
+@pytest.mark.slow
 def test_abort_does_not_wait_for_a_reader_that_hangs() -> None:
     stream = Blocked()
     out = VideoWriter(stream, size=SIZE, fps=24, fragmented=True)

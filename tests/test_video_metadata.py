@@ -182,6 +182,7 @@ def test_what_a_container_does_not_keep_is_left_out_with_one_line_and_the_rest_c
     assert {change(key) for key, value in found.items() if value == "+12.3-45.6/"} == {change(key) for key in kept}
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("value", "is_live"),
     [
@@ -205,6 +206,7 @@ def test_of_keys_that_a_container_takes_for_one_the_first_is_kept(tmp_path: Path
     assert list(read_metadata(tmp_path / name).values()) == ["1"]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("entries", "kept"),
     [
@@ -223,6 +225,7 @@ def test_no_entry_is_a_refusal(tmp_path: Path, entries: dict, kept: dict) -> Non
     assert read_metadata(tmp_path / "out.mp4") == kept
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("output", ["out.mp4", "out.gif"])
 def test_a_command_says_once_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture, output: str) -> None:
     command = ["--demo", "--frames", ":1", "--metadata", "creation_time=now", "-o", str(tmp_path / output), "-q"]
@@ -242,6 +245,7 @@ def peak_of_reading(path: Path) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["out.mp4", "out.mkv"])
 def test_long_text_takes_little_more_memory_than_its_length(tmp_path: Path, name: str) -> None:
     value = json.dumps([{"text": 'a = b; #1\n"c"', "numbers": [1, 2]}] * 5_000, indent=1)
@@ -323,6 +327,7 @@ def test_a_live_video_goes_without_a_long_workflow(
     assert len(read(tmp_path / "out.mp4")) == 1
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("output", ["out.mp4", "out.mkv", "frame.png", "out/%05d.png"])
 def test_the_workflow_is_said_and_can_be_left_out(
     comfyui_latents, tmp_path: Path, capsys: pytest.CaptureFixture, output: str

@@ -13,6 +13,7 @@ from mlx_ltx_vae.video.reader import RateConverter
 from video_files import SIZE, noise, numbered, numbers, read, refusal, run_ffmpeg, save_images, write
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize(("num_frames", "size"), [(1, (96, 64)), (8, (96, 64)), (17, (33, 17))])
 def test_lossless_video_is_read_exactly(tmp_path: Path, num_frames: int, size: tuple, dtype: type) -> None:
@@ -68,6 +69,7 @@ def test_transparent_pixels_are_composited_over_black(tmp_path: Path, fit: Fit) 
     assert row[third + third // 2 :, 2].max() <= 27, "transparent white does not bleed into its neighbors"
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("ending", [".png", ".PNG", ".bmp", ".tif", ".webp", ".jpg"])
 def test_images_of_a_folder_are_in_natural_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
     folder, temporary = tmp_path / "it's 100%d of it: a folder", tmp_path / "50%d"
@@ -117,6 +119,7 @@ def test_resizing_reaches_the_size_or_the_nearest_valid_one(tmp_path: Path) -> N
         assert numbers(result) == [0, 1]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("max_frames", [1, 8, 9, 100])
 def test_no_more_than_max_frames_are_read(tmp_path: Path, max_frames: int) -> None:
     path = write(tmp_path / "clip.mp4", numbered(20))
@@ -247,6 +250,7 @@ def test_frames_that_come_faster_than_the_rate_are_kept_at_a_higher_one() -> Non
     assert set(frames_at(times, 240, 30)) == set(frames_at(times, 240, 70, is_variable=True)) == set(range(110))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("ending", ["mkv", "webm", "mp4", "mov", "ts", "nut"])
 def test_a_late_start_makes_a_video_no_longer(tmp_path: Path, ending: str) -> None:
     path, codec = tmp_path / f"a.{ending}", "libvpx-vp9" if ending == "webm" else "libx264"

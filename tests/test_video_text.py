@@ -143,6 +143,7 @@ def test_damage_is_an_error_whatever_the_file_is_named(tmp_path: Path, plain: Pa
             SoundReader(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_many_tags_are_not_searched(
     tmp_path: Path, plain: Path, expected: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:

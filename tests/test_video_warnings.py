@@ -70,6 +70,7 @@ TO_LIGHT = "zscale=t=linear:npl=100:filter=bicubic,format=gbrpf32le"
 TO_SDR = f"{TO_LIGHT},zscale=p=bt709,tonemap=hable:desat=0,zscale=t=bt709,format=gbrp16le"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("transfer", "name"), [("smpte2084", "PQ"), ("arib-std-b67", "HLG")])
 def test_hdr_is_tone_mapped(tmp_path: Path, transfer: str, name: str) -> None:
     path = write_color(tmp_path / "hdr.mkv", (220, 60, 60), f"{SRGB}iec61966-2-1,zscale=npl=100,{BT2020}={transfer}")
@@ -199,6 +200,7 @@ def icc_profile(name: str, primaries: tuple[float, ...] | None, gamma: float | N
 WRITERS = {"a.png": {}, "a.jpg": {"quality": 95}, "a.tif": {}, "a.webp": {"lossless": True}}
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("source", ["file", "folder"])
 @pytest.mark.parametrize(
     ("file", "name", "gamma", "is_reported"),
@@ -253,6 +255,7 @@ def test_a_damaged_profile_is_none(tmp_path: Path) -> None:
         assert all(words in text for text in texts)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("transfer", "words"),
     [("bt470bg", "a gamma of 2.8"), ("log100", "a logarithmic transfer"), ("log316", "a logarithmic transfer")],
@@ -331,6 +334,7 @@ def test_fields_become_whole_frames(tmp_path: Path) -> None:
     assert are_within_a_level(frames, by_hand(path, f"bwdif=mode=send_frame,{to_rgb}", frames))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", ["clip.mp4", "clip.mkv", "clip.webm", "clip.gif", "clip%d.png"])
 def test_videos_of_this_package_are_read_without_a_warning(tmp_path: Path, name: str) -> None:
     assert warnings_of(write(tmp_path / name, noise(3))) == []

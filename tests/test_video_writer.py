@@ -63,6 +63,7 @@ def test_ffv1_is_lossless(tmp_path: Path, size: tuple, bit_depth: int, pixel_for
     np.testing.assert_array_equal(read_back(path, size, pixel_format), frames)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("name", "codec", "bit_depth", "stored_as"),
     [
@@ -126,6 +127,7 @@ def test_rates_that_the_encoder_of_av1_refuses_are_refused_first(tmp_path: Path,
     assert (tmp_path / name).stat().st_size > 1000
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("name", "codec"), [("a.mp4", "h264"), ("a.mov", "hevc"), ("a.webm", "vp9"), ("a.mp4", "av1")])
 def test_a_keyframe_comes_every_two_seconds(tmp_path: Path, name: str, codec: str) -> None:
     write(tmp_path / name, noise(3, (64, 64))[np.arange(90) // 30], 10, codec=codec)
@@ -165,6 +167,7 @@ def test_codecs_are_found_by_their_other_names_and_in_any_case(tmp_path: Path, n
     assert f"Video: {codec}" in probe(tmp_path / "out.mov")
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("ending", "codec", "size"),
     [
