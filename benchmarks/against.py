@@ -25,8 +25,8 @@ from mlx_ltx_vae.tiling import TilingConfig, decode_with_tiling
 def against_jobs(case: Case, reference: str) -> list[Job]:
     """Decodes by the single pass, whose frames are saved in the file `reference`, and by others, compared with it."""
     ways = ((decode, "exact"), (decode, "tiled"), (decode_as_ports, "ports"))
-    others = [Job(measure, replace(case, mode=mode), {"reference": reference}) for measure, mode in ways]
-    return [Job(decode, replace(case, mode="single"), {"save": reference}), *others]
+    compared_jobs = [Job(measure, replace(case, mode=mode), {"reference": reference}) for measure, mode in ways]
+    return [Job(decode, replace(case, mode="single"), {"save": reference}), *compared_jobs]
 
 
 def decode_as_ports(case: Case, **options: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def _export(arguments: argparse.Namespace) -> None:
             arguments.size,
             memory_budget=arguments.memory_budget,
             weights=arguments.weights,
-            seed=arguments.seed or 0,
+            seed=arguments.seed,
             timestep=arguments.timestep,
             noise_scale=arguments.noise_scale,
             like=arguments.like,

@@ -385,7 +385,7 @@ class Run:
             noise_maps=maps,
             timesteps=None if timesteps is None else mx.tile(timesteps, len(tiles)),
             planes=tiles[0].planes(self.context.keyframes),
-            first_frame=tiles[0].pixels[0].start,
+            first_frame=tiles[0].pixels[0].start if is_part else 0,
             clip=plan.latent_shape.grid if is_part else None,
         )
 

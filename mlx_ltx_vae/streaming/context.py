@@ -49,8 +49,9 @@ class StreamContext:
     denoising_steps: int | None = None  # `None` means the network's default, if it denoises
     keyframes: tuple[int, ...] = ()  # frame numbers of planes, which follow the frames of each piece
     planes: tuple[int, ...] = ()  # indices of the planes that the stream has
-    first_frame: int = 0  # of a tile, among the frames of the clip; layers drop leading frames only at 0
-    # (T, H, W) of the network's input, for a tile of the layers after the cut of `TileRules`. `None` if all layers run.
+    # For a tile of the layers after the cut of `TileRules`: its first frame among those of the clip, and (T, H, W) of
+    # the network's input. Layers drop leading frames only at 0. If all layers run, 0 and `None`.
+    first_frame: int = 0
     clip: Grid | None = None
 
     def draw_noise(self, layer: str, start: Grid, size: Grid, planes: Sequence[int] = ()) -> mx.array:
