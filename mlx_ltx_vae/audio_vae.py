@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain, islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +17,7 @@ from .backend.device import explained_device_errors
 from .backend.machine import Machine
 from .backend.mlx_utils import DtypeName, GivenDtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, open_checkpoint, open_weights
-from .checkpoint.loading import LazyNetwork, load_network
+from .checkpoint.loading import NetworkHandle
 from .checkpoint.locate import is_on_hub
 from .errors import CheckpointError, LatentsError, PlanError
 from .models.base import SOUND, Decoder, Network, SoundConfig, SoundEncoder
@@ -28,6 +28,7 @@ from .pipeline.audio import (
     SoundNetwork,
     encode_sound,
     join_sound,
+    join_specs,
     pack_latents,
     plan_networks,
     plan_sound,
@@ -40,7 +41,7 @@ from .planning.plan import DecodePlan, EncodePlan, check_plan
 from .planning.planner import plan_encode
 from .shapes import is_count
 from .units import Rate, parse_fps
-from .vae import NetworkPair, load_encoder
+from .vae import OpenedVAE
 from .video.sound_files import SAMPLE_RATES
 
 _PIECE = 2**15  # samples that are encoded at a time
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
+class AudioVAE(OpenedVAE[SoundConfig]):
     """LTX audio VAE and its vocoder, which decode audio latents to sound and encode sound, exactly and in flat memory.
 
     `encoder`, `decoder` or `vocoder` is `None` if the checkpoint has none. `sample_rate` is the rate of decoded sound.
@@ -67,12 +68,22 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
     def __init__(
         self,
         config: SoundConfig,
-        encoder: SoundEncoder | LazyNetwork[SoundEncoder] | None,
-        decoder: Decoder | None,
-        vocoder: Network | None,
+        encoder: SoundEncoder | NetworkHandle[SoundEncoder] | None,
+        decoder: Decoder | NetworkHandle[Decoder] | None,
+        vocoder: Network | NetworkHandle[Network] | None,
     ) -> None:
-        super().__init__(config, encoder, decoder)
-        self.vocoder, self.sample_rate = vocoder, config.sample_rate
+        super().__init__(config, {"encoder": encoder, "decoder": decoder, "vocoder": vocoder})
+        self.sample_rate = config.sample_rate
+
+    @property
+    def encoder(self) -> SoundEncoder | None:
+        """Encoder with its weights, or `None`."""
+        return self._get("encoder")
+
+    @property
+    def vocoder(self) -> Network | None:
+        """Vocoder with its weights, or `None`."""
+        return self._get("vocoder")
 
     @classmethod
     def from_pretrained(
@@ -83,26 +94,24 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         encoder: bool = True,
         decoder: bool = True,
     ) -> "Self":
-        """Load an audio VAE and its vocoder.
+        """Open an audio VAE and its vocoder: read headers and statistics. Weights are read at their first use.
 
         Args:
             source: a name such as "ltx-2.3", a file in any supported layout (only the tensors of sound are read, even
                 from a 40 GB file), a folder, a hub repository id, or a checkpoint that was opened for sound.
             dtype: dtype of the VAE. `None` means the dtype of the checkpoint. The vocoder computes in float32.
-            encoder, decoder: whether to load it. The vocoder is loaded with the decoder.
+            encoder, decoder: whether to open it. The vocoder is opened with the decoder.
 
         Raises:
             CheckpointError: if the source cannot be read, is no audio VAE, is incomplete, or is not supported.
         """
         source, dtype = cls._open(source, dtype, SOUND, encoder=encoder, decoder=decoder)
         dtypes = {name: source.cast_dtype(name, dtype) for name in ("encoder", "decoder")} | {"vocoder": mx.float32}
-        networks = {name: load_network(source, name, dtypes[name]) for name in ("decoder", "vocoder") if decoder}
-        is_alone = all(network is None for network in networks.values())
         vae = cls(
             cast(SoundConfig, source.config),
-            cast(Any, load_encoder(source, dtypes["encoder"], is_alone=is_alone)) if encoder else None,
-            cast("Decoder | None", networks.get("decoder")),
-            networks.get("vocoder"),
+            NetworkHandle[SoundEncoder].open(source, "encoder", dtypes["encoder"]) if encoder else None,
+            NetworkHandle[Decoder].open(source, "decoder", dtypes["decoder"]) if decoder else None,
+            NetworkHandle[Network].open(source, "vocoder", dtypes["vocoder"]) if decoder else None,
         )
         return vae._note_checkpoint(source, encoder=encoder, decoder=decoder, vocoder=decoder)
 
@@ -144,8 +153,9 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         return self._plan(latents, batch, options)
 
     def _plan(self, latents: int, batch: int, options: PlanOptions) -> DecodePlan:
-        options = replace(options, weight_bytes=self._weight_bytes())
-        return plan_sound(self._network.spec, latents, self._machine(mx.float32), options, batch=batch)
+        options = replace(options, weight_bytes=self._weight_bytes("decoder", "vocoder"))
+        spec = join_specs(self._network("decoder").spec, self._network("vocoder").spec)
+        return plan_sound(spec, latents, self._machine(mx.float32), options, batch=batch)
 
     def stream(
         self, latents: mx.array | np.ndarray, plan: DecodePlan | None = None, *, unnormalized: bool = False
@@ -229,9 +239,10 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
     ) -> AudioStream:
         if plan is not None:
             check_plan(plan, DecodePlan)
-        network, packed = self._network, pack_latents(latents, self.config.channels, self.config.bins)
+        decoder, vocoder = self._network("decoder"), self._network("vocoder")
+        packed = pack_latents(latents, self.config.channels, self.config.bins)
         plan = plan or self._plan(packed.shape[2], packed.shape[0], options)
-        return stream_sound(network, plan, packed, unnormalized=unnormalized)
+        return stream_sound(SoundNetwork(decoder.get(), vocoder.get()), plan, packed, unnormalized=unnormalized)
 
     def encode(
         self,
@@ -251,7 +262,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             LatentsError: for sound that it cannot take.
             PlanError: if the plan was made for another batch.
         """
-        encoder = self._encoder
+        encoder = self._network("encoder")
         if not is_count(sample_rate) or sample_rate not in SAMPLE_RATES:
             limits = f"a whole number from {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]} a second"
             raise LatentsError(f"a sample rate of {sample_rate!r} is not possible; give {limits}.")
@@ -264,7 +275,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         if plan.batch != batch:
             raise PlanError(f"the plan was made for {plan.batch} sounds encoded at once; these are {batch}.")
         with arrays_released(), explained_device_errors():
-            latents = encode_sound(encoder, plan, chain(first_pieces, pieces), sample_rate)
+            latents = encode_sound(encoder.get(), plan, chain(first_pieces, pieces), sample_rate)
             latents = unpack_latents(latents, self.config.channels, self.config.bins)
             mx.eval(latents)  # so that another thread can use them
         return latents
@@ -274,16 +285,9 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
 
         `memory_budget` and its error are as in `VideoVAE.plan`.
         """
-        encoder = self._encoder_for_plans
-        options = PlanOptions(memory_budget=memory_budget, weight_bytes=self._weight_bytes(encoder))
+        encoder = self._network("encoder")
+        options = PlanOptions(memory_budget=memory_budget, weight_bytes=self._weight_bytes("encoder"))
         return plan_sound_encode(encoder.spec, seconds, self._machine(encoder.dtype), options, batch=batch)
-
-    @property
-    def _network(self) -> SoundNetwork:
-        decoder = self._decoder
-        if self.vocoder is None:
-            raise self._missing_error("vocoder")
-        return SoundNetwork(decoder, self.vocoder)
 
 
 def find_sound_decoder(model: str | None, vae: str | None) -> Checkpoint | None:

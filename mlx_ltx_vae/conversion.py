@@ -196,7 +196,7 @@ def _run(checkpoint: Checkpoint) -> tuple[dict[str, mx.array], float]:
     """Return the outputs of the networks of a VAE for one random input, and the seconds of loading the VAE."""
     is_sound = checkpoint.medium is SOUND
     start = time.perf_counter()
-    vae: Any = (AudioVAE if is_sound else VideoVAE).from_pretrained(checkpoint)
+    vae: Any = (AudioVAE if is_sound else VideoVAE).from_pretrained(checkpoint).load()
     seconds = time.perf_counter() - start
     config = vae.config
     if is_sound:

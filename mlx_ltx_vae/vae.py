@@ -12,7 +12,7 @@ from .backend.device import check_process, this_machine
 from .backend.machine import Machine
 from .backend.mlx_utils import DtypeName, GivenDtype, dtype_name, parse_dtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, open_checkpoint, open_weights
-from .checkpoint.loading import LazyNetwork, load_network
+from .checkpoint.loading import NetworkHandle
 from .errors import CheckpointError, LatentsError, PlanError, WriterError, warn
 from .frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
 from .latents.keyframes import Keyframes, frame_numbers
@@ -54,11 +54,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 ConfigT = TypeVar("ConfigT", bound=Config)
-EncoderT = TypeVar("EncoderT", bound=Network)
 
 
-class NetworkPair(Generic[ConfigT, EncoderT]):
-    """Networks of a `VideoVAE` or an `AudioVAE`, and the statistics of their latents."""
+class OpenedVAE(Generic[ConfigT]):
+    """Networks of a `VideoVAE` or an `AudioVAE`, and the statistics of their latents.
+
+    Their layers, dtypes and statistics are known from the start. Weights are read when they are first used.
+    """
 
     _NAMES: tuple[str, ...] = ("decoder", "encoder")  # in the order of `repr`
     _missing: Mapping[str, str] = {}  # the checkpoint's name, by each network that it lacks
@@ -67,37 +69,40 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
     def __init__(
         self,
         config: ConfigT,
-        encoder: EncoderT | LazyNetwork[EncoderT] | None,
-        decoder: Decoder | None,
+        networks: Mapping[str, Network | NetworkHandle[Any] | None],
         *,
         keeps_dtype: bool = False,
     ) -> None:
-        network = decoder if decoder is not None else encoder
-        if network is None:
+        self.config = config
+        self._networks: dict[str, NetworkHandle[Any]] = {}
+        for name in self._NAMES:
+            self._set(name, networks.get(name))
+        if self._networks.keys().isdisjoint(NETWORKS):
             raise CheckpointError(f"{type(self).__name__} needs an encoder or a decoder.")
-        self.config, self.decoder = config, decoder
-        self._lazy_encoder = encoder
-        all_statistics = [
-            network.statistics for network in (decoder, encoder) if not isinstance(network, LazyNetwork | None)
-        ]
+        all_statistics = [handle.statistics for handle in self._networks.values() if handle.statistics is not None]
         mx.eval(all_statistics)  # lazy arrays could be used in this thread only
-        statistics: tuple[mx.array | None, mx.array | None] = all_statistics[0] or (None, None)
+        statistics: tuple[mx.array | None, mx.array | None] = next(iter(all_statistics), (None, None))
         self.mean, self.std = statistics
         self._keeps_dtype = keeps_dtype
 
     @property
-    def encoder(self) -> EncoderT | None:
-        """Encoder, or `None`. If a decoder was loaded with it, its weights are read at its first use."""
-        encoder = self._lazy_encoder
-        return encoder.get() if isinstance(encoder, LazyNetwork) else encoder
+    def decoder(self) -> Decoder | None:
+        """Decoder with its weights, or `None`."""
+        return self._get("decoder")
 
-    @encoder.setter
-    def encoder(self, encoder: EncoderT | None) -> None:
-        self._lazy_encoder = encoder
+    @decoder.setter
+    def decoder(self, decoder: Decoder | None) -> None:
+        self._set("decoder", decoder)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for `copy` and `pickle`, with all weights, since the file may be missing later."""
-        return {**vars(self), "_lazy_encoder": self.encoder}
+    def load(self) -> "Self":
+        """Read the weights of all networks that have not been used, and return this VAE.
+
+        Raises:
+            CheckpointError: if a tensor cannot be read, is not finite, or is zero, or if the file has changed.
+        """
+        for handle in self._networks.values():
+            handle.get()
+        return self
 
     @staticmethod
     def _open(
@@ -120,12 +125,25 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
         self._missing = dict.fromkeys(missing, checkpoint.name)
         return self
 
-    def _missing_error(self, network: str) -> CheckpointError:
-        """Return the error for a use of a network that was not loaded."""
-        name, problem = self._missing.get(network), f"this {type(self).__name__} has no {network}"
-        if name is None:
-            return CheckpointError(f"{problem}; load it with {network}=True.")
-        return CheckpointError(f"{problem}, since {name} has none; load a file or folder that has one.")
+    def _get(self, name: str) -> Any:
+        """Return a network with its weights, or `None`."""
+        handle = self._networks.get(name)
+        return None if handle is None else handle.get()
+
+    def _set(self, name: str, network: Network | NetworkHandle[Any] | None) -> None:
+        """Replace a network, or remove it if it is `None`."""
+        handle = NetworkHandle(network) if isinstance(network, Network) else network
+        networks: dict[str, NetworkHandle[Any] | None] = {**self._networks, name: handle}
+        self._networks = {name: handle for name, handle in networks.items() if handle is not None}
+
+    def _network(self, name: str) -> NetworkHandle[Any]:
+        """Return the handle of a network. Raises a `CheckpointError` if this VAE does not have it."""
+        if name in self._networks:
+            return self._networks[name]
+        checkpoint, problem = self._missing.get(name), f"this {type(self).__name__} has no {name}"
+        if checkpoint is None:
+            raise CheckpointError(f"{problem}; load it with {name}=True.")
+        raise CheckpointError(f"{problem}, since {checkpoint} has none; load a file or folder that has one.")
 
     @property
     def latent_space(self) -> LatentSpace:
@@ -136,14 +154,13 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """Compute dtype of the decoder, or of the encoder if no decoder is loaded."""
-        return self._decoder.dtype if self.decoder is not None else self._encoder_for_plans.dtype
+        """Compute dtype of the decoder, or of the encoder if there is no decoder."""
+        return self._network("decoder" if "decoder" in self._networks else "encoder").dtype
 
     def __repr__(self) -> str:
-        networks = {name: network for name, network in self._networks.items() if network is not None}
-        size = format_bytes(sum(map(num_bytes, networks.values())))
-        loaded = f"{' + '.join(networks)}, {dtype_name(self.dtype)}, {size}"
-        return f"{type(self).__name__}({self.config.generation}, {loaded})"
+        size = format_bytes(sum(handle.num_bytes for handle in self._networks.values()))
+        networks = f"{' + '.join(self._networks)}, {dtype_name(self.dtype)}, {size}"
+        return f"{type(self).__name__}({self.config.generation}, {networks})"
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if not name.startswith("_")]
@@ -151,36 +168,13 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
     def _machine(self, dtype: mx.Dtype) -> Machine:
         return this_machine(dtype, self._weight_bytes(), keeps_dtype=self._keeps_dtype)
 
-    def _weight_bytes(self, running: object = None) -> int:
-        """Return the bytes of the weights that are in memory, including the `running` network's."""
-        networks = (network for network in self._networks.values() if network is not None)
-        return sum(num_bytes(network) for network in networks if network is running or not _is_waiting(network))
-
-    @property
-    def _networks(self) -> dict[str, Network | LazyNetwork[EncoderT] | None]:
-        """Networks by name. The weights of the encoder may not have been read."""
-        return {name: self._lazy_encoder if name == "encoder" else getattr(self, name) for name in self._NAMES}
-
-    @property
-    def _decoder(self) -> Decoder:
-        if self.decoder is None:
-            raise self._missing_error("decoder")
-        return self.decoder
-
-    @property
-    def _encoder_for_plans(self) -> EncoderT | LazyNetwork[EncoderT]:
-        """Encoder, perhaps without its weights, which plans do not need."""
-        if self._lazy_encoder is None:
-            raise self._missing_error("encoder")
-        return self._lazy_encoder
-
-    @property
-    def _encoder(self) -> EncoderT:
-        encoder = self._encoder_for_plans
-        return encoder.get() if isinstance(encoder, LazyNetwork) else encoder
+    def _weight_bytes(self, *running: str) -> int:
+        """Return the bytes of the weights that are in memory while the `running` networks run."""
+        networks = self._networks.items()
+        return sum(handle.num_bytes for name, handle in networks if name in running or handle.is_loaded)
 
 
-class VideoVAE(NetworkPair[Config, Encoder]):
+class VideoVAE(OpenedVAE[Config]):
     """LTX video VAE: decodes latents to pixels and encodes pixels to latents, exactly and in constant memory.
 
     `encoder` or `decoder` is `None` if it was not loaded. They are `mlx.nn.Module`s with the checkpoint's names, and
@@ -197,14 +191,23 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     def __init__(
         self,
         config: Config,
-        encoder: Encoder | LazyNetwork[Encoder] | None,
-        decoder: Decoder | None,
+        encoder: Encoder | NetworkHandle[Encoder] | None,
+        decoder: Decoder | NetworkHandle[Decoder] | None,
         *,
         encoder_is_promoted: bool = False,
         keeps_dtype: bool = False,
     ) -> None:
-        super().__init__(config, encoder, decoder, keeps_dtype=keeps_dtype)
+        super().__init__(config, {"encoder": encoder, "decoder": decoder}, keeps_dtype=keeps_dtype)
         self._encoder_is_promoted = encoder_is_promoted
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """Encoder with its weights, or `None`."""
+        return self._get("encoder")
+
+    @encoder.setter
+    def encoder(self, encoder: Encoder | None) -> None:
+        self._set("encoder", encoder)
 
     @classmethod
     def from_pretrained(
@@ -215,7 +218,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         encoder: bool = True,
         decoder: bool = True,
     ) -> "Self":
-        """Load a VAE.
+        """Open a VAE: read its headers, configuration and statistics. Weights are read at their first use.
 
         Args:
             source: a name such as "ltx-2.3" (see README.md), a file in any supported layout (only the VAE's tensors
@@ -224,19 +227,18 @@ class VideoVAE(NetworkPair[Config, Encoder]):
                 bfloat16 network take float16 where their range allows it, which is more accurate. If requested
                 explicitly, bfloat16 is used throughout. A float16 encoder computes in float32, since float16 may
                 overflow there, and warns when it is used.
-            encoder, decoder: whether to load it. If both are loaded, the encoder's weights are read from the file when
-                they are first used, and only its header is checked before.
+            encoder, decoder: whether to open it.
 
         Raises:
-            CheckpointError: if the source cannot be read, is not a VAE, is incomplete, or is not supported.
+            CheckpointError: if the source cannot be read, is not a VAE, is incomplete, or is not supported. Errors of
+                weights are raised when they are read, by `load` at the latest.
         """
         source, dtype = cls._open(source, dtype, PICTURES, encoder=encoder, decoder=decoder)
         encoder_dtype, decoder_dtype = (source.cast_dtype(name, dtype) for name in NETWORKS)
-        loaded = load_network(source, "decoder", decoder_dtype) if decoder else None
         vae = cls(
             source.config,
-            cast(Any, load_encoder(source, encoder_dtype, is_alone=loaded is None)) if encoder else None,
-            cast(Decoder, loaded),
+            NetworkHandle[Encoder].open(source, "encoder", encoder_dtype) if encoder else None,
+            NetworkHandle[Decoder].open(source, "decoder", decoder_dtype) if decoder else None,
             encoder_is_promoted=encoder_dtype is mx.float32 and dtype != "float32",
             keeps_dtype=dtype is not None,
         )
@@ -314,12 +316,12 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             sound=sound,
         )
         if isinstance(latent_shape, Film):
-            return latent_shape.plan(self.config.scale, self._decoder.spec, self._plan, options)
+            return latent_shape.plan(self.config.scale, self._network("decoder").spec, self._plan, options)
         return self._plan(latent_shape, options)
 
     def _plan(self, latent_shape: Sequence[int], options: PlanOptions) -> DecodePlan:
-        decoder = self._decoder
-        options = replace(options, weight_bytes=self._weight_bytes(decoder))
+        decoder = self._network("decoder")
+        options = replace(options, weight_bytes=self._weight_bytes("decoder"))
         return plan_decode(decoder.spec, latent_shape, self._machine(decoder.dtype), options)
 
     estimate = staticmethod(estimate)
@@ -352,8 +354,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         return self._plan_encode(frame_shape, options, pad)
 
     def _plan_encode(self, frame_shape: Sequence[int], options: PlanOptions, pad: bool = False) -> EncodePlan:
-        encoder = self._encoder_for_plans
-        options = replace(options, weight_bytes=self._weight_bytes(encoder))
+        encoder = self._network("encoder")
+        options = replace(options, weight_bytes=self._weight_bytes("encoder"))
         return plan_encode(encoder.spec, frame_shape, self._machine(encoder.dtype), options, pad=pad)
 
     def stream(
@@ -438,7 +440,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         plan_options = {name: value for name, value in values.items() if name not in decode_names}
         ranks = 1 if group is None else group.size()
         return DecodePipeline(
-            self._decoder,
+            self._network("decoder"),
             self.config,
             self._plan,
             options,
@@ -532,7 +534,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             pix_fmt=pix_fmt,
             frames=FrameOutput(frame_format(bit_depth, WriterError, name), tuple(frame_steps)),
         )
-        output_options = choose_hdr(output_options, hdr, self._decoder.dtype)
+        output_options = choose_hdr(output_options, hdr, self._network("decoder").dtype)
         batch = latents.shape[0] if isinstance(latents, Latents) and len(latents.shape) == 5 else 1
         is_still = batch > 1 and cast(Latents, latents).shape[2] == 1
         output = DecodeOutput(name, output_options, find_fps(name, fps, WriterError), batch=batch, is_still=is_still)
@@ -567,12 +569,14 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             WriterError: if the folder cannot be written.
         """
         check_names("an export", options, ExportKeywords)
-        decoder = self._decoder
+        decoder = self._network("decoder")
         plan = plan_export(
             decoder.spec, self.config.scale, self._machine(decoder.dtype), check_size(size), memory_budget
         )
         decode_options = DecodeOptions(**cast(dict[str, Any], options))
-        return export_decode(decoder, plan, decode_options, folder, weights=weights, generation=self.config.generation)
+        return export_decode(
+            decoder.get(), plan, decode_options, folder, weights=weights, generation=self.config.generation
+        )
 
     def encode(
         self, pixels: Frames | Iterable[Frames], plan: EncodePlan | None = None, **options: "Unpack[EncodeKeywords]"
@@ -618,7 +622,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             joined=joined,
         )
         make_plan, pad = self._plan_encode, options.get("pad", False)
-        return EncodePipeline(self._encoder, self._encoder_is_promoted, make_plan, plan_options, pad, group)
+        return EncodePipeline(self._network("encoder"), self._encoder_is_promoted, make_plan, plan_options, pad, group)
 
 
 class PreviewVAE(VideoVAE):
@@ -662,12 +666,12 @@ class PreviewVAE(VideoVAE):
         encoder: bool = True,
         decoder: bool = True,
     ) -> "Self":
-        """Load a tiny autoencoder or a projection, as `VideoVAE.from_pretrained`. Warns for another VAE."""
-        vae = super().from_pretrained(source, dtype=dtype, encoder=encoder, decoder=decoder)
-        if decoder and vae._decoder.stills() is None:
+        """Open a tiny autoencoder or a projection, as `VideoVAE.from_pretrained`. Warns for another VAE."""
+        checkpoint, _ = cls._open(source, dtype, PICTURES, encoder=encoder, decoder=decoder)
+        if decoder and checkpoint.statistics is not None:
             name = source.name if isinstance(source, Checkpoint) else source
-            warn(f"{name}: {describe_whole_vae(vae.config)}.")
-        return vae
+            warn(f"{name}: {describe_whole_vae(checkpoint.config)}.")
+        return super().from_pretrained(checkpoint, dtype=dtype, encoder=encoder, decoder=decoder)
 
     def push(self, latents: mx.array | np.ndarray) -> mx.array | None:
         """Decode the next latents (B, C, n, H', W') of the clip to the frames (B, 3, n', H, W) that are final.
@@ -677,7 +681,7 @@ class PreviewVAE(VideoVAE):
         """
         pushed, self._pushed = self._pushed, None
         if pushed is None:
-            pushed = PushedDecode(self._decoder.spec, self.stream)
+            pushed = PushedDecode(self._network("decoder").spec, self.stream)
         frames = pushed.push(latents)
         self._pushed = pushed
         return frames
@@ -695,7 +699,7 @@ class PreviewVAE(VideoVAE):
         A picture is the last frame of its latent frame. `small` pictures have 4x4 pixels per latent cell. A projection
         has only one size.
         """
-        decoder = self._decoder.stills(small=small)
+        decoder = self._network("decoder").get().stills(small=small)
         if decoder is None:
             raise CheckpointError(
                 f"this decoder ({self.config.generation}) makes no stills; load a tiny autoencoder: "
@@ -708,22 +712,3 @@ def describe_whole_vae(config: Config) -> str:
     """Describe a VAE that is no preview decoder, for a warning."""
     remark = f"is a whole VAE ({config.generation}), whose previews take as long as decodes"
     return f"{remark}; use a tiny autoencoder ({list_names([Kind.PREVIEW])}) or a projection"
-
-
-def load_encoder(
-    checkpoint: Checkpoint, dtype: mx.Dtype | None, *, is_alone: bool
-) -> Network | LazyNetwork[Any] | None:
-    """Return a checkpoint's encoder, or `None`. Its weights are read later if it is in files and not loaded alone."""
-    if is_alone or checkpoint.is_in_memory or "encoder" not in checkpoint.networks:
-        return load_network(checkpoint, "encoder", dtype)
-    return LazyNetwork(checkpoint, "encoder", dtype)
-
-
-def _is_waiting(network: Network | LazyNetwork[Any]) -> bool:
-    """Return whether the weights of a network have not been read."""
-    return isinstance(network, LazyNetwork) and network.loaded is None
-
-
-def num_bytes(network: Network | LazyNetwork[Any]) -> int:
-    """Return the size of a network's weights, read or not."""
-    return network.spec.num_weights * network.dtype.size

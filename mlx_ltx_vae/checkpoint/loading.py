@@ -1,11 +1,12 @@
-"""Load the networks of a checkpoint, strictly: at once, or when they are first used."""
+"""Load the networks of a checkpoint, strictly, when they are first used."""
 
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Generic, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,36 +14,87 @@ import mlx.nn as nn
 from ..backend.device import check_process, give_back_cache
 from ..backend.mlx_utils import DTYPES, count_nonfinite, kept_random_state, to_bool, to_float
 from ..errors import CheckpointError
-from ..models.base import Network
+from ..models.base import Network, Statistics
 from ..models.convolution.conv3d import prepared_modules
+from ..models.specs import NetworkSpec
 from . import Checkpoint
 from .files import StoredNetwork
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 NetworkT = TypeVar("NetworkT", bound=Network)
 
 
-class LazyNetwork(Generic[NetworkT]):
-    """Network of a checkpoint in files, whose weights are read once by `get`.
+class NetworkHeader(NamedTuple):
+    """Properties of a network that are known before its weights are read."""
 
-    `spec` and `dtype` are the network's. Any thread may call `get`, which raises the errors of `load_network`.
-    """
+    spec: NetworkSpec
+    dtype: mx.Dtype
+    statistics: Statistics | None
 
-    def __init__(self, checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> None:
-        self.spec = checkpoint.spec(name)
-        self.dtype = dtype or DTYPES[checkpoint.networks[name].dtype]
-        self._arguments = checkpoint.of_network(name), name, dtype
+
+class NetworkHandle(Generic[NetworkT]):
+    """Network of an opened VAE. Its weights are read once, by the first `get`, which any thread may call."""
+
+    def __init__(self, network: NetworkT | NetworkHeader, load: Callable[[], NetworkT] | None = None) -> None:
+        """Make the handle of a network, or of one that `load` returns."""
+        self._network, self._load = network, load
         self._lock = threading.Lock()
-        self.loaded: NetworkT | None = None
+
+    @classmethod
+    def open(cls, checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> "Self | None":
+        """Return a network of a checkpoint, or `None` if the checkpoint does not have it.
+
+        `dtype` and errors of `get` are as for `load_network`. Arrays in memory become the network at once.
+        """
+        stored = checkpoint.networks.get(name)
+        if stored is None:
+            return None
+        load = partial(load_network, checkpoint.of_network(name), name, dtype)
+        if checkpoint.is_in_memory:
+            return cls(cast(Any, load()))
+        header = NetworkHeader(checkpoint.spec(name), dtype or DTYPES[stored.dtype], checkpoint.read_statistics())
+        return cls(header, cast(Any, load))
+
+    @property
+    def spec(self) -> NetworkSpec:
+        return self._network.spec
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self._network.dtype
+
+    @property
+    def statistics(self) -> Statistics | None:
+        return self._network.statistics
+
+    @property
+    def is_loaded(self) -> bool:
+        """Flag: the weights are in memory."""
+        return self._load is None
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the weights, read or not."""
+        return self.spec.num_weights * self.dtype.size
 
     def get(self) -> NetworkT:
         """Return the network, with its weights."""
         with self._lock:
-            if self.loaded is None:
+            if self._load is not None:
                 check_process()
-                loaded = cast(NetworkT, load_network(*self._arguments))
-                mx.eval(loaded.statistics)  # a lazy array can be used in its own thread only
-                self.loaded = loaded
-            return self.loaded
+                network = self._load()
+                mx.eval(network.statistics)  # a lazy array can be used in its own thread only
+                self._network, self._load = network, None
+            return cast(NetworkT, self._network)
+
+    def __getstate__(self) -> NetworkT:
+        """Return the network with its weights, for `copy` and `pickle`, since the file may be missing later."""
+        return self.get()
+
+    def __setstate__(self, network: NetworkT) -> None:
+        self._network, self._load, self._lock = network, None, threading.Lock()
 
 
 def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> Network | None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
+from ..checkpoint.loading import NetworkHandle
 from ..distributed import RowBands
 from ..errors import DecodeError, LatentsError, LTXVAEError, PlanError
 from ..frame_format import FrameFormat, common_format
@@ -82,7 +83,7 @@ class DecodePipeline:
     `make_plan` makes the plan of latents of a shape, with `plan_options` unless further options replace some of them.
     """
 
-    decoder: Decoder
+    decoder: NetworkHandle[Decoder]
     config: Config  # of the VAE, whose scale is that of the video; a decoder of previews may make fewer frames
     make_plan: MakePlan
     options: DecodeOptions = DECODE_DEFAULTS
@@ -186,7 +187,7 @@ class DecodePipeline:
             return DecodeStream(chunks, self.state, num_frames)
         checked_latents, keyframes = as_latents(latents), self.options.keyframes
         if keyframes is not None:
-            keyframes = usable_keyframes(self.decoder, keyframes)
+            keyframes = usable_keyframes(self.decoder.spec, keyframes)
         pipeline, num_frames = replace(self, options=replace(self.options, keyframes=keyframes)), None
         if isinstance(checked_latents, Latents):
             plan = plan or pipeline.plan(checked_latents)
@@ -235,7 +236,7 @@ class DecodePipeline:
         if not isinstance(latents, (mx.array, np.ndarray)):
             check_values(latents, interval)
         if self._is_first_rank:
-            warn_of_unusual(sample_moments(latents), shape, self.decoder, latents, self.options.unnormalized)
+            warn_of_unusual(sample_moments(latents), shape, self.decoder.statistics, latents, self.options.unnormalized)
         return self._run(plan, partial(latent_source, latents, frames=interval))
 
     def _decode_collected(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
@@ -263,7 +264,7 @@ class DecodePipeline:
         moments: list[np.ndarray] = []
         yield from self._run(plan, partial(arriving_source, parts, plan.latent_shape, moments))
         if self._is_first_rank:
-            warn_of_unusual(moments, plan.latent_shape, self.decoder, "latents", self.options.unnormalized)
+            warn_of_unusual(moments, plan.latent_shape, self.decoder.statistics, "latents", self.options.unnormalized)
 
     def _plan_arriving(self, shape: Sequence[int]) -> DecodePlan:
         """Return the plan of latents that arrive in parts, the first of this shape."""
@@ -286,7 +287,7 @@ class DecodePipeline:
     ) -> Generator[FrameChunk, None, None]:
         """Start a decode. The chunks are computed as they are taken."""
         shape, options, keyframes = plan.whole_shape, self.options, self.options.keyframes
-        decoder, spec = self.decoder, choose_variant(self.decoder.spec, plan.denoising_steps, plan.keyframes)
+        decoder, spec = self.decoder.get(), choose_variant(self.decoder.spec, plan.denoising_steps, plan.keyframes)
         first = plan.excerpt.latents.start if plan.excerpt else 0
         scale = decoder.spec.scale
         draws = draw(spec, shape, decoder.dtype, options, tiles=_tile_noise(spec, plan, scale.time * first))

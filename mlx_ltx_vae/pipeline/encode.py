@@ -11,6 +11,7 @@ import numpy as np
 
 from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import dtype_name, evaluate, from_numpy, native_array, to_bool, to_list
+from ..checkpoint.loading import NetworkHandle
 from ..distributed import RowBands
 from ..errors import LatentsError, PlanError, TilingError, option, warn
 from ..models.base import Encoder, SoundEncoder
@@ -217,7 +218,7 @@ class EncodePipeline:
     frame shape.
     """
 
-    encoder: Encoder
+    encoder: NetworkHandle[Encoder]
     is_promoted: bool
     make_plan: Callable[[Sequence[int], PlanOptions], EncodePlan]
     plan_options: PlanOptions = PLAN_DEFAULTS
@@ -253,7 +254,7 @@ class EncodePipeline:
 
     def _encode(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> Generator[mx.array, None, None]:
         """Yield latents in the encoder's dtype, evaluated."""
-        encoder, preprocess = self.encoder, Preprocess(self.encoder.spec, self.encoder.dtype, self.pad)
+        preprocess = Preprocess(self.encoder.spec, self.encoder.dtype, self.pad)
         if isinstance(frames, Frames):
             source = clip_source(frames, preprocess)
         else:
@@ -267,9 +268,10 @@ class EncodePipeline:
         bands = make_bands(self.group, plan)
         if bands is not None:
             self.state.bands.append(bands)
-            rows, scale = plan.bands[bands.rank], encoder.spec.scale.height
+            rows, scale = plan.bands[bands.rank], self.encoder.spec.scale.height
             preprocess.rows = slice(rows.start * scale, rows.end * scale)
         self.state.work = plan.multiply_adds / max(1, len(plan.bands))
+        encoder = self.encoder.get()
         run = Run(encoder, plan, source, StreamContext(neighbors=bands), self.state)
         yield from encoded(run, encoder, bands)
 

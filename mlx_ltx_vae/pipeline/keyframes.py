@@ -10,7 +10,6 @@ import mlx.core as mx
 from ..backend.mlx_utils import take_joined, to_mlx
 from ..errors import warn
 from ..latents.keyframes import Keyframes, check_keyframes
-from ..models.base import Decoder
 from ..models.noise import Noise
 from ..models.specs import NetworkSpec
 from ..shapes import Axis, Grid, Interval
@@ -19,12 +18,12 @@ from .frames import FrameChunk
 from .sources import Crops, Latents, Source, as_latents
 
 
-def usable_keyframes(decoder: Decoder, keyframes: Keyframes) -> Keyframes | None:
+def usable_keyframes(decoder: NetworkSpec, keyframes: Keyframes) -> Keyframes | None:
     """Check a caller's keyframes as latents are. Warns and returns `None` for a network that takes none."""
     check_keyframes(keyframes)
-    if warning := decoder.spec.keyframe_warning:
+    if warning := decoder.keyframe_warning:
         warn(warning)
-    if decoder.spec.variant is None:
+    if decoder.variant is None:
         return None
     return replace(keyframes, latents=cast(mx.array, as_latents(keyframes.latents)))
 

@@ -13,7 +13,7 @@ import numpy as np
 from ..backend.machine import VALUES_AT_ONCE
 from ..backend.mlx_utils import count_nonfinite, evaluate, native_array, take_joined, to_float, to_mlx
 from ..errors import LatentsError, option, warn
-from ..models.base import Decoder
+from ..models.base import Decoder, Statistics
 from ..models.noise import Draws, LatentBox
 from ..models.specs import NetworkSpec
 from ..shapes import Axis, Grid, Interval, sampled_frames
@@ -234,10 +234,14 @@ def read_frames(latents: Latents, frames: Iterable[int]) -> Iterator[mx.array]:
 
 
 def warn_of_unusual(
-    moments: Sequence[np.ndarray], shape: Sequence[int], decoder: Decoder, latents: object, unnormalized: bool
+    moments: Sequence[np.ndarray],
+    shape: Sequence[int],
+    statistics: Statistics | None,
+    latents: object,
+    unnormalized: bool,
 ) -> None:
     """Warn if the moments of a sample of latents with this shape are unusual for a model's latents."""
-    (means, stds), statistics = join_moments(moments), decoder.statistics
+    means, stds = join_moments(moments)
     if unnormalized and statistics is not None:
         mean, std = (np.array(values.astype(mx.float32)) for values in statistics)
         means, stds = (means - mean) / std, stds / std
