@@ -5,6 +5,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from itertools import accumulate, chain, islice
 from operator import attrgetter
@@ -14,14 +15,13 @@ import mlx.core as mx
 import numpy as np
 
 from .backend.device import explained_device_errors
-from .backend.machine import Machine
-from .backend.mlx_utils import DtypeName, GivenDtype
-from .checkpoint import Arrays, Checkpoint, GivenConfig, open_checkpoint, open_weights
+from .backend.mlx_utils import DTYPES, GivenDtype, parse_dtype
+from .checkpoint import Arrays, Checkpoint, GivenConfig, VAESource, open_weights
 from .checkpoint.loading import NetworkHandle
 from .checkpoint.locate import is_on_hub
 from .errors import CheckpointError, LatentsError, PlanError
 from .models.base import SOUND, Decoder, Network, SoundConfig, SoundEncoder
-from .models.specs import NetworkSpec
+from .opened_vae import OpenedVAE, published_network
 from .options import PLAN_DEFAULTS, ModeName, PlanOptions
 from .pipeline.audio import (
     AudioStream,
@@ -30,7 +30,6 @@ from .pipeline.audio import (
     join_sound,
     join_specs,
     pack_latents,
-    plan_networks,
     plan_sound,
     stream_sound,
     unpack_latents,
@@ -39,9 +38,9 @@ from .pipeline.run import arrays_released, join_parts
 from .planning.film import DEFAULT_CARRY, Part, sound_parts
 from .planning.plan import DecodePlan, EncodePlan, check_plan
 from .planning.planner import plan_encode
+from .published import find_published_sound
 from .shapes import is_count
 from .units import Rate, parse_fps
-from .vae import OpenedVAE
 from .video.sound_files import SAMPLE_RATES
 
 _PIECE = 2**15  # samples that are encoded at a time
@@ -113,7 +112,28 @@ class AudioVAE(OpenedVAE[SoundConfig]):
             NetworkHandle[Decoder].open(source, "decoder", dtypes["decoder"]) if decoder else None,
             NetworkHandle[Network].open(source, "vocoder", dtypes["vocoder"]) if decoder else None,
         )
-        return vae._note_checkpoint(source, encoder=encoder, decoder=decoder, vocoder=decoder)
+        return vae._note_source(source.source, encoder=encoder, decoder=decoder, vocoder=decoder)
+
+    @classmethod
+    def published(cls, generation: str, *, dtype: GivenDtype = None) -> "Self":
+        """Return the audio VAE of a published video VAE without its files: it plans, and its weights are an error.
+
+        Raises:
+            PlanError: if none is published.
+        """
+        published, requested = find_published_sound(generation), parse_dtype(dtype)
+        stored = DTYPES[requested or published.family.published_dtype]
+        vae = cls(
+            cast(SoundConfig, published.config),
+            published_network(published, "encoder", stored),
+            published_network(published, "decoder", stored),
+            published_network(published, "vocoder", mx.float32),
+        )
+        return vae._note_source(VAESource(published.name))
+
+    def count_latents(self, seconds: Fraction) -> int:
+        """Return the number of latents along time of sound of this length, at least one."""
+        return max(1, round(seconds * Fraction(self.config.latents_per_second)))
 
     @classmethod
     def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: GivenDtype = None) -> "Self":
@@ -150,11 +170,12 @@ class AudioVAE(OpenedVAE[SoundConfig]):
             frames=samples,
             joined=joined,
         )
-        return self._plan(latents, batch, options)
+        return self.plan_with(latents, options, batch)
 
-    def _plan(self, latents: int, batch: int, options: PlanOptions) -> DecodePlan:
+    def plan_with(self, latents: int, options: PlanOptions, batch: int = 1) -> DecodePlan:
+        """Plan the decode of this many latents with these options, as `plan`."""
         options = replace(options, weight_bytes=self._weight_bytes("decoder", "vocoder"))
-        spec = join_specs(self._network("decoder").spec, self._network("vocoder").spec)
+        spec = join_specs(self.spec("decoder"), self.spec("vocoder"))
         return plan_sound(spec, latents, self._machine(mx.float32), options, batch=batch)
 
     def stream(
@@ -241,7 +262,7 @@ class AudioVAE(OpenedVAE[SoundConfig]):
             check_plan(plan, DecodePlan)
         decoder, vocoder = self._network("decoder"), self._network("vocoder")
         packed = pack_latents(latents, self.config.channels, self.config.bins)
-        plan = plan or self._plan(packed.shape[2], packed.shape[0], options)
+        plan = plan or self.plan_with(packed.shape[2], options, packed.shape[0])
         return stream_sound(SoundNetwork(decoder.get(), vocoder.get()), plan, packed, unnormalized=unnormalized)
 
     def encode(
@@ -285,13 +306,22 @@ class AudioVAE(OpenedVAE[SoundConfig]):
 
         `memory_budget` and its error are as in `VideoVAE.plan`.
         """
+        return self.plan_encode_with(seconds, PlanOptions(memory_budget=memory_budget), batch)
+
+    def plan_encode_with(self, seconds: float, options: PlanOptions, batch: int = 1) -> EncodePlan:
+        """Plan the encode of this many seconds of sound to one array with these options, as `plan_encode`."""
         encoder = self._network("encoder")
-        options = PlanOptions(memory_budget=memory_budget, weight_bytes=self._weight_bytes("encoder"))
-        return plan_sound_encode(encoder.spec, seconds, self._machine(encoder.dtype), options, batch=batch)
+        rules, options = encoder.spec.clip, replace(options, weight_bytes=self._weight_bytes("encoder"), joined=True)
+        if not 0 < seconds < math.inf or batch < 1:
+            raise LatentsError(f"{batch} x {seconds} seconds of sound cannot be encoded; there must be some.")
+        scale = encoder.spec.scale.time
+        frames = scale * math.ceil(seconds * rules.sample_rate / rules.hop / scale)
+        shape = (batch, encoder.spec.in_channels, frames, rules.bins, 1)
+        return plan_encode(encoder.spec, shape, self._machine(encoder.dtype), options)
 
 
-def find_sound_decoder(model: str | None, vae: str | None) -> Checkpoint | None:
-    """Open the checkpoint of an audio VAE and its vocoder: `model`, or without it the pictures' checkpoint `vae`.
+def find_sound_decoder(model: str | None, vae: str | None, dtype: GivenDtype = None) -> AudioVAE | None:
+    """Open an audio VAE and its vocoder: of `model`, or without it of the pictures' checkpoint `vae`.
 
     Returns `None` if `vae` has no such networks. Raises a `CheckpointError` if `model` cannot be opened or lacks one.
     """
@@ -299,46 +329,16 @@ def find_sound_decoder(model: str | None, vae: str | None) -> Checkpoint | None:
     if model is None and (vae is None or is_on_hub(vae)):
         return None
     try:
-        checkpoint = open_checkpoint(model or vae or "", encoder=False, medium=SOUND)
-        if missing := " and no ".join(sorted({"decoder", "vocoder"} - checkpoint.networks.keys())):
+        audio_vae = AudioVAE.from_pretrained(model or vae or "", dtype=dtype, encoder=False)
+        if missing := " and no ".join(sorted({"decoder", "vocoder"} - audio_vae.source.networks.keys())):
             raise CheckpointError(
-                f"{checkpoint.name}: has no {missing}; give a file or folder with audio VAE and vocoder."
+                f"{audio_vae.source.name}: has no {missing}; give a file or folder with audio VAE and vocoder."
             )
     except CheckpointError:
         if model is not None:
             raise
         return None
-    return checkpoint
-
-
-def plan_sound_encode(
-    spec: NetworkSpec,
-    seconds: float,
-    machine: Machine,
-    options: PlanOptions = PLAN_DEFAULTS,
-    *,
-    batch: int = 1,
-) -> EncodePlan:
-    """Plan the encode of this many seconds of sound to one array."""
-    rules = spec.clip
-    if not 0 < seconds < math.inf or batch < 1:
-        raise LatentsError(f"{batch} x {seconds} seconds of sound cannot be encoded; there must be some.")
-    frames = spec.scale.time * math.ceil(seconds * rules.sample_rate / rules.hop / spec.scale.time)
-    shape = (batch, spec.in_channels, frames, rules.bins, 1)
-    return plan_encode(spec, shape, machine, replace(options, joined=True))
-
-
-def plan_checkpoint(
-    checkpoint: Checkpoint,
-    latents: int,
-    machine: Machine | None = None,
-    dtype: DtypeName | None = None,
-    options: PlanOptions = PLAN_DEFAULTS,
-) -> DecodePlan:
-    """Plan a decode by networks that are not loaded."""
-    decoder, vocoder = (checkpoint.spec(name) for name in ("decoder", "vocoder"))
-    dtype = dtype or cast(DtypeName, checkpoint.networks["decoder"].dtype)
-    return plan_networks(decoder, vocoder, latents, machine, dtype, options)
+    return audio_vae
 
 
 def _read_pieces(waveform: object) -> Iterator[np.ndarray]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import mlx.core as mx
 import numpy as np
 
-from .audio_vae import find_sound_decoder, plan_checkpoint
+from .audio_vae import AudioVAE, find_sound_decoder
 from .backend.mlx_utils import to_float
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.files import Archive, StoredNetwork, is_index
@@ -25,12 +25,11 @@ from .latents.keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
 from .latents.metadata import DEFAULT_VAE_NAME, is_audio_name
 from .model_table import Kind, models_for
 from .models.base import NETWORKS, PICTURES, SOUND, Medium, SoundConfig
-from .options import PlanOptions
 from .pipeline.sources import are_unusual, count_unusual, frame_moments, join_moments, read_frames
 from .planning.clip import lookahead, receptive_field
-from .planning.planner import plan_decode
 from .shapes import DEFAULT_SCALE, Grid, format_size, sampled_frames
 from .units import DEFAULT_FPS, expand_path, format_bytes, format_count
+from .vae import VideoVAE
 from .video.audio import SLACK
 from .video.codecs import ANIMATIONS, CONTAINER_ENDINGS
 from .video.ffmpeg import input_arguments
@@ -201,16 +200,17 @@ def _inspect_tensors(
     audio_tensor: str | None,
     grid: Grid | None,
 ) -> Report:
-    checkpoint, audio_checkpoint = None if vae is None else open_checkpoint(vae), find_sound_decoder(audio_vae, vae)
+    video_vae = None if vae is None else VideoVAE.from_pretrained(vae)
+    sound_vae = find_sound_decoder(audio_vae, vae)
     if (tensor, grid) == (None, None):
         tensors, metadata = open_tensor_file(path)
-        if is_sound_alone(tensors, None if checkpoint is None else checkpoint.config.latent_channels):
+        if is_sound_alone(tensors, None if video_vae is None else video_vae.config.latent_channels):
             file = find_audio_latents(tensors, metadata, str(path), is_alone=True, tensor=audio_tensor)
             assert file is not None
-            return _inspect_audio_latents(file, audio_checkpoint)
+            return _inspect_audio_latents(file, sound_vae)
         if tensors.keys() <= set(KEYFRAME_NAMES) and (keyframes := find_keyframes(tensors, metadata, str(path))):
             return _inspect_keyframes(keyframes)
-    return _inspect_latents(path, checkpoint, audio_checkpoint, tensor=tensor, audio_tensor=audio_tensor, grid=grid)
+    return _inspect_latents(path, video_vae, sound_vae, tensor=tensor, audio_tensor=audio_tensor, grid=grid)
 
 
 def _start_of(path: Path) -> bytes | None:
@@ -225,7 +225,7 @@ def _start_of(path: Path) -> bytes | None:
 def _try_video(path: Path, vae: str | None) -> Report | None:
     """Describe a video. Returns `None` for a file that neither is a video nor has the name of one."""
     try:
-        return inspect_video(path, None if vae is None else open_checkpoint(vae))
+        return inspect_video(path, None if vae is None else VideoVAE.from_pretrained(vae))
     except ReaderError:
         if path.suffix.lower() in _PICTURE_ENDINGS:
             raise
@@ -311,7 +311,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Report:
         "receptive_field": None if spec is None else receptive_field(spec)._asdict(),
         "lookahead": None if spec is None else lookahead(spec),
         **_networks(NETWORKS, networks, description),
-        "plans": [_plan(checkpoint, video) for video in _USUAL_VIDEOS] if "decoder" in networks else [],
+        "plans": _plans(VideoVAE.from_pretrained(checkpoint)) if "decoder" in networks else [],
     }
 
 
@@ -341,16 +341,16 @@ def _quantization(stored: StoredNetwork) -> Report:
     return {"quantization": [{"bits": bits, "group_size": size} for bits, size in kinds]} if kinds else {}
 
 
-def _plan(checkpoint: Checkpoint, video: Grid) -> Report:
-    """Plan the decode of the smallest video of at least this (F, H, W) here, and its single pass if possible."""
-    config = checkpoint.config
-    shape = (1, config.latent_channels, *config.scale.covering_latent_grid(video))
-    plan = partial(plan_decode, checkpoint.spec("decoder"), shape, checkpoint.machine("decoder", None))
-    try:
-        single = plan(PlanOptions(mode="single")).peak_bytes
-    except PlanError:
+def _plans(vae: VideoVAE) -> list[Report]:
+    """Plan decodes of the smallest videos of at least the usual sizes here, and their single passes if possible."""
+    reports = []
+    for video in _USUAL_VIDEOS:
+        shape = (1, vae.config.latent_channels, *vae.config.scale.covering_latent_grid(video))
         single = None
-    return {**plan().as_dict(), "single_pass_peak_bytes": single}
+        with suppress(PlanError):
+            single = vae.plan(shape, mode="single").peak_bytes
+        reports.append({**vae.plan(shape).as_dict(), "single_pass_peak_bytes": single})
+    return reports
 
 
 def _find_audio(source: str | Location) -> Report | None:
@@ -363,8 +363,10 @@ def _find_audio(source: str | Location) -> Report | None:
         return None
     checkpoint = _open_what_loads(location, SOUND)
     config, networks = cast(SoundConfig, checkpoint.config), checkpoint.networks
-    lengths = _SECONDS if {"decoder", "vocoder"} <= networks.keys() else ()
-    latent_lengths = [round(seconds * config.latents_per_second) for seconds in lengths]
+    plans: list[Report] = []
+    if {"decoder", "vocoder"} <= networks.keys():
+        vae = AudioVAE.from_pretrained(checkpoint)
+        plans = [vae.plan(round(seconds * config.latents_per_second)).as_dict() for seconds in _SECONDS]
     return {
         "kind": "audio checkpoint",
         "name": checkpoint.name,
@@ -372,7 +374,7 @@ def _find_audio(source: str | Location) -> Report | None:
         "configuration": _configuration(checkpoint),
         **checkpoint.family.describe(config),
         **_networks(SOUND.networks, networks, {}),
-        "plans": [plan_checkpoint(checkpoint, length).as_dict() for length in latent_lengths],
+        "plans": plans,
     }
 
 
@@ -381,8 +383,8 @@ def _find_audio(source: str | Location) -> Report | None:
 
 def _inspect_latents(
     path: Path,
-    vae: Checkpoint | None,
-    audio_vae: Checkpoint | None,
+    vae: VideoVAE | None,
+    audio_vae: AudioVAE | None,
     *,
     tensor: str | None,
     audio_tensor: str | None,
@@ -399,9 +401,9 @@ def _inspect_latents(
     are at 24 frames per second.
     """
     channels, vae_scale = (None, None) if vae is None else (vae.config.latent_channels, vae.config.scale)
-    title = DEFAULT_VAE_NAME if vae is None else vae.title
+    title = DEFAULT_VAE_NAME if vae is None else vae.source.title
     file = open_latents(path, latent_channels=channels, tensor=tensor, grid=grid, scale=vae_scale, vae=title)
-    normalization = None if vae is None else vae.read_statistics()
+    normalization = None if vae is None else vae.statistics
     if file.normalized is False and normalization is None:
         raise LatentsError(f"{path}: these latents are unnormalized; give -m VAE, whose statistics normalize them.")
     info, shape = file.info, file.shape
@@ -412,7 +414,7 @@ def _inspect_latents(
     elif len(numbers) < shape.frames:
         notices.append(f"the statistics are of {len(numbers):,} of {shape.frames:,} latent frames, over the whole clip")
     if file.normalized is False and vae is not None:
-        notices.append(f"the statistics are of the latents after their normalization with {vae.name}")
+        notices.append(f"the statistics are of the latents after their normalization with {vae.source.name}")
     fps = info.fps or DEFAULT_FPS
     if info.fps is None:
         notices.append(f"the file states no frame rate; the seconds are at {float(fps):g} fps")
@@ -426,7 +428,8 @@ def _inspect_latents(
     elif problem := vae.describe_mismatch(info.space):
         notices.append(f"the latents are {problem}")
     keyframes, audio = _find_or_warn(file.find_keyframes), _find_or_warn(partial(file.find_audio, audio_tensor))
-    if keyframes and vae is not None and (warning := vae.spec("decoder").keyframe_warning):
+    has_decoder = vae is not None and "decoder" in vae.source.networks
+    if keyframes and vae is not None and has_decoder and (warning := vae.spec("decoder").keyframe_warning):
         notices.append(warning.rstrip("."))
     seconds = frames / fps
     return {
@@ -450,7 +453,7 @@ def _inspect_latents(
             "height": height,
             "seconds": float(seconds),
             "scale": scale._asdict(),
-            "vae": vae and vae.name,
+            "vae": vae and vae.source.name,
         },
         "keyframes": keyframes and _inspect_keyframes(keyframes),
         "audio": audio and _inspect_audio_latents(audio, audio_vae, seconds),
@@ -507,9 +510,9 @@ def _inspect_keyframes(file: KeyframesFile) -> Report:
 
 
 def _inspect_audio_latents(
-    file: AudioLatentsFile, vae: Checkpoint | None, video_seconds: Fraction | None = None
+    file: AudioLatentsFile, vae: AudioVAE | None, video_seconds: Fraction | None = None
 ) -> Report:
-    """Describe audio latents. `vae` is the checkpoint that decodes them, if there is one.
+    """Describe audio latents. `vae` decodes them, if there is one.
 
     `video_seconds` is the length of the video in the same file. `None` means sound alone.
 
@@ -521,7 +524,7 @@ def _inspect_audio_latents(
     if vae is None:
         notices.append(f"the length is at the usual {_LATENTS_PER_SECOND} latents per second; --audio-model to be sure")
     else:
-        config = cast(SoundConfig, vae.config)
+        config = vae.config
         samples, rate = config.num_samples(file.length), config.sample_rate
         seconds = samples / rate
     difference = 0 if video_seconds is None else seconds - float(video_seconds)
@@ -541,7 +544,7 @@ def _inspect_audio_latents(
         "latents": file.length,
         "normalized": file.normalized,
         "statistics": {name: to_float(function(array)) for name, function in functions.items()},
-        "sound": {"seconds": seconds, "samples": samples, "sample_rate": rate, "vae": vae and vae.name},
+        "sound": {"seconds": seconds, "samples": samples, "sample_rate": rate, "vae": vae and vae.source.name},
         "notices": notices,
     }
 
@@ -549,7 +552,7 @@ def _inspect_audio_latents(
 # --- videos -----------------------------------------------------------------------------------------------------------
 
 
-def inspect_video(path: Path, vae: Checkpoint | None) -> Report:
+def inspect_video(path: Path, vae: VideoVAE | None) -> Report:
     """Describe a video or an image. Raises a `ReaderError` for anything else, and warns of damage.
 
     Its frames are decoded and counted, as `VideoReader` would return them; if there are more than 10,000, their number
@@ -597,7 +600,7 @@ def inspect_video(path: Path, vae: Checkpoint | None) -> Report:
         "range": info.frames.levels,
         "nearest": {"frames": nearest[0], "width": nearest[2], "height": nearest[1]},
         "scale": scale._asdict(),
-        "vae": vae and vae.name,
+        "vae": vae and vae.source.name,
         "metadata": read_metadata(path),
         "notices": notices,
     }

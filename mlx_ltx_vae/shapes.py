@@ -173,6 +173,15 @@ def parse_size(text: str) -> Size:
     return size
 
 
+def check_size(size: "str | Size") -> "Size":
+    """Return a caller's size as (width, height). Raises a `LatentsError` for anything but two whole numbers above 0."""
+    if isinstance(size, str):
+        return parse_size(size)
+    if not isinstance(size, Sequence) or len(size) != 2 or not all(is_count(side) for side in size):
+        raise LatentsError(f"size is {quote(size)}; expected a width and a height, such as 768x512.")
+    return parse_size(format_size(*size))
+
+
 def format_size(width: int, height: int) -> str:
     """Return the frame size as users write it: 768x512."""
     return f"{width}x{height}"

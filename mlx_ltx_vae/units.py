@@ -44,6 +44,11 @@ def format_are(count: int) -> str:
     return f"{count} {'is' if count == 1 else 'are'}"
 
 
+def format_range(frames: slice) -> str:
+    """Format a range of frames as `--frames` has it."""
+    return f"{frames.start}:{'' if frames.stop is None else frames.stop}"
+
+
 def format_rate(frames: int, seconds: float) -> str:
     """Return the speed as text, such as 3.45 frames per second, or "speed unknown" for 0 seconds."""
     rate = frames / seconds if seconds > 0 else 0

@@ -3,175 +3,65 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import mlx.core as mx
 import numpy as np
 
-from .backend.device import check_process, this_machine
-from .backend.machine import Machine
-from .backend.mlx_utils import DtypeName, GivenDtype, dtype_name, parse_dtype
-from .checkpoint import Arrays, Checkpoint, GivenConfig, open_checkpoint, open_weights
+from .audio_vae import AudioVAE
+from .backend.mlx_utils import DTYPES, GivenDtype, parse_dtype
+from .checkpoint import Arrays, Checkpoint, GivenConfig, VAESource, open_weights
 from .checkpoint.loading import NetworkHandle
-from .errors import CheckpointError, LatentsError, PlanError, WriterError, warn
+from .errors import CheckpointError, LatentsError, PlanError, WriterError, quote, warn
+from .files import check_replaceable
 from .frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
 from .latents.keyframes import Keyframes, frame_numbers
-from .latents.metadata import LatentSpace
 from .model_table import Kind, list_names
-from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder, Medium, Network, Statistics
+from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
+from .opened_vae import OpenedVAE, published_network
 from .options import (
+    PLAN_DEFAULTS,
     BitDepth,
     DecodeKeywords,
     DecodeOptions,
     EncodeKeywords,
     ExportKeywords,
+    HDRInput,
     ModeName,
     OrderName,
     OutputOptions,
+    PlanKeywords,
     PlanOptions,
     check_names,
 )
+from .pipeline.audio import every_chunk
+from .pipeline.clip_sound import SoundSettings
 from .pipeline.decode import DecodePipeline, DecodeStream, PushedDecode, join_levels
 from .pipeline.encode import EncodePipeline, EncodeStream, Frames
 from .pipeline.export import Export, export_decode
 from .pipeline.film import Film
 from .pipeline.frames import OnFramesReady
 from .pipeline.hdr_frames import HDR, choose_hdr
-from .pipeline.output import DecodeOutput, DecodeReport
+from .pipeline.inputs import ClipInput, DecodeInput, LatentReader, MemoryInput
+from .pipeline.output import DecodeReport
+from .pipeline.prepare import DecodeSettings, PreparedDecode, prepare_decode
+from .pipeline.prepare_encode import EncodeSettings, PreparedEncode
 from .pipeline.progress import Progress
 from .pipeline.run import arrays_released, join_parts
-from .pipeline.sources import LatentInput, Latents
+from .pipeline.sources import LatentInput
 from .planning.exports import plan_export
 from .planning.film import DEFAULT_CARRY
 from .planning.plan import DecodePlan, EncodePlan, Plan
 from .planning.planner import plan_decode, plan_encode
-from .published import check_size, estimate
-from .shapes import Size
+from .published import DecoderName, find_published
+from .shapes import Grid, LatentShape, Size, check_size, is_count
 from .tiling.config import TilingConfig
-from .units import DEFAULT_FPS, Rate, expand_path, find_fps, format_bytes
+from .units import DEFAULT_FPS, Rate, expand_path, find_fps
+from .video import Fit
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
-
-ConfigT = TypeVar("ConfigT", bound=Config)
-
-
-class OpenedVAE(Generic[ConfigT]):
-    """Networks of a `VideoVAE` or an `AudioVAE`, and the statistics of their latents.
-
-    Their layers, dtypes and statistics are known from the start. Weights are read when they are first used.
-    """
-
-    _NAMES: tuple[str, ...] = ("decoder", "encoder")  # in the order of `repr`
-    _missing: Mapping[str, str] = {}  # the checkpoint's name, by each network that it lacks
-    _generation: str | None = None  # of its latents, as `LatentSpace` names it
-
-    def __init__(
-        self,
-        config: ConfigT,
-        networks: Mapping[str, Network | NetworkHandle[Any] | None],
-        *,
-        keeps_dtype: bool = False,
-    ) -> None:
-        self.config = config
-        self._networks: dict[str, NetworkHandle[Any]] = {}
-        for name in self._NAMES:
-            self._set(name, networks.get(name))
-        if self._networks.keys().isdisjoint(NETWORKS):
-            raise CheckpointError(f"{type(self).__name__} needs an encoder or a decoder.")
-        all_statistics = [handle.statistics for handle in self._networks.values() if handle.statistics is not None]
-        mx.eval(all_statistics)  # lazy arrays could be used in this thread only
-        statistics: tuple[mx.array | None, mx.array | None] = next(iter(all_statistics), (None, None))
-        self.mean, self.std = statistics
-        self._keeps_dtype = keeps_dtype
-
-    @property
-    def decoder(self) -> Decoder | None:
-        """Decoder with its weights, or `None`."""
-        return self._get("decoder")
-
-    @decoder.setter
-    def decoder(self, decoder: Decoder | None) -> None:
-        self._set("decoder", decoder)
-
-    def load(self) -> "Self":
-        """Read the weights of all networks that have not been used, and return this VAE.
-
-        Raises:
-            CheckpointError: if a tensor cannot be read, is not finite, or is zero, or if the file has changed.
-        """
-        for handle in self._networks.values():
-            handle.get()
-        return self
-
-    @staticmethod
-    def _open(
-        source: str | os.PathLike | Checkpoint, dtype: GivenDtype, medium: Medium, *, encoder: bool, decoder: bool
-    ) -> tuple[Checkpoint, DtypeName | None]:
-        """Check this process, and return the opened checkpoint and the name of the dtype."""
-        check_process()
-        name = parse_dtype(dtype)
-        if not isinstance(source, Checkpoint):
-            source = open_checkpoint(source, encoder=encoder, decoder=decoder, medium=medium)
-        return source, name
-
-    def _note_checkpoint(self, checkpoint: Checkpoint, **requested: bool) -> "Self":
-        """Record which of the requested networks the checkpoint lacks, for errors, and its latents' generation.
-
-        Returns this VAE.
-        """
-        self._generation = next(iter(checkpoint.latents_taken), None)
-        missing = {name for name, is_requested in requested.items() if is_requested} - checkpoint.networks.keys()
-        self._missing = dict.fromkeys(missing, checkpoint.name)
-        return self
-
-    def _get(self, name: str) -> Any:
-        """Return a network with its weights, or `None`."""
-        handle = self._networks.get(name)
-        return None if handle is None else handle.get()
-
-    def _set(self, name: str, network: Network | NetworkHandle[Any] | None) -> None:
-        """Replace a network, or remove it if it is `None`."""
-        handle = NetworkHandle(network) if isinstance(network, Network) else network
-        networks: dict[str, NetworkHandle[Any] | None] = {**self._networks, name: handle}
-        self._networks = {name: handle for name, handle in networks.items() if handle is not None}
-
-    def _network(self, name: str) -> NetworkHandle[Any]:
-        """Return the handle of a network. Raises a `CheckpointError` if this VAE does not have it."""
-        if name in self._networks:
-            return self._networks[name]
-        checkpoint, problem = self._missing.get(name), f"this {type(self).__name__} has no {name}"
-        if checkpoint is None:
-            raise CheckpointError(f"{problem}; load it with {name}=True.")
-        raise CheckpointError(f"{problem}, since {checkpoint} has none; load a file or folder that has one.")
-
-    @property
-    def latent_space(self) -> LatentSpace:
-        """Generation and fingerprint of its latents, for `save_latents(space=)`."""
-        has_statistics = self.mean is not None and self.std is not None
-        fingerprint = Statistics(self.mean, self.std).fingerprint if has_statistics else None  # type: ignore[arg-type]
-        return LatentSpace(self._generation, fingerprint)
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """Compute dtype of the decoder, or of the encoder if there is no decoder."""
-        return self._network("decoder" if "decoder" in self._networks else "encoder").dtype
-
-    def __repr__(self) -> str:
-        size = format_bytes(sum(handle.num_bytes for handle in self._networks.values()))
-        networks = f"{' + '.join(self._networks)}, {dtype_name(self.dtype)}, {size}"
-        return f"{type(self).__name__}({self.config.generation}, {networks})"
-
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if not name.startswith("_")]
-
-    def _machine(self, dtype: mx.Dtype) -> Machine:
-        return this_machine(dtype, self._weight_bytes(), keeps_dtype=self._keeps_dtype)
-
-    def _weight_bytes(self, *running: str) -> int:
-        """Return the bytes of the weights that are in memory while the `running` networks run."""
-        networks = self._networks.items()
-        return sum(handle.num_bytes for name, handle in networks if name in running or handle.is_loaded)
 
 
 class VideoVAE(OpenedVAE[Config]):
@@ -242,7 +132,7 @@ class VideoVAE(OpenedVAE[Config]):
             encoder_is_promoted=encoder_dtype is mx.float32 and dtype != "float32",
             keeps_dtype=dtype is not None,
         )
-        return vae._note_checkpoint(source, encoder=encoder, decoder=decoder)
+        return vae._note_source(source.source, encoder=encoder, decoder=decoder)
 
     @classmethod
     def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: GivenDtype = None) -> "Self":
@@ -316,7 +206,7 @@ class VideoVAE(OpenedVAE[Config]):
             sound=sound,
         )
         if isinstance(latent_shape, Film):
-            return latent_shape.plan(self.config.scale, self._network("decoder").spec, self._plan, options)
+            return latent_shape.plan(self.config.scale, self.spec("decoder"), self._plan, options)
         return self._plan(latent_shape, options)
 
     def _plan(self, latent_shape: Sequence[int], options: PlanOptions) -> DecodePlan:
@@ -324,7 +214,71 @@ class VideoVAE(OpenedVAE[Config]):
         options = replace(options, weight_bytes=self._weight_bytes("decoder"))
         return plan_decode(decoder.spec, latent_shape, self._machine(decoder.dtype), options)
 
-    estimate = staticmethod(estimate)
+    @classmethod
+    def published(cls, generation: str, decoder: DecoderName = "conv", *, dtype: GivenDtype = None) -> "Self":
+        """Return a published VAE without its files: its plans are those of the file, and its weights are an error.
+
+        Args:
+            generation: "ltx-2.5", "ltx-2.3", "ltx-2", "0.9.0" to "0.9.8", "prunavaed", or "taehv".
+            decoder: "diffusion" for the other decoder of LTX-2.5.
+            dtype: as for `from_pretrained`. `None` means the published file's.
+
+        Raises:
+            PlanError: if no such VAE is published.
+        """
+        published, requested = find_published(generation, decoder), parse_dtype(dtype)
+        stored = DTYPES[requested or published.family.published_dtype]
+        encoder, network = (published_network(published, name, stored) for name in NETWORKS)
+        vae = cls(published.config, encoder, network, keeps_dtype=requested is not None)
+        report = {"generation": published.config.generation, "decoder": published.family.decoder}
+        return vae._note_source(VAESource(published.name, networks={"decoder": report}))
+
+    @staticmethod
+    def estimate(
+        generation: str,
+        *,
+        frames: int,
+        size: str | Size,
+        dtype: GivenDtype = None,
+        decoder: DecoderName = "conv",
+        sound: bool = False,
+        fps: Rate = DEFAULT_FPS,
+        keyframes: Sequence[int] = (),
+        joined: bool = False,
+        **options: "Unpack[PlanKeywords]",
+    ) -> DecodePlan:
+        """Plan the decode of a video by a published VAE, without its weights: the plan is the one of the loaded VAE.
+
+        It tells apps the memory of a decode before they load anything. `plan.peak_bytes` includes the weights.
+
+        Args:
+            generation, dtype, decoder: as for `published`.
+            frames: 1 + 8*k.
+            size: "1280x704", or (width, height), multiples of 32.
+            keyframes: the frame numbers of keyframe planes.
+            sound: also decode the sound of the video, which has `fps` frames per second.
+            joined: as for `plan`, as are the further options: memory_budget, mode, order, tiling, chunk, steps.
+
+        Raises:
+            LatentsError: if the size or the number of frames is impossible.
+            PlanError: if no such VAE is published, or as for `plan`.
+        """
+        width, height = check_size(size)
+        if not is_count(frames, 1):
+            raise LatentsError(f"frames is {quote(frames)}; expected a whole number such as 121.")
+        vae = VideoVAE.published(generation, decoder, dtype=dtype)
+        plan_options = PlanOptions(keyframes=frame_numbers(keyframes), joined=joined, **options)
+        return vae.plan_video((frames, height, width), plan_options, fps=fps if sound else None)
+
+    def plan_video(self, video: Grid, options: PlanOptions = PLAN_DEFAULTS, *, fps: Rate | None = None) -> DecodePlan:
+        """Plan the decode of a video (F, H, W) of a published VAE. With `fps`, the plan covers its sound."""
+        shape = LatentShape(1, self.config.latent_channels, *self.config.scale.latent_grid(video))
+        sound: list[Plan] = []
+        if fps is not None:
+            audio_vae = AudioVAE.published(self.source.name, dtype=self.dtype if self._keeps_dtype else None)
+            latents = audio_vae.count_latents(video[0] / find_fps("fps", fps, PlanError))
+            sound = every_chunk(partial(audio_vae.plan_with, latents))
+        return self._plan(shape, replace(options, sound=sound))
 
     def plan_encode(
         self,
@@ -434,20 +388,13 @@ class VideoVAE(OpenedVAE[Config]):
         levels: FrameFormat | None = None,
         group: mx.distributed.Group | None = None,
     ) -> DecodePipeline:
-        check_names("a decode", keywords, DecodeKeywords)
-        decode_names, values = {option.name for option in fields(DecodeOptions)}, cast(dict[str, Any], keywords)
-        options = DecodeOptions(**{name: value for name, value in values.items() if name in decode_names})
-        plan_options = {name: value for name, value in values.items() if name not in decode_names}
-        ranks = 1 if group is None else group.size()
-        return DecodePipeline(
-            self._network("decoder"),
-            self.config,
-            self._plan,
-            options,
-            PlanOptions(ranks=ranks, **plan_options),
-            levels,
-            group,
-        )
+        options, plan_options = _split_keywords(keywords)
+        plan_options = replace(plan_options, ranks=1 if group is None else group.size())
+        return replace(self._pipeline(options, plan_options), format=levels, group=group)
+
+    def _pipeline(self, options: DecodeOptions, plan_options: PlanOptions) -> DecodePipeline:
+        decoder = self._network("decoder")
+        return DecodePipeline(decoder, self.config, self._plan, self.source, options, plan_options)
 
     @overload
     def decode(
@@ -496,15 +443,112 @@ class VideoVAE(OpenedVAE[Config]):
         with arrays_released(), self.stream(latents, plan, bit_depth=8, **options) as stream:
             return join_levels(stream)
 
-    def decode_to_file(
+    def prepare(
         self,
-        latents: LatentInput | Film | DecodeStream,
+        latents: LatentInput | Film | DecodeStream | str | os.PathLike,
         path: str | os.PathLike,
         plan: DecodePlan | None = None,
         *,
-        fps: Rate = DEFAULT_FPS,
+        fps: Rate | None = None,
+        audio: "str | os.PathLike | Iterable | AudioVAE | None" = None,
+        codec: str | None = None,
+        crf: int | None = None,
+        bit_depth: BitDepth = 8,
+        pix_fmt: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        shortest: bool = False,
+        overwrite: bool | None = None,
+        frame_steps: Sequence[FrameStep] = (),
+        hdr: HDR = None,
+        **options: "Unpack[DecodeKeywords]",
+    ) -> PreparedDecode:
+        """Decide a decode to a file, and check all that can be checked before its weights are read.
+
+        ```python
+        decode = vae.prepare("clip.safetensors", "clip.mp4", audio=audio_vae, memory_budget="8GB")
+        print(decode.plan, decode.outputs)
+        report = decode.run(progress=True)
+        ```
+
+        Args:
+            latents: as for `decode_to_file`, or a latent file, which may state the frame rate and have keyframes.
+            fps: `None` means what the file states, or 24.
+            audio: as for `decode_to_file`, or the `AudioVAE` of the audio latents in the file.
+
+        Raises:
+            LatentsError: if the latents or options cannot be decoded.
+            PlanError: if no plan fits the budget, or the plan was made for other latents.
+            WriterError: if a file cannot be written.
+        """
+        name = expand_path(path, WriterError)
+        output = OutputOptions(
+            audio=None if isinstance(audio, OpenedVAE) else audio,
+            codec=codec,
+            crf=crf,
+            overwrite=overwrite,
+            shortest=shortest,
+            metadata=metadata or {},
+            pix_fmt=pix_fmt,
+            frames=FrameOutput(frame_format(bit_depth, WriterError, name), tuple(frame_steps)),
+        )
+        output = choose_hdr(output, hdr, self._network("decoder").dtype)
+        rate = None if fps is None else find_fps(name, fps, WriterError)
+        decode_options, plan_options = _split_keywords(options)
+        settings = DecodeSettings(output, plan_options, decode_options, rate)
+        decode_input: DecodeInput = MemoryInput(latents, decode_options.keyframes)
+        unnormalized = decode_options.unnormalized or None
+        if isinstance(audio, OpenedVAE):
+            sound = SoundSettings(lambda: audio, unnormalized=unnormalized, is_required=True)
+            settings = replace(settings, sound=sound)
+        if isinstance(latents, (str, os.PathLike)):
+            reader = self.reader(unnormalized=unnormalized)
+            decode_input = ClipInput(reader, reader.open(os.fspath(latents)), decode_options.keyframes)
+        elif settings.sound is not None:
+            problem = "an AudioVAE decodes the audio latents of a file; pass audio_vae.stream(latents)"
+            raise LatentsError(f"{name}: {problem}.")
+        prepared = self.decide(decode_input, name, settings, plan)
+        prepared.check_outputs()
+        prepared.check_values()
+        return prepared
+
+    def decide(
+        self, latents: DecodeInput, path: str, settings: DecodeSettings, plan: DecodePlan | None = None
+    ) -> PreparedDecode:
+        """Decide a decode, as `prepare`, without the checks of outputs and values."""
+        return prepare_decode(self._pipeline(settings.options, settings.plan), latents, path, settings, plan)
+
+    def reader(
+        self,
+        *,
+        tensor: str | None = None,
+        grid: Grid | None = None,
+        unnormalized: bool | None = None,
+        keyframes: str | None = None,
+        is_dry_run: bool = False,
+    ) -> LatentReader:
+        """Return what opens latent files for this VAE, see `LatentReader`."""
+        return LatentReader(
+            self.config,
+            self.spec("decoder"),
+            self.statistics,
+            self.source,
+            self.latent_space,
+            tensor,
+            grid,
+            unnormalized,
+            keyframes,
+            is_dry_run,
+        )
+
+    def decode_to_file(
+        self,
+        latents: LatentInput | Film | DecodeStream | str | os.PathLike,
+        path: str | os.PathLike,
+        plan: DecodePlan | None = None,
+        *,
+        fps: Rate | None = None,
         progress: Progress = False,
-        audio: str | os.PathLike | Iterable | None = None,
+        audio: "str | os.PathLike | Iterable | AudioVAE | None" = None,
         codec: str | None = None,
         crf: int | None = None,
         bit_depth: BitDepth = 8,
@@ -521,24 +565,25 @@ class VideoVAE(OpenedVAE[Config]):
         Latents may be an iterator, as for `stream`, a `Film`, or a stream; a folder gets stills. A batch of several
         videos becomes `clip-0.mp4`, `clip-1.mp4` and so on. For options up to `overwrite` see `VideoWriter` (`None`
         replaces all but stills in a folder), for `hdr` (or a curve) `HDROptions`, for the others `stream`. `audio` may
-        be an `AudioVAE.stream`. Errors: `WriterError`.
+        be an `AudioVAE.stream`. It is `prepare(...).run(progress)`. Errors: `WriterError`.
         """
-        name = expand_path(path, WriterError)
-        output_options = OutputOptions(
+        return self.prepare(
+            latents,
+            path,
+            plan,
+            fps=fps,
             audio=audio,
             codec=codec,
             crf=crf,
-            overwrite=overwrite,
-            shortest=shortest,
-            metadata=metadata or {},
+            bit_depth=bit_depth,
             pix_fmt=pix_fmt,
-            frames=FrameOutput(frame_format(bit_depth, WriterError, name), tuple(frame_steps)),
-        )
-        output_options = choose_hdr(output_options, hdr, self._network("decoder").dtype)
-        batch = latents.shape[0] if isinstance(latents, Latents) and len(latents.shape) == 5 else 1
-        is_still = batch > 1 and cast(Latents, latents).shape[2] == 1
-        output = DecodeOutput(name, output_options, find_fps(name, fps, WriterError), batch=batch, is_still=is_still)
-        return self._decode_pipeline(options).decode_to_file(latents, plan, output, progress)
+            metadata=metadata,
+            shortest=shortest,
+            overwrite=overwrite,
+            frame_steps=frame_steps,
+            hdr=hdr,
+            **options,
+        ).run(progress)
 
     def export(
         self,
@@ -610,17 +655,96 @@ class VideoVAE(OpenedVAE[Config]):
         """
         return self._encode_pipeline(options).stream(frames, plan)
 
-    def _encode_pipeline(self, options: EncodeKeywords, *, joined: bool = False) -> EncodePipeline:
+    def prepare_encode(
+        self,
+        video: str | os.PathLike,
+        path: str | os.PathLike,
+        *,
+        fps: Rate | None = None,
+        frames: tuple[int, int] | None = None,
+        size: Size | None = None,
+        fit: Fit | None = None,
+        matrix: str | None = None,
+        as_stored: bool = False,
+        compress: float | Literal["auto"] | None = None,
+        hdr: HDRInput | None = None,
+        audio: AudioVAE | None = None,
+        windows: int | None = None,
+        carry: int | None = None,
+        overwrite: bool = True,
+        **options: "Unpack[EncodeKeywords]",
+    ) -> PreparedEncode:
+        """Decide the encode of a video to a latent file, and check all that can be checked before weights are read.
+
+        ```python
+        with vae.prepare_encode("clip.mp4", "clip.safetensors", size=(768, 512), pad=True) as encode:
+            print(encode.plan)
+            report = encode.run(progress=True)
+        ```
+
+        Args:
+            video: a video, an image, or a folder or pattern of images, as `VideoReader` takes them, as are fps, size,
+                fit, matrix and as_stored.
+            frames: the first frame to encode, and one more than the last. `None` means all.
+            compress: the CRF at which a single image goes through H.264, as pipelines do with it; "auto" is theirs.
+            hdr: what the pixels of EXR images are.
+            audio: encodes the sound of the video, too.
+            windows: frames of each of several windows, which are files in the folder `path`; they share `carry` frames.
+            overwrite: whether a file of this name is replaced.
+
+        Raises:
+            ReaderError: if the video cannot be read, or not at this size.
+            PlanError: if no plan fits the budget, or for windows that the VAE cannot encode.
+            WriterError: if the file cannot be written.
+        """
+        name, pad = expand_path(path, WriterError), options.pop("pad", False)
         check_names("an encode", options, EncodeKeywords)
-        group, tiling = options.get("group"), options.get("tiling")
-        plan_options = PlanOptions(
+        settings = EncodeSettings(
+            self._encode_options(options),
+            pad,
+            windows,
+            carry,
+            size,
+            fit,
+            None if fps is None else find_fps(name, fps, WriterError),
+            matrix,
+            as_stored,
+            None if frames is None else slice(*frames),
+            compress=compress,
+            hdr=hdr,
+            audio=audio,
+            overwrite=overwrite,
+        )
+        if windows is None:
+            check_replaceable(name, overwrite=overwrite)
+        return self.decide_encode(video, name, settings)
+
+    def decide_encode(self, video: str | os.PathLike, path: str | None, settings: EncodeSettings) -> PreparedEncode:
+        """Decide an encode, as `prepare_encode`, or only plan it if there is no path."""
+        make_plan = partial(self._plan_encode, pad=settings.pad)
+        pipeline = EncodePipeline(
+            self._network("encoder"), self._encoder_is_promoted, make_plan, PLAN_DEFAULTS, settings.pad
+        )
+        return PreparedEncode(pipeline, self.source, self.latent_space, video, path, settings)
+
+    def check_encode(self, settings: EncodeSettings) -> None:
+        """Raise a `PlanError` for windows that this VAE cannot encode."""
+        settings.check(self.spec("encoder").scale)
+
+    def _encode_options(self, options: EncodeKeywords) -> PlanOptions:
+        tiling = options.get("tiling")
+        return PlanOptions(
             memory_budget=options.get("memory_budget"),
             mode="tiled" if tiling else "auto",
             tiling=tiling,
             tile_batch_size=options.get("tile_batch_size", 1),
-            ranks=1 if group is None else group.size(),
-            joined=joined,
         )
+
+    def _encode_pipeline(self, options: EncodeKeywords, *, joined: bool = False) -> EncodePipeline:
+        check_names("an encode", options, EncodeKeywords)
+        group = options.get("group")
+        ranks = 1 if group is None else group.size()
+        plan_options = replace(self._encode_options(options), ranks=ranks, joined=joined)
         make_plan, pad = self._plan_encode, options.get("pad", False)
         return EncodePipeline(self._network("encoder"), self._encoder_is_promoted, make_plan, plan_options, pad, group)
 
@@ -671,7 +795,21 @@ class PreviewVAE(VideoVAE):
         if decoder and checkpoint.statistics is not None:
             name = source.name if isinstance(source, Checkpoint) else source
             warn(f"{name}: {describe_whole_vae(checkpoint.config)}.")
-        return super().from_pretrained(checkpoint, dtype=dtype, encoder=encoder, decoder=decoder)
+        vae = super().from_pretrained(checkpoint, dtype=dtype, encoder=encoder, decoder=decoder)
+        vae.source = replace(vae.source, kind=Kind.PREVIEW)
+        return vae
+
+    def for_stills(self, *, small: bool = False) -> VideoVAE:
+        """Return the VAE of one picture for each latent frame, as `decode_stills` makes them, or this one without it.
+
+        Only a tiny autoencoder has one, whose weights are read.
+        """
+        decoder = None if self.mean is not None else self._network("decoder").get().stills(small=small)
+        if decoder is None:
+            return self
+        vae = VideoVAE(self.config, None, decoder)
+        vae.source = self.source
+        return vae
 
     def push(self, latents: mx.array | np.ndarray) -> mx.array | None:
         """Decode the next latents (B, C, n, H', W') of the clip to the frames (B, 3, n', H, W) that are final.
@@ -681,7 +819,7 @@ class PreviewVAE(VideoVAE):
         """
         pushed, self._pushed = self._pushed, None
         if pushed is None:
-            pushed = PushedDecode(self._network("decoder").spec, self.stream)
+            pushed = PushedDecode(self.spec("decoder"), self.stream)
         frames = pushed.push(latents)
         self._pushed = pushed
         return frames
@@ -699,16 +837,24 @@ class PreviewVAE(VideoVAE):
         A picture is the last frame of its latent frame. `small` pictures have 4x4 pixels per latent cell. A projection
         has only one size.
         """
-        decoder = self._network("decoder").get().stills(small=small)
-        if decoder is None:
+        vae = self.for_stills(small=small)
+        if vae is self:
             raise CheckpointError(
                 f"this decoder ({self.config.generation}) makes no stills; load a tiny autoencoder: "
                 f"{list_names([Kind.PREVIEW])}."
             )
-        return cast(Any, VideoVAE(self.config, None, decoder).decode(latents, **options))
+        return vae.decode(latents, **options)
 
 
 def describe_whole_vae(config: Config) -> str:
     """Describe a VAE that is no preview decoder, for a warning."""
     remark = f"is a whole VAE ({config.generation}), whose previews take as long as decodes"
     return f"{remark}; use a tiny autoencoder ({list_names([Kind.PREVIEW])}) or a projection"
+
+
+def _split_keywords(keywords: DecodeKeywords) -> tuple[DecodeOptions, PlanOptions]:
+    """Return the options of a decode and of its plan; raise a `TypeError` for others."""
+    check_names("a decode", keywords, DecodeKeywords)
+    decode_names, values = {option.name for option in fields(DecodeOptions)}, cast(dict[str, Any], keywords)
+    options = DecodeOptions(**{name: value for name, value in values.items() if name in decode_names})
+    return options, PlanOptions(**{name: value for name, value in values.items() if name not in decode_names})

@@ -3,27 +3,24 @@
 Whatever is missing, damaged, ambiguous or not supported is a `CheckpointError`.
 """
 
-import hashlib
 import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from ..backend.device import explained_device_errors, this_machine
-from ..backend.machine import Machine
+from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import DTYPES, count_nonfinite, dtype_name, to_bool
 from ..errors import CheckpointError, DeviceError, excerpt, quote, warn
-from ..files import read_sample
 from ..latents.metadata import LatentSpace
-from ..model_table import latents_of
+from ..model_table import Kind, latents_of
 from ..models.base import (
     NETWORKS,
     PICTURES,
@@ -64,6 +61,46 @@ _NAMED_VERSION = re.compile(r"ltx[-_ ]?v?(\d)[._]?(\d{1,2})(?![\db])", re.IGNORE
 
 
 @dataclass(frozen=True)
+class VAESource:
+    """Files of a VAE, and what they and their names state.
+
+    Attributes:
+        name: the VAE's name in errors.
+        files: all files that were read, including the configuration. Arrays in memory have none.
+        generations: the generations whose latents it takes, its own first. There are none if nothing states them.
+        version: LTX version that is stated, such as (2, 5), or else one with the same layers.
+        networks: a report of each network, JSON-serializable: its file, generation and kind.
+        kind: the kind of model that is looked for instead if latents do not fit.
+    """
+
+    name: str = "the VAE"
+    files: Sequence[Path] = ()
+    generations: Sequence[str] = ()
+    version: tuple[int, int] | None = None
+    networks: Mapping[str, dict[str, str]] = field(default_factory=dict)
+    kind: Kind = Kind.VIDEO
+
+    @property
+    def title(self) -> str:
+        """Name of the VAE in errors about latents: its generation, if that is known."""
+        return next(iter(self.generations), f"the VAE {self.name}")
+
+    def describe_mismatch(self, latents: LatentSpace, space: LatentSpace) -> str | None:
+        """Say that latents belong to another VAE than this one, whose latents have this `space`.
+
+        The text ends a sentence about the latents. Returns `None` if they fit.
+        """
+        if latents.fingerprint is not None and latents.fingerprint == space.fingerprint:
+            return None
+        if latents.generation and self.generations:
+            problem = f"of {latents.generation}, and {self.name} is for {' and '.join(self.generations)}"
+            return None if latents.generation in self.generations else problem
+        if latents.fingerprint is None or space.fingerprint is None:
+            return None
+        return f"of a VAE with other statistics than {self.name}"
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """Headers of the files of a VAE, or its arrays in memory. No tensor has been read.
 
@@ -97,24 +134,19 @@ class Checkpoint:
             return mx.float32
         return None if dtype is None else DTYPES[dtype]
 
-    def machine(self, network: str, dtype: str | None) -> Machine:
-        """Return the default device, for a network that `VideoVAE.from_pretrained` would load with this `dtype`."""
-        cast_dtype = self.cast_dtype(network, dtype)
-        return this_machine(cast_dtype or DTYPES[self.networks[network].dtype], keeps_dtype=dtype is not None)
-
     def spec(self, network: str) -> NetworkSpec:
         """Return the layers of a network. Raises a `CheckpointError` if the configuration does not describe it."""
         return self.family.spec(self.config, network)
 
-    def for_stills(self) -> "Checkpoint":
-        """Return the checkpoint with a decoder of one picture per latent frame, if its family has a faster one."""
-        return replace(self, config=self.family.stills(self.config)) if self.family.stills else self
+    @property
+    def source(self) -> VAESource:
+        """Source of the VAE that this checkpoint is opened as."""
+        networks = {} if self.is_in_memory else {network: self._report(network) for network in self.networks}
+        files = () if self.is_in_memory else tuple(self.files)
+        return VAESource(self.name, files, self.latents_taken, self.version, networks)
 
-    def used(self, network: str) -> dict[str, str]:
-        """Report a network that was used, JSON-serializable: its file, generation and kind.
-
-        The file of several shards is their index, or the first shard.
-        """
+    def _report(self, network: str) -> dict[str, str]:
+        """Report a network, JSON-serializable. The file of several shards is their index, or the first shard."""
         shards = {info.path for info in self.networks[network].tensors.values()}
         archives = [archive for archive in self.archives if shards <= {info.path for info in archive.tensors.values()}]
         kind = {"decoder": self.family.decoder} if network == "decoder" else {}
@@ -136,11 +168,6 @@ class Checkpoint:
         return None if match is None else (int(match[1]), int(match[2]))
 
     @property
-    def title(self) -> str:
-        """Name of the VAE in errors about latents: its generation, if that is known."""
-        return next(iter(self.latents_taken), f"the VAE {self.name}")
-
-    @property
     def latents_taken(self) -> tuple[str, ...]:
         """Generations whose latents it takes, its own first. There are none if its layers and names do not tell."""
         return latents_of(self.config.generation, self.stated_version)
@@ -152,18 +179,6 @@ class Checkpoint:
         generation = next(iter(self.latents_taken), None)
         return LatentSpace(generation, None if statistics is None else statistics.fingerprint)
 
-    def describe_mismatch(self, latents: LatentSpace) -> str | None:
-        """Say that latents belong to another VAE, as the end of a sentence about them. Returns `None` if they fit."""
-        fingerprint, generations = self.latent_space.fingerprint, self.latents_taken
-        if latents.fingerprint is not None and latents.fingerprint == fingerprint:
-            return None
-        if latents.generation and generations:
-            problem = f"of {latents.generation}, and {self.name} is for {' and '.join(generations)}"
-            return None if latents.generation in generations else problem
-        if latents.fingerprint is None or fingerprint is None:
-            return None
-        return f"of a VAE with other statistics than {self.name}"
-
     def of_network(self, name: str) -> "Checkpoint":
         """Return the checkpoint with only one of its networks, and only the headers of this network."""
         return replace(self, archives=(), networks={name: self.networks[name]})
@@ -172,22 +187,6 @@ class Checkpoint:
     def is_in_memory(self) -> bool:
         """Return whether the tensors are arrays in memory, and not in files."""
         return any(info.array is not None for info in self._tensors)
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """Headers of the tensors and sizes of their files, JSON-serializable, for the comparison of ranks."""
-        infos = [info for stored in self.networks.values() for info in stored.tensors.values()]
-        paths = sorted({info.path for info in infos if info.array is None})
-        tensors = sorted([info.name, info.dtype, *info.shape] for info in infos)
-        return {"config": self.raw_config, "sizes": [path.stat().st_size for path in paths], "tensors": tensors}
-
-    def sample(self) -> str:
-        """Return a hash of a sample of each tensor, including the statistics. All tensors must be in files."""
-        digest = hashlib.sha256()
-        for info in self._tensors:
-            with info.path.open("rb") as file:
-                digest.update(read_sample(file, info.begin, info.end))
-        return digest.hexdigest()
 
     def check_unchanged(self) -> None:
         check_unchanged(self._tensors)

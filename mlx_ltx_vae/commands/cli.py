@@ -306,11 +306,6 @@ def frame_range(text: str) -> slice:
     raise argparse.ArgumentTypeError(f"{quote(text)} is not a range of frames; write A:B, {hint}")
 
 
-def format_range(frames: slice) -> str:
-    """Format a `frame_range` as it is typed."""
-    return f"{frames.start}:{'' if frames.stop is None else frames.stop}"
-
-
 def duration(text: str) -> Fraction:
     """Parse `--first-seconds 2.5`: a number above 0."""
     if re.fullmatch(r"[0-9]{0,9}\.?[0-9]{1,9}", text) and Fraction(text) > 0:

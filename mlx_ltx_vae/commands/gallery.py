@@ -17,15 +17,16 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.machine import Work
-from ..checkpoint import Checkpoint, open_weights
 from ..errors import ItemsError, LTXVAEError
 from ..latents import open_latents
 from ..model_table import Kind, models_for
 from ..options import OutputOptions, PlanOptions
+from ..pipeline.prepare import DecodeSettings
 from ..shapes import format_size
 from ..units import DEFAULT_FPS, format_count
+from ..vae import PreviewVAE, VideoVAE
 from .cli import CommandParser
-from .decode_command import DecodeJob, DecodeSettings, run_decode
+from .decode_command import PreviewJob, run_decode
 from .gallery_page import Clip, preview_folder, preview_of, read_page, write_page
 from .items import Item, Result, mark_folders, read_inputs
 from .models import choose_by_latents
@@ -52,11 +53,11 @@ def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
     arguments.output, arguments.skip_existing = os.path.join(preview_folder(page), ""), False
     arguments.distributed = Work.OFF.value
     plan, output = PlanOptions(memory_budget=arguments.memory_budget), OutputOptions(crf=_CRF)
-    settings = DecodeSettings(output, plan, kind=Kind.PREVIEW)
+    settings = DecodeSettings(output, plan)
     return run_decode(parser, arguments, settings, "{name}.mp4", partial(GalleryJob, page))
 
 
-class GalleryJob(DecodeJob):
+class GalleryJob(PreviewJob):
     """Job that makes the previews that a page lacks, and writes the page."""
 
     is_many = True  # an error is a card of the page
@@ -75,7 +76,7 @@ class GalleryJob(DecodeJob):
         self._items, self._next_page = list[Item](), 0.0  # latent files without a preview
         self._options = ", ".join(f"{name} {getattr(self.arguments, name)}" for name in _OPTIONS)
         self._is_watched = self.arguments.watch and not self.arguments.dry_run
-        self._colors: Checkpoint | None = None
+        self._colors: PreviewVAE | None = None
 
     def run(self) -> None:
         """Make the page, and with --watch again whenever the latent files have changed."""
@@ -115,10 +116,10 @@ class GalleryJob(DecodeJob):
     def may_replace(self, files: Iterable[str]) -> bool:
         return True  # they are previews
 
-    def open(self) -> Checkpoint:
-        return super().open() if self.arguments.model else self._colors or self._find_colors()
+    def open_pictures(self) -> VideoVAE:
+        return super().open_pictures() if self.arguments.model else self._colors or self._find_colors()
 
-    def _find_colors(self) -> Checkpoint:
+    def _find_colors(self) -> PreviewVAE:
         """Return a projection to colors by the three main directions of latents, of which the first is brightness."""
         samples: list[np.ndarray] = []
         for item in self._items:
@@ -135,9 +136,9 @@ class GalleryJob(DecodeJob):
         weight = _COLORS @ (directions[:, :-4:-1] / np.sqrt(4 * variances[-1])).T
         weights = {"weight": np.tile(weight, (4, 1)), "bias": np.tile(-weight @ cells.mean(1), 4)}  # 2x2 pixels a cell
         arrays = {f"decoder.to_rgb.{name}": mx.array(values.astype(np.float32)) for name, values in weights.items()}
-        checkpoint = open_weights(arrays, {"latent_rgb": {"vae": "the latents' own colors"}})
-        self._colors = checkpoint if samples else None
-        return checkpoint
+        vae = PreviewVAE.from_weights(arrays, {"latent_rgb": {"vae": "the latents' own colors"}})
+        self._colors = vae if samples else None
+        return vae
 
     def print_result(self, item: Item, result: Result) -> None:
         super().print_result(item, replace(result, outputs=()))
@@ -158,10 +159,10 @@ class GalleryJob(DecodeJob):
         if clip.error:
             return clip
         try:
-            file = self.open_latents(item.source)
+            file = self.reader.open(item.source)
         except LTXVAEError as error:  # it was replaced meanwhile
             return replace(clip, error=str(error))
-        frames, height, width = self.checkpoint.config.scale.video_grid(file.shape.grid)
+        frames, height, width = self.reader.config.scale.video_grid(file.shape.grid)
         fps, batch = float(self.arguments.fps or file.info.fps or DEFAULT_FPS), file.shape.batch
         facts = f"{frames / fps:.1f} s · {format_count(frames, 'frame')} · {format_size(width, height)} · {fps:.6g} fps"
         models = models_for(file.info.space.generation, Kind.VIDEO)
@@ -174,9 +175,9 @@ class GalleryJob(DecodeJob):
             videos=tuple(Path(output).name for output in result.outputs),
         )
 
-    def summarize(self, items: Sequence[Item], results: Sequence[Result], seconds: float) -> None:
+    def summarize(self, items: Sequence[Item], results: Sequence[Result], seconds: float, peaks: Sequence[int]) -> None:
         if self.arguments.dry_run:
-            super().summarize(items, results, seconds)
+            super().summarize(items, results, seconds, peaks)
 
     def _write(self, *, is_complete: bool) -> None:
         write_page(self._page, self._cards(), is_watched=self._is_watched, is_complete=is_complete)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from ..backend.machine import DEFAULT_TIMEOUT, DtypeName, Work
-from ..errors import PlanError, warn
 from ..model_table import Kind, list_names
 from ..options import (
     BitDepth,
@@ -20,14 +19,12 @@ from ..options import (
 )
 from ..startup import import_command
 from ..tiling import PRESETS
-from ..units import format_are, format_count
 from .cli import (
     CommandParser,
     add_report_options,
     argument_type,
     count,
     duration,
-    format_range,
     frame_range,
     frame_rate,
     frame_size,
@@ -271,26 +268,6 @@ def chosen_steps(arguments: argparse.Namespace) -> "tuple[FrameStep, ...]":
     """Return the steps of the arguments, in order."""
     steps = (getattr(arguments, option.dest) for option in STEP_OPTIONS)
     return tuple(step for step in steps if step is not None)
-
-
-def choose_frames(frames: slice | None, num_frames: int, source: str) -> tuple[int, int] | None:
-    """Return the first frame of a range and one more than the last, as `plan_decode` takes them. `None` means all.
-
-    Like a slice, the range ends with the video. Warns if it would end later, and raises a `PlanError` if it is empty.
-    """
-    if frames is None:
-        return None
-    _, end, _ = frames.indices(num_frames)
-    start = frames.start if frames.start >= 0 else max(0, num_frames + frames.start)
-    range_text, length = format_range(frames), format_count(num_frames, "frame")
-    if start >= end:
-        raise PlanError(
-            f"{source}: the video has {length}, and none of {range_text}; choose frames within 0:{num_frames}."
-        )
-    if end < (frames.stop or end):
-        problem = f"the video has {length}, so of the frames {range_text} only {format_are(end - start)} decoded"
-        warn(f"{source}: {problem}.")
-    return start, end
 
 
 def add_hdr_options(video: argparse._ArgumentGroup) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 from .. import demo
 from ..model_table import Kind, list_names
 from ..options import OutputOptions, PlanOptions
+from ..pipeline.prepare import DecodeSettings
 from ..video import is_sheet
 from .cli import CommandParser
-from .decode_command import DecodeSettings, complete_inputs, run_decode
+from .decode_command import PreviewJob, complete_inputs, run_decode
 from .gallery import run_gallery
 
 _CHOICES = (
@@ -27,5 +28,5 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         return run_gallery(parser, arguments)
     sheet = is_sheet(arguments.output or "")
     output, plan = OutputOptions(contact_sheet=sheet), PlanOptions(memory_budget=arguments.memory_budget)
-    settings = DecodeSettings(output, plan, are_stills=sheet, kind=Kind.PREVIEW)
-    return run_decode(parser, arguments, settings, "preview.mp4" if arguments.demo else "{name}-preview.mp4")
+    default = "preview.mp4" if arguments.demo else "{name}-preview.mp4"
+    return run_decode(parser, arguments, DecodeSettings(output, plan), default, PreviewJob)

@@ -3,7 +3,7 @@
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -14,12 +14,12 @@ import numpy as np
 
 from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
+from ..checkpoint import VAESource
 from ..checkpoint.loading import NetworkHandle
 from ..distributed import RowBands
-from ..errors import DecodeError, LatentsError, LTXVAEError, PlanError
-from ..frame_format import FrameFormat, common_format
-from ..latents.keyframes import Keyframes, frame_numbers
-from ..latents.writer import rescue_latents
+from ..errors import DecodeError, LatentsError, PlanError
+from ..frame_format import FrameFormat
+from ..latents.keyframes import frame_numbers
 from ..models.base import Config, Decoder
 from ..models.noise import NoiseShapes, draw
 from ..models.specs import LONG_CLIP, NetworkSpec
@@ -34,7 +34,6 @@ from .film import Film
 from .frame_buffer import buffer_frames
 from .frames import FrameChunk, OnFramesReady, mlx_dtype, to_format, to_format_in_parts
 from .keyframes import add_planes, crop_chunks, pad_as_noise, usable_keyframes
-from .output import DecodeOutput, DecodeReport, join_reports
 from .output_check import OutputCheck, explain_not_finite, find_cause
 from .progress import Progress, open_bar
 from .run import (
@@ -86,6 +85,7 @@ class DecodePipeline:
     decoder: NetworkHandle[Decoder]
     config: Config  # of the VAE, whose scale is that of the video; a decoder of previews may make fewer frames
     make_plan: MakePlan
+    source: VAESource = VAESource()
     options: DecodeOptions = DECODE_DEFAULTS
     plan_options: PlanOptions = PLAN_DEFAULTS
     format: FrameFormat | None = None  # of the frames, if they are levels
@@ -116,43 +116,6 @@ class DecodePipeline:
                     on_frames_ready(chunk.pixels, chunk.start)
             return None
 
-    def decode_to_file(
-        self,
-        latents: LatentInput | Film | DecodeStream,
-        plan: DecodePlan | None,
-        output: DecodeOutput,
-        progress: Progress,
-    ) -> DecodeReport:
-        """Write a decode to files; see `VideoVAE.decode_to_file`."""
-        is_film, name = isinstance(latents, Film), output.names[0]
-        levels = None if is_film else common_format(output.frames)  # a film is crossfaded as floats
-        pipeline = replace(self, format=levels, state=RunState(outputs=output.frames))
-        output.check_options()
-        num_videos, is_whole = len(output.names), is_film or isinstance(latents, Latents)
-        if plan is not None:
-            self._check_plan(plan)
-            if plan.format not in (None, levels):
-                raise PlanError(f"{name}: the plan was made for other frames; plan with outputs=, or leave it out.")
-        elif (plan := pipeline.plan(_video(latents, 0, num_videos))) is not None:
-            pipeline = replace(pipeline, plan_options=PLAN_DEFAULTS)
-        if plan is not None and is_whole:
-            if plan.batch > 1:
-                raise LatentsError(f"{name}: is one video, and the plan is for {plan.batch}; plan one of them.")
-            output.check(plan)
-        reports = []
-        for index in range(num_videos):
-            keyframes = self.options.keyframes
-            if keyframes is not None and num_videos > 1:
-                keyframes = keyframes.item(index)
-            options, state = replace(self.options, keyframes=keyframes), RunState(outputs=output.frames)
-            run = replace(pipeline, options=options, state=state)
-            video, is_checked = _video(latents, index, num_videos), plan is not None and is_whole
-            rescued = _rescued(video, keyframes, output, index)
-            with rescued, arrays_released(), run.stream(video, plan) as stream:
-                stream.state.outputs = output.frames
-                reports.append(output.write(stream, plan, index, is_checked=is_checked, progress=progress))
-        return join_reports(reports)
-
     def plan(self, latents: LatentInput | Film | DecodeStream) -> DecodePlan | None:
         """Plan the decode of latents that are there as a whole. For others, return `None`."""
         if isinstance(latents, Film):
@@ -176,7 +139,7 @@ class DecodePipeline:
                 raise PlanError("a stream has its plan and its options already; give them where it is made.")
             return latents
         if plan is not None:
-            self._check_plan(plan)
+            self.check_plan(plan)
         if isinstance(latents, Film):
             if plan is not None and not isinstance(plan, FilmPlan):
                 raise PlanError("the plan was made for one window; plan the film, or leave the plan out.")
@@ -201,7 +164,7 @@ class DecodePipeline:
             chunks = pipeline._decode_arriving(checked_latents, plan)
         return DecodeStream(chunks, self.state, num_frames)
 
-    def _check_plan(self, plan: DecodePlan) -> None:
+    def check_plan(self, plan: DecodePlan) -> None:
         """Check that a plan goes with the options; raise a `PlanError` otherwise."""
         check_plan(plan, DecodePlan)
         steps = self.plan_options.steps
@@ -330,24 +293,6 @@ class DecodePipeline:
             self.state.work = plan.multiply_adds / max(1, len(plan.bands))
         run = Run(decoder, plan, source, context, self.state)
         return _decode_chunks(run, plan, check, record, bands, self.format or plan.format)
-
-
-def _video(latents: Any, index: int, num_videos: int) -> Any:
-    """Return one of several videos of a batch, or the latents of a single one."""
-    return latents if num_videos == 1 else latents[(slice(index, index + 1),)]
-
-
-@contextmanager
-def _rescued(latents: Any, keyframes: Keyframes | None, output: DecodeOutput, index: int) -> Iterator[None]:
-    """Save normalized latents in memory, with keyframes, if their decode fails; say where in the error's text."""
-    try:
-        yield
-    except LTXVAEError as error:
-        if isinstance(latents, (mx.array, np.ndarray)):
-            text = str(error).rstrip(".")
-            array = to_mlx(latents, "latents")
-            error.args = (f"{text}; {rescue_latents(array, output.names[index], output.fps, keyframes)}.",)
-        raise
 
 
 def _to_levels(chunks: Generator[FrameChunk, None, None], levels: FrameFormat) -> Generator[FrameChunk, None, None]:

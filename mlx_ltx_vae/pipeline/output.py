@@ -94,6 +94,7 @@ class DecodeOutput:
 
     Attributes:
         names: the output of each video.
+        audio_files: files whose sound is added.
         files: the names of all files of each video, with the options of each. Checks complete them.
         other_names: files besides the outputs, by their kind in reports.
         new_names: the names that files got instead of theirs.
@@ -115,6 +116,7 @@ class DecodeOutput:
         )
         self.sound: Callable[[int], Sound] | None = None
         self.new_names: dict[str, str] = {}
+        self.audio_files = [options.audio] if isinstance(options.audio, (str, os.PathLike)) else []
         self._sample_rate = options.sample_rate or getattr(options.audio, "sample_rate", None)
 
     def check_options(self) -> None:

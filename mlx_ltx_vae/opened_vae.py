@@ -1,0 +1,164 @@
+"""What a `VideoVAE` and an `AudioVAE` have in common: networks that are opened, and read when they are used."""
+
+import os
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import mlx.core as mx
+
+from .backend.device import check_process, this_machine
+from .backend.machine import Machine
+from .backend.mlx_utils import DtypeName, GivenDtype, dtype_name, parse_dtype
+from .checkpoint import Checkpoint, VAESource, open_checkpoint
+from .checkpoint.loading import NetworkHandle, NetworkHeader
+from .errors import CheckpointError
+from .latents.metadata import LatentSpace
+from .models.base import NETWORKS, Config, Decoder, Medium, Network, Statistics
+from .models.specs import NetworkSpec
+from .published import Published
+from .units import format_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+class OpenedVAE(Generic[ConfigT]):
+    """Networks of a `VideoVAE` or an `AudioVAE`, and the statistics of their latents.
+
+    Their layers, dtypes and statistics are known from the start. Weights are read when they are first used.
+    """
+
+    _NAMES: tuple[str, ...] = ("decoder", "encoder")  # in the order of `repr`
+    _requested: Collection[str] = ()  # networks that were requested, and may not be there
+    #: Files that it was opened from, and what they state.
+    source: VAESource = VAESource()
+
+    def __init__(
+        self,
+        config: ConfigT,
+        networks: Mapping[str, Network | NetworkHandle[Any] | None],
+        *,
+        keeps_dtype: bool = False,
+    ) -> None:
+        self.config = config
+        self._networks: dict[str, NetworkHandle[Any]] = {}
+        for name in self._NAMES:
+            self._set(name, networks.get(name))
+        if self._networks.keys().isdisjoint(NETWORKS):
+            raise CheckpointError(f"{type(self).__name__} needs an encoder or a decoder.")
+        all_statistics = [handle.statistics for handle in self._networks.values() if handle.statistics is not None]
+        mx.eval(all_statistics)  # lazy arrays could be used in this thread only
+        statistics: tuple[mx.array | None, mx.array | None] = next(iter(all_statistics), (None, None))
+        self.mean, self.std = statistics
+        self._keeps_dtype = keeps_dtype
+
+    @property
+    def decoder(self) -> Decoder | None:
+        """Decoder with its weights, or `None`."""
+        return self._get("decoder")
+
+    @decoder.setter
+    def decoder(self, decoder: Decoder | None) -> None:
+        self._set("decoder", decoder)
+
+    def load(self) -> "Self":
+        """Read the weights of all networks that have not been used, and return this VAE.
+
+        Raises:
+            CheckpointError: if a tensor cannot be read, is not finite, or is zero, or if the file has changed.
+        """
+        for handle in self._networks.values():
+            handle.get()
+        return self
+
+    @staticmethod
+    def _open(
+        source: str | os.PathLike | Checkpoint, dtype: GivenDtype, medium: Medium, *, encoder: bool, decoder: bool
+    ) -> tuple[Checkpoint, DtypeName | None]:
+        """Check this process, and return the opened checkpoint and the name of the dtype."""
+        check_process()
+        name = parse_dtype(dtype)
+        if not isinstance(source, Checkpoint):
+            source = open_checkpoint(source, encoder=encoder, decoder=decoder, medium=medium)
+        return source, name
+
+    def _note_source(self, source: VAESource, **requested: bool) -> "Self":
+        """Record the source, and for errors the requested networks. Returns this VAE."""
+        self.source, self._requested = source, [name for name, is_requested in requested.items() if is_requested]
+        return self
+
+    def _get(self, name: str) -> Any:
+        """Return a network with its weights, or `None`."""
+        handle = self._networks.get(name)
+        return None if handle is None else handle.get()
+
+    def _set(self, name: str, network: Network | NetworkHandle[Any] | None) -> None:
+        """Replace a network, or remove it if it is `None`."""
+        handle = NetworkHandle(network) if isinstance(network, Network) else network
+        networks: dict[str, NetworkHandle[Any] | None] = {**self._networks, name: handle}
+        self._networks = {name: handle for name, handle in networks.items() if handle is not None}
+
+    def spec(self, network: str) -> NetworkSpec:
+        """Return the layers of a network. Raises a `CheckpointError` if this VAE does not have it."""
+        return self._network(network).spec
+
+    def _network(self, name: str) -> NetworkHandle[Any]:
+        """Return the handle of a network. Raises a `CheckpointError` if this VAE does not have it."""
+        if name in self._networks:
+            return self._networks[name]
+        problem = f"this {type(self).__name__} has no {name}"
+        if name not in self._requested:
+            raise CheckpointError(f"{problem}; load it with {name}=True.")
+        raise CheckpointError(f"{problem}, since {self.source.name} has none; load a file or folder that has one.")
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """Mean and standard deviation of its latents, or `None` for a VAE that has none."""
+        return None if self.mean is None or self.std is None else Statistics(self.mean, self.std)
+
+    @property
+    def latent_space(self) -> LatentSpace:
+        """Generation and fingerprint of its latents, for `save_latents(space=)`."""
+        statistics = self.statistics
+        generation = next(iter(self.source.generations), None)
+        return LatentSpace(generation, None if statistics is None else statistics.fingerprint)
+
+    def describe_mismatch(self, latents: LatentSpace) -> str | None:
+        """Say that latents belong to another VAE, as the end of a sentence about them. Returns `None` if they fit."""
+        return self.source.describe_mismatch(latents, self.latent_space)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Compute dtype of the decoder, or of the encoder if there is no decoder."""
+        return self._network("decoder" if "decoder" in self._networks else "encoder").dtype
+
+    def __repr__(self) -> str:
+        size = format_bytes(sum(handle.num_bytes for handle in self._networks.values()))
+        networks = f"{' + '.join(self._networks)}, {dtype_name(self.dtype)}, {size}"
+        return f"{type(self).__name__}({self.config.generation}, {networks})"
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not name.startswith("_")]
+
+    def _machine(self, dtype: mx.Dtype) -> Machine:
+        return this_machine(dtype, self._weight_bytes(), keeps_dtype=self._keeps_dtype)
+
+    def _weight_bytes(self, *running: str) -> int:
+        """Return the bytes of the weights that are in memory while the `running` networks run."""
+        networks = self._networks.items()
+        return sum(handle.num_bytes for name, handle in networks if name in running or handle.is_loaded)
+
+
+def published_network(published: Published, network: str, dtype: mx.Dtype) -> NetworkHandle[Any] | None:
+    """Return a network of a published VAE without its files, whose weights are an error; `None` if it has none."""
+
+    def load() -> Network:
+        raise CheckpointError(f"{published.name}: this VAE was made without files; from_pretrained opens its weights.")
+
+    try:
+        spec = published.family.spec(published.config, network)
+    except CheckpointError:  # the configuration does not describe it
+        return None
+    return NetworkHandle(NetworkHeader(spec, dtype, None), load)

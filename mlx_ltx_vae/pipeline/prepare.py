@@ -1,0 +1,280 @@
+"""Decodes to files that are decided before they run: their input, sound, outputs and plan."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import partial
+from math import ceil
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend.mlx_utils import to_mlx
+from ..errors import LatentsError, LTXVAEError, PlanError, warn
+from ..frame_format import common_format
+from ..latents.keyframes import Keyframes
+from ..latents.writer import rescue_latents
+from ..models.noise import check_takes_seed
+from ..options import DECODE_DEFAULTS, OUTPUT_DEFAULTS, PLAN_DEFAULTS, DecodeOptions, OutputOptions, PlanOptions
+from ..planning.film import MakePlan
+from ..planning.plan import DecodePlan
+from ..shapes import Grid
+from ..tiling import preset
+from ..units import DEFAULT_FPS, format_are, format_count, format_range
+from ..video import output_files, takes_sound
+from ..video.audio import check_sound_length
+from .clip_sound import ClipSound, SoundSettings, clip_sound, film_sound, find_sound
+from .decode import DecodePipeline
+from .inputs import ClipInput, DecodeInput, FilmInput, MemoryInput
+from .output import DecodeOutput, DecodeReport, join_reports
+from .progress import FrameBar, Progress
+from .run import RunState, arrays_released
+
+
+@dataclass(frozen=True)
+class DecodeSettings:
+    """Settings of a decode to files.
+
+    Attributes:
+        output: options of the outputs.
+        plan, options: options of its plan and of its network.
+        fps: frames per second. `None` means what the input states, or 24.
+        frames: the frames to decode, of the frames of the video. `None` means all.
+        first_seconds: decodes so many seconds of the video, instead of `frames`.
+        preset: the name of tiles, which may depend on the size of the video.
+        sound: `None` if no audio latents are decoded.
+        plans: plans that have been made, by shape and options, which decodes with the same settings share.
+    """
+
+    output: OutputOptions = OUTPUT_DEFAULTS
+    plan: PlanOptions = PLAN_DEFAULTS
+    options: DecodeOptions = DECODE_DEFAULTS
+    fps: Fraction | None = None
+    frames: slice | None = None
+    first_seconds: Fraction | None = None
+    preset: str | None = None
+    sound: SoundSettings | None = None
+    plans: dict[Any, DecodePlan] = field(default_factory=dict, compare=False)
+
+    def make_once(self, make_plan: MakePlan, shape: Sequence[int], options: PlanOptions) -> DecodePlan:
+        """Return the plan of latents of a shape, which is made once."""
+        key = tuple(shape), options
+        if key not in self.plans:
+            self.plans[key] = make_plan(shape, options)
+        return self.plans[key]
+
+
+@dataclass(frozen=True)
+class PreparedDecode:
+    """Decode to files that is decided. `run` does it.
+
+    Attributes:
+        plan: `None` if latents arrive without a plan, which is then made when the first of them are there.
+        sound: audio latents that are decoded with the video, if there are any.
+        videos: the videos of the batch that are decoded.
+    """
+
+    plan: DecodePlan | None
+    latents: DecodeInput
+    sound: ClipSound | None
+    output: DecodeOutput
+    videos: Sequence[int]
+    _pipeline: DecodePipeline
+
+    @property
+    def outputs(self) -> list[str]:
+        """Output of each video."""
+        return self.output.names
+
+    @property
+    def files(self) -> list[str]:
+        """Files that are written."""
+        return [file for index in self.videos for file in self.output.files[index]]
+
+    @property
+    def inputs(self) -> list[str | os.PathLike]:
+        """Files that are read, except the input itself."""
+        return [*self.latents.files, *(self.sound.files if self.sound else ()), *self.output.audio_files]
+
+    @property
+    def num_frames(self) -> int | None:
+        """Number of frames of all videos, or `None` if latents arrive in parts."""
+        return None if self.plan is None else self.plan.num_frames * len(self.videos)
+
+    def check_outputs(
+        self,
+        *,
+        entries: Mapping[str, str] | None = None,
+        makes_folders: bool = False,
+        overwrite: bool | None = None,
+    ) -> set[tuple[str, str]]:
+        """Raise the errors of writing, as `DecodeOutput.check`, and return the metadata `entries` that are kept."""
+        if self.plan is None or not self.latents.is_whole:
+            return set()
+        return self.output.check(
+            self.plan, self.videos, entries=entries, makes_folders=makes_folders, overwrite=overwrite
+        )
+
+    def check_values(self) -> None:
+        """Read all latents that are decoded; raise a `LatentsError` for values that are not finite."""
+        if self.plan is not None:
+            self.latents.check_values(self.plan)
+            if self.sound is not None and self.plan.sound is not None:
+                self.sound.check_values()
+
+    def run(self, progress: Progress = False) -> DecodeReport:
+        """Decode and write the files. Returns the report. Each file appears under its name when it is whole.
+
+        `progress` is True for a progress bar on standard error, or a function `(done, total)` of frames.
+
+        Raises:
+            LTXVAEError: the errors of `VideoVAE.stream`, and a `WriterError` for a file that cannot be written.
+        """
+        open_video, reports = self.latents.open(), []
+        if self.latents.is_whole:
+            self._pipeline.decoder.get()  # before the clock starts
+        if isinstance(progress, FrameBar):
+            progress.enter("decoding")
+        if (sound := self.sound) is not None:
+            self.output.sound = lambda index: sound.stream(index, self.plan and self.plan.sound)
+        for index in self.videos:
+            latents, keyframes = open_video(index)
+            options = replace(self._pipeline.options, keyframes=keyframes)
+            pipeline = replace(self._pipeline, options=options, state=RunState(outputs=self.output.frames))
+            rescued = _rescued(latents, keyframes, self.output, index)
+            with rescued, arrays_released(), pipeline.stream(latents, self.plan) as stream:
+                stream.state.outputs = self.output.frames
+                is_checked = self.plan is not None and self.latents.is_whole
+                reports.append(self.output.write(stream, self.plan, index, is_checked=is_checked, progress=progress))
+        return join_reports(reports)
+
+
+def prepare_decode(
+    pipeline: DecodePipeline,
+    latents: DecodeInput,
+    path: str,
+    settings: DecodeSettings,
+    plan: DecodePlan | None = None,
+) -> PreparedDecode:
+    """Decide a decode to files. Its outputs and values have not been checked.
+
+    Raises:
+        LatentsError, PlanError, WriterError: the errors of `VideoVAE.prepare` that need no look at existing files.
+    """
+    if isinstance(latents, MemoryInput):
+        return _prepare(pipeline, latents, path, settings.output, settings.fps or DEFAULT_FPS, None, plan)
+    assert isinstance(latents, (ClipInput, FilmInput))
+    spec, options = pipeline.decoder.spec, settings.output
+    # The latents are normalized as they are read.
+    network_options = replace(pipeline.options, unnormalized=False, keyframes=None)
+    make_plan = partial(settings.make_once, pipeline.make_plan)
+    pipeline = replace(pipeline, options=network_options, make_plan=make_plan)
+    if pipeline.options.seed:
+        check_takes_seed(spec)
+    # A decoder of previews may make fewer frames, which last as long as the video's.
+    decoder_frames = latents.num_frames(spec.out_grid)
+    video_frames = latents.num_frames(pipeline.config.scale.video_grid)
+    fps = Fraction(decoder_frames, video_frames) * (settings.fps or latents.fps or DEFAULT_FPS)
+    frames = settings.frames if settings.first_seconds is None else slice(0, ceil(settings.first_seconds * fps))
+    assert latents.info is not None
+    frame_range = choose_frames(frames, decoder_frames, latents.info.source)
+    sound = _find_sound(pipeline, latents, path, settings, frame_range, fps)
+    plan_options = with_preset(pipeline.plan_options, settings.preset, spec.out_grid(latents.shape.grid))
+    frame_range = frame_range or plan_options.frames
+    plan_options = replace(plan_options, frames=frame_range, sound=tuple(sound.plans) if sound else ())
+    if sound is not None:
+        options = replace(options, audio=(), sample_rate=sound.sample_rate)
+    prepared = _prepare(replace(pipeline, plan_options=plan_options), latents, path, options, fps, sound, plan)
+    if sound is not None and frame_range is None and prepared.plan is not None:
+        length = Fraction(sound.num_samples, sound.sample_rate)
+        check_sound_length(latents.info.source, length, prepared.plan.num_frames / fps, cuts=options.shortest)
+    return prepared
+
+
+def _prepare(
+    pipeline: DecodePipeline,
+    latents: DecodeInput,
+    path: str,
+    options: OutputOptions,
+    fps: Fraction,
+    sound: ClipSound | None,
+    plan: DecodePlan | None,
+) -> PreparedDecode:
+    """Name the outputs, and plan the decode for them unless there is a plan."""
+    batch, is_still = (1, False) if latents.shape is None else (latents.shape.batch, latents.shape.frames == 1)
+    output = DecodeOutput(path, options, fps, batch=batch, is_still=is_still)
+    levels = None if latents.is_film else common_format(output.frames)  # a film is crossfaded as floats
+    planned = replace(pipeline, format=levels, state=RunState(outputs=output.frames))
+    output.check_options()
+    if plan is not None:
+        pipeline.check_plan(plan)
+        if plan.format not in (None, levels):
+            raise PlanError(f"{path}: the plan was made for other frames; plan with outputs=, or leave it out.")
+    elif (plan := latents.plan(planned, fps)) is not None:
+        planned = replace(planned, plan_options=PLAN_DEFAULTS)
+    if plan is not None and latents.is_whole and plan.batch > 1:
+        raise LatentsError(f"{path}: is one video, and the plan is for {plan.batch}; plan one of them.")
+    return PreparedDecode(plan, latents, sound, output, range(batch), planned)
+
+
+def _find_sound(
+    pipeline: DecodePipeline,
+    latents: ClipInput | FilmInput,
+    path: str,
+    settings: DecodeSettings,
+    frames: tuple[int, int] | None,
+    fps: Fraction,
+) -> ClipSound | None:
+    """Return the audio latents of the video, or `None` if a file replaces them or the output has no sound."""
+    sound, options, generations = settings.sound, settings.output, pipeline.source.generations
+    if options.audio is not None or sound is None:
+        return None
+    if not sound.is_required and not takes_sound(path, output_files(path, options)[path]):
+        return None
+    if isinstance(latents, FilmInput):
+        return film_sound(sound, latents.openers, latents.ends, frames, fps, generations)
+    file = find_sound(sound, latents.file, generations)
+    return None if file is None or sound.vae is None else clip_sound(sound, sound.vae, file, frames, fps)
+
+
+def with_preset(options: PlanOptions, name: str | None, video: Grid) -> PlanOptions:
+    """Return the options of a plan with the tiles of a preset, which may depend on the size. `None` means no preset."""
+    num_frames, height, width = video
+    tiling = preset(name, height, width, num_frames) if name else None
+    return replace(options, mode="tiled", tiling=tiling) if tiling else options
+
+
+def choose_frames(frames: slice | None, num_frames: int, source: str) -> tuple[int, int] | None:
+    """Return the first frame of a range and one more than the last, as `plan_decode` takes them. `None` means all.
+
+    Like a slice, the range ends with the video. Warns if it would end later, and raises a `PlanError` if it is empty.
+    """
+    if frames is None:
+        return None
+    _, end, _ = frames.indices(num_frames)
+    start = frames.start if frames.start >= 0 else max(0, num_frames + frames.start)
+    range_text, length = format_range(frames), format_count(num_frames, "frame")
+    if start >= end:
+        raise PlanError(
+            f"{source}: the video has {length}, and none of {range_text}; choose frames within 0:{num_frames}."
+        )
+    if end < (frames.stop or end):
+        problem = f"the video has {length}, so of the frames {range_text} only {format_are(end - start)} decoded"
+        warn(f"{source}: {problem}.")
+    return start, end
+
+
+@contextmanager
+def _rescued(latents: Any, keyframes: Keyframes | None, output: DecodeOutput, index: int) -> Iterator[None]:
+    """Save normalized latents in memory, with keyframes, if their decode fails; say where in the error's text."""
+    try:
+        yield
+    except LTXVAEError as error:
+        if isinstance(latents, (mx.array, np.ndarray)):
+            text = str(error).rstrip(".")
+            array = to_mlx(latents, "latents")
+            error.args = (f"{text}; {rescue_latents(array, output.names[index], output.fps, keyframes)}.",)
+        raise

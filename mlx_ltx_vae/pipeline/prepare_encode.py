@@ -1,0 +1,391 @@
+"""Encodes to latent files that are decided before they run: their frames, windows, sound, outputs and plan."""
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import mlx.core as mx
+import numpy as np
+
+from ..codec_table import LATER_STILL_CRF, STILL_CRF
+from ..errors import PlanError, ReaderError, option, warn
+from ..files import part_folder
+from ..latents import LatentsWriter, check_latents_name, is_for_comfyui
+from ..latents.metadata import LatentSpace
+from ..model_table import Kind, list_names, models_for
+from ..models.specs import LONG_CLIP
+from ..options import PLAN_DEFAULTS, HDRInput, PlanOptions
+from ..planning.film import DEFAULT_CARRY, check_carry
+from ..planning.plan import EncodePlan, Plan
+from ..shapes import LatentShape, ScaleFactors, Size
+from ..units import format_are, format_count, format_range
+from ..video import ExrReader, Fit, VideoReader
+from ..video.sound_files import SoundReader, find_sound
+from .audio import every_chunk
+from .encode import EncodePipeline, cut_windows
+from .hdr_frames import to_encoder_pixels
+from .progress import FrameBar, Progress, open_bar
+
+if TYPE_CHECKING:
+    from ..audio_vae import AudioVAE
+    from ..checkpoint import VAESource
+
+
+@dataclass(frozen=True)
+class EncodeSettings:
+    """Settings of the encode of a video to a latent file.
+
+    Attributes:
+        plan: options of the plan.
+        pad: whether the last frame is repeated up to 1 + t*k, instead of leaving out frames.
+        windows: frames of each window of a film, which becomes a folder of files. `None` means one file.
+        carry: frames that windows share. `None` means 25.
+        size, fit, fps, matrix, as_stored: as for `VideoReader`.
+        frames: the frames to encode. `None` means all.
+        max_frames: the largest number of frames, without `frames`.
+        compress: the CRF at which a still goes through H.264; "auto" is that of the pipelines. `None` means none.
+        hdr: what the pixels of EXR images are.
+        audio: encodes the sound of the video.
+        overwrite: whether a file of the same name is replaced.
+    """
+
+    plan: PlanOptions = PLAN_DEFAULTS
+    pad: bool = False
+    windows: int | None = None
+    carry: int | None = None
+    size: Size | None = None
+    fit: Fit | None = None
+    fps: Fraction | None = None
+    matrix: str | None = None
+    as_stored: bool = False
+    frames: slice | None = None
+    max_frames: int | None = None
+    compress: float | Literal["auto"] | None = None
+    hdr: HDRInput | None = None
+    audio: "AudioVAE | None" = None
+    overwrite: bool = True
+
+    def check(self, scale: ScaleFactors) -> int:
+        """Raise a `PlanError` for windows that this VAE cannot encode. Returns the frames that windows share."""
+        if self.windows is None:
+            return 0
+        carry = DEFAULT_CARRY if self.carry is None else self.carry
+        check_carry(scale, carry)
+        if (self.windows - 1) % scale.time or self.windows <= carry:
+            expected = f"1 + {scale.time}*k frames, more than the {carry} that they share"
+            way = option("windows=", "--windows")
+            raise PlanError(f"windows have {expected}, not {self.windows}; correct {way}.")
+        return carry
+
+
+@dataclass(frozen=True)
+class EncodeReport:
+    """Report of an encode: of `encode --json`, except the networks.
+
+    Attributes:
+        output: the file, or the folder of windows.
+        frames: the number of frames that the latents decode to.
+        source_frames: the number of frames that were read.
+        source_width, source_height, source_fps: of the video, before it was scaled and converted.
+        compress: the CRF at which a still went through H.264, if it did.
+        latent_shape: of the first window.
+        audio_latent_shape: of the first window, or `None` without sound.
+        windows, carry: their number, and the frames that they share, if there are windows.
+        latent_frames, audio_latents: their number, in all windows.
+        size_steps: what was done to the frames: "scaled", "cropped".
+    """
+
+    output: str
+    frames: int
+    source_frames: int
+    width: int
+    height: int
+    source_width: int
+    source_height: int
+    fps: Fraction | None
+    source_fps: Fraction | None
+    compress: float | None
+    seconds: float
+    latent_shape: LatentShape
+    audio_latent_shape: tuple[int, ...] | None
+    plan: EncodePlan
+    windows: int | None = None
+    carry: int | None = None
+    latent_frames: int = 0
+    audio_latents: int = 0
+    size_steps: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a JSON-serializable dictionary with the keys of `encode --json`."""
+        values = {**vars(self), "plan": self.plan.as_dict()}
+        values |= {name: value and float(value) for name in ("fps", "source_fps") for value in [values[name]]}
+        if self.windows is None:
+            del values["windows"], values["carry"]
+        for name in ("latent_frames", "audio_latents", "size_steps"):
+            del values[name]
+        return values
+
+
+class PreparedEncode(AbstractContextManager["PreparedEncode"]):
+    """Encode of a video to a latent file that is decided. `run` does it, once.
+
+    The video is open until it has run, or until the end of a with-block.
+
+    Attributes:
+        plan: of the video, or of one window.
+        output: the file, or the folder of windows.
+        num_frames: of the video, approximate; `None` if it is unknown.
+    """
+
+    def __init__(
+        self,
+        pipeline: EncodePipeline,
+        source: "VAESource",
+        space: LatentSpace,
+        video: str | os.PathLike,
+        output: str | None,
+        settings: EncodeSettings,
+    ) -> None:
+        """Decide the encode. See `VideoVAE.prepare_encode` for the errors; without an output there is only a plan."""
+        self._pipeline, self._source, self._space, self._settings = pipeline, source, space, settings
+        self.output, self._video_name = output, os.fspath(video)
+        self._carry = settings.check(pipeline.encoder.spec.scale)
+        if output is not None and settings.windows is None:
+            check_latents_name(output)
+        is_later = (source.version or (0, 0)) >= (2, 4)
+        still_crf = LATER_STILL_CRF if is_later else STILL_CRF
+        self._crf = still_crf if settings.compress == "auto" else settings.compress or 0
+        reader = partial(
+            partial(VideoReader, matrix=settings.matrix, as_stored=settings.as_stored, crf=self._crf)
+            if settings.hdr is None
+            else partial(ExrReader, space=settings.hdr),
+            video,
+            size=settings.size,
+            fit=settings.fit or (Fit.CROP if settings.size else Fit.EXACT),
+            multiple=pipeline.encoder.spec.scale.height,
+            fps=settings.fps,
+        )
+        self._frames = self._choose_frames(reader)
+        first = self._frames.start if self._frames else 0
+        self._video = reader(first_frame=first, max_frames=self._max_frames)
+        try:
+            self.num_frames = self._video.num_frames
+            self.plan = self._make_plan()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the video."""
+        self._video.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, progress: Progress = False) -> EncodeReport:
+        """Encode the video and write the latents. Returns the report. `progress` is as for `PreparedDecode.run`.
+
+        Raises:
+            LTXVAEError: the errors of `VideoVAE.encode` and `VideoReader`, and a `WriterError` for a file that cannot
+                be written.
+        """
+        assert self.output is not None
+        video, settings = self._video, self._settings
+        to_pixels = None if settings.hdr is None else partial(to_encoder_pixels, meaning=settings.hdr)
+        counts, encoded, sounds, num_frames = _Counts(), list[LatentShape](), list[mx.array](), 0
+        scale = self._pipeline.encoder.spec.scale
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            bar = stack.enter_context(open_bar(progress, self.num_frames, name=self.output))
+            open_file = self._open_output(stack)
+            self._pipeline.encoder.get()  # before the clock starts
+            bar.enter("encoding")
+            start = time.perf_counter()
+            for frames in self._cut(map(partial(counts.add_read, bar), video)):
+                counts.window, window = 0, map(counts.add_to_window, frames)
+                stream = self._pipeline.stream(window if to_pixels is None else map(to_pixels, window), self.plan)
+                bar.watch(stream.state if settings.windows is None else None)
+                with stream, open_file(len(encoded)) as writer:
+                    encoded.append(shape := _write_all(stream, writer))
+                    count, height, width = scale.video_grid(shape.grid)
+                    first = max(0, num_frames - self._carry)
+                    num_frames = first + count
+                    audio = self._encode_sound(count, first)
+                    sounds += [] if audio is None else [audio]
+                    sizes: dict[str, int | None] = {"num_frames": count, "height": height, "width": width}
+                    sizes["source_frames"] = counts.window
+                    if settings.windows is not None and self._carry < count:  # a single window shares no frames
+                        sizes["carry"] = self._carry
+                    new_path = writer.complete(fps=video.fps, sizes=sizes, audio=audio, space=self._space)
+                    if new_path is not None and settings.windows is None:
+                        self.output = str(new_path)
+        self._warn_of_missing(counts.video)
+        is_scaled, is_cropped = video.scaled_size != video.source_size, video.size != video.scaled_size
+        return EncodeReport(
+            output=self.output,
+            frames=num_frames,
+            source_frames=counts.video,
+            width=self.plan.width,
+            height=self.plan.height,
+            source_width=video.source_size[0],
+            source_height=video.source_size[1],
+            fps=video.fps,
+            source_fps=video.source_fps,
+            compress=self._crf or None,
+            seconds=time.perf_counter() - start,
+            latent_shape=encoded[0],
+            audio_latent_shape=tuple(sounds[0].shape) if sounds else None,
+            plan=self.plan,
+            windows=len(encoded) if settings.windows else None,
+            carry=self._carry if settings.windows else None,
+            latent_frames=sum(shape.frames for shape in encoded),
+            audio_latents=sum(latents.shape[2] for latents in sounds),
+            size_steps=(*["scaled"] * is_scaled, *["cropped"] * is_cropped),
+        )
+
+    def _choose_frames(self, reader: Callable[[], VideoReader | ExrReader]) -> slice | None:
+        """Return the frames to encode, counted from the first. A range from the end reads the video twice."""
+        frames = self._settings.frames
+        if frames is None or min(frames.start, frames.stop or 0) >= 0:
+            return frames
+        with warnings.catch_warnings(), reader() as video:
+            warnings.simplefilter("ignore")  # the second reading repeats them
+            count = sum(map(len, video))
+        start, end, _ = frames.indices(count)
+        if start >= end:
+            problem = f"has {format_count(count, 'frame')}, and none of {format_range(frames)}"
+            raise ReaderError(f"{self._video_name}: {problem}; choose frames within 0:{count}.")
+        return slice(start, end)
+
+    def _open_output(self, stack: ExitStack) -> Callable[[int], AbstractContextManager[LatentsWriter]]:
+        """Open the output, and return a function that opens the file of each window, by its number from 0 on.
+
+        The folder of windows appears when all windows are complete.
+        """
+        assert self.output is not None
+        if self._settings.windows is None:
+            # Opened here, so that its errors come first.
+            writer = stack.enter_context(LatentsWriter(self.output, overwrite=self._settings.overwrite))
+            return lambda _: nullcontext(writer)
+        folder = stack.enter_context(self._open_folder(self.output))
+        return lambda number: LatentsWriter(folder / f"{number + 1:05d}.safetensors")
+
+    @contextmanager
+    def _open_folder(self, output: str) -> Iterator[Path]:
+        """Yield the folder of windows, and then complete the output with the name that it has got."""
+        with part_folder(Path(output)) as folder:
+            yield folder.path
+        if folder.target != Path(output):
+            self.output = os.path.join(folder.target, "")
+
+    def _cut(self, frames: Iterator[np.ndarray]) -> Iterator[Iterator[np.ndarray]]:
+        """Return the frames of each window. Without windows, return all frames as one."""
+        windows, scale = self._settings.windows, self._pipeline.encoder.spec.scale
+        if windows is None:
+            return iter([frames])
+        can_add_less = self._settings.pad or not self._carry  # than one latent frame
+        return cut_windows(frames, windows, self._carry, least=1 if can_add_less else scale.time)
+
+    def _warn_of_missing(self, num_frames: int) -> None:
+        """Warn if the video has fewer frames than were asked for."""
+        requested_frames = self._max_frames
+        if requested_frames is None or num_frames >= requested_frames:
+            return
+        first = self._frames.start if self._frames else 0
+        text = f"the video has {format_count(first + num_frames, 'frame')}"
+        if self._frames and first:
+            text += f", so of the frames {format_range(self._frames)} only {format_are(num_frames)} there"
+        else:
+            text += f", not the {requested_frames} that were asked for"
+        warn(f"{self._video_name}: {text}.")
+
+    def _plan_sound(self) -> list[Plan]:
+        """Return the possible plans of the sound, none without an audio VAE. Warn if that or the sound is missing."""
+        vae, path, fps = self._settings.audio, self._video.path, self._video.fps
+        if vae is None:
+            self._warn_of_sound()
+            return []
+        if fps is not None and os.path.isfile(path):
+            with SoundReader(path) as sound:
+                if sound.sample_rate:
+                    return every_chunk(partial(vae.plan_encode_with, float(self._planned_frames / fps)))
+        warn(f"{self._video.name}: has no sound, so only its pictures are encoded.")
+        return []
+
+    def _warn_of_sound(self) -> None:
+        """Warn if the video has sound, which is not encoded."""
+        with suppress(ReaderError):  # of sound that could not be encoded either
+            if os.path.isfile(self._video.path) and find_sound(self._video.path, ReaderError):
+                model = next(iter(models_for(next(iter(self._source.generations), None), Kind.SOUND)), None)
+                name = f"AUDIO ({list_names([Kind.SOUND])}, or a file)" if model is None else model.name
+                way = option("audio=AudioVAE", f"--audio-model {name}")
+                file = ", into a .safetensors file" if is_for_comfyui(self.output or "") else ""
+                warn(f"{self._video.name}: its sound is not encoded; {way} encodes it too{file}.")
+
+    def _encode_sound(self, num_frames: int, first: int) -> mx.array | None:
+        """Return the latents of the sound of `num_frames` frames from `first` on, or `None` if no sound is encoded."""
+        plan, fps, vae = self.plan.sound, self._video.fps, self._settings.audio
+        if not isinstance(plan, EncodePlan) or fps is None or vae is None:
+            return None
+        per_second = Fraction(vae.config.latents_per_second)
+        num_latents = max(1, round(num_frames / fps * per_second))
+        with SoundReader(self._video.path) as sound:
+            rate = sound.sample_rate
+            length = max(round(num_frames * rate / fps), ceil(rate / per_second))
+            pieces = sound.cut(max(0, round((self._video.start + first / fps) * rate)), length)
+            return vae.encode(pieces, rate, plan)[:, :, :num_latents]
+
+    @property
+    def _max_frames(self) -> int | None:
+        """Number of frames to encode at most. `None` means all."""
+        frames = self._frames
+        if frames is None:
+            return self._settings.max_frames
+        return None if frames.stop is None else frames.stop - frames.start
+
+    @property
+    def _planned_frames(self) -> int:
+        """Number of frames that are encoded as one clip, the video or a window.
+
+        It is a long clip if the number is not known until all frames are read.
+        """
+        num_frames = self.num_frames or 1 + LONG_CLIP * self._pipeline.encoder.spec.scale.time
+        return min(num_frames, self._settings.windows or num_frames)
+
+    def _make_plan(self) -> EncodePlan:
+        width, height = self._video.size
+        options = replace(self._settings.plan, sound=tuple(self._plan_sound()))
+        return self._pipeline.make_plan((self._planned_frames, height, width, 3), options)
+
+
+class _Counts:
+    """Counts the frames of a video, and of the window that is encoded, as they are read."""
+
+    video = window = 0
+
+    def add_read(self, bar: FrameBar, frames: np.ndarray) -> np.ndarray:
+        self.video += len(frames)
+        bar.update(len(frames))
+        return frames
+
+    def add_to_window(self, frames: np.ndarray) -> np.ndarray:
+        self.window += len(frames)
+        return frames
+
+
+def _write_all(stream: Iterable[mx.array], writer: LatentsWriter) -> LatentShape:
+    """Write the latents of a stream. Returns the shape of all latents together."""
+    num_latents = 0
+    for latents in stream:
+        batch, channels, count, height, width = latents.shape
+        num_latents += count
+        writer.write(latents)
+    return LatentShape(batch, channels, num_latents, height, width)
