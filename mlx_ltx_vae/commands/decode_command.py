@@ -11,7 +11,6 @@ from typing import Any
 
 from .. import demo
 from ..audio_vae import AudioVAE, find_sound_decoder
-from ..backend.machine import Work
 from ..codec_table import CODECS
 from ..errors import CheckpointError, ItemsError, PlanError
 from ..files import is_pipe
@@ -36,7 +35,6 @@ from .items import Item, Result, all_exist, are_many, find_pattern, has_table, m
 from .jobs import Job, Task, describe_blending
 from .models import CHOICES, choose_by_environment, choose_by_latents
 from .options import chosen_steps, read_options
-from .published_plan import print_published_plan, wants_published_plan
 from .running import run_command
 from .sound import SoundTask
 
@@ -56,10 +54,6 @@ _JOB_OPTIONS = {
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    if wants_published_plan(parser, arguments):
-        with parser.wrong_usage():
-            options = _plan_options(arguments)
-        return print_published_plan(parser, arguments, options)
     missing: str | None = f"-m VAE is missing, the checkpoint to decode with: {CHOICES}"
     if is_sound(arguments.output or ""):
         allowed_options = {"demo", "output", *_JOB_OPTIONS, *(field.name for field in fields(SoundSettings))}
@@ -172,8 +166,6 @@ def run_decode(
             checked_options = replace(output_options, audio=(), sample_rate=1) if may_have_sound else output_options
             for file, options in output_files(pattern, checked_options).items():
                 check_output_options(file, options, fps=arguments.fps)
-    if has_only_sound:
-        arguments.distributed = Work.OFF.value
     job = (make_job or DecodeJob)(arguments, sources, pattern, replace(settings, output=output_options))
     return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)
 

@@ -16,7 +16,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..backend.machine import Work
 from ..errors import ItemsError, LTXVAEError
 from ..latents import open_latents
 from ..model_table import Kind, models_for
@@ -51,7 +50,7 @@ def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
         choose_by_latents(arguments, arguments.latents, Kind.PREVIEW)  # without one, there are colors
     page = Path(arguments.output)
     arguments.output, arguments.skip_existing = os.path.join(preview_folder(page), ""), False
-    arguments.distributed = Work.OFF.value
+    arguments.distributed = "off"
     plan, output = PlanOptions(memory_budget=arguments.memory_budget), OutputOptions(crf=_CRF)
     settings = DecodeSettings(output, plan)
     return run_decode(parser, arguments, settings, "{name}.mp4", partial(GalleryJob, page))
