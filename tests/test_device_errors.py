@@ -67,7 +67,7 @@ def fail(monkeypatch):
 
 @pytest.fixture
 def vae(golden):
-    return VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
+    return VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint).load()
 
 
 def assert_explained(error, text, words):
