@@ -9,10 +9,10 @@ import mlx.core as mx
 
 from .backend.device import this_machine
 from .backend.machine import Machine
-from .backend.mlx_utils import DTYPES, GivenDtype, parse_dtype
+from .backend.mlx_utils import DTYPES, DtypeName, GivenDtype, parse_dtype
 from .errors import LatentsError, PlanError, quote, suggest
 from .latents.keyframes import frame_numbers
-from .models.base import SOUND, Config, Family, SoundConfig
+from .models.base import SOUND, Config, Family, Network, SoundConfig, Statistics
 from .models.families import published
 from .models.specs import NetworkSpec
 from .options import PLAN_DEFAULTS, PlanKeywords, PlanOptions
@@ -72,6 +72,19 @@ class PublishedVAE:
     def spec(self, network: str) -> NetworkSpec:
         """Return the layers of a network. Raises a `CheckpointError` if the VAE has no such network."""
         return self.family.spec(self.config, network)
+
+    def make(self, network: str, dtype: DtypeName | None = None) -> Network:
+        """Make a network with random weights, the same each time, as a file in this dtype would store them.
+
+        `dtype` is by default the published file's. Raises a `CheckpointError` if the VAE has no such network.
+        """
+        self.spec(network)
+        ones = mx.ones((self.config.latent_channels,))
+        mx.random.seed(0)
+        module = self.family.make(self.config, network, Statistics(0 * ones, ones))
+        module.set_dtype(DTYPES[dtype or self.family.published_dtype])
+        mx.eval(module.parameters())
+        return module
 
     def machine(self, dtype: GivenDtype = None) -> Machine:
         """Return the default device, for the decoder in this dtype. `None` means the published file's dtype."""

@@ -33,7 +33,7 @@ from ..pipeline.sources import Latents
 from ..planning.plan import DecodePlan
 from ..planning.planner import plan_decode
 from ..shapes import format_size
-from ..tiling import TilingConfig
+from ..tiling import TilingConfig, preset
 from ..units import DEFAULT_FPS, format_count, format_seconds
 from ..vae import describe_whole_vae
 from ..video import check_output_options, is_sound, output_files, takes_sound
@@ -44,7 +44,6 @@ from .items import Item, Result, all_exist, are_many, find_pattern, has_table, m
 from .jobs import Job, Task, describe_blending
 from .models import CHOICES, choose_by_environment, choose_by_latents
 from .options import choose_frames, chosen_steps, read_options
-from .published_plan import print_published_plan, wants_published_plan, with_preset
 from .running import run_command
 from .sound import ClipSound, SoundSettings, SoundTask, clip_sound, film_sound, find_sound
 
@@ -64,10 +63,6 @@ _JOB_OPTIONS = {
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    if wants_published_plan(parser, arguments):
-        with parser.wrong_usage():
-            options = _plan_options(arguments)
-        return print_published_plan(parser, arguments, options)
     missing: str | None = f"-m VAE is missing, the checkpoint to decode with: {CHOICES}"
     if is_sound(arguments.output or ""):
         allowed_options = {"demo", "output", *_JOB_OPTIONS, *(field.name for field in fields(SoundSettings))}
@@ -422,9 +417,10 @@ class DecodeTask(Task):
     def _plan_options(self, frames: tuple[int, int] | None) -> PlanOptions:
         job, settings = self._job, self._job.settings
         files = output_files(self._item.output or _UNNAMED, settings.output)
-        options = with_preset(settings.plan, settings.preset, job.spec.out_grid(self._input.shape.grid))
+        num_frames, height, width = job.spec.out_grid(self._input.shape.grid)
+        tiling = preset(settings.preset, height, width, num_frames) if settings.preset else None
         return replace(
-            options,
+            replace(settings.plan, mode="tiled", tiling=tiling) if tiling else settings.plan,
             frames=frames,
             outputs=tuple(file_options.frames for file_options in files.values()),
             sound=tuple(self._sound.plans) if self._sound else (),
