@@ -19,10 +19,9 @@ import mlx.core as mx
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from benchmarks.measuring import Case, Job, Run, median
+from benchmarks.measuring import Case, Job, Run, median, table
 from mlx_ltx_vae.audio_vae import AudioVAE
 from mlx_ltx_vae.backend.mlx_utils import max_difference, rms
-from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.units import MB
 from mlx_ltx_vae.vae import VideoVAE
 

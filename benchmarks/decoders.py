@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from benchmarks.measuring import Case, Job, Run, decode, format_psnr, median
-from mlx_ltx_vae.commands.bench_command import table
+from benchmarks.measuring import Case, Job, Run, decode, format_psnr, median, table
 from mlx_ltx_vae.models.preview_vae.family import PREVIEW_VAE
 from mlx_ltx_vae.units import MB
 

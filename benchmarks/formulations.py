@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from benchmarks.decoders import time_ratio
-from benchmarks.measuring import Case, Job, Run, decode, encode, median
-from mlx_ltx_vae.commands.bench_command import table
+from benchmarks.measuring import Case, Job, Run, decode, encode, median, table
 
 #: Base width, width, height and frames.
 _DECODES = ((32, 768, 512, 17), (64, 256, 256, 57), (128, 384, 256, 9), (32, 256, 256, 57), (32, 192, 128, 97))

@@ -2,12 +2,16 @@
 
 import argparse
 import json
+import os
+import platform
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -15,30 +19,25 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from benchmarks.fresh import run_fresh
+from mlx_ltx_vae.backend.device import backend
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.backend.mlx_utils import DtypeName, max_difference, named_parameters, psnr
 from mlx_ltx_vae.checkpoint import Checkpoint, open_checkpoint
-from mlx_ltx_vae.commands.bench_command import (
-    describe_machine,
-    noise_frames,
-    noise_latents,
-    random_network,
-    random_vae,
-    run_fresh,
-    table,
-)
-from mlx_ltx_vae.commands.bench_command import measure as measure_counts
 from mlx_ltx_vae.commands.running import print_report
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.files import PartFile
 from mlx_ltx_vae.latents import load_latents
 from mlx_ltx_vae.models.base import NETWORKS, Family
+from mlx_ltx_vae.models.convolution.conv3d import prepare
 from mlx_ltx_vae.models.convolution.rules import ConvRule, ConvShape, Formulation
 from mlx_ltx_vae.options import OrderName
 from mlx_ltx_vae.pipeline.frames import FrameChunk
 from mlx_ltx_vae.pipeline.progress import Bar
+from mlx_ltx_vae.planning.memory import cut
 from mlx_ltx_vae.planning.plan import DecodePlan, Plan
 from mlx_ltx_vae.published import PublishedVAE
+from mlx_ltx_vae.shapes import Grid
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
 from mlx_ltx_vae.tiling.config import parse_tile
 from mlx_ltx_vae.units import MB
@@ -46,6 +45,8 @@ from mlx_ltx_vae.vae import VideoVAE
 
 #: A case's fields, the name of the function as `task`, and what it measured.
 Run = dict[str, Any]
+
+_NOISE_FRAMES = 8  # at a time
 
 
 @dataclass(frozen=True)
@@ -103,13 +104,16 @@ def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> 
     if isinstance(opened, Checkpoint):
         opened = replace(opened, family=_family(case, opened))
         return VideoVAE.from_pretrained(opened, dtype=case.dtype, **{name: name == network for name in NETWORKS})
-    return random_vae(opened, network, make_random_network(case, network), keeps_dtype=False)
+    module = make_random_network(case, network)
+    prepare(module, keeps_dtype=False)
+    networks: dict[str, Any] = {name: module if name == network else None for name in NETWORKS}
+    return VideoVAE(opened.config, **networks)
 
 
 def make_random_network(case: Case, network: str = "decoder") -> nn.Module:
     """Make the random network of a case, with its weights as a checkpoint stores them; by default in float32."""
     vae = PublishedVAE.find(case.generation, base_channels=case.base_width)
-    return random_network(vae, network, case.dtype or "float32", _family(case, vae))
+    return replace(vae, family=_family(case, vae)).make(network, case.dtype or "float32")
 
 
 def _family(case: Case, opened: Checkpoint | PublishedVAE) -> Family[Any]:
@@ -133,6 +137,21 @@ def load_case_latents(case: Case, vae: VideoVAE) -> mx.array:
     if case.latents:
         return load_latents(case.latents)[0]
     return noise_latents(vae, (case.frames, case.height, case.width))
+
+
+def noise_latents(vae: VideoVAE, video: Grid) -> mx.array:
+    """Return latents (1, C, F', H', W') of a video (F, H, W), the same in every process."""
+    shape = (1, vae.config.latent_channels, *vae.config.scale.latent_grid(video))
+    latents = mx.random.normal(shape, key=mx.random.key(0))
+    mx.eval(latents)
+    return latents
+
+
+def noise_frames(video: Grid) -> Iterator[np.ndarray]:
+    """Yield frames (n, H, W, 3) uint8 of a video (F, H, W), the same in every process."""
+    random = np.random.default_rng(0)
+    for frames in cut(video[0], _NOISE_FRAMES):
+        yield random.integers(0, 256, (frames, *video[1:], 3), dtype=np.uint8)
 
 
 @dataclass(frozen=True)
@@ -241,10 +260,14 @@ def measure(chunks: Iterator[np.ndarray], case: Case, *, save: str = "", referen
             yield number
             between.append(mx.get_active_memory() - held)
 
-    measured = measure_counts(counts())
-    total = measured.pop("peak_memory_bytes")
-    measured |= {
-        "frames": measured.pop("num_outputs"),
+    mx.reset_peak_memory()
+    start = time.perf_counter()
+    arrivals = [(time.perf_counter() - start, number) for number in counts()]
+    seconds, total = time.perf_counter() - start, mx.get_peak_memory()
+    measured: dict[str, Any] = {
+        "frames": sum(number for _, number in arrivals),
+        "seconds": seconds,
+        "first_frame_seconds": arrivals[0][0],
         # In the middle of the clip, where no chunk is between two layers.
         "between_bytes": min(between[len(between) // 3 : 2 * len(between) // 3 + 1]),
         "peak_bytes": total - held,
@@ -349,6 +372,41 @@ def report(options: argparse.Namespace, jobs: list[Job], make_table: Callable[[l
         file.path.write_text(f"{document}\n", encoding="utf-8")
         file.complete()
     print_report(document if options.json else make_table(results))
+
+
+def table(rows: Sequence[Mapping[str, str]], notes: Sequence[str] = ()) -> str:
+    """Format a Markdown table of rows of the same columns, and notes below it.
+
+    It is padded to be readable as plain text. Columns without any value are left out.
+    """
+    columns = [
+        [cell.ljust(max(map(len, cells))) for cell in cells]
+        for cells in zip(rows[0], *(row.values() for row in rows), strict=True)
+        if any(cells[1:])
+    ]
+    lines = [f"| {' | '.join(cells)} |" for cells in zip(*columns, strict=True)]
+    rule = f"|{'|'.join('-' * (len(cells[0]) + 2) for cells in columns)}|"
+    return "\n".join([lines[0], rule, *lines[1:], *([""] if notes else []), *notes])
+
+
+def describe_machine() -> dict[str, Any]:
+    """Describe the hardware, the software, and the variables on which results depend."""
+    info = mx.device_info()
+    return {
+        "platform": platform.platform(),
+        "processor": info.get("device_name") or platform.processor() or platform.machine(),
+        "architecture": info.get("architecture"),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "working_set_bytes": info.get("max_recommended_working_set_size"),
+        "device": str(mx.default_device()),
+        "backend": backend().value,
+        "mlx": version("mlx"),
+        "python": platform.python_version(),
+        "version": version("mlx_ltx_vae"),
+        "tf32": os.environ.get("MLX_ENABLE_TF32"),
+        "preload": os.environ.get("LD_PRELOAD", ""),
+    }
 
 
 def format_psnr(decibels: float | None) -> str:

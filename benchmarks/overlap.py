@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measuring import Case, Decode, Run, median
-from mlx_ltx_vae.commands.bench_command import table
+from benchmarks.measuring import Case, Decode, Run, median, table
 from mlx_ltx_vae.frame_format import RGB8
 from mlx_ltx_vae.units import DEFAULT_FPS
 from mlx_ltx_vae.video import Sink, VideoWriter

@@ -1,7 +1,7 @@
 """How the real LTX-2.3 decoder would be run on a Mac."""
 
+from benchmarks.measuring import table
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.errors import PlanError
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from mlx_ltx_vae.options import ModeName, PlanOptions

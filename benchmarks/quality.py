@@ -3,10 +3,9 @@
 from dataclasses import replace
 from typing import get_args
 
-from benchmarks.measuring import Case, Job, Run, decode, format_psnr, timing_table
+from benchmarks.measuring import Case, Job, Run, decode, format_psnr, table, timing_table
 from mlx_ltx_vae import demo
 from mlx_ltx_vae.backend.mlx_utils import DtypeName
-from mlx_ltx_vae.commands.bench_command import table
 
 _ROUNDING = 2e-5  # the most that two summation orders differ in float32
 _REFERENCE: DtypeName = "float32"

@@ -12,8 +12,7 @@ import numpy as np
 
 from benchmarks.convolutions import Convolution, make_operands, recorded, run_alone
 from benchmarks.counts import Counts, count_chunks
-from benchmarks.measuring import Case, Decode, Run
-from mlx_ltx_vae.commands.bench_command import table
+from benchmarks.measuring import Case, Decode, Run, table
 
 _GIGA = 1e9
 

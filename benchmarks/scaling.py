@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.exchange import Exchange, band_grid, make_exchange
+from benchmarks.measuring import table
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.models.convolution.rules import ConvShape, Formulation, winograd_elements
 from mlx_ltx_vae.models.specs import ConvSpec, NetworkSpec
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE

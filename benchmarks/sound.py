@@ -10,10 +10,9 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from benchmarks.measuring import Case, Decode, Job, Run, load_case_latents, median
+from benchmarks.measuring import Case, Decode, Job, Run, load_case_latents, median, table
 from mlx_ltx_vae.audio_vae import AudioVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.models.base import SOUND, Decoder, Statistics
 from mlx_ltx_vae.models.convolution.conv3d import prepare
 from mlx_ltx_vae.models.sound.family import AUDIO_VAE

@@ -12,9 +12,8 @@ import mlx.core as mx
 import numpy as np
 
 from benchmarks.loading import write_checkpoint
-from benchmarks.measuring import Case, Decode, Job, Run, describe, encode, measure
+from benchmarks.measuring import Case, Decode, Job, Run, describe, encode, measure, table
 from mlx_ltx_vae import VideoVAE, demo
-from mlx_ltx_vae.commands.bench_command import table
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from mlx_ltx_vae.units import MB
 

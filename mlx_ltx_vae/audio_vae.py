@@ -38,7 +38,7 @@ from .pipeline.run import arrays_released, join_parts
 from .planning.film import DEFAULT_CARRY, Part, sound_parts
 from .planning.plan import DecodePlan, EncodePlan, check_plan
 from .planning.planner import plan_encode
-from .published import find_published_sound
+from .published import PublishedVAE
 from .shapes import is_count
 from .units import Rate, parse_fps
 from .video.sound_files import SAMPLE_RATES
@@ -121,7 +121,7 @@ class AudioVAE(OpenedVAE[SoundConfig]):
         Raises:
             PlanError: if none is published.
         """
-        published, requested = find_published_sound(generation), parse_dtype(dtype)
+        published, requested = PublishedVAE.find_sound(generation), parse_dtype(dtype)
         stored = DTYPES[requested or published.family.published_dtype]
         vae = cls(
             cast(SoundConfig, published.config),

@@ -23,22 +23,31 @@ class PublishedModel:
     """Published model with a short name.
 
     Attributes:
-        name: what is typed. A video VAE and an audio VAE of one release have the same name.
+        names: what is typed, the usual one first. A video VAE and an audio VAE of one release have the same names.
         title: its name in tables.
-        source: "owner/name" or "owner/name:file" on the hub.
+        sources: "owner/name" or "owner/name:file" on the hub, with the same values. The first one is downloaded, unless
+            another one is in the cache.
         size: of the download, such as "1.5 GB". `None` if it is not known.
         latents: generations whose latents it takes, the first one its own, as `info` names them.
         is_gated: the download needs a login, and the license accepted on the model's page.
     """
 
     kind: Kind
-    name: str
+    names: tuple[str, ...]
     title: str
-    source: str
+    sources: tuple[str, ...]
     size: str | None
     license: str
     latents: tuple[str, ...]
     is_gated: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def source(self) -> str:
+        return self.sources[0]
 
     @property
     def repository(self) -> str:
@@ -59,104 +68,91 @@ class PublishedModel:
 _LTX_2_LICENSE, _LTX_VIDEO_LICENSE = "LTX-2 Community", "LTX-Video"
 _LTX_2_5, _LTX_2_3, _LTX_VIDEO = "Lightricks/LTX-2.5:vae", "Kijai/LTX2.3_comfy:vae", "Lightricks/LTX-Video"
 
+# LTX-2.5 has LTX-2.3's encoder, statistics, convolutional decoder and audio VAE, byte for byte (Lightricks/LTX-2#275,
+# dgrauet/ltx-2-mlx#139). Only its diffusion decoder is new, for the same latents.
+_BOTH_NAMES, _SHARED_LATENTS = ("ltx-2.3", "ltx-2.5"), ("LTX-2.3", "LTX-2.5")
+
 #: The preferred model of a generation comes before others of its kind.
 MODELS = (
     PublishedModel(
         Kind.VIDEO,
-        "ltx-2.5",
-        "LTX-2.5",
-        f"{_LTX_2_5}/ltx-2.5-video-vae-conv-bf16.safetensors",
+        _BOTH_NAMES,
+        "LTX-2.3 and LTX-2.5",
+        (f"{_LTX_2_3}/LTX23_video_vae_bf16.safetensors", f"{_LTX_2_5}/ltx-2.5-video-vae-conv-bf16.safetensors"),
         "1.5 GB",
         _LTX_2_LICENSE,
-        ("LTX-2.5",),
-        is_gated=True,
+        _SHARED_LATENTS,
     ),
     PublishedModel(
         Kind.VIDEO,
-        "ltx-2.5-diffusion",
+        ("ltx-2.5-diffusion",),
         "LTX-2.5, diffusion",
-        f"{_LTX_2_5}/ltx-2.5-video-vae-bf16.safetensors",
+        (f"{_LTX_2_5}/ltx-2.5-video-vae-bf16.safetensors",),
         "1.5 GB",
         _LTX_2_LICENSE,
-        ("LTX-2.5",),
+        _SHARED_LATENTS,
         is_gated=True,
     ),
     PublishedModel(
         Kind.VIDEO,
-        "ltx-2.3",
-        "LTX-2.3",
-        f"{_LTX_2_3}/LTX23_video_vae_bf16.safetensors",
-        "1.5 GB",
+        ("prunavaed",),
+        "LTX-2.3, pruned",
+        ("PrunaAI/PrunaVAED",),
+        "1.3 GB",
         _LTX_2_LICENSE,
-        ("LTX-2.3",),
+        _SHARED_LATENTS,
     ),
-    PublishedModel(
-        Kind.VIDEO, "prunavaed", "LTX-2.3, pruned", "PrunaAI/PrunaVAED", "1.3 GB", _LTX_2_LICENSE, ("LTX-2.3",)
-    ),
-    PublishedModel(Kind.VIDEO, "ltx-2", "LTX-2", "Lightricks/LTX-2", "2.4 GB", _LTX_2_LICENSE, ("LTX-2",)),
+    PublishedModel(Kind.VIDEO, ("ltx-2",), "LTX-2", ("Lightricks/LTX-2",), "2.4 GB", _LTX_2_LICENSE, ("LTX-2",)),
     PublishedModel(
         Kind.VIDEO,
-        "ltx-video-0.9.5",
+        ("ltx-video-0.9.5",),
         "LTX-Video 0.9.5-0.9.8",
-        f"{_LTX_VIDEO}:ltx-video-2b-v0.9.5.safetensors",
+        (f"{_LTX_VIDEO}:ltx-video-2b-v0.9.5.safetensors",),
         "6.3 GB",
         _LTX_VIDEO_LICENSE,
         ("LTX-Video 0.9.5",),
     ),
     PublishedModel(
         Kind.VIDEO,
-        "ltx-video-0.9.1",
+        ("ltx-video-0.9.1",),
         "LTX-Video 0.9.1",
-        f"{_LTX_VIDEO}:ltx-video-2b-v0.9.1.safetensors",
+        (f"{_LTX_VIDEO}:ltx-video-2b-v0.9.1.safetensors",),
         "5.7 GB",
         _LTX_VIDEO_LICENSE,
         ("LTX-Video 0.9.1",),
     ),
     PublishedModel(
         Kind.PREVIEW,
-        "taeltx-2.3",
+        ("taeltx-2.3",),
         "previews",
-        f"{_LTX_2_3}/taeltx2_3.safetensors",
+        (f"{_LTX_2_3}/taeltx2_3.safetensors",),
         "24 MB",
         "MIT",
-        ("LTX-2.3", "LTX-2.5"),
+        _SHARED_LATENTS,
     ),
     PublishedModel(
         Kind.SOUND,
-        "ltx-2.5",
-        "LTX-2.5",
-        f"{_LTX_2_5}/ltx-2.5-audio-vae-bf16.safetensors",
+        _BOTH_NAMES,
+        "LTX-2.3 and LTX-2.5",
+        (f"{_LTX_2_3}/LTX23_audio_vae_bf16.safetensors", f"{_LTX_2_5}/ltx-2.5-audio-vae-bf16.safetensors"),
         "0.4 GB",
         _LTX_2_LICENSE,
-        ("LTX-2.5",),
-        is_gated=True,
+        _SHARED_LATENTS,
     ),
-    PublishedModel(
-        Kind.SOUND,
-        "ltx-2.3",
-        "LTX-2.3",
-        f"{_LTX_2_3}/LTX23_audio_vae_bf16.safetensors",
-        "0.4 GB",
-        _LTX_2_LICENSE,
-        ("LTX-2.3",),
-    ),
-    PublishedModel(Kind.SOUND, "ltx-2", "LTX-2", "Lightricks/LTX-2", None, _LTX_2_LICENSE, ("LTX-2",)),
+    PublishedModel(Kind.SOUND, ("ltx-2",), "LTX-2", ("Lightricks/LTX-2",), None, _LTX_2_LICENSE, ("LTX-2",)),
 )
 
-# The generations whose latents a VAE takes, for those that `info` calls otherwise.
+# The generations whose latents a VAE takes, for those that take others than those that `info` calls them by.
 _LATENTS = {
-    "PrunaVAED": ("LTX-2.3",),
-    "LTX-2.5 diffusion": ("LTX-2.5",),
+    **dict.fromkeys(("LTX-2.3", "PrunaVAED", "taeltx2_3", "taeltx2_3_wide"), _SHARED_LATENTS),
+    **dict.fromkeys(("LTX-2.5", "LTX-2.5 diffusion"), _SHARED_LATENTS[::-1]),
     "taeltx_2": ("LTX-2",),
-    "taeltx2_3": ("LTX-2.3", "LTX-2.5"),
-    "taeltx2_3_wide": ("LTX-2.3", "LTX-2.5"),
 }
-_SHARED_LAYERS = "LTX-2.3"  # its layers are those of LTX-2.5's convolutional VAE, too
 
 
 def models_of(kind: Kind) -> dict[str, PublishedModel]:
-    """Return the models of a kind by name."""
-    return {model.name: model for model in MODELS if model.kind is kind}
+    """Return the models of a kind by each of their names."""
+    return {name: model for model in MODELS if model.kind is kind for name in model.names}
 
 
 def find_model(name: str, *, is_sound: bool = False) -> PublishedModel | None:
@@ -175,11 +171,11 @@ def latents_of(generation: str, version: tuple[int, int] | None = None) -> tuple
 
     `generation` is the one with the VAE's layers, and `version` is stated by its file or a name.
     """
-    if generation == _SHARED_LAYERS:
-        return () if version is None else (f"LTX-{version[0]}.{version[1]}",)
+    if generation in _SHARED_LATENTS and version is not None:  # perhaps a later release with the same layers
+        generation = f"LTX-{version[0]}.{version[1]}"
     return _LATENTS.get(generation, (generation,) if generation.startswith("LTX") else ())
 
 
 def list_names(kinds: Iterable[Kind]) -> str:
     """List the short names of models, for help and errors."""
-    return ", ".join(model.name for model in MODELS if model.kind in kinds)
+    return ", ".join(name for model in MODELS if model.kind in kinds for name in model.names)

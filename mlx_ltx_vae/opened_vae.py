@@ -15,7 +15,7 @@ from .errors import CheckpointError
 from .latents.metadata import LatentSpace
 from .models.base import NETWORKS, Config, Decoder, Medium, Network, Statistics
 from .models.specs import NetworkSpec
-from .published import Published
+from .published import PublishedVAE
 from .units import format_bytes
 
 if TYPE_CHECKING:
@@ -151,14 +151,14 @@ class OpenedVAE(Generic[ConfigT]):
         return sum(handle.num_bytes for name, handle in networks if name in running or handle.is_loaded)
 
 
-def published_network(published: Published, network: str, dtype: mx.Dtype) -> NetworkHandle[Any] | None:
+def published_network(published: PublishedVAE, network: str, dtype: mx.Dtype) -> NetworkHandle[Any] | None:
     """Return a network of a published VAE without its files, whose weights are an error; `None` if it has none."""
 
     def load() -> Network:
         raise CheckpointError(f"{published.name}: this VAE was made without files; from_pretrained opens its weights.")
 
     try:
-        spec = published.family.spec(published.config, network)
+        spec = published.spec(network)
     except CheckpointError:  # the configuration does not describe it
         return None
     return NetworkHandle(NetworkHeader(spec, dtype, None), load)

@@ -54,7 +54,7 @@ from .planning.exports import plan_export
 from .planning.film import DEFAULT_CARRY
 from .planning.plan import DecodePlan, EncodePlan, Plan
 from .planning.planner import plan_decode, plan_encode
-from .published import DecoderName, find_published
+from .published import DecoderName, PublishedVAE
 from .shapes import Grid, LatentShape, Size, check_size, is_count
 from .tiling.config import TilingConfig
 from .units import DEFAULT_FPS, Rate, expand_path, find_fps
@@ -223,7 +223,7 @@ class VideoVAE(OpenedVAE[Config]):
         Raises:
             PlanError: if no such VAE is published.
         """
-        published, requested = find_published(generation, decoder), parse_dtype(dtype)
+        published, requested = PublishedVAE.find(generation, decoder), parse_dtype(dtype)
         stored = DTYPES[requested or published.family.published_dtype]
         encoder, network = (published_network(published, name, stored) for name in NETWORKS)
         vae = cls(published.config, encoder, network, keeps_dtype=requested is not None)

@@ -70,9 +70,10 @@ def models() -> str:
     sounds = models_of(Kind.SOUND)
     for model in MODELS:
         if model.kind is not Kind.SOUND:
-            sound = f"`{model.name}`" if model.name in sounds else ""
+            sound_names = [name for name in model.names if name in sounds]
+            video, sound = (" or ".join(f"`{name}`" for name in names) for names in (model.names, sound_names))
             terms = f"{model.size}, {model.license}{', gated' if model.is_gated else ''}"
-            rows.append((f"[{model.title}]({model.page})", f"`{model.name}`", sound, terms))
+            rows.append((f"[{model.title}]({model.page})", video, sound, terms))
     return head + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

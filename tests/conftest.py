@@ -244,7 +244,8 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """`hub_cache("ltx-2.3", file)`: a link to the file is that model's in the cache of the hub. There is no network.
 
-    `is_sound` means the audio VAE with this name. A repository without a named file gets a dict of files by name.
+    `is_sound` means the audio VAE with this name, and `number` one of its sources. A repository without a named file
+    gets a dict of files by name.
     Commands in other processes have the same cache.
     """
     from mlx_ltx_vae.model_table import find_model
@@ -255,11 +256,12 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         monkeypatch.setenv(name, str(value))
     monkeypatch.chdir(tmp_path)
 
-    def add(name: str, files: Path | dict[str, Path], *, is_sound: bool = False) -> Path:
+    def add(name: str, files: Path | dict[str, Path], *, is_sound: bool = False, number: int = 0) -> Path:
         model = find_model(name, is_sound=is_sound)
         assert model is not None
-        files = files if isinstance(files, dict) else {model.source.partition(":")[2]: files}
-        repository = cache / f"models--{model.repository.replace('/', '--')}"
+        repo, _, file_name = model.sources[number].partition(":")
+        files = files if isinstance(files, dict) else {file_name: files}
+        repository = cache / f"models--{repo.replace('/', '--')}"
         snapshot = repository / "snapshots" / ("0" * 40)
         for inner, source in files.items():
             (snapshot / inner).parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import pprint
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -13,6 +15,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import decoders, formulations, measuring, validation
 from benchmarks.convolutions import Convolution, recorded
+from benchmarks.fresh import run_fresh
 from benchmarks.measuring import Case, Decode, Job, decode
 from benchmarks.measuring import measure as measure_frames
 from benchmarks.overlap import least_seconds
@@ -294,3 +297,17 @@ def test_a_case_with_a_formulation_is_loaded_planned_and_run_with_it():
     plans = [replace(each.plan, outputs=()) for each in (ours, other)]  # of floats
     decoded = (each.vae.decode(each.latents, plan) for each, plan in zip((ours, other), plans, strict=True))
     assert mx.allclose(*decoded, atol=1e-3)
+
+
+def test_noise_is_the_same_each_time_and_of_the_video():
+    one, other = (list(measuring.noise_frames((17, 32, 64))) for _ in range(2))
+    assert [frames.shape for frames in one] == [(8, 32, 64, 3), (8, 32, 64, 3), (1, 32, 64, 3)]
+    assert all((first == second).all() for first, second in zip(one, other, strict=True))
+
+
+@pytest.mark.slow
+def test_a_run_has_its_variables_and_only_its_result_on_standard_output():
+    assert run_fresh(os.getenv, {"PROBE": "1"}, key="PROBE") == "1"
+    assert "PROBE" not in os.environ
+    assert run_fresh(os.getpid) != os.getpid()
+    assert run_fresh(pprint.pprint, object="what another program prints") is None

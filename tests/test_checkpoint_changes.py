@@ -44,7 +44,10 @@ def test_a_checkpoint_that_is_replaced_by_one_of_equal_shapes_is_noticed(golden,
     folder.rename(tmp_path / "before")
     folder.mkdir()
     write(folder, {name: 1.5 * array for name, array in tensors.items()}, metadata(golden, CASE))
-    for use in (lambda checkpoint: VideoVAE.from_pretrained(checkpoint).load(), lambda checkpoint: checkpoint.read_statistics()):
+    for use in (
+        lambda checkpoint: VideoVAE.from_pretrained(checkpoint).load(),
+        lambda checkpoint: checkpoint.read_statistics(),
+    ):
         with pytest.raises(CheckpointError, match=r"safetensors: the file changed while it was read") as caught:
             use(opened)
         assert str(caught.value).count(str(tmp_path)) == 1

@@ -108,6 +108,15 @@ def test_the_command_compresses_as_the_generation_of_the_vae_wants(photo, pictur
     assert f" from 1 frame of 96x64 (cropped from 98x66), through H.264 at CRF {crf}, in " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("name", "number", "crf"), [("ltx-2.5", 0, 18), ("ltx-2.3", 1, 33)])
+def test_the_name_of_a_model_tells_the_release_whatever_its_file_is_called(photo, hub_cache, capsys, name, number, crf):
+    """The VAE of two releases, whose pipelines compress stills differently."""
+    hub_cache("ltx-2.3", demo.VAE, number=number)
+    command = [str(photo), "-m", name, "-o", "a.safetensors", "--crop", "--compress", "--json"]
+    assert encode(command) == 0
+    assert json.loads(capsys.readouterr().out)["compress"] == crf
+
+
 @pytest.mark.parametrize(
     ("script", "count"),
     [("exit 0", "0"), ("head -c 100 /dev/zero", "100"), ("head -c 6144 /dev/zero", "at least 3073")],

@@ -38,7 +38,7 @@ def made(tmp_path_factory):
     """A folder with a gallery of ten clips of two generations, one with hostile texts, and of one that is broken."""
     folder = tmp_path_factory.mktemp("gallery")
     for number in range(10):
-        generation = "LTX-2.3" if number % 2 else "LTX-2.5"
+        generation = "LTX-2.3" if number % 2 else "LTX-2"
         texts = {"prompt": HOSTILE if number == 1 else f"prompt {number}", "seed": str(number)}
         save_clip(folder / "latents" / f"it's {number}.safetensors", generation=generation, **texts)
     hostile_name = HOSTILE.replace("/", "∕")
@@ -130,7 +130,7 @@ def test_the_command_is_copied_and_names_each_model(page):
     command = page.eval("navigator.clipboard.readText()")
     assert command == text(page, "pre")
     assert [shlex.split(line) for line in command.splitlines()] == [
-        ["mlx_ltx_vae", "decode", f"latents/{name(0)}", f"latents/{name(2)}", "-m", "ltx-2.5", "-o", "picks/"],
+        ["mlx_ltx_vae", "decode", f"latents/{name(0)}", f"latents/{name(2)}", "-m", "ltx-2", "-o", "picks/"],
         ["mlx_ltx_vae", "decode", f"latents/{name(1)}", "-m", "ltx-2.3", "-o", "picks/"],
     ]
     assert text(page, "#note") == f"Copied. Run it in {os.getcwd()}."

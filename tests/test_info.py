@@ -591,7 +591,7 @@ def test_the_first_line_says_what_a_file_is(golden, audio_case, tmp_path, capsys
     expected = "latents of 17 frames of 96x64, 24 fps, with sound; for a VAE with 128 channels"
     assert first_line(tmp_path / "clip.safetensors") == expected
     save_latents(tmp_path / "clip.safetensors", latents, fps=24, space=LatentSpace("LTX-2.3", "0" * 16))
-    expected = "latents of LTX-2.3, 17 frames of 96x64, 24 fps; fits ltx-2.3 and prunavaed"
+    expected = "latents of LTX-2.3, 17 frames of 96x64, 24 fps; fits ltx-2.3 and ltx-2.5-diffusion and prunavaed"
     assert first_line(tmp_path / "clip.safetensors") == expected
     for name, frames, size, end in (("a", 9, (96, 64), "encodes as it is"),
                                     ("b", 12, (100, 64), "encodes as 9 frames of 96x64 with --resize")):  # fmt: skip

@@ -60,8 +60,9 @@ def test_encode_states_the_vae(golden, clip, tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_layers_that_two_releases_share_tell_no_generation(golden, tmp_path):
-    for name, generation in (("vae", None), ("ltx-2.5-vae", "LTX-2.5"), ("LTX23", "LTX-2.3"), ("ltx-2-19b", None)):
+def test_layers_that_two_releases_share_tell_their_one_latent_space(golden, tmp_path):
+    names = {"vae": "LTX-2.3", "ltx-2.5-vae": "LTX-2.5", "LTX23": "LTX-2.3", "ltx-2-19b": "LTX-2.3"}
+    for name, generation in {**names, "ltx3.1": "LTX-3.1"}.items():
         copy = shutil.copy(golden("ltx2_3").checkpoint, tmp_path / f"{name}.safetensors")
         assert open_checkpoint(copy).latent_space.generation == generation
     assert open_checkpoint(golden("ltx2").checkpoint).latent_space.generation == "LTX-2"
@@ -112,6 +113,26 @@ def test_a_decode_by_another_vae_warns(golden, tmp_path, capsys, space, warning)
     else:
         assert len(lines) == 1 and lines[0].startswith(f"warning: {path}: its latents are ")
         assert warning.format(vae=vae.name) in lines[0]
+
+
+@pytest.mark.parametrize("case", ["ltx2_3", "pruna", "ltx2_5_diffusion"])
+def test_latents_of_two_releases_fit_the_vaes_of_both_unless_the_statistics_differ(golden, tmp_path, capsys, case):
+    names = ["ltx-2.3.safetensors", "ltx-2.5.safetensors", "vae.safetensors"]
+    vaes = [shutil.copy(golden(case).checkpoint, tmp_path / name) for name in names]
+    own = open_checkpoint(vaes[0]).latent_space.fingerprint
+    for vae in map(open_checkpoint, vaes):
+        for generation in ("LTX-2.3", "LTX-2.5"):
+            assert vae.describe_mismatch(LatentSpace(generation, None)) is None
+            assert vae.describe_mismatch(LatentSpace(generation, own)) is None
+            problem = vae.describe_mismatch(LatentSpace(generation, "0" * 16))
+            assert problem == f"of a VAE with other statistics than {vae.name}"
+        assert vae.describe_mismatch(LatentSpace("LTX-2", None)).startswith("of LTX-2, and ")
+    channels = open_checkpoint(vaes[0]).config.latent_channels
+    for vae, generation in zip(vaes, ("LTX-2.5", "LTX-2.3", "LTX-2.5"), strict=True):
+        latents = mx.random.normal((1, channels, 2, 2, 2), key=mx.random.key(0))
+        save_latents(tmp_path / "clip.safetensors", latents, space=LatentSpace(generation), overwrite=True)
+        command = [str(tmp_path / "clip.safetensors"), "-m", str(vae), "-o", str(tmp_path / "a.npy"), "-y"]
+        assert decode.main(command) == 0 and capsys.readouterr().err == ""
 
 
 def test_a_preview_decoder_takes_two_generations(golden, tmp_path, capsys):
@@ -180,11 +201,11 @@ def test_a_fingerprint_alone_chooses_the_model(golden, hub_cache, latents_of, ca
 @pytest.mark.parametrize(
     ("space", "error"),
     [
-        (LatentSpace(), "-m VAE is missing, the checkpoint to decode with: give one of ltx-2.5"),
+        (LatentSpace(), "-m VAE is missing, the checkpoint to decode with: give one of ltx-2.3"),
         (LatentSpace(None, "0" * 16), "-m VAE is missing, the checkpoint to decode with"),
         (
             LatentSpace("LTX-2.5"),
-            "-m is missing, and a.safetensors is of LTX-2.5: give -m ltx-2.5 (1.5 GB, license LTX-2 Com",
+            "-m is missing, and a.safetensors is of LTX-2.5: give -m ltx-2.3 (1.5 GB, license LTX-2 Community), which",
         ),
     ],
 )
@@ -199,23 +220,42 @@ def test_latents_of_two_models_are_not_decoded_by_one(golden, hub_cache, latents
     hub_cache("ltx-2.3", golden("ltx2_3").checkpoint)
     Path("clips").mkdir()
     latents_of("clips/a.safetensors", LatentSpace("LTX-2.3"))
-    latents_of("clips/b.safetensors", LatentSpace("LTX-2.5"))
+    latents_of("clips/b.safetensors", LatentSpace("LTX-2"))
     with pytest.raises(SystemExit):
         decode.main(["clips", "-o", "out/"])
     assert (
-        "clips/a.safetensors is of LTX-2.3, clips/b.safetensors of LTX-2.5; decode them apart"
-        in capsys.readouterr().err
+        "clips/a.safetensors is of LTX-2.3, clips/b.safetensors of LTX-2; decode them apart" in capsys.readouterr().err
     )
     Path("clips/b.safetensors").unlink()
+    latents_of("clips/c.safetensors", LatentSpace("LTX-2.5"))
     assert decode.main(["clips", "-o", "{name}.npy"]) == 0
-    assert Path("a.npy").exists()
+    assert "warning" not in capsys.readouterr().err
+    assert np.array_equal(np.load("a.npy"), np.load("c.npy"))
 
 
-def test_latents_choose_their_preview_and_their_audio_model(golden, audio_case, hub_cache, latents_of, capsys):
+@pytest.mark.parametrize("number", [0, 1])
+def test_any_source_of_a_model_in_the_cache_serves_both_releases(golden, hub_cache, latents_of, capsys, number):
+    hub_cache("ltx-2.3", golden("ltx2_3").checkpoint, number=number)
+    for generation in ("LTX-2.3", "LTX-2.5"):
+        latents_of(f"{generation}.safetensors", LatentSpace(generation))
+        assert decode.main([f"{generation}.safetensors", "-o", f"{generation}.npy"]) == 0
+        assert capsys.readouterr().err == f"-m ltx-2.3, for the latents of {generation}.safetensors\n"
+    for name, generation in (("ltx-2.3", "LTX-2.3"), ("ltx-2.5", "LTX-2.5")):
+        assert decode.main(["LTX-2.5.safetensors", "-m", name, "-o", f"{name}.npy"]) == 0
+        out, err = capsys.readouterr()
+        file = ("LTX23_video_vae_bf16", "ltx-2.5-video-vae-conv-bf16")[number]
+        assert err == "" and f"{file}.safetensors ({generation}, convolutional decoder)" in out
+        assert np.array_equal(np.load(f"{name}.npy"), np.load("LTX-2.3.npy"))
+
+
+@pytest.mark.parametrize("generation", ["LTX-2.3", "LTX-2.5"])
+def test_latents_choose_their_preview_and_their_audio_model(
+    golden, audio_case, hub_cache, latents_of, capsys, generation
+):
     hub_cache("taeltx-2.3", golden("taehv_ltx2").checkpoint)
     hub_cache("ltx-2.3", audio_case("ltx2_3").checkpoint, is_sound=True)
     video, audio = (mx.random.normal(shape, key=mx.random.key(0)) for shape in ((1, 128, 2, 2, 2), (1, 8, 9, 16)))
-    save_latents("a.safetensors", video, audio=audio, fps=24, space=LatentSpace("LTX-2.3"))
+    save_latents("a.safetensors", video, audio=audio, fps=24, space=LatentSpace(generation))
     assert preview.main(["a.safetensors", "-o", "a.npy"]) == 0
     assert capsys.readouterr().err == "-m taeltx-2.3, for the latents of a.safetensors\n"
     assert decode.main(["a.safetensors", "-o", "a.wav"]) == 0

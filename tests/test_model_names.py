@@ -19,13 +19,14 @@ hub = pytest.importorskip("huggingface_hub")
 
 def test_names_are_unique_and_plain():
     for kind in Kind:
-        names = [model.name for model in MODELS if model.kind is kind]
+        names = [name for model in MODELS if model.kind is kind for name in model.names]
         assert len(names) == len(set(names)) == len(models_of(kind))
     assert not models_of(Kind.VIDEO).keys() & models_of(Kind.PREVIEW).keys()  # both are named with -m
     for model in MODELS:
-        repo, inner = parse_reference(model.source)
-        assert repo == model.repository and (inner is None or inner.endswith(".safetensors"))
-        assert model.name == model.name.lower() and "/" not in model.name and model.latents
+        assert parse_reference(model.source)[0] == model.repository
+        for _, inner in map(parse_reference, model.sources):
+            assert inner is None or inner.endswith(".safetensors")
+        assert all(name == name.lower() and "/" not in name for name in model.names) and model.latents
 
 
 def test_a_cached_model_is_opened_by_its_name_without_a_look_at_the_hub(golden, hub_cache, monkeypatch):
@@ -53,10 +54,13 @@ def test_a_diffusers_repository_is_opened_by_its_name(golden, audio_case, hub_ca
     assert open_checkpoint("ltx-2", medium=SOUND).config.generation == "LTX-2 audio"
 
 
-def test_an_audio_model_has_the_name_of_its_release(audio_case, hub_cache):
-    hub_cache("ltx-2.3", audio_case("ltx2_3").checkpoint, is_sound=True)
-    assert AudioVAE.from_pretrained("ltx-2.3").config.generation == "LTX-2.3 audio"
-    with pytest.raises(CheckpointError, match=r"its cache has no vae/LTX23_video_vae_bf16\.safetensors; check"):
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_audio_model_has_the_names_of_its_releases(audio_case, hub_cache, number):
+    hub_cache("ltx-2.3", audio_case("ltx2_3").checkpoint, is_sound=True, number=number)
+    for name in ("ltx-2.3", "ltx-2.5"):
+        assert AudioVAE.from_pretrained(name).config.generation == "LTX-2.3 audio"
+    problem = r"its cache has no vae/LTX23_video_vae_bf16\.safetensors; check" if number == 0 else "is not in the cache"
+    with pytest.raises(CheckpointError, match=problem):
         open_checkpoint("ltx-2.3")  # the video VAE is another file
 
 
@@ -73,9 +77,11 @@ def test_a_name_on_the_disk_wins(golden, hub_cache, tmp_path):
 
 
 def test_a_gated_model_says_how_to_get_it(hub_cache):
+    with pytest.raises(CheckpointError, match=r"^ltx-2\.5: the hub .* not in the cache; check the network, or give"):
+        open_checkpoint("ltx-2.5")  # the file of ltx-2.3, which is not gated
     with pytest.raises(CheckpointError) as error:
-        open_checkpoint("ltx-2.5")
-    assert str(error.value).startswith("ltx-2.5: the hub repository cannot be read")
+        open_checkpoint("ltx-2.5-diffusion")
+    assert str(error.value).startswith("ltx-2.5-diffusion: the hub repository cannot be read")
     assert "accept its license at https://huggingface.co/Lightricks/LTX-2.5, then log in with `hf auth login`" in str(
         error.value
     )
@@ -83,7 +89,7 @@ def test_a_gated_model_says_how_to_get_it(hub_cache):
 
 @pytest.mark.parametrize(
     ("source", "hint"),
-    [("ltx-2.4", "did you mean ltx-2"), ("ltx2.3", "did you mean ltx-2.3"), ("vae", "give one of ltx-2.5, ltx-2.5-d")],
+    [("ltx-2.4", "did you mean ltx-2"), ("ltx2.3", "did you mean ltx-2.3"), ("vae", "give one of ltx-2.3, ltx-2.5,")],
 )
 def test_an_unknown_name_lists_the_names(hub_cache, source, hint):
     with pytest.raises(CheckpointError, match="no such file or folder") as error:
@@ -91,7 +97,7 @@ def test_an_unknown_name_lists_the_names(hub_cache, source, hint):
     assert hint in str(error.value)
     with pytest.raises(CheckpointError) as error:
         open_checkpoint("taeltx-2.3", medium=SOUND)
-    assert str(error.value).endswith("give one of ltx-2.5, ltx-2.3, ltx-2.")
+    assert str(error.value).endswith("give one of ltx-2.3, ltx-2.5, ltx-2.")
 
 
 def test_the_first_download_says_its_size_and_license(golden, hub_cache, monkeypatch, tmp_path):
@@ -121,7 +127,7 @@ def test_the_first_download_says_its_size_and_license(golden, hub_cache, monkeyp
 def test_a_refused_download_of_a_gated_repository_says_what_to_do(hub_cache, monkeypatch):
     class Api:
         def model_info(self, repo, **options):
-            name = "vae/ltx-2.5-video-vae-conv-bf16.safetensors"
+            name = "vae/ltx-2.5-video-vae-bf16.safetensors"
             return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name)], gated="auto")
 
     def snapshot_download(repo, **options):
@@ -130,16 +136,21 @@ def test_a_refused_download_of_a_gated_repository_says_what_to_do(hub_cache, mon
     monkeypatch.setattr(hub, "HfApi", Api)
     monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
     with pytest.raises(CheckpointError, match=r"\(401\); accept its license at https://huggingface.co/Lightricks"):
-        open_checkpoint("ltx-2.5")
+        open_checkpoint("ltx-2.5-diffusion")
 
 
 def test_latents_belong_to_models():
-    assert [model.name for model in models_for("LTX-2.3", Kind.VIDEO)] == ["ltx-2.3", "prunavaed"]
+    for generation in ("LTX-2.3", "LTX-2.5"):  # one latent space
+        names = [model.name for model in models_for(generation, Kind.VIDEO)]
+        assert names == ["ltx-2.3", "ltx-2.5-diffusion", "prunavaed"]
+        assert [model.names for model in models_for(generation, Kind.SOUND)] == [("ltx-2.3", "ltx-2.5")]
     assert [model.name for model in models_for("LTX-2.5", Kind.PREVIEW)] == ["taeltx-2.3"]
     assert [model.name for model in models_for("LTX-2", Kind.SOUND)] == ["ltx-2"]
     assert models_for(None, Kind.VIDEO) == []
-    assert latents_of("PrunaVAED") == ("LTX-2.3",) and latents_of("LTX-2") == ("LTX-2",)
-    assert latents_of("LTX-2.3") == () and latents_of("LTX-2.3", (2, 5)) == ("LTX-2.5",)  # two releases, equal layers
+    assert latents_of("PrunaVAED") == latents_of("LTX-2.3") == ("LTX-2.3", "LTX-2.5")
+    assert latents_of("LTX-2.3", (2, 5)) == latents_of("LTX-2.5 diffusion") == ("LTX-2.5", "LTX-2.3")
+    assert latents_of("LTX-2") == ("LTX-2",)
+    assert latents_of("LTX-2.3", (2, 6)) == ("LTX-2.6",)  # a later release may have equal layers and other latents
     assert latents_of("custom") == ()
 
 
@@ -181,4 +192,4 @@ def test_without_a_model_the_names_are_listed(monkeypatch, hub_cache, capsys):
     with pytest.raises(SystemExit) as ended:
         encode.main(["clip.mp4"])
     assert ended.value.code == 2
-    assert "give one of ltx-2.5, ltx-2.5-diffusion, ltx-2.3," in capsys.readouterr().err
+    assert "give one of ltx-2.3, ltx-2.5, ltx-2.5-diffusion," in capsys.readouterr().err

@@ -14,6 +14,7 @@ from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.models.base import SOUND
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5, raw_ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.family import DIFFUSION_VAE
@@ -32,7 +33,7 @@ CASES = {
 }
 SOUNDS = {"ltx-2.5": "full_width_ltx2_3", "ltx-2.3": "full_width_ltx2_3", "ltx-2": "full_width_ltx2"}
 VIDEO, GRID = (121, 704, 1280), (16, 22, 40)
-SIZE = ["--size", "1280x704", "--num-frames", "121"]
+SIZE = ["--size", "1280x704", "--frames", "121"]
 
 
 def write_empty(path, shapes, metadata=None):
@@ -95,8 +96,9 @@ def latents(tmp_path_factory):
 
 @pytest.fixture
 def dry_run(capsys):
-    def run(*arguments):
-        assert decode([*map(str, arguments), "--dry-run", "--json"]) == 0
+    def run(*arguments, command=decode):
+        options = ["--dry-run"] if command is decode else []
+        assert command([*map(str, arguments), *options, "--json"]) == 0
         return json.loads(capsys.readouterr().out)
 
     return run
@@ -126,8 +128,8 @@ def test_a_published_audio_vae_is_that_of_its_file(audio, name):
 
 DRY_RUNS = [
     "--memory-budget 20GB",
-    "--memory-budget 10GB --dtype bfloat16 --order rows --bit-depth 10",
-    "--memory-budget 20GB --dtype float32 --preset wide",
+    "--memory-budget 10GB --dtype bfloat16 --order rows",
+    "--memory-budget 20GB --dtype float32 --mode tiled",
 ]
 
 
@@ -141,18 +143,17 @@ DRY_RUNS = [
     ],
     indirect=["backend"],
 )
-def test_a_dry_run_without_files_is_that_of_files(checkpoint, latents, dry_run, backend, name, options):
+def test_a_plan_without_files_is_that_of_a_decode_of_files(checkpoint, latents, dry_run, backend, name, options):
     expected = dry_run(latents, "-m", checkpoint(name), *options.split())
     del expected["vae"]["file"]
-    assert dry_run("--generation", name, *SIZE, *options.split()) == expected
+    found = dry_run(name, *SIZE, *options.split(), command=info)
+    assert found.pop("kind") == "plan" and found == expected
 
 
 def test_sound_takes_what_it_takes_with_files(checkpoint, audio, latents, dry_run):
     name = "ltx-2.5"
     options = ["--memory-budget", "20GB", "--fps", "24"]
     expected = dry_run(latents, "-m", checkpoint(name), "--audio-model", audio(name), *options)
-    found = dry_run("--generation", name, *SIZE, "--sound", *options)
-    assert found["audio"] == expected["audio"] and found["plan"] == expected["plan"]
     plan = VideoVAE.estimate(name, frames=121, size=(1280, 704), sound=True, memory_budget="20GB")
     assert plan.sound.as_dict() == expected["audio"]
     assert plan.memory.sound == expected["plan"]["sound_bytes"]
@@ -224,8 +225,8 @@ def test_what_cannot_be_planned_is_an_error_that_says_why(error, words, given):
 
 
 def test_the_plan_is_printed_with_the_vae(capsys):
-    assert decode(["--generation", "ltx-2.3", *SIZE, "--dry-run", "--memory-budget", "20GB"]) == 0
-    printed = capsys.readouterr().out
-    assert "video    121 frames of 1280x704\n" in printed
-    assert printed.endswith("VAE      LTX-2.3, convolutional decoder\n")
-    assert " GB (weights 0.81, " in printed
+    assert info(["ltx-2.3", "0.9.8", *SIZE, "--memory-budget", "20GB"]) == 0
+    first, second = capsys.readouterr().out.split("\n\n")
+    assert "video    121 frames of 1280x704\n" in first and " GB (weights 0.81, " in first
+    assert first.endswith("VAE      LTX-2.3, convolutional decoder")
+    assert second.endswith("VAE      LTX-Video 0.9.5, convolutional decoder\n")

@@ -44,6 +44,7 @@ NAMES = {main: name for name, main in MAINS.items()}
 DECODE = "clip.npy -m vae -o out.mp4"
 ENCODE = "clip.mp4 -m vae -o out.safetensors"
 CONVERT = "vae -o out"
+PLAN = "--size 64x64 --frames 9"
 SOUND = "clip.npy -m vae --audio-model a"
 
 # Command, arguments, and words of the error: the option, and what is wrong.
@@ -68,22 +69,12 @@ WRONG = [
     (decode, "a.npy b.npy -m vae -o out/ --audio voice.wav", "--audio goes with one input"),
     (decode, "a.npy b.npy -m vae -o out/ --keyframes k.npz", "--keyframes goes with one input; decode each on its own"),
     (decode, f"{SOUND} -o out.wav --keyframes k.npz", "a .wav file is the sound alone; leave out --keyframes"),
-    (decode, "--generation ltx-2.3 --dry-run --keyframes k.npz", "plans without files; leave out --keyframes"),
     (preview, "clip.npy -m rgb -o out.png --keyframes k.npz", "unrecognized arguments: --keyframes"),
     (decode, "a.npy b.npy -m vae -o out/ --crf 99", "out/{name}.mp4: a crf of 99 is not between 0 and 51"),
     (decode, "a.npy b.npy -m vae -o out/{name}.avi", "out/{name}.avi: its ending is not supported"),
     (decode, "a.npy b.npy --demo -o out/", "--demo comes with latents and a VAE; leave out LATENTS"),
     (decode, f"{DECODE} -n -y", "-y/--overwrite: not allowed with argument -n/--skip-existing"),
     (decode, f"{DECODE} --stills", "--stills makes numbered pictures; name a folder for them: out/"),
-    (decode, "--generation ltx-2.3 --num-frames 9", "--generation names no file to decode with; add --dry-run"),
-    (decode, "--generation ltx-2.3 --dry-run", "--generation needs --size WxH and --num-frames N"),
-    (decode, "--generation ltx-2.3 --dry-run -m vae", "--generation plans without files; leave out -m"),
-    (decode, "--generation ltx-2.3 --dry-run -n", "--generation plans without files; leave out -n"),
-    (decode, "--generation ltx-2.3 --dry-run clip.npy", "--generation plans without files; leave out LATENTS"),
-    (decode, "--generation ltx2.3 --dry-run", "(did you mean ltx-2.3?)"),
-    (decode, "--generation ltx-2.3 --dry-run --size 64x64 --num-frames 8", "8 frames of 64x64 do not fit the latent"),
-    (decode, "--generation 0.9.5 --dry-run --size 64x64 --num-frames 9 --sound", "0.9.5 has no sound; choose one of"),
-    (decode, f"{DECODE} --num-frames 9", "--num-frames goes with --generation"),
     (decode, f"{DECODE} --bogus", "unrecognized arguments: --bogus"),
     (decode, f"{DECODE} --memory_budget 8GB", "(did you mean --memory-budget?)"),
     (decode, f"{DECODE} --no-overwrite", "--skip-existing"),
@@ -169,6 +160,13 @@ WRONG = [
     (encode, f"{ENCODE} --hdr logc3", "--hdr: invalid choice: 'logc3'"),
     (encode, f"{ENCODE} --hdr acescg --matrix bt709", "--matrix is for videos, and --hdr for EXR images; choose one"),
     (info, "", "FILE"),
+    (info, "ltx-2.3 --frames 9", "a plan without a file needs --size WxH and --frames N, of the video"),
+    (info, "ltx-2.3 --size 64x64", "a plan without a file needs --size WxH and --frames N, of the video"),
+    (info, "ltx-2.3 --order rows", "a plan without a file needs --size WxH and --frames N; leave out --order"),
+    (info, f"ltx-2.3 {PLAN} -m vae", "--size and --frames plan a decode without a file; leave out -m"),
+    (info, f"ltx2.3 {PLAN}", "(did you mean ltx-2.3?)"),
+    (info, f"ltx-2.3 {PLAN} --mode single --order rows", "go with --mode exact; a single pass has one chunk"),
+    (info, "ltx-2.3 --size 64x64 --frames 8", "8 frames of 64x64 do not fit the latent"),
     (info, "clip.npy --grid 3x4", "--grid: '3x4' is not a latent grid; write F'xH'xW', such as 16x22x40"),
     (convert, "", "SOURCE is missing"),
     (convert, "vae", "-o FOLDER is missing"),
@@ -203,7 +201,7 @@ OTHERS = [
     (decode, "--quality 18", "did you mean --crf?"),
     (preview, "--quality 18", None),
     (preview, "--crf 18", "an option of decode"),
-    (encode, "--mode tiled", "an option of decode and bench"),
+    (encode, "--mode tiled", "an option of decode and info and bench"),
     (decode, "--no-audio", "no option leaves the sound out; ffmpeg -i clip.mp4 -c copy -an silent.mp4 removes it"),
     (
         decode,
@@ -221,6 +219,7 @@ OTHERS = [
     (decode, "--width 768", "encode takes --size WxH; a decoded video has the size of its latents"),
     (encode, "--num-frames 9", "did you mean --frames :N?"),
     (bench, "--frames 9", "did you mean --num-frames?"),
+    (decode, "--generation ltx-2.3", "info NAME --size WxH --frames N plans a decode without a file"),
     (decode, "-c:v libx264", "did you mean --codec?"),
     (decode, "-pix_fmt yuv420p", "did you mean --pix-fmt?"),
     (decode, "--hdr-input pq", None),

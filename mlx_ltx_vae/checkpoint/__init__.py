@@ -93,8 +93,10 @@ class VAESource:
         if latents.fingerprint is not None and latents.fingerprint == space.fingerprint:
             return None
         if latents.generation and self.generations:
-            problem = f"of {latents.generation}, and {self.name} is for {' and '.join(self.generations)}"
-            return None if latents.generation in self.generations else problem
+            if latents.generation not in self.generations:
+                return f"of {latents.generation}, and {self.name} is for {' and '.join(self.generations)}"
+            if len(self.generations) == 1:  # two decoders of one release may have other statistics
+                return None
         if latents.fingerprint is None or space.fingerprint is None:
             return None
         return f"of a VAE with other statistics than {self.name}"
@@ -112,6 +114,7 @@ class Checkpoint:
         networks: the requested networks that exist.
         statistics: location of the mean and standard deviation of the latents, or `None` if the networks need none.
         files: all files that were read, including the configuration.
+        short_name: of a published model, if it was opened by that.
     """
 
     name: str
@@ -125,6 +128,7 @@ class Checkpoint:
     statistics: tuple[TensorInfo, TensorInfo] | None
     medium: Medium = PICTURES
     files: Sequence[Path] = ()
+    short_name: str = ""
 
     def cast_dtype(self, network: str, dtype: str | None) -> mx.Dtype | None:
         """Return the dtype to cast a network's weights to for a requested `dtype`. `None` means the stored dtype."""
@@ -160,11 +164,11 @@ class Checkpoint:
 
     @property
     def stated_version(self) -> tuple[int, int] | None:
-        """LTX version that the files or their names state, or `None`."""
+        """LTX version that the short name, the files or their names state, or `None`."""
         model_versions = [archive.metadata.get(VERSION_KEY, "") for archive in self.archives]
         names = [part for archive in self.archives for part in reversed(archive.path.absolute().parts[-2:])]
         matches = [*map(_VERSION.match, model_versions), *map(_NAMED_VERSION.search, [*names, self.name])]
-        match = next(filter(None, matches), None)
+        match = next(filter(None, [_NAMED_VERSION.search(self.short_name), *matches]), None)
         return None if match is None else (int(match[1]), int(match[2]))
 
     @property
@@ -292,7 +296,7 @@ def _open(
     location: Location, choose: Callable[[Family[Any]], GivenConfig], requested: Sequence[str], medium: Medium
 ) -> Checkpoint:
     """Open archives whose configuration `choose` returns for their family."""
-    name, archives, config_files = location
+    name, archives, config_files, short_name = location
     family, parts = recognize(archives, medium, requested)
     stored: dict[str, StoredNetwork] = {}
     for archive, part in zip(archives, parts, strict=True):
@@ -317,7 +321,18 @@ def _open(
     files = list(dict.fromkeys([*paths, *filter(os.path.exists, config_files)]))
     is_inferred = source_config is None
     checkpoint = Checkpoint(
-        name, class_name, is_inferred, family, config, raw_config, archives, networks, statistics, medium, files
+        name,
+        class_name,
+        is_inferred,
+        family,
+        config,
+        raw_config,
+        archives,
+        networks,
+        statistics,
+        medium,
+        files,
+        short_name,
     )
     version = None if checkpoint.is_in_memory else checkpoint.stated_version
     generation = version and family.same_layers.get((config.generation, version))

@@ -48,11 +48,15 @@ _LISTING_TIMEOUT = 20.0  # seconds
 
 
 class Location(NamedTuple):
-    """Opened files, and possible files of their configuration, the most specific first. `name` is for errors."""
+    """Opened files, and possible files of their configuration, the most specific first.
+
+    `name` is for errors, and `short_name` is that of a published model, if the source was one.
+    """
 
     name: str
     archives: list[Archive]
     config_files: list[Path]
+    short_name: str = ""
 
 
 def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
@@ -62,7 +66,7 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
     "owner/name" or "owner/name:file" on the hub. A `source` that exists as a path is a path, also with colons.
     """
     path = Path(expand_path(source, CheckpointError))
-    is_folder, exists = os.path.isdir(path), os.path.exists(path)
+    is_folder, exists, short_name = os.path.isdir(path), os.path.exists(path), ""
     if is_folder:
         name, archives = path.resolve().name, _open_folder(path, medium)
     elif exists:  # a file or an index; for a shard, the whole set
@@ -71,9 +75,11 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
     elif folder_and_name := _split(path):
         is_folder, (path, file_name) = True, folder_and_name
         name, archives = f"{path.resolve().name}:{file_name}", _open_named(path, file_name, medium)
+    elif isinstance(source, str) and (model := find_model(source, is_sound=medium is SOUND)):
+        short_name, (name, folder, sets) = source, _fetch_model(model, source, medium)
+        archives = _open(folder, sets)
     else:
-        model = find_model(source, is_sound=medium is SOUND) if isinstance(source, str) else None
-        name = str(source) if model is None else model.source
+        name = str(source)
         reference = parse_reference(name) if isinstance(source, str) else None
         if reference is None:
             hint = " (a file on the hub is owner/name:FILE)" if path.parts[2:] and not path.is_absolute() else ""
@@ -89,12 +95,13 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
                 names = list_names(kinds)
                 hint, remedy = suggest(str(source), names.split(", ")), f"check the path, or give one of {names}"
             raise CheckpointError(f"{excerpt(source if is_address else path, 200)}: {reason}{hint}; {remedy}.")
-        archives = _open(*_fetch(*reference, medium, model))
+        repo, inner = reference
+        archives = _open(*_fetch_files(_list_files(repo), inner, medium))
     files = [archive.path for archive in archives]
     config_files = [file.with_name(config) for file in files for config in file_config_names(file.name)]
     folders = dict.fromkeys([file.parent for file in files] + ([path] if is_folder else []))
     config_files += [folder / config for folder in folders for config in CONFIG_NAMES]
-    return Location(name, archives, config_files)
+    return Location(name, archives, config_files, short_name)
 
 
 def recognize(
@@ -212,32 +219,32 @@ def is_on_hub(source: str) -> bool:
 
 def is_cached(model: PublishedModel) -> bool:
     """Return whether the files of a model are in the cache of the hub."""
-    repo, inner = parse_reference(model.source) or (model.source, None)
-    try:
-        _fetch_cached(repo, inner, SOUND if model.kind is Kind.SOUND else PICTURES)
-    except CheckpointError:
-        return False
-    return True
+    return _find_cached(model, SOUND if model.kind is Kind.SOUND else PICTURES) is not None
 
 
-def _fetch(
-    repo: str, inner: str | None, medium: Medium, model: PublishedModel | None = None
-) -> tuple[Path, tuple[WeightFiles, ...]]:
-    """Download the VAE's weight files and configuration, or find them in the cache; return their folder and sets.
+def _fetch_model(model: PublishedModel, name: str, medium: Medium) -> tuple[str, Path, tuple[WeightFiles, ...]]:
+    """Return the source, the folder and the sets of a model's files, which are downloaded if none are in the cache.
 
-    A `model` of the table is taken from the cache without a look at the hub.
+    If they are, the hub is not asked. `name` is for errors.
     """
-    if model is not None:
-        with suppress(CheckpointError):
-            return _fetch_cached(repo, inner, medium)
-    return _fetch_files(_list_files(repo, model), inner, medium)
+    if cached := _find_cached(model, medium):
+        return cached
+    repo, inner = _split_source(model.source)
+    return model.source, *_fetch_files(_list_files(repo, model, name), inner, medium)
 
 
-def _fetch_cached(repo: str, inner: str | None, medium: Medium) -> tuple[Path, tuple[WeightFiles, ...]]:
-    try:
-        return _fetch_files(_list_cached(repo, "it was not asked"), inner, medium)
-    except Exception as error:  # huggingface_hub's classes differ between releases
-        raise CheckpointError(f"{repo}: is not in the cache ({_reason(error)}).") from error
+def _find_cached(model: PublishedModel, medium: Medium) -> tuple[str, Path, tuple[WeightFiles, ...]] | None:
+    """Return the source of a model whose files are in the cache, their folder and sets. `None` if there is none."""
+    for source in model.sources:
+        repo, inner = _split_source(source)
+        with suppress(Exception):  # huggingface_hub's classes differ between releases
+            return source, *_fetch_files(_list_cached(repo, "it was not asked"), inner, medium)
+    return None
+
+
+def _split_source(source: str) -> tuple[str, str | None]:
+    repo, _, inner = source.partition(":")
+    return repo, inner or None
 
 
 class _Listing(NamedTuple):
@@ -272,8 +279,11 @@ def _fetch_files(listing: _Listing, inner: str | None, medium: Medium) -> tuple[
     return folder, sets
 
 
-def _list_files(repo: str, model: PublishedModel | None) -> _Listing:
-    """List the files of a repository, or those in the cache if the hub is unreachable."""
+def _list_files(repo: str, model: PublishedModel | None = None, name: str = "") -> _Listing:
+    """List the files of a repository, or those in the cache if the hub is unreachable.
+
+    `model` is the one of the table that is wanted, if any, and `name` is its name in errors.
+    """
     import huggingface_hub as hub
 
     try:
@@ -287,7 +297,7 @@ def _list_files(repo: str, model: PublishedModel | None) -> _Listing:
                 remedy = "check the name, log in with `hf auth login` if it is gated, or give a local file"
                 raise CheckpointError(f"{repo}: there is no such path, and {problem}; {remedy}.") from error
             gate = f" (it is gated: {_login(repo)})" if model.is_gated else ""
-            raise CheckpointError(f"{model.name}: {problem}; check the network{gate}, or give a file.") from error
+            raise CheckpointError(f"{name}: {problem}; check the network{gate}, or give a file.") from error
     sizes = {sibling.rfilename: getattr(sibling, "size", None) for sibling in info.siblings or ()}
     card = getattr(info, "card_data", None)
     license_name = None if model is None else model.license

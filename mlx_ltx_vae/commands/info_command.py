@@ -1,21 +1,55 @@
-"""`python -m mlx_ltx_vae.info`: describe a checkpoint, a latent file or a video."""
+"""`python -m mlx_ltx_vae.info`: describe a checkpoint, a latent file or a video, or plan a decode without a file."""
 
 import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 
 from ..errors import ItemsError, LTXVAEError, describe_error, printable, telling_warnings
 from ..inspect import format_report, inspect, summarize
+from ..options import OutputOptions, PlanOptions
+from ..shapes import Grid
+from ..vae import VideoVAE
 from .cli import CommandParser
 from .items import files_in
+from .jobs import plan_report
+from .options import read_options
 from .running import print_report, run_command, write_line
+
+_SHARED_OPTIONS = ("json", "debug")
+_PLAN_OPTIONS = ("size", "frames", "memory_budget", "dtype", "mode", "order")
+_FILE_OPTIONS = ("model", "audio_model", "tensor", "audio_tensor", "grid")
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    return run_command(_info, arguments)
+    if arguments.size is None and arguments.frames is None:
+        allowed_options = (*_FILE_OPTIONS, *_SHARED_OPTIONS)
+        parser.refuse_others(arguments, allowed_options, "a plan without a file needs --size WxH and --frames N")
+        return run_command(_info, arguments)
+    reason = "--size and --frames plan a decode without a file"
+    parser.refuse_others(arguments, (*_PLAN_OPTIONS, *_SHARED_OPTIONS), reason)
+    if arguments.size is None or arguments.frames is None:
+        parser.error("a plan without a file needs --size WxH and --frames N, of the video")
+    width, height = arguments.size
+    video = arguments.frames, height, width
+    with parser.wrong_usage():
+        options = read_options(PlanOptions, arguments, holds_latents=False, outputs=(OutputOptions().frames,))
+        vaes = [VideoVAE.published(name, dtype=arguments.dtype) for name in arguments.file]
+        for vae in vaes:
+            vae.config.scale.latent_grid(video)
+    return run_command(partial(_print_plans, vaes, video, options), arguments)
+
+
+def _print_plans(vaes: Sequence[VideoVAE], video: Grid, options: PlanOptions, arguments: argparse.Namespace) -> None:
+    """Print the plans that `decode` would follow for a file, with frames of 8 bits."""
+    for index, vae in enumerate(vaes):
+        values, text = plan_report(vae.plan_video(video, options), {"vae": vae.source.networks["decoder"]})
+        text = json.dumps({"kind": "plan", **values}) if arguments.json else text
+        print_report(f"\n{text}" if index and not arguments.json else text)
 
 
 def _info(arguments: argparse.Namespace) -> None:

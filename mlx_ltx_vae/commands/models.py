@@ -11,7 +11,7 @@ from ..errors import CheckpointError, ItemsError, LatentsError
 from ..files import is_pipe
 from ..latents.files import open_tensor_file
 from ..latents.metadata import LatentSpace, parse_metadata
-from ..model_table import Kind, PublishedModel, list_names, models_for, models_of
+from ..model_table import Kind, PublishedModel, latents_of, list_names, models_for, models_of
 from ..units import expand_path
 from .items import read_inputs
 from .options import MODEL_VARIABLE
@@ -35,20 +35,22 @@ def choose_by_latents(arguments: argparse.Namespace, sources: Sequence[str], kin
     Returns an error if the latents state their VAE and no model is in the cache, or if they state several.
     """
     destination, flag = ("audio_model", "--audio-model") if kind is Kind.SOUND else ("model", "-m")
-    spaces: dict[LatentSpace, str] = {}
+    spaces: dict[frozenset[str | None], tuple[LatentSpace, str]] = {}
     with suppress(ItemsError):  # of a list that cannot be read, which is an error later
         for source in _regular_files(sources):
             with suppress(LatentsError):  # likewise
                 space = parse_metadata(open_tensor_file(source)[1], source).space
                 if space != LatentSpace():
-                    spaces.setdefault(space, source)
+                    generations = latents_of(space.generation) if space.generation else (space.fingerprint,)
+                    spaces.setdefault(frozenset(generations), (space, source))
     if not spaces:
         return None
-    sources_by_name = {space.generation or f"fingerprint {space.fingerprint}": name for space, name in spaces.items()}
-    if len(sources_by_name) > 1:
-        (first, source), (second, other_source), *_ = sources_by_name.items()
+    if len(spaces) > 1:
+        (first, source), (second, other_source), *_ = (
+            (space.generation or f"fingerprint {space.fingerprint}", source) for space, source in spaces.values()
+        )
         return f"{flag} is missing, and {source} is of {first}, {other_source} of {second}; decode them apart"
-    space, source = next(iter(spaces.items()))
+    ((space, source),) = spaces.values()
     model = _find_cached(space, kind)
     if model is not None:
         setattr(arguments, destination, model.name)

@@ -27,7 +27,6 @@ from .cli import (
     duration,
     frame_range,
     frame_rate,
-    frame_size,
     grid,
     memory_budget,
     positive,
@@ -100,10 +99,7 @@ def add_job_options(parser: CommandParser, group: argparse._ActionsContainer) ->
     The `group` gets the options of memory, precision and ranks. The parser gets the options of existing outputs and of
     reports, and the options of every command.
     """
-    add_option(group, PlanOptions, "memory_budget", memory_budget)
-    group.add_argument(
-        "--dtype", choices=get_args(DtypeName), help="compute in this precision (default: the checkpoint's)"
-    )
+    add_plan_options(group)
     shared = """with mlx.launch, how ranks divide the work. batch: each runs some of the inputs, on its own; a single
         input is an error. off: only the first rank works. auto (default): batch for several inputs, off for one"""
     group.add_argument("--distributed", choices=["auto", "batch", "off"], default="auto", help=shared)
@@ -116,6 +112,14 @@ def add_job_options(parser: CommandParser, group: argparse._ActionsContainer) ->
     existing.add_argument("-n", "--skip-existing", action="store_true", help="skip inputs whose output exists")
     existing.add_argument("-y", "--overwrite", action="store_true", help=OVERWRITE_RULE)
     add_report_options(parser)
+
+
+def add_plan_options(group: argparse._ActionsContainer) -> None:
+    """Add the options of memory and precision."""
+    add_option(group, PlanOptions, "memory_budget", memory_budget)
+    group.add_argument(
+        "--dtype", choices=get_args(DtypeName), help="compute in this precision (default: the checkpoint's)"
+    )
 
 
 def add_progress_option(parser: CommandParser) -> None:
@@ -285,13 +289,3 @@ def add_hdr_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--exr", metavar="FOLDER", help=folder)
     space = "the color space of EXR images: linear sRGB (default), linear ACEScg, or ACEScct codes"
     video.add_argument("--exr-space", choices=get_args(ExrSpaceName), help=space)
-
-
-def add_generation_options(parser: CommandParser) -> None:
-    """Add the options of plans without a checkpoint."""
-    group = parser.add_argument_group("with --dry-run, instead of LATENTS and -m")
-    names = "plan for a published VAE, without a file: ltx-2.3, ltx-2.5, ltx-2.5-diffusion and others"
-    group.add_argument("--generation", metavar="NAME", help=names)
-    group.add_argument("--size", type=frame_size, metavar="WxH", help="size of the video, multiples of 32")
-    group.add_argument("--num-frames", type=positive, metavar="N", help="frames of the video, 1 + 8*k")
-    group.add_argument("--sound", action="store_true", help="plan its sound too, at --fps")

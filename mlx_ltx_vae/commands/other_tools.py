@@ -41,6 +41,7 @@ _WORDS = {
     "latents-file latent-path video video-path samples source file",
     "encode takes --size WxH; a decoded video has the size of its latents": "s width height resolution video-size "
     "image-size frame-size",
+    "info NAME --size WxH --frames N plans a decode without a file": "generation",
     "the ending of the output's name chooses the format": "format output-format ext extension container",
     "-o folder/ writes stills": "save-frames png image-sequence save-images",
     "memory does not grow with the clip anyway; --memory-budget 8GB is a limit": "low-ram lowram low-vram lowvram "

@@ -32,7 +32,6 @@ from .options import (
     MODEL_VARIABLE,
     add_audio_tensor_option,
     add_decoder_options,
-    add_generation_options,
     add_hdr_options,
     add_input_options,
     add_job_options,
@@ -41,6 +40,7 @@ from .options import (
     add_network_options,
     add_noise_options,
     add_option,
+    add_plan_options,
     add_progress_option,
     add_sound_options,
     add_unnormalized_option,
@@ -77,7 +77,6 @@ def decode_parser() -> CommandParser:
     video = parser.add_argument_group("the video")
     add_sound_options(video)
     add_video_options(video)
-    add_generation_options(parser)
     return parser
 
 
@@ -191,16 +190,17 @@ def info_parser() -> CommandParser:
     """Make the parser of `info`."""
     parser = CommandParser(
         prog="python -m mlx_ltx_vae.info",
-        usage="%(prog)s FILE... [options]",
+        usage="%(prog)s FILE... [options]\n       %(prog)s GENERATION --size WxH --frames N [options]",
         description="Describe a checkpoint, a latent file, a video or an image: generation, sizes, layout, metadata, "
-        "and the memory that decodes take. Reads only the headers of a checkpoint.",
+        "and the memory that decodes take. Reads only the headers of a checkpoint. Or plan a decode without a file.",
         epilog=examples(
             "python -m mlx_ltx_vae.info vae.safetensors",
             "python -m mlx_ltx_vae.info clip.safetensors -m vae.safetensors",
-            "python -m mlx_ltx_vae.info clip.mp4",
+            "python -m mlx_ltx_vae.info ltx-2.3 --size 768x512 --frames 121",
         ),
     )
-    files = "checkpoint files, folders, names or hub ids; latent files, or folders of them; videos"
+    files = """checkpoint files, folders, names or hub ids; latent files, or folders of them; videos; or with --size and
+        --frames a published VAE: ltx-2.3, ltx-2.5-diffusion, 0.9.5, prunavaed, taehv and others"""
     parser.add_argument("file", nargs="+", metavar="FILE", help=files)
     values = "print one JSON object on standard output, nothing else; one per line for several files"
     parser.add_argument("--json", action="store_true", help=values)
@@ -210,6 +210,12 @@ def info_parser() -> CommandParser:
     latents.add_argument("--audio-model", metavar="AUDIO", help=audio)
     add_latents_options(latents)
     add_audio_tensor_option(latents)
+    plan = parser.add_argument_group("for the plan of a decode without a file")
+    plan.add_argument("--size", type=frame_size, metavar="WxH", help="size of the video, multiples of 32")
+    plan.add_argument("--frames", type=positive, metavar="N", help="frames of the video, 1 + 8*k")
+    add_plan_options(plan)
+    add_option(plan, PlanOptions, "mode")
+    add_option(plan, PlanOptions, "order")
     add_common_options(parser)
     return parser
 
@@ -284,8 +290,8 @@ def bench_parser() -> CommandParser:
     parser = CommandParser(
         prog="python -m mlx_ltx_vae.bench",
         usage="%(prog)s [-m VAE | --generation NAME] [options]",
-        description="Measure time and peak memory of decodes and of an encode of noise, each in a process of its own. "
-        "Without -m the VAE has random weights, which take the same time and memory. Results from a Mac are welcome: "
+        description="Measure time and peak memory of decodes and of an encode of noise. Without "
+        "-m the VAE has random weights, which take the same time and memory. Results from a Mac are welcome: "
         "send the table that this prints.",
         epilog=examples(
             "python -m mlx_ltx_vae.bench -m vae.safetensors",
@@ -303,8 +309,8 @@ def bench_parser() -> CommandParser:
     parser.add_argument("--dtype", choices=get_args(DtypeName), help=precision)
     size = "size of the video, multiples of 32 (default: 256x256)"
     parser.add_argument("--size", type=frame_size, default=(256, 256), metavar="WxH", help=size)
-    length = "frames of the video, 1 + 8*k; repeatable (default: 57)"
-    parser.add_argument("--num-frames", type=positive, action="append", metavar="N", help=length)
+    length = "frames of the video, 1 + 8*k (default: 57)"
+    parser.add_argument("--num-frames", type=positive, default=57, metavar="N", help=length)
     modes = "a mode of decode, or encode; repeatable (default: exact, single and encode)"
     parser.add_argument("--mode", action="append", choices=[*get_args(ModeName), "encode"], help=modes)
     orders = "the order of the exact mode, as in decode; repeatable (default: auto)"
