@@ -48,11 +48,15 @@ _LISTING_TIMEOUT = 20.0  # seconds
 
 
 class Location(NamedTuple):
-    """Opened files, and possible files of their configuration, the most specific first. `name` is for errors."""
+    """Opened files, and possible files of their configuration, the most specific first. `name` is for errors.
+
+    `is_file` is False for a folder. The archives of a file's partners in a pack come before its own.
+    """
 
     name: str
     archives: list[Archive]
     config_files: list[Path]
+    is_file: bool = True
 
 
 def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
@@ -63,6 +67,7 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
     """
     path = Path(expand_path(source, CheckpointError))
     is_folder, exists = os.path.isdir(path), os.path.exists(path)
+    is_file = not is_folder
     if is_folder:
         name, archives = path.resolve().name, _open_folder(path, medium)
     elif exists:  # a file or an index; for a shard, the whole set
@@ -90,11 +95,12 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
                 hint, remedy = suggest(str(source), names.split(", ")), f"check the path, or give one of {names}"
             raise CheckpointError(f"{excerpt(source if is_address else path, 200)}: {reason}{hint}; {remedy}.")
         archives = _open(*_fetch(*reference, medium, model))
+        is_file = reference[1] is not None and any(archive.path.match(reference[1]) for archive in archives)
     files = [archive.path for archive in archives]
     config_files = [file.with_name(config) for file in files for config in file_config_names(file.name)]
     folders = dict.fromkeys([file.parent for file in files] + ([path] if is_folder else []))
     config_files += [folder / config for folder in folders for config in CONFIG_NAMES]
-    return Location(name, archives, config_files)
+    return Location(name, archives, config_files, is_file)
 
 
 def recognize(
