@@ -561,10 +561,10 @@ def read_length(name: str, arguments: Sequence[str], stream: str) -> Fraction | 
     if not start or not end or code or len(end) == _MAX_PACKETS:
         return None
     shown = [packet for packet in end if packet.is_shown]
-    first = start[0].time if start[0].is_shown else Fraction(0)  # where an edit list begins
+    begin = start[0].time if start[0].is_shown else Fraction(0)  # where an edit list begins
     # Times of a stream without a container may be wrong, and its packets are all read.
-    lengths = sum(packet.length for packet in shown)
-    return max((*(packet.time + packet.length - first for packet in shown), Fraction(lengths)))
+    lengths = sum((packet.length for packet in shown), Fraction(0))
+    return max([lengths, *(packet.time + packet.length - begin for packet in shown)])
 
 
 def input_arguments(path: str | os.PathLike) -> list[str]:
