@@ -87,6 +87,21 @@ def test_a_video_without_sound_gives_a_warning_and_its_pictures(tmp_path, golden
     assert set(load_file(out)) == {"latents"}
 
 
+def test_sound_that_is_not_encoded_is_named_with_the_option_that_encodes_it(tmp_path, golden, model, capsys):
+    video = make_video(tmp_path / "a.mov", tone(1, RATE))
+    arguments = [str(video), "-m", str(golden("small_ltx2_3").checkpoint), "--frames", "9", "-o"]
+    for out, more in (("a.safetensors", ""), ("a.latent", ", into a .safetensors file")):
+        assert encode([*arguments, str(tmp_path / out)]) == 0
+        warnings = [line for line in capsys.readouterr().err.splitlines() if "sound" in line]
+        (warning,) = warnings
+        assert warning.startswith(f"warning: {video}: its sound is not encoded; --audio-model AUDIO (ltx-2.")
+        assert warning.endswith(f", or a file) encodes it too{more}.")
+    silent = make_video(tmp_path / "b.mov", None)
+    assert encode([str(silent), *arguments[1:], str(tmp_path / "b.safetensors")]) == 0
+    assert encode([*arguments, str(tmp_path / "c.safetensors"), "--audio-model", str(model)]) == 0
+    assert "sound is not encoded" not in capsys.readouterr().err
+
+
 def read_sound(path):
     """The whole sound (channels, n), and its rate."""
     with SoundReader(path) as sound:

@@ -24,6 +24,7 @@ from ..codec_table import LATER_STILL_CRF, STILL_CRF
 from ..errors import CheckpointError, PlanError, ReaderError, warn
 from ..files import part_folder, sample_path
 from ..latents import LatentsWriter, check_latents_name, is_for_comfyui
+from ..model_table import Kind, list_names, models_for
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
 from ..options import PlanOptions
@@ -39,7 +40,7 @@ from ..tiling import TilingConfig
 from ..units import format_are, format_count, format_seconds
 from ..video import ExrReader, Fit, VideoReader
 from ..video.reader import source_files
-from ..video.sound_files import SoundReader
+from ..video.sound_files import SoundReader, find_sound
 from .cli import CommandParser, format_range
 from .items import Item, Result, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
@@ -308,10 +309,11 @@ class EncodeTask(Task):
             warn(f"{self._item.source}: {text}.")
 
     def _plan_sound(self) -> list[Plan]:
-        """Return the possible plans of the sound. Without an audio VAE, there is none. Warn if there is no sound."""
+        """Return the possible plans of the sound, none without an audio VAE. Warn if that or the sound is missing."""
         job, source = self._job, self._video.path
         checkpoint = job.audio_checkpoint
         if checkpoint is None:
+            self._warn_of_sound()
             return []
         fps = self._video.fps
         if fps is not None and os.path.isfile(source):
@@ -322,6 +324,16 @@ class EncodeTask(Task):
                     return every_chunk(partial(plan_sound_encode, spec, seconds, machine))
         warn(f"{self._video.name}: has no sound, so only its pictures are encoded.")
         return []
+
+    def _warn_of_sound(self) -> None:
+        """Warn if the video has sound, which is not encoded."""
+        with suppress(ReaderError):  # of sound that could not be encoded either
+            if os.path.isfile(self._video.path) and find_sound(self._video.path, ReaderError):
+                generation = next(iter(self._job.checkpoint.latents_taken), None)
+                model = next((model.name for model in models_for(generation, Kind.SOUND)), None)
+                name = model or f"AUDIO ({list_names([Kind.SOUND])}, or a file)"
+                file = ", into a .safetensors file" if is_for_comfyui(self._item.output or "") else ""
+                warn(f"{self._video.name}: its sound is not encoded; --audio-model {name} encodes it too{file}.")
 
     def _encode_sound(self, num_frames: int, first: int) -> mx.array | None:
         """Return the latents of the sound of `num_frames` frames from `first` on, or `None` if no sound is encoded."""
