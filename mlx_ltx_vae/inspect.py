@@ -428,7 +428,11 @@ def _inspect_latents(
     keyframes, audio = _find_or_warn(file.find_keyframes), _find_or_warn(partial(file.find_audio, audio_tensor))
     if keyframes and vae is not None and (warning := vae.spec("decoder").keyframe_warning):
         notices.append(warning.rstrip("."))
-    seconds = frames / fps
+    source_frames = file.count_source_frames(scale)
+    if source_frames < frames:
+        notices.append(
+            f"the source has {source_frames} frames; a decode leaves out {frames - source_frames} of padding"
+        )
     return {
         "kind": "latents",
         "name": info.source,
@@ -441,19 +445,25 @@ def _inspect_latents(
         "vae_fingerprint": info.space.fingerprint,
         "fps": None if info.fps is None else float(info.fps),
         "normalized": file.normalized,
-        "stated": {"frames": info.num_frames, "width": info.width, "height": info.height, "carry": info.carry},
+        "stated": {
+            "frames": info.num_frames,
+            "width": info.width,
+            "height": info.height,
+            "carry": info.carry,
+            "source_frames": info.source_frames,
+        },
         "frames_read": len(numbers),
         "statistics": statistics,
         "video": {
-            "frames": frames,
+            "frames": source_frames,
             "width": width,
             "height": height,
-            "seconds": float(seconds),
+            "seconds": float(source_frames / fps),
             "scale": scale._asdict(),
             "vae": vae and vae.name,
         },
         "keyframes": keyframes and _inspect_keyframes(keyframes),
-        "audio": audio and _inspect_audio_latents(audio, audio_vae, seconds),
+        "audio": audio and _inspect_audio_latents(audio, audio_vae, frames / fps),
         "notices": notices,
     }
 

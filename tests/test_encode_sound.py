@@ -12,7 +12,7 @@ from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.video.sound_files import SoundReader
 from test_video_sound import chunks_of, heard, tone
-from video_files import children, numbered, run_ffmpeg
+from video_files import children, numbered, read, run_ffmpeg
 
 SIZE, NUM_FRAMES, FPS, RATE = (64, 64), 25, 25, 44100
 
@@ -48,6 +48,17 @@ def test_the_sound_of_a_video_goes_into_its_latent_file_and_back(tmp_path, golde
     assert np.abs(stored["audio_latents"] - np.array(expected)).max() < 1e-2
     assert decode([str(out), *arguments, "-o", str(tmp_path / "b.mov"), "--audio-codec", "pcm"]) == 0
     assert heard(tmp_path / "b.mov", 24000).shape == (2, 24000)
+
+
+def test_the_sound_of_a_padded_video_ends_with_its_picture(tmp_path, golden, model):
+    video, out = make_video(tmp_path / "a.mov", tone(1, RATE)), tmp_path / "a.safetensors"
+    arguments = ["-m", str(golden("small_ltx2_3").checkpoint), "--audio-model", str(model), "-q"]
+    assert encode([str(video), *arguments, "-o", str(out), "--frames", "20", "--pad"]) == 0
+    for options, frames in ([], 20), (["--all-frames"], 25):
+        command = [str(out), *arguments, "-o", str(tmp_path / "b.mov"), "--audio-codec", "pcm", "-y", *options]
+        assert decode(command) == 0
+        assert heard(tmp_path / "b.mov", 24000).shape == (2, 24000 * frames // FPS)
+        assert len(read(tmp_path / "b.mov")) == frames
 
 
 def test_the_sound_of_some_frames_is_theirs(tmp_path, golden, model):

@@ -412,13 +412,13 @@ def _find_statistics(
     The files of a folder are those of one VAE. If the source names a file, a partner that lends it no network, whose
     statistics may be another VAE's, counts only where the named file has none.
     """
-    stated = [
+    candidates = [
         (part.networks.keys(), tuple(archive.tensors[tensor] for tensor in part.statistics))
         for archive, part in zip(location.archives, parts, strict=True)
         if part.statistics is not None
     ]
-    used = [infos for networks, infos in stated if not networks.isdisjoint(requested)] if location.is_file else []
-    pairs = [(mean, std) for mean, std in used or [infos for _, infos in stated]]
+    used = [infos for networks, infos in candidates if not networks.isdisjoint(requested)] if location.is_file else []
+    pairs = [(mean, std) for mean, std in used or [infos for _, infos in candidates]]
     if not pairs:
         raise CheckpointError(
             f"{location.name}: the statistics of the latents (per_channel_statistics.mean-of-means and std-of-means) "
@@ -439,10 +439,10 @@ def _check_statistics(checkpoint: Checkpoint, pairs: Sequence[tuple[TensorInfo, 
     """Check that all files state the same statistics; raise a `CheckpointError` otherwise."""
     if len(pairs) == 1:
         return
-    *others, last = (replace(checkpoint, statistics=pair).read_statistics() or () for pair in pairs)
-    for (mean, _), statistics in zip(pairs, others, strict=False):
-        arrays = zip(statistics, last, strict=True)
-        if not all(to_bool(mx.allclose(*pair, rtol=_ROUNDING, atol=0)) for pair in arrays):
+    *statistics, last = (replace(checkpoint, statistics=pair).read_statistics() or () for pair in pairs)
+    for (mean, _), arrays in zip(pairs, statistics, strict=False):
+        are_close = (mx.allclose(*pair, rtol=_ROUNDING, atol=0) for pair in zip(arrays, last, strict=True))
+        if not all(map(to_bool, are_close)):
             raise CheckpointError(
                 f"{mean.path} and {pairs[-1][0].path}: have different statistics of the latents, so they are of two "
                 "releases; use the encoder and the decoder of one, or give the file that is used alone."

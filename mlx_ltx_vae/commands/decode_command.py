@@ -378,13 +378,15 @@ class DecodeTask(Task):
         decoder_frames = self._input.num_frames(job.spec.out_grid)
         video_frames = self._input.num_frames(job.checkpoint.config.scale.video_grid)
         self._fps = Fraction(decoder_frames, video_frames) * (arguments.fps or self._input.fps or DEFAULT_FPS)
-        frames = self._choose_frames(decoder_frames)
+        self._padding = 0 if arguments.all_frames else self._input.num_padding(job.spec.out_grid)
+        requested_frames = self._choose_frames(decoder_frames - self._padding)
+        frames = requested_frames or ((0, decoder_frames - self._padding) if self._padding else None)
         self._sound = self._find_sound(frames)
         self.plan = self._input.plan(self._plan_options(frames), self._fps)
         if self._sound is not None:
-            if frames is None:
+            if requested_frames is None:
                 length = Fraction(self._sound.num_samples, self._sound.sample_rate)
-                check_sound_length(item.source, length, self.plan.num_frames / self._fps, cuts=options.shortest)
+                check_sound_length(item.source, length, decoder_frames / self._fps, cuts=options.shortest)
             options = replace(options, audio=(), sample_rate=self._sound.sample_rate)
         self._output = DecodeOutput(
             item.output or _UNNAMED, options, self._fps, batch=shape.batch, is_still=shape.frames == 1
@@ -530,9 +532,13 @@ class DecodeTask(Task):
         summary += f"{format_seconds(plan.num_frames / fps)} at {fps:.6g} fps"
         if self._output.are_stills:
             summary = f"{batch} stills of {size}"
+        padding = ""
+        if self._padding and not self._job.arguments.frames and not self._job.arguments.first_seconds:
+            count = format_count(self._padding, "frame")
+            padding = f"without {count} of padding (--all-frames decodes them), "
         copied_keys = " and ".join(sorted(key for key, _ in self._copied))
         return (
-            f"{summary}, {f'sound at {rate} Hz, ' if rate else ''}"
+            f"{summary}, {padding}{f'sound at {rate} Hz, ' if rate else ''}"
             f"{f'{describe_keyframes(plan.keyframes)}, ' if plan.keyframes else ''}{describe_blending(plan)}"
             f"in {format_seconds(report.seconds)} (first frame after {format_seconds(report.first_frame_seconds)})"
             f"{copied_keys and f', with the {copied_keys} of ComfyUI (--no-workflow leaves them out)'}"

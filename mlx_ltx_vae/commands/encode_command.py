@@ -202,12 +202,17 @@ class EncodeTask(Task):
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
         video, ranks, (output,), arguments = self._video, self._job.ranks, self.result.outputs, self._job.arguments
         to_pixels = None if arguments.hdr is None else partial(to_encoder_pixels, meaning=arguments.hdr)
-        num_read = 0
+        num_read = window_frames = 0
 
         def count_frames(frames: np.ndarray) -> np.ndarray:
             nonlocal num_read
             num_read += len(frames)
             bar.update(len(frames))
+            return frames
+
+        def count_of_window(frames: np.ndarray) -> np.ndarray:
+            nonlocal window_frames
+            window_frames += len(frames)
             return frames
 
         encoded: list[LatentShape] = []
@@ -218,7 +223,8 @@ class EncodeTask(Task):
             vae = self._job.load()
             bar.enter("encoding")
             start = time.perf_counter()
-            for window in self._cut(map(count_frames, video)):
+            for frames in self._cut(map(count_frames, video)):
+                window_frames, window = 0, map(count_of_window, frames)
                 pixels = window if to_pixels is None else map(to_pixels, window)
                 stream = vae.encode_stream(pixels, self.plan, pad=arguments.pad, group=ranks.group)
                 bar.watch(stream.state if arguments.windows is None else None)
@@ -231,6 +237,7 @@ class EncodeTask(Task):
                         audio = self._encode_sound(count, first)
                         sounds += [] if audio is None else [audio]
                         sizes: dict[str, int | None] = {"num_frames": count, "height": height, "width": width}
+                        sizes["source_frames"] = window_frames
                         if arguments.windows is not None and self._carry < count:  # a single window shares no frames
                             sizes["carry"] = self._carry
                         new_path = writer.complete(fps=video.fps, sizes=sizes, audio=audio, space=vae.latent_space)
@@ -239,16 +246,18 @@ class EncodeTask(Task):
         seconds = time.perf_counter() - start
         sound = f" and {format_count(sum(latents.shape[2] for latents in sounds), 'audio latent')}" if sounds else ""
         windows = f" in {len(encoded)} windows with a carry of {self._carry}" if arguments.windows else ""
+        padding = f" ({num_read} and padding)" if num_read < num_frames else ""
         self._warn_of_missing(num_read)
         summary = (
             f"{format_count(sum(shape.frames for shape in encoded), 'latent frame')}{sound} from "
-            f"{format_count(num_frames, 'frame')} of {format_size(*video.size)}{_describe_fit(video)}"
+            f"{format_count(num_frames, 'frame')}{padding} of {format_size(*video.size)}{_describe_fit(video)}"
             f"{_describe_change(video.source_fps, video.fps)}{windows}"
             f"{f', through H.264 at CRF {self._crf}' if self._crf else ''}, {describe_blending(self.plan)}"
             f"in {format_seconds(seconds)}"
         )
         values = {
             "frames": num_frames,
+            "source_frames": num_read,
             "width": self.plan.width,
             "height": self.plan.height,
             "source_width": video.source_size[0],

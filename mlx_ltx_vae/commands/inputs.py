@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -34,6 +35,10 @@ class ClipInput:
     def num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
         """Return the number of frames of a decode. `out_grid` maps a grid of latents to frames."""
         return out_grid(self.shape.grid)[0]
+
+    def num_padding(self, out_grid: Callable[[Grid], Grid]) -> int:
+        """Return how many of these frames, the last ones, pad the source to whole latent frames."""
+        return _count_padding(self.file, self._job.checkpoint.config.scale, out_grid)
 
     def plan(self, options: PlanOptions, fps: Fraction) -> DecodePlan:
         """Plan the decode of one video of the batch, with this frame rate."""
@@ -92,6 +97,10 @@ class FilmInput:
         if self._carry:
             shared = out_grid((self._job.checkpoint.config.scale.covering_latent_grid((self._carry, 1, 1))[0], 1, 1))[0]
         return sum(out_grid(window.shape.grid)[0] - shared for window in self._windows) + shared
+
+    def num_padding(self, out_grid: Callable[[Grid], Grid]) -> int:
+        """Return how many of these frames, the last ones, pad the last window to whole latent frames."""
+        return _count_padding(self._windows[-1].open(), self._job.checkpoint.config.scale, out_grid)
 
     def plan(self, options: PlanOptions, fps: Fraction) -> FilmPlan:
         """Plan the decode of one film of the batch, with this frame rate."""
@@ -166,6 +175,12 @@ class _FileWindow(FilmWindow):
         keyframes = keyframes if self.index is None else keyframes.item(self.index)
         mx.eval(keyframes.latents)  # another thread uses them
         return keyframes
+
+
+def _count_padding(file: LatentsFile, scale: ScaleFactors, out_grid: Callable[[Grid], Grid]) -> int:
+    """Return how many frames pad the source of a file. A decoder may make fewer frames than the video has."""
+    frames, video_frames = out_grid(file.shape.grid)[0], scale.video_grid(file.shape.grid)[0]
+    return frames - ceil(Fraction(file.count_source_frames(scale) * frames, video_frames))
 
 
 def _header(file: LatentsFile) -> list[Any]:
