@@ -35,7 +35,7 @@ from .video.codecs import ANIMATIONS, CONTAINER_ENDINGS
 from .video.ffmpeg import input_arguments
 from .video.metadata import check_text, read_metadata
 from .video.probe import probe
-from .video.reader import count_frames, estimate_num_frames
+from .video.reader import estimate_num_frames
 
 #: Description of a file, JSON-serializable: `kind`, `name` and more. Null means that the file has or states no value.
 Report = dict[str, Any]
@@ -431,7 +431,11 @@ def _inspect_latents(
     has_decoder = vae is not None and "decoder" in vae.source.networks
     if keyframes and vae is not None and has_decoder and (warning := vae.spec("decoder").keyframe_warning):
         notices.append(warning.rstrip("."))
-    seconds = frames / fps
+    source_frames = file.count_source_frames(scale)
+    if source_frames < frames:
+        notices.append(
+            f"the source has {source_frames} frames; a decode leaves out {frames - source_frames} of padding"
+        )
     return {
         "kind": "latents",
         "name": info.source,
@@ -444,19 +448,25 @@ def _inspect_latents(
         "vae_fingerprint": info.space.fingerprint,
         "fps": None if info.fps is None else float(info.fps),
         "normalized": file.normalized,
-        "stated": {"frames": info.num_frames, "width": info.width, "height": info.height, "carry": info.carry},
+        "stated": {
+            "frames": info.num_frames,
+            "width": info.width,
+            "height": info.height,
+            "carry": info.carry,
+            "source_frames": info.source_frames,
+        },
         "frames_read": len(numbers),
         "statistics": statistics,
         "video": {
-            "frames": frames,
+            "frames": source_frames,
             "width": width,
             "height": height,
-            "seconds": float(seconds),
+            "seconds": float(source_frames / fps),
             "scale": scale._asdict(),
             "vae": vae and vae.source.name,
         },
         "keyframes": keyframes and _inspect_keyframes(keyframes),
-        "audio": audio and _inspect_audio_latents(audio, audio_vae, seconds),
+        "audio": audio and _inspect_audio_latents(audio, audio_vae, frames / fps),
         "notices": notices,
     }
 
@@ -553,33 +563,28 @@ def _inspect_audio_latents(
 
 
 def inspect_video(path: Path, vae: VideoVAE | None) -> Report:
-    """Describe a video or an image. Raises a `ReaderError` for anything else, and warns of damage.
+    """Describe a video or an image. Raises a `ReaderError` for anything else.
 
-    Its frames are decoded and counted, as `VideoReader` would return them; if there are more than 10,000, their number
-    is an estimate. An unknown number is null, and so are `fps` and `seconds`, which images do not have; `fps` is the
+    `frames` and `seconds` are by the times in the file, as a `VideoReader` returns frames; nothing but the first frame
+    is decoded. An unknown number is null, and so are `fps` and `seconds`, which images do not have; `fps` is the
     average if `is_variable`. Colors have ffmpeg's names, with "unknown" for a color that the file does not state; the
     size is after a `rotation` in degrees. `nearest` is the nearest size that encodes at the `scale` of `vae`, or at the
     usual scale if `vae` is null; it has no more frames than the video, but at least one.
     """
     check_text(path)
-    arguments = input_arguments(path)
-    info = probe(str(path), path, arguments)
-    counts = count_frames(str(path), arguments, info)
-    frames = returned = estimate_num_frames(info, info.fps)
-    notices = ["the number of frames is an estimate"] if counts is None and frames is not None else []
-    if counts is not None:
-        frames, returned, info = counts
+    info = probe(str(path), path, input_arguments(path))
+    frames = estimate_num_frames(info, info.fps)
     scale = DEFAULT_SCALE if vae is None else vae.config.scale
     (width, height), shape = info.size, info.pixel_shape
     shown_width, shown_height = info.shown_size
     cells = (
-        1 + (max(1, returned or 1) - 1) // scale.time,
+        1 + ((frames or 1) - 1) // scale.time,
         max(1, round(shown_height / scale.height)),
         max(1, round(shown_width / scale.width)),
     )
     nearest = scale.video_grid(cells)
     rule = f"1 + {scale.time}k frames of multiples of {format_size(scale.width, scale.height)}"
-    notices.append(f"nearest is what encodes: {rule}{'' if vae else ', as usual; give -m VAE to be sure'}")
+    notices = [f"nearest is what encodes: {rule}{'' if vae else ', as usual; give -m VAE to be sure'}"]
     return {
         "kind": "video",
         "name": str(path),

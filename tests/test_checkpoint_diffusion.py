@@ -140,6 +140,10 @@ def test_the_diffusion_decoder_of_swift_apps_opens_alone_without_a_configuration
 def test_of_a_pack_of_swift_apps_the_convolutional_decoder_is_used_and_the_other_is_named(golden, tmp_path):
     pack_of_networks(tmp_path, load_file(golden("ltx2_3").checkpoint), "vae_{}.safetensors", "vae_{}.", ("mean", "std"))
     path = write_swift_pack(tmp_path, golden(PUBLISHED), states_config=False)
+    of_one_release = zip(("mean", "std"), statistics_of(load_file(golden("ltx2_3").checkpoint)), strict=True)
+    save_file(
+        load_file(path) | {f"{path.stem}.per_channel_statistics.{name}": array for name, array in of_one_release}, path
+    )
     words = r"vae_decoder\.safetensors is used, .* not vae_diffusion_decoder\.safetensors, .* give its file"
     with pytest.warns(UserWarning, match=words):
         found = open_checkpoint(tmp_path)

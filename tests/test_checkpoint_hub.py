@@ -5,9 +5,12 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import fast_checkpoint
+from checkpoint_files import statistics_of, write_pack
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.files import choose_weights
 from mlx_ltx_vae.errors import CheckpointError
@@ -234,6 +237,18 @@ def test_a_decoder_of_a_pack_is_downloaded_with_its_own_configuration(golden, se
         open_checkpoint("owner/name")
     assert open_checkpoint("owner/name:vae_decoder_pruna.safetensors").config.generation == "PrunaVAED"
     assert fetched == ["vae_decoder_pruna.safetensors", "vae_decoder_pruna_config.json"]
+
+
+def test_the_statistics_of_the_named_file_of_a_repository_count(golden, serve, tmp_path):
+    tensors = load_file(golden("ltx2_3").checkpoint)
+    write_pack(tmp_path, tensors, "vae_{}.safetensors", "vae_{}.", ("mean", "std"))
+    path = tmp_path / "vae_encoder.safetensors"
+    save_file({name: array * (2 if name.endswith(".std") else 1) for name, array in load_file(path).items()}, path)
+    serve((), {path.name: path.read_bytes() for path in tmp_path.glob("vae_*")})
+    found = open_checkpoint("owner/name:vae_decoder.safetensors", encoder=False)
+    np.testing.assert_array_equal(np.array(found.read_statistics().std), statistics_of(tensors)[1].astype(np.float32))
+    with pytest.raises(CheckpointError, match="have different statistics"):
+        open_checkpoint("owner/name", encoder=False)
 
 
 INDEX = "vae/diffusion_pytorch_model.safetensors.index.json"

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import (
     GENERATIONS,
@@ -13,7 +13,9 @@ from checkpoint_files import (
     assert_same_checkpoint,
     assert_same_weights,
     metadata,
+    read_statistics,
     read_weights,
+    statistics_of,
     write_pack,
     write_shards,
 )
@@ -217,6 +219,42 @@ def test_the_configuration_of_an_encoder_in_a_pack_is_used(golden, weights, tmp_
 
 
 # --- statistics -----------------------------------------------------------------------------------------------------
+
+
+def write_other_statistics(path, of_tensors, offset):
+    """Add a number to the means in a file of a pack, and return all of its statistics."""
+    stored = load_file(path)
+    (mean,) = (name for name in stored if name.endswith("statistics.mean"))
+    stored[mean] = (stored[mean].astype(np.float32) + offset).astype(stored[mean].dtype)
+    save_file(stored, path)
+    return {"mean": stored[mean].reshape(-1), "std": statistics_of(of_tensors)[1].reshape(-1)}
+
+
+def test_the_statistics_of_the_named_file_count_and_other_ones_in_its_pack_are_an_error(golden, weights, tmp_path):
+    """Statistics of another release shift every color, without another sign."""
+    tensors = weights("ltx2_3")
+    write_pack(tmp_path, tensors, "vae_{}.safetensors", "vae_{}.", ("mean", "std"))
+    (tmp_path / "embedded_config.json").write_text(metadata(golden, "ltx2_3")["config"])
+    encoder, decoder = tmp_path / "vae_encoder.safetensors", tmp_path / "vae_decoder.safetensors"
+    expected = write_other_statistics(decoder, tensors, 0.5)
+    for source in (f"{tmp_path}:{decoder.name}", decoder):
+        found = open_checkpoint(source, encoder=False)
+        for name, array in read_statistics(found).items():
+            np.testing.assert_array_equal(np.array(array), expected[name].astype(np.float32))
+    words = f"{encoder} and {decoder}: have different statistics of the latents, .*; use the encoder and the decoder of"
+    for source, networks in ((tmp_path, {"encoder": False}), (tmp_path, {}), (f"{tmp_path}:{decoder.name}", {})):
+        with pytest.raises(CheckpointError, match=words):
+            open_checkpoint(source, **networks)
+
+
+def test_statistics_that_were_rounded_differently_are_the_same(golden, weights, tmp_path):
+    write_pack(tmp_path, weights("ltx2_3"), "vae_{}.safetensors", "vae_{}.", ("mean", "std"))
+    (tmp_path / "embedded_config.json").write_text(metadata(golden, "ltx2_3")["config"])
+    path = tmp_path / "vae_encoder.safetensors"
+    stored = load_file(path)
+    names = [name for name in stored if "statistics" in name]
+    save_file(stored | {name: stored[name].astype(np.float16) for name in names}, path)
+    assert open_checkpoint(tmp_path).statistics[0].path.name == "vae_decoder.safetensors"
 
 
 @pytest.mark.parametrize(

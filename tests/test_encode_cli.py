@@ -14,6 +14,7 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 import pytest
+from safetensors import safe_open
 
 from conftest import link_kernels
 from many_files import refused, run
@@ -212,6 +213,52 @@ def test_frames_that_are_over_are_left_out_with_a_line_or_filled_up(golden, tmp_
     report, latents, _ = encoded(capsys, tmp_path, path, "-m", checkpoint, "--frames", ":9")
     assert report["frames"] == 9
     assert_close(latents, vae.encode(frames[:9]))
+
+
+@pytest.fixture
+def padded(tmp_path, monkeypatch):
+    """Latents of 20 frames, which fill a grid of 25."""
+    monkeypatch.chdir(tmp_path)
+    run_ffmpeg("-f", "lavfi", "-i", "testsrc2=s=32x32:r=25:d=0.8", "clip.mp4")
+    assert encode("clip.mp4", "-m", demo.VAE, "-o", "clip.safetensors", "--pad", "-q") == 0
+    return "clip.safetensors"
+
+
+def decoded(capsys, latents, *options):
+    """The frames of a decode, of which the report and the plan say how many they are."""
+    assert run(decode, latents, "-m", demo.VAE, "-o", "out.npy", "-y", "--json", *options) == 0
+    report, frames = json.loads(capsys.readouterr().out), np.load("out.npy")
+    assert report["frames"] == report["plan"]["frames"] == len(frames)
+    return frames
+
+
+def test_a_decode_gives_as_many_frames_as_were_encoded(padded, capsys):
+    with safe_open(padded, "np") as file:
+        assert (file.metadata()["num_frames"], file.metadata()["source_frames"]) == ("25", "20")
+    assert load_latents(padded)[1].source_frames == 20
+    all_frames = decoded(capsys, padded, "--all-frames")
+    assert len(all_frames) == 25
+    assert np.array_equal(decoded(capsys, padded), all_frames[:20])
+    assert np.array_equal(decoded(capsys, padded, "--frames", "-3:"), all_frames[17:20])
+    assert np.array_equal(decoded(capsys, padded, "--frames", "-3:", "--all-frames"), all_frames[22:])
+    assert run(decode, padded, "-m", demo.VAE, "-o", "out.mp4") == 0
+    assert "20 frames of 32x32, 0.80 s at 25 fps, without 5 frames of padding (--all-frames " in capsys.readouterr().out
+    assert len(read("out.mp4")) == 20
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("options", [["--tile-frames", "16:8"], ["--order", "rows"], ["--mode", "single"]])
+def test_every_mode_leaves_out_the_padding_and_nothing_else(padded, capsys, options):
+    all_frames = decoded(capsys, padded, "--all-frames", *options)
+    assert np.array_equal(decoded(capsys, padded, *options), all_frames[:20])
+
+
+@pytest.mark.parametrize(("options", "frames"), [([], 9), (["--pad"], 12)])
+def test_an_encode_of_some_frames_counts_those(padded, capsys, options, frames):
+    assert encode("clip.mp4", "-m", demo.VAE, "-o", "a.safetensors", "--frames", "3:15", "--json", *options) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["frames"], report["source_frames"]) == (17 if options else 9, 12)
+    assert len(decoded(capsys, "a.safetensors")) == frames
 
 
 def test_frames_of_the_middle_are_encoded(clip, golden, tmp_path, capsys):

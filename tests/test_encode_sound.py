@@ -12,7 +12,7 @@ from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.video.sound_files import SoundReader
 from test_video_sound import chunks_of, heard, tone
-from video_files import children, numbered, run_ffmpeg
+from video_files import children, numbered, read, run_ffmpeg
 
 SIZE, NUM_FRAMES, FPS, RATE = (64, 64), 25, 25, 44100
 
@@ -50,6 +50,17 @@ def test_the_sound_of_a_video_goes_into_its_latent_file_and_back(tmp_path, golde
     assert heard(tmp_path / "b.mov", 24000).shape == (2, 24000)
 
 
+def test_the_sound_of_a_padded_video_ends_with_its_picture(tmp_path, golden, model):
+    video, out = make_video(tmp_path / "a.mov", tone(1, RATE)), tmp_path / "a.safetensors"
+    arguments = ["-m", str(golden("small_ltx2_3").checkpoint), "--audio-model", str(model), "-q"]
+    assert encode([str(video), *arguments, "-o", str(out), "--frames", "20", "--pad"]) == 0
+    for options, frames in ([], 20), (["--all-frames"], 25):
+        command = [str(out), *arguments, "-o", str(tmp_path / "b.mov"), "--audio-codec", "pcm", "-y", *options]
+        assert decode(command) == 0
+        assert heard(tmp_path / "b.mov", 24000).shape == (2, 24000 * frames // FPS)
+        assert len(read(tmp_path / "b.mov")) == frames
+
+
 def test_the_sound_of_some_frames_is_theirs(tmp_path, golden, model):
     sound = tone(1, RATE)
     video, out = make_video(tmp_path / "a.mov", sound), tmp_path / "a.safetensors"
@@ -85,6 +96,21 @@ def test_a_video_without_sound_gives_a_warning_and_its_pictures(tmp_path, golden
     assert encode([str(video), *arguments, "-o", str(out)]) == 0
     assert "has no sound, so only its pictures are encoded" in capsys.readouterr().err
     assert set(load_file(out)) == {"latents"}
+
+
+def test_sound_that_is_not_encoded_is_named_with_the_option_that_encodes_it(tmp_path, golden, model, capsys):
+    video = make_video(tmp_path / "a.mov", tone(1, RATE))
+    arguments = [str(video), "-m", str(golden("small_ltx2_3").checkpoint), "--frames", "9", "-o"]
+    for out, more in (("a.safetensors", ""), ("a.latent", ", into a .safetensors file")):
+        assert encode([*arguments, str(tmp_path / out)]) == 0
+        warnings = [line for line in capsys.readouterr().err.splitlines() if "sound" in line]
+        (warning,) = warnings
+        assert warning.startswith(f"warning: {video}: its sound is not encoded; --audio-model AUDIO (ltx-2.")
+        assert warning.endswith(f", or a file) encodes it too{more}.")
+    silent = make_video(tmp_path / "b.mov", None)
+    assert encode([str(silent), *arguments[1:], str(tmp_path / "b.safetensors")]) == 0
+    assert encode([*arguments, str(tmp_path / "c.safetensors"), "--audio-model", str(model)]) == 0
+    assert "sound is not encoded" not in capsys.readouterr().err
 
 
 def read_sound(path):

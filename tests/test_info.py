@@ -305,7 +305,7 @@ def test_the_demo_latents_are_described(info, text):
     assert (said["kind"], said["tensor"], said["layout"]) == ("latents", "latents", "(B, C, F', H', W')")
     assert said["stored_shape"] == said["shape"] == [1, 64, 10, 8, 12]
     assert (said["stored_dtype"], said["fps"], said["normalized"]) == ("float32", 24.0, True)
-    assert said["stated"] == {"frames": 73, "width": 384, "height": 256, "carry": None}
+    assert said["stated"] == {"frames": 73, "width": 384, "height": 256, "carry": None, "source_frames": None}
     assert said["video"] == {
         "frames": 73, "width": 384, "height": 256, "seconds": 73 / 24, "vae": None,
         "scale": {"time": 8, "height": 32, "width": 32},
@@ -317,6 +317,17 @@ def test_the_demo_latents_are_described(info, text):
     assert "give -m VAE to be sure" in shown
     said = info(demo.LATENTS, "-m", demo.VAE)
     assert (said["video"]["vae"], said["notices"]) == (demo.VAE.name, [])
+
+
+def test_padding_of_the_source_is_named_and_not_counted(info, tmp_path):
+    latents, path = mx.random.normal((1, 64, 4, 2, 2), key=mx.random.key(0)), tmp_path / "clip.safetensors"
+    for source_frames, frames in ((20, 20), (17, 25), (26, 25)):  # no padding: a shorter source, frames that were cut
+        save_latents(path, latents, fps=25, num_frames=25, source_frames=source_frames)
+        said = info(path)
+        assert (said["stated"]["frames"], said["stated"]["source_frames"]) == (25, source_frames)
+        assert (said["video"]["frames"], said["video"]["seconds"]) == (frames, frames / 25)
+        notice = "the source has 20 frames; a decode leaves out 5 of padding"
+        assert (notice in said["notices"]) is (source_frames == 20)
 
 
 def test_statistics_are_those_of_the_values(info, tmp_path):
@@ -338,7 +349,7 @@ def test_what_the_file_does_not_state_is_null(info, text, tmp_path):
     said = info(tmp_path / "clip.npz")
     assert (said["tensor"], said["stored_dtype"]) == ("samples", "float16")
     assert (said["fps"], said["normalized"]) == (None, None)
-    assert said["stated"] == {"frames": None, "width": None, "height": None, "carry": None}
+    assert set(said["stated"].values()) == {None}
     assert (said["video"]["frames"], said["video"]["seconds"]) == (1, 1 / 24)
     assert "the file states no frame rate; the seconds are at 24 fps" in said["notices"]
     notice = "8 of 8 channels have a std far from 1: perhaps not normalized, or a plain, still clip"

@@ -9,7 +9,7 @@ import pytest
 
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.inspect import inspect_video
-from mlx_ltx_vae.video import OutputOptions, VideoReader, open_sink, reader
+from mlx_ltx_vae.video import OutputOptions, VideoReader, open_sink
 from test_info import info, refused, text  # noqa: F401
 from video_files import noise, run_ffmpeg, save_images
 
@@ -64,12 +64,14 @@ def test_colors_and_shape_are_described(info, tmp_path: Path) -> None:  # noqa: 
     assert {report[key] for key in ("matrix", "primaries", "transfer", "range")} == {"unknown"}
 
 
-@pytest.mark.parametrize("drop", ["", "not(eq(n\\,7))", "not(eq(mod(n\\,5)\\,3))"])
-def test_a_rate_is_said_to_vary_where_times_are_uneven(info, tmp_path: Path, drop: str) -> None:  # noqa: F811
-    source = ["-f", "lavfi", "-i", "testsrc2=s=64x64:r=24:d=2"]
-    filters = ["-vf", f"select={drop}"] if drop else []
-    run_ffmpeg(*source, *filters, "-fps_mode", "passthrough", "-c:v", "libx264", tmp_path / "a.mkv")
-    assert info(tmp_path / "a.mkv")["is_variable"] == bool(drop)
+@pytest.mark.parametrize("is_variable", [False, True])
+def test_a_rate_is_said_to_vary_where_times_are_uneven(info, tmp_path: Path, is_variable: bool) -> None:  # noqa: F811
+    times = "17*N+700*floor(N/10)" if is_variable else "40*N"
+    source = ["-f", "lavfi", "-i", "testsrc2=s=64x64:r=24:d=2", "-vf", f"settb=1/1000,setpts={times}"]
+    run_ffmpeg(
+        *source, "-fps_mode", "vfr", "-enc_time_base", "1:1000", "-video_track_timescale", 1000, tmp_path / "a.mp4"
+    )
+    assert info(tmp_path / "a.mp4")["is_variable"] == is_variable
 
 
 def test_what_it_says_is_nearest_encodes(info, golden, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:  # noqa: F811
@@ -138,6 +140,8 @@ RARE_CONTAINERS: dict[str, list[str]] = {
 }  # fmt: skip
 # Of formats that state none, or have only one.
 RATES = {"fits": Fraction(1), "h261": Fraction(30000, 1001), "h263": Fraction(30000, 1001)}
+# Of formats whose packets do not all state when they are shown: the number of frames is a guess of ffmpeg's.
+WITHOUT_TIMES = {"dirac", "dvd", "h263", "h264", "mpeg", "mpeg1video", "vcd"}
 
 
 def make(path: Path, muxer: str) -> Path:
@@ -170,14 +174,16 @@ def test_what_is_stated_of_a_container_is_what_was_written_and_is_read(tmp_path:
     report, fps = stated(path), RATES.get(muxer, Fraction(25))
     with VideoReader(path, multiple=1) as video:
         assert sum(len(part) for part in video) == NUM_FRAMES
-    assert (report["frames"], report["fps"], report["is_variable"]) == (NUM_FRAMES, float(fps), False)
-    assert report["seconds"] == float(NUM_FRAMES / fps)
+    slack = 1 if muxer in WITHOUT_TIMES else 0
+    assert (report["frames"], report["fps"]) == (pytest.approx(NUM_FRAMES, abs=slack), float(fps))
+    assert report["seconds"] == pytest.approx(NUM_FRAMES / fps, abs=float(slack / fps) + 0.002)
+    assert report["is_variable"] is False or muxer in WITHOUT_TIMES
     assert decoded(path) == NUM_FRAMES
     assert video.source_fps == fps
     assert video.num_frames == pytest.approx(NUM_FRAMES, abs=1)
 
 
-def test_all_frames_are_counted_where_packets_have_no_times(tmp_path: Path) -> None:
+def test_all_frames_count_where_packets_have_no_times(tmp_path: Path) -> None:
     """Of an AVI with B-frames, packets have no time at which they are shown."""
     run_ffmpeg(*PICTURES, "-c:v", "mpeg4", "-bf", 2, tmp_path / "a.avi")
     report = stated(tmp_path / "a.avi")
@@ -208,26 +214,7 @@ def test_a_late_and_short_picture_is_as_long_as_it_is(tmp_path: Path) -> None:
     pictures = ["-itsoffset", 1, "-f", "lavfi", "-i", "testsrc2=s=64x48:r=24:d=1"]
     run_ffmpeg(*pictures, "-f", "lavfi", "-i", "sine=d=9", "-c:v", "mpeg4", "-c:a", "flac", tmp_path / "a.mkv")
     report = stated(tmp_path / "a.mkv")
-    assert (report["frames"], report["seconds"], report["is_variable"]) == (24, 1, False)
+    assert (report["frames"], report["is_variable"]) == (24, False)
+    assert report["seconds"] == pytest.approx(1, abs=0.002)  # Matroska counts milliseconds
     with VideoReader(tmp_path / "a.mkv", multiple=1) as video:
         assert (video.num_frames, float(video.start)) == (24, pytest.approx(1, abs=0.01))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_frames_of_a_damaged_video_are_those_before_the_damage(tmp_path: Path) -> None:
-    run_ffmpeg("-f", "lavfi", "-i", "testsrc2=s=64x48:r=24:d=3", "-c:v", "ffv1", "-g", 1, tmp_path / "a.mkv")
-    data = (tmp_path / "a.mkv").read_bytes()
-    (tmp_path / "b.mkv").write_bytes(data[: len(data) // 2])
-    with pytest.warns(UserWarning, match="b.mkv: is damaged or truncated"):
-        report = stated(tmp_path / "b.mkv")
-    assert 30 < report["frames"] < 42
-
-
-def test_the_number_of_very_many_frames_is_an_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_ffmpeg("-f", "lavfi", "-i", "testsrc2=s=64x48:r=24:d=3", "-c:v", "mpeg4", tmp_path / "a.mp4")
-    monkeypatch.setattr(reader, "_MAX_COUNTED", 71)
-    report = stated(tmp_path / "a.mp4")
-    assert (report["frames"], report["seconds"]) == (72, 3)
-    assert "the number of frames is an estimate" in report["notices"]
-    monkeypatch.setattr(reader, "_MAX_COUNTED", 72)
-    assert "the number of frames is an estimate" not in stated(tmp_path / "a.mp4")["notices"]

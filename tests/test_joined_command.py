@@ -345,8 +345,14 @@ def test_a_video_is_encoded_in_the_windows_of_a_film(tmp_path, monkeypatch, caps
         stated = None if count < carry else carry  # by a window that is alone
         assert (info.carry, info.fps, info.num_frames) == (stated, 24, whole - first)
     assert (report["frames"], report["windows"], report["carry"]) == (whole, len(spans), carry)
+    assert report["source_frames"] == count
     assert run(decode, "windows", *VAE, "--join", "-o", "film.npy", "-q") == 0
-    assert len(np.load("film.npy")) == report["frames"]
+    film = np.load("film.npy")
+    assert len(film) == min(count, whole), "without padding"
+    assert run(decode, "windows", *VAE, "--join", "--all-frames", "-o", "all.npy", "-q") == 0
+    every_frame = np.load("all.npy")
+    assert len(every_frame) == whole
+    assert np.array_equal(film, every_frame[: len(film)])
 
 
 @pytest.mark.quick(1)

@@ -53,6 +53,12 @@ def test_saved_file_has_the_documented_tensor_and_metadata(tmp_path: Path, laten
     assert list(tensors) == ["latents"]
     expected = {"fps": "24000/1001", "num_frames": "17", "height": "128", "width": "160", "normalized": "true"}
     assert expected.items() <= metadata.items()
+    assert "source_frames" not in metadata
+    save_latents(path, latents, num_frames=17, source_frames=12)
+    _, metadata = mx.load(str(path), return_metadata=True)
+    assert (metadata["num_frames"], metadata["source_frames"]) == ("17", "12")
+    with pytest.raises(LatentsError, match="a source has a whole number of frames above 0, not 0"):
+        save_latents(path, latents, source_frames=0)
 
 
 REFUSED_TARGETS = [

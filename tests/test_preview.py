@@ -128,6 +128,16 @@ def tiny(tmp_path_factory):
     return path
 
 
+def test_a_preview_has_the_frames_of_the_source_without_padding(clips, tiny, capsys):
+    latents = mx.random.normal((1, 128, 4, 2, 3), key=mx.random.key(0))
+    save_latents("padded.safetensors", latents, fps=24, num_frames=25, source_frames=20)
+    for options, frames in (([], 20), (["--all-frames"], 25)):
+        assert run(preview, "padded.safetensors", "-m", tiny, "-o", "a.npy", "-y", "-q", *options) == 0
+        assert len(np.load("a.npy")) == frames
+    assert run(preview, "padded.safetensors", "-m", tiny, "-o", "gallery.html", "-q") == 0
+    assert "20 frames" in Path("gallery.html").read_text()
+
+
 def test_a_tiny_decoder_makes_all_frames_of_a_clip_and_one_picture_per_latent_frame_of_a_sheet(clips, tiny, capsys):
     latents = mx.random.normal((1, 128, 4, 2, 3))
     save_latents("clip.safetensors", latents, fps=24, num_frames=25, height=64, width=96)

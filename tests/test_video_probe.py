@@ -132,7 +132,9 @@ def test_lines_that_are_no_packets_are_passed_over() -> None:
     ]
     packet = "0,          3,          4,        1,     9, 0x00f50002, S=1,        4, 0x1"
     untimed = f"0,          0, {-(2**63)},        1,     9, 0x00f50002, F=0x0"
-    assert parse_packets("\n".join([*lines, packet, untimed, packet[:11]])) == [
-        Packet(Fraction(0), Fraction(1, 10), is_shown_then=False),
-        Packet(Fraction(4, 10), Fraction(1, 10), is_shown_then=True),
+    left_out = "0,         -2,         -1,        1,     9, 0x00f50002, F=0x5"
+    assert parse_packets("\n".join([*lines, packet, untimed, left_out, packet[:11]])) == [
+        Packet(Fraction(-1, 10), Fraction(1, 10), is_shown=False),
+        Packet(Fraction(0), Fraction(1, 10), is_shown=True),
+        Packet(Fraction(4, 10), Fraction(1, 10), is_shown=True),
     ]

@@ -3,7 +3,6 @@
 import base64
 import re
 import struct
-from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
 
@@ -11,10 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlx_ltx_vae.inspect import inspect_video
 from mlx_ltx_vae.video import Fit, VideoReader
-from mlx_ltx_vae.video.reader import is_missing
-from video_files import SIZE, noise, numbered, numbers, read, refusal, run_ffmpeg
+from video_files import SIZE, numbered, numbers, read, refusal, run_ffmpeg
 
 FLAT = np.array([200, 100, 50], np.uint8)
 
@@ -91,6 +88,23 @@ def test_no_frame_of_an_animation_in_lossy_and_lossless_webp_is_lost(tmp_path: P
         body += chunk(b"ANMF", bits24(0, 0, width - 1, height - 1, 100) + b"\2" + image.getvalue()[12:])
     (tmp_path / "clip.webp").write_bytes(chunk(b"RIFF", body))
     assert numbers(read(tmp_path / "clip.webp")) == list(range(8))
+
+
+@pytest.mark.parametrize("ticks", [[1, 2, 1, 3, 1, 5], [1, 1, 1, 1, 1, 10], [12, 1, 1, 1, 1, 1], [2, 3]])
+@pytest.mark.parametrize("kind", ["gif", "png", "webp"])
+def test_every_picture_of_an_animation_is_shown_as_long_as_it_states(
+    tmp_path: Path, kind: str, ticks: list[int]
+) -> None:
+    """The last one too, for whose end no next one comes."""
+    first, *others = map(Image.fromarray, numbered(len(ticks)))
+    path, milliseconds = tmp_path / f"clip.{kind}", [40 * count for count in ticks]
+    options = {"lossless": True} if kind == "webp" else {}
+    first.save(path, save_all=True, append_images=others, duration=milliseconds, loop=0, **options)
+    expected = [index for index, count in enumerate(ticks) for _ in range(count)]
+    assert numbers(read(path, fps=25)) == expected
+    assert numbers(read(path, fps=50)) == [index for index in expected for _ in range(2)]
+    with VideoReader(path, fps=25) as video:
+        assert video.num_frames == len(expected)
 
 
 def test_variable_rate_is_reported_with_the_rate_that_keeps_all_frames(tmp_path: Path) -> None:
@@ -204,49 +218,3 @@ def test_a_stream_that_starts_within_a_group_of_pictures_is_damaged(tmp_path: Pa
     packets = path.read_bytes()
     path.write_bytes(packets[len(packets) // 188 // 4 * 188 :])
     assert refusal(path).startswith(f"{path}: is damaged or truncated; ")
-
-
-def damage(path: Path, packets: range) -> None:
-    """Overwrite the inside of packets of a transport stream, whose headers stay."""
-    data, garbage = bytearray(path.read_bytes()), noise(1).tobytes()
-    for packet in packets:
-        data[packet * 188 + 40 : packet * 188 + 180] = garbage[packet : packet + 140]
-    path.write_bytes(data)
-
-
-# Of ffmpeg's own packets ("-c copy") and frames: no frame has the time of a packet, and some a time that comes twice.
-@pytest.mark.parametrize(("packets", "time"), [(range(155, 156), "1.50"), (range(197, 201), "1.80")])
-def test_damage_that_ffmpeg_does_not_log_is_an_error(tmp_path: Path, packets: range, time: str) -> None:
-    path = write_broadcast(tmp_path / "clip.ts")
-    damage(path, packets)
-    text = refusal(path)
-    assert text == f"{path}: is damaged or truncated; there is no frame at {time} s, or more than one."
-    with pytest.warns(UserWarning, match=re.escape(text)):
-        inspect_video(path, None)
-    assert refusal(path, max_frames=25) == text
-    assert len(read(path, max_frames=5)) == 5, "the damage comes later"
-
-
-@pytest.mark.filterwarnings("error:.*is damaged")
-def test_times_that_packets_do_not_state_are_no_damage(tmp_path: Path) -> None:
-    """ffmpeg guesses the times of frames, some of which come twice."""
-    path = write_broadcast(tmp_path / "clip.ts")
-    data = bytearray(path.read_bytes())
-    headers = [match.start() for match in re.finditer(b"\\0\\0\\x01\\xe0", data)]
-    for index, start in enumerate(headers, 1):
-        if index % 4:
-            length = data[start + 8]
-            data[start + 7] &= 0x3F
-            data[start + 9 : start + 9 + length] = b"\xff" * length
-    path.write_bytes(data)
-    plain = run_ffmpeg("-i", path, "-bsf:v", "setts=ts=N", "-fps_mode", "passthrough", "-f", "framecrc", "-").decode()
-    assert inspect_video(path, None)["frames"] == sum(line.startswith("0,") for line in plain.splitlines())
-
-
-def test_the_second_field_of_a_frame_is_not_missing() -> None:
-    frames = [Fraction(number, 25) for number in (0, 1, 2, 4)]
-    packets = [Fraction(number, 50) for number in range(10)]
-    missing = [time for time in packets if is_missing(time, frames, Fraction(3, 4) / 25, is_whole=True)]
-    assert missing == [Fraction(3, 25)]
-    assert is_missing(Fraction(5, 25), frames, Fraction(3, 4) / 25, is_whole=True)
-    assert not is_missing(Fraction(5, 25), frames, Fraction(3, 4) / 25, is_whole=False)

@@ -55,6 +55,7 @@ GivenConfig = Mapping[str, Any] | Config | None
 VERSION_KEY = "model_version"
 
 _NAMED_TENSORS = 3
+_ROUNDING = 2**-7  # of a value in bfloat16, in which some files store statistics
 _VERSION = re.compile(r"(\d{1,3})\.(\d{1,3})")
 # "ltx-2.3", "ltxv0.9.5", "LTX23", "taeltx2_3"; not "ltx-2-19b".
 _NAMED_VERSION = re.compile(r"ltx[-_ ]?v?(\d)[._]?(\d{1,2})(?![\db])", re.IGNORECASE)
@@ -296,7 +297,7 @@ def _open(
     location: Location, choose: Callable[[Family[Any]], GivenConfig], requested: Sequence[str], medium: Medium
 ) -> Checkpoint:
     """Open archives whose configuration `choose` returns for their family."""
-    name, archives, config_files, short_name = location
+    name, archives, config_files, short_name, _ = location
     family, parts = recognize(archives, medium, requested)
     stored: dict[str, StoredNetwork] = {}
     for archive, part in zip(archives, parts, strict=True):
@@ -314,8 +315,7 @@ def _open(
     configuration, networks = _configure(family, source_config, stored, requested, name)
     _warn_of_quantized(networks, name)
     config, raw_config = configuration.config, configuration.raw
-    statistics = _find_statistics(location, parts, config.latent_channels) if family.has_statistics else None
-    check_dtypes(statistics or ())
+    statistics = _find_statistics(location, parts, requested, config.latent_channels) if family.has_statistics else []
     class_name = source_config.get("_class_name") if isinstance(source_config, Mapping) else None
     paths = [path for archive in archives for path in (archive.path, *(info.path for info in archive.tensors.values()))]
     files = list(dict.fromkeys([*paths, *filter(os.path.exists, config_files)]))
@@ -329,11 +329,14 @@ def _open(
         raw_config,
         archives,
         networks,
-        statistics,
+        None,
         medium,
         files,
         short_name,
     )
+    if statistics:
+        checkpoint = replace(checkpoint, statistics=statistics[-1])
+        _check_statistics(checkpoint, statistics)
     version = None if checkpoint.is_in_memory else checkpoint.stated_version
     generation = version and family.same_layers.get((config.generation, version))
     return replace(checkpoint, config=replace(config, generation=generation)) if generation else checkpoint
@@ -416,24 +419,45 @@ def _check_networks(location: Location, requested: Sequence[str], stored: Set[st
 
 
 def _find_statistics(
-    location: Location, parts: Sequence[NetworkTensors], num_channels: int
-) -> tuple[TensorInfo, TensorInfo]:
-    """Find the mean and the standard deviation of the latents, which have a value per channel."""
-    pairs = [
-        [archive.tensors[tensor] for tensor in part.statistics]
+    location: Location, parts: Sequence[NetworkTensors], requested: Sequence[str], num_channels: int
+) -> list[tuple[TensorInfo, TensorInfo]]:
+    """Find the mean and the standard deviation of the latents in all files that state them, a named file's last.
+
+    The files of a folder are those of one VAE. If the source names a file, a partner that lends it no network, whose
+    statistics may be another VAE's, counts only where the named file has none.
+    """
+    candidates = [
+        (part.networks.keys(), tuple(archive.tensors[tensor] for tensor in part.statistics))
         for archive, part in zip(location.archives, parts, strict=True)
         if part.statistics is not None
     ]
+    used = [infos for networks, infos in candidates if not networks.isdisjoint(requested)] if location.is_file else []
+    pairs = [(mean, std) for mean, std in used or [infos for _, infos in candidates]]
     if not pairs:
         raise CheckpointError(
             f"{location.name}: the statistics of the latents (per_channel_statistics.mean-of-means and std-of-means) "
             "are missing; use a file that has them, or of a pack FOLDER:FILE, which reads its encoder's, too."
         )
-    mean, std = pairs[0]
-    sizes = [math.prod(info.shape) for info in (mean, std)]
-    if sizes != [num_channels, num_channels]:
-        raise CheckpointError(
-            f"{location.name}: {mean.name} and {std.name} have {sizes[0]} and {sizes[1]} values, but its latents have "
-            f"{num_channels} channels; use statistics and weights of one release."
-        )
-    return mean, std
+    for mean, std in pairs:
+        sizes = [math.prod(info.shape) for info in (mean, std)]
+        if sizes != [num_channels, num_channels]:
+            raise CheckpointError(
+                f"{location.name}: {mean.name} and {std.name} have {sizes[0]} and {sizes[1]} values, but its latents "
+                f"have {num_channels} channels; use statistics and weights of one release."
+            )
+        check_dtypes((mean, std))
+    return pairs
+
+
+def _check_statistics(checkpoint: Checkpoint, pairs: Sequence[tuple[TensorInfo, TensorInfo]]) -> None:
+    """Check that all files state the same statistics; raise a `CheckpointError` otherwise."""
+    if len(pairs) == 1:
+        return
+    *statistics, last = (replace(checkpoint, statistics=pair).read_statistics() or () for pair in pairs)
+    for (mean, _), arrays in zip(pairs, statistics, strict=False):
+        are_close = (mx.allclose(*pair, rtol=_ROUNDING, atol=0) for pair in zip(arrays, last, strict=True))
+        if not all(map(to_bool, are_close)):
+            raise CheckpointError(
+                f"{mean.path} and {pairs[-1][0].path}: have different statistics of the latents, so they are of two "
+                "releases; use the encoder and the decoder of one, or give the file that is used alone."
+            )

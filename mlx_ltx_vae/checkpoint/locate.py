@@ -50,13 +50,15 @@ _LISTING_TIMEOUT = 20.0  # seconds
 class Location(NamedTuple):
     """Opened files, and possible files of their configuration, the most specific first.
 
-    `name` is for errors, and `short_name` is that of a published model, if the source was one.
+    `name` is for errors, and `short_name` is that of a published model, if the source was one. `is_file` is False for a
+    folder. The archives of a file's partners in a pack come before its own.
     """
 
     name: str
     archives: list[Archive]
     config_files: list[Path]
     short_name: str = ""
+    is_file: bool = True
 
 
 def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
@@ -67,6 +69,7 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
     """
     path = Path(expand_path(source, CheckpointError))
     is_folder, exists, short_name = os.path.isdir(path), os.path.exists(path), ""
+    is_file = not is_folder
     if is_folder:
         name, archives = path.resolve().name, _open_folder(path, medium)
     elif exists:  # a file or an index; for a shard, the whole set
@@ -78,6 +81,7 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
     elif isinstance(source, str) and (model := find_model(source, is_sound=medium is SOUND)):
         short_name, (name, folder, sets) = source, _fetch_model(model, source, medium)
         archives = _open(folder, sets)
+        is_file = any(archive.path.match(name.partition(":")[2] or "/") for archive in archives)
     else:
         name = str(source)
         reference = parse_reference(name) if isinstance(source, str) else None
@@ -97,11 +101,12 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
             raise CheckpointError(f"{excerpt(source if is_address else path, 200)}: {reason}{hint}; {remedy}.")
         repo, inner = reference
         archives = _open(*_fetch_files(_list_files(repo), inner, medium))
+        is_file = inner is not None and any(archive.path.match(inner) for archive in archives)
     files = [archive.path for archive in archives]
     config_files = [file.with_name(config) for file in files for config in file_config_names(file.name)]
     folders = dict.fromkeys([file.parent for file in files] + ([path] if is_folder else []))
     config_files += [folder / config for folder in folders for config in CONFIG_NAMES]
-    return Location(name, archives, config_files, short_name)
+    return Location(name, archives, config_files, short_name, is_file)
 
 
 def recognize(

@@ -86,7 +86,7 @@ def _convert_latents(arguments: argparse.Namespace) -> None:
     with LatentsWriter(output, overwrite=overwrite) as writer:
         for frame in range(file.shape.frames):
             writer.write(latents[:, :, frame : frame + 1].astype(dtype))
-        sizes = {name: getattr(file.info, name) for name in ("num_frames", "height", "width", "carry")}
+        sizes = {name: getattr(file.info, name) for name in ("num_frames", "height", "width", "source_frames", "carry")}
         new_path = writer.complete(fps=file.info.fps, sizes=sizes, space=file.info.space)
     name, seconds = str(new_path or output), time.perf_counter() - start
     if arguments.json:

@@ -166,7 +166,15 @@ def run_decode(
             checked_options = replace(output_options, audio=(), sample_rate=1) if may_have_sound else output_options
             for file, options in output_files(pattern, checked_options).items():
                 check_output_options(file, options, fps=arguments.fps)
-    job = (make_job or DecodeJob)(arguments, sources, pattern, replace(settings, output=output_options))
+    settings = replace(
+        settings,
+        output=output_options,
+        fps=arguments.fps,
+        frames=arguments.frames,
+        all_frames=arguments.all_frames,
+        first_seconds=arguments.first_seconds,
+    )
+    job = (make_job or DecodeJob)(arguments, sources, pattern, settings)
     return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)
 
 
@@ -362,9 +370,13 @@ class DecodeTask(Task):
         summary += f"{format_seconds(plan.num_frames / fps)} at {fps:.6g} fps"
         if output.are_stills:
             summary = f"{batch} stills of {size}"
+        padding = ""
+        if self._decode.padding:
+            count = format_count(self._decode.padding, "frame")
+            padding = f"without {count} of padding (--all-frames decodes them), "
         copied_keys = " and ".join(sorted(key for key, _ in self._copied))
         return (
-            f"{summary}, {f'sound at {rate} Hz, ' if rate else ''}"
+            f"{summary}, {padding}{f'sound at {rate} Hz, ' if rate else ''}"
             f"{f'{describe_keyframes(plan.keyframes)}, ' if plan.keyframes else ''}{describe_blending(plan)}"
             f"in {format_seconds(report.seconds)} (first frame after {format_seconds(report.first_frame_seconds)})"
             f"{copied_keys and f', with the {copied_keys} of ComfyUI (--no-workflow leaves them out)'}"

@@ -36,7 +36,19 @@ _SECONDS_PER_LOOK, _SECONDS_PER_PAGE = 1, 2  # of --watch, and between pages whi
 _COLORS = np.array([[0.8, 0.6, -0.3], [0.8, 0, 0.6], [0.8, -0.6, -0.3]])  # red, green and blue, by three directions
 _NUM_SAMPLES, _SAMPLED_FRAMES = 8, 4  # latent files that colors are chosen for, and latent frames of each
 # Options that change a preview.
-_OPTIONS = ("model", "dtype", "fps", "frames", "first_seconds", "tensor", "grid", "unnormalized", "hdr", "hdr_output")
+_OPTIONS = (
+    "model",
+    "dtype",
+    "fps",
+    "frames",
+    "all_frames",
+    "first_seconds",
+    "tensor",
+    "grid",
+    "unnormalized",
+    "hdr",
+    "hdr_output",
+)
 
 
 def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -161,7 +173,9 @@ class GalleryJob(PreviewJob):
             file = self.reader.open(item.source)
         except LTXVAEError as error:  # it was replaced meanwhile
             return replace(clip, error=str(error))
-        frames, height, width = self.reader.config.scale.video_grid(file.shape.grid)
+        scale = self.reader.config.scale
+        frames, height, width = scale.video_grid(file.shape.grid)
+        frames = frames if self.arguments.all_frames else file.count_source_frames(scale)
         fps, batch = float(self.arguments.fps or file.info.fps or DEFAULT_FPS), file.shape.batch
         facts = f"{frames / fps:.1f} s · {format_count(frames, 'frame')} · {format_size(width, height)} · {fps:.6g} fps"
         models = models_for(file.info.space.generation, Kind.VIDEO)

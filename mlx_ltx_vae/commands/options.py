@@ -189,6 +189,8 @@ def add_input_options(
         from frame 24 on, -24: for the last 24"""
     some.add_argument("--frames", type=frame_range, metavar="A:B", help=frames)
     some.add_argument("--first-seconds", type=duration, metavar="S", help="decode only the first S seconds, at --fps")
+    padding = "also decode the frames at the end with which encode --pad filled the last latent frame"
+    parser.add_argument("--all-frames", action="store_true", help=padding)
     add_latents_options(parser)
     add_unnormalized_option(parser)
 

@@ -74,6 +74,7 @@ class LatentsInfo:
     carry: int | None = None  # frames shared with the next window, if the file is a window of a film
     space: LatentSpace = LatentSpace()  # of the VAE that the latents belong to
     workflow: Mapping[str, str] = field(default_factory=dict, hash=False)  # ComfyUI's entries `prompt` and `workflow`
+    source_frames: int | None = None  # of the video that was encoded, before it was padded or cut to `num_frames`
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,12 @@ class LatentsFile:
     def find_audio(self, tensor: str | None = None) -> "AudioLatentsFile | None":
         """Return the audio latents of the same file, as `find_audio_latents` does."""
         return find_audio_latents(self._tensors, self.entries, self.info.source, tensor=tensor)
+
+    def count_source_frames(self, scale: ScaleFactors) -> int:
+        """Return the number of frames without those that only pad the source to a whole last latent frame."""
+        frames = scale.video_grid(self.shape.grid)[0]
+        source_frames = self.info.source_frames or frames
+        return source_frames if frames - scale.time < source_frames < frames else frames
 
     @property
     def has_keyframes(self) -> bool:
@@ -174,6 +181,7 @@ def open_latents(
     shape = layout.shape._replace(frames=frames)
     workflow = {key: entries[key] for key in _WORKFLOW_KEYS if key in entries and "\0" not in entries[key]}
     info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, metadata.carry, metadata.space, workflow)
+    info = replace(info, source_frames=metadata.source_frames)
     latents = MappedLatents(stored, layout, shape, source)
     return LatentsFile(info, shape, metadata.normalized, stored.dtype_name, str(layout), latents, tensors, entries)
 

@@ -77,6 +77,7 @@ class LatentsMetadata:
     fps: Fraction | None = None
     grid: Grid | None = None
     normalized: bool | None = None
+    source_frames: int | None = None  # of the video that was encoded, before it was padded or cut to `sizes`
     carry: int | None = None  # frames that a window of a film shares with the next one
     space: LatentSpace = LatentSpace()
     is_channels_first: bool = False  # the file states the layout (B, C, F', H', W'), which only this package writes
@@ -245,6 +246,7 @@ def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
         fps=values["fps"],
         grid=_merge_grids(values["grid"], _if_complete(latent_sizes), source),
         normalized=values["normalized"],
+        source_frames=values["source_frames"],
         carry=values["carry"],
         space=LatentSpace(*(values[key] for key in _SPACE_KEYS)),
         is_channels_first=metadata.get(AXES_KEY) == CHANNELS_FIRST,
@@ -287,7 +289,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 # For each key, the parser of its value, and the expected value in error messages.
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "fps": (parse_fps, "a frame rate"),
-    **dict.fromkeys((*_SIZES, *_GRID_SIZES), (_parse_size, "a whole number above 0")),
+    **dict.fromkeys((*_SIZES, *_GRID_SIZES, "source_frames"), (_parse_size, "a whole number above 0")),
     "grid": (parse_grid, "a grid such as 16x22x40"),
     "carry": (_parse_count, "a whole number"),
     "normalized": (lambda text: _FLAGS[text.lower()], "true or false"),

@@ -20,7 +20,7 @@ from ..backend.mlx_utils import dtype_name, to_mlx
 from ..errors import LatentsError, WriterError, describe_error, quote
 from ..files import PartFile, numbered_names, writing_to
 from ..process import uninterrupted
-from ..shapes import DEFAULT_SCALE, LatentShape
+from ..shapes import DEFAULT_SCALE, LatentShape, is_count
 from ..units import Rate, expand_path, find_fps
 from .files import check_finite, check_shape
 from .keyframes import NUMBER_NAMES, STILL_NAMES, Keyframes
@@ -88,7 +88,7 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
     ) -> Path | None:
         """Write the file, with the arguments and errors of `save_latents`. Returns what `PartFile.complete` returns.
 
-        `sizes` are "num_frames", "height", "width" and "carry".
+        `sizes` are "num_frames", "height", "width", "source_frames" and "carry".
         """
         assert self._shape is not None, "latents were written"
         exact_fps = None if fps is None else find_fps(self._name, fps, WriterError)
@@ -160,6 +160,7 @@ def save_latents(
     width: int | None = None,
     audio: mx.array | None = None,
     keyframes: Keyframes | None = None,
+    source_frames: int | None = None,
     carry: int | None = None,
     space: LatentSpace = NO_SPACE,
     overwrite: bool = True,
@@ -172,6 +173,7 @@ def save_latents(
         num_frames, height, width: size of the video, in frames and pixels.
         audio: latents of the video's sound (B, 8, T, 16), normalized.
         keyframes: the video's keyframes, normalized, in one of the dtypes above.
+        source_frames: the number of frames that were encoded, before padding; `decode` gives that many back.
         carry: the number of frames that the video shares with the next one, if it is a window of a film: 1 + 8*k or 0.
         space: `vae.latent_space` of the VAE that the latents belong to. A decode by another one warns.
 
@@ -187,7 +189,10 @@ def save_latents(
         writer.write(latents)
         if carry is not None:
             _check_carry(carry, num_frames or DEFAULT_SCALE.video_grid(latents.shape[2:])[0], path)
-        sizes = {"num_frames": num_frames, "height": height, "width": width, "carry": carry}
+        if source_frames is not None and not is_count(source_frames, 1):
+            raise LatentsError(f"{path}: a source has a whole number of frames above 0, not {quote(source_frames)}.")
+        sizes = {"num_frames": num_frames, "height": height, "width": width}
+        sizes |= {"source_frames": source_frames, "carry": carry}
         writer.complete(fps=fps, sizes=sizes, audio=audio, keyframes=keyframes, space=space)
 
 

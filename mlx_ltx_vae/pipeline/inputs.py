@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
@@ -121,6 +122,9 @@ class DecodeInput(Protocol):
     def num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
         """Return the number of frames of a decode. `out_grid` maps a grid of latents to frames."""
 
+    def num_padding(self, out_grid: Callable[[Grid], Grid]) -> int:
+        """Return how many of these frames, the last ones, pad the source to whole latent frames."""
+
     def plan(self, pipeline: "DecodePipeline", fps: Fraction) -> DecodePlan | None:
         """Plan the decode of one video of the batch, or return `None` if the latents arrive in parts."""
 
@@ -149,6 +153,9 @@ class MemoryInput:
     def num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
         assert self.shape is not None
         return out_grid(self.shape.grid)[0]
+
+    def num_padding(self, out_grid: Callable[[Grid], Grid]) -> int:
+        return 0  # arrays do not state it
 
     def plan(self, pipeline: "DecodePipeline", fps: Fraction) -> DecodePlan | None:
         return pipeline.plan(self._video(0))
@@ -184,6 +191,9 @@ class ClipInput:
 
     def num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
         return out_grid(self.shape.grid)[0]
+
+    def num_padding(self, out_grid: Callable[[Grid], Grid]) -> int:
+        return _count_padding(self.file, self._reader.config.scale, out_grid)
 
     def plan(self, pipeline: "DecodePipeline", fps: Fraction) -> DecodePlan:
         numbers = () if self._keyframes is None else tuple(self._keyframes.frames)
@@ -240,6 +250,9 @@ class FilmInput:
             shared = out_grid((self._reader.config.scale.covering_latent_grid((self._carry, 1, 1))[0], 1, 1))[0]
         return sum(out_grid(window.shape.grid)[0] - shared for window in self._windows) + shared
 
+    def num_padding(self, out_grid: Callable[[Grid], Grid]) -> int:
+        return _count_padding(self._windows[-1].open(), self._reader.config.scale, out_grid)
+
     def plan(self, pipeline: "DecodePipeline", fps: Fraction) -> FilmPlan:
         film, reader, options = self._film.item(0), self._reader, pipeline.consumer_options()
         return replace(film.plan(reader.config.scale, reader.spec, pipeline.make_plan, options), fps=fps)
@@ -291,6 +304,12 @@ class _FileWindow(FilmWindow):
         keyframes = keyframes if self.index is None else keyframes.item(self.index)
         mx.eval(keyframes.latents)  # another thread uses them
         return keyframes
+
+
+def _count_padding(file: LatentsFile, scale: ScaleFactors, out_grid: Callable[[Grid], Grid]) -> int:
+    """Return how many frames pad the source of a file. A decoder may make fewer frames than the video has."""
+    frames, video_frames = out_grid(file.shape.grid)[0], scale.video_grid(file.shape.grid)[0]
+    return frames - ceil(Fraction(file.count_source_frames(scale) * frames, video_frames))
 
 
 def agree_on_film(

@@ -43,6 +43,7 @@ class DecodeSettings:
         plan, options: options of its plan and of its network.
         fps: frames per second. `None` means what the input states, or 24.
         frames: the frames to decode, of the frames of the video. `None` means all.
+        all_frames: also decodes the frames that pad the source of the latents to whole latent frames.
         first_seconds: decodes so many seconds of the video, instead of `frames`.
         preset: the name of tiles, which may depend on the size of the video.
         sound: `None` if no audio latents are decoded.
@@ -54,6 +55,7 @@ class DecodeSettings:
     options: DecodeOptions = DECODE_DEFAULTS
     fps: Fraction | None = None
     frames: slice | None = None
+    all_frames: bool = False
     first_seconds: Fraction | None = None
     preset: str | None = None
     sound: SoundSettings | None = None
@@ -75,6 +77,7 @@ class PreparedDecode:
         plan: `None` if latents arrive without a plan, which is then made when the first of them are there.
         sound: audio latents that are decoded with the video, if there are any.
         videos: the videos of the batch that are decoded.
+        padding: frames at the end that are left out, since they only pad the source of the latents.
     """
 
     plan: DecodePlan | None
@@ -83,6 +86,7 @@ class PreparedDecode:
     output: DecodeOutput
     videos: Sequence[int]
     _pipeline: DecodePipeline
+    padding: int = 0
 
     @property
     def outputs(self) -> list[str]:
@@ -180,18 +184,20 @@ def prepare_decode(
     fps = Fraction(decoder_frames, video_frames) * (settings.fps or latents.fps or DEFAULT_FPS)
     frames = settings.frames if settings.first_seconds is None else slice(0, ceil(settings.first_seconds * fps))
     assert latents.info is not None
-    frame_range = choose_frames(frames, decoder_frames, latents.info.source)
+    padding = 0 if settings.all_frames or pipeline.plan_options.frames else latents.num_padding(spec.out_grid)
+    requested_frames = choose_frames(frames, decoder_frames - padding, latents.info.source)
+    requested_frames = requested_frames or pipeline.plan_options.frames
+    frame_range = requested_frames or ((0, decoder_frames - padding) if padding else None)
     sound = _find_sound(pipeline, latents, path, settings, frame_range, fps)
     plan_options = with_preset(pipeline.plan_options, settings.preset, spec.out_grid(latents.shape.grid))
-    frame_range = frame_range or plan_options.frames
     plan_options = replace(plan_options, frames=frame_range, sound=tuple(sound.plans) if sound else ())
     if sound is not None:
         options = replace(options, audio=(), sample_rate=sound.sample_rate)
     prepared = _prepare(replace(pipeline, plan_options=plan_options), latents, path, options, fps, sound, plan)
-    if sound is not None and frame_range is None and prepared.plan is not None:
+    if sound is not None and requested_frames is None:
         length = Fraction(sound.num_samples, sound.sample_rate)
-        check_sound_length(latents.info.source, length, prepared.plan.num_frames / fps, cuts=options.shortest)
-    return prepared
+        check_sound_length(latents.info.source, length, decoder_frames / fps, cuts=options.shortest)
+    return replace(prepared, padding=0 if requested_frames else padding)
 
 
 def _prepare(

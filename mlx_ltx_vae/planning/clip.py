@@ -166,6 +166,14 @@ class Clip:
     def scale(self) -> ScaleFactors:
         return self.spec.scale
 
+    @property
+    def has_all_latents(self) -> bool:
+        """Flag: an excerpt, if there is one, leaves out only frames of the last latent frame."""
+        excerpt = self.excerpt
+        return excerpt is None or (
+            excerpt.latents.length == excerpt.num_latents and excerpt.num_frames - excerpt.frames.end < self.scale.time
+        )
+
     def describe(self) -> str:
         frames, height, width = self.video
         if self.spec.clip.unit == "sample":

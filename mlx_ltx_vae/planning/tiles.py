@@ -31,7 +31,7 @@ def make_layout(clip: Clip, tiling: TilingConfig) -> TileLayout:
         layout = TileLayout.make(tiling, grid, clip.scale, spec.first_frames if clip.is_decode else 1)
         if clip.is_decode:
             _check_windows(spec, layout)
-    if clip.excerpt is not None and len(layout.time.latent) > 1:
+    if not clip.has_all_latents and len(layout.time.latent) > 1:
         raise TilingError("tiles in time would cut some frames of a clip elsewhere; use tiles in space only.")
     return layout
 
@@ -46,7 +46,7 @@ def last_resort_tilings(clip: Clip) -> Iterator[TilingConfig]:
     """Yield tiles in space, from large to small, of at least two overlaps. Some networks' are cut in time too."""
     rules, scale = clip.spec.tiles, _tile_scale(clip.spec)
     frames, *least = (cells * factor for cells, factor in zip(rules.overlap, scale, strict=True))
-    time = TemporalTilingConfig(2 * frames, frames) if rules.start and clip.excerpt is None else None
+    time = TemporalTilingConfig(2 * frames, frames) if rules.start and clip.has_all_latents else None
     factors = clip.scale[1:]
     overlaps = [max(_LAST_RESORT_OVERLAP * factor, enough) for factor, enough in zip(factors, least, strict=True)]
     for cells in _LAST_RESORT_TILES:

@@ -62,6 +62,7 @@ _NO_TIME = -(2**63)  # of a packet, as ffmpeg writes it
 # "#tb 0: 1/90000", and for each packet its stream, when it is decoded and shown, its duration, and more.
 _UNIT = re.compile(r"#tb \d+: (\d+/[1-9]\d*)")
 _PACKET = re.compile(r"\d+, +(-?\d+), +(-?\d+), +(-?\d+),(.*)")
+_FLAGS, _DISCARDED = re.compile(r"F=0x(\w+)"), 4  # of a packet that is not only a key frame
 _TIME = "{ni} {pts} {tb}"  # for each frame: its number in the file and its time, in units of the time base
 # Formats that are lists, scripts and descriptions of other files and addresses, which ffmpeg would open.
 _REFERRING = {
@@ -378,17 +379,7 @@ class FfmpegDecoder(FfmpegProcess):
         """Return the times in seconds of the next frames; the last one has been read."""
         return [self._time(self._times.readline()) for _ in range(num_frames)]  # written before the frame itself
 
-    def read_all_times(self) -> list[Fraction]:
-        """Return the times of all frames. None is read: the output is "null"."""
-        content, descriptor = bytearray(), self._times.fileno()
-        while True:
-            self._wait_for_transfer(descriptor, select.POLLIN)
-            part = os.read(descriptor, PIPE_BYTES)
-            if not part:
-                return [self._time(line) for line in content.split(b"\n")[:-1]]
-            content += part
-
-    def _time(self, line: bytes | bytearray) -> Fraction:
+    def _time(self, line: bytes) -> Fraction:
         number, time, unit = line.decode().split()
         if int(number) != self._num_timed:
             lost = f"{self.name}: ffmpeg has lost frame {self._num_timed}"
@@ -518,11 +509,11 @@ def _parse(log: list[str], output: str, mark_of_input: str, mark: str) -> Descri
 
 @dataclass(frozen=True, order=True, slots=True)
 class Packet:
-    """Time and duration of a packet in seconds."""
+    """Time and duration of a packet in seconds. The time is when it is decoded, if the file does not say more."""
 
     time: Fraction
     length: Fraction
-    is_shown_then: bool  # otherwise only the time when it is decoded is known
+    is_shown: bool  # an edit list leaves out packets at the start, which only later ones need
 
 
 def read_times(arguments: Sequence[str]) -> tuple[list[Fraction], Fraction | None]:
@@ -530,13 +521,8 @@ def read_times(arguments: Sequence[str]) -> tuple[list[Fraction], Fraction | Non
 
     The file is read, and nothing decoded: headers state the duration of the longest stream, or estimate it.
     """
-    packets = read_packets(arguments)
+    packets = parse_packets(read_output([*arguments, "-c", "copy", "-f", "framecrc"]))
     return [packet.time for packet in packets], max((packet.time + packet.length for packet in packets), default=None)
-
-
-def read_packets(arguments: Sequence[str]) -> list[Packet]:
-    """Return the packets of a stream, by their times. The file is read, and nothing decoded."""
-    return parse_packets(read_output([*arguments, "-c", "copy", "-f", "framecrc"]))
 
 
 def parse_packets(text: str) -> list[Packet]:
@@ -549,10 +535,11 @@ def parse_packets(text: str) -> list[Packet]:
         if match := _UNIT.fullmatch(line):
             unit = Fraction(match[1])
         elif match := _PACKET.fullmatch(line):
-            decoding_time, display_time, length = (int(number) for number in match.groups()[:3])
-            is_shown_then = display_time != _NO_TIME
-            time = display_time if is_shown_then else decoding_time
-            packets.append(Packet(time * unit, length * unit, is_shown_then))
+            decoding_time, display_time, length = map(int, match.groups()[:3])
+            time = decoding_time if display_time == _NO_TIME else display_time
+            flags = _FLAGS.search(match[4])
+            is_shown = flags is None or not int(flags[1], 16) & _DISCARDED
+            packets.append(Packet(time * unit, length * unit, is_shown))
     return sorted(packets)
 
 
@@ -573,9 +560,11 @@ def read_length(name: str, arguments: Sequence[str], stream: str) -> Fraction | 
         start = parse_packets(pipe.readall().decode())  # a line, which the pipe holds
     if not start or not end or code or len(end) == _MAX_PACKETS:
         return None
+    shown = [packet for packet in end if packet.is_shown]
+    begin = start[0].time if start[0].is_shown else Fraction(0)  # where an edit list begins
     # Times of a stream without a container may be wrong, and its packets are all read.
-    lengths = sum(packet.length for packet in end)
-    return max(*(packet.time + packet.length - start[0].time for packet in end), Fraction(lengths))
+    lengths = sum((packet.length for packet in shown), Fraction(0))
+    return max([lengths, *(packet.time + packet.length - begin for packet in shown)])
 
 
 def input_arguments(path: str | os.PathLike) -> list[str]:

@@ -30,7 +30,6 @@ _FRAME = re.compile(r"n: +0 pts: *(\S+) .* fmt:(\S+) cl:(\S+) sar:(\d+)/(\d+) s:
 _COLORS = re.compile(r"color_range:(\S+) color_space:(\S+) color_primaries:(\S+) color_trc:(\S+)")
 _DISPOSITION = re.compile(r" \(([a-z ]+)\)")
 _ROTATION = re.compile(r"(?:Display Matrix|displaymatrix): rotation of (-?[\d.]+) degrees")
-_BROADCASTS = {"mpegts", "mpeg", "mpegvideo", "h264", "hevc", "vvc", "m4v", "dv"}  # formats, without an index
 _WIDE_PRIMARIES = {"bt2020": "BT.2020", "smpte432": "Display P3", "smpte431": "DCI-P3", "smpte428": "XYZ"}
 # Transfer functions that no display has.
 _TRANSFERS = {
@@ -67,7 +66,6 @@ class VideoInfo:
     profile: str | None  # see `read_picture`
     is_pictures: bool  # frames are coded as pictures that may have transparency if the first one has none
     is_interlaced: bool  # the stream or its first frame is marked so
-    is_broadcast: bool  # its format has no index, and pictures may be missing anywhere
 
     @property
     def shown_size(self) -> Size:
@@ -214,7 +212,6 @@ def parse_description(
         profile=profile,
         is_pictures=codec in _PICTURES,
         is_interlaced=field in "TB" or _FIELDS.search(stream) is not None,
-        is_broadcast=description.demuxer in _BROADCASTS,
     )
 
 
@@ -226,7 +223,7 @@ def _frame_rate(average_rate: float, numerator: int, denominator: int) -> Fracti
         return average
     # As a decimal, which `parse_fps` rounds: containers with millisecond clocks have 19001/317 for 60000/1001.
     rate = numerator / denominator
-    if average is None and rate > MAX_FPS:  # the clock of an animation of two pictures
+    if average is None and rate >= MAX_FPS:  # the clock of an animation of two pictures
         return None
     is_plausible = average is None or rate <= _MAX_NOMINAL * average
     return parse_fps(rate) if is_plausible else average

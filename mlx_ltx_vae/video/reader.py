@@ -3,13 +3,12 @@
 import os
 import re
 import sys
-from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import replace
 from enum import Enum, auto
 from fractions import Fraction
-from itertools import chain, count, islice, pairwise, repeat
+from itertools import chain, count, islice, repeat
 from math import ceil
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from ..frame_format import RGB8, RGB16, FrameFormat
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
 from ..units import MAX_FPS, Rate, expand_path, find_fps, format_count
 from .compression import check_crf, write_compressed
-from .ffmpeg import FfmpegDecoder, input_arguments, read_packets
+from .ffmpeg import FfmpegDecoder, input_arguments
 from .filters import MATRICES, check_zscale, conversion, is_unknown, to_bt709
 from .metadata import check_text
 from .probe import FIRST_STREAM, VideoInfo, describe_pixel_format, probe
@@ -51,9 +50,6 @@ _TURNS = {
     8: (["transpose=clock"], ["transpose=cclock"]),
 }  # fmt: skip
 _TRANSPOSED = (5, 6, 7, 8)
-_MAX_COUNTED = 10_000  # frames that are decoded to count them
-# Two packets may be the fields of one frame, the second half an interval after it. A frame of its own is a whole one.
-_NEAR = Fraction(3, 4)
 
 
 class Fit(Enum):
@@ -342,16 +338,17 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
                 has_alpha=has_alpha or info.is_pictures,
                 converts_colors=bool(info.colors) and info.has_known_colors and not as_stored,
             )
-            self._input = [*arguments, "-map", FIRST_STREAM]
-            output = ["-vf", filters, "-fps_mode", "passthrough", "-f", "rawvideo"]
-            self._ffmpeg = FfmpegDecoder(self.name, [*self._input, *output])
+            output = ["-map", FIRST_STREAM, "-vf", filters, "-fps_mode", "passthrough", "-f", "rawvideo"]
+            self._ffmpeg = FfmpegDecoder(self.name, [*arguments, *output])
             stack.callback(self._ffmpeg.close)
             self._resources = stack.pop_all()
-        self._info, self._times = info, list[Fraction]()  # of the frames of a broadcast, which are checked at the end
         self._rate: RateConverter | None = None  # what has no times has none
         self.start = info.start
         if not info.is_still and self.fps is not None:
-            self._rate = RateConverter(self.fps, info.fps, is_variable=info.is_variable)
+            # The last picture of an animation may be shown for any time. Other files state when the next frame would be
+            # decoded, which need not be how long the last one is shown.
+            length = info.seconds if info.is_pictures else None
+            self._rate = RateConverter(self.fps, info.fps, is_variable=info.is_variable, length=length)
             self.start += first_frame / self.fps
         self._warns_of_rate = wanted_fps is None
         self._num_left = sys.maxsize if max_frames is None else max_frames
@@ -371,7 +368,6 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             self._num_left -= len(chosen)
             if self._num_left == 0 and not self._has_ended:
                 self._ffmpeg.finish(is_enough=True)
-                check_times(self.name, self._input, self._info, self._times, is_whole=False)
                 self._resources.close()
         except BaseException:  # the end, an error, Ctrl-C
             self.close()
@@ -412,8 +408,6 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         self._has_ended = len(held) + num_frames < len(buffer)
         self._buffer = buffer[: len(held) + num_frames]
         times = self._ffmpeg.read_times(num_frames)
-        if self._info.is_broadcast:
-            self._times += times
         # For each frame, how often the one before it is returned; the first of all has none before it.
         counts = [1 if self._rate is None else self._rate.add(time) for time in times][1 - len(held) :]
         if self._has_ended:
@@ -436,7 +430,6 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         """Raise an error if ffmpeg has failed. `rest` is the number of bytes after the last whole frame."""
         try:
             self._ffmpeg.finish()
-            check_times(self.name, self._input, self._info, self._times, is_whole=True)
             if rest:
                 raise ReaderError(f"{self.name}: ffmpeg ended in the middle of a frame.")
             if self._num_read < len(self._images):
@@ -467,62 +460,6 @@ def estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int |
         return None
     num_frames = max(1, round(info.seconds * fps))
     return num_frames if max_frames is None else min(num_frames, max_frames)
-
-
-def count_frames(name: str, arguments: list[str], info: VideoInfo) -> tuple[int, int, VideoInfo] | None:
-    """Count the frames of a video by decoding: in the file, and as a `VideoReader` returns them. Warns of damage.
-
-    The returned properties have the seconds that were counted, and are variable if not all frames are returned once.
-    Returns `None` for very many frames.
-    """
-    source = [*arguments, "-map", FIRST_STREAM]
-    output = ["-frames:v", str(_MAX_COUNTED + 1), "-fps_mode", "passthrough", "-f", "null"]
-    with closing(FfmpegDecoder(name, [*source, *output])) as decoder:
-        times = decoder.read_all_times()
-        try:
-            decoder.finish()
-            check_times(name, source, info, times, is_whole=len(times) <= _MAX_COUNTED)
-        except ReaderError as error:
-            warn(str(error))
-    if len(times) > _MAX_COUNTED:
-        return None
-    if info.is_still or info.fps is None or not times:
-        return len(times), len(times), replace(info, is_variable=False, seconds=None)
-    rate = RateConverter(info.fps, info.fps, is_variable=info.is_variable)
-    num_returned = sum(map(rate.add, times)) + rate.end()
-    is_variable = rate.left_out + rate.repeated > 0
-    seconds = rate.seconds if is_variable else num_returned / info.fps
-    return len(times), num_returned, replace(info, is_variable=is_variable, seconds=seconds)
-
-
-def check_times(
-    name: str, source: Sequence[str], info: VideoInfo, times: Sequence[Fraction], *, is_whole: bool
-) -> None:
-    """Check that a broadcast has one frame at the time of each packet, since ffmpeg may log no error of damage.
-
-    Raises a `ReaderError` for a frame that comes twice and for one that is missing, up to the last of the times unless
-    they are all. Nothing is checked where packets do not state when they are shown: ffmpeg then guesses the times.
-    """
-    if not info.is_broadcast or info.fps is None or not times:
-        return
-    limit = [] if is_whole else ["-t", f"{float(times[-1]):.6f}"]
-    packets = read_packets([*source, *limit, "-copyinkf"])
-    if not all(packet.is_shown_then for packet in packets):
-        return
-    suspects = [time for previous, time in pairwise(times) if time <= previous]
-    distance = _NEAR / info.fps
-    suspects += [packet.time for packet in packets if is_missing(packet.time, times, distance, is_whole=is_whole)]
-    if suspects:
-        what = f"there is no frame at {float(min(suspects)):.2f} s, or more than one"
-        raise ReaderError(f"{name}: is damaged or truncated; {what}.")
-
-
-def is_missing(time: Fraction, times: Sequence[Fraction], distance: Fraction, *, is_whole: bool) -> bool:
-    """Return whether none of the times, which increase, is as near as this."""
-    if time < times[0] or (time > times[-1] and not is_whole):
-        return False
-    following = bisect(times, time)
-    return all(abs(time - near) > distance for near in times[following - 1 : following + 1])
 
 
 def _format_as_read(name: str, info: VideoInfo, matrix: str | None) -> FrameFormat:
@@ -587,20 +524,23 @@ def _filters(
 class RateConverter:
     """Says how often each frame is returned at a constant rate. The time of the next frame decides, or the end.
 
-    It takes the place of ffmpeg's filter `fps`, which loses a frame whenever ffmpeg rebuilds its filters.
+    It takes the place of ffmpeg's filter `fps`, which loses a frame whenever ffmpeg rebuilds its filters. `length` is
+    the time from the first frame to the end of the last, if that is known.
     """
 
-    def __init__(self, fps: Fraction, source_fps: Fraction | None, *, is_variable: bool) -> None:
+    def __init__(
+        self, fps: Fraction, source_fps: Fraction | None, *, is_variable: bool, length: Fraction | None = None
+    ) -> None:
         self.num_frames = 0
         self.left_out = 0  # frames that were returned at no tick
         self.repeated = 0  # how often one was returned again
-        self.seconds = Fraction(0)  # from the first frame to the end of the last, once that is known
         self.shortest: Fraction | None = None  # seconds between two frames, the second of them late
         self._fps = fps
         # The numbers of the frames at their own rate, instead of times, which containers round to milliseconds. That
         # would decide between two frames that are equally near, as in every second frame from 60 to 30 fps.
         self._own_fps = None if is_variable else source_fps
         self._interval = Fraction(0) if source_fps is None else 1 / source_fps
+        self._length, self._end = length or Fraction(0), Fraction(0)
         self._start = self._time = Fraction(0)
         self._number = Fraction(-1)
         self._ticks = 0  # of the frames so far but the last
@@ -609,7 +549,7 @@ class RateConverter:
         """Return how often the frame before the one at `time` (in seconds) is returned; 0 for the first frame."""
         step = time - self._time
         if self.num_frames == 0:
-            self._start = time
+            self._start, self._end = time, time + self._length
         elif step > 0:
             self.shortest = min(step, self.shortest or step)
         else:  # time stands still or goes back, as in files that were put together
@@ -621,8 +561,8 @@ class RateConverter:
 
     def end(self) -> int:
         """Return how often the last frame is returned: as long as it lasts, and at least once if it is the first."""
-        self.seconds = self._time + self._interval - self._start
-        times = max(0, max(self._tick(self.seconds), 1) - self._ticks)
+        end = self._end if self._end > self._time else self._time + self._interval
+        times = max(0, max(self._tick(end - self._start), 1) - self._ticks)
         self.left_out += times == 0
         return times
 
