@@ -27,6 +27,7 @@ from .pipeline.audio import (
     AudioStream,
     SoundNetwork,
     encode_sound,
+    every_chunk,
     join_sound,
     pack_latents,
     plan_networks,
@@ -36,7 +37,7 @@ from .pipeline.audio import (
 )
 from .pipeline.run import arrays_released, join_parts
 from .planning.film import DEFAULT_CARRY, Part, sound_parts
-from .planning.plan import DecodePlan, EncodePlan, check_plan
+from .planning.plan import DecodePlan, EncodePlan, Plan, check_plan
 from .planning.planner import plan_encode
 from .shapes import is_count
 from .units import Rate, parse_fps
@@ -106,6 +107,11 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         )
         return vae._note_checkpoint(source, encoder=encoder, decoder=decoder, vocoder=decoder)
 
+    @staticmethod
+    def can_load(path: str | os.PathLike) -> bool:
+        """Return whether a file or folder has an audio VAE and a vocoder, by its headers alone."""
+        return find_sound_decoder(None, os.fspath(path)) is not None
+
     @classmethod
     def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: GivenDtype = None) -> "Self":
         """Load from arrays in memory, by the names of any supported file, with the checks of `from_pretrained`."""
@@ -142,6 +148,10 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             joined=joined,
         )
         return self._plan(latents, batch, options)
+
+    def plans(self, latents: int) -> list[Plan]:
+        """Plan the decode with each possible chunk, the fastest first, for `VideoVAE.plan(sound=...)`."""
+        return every_chunk(partial(self._plan, latents, 1))
 
     def _plan(self, latents: int, batch: int, options: PlanOptions) -> DecodePlan:
         options = replace(options, weight_bytes=self._weight_bytes())

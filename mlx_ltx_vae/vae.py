@@ -13,7 +13,8 @@ from .backend.machine import Machine
 from .backend.mlx_utils import DtypeName, GivenDtype, dtype_name, parse_dtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, open_checkpoint, open_weights
 from .checkpoint.loading import LazyNetwork, load_network
-from .errors import CheckpointError, LatentsError, PlanError, WriterError, warn
+from .checkpoint.locate import is_on_hub
+from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, WriterError, telling_warnings, warn
 from .frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
 from .latents.keyframes import Keyframes, frame_numbers
 from .latents.metadata import LatentSpace
@@ -668,6 +669,18 @@ class PreviewVAE(VideoVAE):
             name = source.name if isinstance(source, Checkpoint) else source
             warn(f"{name}: {describe_whole_vae(vae.config)}.")
         return vae
+
+    @staticmethod
+    def can_load(path: str | os.PathLike) -> bool:
+        """Return whether a file or folder has a decoder of previews, by its headers alone."""
+        if is_on_hub(os.fspath(path)):  # finding out would need a download
+            return False
+        try:
+            with telling_warnings(lambda text: None):
+                checkpoint = open_checkpoint(path, encoder=False)
+                return checkpoint.family.stills is not None or checkpoint.spec("decoder").scale.time == 1
+        except (LTXVAEError, OSError):
+            return False
 
     def push(self, latents: mx.array | np.ndarray) -> mx.array | None:
         """Decode the next latents (B, C, n, H', W') of the clip to the frames (B, 3, n', H, W) that are final.
