@@ -142,13 +142,13 @@ def pack_folder(tmp_path_factory):
     """The newest committed pack that is not the one here, among those that import only what is stable."""
     current = {path.name: path.read_bytes() for path in PACK.glob("*.py")}
     try:
-        packs = [files for files in earlier_packs() if files != current and has_stable_imports(files)]
+        pack = next((files for files in earlier_packs() if files != current and has_stable_imports(files)), None)
     except OSError as error:
         pytest.skip(f"git cannot be started ({error})")
-    if not packs:
+    if pack is None:
         pytest.skip("the history here has no earlier pack with stable imports")
     folder = tmp_path_factory.mktemp("earlier")
-    for name, text in packs[0].items():
+    for name, text in pack.items():
         (folder / name).write_bytes(text)
     return folder
 
@@ -169,4 +169,7 @@ def test_the_pack_of_an_earlier_commit_runs_with_this_package(comfy, execute, va
     np.testing.assert_allclose(
         encoded, np.array(vae.encode(images.array.transpose(3, 0, 1, 2)[None] * 2 - 1)), atol=1e-4
     )
-    assert execute("LTXPreviewMLX", latent=execute("LTXDemoLatentsMLX"), decoder="demo preview").args[0].shape[0] == 1
+    preview = execute(
+        "LTXPreviewMLX", latent=latent(comfy, np.zeros((1, 64, 1, 2, 3), np.float32)), decoder="demo preview"
+    )
+    assert preview.args[0].shape[0] == 1
