@@ -72,8 +72,7 @@ FIRST_SIGNALS = {
     "module": signal.SIGINT,
     "package": signal.SIGTERM,
     "script": signal.SIGHUP,
-    "scripts": signal.SIGQUIT,
-    "function": signal.SIGTERM,
+    "function": signal.SIGQUIT,
 }
 
 
@@ -101,7 +100,7 @@ def test_a_signal_ends_a_command_that_a_launcher_has_started(clip, tmp_path):
     launcher = [str(BIN / "mlx.launch"), "-n", "1", "--backend", "ring", "--"]
     arguments = [*map(str, clip), "-o", str(tmp_path / "out.mkv"), "--codec", "ffv1"]
     process = subprocess.Popen(
-        [*launcher, *ENTRY_POINTS["scripts"]("decode"), *arguments],
+        [*launcher, *ENTRY_POINTS["script"]("decode"), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -298,7 +297,7 @@ def test_a_command_that_is_started_with_sigchld_ignored_knows_whether_ffmpeg_fai
 def test_a_program_of_run_finds_sigchld_ignored_as_it_was(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("import signal; print(signal.getsignal(signal.SIGCHLD).name)")
-    command = [sys.executable, "-m", "mlx_ltx_vae.run", "--", str(program)]
+    command = [sys.executable, "-m", "mlx_ltx_vae", "run", "--", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=ignore_ends_of_programs, check=False)
     assert done.stdout == "SIG_IGN\n", done.stderr
 

@@ -1,4 +1,4 @@
-"""`python -m mlx_ltx_vae.bench`: measure time and peak memory of decodes and encodes on this machine.
+"""`mlx_ltx_vae bench`: measure time and peak memory of decodes and encodes on this machine.
 
 Each run is a process of its own, so that none uses compiled kernels or buffers of another run. Runs of different modes
 alternate, so that a change of the machine's speed affects all modes. Such a process runs this module as a program.

@@ -1,4 +1,4 @@
-"""`python -m mlx_ltx_vae.info`: describe a checkpoint, a latent file or a video."""
+"""`mlx_ltx_vae info`: describe a checkpoint, a latent file or a video."""
 
 import argparse
 import json
