@@ -9,7 +9,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command that `argv` begins with, or list the commands. Returns the exit code."""
     if argv is None:
         prepare_process()
-    from .commands import COMMANDS, run  # only now, as all below, since Ctrl-C prints a traceback before
+    from .commands import COMMANDS, run
 
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
     if name == "help" and arguments:

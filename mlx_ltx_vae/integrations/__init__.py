@@ -23,10 +23,11 @@ An app with a window of its own shows warnings there (`telling_warnings`), in wh
 (`speaking_of_options`).
 """
 
+from typing import TYPE_CHECKING
+
 from ..errors import speaking_of_options, telling_warnings
 from ..startup import lazy_names
 
-TYPE_CHECKING = False  # as of typing
 if TYPE_CHECKING:
     from .dropins import (
         decode_and_stream,
