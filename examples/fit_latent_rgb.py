@@ -26,8 +26,6 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from mlx_ltx_vae import Fit, LTXVAEError, VideoReader, VideoVAE, demo, load_latents
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.files import check_distinct
 
 PATCH_SIZES = (1, 2, 4, 8)
 LARGEST = PATCH_SIZES[-1]
@@ -202,7 +200,9 @@ def main(argv=None):
     if not arguments.demo and len(arguments.latents) + len(arguments.videos) < 2:
         parser.error("give at least two clips with --latents or --videos: one to fit, and one to measure the fit")
     try:
-        check_distinct([output], [*open_checkpoint(model).files, *arguments.latents, *arguments.videos])
+        inputs = [path for path in (Path(model), *map(Path, arguments.latents + arguments.videos)) if path.exists()]
+        if output.exists() and any(path.samefile(place) for path in inputs for place in (output, output.parent)):
+            sys.exit(f"error: {output}: is one of the inputs, which are never replaced; choose another output")
         needed = bool(arguments.videos or arguments.demo), bool(arguments.latents or arguments.demo)
         vae = VideoVAE.from_pretrained(model, encoder=needed[0], decoder=needed[1])
         if vae.config.spatial_scale % LARGEST:

@@ -1,11 +1,12 @@
 """Exact, streaming decoding and encoding of LTX video latents on MLX, in constant memory.
 
-Everything is imported when it is first used: a command is prepared before what takes long (`startup`).
+Everything is imported when it is first used: `--help` and plans need no MLX.
 """
+
+from typing import TYPE_CHECKING
 
 from .startup import lazy_names
 
-TYPE_CHECKING = False  # as of typing, whose import takes longer than all else here
 if TYPE_CHECKING:
     from .audio_vae import AudioVAE
     from .errors import (

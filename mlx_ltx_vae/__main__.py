@@ -9,7 +9,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command that `argv` begins with, or list the commands. Returns the exit code."""
     if argv is None:
         prepare_process()
-    from .commands import COMMANDS, run  # only now, as all below, since Ctrl-C prints a traceback before
+    from .commands import COMMANDS, run
 
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
     if name == "help" and arguments:
@@ -21,13 +21,13 @@ def main(argv: list[str] | None = None) -> int:
     from .commands.parsers import SHELLS
     from .errors import suggest
 
-    commands = "\n".join(f"  python -m mlx_ltx_vae.{command:8} {what}" for command, what in COMMANDS.items())
+    commands = "\n".join(f"  python -m mlx_ltx_vae {command:8} {what}" for command, what in COMMANDS.items())
     parser = CommandParser(
         prog="python -m mlx_ltx_vae",
         usage="%(prog)s COMMAND [options]",
         description="Decode and encode LTX video latents on MLX, exactly, in memory that does not grow with the clip.",
-        epilog=f"commands:\n{commands}\n\nTo begin with: python -m mlx_ltx_vae.decode --demo\n"
-        "The options of a command: python -m mlx_ltx_vae.decode --help",
+        epilog=f"commands:\n{commands}\n\nTo begin with: python -m mlx_ltx_vae decode --demo\n"
+        "The options of a command: python -m mlx_ltx_vae decode --help",
     )
     shells = "print the completion script of a shell: bash, zsh, tcsh or fish (see docs/usage.md)"
     add_common_options(parser)

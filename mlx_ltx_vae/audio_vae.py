@@ -27,6 +27,7 @@ from .pipeline.audio import (
     AudioStream,
     SoundNetwork,
     encode_sound,
+    every_chunk,
     join_sound,
     join_specs,
     pack_latents,
@@ -36,7 +37,7 @@ from .pipeline.audio import (
 )
 from .pipeline.run import arrays_released, join_parts
 from .planning.film import DEFAULT_CARRY, Part, sound_parts
-from .planning.plan import DecodePlan, EncodePlan, check_plan
+from .planning.plan import DecodePlan, EncodePlan, Plan, check_plan
 from .planning.planner import plan_encode
 from .published import PublishedVAE
 from .shapes import is_count
@@ -135,6 +136,11 @@ class AudioVAE(OpenedVAE[SoundConfig]):
         """Return the number of latents along time of sound of this length, at least one."""
         return max(1, round(seconds * Fraction(self.config.latents_per_second)))
 
+    @staticmethod
+    def can_load(path: str | os.PathLike) -> bool:
+        """Return whether a file or folder has an audio VAE and a vocoder, by its headers alone."""
+        return find_sound_decoder(None, os.fspath(path)) is not None
+
     @classmethod
     def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: GivenDtype = None) -> "Self":
         """Load from arrays in memory, by the names of any supported file, with the checks of `from_pretrained`."""
@@ -171,6 +177,10 @@ class AudioVAE(OpenedVAE[SoundConfig]):
             joined=joined,
         )
         return self.plan_with(latents, options, batch)
+
+    def plans(self, latents: int) -> list[Plan]:
+        """Plan the decode with each possible chunk, the fastest first, for `VideoVAE.plan(sound=...)`."""
+        return every_chunk(partial(self.plan_with, latents))
 
     def plan_with(self, latents: int, options: PlanOptions, batch: int = 1) -> DecodePlan:
         """Plan the decode of this many latents with these options, as `plan`."""

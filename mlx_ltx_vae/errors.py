@@ -7,6 +7,9 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from difflib import get_close_matches
+
+_SIMILARITY = 0.8  # of a mistyped word and its name: more than of two words that each mean something
 
 
 class LTXVAEError(Exception):
@@ -194,35 +197,20 @@ def option(argument: str, flag: str) -> str:
 def suggest(word: str, names: Collection[str], other_names: Mapping[str, str] | None = None) -> str:
     """Suggest a name for a mistyped word, as a remark for a message, or "" if no name is like it.
 
-    It is the only name that begins with the word, or a name that differs from it by one typing error, or by two if the
-    word is long: words that are only similar mean something else. `other_names` maps names in other programs to names.
+    It is the only name that begins with the word, or one that is very similar: words that are less so mean something
+    else. `other_names` maps names in other programs to names.
     """
     if other_names and word in other_names:
         return f" (did you mean {other_names[word]}?)"
-    plain = _plain(word)
-    matches = [name for name in names if len(plain) > 2 and _plain(name).startswith(plain)]
+    plain, plain_names = _plain(word), {_plain(name): name for name in names}
+    matches = [name for name in plain_names if len(plain) > 2 and name.startswith(plain)]
     if len(matches) != 1:
-        edits = {name: _count_edits(plain, _plain(name)) for name in names}
-        limit = 0 if len(plain) < 4 else 1 if len(plain) < 6 else 2
-        matches = sorted((name for name in edits if edits[name] <= limit), key=edits.__getitem__)
-    return f" (did you mean {matches[0]}?)" if matches else ""
+        is_no = plain.startswith("no-")  # the opposite of the name without it
+        matches = get_close_matches(
+            plain, [name for name in plain_names if name.startswith("no-") is is_no], 1, _SIMILARITY
+        )
+    return f" (did you mean {plain_names[matches[0]]}?)" if matches else ""
 
 
 def _plain(word: str) -> str:
     return word.lstrip("-").replace("_", "-").lower()
-
-
-def _count_edits(word: str, name: str) -> int:
-    """Count the letters to insert, delete, replace, or exchange with the next one."""
-    if abs(len(word) - len(name)) > 2:  # a word may be of any length
-        return 3
-    earlier: list[int] = []
-    previous = list(range(len(name) + 1))
-    for row, letter in enumerate(word, 1):
-        counts = [row]
-        for column, target in enumerate(name, 1):
-            counts.append(min(previous[column] + 1, counts[-1] + 1, previous[column - 1] + (letter != target)))
-            if row > 1 and column > 1 and letter == name[column - 2] and word[row - 2] == target:
-                counts[-1] = min(counts[-1], earlier[column - 2] + 1)
-        earlier, previous = previous, counts
-    return previous[-1]

@@ -9,7 +9,6 @@ belong to its parent.
 import os
 import shutil
 import signal
-import sys
 import threading
 import warnings
 import weakref
@@ -125,32 +124,6 @@ def kill_program(program: "subprocess.Popen[bytes]") -> None:
 
 #: Signals that end a command, with the word that it prints. Its exit code is 128 and the signal's number.
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up", signal.SIGQUIT: "quit"}
-
-
-def delay_signals(function: Callable[[], object]) -> None:
-    """Call a function that ignores SIGINT and SIGQUIT for a time, as C's `system` does, and lose no signal.
-
-    Linux drops an ignored signal, but keeps a blocked one, if no other thread handles it. So call this at the start of
-    a command. Its signals wait until the function has returned.
-    """
-    if not is_command():
-        function()
-        return
-    handled = [number for number in WORDS if signal.getsignal(number) is not signal.SIG_IGN]
-    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
-    try:
-        if sys.platform == "linux":
-            # OpenBLAS starts threads when it is loaded. A fork ends them until OpenBLAS needs them again.
-            with suppress(BlockingIOError):  # the limit on processes, which `system` would reach too
-                child = os.fork()
-                if not child:
-                    os._exit(0)
-                os.waitpid(child, 0)
-        # The function would drop a signal that is already pending, so it is not called; the signal ends the process.
-        if not signal.sigpending():
-            function()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 @contextmanager

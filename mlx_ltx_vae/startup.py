@@ -1,21 +1,17 @@
-"""Steps before slow imports: names that are imported at their first use, and the process of a command.
+"""The process of a command, and names that are imported at their first use."""
 
-Ctrl-C prints a traceback until the process is prepared. Before that, a command loads three files: the package, this
-module, and its own (`decode.py`). They import nothing that Python has not loaded.
-"""
-
+import atexit
 import os
+import signal
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
 
 STANDARD_ERROR = 2
 
 _is_command = False
-_undo_functions: "list[Callable[[], object]]" = []  # undo `prepare_process`, called from the last to the first
+_undo_functions: list[Callable[[], object]] = []  # undo `prepare_process`, called from the last to the first
 
 
 def is_command() -> bool:
@@ -23,7 +19,7 @@ def is_command() -> bool:
     return _is_command
 
 
-def entry_point(name: str) -> "Callable[..., int]":
+def entry_point(name: str) -> Callable[..., int]:
     """Return the function `main(argv=None)` of a command."""
 
     def main(argv: list[str] | None = None) -> int:
@@ -40,8 +36,6 @@ def prepare_process() -> None:
 
     The process of a program that calls the `main` of a command as a function, with an `argv`, stays as it is.
     """
-    import _signal as signal  # type: ignore[import-not-found]  # `signal` imports enum, which Ctrl-C could interrupt
-
     # Ctrl-C ends the imports without a traceback. Nothing has to be cleaned up before the command begins.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -52,9 +46,9 @@ def prepare_process() -> None:
         _undo_functions.append(lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
     global _is_command
     _is_command = True
-    _open_standard_files()
-    import atexit
-
+    for name, mode in (("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:  # It was closed. Standard output then cannot be written, which is an error.
+            setattr(sys, name, open(os.open(os.devnull, mode), "w", errors="backslashreplace"))  # noqa: SIM115
     atexit.register(_drop_errors)
     _undo_functions.append(lambda: atexit.unregister(_drop_errors))
     reconfigure = getattr(sys.stdout, "reconfigure", None)
@@ -82,20 +76,6 @@ def release_process() -> None:
         _undo_functions.pop()()
 
 
-def _open_standard_files() -> None:
-    """Open standard files that were closed at the start, so that no output file gets their numbers and the warnings."""
-    for descriptor in range(STANDARD_ERROR + 1):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            # Standard output then cannot be written, which is an error if anything is printed.
-            os.open(os.devnull, os.O_WRONLY if descriptor == STANDARD_ERROR else os.O_RDONLY)
-    if sys.stderr is None:
-        sys.stderr = open(STANDARD_ERROR, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-
-
 _was_forked = False
 
 
@@ -119,8 +99,6 @@ class MissingBackend(ImportError):
 
 def check_mlx() -> None:
     """Check that MLX can be imported; otherwise raise a `MissingBackend` that says what to install."""
-    from importlib import import_module
-
     try:
         import_module("mlx.core")
     except ImportError as error:
@@ -130,10 +108,8 @@ def check_mlx() -> None:
         ) from error
 
 
-def import_name(path: str) -> "Any":
+def import_name(path: str) -> Any:
     """Import the object "module:name", or a module. Raise a `MissingBackend` if MLX cannot be imported."""
-    from importlib import import_module
-
     module, _, name = path.partition(":")
     try:
         loaded_module = import_module(module)
@@ -143,7 +119,7 @@ def import_name(path: str) -> "Any":
     return getattr(loaded_module, name) if name else loaded_module
 
 
-def import_command(path: str) -> "Any":
+def import_command(path: str) -> Any:
     """Import the object "module:name". If MLX cannot be imported, exit with 1 and say what to install."""
     try:
         return import_name(path)
@@ -151,13 +127,13 @@ def import_command(path: str) -> "Any":
         raise SystemExit(f"error: {error}") from error
 
 
-def lazy_names(package: str, modules: "Mapping[str, str]") -> "Callable[[str], Any]":
+def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package that imports names at their first use, from the modules in `modules`.
 
     A name that is equal to the name of its module is the module itself.
     """
 
-    def get(name: str) -> "Any":
+    def get(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = package + modules[name]

@@ -11,9 +11,10 @@ import numpy as np
 
 from .audio_vae import AudioVAE
 from .backend.mlx_utils import DTYPES, GivenDtype, parse_dtype
-from .checkpoint import Arrays, Checkpoint, GivenConfig, VAESource, open_weights
+from .checkpoint import Arrays, Checkpoint, GivenConfig, VAESource, open_checkpoint, open_weights
 from .checkpoint.loading import NetworkHandle
-from .errors import CheckpointError, LatentsError, PlanError, WriterError, quote, warn
+from .checkpoint.locate import is_on_hub
+from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, WriterError, quote, telling_warnings, warn
 from .files import check_replaceable
 from .frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
 from .latents.keyframes import Keyframes, frame_numbers
@@ -792,6 +793,18 @@ class PreviewVAE(VideoVAE):
         vae = VideoVAE(self.config, None, decoder)
         vae.source = self.source
         return vae
+
+    @staticmethod
+    def can_load(path: str | os.PathLike) -> bool:
+        """Return whether a file or folder has a decoder of previews, by its headers alone."""
+        if is_on_hub(os.fspath(path)):  # finding out would need a download
+            return False
+        try:
+            with telling_warnings(lambda text: None):
+                checkpoint = open_checkpoint(path, encoder=False)
+                return checkpoint.family.stills is not None or checkpoint.spec("decoder").scale.time == 1
+        except (LTXVAEError, OSError):
+            return False
 
     def push(self, latents: mx.array | np.ndarray) -> mx.array | None:
         """Decode the next latents (B, C, n, H', W') of the clip to the frames (B, 3, n', H, W) that are final.

@@ -1,13 +1,15 @@
 """Build the repository of the node pack from examples/comfyui, as the job of a release does.
 
-    python scripts/build_comfyui_pack.py FOLDER --package "mlx_ltx_vae>=0.1.0" --repository https://github.com/OWNER/NAME
+    python scripts/build_comfyui_pack.py FOLDER --package mlx_ltx_vae --repository https://github.com/OWNER/NAME
 
 FOLDER, which must not exist, gets `__init__.py`, `pyproject.toml`, LICENSE and all else at its root. PACKAGE is how pip
-finds mlx_ltx_vae: by its name once that is published, and by a git address before. The README says how to install the
+finds mlx_ltx_vae: by its name once that is published, to which the script adds this version and the next minor one as
+bounds, and by a git address before. The README says how to install the
 pack from its repository instead of a clone of the package.
 """
 
 import argparse
+import re
 import shutil
 from pathlib import Path
 
@@ -46,8 +48,19 @@ def fill_in(file: Path, before: str, after: str) -> None:
     file.write_text(text.replace(before, after), encoding="utf-8")
 
 
+def add_bounds(package: str) -> str:
+    """Return the requirement of a published package: within its minor version, names of docs/python.md are stable."""
+    if package != "mlx_ltx_vae":
+        return package
+    project = (PACK.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    version = re.findall(r'^version = "(.*)"$', project, re.MULTILINE)[0]
+    major, minor, *_ = version.split(".")
+    return f"{package}>={version},<{major}.{int(minor) + 1}"
+
+
 def build(folder: Path, package: str, repository: str) -> None:
     """Copy the pack, and write where its package comes from and where it is published."""
+    package = add_bounds(package)
     shutil.copytree(PACK, folder, ignore=shutil.ignore_patterns("__pycache__", ".*"))
     fill_in(folder / "__init__.py", 'PACKAGE = ""', f'PACKAGE = "{package}"')
     fill_in(folder / "requirements.txt", REQUIRED, f"{package}\n{REQUIRED}")

@@ -23,11 +23,16 @@ def checkpoint(golden):
 
 
 @pytest.fixture(scope="module")
-def comfy(tmp_path_factory, checkpoint):
+def pack_folder():
+    return PACK
+
+
+@pytest.fixture(scope="module")
+def comfy(tmp_path_factory, checkpoint, pack_folder):
     """The pack, loaded as ComfyUI does, and modules of ComfyUI, with a VAE among the models."""
     sys.path.insert(0, str(STAND_IN))
     try:
-        spec = importlib.util.spec_from_file_location("ltx_mlx", PACK / "__init__.py")
+        spec = importlib.util.spec_from_file_location("ltx_mlx", pack_folder / "__init__.py")
         pack = importlib.util.module_from_spec(spec)
         sys.modules["ltx_mlx"] = pack
         spec.loader.exec_module(pack)

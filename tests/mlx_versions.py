@@ -11,6 +11,3 @@ streams_of_threads = pytest.mark.skipif(_MLX < (0, 32), reason="MLX before 0.32 
 
 #: 0.32.0 aborts a process in which a thread has used MLX, and 0.32.3 does not.
 threads_that_end = pytest.mark.skipif(_MLX < (0, 32, 3), reason="older MLX aborts where a thread has used it")
-
-#: Before, a compiler is not started by `system`, during which the C library ignores SIGINT and SIGQUIT.
-ignores_signals = pytest.mark.skipif(_MLX < (0, 32), reason="MLX before 0.32 ignores no signal while it compiles")

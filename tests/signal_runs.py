@@ -1,10 +1,8 @@
 """Runs commands, sends them signals at given times, and finds what they leave behind.
 
     python tests/signal_runs.py 200
-    python tests/signal_runs.py 1000 video --cold
 
-prints what became of 200 runs of every command, with signals at random times; and of 1000 decodes without compiled
-kernels of MLX, with signals in their first two seconds.
+prints what became of 200 runs of every command, with signals at random times.
 """
 
 import argparse
@@ -33,9 +31,6 @@ from synthetic_checkpoint import write_checkpoint  # noqa: E402  (a script besid
 
 #: Before Python has run a line of the package, Ctrl-C is Python's. On Linux signals also wait for that (`is_pythons`).
 PYTHON_STARTS = 0.08  # seconds, on a busy machine
-
-#: The first signals to commands that must compile kernels come within this time.
-COLD_START = 2.0  # seconds
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGQUIT: 131}
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up", signal.SIGQUIT: "quit"}
@@ -104,12 +99,9 @@ class Commands:
         return [*ENTRY_POINTS[entry](words[0]), *map(str, words[1:])]
 
     def run(
-        self, name: str, sent: Sequence[tuple[float, signal.Signals]], *, entry: str = "module", cold: bool = False
+        self, name: str, sent: Sequence[tuple[float, signal.Signals]], *, entry: str = "module"
     ) -> tuple[Outcome, float]:
         """Run a command and send its process group signals at these seconds after its start, as a terminal does.
-
-        Args:
-            cold: let MLX compile its kernels for the CPU, which it otherwise finds.
 
         Returns:
             The outcome, and the seconds that it took.
@@ -118,8 +110,7 @@ class Commands:
             out, temporary = Path(folder) / "out", Path(folder) / "tmp"
             out.mkdir()
             temporary.mkdir()
-            if not cold:
-                (temporary / "mlx").symlink_to(self._kernels)  # what MLX compiles for the CPU, which it keeps
+            (temporary / "mlx").symlink_to(self._kernels)  # what MLX compiles for the CPU, which it keeps
             start = time.monotonic()
             process = subprocess.Popen(
                 self.command(name, out, entry),
@@ -141,35 +132,32 @@ class Commands:
             end = time.monotonic()
             names = sorted(path.name for path in out.iterdir())
             partial = [name for name in names if not name.startswith("whole")]
-            # What gcc compiles it removes itself, but for SIGQUIT.
-            temporaries = [path.name for path in temporary.iterdir() if path.name[:2] != "cc" and path.name != "mlx"]
-            while cold and any("gcc" in line or "g++" in line for line in running(folder)):
-                time.sleep(0.01)  # MLX's compiler ends after the command
+            temporaries = [path.name for path in temporary.iterdir() if path.name != "mlx"]
             left = [*partial, *sorted(temporaries), *running(folder)]
             outputs = tuple(name for name in names if name not in partial)
             return Outcome(process.returncode, stderr, tuple(left), outputs, has_heard), end - start
 
     def random_runs(
-        self, name: str, count: int, numbers: Sequence[signal.Signals], rng: random.Random, *, cold: bool = False
+        self, name: str, count: int, numbers: Sequence[signal.Signals], rng: random.Random
     ) -> Iterator[tuple[str, signal.Signals, float, Outcome]]:
         """Run a command many times, with one, two or ten signals of a kind, the first at any time in its run.
 
         Yields:
             The entry point, the signal, when it came as a share of a whole run, and the outcome.
         """
-        _, whole = self.run(name, [], cold=cold)
+        _, whole = self.run(name, [])
         before = time.perf_counter()
         subprocess.run([sys.executable, "-c", ""], check=True)  # which takes longer on a busy machine
         starts = max(PYTHON_STARTS, time.perf_counter() - before)
         for index in range(count):
-            first = rng.uniform(starts, COLD_START if cold else 1.05 * whole)
+            first = rng.uniform(starts, 1.05 * whole)
             repeats = rng.choice([1, 1, 2, 10])
             number = numbers[index % len(numbers)]
             sent = [(first, number)]
             for _ in range(repeats - 1):
                 sent.append((sent[-1][0] + rng.choice([0, 0.005, 0.03]), number))
             entry = rng.choice(list(ENTRY_POINTS))
-            outcome, _ = self.run(name, sent, entry=entry, cold=cold)
+            outcome, _ = self.run(name, sent, entry=entry)
             yield entry, number, first / whole, outcome
 
 
@@ -208,7 +196,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("count", type=int)
     parser.add_argument("names", nargs="*", default=["video", "live", "rows", "stills", "encode", "convert"])
-    parser.add_argument("--cold", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGQUIT):  # what a shell starts in the background ignores them
@@ -222,9 +209,7 @@ def main() -> None:
             codes: Counter[int] = Counter()
             problems: Counter[str] = Counter()
             rng = random.Random(options.seed)
-            for entry, number, when, outcome in commands.random_runs(
-                name, options.count, list(SIGNALS), rng, cold=options.cold
-            ):
+            for entry, number, when, outcome in commands.random_runs(name, options.count, list(SIGNALS), rng):
                 codes[outcome.returncode] += 1
                 if problem := outcome.problem(number):
                     problems["leftovers" if outcome.leftovers else "exit code or text"] += 1

@@ -200,7 +200,7 @@ def test_the_short_help_is_a_screen_and_points_to_the_whole(command, capsys):
 
     short, whole = lines("-h"), lines("--help")
     assert len(short) < 40 < len(whole)
-    assert short[-1] == f'"python -m mlx_ltx_vae.{command} --help" shows all options.'
+    assert short[-1] == f'"python -m mlx_ltx_vae {command} --help" shows all options.'
     assert {"-o", "-m", "--frames"} <= {word.strip(",") for line in short for word in line.split()[:1]}
 
 

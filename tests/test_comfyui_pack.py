@@ -1,18 +1,22 @@
 """What is published of examples/comfyui, and the stand-ins for ComfyUI's modules against a clone of ComfyUI."""
 
 import ast
+import io
 import os
 import re
+import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
+import mlx_ltx_vae
+from comfyui_cases import LATENTS, PACK, STAND_IN, frames_of, latent
 from scripts.build_comfyui_pack import build
-
-PACK = Path(__file__).parents[1] / "examples" / "comfyui"
-STAND_IN = Path(__file__).parent / "comfyui"
+from test_examples import imported_names, stable_names
 
 
 def test_the_pack_depends_on_the_package_only():
@@ -54,13 +58,14 @@ def check_readme(pack):
     assert ", ".join(f"*{name}*" for name in category.split("/")) in text
 
 
-@pytest.mark.parametrize(
-    "package", ["mlx_ltx_vae==0.1.0", "mlx_ltx_vae @ git+https://github.com/me/mlx_ltx_vae@c0ffee"]
-)
+@pytest.mark.parametrize("package", ["mlx_ltx_vae", "mlx_ltx_vae @ git+https://github.com/me/mlx_ltx_vae@c0ffee"])
 def test_the_pack_is_built_as_a_repository_of_its_own(tmp_path, monkeypatch, caplog, package):
     """The requirement, the dependency and the advice where it is missing are what pip finds at that time."""
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     build(tmp_path / "pack", package, "https://github.com/me/ltx-vae-mlx")
+    if package == "mlx_ltx_vae":  # the version here, and not the next minor one, in which names may change
+        first, second, third = re.match(r"(\d+)\.(\d+)\.(\w+)", mlx_ltx_vae.__version__).groups()
+        package = f"mlx_ltx_vae>={first}.{second}.{third},<{first}.{int(second) + 1}"
     names = {path.name for path in (tmp_path / "pack").iterdir()}
     assert names >= {"__init__.py", "pyproject.toml", "requirements.txt", "LICENSE", "README.md", "web", "locales"}
     assert "__pycache__" not in names
@@ -119,3 +124,52 @@ def test_the_stand_ins_have_the_signatures_of_a_checkout():
             compared += 1
     assert compared > 60
     assert '"--disable-metadata"' in (Path(checkout) / "comfy" / "cli_args.py").read_text()
+
+
+def earlier_packs():
+    """Yield the Python files of the packs that are committed, by their paths, the newest first."""
+    git = ["git", "-C", str(PACK.parents[1])]
+    log = subprocess.run([*git, "log", "-20", "--format=%H", "--", "examples/comfyui"], capture_output=True, text=True)
+    for commit in log.stdout.split():
+        archive = subprocess.run([*git, "archive", commit, "examples/comfyui"], capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            members = [member for member in files.getmembers() if member.name.endswith(".py")]
+            yield {Path(member.name).name: files.extractfile(member).read() for member in members}
+
+
+@pytest.fixture(scope="module")
+def pack_folder(tmp_path_factory):
+    """The newest committed pack that is not the one here, among those that import only what is stable."""
+    current = {path.name: path.read_bytes() for path in PACK.glob("*.py")}
+    try:
+        pack = next((files for files in earlier_packs() if files != current and has_stable_imports(files)), None)
+    except OSError as error:
+        pytest.skip(f"git cannot be started ({error})")
+    if pack is None:
+        pytest.skip("the history here has no earlier pack with stable imports")
+    folder = tmp_path_factory.mktemp("earlier")
+    for name, text in pack.items():
+        (folder / name).write_bytes(text)
+    return folder
+
+
+def has_stable_imports(files):
+    return set().union(*(imported_names(text.decode()) for text in files.values())) <= stable_names()
+
+
+def test_the_pack_of_an_earlier_commit_runs_with_this_package(comfy, execute, vae):
+    for node in comfy.nodes:
+        assert node.define_schema().inputs or node.__name__ == "LTXDemoLatents"
+    video = execute("LTXDecodeToVideoMLX", latent=latent(comfy), codec="ffv1").get_stream_source()
+    expected = vae.decode_uint8(LATENTS)
+    np.testing.assert_array_equal(frames_of(video), expected)
+    images = execute("LTXDecodeFramesMLX", latent=latent(comfy))
+    np.testing.assert_allclose(images.array * 255, expected, atol=0.51)
+    encoded = execute("LTXEncodeMLX", frames=images)["samples"].array
+    np.testing.assert_allclose(
+        encoded, np.array(vae.encode(images.array.transpose(3, 0, 1, 2)[None] * 2 - 1)), atol=1e-4
+    )
+    preview = execute(
+        "LTXPreviewMLX", latent=latent(comfy, np.zeros((1, 64, 1, 2, 3), np.float32)), decoder="demo preview"
+    )
+    assert preview.args[0].shape[0] == 1

@@ -235,7 +235,8 @@ def test_unnormalized_latents_of_both(tmp_path, video, model, sound_of):
 
 def test_a_plan_counts_the_sound_that_is_decoded_meanwhile(video, model):
     vae, audio_vae = VideoVAE.from_pretrained(video), AudioVAE.from_pretrained(model)
-    plans, shape = [audio_vae.plan(25, chunk=chunk) for chunk in (8, 1)], (1, 8, *GRID[1:])
+    plans, shape = audio_vae.plans(25), (1, 8, *GRID[1:])
+    assert plans[0] == audio_vae.plan(25) and plans[-1] == audio_vae.plan(25, chunk=1) != plans[0]
     plan = vae.plan(shape, sound=plans)
     assert plan.sound in plans and vae.plan(shape).sound is None
     assert plan.memory.sound == plan.sound.memory.active > 0
@@ -247,6 +248,7 @@ def test_a_whole_models_file_needs_no_audio_model(tmp_path, video, model, audio_
     config = audio_case("ltx2").manifest["config"] | {"vae": golden("small_ltx2_3").manifest["vae_config"]}
     both = tmp_path / "model.safetensors"
     save_file({**load_file(video), **load_file(model)}, both, metadata={"config": json.dumps(config)})
+    assert [AudioVAE.can_load(path) for path in (both, model, video)] == [True, True, False]
     clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
     run(clip, "-m", both, "-o", tmp_path / "a.mp4")
     assert SAMPLES <= heard(tmp_path / "a.mp4", 24000).shape[1] <= SAMPLES + 2048

@@ -13,6 +13,7 @@ import shlex
 import shutil
 import sys
 import wave
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -23,7 +24,8 @@ from safetensors.numpy import load_file, save_file
 import mlx_ltx_vae.__main__ as list_commands
 from audio_cases import random_latents
 from benchmarks.__main__ import build_parser as benchmarks_parser
-from mlx_ltx_vae import convert, decode, demo, encode, export, info, load_latents, preview, save_latents
+from mlx_ltx_vae import convert, decode, demo, encode, info, load_latents, preview, save_latents
+from mlx_ltx_vae.commands import run
 from mlx_ltx_vae.commands.parsers import PARSERS as ALL_PARSERS
 from mlx_ltx_vae.commands.parsers import bench_parser, run_parser
 from mlx_ltx_vae.latents.metadata import LatentSpace
@@ -38,7 +40,7 @@ COMMANDS = {
     "mlx_ltx_vae.info": info.main,
     "mlx_ltx_vae.preview": preview.main,
     "mlx_ltx_vae.convert": convert.main,
-    "mlx_ltx_vae.export": export.main,
+    "mlx_ltx_vae.export": partial(run, "export"),
 }
 PARSERS = {"benchmarks": benchmarks_parser, "mlx_ltx_vae.bench": bench_parser, "mlx_ltx_vae.run": run_parser}
 FENCES = re.DOTALL | re.MULTILINE

@@ -1,5 +1,8 @@
 """The examples run as scripts, on the demo model. (The server has its own tests.)"""
 
+import ast
+import importlib
+import re
 import runpy
 import subprocess
 import sys
@@ -11,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+import mlx_ltx_vae
 from examples.encode_folder import encode_folder
 from examples.generation_app import Decode
 from examples.preview_while_denoising import DEMO_PREVIEW, Previews
@@ -144,3 +148,50 @@ def test_the_tiler_takes_the_place_of_an_apps_own(vae):
 
 def test_the_tiler_example_runs_as_a_script(run):
     assert run("replace_tiler.py")[-1] == "video (1, 3, 73, 64, 96)"
+
+
+def stable_names():
+    """Return the pairs (module, name) in the table of docs/python.md."""
+    section = (EXAMPLES.parent / "docs" / "python.md").read_text().partition("## Stable names")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(mlx_ltx_vae[.\w]*)` \| (.*) \|$", section, re.MULTILINE)
+    return {(module, name) for module, names in rows for name in re.findall(r"`(\w+)`", names)}
+
+
+def imported_names(source):
+    """Return the pairs (module, name) of this package that a source imports, and reads of modules that it imports."""
+    tree = ast.parse(source)
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
+    pairs = {(node.module, alias.name) for node in imports for alias in node.names}
+    modules = {name: f"{module}.{name}" for module, name in pairs if f"{module}.{name}" in stable_modules()}
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    pairs |= {
+        (modules[node.value.id], node.attr)
+        for node in attributes
+        if isinstance(node.value, ast.Name) and node.value.id in modules
+    }
+    plain = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+    pairs |= {(alias.name, "") for node in plain for alias in node.names if "." in alias.name}
+    return {(module, name) for module, name in pairs if module.partition(".")[0] == "mlx_ltx_vae"}
+
+
+def stable_modules():
+    return {module for module, _ in stable_names()}
+
+
+def test_stable_names_exist_and_are_exported():
+    names = stable_names()
+    assert {name for module, name in names if module == "mlx_ltx_vae"} == {
+        *dir(mlx_ltx_vae),
+        *(module.rpartition(".")[2] for module in stable_modules() - {"mlx_ltx_vae"}),
+    }
+    for module, name in names:
+        assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
+    for module in ("video", "tiling", "integrations"):
+        exported = set(importlib.import_module(f"mlx_ltx_vae.{module}").__all__)
+        assert {name for place, name in names if place == f"mlx_ltx_vae.{module}"} <= exported
+    assert {name for place, name in names if place.endswith(".integrations")} == set(mlx_ltx_vae.integrations.__all__)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: str(path.relative_to(EXAMPLES)))
+def test_examples_and_nodes_import_only_stable_names(path):
+    assert imported_names(path.read_text()) - stable_names() == set()

@@ -230,6 +230,15 @@ def test_stills_of_a_projection_are_its_pictures(recwarn, small):
     assert not recwarn.list
 
 
+def test_a_file_is_known_to_make_previews_before_it_is_loaded(golden, tmp_path, recwarn):
+    (tmp_path / "damaged.safetensors").write_bytes(b"\1")
+    previews = [demo.LATENT_RGB, golden("taehv_ltx2").checkpoint]
+    others = [demo.VAE, golden("small_ltx2_3").checkpoint, tmp_path / "damaged.safetensors", tmp_path / "missing"]
+    assert [PreviewVAE.can_load(path) for path in previews + others] == [True] * 2 + [False] * 4
+    assert not PreviewVAE.can_load("taeltx-2.3")  # of the hub
+    assert not recwarn.list
+
+
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("frames", [1, 8, 9, 12, 17])
 def test_frames_are_completed_by_the_last_one_and_encoded_alike_in_pieces(frames):

@@ -2,13 +2,11 @@
 
 import os
 import random
-import re
 import signal
 import struct
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +14,7 @@ from imageio_ffmpeg import get_ffmpeg_exe
 
 from entry_points import BIN, ENTRY_POINTS, LAUNCHER_INPUT
 from mlx_ltx_vae import VideoWriter, WriterError, demo
-from mlx_ltx_vae.commands import COMMANDS
-from mlx_versions import ignores_signals
 from signal_runs import SIGNALS, WORDS, Commands, running
-from tolerances import cpu_only
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +38,8 @@ def test_nothing_is_left_by_many_runs(commands, name, count):
     check_runs(commands, name, count)
 
 
-@pytest.mark.slow
-@cpu_only("MLX compiles kernels in files for the CPU only")
-def test_no_signal_is_lost_in_cold_starts(commands):
-    check_runs(commands, "video", 10, cold=True)
-
-
-def check_runs(commands, name, count, *, cold=False):
-    runs = commands.random_runs(name, count, list(SIGNALS), random.Random(count), cold=cold)
+def check_runs(commands, name, count):
+    runs = commands.random_runs(name, count, list(SIGNALS), random.Random(count))
     problems = [(entry, number.name, round(when, 2), outcome.problem(number)) for entry, number, when, outcome in runs]
     assert [problem for problem in problems if problem[-1]] == []
 
@@ -72,8 +61,7 @@ FIRST_SIGNALS = {
     "module": signal.SIGINT,
     "package": signal.SIGTERM,
     "script": signal.SIGHUP,
-    "scripts": signal.SIGQUIT,
-    "function": signal.SIGTERM,
+    "function": signal.SIGQUIT,
 }
 
 
@@ -101,7 +89,7 @@ def test_a_signal_ends_a_command_that_a_launcher_has_started(clip, tmp_path):
     launcher = [str(BIN / "mlx.launch"), "-n", "1", "--backend", "ring", "--"]
     arguments = [*map(str, clip), "-o", str(tmp_path / "out.mkv"), "--codec", "ffv1"]
     process = subprocess.Popen(
-        [*launcher, *ENTRY_POINTS["scripts"]("decode"), *arguments],
+        [*launcher, *ENTRY_POINTS["script"]("decode"), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -146,34 +134,6 @@ def test_ffmpeg_ends_with_a_command_that_is_killed_and_the_next_one_removes_what
     assert [path.name for path in out.iterdir()] == ["whole.mkv"]
 
 
-@pytest.fixture
-def compiler(tmp_path):
-    """An environment whose g++, for which MLX's CPU backend looks by `system`, waits until its file "go" exists."""
-    program = tmp_path / "g++"
-    program.write_text('#!/bin/sh\ntouch "$0.asked"\nwhile [ ! -e "$0.go" ]; do sleep 0.01; done\nexit 1\n')
-    program.chmod(0o755)
-    environment = {key: value for key, value in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
-    return environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-
-
-@cpu_only("MLX's GPU backends look for no compiler")
-@ignores_signals
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(("number", "send"), [(signal.SIGINT, os.kill), (signal.SIGQUIT, os.killpg)])
-def test_a_signal_that_comes_while_the_c_library_ignores_it_is_not_lost(tmp_path, compiler, number, send):
-    process = start("--demo", "-o", tmp_path / "out.mkv", env=compiler)
-    while not (tmp_path / "g++.asked").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    assert int(re.search(r"SigIgn:\t(\w+)", status)[1], 16) & 1 << (number - 1)
-    send(process.pid, number)
-    (tmp_path / "g++.go").touch()
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (-number, "")
-    assert {path.name for path in tmp_path.iterdir()} == {"g++", "g++.asked", "g++.go"}
-
-
 def test_a_signal_that_comes_while_another_is_handled_waits_for_what_is_uninterrupted():
     code = """
 import os, subprocess, sys
@@ -188,33 +148,6 @@ with own.ended_by_signals(lambda number: True), own.uninterrupted():
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stdout) == (128 + signal.SIGTERM, "uninterrupted\n")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not keep blocked signals")
-@pytest.mark.parametrize("moment", ["before", "while"])
-def test_a_signal_is_kept_before_and_while_it_is_ignored(moment):
-    """The system drops those that wait when they become ignored."""
-    code = """
-import os, signal, sys
-from mlx_ltx_vae import process as own, startup
-startup.prepare_process()
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-wait = os.waitpid
-def interrupted(*arguments):
-    wait(*arguments)
-    os.kill(os.getpid(), signal.SIGINT)
-if sys.argv[1] == "before":
-    os.waitpid = interrupted
-own.delay_signals(lambda: os.system("kill -INT $PPID" if sys.argv[1] == "while" else "true"))
-"""
-    done = subprocess.run([sys.executable, "-c", code, moment], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
-
-
-def test_a_command_that_computes_nothing_does_not_look_for_a_compiler(tmp_path, compiler):
-    process = start("--demo", "--dry-run", "-q", env=compiler, stdout=subprocess.DEVNULL, cwd=tmp_path)
-    assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
-    assert not (tmp_path / "g++.asked").exists()
 
 
 @pytest.mark.slow
@@ -261,23 +194,6 @@ def test_an_interrupt_during_the_imports_prints_nothing(tmp_path, entry):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("module", ["mlx_ltx_vae", *(f"mlx_ltx_vae.{name}" for name in COMMANDS)])
-def test_a_command_loads_no_more_than_three_files_before_the_process_is_prepared(module):
-    """Until then Ctrl-C prints a traceback."""
-    code = (
-        "import _signal, os, runpy, sys\n"
-        "before = set(sys.modules)\n"
-        "def prepared(*_):\n"
-        "    os.write(1, ' '.join(set(sys.modules) - before).encode())\n"
-        "    os._exit(0)\n"
-        "_signal.signal = prepared\n"
-        "sys.argv = ['', '--version']\n"
-        f"runpy.run_module({module!r}, run_name='__main__')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert {*done.stdout.split()} == {"mlx_ltx_vae", "mlx_ltx_vae.startup"}, done.stderr
-
-
 def ignore_ends_of_programs():
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
@@ -298,7 +214,7 @@ def test_a_command_that_is_started_with_sigchld_ignored_knows_whether_ffmpeg_fai
 def test_a_program_of_run_finds_sigchld_ignored_as_it_was(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("import signal; print(signal.getsignal(signal.SIGCHLD).name)")
-    command = [sys.executable, "-m", "mlx_ltx_vae.run", "--", str(program)]
+    command = [sys.executable, "-m", "mlx_ltx_vae", "run", "--", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=ignore_ends_of_programs, check=False)
     assert done.stdout == "SIG_IGN\n", done.stderr
 

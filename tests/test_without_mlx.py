@@ -70,15 +70,15 @@ def test_wrong_usage_needs_no_backend(without_backend):
 
 HELP = """
 import sys
-from importlib import import_module
-from mlx_ltx_vae.commands import options
+from mlx_ltx_vae.__main__ import main
+from mlx_ltx_vae.commands import COMMANDS, options
 options.STEP_OPTIONS = (options.StepOption("--ramp", "toy_step:make_ramp", "STRENGTH", "brighten frames"),)
-for name in (".decode", ".preview", ".encode", ".info", ".convert", ".export", ".bench", ".__main__"):
+for words in (*([name] for name in COMMANDS), []):
     for option in ("--help", "--version"):
         try:
-            import_module(name, "mlx_ltx_vae").main([option])
+            main([*words, option])
         except SystemExit as end:
-            assert not end.code, (name, option)
+            assert not end.code, (words, option)
 print(sorted(name for name in sys.modules if name.partition(".")[0] in ("mlx", "numpy", "imageio", "PIL", "tqdm")))
 """
 
@@ -101,6 +101,6 @@ def test_help_and_version_import_nothing_that_takes_long(without_backend):
     assert done.returncode == 0, done.stderr
     *printed, imported = done.stdout.splitlines()
     assert imported == "[]"
-    assert sum(line.startswith("usage: ") for line in printed) == 8
+    assert sum(line.startswith("usage: ") for line in printed) == 9
     assert any("--ramp STRENGTH" in line for line in printed)
-    assert printed.count(f"mlx_ltx_vae {version('mlx_ltx_vae')}") == 8
+    assert printed.count(f"mlx_ltx_vae {version('mlx_ltx_vae')}") == 9

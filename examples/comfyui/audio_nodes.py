@@ -9,13 +9,12 @@ import torch
 from comfy_api.latest import io
 
 from mlx_ltx_vae import AudioVAE, LatentsError
-from mlx_ltx_vae.units import format_bytes
 
 from . import host
 from .host import CATEGORY, FileNode, files_in, loaded_input, vae_source
 from .latents import audio_latents, samples_of
 from .networks import Source
-from .worker import Job, Report
+from .worker import Job, Report, format_bytes
 
 SECONDS_AT_ONCE = 1
 

@@ -17,12 +17,10 @@ from comfy.cli_args import LatentPreviewMethod, args
 from comfy_api.latest import io, ui
 from PIL import Image
 
-from mlx_ltx_vae import CheckpointError, demo
-from mlx_ltx_vae.errors import quote, speaking_of_options, telling_warnings
-from mlx_ltx_vae.files import FileState, file_state
+from mlx_ltx_vae import CheckpointError, demo, integrations
 from server import PromptServer
 
-from .networks import LoadedVAE, Networks, Source, VAEFile
+from .networks import FileState, LoadedVAE, Networks, Source, VAEFile, file_state
 from .worker import EXIT_SECONDS, Job, MLXThread
 
 CATEGORY = "model/latent/ltxv"
@@ -75,7 +73,7 @@ def name_option(argument: str, flag: str) -> str:
 
 
 def in_words_of_nodes(work: Callable[..., Any], job: Job, *arguments: Any) -> Any:
-    with telling_warnings(job.say), speaking_of_options(name_option):
+    with integrations.telling_warnings(job.say), integrations.speaking_of_options(name_option):
         return work(job, *arguments)
 
 
@@ -138,7 +136,7 @@ def full_path(choice: str) -> str:
         return str(DEMO_MODELS[choice])
     folder, _, name = choice.partition("/")
     if not name or folder not in folder_paths.folder_names_and_paths:
-        raise CheckpointError(f"{quote(choice)} names no folder of models; write folder/name, as vae/x.safetensors.")
+        raise CheckpointError(f"{choice[:80]!r} names no folder of models; write folder/name, as vae/x.safetensors.")
     return folder_paths.get_full_path_or_raise(folder, name)
 
 

@@ -9,11 +9,7 @@ import torch
 from comfy_api.latest import InputImpl, io
 from PIL import Image
 
-from mlx_ltx_vae import LatentsError, VideoReader, VideoVAE, demo, load_latents
-from mlx_ltx_vae.shapes import Size, format_size
-from mlx_ltx_vae.units import format_bytes
-from mlx_ltx_vae.video import Fit
-from mlx_ltx_vae.video.reader import fit_size
+from mlx_ltx_vae import Fit, LatentsError, ReaderError, VideoReader, VideoVAE, demo, load_latents
 
 from . import host
 from .host import CATEGORY, FileNode, budget, budget_input, loaded_input, vae_input, vae_source
@@ -21,10 +17,11 @@ from .latents import latent_input, to_numpy, video_latents
 from .networks import Source
 from .options_node import DecoderOptions, options_input
 from .video_nodes import Clip, describe, start_stream
-from .worker import Job, Report
+from .worker import Job, Report, format_bytes
 
 FRAMES_AT_ONCE = 8
 RESIZE = {"crop": Fit.CROP, "fit": Fit.RESIZE}
+Size = tuple[int, int]  # (width, height)
 
 
 class LTXDecodeFrames(FileNode):
@@ -133,15 +130,29 @@ def encode(job: Job, source: Source, frames: np.ndarray | str, memory_budget: st
             say_size(job, reader.source_size, reader.size)
             return encode_parts(job, vae, reader, (reader.num_frames or 1, *reader.size[::-1]), memory_budget)
     size = frames.shape[2], frames.shape[1]
-    _, target = fit_size("the images", size, None, fit, multiple)
+    target = fit_size(size, fit, multiple)
     say_size(job, size, target)
     parts = pixels(frames, target, fit)
     return encode_parts(job, vae, parts, (len(frames), *target[::-1]), memory_budget)
 
 
+def fit_size(size: Size, fit: Fit, multiple: int) -> Size:
+    """Return the size that images are cropped or scaled to, as `VideoReader` does it with a video."""
+    within = size[0] // multiple * multiple, size[1] // multiple * multiple
+    nearest = max(1, round(size[0] / multiple)) * multiple, max(1, round(size[1] / multiple)) * multiple
+    if fit is Fit.CROP and 0 in within:
+        sizes = f"{format_size(size)} cannot be cropped to multiples of {multiple}"
+        raise ReaderError(f"the images: {sizes}; resize it to {format_size(nearest)} (resize: fit) or to another size.")
+    return within if fit is Fit.CROP else nearest
+
+
+def format_size(size: Size) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
 def say_size(job: Job, size: Size, target: Size) -> None:
     if size != target:
-        job.say(f"frames of {format_size(*size)} are made {format_size(*target)}")
+        job.say(f"frames of {format_size(size)} are made {format_size(target)}")
 
 
 def pixels(images: np.ndarray, size: Size, fit: Fit) -> Iterator[np.ndarray]:

@@ -8,8 +8,6 @@ import numpy as np
 from comfy_api.latest import io
 
 from mlx_ltx_vae import AudioStream, LatentsError
-from mlx_ltx_vae.latents import looks_like_audio
-from mlx_ltx_vae.pipeline.sources import check_finite
 
 MAX_CHANNELS = 8  # of a sound in a video file
 
@@ -29,7 +27,7 @@ def video_latents(latent: dict | list[dict]) -> np.ndarray | list[np.ndarray]:
     if isinstance(latent, list):
         return [video_latents(window) for window in latent]
     samples, *sound = parts_of(latent)
-    if looks_like_audio(samples.shape, None):
+    if is_audio(samples):
         raise LatentsError("these are latents of audio alone; connect the video's, or both.")
     if samples.ndim != 5:
         raise LatentsError(f"video latents have 5 axes, and these have the shape {tuple(samples.shape)}.")
@@ -51,13 +49,22 @@ def audio_latents(latent: dict | list[dict]) -> np.ndarray | list[np.ndarray] | 
             raise LatentsError("some of these latents have sound, and others none; give windows that are alike.")
         return samples_of_windows
     samples = parts_of(latent)[-1]
-    return to_numpy(samples) if looks_like_audio(samples.shape, None) else None
+    return to_numpy(samples) if is_audio(samples) else None
+
+
+def is_audio(samples: Any) -> bool:
+    """Return whether a tensor of a LATENT is of audio, (B, 8, T, 16)."""
+    return samples.ndim == 4 and (samples.shape[1], samples.shape[3]) == (8, 16)
 
 
 def check_videos(latents: list[dict]) -> None:
     """Raise a `LatentsError` unless all values of the videos' parts are finite."""
     for number, latent in enumerate(latents, 1):
-        check_finite(video_latents(latent), f"LATENT {number} of the list")
+        values = video_latents(latent)
+        if num_invalid := values.size - np.isfinite(values).sum():
+            raise LatentsError(
+                f"LATENT {number} of the list: {num_invalid} of {values.size} latent values are NaN or infinite."
+            )
 
 
 def to_numpy(tensor: Any) -> np.ndarray:

@@ -1,5 +1,6 @@
 """The networks that stay loaded for the next run, bounded by their bytes, and where they come from."""
 
+import os
 import threading
 import weakref
 from collections.abc import Hashable
@@ -11,9 +12,15 @@ import torch
 from mlx.utils import tree_flatten
 
 from mlx_ltx_vae import AudioVAE, CheckpointError, VideoVAE
-from mlx_ltx_vae.files import file_state
 
 Pair = VideoVAE | AudioVAE
+FileState = tuple[int, int, int, int]
+
+
+def file_state(path: str) -> FileState:
+    """Return what changes when a file is replaced or written to."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Source(Protocol):

@@ -6,9 +6,6 @@ from typing import Any
 from comfy_api.latest import io
 
 from mlx_ltx_vae import Keyframes, LatentsError
-from mlx_ltx_vae.errors import quote
-from mlx_ltx_vae.models.noise import CONVENTIONS
-from mlx_ltx_vae.options import DEFAULT_CONVENTION, MAX_SEED
 
 from .host import CATEGORY
 from .latents import video_latents
@@ -18,6 +15,9 @@ Options = io.Custom("LTX_DECODER_OPTIONS_MLX")
 NO_HDR = "no"
 #: Choices of `sound_length`.
 FIT, REFUSE = "fit", "refuse"
+#: Choices of `convention`, which is the option `like` of a decode.
+CONVENTIONS = ["ltx-video", "diffusers"]
+MAX_SEED = 2**32 - 1
 #: Stands for the default of a number that need not be given.
 DEFAULT = -1.0
 
@@ -69,8 +69,8 @@ class LTXDecoderOptions(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "convention",
-                    options=list(CONVENTIONS),
-                    default=DEFAULT_CONVENTION,
+                    options=CONVENTIONS,
+                    default="ltx-video",
                     tooltip="Whose defaults these VAEs follow: ltx-video has timestep 0.05, and noise scale 0.025.",
                 ),
                 io.Latent.Input(
@@ -127,4 +127,4 @@ def frame_numbers(text: str) -> list[int]:
     try:
         return [int(word) for word in text.replace(",", " ").split()]
     except ValueError:
-        raise LatentsError(f"keyframe_frames is {quote(text)}; write frame numbers such as 24, 48, 72.") from None
+        raise LatentsError(f"keyframe_frames is {text[:80]!r}; write frame numbers such as 24, 48, 72.") from None

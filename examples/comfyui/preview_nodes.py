@@ -15,17 +15,12 @@ from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import InputImpl, io, ui
 from PIL import Image
 
-from mlx_ltx_vae import LTXVAEError, PreviewVAE, VideoWriter
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.errors import telling_warnings
-from mlx_ltx_vae.files import FileState, file_state
-from mlx_ltx_vae.units import parse_fps
-from mlx_ltx_vae.video import OutputOptions, open_sink
+from mlx_ltx_vae import LTXVAEError, PreviewVAE, VideoWriter, video
 
 from . import host
 from .host import CATEGORY, FileNode, files_in, fps_input, full_path
 from .latents import latent_input, to_numpy, video_latents
-from .networks import VAEFile
+from .networks import FileState, VAEFile, file_state
 from .video_nodes import describe
 from .worker import Job, Report
 
@@ -35,12 +30,7 @@ SHEET_SIZE = 768  # pixels of the longer side of the pictures while sampling
 @cache
 def makes_stills(path: str, state: FileState) -> bool:
     """Tell whether a file has a decoder of single pictures. `state` changes when the file is replaced."""
-    try:
-        with telling_warnings(lambda text: None):
-            checkpoint = open_checkpoint(path, encoder=False)
-            return checkpoint.family.stills is not None or checkpoint.spec("decoder").scale.time == 1
-    except (LTXVAEError, OSError):
-        return False
+    return PreviewVAE.can_load(path)
 
 
 def decoder_input() -> io.Combo.Input:
@@ -96,14 +86,14 @@ def preview(job: Job, path: str, latents: np.ndarray, fps: float, sheet: str, cl
     plan = vae.plan(latents.shape, bit_depth=8)
     video_frames, *_ = vae.config.scale.video_grid(plan.latent_shape.grid)
     share = Fraction(plan.num_frames, video_frames)  # of the video's frames, which some decoders make
-    options = {"size": plan.frame_size, "fps": share * parse_fps(fps), "num_frames": plan.num_frames}
+    options = {"size": plan.frame_size, "fps": share * video.parse_fps(fps), "num_frames": plan.num_frames}
     job.say(describe(plan))
-    pictures = open_sink(sheet, options=OutputOptions(contact_sheet=True), **options)
-    with pictures, VideoWriter(clip, **options) as video:
+    pictures = video.open_sink(sheet, options=video.OutputOptions(contact_sheet=True), **options)
+    with pictures, VideoWriter(clip, **options) as writer:
         for chunk in job.chunks(vae.stream(latents, plan, bit_depth=8)):
             frames = chunk.to_uint8()
             pictures.write(frames)
-            video.write(frames)
+            writer.write(frames)
             job.reports.put(Report(chunk.start + len(frames), plan.num_frames))  # a picture would lie over the sheet
 
 

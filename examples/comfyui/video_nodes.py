@@ -21,15 +21,8 @@ from mlx_ltx_vae import (
     LatentsError,
     VideoVAE,
     VideoWriter,
+    video,
 )
-from mlx_ltx_vae.audio_vae import find_sound_decoder
-from mlx_ltx_vae.frame_format import FrameOutput
-from mlx_ltx_vae.pipeline.audio import every_chunk
-from mlx_ltx_vae.planning.film import DEFAULT_CARRY, FilmPlan
-from mlx_ltx_vae.planning.plan import Plan
-from mlx_ltx_vae.units import format_bytes, parse_fps
-from mlx_ltx_vae.video import OutputOptions, Sink, open_sink
-from mlx_ltx_vae.video.audio import SLACK
 
 from . import host
 from .audio_nodes import audio_vae_input
@@ -37,7 +30,7 @@ from .host import AUTO, CATEGORY, NO_SOUND, FileNode, budget, budget_input, fps_
 from .latents import PaddedSound, audio_latents, check_videos, latent_input, samples_of, video_latents, write_sound
 from .networks import Source, VAEFile
 from .options_node import DecoderOptions, options_input
-from .worker import Job, Report
+from .worker import Job, Report, format_bytes
 
 
 class Format(NamedTuple):
@@ -70,6 +63,8 @@ PIXEL_FORMATS = [
 
 
 PLAYED = PIXEL_FORMATS[:2]  # by browsers
+DEFAULT_CARRY = 25  # as in `Film`
+SLACK = Fraction(6, 100)  # seconds of sound that `VideoWriter` fills or cuts
 PREVIEW_SIDE = 640  # pixels of the longer side of the video shown instead of one that no browser plays
 
 
@@ -181,7 +176,7 @@ class LTXDecodeToVideo(VideoNode):
     @classmethod
     def execute(cls, codec: str, fps: float, save_metadata: bool = True, **inputs: Any) -> io.NodeOutput:
         video_format = CODECS[codec]
-        options = OutputOptions(
+        options = video.OutputOptions(
             codec=video_format.codec,
             bit_depth=video_format.bit_depth,
             metadata=host.metadata(cls.hidden) if save_metadata else {},
@@ -283,7 +278,7 @@ class LTXSaveVideo(VideoNode):
     ) -> "Written":
         video_format = FORMATS[format]
         depth = video_format.bit_depth if pixel_format == "auto" else 10 if "10" in pixel_format else 8
-        options = OutputOptions(
+        options = video.OutputOptions(
             codec=video_format.codec,
             crf=crf if crf >= 0 else None,
             bit_depth=depth,
@@ -306,7 +301,7 @@ class Output:
 
     name: Callable[[tuple[int, int]], str]
     fps: float
-    options: OutputOptions
+    options: video.OutputOptions
     plays: bool = True
 
 
@@ -334,18 +329,18 @@ def join_inputs() -> list[io.Input]:
 
 
 def start_film(
-    job: Job, vae: VideoVAE, clip: Clip, outputs: Sequence[FrameOutput], sound: Sequence[Plan]
-) -> tuple[FilmPlan, DecodeStream]:
+    job: Job, vae: VideoVAE, clip: Clip, outputs: Sequence[video.FrameOutput], sound: Sequence[DecodePlan]
+) -> tuple[DecodePlan, DecodeStream]:
     """Plan a film, check all its windows, and start its decode, as `start_stream` does."""
     carry, blend = clip.overlap
     film = Film(clip.latents, carry=carry, blend=blend)
     plan = vae.plan(film, memory_budget=clip.memory_budget, outputs=outputs, sound=sound)
-    job.say(f"{len(plan.windows)} windows: {describe(plan)}")
+    job.say(f"{len(clip.latents)} windows: {describe(plan)}")
     return plan, vae.stream(film, plan, **clip.options.stream)
 
 
 def start_stream(
-    job: Job, vae: VideoVAE, clip: Clip, outputs: Sequence[FrameOutput] = (), sound: Sequence[Plan] = ()
+    job: Job, vae: VideoVAE, clip: Clip, outputs: Sequence[video.FrameOutput] = (), sound: Sequence[DecodePlan] = ()
 ) -> tuple[DecodePlan, DecodeStream]:
     """Plan a decode, check all that it is given, and start it. `outputs` and `sound` are as for `VideoVAE.plan`."""
     options = clip.options.stream
@@ -365,20 +360,20 @@ def decode_to_file(job: Job, clip: Clip, output: Output) -> Written:
     hdr = clip.options.hdr
     vae = host.networks.load(VideoVAE, clip.vae, "decoder", None if hdr is None else "float32")
     sound_vae, options = load_sound_vae(clip), output.options
-    fps, sound_plans = parse_fps(output.fps), []
+    fps, sound_plans = video.parse_fps(output.fps), []
     if hdr is not None:
         options = HDROptions(hdr).choose_frames(options)
     if sound_vae is not None:
         longest = max(sound.shape[2] for sound in ([clip.sound] if clip.overlap is None else clip.sound))
-        sound_plans = every_chunk(lambda options: sound_vae.plan(longest, chunk=options.chunk))
+        sound_plans = sound_vae.plans(longest)
     start = start_stream if clip.overlap is None else start_film
     plan, stream = start(job, vae, clip, [options.frames], sound_plans)
     with ExitStack() as stack:
-        options = stack.enter_context(with_sound(options, job, clip, sound_vae, plan, fps))
+        options = stack.enter_context(with_sound(options, job, clip, vae, sound_vae, plan, fps))
         path = job.call(output.name, plan.frame_size)
-        video = {"size": plan.frame_size, "fps": fps, "num_frames": plan.num_frames}
-        preview = None if output.plays else stack.enter_context(open_preview(job, **video))
-        sink = stack.enter_context(open_sink(path, options=options, **video))
+        properties = {"size": plan.frame_size, "fps": fps, "num_frames": plan.num_frames}
+        preview = None if output.plays else stack.enter_context(open_preview(job, **properties))
+        sink = stack.enter_context(video.open_sink(path, options=options, **properties))
         host.make_room(job, plan.peak_bytes)
         for chunk in job.chunks(stream):
             frames = chunk.to_frames(options.frames)
@@ -390,11 +385,11 @@ def decode_to_file(job: Job, clip: Clip, output: Output) -> Written:
     return Written(sink.name, preview and preview.name)  # the next number, if a file has taken this one meanwhile
 
 
-def open_preview(job: Job, size: tuple[int, int], **video: Any) -> Sink:
+def open_preview(job: Job, size: tuple[int, int], **properties: Any) -> VideoWriter:
     """Open a small video for one that browsers do not play."""
     scale = -(-max(size) // PREVIEW_SIDE)
     width, height = (side // scale for side in size)
-    return VideoWriter(job.call(host.new_file, ".mp4"), size=(width, height), **video)
+    return VideoWriter(job.call(host.new_file, ".mp4"), size=(width, height), **properties)
 
 
 def shrink(frames: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -407,8 +402,14 @@ def shrink(frames: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 @contextmanager
 def with_sound(
-    options: OutputOptions, job: Job, clip: Clip, sound_vae: AudioVAE | None, plan: DecodePlan, fps: Fraction
-) -> Iterator[OutputOptions]:
+    options: video.OutputOptions,
+    job: Job,
+    clip: Clip,
+    vae: VideoVAE,
+    sound_vae: AudioVAE | None,
+    plan: DecodePlan,
+    fps: Fraction,
+) -> Iterator[video.OutputOptions]:
     """Yield the options of an output with the sound of a clip, whose file is removed at the end."""
     if isinstance(clip.sound, Sound):
         samples, rate = clip.sound
@@ -421,8 +422,8 @@ def with_sound(
             if os.path.exists(path):
                 os.remove(path)
     elif sound_vae is not None:
-        if isinstance(plan, FilmPlan):
-            frames = [part.frames.end - part.start for part in plan.film.parts]
+        if clip.overlap is not None:
+            frames = [vae.config.scale.video_grid(window.shape[2:])[0] for window in clip.latents]
             stream = sound_vae.stream_joined(clip.sound, frames, fps=fps, carry=clip.overlap.frames)
         else:
             stream = sound_vae.stream(clip.sound, plan.sound)
@@ -435,14 +436,14 @@ def with_sound(
         yield replace(options, audio_codec=None)
 
 
-def fit_sound(job: Job, clip: Clip, sound: Fraction, video: Fraction, rate: int) -> int:
+def fit_sound(job: Job, clip: Clip, sound: Fraction, pictures: Fraction, rate: int) -> int:
     """Return the samples of a video. Warns about or refuses a sound of another length. Lengths are in seconds."""
-    if abs(sound - video) > SLACK:
-        lengths = f"the video takes {float(video):.2f} s and its sound {float(sound):.2f} s"
+    if abs(sound - pictures) > SLACK:
+        lengths = f"the video takes {float(pictures):.2f} s and its sound {float(sound):.2f} s"
         if clip.options.refuses_length:
             raise LatentsError(f"{lengths}; correct the fps, give the sound of this video, or set sound_length to fit.")
-        job.say(f"{lengths}, so its end is cut" if sound > video else f"{lengths}, and the rest is silent")
-    return round(video * rate)
+        job.say(f"{lengths}, so its end is cut" if sound > pictures else f"{lengths}, and the rest is silent")
+    return round(pictures * rate)
 
 
 def load_sound_vae(clip: Clip) -> AudioVAE | None:
@@ -451,5 +452,5 @@ def load_sound_vae(clip: Clip) -> AudioVAE | None:
         return None
     if clip.sound_vae != AUTO:
         return host.networks.load(AudioVAE, clip.sound_vae, "decoder")
-    has_one = isinstance(clip.vae, VAEFile) and find_sound_decoder(None, clip.vae.path)
+    has_one = isinstance(clip.vae, VAEFile) and AudioVAE.can_load(clip.vae.path)
     return host.networks.load(AudioVAE, clip.vae, "decoder") if has_one else None

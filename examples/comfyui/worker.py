@@ -32,6 +32,11 @@ class Report:
     picture: np.ndarray | None = None
 
 
+def format_bytes(count: int) -> str:
+    """Return a number of bytes as text, such as 2.42 GB or 814.2 MB."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
 class Job:
     """A call of `work(job, *arguments)` on the MLX thread. All methods but `run` may be called from any thread."""
 

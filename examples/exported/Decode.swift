@@ -1,6 +1,6 @@
 // Decodes LTX latents as run.py does, with mlx-swift: Decode FOLDER LATENTS.safetensors [--float] > frames.rgb
 //
-// `python -m mlx_ltx_vae.export --backend metal` writes the folder, and docs/export.md describes it.
+// `mlx_ltx_vae export --backend metal` writes the folder, and docs/export.md describes it.
 // Not compiled or run by the authors, who have no Mac; run.cpp beside it is the same program, and is tested.
 
 import Cmlx

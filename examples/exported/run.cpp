@@ -65,7 +65,7 @@ void write(mx::array frames, bool is_float) {
 
 void decode(const std::string& folder, mx::array latents, bool is_float) {
     std::ifstream file(folder + "/decode.json");
-    if (!file) throw std::runtime_error(folder + " has no decode.json; export it with python -m mlx_ltx_vae.export.");
+    if (!file) throw std::runtime_error(folder + " has no decode.json; export it with mlx_ltx_vae export.");
     auto program = Json::parse(file);
     if (numeric(mx::version()) < numeric(program["mlx"].text))
         throw std::runtime_error(folder + " is of MLX " + program["mlx"].text + "; this is " + mx::version() + ".");

@@ -2,7 +2,7 @@
 
     python run.py FOLDER LATENTS.safetensors [--float] > frames.rgb
 
-FOLDER is written by `python -m mlx_ltx_vae.export`. The file of latents has the tensor `latents`, (1, C, F', H', W') or
+FOLDER is written by `mlx_ltx_vae export`. The file of latents has the tensor `latents`, (1, C, F', H', W') or
 (C, F', H', W'), normalized. The frames (F, H, W, 3) go to standard output: 8-bit RGB, or with --float as float32 in
 [-1, 1]. Only MLX and numpy are needed. docs/export.md describes the folder.
 """
@@ -24,7 +24,7 @@ class Decode:
     def __init__(self, folder):
         path = folder / "decode.json"
         if not path.exists():
-            raise ValueError(f"{folder}: has no decode.json; export it with python -m mlx_ltx_vae.export.")
+            raise ValueError(f"{folder}: has no decode.json; export it with mlx_ltx_vae export.")
         self.folder, self.program, self.functions = folder, json.loads(path.read_text()), {}
         if numbers(mx.__version__) < numbers(self.program["mlx"]):
             raise ValueError(f"{path}: is of MLX {self.program['mlx']}, and this is {mx.__version__}; update MLX.")

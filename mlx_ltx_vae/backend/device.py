@@ -6,9 +6,9 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
@@ -152,11 +152,6 @@ def _explain_unloadable(folder: str) -> str:
     noexec = getattr(os, "ST_NOEXEC", 0)  # not on macOS
     is_noexec = os.path.isdir(folder) and os.statvfs(folder).f_flag & noexec
     return "is mounted noexec" if is_noexec else "may have damaged files in its folder mlx"
-
-
-def compiler_search() -> Callable[[], object]:
-    """Return a function that makes MLX's CPU backend look for its compiler, once, by `system("g++ --version")`."""
-    return partial(mx.compile(mx.abs), mx.array(0.0))  # traced, and never evaluated
 
 
 def compiles_kernels() -> bool:

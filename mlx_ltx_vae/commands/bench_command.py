@@ -1,4 +1,4 @@
-"""`python -m mlx_ltx_vae.bench`: measure time and peak memory of decodes and an encode of noise on this machine.
+"""`mlx_ltx_vae bench`: measure time and peak memory of decodes and an encode of noise on this machine.
 
 Modes alternate, so that a change of the machine's speed affects all of them.
 """

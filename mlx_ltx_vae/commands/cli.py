@@ -165,11 +165,8 @@ class CommandParser(argparse.ArgumentParser):
 
 def _as_called(text: str) -> str:
     """Rewrite commands in a text as the user called them. The Python of a console script may not be the user's."""
-    script = os.path.basename(sys.argv[0])
-    if not script.startswith("mlx_ltx_vae"):
-        return text
-    text = text.replace("python -m mlx_ltx_vae.", "mlx_ltx_vae " if script == "mlx_ltx_vae" else "mlx_ltx_vae.")
-    return text.replace("python -m mlx_ltx_vae", "mlx_ltx_vae")
+    is_script = os.path.basename(sys.argv[0]) == "mlx_ltx_vae"
+    return text.replace("python -m mlx_ltx_vae", "mlx_ltx_vae") if is_script else text
 
 
 class _ShortHelp(argparse.Action):

@@ -1,4 +1,4 @@
-"""`python -m mlx_ltx_vae.convert`: convert a checkpoint to a folder that MLX loads faster, or verify such a folder.
+"""`mlx_ltx_vae convert`: convert a checkpoint to a folder that MLX loads faster, or verify such a folder.
 
 It also converts saved latents to a file for ComfyUI.
 """

@@ -1,4 +1,4 @@
-"""`python -m mlx_ltx_vae.decode`: decode latent files to videos."""
+"""`mlx_ltx_vae decode`: decode latent files to videos."""
 
 import argparse
 import os

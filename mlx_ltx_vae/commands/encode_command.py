@@ -1,4 +1,4 @@
-"""`python -m mlx_ltx_vae.encode`: encode videos to latent files."""
+"""`mlx_ltx_vae encode`: encode videos to latent files."""
 
 import argparse
 import os

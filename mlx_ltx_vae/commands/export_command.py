@@ -1,4 +1,4 @@
-"""`python -m mlx_ltx_vae.export`: export a decode as MLX functions, which other programs run."""
+"""`mlx_ltx_vae export`: export a decode as MLX functions, which other programs run."""
 
 import argparse
 import json

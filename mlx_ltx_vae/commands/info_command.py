@@ -1,4 +1,4 @@
-"""`python -m mlx_ltx_vae.info`: describe a checkpoint, a latent file or a video, or plan a decode without a file."""
+"""`mlx_ltx_vae info`: describe a checkpoint, a latent file or a video, or plan a decode without a file."""
 
 import argparse
 import json

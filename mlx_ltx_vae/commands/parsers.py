@@ -54,13 +54,13 @@ def decode_parser() -> CommandParser:
     """Make the parser of `decode`."""
     parser = CommandParser(
         first=("latents", "output", "model", "fps", "frames", "memory_budget", "codec", "crf", "audio", "dry_run"),
-        prog="python -m mlx_ltx_vae.decode",
+        prog="python -m mlx_ltx_vae decode",
         usage="%(prog)s LATENTS... -m VAE [-o OUT] [options]\n       %(prog)s --demo [options]",
         description="Decode LTX video latents to videos, exactly, in memory that does not grow with the clip.",
         epilog=examples(
-            "python -m mlx_ltx_vae.decode --demo",
-            "python -m mlx_ltx_vae.decode clip.safetensors -m ltx-2.3 -o clip.mp4",
-            "python -m mlx_ltx_vae.decode a.npy b.npy @more.txt -m vae/ -o videos/",
+            "python -m mlx_ltx_vae decode --demo",
+            "python -m mlx_ltx_vae decode clip.safetensors -m ltx-2.3 -o clip.mp4",
+            "python -m mlx_ltx_vae decode a.npy b.npy @more.txt -m vae/ -o videos/",
         ),
     )
     demo_files = "the small VAE and the latents that ship with the package"
@@ -84,13 +84,13 @@ def preview_parser() -> CommandParser:
     """Make the parser of `preview`."""
     parser = CommandParser(
         first=("latents", "output", "model", "demo", "fps", "frames", "memory_budget", "dry_run"),
-        prog="python -m mlx_ltx_vae.preview",
+        prog="python -m mlx_ltx_vae preview",
         usage="%(prog)s LATENTS... -m MODEL [-o OUT] [options]\n       %(prog)s --demo [options]",
         description="Show what is in LTX video latents, in seconds: as clips, pictures, or a page to choose from.",
         epilog=examples(
-            "python -m mlx_ltx_vae.preview --demo -o preview.png",
-            "python -m mlx_ltx_vae.preview clip.npy -m taeltx-2.3 -o clip.png",
-            "python -m mlx_ltx_vae.preview latents/ -m taeltx-2.3 -o gallery.html",
+            "python -m mlx_ltx_vae preview --demo -o preview.png",
+            "python -m mlx_ltx_vae preview clip.npy -m taeltx-2.3 -o clip.png",
+            "python -m mlx_ltx_vae preview latents/ -m taeltx-2.3 -o gallery.html",
         ),
     )
     add_input_options(
@@ -113,13 +113,13 @@ def encode_parser() -> CommandParser:
     """Make the parser of `encode`."""
     parser = CommandParser(
         first=("video", "output", "model", "size", "fit", "frames", "fps", "audio_model", "memory_budget", "dry_run"),
-        prog="python -m mlx_ltx_vae.encode",
+        prog="python -m mlx_ltx_vae encode",
         usage="%(prog)s VIDEO... -m VAE [-o LATENTS] [options]",
         description="Encode videos to LTX latents, exactly, in memory that does not grow with the clip.",
         epilog=examples(
-            "python -m mlx_ltx_vae.encode clip.mp4 -m ltx-2.3 -o clip.safetensors",
-            "python -m mlx_ltx_vae.encode clip.mov -m vae/ -o a.safetensors --size 768x512",
-            "python -m mlx_ltx_vae.encode clips.csv -m vae/ -o latents/ --skip-existing",
+            "python -m mlx_ltx_vae encode clip.mp4 -m ltx-2.3 -o clip.safetensors",
+            "python -m mlx_ltx_vae encode clip.mov -m vae/ -o a.safetensors --size 768x512",
+            "python -m mlx_ltx_vae encode clips.csv -m vae/ -o latents/ --skip-existing",
         ),
     )
     videos = """videos or GIFs, folders of them or of images, or patterns such as %%05d.png; - for standard input;
@@ -189,14 +189,14 @@ def _frames_to_encode(text: str) -> slice:
 def info_parser() -> CommandParser:
     """Make the parser of `info`."""
     parser = CommandParser(
-        prog="python -m mlx_ltx_vae.info",
+        prog="python -m mlx_ltx_vae info",
         usage="%(prog)s FILE... [options]\n       %(prog)s GENERATION --size WxH --frames N [options]",
         description="Describe a checkpoint, a latent file, a video or an image: generation, sizes, layout, metadata, "
         "and the memory that decodes take. Reads only the headers of a checkpoint. Or plan a decode without a file.",
         epilog=examples(
-            "python -m mlx_ltx_vae.info vae.safetensors",
-            "python -m mlx_ltx_vae.info clip.safetensors -m vae.safetensors",
-            "python -m mlx_ltx_vae.info ltx-2.3 --size 768x512 --frames 121",
+            "python -m mlx_ltx_vae info vae.safetensors",
+            "python -m mlx_ltx_vae info clip.safetensors -m vae.safetensors",
+            "python -m mlx_ltx_vae info ltx-2.3 --size 768x512 --frames 121",
         ),
     )
     files = """checkpoint files, folders, names or hub ids; latent files, or folders of them; videos; or with --size and
@@ -223,15 +223,15 @@ def info_parser() -> CommandParser:
 def convert_parser() -> CommandParser:
     """Make the parser of `convert`."""
     parser = CommandParser(
-        prog="python -m mlx_ltx_vae.convert",
+        prog="python -m mlx_ltx_vae convert",
         usage="%(prog)s SOURCE -o FOLDER [options]\n       %(prog)s LATENTS -o FILE.latent [options]\n"
         "       %(prog)s --verify A B [options]",
         description="Convert the VAE of an LTX checkpoint to a folder that MLX loads faster, and verify it; or saved "
         "latents to a file for ComfyUI's node LoadLatent. Also called python -m weights_convert.",
         epilog=examples(
-            "python -m mlx_ltx_vae.convert ltx-2.3.safetensors -o vae",
-            "python -m mlx_ltx_vae.convert clip.safetensors -o clip.latent",
-            "python -m mlx_ltx_vae.convert --verify ltx-2.3.safetensors vae",
+            "python -m mlx_ltx_vae convert ltx-2.3.safetensors -o vae",
+            "python -m mlx_ltx_vae convert clip.safetensors -o clip.latent",
+            "python -m mlx_ltx_vae convert --verify ltx-2.3.safetensors vae",
         ),
     )
     sources = "checkpoint file, folder, name (ltx-2.3), or hub id; or a latent file"
@@ -259,13 +259,13 @@ def convert_parser() -> CommandParser:
 def export_parser() -> CommandParser:
     """Make the parser of `export`."""
     parser = CommandParser(
-        prog="python -m mlx_ltx_vae.export",
+        prog="python -m mlx_ltx_vae export",
         usage="%(prog)s -m VAE -o FOLDER --size WxH [options]",
         description="Export the exact decode of videos of one size and any length as MLX functions, which programs in "
         "C++, Swift or Python run without this package: see docs/export.md.",
         epilog=examples(
-            "python -m mlx_ltx_vae.export -m ltx-2.3 -o out --size 768x512",
-            "python -m mlx_ltx_vae.export -m vae -o out --size 768x512 --backend metal",
+            "python -m mlx_ltx_vae export -m ltx-2.3 -o out --size 768x512",
+            "python -m mlx_ltx_vae export -m vae -o out --size 768x512 --backend metal",
         ),
     )
     model = f"checkpoint file, folder, name (ltx-2.3), or hub id (default: {MODEL_VARIABLE})"
@@ -288,15 +288,15 @@ def export_parser() -> CommandParser:
 def bench_parser() -> CommandParser:
     """Make the parser of `bench`."""
     parser = CommandParser(
-        prog="python -m mlx_ltx_vae.bench",
+        prog="python -m mlx_ltx_vae bench",
         usage="%(prog)s [-m VAE | --generation NAME] [options]",
         description="Measure time and peak memory of decodes and of an encode of noise. Without "
         "-m the VAE has random weights, which take the same time and memory. Results from a Mac are welcome: "
         "send the table that this prints.",
         epilog=examples(
-            "python -m mlx_ltx_vae.bench -m vae.safetensors",
-            "python -m mlx_ltx_vae.bench --size 768x512 --num-frames 121 --mode exact",
-            "python -m mlx_ltx_vae.bench --generation ltx-2.5-diffusion --order rows",
+            "python -m mlx_ltx_vae bench -m vae.safetensors",
+            "python -m mlx_ltx_vae bench --size 768x512 --num-frames 121 --mode exact",
+            "python -m mlx_ltx_vae bench --generation ltx-2.5-diffusion --order rows",
         ),
     )
     vae = parser.add_mutually_exclusive_group()
@@ -342,15 +342,15 @@ class _ProgramParser(CommandParser):
 def run_parser() -> CommandParser:
     """Make the parser of `run`."""
     parser = _ProgramParser(
-        prog="python -m mlx_ltx_vae.run",
+        prog="python -m mlx_ltx_vae run",
         usage="%(prog)s [options] -- PROGRAM [ARGUMENTS]\n       %(prog)s [options] -- -m MODULE [ARGUMENTS]",
         description="Run an MLX app of LTX latents with its decoders and encoders replaced by this package's. "
         "PROGRAM is a command of this Python environment, or a script; its command line and exit code are unchanged. "
         "Apps: see docs/integrations.md.",
         epilog=examples(
-            "python -m mlx_ltx_vae.run -- ltx-2-mlx generate --prompt 'a fox'",
-            "python -m mlx_ltx_vae.run --save-latents latents/ -- -m mlx_video.generate",
-            "python -m mlx_ltx_vae.run --memory-budget 8GB -- generate.py",
+            "python -m mlx_ltx_vae run -- ltx-2-mlx generate --prompt 'a fox'",
+            "python -m mlx_ltx_vae run --save-latents latents/ -- -m mlx_video.generate",
+            "python -m mlx_ltx_vae run --memory-budget 8GB -- generate.py",
         ),
     )
     folder = """also write the latents that the app decodes to files in this folder, named by date and number, with the

@@ -1,4 +1,4 @@
-"""`python -m mlx_ltx_vae.preview`: small clips, contact sheets and galleries of latents, by a fast decoder."""
+"""`mlx_ltx_vae preview`: small clips, contact sheets and galleries of latents, by a fast decoder."""
 
 import argparse
 from pathlib import Path

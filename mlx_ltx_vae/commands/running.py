@@ -13,7 +13,7 @@ from typing import TextIO
 import mlx.core as mx
 from tqdm import tqdm
 
-from ..backend.device import compiler_search, explained_device_errors, has_reference_blas, is_cpu
+from ..backend.device import explained_device_errors, has_reference_blas
 from ..distributed import end_time_limit, is_lost_peer
 from ..errors import (
     DecodeError,
@@ -28,7 +28,7 @@ from ..errors import (
     warn,
 )
 from ..pipeline.progress import Bar
-from ..process import delay_signals, ended_by_signals
+from ..process import ended_by_signals
 from ..startup import is_command
 from .cli import (
     BROKEN_PIPE,
@@ -62,8 +62,6 @@ def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Name
     if is_command():
         tqdm.set_lock(Bar.get_lock())  # for the bars of downloads
     try:
-        if computes and is_cpu():
-            delay_signals(compiler_search())
         # Signals are ignored after this block, so that only the error is printed.
         with (
             explained_device_errors(),

@@ -18,11 +18,16 @@ from mlx_ltx_vae.integrations import decode_tiled, decode_whole
 LTX2VideoDecoder.decode_tiled = decode_tiled  # the app's class, and all its callers
 LTX2VideoDecoder.__call__ = decode_whole
 ```
+
+An app with a window of its own shows warnings there (`telling_warnings`), in which options have the names of its own
+(`speaking_of_options`).
 """
 
+from typing import TYPE_CHECKING
+
+from ..errors import speaking_of_options, telling_warnings
 from ..startup import lazy_names
 
-TYPE_CHECKING = False  # as of typing
 if TYPE_CHECKING:
     from .dropins import (
         decode_and_stream,
@@ -43,6 +48,8 @@ __all__ = [
     "decode_whole",
     "encode_whole",
     "install",
+    "speaking_of_options",
+    "telling_warnings",
     "tiled_decode",
     "vae_of",
 ]

@@ -2,6 +2,7 @@
 
 from ..frame_format import FrameFormat, FrameOutput, FrameStep
 from ..options import OutputOptions
+from ..units import parse_fps
 from .compression import compress_still
 from .exr import ExrReader
 from .reader import Fit, VideoReader
@@ -22,4 +23,4 @@ from .writer import VideoWriter
 __all__ = ["ExrReader", "Fit", "FrameFormat", "FrameOutput", "FrameStep", "Sink", "OutputOptions", "VideoReader"]
 __all__ += ["VideoWriter", "add_metadata", "check_output", "check_output_options", "frame_endings", "is_sheet"]
 __all__ += ["compress_still", "is_sound", "open_sink"]
-__all__ += ["output_files", "takes_sound"]
+__all__ += ["output_files", "parse_fps", "takes_sound"]
