@@ -22,7 +22,7 @@ from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..codec_table import LATER_STILL_CRF, STILL_CRF
 from ..errors import CheckpointError, PlanError, ReaderError, warn
-from ..files import part_folder, sample_path
+from ..files import PartFolder, part_folder, sample_path
 from ..latents import LatentsWriter, check_latents_name, is_for_comfyui
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
@@ -278,13 +278,13 @@ class EncodeTask(Task):
             writer = stack.enter_context(LatentsWriter(output, overwrite=self.overwrite))
             return lambda _: nullcontext(writer)
         folder = stack.enter_context(self._open_folder(output))
-        return lambda number: LatentsWriter(folder / f"{number + 1:05d}.safetensors")
+        return lambda number: LatentsWriter(folder.path / f"{number + 1:05d}.safetensors")
 
     @contextmanager
-    def _open_folder(self, output: str) -> Iterator[Path]:
+    def _open_folder(self, output: str) -> Iterator[PartFolder]:
         """Yield the folder of windows, and then complete the item with the name that it has got."""
         with part_folder(Path(output)) as folder:
-            yield folder.path
+            yield folder
         if folder.target != Path(output):
             self._rename({output: os.path.join(folder.target, "")})
 
