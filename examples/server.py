@@ -6,11 +6,13 @@
 
 The VAE is loaded once. All decodes run on one thread, one after another (`VideoEndpoint`), and a step waits until the
 client has read the last one (`encode_mp4`). Uploads and decodes have limits (`save_upload`, `respond`). A decode ends
-when its client disconnects (`while_connected`), or when the server ends (`lifespan`, `Server`).
+when its client disconnects (`while_connected`), or when the server ends (`lifespan`, `Server`). An error of a video
+that has begun is a line of the log, and its connection is closed (`respond`).
 """
 
 import argparse
 import asyncio
+import logging
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -41,6 +43,7 @@ HEADER_SECONDS = 10  # for the headers before it
 DECODE_SECONDS = 600  # from the start of a decode to the last byte that its client has read
 GRACE_SECONDS, EXIT_SECONDS = 3, 12  # after Ctrl-C, SIGTERM or SIGHUP: of responses, and of the process
 MAX_CONNECTIONS = 32  # others get a 503
+LOG = logging.getLogger("uvicorn.error")
 
 
 class Parts(SimpleQueue):
@@ -132,7 +135,7 @@ class VideoEndpoint:
     async def respond(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Decode a file and send the video. Until the first part is decoded, errors become responses."""
         is_started = False
-        with anyio.move_on_after(DECODE_SECONDS):
+        with anyio.move_on_after(DECODE_SECONDS) as limit:
             stream, parts = await self.run(open_video, self.vae, path)
             try:
                 part = await self.run(next, parts)
@@ -147,11 +150,17 @@ class VideoEndpoint:
                 response = StreamingResponse(body(), media_type='video/mp4; codecs="avc1.640033"')
                 with suppress(asyncio.CancelledError):  # uvicorn closes the connection of an incomplete response
                     await response(scope, receive, send)
+            except LTXVAEError as error:
+                if not is_started:
+                    raise
+                LOG.error("A video ends early: %s", str(error).replace(path, "the file").replace("\n", " "))
             finally:
                 stream.cancel()  # the step that runs ends soon
                 self.thread.submit(parts.close)  # and then ffmpeg
         if not is_started:
             raise HTTPException(503, f"the first part was not decoded within {DECODE_SECONDS} s.")
+        if limit.cancel_called:
+            LOG.error("A video ends early: it was not decoded and read within %s s.", DECODE_SECONDS)
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -160,9 +169,15 @@ class VideoEndpoint:
             await anyio.to_thread.run_sync(self.thread.shutdown)
 
 
+def is_reason(record: logging.LogRecord) -> bool:
+    """Return whether a line of the log is more than that a response is incomplete, which a line before it explains."""
+    return record.msg != "ASGI callable returned without completing response."
+
+
 def make_app(vae: VideoVAE, hosts: Sequence[str] = ()) -> Starlette:
     """Make the service at `/video`, and its page. `hosts` are the names under which other machines may reach it."""
     endpoint, page = VideoEndpoint(vae), Path(__file__).with_name("server.html")
+    LOG.addFilter(is_reason)
     # Another site may let a name of its own point to this machine, and then read the answers (DNS rebinding).
     allowed_hosts = ["localhost", "127.0.0.1", "[::1]", *hosts]
     return Starlette(

@@ -283,6 +283,8 @@ _MAX_NUMBERS = 1000  # that are tried for an output
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _MAX_ENDING = 20  # characters
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without fsync
+LOST = "another program has moved, removed or replaced it"
+_MAX_PATH = 1024  # bytes, of macOS
 _LOCK_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW  # follows no link, waits for no pipe
 
 
@@ -370,8 +372,35 @@ def _part_pattern(target: Path) -> re.Pattern[str]:
     return re.compile("[0-9a-f]{8}".join(map(re.escape, _part_affixes(target))))
 
 
+def leads_to(path: Path, descriptor: int) -> bool:
+    """Return whether a path leads to this open file or folder. A path that cannot be looked at does not."""
+    with suppress(OSError):  # while the file is open, no other one gets its number
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    return False
+
+
+def find_open(path: Path, descriptor: int) -> Path:
+    """Return the path of an open file or folder, also after a folder above it was moved or renamed.
+
+    Raises a `FileNotFoundError` if it has another name, is on another disk, or was removed.
+    """
+    if leads_to(path, descriptor):
+        return path
+    with suppress(OSError):
+        get_path = getattr(fcntl, "F_GETPATH", None)  # of macOS
+        if get_path is None:
+            name = os.readlink(f"/proc/self/fd/{descriptor}")
+        else:
+            name = os.fsdecode(fcntl.fcntl(descriptor, get_path, bytes(_MAX_PATH)).rstrip(b"\0"))
+        if os.path.basename(name) == path.name and leads_to(Path(name), descriptor):
+            return Path(name)
+    raise FileNotFoundError(errno.ENOENT, f"{LOST} meanwhile")
+
+
 def remove_part(path: Path, lock: int) -> None:
     """Remove what `create_part` has created, unless it has been renamed, and unlock it."""
+    with suppress(OSError):
+        path = find_open(path, lock)
     if path.is_dir():
         remove_folder(path)
     else:
@@ -507,9 +536,10 @@ def _move_entries(source: Path, folder: Path, *, overwrite: bool) -> bool:
     return True
 
 
-def warn_of_name(name: str | os.PathLike, other: str | os.PathLike) -> None:
-    """Report that an output has another name than its own, see `take_name`."""
-    warn(f"{os.fspath(name)}: the name was taken meanwhile, so the output is {other}.")
+def warn_of_name(name: str | os.PathLike, other: str | os.PathLike, *, has_moved: bool = False) -> None:
+    """Report that an output has another name than its own: see `take_name`, or its folder `has_moved`."""
+    reason = "its folder was moved or renamed" if has_moved else "the name was taken"
+    warn(f"{os.fspath(name)}: {reason} meanwhile, so the output is {other}.")
 
 
 def kept_error(target: str | os.PathLike, error: OSError, path: Path) -> WriterError:
@@ -523,28 +553,53 @@ class _Part:
     """Hidden file or folder in the folder of an output, where it is filled and then named.
 
     It is removed with this object. It is created at once, so that a missing or read-only folder is refused before any
-    work is done. Links are written through.
+    work is done. Links are written through. If a folder above it is moved or renamed, the output goes there, too.
     """
 
-    path: Path
+    _content = Path()  # of the part, which becomes the output
 
     def __init__(self, target: Path, name: str, place: Path, create: Callable[[Path], object]) -> None:
         self.target, self._label = target, name  # which errors show
+        self._folder = place.parent
         with uninterrupted(), writing_to(name):
             self._part, self._lock = create_part(place, create)
             self._remove = Cleanup(self, remove_part, self._part, self._lock)
 
-    def _give_name(self, files: Sequence[Path], move: Callable[[], tuple[Path, Path]]) -> Path:
+    @property
+    def path(self) -> Path:
+        """Path to write to, which is another one after a folder above it was moved. `find_open` has the errors."""
+        self._part = find_open(self._part, self._lock)
+        return self._part / self._content
+
+    @property
+    def has_moved(self) -> bool:
+        """Flag: a folder above it was moved or renamed."""
+        return self._part.parent != self._folder
+
+    def write(self, write: Callable[..., object], *arguments: Any, name: str = "") -> None:
+        """Call `write(path, *arguments)` for the file, or the one of this name in the folder.
+
+        It is called again if it fails because a folder above was moved meanwhile.
+        """
+        path = self.path
+        try:
+            write(path / name, *arguments)
+        except Exception:
+            if self.path == path:
+                raise
+            write(self.path / name, *arguments)
+
+    def _give_name(self, move: Callable[[], tuple[Path, Path]]) -> Path:
         """Call `move`, which returns the output's name and the folder that has changed. Returns the name.
 
         Before, the files are on the disk; afterwards, their names are too: a power cut leaves the old file or the whole
         new one. If a step fails, the output is kept, and a `WriterError` says where.
         """
         with writing_to(self._label):
-            for path in files:
+            for path in self._files():
                 check_not_empty(path)
         try:
-            _sync_files(files)
+            _sync_files(self._files())
             with uninterrupted():
                 name, folder = move()
         except OSError as error:
@@ -556,8 +611,14 @@ class _Part:
         self._remove()
         return name
 
+    def _files(self) -> list[Path]:
+        """Return the files that have been written."""
+        return [self.path]
+
     def _keep(self) -> Path:
         """Keep the part, under a name that is not hidden if it can be renamed. Returns the path of the output."""
+        with suppress(OSError):
+            self._part = find_open(self._part, self._lock)
         path = self._part.with_name(self._part.name[1:])  # which `_remove_abandoned` leaves alone, too
         try:
             os.replace(self._part, path)
@@ -568,7 +629,7 @@ class _Part:
         self._remove.cancel()
         with suppress(OSError):
             os.close(self._lock)
-        return path / self.path.relative_to(self._part)
+        return path / self._content
 
     def discard(self) -> None:
         """Remove the part, unless it has its name or is kept."""
@@ -596,7 +657,6 @@ class PartFile(_Part):
         if self._is_special:
             place = Path(find_temporary_folder(), target.name)
         super().__init__(target, os.fspath(target), place, lambda path: path.open("xb").close())
-        self.path = self._part
         if not self._is_special:
             keep_mode(self._real, self.path, stat.S_IRUSR | stat.S_IWUSR)  # what is private is so at once
 
@@ -609,15 +669,16 @@ class PartFile(_Part):
                     shutil.copyfileobj(content, target)
             self._remove()
             return None
-        path = self._give_name([self.path], self._move)
-        if path == self._real:
+        path = self._give_name(self._move)
+        if path == Path(os.path.realpath(self.target)):  # also of a working folder that was moved
             return None
-        moved = path if self.target.is_symlink() else self.target.with_name(path.name)
-        warn_of_name(self.target, moved)
+        moved = path if self.has_moved or self.target.is_symlink() else self.target.with_name(path.name)
+        warn_of_name(self.target, moved, has_moved=self.has_moved)
         return moved
 
     def _move(self) -> tuple[Path, Path]:
-        path = take_name(self.path, self._real, overwrite=self._overwrite)
+        part = self.path
+        path = take_name(part, part.with_name(self._real.name), overwrite=self._overwrite)
         return path, path.parent
 
 
@@ -645,13 +706,18 @@ class PartFolder(_Part):
     ) -> None:
         check_name(target)
         self._clashes, self._overwrite = clashes, overwrite
-        self._real = Path(os.path.realpath(target))
-        is_inside = os.path.isdir(self._real)
-        self._place = self._real / subfolder if is_inside else self._real
+        real = Path(os.path.realpath(target))
+        self._is_inside = os.path.isdir(real)
+        self._place = real / subfolder if self._is_inside else real
         super().__init__(target, name or os.fspath(target), self._place, Path.mkdir)
-        self.path = self._part / self._place.name  # errors show its name
+        self._content = Path(self._place.name)  # errors show its name
         with writing_to(self._label):
             self.path.mkdir()
+
+    @property
+    def _real(self) -> Path:
+        """Path of the target, which is another one after a folder above it was moved."""
+        return self._part.parent if self._is_inside else self._part.with_name(self._place.name)
 
     def find_clash(self) -> str | None:
         """Return the name of a file in the folder that clashes. `None` means that there is none."""
@@ -663,18 +729,22 @@ class PartFolder(_Part):
 
     def complete(self) -> Path | None:
         """Move the folder, or its files, to the target. Returns another name if it has got that, see `take_name`."""
-        path = self._give_name(sorted(self.path.iterdir()), self._move)
-        if path == self._real:
+        path = self._give_name(self._move)
+        if path == Path(os.path.realpath(self.target)):  # also of a working folder that was moved
             return None
-        is_beside = path.parent == self._real.parent and not self.target.is_symlink()
+        is_beside = path.parent == self._real.parent and not self.has_moved and not self.target.is_symlink()
         return self.target.with_name(path.name) if is_beside and self.target.name not in ("", "..") else path
 
+    def _files(self) -> list[Path]:
+        return sorted(self.path.iterdir())
+
     def _move(self) -> tuple[Path, Path]:
+        folder = self.path
         is_free = os.path.isdir(self._real) and self.find_clash() is None
-        if is_free and _move_entries(self.path, self._real, overwrite=self._overwrite):
+        if is_free and _move_entries(folder, self._real, overwrite=self._overwrite):
             return self._real, self._real
-        sync_folder(self.path)
-        path = take_name(self.path, self._place, overwrite=False)
+        sync_folder(folder)
+        path = take_name(folder, self._part.with_name(self._place.name), overwrite=False)
         return path, path.parent
 
 
@@ -693,6 +763,6 @@ def part_folder(target: Path) -> Iterator[PartFolder]:
         moved = part.complete()
         if moved is not None:
             part.target = moved
-            warn_of_name(target, moved)
+            warn_of_name(target, moved, has_moved=part.has_moved)
     finally:
         part.discard()

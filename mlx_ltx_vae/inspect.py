@@ -16,7 +16,7 @@ from .audio_vae import AudioVAE, find_sound_decoder
 from .backend.mlx_utils import to_float
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.files import Archive, StoredNetwork, is_index
-from .checkpoint.locate import Location, locate, recognize
+from .checkpoint.locate import Location, locate, read_export, recognize
 from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, ReaderError, excerpt, printable, warn
 from .files import MAX_INSPECTED_VALUES, START_BYTES, Format, find_format
 from .latents import KNOWN_NAMES, AudioLatentsFile, find_audio_latents, is_sound_alone, open_latents
@@ -42,6 +42,7 @@ Report = dict[str, Any]
 FileT = TypeVar("FileT")
 
 _NAMED_TENSORS = 3
+_EXPORTED = ("generation", "backend", "dtype", "mlx", "latents", "frames", "seed", "fingerprint")  # see docs/export.md
 _PICTURE_ENDINGS = (*CONTAINER_ENDINGS, *ANIMATIONS, ".png", ".tif", ".tiff", ".jpg", ".jpeg")
 #: (F, H, W) of usual videos.
 _USUAL_VIDEOS = ((121, 512, 768), (121, 704, 1280), (121, 1088, 1920))
@@ -78,6 +79,8 @@ def inspect(
             )
         return report
     has_latent_options = (vae, audio_vae, tensor, audio_tensor, grid) != (None, None, None, None, None)
+    if not has_latent_options and (export := read_export(path)) is not None:
+        return {"kind": "exported decode", "name": path.name} | {key: export.get(key) for key in _EXPORTED}
     location, audio = None, None
     if reader is None or find_format(start or b"") is Format.SAFETENSORS:
         try:

@@ -20,7 +20,7 @@ import uvicorn
 
 from conftest import active_memory
 from examples import server
-from mlx_ltx_vae import DecodeCancelled, VideoVAE, demo, load_latents, save_latents
+from mlx_ltx_vae import DecodeCancelled, DecodeError, VideoVAE, WriterError, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.mlx_utils import psnr
 from mlx_ltx_vae.pipeline.frames import FrameChunk
 from video_files import children, run_ffmpeg
@@ -175,6 +175,30 @@ def test_a_client_that_disconnects_ends_the_decode_and_ffmpeg_and_frees_memory(v
     assert active_memory() <= before
 
 
+def failing(error):
+    def chunks(*_, **__):
+        for chunk, _ in zip(noise(), range(3), strict=False):
+            yield chunk
+        raise error
+
+    return chunks
+
+
+@pytest.mark.parametrize(
+    "error", [DecodeError("the network returned NaN\nin frame 24."), WriterError("no space is left.")]
+)
+def test_an_error_after_the_response_has_begun_is_one_line_of_the_log(vae, upload, capsys, error):
+    vae.make_chunks, vae.hold_at = failing(error), 99
+    with serving(vae) as address:
+        for _ in range(2):
+            with pytest.raises(httpx.RemoteProtocolError), posting(address, upload) as response:
+                assert response.status_code == 200
+                response.read()
+        assert vae.streams[1].closed.wait(PATIENCE)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "graceful shutdown" not in line]  # of this server
+    assert lines == [f"ERROR:    A video ends early: {error}".replace("\n", " ")] * 2
+
+
 @pytest.mark.slow
 def test_one_video_is_decoded_at_a_time_and_nothing_for_clients_that_have_left(vae, upload):
     with serving(vae) as address, posting(address, upload) as first:
@@ -199,7 +223,7 @@ def noise(*_, **__):
 
 
 @pytest.mark.slow
-def test_a_client_that_stops_reading_loses_its_turn(vae, upload, monkeypatch):
+def test_a_client_that_stops_reading_loses_its_turn(vae, upload, monkeypatch, capsys):
     vae.make_chunks, vae.hold_at = noise, 8000
     monkeypatch.setattr(server, "DECODE_SECONDS", 5)
     small = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)])
@@ -210,6 +234,8 @@ def test_a_client_that_stops_reading_loses_its_turn(vae, upload, monkeypatch):
         monkeypatch.undo()
         with posting(address, upload) as second:
             assert second.status_code == 200
+        line = "ERROR:    A video ends early: it was not decoded and read within 5 s."
+        assert capsys.readouterr().err.splitlines()[0] == line
 
 
 @pytest.mark.slow

@@ -13,12 +13,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from conftest import CONV_CASES
-from mlx_ltx_vae import LatentsError, LTXVAEError, PlanError, VideoVAE, demo
+from mlx_ltx_vae import AudioVAE, CheckpointError, LatentsError, LTXVAEError, PlanError, VideoVAE, demo
 from mlx_ltx_vae.backend import function_file
 from mlx_ltx_vae.backend.device import computing_for
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.commands import run as run_command
+from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.pipeline.export import Functions
+from mlx_ltx_vae.preview import main as preview
 from tolerances import ON_CPU, tolerance
 
 PROGRAMS = Path(__file__).parents[1] / "examples" / "exported"
@@ -255,6 +258,32 @@ def test_the_command_exports(golden, tmp_path, capsys):
     assert report["weight_bytes"] <= (tmp_path / "exported" / "weights.safetensors").stat().st_size
     assert run_command("export", line) == 1
     assert "already exists and is not an empty folder" in capsys.readouterr().err
+
+
+def test_an_export_is_no_vae_and_commands_say_what_it_is(small, changed, tmp_path, capsys):
+    folder = small[1]
+    np.save(tmp_path / "clip.npy", np.zeros((1, 8, 1, 2, 2), np.float32))
+    for source in (folder, f"{folder}/", folder / "weights.safetensors", f"{folder}:weights.safetensors"):
+        for command in (decode, preview):
+            assert command([str(tmp_path / "clip.npy"), "-m", str(source), "-o", str(tmp_path / "out.mp4")]) == 1
+            error = capsys.readouterr().err.splitlines()[-1]
+            assert error.endswith("is an exported decode, which is no VAE; give the VAE that was exported.")
+        with pytest.raises(CheckpointError, match=r"is an exported decode"):
+            AudioVAE.from_pretrained(source)
+    content = json.loads((folder / "decode.json").read_text())
+    for source in (folder, folder / "decode.json", folder / "weights.safetensors"):
+        assert info([str(source)]) == 0
+        text = capsys.readouterr().out
+        assert f"kind: exported decode\nname: {source.name}\ngeneration: {content['generation']}\n" in text
+        assert f"frames: {content['frames'][0]}, {content['frames'][1]}\n" in text
+    for entries in ({"calls": 1, "frames": {"a": [1]}, "generation": "\x1b[2J"}, {"frames": None}):
+        assert info([str(changed(**entries))]) == 0
+        assert "\x1b" not in capsys.readouterr().out
+        shutil.rmtree(tmp_path / "changed")
+    for text in ("[" * 100_000, "3", "nothing", '{"format": 1}'):
+        (tmp_path / "decode.json").write_text(text)
+        assert info([str(tmp_path / "decode.json")]) == 1
+        assert "exported" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("missing", ["-m", "-o", "--size"])

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import stat
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from mlx_ltx_vae.files import PartFile, numbered_names
 from mlx_ltx_vae.latents import LatentsWriter
 from mlx_ltx_vae.video import OutputOptions, VideoWriter, check_output, open_sink, sink_table
 from mlx_ltx_vae.video.audio import write_wav
+from mlx_ltx_vae.video.pictures import write_png
 from test_full_disk import fill, small_disk  # noqa: F401
 from video_files import SIZE, noise, read
 
@@ -84,6 +86,101 @@ def test_one_rule_says_what_is_replaced(here, name, overwrite):
         with pytest.raises(WriterError, match=r"already exists; .*pass overwrite=True to replace"):
             write(name, overwrite)
         assert target.read_bytes() == PRECIOUS
+
+
+def content(folder: str) -> dict[str, bytes]:
+    """All files below a folder, hidden ones too."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+MOVED = [*REPLACED, *REFUSED, "live.mp4", "new/", "out.mkv", "out.webp"]
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_an_output_follows_its_folder_which_is_renamed(here, name):
+    """As the Finder does, or a program that synchronizes folders."""
+    options = {"fragmented": True} if name == "live.mp4" else {}
+    for folder in ("plain", "before"):
+        Path(folder, "stills").mkdir(parents=True)
+    write(f"plain/{name}", **options)
+    text = f"before/{name}: its folder was moved or renamed meanwhile, so the output is {here}/after/{name}."
+    with pytest.warns(UserWarning) as caught:
+        moved = write(f"before/{name}", before=lambda: Path("before").rename("after"), **options)
+    assert [str(warning.message) for warning in caught] == [text]
+    assert moved == f"{here}/after/{name}"
+    assert content("after") == content("plain") != {}
+    assert not Path("before").exists()
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_an_output_that_fails_leaves_nothing_in_a_folder_that_was_renamed(here, name):
+    def fail():
+        Path("before").rename("after")
+        raise ValueError("a decode that fails")
+
+    Path("before", "stills").mkdir(parents=True)
+    with pytest.raises(ValueError, match="that fails"):
+        write(f"before/{name}", before=fail, **({"fragmented": True} if name == "live.mp4" else {}))
+    assert content("after") == {}
+
+
+@pytest.mark.parametrize("name", ["out.mp4", "live.mp4", "out.npy", "stills/", "new/"])
+def test_a_working_folder_that_is_renamed_is_no_matter(here, name):
+    options = {"fragmented": True} if name == "live.mp4" else {}
+    Path("before", "stills").mkdir(parents=True)
+    os.chdir("before")
+    assert write(name, before=lambda: (here / "before").rename(here / "after"), **options) == name
+    assert target_of(name).stat().st_size > 50
+    assert len(content(here / "after")) == 1
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_stills_go_on_in_a_folder_that_is_renamed_between_two_and_while_one_is_written(here, monkeypatch, is_new):
+    def write_still(path, frame, options):
+        if path.name == "00002.png" and Path("after").exists():
+            Path("after").rename("last")
+        write_png(path, frame, options)
+        if path.name == "00000.png":
+            Path("before").rename("after")
+
+    Path("before", "stills").mkdir(parents=True)
+    monkeypatch.setattr(sink_table, "SINKS", (sink_table.stills_kind((".png",), write_still),))
+    name = "new" if is_new else "stills"
+    with (
+        pytest.warns(UserWarning, match=f"so the output is {here}/last/{name}/\\."),
+        open_sink(f"before/{name}/", size=SIZE, fps=24) as out,
+    ):
+        out.write(noise(4))
+    assert sorted(content("last")) == [f"{name}/0000{index}.png" for index in range(4)]
+    for index, frame in enumerate(noise(4)):
+        with Image.open(f"last/{name}/0000{index}.png") as still:
+            np.testing.assert_array_equal(np.asarray(still), frame)
+
+
+def test_a_mac_tells_where_a_folder_has_gone(here, monkeypatch):
+    plain, readlink = fcntl.fcntl, os.readlink
+
+    def find(descriptor, command, *more):
+        if command != 50:
+            return plain(descriptor, command, *more)
+        return os.fsencode(readlink(f"/proc/self/fd/{descriptor}")).ljust(1024, b"\0")
+
+    monkeypatch.setattr(fcntl, "F_GETPATH", 50, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", find)
+    monkeypatch.setattr(os, "readlink", lambda _: "")
+    Path("before").mkdir()
+    with pytest.warns(UserWarning, match="its folder was moved or renamed"):
+        write("before/out.npy", before=lambda: Path("before").rename("after"))
+    assert list(content("after")) == ["out.npy"]
+
+
+@pytest.mark.parametrize("name", ["out.mp4", "out.npy", "out.wav", "out.safetensors", "out.png", "new/"])
+def test_a_part_that_is_removed_is_one_error_that_says_so(here, name):
+    text = r"cannot be written \(another program has moved, removed or replaced it meanwhile\)\.$"
+    Path("folder").mkdir()
+    with pytest.raises(WriterError, match=f"^folder/{re.escape(name)}: {text}"):
+        write(f"folder/{name}", before=lambda: shutil.rmtree("folder"))
+    assert not Path("folder").exists()
 
 
 def words(text: str) -> str:

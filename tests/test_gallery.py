@@ -7,9 +7,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -22,10 +25,13 @@ from mlx_ltx_vae import demo, load_latents
 from mlx_ltx_vae.commands import gallery, gallery_page
 from mlx_ltx_vae.commands.gallery import find_text
 from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.encode import main as encode
+from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.integrations.saving import LatentsFolder
 from mlx_ltx_vae.latents.metadata import LatentSpace
 from mlx_ltx_vae.preview import main as preview
 from mlx_ltx_vae.shapes import DEFAULT_SCALE
+from test_full_disk import fill, small_disk  # noqa: F401
 from video_files import run_ffmpeg
 
 
@@ -338,6 +344,181 @@ def test_memory_does_not_grow_with_the_number_of_clips(folder):
         peaks.append(int(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
         assert len(read_cards(Path(f"{count}.html"))) == count
     assert peaks[1] < 1.1 * peaks[0]
+
+
+def make_pipe(path):
+    """Make a named pipe. A program that waits for its writer gets an end after 20 seconds, so that a test can fail."""
+
+    def end():
+        with suppress(OSError):  # nobody reads it
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+
+    os.mkfifo(path)
+    timer = threading.Timer(20, end)
+    timer.daemon = True
+    timer.start()
+
+
+def test_a_named_pipe_in_a_folder_is_left_out_by_every_command(folder, capsys, monkeypatch):
+    def warnings():
+        lines = capsys.readouterr().err.splitlines()
+        return [line.split(", ")[0] for line in lines if "pipe" in line]
+
+    make_pipe("latents/clip-0.safetensors")
+    watch(monkeypatch, lambda: None, lambda: None, model=[])
+    assert [card["name"] for card in read_cards(Path("gallery.html"))] == [
+        f"clip-{number}.safetensors" for number in (1, 2, 10)
+    ]
+    assert warnings() == ["warning: latents/clip-0.safetensors: is a named pipe"]
+    assert run(decode, "latents", *VAE, "-o", "videos/", "-q") == 0
+    assert len(names("videos")) == len(warnings()) + 2 == 3
+    assert run(info, "latents", "--json") == 0
+    output = capsys.readouterr()
+    assert len(output.out.splitlines()) == 3 and "pipe" in output.err
+    make_pipe("videos/clip-0.mp4")
+    assert run(encode, "videos", *VAE, "-o", "encoded/", "--pad", "-q") == 0
+    assert len(names("encoded")) == 3
+    assert warnings() == ["warning: videos/clip-0.mp4: is a named pipe"]
+    Path("pipes").mkdir()
+    make_pipe("pipes/a.npy")
+    assert run(decode, "pipes", *VAE, "-o", "videos/", "-q") == 1
+    assert "pipes: this folder has no latent files" in capsys.readouterr().err
+
+
+def watch(monkeypatch, *steps, page="gallery.html", model=RGB):
+    """Run --watch, with a step after each look, which then follows at once, and Ctrl-C after the last."""
+    looks = iter(steps)
+
+    def sleep(_):
+        step = next(looks, None)
+        if step is None:
+            raise KeyboardInterrupt
+        step()
+
+    with monkeypatch.context() as inside:
+        inside.setattr(gallery, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+        assert run(preview, "latents", *model, "-o", page, "--watch") == 130
+    assert next(looks, None) is None
+
+
+def previews():
+    """The previews in the folder, with the numbers of their files, which are others when they are made again."""
+    return {path.name: path.stat().st_ino for path in Path("gallery-clips").glob("*.mp4")}
+
+
+def test_what_somebody_removes_from_a_watched_page_is_made_again(folder, capsys, monkeypatch):
+    states = []
+
+    def remove_one():
+        states.append(previews())
+        sorted(Path("gallery-clips").glob("*.mp4"))[0].unlink()
+
+    def empty_one():
+        states.append(previews())
+        sorted(Path("gallery-clips").glob("*.mp4"))[1].write_bytes(b"")
+
+    def remove_all():
+        states.append(previews())
+        shutil.rmtree("gallery-clips")
+        Path("gallery.html").unlink()
+
+    def keep_all():
+        states.append(previews())
+
+    watch(monkeypatch, remove_one, empty_one, remove_all, keep_all)
+    assert [len(state) for state in states] == [3, 3, 3, 3]
+    assert states[0].keys() == states[1].keys() == states[2].keys() == states[3].keys() == previews().keys()
+    assert previews() == states[3]  # nothing is made without need
+    assert len(read_cards(Path("gallery.html"))) == 3
+    output = capsys.readouterr()
+    assert [line for line in output.out.splitlines() if line.startswith("gallery.html")] == [
+        f"gallery.html: 3 clips, {number} new, 0 failed" for number in (3, 1, 1, 3)
+    ]
+    assert "error" not in output.err
+
+
+def test_a_watched_page_goes_on_when_a_full_disk_has_room_again(folder, small_disk, capsys, monkeypatch):  # noqa: F811
+    page = small_disk / "gallery.html"
+
+    def fill_disk():
+        fill(small_disk)
+        save_clip(Path("latents/clip-3.safetensors"))
+        save_clip(Path("latents/clip-4.safetensors"))
+
+    def look():
+        assert len(read_cards(page)) == 3
+        assert all(path.stat().st_size for path in small_disk.rglob("*"))
+
+    def free_disk():
+        look()
+        (small_disk / "filler").unlink()
+
+    watch(monkeypatch, fill_disk, look, free_disk, lambda: None, page=str(page))
+    cards = read_cards(page)
+    assert [card["error"] for card in cards] == [""] * 5
+    assert all((small_disk / "gallery-clips" / card["videos"][0]).stat().st_size > 500 for card in cards)
+    *errors, last = capsys.readouterr().err.splitlines()
+    assert last == "interrupted"
+    assert len(errors) == 3, errors  # each once, of the two clips and of the page
+    assert errors[2] == f"error: {page}: cannot be written (No space left on device)."
+    assert all("No space left on device" in error for error in errors)
+
+
+def test_a_plain_run_leaves_the_previews_of_a_watcher_alone_and_the_last_cleans_up(folder, monkeypatch):
+    states = []
+
+    def run_beside():
+        save_clip(Path("latents/clip-3.safetensors"))
+        states.append(previews())
+        assert run(preview, "latents", *RGB, "-o", "gallery.html", "-q") == 0
+        assert all(card["data"] for card in read_cards(Path("gallery.html")))
+        states.append(previews())
+
+    watch(monkeypatch, run_beside)
+    assert states[0].items() <= states[1].items()
+    assert len(previews()) == 4
+    assert not any(card["data"] for card in read_cards(Path("gallery.html")))
+    assert run(preview, "latents", *RGB, "-o", "gallery.html", "-q") == 0
+    assert not Path("gallery-clips").exists()
+
+
+def test_a_full_disk_leaves_no_empty_preview_and_the_error_names_the_file(folder, small_disk, capsys):  # noqa: F811
+    page = small_disk / "gallery.html"
+    command = ["latents", *RGB, "-o", str(page), "-q"]
+    assert run(preview, *command) == 0
+    cards = read_cards(page)
+    fill(small_disk)
+    assert run(preview, *command) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {small_disk}/gallery-clips/clip-1-")
+    assert error.endswith(".mp4: cannot be written (No space left on device).\n")
+    assert sorted(os.listdir(small_disk)) == ["filler", "gallery.html"]
+    (small_disk / "filler").unlink()
+    assert run(preview, *command) == 0
+    assert read_cards(page) == cards
+
+
+def test_a_dry_run_of_a_page_that_is_there_writes_nothing(folder, capsys):
+    assert run(preview, "latents", *RGB, "-o", "gallery.html", "-q") == 0
+    before = names(".")
+    save_clip(Path("latents/clip-3.safetensors"))
+    assert run(preview, "latents", *RGB, "-o", "gallery.html", "--dry-run") == 0
+    assert "Inputs: 1 planned" in capsys.readouterr().out
+    assert names(".") == [*before, "latents/clip-3.safetensors"]
+
+
+@pytest.mark.slow
+def test_three_galleries_at_once_on_one_page_end_well(folder):
+    for number in range(20, 30):
+        save_clip(folder / "latents" / f"clip-{number}.safetensors")
+    command = [sys.executable, "-m", "mlx_ltx_vae.preview", "latents", *RGB, "-o", "gallery.html", "-q"]
+    for _ in range(2):  # the second time, each takes the previews from the page
+        runs = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+        assert [process.communicate()[1] for process in runs] == ["", "", ""]
+        assert [process.returncode for process in runs] == [0, 0, 0]
+        assert all(card["data"] for card in read_cards(Path("gallery.html")))
+        assert len(read_cards(Path("gallery.html"))) == 13
+        assert not Path("gallery-clips").exists()
 
 
 @pytest.mark.slow

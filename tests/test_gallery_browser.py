@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import time
@@ -101,6 +102,14 @@ def test_keys_move_mark_and_enlarge(page):
     assert not page.eval("document.querySelector('#large').open")
     assert marked(page) == [name(1), name(2)]
     wait_for_focus(page, 2)
+    page.press("Home")
+    wait_for_focus(page, 0)
+    page.press("End", "ArrowLeft")
+    wait_for_focus(page, 9)
+    page.press("Enter", "Home")
+    assert text(page, "#large .name") == name(0)
+    page.press("ArrowRight", "ArrowRight", "Escape")
+    wait_for_focus(page, 2)
     page.press("?")
     page.press("ArrowRight")  # belongs to the help
     page.press("Escape", "ArrowRight")
@@ -136,20 +145,73 @@ def test_the_command_is_copied_and_names_each_model(page):
     assert text(page, "#note") == f"Copied. Run it in {os.getcwd()}."
 
 
+def wait_for_file(path):
+    end = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def test_decode_takes_the_list_that_is_saved(page, tmp_path, monkeypatch):
     page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     page.click("article", 1)
     page.click("article", 3)
     page.press("s")
-    end = time.monotonic() + 20
-    while not (tmp_path / "picks.txt").exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_for_file(tmp_path / "picks.txt")
     paths = [os.path.join(os.getcwd(), "latents", name(number)) for number in (1, 3)]
     assert (tmp_path / "picks.txt").read_text().splitlines() == paths
     assert "mlx_ltx_vae decode --list picks.txt -m ltx-2.3 -o picks/" in text(page, "#note")
     monkeypatch.chdir(tmp_path)
     assert run(decode, "--list", "picks.txt", *VAE, "-o", "picks/", "--dry-run", "-q") == 0
+
+
+def test_each_model_has_its_list_and_its_command(page, tmp_path):
+    page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    for number in (4, 1, 6):
+        page.click("article", number)
+    page.press("s")
+    for model, numbers in (("ltx-2.3", [1]), ("ltx-2.5", [4, 6])):
+        wait_for_file(tmp_path / f"picks-{model}.txt")
+        paths = [os.path.join(os.getcwd(), "latents", name(number)) for number in numbers]
+        assert (tmp_path / f"picks-{model}.txt").read_text().splitlines() == paths
+    assert text(page, "#note").splitlines() == [
+        "Saved 3 of 3. Decode them in the folder of the lists:",
+        "mlx_ltx_vae decode --list picks-ltx-2.3.txt -m ltx-2.3 -o picks/",
+        "mlx_ltx_vae decode --list picks-ltx-2.5.txt -m ltx-2.5 -o picks/",
+    ]
+    assert page.eval("document.querySelector('#note').offsetHeight") > 50
+    assert not (tmp_path / "picks.txt").exists()
+
+
+def luminance(color):
+    """The relative luminance of a color, as WCAG 2 defines it."""
+    levels = [int(level) / 255 for level in re.findall(r"\d+", color)[:3]]
+    light = [level / 12.92 if level <= 0.04045 else ((level + 0.055) / 1.055) ** 2.4 for level in levels]
+    return 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
+
+
+def contrast(first, second):
+    dark, bright = sorted(map(luminance, (first, second)))
+    return (bright + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_marks_and_focus_differ_and_are_seen_as_ticks_are(page, tmp_path, scheme):
+    def style(selector, field):
+        return page.eval(f"getComputedStyle(document.querySelector({json.dumps(selector)})).{field}")
+
+    page.open(tmp_path / "gallery.html", scheme=scheme)
+    page.press("ArrowRight", " ")
+    wait_for_focus(page, 1)
+    focus, mark = style("article:focus", "outlineColor"), style("article.marked", "borderTopColor")
+    background, card = style("body", "backgroundColor"), style("article", "backgroundColor")
+    red, _, blue = (int(level) for level in re.findall(r"\d+", focus))
+    mark_red, _, mark_blue = (int(level) for level in re.findall(r"\d+", mark))
+    assert red > blue + 100 and mark_blue > mark_red + 100
+    for color in (focus, mark):
+        assert contrast(color, background) > 3
+    assert contrast(style("article:not(.marked) .mark", "color"), card) > 3
+    assert contrast(style("article.marked .mark", "color"), style("article.marked .mark", "backgroundColor")) > 3
 
 
 def test_marks_survive_a_reload_and_belong_to_one_page(page, tmp_path):

@@ -203,8 +203,10 @@ def test_full_disk_gives_ffmpegs_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple, name: str
 ) -> None:
     class FullDisk(PartFile):
+        path = Path("/dev/full")
+
         def __init__(self, target: Path, **_: object) -> None:
-            self.target, self.path = target, Path("/dev/full")
+            self.target = target
 
         def discard(self) -> None:
             """Keep the device."""

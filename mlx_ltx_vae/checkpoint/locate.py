@@ -4,6 +4,7 @@
 """
 
 import glob
+import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from ..errors import CheckpointError, excerpt, note, suggest
-from ..files import explain_missing
+from ..files import MAX_HEADER_BYTES, explain_missing, read_small_file
 from ..model_table import HUB, Kind, PublishedModel, find_model, list_names
 from ..models import families
 from ..models.base import PICTURES, SOUND, Family, Medium, NetworkTensors
@@ -43,6 +44,7 @@ _ADDRESS = re.compile(
     r"(?:/(?:blob|resolve|tree)/[^/]+(?=[/?#]|$))?(?:/([^?#]+?))?/?(?:[?#].*)?"
 )
 _FILE_ENDINGS = (".safetensors", ".json", ".ckpt", ".pt", ".pth", ".bin", ".pkl", ".gguf", ".npy", ".npz", ".latent")
+_EXPORT = ("decode.json", "weights.safetensors")  # files of an exported decode
 _LONGEST_NAME = 40  # characters of a mistyped short name
 _LISTING_TIMEOUT = 20.0  # seconds
 
@@ -70,6 +72,8 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
     path = Path(expand_path(source, CheckpointError))
     is_folder, exists, short_name = os.path.isdir(path), os.path.exists(path), ""
     is_file = not is_folder
+    if read_export(path if exists else Path(*_split(path) or [path])) is not None:
+        raise CheckpointError(f"{path}: is an exported decode, which is no VAE; give the VAE that was exported.")
     if is_folder:
         name, archives = path.resolve().name, _open_folder(path, medium)
     elif exists:  # a file or an index; for a shard, the whole set
@@ -107,6 +111,15 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
     folders = dict.fromkeys([file.parent for file in files] + ([path] if is_folder else []))
     config_files += [folder / config for folder in folders for config in CONFIG_NAMES]
     return Location(name, archives, config_files, short_name, is_file)
+
+
+def read_export(path: Path) -> dict[str, Any] | None:
+    """Return `decode.json` of an exported decode, whose folder or file the path is. `None` for other paths."""
+    folder = path.parent if path.name in _EXPORT else path
+    with suppress(OSError, ValueError, RecursionError, AttributeError):  # the last of JSON that is no object
+        content = json.loads(read_small_file(folder / _EXPORT[0], MAX_HEADER_BYTES))
+        return content if {"format", "fingerprint", "calls"} <= content.keys() else None
+    return None
 
 
 def recognize(

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shlex
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..errors import ItemsError, LTXVAEError
+from ..errors import DeviceError, ItemsError, LTXVAEError, OutputClosed, WriterError, describe_error
 from ..latents import open_latents
 from ..model_table import Kind, models_for
 from ..options import OutputOptions, PlanOptions
@@ -26,13 +27,15 @@ from ..units import DEFAULT_FPS, format_count
 from ..vae import PreviewVAE, VideoVAE
 from .cli import CommandParser
 from .decode_command import PreviewJob, run_decode
-from .gallery_page import Clip, preview_folder, preview_of, read_page, write_page
+from .gallery_page import Clip, PreviewFolder, preview_folder, preview_of, read_page, write_page
 from .items import Item, Result, mark_folders, read_inputs
 from .models import choose_by_latents
-from .running import print_report
+from .running import print_traceback, write_line
 
 _CRF = 30  # of previews, which are small then
 _SECONDS_PER_LOOK, _SECONDS_PER_PAGE = 1, 2  # of --watch, and between pages while previews are made
+_SECONDS_PER_RETRY = 10  # of --watch, after an error that may pass
+_PASSING = (WriterError, DeviceError, MemoryError, OSError)  # such as those of a full disk
 _COLORS = np.array([[0.8, 0.6, -0.3], [0.8, 0, 0.6], [0.8, -0.6, -0.3]])  # red, green and blue, by three directions
 _NUM_SAMPLES, _SAMPLED_FRAMES = 8, 4  # latent files that colors are chosen for, and latent frames of each
 # Options that change a preview.
@@ -85,28 +88,64 @@ class GalleryJob(PreviewJob):
         self._page, self._clips = page, dict[str, Clip]()  # by their paths
         self._states = dict[str, list[Any]]()  # of the latent files, in order
         self._items, self._next_page = list[Item](), 0.0  # latent files without a preview
+        self._folder = PreviewFolder(page)
+        self._written: list[Clip] | None = None  # cards of the page, if nothing has changed since then
+        self._passing_errors, self._last_error, self._wait = set[str](), "", _SECONDS_PER_LOOK
         self._options = ", ".join(f"{name} {getattr(self.arguments, name)}" for name in _OPTIONS)
         self._is_watched = self.arguments.watch and not self.arguments.dry_run
         self._colors: PreviewVAE | None = None
 
     def run(self) -> None:
-        """Make the page, and with --watch again whenever the latent files have changed."""
-        self._clips = {clip.path: clip for clip in read_page(self._page, super().may_replace)}
-        paths: list[str] | None = None
-        while True:
-            with suppress(*[ItemsError] * self._is_watched):  # the folder may still be empty
-                self._find_items()
-            if self._items:
-                super().run()
-            if (self._items or paths != list(self._states)) and not self.arguments.dry_run:
-                self._write(is_complete=True)
-                self._print_totals()
-            if not self._is_watched:
-                break
-            paths = list(self._states)
-            time.sleep(_SECONDS_PER_LOOK)
+        """Make the page, and with --watch again whenever the latent files have changed, or a preview is missing."""
+        is_dry_run = self.arguments.dry_run
+        try:
+            if not is_dry_run:
+                self._folder.use()
+            clips = read_page(self._page, super().may_replace, is_dry_run=is_dry_run)
+            self._clips = {clip.path: clip for clip in clips}
+            while self._is_watched:
+                self._wait = _SECONDS_PER_LOOK
+                try:
+                    self._update()
+                    self._last_error = ""
+                except (BrokenPipeError, OutputClosed):
+                    raise
+                except Exception as error:  # the next look may succeed
+                    self._tell(error)
+                time.sleep(self._wait)
+            self._update()
+        finally:
+            self._folder.clean()
         if failed := [clip for clip in self._cards() if clip.error]:
             raise ItemsError(f"{len(failed)} of {format_count(len(self._states), 'input')} failed.")
+
+    def _update(self) -> None:
+        """Make the previews that are missing, and the page if it has changed."""
+        if not self.arguments.dry_run:
+            self._folder.use()
+        with suppress(*[ItemsError] * self._is_watched):  # the folder may still be empty
+            self._find_items()
+        if self._items:
+            super().run()
+        if self.arguments.dry_run:
+            return
+        num_new = sum(not self._clips[os.path.abspath(item.source)].error for item in self._items)
+        if num_new or self._cards() != self._written or not self._page.exists():
+            self._written = None
+            self._folder.clean(self._write(is_complete=True))
+            self._written = self._cards()
+            self._print_totals(num_new)
+        if self._is_watched:
+            self._folder.use()
+
+    def _tell(self, error: Exception) -> None:
+        """Print an error, unless it is still the last one, after which --watch goes on."""
+        if self.arguments.debug:
+            print_traceback(error)
+        text, self._wait = describe_error(error), _SECONDS_PER_RETRY
+        if text != self._last_error:
+            write_line(f"error: {text}", sys.stderr)
+        self._last_error = text
 
     def _find_items(self) -> None:
         """Find the latent files, and those of them that have changed since their previews were made."""
@@ -116,7 +155,11 @@ class GalleryJob(PreviewJob):
             with suppress(OSError):
                 status = os.stat(path)
                 state = [status.st_mtime_ns, status.st_size, self._options]
-            if path not in states and (path not in self._clips or self._clips[path].state != state):
+            clip = self._clips.get(path)
+            is_made = (
+                clip is not None and clip.state == state and (not self._is_watched or self._folder.has(clip.videos))
+            )
+            if path not in states and not is_made:
                 self._items.append(Item(item.source, item.name, preview_of(self._page, path)))
             states[path] = state
         self._states = states
@@ -151,11 +194,20 @@ class GalleryJob(PreviewJob):
         self._colors = vae if samples else None
         return vae
 
+    def _failed(self, result: Result, error: Exception) -> Result:
+        result = super()._failed(result, error)
+        if isinstance(error, _PASSING) and result.error:
+            self._passing_errors.add(result.error)
+            self._wait = _SECONDS_PER_RETRY
+        return result
+
     def print_result(self, item: Item, result: Result) -> None:
-        super().print_result(item, replace(result, outputs=()))
+        path = os.path.abspath(item.source)
+        clip = self._clips.get(path)
+        if not result.error or clip is None or clip.state or clip.error != result.error:  # it was not tried before
+            super().print_result(item, replace(result, outputs=()))
         if self.arguments.dry_run:
             return
-        path = os.path.abspath(item.source)
         self._clips[path] = self._describe(path, item, result)
         if time.monotonic() > self._next_page:
             self._write(is_complete=False)
@@ -168,7 +220,7 @@ class GalleryJob(PreviewJob):
         argument = f"./{item.source}" if item.source.startswith(("-", "@")) else item.source
         clip = Clip(path, shlex.quote(argument), Path(path).name, date, state, error=result.error or "")
         if clip.error:
-            return clip
+            return replace(clip, state=[]) if clip.error in self._passing_errors else clip
         try:
             file = self.reader.open(item.source)
         except LTXVAEError as error:  # it was replaced meanwhile
@@ -192,22 +244,23 @@ class GalleryJob(PreviewJob):
         if self.arguments.dry_run:
             super().summarize(items, results, seconds, peaks)
 
-    def _write(self, *, is_complete: bool) -> None:
-        write_page(self._page, self._cards(), is_watched=self._is_watched, is_complete=is_complete)
+    def _write(self, *, is_complete: bool) -> set[str]:
+        return write_page(self._page, self._cards(), is_watched=self._is_watched, is_complete=is_complete)
 
     def _cards(self) -> list[Clip]:
         """Return the cards of the page, in the order of the latent files."""
         return [self._clips[path] for path in self._states if path in self._clips]
 
-    def _print_totals(self) -> None:
-        new = sum(not self._clips[os.path.abspath(item.source)].error for item in self._items)
+    def _print_totals(self, num_new: int) -> None:
         failed = sum(bool(clip.error) for clip in self._cards())
-        report = {"output": str(self._page), "clips": len(self._states), "new": new, "failed": failed}
+        report = {"output": str(self._page), "clips": len(self._states), "new": num_new, "failed": failed}
         self.end_progress(report)
         if self.arguments.json:
-            print_report(json.dumps(report))
+            write_line(json.dumps(report), sys.stdout)
         elif not self.arguments.quiet:
-            print_report(f"{self._page}: {format_count(len(self._states), 'clip')}, {new} new, {failed} failed")
+            write_line(
+                f"{self._page}: {format_count(len(self._states), 'clip')}, {num_new} new, {failed} failed", sys.stdout
+            )
 
 
 def find_text(entries: Mapping[str, str], key: str, input_name: str) -> str:

@@ -1,18 +1,19 @@
 """Page of a gallery: an HTML file, which is also the record of its clips, with their previews in it or beside it."""
 
+import fcntl
 import hashlib
 import json
 import os
 import re
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files import PartFile, check_replaceable, make_folder, open_file, writing_to
+from ..files import PartFile, check_replaceable, leads_to, make_folder, open_file, writing_to
 
 PAGE_BYTES = 50_000_000  # of previews in a page; if they are more, they are files in a folder beside it
 
@@ -50,12 +51,58 @@ def preview_of(page: Path, path: str) -> str:
     return str(preview_folder(page) / f"{stem}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}.mp4")
 
 
-def read_page(page: Path, may_replace: Callable[[list[str]], bool]) -> list[Clip]:
-    """Return the clips of the page that is there, with their previews in the folder.
+class PreviewFolder:
+    """Folder beside a page for its previews. Of several galleries that use it, the last one removes what is left."""
+
+    def __init__(self, page: Path) -> None:
+        self.path = preview_folder(page)
+        self._lock: int | None = None
+
+    def use(self) -> None:
+        """Make the folder if it is missing, and keep other galleries from removing its files until `clean`."""
+        with writing_to(self.path):
+            while self._lock is None or not leads_to(self.path, self._lock):
+                self._release()
+                self.path.mkdir(parents=True, exist_ok=True)
+                with suppress(FileNotFoundError):  # another gallery has just removed it
+                    self._lock = os.open(self.path, os.O_RDONLY)
+                    with suppress(OSError):  # a file system without locks
+                        fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def clean(self, names: Collection[str] | None = None) -> None:
+        """End the use. If it was the last one, remove previews of other `names`, and the folder if it is empty."""
+        if self._lock is None:
+            return
+        is_used = False
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # so that of two galleries that end now, one removes them
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_used = True
+        except OSError:  # a file system without locks
+            pass
+        if not is_used:
+            _remove_all_but(names, self.path)
+        self._release()
+
+    def has(self, names: Iterable[str]) -> bool:
+        """Return whether all these previews are there, and none is empty."""
+        with suppress(OSError):
+            return all((self.path / name).stat().st_size for name in names)
+        return False
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
+
+
+def read_page(page: Path, may_replace: Callable[[list[str]], bool], *, is_dry_run: bool = False) -> list[Clip]:
+    """Return the clips of the page that is there, and unless `is_dry_run` write their previews to the folder.
 
     Another file is replaced if `may_replace` of its name returns true, and is a `WriterError` otherwise.
     """
-    clips, folder = list[Clip](), preview_folder(page)
+    clips, folder = list[Clip](), PreviewFolder(page)
     with suppress(FileNotFoundError), writing_to(page, IsADirectoryError), open_file(page) as file:
         if file.readline(len(_MARK)) != _MARK:
             check_replaceable(page, overwrite=may_replace([str(page)]))
@@ -63,30 +110,31 @@ def read_page(page: Path, may_replace: Callable[[list[str]], bool]) -> list[Clip
         for line in filter(lambda line: line.startswith(_START.encode()), file):
             with suppress(ValueError, TypeError, LookupError, AttributeError):  # somebody has edited it
                 values = json.loads(line[len(_START) : -len(_END)])
-                data, clip = values.pop("data"), Clip(**values)
-                files = [folder / name for name in clip.videos if _PREVIEW.fullmatch(name)]
-                for preview, text in zip(files, data, strict=False):
-                    make_folder(str(preview))
-                    preview.write_bytes(b64decode(text))
-                if files and all(map(Path.is_file, files)):
+                data, clip = [b64decode(text) for text in values.pop("data")], Clip(**values)
+                names = [name for name in clip.videos if _PREVIEW.fullmatch(name)]
+                if not is_dry_run:
+                    for name, content in zip(names, filter(None, data), strict=False):
+                        _write(folder.path / name, [content])
+                if names and (folder.has(names) or is_dry_run):
                     clips.append(clip)
     return clips
 
 
-def write_page(page: Path, clips: Sequence[Clip], *, is_watched: bool, is_complete: bool) -> None:
+def write_page(page: Path, clips: Sequence[Clip], *, is_watched: bool, is_complete: bool) -> set[str]:
     """Write a page with the cards of clips. If it is watched, it loads itself again after it is written again.
 
-    If it is complete and not watched, it contains the previews, unless they are too large.
+    If it is complete and not watched, it contains the previews, unless they are too large. Returns the names of the
+    files in the folder of previews that it needs.
     """
     folder, videos = preview_folder(page), {name for clip in clips for name in clip.videos}
     is_large = sum((folder / name).stat().st_size for name in videos) * 4 // 3 > PAGE_BYTES  # in base64
     has_data, version = is_complete and not (is_watched or is_large), str(time.time_ns())
-    _write(page, _parts(page, clips, version, is_watched=is_watched, has_data=has_data))
+    parts = _parts(page, clips, version, is_watched=is_watched, has_data=has_data)
+    _write(page, (part.encode() for part in parts))
     if is_watched:
         make_folder(str(folder / _VERSION))
-        _write(folder / _VERSION, [f"changed({version!r})\n"])
-    if is_complete:
-        _remove_all_but(set() if has_data else videos | {_VERSION * is_watched}, folder)
+        _write(folder / _VERSION, [f"changed({version!r})\n".encode()])
+    return set() if has_data else videos | ({_VERSION} if is_watched else set())
 
 
 def _parts(page: Path, clips: Iterable[Clip], version: str, *, is_watched: bool, has_data: bool) -> Iterator[str]:
@@ -103,21 +151,24 @@ def _parts(page: Path, clips: Iterable[Clip], version: str, *, is_watched: bool,
     yield script
 
 
-def _remove_all_but(names: set[str], folder: Path) -> None:
-    """Remove other previews from a folder, and the folder if nothing is left in it."""
+def _remove_all_but(names: Collection[str] | None, folder: Path) -> None:
+    """Remove other previews than these, if any are named, from a folder, and the folder if nothing is left in it."""
     with suppress(OSError):
-        for name in os.listdir(folder):
-            if name not in names and (_PREVIEW.fullmatch(name) or name == _VERSION):
+        for name in os.listdir(folder) if names is not None else ():
+            if name not in (names or ()) and (_PREVIEW.fullmatch(name) or name == _VERSION):
                 (folder / name).unlink()
         folder.rmdir()
 
 
-def _write(path: Path, parts: Iterable[str]) -> None:
+def _write(path: Path, parts: Iterable[bytes]) -> None:
     """Write a file that appears when it is whole."""
     part = PartFile(path)
-    with writing_to(path), part.path.open("w", encoding="utf-8") as file:
-        file.writelines(parts)
-    part.complete()
+    try:
+        with writing_to(path), part.path.open("wb") as file:
+            file.writelines(parts)
+        part.complete()
+    finally:
+        part.discard()
 
 
 def _to_json(value: object) -> str:

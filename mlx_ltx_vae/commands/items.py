@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ItemsError, one_line, quote, warn
-from ..files import check_distinct, file_key, numbered_names, read_small_file
+from ..files import check_distinct, file_key, is_pipe, numbered_names, read_small_file
 from ..latents.files import READERS
 from ..shapes import Size
 from ..units import find_fps, format_bytes, format_count
@@ -159,11 +159,14 @@ def join_items(items: Sequence[Item]) -> Item:
 def files_in(folder: str, *, of_videos: bool) -> list[str]:
     """Return the latent files, or the videos, in a folder, ordered by the numbers in their names."""
     endings = _VIDEO_ENDINGS if of_videos else tuple(chain.from_iterable(reader.endings for reader in READERS))
-    names = _names_in(folder, endings)
-    if not names:
+    paths = [os.path.join(folder, name) for name in _names_in(folder, endings)]
+    pipes = list(filter(is_pipe, paths))  # which may never end
+    for path in pipes:
+        warn(f"{path}: is a named pipe, and is left out of the files in its folder; name it to read it.")
+    if len(paths) == len(pipes):
         noun = "videos" if of_videos else "latent files"
         raise ItemsError(f"{folder}: this folder has no {noun} ({', '.join(endings)}); name another one.")
-    return [os.path.join(folder, name) for name in names]
+    return [path for path in paths if path not in pipes]
 
 
 def _names_in(folder: str, endings: tuple[str, ...]) -> list[str]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from ..checkpoint import open_checkpoint
 from ..checkpoint.locate import is_cached
-from ..errors import CheckpointError, ItemsError, LatentsError
+from ..errors import CheckpointError, ItemsError, LatentsError, telling_warnings
 from ..files import is_pipe
 from ..latents.files import open_tensor_file
 from ..latents.metadata import LatentSpace, parse_metadata
@@ -66,7 +66,9 @@ def choose_by_latents(arguments: argparse.Namespace, sources: Sequence[str], kin
 def _regular_files(sources: Sequence[str]) -> Iterator[str]:
     """Yield the files of the inputs that can be read twice, which pipes cannot."""
     lists = [source for source in sources if os.path.exists(path := source.removeprefix("@")) and not is_pipe(path)]
-    for item in read_inputs(lists, of_videos=False):
+    with telling_warnings(lambda text: None):  # they come when the command runs
+        items = read_inputs(lists, of_videos=False)
+    for item in items:
         if os.path.isfile(item.source):
             yield item.source
 

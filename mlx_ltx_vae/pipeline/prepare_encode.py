@@ -17,7 +17,7 @@ import numpy as np
 
 from ..codec_table import LATER_STILL_CRF, STILL_CRF
 from ..errors import PlanError, ReaderError, option, warn
-from ..files import part_folder
+from ..files import PartFolder, part_folder
 from ..latents import LatentsWriter, check_latents_name, is_for_comfyui
 from ..latents.metadata import LatentSpace
 from ..model_table import Kind, list_names, models_for
@@ -276,13 +276,13 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
             writer = stack.enter_context(LatentsWriter(self.output, overwrite=self._settings.overwrite))
             return lambda _: nullcontext(writer)
         folder = stack.enter_context(self._open_folder(self.output))
-        return lambda number: LatentsWriter(folder / f"{number + 1:05d}.safetensors")
+        return lambda number: LatentsWriter(folder.path / f"{number + 1:05d}.safetensors")
 
     @contextmanager
-    def _open_folder(self, output: str) -> Iterator[Path]:
+    def _open_folder(self, output: str) -> Iterator[PartFolder]:
         """Yield the folder of windows, and then complete the output with the name that it has got."""
         with part_folder(Path(output)) as folder:
-            yield folder.path
+            yield folder
         if folder.target != Path(output):
             self.output = os.path.join(folder.target, "")
 

@@ -252,7 +252,7 @@ def _audio_arguments(
 
 
 def _file_input(audio: str | os.PathLike, shift: Fraction) -> list[str]:
-    return ["-itsoffset", f"{float(shift):.6f}", *input_arguments(audio)]
+    return ["-itsoffset", f"{float(shift):.6f}", *input_arguments(os.path.abspath(audio))]
 
 
 def _filters(layout: str, end: int | None) -> list[str]:

@@ -19,6 +19,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from pathlib import Path
 from typing import IO
 
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
@@ -77,6 +78,7 @@ class FfmpegProcess:
     If it `writes_output`, that is its standard output (`pipe:1`, the last of its arguments), which is read here, and it
     writes its progress, twice a second and at the end, to a pipe of its own. Otherwise its standard input is open, and
     its standard output has the progress. It also gets the `inherited` open files. The `marks` are a `LogReader`'s.
+    Relative paths among the arguments are in the `folder`.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class FfmpegProcess:
         *,
         marks: Sequence[str] = (),
         writes_output: bool = True,
+        folder: Path | None = None,
     ) -> None:
         self.name, self._error = name, error
         self._owner = os.getpid()
@@ -98,7 +101,7 @@ class FfmpegProcess:
             if writes_output:
                 arguments, inherited = [*arguments, "pipe:1"], [*inherited, end]
             options = [*_GLOBAL_OPTIONS, "-loglevel", level, "-progress", f"pipe:{end}"]
-            self.process, self._end = _start([*options, *arguments], error, self, stdin, inherited)
+            self.process, self._end = _start([*options, *arguments], error, self, stdin, inherited, folder)
         assert self.process.stdout is not None and self.process.stderr is not None
         self._stdout = self.process.stdout
         self._progress = LogReader(progress or self._stdout)
@@ -250,7 +253,12 @@ def find_reason(lines: Sequence[str], return_code: int) -> str:
 
 
 def _start(
-    arguments: Sequence[str], error: type[LTXVAEError], owner: object, stdin: int, inherited: Sequence[int]
+    arguments: Sequence[str],
+    error: type[LTXVAEError],
+    owner: object,
+    stdin: int,
+    inherited: Sequence[int],
+    folder: Path | None,
 ) -> tuple[subprocess.Popen[bytes], Cleanup]:
     """Start ffmpeg. It is ended with its owner, and at the latest with this process."""
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
@@ -260,7 +268,8 @@ def _start(
         )
     with uninterrupted(), _ffmpeg_program(error) as program:
         process = subprocess.Popen(
-            [program, *arguments],
+            [os.path.abspath(program) if os.path.dirname(program) else program, *arguments],
+            cwd=folder,
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -24,7 +24,18 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from ..errors import OutputClosed, WriterError, quote
-from ..files import check_not_empty, check_replaceable, kept_error, sync, sync_folder, writing_to
+from ..files import (
+    LOST,
+    check_not_empty,
+    check_replaceable,
+    find_open,
+    kept_error,
+    leads_to,
+    sync,
+    sync_folder,
+    warn_of_name,
+    writing_to,
+)
 from ..frame_format import FrameFormat
 from ..options import OutputOptions
 from ..process import Cleanup, close_in_children, remove_file, uninterrupted
@@ -137,9 +148,9 @@ class LiveOutput:
                 close_in_children(self._opened)  # where it would stay locked
                 if stat.S_ISREG(os.fstat(self._opened.fileno()).st_mode):
                     self._path = Path(target).absolute()
+                    self._real = self._path.resolve()  # the file that a symbolic link points to, which itself is kept
                     self._lock(self._opened)
-                    # The file that a symbolic link points to, which itself is kept.
-                    self._remove = Cleanup(self, _remove_own, self._path.resolve(), self._opened)
+                    self._remove = Cleanup(self, _remove_own, self._real, self._opened)
                     self._opened.truncate()
                 stack.pop_all()
         self._file = self._opened
@@ -154,13 +165,21 @@ class LiveOutput:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-        self._check_name(file)  # the one that was locked until now may have been removed since it was opened
+        if not leads_to(self._path, file.fileno()):  # the one that was locked until now may have been removed
+            raise self._lost()
 
-    def _check_name(self, file: io.FileIO) -> None:
-        if not _leads_to(self._path, file):
-            raise WriterError(
-                f"{self.name}: another program has moved, removed or replaced it while it was written; write it again."
-            )
+    def _find(self, descriptor: int) -> Path | None:
+        """Return where the file is, if a folder above it was moved. `None` means that its name leads to it."""
+        if leads_to(self._path, descriptor):
+            return None
+        with suppress(OSError):
+            path = find_open(self._real, descriptor)
+            if path != self._real:
+                return path
+        raise self._lost()
+
+    def _lost(self) -> WriterError:
+        return WriterError(f"{self.name}: {LOST} while it was written; write it again.")
 
     def read_from(self, pipe: io.FileIO) -> None:
         """Write what arrives in a pipe, on a thread that closes it. Any error of the file becomes a `WriterError`."""
@@ -191,17 +210,23 @@ class LiveOutput:
         if self._thread is not None:
             self._thread.join(timeout)
 
-    def complete(self) -> None:
+    def complete(self) -> Path | None:
+        """Leave the file. Returns another name if a folder above it was moved."""
+        moved = None
         if self._opened is not None and self._remove is not None:
-            self._check_name(self._opened)
+            moved = self._find(self._opened.fileno())
             check_not_empty(self._opened.fileno())
             self._remove.cancel()
             try:
                 sync(self._opened.fileno())
-                sync_folder(self._path.resolve().parent)
+                sync_folder((moved or self._real).parent)
             except OSError as error:
-                raise kept_error(self.name, error, self._path) from error
+                raise kept_error(self.name, error, moved or self._path) from error
         self.discard()
+        if moved is None or moved == Path(os.path.realpath(self.name)):  # of a working folder that was moved
+            return None
+        warn_of_name(self.name, moved, has_moved=True)
+        return moved
 
     def remove(self) -> None:
         """Remove the file unless it is complete. A thread may be in `write`."""
@@ -218,15 +243,9 @@ def _open_whole(path: str, flags: int) -> int:
     return os.open(path, flags & ~os.O_TRUNC, 0o666)  # another live output may be writing the file
 
 
-def _leads_to(path: Path, file: io.FileIO) -> bool:
-    with suppress(OSError):  # while the file is open, no other one gets its number
-        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
-    return False
-
-
 def _remove_own(path: Path, file: io.FileIO) -> None:
-    if _leads_to(path, file):
-        remove_file(path)
+    with suppress(OSError):  # its name is another file's
+        remove_file(find_open(path, file.fileno()))
 
 
 class FrameQueue:

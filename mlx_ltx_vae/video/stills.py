@@ -37,7 +37,7 @@ def open_stills(output: Output, write: WriteStill, endings: tuple[str, ...]) -> 
     name, options, overwrite = output.name, output.options, bool(output.options.overwrite)
     folder, pattern = find_stills_target(name, endings, overwrite=overwrite)
     stills = PartFolder(folder, _numbered(pattern).fullmatch, overwrite=overwrite, name=name, subfolder="stills")
-    write_frames = partial(_write_stills, stills.path / pattern, count(), write, options)
+    write_frames = partial(_write_stills, stills, pattern, count(), write, options)
     complete = partial(_complete_stills, name, stills, pattern)
     return Sink(name, output.size, options.format, write_frames, complete, stills.discard)
 
@@ -47,7 +47,7 @@ def _complete_stills(name: str, stills: PartFolder, pattern: str, num_frames: in
     if moved is not None:
         is_pattern = Path(name) != stills.target
         new_name = os.path.join(moved, pattern if is_pattern else "")
-        warn_of_name(name, new_name)
+        warn_of_name(name, new_name, has_moved=stills.has_moved)
         return new_name
     written = {pattern % index for index in range(num_frames)}
     if rest := [still for still in _find_stills(name, stills.target, pattern) if still not in written]:
@@ -59,13 +59,13 @@ def _complete_stills(name: str, stills: PartFolder, pattern: str, num_frames: in
 def open_picture(output: Output, write: WriteStill) -> Sink:
     """Open a file for the only frame of a clip, as one of `open_stills`."""
     part = PartFile(output.path, overwrite=bool(output.options.overwrite))
-    write_frames = partial(_write_picture, output.name, part.path, write, output.options)
+    write_frames = partial(_write_picture, output.name, part, write, output.options)
     return Sink(output.name, output.size, output.options.format, write_frames, lambda _: part.complete(), part.discard)
 
 
-def _write_picture(name: str, path: Path, write: WriteStill, options: OutputOptions, frames: np.ndarray) -> None:
-    check_one_frame(name, len(frames) + (path.stat().st_size > 0))
-    write(path, frames[0], options)
+def _write_picture(name: str, part: PartFile, write: WriteStill, options: OutputOptions, frames: np.ndarray) -> None:
+    check_one_frame(name, len(frames) + (part.path.stat().st_size > 0))
+    part.write(write, frames[0], options)
 
 
 def check_one_frame(name: str, num_frames: int) -> None:
@@ -78,10 +78,15 @@ def check_one_frame(name: str, num_frames: int) -> None:
 
 
 def _write_stills(
-    pattern: Path, numbers: Iterator[int], write: WriteStill, options: OutputOptions, frames: np.ndarray
+    stills: PartFolder,
+    pattern: str,
+    numbers: Iterator[int],
+    write: WriteStill,
+    options: OutputOptions,
+    frames: np.ndarray,
 ) -> None:
     for frame, number in zip(frames, numbers, strict=False):  # in this order, which takes no number too many
-        write(pattern.with_name(pattern.name % number), frame, options)
+        stills.write(write, frame, options, name=pattern % number)
 
 
 def find_stills_target(name: str, endings: tuple[str, ...], *, overwrite: bool) -> tuple[Path, str]:
@@ -181,7 +186,8 @@ def open_sheet(output: Output) -> Sink:
 
 def _complete_sheet(output: Output, sheet: "ContactSheet", part: PartFile, num_frames: int) -> Path | None:
     check_count(output.name, num_frames, output.num_frames)
-    part.path.write_bytes(encode_png(np.asarray(sheet.image), output.options.metadata))
+    data = encode_png(np.asarray(sheet.image), output.options.metadata)
+    part.path.write_bytes(data)
     return part.complete()
 
 

@@ -37,11 +37,12 @@ class FfmpegEncoder(FfmpegProcess):
     def __init__(
         self, name: str, arguments: Sequence[str], output: PartFile | LiveOutput, inherited: Sequence[int] = ()
     ) -> None:
-        self._path, self._live = None, None
+        self._part, self._live = None, None
         if isinstance(output, PartFile):
-            self._path = output.path
-            arguments = [*arguments, f"file:{output.path}"]
-            super().__init__(name, arguments, inherited, WriterError, writes_output=False)
+            self._part, path = output, output.path
+            # At the end, ffmpeg opens the file again, by this path. It follows a folder that is moved meanwhile.
+            arguments = [*arguments, f"file:{path.name}"]
+            super().__init__(name, arguments, inherited, WriterError, writes_output=False, folder=path.parent)
         else:
             self._live = output
             with pipe_from_ffmpeg(WriterError) as (pipe, write_end):
@@ -70,7 +71,7 @@ class FfmpegEncoder(FfmpegProcess):
             return object()  # ffmpeg waits for the reader of its output, which may pause
         with suppress(OSError):
             # At the end, ffmpeg may rewrite the file for minutes without a report.
-            return super()._signs(), None if self._path is None else file_state(self._path)
+            return super()._signs(), None if self._part is None else file_state(self._part.path)
         return super()._signs()
 
     def finish(self) -> int:
@@ -116,6 +117,9 @@ class FfmpegEncoder(FfmpegProcess):
 
     def _failure(self, code: int, log: Sequence[str]) -> WriterError:
         self._raise_output_error()  # the cause, if ffmpeg has failed because nobody reads what it writes
+        if self._part is not None:
+            with writing_to(self.name):
+                os.stat(self._part.path)  # which fails if it was removed
         return WriterError(f"{self.name}: ffmpeg failed: {find_reason(log, code)}.")
 
 
