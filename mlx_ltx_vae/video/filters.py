@@ -96,23 +96,12 @@ def conversion(source: FrameFormat, target: FrameFormat, size: Size, colors: str
 def to_bt709(source: FrameFormat, target: FrameFormat, size: Size) -> list[str]:
     """Return ffmpeg's filters from frames of other colors to a target in RGB, whose primaries are BT.709.
 
-    HDR is tone-mapped by Hable's curve, with 100 cd/m2 as 1. RGB gets the transfer function of sRGB, and other frames
-    that of BT.709.
+    RGB gets the transfer function of sRGB, and other frames that of BT.709.
     """
     curve = "iec61966-2-1" if source.is_rgb else "bt709"
     primaries, transfer = ("bt709" if is_unknown(name) else name for name in (source.primaries, source.transfer))
-    from_stored = f"primariesin={primaries}:transferin={transfer}"
-    if not source.is_hdr:
-        return conversion(source, target, size, f"{from_stored}:primaries=bt709:transfer={curve}")
-    light = "gbrapf32le" if target.pixel_format.startswith("gbrap") else "gbrpf32le"
-    linear = conversion(
-        source,
-        replace(target, pixel_format=light),
-        size,
-        f"{from_stored}:primaries={primaries}:transfer=linear:npl=100",
-    )
-    to_curve = f"zscale=transfer={curve},format={target.pixel_format}"
-    return [*linear, "zscale=primaries=bt709", "tonemap=hable:desat=0", to_curve]
+    colors = f"primariesin={primaries}:transferin={transfer}:primaries=bt709:transfer={curve}"
+    return conversion(source, target, size, colors)
 
 
 def tags(target: FrameFormat) -> str:

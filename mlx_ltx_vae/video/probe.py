@@ -28,6 +28,8 @@ _FIELDS = re.compile(r"\b(top|bottom) (coded )?first\b")  # after the pixel form
 _NOMINAL = re.compile(r"config in time_base: (\S+), frame_rate: (\d+)/(\d+)")
 _FRAME = re.compile(r"n: +0 pts: *(\S+) .* fmt:(\S+) cl:(\S+) sar:(\d+)/(\d+) s:(\d+)x(\d+) i:(\S)")
 _COLORS = re.compile(r"color_range:(\S+) color_space:(\S+) color_primaries:(\S+) color_trc:(\S+)")
+_CONTENT_PEAK = re.compile(r"  side data - Content light level metadata: MaxCLL=(\d+),")
+_DISPLAY_PEAK = re.compile(r"  side data - Mastering display metadata: .* max_luminance=([\d.]+)$")
 _DISPOSITION = re.compile(r" \(([a-z ]+)\)")
 _ROTATION = re.compile(r"(?:Display Matrix|displaymatrix): rotation of (-?[\d.]+) degrees")
 _WIDE_PRIMARIES = {"bt2020": "BT.2020", "smpte432": "Display P3", "smpte431": "DCI-P3", "smpte428": "XYZ"}
@@ -63,6 +65,7 @@ class VideoInfo:
     seconds: Fraction | None  # from there to the end of the last frame; None for stills, and if unknown
     codec: str
     frames: FrameFormat  # of the first one
+    peak: float | None  # the brightest light in cd/m2 that HDR states, or that its display had; None if it does not
     profile: str | None  # see `read_picture`
     is_pictures: bool  # frames are coded as pictures that may have transparency if the first one has none
     is_interlaced: bool  # the stream or its first frame is marked so
@@ -209,10 +212,17 @@ def parse_description(
         seconds=seconds,
         codec=codec,
         frames=FrameFormat(pixel_format, levels, matrix, primaries, transfer, site),
+        peak=_find_peak(description.filtered),
         profile=profile,
         is_pictures=codec in _PICTURES,
         is_interlaced=field in "TB" or _FIELDS.search(stream) is not None,
     )
+
+
+def _find_peak(lines: list[str]) -> float | None:
+    """Return the brightest light of the content, or else of the display on which it was mastered; 0 is unknown."""
+    matches = (pattern.match(line) for pattern in (_CONTENT_PEAK, _DISPLAY_PEAK) for line in lines)
+    return next((peak for match in matches if match and (peak := float(match[1]))), None)
 
 
 def _frame_rate(average_rate: float, numerator: int, denominator: int) -> Fraction | None:

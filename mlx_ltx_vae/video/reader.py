@@ -24,6 +24,7 @@ from .ffmpeg import FfmpegDecoder, input_arguments
 from .filters import MATRICES, check_zscale, conversion, is_unknown, to_bt709
 from .metadata import check_text
 from .probe import FIRST_STREAM, VideoInfo, describe_pixel_format, probe
+from .tone_mapping import ToneMap
 
 _IMAGES = {
     ".png": "png", ".jpg": "jpg", ".jpeg": "jpg", ".webp": "webp", ".bmp": "bmp", ".tif": "tif", ".tiff": "tif",
@@ -275,7 +276,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         fps: frames per second that are returned; None for images without a given rate.
         num_frames: approximate; None if it is unknown.
         start: the time in the file of the first frame that is returned, in seconds; 0 for images.
-        dtype: uint8; uint16 over the full range if the source has more than 8 bits.
+        dtype: uint8; uint16 over the full range if the source has more than 8 bits, or its HDR was tone-mapped.
 
     Raises:
         ReaderError: for a file that cannot be read and a size that cannot be fitted; while iterating, for a file that
@@ -328,7 +329,10 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             self.fps = wanted_fps or info.fps
             num_frames = len(self._images) or estimate_num_frames(info, self.fps, end_frame)
             self.num_frames = None if num_frames is None else max(1, num_frames - first_frame)
-            self.dtype = (frames := RGB16 if bits > 8 else RGB8).dtype
+            converts_colors = bool(info.colors) and info.has_known_colors and not as_stored
+            is_hdr = converts_colors and stored.is_hdr
+            self._tone_map = ToneMap(stored, info.peak) if is_hdr else None
+            self.dtype = (frames := RGB16 if bits > 8 or is_hdr else RGB8).dtype
             filters = _filters(
                 stored,
                 info,
@@ -336,7 +340,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
                 self.size,
                 frames,
                 has_alpha=has_alpha or info.is_pictures,
-                converts_colors=bool(info.colors) and info.has_known_colors and not as_stored,
+                converts_colors=converts_colors,
             )
             output = ["-map", FIRST_STREAM, "-vf", filters, "-fps_mode", "passthrough", "-f", "rawvideo"]
             self._ffmpeg = FfmpegDecoder(self.name, [*arguments, *output])
@@ -374,7 +378,8 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             raise
         first, last = chosen[0], chosen[-1]
         are_all = chosen == list(range(first, last + 1))
-        return self._buffer[first : last + 1] if are_all else self._buffer[chosen]
+        frames = self._buffer[first : last + 1] if are_all else self._buffer[chosen]
+        return frames if self._tone_map is None else self._tone_map.apply(frames)
 
     def __repr__(self) -> str:
         rate = "" if self.fps is None else f" at {float(self.fps):.6g} fps"
@@ -495,7 +500,10 @@ def _filters(
     has_alpha: bool,
     converts_colors: bool,
 ) -> str:
-    """Return ffmpeg's filters from a file's frames to RGB, scaled, then cropped evenly to `target`."""
+    """Return ffmpeg's filters from a file's frames to RGB, scaled, then cropped evenly to `target`.
+
+    HDR keeps its colors, which `ToneMap` converts.
+    """
     size, turn = info.size, info.orientation
     # None holds a frame back, since it would be lost when ffmpeg rebuilds them for another pixel format. The first
     # fails for frames of another size, which ffmpeg would otherwise rescale without a warning.
@@ -509,7 +517,7 @@ def _filters(
     # Chroma has the file's position, so frames are converted as they are there.
     turn_back, turn_again = _TURNS[turn]
     stored_size = size[::-1] if turn in _TRANSPOSED else size
-    convert = to_bt709 if converts_colors else conversion
+    convert = to_bt709 if converts_colors and not source.is_hdr else conversion
     fields = ["bwdif=mode=send_frame:deint=interlaced"] if info.is_interlaced else []
     to_rgb = convert(source, replace(frames, pixel_format=converted), stored_size)
     filters += [*turn_back, *fields, *to_rgb, *turn_again]
