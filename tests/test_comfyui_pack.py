@@ -127,22 +127,26 @@ def test_the_stand_ins_have_the_signatures_of_a_checkout():
 
 
 def earlier_packs():
-    """Yield the Python files of the packs that are committed, by their paths, the newest first."""
+    """Yield the Python files by name of each committed pack that imported only what was stable then, newest first."""
     git = ["git", "-C", str(PACK.parents[1])]
     log = subprocess.run([*git, "log", "-20", "--format=%H", "--", "examples/comfyui"], capture_output=True, text=True)
     for commit in log.stdout.split():
-        archive = subprocess.run([*git, "archive", commit, "examples/comfyui"], capture_output=True, check=True).stdout
-        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            members = [member for member in files.getmembers() if member.name.endswith(".py")]
-            yield {Path(member.name).name: files.extractfile(member).read() for member in members}
+        line = [*git, "archive", commit, "examples/comfyui", "docs/python.md"]
+        archive = subprocess.run(line, capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            texts = {name: tar.extractfile(name).read() for name in tar.getnames() if name.endswith((".py", ".md"))}
+        files = {Path(name).name: text for name, text in texts.items() if name.endswith(".py")}
+        stable = stable_names(texts["docs/python.md"].decode())
+        if set().union(*(imported_names(text.decode(), stable) for text in files.values())) <= stable:
+            yield files
 
 
 @pytest.fixture(scope="module")
 def pack_folder(tmp_path_factory):
-    """The newest committed pack that is not the one here, among those that import only what is stable."""
+    """The newest of these packs that is not the one here."""
     current = {path.name: path.read_bytes() for path in PACK.glob("*.py")}
     try:
-        pack = next((files for files in earlier_packs() if files != current and has_stable_imports(files)), None)
+        pack = next((files for files in earlier_packs() if files != current), None)
     except OSError as error:
         pytest.skip(f"git cannot be started ({error})")
     if pack is None:
@@ -151,10 +155,6 @@ def pack_folder(tmp_path_factory):
     for name, text in pack.items():
         (folder / name).write_bytes(text)
     return folder
-
-
-def has_stable_imports(files):
-    return set().union(*(imported_names(text.decode()) for text in files.values())) <= stable_names()
 
 
 def test_the_pack_of_an_earlier_commit_runs_with_this_package(comfy, execute, vae):

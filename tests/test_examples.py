@@ -150,19 +150,22 @@ def test_the_tiler_example_runs_as_a_script(run):
     assert run("replace_tiler.py")[-1] == "video (1, 3, 73, 64, 96)"
 
 
-def stable_names():
+def stable_names(page):
     """Return the pairs (module, name) in the table of docs/python.md."""
-    section = (EXAMPLES.parent / "docs" / "python.md").read_text().partition("## Stable names")[2].partition("\n## ")[0]
+    section = page.partition("## Stable names")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(mlx_ltx_vae[.\w]*)` \| (.*) \|$", section, re.MULTILINE)
     return {(module, name) for module, names in rows for name in re.findall(r"`(\w+)`", names)}
 
 
-def imported_names(source):
-    """Return the pairs (module, name) of this package that a source imports, and reads of modules that it imports."""
+STABLE = stable_names((EXAMPLES.parent / "docs" / "python.md").read_text())
+
+
+def imported_names(source, stable):
+    """Return the pairs (module, name) of this package that a source imports, and reads of stable modules."""
     tree = ast.parse(source)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
     pairs = {(node.module, alias.name) for node in imports for alias in node.names}
-    modules = {name: f"{module}.{name}" for module, name in pairs if f"{module}.{name}" in stable_modules()}
+    modules = {name: f"{module}.{name}" for module, name in pairs if f"{module}.{name}" in dict(stable)}
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     pairs |= {
         (modules[node.value.id], node.attr)
@@ -174,16 +177,10 @@ def imported_names(source):
     return {(module, name) for module, name in pairs if module.partition(".")[0] == "mlx_ltx_vae"}
 
 
-def stable_modules():
-    return {module for module, _ in stable_names()}
-
-
 def test_stable_names_exist_and_are_exported():
-    names = stable_names()
-    assert {name for module, name in names if module == "mlx_ltx_vae"} == {
-        *dir(mlx_ltx_vae),
-        *(module.rpartition(".")[2] for module in stable_modules() - {"mlx_ltx_vae"}),
-    }
+    names = STABLE
+    modules = {module.rpartition(".")[2] for module in dict(names) if module != "mlx_ltx_vae"}
+    assert {name for module, name in names if module == "mlx_ltx_vae"} == {*dir(mlx_ltx_vae), *modules}
     for module, name in names:
         assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
     for module in ("video", "tiling", "integrations"):
@@ -194,4 +191,4 @@ def test_stable_names_exist_and_are_exported():
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: str(path.relative_to(EXAMPLES)))
 def test_examples_and_nodes_import_only_stable_names(path):
-    assert imported_names(path.read_text()) - stable_names() == set()
+    assert imported_names(path.read_text(), STABLE) - STABLE == set()
