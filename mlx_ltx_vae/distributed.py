@@ -1,4 +1,4 @@
-"""Several processes that compute one video: ranks divide the work and exchange data over `mx.distributed`."""
+"""Several processes that share the inputs of a command, each on its own, and report over `mx.distributed`."""
 
 import hashlib
 import json
@@ -6,21 +6,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import mlx.core as mx
 import numpy as np
 
-from .backend.machine import Machine, Work
-from .backend.mlx_utils import take
-from .errors import DistributedError, PlanError, describe_error
+from .errors import DistributedError, describe_error, warn
 from .process import WORDS, clean_up_for_good, uninterrupted
-from .shapes import Axis
 from .startup import is_command
 
 Value = TypeVar("Value")
@@ -31,7 +27,6 @@ class Ranks:
     """Ranks of a command."""
 
     group: mx.distributed.Group | None = None  # `None` means one process alone
-    requested_work: Work | None = None  # shared by the ranks; `None` lets `choose` decide
 
     @property
     def size(self) -> int:
@@ -43,16 +38,8 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Return whether this rank reports, and writes the common output of the ranks."""
+        """Return whether this rank reports."""
         return self.rank == 0
-
-    def choose(self, num_videos: int) -> Work:
-        """Choose the kind of work that the ranks share: several videos, or the rows of one."""
-        if self.group is None:
-            return Work.OFF
-        if self.requested_work is Work.BATCH and num_videos == 1:
-            raise PlanError("--distributed batch shares several videos, and there is one; use rows.")
-        return self.requested_work or (Work.BATCH if num_videos > 1 else Work.ROWS)
 
     def together(self, function: Callable[[], Value]) -> Value:
         """Run a function on all ranks. If it fails on one rank, it fails on all, so that none waits for another.
@@ -91,29 +78,15 @@ class Ranks:
         restart_time_limit()
         return gathered
 
-    def smallest(self, machine: Machine) -> Machine:
-        """Return this rank's machine with the least memory of all machines, so that all ranks make the same plan."""
-        gathered = zip(*self.gather([machine.available, machine.memory]), strict=True)
-        available, memory = (min((size for size in sizes if size is not None), default=None) for sizes in gathered)
-        return replace(machine, available=available, memory=memory)
-
-    def check_same(self, read: Callable[[], Mapping[str, Any]]) -> None:
-        """Check that all ranks `read` the same values; raise a `DistributedError` otherwise.
-
-        `read` returns JSON-serializable values by name, and ranks compare a hash of each. One process alone does not
-        call it.
-        """
-        if self.group is None:
-            return
-        values = {**self.together(read), "the versions of mlx_ltx_vae": version("mlx_ltx_vae")}
-        hashes = {name: hashlib.sha256(json.dumps(value).encode()).hexdigest() for name, value in values.items()}
-        for rank, rank_hashes in enumerate(self.gather(hashes)):
-            for name in hashes:
-                if rank_hashes.get(name) != hashes[name]:
-                    raise DistributedError(
-                        f"{name} differ between rank {min(rank, self.rank)} and rank {max(rank, self.rank)}; give all "
-                        "ranks the same files, options and memory budget."
-                    )
+    def check_inputs(self, names: Sequence[Sequence[str | None]]) -> None:
+        """Check that all ranks have the same inputs and outputs, by name; raise a `DistributedError` otherwise."""
+        digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()
+        for rank, rank_digest in enumerate(self.gather(digest)):
+            if rank_digest != digest:
+                raise DistributedError(
+                    f"the inputs differ between rank {min(rank, self.rank)} and rank {max(rank, self.rank)}; give all "
+                    "ranks the same files and options."
+                )
 
     def work_alone(self) -> None:
         """Remove the limit of the time between two exchanges: from now on, ranks may work alone for any time."""
@@ -130,88 +103,30 @@ class Ranks:
         return ranks
 
 
-class RowBands:
-    """Bands of `rows` latent rows each, from top to bottom, as seen from this rank: the `Neighbors` of its stream.
-
-    All ranks of the group must make the same calls in the same order. `sent_bytes` counts the bytes of this rank.
-    """
-
-    axis = Axis.HEIGHT
-
-    def __init__(self, group: mx.distributed.Group, rows: Sequence[int]) -> None:
-        self._group = group
-        self.rank: int = group.rank()
-        self.rows = tuple(rows)
-        self.sent_bytes = 0
-
-    def exchange(self, frames: mx.array, before: int, after: int) -> tuple[mx.array | None, mx.array | None]:
-        # Ranks exchange in pairs, first (0, 1), (2, 3) and so on, then (1, 2), (3, 4) and so on. In a pair the upper
-        # band sends first. No two ranks ever wait for each other, however large the rows are.
-        restart_time_limit()
-        above = below = None
-        for parity in (0, 1):
-            if self.rank % 2 == parity:
-                if self.rank + 1 < len(self.rows):
-                    height = frames.shape[Axis.HEIGHT]
-                    self._send(take(frames, Axis.HEIGHT, height - before, height), self.rank + 1)
-                    below = self._receive(frames, after, self.rank + 1)
-            elif self.rank > 0:
-                above = self._receive(frames, before, self.rank - 1)
-                self._send(take(frames, Axis.HEIGHT, 0, after), self.rank - 1)
-        return above, below
-
-    def gather(self, frames: mx.array) -> mx.array:
-        restart_time_limit()
-        batch, time, height, width, channels = frames.shape
-        scale = height // self.rows[self.rank]
-        missing = (max(self.rows) - self.rows[self.rank]) * scale
-        rows = frames.transpose(2, 0, 1, 3, 4)
-        if missing:
-            rows = mx.concatenate([rows, mx.zeros((missing, *rows.shape[1:]), rows.dtype)])
-        self.sent_bytes += rows.nbytes * (len(self.rows) - 1)
-        gathered = mx.distributed.all_gather(rows, group=self._group)
-        gathered = gathered.reshape(len(self.rows), -1, batch, time, width, channels)
-        parts = [gathered[rank, : count * scale] for rank, count in enumerate(self.rows)]
-        joined = mx.concatenate(parts).transpose(1, 2, 0, 3, 4)
-        mx.async_eval(joined)  # at once, also if this rank does not use it: the other ranks wait for this one
-        return joined
-
-    def all_true(self, flags: mx.array) -> mx.array:
-        """Return for each element whether the flag is true on all ranks. Starts the exchange."""
-        values = flags.astype(mx.int32)
-        self.sent_bytes += values.nbytes * (len(self.rows) - 1)
-        result = mx.distributed.all_min(values, group=self._group).astype(mx.bool_)
-        mx.async_eval(result)
-        return result
-
-    def _send(self, rows: mx.array, rank: int) -> None:
-        if rows.size:
-            rows = mx.contiguous(rows)
-            # Evaluated one by one, since MLX decides the order of evaluation within one graph.
-            mx.async_eval(mx.distributed.send(rows, rank, group=self._group))
-            self.sent_bytes += rows.nbytes
-
-    def _receive(self, frames: mx.array, rows: int, rank: int) -> mx.array | None:
-        if not rows:
-            return None
-        batch, time, _, width, channels = frames.shape
-        received = mx.distributed.recv((batch, time, rows, width, channels), frames.dtype, rank, group=self._group)
-        mx.async_eval(received)
-        return received
-
-
-def join_ranks(rank: int | None, distributed: str, timeout: int) -> Ranks | None:
+def join_ranks(rank: int | None, distributed: str, timeout: int, *, is_many: bool) -> Ranks | None:
     """Return the ranks of this command, or `None` if this process has nothing to do.
 
-    `rank` is `None` if no launcher has started it. `distributed` is "auto", "rows", "batch" or "off". `timeout` is the
-    number of seconds after which a command ends if its ranks exchange nothing. Other programs do not end.
+    Ranks share several inputs. A single input (not `is_many`) is run by the first rank alone, with a warning.
+
+    Args:
+        rank: `None` if no launcher has started this process.
+        distributed: "auto", "batch", for which a single input is an error, or "off".
+        timeout: seconds after which a command ends if its ranks exchange nothing. Other programs do not end.
     """
     if rank is None:
         return Ranks()
-    if distributed == Work.OFF.value:
+    if distributed == "off":
         return Ranks() if rank == 0 else None
     limit = timeout if is_command() else None
-    ranks = Ranks(join_group(limit), None if distributed == "auto" else Work(distributed))
+    ranks = Ranks(join_group(limit))
+    if ranks.group is not None and not is_many:
+        remedy = "give several inputs, or decode a part of the clip on each machine with --frames"
+        if distributed == "batch":
+            raise DistributedError(f"--distributed batch shares several inputs, and there is one; {remedy}.")
+        if not ranks.is_first:
+            return None
+        warn(f"there is one input, so only the first of {ranks.size} ranks works; {remedy}.")
+        return Ranks()
     if ranks.group is not None and limit is not None:
         set_time_limit(limit, ranks.rank, ranks.gather(os.getpid()))
     return ranks

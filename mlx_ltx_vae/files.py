@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import hashlib
 import io
 import json
 import os
@@ -74,8 +73,6 @@ def torch_conversion(source: str | os.PathLike) -> str:
     files = (path, target) if os.path.isfile(path) else ("file.pt", "file.safetensors")  # it may be a pipe
     return f'convert it to safetensors: python -c "{_CONVERT}" {" ".join(shlex.quote(str(name)) for name in files)}'
 
-
-SAMPLE_BYTES = 2**14  # of each of the three parts of a sample
 
 #: Device, inode, size, and time of the last change in nanoseconds.
 FileState = tuple[int, int, int, int]
@@ -173,33 +170,6 @@ def read_small_file(path: str | os.PathLike, max_bytes: int, *, pipes: bool = Fa
     if is_larger or len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"more than {format_bytes(max_bytes)}", os.fspath(path))
     return content
-
-
-def read_sample(file: IO[bytes], begin: int, end: int) -> bytes:
-    """Read the first, the middle and the last 16 kB between two positions of a file, which may have 40 GB."""
-    if end - begin <= 3 * SAMPLE_BYTES:
-        file.seek(begin)
-        return file.read(end - begin)
-    sample = b""
-    for start in (begin, (begin + end - SAMPLE_BYTES) // 2, end - SAMPLE_BYTES):
-        file.seek(start)
-        sample += file.read(SAMPLE_BYTES)
-    return sample
-
-
-def sample_path(path: Path) -> list[tuple[str, int, str]]:
-    """Return (name, size, hash of a sample) of a file, with the name "", or of each file in a folder.
-
-    The list is empty if there is no such path.
-    """
-    if os.path.isfile(path):
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            return [("", size, hashlib.sha256(read_sample(file, 0, size)).hexdigest())]
-    if not os.path.isdir(path):
-        return []
-    samples = [(file.name, sample_path(file)) for file in sorted(path.iterdir()) if file.is_file()]
-    return [(name, size, digest) for name, [(_, size, digest)] in samples]
 
 
 _DTYPES = {

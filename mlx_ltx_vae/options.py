@@ -16,8 +16,6 @@ from .shapes import is_count
 from .units import expand_path
 
 if TYPE_CHECKING:
-    import mlx.core as mx
-
     from .latents.keyframes import Keyframes
     from .models.noise import Noise
     from .planning.plan import Plan
@@ -116,7 +114,6 @@ class PlanOptions:
         a larger N takes more memory, and may be faster (default: 1 or 2, by device and memory)""",
         metavar="N",
     )
-    ranks: int = 1
     steps: int | None = option_field(
         None,
         "denoising steps, for the diffusion decoder of LTX-2.5 (default: the checkpoint's own)",
@@ -147,8 +144,6 @@ class PlanOptions:
         if self.mode == "tiled" and not by_time:
             rule = option("an order goes with mode exact", "--order goes with --mode exact")
             raise PlanError(f"tiles are streamed in time; {rule}.")
-        if self.ranks > 1 and (self.mode not in ("auto", "exact") or not by_time):
-            raise PlanError(f"{self.ranks} ranks decode bands of rows, which goes with mode exact and order time.")
         if not is_count(size := self.tile_batch_size, 1):
             raise TilingError(f"a tile batch size must be a whole number of at least 1, not {size!r}.")
 
@@ -185,7 +180,7 @@ PLAN_DEFAULTS, DECODE_DEFAULTS = PlanOptions(), DecodeOptions()
 
 
 # Options of a plan that a decode or an encode adds itself, or that may be given with a plan if they agree.
-_WITH_A_PLAN = ("ranks", "steps", "keyframes", "joined", "outputs")
+_WITH_A_PLAN = ("steps", "keyframes", "joined", "outputs")
 
 
 def check_no_options(options: PlanOptions) -> None:
@@ -250,7 +245,6 @@ class EncodeKeywords(TypedDict, total=False):
     tiling: "TilingConfig | None"
     tile_batch_size: int
     pad: bool
-    group: "mx.distributed.Group | None"
 
 
 def _codec_help() -> str:

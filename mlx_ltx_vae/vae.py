@@ -262,7 +262,6 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         tiling: TilingConfig | None = None,
         tile_batch_size: int = 1,
         chunk: int | None = None,
-        ranks: int = 1,
         bit_depth: BitDepth | None = None,
         outputs: Sequence[FrameOutput] = (),
         frames: tuple[int, int] | None = None,
@@ -283,7 +282,6 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             tiling: for mode "tiled"; default: the first preset that fits the VAE, such as `TilingConfig.default()`.
             tile_batch_size: maximum number of tiles of equal shape that are decoded together.
             chunk: latent frames (rows, columns) per piece. `None` chooses automatically.
-            ranks: the number of processes that decode together, each a band of rows. The budget is for each process.
             steps: the number of denoising steps, for VAEs that denoise. `None` means the checkpoint's default.
             keyframes: the keyframes of the decode, or their frame numbers. VAEs that take none ignore them.
             bit_depth: 8 or 10, as in `stream`; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
@@ -304,7 +302,6 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             tiling=tiling,
             tile_batch_size=tile_batch_size,
             chunk=chunk,
-            ranks=ranks,
             steps=steps,
             keyframes=frame_numbers(keyframes),
             frames=frames,
@@ -333,7 +330,6 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         tiling: TilingConfig | None = None,
         tile_batch_size: int = 1,
         pad: bool = False,
-        ranks: int = 1,
         joined: bool = False,
     ) -> EncodePlan:
         """Plan the encode of frames (B, 3, F, H, W), or (F, H, W, 3) as for uint8. Encodes stream along time.
@@ -346,7 +342,6 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             mode=mode,
             tiling=tiling,
             tile_batch_size=tile_batch_size,
-            ranks=ranks,
             joined=joined,
         )
         return self._plan_encode(frame_shape, options, pad)
@@ -362,7 +357,6 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         plan: DecodePlan | None = None,
         *,
         bit_depth: BitDepth | None = None,
-        group: mx.distributed.Group | None = None,
         **options: "Unpack[DecodeKeywords]",
     ) -> DecodeStream:
         """Yield frames as they are decoded, each once and in order.
@@ -390,8 +384,6 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             unnormalized: whether the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
             bit_depth: 8 or 10 to get integer levels instead of floats, which take less disk space in orders rows and
                 columns. `None` means the plan's, or floats without a plan.
-            group: processes that decode together, from `mx.distributed.init()`. Each calls this with the same arguments
-                and takes all chunks, which are whole frames on every rank.
 
         Raises:
             LatentsError: at once, if the network cannot take the latents or the noise, or values are not finite; later
@@ -403,7 +395,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             DeviceError: while decoding, if the device runs out of memory, or is stopped.
         """
         levels = None if bit_depth is None else frame_format(bit_depth, LatentsError)
-        return self._decode_pipeline(options, levels, group).stream(latents, plan)
+        return self._decode_pipeline(options, levels).stream(latents, plan)
 
     def stream_joined(
         self,
@@ -411,7 +403,6 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         *,
         carry: int = DEFAULT_CARRY,
         blend: int | None = None,
-        group: mx.distributed.Group | None = None,
         **options: "Unpack[DecodeKeywords]",
     ) -> DecodeStream:
         """Yield the frames of a film from overlapping windows of latents, in memory that does not grow with the film.
@@ -424,28 +415,14 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         vae.decode_to_file(film, "film.mp4", fps=24)
         ```
         """
-        return self.stream(Film(windows, carry=carry, blend=blend), group=group, **options)
+        return self.stream(Film(windows, carry=carry, blend=blend), **options)
 
-    def _decode_pipeline(
-        self,
-        keywords: DecodeKeywords,
-        levels: FrameFormat | None = None,
-        group: mx.distributed.Group | None = None,
-    ) -> DecodePipeline:
+    def _decode_pipeline(self, keywords: DecodeKeywords, levels: FrameFormat | None = None) -> DecodePipeline:
         check_names("a decode", keywords, DecodeKeywords)
         decode_names, values = {option.name for option in fields(DecodeOptions)}, cast(dict[str, Any], keywords)
         options = DecodeOptions(**{name: value for name, value in values.items() if name in decode_names})
         plan_options = {name: value for name, value in values.items() if name not in decode_names}
-        ranks = 1 if group is None else group.size()
-        return DecodePipeline(
-            self._decoder,
-            self.config,
-            self._plan,
-            options,
-            PlanOptions(ranks=ranks, **plan_options),
-            levels,
-            group,
-        )
+        return DecodePipeline(self._decoder, self.config, self._plan, options, PlanOptions(**plan_options), levels)
 
     @overload
     def decode(
@@ -585,7 +562,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             plan: from `plan_encode`. `None` means the default plan, within the `memory_budget` if there is one.
             tiling: overlapping tiles, blended and so not exact; in time only for one array. `None` means whole frames.
             pad: whether to repeat the last frame up to 1 + t*k. Otherwise excess frames are dropped, with a warning.
-            tile_batch_size, group: as for `plan` and `stream`. All ranks get the whole latents.
+            tile_batch_size: as for `plan`.
 
         Raises:
             LatentsError: if the network cannot take the frames.
@@ -608,17 +585,16 @@ class VideoVAE(NetworkPair[Config, Encoder]):
 
     def _encode_pipeline(self, options: EncodeKeywords, *, joined: bool = False) -> EncodePipeline:
         check_names("an encode", options, EncodeKeywords)
-        group, tiling = options.get("group"), options.get("tiling")
+        tiling = options.get("tiling")
         plan_options = PlanOptions(
             memory_budget=options.get("memory_budget"),
             mode="tiled" if tiling else "auto",
             tiling=tiling,
             tile_batch_size=options.get("tile_batch_size", 1),
-            ranks=1 if group is None else group.size(),
             joined=joined,
         )
         make_plan, pad = self._plan_encode, options.get("pad", False)
-        return EncodePipeline(self._encoder, self._encoder_is_promoted, make_plan, plan_options, pad, group)
+        return EncodePipeline(self._encoder, self._encoder_is_promoted, make_plan, plan_options, pad)
 
 
 class PreviewVAE(VideoVAE):

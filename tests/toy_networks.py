@@ -182,15 +182,10 @@ class ContextDecoder(Toy):
 
 def box_mean(view: View, spec: LayerSpec, context: StreamContext) -> mx.array:
     """The mean over each output's window, axis by axis."""
-    frames, before = view.frames, 0
-    rows = frames.shape[Axis.HEIGHT]
-    if view.halo is not None:
-        frames, has_front, _ = view.halo.extend(frames, view.start)
-        before = spec.halo(Axis.HEIGHT)[0] if has_front else 0
+    frames = view.frames
     for axis in Axis:
         window, length = spec.window(axis), frames.shape[axis]
-        outputs = (before, rows) if axis is Axis.HEIGHT else (0, length)
-        starts = view.window_starts if axis is context.axis else window_starts(window, length, *outputs)
+        starts = view.window_starts if axis is context.axis else window_starts(window, length, 0, length)
         positions = mx.array(starts)[:, None] + mx.arange(window.kernel)
         seen = mx.unflatten(mx.take(frames, positions.flatten(), axis=axis), axis, positions.shape)
         frames = seen.mean(axis=axis + 1)

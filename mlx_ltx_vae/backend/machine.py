@@ -1,4 +1,4 @@
-"""Properties of the machine that plans depend on, and the work that ranks share. No MLX."""
+"""Properties of the machine that plans depend on. No MLX."""
 
 import enum
 from dataclasses import dataclass
@@ -7,8 +7,6 @@ from typing import Literal
 FLOAT32_BYTES = 4
 #: Values that are checked at a time. MLX makes three flags for each value.
 VALUES_AT_ONCE = 2**20
-# Seconds without an exchange between ranks. Reading a checkpoint, or a pause of an output's reader, takes less.
-DEFAULT_TIMEOUT = 1800
 
 #: Dtypes that `--dtype` accepts.
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -35,11 +33,3 @@ class Machine:
     largest_buffer: int | None = None  # bytes of the largest array; `None` means unlimited
     memory: int | None = None  # bytes of memory for a plan if nothing else is in memory; `None` means unlimited
     compiles: bool = True  # chains of operations are single kernels, which needs a compiler on a CPU
-
-
-class Work(enum.Enum):
-    """Work that ranks share."""
-
-    ROWS = "rows"  # one video: each rank computes a band of rows
-    BATCH = "batch"  # several videos: each rank computes complete videos
-    OFF = "off"  # no sharing: the first rank does everything

@@ -3,7 +3,6 @@
 Whatever is missing, damaged, ambiguous or not supported is a `CheckpointError`.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -21,7 +20,6 @@ from ..backend.device import explained_device_errors, this_machine
 from ..backend.machine import Machine
 from ..backend.mlx_utils import DTYPES, count_nonfinite, dtype_name, to_bool
 from ..errors import CheckpointError, DeviceError, excerpt, quote, warn
-from ..files import read_sample
 from ..latents.metadata import LatentSpace
 from ..model_table import latents_of
 from ..models.base import (
@@ -172,22 +170,6 @@ class Checkpoint:
     def is_in_memory(self) -> bool:
         """Return whether the tensors are arrays in memory, and not in files."""
         return any(info.array is not None for info in self._tensors)
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """Headers of the tensors and sizes of their files, JSON-serializable, for the comparison of ranks."""
-        infos = [info for stored in self.networks.values() for info in stored.tensors.values()]
-        paths = sorted({info.path for info in infos if info.array is None})
-        tensors = sorted([info.name, info.dtype, *info.shape] for info in infos)
-        return {"config": self.raw_config, "sizes": [path.stat().st_size for path in paths], "tensors": tensors}
-
-    def sample(self) -> str:
-        """Return a hash of a sample of each tensor, including the statistics. All tensors must be in files."""
-        digest = hashlib.sha256()
-        for info in self._tensors:
-            with info.path.open("rb") as file:
-                digest.update(read_sample(file, info.begin, info.end))
-        return digest.hexdigest()
 
     def check_unchanged(self) -> None:
         check_unchanged(self._tensors)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from .. import demo
-from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..codec_table import CODECS
 from ..errors import ItemsError, LatentsError, PlanError, warn
@@ -25,11 +24,9 @@ from ..models.base import Statistics
 from ..models.noise import check_takes_seed
 from ..models.specs import NetworkSpec
 from ..options import DECODE_DEFAULTS, PLAN_DEFAULTS, DecodeOptions, OutputOptions, PlanOptions
-from ..pipeline.film import Film
 from ..pipeline.hdr_frames import HDROptions
 from ..pipeline.output import DecodeOutput, DecodeReport, join_reports
 from ..pipeline.progress import FrameBar
-from ..pipeline.sources import Latents
 from ..planning.plan import DecodePlan
 from ..planning.planner import plan_decode
 from ..shapes import format_size
@@ -203,8 +200,6 @@ def run_decode(
             checked_options = replace(output_options, audio=(), sample_rate=1) if may_have_sound else output_options
             for file, options in output_files(pattern, checked_options).items():
                 check_output_options(file, options, fps=arguments.fps)
-    if has_only_sound:
-        arguments.distributed = Work.OFF.value
     job = (make_job or DecodeJob)(arguments, sources, pattern, replace(settings, output=output_options))
     return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)
 
@@ -354,26 +349,23 @@ class DecodeJob(Job):
 
 
 class DecodeTask(Task):
-    """Decode of a latent file or a film. Several ranks share the rows of one video, or each decodes some videos."""
+    """Decode of a latent file or a film."""
 
     plan: DecodePlan
     _job: DecodeJob
 
     def __init__(self, job: DecodeJob, item: Item) -> None:
         super().__init__(job, item)
-        arguments, ranks, options = job.arguments, job.ranks, job.settings.output
-        can_skip = arguments.skip_existing and ranks.size == 1  # before the latents are read
-        if can_skip and item.output and all_exist(list(output_files(item.output, options))):
+        arguments, options = job.arguments, job.settings.output
+        # Before the latents are read.
+        if arguments.skip_existing and item.output and all_exist(list(output_files(item.output, options))):
             self.result = Result(outputs=[item.output], is_skipped=True)
             return
         self._input = FilmInput(job, item.windows) if job.is_film else ClipInput(job, item.source)
         if job.settings.options.seed:
             check_takes_seed(job.spec)
         shape = self._input.shape
-        self._work = ranks.choose(shape.batch)
         self._videos: Sequence[int] = range(shape.batch)
-        if self._work is Work.BATCH:
-            self._videos = range(ranks.rank, shape.batch, ranks.size)
         # A decoder of previews may make fewer frames, which last as long as the video's.
         decoder_frames = self._input.num_frames(job.spec.out_grid)
         video_frames = self._input.num_frames(job.checkpoint.config.scale.video_grid)
@@ -428,7 +420,6 @@ class DecodeTask(Task):
             frames=frames,
             outputs=tuple(file_options.frames for file_options in files.values()),
             sound=tuple(self._sound.plans) if self._sound else (),
-            ranks=job.ranks.size if self._work is Work.ROWS else 1,
         )
 
     def check_outputs(self) -> None:
@@ -436,10 +427,9 @@ class DecodeTask(Task):
         if self.result.is_skipped or not self._item.output:
             return
         arguments, output = self._job.arguments, self._output
-        if arguments.skip_existing and self._job.ranks.size == 1:
+        if arguments.skip_existing:
             self._leave_out_existing()
-        videos = self._videos if self._writes else ()
-        files = [file for index in videos for file in output.files[index]]
+        files = [file for index in self._videos for file in output.files[index]]
         is_skipped = arguments.skip_existing and (not files or all_exist(files))
         self.result = replace(self.result, is_skipped=is_skipped)
         self._copied: set[tuple[str, str]] = set()  # entries of the latent file that go into an output
@@ -447,7 +437,7 @@ class DecodeTask(Task):
             entries = self._input.info.workflow if arguments.workflow else {}
             overwrite, makes_folders = self._job.may_replace(files), self._job.makes_folders
             self._copied = output.check(
-                self.plan, videos, entries=entries, makes_folders=makes_folders, overwrite=overwrite
+                self.plan, self._videos, entries=entries, makes_folders=makes_folders, overwrite=overwrite
             )
 
     def _leave_out_existing(self) -> None:
@@ -458,67 +448,28 @@ class DecodeTask(Task):
         self._videos = [index for index in self._videos if files[index]]
         self.result = replace(self.result, num_frames=self.plan.num_frames * len(self._videos))
 
-    @property
-    def _writes(self) -> bool:
-        """Flag: this rank writes the videos that it decodes."""
-        return self._work is Work.BATCH or self._job.ranks.is_first
-
     def check_values(self) -> None:
         self._input.check_values(self.plan)
         if self._sound is not None and self.plan.sound is not None:
             self._sound.check_values()
 
-    def describe(self) -> dict[str, Any]:
-        plans = [self.plan.as_dict(), str(self._fps), len(self.result.outputs)]
-        return {"the latents": self._input.headers(), "the plans": plans}
-
     def networks(self) -> dict[str, dict[str, str]]:
         return super().networks() | ({} if self._sound is None else {"audio_vae": self._sound.used})
 
-    def sample(self) -> dict[str, Any]:
-        return self._input.sample()
-
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
-        ranks, open_video = self._job.ranks, self._input.open()
+        open_video, reports = self._input.open(), []
         self._job.load()  # before the clock starts
         if (sound := self._sound) is not None:
             self._output.sound = lambda index: sound.stream(index, self.plan.sound)
         bar.enter("decoding")
-        if self._work is Work.BATCH:
-            ranks.work_alone()
-            reports = ranks.together(lambda: self._decode(open_video, bar))
-        else:
-            reports = self._decode(open_video, bar)
-        report = self._join(reports)
-        self.result = replace(self.result, outputs=self._output.names, extras=self._output.other_names)
-        return self._report(self._describe(report), report.as_dict(), work=self._work, sent_bytes=report.sent_bytes)
-
-    def _decode(
-        self, open_video: Callable[[int], tuple[Latents | Film, Keyframes | None]], bar: FrameBar
-    ) -> list[DecodeReport]:
-        """Decode this rank's videos, and return their reports."""
-        group, reports = self._job.ranks.group if self._work is Work.ROWS else None, []
         for index in self._videos:
             latents, keyframes = open_video(index)
             options = replace(self._job.settings.options, keyframes=keyframes)
-            stream = self._job.load().stream(latents, self.plan, group=group, **vars(options))
-            reports.append(self._output.write(stream, self.plan, index, progress=bar, is_written=self._writes))
-        return reports
-
-    def _join(self, reports: Sequence[DecodeReport]) -> DecodeReport:
-        """Return the report of the videos of all ranks."""
-        if self._work is not Work.BATCH:
-            return join_reports(reports)
-        names = ("frames", "seconds", "first_frame_seconds", "one_color", "sent_bytes")
-        plan, output = self.plan, self._output
-        report = join_reports(reports) if reports else output.report(plan, plan.frame_size)  # more ranks than videos
-        values = {name: getattr(report, name) for name in names}
-        gathered = self._job.ranks.gather([values, output.new_names])
-        for _, new_names in gathered:
-            output.rename(new_names)
-        return join_reports(
-            [replace(report, **rank_values) for rank_values, _ in gathered if rank_values["frames"]], is_parallel=True
-        )
+            stream = self._job.load().stream(latents, self.plan, **vars(options))
+            reports.append(self._output.write(stream, self.plan, index, progress=bar))
+        report = join_reports(reports)
+        self.result = replace(self.result, outputs=self._output.names, extras=self._output.other_names)
+        return self._report(self._describe(report), report.as_dict())
 
     def _describe(self, report: DecodeReport) -> str:
         """Describe the decode in a line."""

@@ -18,11 +18,10 @@ import numpy as np
 
 from .. import demo
 from ..audio_vae import AudioVAE, plan_sound_encode
-from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..codec_table import LATER_STILL_CRF, STILL_CRF
 from ..errors import CheckpointError, PlanError, ReaderError, warn
-from ..files import part_folder, sample_path
+from ..files import part_folder
 from ..latents import LatentsWriter, check_latents_name, is_for_comfyui
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
@@ -125,7 +124,7 @@ class EncodeJob(Job):
 
 
 class EncodeTask(Task):
-    """Encode of a video. Several ranks share its rows. It is opened late, since an open video has a process."""
+    """Encode of a video. It is opened late, since an open video has a process."""
 
     plan: EncodePlan
     _job: EncodeJob
@@ -187,19 +186,12 @@ class EncodeTask(Task):
             raise ReaderError(f"{self._item.source}: {problem}; choose frames within 0:{count}.")
         return slice(start, end)
 
-    def describe(self) -> dict[str, Any]:
-        video = self._video
-        return super().describe() | {"the videos": [video.size, video.num_frames, str(video.fps)]}
-
     def networks(self) -> dict[str, dict[str, str]]:
         audio = self._job.audio_checkpoint
         return super().networks() | ({} if audio is None else {"audio_vae": audio.used("encoder")})
 
-    def sample(self) -> dict[str, Any]:
-        return {"the contents of the videos": sample_path(self._video.path)}
-
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
-        video, ranks, (output,), arguments = self._video, self._job.ranks, self.result.outputs, self._job.arguments
+        video, (output,), arguments = self._video, self.result.outputs, self._job.arguments
         to_pixels = None if arguments.hdr is None else partial(to_encoder_pixels, meaning=arguments.hdr)
         num_read = 0
 
@@ -211,7 +203,7 @@ class EncodeTask(Task):
 
         encoded: list[LatentShape] = []
         sounds: list[mx.array] = []
-        num_frames = sent_bytes = 0
+        num_frames = 0
         with ExitStack() as stack:
             open_file = self._open_output(stack, output)
             vae = self._job.load()
@@ -219,22 +211,20 @@ class EncodeTask(Task):
             start = time.perf_counter()
             for window in self._cut(map(count_frames, video)):
                 pixels = window if to_pixels is None else map(to_pixels, window)
-                stream = vae.encode_stream(pixels, self.plan, pad=arguments.pad, group=ranks.group)
+                stream = vae.encode_stream(pixels, self.plan, pad=arguments.pad)
                 bar.watch(stream.state if arguments.windows is None else None)
                 with stream, open_file(len(encoded)) as writer:
                     encoded.append(shape := _write_all(stream, writer))
                     count, height, width = vae.config.scale.video_grid(shape.grid)
                     first = max(0, num_frames - self._carry)
                     num_frames = first + count
-                    if writer is not None:
-                        audio = self._encode_sound(count, first)
-                        sounds += [] if audio is None else [audio]
-                        sizes: dict[str, int | None] = {"num_frames": count, "height": height, "width": width}
-                        if arguments.windows is not None and self._carry < count:  # a single window shares no frames
-                            sizes["carry"] = self._carry
-                        new_path = writer.complete(fps=video.fps, sizes=sizes, audio=audio, space=vae.latent_space)
-                        self._rename({} if new_path is None else {output: str(new_path)})
-                sent_bytes += stream.sent_bytes
+                    audio = self._encode_sound(count, first)
+                    sounds += [] if audio is None else [audio]
+                    sizes: dict[str, int | None] = {"num_frames": count, "height": height, "width": width}
+                    if arguments.windows is not None and self._carry < count:  # a single window shares no frames
+                        sizes["carry"] = self._carry
+                    new_path = writer.complete(fps=video.fps, sizes=sizes, audio=audio, space=vae.latent_space)
+                    self._rename({} if new_path is None else {output: str(new_path)})
         seconds = time.perf_counter() - start
         sound = f" and {format_count(sum(latents.shape[2] for latents in sounds), 'audio latent')}" if sounds else ""
         windows = f" in {len(encoded)} windows with a carry of {self._carry}" if arguments.windows else ""
@@ -261,18 +251,14 @@ class EncodeTask(Task):
         }
         if windows:
             values |= {"windows": len(encoded), "carry": self._carry}
-        return self._report(summary, values, work=Work.ROWS, sent_bytes=sent_bytes)
+        return self._report(summary, values)
 
-    def _open_output(
-        self, stack: ExitStack, output: str
-    ) -> Callable[[int], AbstractContextManager[LatentsWriter | None]]:
+    def _open_output(self, stack: ExitStack, output: str) -> Callable[[int], AbstractContextManager[LatentsWriter]]:
         """Open the output, and return a function that opens the file of each window, by its number from 0 on.
 
         The folder of windows appears when all windows are complete.
         """
         windows = self._job.arguments.windows
-        if not self._job.ranks.is_first:
-            return lambda _: nullcontext()
         if windows is None:
             # Opened here, so that its errors come first.
             writer = stack.enter_context(LatentsWriter(output, overwrite=self.overwrite))
@@ -356,9 +342,8 @@ class EncodeTask(Task):
         return min(self._num_frames, self._job.arguments.windows or self._num_frames)
 
     def _make_plan(self) -> EncodePlan:
-        (width, height), spec, ranks = self._video.size, self._job.checkpoint.spec("encoder"), self._job.ranks
-        num_ranks = ranks.size if ranks.choose(1) is Work.ROWS else 1
-        options = replace(self._job.plan_options, sound=tuple(self._plan_sound()), ranks=num_ranks)
+        (width, height), spec = self._video.size, self._job.checkpoint.spec("encoder")
+        options = replace(self._job.plan_options, sound=tuple(self._plan_sound()))
         shape = (self._planned_frames, height, width, 3)
         return plan_encode(spec, shape, self._job.machine, options, pad=self._job.arguments.pad)
 
@@ -368,14 +353,13 @@ def _still_crf(checkpoint: Checkpoint) -> int:
     return LATER_STILL_CRF if (checkpoint.version or (0, 0)) >= (2, 4) else STILL_CRF
 
 
-def _write_all(stream: Iterable[mx.array], writer: LatentsWriter | None) -> LatentShape:
-    """Write the latents of a stream, on the rank that has a writer. Returns the shape of all latents together."""
+def _write_all(stream: Iterable[mx.array], writer: LatentsWriter) -> LatentShape:
+    """Write the latents of a stream. Returns the shape of all latents together."""
     num_latents = 0
     for latents in stream:
         batch, channels, count, height, width = latents.shape
         num_latents += count
-        if writer is not None:
-            writer.write(latents)
+        writer.write(latents)
     return LatentShape(batch, channels, num_latents, height, width)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_weights
 from ..errors import ItemsError, LTXVAEError
 from ..latents import open_latents
@@ -50,7 +49,7 @@ def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
         choose_by_latents(arguments, arguments.latents, Kind.PREVIEW)  # without one, there are colors
     page = Path(arguments.output)
     arguments.output, arguments.skip_existing = os.path.join(preview_folder(page), ""), False
-    arguments.distributed = Work.OFF.value
+    arguments.distributed = "off"
     plan, output = PlanOptions(memory_budget=arguments.memory_budget), OutputOptions(crf=_CRF)
     settings = DecodeSettings(output, plan, kind=Kind.PREVIEW)
     return run_decode(parser, arguments, settings, "{name}.mp4", partial(GalleryJob, page))
@@ -174,9 +173,9 @@ class GalleryJob(DecodeJob):
             videos=tuple(Path(output).name for output in result.outputs),
         )
 
-    def summarize(self, items: Sequence[Item], results: Sequence[Result], seconds: float) -> None:
+    def summarize(self, items: Sequence[Item], results: Sequence[Result], seconds: float, peaks: Sequence[int]) -> None:
         if self.arguments.dry_run:
-            super().summarize(items, results, seconds)
+            super().summarize(items, results, seconds, peaks)
 
     def _write(self, *, is_complete: bool) -> None:
         write_page(self._page, self._cards(), is_watched=self._is_watched, is_complete=is_complete)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import numpy as np
@@ -46,16 +46,6 @@ class ClipInput:
         check_values(self._job.map(self.file), plan.excerpt and plan.excerpt.latents)
         if self._keyframes is not None:
             self._job.read(self._keyframes)
-
-    def headers(self) -> list[Any]:
-        """Return the content of the file's header, JSON-serializable."""
-        return _header(self.file)
-
-    def sample(self) -> dict[str, Any]:
-        """Return hashes of the contents, by name."""
-        keyframes = self._keyframes
-        digest = None if keyframes is None else [list(keyframes.frames), keyframes.digest()]
-        return {"the values of the latents": self.file.digest(), "the keyframes": digest}
 
     def open(self) -> Callable[[int], tuple[Latents | Film, Keyframes | None]]:
         """Return a function that returns the latents and keyframes of the video with an index."""
@@ -103,14 +93,6 @@ class FilmInput:
         assert isinstance(plan, FilmPlan)
         self._film.check_values(self._layout, self._job.spec, plan.film_frames)
 
-    def headers(self) -> list[Any]:
-        """Return the contents of the headers of all windows, JSON-serializable."""
-        return [window.header for window in self._windows]
-
-    def sample(self) -> dict[str, Any]:
-        """Return hashes of the contents, by name."""
-        return {"the values of the latents": [window.digests() for window in self._windows]}
-
     def open(self) -> Callable[[int], tuple[Latents | Film, Keyframes | None]]:
         """Return a function that returns the film with an index. Its windows have the keyframes."""
         if (statistics := self._job.statistics) is not None:
@@ -126,7 +108,7 @@ class _FileWindow(FilmWindow):
         file = job.open_latents(path)
         keyframes = find_keyframes(None, file, job.spec, is_dry_run=job.arguments.dry_run)
         self.shape, self.keyframe_numbers = file.shape, () if keyframes is None else keyframes.frames
-        self.info, self.header, self._state = file.info, _header(file), file.file.state
+        self.info, self._state = file.info, file.file.state
 
     def open(self) -> LatentsFile:
         """Open the file again. Raises a `LatentsError` if it is not the file that was planned."""
@@ -149,27 +131,16 @@ class _FileWindow(FilmWindow):
             check_values(self._job.map(self.open()))
         self._read_keyframes()
 
-    def digests(self) -> list[str | None]:
-        """Return hashes of the latents and of the keyframes."""
-        file = self.open()
-        keyframes = self._keyframes_of(file)
-        return [file.digest(), None if keyframes is None else keyframes.digest()]
-
-    def _keyframes_of(self, file: LatentsFile) -> KeyframesFile | None:
-        return find_keyframes(None, file, self._job.spec, is_dry_run=False) if self.keyframe_numbers else None
-
     def _read_keyframes(self) -> Keyframes | None:
-        file = self._keyframes_of(self.open()) if self.keyframe_numbers else None
+        if not self.keyframe_numbers:
+            return None
+        file = find_keyframes(None, self.open(), self._job.spec, is_dry_run=False)
         if file is None:
             return None
         keyframes = self._job.read(file)
         keyframes = keyframes if self.index is None else keyframes.item(self.index)
         mx.eval(keyframes.latents)  # another thread uses them
         return keyframes
-
-
-def _header(file: LatentsFile) -> list[Any]:
-    return [list(file.info.stored_shape), file.stored_dtype, file.layout, file.normalized, str(file.info.fps)]
 
 
 def agree_on_film(

@@ -59,7 +59,7 @@ class Result:
         inputs: all files that are read, besides the item's source.
         outputs: several for a batch of videos.
         extras: further files that are written, by their kind.
-        num_frames: of the outputs of this rank; `None` if it is not known yet.
+        num_frames: of the outputs; `None` if it is not known yet.
         cost: relative to other items.
         values: the report, or in a dry run the plan, JSON-serializable.
         text: the same values as text.

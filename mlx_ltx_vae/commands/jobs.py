@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import mlx.core as mx
 
-from ..backend.machine import Machine, Work
+from ..backend.machine import Machine
 from ..checkpoint import Checkpoint
 from ..distributed import Ranks, join_ranks
 from ..errors import ItemsError, describe_error, printable
@@ -50,10 +50,7 @@ _SECONDS_PER_OBJECT = 1  # of --progress json
 
 
 class Job(ABC):
-    """Job of a `decode` or `encode` command: the loop over its items, on all ranks.
-
-    `ranks` are the ranks that run an item together. Of many items, each rank runs some alone.
-    """
+    """Job of a `decode` or `encode` command: the loop over its items, of which each rank runs some."""
 
     network: ClassVar[str]  # "decoder" or "encoder"
 
@@ -61,7 +58,6 @@ class Job(ABC):
     checkpoint: Checkpoint
     machine: Machine
     ranks: Ranks
-    _all_ranks: Ranks
     _loaded: VideoVAE | None = None
     _task: "Task | None" = None  # of a single item, which may be a pipe and is opened once
 
@@ -127,28 +123,24 @@ class Job(ABC):
     def run(self) -> None:
         """Run all inputs, or plan them in a dry run, and report.
 
-        Several ranks run a single input together. Of many inputs, each rank runs some alone, the longest first, and
-        writes their outputs to its disk. The first rank reports. The error of a single input is raised. If any of many
-        inputs fails, an `ItemsError` is raised at the end.
+        Of many inputs, each rank runs some, the longest first, and writes their outputs to its disk. The first rank
+        reports. The error of a single input is raised. If any of many inputs fails, an `ItemsError` is raised at the
+        end.
         """
-        ranks = join_ranks(launched_rank(), self.arguments.distributed, self.arguments.rank_timeout)
+        arguments = self.arguments
+        ranks = join_ranks(launched_rank(), arguments.distributed, arguments.rank_timeout, is_many=self.is_many)
         if ranks is None:
             return
         items = self.make_items()
-        self.checkpoint = ranks.together(self.open)
-        ranks.check_same(lambda: {"the checkpoints": self.checkpoint.description})
-        ranks.check_same(lambda: {"the weights": self.checkpoint.sample()})
-        self.ranks, self._all_ranks = Ranks() if self.is_many else ranks, ranks
-        self.machine = self.ranks.smallest(self.checkpoint.machine(self.network, self.dtype))
+        self.checkpoint, self.ranks = ranks.together(self.open), ranks
+        self.machine = self.checkpoint.machine(self.network, self.dtype)
         start = time.perf_counter()
         results = ranks.together(lambda: self._prepare(items))
         if self.is_many:
             self._run_many(items, results, start)
             return
         (item,), (result,) = items, results
-        result = self._run_item(item, replace(result, is_skipped=all(ranks.gather(result.is_skipped))), None)
-        if ranks.is_first:
-            self._report(item, result)
+        self._report(item, self._run_item(item, result, None))
 
     def make_items(self) -> list[Item]:
         """Return the items with their outputs."""
@@ -211,15 +203,17 @@ class Job(ABC):
                 results[index] = self._run_item(items[index], results[index], bar, label=label)
                 self.print_result(items[index], results[index])
         states = [(index, results[index].values, results[index].error, results[index].is_skipped) for index in indices]
-        for index, values, error, is_skipped in chain(*self._all_ranks.gather(states)):
+        for index, values, error, is_skipped in chain(*self.ranks.gather(states)):
             results[index] = replace(results[index], values=values, error=error, is_skipped=is_skipped)
-        if self._all_ranks.is_first:
-            self.summarize(items, results, time.perf_counter() - start)
+        peak = max((results[index].values.get("peak_memory_bytes", 0) for index in indices), default=0)
+        peaks = self.ranks.gather(peak)
+        if self.ranks.is_first:
+            self.summarize(items, results, time.perf_counter() - start, peaks)
 
     def _choose_items(self, items: Sequence[Item], results: Sequence[Result]) -> list[int]:
         """Return the indices of the items that this rank runs."""
-        ranks = self._all_ranks
-        ranks.check_same(lambda: {"the inputs": [[item.source, item.output] for item in items]})
+        ranks = self.ranks
+        ranks.check_inputs([(item.source, item.output) for item in items])
         # The costs on the first rank count for all, since a file may be missing on another rank.
         costs = ranks.gather([result.cost if result.is_pending else 0 for result in results])[0]
         ranks.work_alone()
@@ -230,18 +224,15 @@ class Job(ABC):
         if not result.is_pending:
             return result
         mx.reset_peak_memory()  # each report states the peak of one item
-        ranks = self.ranks
         try:
             task = self._task or self.make_task(item)
             if task is not self._task:
                 task.check_outputs()
             with ExitStack() as stack:
-                ranks.together(lambda: stack.enter_context(task.open()))
-                ranks.check_same(task.describe)
+                stack.enter_context(task.open())
                 if self.arguments.dry_run:
                     values, text = plan_report(task.plan, task.networks())
                     return replace(result, values=values, text=text)
-                ranks.check_same(task.sample)
                 for output in task.result.written if self.makes_folders else ():
                     make_folder(output)
                 if bar is None:
@@ -306,8 +297,8 @@ class Job(ABC):
         elif not self.arguments.quiet and not self.arguments.json:
             write_line(result.describe(item), sys.stdout)
 
-    def summarize(self, items: Sequence[Item], results: Sequence[Result], seconds: float) -> None:
-        """Print the summary of many items, or the JSON object."""
+    def summarize(self, items: Sequence[Item], results: Sequence[Result], seconds: float, peaks: Sequence[int]) -> None:
+        """Print the summary of many items, or the JSON object. `peaks` are the bytes of peak memory of each rank."""
         reports = [result.values for result in results if result.values]
         skipped, failed = sum(result.is_skipped for result in results), sum(bool(result.error) for result in results)
         values = [result.as_dict(item) for item, result in zip(items, results, strict=True)]
@@ -316,10 +307,12 @@ class Job(ABC):
         lines = [f"Inputs: {len(reports)} {'planned' if is_dry_run else 'done'}, {skipped} skipped, {failed} failed"]
         if not is_dry_run:
             frames = sum(report["frames"] for report in reports)
-            peak = max((report["peak_memory_bytes"] for report in reports), default=0)
-            summary |= {"frames": frames, "seconds": seconds, "peak_memory_bytes": peak}
+            summary |= {"frames": frames, "seconds": seconds, "peak_memory_bytes": max(peaks)}
+            if (size := self.ranks.size) > 1:
+                summary |= {"ranks": size, "distributed": "batch", "peak_memory_bytes_per_rank": peaks}
             if reports:
-                lines += [f"Frames: {frames}, {format_rate(frames, seconds)}", f"Peak MLX memory: {format_bytes(peak)}"]
+                memory = ", ".join(map(format_bytes, peaks))
+                lines += [f"Frames: {frames}, {format_rate(frames, seconds)}", f"Peak MLX memory: {memory}"]
         if reports:
             lines.append(f"VAE: {describe_networks({'vae': self.used})}")
         self.end_progress(summary)
@@ -355,14 +348,6 @@ class Task(ABC):
         """Open the input for a block, and plan. Nothing is written."""
         return nullcontext()
 
-    def describe(self) -> dict[str, Any]:
-        """Return the headers and the plan by name, which must be the same on all ranks that run the item together."""
-        return {"the plans": self.plan.as_dict()}
-
-    def sample(self) -> dict[str, Any]:
-        """Return the contents of the input, or parts of them, in the form of `describe`."""
-        return {}
-
     def networks(self) -> dict[str, dict[str, str]]:
         """Return the reports of the networks, by their names in reports."""
         return {"vae": self._job.used}
@@ -390,42 +375,28 @@ class Task(ABC):
         outputs = [names.get(output, output) for output in self.result.outputs]
         self.result = replace(self.result, outputs=outputs)
 
-    def _report(
-        self, summary: str, values: Mapping[str, Any], *, work: Work = Work.OFF, sent_bytes: int = 0
-    ) -> tuple[dict[str, Any], str]:
-        """Return the report of the item. All ranks that have run it together call this.
+    def _report(self, summary: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+        """Return the report of the item.
 
         `summary` describes the output. `values` include the seconds, and for pictures the number of frames of all
-        outputs. `sent_bytes` is the number for this rank.
+        outputs.
         """
-        ranks, outputs, extras = self._job.ranks, self.result.outputs, self.result.extras
-        sent_by_rank, peaks = zip(*ranks.gather([sent_bytes, mx.get_peak_memory()]), strict=True)
+        outputs, extras, peak = self.result.outputs, self.result.extras, mx.get_peak_memory()
         name = _first_last(outputs) if outputs != ["-"] else "standard output"
         networks = self.networks()
-        peak = f"peak MLX memory {', '.join(map(format_bytes, peaks))}"
-        lines = [f"{name}: {summary}; {peak}; {describe_networks(networks)}"]
+        text = f"{name}: {summary}; peak MLX memory {format_bytes(peak)}; {describe_networks(networks)}"
         for kind, names in extras.items():
-            lines[0] += f"; {kind.replace('_', ' ')} {_first_last(names)}" if names != outputs else ""
-        if ranks.size == 1:
-            record_speed(self.plan, next(iter(networks.values())), values["seconds"] / max(1, len(outputs)))
+            text += f"; {kind.replace('_', ' ')} {_first_last(names)}" if names != outputs else ""
+        record_speed(self.plan, next(iter(networks.values())), values["seconds"] / max(1, len(outputs)))
         report = {
             **values,
-            "peak_memory_bytes": peaks[0],
+            "peak_memory_bytes": peak,
             "plan": self.plan.as_dict(),
             **networks,
             "output": _one_or_all(outputs),
             **{kind: _one_or_all(names) for kind, names in extras.items()},
         }
-        if ranks.group is not None:
-            report |= {
-                "ranks": ranks.size,
-                "distributed": work.value,
-                "exchanged_bytes": sum(sent_by_rank),
-                "peak_memory_bytes_per_rank": list(peaks),
-            }
-            shared = "bands of rows" if work is Work.ROWS else "whole videos"
-            lines.append(f"Ranks: {ranks.size}, each {shared}; {format_bytes(sum(sent_by_rank))} exchanged")
-        return report, "\n".join(lines)
+        return report, text
 
 
 def plan_report(plan: Plan, networks: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, Any], str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from ..backend.machine import DEFAULT_TIMEOUT, DtypeName, Work
+from ..backend.machine import DtypeName
 from ..errors import PlanError, warn
 from ..model_table import Kind, list_names
 from ..options import (
@@ -93,6 +93,9 @@ OVERWRITE_RULE = (
     "next free number)"
 )
 
+# Seconds without an exchange between ranks. Opening a checkpoint and the inputs takes less.
+_RANK_TIMEOUT = 1800
+
 
 def add_job_options(parser: CommandParser, group: argparse._ActionsContainer) -> None:
     """Add the options of commands that run a network.
@@ -104,13 +107,12 @@ def add_job_options(parser: CommandParser, group: argparse._ActionsContainer) ->
     group.add_argument(
         "--dtype", choices=get_args(DtypeName), help="compute in this precision (default: the checkpoint's)"
     )
-    shared = """with mlx.launch, how ranks divide the work. rows: each computes a band of rows of one video, exactly;
-        the memory budget is for each. batch: each decodes whole videos. off: only the first rank works. auto (default):
-        batch for several videos, rows for one"""
-    group.add_argument("--distributed", choices=["auto", *(work.value for work in Work)], default="auto", help=shared)
+    shared = """with mlx.launch, how ranks divide the work. batch: each runs some of the inputs, on its own; a single
+        input is an error. off: only the first rank works. auto (default): batch for several inputs, off for one"""
+    group.add_argument("--distributed", choices=["auto", "batch", "off"], default="auto", help=shared)
     timeout = """with mlx.launch, exit if the ranks exchange nothing for this long, because one is stopped or asleep
         (default: %(default)s)"""
-    group.add_argument("--rank-timeout", type=positive, default=DEFAULT_TIMEOUT, metavar="SECONDS", help=timeout)
+    group.add_argument("--rank-timeout", type=positive, default=_RANK_TIMEOUT, metavar="SECONDS", help=timeout)
     group.add_argument("--dry-run", action="store_true", help="print the plan with its peak memory, and exit")
     add_progress_option(parser)
     existing = parser.add_mutually_exclusive_group()

@@ -132,10 +132,6 @@ class LatentsFile:
         mean_and_std = choose_statistics(self.info.source, self.normalized, channels, statistics, unnormalized)
         return replace(self._stored, statistics=mean_and_std, was_unnormalized=unnormalized is True)
 
-    def digest(self) -> str:
-        """Return a hash of the stored values. Raises the errors of `read`."""
-        return self._stored.digest()
-
 
 def open_latents(
     path: str | os.PathLike,

@@ -4,7 +4,6 @@ Pickles are never read. Files are not mapped: reading a mapped page past the end
 process (SIGBUS).
 """
 
-import hashlib
 import io
 import math
 import os
@@ -417,13 +416,6 @@ class MappedLatents:
     def item(self, index: int) -> "MappedLatents":
         """Return the latents of one video of the batch."""
         return replace(self, shape=self.shape._replace(batch=1), first_video=self.first_video + index)
-
-    def digest(self) -> str:
-        """Return a hash of the values."""
-        checksum, step = hashlib.sha256(), self._frames_at_once
-        for start in range(0, self.shape.frames, step):
-            checksum.update(np.array(self[:, :, start : start + step].view(mx.uint8)).tobytes())
-        return checksum.hexdigest()
 
 
 def open_tensor_file(path: str | os.PathLike) -> Content:

@@ -111,10 +111,6 @@ class KeyframesFile:
         latents = replace(self._stored, statistics=mean_and_std)
         return Keyframes(latents[()][:, :, list(self._indices)], self.frames)
 
-    def digest(self) -> str:
-        """Return a hash of the stored values. Raises the errors of `read`."""
-        return self._stored.digest()
-
 
 def load_keyframes(
     path: str | os.PathLike, *, unnormalized: bool | None = None, statistics: GivenStatistics | None = None

@@ -22,8 +22,8 @@ import numpy as np
 from ..backend.device import is_cpu
 from ..backend.mlx_utils import is_tracing, take, to_float
 from ..shapes import Axis
-from ..streaming.context import Neighbors, Stage, StreamContext, pointwise
-from ..streaming.window import Delay, Halo, View, Window, windowed
+from ..streaming.context import Stage, StreamContext, pointwise
+from ..streaming.window import Delay, View, Window, windowed
 from .convolution.conv3d import Conv3d
 from .specs import Activation, ConvSpec, FrameAttentionSpec, LayerSpec, PaddingMode, Shapes, Stride, Weights
 
@@ -191,7 +191,7 @@ class CausalConv3d(nn.Module):
     def __call__(self, view: View, frames: mx.array, context: StreamContext, skip: mx.array | None = None) -> mx.array:
         """Convolve frames (B, T, H, W, I), which are `view.frames` after norm and activation, and add `skip`.
 
-        All axes are padded here. Axes other than the stream's are complete, or bands with neighbors.
+        All axes are padded here. Axes other than the stream's are complete.
         """
         frames, conv_padding = pad(frames, view, self.spec, context)
         return self.conv(frames, conv_padding, skip)
@@ -210,27 +210,20 @@ class CausalConv3d(nn.Module):
 
 
 def make_window(spec: LayerSpec, context: StreamContext) -> Window:
-    """Return the cache of a layer in a new stream, with its halo if the stream is a band."""
-    neighbors = context.neighbors
-    halo = None if neighbors is None else Halo(context.axis, neighbors, spec.window(neighbors.axis))
-    return Window(context.axis, spec.window(context.axis), halo)
+    """Return the cache of a layer in a new stream."""
+    return Window(context.axis, spec.window(context.axis))
 
 
 def pad(frames: mx.array, view: View, spec: LayerSpec, context: StreamContext) -> tuple[mx.array, tuple[int, int, int]]:
-    """Join (B, T, H, W, C) with the halo and pad all axes, or leave the padding to the convolution if possible.
+    """Pad all axes of (B, T, H, W, C), or leave the padding to the convolution if possible.
 
     The second result is the zero padding per axis that the convolution adds itself: none in time (Metal's fast path
     requires none), and in space only if both sides are padded with zeros.
     """
     conv_padding = [0, 0, 0]
-    has_front = has_back = False
-    if view.halo is not None:
-        frames, has_front, has_back = view.halo.extend(frames, view.start)
     for axis in Axis:
         window = spec.window(axis)
         before, after = (view.before, view.after) if axis is context.axis else (window.before, window.after)
-        if context.neighbors is not None and context.neighbors.axis is axis:
-            before, after = (0 if has_front else before), (0 if has_back else after)
         if axis is Axis.TIME:
             frames = extend(frames, axis, before, after, spec.time_padding)
         elif spec.padding is PaddingMode.ZEROS and before == after:
@@ -493,12 +486,10 @@ class FrameAttention(nn.Module):
         self._spec = spec
         add_weights(self, spec.weights, spec.name)
 
-    def __call__(self, x: mx.array, neighbors: Neighbors | None = None) -> mx.array:
-        """Add the attention to (B, T, H, W, C). The positions of a band attend to all bands."""
+    def __call__(self, x: mx.array) -> mx.array:
+        """Add the attention to (B, T, H, W, C)."""
         batch, time, _, _, channels = x.shape
         queries, keys, values = mx.split(self.to_qkv(self._normalize(x)), 3, axis=-1)
-        if neighbors is not None:
-            keys, values = mx.split(neighbors.gather(mx.concatenate([keys, values], axis=-1)), 2, axis=-1)
         tokens = (part.reshape(batch * time, 1, -1, channels) for part in (queries, keys, values))
         return x + self.proj(self._attend(*tokens).reshape(x.shape))
 
@@ -526,4 +517,4 @@ class FrameAttention(nn.Module):
         return (wide / length * x.shape[-1] ** 0.5 * self.norm.gamma.astype(mx.float32)).astype(x.dtype)
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        return [pointwise(partial(self, neighbors=context.neighbors))]
+        return [pointwise(self)]

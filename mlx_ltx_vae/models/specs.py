@@ -77,7 +77,6 @@ class Step(NamedTuple):
     grid: Grid  # of the step's input
     is_whole: bool  # the input is the whole clip, so that nothing is cached or concatenated
     machine: Machine
-    is_band: bool = False  # rows of neighboring bands are joined to the input
 
 
 @dataclass(frozen=True)
@@ -134,18 +133,6 @@ class LayerSpec:
         """
         return Fraction(self.window(axis).behind), Fraction(self.window(axis).ahead)
 
-    def halo(self, axis: Axis) -> tuple[int, int]:
-        """Return the number of positions before and after a band that it needs from the neighboring bands."""
-        return (0, 0) if axis in self.unbounded else (self.window(axis).behind, self.window(axis).ahead)
-
-    def least_band(self, axis: Axis) -> int:
-        """Return the minimum length of a band of its input, which must have all positions that a neighbor needs.
-
-        A window that shifts inwards at a border of the picture must find all its positions in the band and its halo.
-        """
-        window = self.window(axis)
-        return max(1, *self.halo(axis)) + window.shifts
-
     def out_grid(self, grid: Grid) -> Grid:
         """Return (T, H, W) of the output for an input of this grid."""
         time, height, width = (self.num_outputs(axis, grid[axis.grid]) for axis in Axis)
@@ -183,9 +170,9 @@ class LayerSpec:
             return {self.name: (*out, self.noise_channels)}
         return {self.name: out[1:]} if self.has_noise else {}
 
-    def multiply_adds(self, part: Grid, grid: Grid) -> int:
-        """Return the multiply-adds of its matrix products per batch item, for a band `part` of an input `grid`."""
-        results = math.prod(window.num_outputs(extent) for window, extent in zip(self.windows, part, strict=True))
+    def multiply_adds(self, grid: Grid) -> int:
+        """Return the multiply-adds of its matrix products per batch item, for an input (T, H, W)."""
+        results = math.prod(window.num_outputs(extent) for window, extent in zip(self.windows, grid, strict=True))
         return results * sum(math.prod(shape) for _, shape in self.weights if len(shape) > 1)
 
 
@@ -210,8 +197,6 @@ class ConvSpec(LayerSpec):
         padded = math.prod(extent + TAPS - 1 for extent in step.grid) * self.in_channels
         if step.axis is not Axis.TIME or step.is_whole:
             elements += padded  # time is padded by a copy and not by the convolution (see `conv.pad`)
-        if step.is_band:
-            elements += padded
         if self.padding is not PaddingMode.ZEROS:
             elements += 2 * padded  # height and width are padded by a copy each
         shape = self._shape(step.grid)
@@ -246,11 +231,11 @@ class ConvSpec(LayerSpec):
             return 0
         return TAPS**3 * self.in_channels * self.conv_channels * FLOAT32_BYTES
 
-    def multiply_adds(self, part: Grid, grid: Grid) -> int:
+    def multiply_adds(self, grid: Grid) -> int:
         """Return the multiply-adds of the convolution, and of a skip connection that changes the channels."""
         positions = math.prod(
             window.num_outputs(extent) * window.stride // stride
-            for window, extent, stride in zip(self.windows, part, self.conv_stride, strict=True)
+            for window, extent, stride in zip(self.windows, grid, self.conv_stride, strict=True)
         )
         has_shortcut = self.skip_channels not in (0, self.out_channels)
         products = TAPS**3 * self.in_channels * self.conv_channels
@@ -274,9 +259,9 @@ class FrameAttentionSpec(LayerSpec):
         scores = frames * height * width * self.query_block(frames, height * width)
         return elements * (2 * FLOAT32_BYTES + 6 * step.machine.itemsize) + 2 * scores * FLOAT32_BYTES
 
-    def multiply_adds(self, part: Grid, grid: Grid) -> int:
-        """Return the multiply-adds. Each position of a band takes part in two products with all of its frame."""
-        return super().multiply_adds(part, grid) + 2 * math.prod(part) * math.prod(grid[1:]) * self.in_channels
+    def multiply_adds(self, grid: Grid) -> int:
+        """Return the multiply-adds. Each position takes part in two products with all of its frame."""
+        return super().multiply_adds(grid) + 2 * math.prod(grid) * math.prod(grid[1:]) * self.in_channels
 
 
 @dataclass(frozen=True)
@@ -384,11 +369,9 @@ class NetworkSpec:
         layers = tuple(layer.of_tile(is_first=is_first, is_last=is_last) for layer in self.layers[self.tiles.start :])
         return replace(self, layers=layers, least=(1, 1, 1))
 
-    def multiply_adds(self, grid: Grid, rows: int | None = None) -> int:
-        """Return the multiply-adds for one batch item with an input (T, H, W), or for a band of some rows of it."""
-        band = (grid[0], grid[1] if rows is None else rows, grid[2])
-        pairs = zip(self.walk(grid), self.walk(band), strict=True)
-        return sum(layer.multiply_adds(part, layer_grid) for (layer, layer_grid), (_, part) in pairs)
+    def multiply_adds(self, grid: Grid) -> int:
+        """Return the multiply-adds for one batch item with an input (T, H, W)."""
+        return sum(layer.multiply_adds(extents) for layer, extents in self.walk(grid))
 
     def usable_frames(self, num_frames: int, *, pad: bool) -> int:
         """Return the number of frames that an encoder takes of `num_frames`, or of these padded with the last one."""

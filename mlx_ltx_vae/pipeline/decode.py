@@ -14,7 +14,6 @@ import numpy as np
 
 from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
-from ..distributed import RowBands
 from ..errors import DecodeError, LatentsError, LTXVAEError, PlanError
 from ..frame_format import FrameFormat, common_format
 from ..latents.keyframes import Keyframes, frame_numbers
@@ -27,7 +26,7 @@ from ..planning.film import FilmPlan, MakePlan
 from ..planning.plan import DecodePlan, Order, check_plan, choose_variant
 from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..planning.tiles import tile_spec
-from ..shapes import Axis, Grid, Interval
+from ..shapes import Axis, Grid
 from ..streaming.context import StreamContext
 from .film import Film
 from .frame_buffer import buffer_frames
@@ -41,9 +40,7 @@ from .run import (
     Run,
     RunState,
     arrays_released,
-    crop_map,
     join_parts,
-    make_bands,
     peek,
     tile_origin,
 )
@@ -77,7 +74,7 @@ class DecodeStream(ChunkStream[FrameChunk]):
 
 @dataclass(frozen=True)
 class DecodePipeline:
-    """Decoder and options of a decode, in this process or together with a group.
+    """Decoder and options of a decode.
 
     `make_plan` makes the plan of latents of a shape, with `plan_options` unless further options replace some of them.
     """
@@ -88,7 +85,6 @@ class DecodePipeline:
     options: DecodeOptions = DECODE_DEFAULTS
     plan_options: PlanOptions = PLAN_DEFAULTS
     format: FrameFormat | None = None  # of the frames, if they are levels
-    group: mx.distributed.Group | None = None
     state: RunState = field(default_factory=RunState)
 
     def decode(
@@ -234,8 +230,7 @@ class DecodePipeline:
         interval = plan.excerpt.latents if plan.excerpt else None
         if not isinstance(latents, (mx.array, np.ndarray)):
             check_values(latents, interval)
-        if self._is_first_rank:
-            warn_of_unusual(sample_moments(latents), shape, self.decoder, latents, self.options.unnormalized)
+        warn_of_unusual(sample_moments(latents), shape, self.decoder, latents, self.options.unnormalized)
         return self._run(plan, partial(latent_source, latents, frames=interval))
 
     def _decode_collected(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
@@ -262,8 +257,7 @@ class DecodePipeline:
             raise LatentsError('noise arrays need the whole latents; with an iterator use a seed or noise="zeros".')
         moments: list[np.ndarray] = []
         yield from self._run(plan, partial(arriving_source, parts, plan.latent_shape, moments))
-        if self._is_first_rank:
-            warn_of_unusual(moments, plan.latent_shape, self.decoder, "latents", self.options.unnormalized)
+        warn_of_unusual(moments, plan.latent_shape, self.decoder, "latents", self.options.unnormalized)
 
     def _plan_arriving(self, shape: Sequence[int]) -> DecodePlan:
         """Return the plan of latents that arrive in parts, the first of this shape."""
@@ -276,13 +270,8 @@ class DecodePipeline:
         _check_arriving(plan)
         return plan
 
-    @property
-    def _is_first_rank(self) -> bool:
-        """Flag: this is the first of the ranks, which warns."""
-        return self.group is None or not self.group.rank()
-
     def _run(
-        self, plan: DecodePlan, make_source: Callable[[LatentPreprocess, Interval | None], Source]
+        self, plan: DecodePlan, make_source: Callable[[LatentPreprocess], Source]
     ) -> Generator[FrameChunk, None, None]:
         """Start a decode. The chunks are computed as they are taken."""
         shape, options, keyframes = plan.whole_shape, self.options, self.options.keyframes
@@ -292,18 +281,11 @@ class DecodePipeline:
         draws = draw(spec, shape, decoder.dtype, options, tiles=_tile_noise(spec, plan, scale.time * first))
         record = LatentRecord(first)
         preprocess = preprocess_latents(decoder, draws, record, unnormalized=options.unnormalized)
-        bands = make_bands(self.group, plan)
-        if bands is not None:
-            self.state.bands.append(bands)
-        band = None if bands is None else plan.bands[bands.rank]
-        source = make_source(preprocess, band)
+        source = make_source(preprocess)
         if keyframes is not None:
             preprocess = preprocess_latents(decoder, draws, LatentRecord(), unnormalized=options.unnormalized)
-            source = add_planes(source, latent_source(keyframes.latents, preprocess, band))
+            source = add_planes(source, latent_source(keyframes.latents, preprocess))
         timesteps, maps = draws.timesteps(shape.batch), draws.maps
-        if band is not None:
-            columns = Interval(0, shape.width)
-            maps = {name: mx.contiguous(crop_map(noise, shape[-2:], band, columns)) for name, noise in maps.items()}
         check = OutputCheck(
             decoder.spec.patch_size,
             may_be_flat=lambda: record.may_be_flat(decoder.spec)[
@@ -311,24 +293,21 @@ class DecodePipeline:
             ],
             explain=partial(_explain, weakref.ref(decoder), record),
             find_cause=lambda: find_cause(decoder, "decoder", record.largest),
-            combine=None if bands is None else bands.all_true,
         )
         mx.eval(timesteps, maps)  # another thread may run the decode, and could not evaluate what is lazy here
-        origins = ((scale.time * first, 0 if band is None else scale.height * band.start, 0),)
         context = StreamContext(
             timesteps=timesteps,
             noise_maps=maps,
             noise=draws.volumes,
-            neighbors=bands,
-            origins=origins,
+            origins=((scale.time * first, 0, 0),),
             denoising_steps=plan.denoising_steps,
             keyframes=plan.keyframes,
             planes=tuple(range(len(plan.keyframes))),
         )
         if not self.state.work and source.grid[0]:
-            self.state.work = plan.multiply_adds / max(1, len(plan.bands))
+            self.state.work = plan.multiply_adds
         run = Run(decoder, plan, source, context, self.state)
-        return _decode_chunks(run, plan, check, record, bands, self.format or plan.format)
+        return _decode_chunks(run, plan, check, record, self.format or plan.format)
 
 
 def _video(latents: Any, index: int, num_videos: int) -> Any:
@@ -389,26 +368,22 @@ def _decode_chunks(
     plan: DecodePlan,
     check: OutputCheck,
     record: LatentRecord,
-    bands: RowBands | None,
     levels: FrameFormat | None,
 ) -> Generator[FrameChunk, None, None]:
-    """Yield every frame once, in order, as floats in the network's dtype or as levels.
-
-    `bands` joins the bands of all ranks to full frames.
-    """
+    """Yield every frame once, in order, as floats in the network's dtype or as levels."""
     dtype = run.network.dtype if levels is None else mlx_dtype(levels)
     is_by_time, excerpt = plan.order is Order.TIME, plan.excerpt
     offset, start = excerpt.frames.start if excerpt else 0, 0
 
     def finish(frames: mx.array) -> mx.array:
-        """Convert frames to the yielded dtype, and join the bands."""
+        """Convert frames to the yielded dtype."""
         if levels is None:
-            frames = frames.astype(dtype)
-        elif frames.dtype != dtype:
-            # Along rows and columns, pieces have all frames, and are already small.
-            convert = to_format_in_parts if is_by_time else to_format
-            frames = convert(frames, levels)
-        return frames if bands is None else bands.gather(frames)
+            return frames.astype(dtype)
+        if frames.dtype == dtype:
+            return frames
+        # Along rows and columns, pieces have all frames, and are already small.
+        convert = to_format_in_parts if is_by_time else to_format
+        return convert(frames, levels)
 
     def chunk(piece: mx.array) -> FrameChunk:
         nonlocal start

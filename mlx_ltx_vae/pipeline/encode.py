@@ -11,7 +11,6 @@ import numpy as np
 
 from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import dtype_name, evaluate, from_numpy, native_array, to_bool, to_list
-from ..distributed import RowBands
 from ..errors import LatentsError, PlanError, TilingError, option, warn
 from ..models.base import Encoder, SoundEncoder
 from ..models.specs import LONG_CLIP, NetworkSpec
@@ -22,7 +21,7 @@ from ..streaming.context import StreamContext
 from ..tiling.layout import TileBox
 from ..units import format_count
 from .output_check import explain_not_finite
-from .run import ChunkStream, Run, RunState, make_bands, peek
+from .run import ChunkStream, Run, RunState, peek
 from .sources import Source, crop_space
 
 Frames = mx.array | np.ndarray
@@ -52,7 +51,7 @@ def to_channels_last(frames: Frames) -> Frames:
 
 @dataclass
 class Preprocess:
-    """Conversion of frames, or some `rows` of them, to the input of an encoder.
+    """Conversion of frames to the input of an encoder.
 
     With `pad`, the last frame is repeated until the clip fills its last latent frame. Otherwise excess frames at the
     end are dropped, with a warning, unless the network takes any number.
@@ -61,7 +60,6 @@ class Preprocess:
     spec: NetworkSpec
     dtype: mx.Dtype
     pad: bool
-    rows: slice | None = None
     _least: float = 0.0  # of all floats so far, if there are any
 
     @property
@@ -123,7 +121,7 @@ class Preprocess:
                     f"frames (batch, height, width, 3, type) {kind} follow frames of {first_kind}; all must be alike."
                 )
             for start in range(0, frames.shape[1], chunk):
-                part = frames[:, start : start + chunk, self.rows or slice(None)]
+                part = frames[:, start : start + chunk]
                 yield part if isinstance(part, mx.array) else from_numpy(part)
 
     def _to_pixels(self, frames: mx.array) -> mx.array:
@@ -211,7 +209,7 @@ class EncodeStream(ChunkStream[mx.array]):
 
 @dataclass(frozen=True)
 class EncodePipeline:
-    """Encoder and options of encodes, in this process or together with a group.
+    """Encoder and options of encodes.
 
     `is_promoted` is True if the encoder is stored in float16 and computes in float32. `make_plan` is called with a
     frame shape.
@@ -222,7 +220,6 @@ class EncodePipeline:
     make_plan: Callable[[Sequence[int], PlanOptions], EncodePlan]
     plan_options: PlanOptions = PLAN_DEFAULTS
     pad: bool = False
-    group: mx.distributed.Group | None = None
     state: RunState = field(default_factory=RunState)
 
     def stream(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> EncodeStream:
@@ -264,23 +261,16 @@ class EncodePipeline:
         plan_shape = (plan.latent_shape.batch, 3, *plan.video_grid)
         if plan_shape != shape:
             raise PlanError(f"the plan was made for frames (B, 3, F, H, W) of {plan_shape}; these are {shape}.")
-        bands = make_bands(self.group, plan)
-        if bands is not None:
-            self.state.bands.append(bands)
-            rows, scale = plan.bands[bands.rank], encoder.spec.scale.height
-            preprocess.rows = slice(rows.start * scale, rows.end * scale)
-        self.state.work = plan.multiply_adds / max(1, len(plan.bands))
-        run = Run(encoder, plan, source, StreamContext(neighbors=bands), self.state)
-        yield from encoded(run, encoder, bands)
+        self.state.work = plan.multiply_adds
+        run = Run(encoder, plan, source, StreamContext(), self.state)
+        yield from encoded(run, encoder)
 
 
-def encoded(
-    run: Run, encoder: Encoder | SoundEncoder, bands: RowBands | None = None
-) -> Generator[mx.array, None, None]:
+def encoded(run: Run, encoder: Encoder | SoundEncoder) -> Generator[mx.array, None, None]:
     """Yield the latents of a run in the encoder's dtype, evaluated; raise a `LatentsError` if they are not finite."""
 
     def to_latents(outputs: mx.array) -> mx.array:
-        latents = encoder.to_latents(outputs if bands is None else bands.gather(outputs))
+        latents = encoder.to_latents(outputs)
         if not to_bool(mx.isfinite(latents).all()):
             raise LatentsError(f"the encoded latents are not finite: {explain_not_finite(encoder, 'encoder')}")
         return latents

@@ -42,7 +42,6 @@ class DecodeReport:
         one_color: whether every frame has only one color.
         peak_memory_bytes: `mx.get_peak_memory()`, counted since `mx.reset_peak_memory()`.
         plan: `None` if latents arrived without a plan.
-        sent_bytes: sent to other ranks.
     """
 
     output: str | list[str]
@@ -56,7 +55,6 @@ class DecodeReport:
     one_color: bool
     peak_memory_bytes: int
     plan: DecodePlan | None
-    sent_bytes: int = 0
 
     @property
     def keyframes(self) -> tuple[int, ...]:
@@ -66,26 +64,21 @@ class DecodeReport:
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-serializable dictionary with the keys of `decode --json`."""
         values = {**vars(self), "fps": float(self.fps), "keyframes": list(self.keyframes)}
-        del values["sent_bytes"]
         return values | {"plan": None if self.plan is None else self.plan.as_dict()}
 
 
-def join_reports(reports: Sequence[DecodeReport], *, is_parallel: bool = False) -> DecodeReport:
-    """Return the report of several videos, decoded one after another, or at the same time by several ranks."""
+def join_reports(reports: Sequence[DecodeReport]) -> DecodeReport:
+    """Return the report of several videos, decoded one after another."""
     names = [
         name for report in reports for name in ([report.output] if isinstance(report.output, str) else report.output)
     ]
-    seconds = [report.seconds for report in reports]
-    first_seconds = [report.first_frame_seconds for report in reports]
     return replace(
         reports[0],
         output=names[0] if len(names) == 1 else names,
         frames=sum(report.frames for report in reports),
-        seconds=max(seconds) if is_parallel else sum(seconds),
-        first_frame_seconds=min(first_seconds) if is_parallel else first_seconds[0],
+        seconds=sum(report.seconds for report in reports),
         one_color=all(report.one_color for report in reports),
         peak_memory_bytes=max(report.peak_memory_bytes for report in reports),
-        sent_bytes=sum(report.sent_bytes for report in reports),
     )
 
 
@@ -96,7 +89,6 @@ class DecodeOutput:
         names: the output of each video.
         files: the names of all files of each video, with the options of each. Checks complete them.
         other_names: files besides the outputs, by their kind in reports.
-        new_names: the names that files got instead of theirs.
         sound: returns the sound of the video with an index, for the files that take sound; `None` means the sound in
             their options.
     """
@@ -114,7 +106,6 @@ class DecodeOutput:
             file_options.frames for file_options in output_files(path, options).values()
         )
         self.sound: Callable[[int], Sound] | None = None
-        self.new_names: dict[str, str] = {}
         self._sample_rate = options.sample_rate or getattr(options.audio, "sample_rate", None)
 
     def check_options(self) -> None:
@@ -158,16 +149,14 @@ class DecodeOutput:
         index: int = 0,
         *,
         is_checked: bool = True,
-        is_written: bool = True,
         progress: Progress = False,
     ) -> DecodeReport:
         """Write the frames of a stream to the files of a video, and return the report.
 
-        Unless `is_checked`, the size of the video is known with its first frame, and the files are checked then. Unless
-        `is_written`, as on all ranks but the first, the frames are computed only.
+        Unless `is_checked`, the size of the video is known with its first frame, and the files are checked then.
         """
         start, chunks = time.perf_counter(), iter(stream)
-        if self.are_stills and is_written:
+        if self.are_stills:
             make_folder(self.names[index])
         if plan is None or not is_checked:
             first, chunks = peek(stream, "there are no latents to decode.")
@@ -186,7 +175,7 @@ class DecodeOutput:
             bar = stack.enter_context(open_bar(progress, num_frames, name=self.names[index]))
             sinks: dict[Sink, FrameOutput] = {}
             file_names = {}
-            for file, options in self.files[index].items() if is_written else ():
+            for file, options in self.files[index].items():
                 if self.sound is not None and options.audio is not None:
                     options = replace(options, audio=self.sound(index))
                 sink = open_sink(file, size=size, fps=self.fps, options=options, num_frames=num_frames)
@@ -198,35 +187,22 @@ class DecodeOutput:
                 written += chunk.frames.shape[1]
             bar.enter("writing", lambda: max((sink.num_waiting for sink in sinks), default=0))
         self.rename({file: sink.name for sink, (file, name) in file_names.items() if sink.name != name})
-        return replace(
-            self.report(plan, size),
+        return DecodeReport(
             output=self.names[index],
             frames=written,
-            seconds=time.perf_counter() - start,
-            first_frame_seconds=first_seconds,
-            one_color=is_one_color,
-            sent_bytes=stream.sent_bytes,
-        )
-
-    def report(self, plan: DecodePlan | None, size: Size) -> DecodeReport:
-        """Return the report of a video without any frames."""
-        return DecodeReport(
-            output=[],
-            frames=0,
             width=size[0],
             height=size[1],
             fps=self.fps,
             sample_rate=self._sample_rate,
-            seconds=0.0,
-            first_frame_seconds=0.0,
-            one_color=True,
+            seconds=time.perf_counter() - start,
+            first_frame_seconds=first_seconds,
+            one_color=is_one_color,
             peak_memory_bytes=mx.get_peak_memory(),
             plan=plan,
         )
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Replace names by the ones that files got, since another program used theirs meanwhile."""
-        self.new_names |= names
         self.names = [names.get(name, name) for name in self.names]
         self.other_names = {kind: [names.get(name, name) for name in paths] for kind, paths in self.other_names.items()}
 

@@ -58,8 +58,6 @@ class OutputCheck:
     may_be_flat: Callable[[], mx.array]  # called at the end: for each frame, (F,), whether its latents are constant
     explain: Callable[[], str]  # why pixels are not finite
     find_cause: Callable[[], str | None]  # why pixels are flat, if it is not the device
-    # Combines flags with processes that compute other parts of the frames, if there are any.
-    combine: Callable[[mx.array], mx.array] | None = None
     _is_flat: FrameFlags = field(default_factory=FrameFlags, init=False)
     _has_two_patches: bool = field(default=False, init=False)  # two patches could differ; a single patch tells nothing
     # The first frame of a piece, and its first patch of each frame.
@@ -69,10 +67,7 @@ class OutputCheck:
     @property
     def is_finite(self) -> mx.array:
         """Flag on the device: whether all pixels so far are finite."""
-        return self._combined(self._is_finite)
-
-    def _combined(self, flags: mx.array) -> mx.array:
-        return flags if self.combine is None else self.combine(flags)
+        return self._is_finite
 
     def update(self, frames: mx.array, start: int) -> None:
         """Check a piece (B, n, h, w, 3) of the frames from `start` on. A long one is checked part by part at once.
@@ -112,7 +107,7 @@ class OutputCheck:
         """Wait for all checks; raise `DecodeError` if one has failed."""
         of_frames = [self._is_flat.all() & self._has_two_patches, self.may_be_flat()] if self.patch_size else []
         flags = mx.concatenate([self._is_finite[None], *of_frames])
-        is_finite, *flat_flags = to_list(self._combined(flags))
+        is_finite, *flat_flags = to_list(flags)
         if not is_finite:
             raise DecodeError(f"{NOT_FINITE}: {self.explain()}")
         count = len(flat_flags) // 2

@@ -16,8 +16,7 @@ import mlx.core as mx
 
 from ..backend.device import explained_device_errors, freed_memory_kept, give_back_cache, run_settings, step_settings
 from ..backend.mlx_utils import split
-from ..distributed import Ranks, RowBands
-from ..errors import DecodeCancelled, LatentsError, PlanError
+from ..errors import DecodeCancelled, LatentsError
 from ..frame_format import FrameOutput
 from ..models.base import Network
 from ..models.specs import NetworkSpec
@@ -45,7 +44,6 @@ class RunState:
 
     Attributes:
         cancelled: set by any thread to end the run at its next step.
-        bands: exchange data with other ranks. Empty if there is one rank, and until the first chunk.
         work: multiply-adds of the run, or 0 if that is not known.
         done: those that are done.
         outputs, joined: options of a plan for what becomes of the frames. A plan that is made at the first chunk gets
@@ -53,7 +51,6 @@ class RunState:
     """
 
     cancelled: threading.Event = field(default_factory=threading.Event)
-    bands: list[RowBands] = field(default_factory=list)
     work: float = 0.0
     done: float = 0.0
     outputs: tuple[FrameOutput, ...] = ()
@@ -117,11 +114,6 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
         """
         self.state.cancelled.set()
         self.close()
-
-    @property
-    def sent_bytes(self) -> int:
-        """Number of bytes that this process has sent to other ranks so far."""
-        return sum(bands.sent_bytes for bands in self.state.bands)
 
     def __repr__(self) -> str:
         phases = {inspect.GEN_CREATED: "not started", inspect.GEN_CLOSED: "ended"}
@@ -250,7 +242,7 @@ class Run:
         """Return the stages of some layers, with their work if the grid of the input of `spec`, theirs, is given."""
         stages = self.network.stages(replace(context, axis=self._axis))[layers]
         for stage, (layer, extents) in zip(stages, spec.walk(grid), strict=True) if grid else ():
-            stage.work = layer.multiply_adds(extents, extents) / extents[self._axis.grid]
+            stage.work = layer.multiply_adds(extents) / extents[self._axis.grid]
         return stages
 
     @property
@@ -419,20 +411,3 @@ def tile_origin(tile: Tile, first_frame: int) -> Grid:
     """Return the position of a tile in a video whose decode starts at the excerpt's first frame."""
     time, rows, columns = tile.pixels
     return first_frame + time.start, rows.start, columns.start
-
-
-def make_bands(group: mx.distributed.Group | None, plan: Plan) -> RowBands | None:
-    """Return the bands of a plan, for this rank; `None` if there is one rank. All ranks must have the same plan."""
-    ranks = 1 if group is None else group.size()
-    plan_ranks = max(1, len(plan.bands))
-    if plan_ranks != ranks:
-        raise PlanError(
-            f"the plan was made for {plan_ranks} ranks, and the group has {ranks}; plan with ranks={ranks}."
-        )
-    if group is None or ranks == 1:
-        return None
-
-    lengths = [band.length for band in plan.bands]
-    steps = [list(plan.latent_shape), plan.num_frames, plan.chunk, list(plan.steps), plan.prefetch]
-    Ranks(group).check_same(lambda: {"the plans": [steps, lengths]})
-    return RowBands(group, lengths)

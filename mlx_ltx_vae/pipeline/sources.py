@@ -165,18 +165,15 @@ def preprocess_latents(decoder: Decoder, draws: Draws, record: LatentRecord, *, 
 def latent_source(
     latents: Latents,
     preprocess: LatentPreprocess,
-    band: Interval | None = None,
     frames: Interval | None = None,
 ) -> Source:
-    """Return latents as the input of a decoder, or some of their frames, or a band of their rows."""
+    """Return latents as the input of a decoder, or some of their frames."""
     batch, _, length, height, width = latents.shape
     first_frame, end_frame = (frames.start, frames.end) if frames else (0, length)
-    first_row, end_row = (band.start, band.end) if band else (0, height)
-    grid = (end_frame - first_frame, end_row - first_row, width)
+    grid = (end_frame - first_frame, height, width)
 
     def read(time: slice, rows: slice, columns: slice) -> mx.array:
         time = slice(time.start + first_frame, time.stop + first_frame)
-        rows = slice(rows.start + first_row, rows.stop + first_row)
         return preprocess(latents[:, :, time, rows, columns], (time, rows, columns))
 
     def pieces(axis: Axis, chunk: int) -> Iterator[mx.array]:
@@ -199,14 +196,12 @@ def arriving_source(
     shape: Sequence[int],
     moments: list[np.ndarray],
     preprocess: LatentPreprocess,
-    band: Interval | None,
 ) -> Source:
-    """Return latents that arrive along time, or a band of them: arrays of `shape` with any number of frames.
+    """Return latents that arrive along time: arrays of `shape` with any number of frames.
 
     The moments of a sample of the latents are added to `moments` as they arrive.
     """
     batch, _, _, height, width = shape
-    rows = band.as_slice if band else slice(0, height)
 
     def pieces(_: Axis, chunk: int) -> Iterator[mx.array]:
         end_frame = 0
@@ -215,11 +210,11 @@ def arriving_source(
             check_finite(part)
             moments.extend(sample_moments(part))
             for start in range(0, part.shape[2], chunk):
-                piece = part[:, :, start : start + chunk, rows]
+                piece = part[:, :, start : start + chunk]
                 first_frame, end_frame = end_frame, end_frame + piece.shape[2]
-                yield preprocess(piece, (slice(first_frame, end_frame), rows, slice(0, width)))
+                yield preprocess(piece, (slice(first_frame, end_frame), slice(0, height), slice(0, width)))
 
-    return Source(batch, (0, rows.stop - rows.start, width), pieces)
+    return Source(batch, (0, height, width), pieces)
 
 
 def sample_moments(latents: Latents) -> list[np.ndarray]:

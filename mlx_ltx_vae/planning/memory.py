@@ -7,7 +7,6 @@ consumed yet, and the work of the layer that runs. The peak is the largest such 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from itertools import accumulate
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
@@ -19,7 +18,6 @@ _LEAST_STEP = 2**12  # elements; smaller steps take longer to start than to comp
 # For uncounted memory: small arrays, rounding of allocations to pages, and on a CPU the differences of its kernels.
 _MARGIN = {Backend.CPU: 1.13, Backend.METAL: 1.06, Backend.CUDA: 1.06}
 _NOT_COMPILED = 2.1  # factor of a step's work if its operations are not compiled: each operation makes an array
-_BAND_MARGIN = 1.18  # for arrays that wait to be sent or received; the least that held for bands of one row
 _SINGLE_PASS_MARGIN = 0.97  # factor of `_MARGIN` in a single pass, whose arrays are large and few
 
 # MLX keeps freed buffers and reuses only buffers of nearly the same size. On Metal, active memory plus buffer cache is
@@ -39,7 +37,6 @@ class StreamRun:
     Attributes:
         pieces: the lengths of the input pieces.
         steps: positions per step of each layer. `None` means everything in one step, with nothing cached.
-        is_band: whether the picture is a band with neighbors.
     """
 
     axis: Axis
@@ -47,7 +44,6 @@ class StreamRun:
     steps: tuple[int, ...] | None
     prefetch: int
     machine: Machine
-    is_band: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,18 +180,12 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         # wait, the layers after or before it cache less.
         usual_length = max(pieces[1:-1], default=longest)
         waiting += usual_length * position if usual_length > step else 0
-        # A band caches rows of its neighbors with its own rows, and copies rows to send them.
-        halo_share = Fraction(sum(layer.halo(Axis.HEIGHT)), extents[1]) if run.is_band else Fraction(0)
-        cache = math.ceil(batch * layer.cache_bytes(axis, extents, longest, machine) * (1 + halo_share))
+        cache = batch * layer.cache_bytes(axis, extents, longest, machine)
         caches.append(0 if is_whole_clip else cache)
         num_positions = min(step, longest)
         is_whole = run.steps is None or length == 1  # a single position is not joined to the cache
-        layer_work = layer.work_bytes(
-            Step(axis, replace_extent(extents, axis, num_positions), is_whole, machine, run.is_band)
-        )
-        layer_work = (
-            batch * layer_work + layer.weight_copy_bytes(machine) + math.ceil(2 * halo_share * num_positions * position)
-        )
+        layer_work = layer.work_bytes(Step(axis, replace_extent(extents, axis, num_positions), is_whole, machine))
+        layer_work = batch * layer_work + layer.weight_copy_bytes(machine)
         if length == 1 and not is_whole_clip:
             layer_work -= min(cache, position)  # the input itself is cached
         works.append(waiting + layer_work * (1 if machine.compiles else _NOT_COMPILED))
@@ -210,9 +200,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     totals = [(sum(caches[max(0, first - 1) : last]), max(works[first:last])) for first, last in layer_ranges]
     cached, work = max(totals, key=sum)
     held = math.ceil(_HELD * results) if len(pieces) > 1 or run.prefetch else 0
-    margin = _MARGIN[machine.backend] * (
-        _SINGLE_PASS_MARGIN if run.steps is None else _BAND_MARGIN if run.is_band else 1
-    )
+    margin = _MARGIN[machine.backend] * (_SINGLE_PASS_MARGIN if run.steps is None else 1)
     # A stream with several results per input piece has queued pieces between two results. The flush adds one result.
     queued = waiting if len(pieces) > len(run.pieces) + 1 else 0
     return Memory(

@@ -90,11 +90,10 @@ class Plan:
         lookahead: input positions along time that are required before the first output is final.
         first_output_work: the share of the work that is done when the first output is final: 0 to 1, an estimate.
         tile_batch_size: maximum number of tiles of equal shape that run together.
-        multiply_adds: of all matrix products and convolutions, on all ranks.
+        multiply_adds: of all matrix products and convolutions.
         calls: runs of the network: 1, or the number of tile batches.
         redundant_work: input positions that are computed more than once, as a fraction of all input positions.
-        memory: estimated peak memory of the run, of each rank.
-        bands: the latent rows of each rank; empty if one process has the whole picture.
+        memory: estimated peak memory of the run.
         sound: the plan of a video's sound.
         clip: the units of the clip, which are frames or samples. Chunks of sound count latents; its grid is (T, 1, 1).
     """
@@ -119,7 +118,6 @@ class Plan:
     multiply_adds: int = 0
     calls: int = 1
     redundant_work: float = 0.0
-    bands: tuple[Interval, ...] = ()
     sound: "Plan | None" = None
     clip: ClipRules = ClipRules()
 
@@ -198,7 +196,6 @@ class Plan:
             "active_bytes": self.memory.active,
             "buffer_cache_bytes": self.memory.buffer_cache,
             **({"sound_bytes": self.memory.sound} if self.memory.sound else {}),
-            "bands": [{"rows": [band.start, band.end]} for band in self.bands],
         }
 
 
@@ -261,14 +258,7 @@ def _describe(plan: Plan, unit: str, output: str) -> str:
     ]
     if plan.tiling is not None:
         lines.append(f"tiles    {_tiles(plan.tiling, plan.tile_batch_size)}")
-    lines += [
-        f"work     {_work(plan)}",
-        f"peak     {_memory(plan.memory)}{', on each rank' if plan.bands else ''}",
-    ]
-    lines += [
-        f"rank {rank:<4}latent rows {band.start} to {band.end - 1}, {band.length} of {height}"
-        for rank, band in enumerate(plan.bands)
-    ]
+    lines += [f"work     {_work(plan)}", f"peak     {_memory(plan.memory)}"]
     if is_cache_tight(plan.memory, plan.machine.backend):
         lines.append("         the budget limits MLX's buffer cache: slower, since buffers are allocated anew")
     return "\n".join([*lines, f"first    {output} {_first_output(plan)}"])
@@ -278,10 +268,6 @@ def _mode(plan: Plan, unit: str) -> str:
     if plan.mode is Mode.SINGLE:
         return "single: one pass per layer over the whole clip; memory grows with its length"
     pieces = f"1 {unit}" if plan.chunk == 1 else f"{plan.chunk} {unit}s"
-    if plan.bands:
-        return (
-            f"exact: bands of rows on {len(plan.bands)} ranks, streamed by time, {pieces} at a time; peak of each rank"
-        )
     if plan.mode is Mode.EXACT:
         rounding = "" if plan.order is Order.TIME else "; bits may differ, by rounding"
         return f"exact: the single pass's result, streamed by {plan.order.value}, {pieces} at a time{rounding}"
@@ -373,19 +359,6 @@ def check_order(spec: NetworkSpec, options: PlanOptions) -> None:
         raise PlanError(reason)
 
 
-def split_rows(rows: int, ranks: int) -> tuple[Interval, ...]:
-    """Return a band of latent rows per rank, from top to bottom, as even as possible, with the larger bands first.
-
-    Raises:
-        PlanError: if there are more ranks than rows.
-    """
-    if not 1 <= ranks <= rows:
-        raise PlanError(f"{ranks} ranks cannot share {rows} latent rows; use at most {rows} ranks, or mode batch.")
-    size, larger = divmod(rows, ranks)
-    starts = [rank * size + min(rank, larger) for rank in range(ranks + 1)]
-    return tuple(Interval(start, end) for start, end in zip(starts, starts[1:], strict=False))
-
-
 def why_not(spec: NetworkSpec, order: Order) -> str | None:
     """Return the reason why a network cannot be streamed in this order, or `None` if it can."""
     if order.axis not in spec.stream_axes:
@@ -397,13 +370,3 @@ def why_not(spec: NetworkSpec, order: Order) -> str | None:
         return "frames see keyframes at any distance, so the decode cannot be streamed by time; use columns or rows."
     sees, other = ("the whole clip", "mode single") if order is Order.TIME else ("whole frames", "order time")
     return f"layer {layer.name} sees {sees}, so the network cannot be streamed by {order.value}; use {other}."
-
-
-def check_bands(spec: NetworkSpec, grid: Grid, ranks: int) -> None:
-    """Check that the smallest band, with this grid (T, H, W), has the rows that its neighbors need."""
-    for layer, (_, height, _) in spec.walk(grid):
-        if height < layer.least_band(Axis.HEIGHT):
-            raise PlanError(
-                f"{ranks} ranks would have bands of {height} rows at layer {layer.name}, which needs at least "
-                f"{layer.least_band(Axis.HEIGHT)}; use fewer ranks."
-            )

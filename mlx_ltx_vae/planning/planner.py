@@ -11,7 +11,7 @@ from ..errors import PlanError, TilingError, option, warn
 from ..models.convolution.rules import TAPS
 from ..models.specs import NetworkSpec, check_frame_shape, check_latent_shape
 from ..options import PLAN_DEFAULTS, PlanOptions
-from ..shapes import Axis, Grid, Interval, LatentShape
+from ..shapes import Axis, Grid, LatentShape
 from ..tiling.config import TilingConfig
 from ..tiling.layout import TileLayout, tile_batches
 from ..units import MB, format_bytes, parse_bytes
@@ -35,10 +35,8 @@ from .plan import (
     Mode,
     Order,
     Plan,
-    check_bands,
     check_order,
     choose_variant,
-    split_rows,
     why_not,
 )
 from .tiles import (
@@ -64,8 +62,6 @@ MAX_ARRAY_ELEMENTS = 2**31
 # measured) computes in two seconds. macOS stops programs whose work occupies the GPU for several seconds.
 _STEP_MULTIPLY_ADDS = 16 * 10**11
 
-# Copies of gathered frames: each rank's band, padded to one height; all bands; and whole frames.
-_GATHERED_COPIES = 3
 _READ_COPIES = 2.1  # of frames from the disk: the frames read, the previous ones that the caller holds, small arrays
 _LEVEL_BYTES = 2
 
@@ -238,9 +234,6 @@ class _Planner:
     def _ways(self) -> Iterator[Iterator[Plan]]:
         """Yield the ways that the options allow, best first; each is an iterator of its plans, fastest first."""
         mode, order = self._mode, self._order
-        if self._options.ranks > 1:
-            yield self._exact(Order.COLUMNS if self._spec.keyframes else Order.TIME, self._options.ranks)
-            return
         if mode is Mode.SINGLE:
             yield iter([self._single()])
             return
@@ -272,17 +265,11 @@ class _Planner:
             )
         frames, chunk = clip.grid[0], clip.grid[0] // clip.cell
         run = StreamRun(Axis.TIME, (frames,), None, 0, self._machine)
-        return self._plan(Order.TIME, chunk, self._stream_memory(clip, run, chunk), run)
+        return self._plan(Order.TIME, chunk, self._stream_memory(run, chunk), run)
 
-    def _exact(self, order: Order, ranks: int = 1) -> Iterator[Plan]:
-        """Yield plans of one stream, or of one stream per band of rows, all with the steps of the largest band."""
+    def _exact(self, order: Order) -> Iterator[Plan]:
+        """Yield plans of one stream."""
         clip, axis = self._clip, order.axis
-        bands: tuple[Interval, ...] = ()
-        if ranks > 1:
-            bands = split_rows(clip.latent_shape.height, ranks)
-            row = clip.grid[1] // clip.latent_shape.height  # in rows of the input
-            check_bands(self._spec, (clip.grid[0], row * bands[-1].length, clip.grid[2]), ranks)
-            clip = replace(clip, grid=(clip.grid[0], row * bands[0].length, clip.grid[2]))
         length = clip.grid[axis.grid]
         for step, prefetch, chunk in self._paces(axis):
             chunk = chunk if clip.cell > 1 else min(chunk, length)
@@ -290,14 +277,8 @@ class _Planner:
             steps = self._steps(clip.grid, axis, step, pieces)
             if self._exceeds(self._spec, clip.grid, axis, clip.batch, steps):
                 continue
-            run = StreamRun(axis, pieces, steps, prefetch, self._machine, is_band=ranks > 1)
-            memory = self._stream_memory(clip, run, chunk)
-            if bands:  # a piece of the whole height: each rank's part, the gathered parts, and the joined piece
-                *_, output = layer_pieces(self._spec, clip.grid, run)
-                value = max(_LEVEL_BYTES, clip.value_bytes(self._machine.itemsize))
-                frames = _GATHERED_COPIES * max(output) * self._clip.video[0] / self._clip.video[axis.grid]
-                memory = replace(memory, work=memory.work + math.ceil(frames * self._clip.out_frame * value))
-            yield replace(self._plan(order, chunk, memory, run, step=step), bands=bands)
+            run = StreamRun(axis, pieces, steps, prefetch, self._machine)
+            yield self._plan(order, chunk, self._stream_memory(run, chunk), run, step=step)
 
     def _exceeds(self, spec: NetworkSpec, grid: Grid, axis: Axis, batch: int, steps: tuple[int, ...]) -> bool:
         exceeded = exceeded_limit(spec, grid, axis, batch, steps, self._limit)
@@ -324,15 +305,15 @@ class _Planner:
         if self._machine.backend is Backend.CPU:
             return steps
         position_work = (
-            batch * layer.multiply_adds(extents, extents) // extents[axis.grid]
-            for layer, extents in self._spec.walk(grid)
+            batch * layer.multiply_adds(extents) // extents[axis.grid] for layer, extents in self._spec.walk(grid)
         )
         return tuple(
             min(size, max(1, _STEP_MULTIPLY_ADDS // max(1, work)))
             for size, work in zip(steps, position_work, strict=True)
         )
 
-    def _stream_memory(self, clip: Clip, run: StreamRun, chunk: int) -> Memory:
+    def _stream_memory(self, run: StreamRun, chunk: int) -> Memory:
+        clip = self._clip
         memory = stream_memory(self._spec, clip.grid, clip.batch, run)
         if not clip.is_decode:  # a piece is made, and checked, before the network takes it
             memory = replace(memory, work=max(memory.work, clip.piece_bytes(self._machine.itemsize, chunk)))

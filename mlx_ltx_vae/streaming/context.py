@@ -14,24 +14,6 @@ Origins = tuple[Grid, ...]
 DrawNoise = Callable[[Origins, Grid, Grid, Sequence[int]], mx.array]
 
 
-class Neighbors(Protocol):
-    """Bands before and after this one along an axis, which run the same stream in lockstep."""
-
-    @property
-    def axis(self) -> Axis:
-        """Axis that is cut into bands, never the axis of the stream."""
-
-    def exchange(self, frames: mx.array, before: int, after: int) -> tuple[mx.array | None, mx.array | None]:
-        """Send the edges of this band, `frames` (B, T, H, W, C), to its neighbors and receive theirs.
-
-        Returns `before` positions of the band before it and `after` positions of the band after it. Each is `None` at a
-        true edge of the picture, where the layer pads as it would without bands.
-        """
-
-    def gather(self, frames: mx.array) -> mx.array:
-        """Return the whole axis: the `frames` of all bands, joined in order."""
-
-
 @dataclass(frozen=True)
 class StreamContext:
     """Context of one stream through a network.
@@ -44,7 +26,6 @@ class StreamContext:
     timesteps: mx.array | None = None  # (B,) float32 in [0, 1], for networks that take one
     noise_maps: Mapping[str, mx.array] = field(default_factory=dict)
     noise: Mapping[str, DrawNoise] = field(default_factory=dict)
-    neighbors: Neighbors | None = None  # other bands of the picture; `None` if this stream has the whole picture
     origins: Origins = ((0, 0, 0),)
     denoising_steps: int | None = None  # `None` means the network's default, if it denoises
     keyframes: tuple[int, ...] = ()  # frame numbers of planes, which follow the frames of each piece

@@ -13,53 +13,7 @@ import mlx.core as mx
 from ..backend.mlx_utils import contiguous, is_tracing, take, take_joined
 from ..errors import LatentsError
 from ..shapes import Axis, WindowSpec
-from .context import Cache, Neighbors, Stage
-
-
-class Halo:
-    """Positions of neighboring bands around one kernel's window, in one stream, whose axis is `axis`.
-
-    `spec` is the kernel's window along the axis of the bands. The positions are cached as long as the window caches
-    this band's positions, so that each is sent once.
-    """
-
-    def __init__(self, axis: Axis, neighbors: Neighbors, spec: WindowSpec) -> None:
-        self._axis = axis
-        self._neighbors = neighbors
-        self._spec = spec
-        self._end = 0  # number of positions of the stream that have been exchanged
-        self._start = 0  # index of the first cached position
-        self._sides: tuple[list[mx.array], list[mx.array]] = ([], [])
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        return [*self._sides[0], *self._sides[1]]
-
-    def load(self, arrays: Sequence[mx.array]) -> None:
-        """Replace the positions of the neighbors by others."""
-        before, after = self._sides
-        before[:], after[:] = arrays[: len(before)], arrays[len(before) :]
-
-    def extend(self, frames: mx.array, start: int) -> tuple[mx.array, bool, bool]:
-        """Join this band with the positions that the kernel needs from its neighbors.
-
-        `frames` (B, T, H, W, C) begin at index `start` of the stream, which is not less than in earlier calls. Returns
-        the joined frames, and whether there are positions before and after them. If not, the picture ends there.
-        """
-        end = start + frames.shape[self._axis]
-        if end > self._end:
-            new = take(frames, self._axis, max(start, self._end) - start, end - start)
-            received = self._neighbors.exchange(new, self._spec.behind, self._spec.ahead)
-            for side, part in zip(self._sides, received, strict=True):
-                side[:] = _keep(side, self._axis, start - self._start)
-                if part is not None:
-                    side.append(part)
-            self._start, self._end = max(self._start, start), end
-        first, stop = start - self._start, end - self._start
-        before, after = (take_joined(side, self._axis, first, stop) if side else None for side in self._sides)
-        parts = [part for part in (before, frames, after) if part is not None]
-        joined = frames if len(parts) == 1 else mx.concatenate(parts, axis=self._neighbors.axis)
-        return joined, before is not None, after is not None
+from .context import Cache, Stage
 
 
 class View(NamedTuple):
@@ -72,7 +26,6 @@ class View(NamedTuple):
     output: int  # index of the first output
     num_outputs: int  # number of outputs of this step
     window_starts: tuple[int, ...] = ()  # if the window shifts, index in `frames` of each output's first position
-    halo: Halo | None = None  # positions of neighboring bands; `None` if the stream has the whole picture
 
     def at_outputs(self, axis: Axis) -> mx.array:
         """Return the frames at the positions of the outputs along the stream's axis, for a window with stride 1."""
@@ -83,10 +36,9 @@ class View(NamedTuple):
 class Window:
     """Cache of one kernel in one stream."""
 
-    def __init__(self, axis: Axis, spec: WindowSpec, halo: Halo | None = None) -> None:
+    def __init__(self, axis: Axis, spec: WindowSpec) -> None:
         self.axis = axis
         self.spec = spec
-        self._halo = halo
         self.start = 0  # index of the first cached position
         self.output = 0  # index of the next output
         self.positions: list[mx.array] = []  # cached positions, in order
@@ -95,13 +47,10 @@ class Window:
 
     @property
     def arrays(self) -> list[mx.array]:
-        return self.positions if self._halo is None else [*self.positions, *self._halo.arrays]
+        return self.positions
 
     def load(self, arrays: Sequence[mx.array]) -> None:
-        count = len(self.positions)
-        self.positions = list(arrays[:count])
-        if self._halo is not None:
-            self._halo.load(arrays[count:])
+        self.positions = list(arrays)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -139,7 +88,7 @@ class Window:
         num_outputs = (self._before + length + after - self.spec.kernel) // self.spec.stride + 1
         if num_outputs <= 0:
             return None
-        return View(joined, self._before, after, self.start, self.output, num_outputs, halo=self._halo)
+        return View(joined, self._before, after, self.start, self.output, num_outputs)
 
     def _shift(self, joined: mx.array, last: bool) -> View | None:
         kernel, end = self.spec.kernel, self.start + joined.shape[self.axis]
@@ -150,7 +99,7 @@ class Window:
             return None
         starts = window_starts(self.spec, end, self.output, num_outputs)
         starts = tuple(start - self.start for start in starts)
-        return View(joined, 0, 0, self.start, self.output, num_outputs, starts, self._halo)
+        return View(joined, 0, 0, self.start, self.output, num_outputs, starts)
 
 
 def windowed(
@@ -170,10 +119,9 @@ def windowed(
 
 @lru_cache(maxsize=256)
 def window_starts(spec: WindowSpec, length: int, output: int, num_outputs: int) -> tuple[int, ...]:
-    """Return the first input position of each output's window. Windows shift inwards at both ends, or lie outside.
+    """Return the first input position of each output's window, from index `output` on, among `length` positions.
 
-    `length` includes the positions of neighboring bands, so that windows shift at the true ends. `output` is the index
-    of the first output among these positions.
+    Windows shift inwards at both ends, or lie outside.
     """
     if not spec.shifts:
         return tuple(range(output - spec.behind, output - spec.behind + num_outputs))

@@ -14,7 +14,7 @@ from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.window import Delay, Trim, View, window_starts
 from ..convolution.conv3d import PreparedModule
 from ..layers import add_weights, depth_to_space, gated_silu, inverse_rms, linear, make_window, sinusoid
-from ..specs import LayerSpec, Rate, Shapes
+from ..specs import LayerSpec, Shapes
 from .attention import Queue, Tables, attend, rotate
 from .neighborhood import Times, WindowStarts, tokens_at_once
 from .specs import MODULATION_ROWS, SINUSOID_CHANNELS, AttentionSpec, MLPSpec
@@ -156,7 +156,6 @@ class NeighborhoodBlock(PreparedModule):
     def stages(
         self,
         context: StreamContext,
-        rate: Rate = (1, 1, 1),
         modulation: mx.array | None = None,
         latent_context: Callable[[int], mx.array] | None = None,
         tables: Tables | None = None,
@@ -165,7 +164,6 @@ class NeighborhoodBlock(PreparedModule):
         """Return a stage for the attention and one for the MLP.
 
         Args:
-            rate: positions per frame, row and column of the video, from which a band computes its first row.
             modulation: (7, C) float32, shared by all blocks of a denoising step.
             latent_context: returns the context of the next positions, from their number.
             tables: tables of the stream. `None` means new ones.
@@ -178,7 +176,7 @@ class NeighborhoodBlock(PreparedModule):
             modulation = modulation + self.scale_shift_table.astype(mx.float32)
             norm, matrices = self.norm2.modulated(modulation[3], modulation[4], matrices)
         spec, tables = spec or self._specs[0], tables or Tables()
-        attention = self._attention(spec, context, rate, modulation, latent_context, tables)
+        attention = self._attention(spec, context, modulation, latent_context, tables)
         return [attention, pointwise(partial(self.feed, norm=norm, matrices=matrices))]
 
     def feed(self, x: mx.array, norm: Norm, matrices: Matrices) -> mx.array:
@@ -193,7 +191,6 @@ class NeighborhoodBlock(PreparedModule):
         self,
         spec: AttentionSpec,
         context: StreamContext,
-        rate: Rate,
         modulation: mx.array | None,
         latent_context: Callable[[int], mx.array] | None,
         tables: Tables,
@@ -206,13 +203,12 @@ class NeighborhoodBlock(PreparedModule):
         # One window for keys and one for values: a window of both would have twice the elements.
         windows = make_window(spec, context), make_window(spec, context)
         bound = self.attn.bound if is_cpu() else math.inf  # elsewhere the attention is fused
-        row = 0 if context.neighbors is None else int(context.origins[0][1] * rate[1])
         entered = 0
 
         def position(index: int) -> Grid:
             """Return the position of the first token, whose index along the stream's axis is `index`."""
-            start = [0, row, 0]
-            start[axis.grid] += index
+            start = [0, 0, 0]
+            start[axis.grid] = index
             return start[0], start[1], start[2]
 
         def step(x: mx.array | None, last: bool) -> mx.array | None:
@@ -232,28 +228,22 @@ class NeighborhoodBlock(PreparedModule):
             inputs = waiting.take(key_view.output, key_view.num_outputs)
             queries = self.attn.queries(norm(inputs), matrices, position(key_view.output), tables, spec.times)
             queue.add(queries)
-            (keys, starts), (values, _) = (_extend(view, spec, context) for view in (key_view, value_view))
-            result = attend(queries, (keys, values), starts, spec.kernel, bound, tables, spec.times)
+            arrays, starts = (key_view.frames, value_view.frames), _window_starts(key_view, spec, axis)
+            result = attend(queries, arrays, starts, spec.kernel, bound, tables, spec.times)
             return inputs + self.attn.proj(result)
 
         return Stage(step, *windows, waiting)
 
 
-def _extend(view: View, spec: LayerSpec, context: StreamContext) -> tuple[mx.array, WindowStarts]:
-    """Return the positions in view, including neighboring bands, and the start of the window of each output."""
-    frames, before = view.frames, 0
-    rows = frames.shape[Axis.HEIGHT]
-    if view.halo is not None:
-        frames, has_front, _ = view.halo.extend(frames, view.start)
-        before = spec.halo(Axis.HEIGHT)[0] if has_front else 0
+def _window_starts(view: View, spec: LayerSpec, stream_axis: Axis) -> WindowStarts:
+    """Return the start of the window of each output in the positions in view, along each axis."""
     starts: list[tuple[int, ...]] = []
     for axis in Axis:
-        outputs = (before, rows) if axis is Axis.HEIGHT else (0, frames.shape[axis])
-        if axis is context.axis:
-            outputs = view.output - view.start, view.num_outputs
-        stream_starts = view.window_starts if axis is context.axis else None
-        starts.append(stream_starts or window_starts(spec.window(axis), frames.shape[axis], *outputs))
-    return frames, (starts[0], starts[1], starts[2])
+        length = view.frames.shape[axis]
+        outputs = (view.output - view.start, view.num_outputs) if axis is stream_axis else (0, length)
+        stream_starts = view.window_starts if axis is stream_axis else None
+        starts.append(stream_starts or window_starts(spec.window(axis), length, *outputs))
+    return starts[0], starts[1], starts[2]
 
 
 class TimestepEmbedder(nn.Module):

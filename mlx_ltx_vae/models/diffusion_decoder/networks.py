@@ -196,9 +196,8 @@ class DiffusionDecoder(Decoder):
         specs = {layer.name: layer for layer in spec.layers if isinstance(layer, AttentionSpec)}
         stages = [Stage(partial(self._enter, padding, len(planes)), padding)]
         for index, (blocks, upsample) in enumerate(zip(self.det_stages, self.upsamples, strict=True)):
-            rate = spec.rate(f"det_stages.{index}.0.attn")
             for block in blocks:
-                stages += block.stages(context, rate, tables=tables, spec=specs[f"det_stages.{index}.0.attn"])
+                stages += block.stages(context, tables=tables, spec=specs[f"det_stages.{index}.0.attn"])
             is_last = upsample is self.upsamples[-1]
             stages += upsample.stages(context, ghosts if is_last else None, len(planes))
         delay = Delay(axis, readers=steps * len(self.diff_blocks))
@@ -263,11 +262,10 @@ class DiffusionDecoder(Decoder):
                 predicted = (past - predicted) / level
             return (past - (level - next_level) * predicted).astype(x.dtype)
 
-        rate = spec.rate("conv_in_x_t")
         attention = next(layer for layer in spec.layers if layer.name == "diff_blocks.0.attn")
         assert isinstance(attention, AttentionSpec)
         stages = [Stage(enter, delay, noisy)]
         for index, block in enumerate(self.diff_blocks):
             latent_context = partial(delay.take_next, reader=step * len(self.diff_blocks) + index)
-            stages += block.stages(context, rate, modulation, latent_context, tables, attention)
+            stages += block.stages(context, modulation, latent_context, tables, attention)
         return [*stages, Stage(lambda x, last: None if x is None else leave(x))]

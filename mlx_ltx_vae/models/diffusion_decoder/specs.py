@@ -41,10 +41,6 @@ class EntrySpec(LayerSpec):
     def needed(self, axis: Axis, count: int) -> int:
         return count if axis is Axis.TIME else max(count, self.least[axis.grid])
 
-    def least_band(self, axis: Axis) -> int:
-        """Return the minimum length of a band, which is not padded."""
-        return self.least[axis.grid]
-
 
 @dataclass(frozen=True)
 class UpsampleSpec(LayerSpec):
@@ -111,10 +107,10 @@ class AttentionSpec(LayerSpec):
         workspace = workspace_bytes(step.grid, self.kernel, channels, heads, step.machine, moving, self.times)
         return array_bytes + workspace
 
-    def multiply_adds(self, part: Grid, grid: Grid) -> int:
+    def multiply_adds(self, grid: Grid) -> int:
         """Return the multiply-adds of the matrices and of the scores of blocks, which exceed the windows' scores."""
-        return super().multiply_adds(part, grid) + 2 * self.in_channels * computed_scores(
-            part, self.kernel, BLOCKS[Backend.CPU], self.times
+        return super().multiply_adds(grid) + 2 * self.in_channels * computed_scores(
+            grid, self.kernel, BLOCKS[Backend.CPU], self.times
         )
 
 

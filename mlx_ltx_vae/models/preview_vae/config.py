@@ -89,8 +89,8 @@ class FrameLayerSpec(LayerSpec):
         phases = 16 * size // 9 if self.is_upsampled else 0
         return phases + (0 if machine.itemsize == FLOAT32_BYTES else size)
 
-    def multiply_adds(self, part: Grid, grid: Grid) -> int:
-        work = super().multiply_adds(part, grid)
+    def multiply_adds(self, grid: Grid) -> int:
+        work = super().multiply_adds(grid)
         return 16 * work // 9 if self.is_upsampled else work
 
     def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:

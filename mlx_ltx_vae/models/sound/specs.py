@@ -79,8 +79,8 @@ class Conv2DSpec(LayerSpec):
         phases = 16 * size // 9 if max(self.up) > 1 and machine.backend is Backend.CPU else 0
         return phases + size
 
-    def multiply_adds(self, part: Grid, grid: Grid) -> int:
-        return math.prod(self.up) * super().multiply_adds(part, grid)
+    def multiply_adds(self, grid: Grid) -> int:
+        return math.prod(self.up) * super().multiply_adds(grid)
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class ClipAttentionSpec(LayerSpec):
         elements = positions * 10 * self.in_channels + positions**2
         return super().work_bytes(step) + elements * FLOAT32_BYTES
 
-    def multiply_adds(self, part: Grid, grid: Grid) -> int:
-        return super().multiply_adds(part, grid) + 2 * math.prod(part) * math.prod(grid) * self.in_channels
+    def multiply_adds(self, grid: Grid) -> int:
+        return super().multiply_adds(grid) + 2 * math.prod(grid) * math.prod(grid) * self.in_channels
 
 
 class NetworkPart(NamedTuple):
@@ -333,8 +333,8 @@ class TransposedSpec(SignalSpec):
         before, after = math.ceil((self.kernel - 1 - self.cut) / self.rate), (self.rate - 1 + self.cut) // self.rate
         return Fraction(before), Fraction(after)
 
-    def multiply_adds(self, part: Grid, grid: Grid) -> int:
-        return math.prod(part) * self.kernel * self.in_channels * self.out_channels
+    def multiply_adds(self, grid: Grid) -> int:
+        return math.prod(grid) * self.kernel * self.in_channels * self.out_channels
 
 
 @dataclass(frozen=True)
@@ -346,8 +346,8 @@ class ActivationSpec(SignalSpec):
         up, down = FILTER_BLOCK - 1 + FILTER_TAPS // 2, 2 * (FILTER_BLOCK - 1) + FILTER_TAPS
         return FILTER_BLOCK * (2 * up + down) * FLOAT32_BYTES
 
-    def multiply_adds(self, part: Grid, grid: Grid) -> int:
-        return math.prod(part) * self.in_channels * 4 * FILTER_TAPS
+    def multiply_adds(self, grid: Grid) -> int:
+        return math.prod(grid) * self.in_channels * 4 * FILTER_TAPS
 
 
 @dataclass(frozen=True)
@@ -369,8 +369,8 @@ class BranchesSpec(SignalSpec):
     def fixed_bytes(self) -> int:
         return sum(layer.fixed_bytes() for chain in self.chains for layer in chain)
 
-    def multiply_adds(self, part: Grid, grid: Grid) -> int:
-        return sum(layer.multiply_adds(part, grid) for chain in self.chains for layer in chain)
+    def multiply_adds(self, grid: Grid) -> int:
+        return sum(layer.multiply_adds(grid) for chain in self.chains for layer in chain)
 
 
 @dataclass(frozen=True)
