@@ -19,7 +19,6 @@ from benchmarks.overlap import overlap, overlap_table
 from benchmarks.plan_table import plan_table
 from benchmarks.quality import precision_jobs, precision_table, quality_jobs, quality_table
 from benchmarks.roofline import roofline, roofline_table
-from benchmarks.scaling import DEFAULT_TFLOPS, scaling_tables
 from benchmarks.sound import SECONDS, share_jobs, share_table, sound_table, work_share
 from benchmarks.validation import validation_jobs, validation_table
 from mlx_ltx_vae.backend.machine import DtypeName
@@ -96,7 +95,6 @@ def build_parser() -> CommandParser:
         _add_run_options(add(name, partial(_report_fixed, jobs, make_table), description))
     for name, (make_text, description) in _PRINTED.items():
         add_common_options(add(name, partial(_print_text, make_text), description))
-    _add_scaling(add("scaling", _scaling, "a simulation of row bands on 2 to 16 machines"))
     return parser
 
 
@@ -149,17 +147,6 @@ def _report_fixed(
 
 def _print_text(make_text: Callable[[], str], _: argparse.Namespace) -> None:
     print_report(make_text())
-
-
-def _add_scaling(parser: argparse.ArgumentParser) -> None:
-    speed = "speed of one machine (default: %(default)s)"
-    parser.add_argument("--tflops", type=positive, default=DEFAULT_TFLOPS, metavar="N", help=speed)
-    parser.add_argument("--num-frames", type=positive, default=121, metavar="N", help="1 + 8*k (default: 121)")
-    add_common_options(parser)
-
-
-def _scaling(options: argparse.Namespace) -> None:
-    print_report(scaling_tables(options.tflops, options.num_frames))
 
 
 def _against(options: argparse.Namespace) -> None:

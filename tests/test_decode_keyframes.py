@@ -11,7 +11,6 @@ from safetensors.numpy import load_file, save_file
 from mlx_ltx_vae import Keyframes, VideoVAE, demo
 from mlx_ltx_vae.commands import decode_command
 from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.distributed import Ranks
 from mlx_ltx_vae.latents.keyframes import describe_keyframes
 from mlx_ltx_vae.pipeline.frames import FrameChunk
 from mlx_ltx_vae.preview import main as preview
@@ -43,7 +42,6 @@ def folder(tmp_path, monkeypatch):
 class BlackStream(list):
     """In place of a decode, which takes time."""
 
-    sent_bytes = 0
     state = None
 
 
@@ -260,24 +258,6 @@ def test_the_file_of_the_keyframes_is_not_replaced(model, capsys, folder):
     run("clip.npy", "--keyframes", "others.npz", "-m", model, "-o", "out.npy", code=1)
     assert "out.npy: is one of the inputs, which are never replaced" in capsys.readouterr().err
     assert folder.joinpath("others.npz").read_bytes() == before
-
-
-def test_ranks_with_other_keyframes_are_found(model, seen, monkeypatch):
-    checked = []
-    monkeypatch.setattr(Ranks, "check_same", lambda self, read: checked.append(read()))
-
-    def things(name, stills, frames):
-        np.savez(name, latents=LATENTS[:1], **stills, **frames)
-        checked.clear()
-        run(name, "-m", model, "-o", "out.npy", "--frames", ":1")
-        return json.loads(json.dumps([each["the keyframes"] for each in checked if "the keyframes" in each]))
-
-    stills, frames = {"keyframe_latents": STILLS[:1]}, {"keyframe_frame_indices": FRAMES}
-    same = things("a.npz", stills, frames)
-    assert len(same) == 1
-    assert things("b.npz", stills, frames) == same
-    others = ({}, frames), (stills, {"keyframe_frame_indices": (8, 4)}), ({"keyframe_latents": STILLS[1:]}, frames)
-    assert same not in [things("c.npz", *other) for other in others]
 
 
 def test_the_first_frame_numbers_of_many_keyframes_are_shown():

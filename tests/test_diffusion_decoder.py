@@ -167,13 +167,6 @@ def test_the_order_with_the_least_memory_is_chosen(vaes):
         assert chosen.memory.active == min(plan.memory.active for plan in plans.values())
 
 
-def test_bands_need_the_rows_of_a_window(vaes):
-    vae = vaes(CASES[0])
-    assert len(vae.plan((1, 8, 3, 6, 3), ranks=2).bands) == 2
-    with pytest.raises(PlanError, match="bands of 2 rows at layer conv_in, which needs at least 3"):
-        vae.plan((1, 8, 3, 5, 3), ranks=2)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype", "options"),

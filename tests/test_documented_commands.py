@@ -154,7 +154,7 @@ def folder(files, tmp_path, monkeypatch, hub_cache):
 
 def small(words):
     """The command for the small files: other sizes, the tensor's name, and no seed, which the demo's VAE refuses."""
-    arguments = [{"NAME": "latents", "24:48": "4:8"}.get(word, word) for word in words]
+    arguments = [{"NAME": "latents", "24:48": "4:8", ":61": ":4", "61:": "4:"}.get(word, word) for word in words]
     if "--audio-model" in arguments:
         arguments[0] = arguments[0].replace("clip", "sound")
     if "--seed" in arguments:

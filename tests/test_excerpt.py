@@ -13,6 +13,7 @@ from mlx_ltx_vae.planning.clip import make_excerpt, receptive_field
 from mlx_ltx_vae.shapes import LatentShape
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from tolerances import tolerance
+from video_files import frame_times, run_ffmpeg
 
 TOLERANCE = tolerance(2e-5)
 FRAMES = 66  # latent
@@ -130,3 +131,22 @@ def test_the_command_decodes_frames_of_a_file_with_their_noise(clip, tmp_path, c
     assert "video    3 frames of 32x32" in capsys.readouterr().out
     assert main([*command, "--frames", "600:"]) == 1
     assert f"{path}: the video has 153 frames, and none of 600:; choose frames within 0:153." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [(".mkv", "--codec", "ffv1"), (".mp4", "--crf", "0")])
+def test_parts_of_a_clip_that_ffmpeg_joins_are_the_whole_frame_for_frame(golden, tmp_path, options):
+    """The commands of docs/scaling.md, with codecs without losses."""
+    ending, *codec = options
+    whole, first, second, joined = (tmp_path / f"{name}{ending}" for name in ("whole", "first", "second", "joined"))
+    latents = tmp_path / "clip.safetensors"
+    save_latents(latents, mx.random.normal((1, 8, 6, 1, 2), key=mx.random.key(2)), fps=24)
+    command = [str(latents), "-m", str(golden("small_ltx2_3").checkpoint), "-q", *codec]
+    for output, *frames in ((whole,), (first, "--frames", ":19"), (second, "--frames", "19:")):
+        assert main([*command, *frames, "-o", str(output)]) == 0
+    (tmp_path / "parts.txt").write_text(f"file {first.name}\nfile {second.name}\n")
+    run_ffmpeg("-f", "concat", "-i", tmp_path / "parts.txt", "-c", "copy", joined)
+    times = zip(frame_times(joined), frame_times(whole), strict=True)
+    assert max(abs(time - whole_time) for time, whole_time in times) <= 0.001  # .mkv has milliseconds
+    frames = (run_ffmpeg("-i", path, "-f", "rawvideo", "-pix_fmt", "rgb24", "-") for path in (whole, joined))
+    pixels, joined_pixels = (np.frombuffer(data, np.uint8).reshape(41, 32, 64, 3) for data in frames)
+    assert np.array_equal(pixels, joined_pixels)

@@ -30,7 +30,6 @@ from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.pipeline.frames import write_chunk
 from mlx_ltx_vae.preview import main as preview
 from mlx_ltx_vae.video import OutputOptions, filters, open_sink, output_files
-from test_distributed import launch
 from tolerances import PEAK_MARGIN
 from video_files import run_ffmpeg, write_tone
 
@@ -391,27 +390,6 @@ def test_an_ffmpeg_without_light_levels_writes_no_pq(clip, tmp_path, monkeypatch
 def test_unknown_names_are_refused(hdr):
     with pytest.raises(WriterError, match="expected one of"):
         HDROptions(**hdr)
-
-
-@pytest.mark.slow
-def test_two_ranks_write_what_one_writes(clip, tmp_path):
-    given = ["-m", str(demo.VAE), "--hdr", "acescct"]
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        own = [*given, "-o", tmp_path / name / "a.npy", "--exr", tmp_path / name / "exr"]
-        if name == "one":
-            assert decode(clip[0], *own[2:]) == 0
-        else:
-            ranks = ["-m", "mlx_ltx_vae.decode", clip[0], *own, "--distributed", "rows", "--json"]
-            printed, log_of_ranks = launch(2, *ranks)
-            assert printed, log_of_ranks
-            assert json.loads(printed)["ranks"] == 2
-    one, two = (np.load(tmp_path / name / "a.npy").astype(int) for name in ("one", "two"))
-    assert np.abs(one - two).max() <= 65535 * 1e-4
-    size = one.shape[2], one.shape[1]
-    for number in (0, 8):
-        one, two = (exr_pixels(tmp_path / name / f"exr/{number:05d}.exr", *size) for name in ("one", "two"))
-        np.testing.assert_allclose(one.astype(float), two.astype(float), rtol=2e-3, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -4,8 +4,10 @@ import json
 import math
 from dataclasses import replace
 
+import mlx.core as mx
 import pytest
 
+from benchmarks.convolutions import recorded
 from benchmarks.measuring import Case, Job, decode, run_job
 from benchmarks.validation import validation_cases
 from mlx_ltx_vae import PlanError, VideoVAE, demo, load_latents, save_latents
@@ -13,7 +15,7 @@ from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.specs import decoder_spec as diffusion_spec
-from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec
+from mlx_ltx_vae.models.specs import ConvSpec, FrameAttentionSpec, LayerSpec, NetworkSpec
 from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
 from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning import planner
@@ -49,6 +51,36 @@ def test_weights_are_counted_as_the_published_files_have_them(golden):
         manifest = golden(name).manifest
         sizes = [math.prod(dims) for key, dims in manifest["weights"].items() if key.startswith("vae.decoder.")]
         assert decoder_spec(parse_vae_config(manifest["vae_config"], name)).num_weights == sum(sizes), name
+
+
+@pytest.mark.parametrize("name", ["ltxv_0_9_0", "ltxv_0_9_1", "ltx2_3", "ltx2_3_causal"])
+def test_multiply_adds_of_a_decode_are_those_of_its_convolutions(golden, name):
+    vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
+    operations = []
+    with recorded(lambda convolution: operations.append(convolution.operations)):
+        for _ in vae.stream(mx.zeros((1, vae.config.latent_channels, 4, 3, 2)), noise="zeros"):
+            pass
+    spec = decoder_spec(vae.config)
+    pointwise = NetworkSpec(
+        tuple(replace(layer, conv_channels=0) if isinstance(layer, ConvSpec) else layer for layer in spec.layers)
+    )
+    assert spec.multiply_adds((4, 3, 2)) - pointwise.multiply_adds((4, 3, 2)) == sum(operations) // 2
+
+
+def test_each_position_of_an_attention_takes_part_in_two_products_with_its_frame():
+    spec = NetworkSpec((FrameAttentionSpec("attention", 8, 8, unbounded=frozenset({Axis.HEIGHT, Axis.WIDTH})),))
+    assert spec.multiply_adds((5, 6, 4)) == 2 * 5 * (6 * 4) * (6 * 4) * 8
+
+
+def test_embeddings_of_a_timestep_are_computed_once_and_not_for_each_position():
+    spec = decoder_spec(config("LTX-Video 0.9.1"))
+    shared = [name for name in spec.weights if "time_embedder" in name]
+    assert shared
+    layers = (
+        replace(layer, weights=tuple(weight for weight in layer.weights if weight[0] not in shared))
+        for layer in spec.layers
+    )
+    assert spec.multiply_adds((2, 2, 2)) == NetworkSpec(tuple(layers)).multiply_adds((2, 2, 2))
 
 
 def test_quality_comes_first_then_speed_then_memory():

@@ -1,20 +1,14 @@
 """The streaming primitives by themselves: windows with each border rule, and delays."""
 
-import queue
-import threading
-from dataclasses import replace
-
 import mlx.core as mx
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import take
 from mlx_ltx_vae.errors import LatentsError
 from mlx_ltx_vae.shapes import Axis, WindowSpec
-from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
+from mlx_ltx_vae.streaming.context import Stage, pointwise
 from mlx_ltx_vae.streaming.driver import run_stream, run_whole
 from mlx_ltx_vae.streaming.window import Delay, Window
 from tolerances import tolerance
@@ -136,62 +130,6 @@ def test_a_delay_hands_each_position_on_when_the_other_path_has_it(cuts, lag):
         assert mx.abs(result - expected).max().item() < tolerance(1e-6)
         held = sum(array.shape[1] for array in delay.arrays)
         assert held <= (0 if shared else 2 * lag), "with a window, positions that it keeps are not kept twice"
-
-
-class BandNeighbors:
-    """One band's view of the bands above and below it, in threads of one process."""
-
-    axis = Axis.HEIGHT
-
-    def __init__(self, above, below):
-        self._above, self._below = above, below  # (send, receive) queues, or None at a true edge
-
-    def exchange(self, frames, before, after):
-        for queues, rows in ((self._above, frames[:, :, :after]), (self._below, frames[:, :, -before:])):
-            if queues:
-                queues[0].put(np.array(rows))
-        received = [None if queues is None else mx.array(queues[1].get(timeout=60)) for queues in self._both]
-        return received[0], received[1]
-
-    @property
-    def _both(self):
-        return self._above, self._below
-
-
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        ("ltx2_3", (2, 1)),
-        ("ltx2", (1, 2)),
-        ("ltx2_3_replicate", (1, 2)),
-        ("ltx2_3_causal", (2, 1)),
-    ],
-)
-def test_two_bands_that_exchange_rows_decode_what_one_stream_decodes(golden, name, rows):
-    vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
-    latents = mx.random.normal((1, 3, sum(rows), 2, 8), key=mx.random.key(1))
-    context = StreamContext()
-    expected = run_whole(vae.decoder.stages(context), latents)
-    down, up = queue.Queue(), queue.Queue()
-    neighbors = [BandNeighbors(None, (down, up)), BandNeighbors((up, down), None)]
-    bands = [np.array(latents[:, :, : rows[0]]), np.array(latents[:, :, rows[0] :])]
-    results = [None, None]
-
-    def decode(index):
-        with mx.stream(mx.new_stream(mx.cpu)):
-            stages = vae.decoder.stages(replace(context, neighbors=neighbors[index]))
-            band = mx.array(bands[index])
-            pieces = (band[:, at : at + 1] for at in range(3))
-            results[index] = np.array(mx.concatenate(list(run_stream(stages, pieces)), axis=1))
-
-    threads = [threading.Thread(target=decode, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    result = np.concatenate(results, axis=2)
-    assert result.shape == expected.shape
-    assert np.abs(result - np.array(expected)).max() < tolerance(1e-5)
 
 
 @pytest.mark.parametrize("prefetch", [1, 2])

@@ -8,7 +8,7 @@ import pytest
 from conftest import active_memory
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.machine import Machine
-from mlx_ltx_vae.errors import DecodeError, LatentsError, PlanError, TilingError
+from mlx_ltx_vae.errors import DecodeError, LatentsError, TilingError
 from mlx_ltx_vae.models.noise import draw
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
 from mlx_ltx_vae.shapes import LatentShape
@@ -148,17 +148,6 @@ def test_tiles_shorter_than_a_window_are_refused():
     vae = vae_of("context")
     with pytest.raises(TilingError, match="the shortest tile has 4 latent cells along one axis, and .* at least 5"):
         vae.plan((1, WIDTH, 9, 9, 10), mode="tiled", tiling=tiling_of(vae, 6, 3, in_time=False))
-
-
-def test_bands_that_are_too_small_are_refused(name):
-    vae = vae_of(name)
-    for ranks in (2, 3, 4):
-        shape, fits = (1, WIDTH, *SIZES[name]), ranks <= 3
-        if fits:
-            assert len(vae.plan(shape, ranks=ranks).bands) == ranks
-        else:
-            with pytest.raises(PlanError, match="ranks (would have bands of|cannot share)"):
-                vae.plan(shape, ranks=ranks)
 
 
 def test_only_a_network_that_clamps_may_repeat_a_patch_everywhere():
