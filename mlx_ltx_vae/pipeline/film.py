@@ -198,8 +198,8 @@ def _decode_parts(
         if window_frames is not None:
             if plan is None:
                 make = partial(pipeline.make_plan, shape)
-                plan_options = replace(
-                    pipeline.consumer_options(), keyframes=frame_numbers(keyframes), held_frames=blend
+                plan_options = replace(  # the number of frames of the film is not known
+                    pipeline.consumer_options(), joined=False, keyframes=frame_numbers(keyframes), held_frames=blend
                 )
                 window_plan = plan_window(make, plan_options, window_frames, spec.out_grid(shape.grid)[0])
             else:
