@@ -38,7 +38,7 @@ from .options import (
 )
 from .pipeline.audio import every_chunk
 from .pipeline.clip_sound import SoundSettings
-from .pipeline.decode import DecodePipeline, DecodeStream, PushedDecode, join_levels
+from .pipeline.decode import DecodePipeline, DecodeStream, PushedDecode
 from .pipeline.encode import EncodePipeline, EncodeStream, Frames
 from .pipeline.export import Export, export_decode
 from .pipeline.film import Film
@@ -168,8 +168,9 @@ class VideoVAE(OpenedVAE[Config]):
 
         Args:
             latent_shape: (B, C, F', H', W'), or a `Film` whose windows are in a list, for the plan of all of them.
-            memory_budget: upper bound for peak memory, including weights and MLX's buffer cache: "8GB", "50%" of what
-                is available, or bytes. `None` aims for half of what is available, or else for the minimum that works.
+            memory_budget: upper bound for peak memory, including weights, MLX's buffer cache and the `joined` array:
+                "8GB", "50%" of what is available, or bytes. `None` aims for half of what is available, or else for the
+                minimum that works.
             mode: "auto" (exact if it fits), "exact", "single" or "tiled".
             order: "auto", "time", "rows" or "columns", for mode "exact".
             tiling: for mode "tiled"; default: the first preset that fits the VAE, such as `TilingConfig.default()`.
@@ -179,8 +180,8 @@ class VideoVAE(OpenedVAE[Config]):
             keyframes: the keyframes of the decode, or their frame numbers. VAEs that take none ignore them.
             bit_depth: 8 or 10, as in `stream`; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
             frames: the first frame to decode, as it is in the whole clip, and one more than the last. `None` means all.
-            joined: whether all frames become one array, as in `decode`. Its memory is then included. For a window of a
-                film, the number of frames of that array.
+            joined: whether all frames become one array, as in `decode`, or with `bit_depth=8` in `decode_uint8`. Its
+                memory is then included. For a window of a film, the number of frames of that array.
             held_frames: for a window of a film, the number of frames of another window that wait, see `stream_joined`.
             sound: possible plans of sound that is decoded meanwhile, the fastest first; `plan.sound` is the one to use.
 
@@ -424,9 +425,11 @@ class VideoVAE(OpenedVAE[Config]):
     def decode_uint8(
         self, latents: LatentInput | Film, plan: DecodePlan | None = None, **options: "Unpack[DecodeKeywords]"
     ) -> np.ndarray:
-        """Decode to uint8 (F, H, W, 3), or (B, F, H, W, 3) for several videos. As `stream`, without `bit_depth`."""
-        with arrays_released(), self.stream(latents, plan, bit_depth=8, **options) as stream:
-            return join_levels(stream)
+        """Decode to uint8 (F, H, W, 3), or (B, F, H, W, 3) for several videos. As `stream`, without `bit_depth`.
+
+        A memory budget includes the array, unless the latents come from an iterator.
+        """
+        return self._decode_pipeline(options).decode_uint8(latents, plan)
 
     def prepare(
         self,

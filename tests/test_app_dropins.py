@@ -4,6 +4,7 @@ import logging
 import wave
 from enum import Enum
 from types import SimpleNamespace
+from unittest import mock
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,6 +17,7 @@ from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, PlanError, VideoReader, VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.integrations import decode_and_stream, decode_streaming, decode_tiled, decode_whole, vae_of
+from mlx_ltx_vae.integrations.dropins import decode_latent
 from mlx_ltx_vae.planning.plan import Mode
 from mlx_ltx_vae.tiling import TemporalTilingConfig, TilingConfig
 from tolerances import tolerance
@@ -163,6 +165,23 @@ def test_pixels_have_the_dtype_of_the_latents(make, dtype):
     assert decoder(latents).dtype == dtype
     tiled = decoder.decode_tiled(latents, on_frames_ready=lambda frames, start: streamed.append(frames.dtype))
     assert {tiled.dtype, *streamed} == {dtype}
+
+
+@pytest.mark.parametrize(
+    ("decode", "dtype"),
+    [(decode_tiled, "float32"), (decode_tiled, "bfloat16"), (decode_latent, "float32"), (decode_latent, "bfloat16")],
+)
+def test_a_plan_counts_the_array_that_an_app_gets(make, caplog, decode, dtype):
+    """Its values are smaller than the network's bfloat16, or larger."""
+    decoder, latents = make(AppDecoder), random_latents(2, 2, 3).astype(getattr(mx, dtype))
+    decoder.update(tree_map(lambda array: array.astype(mx.bfloat16), decoder.parameters()))
+    plans, plan = [], VideoVAE.plan
+    with mock.patch.object(
+        VideoVAE, "plan", lambda *given, **options: plans.append(plan(*given, **options)) or plans[-1]
+    ):
+        array = decode(latents, decoder) if decode is decode_latent else decode(decoder, latents)
+    assert array.dtype == (mx.uint8 if decode is decode_latent else latents.dtype)
+    assert plans[-1].memory.result == array.nbytes
 
 
 def test_other_weights_are_noticed(make, golden):

@@ -190,6 +190,7 @@ def test_a_film_becomes_a_file_an_array_and_levels(vae, tmp_path):
     vae.decode_to_file(Film(windows), tmp_path / "film.npy")
     assert np.array_equal(np.load(tmp_path / "film.npy"), result)
     assert np.array_equal(vae.decode_uint8(Film(windows)), result)
+    assert np.array_equal(vae.decode_uint8(Film(iter(windows))), result)
     plan = vae.plan(Film(windows), frames=(60, 80))
     assert np.array_equal(vae.decode_uint8(Film(windows), plan), result[60:80])
     assert next(vae.stream(Film(windows), bit_depth=10)).frames.dtype == mx.uint16
@@ -218,6 +219,8 @@ def test_a_film_is_planned_for_what_becomes_of_its_frames(vae, tmp_path, monkeyp
 
     vae.decode(film())
     assert plans[0].memory == planned(joined=121).memory  # frames of both windows
+    vae.decode_uint8(film())
+    assert plans[0].memory == planned(joined=121, bit_depth=8).memory
     vae.decode(film(iter(windows)))  # whose number is not known
     assert plans[0].memory == planned().memory
     vae.decode(film(), on_frames_ready=lambda *_: None)

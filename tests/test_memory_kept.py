@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import metadata
 from conftest import active_memory
-from mlx_ltx_vae import CheckpointError, DecodeCancelled, PlanError, VideoVAE
+from mlx_ltx_vae import CheckpointError, DecodeCancelled, Film, PlanError, VideoVAE
 from mlx_ltx_vae.integrations import decode_tiled
 from mlx_ltx_vae.pipeline.run import _between, peek
 from mlx_ltx_vae.shapes import Interval
@@ -270,6 +271,33 @@ def test_the_result_of_a_decode_counts_and_is_held_once_in_memory(vae):
         with pytest.raises(PlanError, match="too small"):
             vae.decode(latents, memory_budget=plan.memory.result)
     vae.decode(given, memory_budget=plan.memory.active, on_frames_ready=lambda frames, start: None)
+
+
+@pytest.mark.parametrize("num_windows", [0, 3])
+def test_the_array_of_levels_counts_wherever_it_is(vae, num_windows):
+    latents = mx.random.normal((1, 8, 3, 1, 2), key=mx.random.key(0))
+    source = Film([latents] * num_windows, carry=9) if num_windows else latents
+    plan_of = partial(vae.plan, source if num_windows else latents.shape)
+    num_frames = 17 + 2 * 8 if num_windows else 17
+    plan, frames = plan_of(joined=True, bit_depth=8), vae.decode_uint8(source)
+    assert frames.shape == (num_frames, 32, 64, 3)
+    assert plan.memory.result == frames.nbytes
+    assert plan_of(joined=True).memory.result == vae.decode(source).nbytes == 4 * frames.nbytes
+    assert plan_of(joined=True, frames=(7, 15)).memory.result == 8 * 32 * 64 * 3 * 4
+    with pytest.raises(PlanError) as of_stream:
+        plan_of(bit_depth=8, order="time", memory_budget=1)
+    with pytest.raises(PlanError, match="too small"):
+        vae.decode_uint8(source, order="time", memory_budget=of_stream.value.least_bytes)
+    np.testing.assert_array_equal(vae.decode_uint8(source, memory_budget=plan.memory.active), frames)
+
+
+def test_the_rest_of_a_stream_becomes_an_array_of_its_length(vae):
+    latents = mx.random.normal((1, 8, 3, 1, 2), key=mx.random.key(0))
+    for decode, axis in ((vae.decode_uint8, 0), (vae.decode, 2)):
+        whole, stream = np.asarray(decode(latents)), vae.stream(latents)
+        first = next(stream).frames.shape[1]
+        rest = np.asarray(decode(stream))
+        np.testing.assert_array_equal(rest, np.split(whole, [first], axis=axis)[1])
 
 
 @cpu_only("the cache of a GPU is cleared before each run, too")

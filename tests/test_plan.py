@@ -12,6 +12,7 @@ from benchmarks.measuring import Case, Job, decode, run_job
 from benchmarks.validation import validation_cases
 from mlx_ltx_vae import PlanError, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.machine import Backend, Machine
+from mlx_ltx_vae.frame_format import RGB8, FrameOutput
 from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.specs import decoder_spec as diffusion_spec
@@ -134,6 +135,8 @@ def test_no_array_is_larger_than_the_largest_buffer_of_the_device():
         plan_decode(spec, shape, replace(hosted, largest_buffer=150_000_000), PlanOptions(mode="exact"))
     with pytest.raises(PlanError, match="one array of 24.36 GB, and the largest buffer of this device has 3.76 GB;"):
         plan_decode(spec, (1, 128, 16, 128, 256), hosted, PlanOptions(joined=True))
+    levels = PlanOptions(joined=True, outputs=(FrameOutput(RGB8),))  # an array of numpy
+    assert plan_decode(spec, (1, 128, 16, 128, 256), hosted, levels).memory.result == 121 * 4096 * 8192 * 3
     tiles = {"mode": "tiled", "tiling": TilingConfig.default(), "joined": True}
     assert plan_decode(spec, (1, 128, 16, 64, 64), hosted, PlanOptions(**tiles)).memory.result < 3_760_000_000
 

@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 from unittest import mock
@@ -15,17 +15,21 @@ from unittest import mock
 import mlx.core as mx
 import numpy as np
 import pytest
+from safetensors import safe_open
 
+from checkpoint_files import write_pack
 from conftest import active_memory
-from mlx_ltx_vae import AudioVAE, PreviewVAE, VideoVAE
+from mlx_ltx_vae import AudioVAE, Film, PreviewVAE, VideoVAE, save_latents
 from mlx_ltx_vae.backend.mlx_utils import DTYPES
+from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.errors import PlanError, TilingError
 from mlx_ltx_vae.models.base import SOUND, Statistics
 from mlx_ltx_vae.models.convolution.conv3d import prepare
 from mlx_ltx_vae.models.families import PICTURES, published
-from mlx_ltx_vae.planning.film import FilmLayout
+from mlx_ltx_vae.pipeline.frames import FrameChunk
 from mlx_ltx_vae.planning.plan import DecodePlan
 from mlx_ltx_vae.planning.planner import plan_decode
+from mlx_ltx_vae.preview import main as preview
 from mlx_ltx_vae.tiling.config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from tolerances import cpu_only
 
@@ -42,12 +46,22 @@ _TILES = [
     TilingConfig(None, TemporalTilingConfig(32, 8)),
 ]
 _DTYPES = ["float32", "bfloat16", "float16"]
-_FILM_FORMS = ["array", "levels", "file"]
+_FILM_FORMS = ["array", "uint8", "levels", "file"]
 _FILMS = [  # every form with every order, and with every dtype
-    (order, dtype, _FILM_FORMS[(row + column) % 3])
+    (order, _DTYPES[(row + column) % 3], form)
     for row, order in enumerate(["time", "rows", "columns"])
-    for column, dtype in enumerate(_DTYPES)
+    for column, form in enumerate(_FILM_FORMS)
 ]
+
+
+#: What becomes of the frames, as options of a plan, by the `form` of a case.
+CONSUMERS: dict[str, dict[str, Any]] = {
+    "array": {"joined": True},
+    "uint8": {"joined": True, "bit_depth": 8},
+    "floats": {},
+    "levels": {"bit_depth": 8},
+    "file": {"bit_depth": 8},
+}
 
 
 @dataclass(frozen=True)
@@ -57,8 +71,8 @@ class Case:
     Attributes:
         frames: of latents, as `height` and `width` are cells.
         options: those of the plan.
-        form: of what a decode returns or an encode is given: one "array", a stream of "floats", or of "levels"; or the
-            "file" of a film.
+        form: of what a decode returns or an encode is given: one "array", or one of "uint8" levels; a stream of
+            "floats", or of "levels"; or the "file" of a film.
         overlap: the carry and the blend of a film of two windows; None for a clip.
     """
 
@@ -137,6 +151,7 @@ def _draw(choose: random.Random, kind: str) -> Case:
         form = choose.choice(_FILM_FORMS)
         batch = 1 if form == "file" else batch
         return Case(name, network, base, dtype, batch, frames, *sides, options, form, overlap)
+    form = "uint8" if kind.startswith("uint8") else form
     return Case(name, network, base, dtype, batch, choose.choice([1, 2, 3, 5, 8, 13, 21]), *sides, options, form)
 
 
@@ -162,6 +177,8 @@ def open_vae(case: Case) -> Any:
 KINDS = {
     "decode video": 3e9,
     "encode video": 3e9,
+    "uint8 video": 3e9,
+    "uint8 light": 3e9,
     "decode light": 3e9,
     "encode light": 3e9,
     "decode sound": 1e10,
@@ -171,14 +188,14 @@ KINDS = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(3)
 @cpu_only("how much a GPU takes is not measured")
 @pytest.mark.parametrize("kind", KINDS)
 def test_planned_peaks_hold(kind):
     compare_some(kind, 1, KINDS[kind])
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(2)
 @cpu_only("how much a GPU takes is not measured")
 @pytest.mark.parametrize(("order", "dtype", "form"), _FILMS)
 def test_planned_peaks_of_films_hold_in_every_order_and_dtype(order, dtype, form):
@@ -199,6 +216,40 @@ def test_planned_peaks_of_larger_cases_hold(kind):
 @cpu_only("how much a GPU takes is not measured")
 def test_planned_peaks_of_the_diffusion_decoder_hold():
     compare_some("decode diffusion", 3, 1e11)
+
+
+@pytest.mark.slow
+@cpu_only("how much a GPU takes is not measured")
+@pytest.mark.parametrize("name", ["clip", "pack", "several", "film", "gallery"])
+def test_planned_peaks_of_commands_hold(golden, weights, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    checkpoint, plans = golden("ltx2_3").checkpoint, []
+    if name == "pack":
+        config = safe_open(checkpoint, "np").metadata()["config"]
+        checkpoint = tmp_path / "pack"
+        write_pack(checkpoint, weights("ltx2_3"), "vae_{}.safetensors", "vae_{}.", ("mean", "std"))
+        (checkpoint / "config.json").write_text(config)
+    (tmp_path / "clips").mkdir()
+    for number in range(2):
+        latents = mx.random.normal((1, 8, 4, 8, 12), key=mx.random.key(number))
+        save_latents(tmp_path / "clips" / f"{number}.safetensors", latents, fps=24)
+
+    def make_plan(*arguments: Any) -> DecodePlan:
+        plans.append(plan_decode(*arguments))
+        return plans[-1]
+
+    command, *arguments = {
+        "clip": (decode, "clips/0.safetensors", "-o", "clip.mkv"),
+        "pack": (decode, "clips/0.safetensors", "-o", "clip.mkv"),
+        "several": (decode, "clips", "-o", "videos/"),
+        "film": (decode, "--join", "clips", "--carry", "9", "-o", "film.mkv"),
+        "gallery": (preview, "clips", "-o", "gallery.html"),
+    }[name]
+    before = active_memory()
+    mx.reset_peak_memory()
+    with mock.patch("mlx_ltx_vae.commands.decode_command.plan_decode", make_plan):
+        assert command([*arguments, "-m", str(checkpoint)]) == 0
+    assert LEAST <= max(plan.memory.active for plan in plans) / (mx.get_peak_memory() - before) <= MOST
 
 
 _DEMO = """
@@ -246,20 +297,38 @@ def compare(case: Case) -> float | None:
     if planned < SMALL:
         return None
     mx.reset_peak_memory()
-    for _ in run:
-        pass
-    return planned / (mx.get_peak_memory() - before)
+    peaks = list(run)  # with arrays outside of MLX
+    return planned / (max(peaks, default=mx.get_peak_memory()) - before)
+
+
+def peak_with_array(decode: Callable[[], np.ndarray]) -> int:
+    """The peak of MLX and of the array that a decode fills, which exists from its first frames on."""
+    before: list[int] = []
+    to_uint8 = FrameChunk.to_uint8
+
+    def convert(chunk: FrameChunk) -> np.ndarray:
+        frames = to_uint8(chunk)
+        if not before:
+            before.append(mx.get_peak_memory())
+            mx.reset_peak_memory()
+        return frames
+
+    with mock.patch.object(FrameChunk, "to_uint8", convert):
+        array = decode()
+    return max(*before, mx.get_peak_memory() + array.nbytes)
 
 
 def _decode(case: Case, vae: Any) -> Iterator[int]:
     shape = (case.batch, vae.config.latent_channels, case.frames, case.height, case.width)
     latents = mx.random.normal(shape)
     mx.eval(latents)
-    depth = {"bit_depth": 8} if case.form == "levels" else {}
-    plan = vae.plan(shape, joined=case.form == "array", **depth, **case.options)
+    plan = vae.plan(shape, **CONSUMERS[case.form], **case.options)
     yield plan.memory.active
     if case.form == "array":
         mx.eval(vae.decode(latents, plan))
+        return
+    if case.form == "uint8":
+        yield peak_with_array(lambda: vae.decode_uint8(latents, plan))
         return
     for chunk in vae.stream(latents, plan):
         chunk.to_uint8()
@@ -278,14 +347,16 @@ def _film(case: Case, vae: Any) -> Iterator[int]:
 
     latents = mx.random.normal(shape)
     mx.eval(latents)
-    film = vae.stream_joined([latents, latents], carry=carry, blend=blend, **case.options)
-    consumer = {"array": {"joined": film.num_frames}, "file": {"bit_depth": 8}, "levels": {}}[case.form]
-    held_frames = FilmLayout.of(vae.config.scale, vae.decoder.spec, carry, blend).blend
-    expected = vae.plan(shape, held_frames=held_frames, **consumer, **case.options).memory.active
+    windows = Film([latents, latents], carry=carry, blend=blend)
+    film = vae.stream(windows, **case.options)
+    consumer = {} if case.form == "levels" else CONSUMERS[case.form]
+    expected = vae.plan(windows, **consumer, **case.options).memory.active
     yield expected
     with mock.patch("mlx_ltx_vae.vae.plan_decode", make_plan):
         if case.form == "array":
             mx.eval(vae.decode(film))
+        elif case.form == "uint8":
+            yield peak_with_array(lambda: vae.decode_uint8(film))
         elif case.form == "file":
             with tempfile.TemporaryDirectory() as folder:
                 vae.decode_to_file(film, os.path.join(folder, "film.npy"))

@@ -5,18 +5,19 @@ import sys
 from _thread import start_new_thread
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from threading import Barrier, Event, Thread, get_ident
+from threading import Barrier, Event, Thread, current_thread, get_ident
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_ltx_vae import LatentsError, PreviewVAE, VideoVAE, load_latents, save_latents
+from mlx_ltx_vae import Film, LatentsError, PreviewVAE, VideoVAE, load_latents, save_latents
 from mlx_ltx_vae.backend import mlx_utils
 from mlx_ltx_vae.inspect import inspect
 from mlx_ltx_vae.latents import open_audio_latents
 from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.video_vae.networks import ConvDecoder
+from mlx_ltx_vae.pipeline.film import FilmWindow
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 from mlx_versions import streams_of_threads, threads_that_end
 
@@ -232,6 +233,28 @@ def test_a_process_ends_well_after_threads_have_decoded(golden):
     """Half of the runs end with 134 if streams stay, as those of MLX alone do."""
     command = [sys.executable, "-c", DECODE_IN_A_THREAD, str(golden("small_ltx2_3").checkpoint)]
     assert [subprocess.run(command, check=False).returncode for _ in range(3)] == [0] * 3
+
+
+def test_one_thread_reads_the_windows_of_all_films(golden):
+    """MLX keeps something of each thread that has computed."""
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
+    readers = []
+
+    class ComputedWindow(FilmWindow):
+        def read(self, *, is_decoded=True):
+            mx.eval(self.latents + 1)
+            readers.append(current_thread())  # an object, since numbers of threads are used again
+            return self
+
+    film = Film([ComputedWindow(mx.array(LATENTS), name=str(number)) for number in range(3)], carry=1)
+    expected, closed = frames_of(vae.stream(film)), vae.stream(film)
+    next(closed)
+    other = vae.stream(film)
+    next(other)
+    closed.close()  # what it has not read is left to no other film
+    assert elsewhere(frames_of, other).shape[0] == len(expected) - 1
+    assert len(set(map(id, readers))) == 1
+    assert readers[0] is not current_thread()
 
 
 @pytest.fixture

@@ -25,10 +25,11 @@ import mlx.nn as nn
 
 from ..backend.mlx_utils import DTYPES, parse_dtype
 from ..errors import PlanError, TilingError, quote, warn
+from ..frame_format import RGB8, FrameFormat, FrameOutput, FrameStep
 from ..latents.keyframes import Keyframes
 from ..latents.writer import NO_SPACE
 from ..options import MAX_SEED, DecodeKeywords
-from ..pipeline.frames import FrameChunk
+from ..pipeline.frames import FrameChunk, to_format_in_parts
 from ..pipeline.progress import open_bar
 from ..pipeline.run import arrays_released, join_parts
 from ..planning.plan import DecodePlan, Mode, Plan
@@ -46,6 +47,11 @@ PlanT = TypeVar("PlanT", bound=Plan)
 _log = logging.getLogger(__name__)
 
 _AXES = 5  # of latents (B, C, F', H', W')
+
+# Levels of Acelogic's LTX-2-MLX, which are rounded down.
+_LEVELS = FrameOutput(RGB8, (FrameStep(lambda frames, _: mx.floor(mx.clip(frames, 0, 1) * 255) / 255),))
+# What frames become in arrays whose values are smaller than the network's, or larger.
+_CONVERTED = {mx.uint8: _LEVELS, mx.float32: FrameOutput(FrameFormat("rgbf32le"))}
 
 
 def _read_options(function_name: str, options: dict[str, Any]) -> CallOptions:
@@ -91,12 +97,13 @@ def decode_latent(
     The app's chunks along time have no effect.
     """
     latents = latent if latent.ndim == _AXES else latent[None]
-    plan, chunks = _start(decoder, latents, None, timestep, _read_options("decode_latent", options))
+    call_options = _read_options("decode_latent", options)
+    plan, chunks = _start(decoder, latents, None, timestep, call_options, array_dtype=mx.uint8)
 
     def level_chunks() -> Iterator[mx.array]:
         for chunk in chunks:
-            pixels = mx.clip((_pixels(chunk).astype(mx.float32) + 1) / 2, 0, 1) * 255
-            yield pixels[0].transpose(1, 2, 3, 0).astype(mx.uint8)
+            chunk.check()
+            yield to_format_in_parts(chunk.frames, _LEVELS.format, _LEVELS.steps)[0]
 
     with arrays_released(), closing(chunks):
         return join_parts(level_chunks(), 0, plan.num_frames)
@@ -123,8 +130,8 @@ def decode_tiled(
     """
     _check_causal(self, causal)
     call_options = _read_options("decode", options)
-    plan, chunks = _start(self, sample, tiling_config, timestep, call_options, joined=True)
     dtype = _output_dtype(call_options, sample.dtype)
+    plan, chunks = _start(self, sample, tiling_config, timestep, call_options, array_dtype=dtype)
 
     def frame_chunks() -> Iterator[mx.array]:
         for chunk in chunks:
@@ -268,12 +275,21 @@ def _start(
     timestep: mx.array | float | None,
     call_options: CallOptions,
     *,
-    joined: bool = False,
+    array_dtype: mx.Dtype | None = None,
 ) -> tuple[DecodePlan, Generator[FrameChunk, None, None]]:
-    """Start a decode by an exact plan. If none fits, use the app's tiles, or other tiles if they do not fit the VAE."""
+    """Start a decode by an exact plan. If none fits, use the app's tiles, or other tiles if they do not fit the VAE.
+
+    `array_dtype` is the dtype of the one array that all frames become, if they do.
+    """
     vae = _prepare(decoder, latents, call_options)
     options = _decode_options(vae, decoder, latents, timestep, call_options)
-    make_plan = partial(vae.plan, latents.shape, keyframes=options.get("keyframes"), joined=joined)
+    make_plan = partial(
+        vae.plan,
+        latents.shape,
+        keyframes=options.get("keyframes"),
+        outputs=[_CONVERTED[array_dtype]] if array_dtype in _CONVERTED and array_dtype != vae.dtype else [],
+        joined=array_dtype is not None,
+    )
     plan = _within_budget(make_plan)
     if plan.mode is Mode.TILED and hasattr(tiling_config, "spatial_config"):  # not the diffusion decoder's
         with suppress(TilingError):  # some VAEs need wider overlaps than apps have

@@ -17,7 +17,7 @@ from ..backend.mlx_utils import to_mlx
 from ..checkpoint import VAESource
 from ..checkpoint.loading import NetworkHandle
 from ..errors import DecodeError, LatentsError, PlanError
-from ..frame_format import FrameFormat
+from ..frame_format import RGB8, FrameFormat, FrameOutput
 from ..latents.keyframes import frame_numbers
 from ..models.base import Config, Decoder
 from ..models.noise import NoiseShapes, draw
@@ -99,10 +99,7 @@ class DecodePipeline:
         """Return the pixels of a clip, or `None` if a callback receives them; see `VideoVAE.decode`."""
         if isinstance(plan, DecodePlan) and plan.format is not None:
             raise PlanError("the plan was made for levels, and decode returns floats; plan without a bit depth.")
-        self.state.joined = is_joined = on_frames_ready is None
-        with arrays_released(), self.stream(latents, plan) as stream:
-            if isinstance(latents, (Film, DecodeStream)):
-                stream.state.joined = is_joined and (stream.num_frames or False)
+        with arrays_released(), self._consume(latents, plan, joined=on_frames_ready is None) as stream:
             with open_bar(progress, stream.num_frames) as bar:
                 chunks = bar.follow(stream, stream.state)
                 if on_frames_ready is None:
@@ -111,6 +108,21 @@ class DecodePipeline:
                     chunk.check()
                     on_frames_ready(chunk.pixels, chunk.start)
             return None
+
+    def decode_uint8(self, latents: LatentInput | Film, plan: DecodePlan | None) -> np.ndarray:
+        """Return the levels of a clip as one array; see `VideoVAE.decode_uint8`."""
+        pipeline = replace(self, format=RGB8)
+        with arrays_released(), pipeline._consume(latents, plan, FrameOutput(RGB8), joined=True) as stream:
+            return join_levels(stream, stream.num_frames)
+
+    def _consume(
+        self, latents: LatentInput | Film, plan: DecodePlan | None, *outputs: FrameOutput, joined: bool
+    ) -> DecodeStream:
+        """Return a stream whose plan, if it is not made yet, includes what becomes of the frames."""
+        self.state.outputs, self.state.joined = outputs, joined
+        stream = self.stream(latents, plan)
+        stream.state.outputs, stream.state.joined = outputs, joined  # of a stream that the caller made
+        return stream
 
     def plan(self, latents: LatentInput | Film | DecodeStream) -> DecodePlan | None:
         """Plan the decode of latents that are there as a whole. For others, return `None`."""
@@ -125,7 +137,8 @@ class DecodePipeline:
 
     def consumer_options(self) -> PlanOptions:
         """Return the options of a plan for what becomes of the frames, as far as the consumer has said."""
-        return replace(self.plan_options, outputs=self.state.outputs, joined=self.state.joined)
+        outputs = self.state.outputs or (() if self.format is None else (FrameOutput(self.format),))
+        return replace(self.plan_options, outputs=outputs, joined=self.state.joined)
 
     def stream(self, latents: Any, plan: DecodePlan | None) -> DecodeStream:
         """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily."""
@@ -433,6 +446,22 @@ def join_chunks(chunks: Iterable[FrameChunk], num_frames: int | None) -> mx.arra
     return pixels
 
 
-def join_levels(chunks: Iterable[FrameChunk]) -> np.ndarray:
-    """Return the frames of all chunks as uint8, (F, H, W, 3), or (B, F, H, W, 3) for several videos."""
-    return np.concatenate([chunk.to_uint8() for chunk in chunks], axis=-4)
+def join_levels(chunks: Iterable[FrameChunk], num_frames: int | None) -> np.ndarray:
+    """Return the frames of all chunks as uint8, (F, H, W, 3), or (B, F, H, W, 3) for several videos.
+
+    They are copied into one array as they come. If their number is not known, they wait until it is; pages of the array
+    are in memory from when they are written, and the frames that were copied are freed.
+    """
+    parts: Iterator[np.ndarray] = map(FrameChunk.to_uint8, chunks)
+    if num_frames is None:
+        waiting = deque(parts)
+        num_frames = sum(part.shape[-4] for part in waiting)
+        parts = (waiting.popleft() for _ in range(len(waiting)))
+    frames, end = np.empty(0, np.uint8), 0
+    for part in parts:
+        start, end = end, end + part.shape[-4]
+        if not start:
+            frames = np.empty((*part.shape[:-4], num_frames, *part.shape[-3:]), np.uint8)
+        frames[..., start:end, :, :, :] = part
+        del part
+    return frames[..., :end, :, :, :]  # of a stream, the frames that were left

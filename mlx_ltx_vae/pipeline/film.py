@@ -28,6 +28,9 @@ from .sources import Latents, check_values
 if TYPE_CHECKING:
     from .decode import DecodePipeline
 
+# The windows of all films are read on one thread, since MLX keeps a thread of the system for each that has computed.
+_reader = ThreadPoolExecutor(1, "window-reader")
+
 
 class FilmWindow:
     """Window of a film: latents (B, C, F', H', W'), and keyframes with frame numbers counted in the window.
@@ -198,8 +201,8 @@ def _decode_parts(
         if window_frames is not None:
             if plan is None:
                 make = partial(pipeline.make_plan, shape)
-                plan_options = replace(
-                    pipeline.consumer_options(), keyframes=frame_numbers(keyframes), held_frames=blend
+                plan_options = replace(  # the number of frames of the film is not known
+                    pipeline.consumer_options(), joined=False, keyframes=frame_numbers(keyframes), held_frames=blend
                 )
                 window_plan = plan_window(make, plan_options, window_frames, spec.out_grid(shape.grid)[0])
             else:
@@ -218,17 +221,20 @@ def _decode_parts(
 def _read_ahead(film: Film, layout: FilmLayout, frames: tuple[int, int] | None) -> Iterator[tuple[int, FilmWindow]]:
     """Yield the numbers of the windows that are needed, and the windows, each read while the last one is decoded."""
     assert isinstance(film.windows, Sequence)
-    with ThreadPoolExecutor(1) as pool:
-        readers = [
-            (number, partial(film.windows[number].read, is_decoded=is_decoded))
-            for number, is_decoded in layout.required_windows(frames)
-        ]
-        futures = [pool.submit(readers[0][1])]
+    readers = [
+        (number, partial(film.windows[number].read, is_decoded=is_decoded))
+        for number, is_decoded in layout.required_windows(frames)
+    ]
+    futures = [_reader.submit(readers[0][1])]
+    try:
         for index, (number, _) in enumerate(readers):
             window = futures.pop().result()
-            futures += [pool.submit(read) for _, read in readers[index + 1 : index + 2]]
+            futures += [_reader.submit(read) for _, read in readers[index + 1 : index + 2]]
             yield number, window
             del window
+    finally:
+        for future in futures:
+            future.cancel()
 
 
 def _join_keyframes(

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import mlx.core as mx
 
 from ..backend.device import explained_device_errors, freed_memory_kept, give_back_cache, run_settings, step_settings
-from ..backend.mlx_utils import split
+from ..backend.mlx_utils import split, take
 from ..errors import DecodeCancelled, LatentsError
 from ..frame_format import FrameOutput
 from ..models.base import Network
@@ -171,7 +171,7 @@ def _fill(parts: Iterable[mx.array], axis: int, length: int) -> mx.array:
         start = end
         del part
         mx.eval(joined)
-    return joined
+    return take(joined, axis, 0, start)  # of a stream, what was left
 
 
 def peek(parts: Iterable[Part], message: str) -> tuple[Part, Iterator[Part]]:

@@ -219,8 +219,12 @@ class Clip:
         return math.ceil(copies * frames * position * (itemsize if self.held else FLOAT32_BYTES))
 
     def result_bytes(self, itemsize: int) -> int:
-        """Return the bytes of the whole output as one array in the network's dtype, or 0 if it is not joined."""
-        return self.joined * self.out_frame * itemsize
+        """Return the bytes of the array that all output becomes, and 0 if there is none.
+
+        It is in the network's dtype, or there is one for each of the `outputs`.
+        """
+        value_bytes = sum(output.format.dtype.itemsize for output in set(self.outputs)) or itemsize
+        return self.joined * self.out_frame * value_bytes
 
     def held_bytes(self, itemsize: int) -> int:
         """Return the bytes of the held frames of another window, in the network's dtype."""

@@ -279,6 +279,9 @@ def plan_film(
     plans: dict[Any, DecodePlan] = {}  # most windows are alike
     windows: dict[int, DecodePlan] = {}
     visible = list(film.visible_keyframes(keyframes))
+    first, end = options.frames or (0, film.num_frames)
+    if options.joined is True:
+        options = replace(options, joined=end - first)
     for number, frames in film.window_ranges(options.frames):
         key = shapes[number], frames, visible[number]
         if key not in plans:
@@ -288,7 +291,6 @@ def plan_film(
             )
         windows[number] = plans[key]
     largest = max(windows.values(), key=lambda plan: plan.peak_bytes)
-    first, end = options.frames or (0, film.num_frames)
     all_keyframes = {film.parts[number].start + frame for number, plan in windows.items() for frame in plan.keyframes}
     plan = replace(
         largest,

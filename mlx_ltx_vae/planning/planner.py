@@ -384,7 +384,7 @@ class _Planner:
     def _with_all_memory(self, memory: Memory) -> Memory:
         """Add the memory outside of the run: other networks' weights, the whole output, the sound."""
         result, buffer = self._clip.result_bytes(self._machine.itemsize), self._machine.largest_buffer
-        if buffer is not None and result > buffer:
+        if buffer is not None and result > buffer and not self._clip.outputs:  # which are arrays of numpy
             raise PlanError(
                 f"the whole output would be one array of {format_bytes(result)}, and the largest buffer of this device "
                 f"has {format_bytes(buffer)}; take it in parts, as from stream."
