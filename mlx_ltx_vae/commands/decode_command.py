@@ -386,7 +386,9 @@ class DecodeTask(Task):
         if self._sound is not None:
             if requested_frames is None:
                 length = Fraction(self._sound.num_samples, self._sound.sample_rate)
-                check_sound_length(item.source, length, decoder_frames / self._fps, cuts=options.shortest)
+                shortest, longest = (decoder_frames - self._padding) / self._fps, decoder_frames / self._fps
+                seconds = min(max(shortest, length), longest)  # sound may go with the padding or not
+                check_sound_length(item.source, length, seconds, cuts=options.shortest)
             options = replace(options, audio=(), sample_rate=self._sound.sample_rate)
         self._output = DecodeOutput(
             item.output or _UNNAMED, options, self._fps, batch=shape.batch, is_still=shape.frames == 1
