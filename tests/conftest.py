@@ -226,17 +226,17 @@ def weights(golden: Callable[[str], GoldenCase]) -> Callable[[str], dict[str, np
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A list with an entry for each load of a VAE."""
-    from mlx_ltx_vae import VideoVAE  # after the environment is set
+    """A list with an entry for each network whose weights are read."""
+    from mlx_ltx_vae.checkpoint import loading  # after the environment is set
 
     calls: list[Any] = []
-    load = VideoVAE.from_pretrained
+    load = loading.load_network
 
-    def counted(*arguments, **options):
+    def counted(*arguments):
         calls.append(arguments)
-        return load(*arguments, **options)
+        return load(*arguments)
 
-    monkeypatch.setattr(VideoVAE, "from_pretrained", counted)
+    monkeypatch.setattr(loading, "load_network", counted)
     return calls
 
 

@@ -11,7 +11,7 @@ import pytest
 from many_files import refused, run
 from mlx_ltx_vae import VideoVAE, demo, save_latents
 from mlx_ltx_vae.__main__ import main as package
-from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.checkpoint import loading, open_checkpoint
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.pipeline.output import name_outputs
 from video_files import run_ffmpeg
@@ -163,7 +163,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(clip, tmp_path, capsys):
 
 def test_dry_run_refuses_what_the_decode_would_refuse_before_it_reads_weights(clip, tmp_path, capsys, monkeypatch):
     latents, checkpoint, _ = clip
-    monkeypatch.setattr(VideoVAE, "from_pretrained", None)
+    monkeypatch.setattr(loading, "load_network", None)
     voice = tmp_path / "voice.wav"
     voice.write_text("not a sound")
     for output, options, words in [

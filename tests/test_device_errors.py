@@ -141,7 +141,7 @@ def test_commands_print_the_sentence_and_fail(golden, fail, tmp_path, monkeypatc
     load = VideoVAE.from_pretrained
 
     def failing_after_load(*arguments, **options):
-        loaded = load(*arguments, **options)
+        loaded = load(*arguments, **options).load()
         fail(TOO_LONG[0], after=3)
         return loaded
 

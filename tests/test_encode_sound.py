@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from mlx_ltx_vae import AudioVAE, VideoWriter
@@ -59,6 +60,12 @@ def test_the_sound_of_a_padded_video_ends_with_its_picture(tmp_path, golden, mod
         assert decode(command) == 0
         assert heard(tmp_path / "b.mov", 24000).shape == (2, 24000 * frames // FPS)
         assert len(read(tmp_path / "b.mov")) == frames
+    with safe_open(out, "np") as file:
+        metadata = file.metadata()
+    for latents, code in ((20, 0), (15, 1)):  # sound of the source, and of less
+        tensors = load_file(out)
+        save_file(tensors | {"audio_latents": tensors["audio_latents"][:, :, :latents]}, tmp_path / "c", metadata)
+        assert decode([str(tmp_path / "c"), *arguments, "-o", str(tmp_path / "b.mov"), "-y"]) == code
 
 
 def test_the_sound_of_some_frames_is_theirs(tmp_path, golden, model):

@@ -6,8 +6,8 @@ import pytest
 
 from fuzz import TARGETS, fuzz, write_files, write_vae
 from fuzz_corpus import samples
-from mlx_ltx_vae import LTXVAEError
-from mlx_ltx_vae.commands import decode_command, items, jobs, running
+from mlx_ltx_vae import LTXVAEError, VideoVAE
+from mlx_ltx_vae.commands import items, jobs, running
 from mlx_ltx_vae.errors import describe_error
 
 _GROUPS, _IN_GROUP = 3, 50
@@ -62,7 +62,7 @@ def test_the_fuzzer_finds_errors_that_are_not_explained(folder, monkeypatch, err
 
     path = folder / "clips.txt"
     path.write_text("a.npy\n")
-    monkeypatch.setattr(decode_command, "open_checkpoint", fail)
+    monkeypatch.setattr(VideoVAE, "from_pretrained", fail)
     if shown is None:
         TARGETS["run"]["dry run"](path)
         assert describe_error(error) == "a.npy: cannot be read or written (Permission denied)."

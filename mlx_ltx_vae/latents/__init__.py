@@ -180,8 +180,8 @@ def open_latents(
         warn(f"{source}: states {sizes[0]} frames, which leaves out {left_out} of padding at the end.")
     shape = layout.shape._replace(frames=frames)
     workflow = {key: entries[key] for key in _WORKFLOW_KEYS if key in entries and "\0" not in entries[key]}
-    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, metadata.carry, metadata.space, workflow)
-    info = replace(info, source_frames=metadata.source_frames)
+    carry, space, source_frames = metadata.carry, metadata.space, metadata.source_frames
+    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, carry, space, workflow, source_frames)
     latents = MappedLatents(stored, layout, shape, source)
     return LatentsFile(info, shape, metadata.normalized, stored.dtype_name, str(layout), latents, tensors, entries)
 

@@ -191,8 +191,8 @@ def save_latents(
             _check_carry(carry, num_frames or DEFAULT_SCALE.video_grid(latents.shape[2:])[0], path)
         if source_frames is not None and not is_count(source_frames, 1):
             raise LatentsError(f"{path}: a source has a whole number of frames above 0, not {quote(source_frames)}.")
-        sizes = {"num_frames": num_frames, "height": height, "width": width}
-        sizes |= {"source_frames": source_frames, "carry": carry}
+        grid = {"num_frames": num_frames, "height": height, "width": width}
+        sizes = grid | {"source_frames": source_frames, "carry": carry}
         writer.complete(fps=fps, sizes=sizes, audio=audio, keyframes=keyframes, space=space)
 
 

@@ -196,7 +196,9 @@ def prepare_decode(
     prepared = _prepare(replace(pipeline, plan_options=plan_options), latents, path, options, fps, sound, plan)
     if sound is not None and requested_frames is None:
         length = Fraction(sound.num_samples, sound.sample_rate)
-        check_sound_length(latents.info.source, length, decoder_frames / fps, cuts=options.shortest)
+        shortest, longest = (decoder_frames - padding) / fps, decoder_frames / fps
+        seconds = min(max(shortest, length), longest)  # sound may go with the padding or not
+        check_sound_length(latents.info.source, length, seconds, cuts=options.shortest)
     return replace(prepared, padding=0 if requested_frames else padding)
 
 
