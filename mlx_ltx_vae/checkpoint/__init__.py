@@ -322,19 +322,9 @@ def _open(
     files = list(dict.fromkeys([*paths, *filter(os.path.exists, config_files)]))
     is_inferred = source_config is None
     checkpoint = Checkpoint(
-        name,
-        class_name,
-        is_inferred,
-        family,
-        config,
-        raw_config,
-        archives,
-        networks,
-        statistics,
-        medium,
-        files,
-        short_name,
+        name, class_name, is_inferred, family, config, raw_config, archives, networks, statistics, medium, files
     )
+    checkpoint = replace(checkpoint, short_name=short_name)
     version = None if checkpoint.is_in_memory else checkpoint.stated_version
     generation = version and family.same_layers.get((config.generation, version))
     return replace(checkpoint, config=replace(config, generation=generation)) if generation else checkpoint

@@ -336,8 +336,11 @@ class DecodeJob(Job):
         if source in self._checked or (problem := self.checkpoint.describe_mismatch(space)) is None:
             return
         self._checked.add(source)
-        names = [model.name for model in models_for(space.generation, self.settings.kind)]
-        remedy = f"decode them with -m {names[0]}" if names else "decode them with the VAE that they were made for"
+        is_fitting = space.generation in self.checkpoint.latents_taken  # and only the statistics differ
+        models = [] if is_fitting else models_for(space.generation, self.settings.kind)
+        remedy = (
+            f"decode them with -m {models[0].name}" if models else "decode them with the VAE that they were made for"
+        )
         warn(f"{source}: its latents are {problem}, so the frames will be wrong; {remedy}.")
 
     def make_plan(self, shape: Sequence[int], options: PlanOptions) -> DecodePlan:
