@@ -133,6 +133,11 @@ def test_latents_of_two_releases_fit_the_vaes_of_both_unless_the_statistics_diff
         save_latents(tmp_path / "clip.safetensors", latents, space=LatentSpace(generation), overwrite=True)
         command = [str(tmp_path / "clip.safetensors"), "-m", str(vae), "-o", str(tmp_path / "a.npy"), "-y"]
         assert decode.main(command) == 0 and capsys.readouterr().err == ""
+    other_space = LatentSpace("LTX-2.5", "0" * 16)
+    save_latents(tmp_path / "clip.safetensors", latents, space=other_space, overwrite=True)
+    assert decode.main(command) == 0
+    problem = f"of a VAE with other statistics than {vae.name}, so the frames will be wrong"
+    assert f"{problem}; decode them with the VAE that they were made for." in capsys.readouterr().err
 
 
 def test_a_preview_decoder_takes_two_generations(golden, tmp_path, capsys):

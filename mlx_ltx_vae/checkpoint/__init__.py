@@ -321,19 +321,9 @@ def _open(
     files = list(dict.fromkeys([*paths, *filter(os.path.exists, config_files)]))
     is_inferred = source_config is None
     checkpoint = Checkpoint(
-        name,
-        class_name,
-        is_inferred,
-        family,
-        config,
-        raw_config,
-        archives,
-        networks,
-        None,
-        medium,
-        files,
-        short_name,
+        name, class_name, is_inferred, family, config, raw_config, archives, networks, None, medium, files
     )
+    checkpoint = replace(checkpoint, short_name=short_name)
     if statistics:
         checkpoint = replace(checkpoint, statistics=statistics[-1])
         _check_statistics(checkpoint, statistics)

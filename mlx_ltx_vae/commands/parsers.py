@@ -290,9 +290,9 @@ def bench_parser() -> CommandParser:
     parser = CommandParser(
         prog="python -m mlx_ltx_vae bench",
         usage="%(prog)s [-m VAE | --generation NAME] [options]",
-        description="Measure time and peak memory of decodes and of an encode of noise. Without "
-        "-m the VAE has random weights, which take the same time and memory. Results from a Mac are welcome: "
-        "send the table that this prints.",
+        description="Measure time and peak memory of decodes and of an encode of noise. Without -m the VAE has random "
+        "weights, which take the same time and memory. Results from a Mac are welcome: send the table that this "
+        "prints.",
         epilog=examples(
             "python -m mlx_ltx_vae bench -m vae.safetensors",
             "python -m mlx_ltx_vae bench --size 768x512 --num-frames 121 --mode exact",

@@ -76,8 +76,10 @@ class LatentReader:
         if path in self._compared or (problem := self.source.describe_mismatch(space, self.space)) is None:
             return
         self._compared.add(path)
-        names = [model.name for model in models_for(space.generation, self.source.kind)]
-        remedy = f"decode them with -m {names[0]}" if names else "decode them with the VAE that they were made for"
+        is_fitting = space.generation in self.source.generations  # and only the statistics differ
+        models = [] if is_fitting else models_for(space.generation, self.source.kind)
+        name = "the VAE that they were made for" if not models else f"-m {models[0].name}"
+        remedy = f"decode them with {name}"
         warn(f"{path}: its latents are {problem}, so the frames will be wrong; {remedy}.")
 
     def map(self, file: LatentsFile) -> MappedLatents:
