@@ -233,7 +233,8 @@ class EncodeTask(Task):
                         if arguments.windows is not None and self._carry < count:  # a single window shares no frames
                             sizes["carry"] = self._carry
                         new_path = writer.complete(fps=video.fps, sizes=sizes, audio=audio, space=vae.latent_space)
-                        self._rename({} if new_path is None else {output: str(new_path)})
+                        if new_path is not None and arguments.windows is None:  # their folder is the output
+                            self._rename({output: str(new_path)})
                 sent_bytes += stream.sent_bytes
         seconds = time.perf_counter() - start
         sound = f" and {format_count(sum(latents.shape[2] for latents in sounds), 'audio latent')}" if sounds else ""
