@@ -20,11 +20,13 @@ from PIL import Image
 from many_files import VAE, failed, run
 from mlx_ltx_vae import VideoVAE, WriterError, decode, demo, encode, load_latents, preview, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.commands import encode_command
 from mlx_ltx_vae.commands.options import OVERWRITE_RULE
 from mlx_ltx_vae.commands.parsers import decode_parser, encode_parser, preview_parser
 from mlx_ltx_vae.conversion import convert_checkpoint
 from mlx_ltx_vae.files import PartFile, numbered_names
 from mlx_ltx_vae.latents import LatentsWriter
+from mlx_ltx_vae.pipeline import output as pipeline_output
 from mlx_ltx_vae.video import OutputOptions, VideoWriter, check_output, open_sink, sink_table
 from mlx_ltx_vae.video.audio import write_wav
 from mlx_ltx_vae.video.pictures import write_png
@@ -181,6 +183,37 @@ def test_a_part_that_is_removed_is_one_error_that_says_so(here, name):
     with pytest.raises(WriterError, match=f"^folder/{re.escape(name)}: {text}"):
         write(f"folder/{name}", before=lambda: shutil.rmtree("folder"))
     assert not Path("folder").exists()
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "files"),
+    [
+        (decode.main, ["clip.safetensors", "-o", "before/out.mp4"], ["out.mp4"]),
+        (decode.main, ["clip.safetensors", "-o", "before/out.mp4", "--contact-sheet"], ["out.mp4", "out.png"]),
+        (encode.main, ["%d.png", "-o", "before/out.safetensors"], ["out.safetensors"]),
+        (encode.main, ["%d.png", "-o", "before/out/", "--windows", "17", "--carry", "9"], ["out/00001.safetensors"]),
+    ],
+)
+def test_commands_say_where_an_output_is_whose_folder_was_renamed(clip, capsys, monkeypatch, main, arguments, files):
+    def rename(write):
+        def write_after(*values):
+            if Path("before").exists():
+                Path("before").rename("after")
+            return write(*values)
+
+        return write_after
+
+    monkeypatch.setattr(pipeline_output, "write_chunk", rename(pipeline_output.write_chunk))
+    monkeypatch.setattr(encode_command, "_write_all", rename(encode_command._write_all))
+    for index in range(25):
+        Image.fromarray(np.full((64, 64, 3), index, np.uint8)).save(f"{index}.png")
+    Path("before").mkdir()
+    assert run(main, *arguments, *VAE, "--json") == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["output"] == arguments[2].replace("before", str(clip / "after"))
+    assert "moved or renamed meanwhile" in output.err
+    assert sorted(content("after"))[: len(files)] == files
+    assert not Path("before").exists() and not list(Path("after").rglob(".*"))
 
 
 def words(text: str) -> str:
