@@ -12,7 +12,7 @@ import numpy as np
 from .audio_vae import AudioVAE
 from .backend.mlx_utils import DTYPES, GivenDtype, parse_dtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, VAESource, open_checkpoint, open_weights
-from .checkpoint.loading import NetworkHandle
+from .checkpoint.loading import NetworkHandle, NetworkHeader
 from .checkpoint.locate import is_on_hub
 from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, WriterError, quote, telling_warnings, warn
 from .files import check_replaceable
@@ -20,6 +20,7 @@ from .frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
 from .latents.keyframes import Keyframes, frame_numbers
 from .model_table import Kind, list_names
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
+from .models.specs import NetworkSpec
 from .opened_vae import OpenedVAE, published_network
 from .options import (
     PLAN_DEFAULTS,
@@ -766,6 +767,7 @@ class PreviewVAE(VideoVAE):
     """
 
     _pushed: PushedDecode | None = None
+    _stills: tuple[Config, NetworkSpec] | None = None  # of the decoder of one picture for each latent frame
 
     @classmethod
     def from_pretrained(
@@ -783,17 +785,28 @@ class PreviewVAE(VideoVAE):
             warn(f"{name}: {describe_whole_vae(checkpoint.config)}.")
         vae = super().from_pretrained(checkpoint, dtype=dtype, encoder=encoder, decoder=decoder)
         vae.source = replace(vae.source, kind=Kind.PREVIEW)
+        if (stills := checkpoint.family.stills) is not None:
+            config = stills(checkpoint.config)
+            vae._stills = config, checkpoint.family.spec(config, "decoder")
         return vae
 
     def for_stills(self, *, small: bool = False) -> VideoVAE:
-        """Return the VAE of one picture for each latent frame, as `decode_stills` makes them, or this one without it.
+        """Return the VAE of one picture for each latent frame, as `decode_stills` makes them.
 
-        Only a tiny autoencoder has one, whose weights are read.
+        Returns this one if its decoder makes none.
         """
-        decoder = None if self.mean is not None else self._network("decoder").get().stills(small=small)
-        if decoder is None:
+        handle, config = self._network("decoder"), self.config
+        stills: Decoder | NetworkHandle[Decoder] | None = None
+        if self._stills is not None and not small and not handle.is_loaded:
+            config, spec = self._stills
+            stills = NetworkHandle(NetworkHeader(spec, handle.dtype, None), lambda: handle.get().stills())
+        elif handle.spec.scale.time == 1:
+            stills = handle
+        elif self.mean is None:
+            stills = handle.get().stills(small=small)
+        if stills is None:
             return self
-        vae = VideoVAE(self.config, None, decoder)
+        vae = VideoVAE(config, None, stills)
         vae.source = self.source
         return vae
 

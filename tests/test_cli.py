@@ -163,7 +163,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(clip, tmp_path, capsys):
 
 def test_dry_run_refuses_what_the_decode_would_refuse_before_it_reads_weights(clip, tmp_path, capsys, monkeypatch):
     latents, checkpoint, _ = clip
-    monkeypatch.setattr(loading, "load_network", None)
+    monkeypatch.setattr(loading, "load_network", lambda *_: pytest.fail("weights are read"))
     voice = tmp_path / "voice.wav"
     voice.write_text("not a sound")
     for output, options, words in [

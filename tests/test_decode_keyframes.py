@@ -12,7 +12,9 @@ from mlx_ltx_vae import Keyframes, VideoVAE, demo
 from mlx_ltx_vae import vae as vae_module
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.latents.keyframes import describe_keyframes
+from mlx_ltx_vae.pipeline.decode import DecodePipeline
 from mlx_ltx_vae.pipeline.frames import FrameChunk
+from mlx_ltx_vae.pipeline.run import RunState
 from mlx_ltx_vae.preview import main as preview
 
 RNG = np.random.default_rng(0)
@@ -42,7 +44,15 @@ def folder(tmp_path, monkeypatch):
 class BlackStream(list):
     """In place of a decode, which takes time."""
 
-    state = None
+    def __init__(self, chunks):
+        super().__init__(chunks)
+        self.state = RunState()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
 
 
 @pytest.fixture
@@ -50,11 +60,12 @@ def seen(monkeypatch):
     """The keyframes of each stream, as (latents, frame numbers), or None; and those of its plan."""
     found = []
 
-    def stream(self, latents, plan, *, keyframes=None, **options):
+    def stream(self, latents, plan):
+        keyframes = self.options.keyframes
         found.append((keyframes and (np.array(keyframes.latents), keyframes.frames), plan.keyframes))
         return BlackStream([FrameChunk(0, mx.zeros((1, plan.num_frames, plan.height, plan.width, 3)))])
 
-    monkeypatch.setattr(VideoVAE, "stream", stream)
+    monkeypatch.setattr(DecodePipeline, "stream", stream)
     return found
 
 

@@ -381,7 +381,7 @@ def test_an_error_of_the_plan_says_nothing_of_the_sound(tmp_path, video, model, 
 
 
 def test_sound_of_another_length_is_an_error_before_anything_is_decoded(tmp_path, video, model, capsys, monkeypatch):
-    monkeypatch.setattr(loading, "load_network", None)
+    monkeypatch.setattr(loading, "load_network", lambda *_: pytest.fail("weights are read"))
     clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(25), frames=4, fps="25")
     run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mp4", "--fps", "24", code=1)
     message = r"the video takes 1\.04 s and its sound 0\.97 s; .*correct the frame rate"
