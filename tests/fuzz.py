@@ -50,6 +50,7 @@ from mlx_ltx_vae.models.video_vae.names import is_diffusers_config, read_diffuse
 from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import DEFAULT_SCALE
+from mlx_ltx_vae.video import ExrReader
 
 SECONDS = 2  # of processor time, so that a busy machine is no hang
 _WAITING_SECONDS = 60  # for what blocks without using the processor
@@ -294,6 +295,16 @@ def _encode_list(path: Path) -> None:
     _run_list(path, encode, "-o", f"{path.parent}/out/")
 
 
+def _read_light(path: Path) -> None:
+    with ExrReader(path, space="srgb_linear") as frames:
+        list(frames)
+
+
+def _encode_light(path: Path) -> None:
+    vae = path.parents[0 if path.is_dir() else 1] / _VAE
+    _run(encode, str(path), "-m", str(vae), "--hdr", "srgb_linear", "-y", "-o", f"{vae.parent}/light.safetensors")
+
+
 TARGETS = {
     "latents": {
         "read": _read_latents,
@@ -305,6 +316,7 @@ TARGETS = {
     },
     "checkpoint": {"open": open_checkpoint, "info": _inspect, "load": _load, "printed": _info},
     "configuration": {"parse": _parse_config, "from_weights": _use_config},
+    "light": {"read": _read_light, "encode": _encode_light},
     "list": {"read": _read_list},
     "run": {
         "read": _read_list,

@@ -4,7 +4,10 @@ import enum
 import io
 import json
 import pickle
+import struct
 import zipfile
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,7 +43,8 @@ class Sample:
     """Files in a folder, of which the user names one, or the folder itself.
 
     Attributes:
-        kind: "latents", "checkpoint", "configuration", "list", or "run": a list for the commands, of files that exist.
+        kind: "latents", "checkpoint", "configuration", "light": EXR images, "list", or "run": a list for the commands,
+            of files that exist.
         named: the file to give to the package; "" for the folder.
         target: the file to damage.
         specials: what the target may be in place of a file. A pipe of latents or names is one that the package reads.
@@ -72,7 +76,7 @@ def latents_array(shape: tuple[int, ...] = (1, CHANNELS, 2, 3, 4)) -> np.ndarray
 @cache
 def samples() -> tuple[Sample, ...]:
     """All samples, each of which the package reads without an error (but for pickles, which it refuses)."""
-    return (*_latents(), *_checkpoints(), *_configurations(), *_lists(), *_runs())
+    return (*_latents(), *_checkpoints(), *_configurations(), *_lists(), *_runs(), *_light())
 
 
 def npy(array: np.ndarray, allow_pickle: bool = False) -> bytes:
@@ -200,4 +204,45 @@ def _runs() -> list[Sample]:
     return [
         Sample(f"run {name}", "run", files | {name: text.encode()}, name, name)
         for name, text in (("table.csv", table), ("names.txt", lines))
+    ]
+
+
+def exr(frame: np.ndarray) -> bytes:
+    """An EXR image of light (height, width, 3) float16 with the primaries of sRGB, compressed as ZIP."""
+    height, width, _ = frame.shape
+    channel, window = struct.pack("<iBxxxii", 1, 0, 1, 1), struct.pack("<4i", 0, 0, width - 1, height - 1)
+    attributes = {
+        (b"channels", b"chlist"): b"".join(name + b"\0" + channel for name in (b"B", b"G", b"R")) + b"\0",
+        (b"chromaticities", b"chromaticities"): struct.pack("<8f", 0.64, 0.33, 0.3, 0.6, 0.15, 0.06, 0.3127, 0.329),
+        (b"compression", b"compression"): b"\3",
+        (b"dataWindow", b"box2i"): window,
+        (b"displayWindow", b"box2i"): window,
+        (b"lineOrder", b"lineOrder"): b"\0",
+        (b"pixelAspectRatio", b"float"): struct.pack("<f", 1),
+        (b"screenWindowCenter", b"v2f"): bytes(8),
+        (b"screenWindowWidth", b"float"): struct.pack("<f", 1),
+    }
+    header = exr_header([(*key, value) for key, value in attributes.items()])
+    blocks = []
+    for row in range(0, height, 16):
+        samples = frame[row : row + 16, :, ::-1].transpose(0, 2, 1).astype("<f2")
+        halves = np.frombuffer(samples.tobytes(), np.uint8).reshape(-1, 2).T.ravel()
+        steps = np.diff(halves, prepend=np.uint8(128)) + np.uint8(128)
+        data = zlib.compress(steps.tobytes())
+        blocks.append(struct.pack("<2i", row, len(data)) + data)
+    starts = np.cumsum([len(header) + 8 * len(blocks), *map(len, blocks[:-1])])
+    return header + starts.astype("<u8").tobytes() + b"".join(blocks)
+
+
+def exr_header(attributes: Iterable[tuple[bytes, bytes, bytes]]) -> bytes:
+    """The start of an EXR image with attributes: of each the name, the type and the value."""
+    parts = (b"%b\0%b\0" % (name, kind) + struct.pack("<i", len(value)) + value for name, kind, value in attributes)
+    return b"\x76\x2f\x31\x01\2\0\0\0" + b"".join(parts) + b"\0"
+
+
+def _light() -> list[Sample]:
+    content = exr(np.sort(np.random.default_rng(0).uniform(0, 4, (32, 32, 3)), axis=1).astype(np.float16))
+    return [
+        _single("light.exr", "light", content),
+        Sample("folder of light", "light", {"0.exr": content, "1.exr": content}, "", "1.exr"),
     ]

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
-from fuzz_corpus import HERE, Sample, Special
+from fuzz_corpus import HERE, Sample, Special, exr_header
 
 #: JSON texts that readers get wrong: each is put in the place of a value.
 VALUES = (
@@ -72,7 +72,7 @@ class Damage:
             return self._bytes(content)
         ways: dict[str, Callable[[bytes], bytes]] = {
             "safetensors": self._safetensors, "latent": self._safetensors, "json": self._json_file, "npy": self._npy,
-            "npz": self._npz, "pt": self._npz, "csv": self._lines, "txt": self._lines,
+            "npz": self._npz, "pt": self._npz, "csv": self._lines, "txt": self._lines, "exr": self._exr,
         }  # fmt: skip
         try:
             return ways[name.rpartition(".")[2]](content)
@@ -221,6 +221,30 @@ class Damage:
         else:
             members[place] = (name, self._npy(data), method)
         return _zip(members)
+
+    def _exr(self, content: bytes) -> bytes:
+        """An EXR image with an attribute removed, doubled, or of another name, type or value."""
+        start, attributes = 8, list[tuple[bytes, bytes, bytes]]()
+        while content[start]:
+            name, kind, rest = content[start:].split(b"\0", 2)
+            value = rest[4 : 4 + int.from_bytes(rest[:4], "little")]
+            attributes.append((name, kind, value))
+            start += len(name) + len(kind) + 6 + len(value)
+        place = self.random.randrange(len(attributes))
+        name, kind, value = attributes[place]
+        other_name, other_kind, other_value = self.random.choice(attributes)
+        attributes[place : place + 1] = self.random.choice(
+            (
+                [],
+                [(name, kind, value)] * 2,
+                [(other_name, kind, value)],
+                [(name, self.random.choice((other_kind, b"float", b"int", b"string", b"v2f")), value[:4])],
+                [(name, kind, other_value)],
+                [(name, kind, self._values(value))],
+                [(name, kind, self._bytes(value))],
+            )
+        )
+        return exr_header(attributes) + content[start + 1 :]
 
     def _lines(self, content: bytes) -> bytes:
         lines = content.splitlines(keepends=True)

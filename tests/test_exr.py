@@ -75,6 +75,8 @@ def damage(path, how):
     elif how == "cropped":
         at = data.index(b"displayWindow") + len(b"displayWindow\0box2i\0") + 4
         path.write_bytes(data[:at] + struct.pack("<4i", 0, 0, WIDTH, HEIGHT) + data[at + 16 :])
+    elif how == "named":
+        path.write_bytes(data.replace(b"chlist", b"chl\xa5st"))
     elif how == "empty":
         path.write_bytes(b"")
     elif how == "gone":
@@ -88,6 +90,7 @@ def damage(path, how):
         ("changed", "is damaged"),
         ("huge", "not possible|cannot be read"),
         ("cropped", "its data window, 70x37, is not its display window, 71x38"),
+        ("named", "cannot be read as EXR .*Invalid type 'chl\N{REPLACEMENT CHARACTER}st'"),
         ("empty", "cannot be read as EXR"),
         ("gone", "cannot be read as EXR"),
     ],
@@ -108,8 +111,20 @@ def test_an_image_of_another_size_or_format_is_refused(tmp_path):
         read_exr(tmp_path / "a.exr", (64, 64))
     run_ffmpeg("-i", tmp_path / "a.exr", tmp_path / "b.png")
     (tmp_path / "b.png").rename(tmp_path / "b.exr")
-    with pytest.raises(ReaderError, match="is a png image; expected OpenEXR"):
+    with pytest.raises(ReaderError, match=r"b\.exr: cannot be read as EXR \(it does not begin as EXR does\)"):
         read_exr(tmp_path / "b.exr")
+
+
+def test_chromaticities_of_another_type_are_none(tmp_path):
+    path, frame = tmp_path / "a.exr", half_frame()
+    write_exr(path, frame, options_of("srgb"))
+    kind, value = exr_attributes(path)["chromaticities"]
+    name = b"chromaticities\0"
+    numbers = name + kind.encode() + b"\0" + struct.pack("<i", len(value)) + value
+    length = len(numbers) - len(name + b"string\0\0\0\0\0")  # places in the file count from its start
+    text = name + b"string\0" + struct.pack("<i", length) + b"x" * length
+    path.write_bytes(path.read_bytes().replace(numbers, text))
+    np.testing.assert_array_equal(read_exr(path, space="acescg"), frame)
 
 
 def test_integers_are_no_light(tmp_path):

@@ -32,6 +32,7 @@ _NAMES: dict[tuple[float, ...], str] = {
     _REC2020: "Rec.2020",
     _P3_D65: "P3-D65",
 }
+_MAGIC = b"\x76\x2f\x31\x01"  # of OpenEXR
 _SAME = 0.002  # white is stated with four digits, or with five
 
 
@@ -116,9 +117,16 @@ def resize(frame: np.ndarray, size: Size) -> np.ndarray:
 @contextmanager
 def _opened(path: Path) -> "Iterator[OpenImageIO.ImageInput]":
     library = import_library(ReaderError)
-    file = library.ImageInput.open(os.fspath(path))
+    try:
+        with path.open("rb") as start:
+            is_exr = start.read(len(_MAGIC)) == _MAGIC
+    except OSError as error:
+        raise ReaderError(f"{path}: cannot be read as EXR ({error.strerror}).") from error
+    # The library would try its other formats, some of which read the whole file.
+    file = library.ImageInput.open(os.fspath(path)) if is_exr else None
     if file is None:
-        raise ReaderError(f"{path}: cannot be read as EXR ({_reason(library)}).")
+        reason = _reason(library) if is_exr else "it does not begin as EXR does"
+        raise ReaderError(f"{path}: cannot be read as EXR ({reason}).")
     try:
         yield file
     finally:
@@ -130,9 +138,8 @@ def _find_rgb(
 ) -> tuple[Size, list[int]]:
     """Check the header. Returns the size, and the indices of red, green and blue."""
     spec = file.spec()
-    if file.format_name() != "openexr" or spec.deep:
-        kind = "deep" if spec.deep else file.format_name()
-        raise ReaderError(f"{path}: is a {kind} image; expected OpenEXR with one color per pixel.")
+    if spec.deep:
+        raise ReaderError(f"{path}: is a deep image; expected one color per pixel.")
     found_size = spec.width, spec.height
     if not is_possible_size(found_size):
         raise ReaderError(f"{path}: its size {format_size(*found_size)} is not possible; write it again.")
@@ -151,7 +158,8 @@ def _find_rgb(
     if any(str(spec.channelformat(channel)) not in ("half", "float") for channel in channels):
         raise ReaderError(f"{path}: has integers, which are not light; expected half or float.")
     if space is not None:
-        _check_chromaticities(path, spec.getattribute("chromaticities"), space)
+        # As in OpenEXR, an attribute of another type is none.
+        _check_chromaticities(path, spec.getattribute("chromaticities", "float[8]"), space)
     return found_size, channels
 
 
@@ -176,7 +184,11 @@ def _are_close(values: tuple[float, ...], expected: tuple[float, ...]) -> bool:
 
 
 def _reason(source: Any) -> str:
-    return excerpt(one_line(source.geterror()), 200) or "no reason is known"
+    try:
+        text = source.geterror()
+    except UnicodeDecodeError as error:  # it quotes the file
+        text = error.object.decode(errors="replace")
+    return excerpt(one_line(text), 200) or "no reason is known"
 
 
 class ExrReader(Iterator[np.ndarray], AbstractContextManager["ExrReader"]):
