@@ -146,15 +146,17 @@ class Checkpoint:
     @property
     def source(self) -> VAESource:
         """Source of the VAE that this checkpoint is opened as."""
-        networks = {} if self.is_in_memory else {network: self._report(network) for network in self.networks}
+        networks = {network: self._report(network) for network in self.networks}
         files = () if self.is_in_memory else tuple(self.files)
         return VAESource(self.name, files, self.latents_taken, self.version, networks)
 
     def _report(self, network: str) -> dict[str, str]:
         """Report a network, JSON-serializable. The file of several shards is their index, or the first shard."""
+        kind = {"decoder": self.family.decoder} if network == "decoder" else {}
+        if self.is_in_memory:
+            return {"generation": self.config.generation, **kind}
         shards = {info.path for info in self.networks[network].tensors.values()}
         archives = [archive for archive in self.archives if shards <= {info.path for info in archive.tensors.values()}]
-        kind = {"decoder": self.family.decoder} if network == "decoder" else {}
         return {"file": str(archives[0].path), "generation": self.config.generation, **kind}
 
     @property

@@ -3,7 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -50,13 +50,15 @@ _JOB_OPTIONS = {
     "quiet",
     "debug",
 }
+# Destinations of options of the sound alone.
+_SOUND_OPTIONS = {"model", "audio_model", "audio_latents", "audio_tensor", "unnormalized", "memory_budget"}
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
     missing: str | None = f"-m VAE is missing, the checkpoint to decode with: {CHOICES}"
     if is_sound(arguments.output or ""):
-        allowed_options = {"demo", "output", *_JOB_OPTIONS, *(field.name for field in fields(SoundSettings))}
+        allowed_options = {"demo", "output", *_JOB_OPTIONS, *_SOUND_OPTIONS}
         film_options = {"join", "carry", "fps", "list"}
         allowed_options = allowed_options | film_options if arguments.join else allowed_options - film_options
         parser.refuse_others(arguments, allowed_options, "a .wav file is the sound alone")
