@@ -340,11 +340,6 @@ def test_a_conversion_is_on_the_disk_before_it_takes_its_name(here, disk, golden
     disk.check_order([*Path("vae").iterdir(), Path("vae")], here)
 
 
-def test_a_live_video_is_on_the_disk_when_it_is_complete(here, disk):
-    write("out.mp4", fragmented=True)
-    assert disk.calls == [("sync", Path("out.mp4").stat().st_ino), ("sync", here.stat().st_ino)]
-
-
 def test_a_mac_flushes_the_drive_once_for_all_stills_and_once_for_their_names(here, disk, monkeypatch):
     full, plain = [], fcntl.fcntl
 
@@ -426,12 +421,6 @@ def test_an_output_that_is_empty_is_an_error(here, monkeypatch):
         finish, (part,) = out._ffmpeg.finish, Path().glob(".out.*")
         monkeypatch.setattr(out._ffmpeg, "finish", lambda: (finish(), part.write_bytes(b""))[0])
     assert Path("out.mp4").read_bytes() == PRECIOUS
-    live = VideoWriter("live.mp4", size=SIZE, fps=24, fragmented=True)
-    live.write(FRAME)
-    end = live._ffmpeg.finish
-    monkeypatch.setattr(live._ffmpeg, "finish", lambda: (end(), os.truncate("live.mp4", 0))[0])
-    with pytest.raises(WriterError, match=f"^live.mp4: {text}"):
-        live.close()
     monkeypatch.setattr(sink_table, "SINKS", (*sink_table.SINKS, sink_table.stills_kind((".none",), empty_still)))
     for name in ("one.none", "stills/%d.none", "new/%d.none"):
         with pytest.raises(WriterError, match=f"^{name}: {text}"):
@@ -455,9 +444,8 @@ class MoreOptions(OutputOptions):
     grain: int = 3
 
 
-@pytest.mark.parametrize("fragmented", [False, True])
-def test_an_option_more_is_no_matter_of_videos(here, fragmented):
-    with open_sink("out.mp4", size=SIZE, fps=24, options=MoreOptions(fragmented=fragmented, crf=20)) as out:
+def test_an_option_more_is_no_matter_of_videos(here):
+    with open_sink("out.mp4", size=SIZE, fps=24, options=MoreOptions(crf=20)) as out:
         out.write(noise(2))
     assert len(read(Path("out.mp4"))) == 2
     with pytest.raises(WriterError, match=r"^out.npy: takes no crf; only \.mp4"):
