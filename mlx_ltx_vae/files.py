@@ -442,7 +442,7 @@ def sync(descriptor: int, *, drive: bool = True) -> None:
             raise
 
 
-def check_not_empty(file: int | Path) -> None:
+def check_not_empty(file: Path) -> None:
     """Raise an `OSError` for a finished file that is empty: its writer failed without an error."""
     if not os.stat(file).st_size:
         raise OSError("what was written is empty; check the free disk space")

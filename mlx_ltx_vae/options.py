@@ -298,8 +298,7 @@ class OutputOptions:
     bit_depth: InitVar[int | None] = None
     fragmented: bool = option_field(
         False,
-        """an .mp4 or .mov that plays while it grows, or with -o - an mp4 on standard output; the file appears under its
-        name at once, and is removed if the decode fails""",
+        "with -o -, an mp4 on standard output that plays while it grows, instead of raw frames",
         flag="--live",
     )
     overwrite: bool | None = None

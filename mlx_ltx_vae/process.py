@@ -57,9 +57,9 @@ class Cleanup:
 
 
 def close_in_children(file: IO[bytes]) -> None:
-    """Close an unbuffered file, such as a pipe or one that is locked, in processes that are forked from this one.
+    """Close an unbuffered file, such as a pipe, in processes that are forked from this one.
 
-    A pipe ends for its reader, and a lock is released, when all processes have closed the file.
+    A pipe ends for its reader when all processes have closed the file.
     """
     _closed_in_children.add(file)
 

@@ -89,7 +89,6 @@ class Commands:
         decode = ["decode", self._latents, "-m", self._checkpoint, "-q", "-o"]
         words = {
             "video": [*decode, out / "whole.mp4"],
-            "live": [*decode, out / "whole.mp4", "--live"],
             "rows": [*decode, out / "whole.npy", "--order", "rows"],
             "stills": [*decode, f"{out}/whole/"],
             "encode": ["encode", self._video, "-m", self._checkpoint, "-q", "-o",
@@ -195,7 +194,7 @@ def main() -> None:
     """Print what became of many runs."""
     parser = argparse.ArgumentParser()
     parser.add_argument("count", type=int)
-    parser.add_argument("names", nargs="*", default=["video", "live", "rows", "stills", "encode", "convert"])
+    parser.add_argument("names", nargs="*", default=["video", "rows", "stills", "encode", "convert"])
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGQUIT):  # what a shell starts in the background ignores them

@@ -95,19 +95,18 @@ def content(folder: str) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
-MOVED = [*REPLACED, *REFUSED, "live.mp4", "new/", "out.mkv", "out.webp"]
+MOVED = [*REPLACED, *REFUSED, "new/", "out.mkv", "out.webp"]
 
 
 @pytest.mark.parametrize("name", MOVED)
 def test_an_output_follows_its_folder_which_is_renamed(here, name):
     """As the Finder does, or a program that synchronizes folders."""
-    options = {"fragmented": True} if name == "live.mp4" else {}
     for folder in ("plain", "before"):
         Path(folder, "stills").mkdir(parents=True)
-    write(f"plain/{name}", **options)
+    write(f"plain/{name}")
     text = f"before/{name}: its folder was moved or renamed meanwhile, so the output is {here}/after/{name}."
     with pytest.warns(UserWarning) as caught:
-        moved = write(f"before/{name}", before=lambda: Path("before").rename("after"), **options)
+        moved = write(f"before/{name}", before=lambda: Path("before").rename("after"))
     assert [str(warning.message) for warning in caught] == [text]
     assert moved == f"{here}/after/{name}"
     assert content("after") == content("plain") != {}
@@ -122,16 +121,15 @@ def test_an_output_that_fails_leaves_nothing_in_a_folder_that_was_renamed(here, 
 
     Path("before", "stills").mkdir(parents=True)
     with pytest.raises(ValueError, match="that fails"):
-        write(f"before/{name}", before=fail, **({"fragmented": True} if name == "live.mp4" else {}))
+        write(f"before/{name}", before=fail)
     assert content("after") == {}
 
 
-@pytest.mark.parametrize("name", ["out.mp4", "live.mp4", "out.npy", "stills/", "new/"])
+@pytest.mark.parametrize("name", ["out.mp4", "out.npy", "stills/", "new/"])
 def test_a_working_folder_that_is_renamed_is_no_matter(here, name):
-    options = {"fragmented": True} if name == "live.mp4" else {}
     Path("before", "stills").mkdir(parents=True)
     os.chdir("before")
-    assert write(name, before=lambda: (here / "before").rename(here / "after"), **options) == name
+    assert write(name, before=lambda: (here / "before").rename(here / "after")) == name
     assert target_of(name).stat().st_size > 50
     assert len(content(here / "after")) == 1
 
@@ -470,11 +468,6 @@ def test_a_conversion_is_on_the_disk_before_it_takes_its_name(here, disk, golden
     disk.check_order([*Path("vae").iterdir(), Path("vae")], here)
 
 
-def test_a_live_video_is_on_the_disk_when_it_is_complete(here, disk):
-    write("out.mp4", fragmented=True)
-    assert disk.calls == [("sync", Path("out.mp4").stat().st_ino), ("sync", here.stat().st_ino)]
-
-
 def test_a_mac_flushes_the_drive_once_for_all_stills_and_once_for_their_names(here, disk, monkeypatch):
     full, plain = [], fcntl.fcntl
 
@@ -556,12 +549,6 @@ def test_an_output_that_is_empty_is_an_error(here, monkeypatch):
         finish, (part,) = out._ffmpeg.finish, Path().glob(".out.*")
         monkeypatch.setattr(out._ffmpeg, "finish", lambda: (finish(), part.write_bytes(b""))[0])
     assert Path("out.mp4").read_bytes() == PRECIOUS
-    live = VideoWriter("live.mp4", size=SIZE, fps=24, fragmented=True)
-    live.write(FRAME)
-    end = live._ffmpeg.finish
-    monkeypatch.setattr(live._ffmpeg, "finish", lambda: (end(), os.truncate("live.mp4", 0))[0])
-    with pytest.raises(WriterError, match=f"^live.mp4: {text}"):
-        live.close()
     monkeypatch.setattr(sink_table, "SINKS", (*sink_table.SINKS, sink_table.stills_kind((".none",), empty_still)))
     for name in ("one.none", "stills/%d.none", "new/%d.none"):
         with pytest.raises(WriterError, match=f"^{name}: {text}"):
@@ -585,9 +572,8 @@ class MoreOptions(OutputOptions):
     grain: int = 3
 
 
-@pytest.mark.parametrize("fragmented", [False, True])
-def test_an_option_more_is_no_matter_of_videos(here, fragmented):
-    with open_sink("out.mp4", size=SIZE, fps=24, options=MoreOptions(fragmented=fragmented, crf=20)) as out:
+def test_an_option_more_is_no_matter_of_videos(here):
+    with open_sink("out.mp4", size=SIZE, fps=24, options=MoreOptions(crf=20)) as out:
         out.write(noise(2))
     assert len(read(Path("out.mp4"))) == 2
     with pytest.raises(WriterError, match=r"^out.npy: takes no crf; only \.mp4"):

@@ -98,7 +98,6 @@ def write_stills(path):
 
 WRITERS = {
     "a video": ("a.mp4", lambda vae, path: write_video(path)),
-    "a live video": ("a.mp4", lambda vae, path: write_video(path, fragmented=True)),
     "stills": ("a/", lambda vae, path: write_stills(path)),
     "a decode": ("a.npy", lambda vae, path: vae.decode_to_file(LATENTS, path)),
     "latents": ("a.safetensors", lambda vae, path: save_latents(path, LATENTS)),

@@ -107,7 +107,7 @@ def test_an_hour_is_planned_and_its_first_minutes_take_no_more_memory_than_the_f
 #: For each decode of the soak: the output, its options, and how the plan is made.
 DECODES = [
     ("out.mp4", {}, {"mode": "exact", "order": "time"}),
-    ("live.mp4", {"fragmented": True}, {"mode": "exact", "order": "rows"}),
+    ("out.mkv", {"codec": "ffv1"}, {"mode": "exact", "order": "rows"}),
     ("out.gif", {}, {"mode": "exact", "order": "columns"}),
     ("out.npy", {}, {"mode": "single"}),
     ("stills/", {}, {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(64, 32))}),

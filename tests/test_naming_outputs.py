@@ -23,10 +23,10 @@ from mlx_ltx_vae.errors import LatentsError
 from mlx_ltx_vae.files import PartFile, part_folder
 from mlx_ltx_vae.latents import LatentsWriter
 from mlx_ltx_vae.pipeline.output import name_outputs
-from mlx_ltx_vae.video import OutputOptions, open_sink
+from mlx_ltx_vae.video import open_sink
 from test_files_kept import PRECIOUS, REFUSED, REPLACED, mode, target_of, write
 from test_full_disk import small_disk  # noqa: F401
-from video_files import SIZE, noise, read
+from video_files import SIZE, noise
 
 CALLS = ("create", "rename", "unlink", "close", "fsync")
 CONTENT = b"finished"
@@ -339,25 +339,6 @@ def test_a_file_that_is_read_only_is_never_replaced(here, name):
     with pytest.raises(WriterError, match=rf"^{re.escape(str(target))}: already exists and is read-only; "):
         write(name, True)
     assert target.read_bytes() == PRECIOUS and len([path for path in here.rglob("*") if path.is_file()]) == 1
-
-
-def test_a_live_video_replaces_no_file_that_is_read_only(here):
-    Path("out.mp4").write_bytes(PRECIOUS)
-    Path("out.mp4").chmod(0o444)
-    with pytest.raises(WriterError, match="is read-only; "):
-        open_sink("out.mp4", size=SIZE, fps=24, options=OutputOptions(fragmented=True))
-    assert Path("out.mp4").read_bytes() == PRECIOUS
-
-
-def test_a_live_video_that_cannot_be_synced_stays(here):
-    out = open_sink("out.mp4", size=SIZE, fps=24, options=OutputOptions(fragmented=True))
-    out.write(noise(2))
-    with (
-        pytest.raises(WriterError, match=r"^out\.mp4: .* is kept as .*/out\.mp4\.$"),
-        denied("fsync", number=errno.EIO),
-    ):
-        out.close()
-    assert len(read(Path("out.mp4"))) == 2
 
 
 @pytest.mark.parametrize("name", [*REPLACED, *REFUSED])

@@ -139,10 +139,7 @@ OUTPUTS = ["closed/o.mp4", "closed/o.npy", "closed/", "closed/%d.png", "listed/x
 REFUSED = [
     *((decode, [LATENTS, "-m", name, "-o", "o.mp4"]) for name in MODELS),
     *((decode, [LATENTS, *VAE, "-o", name]) for name in OUTPUTS),
-    *(
-        (decode, [LATENTS, *VAE, "-o", OUTPUTS[0], option])
-        for option in ("--skip-existing", "-n", "--dry-run", "--live")
-    ),
+    *((decode, [LATENTS, *VAE, "-o", OUTPUTS[0], option]) for option in ("--skip-existing", "-n", "--dry-run")),
     (decode, [LATENTS, *VAE, "-o", "closed/", "--skip-existing"]),
     (decode, [LATENTS, *VAE, "-o", "closed/o.png", "--frames", "5:6"]),
     (decode, ["closed/latents.safetensors", *VAE, "-o", "o.mp4"]),

@@ -31,9 +31,7 @@ def clip(golden, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "count"), [("video", 12), ("live", 4), ("rows", 4), ("stills", 4), ("encode", 4), ("convert", 4)]
-)
+@pytest.mark.parametrize(("name", "count"), [("video", 12), ("rows", 4), ("stills", 4), ("encode", 4), ("convert", 4)])
 def test_nothing_is_left_by_many_runs(commands, name, count):
     check_runs(commands, name, count)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_ltx_vae.video import OutputOptions, VideoReader, VideoWriter, open_sink
+from mlx_ltx_vae.video import VideoReader, VideoWriter, open_sink
 from video_files import SIZE, children, kill_children, noise, open_files, run_ffmpeg, write
 
 PATIENCE = 60  # seconds, for what must happen at all
@@ -42,15 +42,14 @@ class Held:
 @pytest.mark.parametrize(
     ("name", "num_frames", "is_in_a_cycle"),
     [
-        *((name, 30, True) for name in ("out.mp4", "live.mp4", "out.gif", "out.npy", "new/", "old/")),
+        *((name, 30, True) for name in ("out.mp4", "out.gif", "out.npy", "new/", "old/")),
         *(("out.mp4", count, False) for count in (0, 30)),
-        ("live.mp4", 0, True),
     ],
 )
 def test_a_dropped_writer_leaves_nothing(tmp_path: Path, name: str, num_frames: int, is_in_a_cycle: bool) -> None:
     (tmp_path / "old").mkdir()
-    held, options = Held(tmp_path), OutputOptions(fragmented=name == "live.mp4")
-    out = open_sink(f"{tmp_path}/{name}", size=SIZE, fps=24, options=options)
+    held = Held(tmp_path)
+    out = open_sink(f"{tmp_path}/{name}", size=SIZE, fps=24)
     for frames in np.split(noise(num_frames), 3):
         out.write(frames)
     if is_in_a_cycle:
@@ -88,14 +87,6 @@ def test_a_dropped_stream_ends_its_ffmpeg_and_lets_go_of_its_file(tmp_path: Path
     del out, stream
     held.check_freed()
     assert reference() is None
-
-
-def test_a_dropped_live_video_can_be_written_again_at_once(tmp_path: Path) -> None:
-    for _ in range(5):
-        out = VideoWriter(tmp_path / "out.mp4", size=SIZE, fps=24, fragmented=True)
-        out.write(noise(30))
-        del out
-        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.quick(2)
@@ -168,7 +159,6 @@ if kind == "reader":
     sys.exit()
 name, options = {
     "file": ("out.mkv", {"codec": "ffv1"}),
-    "live": ("out.mp4", {"fragmented": True}),
     "sound": ("out.mkv", {"codec": "ffv1", "audio": iter([np.zeros((2, 60_000), np.float32)]), "sample_rate": 48_000}),
     "gif": ("out.gif", {}),
     "npy": ("out.npy", {}),
@@ -184,18 +174,13 @@ if (child := os.fork()) == 0:  # one that lives on
     os.read(read_end, 1)
     os._exit(0)
 used.close()
-if kind == "live":
-    open_sink(f"{folder}/{name}", size=(96, 64), fps=24, options=OutputOptions(fragmented=True)).abort()
-    used = open_sink(f"{folder}/{name}", size=(96, 64), fps=24, options=OutputOptions(fragmented=True))
-    used.write(frames)
-    used.close()
 os.close(write_end)
 os.waitpid(child, 0)
 """
 
 
 @pytest.mark.quick(2)
-@pytest.mark.parametrize("kind", ["file", "live", "reader", "sound", "gif", "npy", "stills", "wav"])
+@pytest.mark.parametrize("kind", ["file", "reader", "sound", "gif", "npy", "stills", "wav"])
 def test_a_forked_child_leaves_what_its_parent_writes_and_reads(tmp_path: Path, kind: str) -> None:
     """It exits, drops its copy, leaves the with-block by an error, or writes; and it may outlive the file."""
     allowed = "ignore:This process:DeprecationWarning"  # from Python 3.12 on: it has threads and forks
@@ -219,5 +204,5 @@ def test_a_forked_child_leaves_what_its_parent_writes_and_reads(tmp_path: Path, 
         raw = run_ffmpeg("-i", source, "-map", "0:v", "-f", "rawvideo", "-pix_fmt", "rgb24", "-")
         frames = np.frombuffer(raw, np.uint8).reshape(-1, 64, 96, 3)
     assert len(frames) == 30
-    if kind not in ("live", "gif"):  # which are lossy
+    if kind != "gif":  # which is lossy
         np.testing.assert_array_equal(frames, np.random.default_rng(0).integers(0, 256, frames.shape, np.uint8))

@@ -16,7 +16,7 @@ from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.video import OutputOptions, VideoReader, VideoWriter, check_output, codecs, open_sink, writer
 from mlx_ltx_vae.video.sound_files import SoundReader
-from video_files import numbered, numbers, read, run_ffmpeg, write_tone
+from video_files import numbered, numbers, open_video, read, run_ffmpeg, write_tone
 
 RATE = 48_000
 SIZE = (32, 32)
@@ -39,7 +39,7 @@ def sound(path: Path) -> np.ndarray:
 
 
 def write(path: Path, **options: object) -> None:
-    with VideoWriter(path, size=SIZE, fps=24, **options) as out:
+    with open_video(path, size=SIZE, fps=24, **options) as out:
         for index in range(0, NUM_FRAMES, 5):
             out.write(numbered(NUM_FRAMES, SIZE)[index : index + 5])
 

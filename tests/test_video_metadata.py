@@ -22,7 +22,7 @@ from mlx_ltx_vae.inspect import inspect_video
 from mlx_ltx_vae.video import OutputOptions, VideoWriter, metadata, open_sink
 from mlx_ltx_vae.video.metadata import read_metadata
 from test_video_audio import make_audio, sound
-from video_files import noise, read, run_ffmpeg, write
+from video_files import noise, open_video, read, run_ffmpeg, write
 
 SIZE = (32, 32)
 LONG = json.dumps(
@@ -63,7 +63,8 @@ def test_entries_come_back_from_videos(tmp_path: Path, name: str, has_audio: boo
     is_live = name.startswith("live")
     entries = {**ENTRIES, "prompt": LONG[:18_000]} if is_live else ENTRIES
     options = {"fragmented": is_live, "audio": audio, "metadata": entries}
-    write(tmp_path / name, noise(6, SIZE), **options)
+    with open_video(tmp_path / name, size=SIZE, fps=24, **options) as out:
+        out.write(noise(6, SIZE))
     is_matroska = name in ("out.mkv", "out.webm")
     expected = {key.upper().replace(" ", "_") if is_matroska else key: text for key, text in entries.items()}
     found = read_metadata(tmp_path / name)
@@ -191,8 +192,9 @@ def test_what_a_container_does_not_keep_is_left_out_with_one_line_and_the_rest_c
     ],
 )
 def test_every_text_is_a_value(tmp_path: Path, value: str, is_live: bool) -> None:
-    write(tmp_path / "out.mov", noise(2, SIZE), metadata={"a": value}, fragmented=is_live)
-    assert read_metadata(tmp_path / "out.mov") == {"a": value}
+    with open_video(tmp_path / "out.mp4", size=SIZE, fps=24, metadata={"a": value}, fragmented=is_live) as out:
+        out.write(noise(2, SIZE))
+    assert read_metadata(tmp_path / "out.mp4") == {"a": value}
 
 
 @pytest.mark.parametrize(
@@ -316,13 +318,14 @@ def test_other_formats_leave_the_workflow_out(
 
 
 def test_a_live_video_goes_without_a_long_workflow(
-    comfyui_latents, tmp_path: Path, capsys: pytest.CaptureFixture
+    comfyui_latents, tmp_path: Path, capfdbinary: pytest.CaptureFixture
 ) -> None:
     latents, vae = comfyui_latents
-    command = [str(latents), "-m", str(vae), "-o", str(tmp_path / "out.mp4"), "-q", "--live"]
-    assert main(command) == 0
-    said = "without the metadata 'prompt', which live videos (at most 20,000 bytes) do not keep"
-    assert capsys.readouterr().err.count(said) == 1
+    assert main([str(latents), "-m", str(vae), "-o", "-", "-q", "--live"]) == 0
+    said = b"without the metadata 'prompt', which live videos (at most 20,000 bytes) do not keep"
+    captured = capfdbinary.readouterr()
+    assert captured.err.count(said) == 1
+    (tmp_path / "out.mp4").write_bytes(captured.out)
     assert read_metadata(tmp_path / "out.mp4") == {"workflow": '{"nodes": []}'}
     assert len(read(tmp_path / "out.mp4")) == 1
 

@@ -16,7 +16,7 @@ from conftest import file_size_limit
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.video import VideoWriter, ffmpeg
 from mlx_ltx_vae.video.audio import SoundTrack, write_wav
-from video_files import numbered, numbers, read, run_ffmpeg
+from video_files import numbered, numbers, open_video, read, run_ffmpeg
 
 SIZE, NUM_FRAMES = (32, 32), 48  # two seconds
 
@@ -33,7 +33,7 @@ def chunks_of(samples):
 
 def write(path, audio, rate=None, *, count=NUM_FRAMES, piece=5, **options):
     frames = np.concatenate([numbered(48, SIZE)] * (count // 48))
-    with VideoWriter(path, size=SIZE, fps=24, audio=audio, sample_rate=rate, **options) as out:
+    with open_video(path, size=SIZE, fps=24, audio=audio, sample_rate=rate, **options) as out:
         for start in range(0, count, piece):
             out.write(frames[start : start + piece])
     return path

@@ -17,7 +17,7 @@ from mlx_ltx_vae.codec_table import CODECS
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.video import OutputOptions, VideoWriter, check_output, open_sink
 from mlx_ltx_vae.video.codecs import ANIMATIONS, CONTAINER_ENDINGS
-from video_files import frame_times, names, noise, run_ffmpeg, write, write_tone
+from video_files import frame_times, names, noise, open_video, run_ffmpeg, write, write_tone
 
 SATURATED = np.array(
     [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 0], [0, 255, 255], [255, 0, 255], [255, 255, 255], [0, 0, 0]],
@@ -190,11 +190,11 @@ def write_every_container(folder: Path) -> dict[str, bytes]:
     sound = np.random.default_rng(0).uniform(-0.5, 0.5, (1, 2, 6000)).astype(np.float32)
     files = {f"{name}{codec.endings[0]}": {"codec": name} for name, codec in CODECS.items() if not codec.is_mac_only}
     files |= {f"a{ending}": {} for ending in CONTAINER_ENDINGS}
-    files |= {f"live{ending}": {"fragmented": True} for ending in (".mp4", ".mov")}
+    files["live.mp4"] = {"fragmented": True}
     folder.mkdir()
     for name, options in files.items():
         metadata = {"prompt": "a hill"}
-        with VideoWriter(
+        with open_video(
             folder / name, size=size, fps=24, audio=[sound], sample_rate=48000, metadata=metadata, **options
         ) as out:
             out.write(frames)

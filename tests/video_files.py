@@ -4,7 +4,8 @@ import os
 import signal
 import subprocess
 import wave
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,14 @@ def numbered(num_frames: int, size: tuple[int, int] = SIZE) -> np.ndarray:
 def numbers(frames: np.ndarray) -> list[int]:
     """The indices of `numbered` frames."""
     return [round((float(frame.mean()) - 10) / 5) for frame in frames]
+
+
+@contextmanager
+def open_video(path: Path, *, fragmented: bool = False, **options: Any) -> Iterator[VideoWriter]:
+    """A writer of a video, or of one that plays while it grows in an open file."""
+    with ExitStack() as stack:
+        target = stack.enter_context(path.open("wb")) if fragmented else path
+        yield stack.enter_context(VideoWriter(target, fragmented=fragmented, **options))
 
 
 def write(target: object, frames: np.ndarray, fps: object = 24, **options: object) -> Any:

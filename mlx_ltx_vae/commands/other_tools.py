@@ -52,7 +52,8 @@ _WORDS = {
     "without-audio skip-audio",
     "reports are complete without an option; -q leaves them out, and --debug shows the traceback of an error": "v "
     "verbose verbosity loglevel log-level",
-    "frames are written while the next ones are decoded; --live makes a file that plays meanwhile": "stream streaming",
+    "frames are written while the next ones are decoded; -o - --live is an mp4 that plays meanwhile": "stream "
+    "streaming",
     "a folder of a repository is written owner/name:folder": "subfolder vae-subfolder",
     "the quality is constant, not the bit rate; see --crf of decode": "b:v bitrate video-bitrate",
     "prompts are for the app that makes the latents": "p prompt negative-prompt guidance-scale cfg cfg-scale lora "

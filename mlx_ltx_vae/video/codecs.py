@@ -20,7 +20,7 @@ _FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
 CONTAINER_ENDINGS = tuple(_FORMATS)
 #: The encoders of pictures with several frames, by ending.
 ANIMATIONS = {".gif": "gif", ".webp": "libwebp", ".avif": "libsvtav1"}
-_FRAGMENTED_ENDINGS = (".mp4", ".mov")
+_MP4_ENDINGS = (".mp4", ".mov")
 _OTHER_ENCODERS = {"prores_ks": "prores", "prores_aw": "prores", "libaom-av1": "av1", "librav1e": "av1"}
 _H264_SITES = {"left": 0, "center": 1}
 #: Seconds of a file's sound that are kept after the end of the video. A small file may have days of silence.
@@ -45,8 +45,6 @@ def find_codec(name: str, ending: str, options: OutputOptions) -> Codec:
         value = getattr(options, field)
         if value is not None and not isinstance(value, kind):
             raise WriterError(f"{name}: {field} is {quote(value)}; expected {'a name' if kind is str else 'a number'}.")
-    if options.fragmented:
-        check_fragmented(name, ending)
     _find_audio_codec(name, ending, options)
     if options.shortest and options.audio is None:
         flag, add = option("shortest", "--shortest"), option("audio", "--audio")
@@ -115,12 +113,6 @@ def _choose_pixel_format(name: str, codec: Codec, size: Size, options: OutputOpt
     return options.pix_fmt
 
 
-def check_fragmented(name: str, ending: str) -> None:
-    """Raise a `WriterError` if a file with this ending cannot be fragmented."""
-    if ending not in _FRAGMENTED_ENDINGS:
-        raise WriterError(f"{name}: cannot be played while it grows; only {' and '.join(_FRAGMENTED_ENDINGS)} can.")
-
-
 def video_arguments(
     name: str, ending: str, size: Size, fps: Fraction, options: OutputOptions, num_frames: int | None
 ) -> list[str]:
@@ -143,7 +135,7 @@ def video_arguments(
     if options.metadata:
         inputs += ["-f", "ffmetadata", "-i", METADATA_INPUT]
         arguments += ["-map_metadata", "1" if options.audio is None else "2", *metadata_arguments(options.metadata)]
-    if codec.tag is not None and ending in _FRAGMENTED_ENDINGS:
+    if codec.tag is not None and ending in _MP4_ENDINGS:
         arguments += ["-tag:v", codec.tag]
     return [*inputs, *arguments, *_container_arguments(ending, options)]
 
@@ -188,7 +180,7 @@ def _encoder_arguments(name: str, codec: Codec, size: Size, fps: Fraction, optio
 def _container_arguments(ending: str, options: OutputOptions) -> list[str]:
     # Equal frames give equal bytes: Matroska and WebM otherwise have random ids.
     arguments = ["-f", _FORMATS[ending], "-fflags", "+bitexact"]
-    if ending not in _FRAGMENTED_ENDINGS:
+    if ending not in _MP4_ENDINGS:
         return arguments
     if options.fragmented:
         # Fragments of half a second, and each leaves ffmpeg at once. The header (moov) is written with the first one

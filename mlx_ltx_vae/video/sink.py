@@ -1,20 +1,16 @@
 """Outputs of frames: checks, a writer thread, and output that is complete or absent, or read meanwhile.
 
-Live outputs are read while they are written: a file under its own name, standard output, any binary file object.
+Live outputs are read while they are written: standard output, or any binary file object.
 """
 
-import errno
-import fcntl
 import io
 import os
 import queue
-import stat
 import sys
 import threading
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
@@ -23,27 +19,15 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from ..errors import OutputClosed, WriterError, quote
-from ..files import (
-    LOST,
-    check_not_empty,
-    check_replaceable,
-    find_open,
-    kept_error,
-    leads_to,
-    sync,
-    sync_folder,
-    warn_of_name,
-    writing_to,
-)
+from ..errors import OutputClosed, WriterError, option, quote
+from ..files import writing_to
 from ..frame_format import FrameFormat
 from ..options import OutputOptions
-from ..process import Cleanup, close_in_children, remove_file, uninterrupted
+from ..process import close_in_children
 from ..shapes import Size, format_size
 from ..units import Rate, expand_path, format_count
 from .ffmpeg import PIPE_BYTES
 
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without locks, such as some of networks
 SinkT = TypeVar("SinkT", bound="Sink")
 _MAX_QUEUED = 8  # the frames of one latent frame, which arrive in quick succession, followed by a pause
 
@@ -79,6 +63,16 @@ class Output:
     @property
     def path(self) -> Path:
         return Path(self.name)
+
+
+def check_not_live(name: str, options: OutputOptions) -> None:
+    """Raise a `WriterError` if a file of this name would be read while it grows."""
+    if options.fragmented:
+        rule = option(
+            "only a file object gets a fragmented video; pass an open file",
+            "--live goes with -o -; redirect standard output to a file",
+        )
+        raise WriterError(f"{name}: {rule}.")
 
 
 def is_folder(name: str) -> bool:
@@ -118,68 +112,19 @@ class StandardOutput:
 
 
 class LiveOutput:
-    """Receives a video while it grows: a path is created, or emptied, at once, and locked against other live outputs.
+    """Binary file object that receives a video while it grows. It stays open.
 
-    A thread writes what arrives in the pipe that `read_from` gets, until `is_cancelled`. `discard` removes the file,
-    unless it is a named pipe or a device, or its name is another file's by then. A file object stays open.
+    A thread writes what arrives in the pipe that `read_from` gets, until `is_cancelled`.
     """
 
-    def __init__(self, target: Target, *, overwrite: bool) -> None:
-        self.name = target_name(target)
+    def __init__(self, file: BinaryFile) -> None:
+        self.name = target_name(file)
         self.error: WriterError | None = None  # of the thread
         self.is_cancelled = False
         #: Flag: the file is being written, which takes as long as its reader pauses.
         self.is_busy = False
+        self._file = file
         self._thread: threading.Thread | None = None
-        self._opened: io.FileIO | None = None
-        self._remove: Cleanup | None = None
-        if not isinstance(target, (str, os.PathLike)):
-            self._file: BinaryFile = target
-            return
-        target = self.name
-        if Path(target).is_fifo():  # opened when somebody reads it, which a signal may interrupt
-            with writing_to(self.name):
-                self._opened = io.FileIO(target, "w")
-        else:
-            check_replaceable(target, overwrite=overwrite)
-            mode = "w" if overwrite or os.path.exists(target) else "x"
-            with uninterrupted(), writing_to(self.name), ExitStack() as stack:
-                self._opened = stack.enter_context(io.FileIO(target, mode, opener=_open_whole))
-                close_in_children(self._opened)  # where it would stay locked
-                if stat.S_ISREG(os.fstat(self._opened.fileno()).st_mode):
-                    self._path = Path(target).absolute()
-                    self._real = self._path.resolve()  # the file that a symbolic link points to, which itself is kept
-                    self._lock(self._opened)
-                    self._remove = Cleanup(self, _remove_own, self._real, self._opened)
-                    self._opened.truncate()
-                stack.pop_all()
-        self._file = self._opened
-
-    def _lock(self, file: io.FileIO) -> None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed
-        except BlockingIOError as error:
-            raise WriterError(
-                f"{self.name}: another live video is being written to it; choose another name."
-            ) from error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-        if not leads_to(self._path, file.fileno()):  # the one that was locked until now may have been removed
-            raise self._lost()
-
-    def _find(self, descriptor: int) -> Path | None:
-        """Return where the file is, if a folder above it was moved. `None` means that its name leads to it."""
-        if leads_to(self._path, descriptor):
-            return None
-        with suppress(OSError):
-            path = find_open(self._real, descriptor)
-            if path != self._real:
-                return path
-        raise self._lost()
-
-    def _lost(self) -> WriterError:
-        return WriterError(f"{self.name}: {LOST} while it was written; write it again.")
 
     def read_from(self, pipe: io.FileIO) -> None:
         """Write what arrives in a pipe, on a thread that closes it. Any error of the file becomes a `WriterError`."""
@@ -210,42 +155,11 @@ class LiveOutput:
         if self._thread is not None:
             self._thread.join(timeout)
 
-    def complete(self) -> Path | None:
-        """Leave the file. Returns another name if a folder above it was moved."""
-        moved = None
-        if self._opened is not None and self._remove is not None:
-            moved = self._find(self._opened.fileno())
-            check_not_empty(self._opened.fileno())
-            self._remove.cancel()
-            try:
-                sync(self._opened.fileno())
-                sync_folder((moved or self._real).parent)
-            except OSError as error:
-                raise kept_error(self.name, error, moved or self._path) from error
-        self.discard()
-        if moved is None or moved == Path(os.path.realpath(self.name)):  # of a working folder that was moved
-            return None
-        warn_of_name(self.name, moved, has_moved=True)
-        return moved
-
-    def remove(self) -> None:
-        """Remove the file unless it is complete. A thread may be in `write`."""
-        if self._remove is not None:
-            self._remove()
+    def complete(self) -> None:
+        """Do nothing: all that has arrived is written."""
 
     def discard(self) -> None:
-        self.remove()
-        if self._opened is not None:
-            self._opened.close()
-
-
-def _open_whole(path: str, flags: int) -> int:
-    return os.open(path, flags & ~os.O_TRUNC, 0o666)  # another live output may be writing the file
-
-
-def _remove_own(path: Path, file: io.FileIO) -> None:
-    with suppress(OSError):  # its name is another file's
-        remove_file(find_open(path, file.fileno()))
+        """Do nothing: what the file has received stays there."""
 
 
 class FrameQueue:

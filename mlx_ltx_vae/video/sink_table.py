@@ -16,7 +16,6 @@ from ..shapes import Size
 from ..units import Rate, expand_path, find_fps
 from .codecs import (
     CONTAINER_ENDINGS,
-    check_fragmented,
     find_codec,
     video_arguments,
     warn_of_audio,
@@ -25,7 +24,7 @@ from .codecs import (
 from .exr import check_is_light, import_library, write_exr
 from .metadata import keep_metadata, keeps_metadata
 from .pictures import write_png, write_tiff
-from .sink import Output, Sink, check_size, is_folder
+from .sink import Output, Sink, check_not_live, check_size, is_folder
 from .stills import (
     WriteStill,
     check_one_frame,
@@ -330,9 +329,9 @@ def check_output_options(path: str | os.PathLike, options: OutputOptions, *, fps
     """Check the arguments alone, and return the kind of the output. `fps` is `None` if it is not known yet."""
     name = expand_path(path, WriterError)
     kind = find_kind(name, options)
+    if name != "-":
+        check_not_live(name, options)
     if not kind.is_video:
-        if options.fragmented:
-            check_fragmented(name, Path(path).suffix.lower())
         for field in fields(options):
             if field.metadata.get("of_videos") and getattr(options, field.name) is not field.default:
                 videos = ", ".join(CONTAINER_ENDINGS)

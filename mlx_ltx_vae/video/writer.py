@@ -23,7 +23,17 @@ from .codecs import CONTAINER_ENDINGS, video_arguments, warn_of_audio
 from .ffmpeg import FfmpegProcess, find_reason, pipe_from_ffmpeg
 from .filters import content_light_arguments
 from .metadata import METADATA_INPUT, keep_metadata, metadata_file
-from .sink import LiveOutput, Output, Sink, StandardOutput, Target, check_count, check_size, target_name
+from .sink import (
+    LiveOutput,
+    Output,
+    Sink,
+    StandardOutput,
+    Target,
+    check_count,
+    check_not_live,
+    check_size,
+    target_name,
+)
 
 _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
 
@@ -124,19 +134,17 @@ class FfmpegEncoder(FfmpegProcess):
 
 
 class VideoWriter(Sink):
-    """Mp4, mov, mkv or webm file, or an mp4 or mov that plays while it grows (`fragmented`).
+    """Mp4, mov, mkv or webm file, or an mp4 in a file object that plays while it grows (`fragmented`).
 
         with VideoWriter("out.mp4", size=(768, 512), fps=24, audio="voice.wav") as out:
             for frames in chunks:  # uint8 (n, 512, 768, 3)
                 out.write(frames)
 
-    A fragmented video plays while it is written: from a file, through a pipe, or in a browser. A fragment comes after
-    every half second of video, and the file is larger. It is the one output that appears under its name at once, and
-    replaces an earlier file. It is removed after an error, Ctrl-C included, but not if the process is killed. What a
-    file object or a named pipe has received stays there.
+    A fragmented video plays while it is written, through a pipe or in a browser. A fragment comes after every half
+    second of video, and the video is larger. What the file object has received stays there after an error.
 
     Args:
-        path: the file; its ending selects the container. If fragmented also a binary file object, such as
+        path: the file; its ending selects the container. If fragmented, a binary file object, such as
             `sys.stdout.buffer`, which gets an mp4 and stays open. A thread calls its `write`, which may block: the
             frames then wait, as does their writer.
         size: `(width, height)` in pixels; odd sizes are kept exactly (see `codecs`).
@@ -209,7 +217,9 @@ class VideoWriter(Sink):
         name, is_path, options = target_name(target), isinstance(target, (str, os.PathLike)), output.options
         check_size(name, output.size)
         self.fps = find_fps(name, output.fps, WriterError)
-        if not is_path and not options.fragmented:
+        if is_path:
+            check_not_live(name, options)
+        elif not options.fragmented:
             raise WriterError(f"{name}: only a fragmented video needs no file name; add fragmented=True.")
         self._ending = Path(name).suffix.lower() if is_path else ".mp4"
         entries = keep_metadata(name, self._ending, options.metadata, is_live=options.fragmented)
@@ -217,8 +227,8 @@ class VideoWriter(Sink):
         self._num_frames, self._warns_of_audio = output.num_frames, warns_of_audio
         encoding = video_arguments(name, self._ending, output.size, self.fps, options, output.num_frames)
         overwrite, audio = bool(options.overwrite), options.audio
-        file = (
-            LiveOutput(target, overwrite=overwrite) if options.fragmented else PartFile(Path(name), overwrite=overwrite)
+        file: PartFile | LiveOutput = (
+            PartFile(Path(name), overwrite=overwrite) if isinstance(target, (str, os.PathLike)) else LiveOutput(target)
         )
         self._sound: SoundTrack | None = None
         with ExitStack() as on_error, ExitStack() as stack, writing_to(name):
@@ -239,7 +249,7 @@ class VideoWriter(Sink):
             on_error.pop_all()
         if self._sound is not None:
             self._samples.start()
-        Cleanup(self, _end_and_remove, self._ffmpeg, file.discard if isinstance(file, PartFile) else file.remove)
+        Cleanup(self, _end_and_remove, self._ffmpeg, file.discard)
         super().__init__(name, output.size, options.format, self._ffmpeg.write, lambda _: file.complete(), file.discard)
 
     def write(self, frames: np.ndarray) -> None:
