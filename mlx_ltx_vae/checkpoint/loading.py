@@ -10,7 +10,7 @@ from typing import Generic, TypeVar, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..backend.device import check_process, give_back_cache
+from ..backend.device import check_process, explained_device_errors, give_back_cache
 from ..backend.mlx_utils import DTYPES, count_nonfinite, kept_random_state, to_bool, to_float
 from ..errors import CheckpointError
 from ..models.base import Network
@@ -45,6 +45,7 @@ class LazyNetwork(Generic[NetworkT]):
             return self.loaded
 
 
+@explained_device_errors()
 def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> Network | None:
     """Make a network and load its weights, cast to `dtype` unless it is `None`.
 

@@ -18,6 +18,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map_with_path
 
+from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import dtype_name, named_parameters
 from ..checkpoint import Checkpoint, open_weights
 from ..checkpoint.files import StoredNetwork
@@ -56,6 +57,7 @@ _PADDING = {"zeros": "zeros", "manual": "zeros", "conv": "zeros", "reflect": "re
 _SEED_OFFSET = 30000
 
 
+@explained_device_errors()
 def vae_of(network: nn.Module, dtype: mx.Dtype | None = None) -> VideoVAE:
     """Return the `VideoVAE` with the weights of an app's decoder or encoder, which is made once for these weights.
 

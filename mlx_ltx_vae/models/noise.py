@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple, cast
 import mlx.core as mx
 import numpy as np
 
-from ..backend.mlx_utils import evaluate, to_mlx
+from ..backend.device import evaluate
+from ..backend.mlx_utils import to_mlx
 from ..errors import LatentsError, quote
 from ..options import DECODE_DEFAULTS, MAX_SEED, ConventionName, DecodeOptions
 from ..shapes import Grid, LatentShape, Shape
