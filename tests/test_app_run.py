@@ -207,18 +207,20 @@ def test_a_program_may_have_its_launcher_in_front(apps, tmp_path, capfd, words):
     assert capfd.readouterr().out == "hello ['-x']\n"
 
 
-def test_a_terminated_program_leaves_no_unfinished_file(apps, network, tmp_path):
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("name", "code"), [("SIGHUP", 129), ("SIGTERM", 143)])
+def test_a_terminated_program_leaves_no_unfinished_file(apps, network, tmp_path, name, code):
     apps()
     (tmp_path / "slow.py").write_text(
         "import os, signal, numpy as np\nfrom mlx_ltx_vae import VideoWriter\n"
         "with VideoWriter('clip.mp4', size=(64, 64), fps=24) as out:\n"
         "    out.write(np.zeros((9, 64, 64, 3), np.uint8))\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"    os.kill(os.getpid(), signal.{name})\n"
         "    signal.pause()\n"
     )
     before = set(os.listdir(tmp_path))
     done = subprocess.run([sys.executable, "-m", "mlx_ltx_vae", "run", "--", "slow.py"], capture_output=True, text=True)
-    assert done.returncode == 143
+    assert done.returncode == code
     assert set(os.listdir(tmp_path)) - before <= {"__pycache__"}
 
 

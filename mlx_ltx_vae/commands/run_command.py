@@ -10,6 +10,7 @@ import pkgutil
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -21,7 +22,7 @@ from typing import Any, NoReturn
 from ..errors import LTXVAEError, describe_error, one_line
 from ..integrations.apps import APPS
 from ..integrations.hook import Installed, install
-from ..integrations.settings import counts, current, say
+from ..integrations.settings import begun, counts, current, say
 from ..startup import is_command, release_process
 from ..units import format_count
 from .cli import CommandParser, colored
@@ -30,6 +31,11 @@ from .launchers import find_here, is_here, requirement, strip_launcher
 _SHEBANG_LINES = 3  # an interpreter with a long path is in a line after #!/bin/sh
 _START_BYTES = 4096
 _ARCHIVES = (".pyz", ".zip")
+#: Audit events of a program that starts another one, with the index of the words of its command line.
+_START_EVENTS = {"subprocess.Popen": 1, "os.posix_spawn": 1, "os.spawn": 2, "os.system": 0}
+_PYTHON_WORD = re.compile(r"(^|[\s/'\"])python[0-9.]*t?($|[\s'\"])")
+#: Modules that are imported when `multiprocessing` starts a process which inherits nothing.
+_SPAWNERS = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver")
 
 #: Code of a main module, its file, and its spec, which scripts do not have.
 Main = tuple[CodeType, str, ModuleSpec | None]
@@ -51,16 +57,19 @@ def run_program(arguments: argparse.Namespace) -> int:
     argv, folder, load = find_program(arguments.program)
     code: object = None
     failure: Exception | None = None
+    children: list[str] = []
     with ExitStack() as stack:
         installed = stack.enter_context(
             install(memory_budget=arguments.memory_budget, save_latents=arguments.save_latents)
         )
         stack.enter_context(_as_started(argv, folder))
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # so that unfinished files are removed
-            signal.signal(signal.SIGTERM, _terminate)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:  # so that unfinished files are removed
+                signal.signal(number, _terminate)
         is_process = is_command()
         if is_process:  # threads of the program and its exit handlers still need the replaced decoders
             atexit.register(stack.pop_all().close)
+            sys.addaudithook(partial(_note_child, children))
         release_process()
         main = load()
         try:
@@ -74,8 +83,9 @@ def run_program(arguments: argparse.Namespace) -> int:
         except BaseException:
             if is_process:  # Python prints and ends it as it does without this package
                 sys.excepthook = partial(_print_error, sys.excepthook)
+                _say_end(argv[0], installed, children)
             raise
-        say(_describe_run(argv[0], installed))
+        _say_end(argv[0], installed, children)
         if failure is not None:
             _print_error(sys.excepthook, type(failure), failure, None)
     if code is None or isinstance(code, int):
@@ -122,15 +132,48 @@ def _program_frames(traceback: TracebackType | None) -> TracebackType | None:
     return traceback
 
 
-def _describe_run(name: str, installed: Installed) -> str:
-    """Describe what ran here in a line."""
-    if not installed.replaced and not installed.moved:
-        return f"{one_line(name)} imported no decoder that is known ({', '.join(APPS)})."
-    if not counts:
-        return f"{one_line(name)} decoded nothing here; its own decoder ran, if any did."
-    done = " and ".join(format_count(number, name) for name, number in sorted(counts.items()))
+def _note_child(children: list[str], event: str, arguments: tuple[Any, ...]) -> None:
+    """Add the command line of a Python process that the program starts, in a hook for Python's audit events."""
+    if event not in _START_EVENTS:
+        return
+    words = arguments[_START_EVENTS[event]]
+    line = " ".join(map(os.fsdecode, [words] if isinstance(words, (str, bytes, os.PathLike)) else words))
+    if _PYTHON_WORD.search(line):
+        children.append(line)
+
+
+def _say_end(name: str, installed: Installed, children: list[str]) -> None:
+    """Say what ran here, and what lies in the folder for latents, in a line."""
     folder = current().folder
-    return f"{done} ran here{'' if folder is None else f', with the latents in {folder}'}."
+    if folder is not None and not any(
+        thread for thread in threading.enumerate() if thread is not threading.current_thread() and not thread.daemon
+    ):
+        folder.close()
+    text = _describe_run(one_line(name), installed)
+    if folder is not None:
+        count = folder.count_files()
+        found = f", with the latents in {folder} ({format_count(count, 'file')})"
+        text += found if count else f"; no latents were saved in {folder}"
+    if not counts and (children or any(name in sys.modules for name in _SPAWNERS)):
+        options = "" if folder is None else f"save_latents={str(folder)!r}"
+        say(
+            f"{one_line(name)} started Python processes, whose decoders are their own; start these with mlx_ltx_vae "
+            f"run --, or begin them with: from mlx_ltx_vae import integrations; integrations.install({options})."
+        )
+    say(f"{text}.")
+
+
+def _describe_run(name: str, installed: Installed) -> str:
+    """Describe what ran here, without a full stop."""
+    if not installed.replaced and not installed.moved:
+        return f"{name} imported no decoder that is known ({', '.join(APPS)})"
+    unfinished = " and ".join(format_count(number, name) for name, number in sorted((begun - counts).items()))
+    if not counts and unfinished:
+        return f"{unfinished} began here and did not end"
+    if not counts:
+        return f"{name} decoded nothing here; its own decoder ran, if any did"
+    done = " and ".join(format_count(number, name) for name, number in sorted(counts.items()))
+    return f"{done} ran here" + (f", and {unfinished} did not end" if unfinished else "")
 
 
 def find_program(words: list[str]) -> tuple[list[str], str, Callable[[], Main]]:

@@ -12,7 +12,8 @@ class Entry:
 
     Attributes:
         path: "Class.method", or "function", in the module.
-        dropin: the name of a function that is called in its place, or of a context manager around its calls.
+        dropin: the name of a function that is called in its place, or of a context manager around its calls. "" leaves
+            it as it is, and only saves its latents.
         parameters: the names of all parameters in all versions that were read, without `self`.
         is_around: whether the drop-in is a context manager.
         is_optional: other versions of the module do not have it, or other apps with a module of this name.
@@ -37,6 +38,10 @@ class Entry:
     @property
     def is_encode(self) -> bool:
         return self.dropin.startswith("encode")
+
+    @property
+    def is_decode(self) -> bool:
+        return not self.is_encode and self.dropin != "with_sound_kept"
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ _BLOCKS = "ltx_pipelines_mlx.utils.blocks"
 _SIMPLE = "LTX_2_MLX.model.video_vae.simple_decoder"
 _TILING = "LTX_2_MLX.model.video_vae.tiling"
 _STREAM = ("latent", "video_latent", "output_path", "frame_rate", "fps", "audio_path", "seed", "keyframes")
+_FRAMES = ("latent", "seed", "keyframes")
 _TILED = ("sample", "tiling_config", "tiling_mode", "causal", "timestep", "debug", "on_frames_ready")
 _WHOLE = ("sample", "causal", "timestep", "debug", "chunked_conv")
 _LTX_2_MLX = ("latent", "timestep", "show_progress", "causal")
@@ -112,15 +118,9 @@ APPS: dict[str, tuple[Entry, ...]] = {
         ),
         Entry(_BLOCKS, "_DiffusionVideoDecoder.decode_and_stream", "stream_wrapped", _STREAM, is_optional=True),
         Entry(_BLOCKS, "VideoDecoder.decode_and_stream", "without_estimate", _STREAM, is_around=True),
+        Entry(_BLOCKS, "VideoDecoder.iter_frames", "", _FRAMES, is_around=True, is_optional=True),
+        Entry(_BLOCKS, "VideoDecoder.decode_single_frame", "", _FRAMES, is_around=True, is_optional=True),
         Entry(_BLOCKS, "AudioDecoder.__call__", "with_sound_kept", ("audio_latent",), is_around=True),
-        Entry(
-            "ltx_pipelines_mlx.utils.hdr_media",
-            "encode_hdr_outputs",
-            "with_output",
-            ("chunks", "output_path", "fps", "exr_color_space"),
-            is_around=True,
-            is_optional=True,
-        ),
     ),
     "Blaizzy/mlx-video": _mlx_video("mlx_video.models.ltx_2.video_vae.decoder"),
     "james-see/mlx-video-with-audio": _mlx_video("mlx_video.models.ltx.video_vae.decoder"),

@@ -11,7 +11,6 @@ Exceptions of the app's callbacks reach the app. Exceptions of this package are 
 a RuntimeError, and a `TilingError` also a ValueError.
 """
 
-import inspect
 import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -25,8 +24,6 @@ import mlx.nn as nn
 
 from ..backend.mlx_utils import DTYPES, parse_dtype
 from ..errors import PlanError, TilingError, quote, warn
-from ..latents.keyframes import Keyframes
-from ..latents.writer import NO_SPACE
 from ..options import MAX_SEED, DecodeKeywords
 from ..pipeline.frames import FrameChunk
 from ..pipeline.progress import open_bar
@@ -39,7 +36,8 @@ from ..tiling.layout import TileLayout
 from ..vae import VideoVAE
 from .apps import HARMLESS, CallOptions
 from .networks import app_noise, vae_of
-from .settings import current, output
+from .saving import AppDecode, app_decode, to_keyframes
+from .settings import current
 
 PlanT = TypeVar("PlanT", bound=Plan)
 
@@ -244,21 +242,11 @@ def with_sound_kept(app_call: partial) -> Iterator[None]:
 
     The app decodes the sound, which differs from the reference in the first 60 ms and the last 20 ms.
     """
-    if (folder := current().folder) is not None:
-        _, latents, *_ = (*app_call.args, *app_call.keywords.values())
+    values = (*app_call.args, *app_call.keywords.values())
+    latents = next((value for value in values if isinstance(value, mx.array)), None)
+    if (folder := current().folder) is not None and latents is not None:
         folder.hold_sound(latents)
     yield
-
-
-@contextmanager
-def with_output(app_call: partial) -> Iterator[None]:
-    """Note the file and its rate while a function of ltx-2-mlx writes an HDR video as it is decoded."""
-    values = inspect.signature(app_call.func).bind(*app_call.args, **app_call.keywords).arguments
-    token = output.set((values.get("output_path"), values.get("fps")))
-    try:
-        yield
-    finally:
-        output.reset(token)
 
 
 def _start(
@@ -306,10 +294,11 @@ def _prepare(decoder: nn.Module, latents: mx.array, call_options: CallOptions) -
 
 def _save(latents: mx.array, vae: VideoVAE | None, call_options: CallOptions) -> None:
     """Save latents of a VAE if a folder is set. `None` means that the VAE is not known."""
-    if (folder := current().folder) is not None and latents.ndim == _AXES:
-        fps = call_options.frame_rate or output.get()[1]
-        scale, space = (DEFAULT_SCALE, NO_SPACE) if vae is None else (vae.config.scale, vae.latent_space)
-        folder.save(latents, scale, fps, to_keyframes(call_options.keyframes), space)
+    decode = app_decode.get()  # `None` if an app calls the drop-in by its name
+    if decode is None and latents.ndim == _AXES:
+        decode = AppDecode(latents, call_options._asdict())
+    if decode is not None:
+        decode.save(vae)
 
 
 def _decode_options(
@@ -320,7 +309,7 @@ def _decode_options(
     The apps pass a timestep and a seed to any VAE.
     """
     assert vae.decoder is not None
-    spec, options = vae.decoder.spec, DecodeKeywords(keyframes=to_keyframes(call_options.keyframes))
+    spec, options = vae.decoder.spec, DecodeKeywords(keyframes=to_keyframes(call_options._asdict()))
     if spec.has_timestep:
         if timestep is None:
             timestep = getattr(decoder, "decode_timestep", None)
@@ -340,15 +329,6 @@ def _decode_options(
             seeded if noise is None else noise for seeded, noise in zip(seeded_maps, noise_maps, strict=False)
         ]
     return options
-
-
-def to_keyframes(keyframes: Any) -> Keyframes | None:
-    """Convert an app's keyframes: `latents` (B, C, P, H', W') and `pixel_frame_indices`, from the first frame on."""
-    if keyframes is None or isinstance(keyframes, Keyframes):
-        return keyframes
-    if getattr(keyframes, "clip_start_frame", 0):
-        raise PlanError("keyframes of a clip that begins in the middle of a video are not supported; decode it whole.")
-    return Keyframes(keyframes.latents, list(keyframes.pixel_frame_indices))
 
 
 def _check_causal(decoder: nn.Module, causal: bool | None) -> None:
@@ -383,7 +363,6 @@ DROPINS: dict[str, Callable[..., Any]] = {
         decode_streaming,
         encode_whole,
         with_sound_kept,
-        with_output,
     )
 }
 DROPINS["decode_float"] = partial(decode_whole, output_dtype="float32")  # as Acelogic's LTX-2-MLX does

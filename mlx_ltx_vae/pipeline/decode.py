@@ -15,7 +15,7 @@ import numpy as np
 from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
 from ..distributed import RowBands
-from ..errors import DecodeError, LatentsError, LTXVAEError, PlanError
+from ..errors import DecodeError, LatentsError, LTXVAEError, PlanError, takes_options
 from ..frame_format import FrameFormat, common_format
 from ..latents.keyframes import Keyframes, frame_numbers
 from ..latents.writer import rescue_latents
@@ -342,7 +342,8 @@ def _rescued(latents: Any, keyframes: Keyframes | None, output: DecodeOutput, in
     try:
         yield
     except LTXVAEError as error:
-        if isinstance(latents, (mx.array, np.ndarray)):
+        # `integrations` saves the latents of an app's call, which may be in a file already.
+        if takes_options() and isinstance(latents, (mx.array, np.ndarray)):
             text = str(error).rstrip(".")
             array = to_mlx(latents, "latents")
             error.args = (f"{text}; {rescue_latents(array, output.names[index], output.fps, keyframes)}.",)
