@@ -77,6 +77,7 @@ NETWORKS = {
 }
 MAKERS = {
     "NADiffusionDecoder": "network = target(file, config)",
+    "DiffusionVideoDecoder": "network = target(file, config)",
     "_DiffusionVideoDecoder": WRAPPED + "network = target(NADiffusionDecoder(file, config))",
     "VideoEncoder": "network, latents = target(file), mx.zeros((1, 3, 9, 64, 64)) + 0.5",
 }

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from ..errors import LTXVAEError, describe_error, one_line
 from ..integrations.apps import APPS
 from ..integrations.hook import Installed, install
-from ..integrations.settings import begun, counts, current, say
+from ..integrations.settings import counts, current, say
 from ..startup import is_command, release_process
 from ..units import format_count
 from .cli import CommandParser, colored
@@ -31,6 +31,7 @@ from .launchers import find_here, is_here, requirement, strip_launcher
 _SHEBANG_LINES = 3  # an interpreter with a long path is in a line after #!/bin/sh
 _START_BYTES = 4096
 _ARCHIVES = (".pyz", ".zip")
+_NOUNS = ("decode", "encode")
 #: Audit events of a program that starts another one, with the index of the words of its command line.
 _START_EVENTS = {"subprocess.Popen": 1, "os.posix_spawn": 1, "os.spawn": 2, "os.system": 0}
 _PYTHON_WORD = re.compile(r"(^|[\s/'\"])python[0-9.]*t?($|[\s'\"])")
@@ -154,7 +155,7 @@ def _say_end(name: str, installed: Installed, children: list[str]) -> None:
         count = folder.count_files()
         found = f", with the latents in {folder} ({format_count(count, 'file')})"
         text += found if count else f"; no latents were saved in {folder}"
-    if not counts and (children or any(name in sys.modules for name in _SPAWNERS)):
+    if not any(counts.values()) and (children or any(name in sys.modules for name in _SPAWNERS)):
         options = "" if folder is None else f"save_latents={str(folder)!r}"
         say(
             f"{one_line(name)} started Python processes, whose decoders are their own; start these with mlx_ltx_vae "
@@ -167,13 +168,17 @@ def _describe_run(name: str, installed: Installed) -> str:
     """Describe what ran here, without a full stop."""
     if not installed.replaced and not installed.moved:
         return f"{name} imported no decoder that is known ({', '.join(APPS)})"
-    unfinished = " and ".join(format_count(number, name) for name, number in sorted((begun - counts).items()))
-    if not counts and unfinished:
+    done = _join_counts({noun: counts[noun] for noun in _NOUNS})
+    unfinished = _join_counts({noun: counts[f"begun {noun}"] - counts[noun] for noun in _NOUNS})
+    if done:
+        return f"{done} ran here" + (f", and {unfinished} did not end" if unfinished else "")
+    if unfinished:
         return f"{unfinished} began here and did not end"
-    if not counts:
-        return f"{name} decoded nothing here; its own decoder ran, if any did"
-    done = " and ".join(format_count(number, name) for name, number in sorted(counts.items()))
-    return f"{done} ran here" + (f", and {unfinished} did not end" if unfinished else "")
+    return f"{name} decoded nothing here; its own decoder ran, if any did"
+
+
+def _join_counts(numbers: dict[str, int]) -> str:
+    return " and ".join(format_count(number, noun) for noun, number in numbers.items() if number > 0)
 
 
 def find_program(words: list[str]) -> tuple[list[str], str, Callable[[], Main]]:

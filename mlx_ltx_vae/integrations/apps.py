@@ -52,11 +52,13 @@ class NetworkNotes:
         names: regular expressions of parts of its tensors' names, and what checkpoints have in their place.
         untimed: regular expression of the names that change nothing where it has no timestep embedder.
         padding: of its convolutions along height and width, which have no attribute that says it.
+        seeds_generator: it draws noise with MLX's global generator, which it seeds, in the dtype of its activations.
     """
 
     names: tuple[tuple[str, str], ...] = ()
     untimed: str = ""
     padding: str | None = None
+    seeds_generator: bool = False
 
 
 class CallOptions(NamedTuple):
@@ -72,11 +74,12 @@ class CallOptions(NamedTuple):
 
 #: Keywords of apps that change no pixel here: they set how a decode is cut into pieces, and what is printed.
 HARMLESS = {"tiling_config", "tiling_mode", "allow_small_overlap", "chunked_conv", "_materialize_stages", "debug"}
-HARMLESS |= {"verbose", "show_progress", "audio_path", "chunk_size", "tile_batch_size"}
+HARMLESS |= {"verbose", "show_progress", "audio_path", "chunk_size", "tile_batch_size", "spatial_tiles"}
 
 _VIDEO_VAE = "ltx_core_mlx.model.video_vae.video_vae"
 _DIFFUSION = "ltx_core_mlx.model.video_vae.diffusion_decoder.decoder"
 _BLOCKS = "ltx_pipelines_mlx.utils.blocks"
+_MLX_VIDEO_DIFFUSION = "mlx_video.models.ltx_2.diffusion_vae.decoder"
 _SIMPLE = "LTX_2_MLX.model.video_vae.simple_decoder"
 _TILING = "LTX_2_MLX.model.video_vae.tiling"
 _STREAM = ("latent", "video_latent", "output_path", "frame_rate", "fps", "audio_path", "seed", "keyframes")
@@ -122,7 +125,15 @@ APPS: dict[str, tuple[Entry, ...]] = {
         Entry(_BLOCKS, "VideoDecoder.decode_single_frame", "", _FRAMES, is_around=True, is_optional=True),
         Entry(_BLOCKS, "AudioDecoder.__call__", "with_sound_kept", ("audio_latent",), is_around=True),
     ),
-    "Blaizzy/mlx-video": _mlx_video("mlx_video.models.ltx_2.video_vae.decoder"),
+    "Blaizzy/mlx-video": (
+        *_mlx_video("mlx_video.models.ltx_2.video_vae.decoder"),
+        Entry(
+            _MLX_VIDEO_DIFFUSION,
+            "DiffusionVideoDecoder.__call__",
+            "decode_float",
+            ("latent", "seed", "spatial_tiles"),
+        ),
+    ),
     "james-see/mlx-video-with-audio": _mlx_video("mlx_video.models.ltx.video_vae.decoder"),
     "dmlsrc/LTX-2-MLX": (
         Entry(
@@ -146,7 +157,10 @@ NETWORKS = {
         ),
         untimed=r"scale_shift_table$|^timestep_scale_multiplier$",
         padding="reflect",
-    )
+    ),
+    f"{_MLX_VIDEO_DIFFUSION}:DiffusionVideoDecoder": NetworkNotes(
+        names=((r"^(mean|std)_of_means$", r"per_channel_statistics.\1-of-means"),), seeds_generator=True
+    ),
 }
 
 

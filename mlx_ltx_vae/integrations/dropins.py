@@ -35,7 +35,7 @@ from ..tiling.config import TilingConfig
 from ..tiling.layout import TileLayout
 from ..vae import VideoVAE
 from .apps import HARMLESS, CallOptions
-from .networks import app_noise, vae_of
+from .networks import app_noise, seeds_generator, vae_of
 from .saving import AppDecode, app_decode, to_keyframes
 from .settings import current
 
@@ -318,12 +318,13 @@ def _decode_options(
     if spec.has_latent_noise:
         options["seed"] = call_options.seed & MAX_SEED
     elif any(layer.noise_channels for layer in spec.layers):
-        warn(
-            "the diffusion decoder sees the whole width, as the reference's whole mode does, and ltx-2-mlx four slabs "
-            "of it, so pixels near the left and right edges differ from the app's own."
-        )
+        if not seeds_generator(decoder):
+            warn(
+                "the diffusion decoder sees the whole width, as the reference's whole mode does, and ltx-2-mlx four "
+                "slabs of it, so pixels near the left and right edges differ from the app's own."
+            )
         planes = 0 if options["keyframes"] is None else len(options["keyframes"].frames)
-        seeded_maps = app_noise(decoder, spec, latents.shape, planes, call_options.seed)
+        seeded_maps = app_noise(decoder, spec, latents, planes, call_options.seed)
         noise_maps = (call_options.noise, call_options.keyframe_noise)
         options["noise"] = [
             seeded if noise is None else noise for seeded, noise in zip(seeded_maps, noise_maps, strict=False)

@@ -14,7 +14,7 @@ from .apps import Entry
 from .dropins import DROPINS
 from .networks import give_back_weights
 from .saving import AppDecode, app_decode, part_of
-from .settings import begun, counts, is_rescued, say
+from .settings import counts, is_rescued, say
 
 _CALLBACK = "on_frames_ready"
 _TIME_AXIS = 2  # of frames (B, 3, n, H, W)
@@ -82,7 +82,7 @@ def call(entry: Entry, app_call: partial, values: dict[str, Any], num_positional
         values[_CALLBACK] = _once(callback, callback_errors)
         app_call = _exchange_argument(app_call, callback, values[_CALLBACK])
     noun = "encode" if entry.is_encode else "decode"
-    begun[noun] += 1
+    counts[f"begun {noun}"] += 1
     try:
         with part_of(decode), telling_warnings(say):
             result = DROPINS[entry.dropin](*positional, **values)
@@ -169,7 +169,7 @@ def _iterate(
 
 def _prepare_rescue(entry: Entry, decode: AppDecode | None, error: Exception) -> None:
     """Save the latents of a call, say so, and give the app its weights back."""
-    begun["encode" if entry.is_encode else "decode"] -= 1
+    counts["begun encode" if entry.is_encode else "begun decode"] -= 1
     text = describe_error(_explain(error)).rstrip(".")
     if decode is not None:
         with telling_warnings(say):

@@ -23,9 +23,8 @@ class Settings:
 
 _stack = [Settings()]
 
-#: Number of decodes and encodes that went through, by "decode" and "encode", and of those that began here.
+#: Number of decodes and encodes that went through, by "decode" and "encode", and that have begun, by "begun decode".
 counts: Counter[str] = Counter()
-begun: Counter[str] = Counter()
 
 #: Whether an app's own function is running in the place of a drop-in that failed.
 is_rescued: ContextVar[bool] = ContextVar("is_rescued", default=False)
