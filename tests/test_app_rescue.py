@@ -1,5 +1,6 @@
 """A drop-in that fails: the latents are in a file, a line says so, and the app's own function ends the generation."""
 
+import gc
 import importlib
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import warnings
 import wave
+import weakref
 from datetime import date
 from pathlib import Path
 
@@ -178,6 +180,10 @@ def test_the_folder_is_that_of_the_start_and_previews_are_no_files(core, tmp_pat
         decoder.decode(mx.array(LATENTS))
         assert len(os.listdir(tmp_path / "kept")) == 1
         decoder.decode(mx.array(LATENTS[:, :, :1]))
+        vae = weakref.ref(integrations.vae_of(decoder))
+        del decoder
+        gc.collect()
+        assert vae() is None  # it is not kept for the still
     assert len(os.listdir(tmp_path / "kept")) == 2  # a still that no video follows
     assert os.listdir(tmp_path / "elsewhere") == []
 

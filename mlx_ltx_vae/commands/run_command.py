@@ -137,10 +137,9 @@ def _note_child(children: list[str], event: str, arguments: tuple[Any, ...]) -> 
     """Add the command line of a Python process that the program starts, in a hook for Python's audit events."""
     if event not in _START_EVENTS:
         return
-    words = arguments[_START_EVENTS[event]]
-    line = " ".join(map(os.fsdecode, [words] if isinstance(words, (str, bytes, os.PathLike)) else words))
-    if _PYTHON_WORD.search(line):
-        children.append(line)
+    words = str(arguments[_START_EVENTS[event]])  # an exception here would be one of the program
+    if _PYTHON_WORD.search(words):
+        children.append(words)
 
 
 def _say_end(name: str, installed: Installed, children: list[str]) -> None:

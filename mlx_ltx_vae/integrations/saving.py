@@ -58,8 +58,8 @@ class AppDecode:
         if self._frame_rate is None and not self.is_still:
             self._missing.append("the frame rate, which the app does not state (give --fps to decode)")
         self._folder = current().folder
-        self._vae: VideoVAE | None = None
-        self._is_saved = False
+        self._scale, self._space = DEFAULT_SCALE, NO_SPACE
+        self._is_saved = self._knows_vae = False
         self._statement = ""
 
     @property
@@ -68,9 +68,11 @@ class AppDecode:
 
     def save(self, vae: VideoVAE | None = None) -> None:
         """Save the latents if a folder is set. A later call with the `vae` of the latents adds it to the file."""
-        if self._folder is None or (self._is_saved and (vae is None or self._vae is not None)):
+        if self._folder is None or (self._is_saved and (vae is None or self._knows_vae)):
             return
-        self._is_saved, self._vae = True, vae
+        self._is_saved = True
+        if vae is not None:
+            self._knows_vae, self._scale, self._space = True, vae.config.scale, vae.latent_space
         self._folder.save(self)
 
     def rescue(self) -> str:
@@ -86,12 +88,8 @@ class AppDecode:
 
     def write(self, path: Path) -> None:
         """Write the latents with what is known of them to a new file, or again to the one that they are in."""
-        if self._vae is None:
-            scale, space = DEFAULT_SCALE, NO_SPACE
-        else:
-            scale, space = self._vae.config.scale, self._vae.latent_space
-        frames, height, width = scale.video_grid(self.latents.shape[2:])
-        options: dict[str, Any] = {"num_frames": frames, "height": height, "width": width, "space": space}
+        frames, height, width = self._scale.video_grid(self.latents.shape[2:])
+        options: dict[str, Any] = {"num_frames": frames, "height": height, "width": width, "space": self._space}
         options |= {"fps": self._frame_rate, "overwrite": self.path is not None}
         parts: dict[str, Any] = {"audio": self.sound, "keyframes": self._keyframes}
         is_first = self.path is None
@@ -252,8 +250,9 @@ def _find_value(
 
 def _read_variables(frame: FrameType, names: Sequence[str]) -> list[Any]:
     """Return the values of a frame's variables with these names."""
-    is_function = frame.f_code.co_flags & CO_OPTIMIZED
-    if is_function and not set(names) & {*frame.f_code.co_varnames, *frame.f_code.co_cellvars}:
+    code = frame.f_code
+    is_function = code.co_flags & CO_OPTIMIZED
+    if is_function and not set(names) & {*code.co_varnames, *code.co_cellvars, *code.co_freevars}:
         return []
     variables = frame.f_locals
     values = [variables[name] for name in names if name in variables]
