@@ -134,8 +134,8 @@ def _program_frames(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _note_child(children: list[str], event: str, arguments: tuple[Any, ...]) -> None:
-    """Add the command line of a Python process that the program starts, in a hook for Python's audit events."""
-    if event not in _START_EVENTS:
+    """Add the command line of the first Python process that the program starts, as a hook for Python's audit events."""
+    if event not in _START_EVENTS or children:
         return
     words = str(arguments[_START_EVENTS[event]])  # an exception here would be one of the program
     if _PYTHON_WORD.search(words):
@@ -145,16 +145,15 @@ def _note_child(children: list[str], event: str, arguments: tuple[Any, ...]) -> 
 def _say_end(name: str, installed: Installed, children: list[str]) -> None:
     """Say what ran here, and what lies in the folder for latents, in a line."""
     folder = current().folder
-    if folder is not None and not any(
-        thread for thread in threading.enumerate() if thread is not threading.current_thread() and not thread.daemon
-    ):
+    threads = [thread for thread in threading.enumerate() if not thread.daemon]
+    if folder is not None and len(threads) == 1:  # others may decode the video of kept sound
         folder.close()
     text = _describe_run(one_line(name), installed)
     if folder is not None:
         count = folder.count_files()
         found = f", with the latents in {folder} ({format_count(count, 'file')})"
         text += found if count else f"; no latents were saved in {folder}"
-    if not any(counts.values()) and (children or any(name in sys.modules for name in _SPAWNERS)):
+    if not any(counts.values()) and (children or any(module in sys.modules for module in _SPAWNERS)):
         options = "" if folder is None else f"save_latents={str(folder)!r}"
         say(
             f"{one_line(name)} started Python processes, whose decoders are their own; start these with mlx_ltx_vae "

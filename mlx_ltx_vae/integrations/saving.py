@@ -168,7 +168,8 @@ class LatentsFolder:
     def write(self, decode: AppDecode) -> None:
         """Write the latents of a decode."""
         if decode.path is None and not decode.is_still:
-            decode.sound, self._sound, self._still = self._sound, None, None
+            decode.sound, self._sound = decode.sound if self._sound is None else self._sound, None
+            self._still = None
         elif decode is self._still:
             self._still = None
         with _warned("the latents are"):
