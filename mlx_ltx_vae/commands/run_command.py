@@ -149,11 +149,12 @@ def _say_end(name: str, installed: Installed, children: list[str]) -> None:
     if folder is not None and len(threads) == 1:  # others may decode the video of kept sound
         folder.close()
     text = _describe_run(one_line(name), installed)
-    if folder is not None:
-        count = folder.count_files()
-        found = f", with the latents in {folder} ({format_count(count, 'file')})"
-        text += found if count else f"; no latents were saved in {folder}"
-    if not any(counts.values()) and (children or any(module in sys.modules for module in _SPAWNERS)):
+    num_files = 0 if folder is None else folder.count_files()
+    if num_files:
+        text += f", with the latents in {folder} ({format_count(num_files, 'file')})"
+    elif folder is not None:
+        text += f"; no latents were saved in {folder}"
+    if not num_files and not any(counts.values()) and (children or any(module in sys.modules for module in _SPAWNERS)):
         options = "" if folder is None else f"save_latents={str(folder)!r}"
         say(
             f"{one_line(name)} started Python processes, whose decoders are their own; start these with mlx_ltx_vae "
