@@ -36,6 +36,39 @@ class LTX2VideoDecoder(Network):
         raise AssertionError("the app's own decode")
 """
 
+_MLX_VIDEO_DIFFUSION = """
+class Upsample(nn.Module):
+    def __init__(self, proj, stride):
+        super().__init__()
+        self.proj, self.stride = proj, stride
+
+
+class DiffusionVideoDecoder(Network):
+    def __init__(self, file, config):
+        nn.Module.__init__(self)
+        arrays = {}
+        for name, array in mx.load(file).items():
+            if ".attn.qkv." in name:
+                for letter, part in zip("qkv", mx.split(array, 3)):
+                    arrays[name.replace("qkv", f"to_{letter}")] = part
+            else:
+                name = name.replace("per_channel_statistics.mean", "mean_of_means")
+                arrays[name.replace("per_channel_statistics.std", "std_of_means")] = array
+        for name, value in tree_unflatten(list(arrays.items())).items():
+            setattr(self, name, value)
+        self.in_channels, self.out_channels = config.in_channels, config.out_channels
+        self.patch_size = config.patch_size
+        self.stage_channels, self.stage_depths = tuple(config.stage_channels), tuple(config.stage_depths)
+        self.stage_kernels = tuple(map(tuple, [*config.stage_kernels[:4], config.stage5_kernel]))
+        self.timestep_scale_multiplier = config.timestep_scale_multiplier
+        self.upsamples = [
+            Upsample(module["proj"], tuple(stride)) for module, (stride, _) in zip(self.upsamples, config.upsamples)
+        ]
+
+    def __call__(self, latent, *, seed=0, spatial_tiles=1):
+        raise AssertionError("the app's own decode")
+"""
+
 _LTX_CORE = """
 class VideoDecoder(Network):
     def decode(self, latent, *, _materialize_stages=False):
@@ -158,6 +191,7 @@ def decode_streaming(latent, decoder_fn, tiling_config=None, timestep=0.05, show
 MODULES = {
     "mlx_video.models.ltx_2.video_vae.decoder": _NETWORK + _MLX_VIDEO,
     "mlx_video.models.ltx.video_vae.decoder": _NETWORK + _MLX_VIDEO,
+    "mlx_video.models.ltx_2.diffusion_vae.decoder": _NETWORK + _MLX_VIDEO_DIFFUSION,
     "ltx_core_mlx.model.video_vae.video_vae": _NETWORK + _LTX_CORE,
     "ltx_core_mlx.model.video_vae.diffusion_decoder.decoder": _NETWORK + _DIFFUSION,
     "ltx_pipelines_mlx.utils.blocks": _BLOCKS,

@@ -77,6 +77,7 @@ NETWORKS = {
 }
 MAKERS = {
     "NADiffusionDecoder": "network = target(file, config)",
+    "DiffusionVideoDecoder": "network = target(file, config)",
     "_DiffusionVideoDecoder": WRAPPED + "network = target(NADiffusionDecoder(file, config))",
     "VideoEncoder": "network, latents = target(file), mx.zeros((1, 3, 9, 64, 64)) + 0.5",
 }
@@ -177,7 +178,8 @@ def test_a_mutant_is_replaced_or_says_so_and_ends_with_its_video(
     Path("config.json").write_text(json.dumps(config))
     Path("own_results.py").write_text(OWN)
     Path("program.py").write_text(PROGRAM.format(module=module, name=name, file=file, make=make, call=call))
-    assert main(["run", "--", "program.py"]) == 3
+    options = ["--save-latents", "kept"] if mutant != "error" else []
+    assert main(["run", *options, "--", "program.py"]) == 3
     said, is_own = MUTANTS[mutant]
     errors = capfd.readouterr().err
     assert re.search(said, errors), errors
@@ -187,6 +189,9 @@ def test_a_mutant_is_replaced_or_says_so_and_ends_with_its_video(
     assert (np.ptp(result) == 0) == is_own
     if is_own:
         assert result.flat[0] == pytest.approx(before, rel=1e-6)
+    files = list(Path("kept").glob("*"))  # a renamed function gets latents where no other one does
+    assert len(files) == (mutant != "error" and "renamed" not in mutant and not entry.is_encode)
+    assert all(np.array_equal(np.array(mx.load(str(file))["latents"]), latents) for file in files)
     if mutant == "error" and "encode" not in entry.dropin:
         (rescued,) = Path.cwd().glob("*latents*.safetensors")
         assert np.array_equal(np.array(mx.load(str(rescued))["latents"]), latents)

@@ -207,18 +207,20 @@ def test_a_program_may_have_its_launcher_in_front(apps, tmp_path, capfd, words):
     assert capfd.readouterr().out == "hello ['-x']\n"
 
 
-def test_a_terminated_program_leaves_no_unfinished_file(apps, network, tmp_path):
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("name", "code"), [("SIGHUP", 129), ("SIGTERM", 143)])
+def test_a_terminated_program_leaves_no_unfinished_file(apps, network, tmp_path, name, code):
     apps()
     (tmp_path / "slow.py").write_text(
         "import os, signal, numpy as np\nfrom mlx_ltx_vae import VideoWriter\n"
         "with VideoWriter('clip.mp4', size=(64, 64), fps=24) as out:\n"
         "    out.write(np.zeros((9, 64, 64, 3), np.uint8))\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"    os.kill(os.getpid(), signal.{name})\n"
         "    signal.pause()\n"
     )
     before = set(os.listdir(tmp_path))
     done = subprocess.run([sys.executable, "-m", "mlx_ltx_vae", "run", "--", "slow.py"], capture_output=True, text=True)
-    assert done.returncode == 143
+    assert done.returncode == code
     assert set(os.listdir(tmp_path)) - before <= {"__pycache__"}
 
 
@@ -320,6 +322,33 @@ def test_the_diffusion_decoder_draws_the_noise_of_the_app(apps, network, golden,
     streamed = mx.concatenate(chunks, axis=2)
     assert streamed.shape == found.shape == expected.shape
     assert mx.abs(streamed - found).max().item() < tolerance(1e-4)
+
+
+def test_the_diffusion_decoder_of_mlx_video_draws_the_noise_of_the_app(apps, network, golden, capsys):
+    """One draw of MLX's global generator after its seed, which goes on as after the app's own decode."""
+    apps()
+    case = "ltx2_5_keyframes"
+    least = golden(case).manifest["vae_config"]["decoder"]["stage_kernels"][0]
+    grid = [max(3, length) for length in least]
+    latents = mx.random.normal((1, 8, *grid), key=mx.random.key(5))
+    mx.random.seed(7)
+    noise = mx.random.normal((1, 3, 8 * (grid[0] - 1) + 1, 32 * grid[1], 32 * grid[2]))
+    next_draw = mx.random.normal((3,))
+    vae = VideoVAE.from_pretrained(golden(case).checkpoint, encoder=False)
+    expected = vae.decode(latents, noise=[noise], steps=1)
+    with integrations.install(save_latents="saved"):
+        module = importlib.import_module("mlx_video.models.ltx_2.diffusion_vae.decoder")
+        decoder = module.DiffusionVideoDecoder(network(case, "decoder"), diffusion_config(golden, case))
+        decoded = decoder(latents, seed=7, spatial_tiles=2)
+        assert mx.array_equal(mx.random.normal((3,)), next_draw)
+        half = decoder(latents.astype(mx.bfloat16), seed=7)
+        capsys.readouterr()
+        with pytest.raises(AssertionError, match="the app's own decode"):
+            decoder(latents[:, :, :2], seed=7)
+        assert "the app decodes clips of fewer than 3 latent frames in its own way" in capsys.readouterr().err
+    assert (decoded.shape, decoded.dtype, half.dtype) == (expected.shape, mx.float32, mx.float32)
+    assert mx.abs(decoded - expected).max().item() < tolerance(1e-4)
+    assert np.array_equal(load_file(min(Path("saved").iterdir()))["latents"], latents)
 
 
 def test_an_hdr_video_of_ltx_2_mlx_keeps_its_rate_and_its_keyframes(
@@ -435,12 +464,13 @@ def test_an_app_that_is_not_known_is_refused():
         integrations.install("mlx-video")
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
 @pytest.mark.parametrize("shape", [(1, 3, 5, 8, 8), (1, 3, 3, 5, 7), (2, 1, 1, 1, 1)])
-def test_keyed_noise_is_that_of_mlx_in_any_part(shape):
+def test_keyed_noise_is_that_of_mlx_in_any_part(shape, dtype):
     key = mx.random.key(30005)
-    whole = np.array(mx.random.normal(shape, key=key)).transpose(0, 2, 3, 4, 1)
+    whole = np.array(mx.random.normal(shape, dtype, key=key).astype(mx.float32)).transpose(0, 2, 3, 4, 1)
     part = (slice(shape[2] // 2, shape[2]), slice(0, shape[3]), slice(shape[4] // 2, shape[4]))
-    found = np.array(KeyedNoise(key, shape).part(*part))
+    found = np.array(KeyedNoise(key, shape, dtype).part(*part))
     expected = whole[(slice(None), *part)]
     assert found.shape == expected.shape
     assert np.array_equal(found, expected)

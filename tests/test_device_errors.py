@@ -94,6 +94,24 @@ def test_they_are_explained_wherever_a_network_runs(vae, fail, run):
     assert_explained(caught.value, TOO_LONG[0], "macOS stopped the GPU")
 
 
+@pytest.mark.parametrize("after", [0, 1, 20])
+def test_they_are_explained_where_arrays_of_a_caller_are_read_as_weights(golden, weights, fail, after):
+    arrays = {name: mx.array(array) * 1 for name, array in weights("small_ltx2_3").items()}
+    fail(TOO_LARGE[0], after)
+    with pytest.raises(DeviceError) as caught:
+        VideoVAE.from_weights(arrays, golden("small_ltx2_3").manifest["vae_config"])
+    assert_explained(caught.value, TOO_LARGE[0], "ran out of memory")
+
+
+@pytest.mark.parametrize(
+    "run", [lambda vae: vae.decode(mx.array(LATENTS) * 1), lambda vae: vae.encode(mx.zeros((1, 3, 9, 64, 64)) + 0.5)]
+)
+def test_they_are_explained_where_arrays_of_a_caller_are_evaluated(vae, fail, run):
+    fail(TOO_LARGE[0])
+    with pytest.raises(DeviceError, match="ran out of memory"):
+        run(vae)
+
+
 def test_they_are_explained_where_frames_are_read(monkeypatch):
     def out_of_memory(*_):
         raise RuntimeError(TOO_LARGE[0])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ..errors import DeviceError
+from ..errors import DeviceError, LatentsError, LTXVAEError
 from ..files import explain_unwritable
 from ..startup import was_forked
 from .machine import Backend, Machine
@@ -140,6 +140,20 @@ def explained_device_errors() -> Iterator[None]:
                 text = explanation.format(folder=folder or "''", unwritable=unwritable, unloadable=unloadable)
                 raise DeviceError(text) from error
         raise
+
+
+def evaluate(noun: str, *arrays: mx.array, error: type[LTXVAEError] = LatentsError) -> None:
+    """Evaluate a caller's arrays. Raises `error` for arrays of other threads, since MLX's streams belong to threads."""
+    try:
+        with explained_device_errors():
+            mx.eval(*arrays)
+    except RuntimeError as problem:
+        if "in current thread" not in str(problem):
+            raise
+        raise error(
+            f"the {noun} are lazy arrays of another thread, and MLX cannot evaluate them in this one; call mx.eval on "
+            "them where they are made."
+        ) from problem
 
 
 def _kernel_folder() -> str:

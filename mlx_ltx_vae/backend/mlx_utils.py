@@ -135,21 +135,6 @@ def refused_in_transformations() -> Iterator[None]:
         ) from error
 
 
-def evaluate(noun: str, *arrays: mx.array, error: type[LTXVAEError] = LatentsError) -> None:
-    """Evaluate a caller's arrays. Raises `error` for arrays of other threads, since MLX's streams belong to threads."""
-    clear_streams_at_thread_end()
-    try:
-        with refused_in_transformations():
-            mx.eval(*arrays)
-    except RuntimeError as problem:
-        if "in current thread" not in str(problem):
-            raise
-        raise error(
-            f"the {noun} are lazy arrays of another thread, and MLX cannot evaluate them in this one; call mx.eval on "
-            "them where they are made."
-        ) from problem
-
-
 def native_array(values: Any, noun: str, error: type[LTXVAEError] = LatentsError) -> mx.array | np.ndarray:
     """Return a caller's array in the byte order of this machine. Raises `error` for anything but numbers."""
     if isinstance(values, mx.array):

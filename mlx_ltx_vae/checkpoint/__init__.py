@@ -8,7 +8,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -207,8 +206,7 @@ class Checkpoint:
     def evaluate(self, label: str, *arrays: mx.array) -> None:
         """Evaluate tensors of the checkpoint. Raises a `CheckpointError` naming `label` if they cannot be read."""
         try:
-            # An array in memory may belong to another thread, and that error is not the device's.
-            with nullcontext() if self.is_in_memory else explained_device_errors():
+            with explained_device_errors():
                 mx.eval(arrays)
         except DeviceError:
             raise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..backend.device import check_process, give_back_cache
+from ..backend.device import check_process, explained_device_errors, give_back_cache
 from ..backend.mlx_utils import DTYPES, count_nonfinite, kept_random_state, to_bool, to_float
 from ..errors import CheckpointError
 from ..models.base import Network, Statistics
@@ -97,6 +97,7 @@ class NetworkHandle(Generic[NetworkT]):
         self._network, self._load, self._lock = network, None, threading.Lock()
 
 
+@explained_device_errors()
 def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> Network | None:
     """Make a network and load its weights, cast to `dtype` unless it is `None`.
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from ..backend.mlx_utils import DTYPES, evaluate, load_safetensors, to_mlx
+from ..backend.device import evaluate
+from ..backend.mlx_utils import DTYPES, load_safetensors, to_mlx
 from ..errors import CheckpointError, excerpt
 from ..files import FileState, file_state
 from ..shapes import Shape

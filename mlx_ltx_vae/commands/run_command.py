@@ -10,6 +10,7 @@ import pkgutil
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -30,6 +31,12 @@ from .launchers import find_here, is_here, requirement, strip_launcher
 _SHEBANG_LINES = 3  # an interpreter with a long path is in a line after #!/bin/sh
 _START_BYTES = 4096
 _ARCHIVES = (".pyz", ".zip")
+_NOUNS = ("decode", "encode")
+#: Audit events of a program that starts another one, with the index of the words of its command line.
+_START_EVENTS = {"subprocess.Popen": 1, "os.posix_spawn": 1, "os.spawn": 2, "os.system": 0}
+_PYTHON_WORD = re.compile(r"(^|[\s/'\"])python[0-9.]*t?($|[\s'\"])")
+#: Modules that are imported when `multiprocessing` starts a process which inherits nothing.
+_SPAWNERS = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver")
 
 #: Code of a main module, its file, and its spec, which scripts do not have.
 Main = tuple[CodeType, str, ModuleSpec | None]
@@ -51,16 +58,19 @@ def run_program(arguments: argparse.Namespace) -> int:
     argv, folder, load = find_program(arguments.program)
     code: object = None
     failure: Exception | None = None
+    children: list[str] = []
     with ExitStack() as stack:
         installed = stack.enter_context(
             install(memory_budget=arguments.memory_budget, save_latents=arguments.save_latents)
         )
         stack.enter_context(_as_started(argv, folder))
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # so that unfinished files are removed
-            signal.signal(signal.SIGTERM, _terminate)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:  # so that unfinished files are removed
+                signal.signal(number, _terminate)
         is_process = is_command()
         if is_process:  # threads of the program and its exit handlers still need the replaced decoders
             atexit.register(stack.pop_all().close)
+            sys.addaudithook(partial(_note_child, children))
         release_process()
         main = load()
         try:
@@ -74,8 +84,9 @@ def run_program(arguments: argparse.Namespace) -> int:
         except BaseException:
             if is_process:  # Python prints and ends it as it does without this package
                 sys.excepthook = partial(_print_error, sys.excepthook)
+                _say_end(argv[0], installed, children)
             raise
-        say(_describe_run(argv[0], installed))
+        _say_end(argv[0], installed, children)
         if failure is not None:
             _print_error(sys.excepthook, type(failure), failure, None)
     if code is None or isinstance(code, int):
@@ -122,15 +133,51 @@ def _program_frames(traceback: TracebackType | None) -> TracebackType | None:
     return traceback
 
 
-def _describe_run(name: str, installed: Installed) -> str:
-    """Describe what ran here in a line."""
-    if not installed.replaced and not installed.moved:
-        return f"{one_line(name)} imported no decoder that is known ({', '.join(APPS)})."
-    if not counts:
-        return f"{one_line(name)} decoded nothing here; its own decoder ran, if any did."
-    done = " and ".join(format_count(number, name) for name, number in sorted(counts.items()))
+def _note_child(children: list[str], event: str, arguments: tuple[Any, ...]) -> None:
+    """Add the command line of the first Python process that the program starts, as a hook for Python's audit events."""
+    if event not in _START_EVENTS or children:
+        return
+    words = str(arguments[_START_EVENTS[event]])  # an exception here would be one of the program
+    if _PYTHON_WORD.search(words):
+        children.append(words)
+
+
+def _say_end(name: str, installed: Installed, children: list[str]) -> None:
+    """Say what ran here, and what lies in the folder for latents, in a line."""
     folder = current().folder
-    return f"{done} ran here{'' if folder is None else f', with the latents in {folder}'}."
+    threads = [thread for thread in threading.enumerate() if not thread.daemon]
+    if folder is not None and len(threads) == 1:  # others may decode the video of kept sound
+        folder.close()
+    text = _describe_run(one_line(name), installed)
+    num_files = 0 if folder is None else folder.count_files()
+    if num_files:
+        text += f", with the latents in {folder} ({format_count(num_files, 'file')})"
+    elif folder is not None:
+        text += f"; no latents were saved in {folder}"
+    if not num_files and not any(counts.values()) and (children or any(module in sys.modules for module in _SPAWNERS)):
+        options = "" if folder is None else f"save_latents={str(folder)!r}"
+        say(
+            f"{one_line(name)} started Python processes, whose decoders are their own; start these with mlx_ltx_vae "
+            f"run --, or begin them with: from mlx_ltx_vae import integrations; integrations.install({options})."
+        )
+    say(f"{text}.")
+
+
+def _describe_run(name: str, installed: Installed) -> str:
+    """Describe what ran here, without a full stop."""
+    if not installed.replaced and not installed.moved:
+        return f"{name} imported no decoder that is known ({', '.join(APPS)})"
+    done = _join_counts({noun: counts[noun] for noun in _NOUNS})
+    unfinished = _join_counts({noun: counts[f"begun {noun}"] - counts[noun] for noun in _NOUNS})
+    if done:
+        return f"{done} ran here" + (f", and {unfinished} did not end" if unfinished else "")
+    if unfinished:
+        return f"{unfinished} began here and did not end"
+    return f"{name} decoded nothing here; its own decoder ran, if any did"
+
+
+def _join_counts(numbers: dict[str, int]) -> str:
+    return " and ".join(format_count(number, noun) for noun, number in numbers.items() if number > 0)
 
 
 def find_program(words: list[str]) -> tuple[list[str], str, Callable[[], Main]]:

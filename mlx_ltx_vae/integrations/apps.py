@@ -12,7 +12,8 @@ class Entry:
 
     Attributes:
         path: "Class.method", or "function", in the module.
-        dropin: the name of a function that is called in its place, or of a context manager around its calls.
+        dropin: the name of a function that is called in its place, or of a context manager around its calls. "" leaves
+            it as it is, and only saves its latents.
         parameters: the names of all parameters in all versions that were read, without `self`.
         is_around: whether the drop-in is a context manager.
         is_optional: other versions of the module do not have it, or other apps with a module of this name.
@@ -38,6 +39,10 @@ class Entry:
     def is_encode(self) -> bool:
         return self.dropin.startswith("encode")
 
+    @property
+    def is_decode(self) -> bool:
+        return not self.is_encode and self.dropin != "with_sound_kept"
+
 
 @dataclass(frozen=True)
 class NetworkNotes:
@@ -47,11 +52,13 @@ class NetworkNotes:
         names: regular expressions of parts of its tensors' names, and what checkpoints have in their place.
         untimed: regular expression of the names that change nothing where it has no timestep embedder.
         padding: of its convolutions along height and width, which have no attribute that says it.
+        seeds_generator: it draws noise with MLX's global generator, which it seeds, in the dtype of its activations.
     """
 
     names: tuple[tuple[str, str], ...] = ()
     untimed: str = ""
     padding: str | None = None
+    seeds_generator: bool = False
 
 
 class CallOptions(NamedTuple):
@@ -67,14 +74,16 @@ class CallOptions(NamedTuple):
 
 #: Keywords of apps that change no pixel here: they set how a decode is cut into pieces, and what is printed.
 HARMLESS = {"tiling_config", "tiling_mode", "allow_small_overlap", "chunked_conv", "_materialize_stages", "debug"}
-HARMLESS |= {"verbose", "show_progress", "audio_path", "chunk_size", "tile_batch_size"}
+HARMLESS |= {"verbose", "show_progress", "audio_path", "chunk_size", "tile_batch_size", "spatial_tiles"}
 
 _VIDEO_VAE = "ltx_core_mlx.model.video_vae.video_vae"
 _DIFFUSION = "ltx_core_mlx.model.video_vae.diffusion_decoder.decoder"
 _BLOCKS = "ltx_pipelines_mlx.utils.blocks"
+_MLX_VIDEO_DIFFUSION = "mlx_video.models.ltx_2.diffusion_vae.decoder"
 _SIMPLE = "LTX_2_MLX.model.video_vae.simple_decoder"
 _TILING = "LTX_2_MLX.model.video_vae.tiling"
 _STREAM = ("latent", "video_latent", "output_path", "frame_rate", "fps", "audio_path", "seed", "keyframes")
+_FRAMES = ("latent", "seed", "keyframes")
 _TILED = ("sample", "tiling_config", "tiling_mode", "causal", "timestep", "debug", "on_frames_ready")
 _WHOLE = ("sample", "causal", "timestep", "debug", "chunked_conv")
 _LTX_2_MLX = ("latent", "timestep", "show_progress", "causal")
@@ -112,17 +121,19 @@ APPS: dict[str, tuple[Entry, ...]] = {
         ),
         Entry(_BLOCKS, "_DiffusionVideoDecoder.decode_and_stream", "stream_wrapped", _STREAM, is_optional=True),
         Entry(_BLOCKS, "VideoDecoder.decode_and_stream", "without_estimate", _STREAM, is_around=True),
+        Entry(_BLOCKS, "VideoDecoder.iter_frames", "", _FRAMES, is_around=True, is_optional=True),
+        Entry(_BLOCKS, "VideoDecoder.decode_single_frame", "", _FRAMES, is_around=True, is_optional=True),
         Entry(_BLOCKS, "AudioDecoder.__call__", "with_sound_kept", ("audio_latent",), is_around=True),
+    ),
+    "Blaizzy/mlx-video": (
+        *_mlx_video("mlx_video.models.ltx_2.video_vae.decoder"),
         Entry(
-            "ltx_pipelines_mlx.utils.hdr_media",
-            "encode_hdr_outputs",
-            "with_output",
-            ("chunks", "output_path", "fps", "exr_color_space"),
-            is_around=True,
-            is_optional=True,
+            _MLX_VIDEO_DIFFUSION,
+            "DiffusionVideoDecoder.__call__",
+            "decode_float",
+            ("latent", "seed", "spatial_tiles"),
         ),
     ),
-    "Blaizzy/mlx-video": _mlx_video("mlx_video.models.ltx_2.video_vae.decoder"),
     "james-see/mlx-video-with-audio": _mlx_video("mlx_video.models.ltx.video_vae.decoder"),
     "dmlsrc/LTX-2-MLX": (
         Entry(
@@ -146,7 +157,10 @@ NETWORKS = {
         ),
         untimed=r"scale_shift_table$|^timestep_scale_multiplier$",
         padding="reflect",
-    )
+    ),
+    f"{_MLX_VIDEO_DIFFUSION}:DiffusionVideoDecoder": NetworkNotes(
+        names=((r"^(mean|std)_of_means$", r"per_channel_statistics.\1-of-means"),), seeds_generator=True
+    ),
 }
 
 

@@ -11,7 +11,6 @@ Exceptions of the app's callbacks reach the app. Exceptions of this package are 
 a RuntimeError, and a `TilingError` also a ValueError.
 """
 
-import inspect
 import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -26,8 +25,6 @@ import mlx.nn as nn
 from ..backend.mlx_utils import DTYPES, parse_dtype
 from ..errors import PlanError, TilingError, quote, warn
 from ..frame_format import RGB8, FrameFormat, FrameOutput, FrameStep
-from ..latents.keyframes import Keyframes
-from ..latents.writer import NO_SPACE
 from ..options import MAX_SEED, DecodeKeywords
 from ..pipeline.frames import FrameChunk, to_format_in_parts
 from ..pipeline.progress import open_bar
@@ -39,8 +36,9 @@ from ..tiling.config import TilingConfig
 from ..tiling.layout import TileLayout
 from ..vae import VideoVAE
 from .apps import HARMLESS, CallOptions
-from .networks import app_noise, vae_of
-from .settings import current, output
+from .networks import app_noise, seeds_generator, vae_of
+from .saving import AppDecode, app_decode, to_keyframes
+from .settings import current
 
 PlanT = TypeVar("PlanT", bound=Plan)
 
@@ -251,21 +249,11 @@ def with_sound_kept(app_call: partial) -> Iterator[None]:
 
     The app decodes the sound, which differs from the reference in the first 60 ms and the last 20 ms.
     """
-    if (folder := current().folder) is not None:
-        _, latents, *_ = (*app_call.args, *app_call.keywords.values())
+    values = (*app_call.args, *app_call.keywords.values())
+    latents = next((value for value in values if isinstance(value, mx.array)), None)
+    if (folder := current().folder) is not None and latents is not None:
         folder.hold_sound(latents)
     yield
-
-
-@contextmanager
-def with_output(app_call: partial) -> Iterator[None]:
-    """Note the file and its rate while a function of ltx-2-mlx writes an HDR video as it is decoded."""
-    values = inspect.signature(app_call.func).bind(*app_call.args, **app_call.keywords).arguments
-    token = output.set((values.get("output_path"), values.get("fps")))
-    try:
-        yield
-    finally:
-        output.reset(token)
 
 
 def _start(
@@ -322,10 +310,11 @@ def _prepare(decoder: nn.Module, latents: mx.array, call_options: CallOptions) -
 
 def _save(latents: mx.array, vae: VideoVAE | None, call_options: CallOptions) -> None:
     """Save latents of a VAE if a folder is set. `None` means that the VAE is not known."""
-    if (folder := current().folder) is not None and latents.ndim == _AXES:
-        fps = call_options.frame_rate or output.get()[1]
-        scale, space = (DEFAULT_SCALE, NO_SPACE) if vae is None else (vae.config.scale, vae.latent_space)
-        folder.save(latents, scale, fps, to_keyframes(call_options.keyframes), space)
+    decode = app_decode.get()  # `None` if an app calls the drop-in by its name
+    if decode is None and latents.ndim == _AXES:
+        decode = AppDecode(latents, call_options._asdict())
+    if decode is not None:
+        decode.save(vae)
 
 
 def _decode_options(
@@ -336,7 +325,7 @@ def _decode_options(
     The apps pass a timestep and a seed to any VAE.
     """
     assert vae.decoder is not None
-    spec, options = vae.decoder.spec, DecodeKeywords(keyframes=to_keyframes(call_options.keyframes))
+    spec, options = vae.decoder.spec, DecodeKeywords(keyframes=to_keyframes(call_options._asdict()))
     if spec.has_timestep:
         if timestep is None:
             timestep = getattr(decoder, "decode_timestep", None)
@@ -345,26 +334,18 @@ def _decode_options(
     if spec.has_latent_noise:
         options["seed"] = call_options.seed & MAX_SEED
     elif any(layer.noise_channels for layer in spec.layers):
-        warn(
-            "the diffusion decoder sees the whole width, as the reference's whole mode does, and ltx-2-mlx four slabs "
-            "of it, so pixels near the left and right edges differ from the app's own."
-        )
+        if not seeds_generator(decoder):
+            warn(
+                "the diffusion decoder sees the whole width, as the reference's whole mode does, and ltx-2-mlx four "
+                "slabs of it, so pixels near the left and right edges differ from the app's own."
+            )
         planes = 0 if options["keyframes"] is None else len(options["keyframes"].frames)
-        seeded_maps = app_noise(decoder, spec, latents.shape, planes, call_options.seed)
+        seeded_maps = app_noise(decoder, spec, latents, planes, call_options.seed)
         noise_maps = (call_options.noise, call_options.keyframe_noise)
         options["noise"] = [
             seeded if noise is None else noise for seeded, noise in zip(seeded_maps, noise_maps, strict=False)
         ]
     return options
-
-
-def to_keyframes(keyframes: Any) -> Keyframes | None:
-    """Convert an app's keyframes: `latents` (B, C, P, H', W') and `pixel_frame_indices`, from the first frame on."""
-    if keyframes is None or isinstance(keyframes, Keyframes):
-        return keyframes
-    if getattr(keyframes, "clip_start_frame", 0):
-        raise PlanError("keyframes of a clip that begins in the middle of a video are not supported; decode it whole.")
-    return Keyframes(keyframes.latents, list(keyframes.pixel_frame_indices))
 
 
 def _check_causal(decoder: nn.Module, causal: bool | None) -> None:
@@ -399,7 +380,6 @@ DROPINS: dict[str, Callable[..., Any]] = {
         decode_streaming,
         encode_whole,
         with_sound_kept,
-        with_output,
     )
 }
 DROPINS["decode_float"] = partial(decode_whole, output_dtype="float32")  # as Acelogic's LTX-2-MLX does

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from itertools import groupby
@@ -14,13 +15,14 @@ from types import ModuleType
 from typing import Any
 
 from .apps import APPS, HARMLESS, CallOptions, Entry, apps_of
-from .settings import Settings, is_rescued, pop, push, say
+from .settings import Settings, current, is_rescued, pop, push, say
 
 #: Names of the drop-ins' parameters by their names in apps. The first one, latents or pixels, is passed by position.
 _OTHER_NAMES = {"fps": "frame_rate", "tiling": "tiling_config"}
 
 
 _KNOWN_OPTIONS = {*CallOptions._fields, "fps"} | HARMLESS
+_DEFAULTS = ("seed", "frame_rate", "fps")
 
 #: A module or a class, and the name of a function of it.
 _Target = tuple[Any, str]
@@ -95,16 +97,23 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
                 self._replace_class(app, module, owner, list(group))
 
     def _replace_class(self, app: str, module: ModuleType, owner: str, entries: list[Entry]) -> None:
-        """Replace all functions of a class, or none if one is missing or needs a parameter that no drop-in has."""
+        """Replace all functions of a class, or none if one is missing or needs a parameter that no drop-in has.
+
+        The latents of functions that stay the app's are saved too, if a folder is set.
+        """
         namespace = getattr(module, owner, None) if owner else module
-        app_functions = {entry: None if namespace is None else vars(namespace).get(entry.name) for entry in entries}
-        if entries[0].is_optional and not any(app_functions.values()):
-            return
+        members: Mapping[str, Any] = {} if namespace is None else vars(namespace)
+        app_functions = {
+            entry: members.get(entry.name) for entry in entries if entry.name in members or not entry.is_optional
+        }
         problems = [problem for entry, function in app_functions.items() if (problem := _find_problem(entry, function))]
         if problems:
             name = owner or entries[0].name
             say(f"{app}{_version(module)}: {'; '.join(problems)}; {name} stays the app's own.")
             self.moved += problems
+            for entry, function in app_functions.items():
+                if entry.is_decode and inspect.isfunction(function) and current().folder is not None:
+                    self._replace(namespace, replace(entry, dropin="", is_around=True), function, ())
             return
         for entry, function in app_functions.items():
             if unknown := _unknown_parameters(entry, function):
@@ -115,7 +124,7 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
                     option_names = " and ".join(options)
                     say(f"{app}{_version(module)}: {text} {option_names}; calls that use it stay the app's own.")
                 self.moved.append(f"{text} {', '.join(unknown)}")
-            self._replace(namespace, entry, function, tuple(entry.name for entry in entries))
+            self._replace(namespace, entry, function, tuple(entry.name for entry in app_functions))
             self.replaced.setdefault(app, []).append(f"{module.__name__}:{entry.path}")
 
     def _replace(self, namespace: Any, entry: Entry, function: Any, names: tuple[str, ...]) -> None:
@@ -143,7 +152,12 @@ def install(*apps: str, memory_budget: str | int | None = None, save_latents: st
     A class that differs from the table in an app's version is not replaced, and one line on standard error says so.
     Where a drop-in fails, the latents are saved, a line says where, and the app's own function runs.
     """
-    return Installed(apps_of(apps), push(memory_budget, save_latents))
+    modules, folder = apps_of(apps), None
+    if save_latents is not None:
+        from .saving import LatentsFolder  # which imports MLX
+
+        folder = LatentsFolder(save_latents)
+    return Installed(modules, push(memory_budget, folder))
 
 
 def make_replacement(
@@ -158,22 +172,23 @@ def make_replacement(
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        is_other = owner is not None and not _inherits(args[0] if args else None, owner, names)
         app_call = functools.partial(original, *args, **kwargs)
-        if is_rescued.get() or is_other:
+        is_other = owner is not None and not _inherits(args[0] if args else None, owner, names)
+        if is_rescued.get() or (is_other and current().folder is None):
             return app_call()
-        from .dropins import DROPINS  # which imports the decoder
-        from .networks import give_back_weights
-        from .rescue import call
+        try:
+            values = dict(_named_arguments(signature, args, kwargs))
+        except TypeError:  # which the app's function raises too
+            return app_call()
+        from .networks import give_back_weights  # which imports the decoder
+        from .rescue import call, call_app
 
-        if entry.is_around:
-            with DROPINS[entry.dropin](app_call):
-                return app_call()
-        values = dict(_named_arguments(signature, args, kwargs))
+        if entry.is_around or is_other:
+            return call_app(replace(entry, dropin="") if is_other else entry, app_call, values)
         later_names = [name for name in list(values)[num_positional:] if name in signature.parameters]
         if any(name not in entry.parameters and name not in _KNOWN_OPTIONS for name in later_names):
             give_back_weights()
-            return app_call()
+            return call_app(entry, app_call, values)
         values = {_OTHER_NAMES.get(name, name): value for name, value in values.items()}
         return call(entry, app_call, values, num_positional)
 
@@ -186,13 +201,16 @@ def _named_arguments(
 ) -> Iterator[tuple[str, Any]]:
     """Yield the arguments of a call that differ from the defaults, with the names of the app's parameters.
 
+    Those that the drop-ins have under the same name are yielded always, since the app's defaults may be other ones.
     Keywords that are no parameters of the app's function follow.
     """
     keywords = {name: value for name, value in kwargs.items() if name in signature.parameters}
-    for name, value in signature.bind(*args, **keywords).arguments.items():
+    bound = signature.bind(*args, **keywords)
+    bound.apply_defaults()
+    for name, value in bound.arguments.items():
         if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
             yield from value.items()
-        elif value is not signature.parameters[name].default:
+        elif value is not signature.parameters[name].default or (name in _DEFAULTS and value is not None):
             yield name, value
     yield from ((name, value) for name, value in kwargs.items() if name not in keywords)
 

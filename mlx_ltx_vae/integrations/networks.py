@@ -6,9 +6,10 @@ the first use, except those that the VAE does not keep, and lazy arrays with the
 the weights.
 """
 
+import math
 import re
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -18,10 +19,11 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map_with_path
 
+from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import dtype_name, named_parameters
 from ..checkpoint import Checkpoint, open_weights
 from ..checkpoint.files import StoredNetwork
-from ..errors import CheckpointError, quote
+from ..errors import CheckpointError, PlanError, quote
 from ..models.convolution.conv3d import Conv3d
 from ..models.diffusion_decoder.config import CLASS_NAME as DIFFUSION_CLASS
 from ..models.diffusion_decoder.config import DECODER_CLASS_NAME
@@ -50,12 +52,19 @@ class _LoadedVAE(NamedTuple):
 _MAX_DIFFERENT = 0.01
 _moved_networks: list["weakref.ref[nn.Module]"] = []
 
+_DIFFUSION_KEYS = (
+    "in_channels", "out_channels", "patch_size", "head_dim", "stage_channels", "stage_depths", "stage_kernels",
+    "upsamples", "stage5_kernel", "t_emb_dim", "timestep_scale_multiplier",
+)  # fmt: skip
 # Padding of convolutions along height and width, by its names in apps. LTX-2-MLX has two ways to pad with zeros.
 _PADDING = {"zeros": "zeros", "manual": "zeros", "conv": "zeros", "reflect": "reflect"}
 #: Offset that ltx-2-mlx adds to the seed of the diffusion decoder's noise.
 _SEED_OFFSET = 30000
+#: Beginnings of the names of arrays whose dtypes decide about the one of mlx-video's noise, with the latents'.
+_NOISE_DTYPE = ("mean_of_means", "std_of_means", "conv_in.", "det_stages.", "upsamples.")
 
 
+@explained_device_errors()
 def vae_of(network: nn.Module, dtype: mx.Dtype | None = None) -> VideoVAE:
     """Return the `VideoVAE` with the weights of an app's decoder or encoder, which is made once for these weights.
 
@@ -105,17 +114,44 @@ def give_back_weights() -> None:
         delattr(network, _ATTRIBUTE)
 
 
-def app_noise(decoder: nn.Module, spec: NetworkSpec, shape: Sequence[int], planes: int, seed: int) -> list[KeyedNoise]:
-    """Return the noise that ltx-2-mlx draws for its diffusion decoder: of the video, and of keyframe planes."""
+def app_noise(decoder: nn.Module, spec: NetworkSpec, latents: mx.array, planes: int, seed: int) -> list[KeyedNoise]:
+    """Return the noise that an app draws for its diffusion decoder: of the video, and of keyframe planes.
+
+    Raises:
+        PlanError: for a short clip that the app pads otherwise.
+    """
+    grid = [length + sum(spec.added(axis, length)) for axis, length in zip(Axis, latents.shape[2:], strict=True)]
+    frames, height, width = spec.scale.video_grid(cast(Any, grid))
+    shapes = [(len(latents), 3, length, height, width) for length in (frames, planes) if length]
+    if not seeds_generator(decoder):
+        keys = _ltx_2_mlx_keys(decoder, seed)
+        return [KeyedNoise(key, shape) for key, shape in zip(keys, shapes, strict=False)]
+    if grid[0] != latents.shape[2]:
+        raise PlanError(f"the app decodes clips of fewer than {grid[0]} latent frames in its own way.")
+    mx.random.seed(seed)
+    arrays = [array for name, array in named_parameters(decoder).items() if name.startswith(_NOISE_DTYPE)]
+    return [KeyedNoise(_draw_key(), shape, mx.result_type(latents, *arrays)) for shape in shapes]
+
+
+def seeds_generator(network: nn.Module) -> bool:
+    """Return whether an app's network draws noise with MLX's global generator."""
+    return _notes(type(network)).seeds_generator
+
+
+def _ltx_2_mlx_keys(decoder: nn.Module, seed: int) -> Iterator[mx.array]:
+    """Yield the keys of the noise that ltx-2-mlx draws, of the video and of keyframe planes."""
     make_key, make_plane_key = getattr(decoder, "noise_key", None), getattr(decoder, "_keyframe_noise_key", None)
     key = mx.random.key(seed + _SEED_OFFSET) if make_key is None else make_key(seed)
-    grid = [length + sum(spec.added(axis, length)) for axis, length in zip(Axis, shape[2:], strict=True)]
-    frames, height, width = spec.scale.video_grid(cast(Any, grid))
-    noise = [KeyedNoise(key, (shape[0], 3, frames, height, width))]
-    if planes:
-        plane_key = mx.random.split(key)[1] if make_plane_key is None else make_plane_key(seed)
-        noise.append(KeyedNoise(plane_key, (shape[0], 3, planes, height, width)))
-    return noise
+    yield key
+    yield mx.random.split(key)[1] if make_plane_key is None else make_plane_key(seed)
+
+
+def _draw_key() -> mx.array:
+    """Return the key of the next draw of MLX's global generator, and let it go on as after that draw."""
+    state = cast(list[mx.array], mx.random.state)
+    key = mx.random.split(state[0])[1]
+    mx.random.normal(())
+    return key
 
 
 def _cached_vae(network: nn.Module, weights: Mapping[str, mx.array], config: dict[str, Any] | None) -> VideoVAE | None:
@@ -201,7 +237,9 @@ def _network_config(network: nn.Module) -> dict[str, Any] | None:
     """Return the configuration in the attributes of an app's network, as checkpoints state it; `None` without any."""
     app_config = getattr(network, "config", None)
     if hasattr(app_config, "stage5_kernel"):
-        return _diffusion_config(app_config)
+        return _diffusion_config(app_config, t_emb_dim=getattr(app_config, "t_embed_hidden", None))
+    if hasattr(network, "stage_kernels"):
+        return _diffusion_config(network, **_geometry(network))
     modes = {getattr(module, "spatial_padding_mode", None) for module in network.modules()} - {None}
     modes = modes or {_notes(type(network)).padding} - {None}
     mode_names = {str(getattr(mode, "value", mode)) for mode in modes}
@@ -217,13 +255,25 @@ def _network_config(network: nn.Module) -> dict[str, Any] | None:
     return {"_class_name": CLASS_NAME, **config} if config else None
 
 
-def _diffusion_config(config: Any) -> dict[str, Any]:
-    """Return the configuration of ltx-2-mlx's diffusion decoder, which predicts the picture in one step."""
-    names = ("in_channels", "out_channels", "patch_size", "head_dim", "stage_channels", "stage_depths", "stage_kernels")
-    more_names = ("upsamples", "stage5_kernel", "timestep_scale_multiplier")
-    decoder = {name: getattr(config, name) for name in (*names, *more_names)}
-    decoder |= {"t_emb_dim": config.t_embed_hidden, "default_num_inference_steps": 1, "_class_name": DECODER_CLASS_NAME}
+def _diffusion_config(source: object, **values: Any) -> dict[str, Any]:
+    """Return the configuration of an app's diffusion decoder, which predicts the picture in one step.
+
+    `values` replace the attributes of the `source`.
+    """
+    decoder = {name: getattr(source, name) for name in _DIFFUSION_KEYS if hasattr(source, name)} | values
+    decoder |= {"default_num_inference_steps": 1, "_class_name": DECODER_CLASS_NAME}
     return {"_class_name": DIFFUSION_CLASS, "model_output_type": "x0", "decoder": decoder}
+
+
+def _geometry(network: nn.Module) -> dict[str, Any]:
+    """Return the configuration of mlx-video's diffusion decoder that is no attribute, from its modules and weights."""
+    shapes = {name: array.shape for name, array in named_parameters(network).items()}
+    upsamples = []
+    for index, module in enumerate(getattr(network, "upsamples", ())):
+        rows, width = shapes[f"upsamples.{index}.proj.weight"]
+        upsamples.append([module.stride, math.prod(module.stride) * width // rows])
+    (head_dim,) = shapes["det_stages.0.0.attn.q_norm.weight"]
+    return {"upsamples": upsamples, "head_dim": head_dim, "t_emb_dim": shapes["t_embedder.mlp.0.weight"][0]}
 
 
 def _update(network: nn.Module, arrays: Mapping[str, mx.array]) -> None:

@@ -1,21 +1,73 @@
-"""Calls of drop-ins that end in the app's own function where a drop-in fails, so that a generation ends in a video."""
+"""Calls of replaced functions. They end in the app's own function where a drop-in fails, and so in a video."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
-from ..errors import describe_error, telling_warnings
-from ..latents.writer import rescue_latents
+from ..backend.device import explained_device_errors
+from ..errors import DeviceError, describe_error, telling_warnings
 from .apps import Entry
-from .dropins import DROPINS, to_keyframes
+from .dropins import DROPINS
 from .networks import give_back_weights
-from .settings import counts, current, is_rescued, output, say
+from .saving import AppDecode, app_decode, part_of
+from .settings import counts, is_rescued, say
 
 _CALLBACK = "on_frames_ready"
 _TIME_AXIS = 2  # of frames (B, 3, n, H, W)
+
+
+def call_app(entry: Entry, app_call: partial, values: Mapping[str, Any]) -> Any:
+    """Call an app's own function in the context of its entry, and save the latents that it decodes.
+
+    `values` are its arguments by its names.
+    """
+    if inspect.isgeneratorfunction(app_call.func):  # which begins with its first frame
+        return _follow(entry, app_call, values)
+    decode = _begin(entry, values)
+    with part_of(decode), _around(entry, app_call):
+        return app_call()
+
+
+def _follow(entry: Entry, app_call: partial, values: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the results of an app's generator."""
+    decode = _begin(entry, values)
+    with _around(entry, app_call):
+        results = app_call()
+        try:
+            while True:
+                with part_of(decode):
+                    parts = [next(results, results)]
+                if parts[0] is results:
+                    return
+                yield parts.pop()  # a suspended generator must not hold an array that it has yielded
+        finally:
+            results.close()
+
+
+def _around(entry: Entry, app_call: partial) -> Any:
+    """Return the context of an app's own function."""
+    return DROPINS[entry.dropin](app_call) if entry.is_around and entry.dropin else nullcontext()
+
+
+def _begin(entry: Entry, values: Mapping[str, Any], *, saves: bool = True) -> AppDecode | None:
+    """Return the decode that a call is part of or begins, `None` without latents among its arguments."""
+    decode = app_decode.get()
+    if decode is None and entry.is_decode:
+        latents = next((value for value in values.values() if _is_latents(value)), None)
+        decode = None if latents is None else AppDecode(latents, values)
+        if decode is not None and saves:
+            with telling_warnings(say):
+                decode.save()
+    return decode
+
+
+def _is_latents(value: object) -> bool:
+    """Return whether a value is an array (B, C, F', H', W') or (C, F', H', W')."""
+    return isinstance(value, mx.array) and value.ndim in (4, 5)
 
 
 def call(entry: Entry, app_call: partial, values: dict[str, Any], num_positional: int) -> Any:
@@ -23,22 +75,25 @@ def call(entry: Entry, app_call: partial, values: dict[str, Any], num_positional
 
     `values` are the arguments by the names of the drop-in, of which the first ones are passed by position.
     """
+    decode = _begin(entry, values, saves=False)  # the drop-in does, when it knows the VAE
     positional = [values.pop(name) for name in list(values)[:num_positional]]
     callback_errors: list[Exception] = []
     if (callback := values.get(_CALLBACK)) is not None:
         values[_CALLBACK] = _once(callback, callback_errors)
         app_call = _exchange_argument(app_call, callback, values[_CALLBACK])
+    noun = "encode" if entry.is_encode else "decode"
+    counts[f"begun {noun}"] += 1
     try:
-        with telling_warnings(say):
+        with part_of(decode), telling_warnings(say):
             result = DROPINS[entry.dropin](*positional, **values)
     except Exception as error:
         if error in callback_errors:  # the app's
             raise
-        _prepare_rescue(entry, positional, values, error)
+        _prepare_rescue(entry, decode, error)
     else:
         if isinstance(result, Iterator):
-            return _iterate(result, app_call, partial(_prepare_rescue, entry, positional, values))
-        counts["encode" if entry.is_encode else "decode"] += 1
+            return _iterate(result, app_call, decode, partial(_prepare_rescue, entry, decode))
+        counts[noun] += 1
         return result
     with _rescued():  # outside the block, so that an error of the app has no other one as its context
         return app_call()
@@ -71,7 +126,10 @@ def _exchange_argument(app_call: partial, argument: object, replacement: object)
 
 
 def _iterate(
-    chunks: Iterator[mx.array], app_call: partial, prepare_rescue: Callable[[Exception], None]
+    chunks: Iterator[mx.array],
+    app_call: partial,
+    decode: AppDecode | None,
+    prepare_rescue: Callable[[Exception], None],
 ) -> Iterator[mx.array]:
     """Yield the frames of a drop-in, and the rest of the app's own where it fails."""
     num_frames = 0  # that the app has
@@ -79,7 +137,7 @@ def _iterate(
     try:
         while True:
             try:
-                with telling_warnings(say):
+                with part_of(decode), telling_warnings(say):
                     parts: list[Any] = [next(chunks, None)]
             except Exception as error:
                 prepare_rescue(error)
@@ -109,28 +167,26 @@ def _iterate(
             yield chunk[:, :, done:]
 
 
-def _prepare_rescue(entry: Entry, positional: Sequence[Any], values: Mapping[str, Any], error: Exception) -> None:
+def _prepare_rescue(entry: Entry, decode: AppDecode | None, error: Exception) -> None:
     """Save the latents of a call, say so, and give the app its weights back."""
-    text = describe_error(error).rstrip(".")
-    arrays = [value for value in positional if isinstance(value, mx.array)]
-    if arrays and not entry.is_encode:
-        text += f"; {_save(arrays[0], values)}"
+    counts["begun encode" if entry.is_encode else "begun decode"] -= 1
+    text = describe_error(_explain(error)).rstrip(".")
+    if decode is not None:
+        with telling_warnings(say):
+            text += f"; {decode.rescue()}"
     give_back_weights()
     say(f"{text}; the app's own {entry.name} runs.")
 
 
-def _save(latents: mx.array, values: Mapping[str, Any]) -> str:
-    """Save latents, unless they are, and return a statement of where they are."""
-    folder = current().folder
-    if folder is not None and (path := folder.path_of(latents)):
-        return f"its latents are in {path}"
-    output_path, fps = output.get()
-    keyframes = None
-    with suppress(Exception):  # of keyframes whose kind is not known, which may be why the decode failed
-        keyframes = to_keyframes(values.get("keyframes"))
-    path, rate = values.get("output_path", output_path), values.get("frame_rate", fps)
-    left_out = "" if (keyframes is None) is (values.get("keyframes") is None) else ", without the keyframes"
-    return rescue_latents(latents, path, rate, keyframes) + left_out
+def _explain(error: Exception) -> Exception:
+    """Return the `DeviceError` of an error that MLX raised, or another error as it is."""
+    try:
+        with explained_device_errors():
+            raise error
+    except DeviceError as explained:
+        return explained
+    except Exception:
+        return error
 
 
 @contextmanager

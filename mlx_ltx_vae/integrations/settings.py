@@ -1,6 +1,5 @@
 """Options of the installed drop-ins, and what they have done in this process. Without MLX, until latents are saved."""
 
-import os
 import sys
 from collections import Counter
 from contextlib import suppress
@@ -24,14 +23,11 @@ class Settings:
 
 _stack = [Settings()]
 
-#: Number of decodes and encodes that went through, by "decode" and "encode".
+#: Number of decodes and encodes that went through, by "decode" and "encode", and that have begun, by "begun decode".
 counts: Counter[str] = Counter()
 
 #: Whether an app's own function is running in the place of a drop-in that failed.
 is_rescued: ContextVar[bool] = ContextVar("is_rescued", default=False)
-
-#: File that an app writes with what it decodes now, and its rate, where it does not state them with the latents.
-output: ContextVar[tuple[str | None, float | None]] = ContextVar("output", default=(None, None))
 
 
 def current() -> Settings:
@@ -39,14 +35,10 @@ def current() -> Settings:
     return _stack[-1]
 
 
-def push(memory_budget: str | int | None, folder: str | os.PathLike | None) -> Settings:
+def push(memory_budget: str | int | None, folder: "LatentsFolder | None") -> Settings:
     """Begin an installation with these options. `None` keeps what the installation before it has."""
     before = current()
-    settings = Settings(before.memory_budget if memory_budget is None else memory_budget, before.folder)
-    if folder is not None:
-        from .saving import LatentsFolder  # which imports MLX
-
-        settings.folder = LatentsFolder(folder)
+    settings = Settings(before.memory_budget if memory_budget is None else memory_budget, folder or before.folder)
     _stack.append(settings)
     return settings
 

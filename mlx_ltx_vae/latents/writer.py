@@ -16,6 +16,7 @@ from types import MappingProxyType
 import mlx.core as mx
 import numpy as np
 
+from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import dtype_name, to_mlx
 from ..errors import LatentsError, WriterError, describe_error, quote
 from ..files import PartFile, numbered_names, writing_to
@@ -150,6 +151,7 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
             yield block.swapaxes(0, 1).tobytes()
 
 
+@explained_device_errors()
 def save_latents(
     path: str | os.PathLike,
     latents: mx.array,
@@ -164,8 +166,10 @@ def save_latents(
     carry: int | None = None,
     space: LatentSpace = NO_SPACE,
     overwrite: bool = True,
-) -> None:
+) -> Path:
     """Write normalized latents `(B, C, F', H', W')` as safetensors. The file gets its name when it is complete.
+
+    Returns its path, which has a number if without `overwrite` another file has taken the name meanwhile.
 
     Args:
         latents: float32, float16 or bfloat16.
@@ -193,7 +197,8 @@ def save_latents(
             raise LatentsError(f"{path}: a source has a whole number of frames above 0, not {quote(source_frames)}.")
         grid = {"num_frames": num_frames, "height": height, "width": width}
         sizes = grid | {"source_frames": source_frames, "carry": carry}
-        writer.complete(fps=fps, sizes=sizes, audio=audio, keyframes=keyframes, space=space)
+        other_path = writer.complete(fps=fps, sizes=sizes, audio=audio, keyframes=keyframes, space=space)
+    return other_path or Path(path)
 
 
 def rescue_latents(
@@ -227,6 +232,7 @@ def rescue_latents(
     return f"its latents are not saved ({problem})"
 
 
+@explained_device_errors()
 def save_sound_latents(path: str | os.PathLike, audio: mx.array) -> None:
     """Write audio latents (B, 8, T, 16) without a video, named as by `save_latents`. Existing files are kept."""
     audio, part = to_mlx(audio, "audio latents"), PartFile(Path(path), overwrite=False)

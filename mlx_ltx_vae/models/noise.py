@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple, cast
 import mlx.core as mx
 import numpy as np
 
-from ..backend.mlx_utils import evaluate, to_mlx
+from ..backend.device import evaluate
+from ..backend.mlx_utils import to_mlx
 from ..errors import LatentsError, quote
 from ..options import DECODE_DEFAULTS, MAX_SEED, ConventionName, DecodeOptions
 from ..shapes import Grid, LatentShape, Shape
@@ -70,20 +71,21 @@ class LatentNoise(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyedNoise:
-    """Noise `mx.random.normal(shape, key=key)` of a picture (B, 3, T, H, W), computed in parts.
+    """Noise `mx.random.normal(shape, dtype, key=key)` of a picture (B, 3, T, H, W), computed in parts.
 
     It replaces an array, which would take as much memory as the video.
     """
 
     key: mx.array
     shape: Shape
+    dtype: mx.Dtype = mx.float32
 
     @property
     def ndim(self) -> int:
         return len(self.shape)
 
     def part(self, time: slice, rows: slice, columns: slice) -> mx.array:
-        """Return the noise (B, T, H, W, 3) of a part of the picture."""
+        """Return the noise (B, T, H, W, 3) of a part of the picture, as float32."""
         size = math.prod(self.shape)
         axes = (slice(0, self.shape[0]), slice(0, self.shape[1]), time, rows, columns)
         dtype = mx.uint32 if size < 2**32 else mx.int64
@@ -98,7 +100,8 @@ class KeyedNoise:
         x0 = mx.where(is_second, index - middle, index)
         x1 = mx.where(index < half, x0 + middle, mx.where(is_second, index, 0))
         key = self.key.astype(mx.uint32)
-        values = _keyed_normal(key[0], key[1], x0.astype(mx.uint32), x1.astype(mx.uint32), is_second)
+        scale = mx.array(math.sqrt(2), self.dtype)
+        values = _keyed_normal(key[0], key[1], x0.astype(mx.uint32), x1.astype(mx.uint32), is_second, scale)
         return values.transpose(0, 2, 3, 4, 1)
 
 
@@ -173,8 +176,10 @@ def _normal(bits: mx.array) -> mx.array:
 
 
 @partial(mx.compile, shapeless=True)
-def _keyed_normal(key0: mx.array, key1: mx.array, x0: mx.array, x1: mx.array, is_second: mx.array) -> mx.array:
-    """Return the normally distributed float32 of MLX's generator, Threefry-2x32, for pairs of counters."""
+def _keyed_normal(
+    key0: mx.array, key1: mx.array, x0: mx.array, x1: mx.array, is_second: mx.array, scale: mx.array
+) -> mx.array:
+    """Return the normal noise of MLX's generator, Threefry-2x32, in the dtype of `scale`, for pairs of counters."""
     keys = (key0, key1, key0 ^ key1 ^ mx.array(_PARITY, dtype=mx.uint32))
     x0, x1 = x0 + keys[0], x1 + keys[1]
     for group in range(5):
@@ -185,7 +190,8 @@ def _keyed_normal(key0: mx.array, key1: mx.array, x0: mx.array, x1: mx.array, is
         x0, x1 = x0 + keys[(group + 1) % 3], x1 + keys[(group + 2) % 3] + (group + 1)
     bits = mx.where(is_second, x1, x0).astype(mx.float32)
     low, below_1 = float(np.nextafter(np.float32(-1), np.float32(0))), float(np.nextafter(np.float32(1), np.float32(0)))
-    return math.sqrt(2) * mx.erfinv(mx.minimum(bits / (2**32 - 1), below_1) * (1 - low) + low)
+    values = mx.erfinv(mx.minimum(bits / (2**32 - 1), below_1) * (1 - low) + low)
+    return (scale * values.astype(scale.dtype)).astype(mx.float32)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from itertools import chain, islice
 import mlx.core as mx
 import numpy as np
 
-from ..backend.device import check_process, confirm_device
-from ..backend.mlx_utils import dtype_name, evaluate, from_numpy, native_array, to_bool, to_list
+from ..backend.device import check_process, confirm_device, evaluate
+from ..backend.mlx_utils import dtype_name, from_numpy, native_array, to_bool, to_list
 from ..checkpoint.loading import NetworkHandle
 from ..errors import LatentsError, PlanError, TilingError, option, warn
 from ..models.base import Encoder, SoundEncoder

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.mlx_utils import to_mlx
-from ..errors import LatentsError, LTXVAEError, PlanError, warn
+from ..errors import LatentsError, LTXVAEError, PlanError, takes_options, warn
 from ..frame_format import common_format
 from ..latents.keyframes import Keyframes
 from ..latents.writer import rescue_latents
@@ -281,7 +281,8 @@ def _rescued(latents: Any, keyframes: Keyframes | None, output: DecodeOutput, in
     try:
         yield
     except LTXVAEError as error:
-        if isinstance(latents, (mx.array, np.ndarray)):
+        # `integrations` saves the latents of an app's call, which may be in a file already.
+        if takes_options() and isinstance(latents, (mx.array, np.ndarray)):
             text = str(error).rstrip(".")
             array = to_mlx(latents, "latents")
             error.args = (f"{text}; {rescue_latents(array, output.names[index], output.fps, keyframes)}.",)

@@ -10,8 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 import mlx.core as mx
 import numpy as np
 
+from ..backend.device import evaluate
 from ..backend.machine import VALUES_AT_ONCE
-from ..backend.mlx_utils import count_nonfinite, evaluate, native_array, take_joined, to_float, to_mlx
+from ..backend.mlx_utils import count_nonfinite, native_array, take_joined, to_float, to_mlx
 from ..errors import LatentsError, option, warn
 from ..models.base import Decoder, Statistics
 from ..models.noise import Draws, LatentBox
