@@ -107,6 +107,10 @@ class AudioVAE(OpenedVAE[SoundConfig]):
         """
         source, dtype = cls._open(source, dtype, SOUND, encoder=encoder, decoder=decoder)
         dtypes = {name: source.cast_dtype(name, dtype) for name in ("encoder", "decoder")} | {"vocoder": mx.float32}
+        requested = [name for name, is_requested in (("encoder", encoder), ("decoder", decoder)) if is_requested]
+        if source.networks.keys().isdisjoint(requested):
+            networks = " and no ".join(requested)
+            raise CheckpointError(f"{source.name}: it has no {networks} of sound; give a file or folder that has one.")
         vae = cls(
             cast(SoundConfig, source.config),
             NetworkHandle[SoundEncoder].open(source, "encoder", dtypes["encoder"]) if encoder else None,

@@ -76,7 +76,7 @@ def test_the_convolutional_vae_of_ltx_2_5_is_called_so_where_its_name_is_known(
     save_file(weights("ltx2_3"), path, metadata(golden, "ltx2_3") | ({"model_version": version} if version else {}))
     found = open_checkpoint(path)
     assert found.config.generation == inspect_checkpoint(found)["generation"] == generation
-    assert found.used("decoder")["generation"] == generation
+    assert found.source.networks["decoder"]["generation"] == generation
     assert_same_checkpoint(found, open_checkpoint(golden("ltx2_3").checkpoint))
     converted = convert_checkpoint(found, tmp_path / "converted")
     assert converted.generation == open_checkpoint(tmp_path / "converted").config.generation == generation

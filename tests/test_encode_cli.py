@@ -23,6 +23,7 @@ from mlx_ltx_vae.backend.mlx_utils import psnr
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main
 from mlx_ltx_vae.latents import LatentsWriter
+from mlx_ltx_vae.pipeline.encode import EncodePipeline
 from mlx_ltx_vae.video import open_sink
 from tolerances import tolerance
 from video_files import read, run_ffmpeg, write
@@ -335,13 +336,13 @@ def test_a_size_of_other_proportions_crops_unless_told_to_resize_and_both_are_sa
 
 def test_tiles_blend_latents_whatever_their_batches(golden, tmp_path, capsys, monkeypatch):
     batch_sizes = []
-    encode_stream = VideoVAE.encode_stream
+    stream = EncodePipeline.stream
 
-    def watched(self, frames, plan, **options):
+    def watched(self, frames, plan):
         batch_sizes.append(plan.tile_batch_size)
-        return encode_stream(self, frames, plan, **options)
+        return stream(self, frames, plan)
 
-    monkeypatch.setattr(VideoVAE, "encode_stream", watched)
+    monkeypatch.setattr(EncodePipeline, "stream", watched)
     frames = make_frames(9, (192, 128))
     path, checkpoint = write_video(tmp_path / "clip.mkv", frames), golden("small_ltx2_3").checkpoint
     arguments = (path, "-m", checkpoint)

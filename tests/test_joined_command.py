@@ -18,7 +18,7 @@ from audio_cases import random_latents
 from many_files import VAE as DEMO
 from many_files import failed, names, run
 from mlx_ltx_vae import AudioVAE, Keyframes, VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
-from mlx_ltx_vae.commands.decode_command import DecodeJob
+from mlx_ltx_vae.checkpoint import loading
 from mlx_ltx_vae.commands.items import join_items, read_inputs
 from mlx_ltx_vae.commands.sound import SoundTask
 from mlx_ltx_vae.decode import main as decode
@@ -186,14 +186,14 @@ def replaced(path, values):
 @pytest.mark.parametrize("change", [overwritten, cut_and_written, replaced])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_window_that_changes_after_it_was_planned_is_an_error(windows, monkeypatch, capsys, change, name):
-    path, load = Path(f"windows/{name}.safetensors"), DecodeJob.load
+    path, load = Path(f"windows/{name}.safetensors"), loading.load_network
     os.utime(path, ns=(0, 0))  # before any tick of the clock in which the test runs
 
-    def loaded(job):
+    def loaded(*arguments):
         change(path, np.array(windows[0]))
-        return load(job)
+        return load(*arguments)
 
-    monkeypatch.setattr(DecodeJob, "load", loaded)
+    monkeypatch.setattr(loading, "load_network", loaded)
     line = failed(capsys, "windows", *VAE, "--join", "--carry", CARRY, "-o", "film.npy")
     assert line.startswith(f"error: {path}: cannot be read, as the file changed while it was read; wait until ")
 

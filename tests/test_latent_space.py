@@ -75,7 +75,7 @@ def test_a_conversion_keeps_the_release_that_its_source_states(golden, tmp_path,
     assert "encoder and decoder (LTX-2.5), " in capsys.readouterr().out
     source, converted = open_checkpoint(named), open_checkpoint(tmp_path / "vae")
     assert converted.latent_space == source.latent_space
-    assert converted.used("decoder")["generation"] == source.config.generation == "LTX-2.5"
+    assert converted.source.networks["decoder"]["generation"] == source.config.generation == "LTX-2.5"
 
 
 def test_python_states_the_vae_that_it_is_given(golden, tmp_path):
@@ -120,12 +120,12 @@ def test_latents_of_two_releases_fit_the_vaes_of_both_unless_the_statistics_diff
     names = ["ltx-2.3.safetensors", "ltx-2.5.safetensors", "vae.safetensors"]
     vaes = [shutil.copy(golden(case).checkpoint, tmp_path / name) for name in names]
     own = open_checkpoint(vaes[0]).latent_space.fingerprint
-    for vae in map(open_checkpoint, vaes):
+    for vae in map(VideoVAE.from_pretrained, vaes):
         for generation in ("LTX-2.3", "LTX-2.5"):
             assert vae.describe_mismatch(LatentSpace(generation, None)) is None
             assert vae.describe_mismatch(LatentSpace(generation, own)) is None
             problem = vae.describe_mismatch(LatentSpace(generation, "0" * 16))
-            assert problem == f"of a VAE with other statistics than {vae.name}"
+            assert problem == f"of a VAE with other statistics than {vae.source.name}"
         assert vae.describe_mismatch(LatentSpace("LTX-2", None)).startswith("of LTX-2, and ")
     channels = open_checkpoint(vaes[0]).config.latent_channels
     for vae, generation in zip(vaes, ("LTX-2.5", "LTX-2.3", "LTX-2.5"), strict=True):
@@ -136,7 +136,7 @@ def test_latents_of_two_releases_fit_the_vaes_of_both_unless_the_statistics_diff
     other_space = LatentSpace("LTX-2.5", "0" * 16)
     save_latents(tmp_path / "clip.safetensors", latents, space=other_space, overwrite=True)
     assert decode.main(command) == 0
-    problem = f"of a VAE with other statistics than {vae.name}, so the frames will be wrong"
+    problem = f"of a VAE with other statistics than {Path(vae).name}, so the frames will be wrong"
     assert f"{problem}; decode them with the VAE that they were made for." in capsys.readouterr().err
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from .. import demo
 from ..audio_vae import AudioVAE
-from ..errors import CheckpointError
 from ..latents import check_latents_name, is_for_comfyui
 from ..options import PlanOptions
 from ..pipeline.prepare_encode import EncodeReport, EncodeSettings
@@ -103,9 +102,6 @@ class EncodeJob(Job):
         vae = VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, decoder=False)
         if (audio_model := self.arguments.audio_model) is not None:
             audio_vae = AudioVAE.from_pretrained(audio_model, dtype=self.dtype, decoder=False)
-            if "encoder" not in audio_vae.source.networks:
-                name = audio_vae.source.name
-                raise CheckpointError(f"{name}: it has no encoder of sound; give a file or folder that has one.")
             self.settings = replace(self.settings, audio=audio_vae)
         return vae
 
