@@ -21,7 +21,7 @@ from .checkpoint.loading import NetworkHandle
 from .checkpoint.locate import is_on_hub
 from .errors import CheckpointError, LatentsError, PlanError
 from .models.base import SOUND, Decoder, Network, SoundConfig, SoundEncoder
-from .opened_vae import OpenedVAE, published_network
+from .opened_vae import OpenedVAE, described_network
 from .options import PLAN_DEFAULTS, ModeName, PlanOptions
 from .pipeline.audio import (
     AudioStream,
@@ -130,9 +130,9 @@ class AudioVAE(OpenedVAE[SoundConfig]):
         stored = DTYPES[requested or published.family.published_dtype]
         vae = cls(
             cast(SoundConfig, published.config),
-            published_network(published, "encoder", stored),
-            published_network(published, "decoder", stored),
-            published_network(published, "vocoder", mx.float32),
+            described_network(published, "encoder", stored),
+            described_network(published, "decoder", stored),
+            described_network(published, "vocoder", mx.float32),
         )
         return vae._note_source(VAESource(published.name))
 

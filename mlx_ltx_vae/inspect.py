@@ -16,6 +16,7 @@ from .audio_vae import AudioVAE, find_sound_decoder
 from .backend.mlx_utils import to_float
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.files import Archive, StoredNetwork, is_index
+from .checkpoint.loading import NetworkHandle
 from .checkpoint.locate import Location, locate, read_export, recognize
 from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, ReaderError, excerpt, printable, warn
 from .files import MAX_INSPECTED_VALUES, START_BYTES, Format, find_format
@@ -25,6 +26,7 @@ from .latents.keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
 from .latents.metadata import DEFAULT_VAE_NAME, is_audio_name
 from .model_table import Kind, models_for
 from .models.base import NETWORKS, PICTURES, SOUND, Medium, SoundConfig
+from .opened_vae import described_network
 from .pipeline.sources import are_unusual, count_unusual, frame_moments, join_moments, read_frames
 from .planning.clip import lookahead, receptive_field
 from .shapes import DEFAULT_SCALE, Grid, format_size, sampled_frames
@@ -314,7 +316,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Report:
         "receptive_field": None if spec is None else receptive_field(spec)._asdict(),
         "lookahead": None if spec is None else lookahead(spec),
         **_networks(NETWORKS, networks, description),
-        "plans": _plans(VideoVAE.from_pretrained(checkpoint)) if "decoder" in networks else [],
+        "plans": _plans(checkpoint) if "decoder" in networks else [],
     }
 
 
@@ -344,9 +346,14 @@ def _quantization(stored: StoredNetwork) -> Report:
     return {"quantization": [{"bits": bits, "group_size": size} for bits, size in kinds]} if kinds else {}
 
 
-def _plans(vae: VideoVAE) -> list[Report]:
+def _describe(checkpoint: Checkpoint, network: str) -> NetworkHandle[Any] | None:
+    """Return a network of a checkpoint for plans."""
+    return described_network(checkpoint, network, checkpoint.cast_dtype(network, None) or checkpoint.dtype(network))
+
+
+def _plans(checkpoint: Checkpoint) -> list[Report]:
     """Plan decodes of the smallest videos of at least the usual sizes here, and their single passes if possible."""
-    reports = []
+    reports, vae = [], VideoVAE(checkpoint.config, None, _describe(checkpoint, "decoder"))
     for video in _USUAL_VIDEOS:
         shape = (1, vae.config.latent_channels, *vae.config.scale.covering_latent_grid(video))
         single = None
@@ -368,7 +375,8 @@ def _find_audio(source: str | Location) -> Report | None:
     config, networks = cast(SoundConfig, checkpoint.config), checkpoint.networks
     plans: list[Report] = []
     if {"decoder", "vocoder"} <= networks.keys():
-        vae = AudioVAE.from_pretrained(checkpoint)
+        decoder = _describe(checkpoint, "decoder")
+        vae = AudioVAE(config, None, decoder, described_network(checkpoint, "vocoder", mx.float32))
         plans = [vae.plan(round(seconds * config.latents_per_second)).as_dict() for seconds in _SECONDS]
     return {
         "kind": "audio checkpoint",

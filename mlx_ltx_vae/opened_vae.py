@@ -151,14 +151,14 @@ class OpenedVAE(Generic[ConfigT]):
         return sum(handle.num_bytes for name, handle in networks if name in running or handle.is_loaded)
 
 
-def published_network(published: PublishedVAE, network: str, dtype: mx.Dtype) -> NetworkHandle[Any] | None:
-    """Return a network of a published VAE without its files, whose weights are an error; `None` if it has none."""
+def described_network(vae: PublishedVAE | Checkpoint, network: str, dtype: mx.Dtype) -> NetworkHandle[Any] | None:
+    """Return a network for plans alone, whose weights are an error; `None` if the VAE does not have it."""
 
     def load() -> Network:
-        raise CheckpointError(f"{published.name}: this VAE was made without files; from_pretrained opens its weights.")
+        raise CheckpointError(f"{vae.name}: this VAE was made without files; from_pretrained opens its weights.")
 
     try:
-        spec = published.spec(network)
+        spec = vae.spec(network)
     except CheckpointError:  # the configuration does not describe it
         return None
     return NetworkHandle(NetworkHeader(spec, dtype, None), load)

@@ -21,7 +21,7 @@ from .latents.keyframes import Keyframes, frame_numbers
 from .model_table import Kind, list_names
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
 from .models.specs import NetworkSpec
-from .opened_vae import OpenedVAE, published_network
+from .opened_vae import OpenedVAE, described_network
 from .options import (
     PLAN_DEFAULTS,
     BitDepth,
@@ -228,7 +228,7 @@ class VideoVAE(OpenedVAE[Config]):
         """
         published, requested = PublishedVAE.find(generation, decoder), parse_dtype(dtype)
         stored = DTYPES[requested or published.family.published_dtype]
-        encoder, network = (published_network(published, name, stored) for name in NETWORKS)
+        encoder, network = (described_network(published, name, stored) for name in NETWORKS)
         vae = cls(published.config, encoder, network, keeps_dtype=requested is not None)
         report = {"generation": published.config.generation, "decoder": published.family.decoder}
         return vae._note_source(VAESource(published.name, networks={"decoder": report}))

@@ -20,13 +20,13 @@ from PIL import Image
 from many_files import VAE, failed, run
 from mlx_ltx_vae import VideoVAE, WriterError, decode, demo, encode, load_latents, preview, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.commands import encode_command
 from mlx_ltx_vae.commands.options import OVERWRITE_RULE
 from mlx_ltx_vae.commands.parsers import decode_parser, encode_parser, preview_parser
 from mlx_ltx_vae.conversion import convert_checkpoint
 from mlx_ltx_vae.files import PartFile, numbered_names
 from mlx_ltx_vae.latents import LatentsWriter
 from mlx_ltx_vae.pipeline import output as pipeline_output
+from mlx_ltx_vae.pipeline import prepare_encode
 from mlx_ltx_vae.video import OutputOptions, VideoWriter, check_output, open_sink, sink_table
 from mlx_ltx_vae.video.audio import write_wav
 from mlx_ltx_vae.video.pictures import write_png
@@ -202,7 +202,7 @@ def test_commands_say_where_an_output_is_whose_folder_was_renamed(clip, capsys, 
         return write_after
 
     monkeypatch.setattr(pipeline_output, "write_chunk", rename(pipeline_output.write_chunk))
-    monkeypatch.setattr(encode_command, "_write_all", rename(encode_command._write_all))
+    monkeypatch.setattr(prepare_encode, "_write_all", rename(prepare_encode._write_all))
     for index in range(25):
         Image.fromarray(np.full((64, 64, 3), index, np.uint8)).save(f"{index}.png")
     Path("before").mkdir()

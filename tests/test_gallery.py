@@ -21,16 +21,14 @@ from imageio_ffmpeg import get_ffmpeg_exe
 
 from gallery_pages import RGB, read_cards, save_clip
 from many_files import VAE, names, run
-from mlx_ltx_vae import demo, load_latents
+from mlx_ltx_vae import demo, load_latents, save_latents
 from mlx_ltx_vae.commands import gallery, gallery_page
 from mlx_ltx_vae.commands.gallery import find_text
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.integrations.saving import LatentsFolder
 from mlx_ltx_vae.latents.metadata import LatentSpace
 from mlx_ltx_vae.preview import main as preview
-from mlx_ltx_vae.shapes import DEFAULT_SCALE
 from test_full_disk import fill, small_disk  # noqa: F401
 from video_files import run_ffmpeg
 
@@ -298,9 +296,10 @@ def test_picks_by_the_generation_that_files_state(folder):
 def test_what_run_saves_is_looked_at_and_decoded(folder):
     """`run --save-latents`, this page and `decode --list`, one after another."""
     latents, _ = load_latents(demo.LATENTS)
-    saved = LatentsFolder("night")
+    Path("night").mkdir()
     for start in range(3):
-        saved.save(latents[:, :, start : start + 2, :4, :6], DEFAULT_SCALE, 25, space=LatentSpace("LTX-2.3"))
+        part = latents[:, :, start : start + 2, :4, :6]
+        save_latents(f"night/2026-01-01-00{start}.safetensors", part, fps=25, space=LatentSpace("LTX-2.3"))
     assert run(preview, "night", *RGB, "-o", "gallery.html", "-q") == 0
     cards = read_cards(Path("gallery.html"))
     assert [Path(card["path"]) for card in cards] == sorted(Path("night").resolve().iterdir())

@@ -138,6 +138,10 @@ class Checkpoint:
             return mx.float32
         return None if dtype is None else DTYPES[dtype]
 
+    def dtype(self, network: str) -> mx.Dtype:
+        """Return the dtype in which a network is stored."""
+        return DTYPES[self.networks[network].dtype]
+
     def spec(self, network: str) -> NetworkSpec:
         """Return the layers of a network. Raises a `CheckpointError` if the configuration does not describe it."""
         return self.family.spec(self.config, network)

@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..backend.device import check_process, explained_device_errors, give_back_cache
-from ..backend.mlx_utils import DTYPES, count_nonfinite, kept_random_state, to_bool, to_float
+from ..backend.mlx_utils import count_nonfinite, kept_random_state, to_bool, to_float
 from ..errors import CheckpointError
 from ..models.base import Network, Statistics
 from ..models.convolution.conv3d import prepared_modules
@@ -48,13 +48,12 @@ class NetworkHandle(Generic[NetworkT]):
 
         `dtype` and errors of `get` are as for `load_network`. Arrays in memory become the network at once.
         """
-        stored = checkpoint.networks.get(name)
-        if stored is None:
+        if name not in checkpoint.networks:
             return None
         load = partial(load_network, checkpoint.of_network(name), name, dtype)
         if checkpoint.is_in_memory:
             return cls(cast(Any, load()))
-        header = NetworkHeader(checkpoint.spec(name), dtype or DTYPES[stored.dtype], checkpoint.read_statistics())
+        header = NetworkHeader(checkpoint.spec(name), dtype or checkpoint.dtype(name), checkpoint.read_statistics())
         return cls(header, cast(Any, load))
 
     @property

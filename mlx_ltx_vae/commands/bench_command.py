@@ -52,7 +52,7 @@ Run = dict[str, Any]
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
     if launched_rank() is not None:
-        parser.error("it measures one process; for several ranks see decode --json in docs/scaling.md")
+        parser.error("it measures one process; start bench without a launcher")
     if arguments.order and "exact" not in (arguments.mode or ["exact"]):
         parser.error("--order belongs to the exact mode; add --mode exact")
     with parser.wrong_usage():
