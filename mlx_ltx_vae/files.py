@@ -401,7 +401,7 @@ def remove_part(path: Path, lock: int) -> None:
     """Remove what `create_part` has created, unless it has been renamed, and unlock it."""
     with suppress(OSError):
         path = find_open(path, lock)
-    if path.is_dir():
+    if os.path.isdir(path):
         remove_folder(path)
     else:
         remove_file(path)
@@ -568,7 +568,11 @@ class _Part:
     @property
     def path(self) -> Path:
         """Path to write to, which is another one after a folder above it was moved. `find_open` has the errors."""
-        self._part = find_open(self._part, self._lock)
+        try:
+            self._part = find_open(self._part, self._lock)
+        except FileNotFoundError:
+            if not os.path.exists(self._part):  # otherwise the file system gives open files other numbers
+                raise
         return self._part / self._content
 
     @property

@@ -174,6 +174,14 @@ def test_a_mac_tells_where_a_folder_has_gone(here, monkeypatch):
     assert list(content("after")) == ["out.npy"]
 
 
+@pytest.mark.parametrize("name", ["out.mp4", "out.npy", "out.safetensors", "out.png", "new/"])
+def test_a_file_system_that_gives_open_files_other_numbers_loses_nothing(here, monkeypatch, name):
+    monkeypatch.setattr(os.path, "samestat", lambda *_: False)
+    assert write(name) == name
+    assert target_of(name).stat().st_size > 50
+    assert len(content(".")) == 1
+
+
 @pytest.mark.parametrize("name", ["out.mp4", "out.npy", "out.wav", "out.safetensors", "out.png", "new/"])
 def test_a_part_that_is_removed_is_one_error_that_says_so(here, name):
     text = r"cannot be written \(another program has moved, removed or replaced it meanwhile\)\.$"

@@ -384,8 +384,11 @@ def test_a_named_pipe_in_a_folder_is_left_out_by_every_command(folder, capsys, m
     assert "pipes: this folder has no latent files" in capsys.readouterr().err
 
 
-def watch(monkeypatch, *steps, page="gallery.html", model=RGB):
-    """Run --watch, with a step after each look, which then follows at once, and Ctrl-C after the last."""
+def watch(monkeypatch, *steps, page="gallery.html", model=RGB, page_seconds=0):
+    """Run --watch, with a step after each look, which then follows at once, and Ctrl-C after the last.
+
+    During a look, a page is written `page_seconds` after the one before it.
+    """
     looks = iter(steps)
 
     def sleep(_):
@@ -395,6 +398,7 @@ def watch(monkeypatch, *steps, page="gallery.html", model=RGB):
         step()
 
     with monkeypatch.context() as inside:
+        inside.setattr(gallery, "_SECONDS_PER_PAGE", page_seconds)
         inside.setattr(gallery, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
         assert run(preview, "latents", *model, "-o", page, "--watch") == 130
     assert next(looks, None) is None
@@ -452,7 +456,7 @@ def test_a_watched_page_goes_on_when_a_full_disk_has_room_again(folder, small_di
         look()
         (small_disk / "filler").unlink()
 
-    watch(monkeypatch, fill_disk, look, free_disk, lambda: None, page=str(page))
+    watch(monkeypatch, fill_disk, look, free_disk, lambda: None, page=str(page), page_seconds=3600)
     cards = read_cards(page)
     assert [card["error"] for card in cards] == [""] * 5
     assert all((small_disk / "gallery-clips" / card["videos"][0]).stat().st_size > 500 for card in cards)

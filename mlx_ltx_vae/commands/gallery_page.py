@@ -20,6 +20,7 @@ PAGE_BYTES = 50_000_000  # of previews in a page; if they are more, they are fil
 _MARK = b'<!doctype html><meta name="generator" content="mlx_ltx_vae gallery">\n'
 _START, _END = '<script type="application/json" class="clip">', "</script>\n"
 _PREVIEW = re.compile(r"[\w.-]{1,80}-[0-9a-f]{8}(-[0-9]+)?\.mp4", re.ASCII)
+_ATTEMPTS = 100  # to make the folder of previews, which other galleries may remove
 _VERSION = "version.js"  # in the folder; tells a page that is watched that there is a newer one
 
 
@@ -61,7 +62,9 @@ class PreviewFolder:
     def use(self) -> None:
         """Make the folder if it is missing, and keep other galleries from removing its files until `clean`."""
         with writing_to(self.path):
-            while self._lock is None or not leads_to(self.path, self._lock):
+            for _ in range(_ATTEMPTS):
+                if self._lock is not None and leads_to(self.path, self._lock):
+                    break
                 self._release()
                 self.path.mkdir(parents=True, exist_ok=True)
                 with suppress(FileNotFoundError):  # another gallery has just removed it
@@ -112,8 +115,8 @@ def read_page(page: Path, may_replace: Callable[[list[str]], bool], *, is_dry_ru
                 values = json.loads(line[len(_START) : -len(_END)])
                 data, clip = [b64decode(text) for text in values.pop("data")], Clip(**values)
                 names = [name for name in clip.videos if _PREVIEW.fullmatch(name)]
-                if not is_dry_run:
-                    for name, content in zip(names, filter(None, data), strict=False):
+                for name, content in zip(names, data, strict=False):
+                    if content and not is_dry_run:
                         _write(folder.path / name, [content])
                 if names and (folder.has(names) or is_dry_run):
                     clips.append(clip)
@@ -127,8 +130,9 @@ def write_page(page: Path, clips: Sequence[Clip], *, is_watched: bool, is_comple
     files in the folder of previews that it needs.
     """
     folder, videos = preview_folder(page), {name for clip in clips for name in clip.videos}
-    is_large = sum((folder / name).stat().st_size for name in videos) * 4 // 3 > PAGE_BYTES  # in base64
-    has_data, version = is_complete and not (is_watched or is_large), str(time.time_ns())
+    has_data, version = is_complete and not is_watched, str(time.time_ns())
+    if has_data:  # otherwise previews may be missing, and are made later
+        has_data = sum((folder / name).stat().st_size for name in videos) * 4 // 3 <= PAGE_BYTES  # in base64
     parts = _parts(page, clips, version, is_watched=is_watched, has_data=has_data)
     _write(page, (part.encode() for part in parts))
     if is_watched:
