@@ -10,6 +10,7 @@ from comfy_api.latest import InputImpl, io
 from PIL import Image
 
 from mlx_ltx_vae import LatentsError, VideoReader, VideoVAE, demo, load_latents
+from mlx_ltx_vae.frame_format import FrameFormat, FrameOutput
 from mlx_ltx_vae.shapes import Size, format_size
 from mlx_ltx_vae.units import format_bytes
 from mlx_ltx_vae.video import Fit
@@ -24,6 +25,7 @@ from .video_nodes import Clip, describe, start_stream
 from .worker import Job, Report
 
 FRAMES_AT_ONCE = 8
+FLOATS = FrameOutput(FrameFormat("rgbf32le"))  # with white at 1
 RESIZE = {"crop": Fit.CROP, "fit": Fit.RESIZE}
 
 
@@ -62,16 +64,14 @@ class LTXDecodeFrames(FileNode):
 def decode_frames(job: Job, clip: Clip) -> np.ndarray:
     """Decode the frames (F, H, W, 3) in [0, 1], float32."""
     vae = host.networks.load(VideoVAE, clip.vae, "decoder")
-    plan, stream = start_stream(job, vae, clip)
+    plan, stream = start_stream(job, vae, clip, [FLOATS], joined=True)
     width, height = plan.frame_size
     shape = plan.num_frames, height, width, 3
-    num_bytes = 4 * int(np.prod(shape))
-    job.say(f"{format_bytes(num_bytes)} for the images")
-    host.make_room(job, plan.peak_bytes + num_bytes)
+    job.say(f"{format_bytes(plan.memory.result)} for the images")
+    host.make_room(job, plan.peak_bytes)
     images = np.empty(shape, np.float32)
     for chunk in job.chunks(stream):
-        chunk.check()
-        frames = np.array(mx.clip((chunk.frames[0].astype(mx.float32) + 1) / 2, 0, 1))
+        frames = np.clip(chunk.to_frames(FLOATS), 0, 1)
         done = chunk.start + len(frames)
         images[chunk.start : done] = frames
         job.reports.put(Report(done, plan.num_frames, np.rint(frames[-1] * 255).astype(np.uint8)))
