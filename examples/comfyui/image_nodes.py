@@ -9,7 +9,7 @@ import torch
 from comfy_api.latest import InputImpl, io
 from PIL import Image
 
-from mlx_ltx_vae import Fit, LatentsError, ReaderError, VideoReader, VideoVAE, demo, load_latents
+from mlx_ltx_vae import Fit, LatentsError, ReaderError, VideoReader, VideoVAE, demo, load_latents, video
 
 from . import host
 from .host import CATEGORY, FileNode, budget, budget_input, loaded_input, vae_input, vae_source
@@ -20,6 +20,7 @@ from .video_nodes import Clip, describe, start_stream
 from .worker import Job, Report, format_bytes
 
 FRAMES_AT_ONCE = 8
+FLOATS = video.FrameOutput(video.FrameFormat("rgbf32le"))  # with white at 1
 RESIZE = {"crop": Fit.CROP, "fit": Fit.RESIZE}
 Size = tuple[int, int]  # (width, height)
 
@@ -59,16 +60,14 @@ class LTXDecodeFrames(FileNode):
 def decode_frames(job: Job, clip: Clip) -> np.ndarray:
     """Decode the frames (F, H, W, 3) in [0, 1], float32."""
     vae = host.networks.load(VideoVAE, clip.vae, "decoder")
-    plan, stream = start_stream(job, vae, clip)
+    plan, stream = start_stream(job, vae, clip, [FLOATS], joined=True)
     width, height = plan.frame_size
     shape = plan.num_frames, height, width, 3
-    num_bytes = 4 * int(np.prod(shape))
-    job.say(f"{format_bytes(num_bytes)} for the images")
-    host.make_room(job, plan.peak_bytes + num_bytes)
+    job.say(f"{format_bytes(plan.memory.result)} for the images")
+    host.make_room(job, plan.peak_bytes)
     images = np.empty(shape, np.float32)
     for chunk in job.chunks(stream):
-        chunk.check()
-        frames = np.array(mx.clip((chunk.frames[0].astype(mx.float32) + 1) / 2, 0, 1))
+        frames = np.clip(chunk.to_frames(FLOATS), 0, 1)
         done = chunk.start + len(frames)
         images[chunk.start : done] = frames
         job.reports.put(Report(done, plan.num_frames, np.rint(frames[-1] * 255).astype(np.uint8)))

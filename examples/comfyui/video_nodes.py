@@ -340,9 +340,15 @@ def start_film(
 
 
 def start_stream(
-    job: Job, vae: VideoVAE, clip: Clip, outputs: Sequence[video.FrameOutput] = (), sound: Sequence[DecodePlan] = ()
+    job: Job,
+    vae: VideoVAE,
+    clip: Clip,
+    outputs: Sequence[video.FrameOutput] = (),
+    sound: Sequence[DecodePlan] = (),
+    *,
+    joined: bool = False,
 ) -> tuple[DecodePlan, DecodeStream]:
-    """Plan a decode, check all that it is given, and start it. `outputs` and `sound` are as for `VideoVAE.plan`."""
+    """Plan a decode, check all that it is given, and start it. `outputs` and so on are as for `VideoVAE.plan`."""
     options = clip.options.stream
     plan = vae.plan(
         clip.latents.shape,
@@ -350,6 +356,7 @@ def start_stream(
         keyframes=options.get("keyframes"),
         outputs=outputs,
         sound=sound,
+        joined=joined,
     )
     clip.options.check_keyframes(plan.num_frames)
     job.say(describe(plan))

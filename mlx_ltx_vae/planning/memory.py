@@ -56,7 +56,7 @@ class Memory:
             for an encode, the queued frames.
         caches: the caches of all layers between two steps.
         work: one step of the largest layer including its queued input, times the number of steps in flight.
-        result: the whole output, if it becomes one array: of MLX, or of numpy if a consumer converts it.
+        result: the whole output, if it becomes one array, of MLX or of numpy.
         sound: the run of a video's sound.
         buffer_cache: maximum size of MLX's cache of freed buffers.
         idle_caches: the caches and the queued pieces between two outputs, while another stream runs.

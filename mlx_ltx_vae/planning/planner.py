@@ -8,6 +8,7 @@ from typing import cast
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..errors import PlanError, TilingError, option, warn
+from ..frame_format import common_format
 from ..models.convolution.rules import TAPS
 from ..models.specs import NetworkSpec, check_frame_shape, check_latent_shape
 from ..options import PLAN_DEFAULTS, PlanOptions
@@ -384,7 +385,8 @@ class _Planner:
     def _with_all_memory(self, memory: Memory) -> Memory:
         """Add the memory outside of the run: other networks' weights, the whole output, the sound."""
         result, buffer = self._clip.result_bytes(self._machine.itemsize), self._machine.largest_buffer
-        if buffer is not None and result > buffer and not self._clip.outputs:  # which are arrays of numpy
+        is_numpy = common_format(self._clip.outputs) is not None  # the array of `decode_uint8`
+        if buffer is not None and result > buffer and not is_numpy:
             raise PlanError(
                 f"the whole output would be one array of {format_bytes(result)}, and the largest buffer of this device "
                 f"has {format_bytes(buffer)}; take it in parts, as from stream."
