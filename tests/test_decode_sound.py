@@ -268,7 +268,7 @@ def test_without_an_audio_model_the_one_that_fits_is_named(tmp_path, video, gold
 def test_without_an_audio_model_the_video_is_silent_and_a_warning_says_so(tmp_path, video, capsys):
     clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
     run(clip, "-m", video, "-o", tmp_path / "a.mp4")
-    remark = "has audio latents (final_audio_latent) too; --audio-model AUDIO (ltx-2.5, ltx-2.3, ltx-2, or a file)"
+    remark = "has audio latents (final_audio_latent) too; --audio-model AUDIO (ltx-2.3, ltx-2.5, ltx-2, or a file)"
     assert remark in capsys.readouterr().err
     assert b"audio" not in run_ffmpeg("-i", tmp_path / "a.mp4", "-c", "copy", "-f", "framehash", "-")
 
