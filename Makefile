@@ -38,6 +38,7 @@ lint: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	.venv/bin/lint-imports
+	.venv/bin/lint-imports scripts/import_circles.ini
 	$(PY) -m mypy
 
 # The reference of the Python API, from the docstrings: build/docs/index.html

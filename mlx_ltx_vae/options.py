@@ -17,9 +17,10 @@ from .units import expand_path
 
 if TYPE_CHECKING:
     from .latents.keyframes import Keyframes
-    from .models.noise import Noise
-    from .planning.plan import Plan
     from .tiling.config import TilingConfig
+
+#: Noise from callers: arrays in the order in which the network draws them, or "zeros". `None` draws it from a seed.
+Noise = Sequence[Any] | Literal["zeros"] | None
 
 #: What the options `mode`, `order`, `bit_depth` and `like` accept.
 ModeName = Literal["auto", "exact", "single", "tiled"]
@@ -124,7 +125,7 @@ class PlanOptions:
     outputs: tuple[FrameOutput, ...] = ()
     joined: bool | int = False
     held_frames: int | None = None
-    sound: "Sequence[Plan]" = ()
+    sound: Sequence[Any] = ()  # of `Plan`, which is made of these options
     holds_latents: bool = True
     weight_bytes: int | None = None
 
@@ -158,7 +159,7 @@ class DecodeOptions:
     seed: int = option_field(
         0, f"for VAEs that add noise: the seed of the noise, 0 to {MAX_SEED} (default: 0)", metavar="N"
     )
-    noise: "Noise" = None
+    noise: Noise = None
     noise_scale: float | None = option_field(
         None,
         "for VAEs 0.9.1 to 0.9.8: the share of the latents that is replaced by noise, 0 to 1 (default: 0.025)",
@@ -213,7 +214,7 @@ class DecodeKeywords(PlanKeywords, total=False):
 
     timestep: float | None
     seed: int
-    noise: "Noise"
+    noise: Noise
     noise_scale: float | None
     like: ConventionName
     unnormalized: bool

@@ -257,10 +257,10 @@ class DecodeJob(Job):
 
     def open(self) -> VideoVAE | AudioVAE:
         if self._sound_alone is not None:
-            if self._sound_alone.vae is None:
+            if not isinstance(audio_vae := self._sound_alone.vae, AudioVAE):
                 names = f"give --audio-model {list_names([Kind.SOUND])}, or a file"
                 raise CheckpointError(f"{self.arguments.model}: audio latents need an audio VAE; {names}.")
-            return self._sound_alone.vae
+            return audio_vae
         vae, arguments = self.open_pictures(), self.arguments
         self.reader = vae.reader(
             tensor=arguments.tensor,

@@ -3,7 +3,7 @@
 import time
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..audio_vae import AudioVAE
 from ..errors import LatentsError
@@ -18,10 +18,7 @@ from ..shapes import DEFAULT_SCALE
 from ..units import DEFAULT_FPS, format_seconds
 from ..video.audio import write_wav
 from .items import Item, Result
-from .jobs import Task
-
-if TYPE_CHECKING:
-    from .decode_command import DecodeJob
+from .jobs import Job, Task
 
 
 class SoundTask(Task):
@@ -29,7 +26,7 @@ class SoundTask(Task):
 
     plan: DecodePlan
 
-    def __init__(self, job: "DecodeJob", item: Item, settings: SoundSettings) -> None:
+    def __init__(self, job: Job, item: Item, settings: SoundSettings) -> None:
         super().__init__(job, item)
         assert isinstance(job.vae, AudioVAE)
         self._sound = self._film_sound(settings) if job.is_film else self._clip_sound(settings, job.vae)

@@ -5,12 +5,23 @@ from collections import Counter
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from ..errors import one_line
 
-if TYPE_CHECKING:
-    from .saving import LatentsFolder
+
+class SavingFolder(Protocol):
+    """What a `LatentsFolder` does for functions of apps."""
+
+    def save(self, decode: Any) -> None: ...
+
+    def write(self, decode: Any) -> None: ...
+
+    def hold_sound(self, latents: Any) -> None: ...
+
+    def count_files(self) -> int: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -18,7 +29,7 @@ class Settings:
     """Options of one `install`: those that it was given, and otherwise those of the installation before it."""
 
     memory_budget: str | int | None = None
-    folder: "LatentsFolder | None" = None
+    folder: SavingFolder | None = None
 
 
 _stack = [Settings()]
@@ -35,7 +46,7 @@ def current() -> Settings:
     return _stack[-1]
 
 
-def push(memory_budget: str | int | None, folder: "LatentsFolder | None") -> Settings:
+def push(memory_budget: str | int | None, folder: SavingFolder | None) -> Settings:
     """Begin an installation with these options. `None` keeps what the installation before it has."""
     before = current()
     settings = Settings(before.memory_budget if memory_budget is None else memory_budget, folder or before.folder)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 import numpy as np
@@ -116,10 +116,6 @@ class _KeyedPatches:
         _, time, *extents = box
         rows, columns = (slice(extent.start * self.side, extent.stop * self.side) for extent in extents)
         return patchify(self.noise.part(time, rows, columns), self.side)
-
-
-#: Noise from callers: arrays in the order in which the network draws them, or "zeros". `None` draws it from a seed.
-Noise = Sequence[mx.array | np.ndarray | KeyedNoise] | Literal["zeros"] | None
 
 
 @dataclass(frozen=True)
@@ -254,7 +250,7 @@ def draw(
         latents = partial(_draw_latents, seed, shape)
     elif isinstance(noise, Sequence) and not isinstance(noise, str):
         layer_shapes = _expected_shapes(shapes, tiles or {}, len(noise) - spec.has_latent_noise)
-        latent_noise, layer_noise = _read_arrays(spec, shape, layer_shapes, noise)
+        latent_noise, layer_noise = _read_arrays(spec, shape, layer_shapes, cast(Sequence[Any], noise))
         latents = None if latent_noise is None else lambda box: latent_noise[:, :, box[0], box[1], box[2]]
         maps = {name: cast(mx.array, layer_noise[name][_VIDEO_ORIGIN]) for name in maps}
         volumes = {name: replace(volume, values=layer_noise[name]) for name, volume in volumes.items()}

@@ -1,28 +1,47 @@
 """Sound of a decode: the audio latents of its input, their networks and their plan."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import mlx.core as mx
+import numpy as np
 
+from ..checkpoint import VAESource
 from ..errors import CheckpointError, LatentsError, excerpt, warn
 from ..files import FileState
 from ..latents import AudioLatentsFile, LatentsFile, open_audio_latents
 from ..model_table import Kind, list_names, models_for
+from ..models.base import SoundConfig, Statistics
 from ..options import PlanOptions
 from ..planning.film import Part, sound_parts
-from ..planning.plan import DecodePlan, Mode, Plan
+from ..planning.plan import DecodePlan, EncodePlan, Mode, Plan
 from ..shapes import Interval
 from ..units import DEFAULT_FPS, format_count
 from ..video.audio import Sound
 from .audio import AudioStream, every_chunk, join_sound
 
-if TYPE_CHECKING:
-    from ..audio_vae import AudioVAE
+
+class SoundVAE(Protocol):
+    """What decodes and encodes to files use of an `AudioVAE`."""
+
+    config: SoundConfig
+    sample_rate: int
+    source: VAESource
+
+    @property
+    def statistics(self) -> Statistics | None: ...
+
+    def plan_with(self, latents: int, options: PlanOptions) -> DecodePlan: ...
+
+    def plan_encode_with(self, seconds: float, options: PlanOptions) -> EncodePlan: ...
+
+    def stream(self, latents: mx.array, plan: DecodePlan) -> AudioStream: ...
+
+    def encode(self, waveform: Iterable[np.ndarray], sample_rate: int, plan: EncodePlan) -> mx.array: ...
 
 
 @dataclass(frozen=True)
@@ -37,14 +56,14 @@ class SoundSettings:
         is_required: whether missing sound is an error.
     """
 
-    find_vae: "Callable[[], AudioVAE | None]"
+    find_vae: Callable[[], SoundVAE | None]
     latents: str | None = None
     tensor: str | None = None
     unnormalized: bool | None = None
     is_required: bool = False
 
     @cached_property
-    def vae(self) -> "AudioVAE | None":
+    def vae(self) -> SoundVAE | None:
         return self.find_vae()
 
 
@@ -61,7 +80,7 @@ class ClipSound:
     """
 
     settings: SoundSettings
-    vae: "AudioVAE"
+    vae: SoundVAE
     batch: int
     lengths: Sequence[int]
     parts: Sequence[Part]
@@ -131,7 +150,7 @@ class ClipSound:
 
 def clip_sound(
     settings: SoundSettings,
-    vae: "AudioVAE",
+    vae: SoundVAE,
     file: AudioLatentsFile,
     frames: tuple[int, int] | None = None,
     fps: Fraction = DEFAULT_FPS,

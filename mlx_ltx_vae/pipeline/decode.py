@@ -18,18 +18,20 @@ from ..checkpoint import VAESource
 from ..checkpoint.loading import NetworkHandle
 from ..errors import DecodeError, LatentsError, PlanError
 from ..frame_format import RGB8, FrameFormat, FrameOutput
-from ..latents.keyframes import frame_numbers
+from ..latents.keyframes import Keyframes, frame_numbers
 from ..models.base import Config, Decoder
-from ..models.noise import NoiseShapes, draw
+from ..models.noise import NoiseShapes, draw, window_seed
 from ..models.specs import LONG_CLIP, NetworkSpec
 from ..options import DECODE_DEFAULTS, PLAN_DEFAULTS, DecodeOptions, PlanOptions, check_no_options
-from ..planning.film import FilmPlan, MakePlan
+from ..planning.film import FilmLayout, FilmPlan, MakePlan, plan_window
+from ..planning.memory import FRAMES_PER_CONVERSION
 from ..planning.plan import DecodePlan, Order, check_plan, choose_variant
 from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..planning.tiles import tile_spec
-from ..shapes import Axis, Grid
+from ..shapes import Axis, Grid, Interval
 from ..streaming.context import StreamContext
-from .film import Film
+from .crossfade import Crossfade, count_from_film
+from .film import Film, check_film, crop_window, join_keyframes, read_ahead
 from .frame_buffer import buffer_frames
 from .frames import FrameChunk, OnFramesReady, mlx_dtype, to_format, to_format_in_parts
 from .keyframes import add_planes, crop_chunks, pad_as_noise, usable_keyframes
@@ -154,7 +156,7 @@ class DecodePipeline:
                 raise PlanError("the plan was made for one window; plan the film, or leave the plan out.")
             if self.options.keyframes is not None:
                 raise LatentsError("each window has its own keyframes; give pairs (latents, keyframes) in windows.")
-            chunks, num_frames = latents.decode(self, plan)
+            chunks, num_frames = self._decode_film(latents, plan)
             chunks = chunks if self.format is None else _to_levels(chunks, self.format)
             return DecodeStream(chunks, self.state, num_frames)
         checked_latents, keyframes = as_latents(latents), self.options.keyframes
@@ -209,6 +211,26 @@ class DecodePipeline:
             check_values(latents, interval)
         warn_of_unusual(sample_moments(latents), shape, self.decoder.statistics, latents, self.options.unnormalized)
         return self._run(plan, partial(latent_source, latents, frames=interval))
+
+    def _decode_film(self, film: Film, plan: FilmPlan | None) -> tuple[Generator[FrameChunk, None, None], int | None]:
+        """Decode windows one after the other; return the chunks of the film, and its number of frames if known."""
+        spec, frames = self.decoder.spec, self.plan_options.frames
+        if plan is not None:
+            frames = plan.film_frames
+        layout, num_frames = film.layout(self.config.scale, spec, frames), None
+        self.state.work = 0 if plan is None else plan.multiply_adds
+        if film.is_complete:
+            film.check_values(layout, spec, frames)
+            num_frames = layout.num_frames if frames is None else frames[1] - frames[0]
+        joined: Crossfade[FrameChunk] = Crossfade(
+            lambda chunk: chunk.frames,
+            lambda chunk, start, frames: replace(chunk, start=start, frames=frames),
+            Axis.TIME,
+            _linear,
+            longest=FRAMES_PER_CONVERSION,
+            check=FrameChunk.check,
+        )
+        return joined.join(_decode_windows(self, film, layout, plan, frames)), num_frames
 
     def _decode_collected(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
         """Decode latents after all of them have arrived."""
@@ -285,6 +307,49 @@ class DecodePipeline:
             self.state.work = plan.multiply_adds
         run = Run(decoder, plan, source, context, self.state)
         return _decode_chunks(run, plan, check, record, self.format or plan.format)
+
+
+def _decode_windows(
+    pipeline: DecodePipeline,
+    film: Film,
+    layout: FilmLayout,
+    plan: FilmPlan | None,
+    frames: tuple[int, int] | None,
+) -> Iterator[tuple[Interval, int, Generator[FrameChunk, None, None]]]:
+    """Yield for each window the interval in which it fades in, the first position that waits, and its chunks."""
+    spec, blend, options = pipeline.decoder.spec, layout.blend, pipeline.options
+    if plan is None and film.is_complete:
+        plan = film.plan(pipeline.config.scale, spec, pipeline.make_plan, pipeline.consumer_options())
+    windows = enumerate(film.windows) if plan is None else read_ahead(film, layout, frames)
+    keyframes: Keyframes | None = None
+    for number, window in windows:
+        shape = window.shape
+        part = layout.parts[number] if number < len(layout.parts) else layout.add(spec, shape, window.name)
+        keyframes = window.keyframes if spec.variant is None else join_keyframes(layout, number, keyframes, window)
+        window_frames = part.window_range(frames)
+        if window_frames is not None:
+            if plan is None:
+                make = partial(pipeline.make_plan, shape)
+                plan_options = replace(  # the number of frames of the film is not known
+                    pipeline.consumer_options(), joined=False, keyframes=frame_numbers(keyframes), held_frames=blend
+                )
+                window_plan = plan_window(make, plan_options, window_frames, spec.out_grid(shape.grid)[0])
+            else:
+                window_plan = plan.windows[number]
+            window_options = replace(options, seed=window_seed(spec, options.seed, number), keyframes=keyframes)
+            run = replace(pipeline, options=window_options, plan_options=PLAN_DEFAULTS, format=None)
+            box: list[ChunkStream[FrameChunk]] = [run.stream(window.latents, window_plan)]
+            del window
+            first_waiting = max(part.fade.end, part.frames.end - blend)
+            yield part.fade, first_waiting, crop_window(count_from_film(box, part), part, window_frames)
+        if frames is not None and part.frames.end - blend >= frames[1]:
+            return
+    check_film(layout, frames)
+
+
+def _linear(positions: mx.array, length: int) -> tuple[mx.array, mx.array]:
+    later_weights = (positions + 1).astype(mx.float32) / (length + 1)
+    return 1 - later_weights, later_weights
 
 
 def _to_levels(chunks: Generator[FrameChunk, None, None], levels: FrameFormat) -> Generator[FrameChunk, None, None]:

@@ -7,26 +7,19 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
 from ..backend.mlx_utils import take, to_mlx
 from ..errors import LatentsError, PlanError
 from ..latents.keyframes import Keyframes, check_keyframes, frame_numbers
-from ..models.noise import window_seed
 from ..models.specs import NetworkSpec
-from ..options import PLAN_DEFAULTS, PlanOptions
-from ..planning.film import DEFAULT_CARRY, FilmLayout, FilmPlan, MakePlan, Part, plan_film, plan_window
-from ..planning.memory import FRAMES_PER_CONVERSION
-from ..shapes import Axis, Interval, LatentShape, ScaleFactors
-from .crossfade import Crossfade, count_from_film
+from ..options import PlanOptions
+from ..planning.film import DEFAULT_CARRY, FilmLayout, FilmPlan, MakePlan, Part, plan_film
+from ..shapes import Axis, LatentShape, ScaleFactors
 from .frames import FrameChunk
-from .run import ChunkStream
 from .sources import Latents, check_values
-
-if TYPE_CHECKING:
-    from .decode import DecodePipeline
 
 # The windows of all films are read on one thread, since MLX keeps a thread of the system for each that has computed.
 _reader = ThreadPoolExecutor(1, "window-reader")
@@ -135,28 +128,6 @@ class Film:
         keyframes = [window.keyframe_numbers if spec.variant else () for window in self.windows]
         return plan_film(layout, spec, shapes, keyframes, make_plan, options)
 
-    def decode(
-        self, pipeline: "DecodePipeline", plan: FilmPlan | None
-    ) -> tuple[Generator[FrameChunk, None, None], int | None]:
-        """Decode windows one after the other; return the chunks of the film, and its number of frames if known."""
-        spec, frames = pipeline.decoder.spec, pipeline.plan_options.frames
-        if plan is not None:
-            frames = plan.film_frames
-        layout, num_frames = self.layout(pipeline.config.scale, spec, frames), None
-        pipeline.state.work = 0 if plan is None else plan.multiply_adds
-        if self.is_complete:
-            self.check_values(layout, spec, frames)
-            num_frames = layout.num_frames if frames is None else frames[1] - frames[0]
-        joined: Crossfade[FrameChunk] = Crossfade(
-            lambda chunk: chunk.frames,
-            lambda chunk, start, frames: replace(chunk, start=start, frames=frames),
-            Axis.TIME,
-            _linear,
-            longest=FRAMES_PER_CONVERSION,
-            check=FrameChunk.check,
-        )
-        return joined.join(_decode_parts(pipeline, self, layout, plan, frames)), num_frames
-
 
 def _to_window(window: Any, number: int) -> FilmWindow:
     """Check a caller's window: latents, or a pair of latents and keyframes."""
@@ -180,45 +151,7 @@ def check_film(layout: FilmLayout, frames: tuple[int, int] | None) -> None:
         raise PlanError(f"the film has the frames 0:{layout.num_frames}, and {frames[0]}:{frames[1]} are not in it.")
 
 
-def _decode_parts(
-    pipeline: "DecodePipeline",
-    film: Film,
-    layout: FilmLayout,
-    plan: FilmPlan | None,
-    frames: tuple[int, int] | None,
-) -> Iterator[tuple[Interval, int, Generator[FrameChunk, None, None]]]:
-    """Yield for each window the interval in which it fades in, the first position that waits, and its chunks."""
-    spec, blend, options = pipeline.decoder.spec, layout.blend, pipeline.options
-    if plan is None and film.is_complete:
-        plan = film.plan(pipeline.config.scale, spec, pipeline.make_plan, pipeline.consumer_options())
-    windows = enumerate(film.windows) if plan is None else _read_ahead(film, layout, frames)
-    keyframes: Keyframes | None = None
-    for number, window in windows:
-        shape = window.shape
-        part = layout.parts[number] if number < len(layout.parts) else layout.add(spec, shape, window.name)
-        keyframes = window.keyframes if spec.variant is None else _join_keyframes(layout, number, keyframes, window)
-        window_frames = part.window_range(frames)
-        if window_frames is not None:
-            if plan is None:
-                make = partial(pipeline.make_plan, shape)
-                plan_options = replace(  # the number of frames of the film is not known
-                    pipeline.consumer_options(), joined=False, keyframes=frame_numbers(keyframes), held_frames=blend
-                )
-                window_plan = plan_window(make, plan_options, window_frames, spec.out_grid(shape.grid)[0])
-            else:
-                window_plan = plan.windows[number]
-            window_options = replace(options, seed=window_seed(spec, options.seed, number), keyframes=keyframes)
-            run = replace(pipeline, options=window_options, plan_options=PLAN_DEFAULTS, format=None)
-            box: list[ChunkStream[FrameChunk]] = [run.stream(window.latents, window_plan)]
-            del window
-            first_waiting = max(part.fade.end, part.frames.end - blend)
-            yield part.fade, first_waiting, _crop_chunks(count_from_film(box, part), part, window_frames)
-        if frames is not None and part.frames.end - blend >= frames[1]:
-            return
-    check_film(layout, frames)
-
-
-def _read_ahead(film: Film, layout: FilmLayout, frames: tuple[int, int] | None) -> Iterator[tuple[int, FilmWindow]]:
+def read_ahead(film: Film, layout: FilmLayout, frames: tuple[int, int] | None) -> Iterator[tuple[int, FilmWindow]]:
     """Yield the numbers of the windows that are needed, and the windows, each read while the last one is decoded."""
     assert isinstance(film.windows, Sequence)
     readers = [
@@ -237,9 +170,7 @@ def _read_ahead(film: Film, layout: FilmLayout, frames: tuple[int, int] | None) 
             future.cancel()
 
 
-def _join_keyframes(
-    layout: FilmLayout, number: int, previous: Keyframes | None, window: FilmWindow
-) -> Keyframes | None:
+def join_keyframes(layout: FilmLayout, number: int, previous: Keyframes | None, window: FilmWindow) -> Keyframes | None:
     """Return the keyframes of a window, after those `previous` ones, of the window before, that it shares."""
     if (keyframes := window.keyframes) is not None:
         keyframes.check(window.shape, f"{window.name}: ")
@@ -251,7 +182,7 @@ def _join_keyframes(
     return Keyframes(mx.concatenate(stills, axis=2), [*carried.values(), *frame_numbers(keyframes)])
 
 
-def _crop_chunks(
+def crop_window(
     chunks: Generator[FrameChunk, None, None], part: Part, window_frames: tuple[int, int]
 ) -> Generator[FrameChunk, None, None]:
     """Yield some frames of a window. `chunks` have more frames if the window was decoded in tiles along time."""
@@ -266,8 +197,3 @@ def _crop_chunks(
             if first < end:
                 yield box.pop()
             box.clear()
-
-
-def _linear(positions: mx.array, length: int) -> tuple[mx.array, mx.array]:
-    later_weights = (positions + 1).astype(mx.float32) / (length + 1)
-    return 1 - later_weights, later_weights

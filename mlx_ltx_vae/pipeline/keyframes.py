@@ -10,8 +10,8 @@ import mlx.core as mx
 from ..backend.mlx_utils import take_joined, to_mlx
 from ..errors import warn
 from ..latents.keyframes import Keyframes, check_keyframes
-from ..models.noise import Noise
 from ..models.specs import NetworkSpec
+from ..options import Noise
 from ..shapes import Axis, Grid, Interval
 from ..tiling.layout import TileBox
 from .frames import FrameChunk

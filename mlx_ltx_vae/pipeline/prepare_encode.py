@@ -10,11 +10,12 @@ from fractions import Fraction
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
 
+from ..checkpoint import VAESource
 from ..codec_table import LATER_STILL_CRF, STILL_CRF
 from ..errors import PlanError, ReaderError, option, warn
 from ..files import PartFolder, part_folder
@@ -30,13 +31,10 @@ from ..units import format_are, format_count, format_range
 from ..video import ExrReader, Fit, VideoReader
 from ..video.sound_files import SoundReader, find_sound
 from .audio import every_chunk
+from .clip_sound import SoundVAE
 from .encode import EncodePipeline, cut_windows
 from .hdr_frames import to_encoder_pixels
 from .progress import FrameBar, Progress, open_bar
-
-if TYPE_CHECKING:
-    from ..audio_vae import AudioVAE
-    from ..checkpoint import VAESource
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class EncodeSettings:
     max_frames: int | None = None
     compress: float | Literal["auto"] | None = None
     hdr: HDRInput | None = None
-    audio: "AudioVAE | None" = None
+    audio: SoundVAE | None = None
     overwrite: bool = True
 
     def check(self, scale: ScaleFactors) -> int:
@@ -148,7 +146,7 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
     def __init__(
         self,
         pipeline: EncodePipeline,
-        source: "VAESource",
+        source: VAESource,
         space: LatentSpace,
         video: str | os.PathLike,
         output: str | None,
