@@ -29,7 +29,7 @@ from ..shapes import format_size
 from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
 from ..vae import PreviewVAE, VideoVAE
-from ..video import check_output_options, is_sound, output_files
+from ..video import find_outputs, is_sound, output_files
 from .cli import CommandParser
 from .items import Item, Result, all_exist, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
@@ -166,8 +166,7 @@ def run_decode(
         if pattern and not has_only_sound:
             may_have_sound = sound and not audio and (sound.is_required or output_options.audio_codec)
             checked_options = replace(output_options, audio=(), sample_rate=1) if may_have_sound else output_options
-            for file, options in output_files(pattern, checked_options).items():
-                check_output_options(file, options, fps=arguments.fps)
+            find_outputs(pattern, checked_options, fps=arguments.fps)
     settings = replace(
         settings,
         output=output_options,
@@ -345,7 +344,7 @@ class DecodeTask(Task):
         """Leave out files that exist, and videos that have no others."""
         files = self._decode.output.files
         for index in self._decode.videos:
-            files[index] = {file: options for file, options in files[index].items() if not all_exist([file])}
+            files[index] = {name: file for name, file in files[index].items() if not all_exist([name])}
         self._decode = replace(self._decode, videos=[index for index in self._decode.videos if files[index]])
         self.result = replace(self.result, num_frames=self._decode.num_frames)
 

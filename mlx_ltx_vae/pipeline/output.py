@@ -16,10 +16,9 @@ from ..files import make_folder
 from ..frame_format import FrameOutput
 from ..options import OutputOptions
 from ..planning.plan import DecodePlan
-from ..shapes import Size
-from ..video import Sink, add_metadata, check_output, check_output_options, open_sink, output_files
+from ..video import Sink
 from ..video.audio import Sound
-from ..video.sink_table import files_of_all, find_still_ending, name_others
+from ..video.sink_table import CheckedOutput, find_all_outputs, find_still_ending, name_others
 from .frames import write_chunk
 from .progress import Progress, open_bar
 from .run import peek
@@ -88,7 +87,7 @@ class DecodeOutput:
     Attributes:
         names: the output of each video.
         audio_files: files whose sound is added.
-        files: the names of all files of each video, with the options of each. Checks complete them.
+        files: all files of each video by their names. Their options have been checked.
         other_names: files besides the outputs, by their kind in reports.
         sound: returns the sound of the video with an index, for the files that take sound; `None` means the sound in
             their options.
@@ -101,20 +100,13 @@ class DecodeOutput:
         still = find_still_ending(path, options) if is_still and not options.contact_sheet else None
         self.fps, self.are_stills = fps, batch > 1 and still is not None
         self.names = name_outputs(path, batch, still)
-        self.files = files_of_all(self.names, options)
+        self.files = find_all_outputs(self.names, options, fps)
+        self._checked: dict[str, CheckedOutput] = {}
         self.other_names = name_others(self.names, self.files)
-        self.frames: tuple[FrameOutput, ...] = tuple(
-            file_options.frames for file_options in output_files(path, options).values()
-        )
+        self.frames: tuple[FrameOutput, ...] = tuple(file.options.frames for file in self.files[0].values())
         self.sound: Callable[[int], Sound] | None = None
         self.audio_files = [options.audio] if isinstance(options.audio, (str, os.PathLike)) else []
         self._sample_rate = options.sample_rate or getattr(options.audio, "sample_rate", None)
-
-    def check_options(self) -> None:
-        """Raise the errors of the options, which need no plan."""
-        for files in self.files:
-            for file, options in files.items():
-                check_output_options(file, options, fps=self.fps)
 
     def check(
         self,
@@ -132,17 +124,18 @@ class DecodeOutput:
         """
         kept: set[tuple[str, str]] = set()
         for index in range(len(self.names)) if videos is None else videos:
-            for file, options in self.files[index].items():
-                options = replace(options, overwrite=options.overwrite if overwrite is None else overwrite)
-                self.files[index][file] = options = add_metadata(file, options, entries or {})
-                kept |= (entries or {}).items() & options.metadata.items()
-                self._check_file(file, options, plan.frame_size, plan.num_frames, makes_folders or self.are_stills)
+            for name, file in self.files[index].items():
+                if overwrite is not None:
+                    file = replace(file, options=replace(file.options, overwrite=overwrite))
+                file = file.with_metadata(entries or {})
+                kept |= (entries or {}).items() & file.options.metadata.items()
+                self._checked[name] = file.check(
+                    size=plan.frame_size,
+                    fps=self.fps,
+                    num_frames=plan.num_frames,
+                    makes_folders=makes_folders or self.are_stills,
+                )
         return kept
-
-    def _check_file(
-        self, file: str, options: OutputOptions, size: Size, num_frames: int | None, makes_folders: bool = False
-    ) -> None:
-        check_output(file, size=size, fps=self.fps, options=options, num_frames=num_frames, makes_folders=makes_folders)
 
     def write(
         self,
@@ -167,9 +160,8 @@ class DecodeOutput:
             del first  # its buffer is free when it is written
             if batch > 1:
                 raise LatentsError(f"{self.names[0]}: is one video, and these latents are {batch}; write each.")
-            for file, options in self.files[index].items():
-                self.files[index][file] = options = add_metadata(file, options)
-                self._check_file(file, options, size, num_frames)
+            for name, file in self.files[index].items():
+                self._checked[name] = file.with_metadata().check(size=size, fps=self.fps, num_frames=num_frames)
         else:
             size, num_frames = plan.frame_size, plan.num_frames
         written, first_seconds, is_one_color = 0, 0.0, True
@@ -177,11 +169,10 @@ class DecodeOutput:
             bar = stack.enter_context(open_bar(progress, num_frames, name=self.names[index]))
             sinks: dict[Sink, FrameOutput] = {}
             file_names = {}
-            for file, options in self.files[index].items():
-                if self.sound is not None and options.audio is not None:
-                    options = replace(options, audio=self.sound(index))
-                sink = open_sink(file, size=size, fps=self.fps, options=options, num_frames=num_frames)
-                sinks[stack.enter_context(sink)], file_names[sink] = options.frames, (file, sink.name)
+            for name, file in self.files[index].items():
+                has_sound = self.sound is not None and file.options.audio is not None
+                sink = self._checked[name].open(self.sound(index) if self.sound and has_sound else file.options.audio)
+                sinks[stack.enter_context(sink)], file_names[sink] = file.options.frames, (name, sink.name)
             for chunk in bar.follow(chunks, stream.state):
                 write_chunk(chunk, sinks)
                 is_one_color = is_one_color and chunk.is_plain()

@@ -24,7 +24,7 @@ from ..planning.plan import DecodePlan
 from ..shapes import Grid
 from ..tiling import preset
 from ..units import DEFAULT_FPS, format_are, format_count, format_range
-from ..video import output_files, takes_sound
+from ..video import takes_sound
 from ..video.audio import check_sound_length
 from .clip_sound import ClipSound, SoundSettings, clip_sound, film_sound, find_sound
 from .decode import DecodePipeline
@@ -216,7 +216,6 @@ def _prepare(
     output = DecodeOutput(path, options, fps, batch=batch, is_still=is_still)
     levels = None if latents.is_film else common_format(output.frames)  # a film is crossfaded as floats
     planned = replace(pipeline, format=levels, state=RunState(outputs=output.frames))
-    output.check_options()
     if plan is not None:
         pipeline.check_plan(plan)
         if plan.format not in (None, levels):
@@ -240,7 +239,7 @@ def _find_sound(
     sound, options, generations = settings.sound, settings.output, pipeline.source.generations
     if options.audio is not None or sound is None:
         return None
-    if not sound.is_required and not takes_sound(path, output_files(path, options)[path]):
+    if not sound.is_required and not takes_sound(path, options):
         return None
     if isinstance(latents, FilmInput):
         return film_sound(sound, latents.openers, latents.ends, frames, fps, generations)

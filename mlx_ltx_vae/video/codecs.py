@@ -114,15 +114,21 @@ def _choose_pixel_format(name: str, codec: Codec, size: Size, options: OutputOpt
 
 
 def video_arguments(
-    name: str, ending: str, size: Size, fps: Fraction, options: OutputOptions, num_frames: int | None
+    name: str,
+    ending: str,
+    size: Size,
+    fps: Fraction,
+    options: OutputOptions,
+    num_frames: int | None,
+    codec: Codec | None = None,
 ) -> list[str]:
     """Return ffmpeg's arguments between the input and the output of a video or an animation.
 
-    `num_frames` is None if it is not known.
+    `num_frames` is None if it is not known, and `codec` if it was not found yet.
     """
     if ending in ANIMATIONS:
         return _animation_arguments(name, ending, size, fps, options)
-    codec = find_codec(name, ending, options)
+    codec = codec or find_codec(name, ending, options)
     key = next(key for key, table_codec in CODECS.items() if table_codec is codec)
     needs = "which only builds for macOS have" if codec.is_mac_only else f"which {key} needs"
     alternatives = {other: entry.encoder for other, entry in CODECS.items() if ending in entry.endings}

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from ..codec_table import Codec
 from ..errors import OutputClosed, WriterError, option, quote
 from ..files import writing_to
 from ..frame_format import FrameFormat
@@ -59,6 +60,8 @@ class Output:
     fps: Rate
     options: OutputOptions
     num_frames: int | None  # None if it is not known
+    codec: Codec | None = None  # of a video
+    encoding: Sequence[str] = ()  # ffmpeg's arguments of a video or an animation that was checked
 
     @property
     def path(self) -> Path:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from ..codec_table import Codec
 from ..errors import WriterError, option
 from ..files import check_name, check_replaceable, explain_unwritable
 from ..frame_format import FrameFormat
@@ -57,9 +58,10 @@ class SinkKind:
         pixel_formats: of the frames that it takes, see `FrameFormat`.
         is_video: True if it has a codec and sound.
         is_stills: True if it may be a folder of numbered files.
-        check_options: raises a `WriterError` for a name, options, and a frame rate, that it does not support. The rate
-            is None if it is not known yet.
-        check: as `check_options` with all that `open` gets; returns the file, or the folder, that would be created.
+        check_options: raises a `WriterError` for a name, options, and a frame rate, that it does not support; returns
+            the codec of a video. The rate is None if it is not known yet.
+        encode: returns ffmpeg's arguments of a video or an animation, with the errors of all that `open` gets.
+        check: raises the other errors of what `open` gets; returns the file, or the folder, that would be created.
     """
 
     endings: tuple[str, ...]
@@ -67,16 +69,74 @@ class SinkKind:
     pixel_formats: tuple[str, ...] = _LEVELS
     is_video: bool = False
     is_stills: bool = False
-    check_options: Callable[[str, OutputOptions, Rate | None], object] = lambda *_: None
+    check_options: Callable[[str, OutputOptions, Rate | None], Codec | None] = lambda *_: None
+    encode: Callable[[Output], Sequence[str]] = lambda _: ()
     check: Callable[[Output], Path] = lambda output: output.path
+
+
+@dataclass(frozen=True)
+class CheckedOutput:
+    """Output that can be opened as it is."""
+
+    kind: SinkKind
+    output: Output
+
+    def open(self, audio: Any) -> Sink:
+        """Open the sink, with this sound in the place of the one that was checked."""
+        return self.kind.open(replace(self.output, options=replace(self.output.options, audio=audio)))
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """File to write: its name, kind and options, which go together, and the codec of a video."""
+
+    name: str
+    kind: SinkKind
+    options: OutputOptions
+    codec: Codec | None = None
+
+    def with_metadata(self, entries: Mapping[str, str] = _NONE) -> "OutputFile":
+        """Return the file with what it keeps of its metadata, and of more entries, as `add_metadata`."""
+        return replace(self, options=_add_metadata(self.kind, self.name, self.options, entries))
+
+    def check(
+        self, *, size: Size, fps: Rate, num_frames: int | None = None, makes_folders: bool = False
+    ) -> CheckedOutput:
+        """Raise the errors of `open_sink`, as `check_output`, and return what opens the sink."""
+        name = self.name
+        check_size(name, size)
+        output = Output(name, size, fps, _with_rule(self.kind, name, self.options), num_frames, self.codec)
+        output = replace(output, encoding=tuple(self.kind.encode(output)))
+        target = self.kind.check(output)
+        if name != "-":
+            _check_target(name, target, overwrite=bool(output.options.overwrite), makes_folders=makes_folders)
+        return CheckedOutput(self.kind, output)
+
+
+def _check_target(name: str, target: Path, *, overwrite: bool, makes_folders: bool) -> None:
+    """Raise a `WriterError` for a file or a folder that cannot be written."""
+    check_name(target)
+    check_replaceable(target, overwrite=overwrite)
+    folder = target if os.path.isdir(target) else Path(os.path.realpath(target)).parent
+    while makes_folders and not os.path.exists(folder):
+        folder = folder.parent
+    is_special = os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target)  # a named pipe
+    if not is_special and not os.access(folder, os.W_OK | os.X_OK):
+        raise WriterError(f"{name}: cannot be written (the folder {folder} {explain_unwritable(folder)}).")
+
+
+def _encode_video(output: Output) -> list[str]:
+    name, ending = _name_and_ending(output.name)
+    fps = find_fps(output.name, output.fps, WriterError)
+    return video_arguments(name, ending, output.size, fps, output.options, output.num_frames, output.codec)
 
 
 def _check_video(output: Output) -> Path:
     name, ending = _name_and_ending(output.name)
-    fps = find_fps(output.name, output.fps, WriterError)
-    video_arguments(name, ending, output.size, fps, output.options, output.num_frames)
-    warn_of_depth(name, find_codec(name, ending, output.options), output.options)
+    if output.codec is not None:
+        warn_of_depth(name, output.codec, output.options)
     if output.num_frames is not None:
+        fps = find_fps(output.name, output.fps, WriterError)
         warn_of_audio(name, ending, output.num_frames, fps, output.options)
     return output.path
 
@@ -84,12 +144,6 @@ def _check_video(output: Output) -> Path:
 def _name_and_ending(name: str) -> tuple[str, str]:
     """Return the name of a video in errors, and the ending that selects its container."""
     return ("standard output", ".mp4") if name == "-" else (name, Path(name).suffix.lower())
-
-
-def _check_animation(output: Output) -> Path:
-    fps = find_fps(output.name, output.fps, WriterError)
-    video_arguments(output.name, output.path.suffix.lower(), output.size, fps, output.options, output.num_frames)
-    return output.path
 
 
 def _check_gif_rate(name: str, _: OutputOptions, fps: Rate | None) -> None:
@@ -160,11 +214,12 @@ SINKS: tuple[SinkKind, ...] = (
         VideoWriter.from_output,
         is_video=True,
         check_options=lambda name, options, _: find_codec(*_name_and_ending(name), options),
+        encode=_encode_video,
         check=_check_video,
     ),
-    SinkKind((".gif",), VideoWriter.from_output, ("rgb24",), check_options=_check_gif_rate, check=_check_animation),
-    SinkKind((".webp",), VideoWriter.from_output, ("rgb24",), check=_check_animation),
-    SinkKind((".avif",), VideoWriter.from_output, check=_check_animation),
+    SinkKind((".gif",), VideoWriter.from_output, ("rgb24",), check_options=_check_gif_rate, encode=_encode_video),
+    SinkKind((".webp",), VideoWriter.from_output, ("rgb24",), encode=_encode_video),
+    SinkKind((".avif",), VideoWriter.from_output, encode=_encode_video),
     SinkKind((".npy",), open_npy, _ALL_FORMATS),
     stills_kind((".png",), write_png),
     stills_kind((".tif", ".tiff"), write_tiff),
@@ -230,10 +285,11 @@ def open_sink(
 
     `num_frames` is given by callers that gave it to `check_output`, which has then warned of the audio.
     """
-    name = expand_path(path, WriterError)
-    kind = check_output_options(name, options, fps=fps)
-    check_size(name, size)
-    return kind.open(Output(name, size, fps, _with_rule(kind, name, add_metadata(name, options)), num_frames))
+    file = find_output(path, options, fps=fps).with_metadata()
+    check_size(file.name, size)
+    return file.kind.open(
+        Output(file.name, size, fps, _with_rule(file.kind, file.name, file.options), num_frames, file.codec)
+    )
 
 
 def _with_rule(kind: SinkKind, name: str, options: OutputOptions) -> OutputOptions:
@@ -269,23 +325,25 @@ def output_files(output: str, options: OutputOptions) -> dict[str, OutputOptions
     return files
 
 
-def files_of_all(outputs: Sequence[str], options: OutputOptions) -> list[dict[str, OutputOptions]]:
-    """Return the `output_files` of several outputs, each with its own folder of EXR images."""
+def find_outputs(output: str, options: OutputOptions, *, fps: Rate | None = None) -> dict[str, OutputFile]:
+    """Return the `output_files` by their names, with the errors of `find_output`."""
+    return {name: find_output(name, options, fps=fps) for name, options in output_files(output, options).items()}
+
+
+def find_all_outputs(outputs: Sequence[str], options: OutputOptions, fps: Rate) -> list[dict[str, OutputFile]]:
+    """Return the `find_outputs` of several outputs, each with its own folder of EXR images."""
     folder = options.exr_folder
     if len(outputs) > 1 and folder is not None and OUTPUT_NAME not in folder:
         options = replace(options, exr_folder=os.path.join(folder, OUTPUT_NAME))
-    return [output_files(output, options) for output in outputs]
+    return [find_outputs(output, options, fps=fps) for output in outputs]
 
 
-def name_others(outputs: Sequence[str], files: Sequence[Mapping[str, OutputOptions]]) -> dict[str, list[str]]:
-    """Return the files in `files_of_all` besides the outputs, by their names in reports.
-
-    A contact sheet may be an output.
-    """
+def name_others(outputs: Sequence[str], files: Sequence[Mapping[str, OutputFile]]) -> dict[str, list[str]]:
+    """Return the files besides the outputs, by their names in reports. A contact sheet may be an output."""
     names: dict[str, list[str]] = {}
-    for output, options in zip(outputs, files, strict=True):
-        for name, file_options in options.items():
-            if file_options.contact_sheet and find_kind(name, file_options) is _SHEET:
+    for output, video_files in zip(outputs, files, strict=True):
+        for name, file in video_files.items():
+            if file.kind is _SHEET:
                 names.setdefault("contact_sheet", []).append(name)
             elif name != output:
                 names.setdefault("exr", []).append(name)
@@ -308,25 +366,12 @@ def check_output(
     With `num_frames`, warn of an audio file that becomes lossy, or is longer or shorter than the video, and refuse one
     picture of several frames.
     """
-    name = expand_path(path, WriterError)
-    kind = check_output_options(name, options, fps=fps)
-    check_size(name, size)
-    output = Output(name, size, fps, _with_rule(kind, name, options), num_frames)
-    target = kind.check(output)
-    if name == "-":
-        return
-    check_name(target)
-    check_replaceable(target, overwrite=bool(output.options.overwrite))
-    folder = target if os.path.isdir(target) else Path(os.path.realpath(target)).parent
-    while makes_folders and not os.path.exists(folder):
-        folder = folder.parent
-    is_special = os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target)  # a named pipe
-    if not is_special and not os.access(folder, os.W_OK | os.X_OK):
-        raise WriterError(f"{name}: cannot be written (the folder {folder} {explain_unwritable(folder)}).")
+    file = find_output(path, options, fps=fps)
+    file.check(size=size, fps=fps, num_frames=num_frames, makes_folders=makes_folders)
 
 
-def check_output_options(path: str | os.PathLike, options: OutputOptions, *, fps: Rate | None = None) -> SinkKind:
-    """Check the arguments alone, and return the kind of the output. `fps` is `None` if it is not known yet."""
+def find_output(path: str | os.PathLike, options: OutputOptions, *, fps: Rate | None = None) -> OutputFile:
+    """Return the file of this name, whose options are checked. `fps` is `None` if it is not known yet."""
     name = expand_path(path, WriterError)
     kind = find_kind(name, options)
     if name != "-":
@@ -343,13 +388,12 @@ def check_output_options(path: str | os.PathLike, options: OutputOptions, *, fps
             way = option('HDROptions(..., signal="sdr")', "--hdr-output sdr")
         way = f"; use {way}" if "rgb24" in kind.pixel_formats else ""
         raise WriterError(f"{name}: frames have {_PIXEL_FORMATS[pixel_format]} per color, and it takes {takes}{way}.")
-    kind.check_options(name, options, fps)
-    return kind
+    return OutputFile(name, kind, options, kind.check_options(name, options, fps))
 
 
 def takes_sound(path: str | os.PathLike, options: OutputOptions) -> bool:
     """Return whether the output is a video that can have sound."""
-    return check_output_options(path, replace(options, audio_codec=None)).is_video
+    return find_kind(os.fspath(path), options).is_video
 
 
 def add_metadata(path: str | os.PathLike, options: OutputOptions, entries: Mapping[str, str] = _NONE) -> OutputOptions:
@@ -357,7 +401,11 @@ def add_metadata(path: str | os.PathLike, options: OutputOptions, entries: Mappi
 
     A warning names what is left out, unless it is one of the `entries` and the output keeps no metadata at all.
     """
-    name, kind = os.fspath(path), find_kind(os.fspath(path), options)
+    name = os.fspath(path)
+    return _add_metadata(find_kind(name, options), name, options, entries)
+
+
+def _add_metadata(kind: SinkKind, name: str, options: OutputOptions, entries: Mapping[str, str]) -> OutputOptions:
     suffix = Path(name).suffix.lower()
     ending = suffix if suffix in kind.endings or not kind.endings else kind.endings[0]
     metadata = keep_metadata(name, ending, options.metadata, is_live=options.fragmented)

@@ -225,7 +225,9 @@ class VideoWriter(Sink):
         entries = keep_metadata(name, self._ending, options.metadata, is_live=options.fragmented)
         self._options = options = replace(options, metadata=entries)
         self._num_frames, self._warns_of_audio = output.num_frames, warns_of_audio
-        encoding = video_arguments(name, self._ending, output.size, self.fps, options, output.num_frames)
+        encoding = output.encoding or video_arguments(
+            name, self._ending, output.size, self.fps, options, output.num_frames, output.codec
+        )
         overwrite, audio = bool(options.overwrite), options.audio
         file: PartFile | LiveOutput = (
             PartFile(Path(name), overwrite=overwrite) if isinstance(target, (str, os.PathLike)) else LiveOutput(target)
