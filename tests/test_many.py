@@ -15,7 +15,7 @@ from PIL import Image
 
 from many_files import VAE, failed, names, run
 from mlx_ltx_vae import VideoVAE, demo, load_latents, save_latents
-from mlx_ltx_vae.commands import inputs
+from mlx_ltx_vae.pipeline import inputs
 from mlx_ltx_vae.commands.decode_command import DecodeTask
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
