@@ -10,7 +10,7 @@ import numpy as np
 
 from ..backend.device import check_process, confirm_device
 from ..backend.machine import Machine
-from ..backend.mlx_utils import DTYPES, DtypeName, count_nonfinite, to_mlx
+from ..backend.mlx_utils import count_nonfinite, to_mlx
 from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder, Network, SoundEncoder
 from ..models.noise import LatentNoise, draw
@@ -85,19 +85,6 @@ def plan_sound(
     if not (is_count(latents, 1) and is_count(batch, 1)):
         raise LatentsError(f"{batch!r} x {latents!r} audio latents cannot be decoded; give whole numbers from 1 on.")
     return plan_decode(spec, (batch, spec.in_channels, latents, 1, 1), machine, options)
-
-
-def plan_networks(
-    decoder: NetworkSpec,
-    vocoder: NetworkSpec,
-    latents: int,
-    machine: Machine | None,
-    dtype: DtypeName,
-    options: PlanOptions = PLAN_DEFAULTS,
-) -> DecodePlan:
-    """Plan a decode by networks that are not loaded: a decoder in `dtype`, and a vocoder in float32."""
-    weights = decoder.num_weights * DTYPES[dtype].size + vocoder.num_weights * mx.float32.size
-    return plan_sound(join_specs(decoder, vocoder), latents, machine, replace(options, weight_bytes=weights))
 
 
 def every_chunk(make_plan: Callable[[PlanOptions], Plan], options: PlanOptions = PLAN_DEFAULTS) -> list[Plan]:

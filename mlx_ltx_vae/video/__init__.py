@@ -8,7 +8,6 @@ from .exr import ExrReader
 from .reader import Fit, VideoReader
 from .sink import Sink
 from .sink_table import (
-    add_metadata,
     check_output,
     find_output,
     find_outputs,
@@ -22,6 +21,6 @@ from .stills import is_sheet
 from .writer import VideoWriter
 
 __all__ = ["ExrReader", "Fit", "FrameFormat", "FrameOutput", "FrameStep", "Sink", "OutputOptions", "VideoReader"]
-__all__ += ["VideoWriter", "add_metadata", "check_output", "find_output", "find_outputs", "frame_endings", "is_sheet"]
+__all__ += ["VideoWriter", "check_output", "find_output", "find_outputs", "frame_endings", "is_sheet"]
 __all__ += ["compress_still", "is_sound", "open_sink"]
 __all__ += ["output_files", "parse_fps", "takes_sound"]

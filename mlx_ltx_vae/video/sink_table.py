@@ -96,7 +96,7 @@ class OutputFile:
     codec: Codec | None = None
 
     def with_metadata(self, entries: Mapping[str, str] = _NONE) -> "OutputFile":
-        """Return the file with what it keeps of its metadata, and of more entries, as `add_metadata`."""
+        """Return the file with what it keeps of its metadata, and of more entries under other keys."""
         return replace(self, options=_add_metadata(self.kind, self.name, self.options, entries))
 
     def check(
@@ -396,16 +396,11 @@ def takes_sound(path: str | os.PathLike, options: OutputOptions) -> bool:
     return find_kind(os.fspath(path), options).is_video
 
 
-def add_metadata(path: str | os.PathLike, options: OutputOptions, entries: Mapping[str, str] = _NONE) -> OutputOptions:
+def _add_metadata(kind: SinkKind, name: str, options: OutputOptions, entries: Mapping[str, str]) -> OutputOptions:
     """Return `options` with what the output keeps of their metadata, and of more entries under other keys.
 
     A warning names what is left out, unless it is one of the `entries` and the output keeps no metadata at all.
     """
-    name = os.fspath(path)
-    return _add_metadata(find_kind(name, options), name, options, entries)
-
-
-def _add_metadata(kind: SinkKind, name: str, options: OutputOptions, entries: Mapping[str, str]) -> OutputOptions:
     suffix = Path(name).suffix.lower()
     ending = suffix if suffix in kind.endings or not kind.endings else kind.endings[0]
     metadata = keep_metadata(name, ending, options.metadata, is_live=options.fragmented)
