@@ -781,8 +781,7 @@ class PreviewVAE(VideoVAE):
         """Open a tiny autoencoder or a projection, as `VideoVAE.from_pretrained`. Warns for another VAE."""
         checkpoint, _ = cls._open(source, dtype, PICTURES, encoder=encoder, decoder=decoder)
         if decoder and checkpoint.statistics is not None:
-            name = source.name if isinstance(source, Checkpoint) else source
-            warn(f"{name}: {describe_whole_vae(checkpoint.config)}.")
+            warn(f"{checkpoint.name}: {describe_whole_vae(checkpoint.config)}.")
         vae = super().from_pretrained(checkpoint, dtype=dtype, encoder=encoder, decoder=decoder)
         vae.source = replace(vae.source, kind=Kind.PREVIEW)
         if (stills := checkpoint.family.stills) is not None:

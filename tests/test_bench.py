@@ -56,9 +56,10 @@ def test_decodes_and_an_encode_are_measured(capsys):
 
 def test_the_peak_is_that_of_the_run_alone(capsys):
     mx.eval(mx.zeros(10_000_000))
+    held = mx.get_active_memory()  # by other tests
     assert main([*TINY, "--num-frames", "9", "--mode", "exact", "--json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]
-    assert run["peak_memory_bytes"] < 20_000_000
+    assert run["peak_memory_bytes"] < held + 20_000_000
 
 
 def test_the_table_says_what_was_measured_where_and_is_plain_text(runs, capsys):

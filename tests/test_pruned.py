@@ -175,6 +175,7 @@ def pack(golden, weights, tmp_path):
         folder = write(tmp_path / "pack", layout)
         whole = {name.removeprefix("vae."): array for name, array in weights("ltx2_3").items()}
         pruned = weights("pruna")
+        whole |= {name: array for name, array in pruned.items() if name.startswith("per_channel")}
         for network, tensors in (("encoder", pruned), ("decoder", whole)):
             own = {name: array for name, array in tensors.items() if name.startswith((f"{network}.", "per_channel"))}
             stored = {f"vae_{name}": as_an_mlx_port_stores(name, array) for name, array in own.items()}

@@ -40,8 +40,9 @@ class Tensor:
 
 
 MISTAKES = {
-    "path for latents": (lambda vae, latents: vae.decode_to_file("s.npy", "o.mp4"), "load_latents"),
-    "Path for latents": (lambda vae, latents: vae.decode_to_file(Path("s.npy"), "o.mp4"), "load_latents"),
+    "path for latents": (lambda vae, latents: vae.decode("s.npy"), "load_latents"),
+    "Path for latents": (lambda vae, latents: vae.decode(Path("s.npy")), "load_latents"),
+    "no latent file": (lambda vae, latents: vae.decode_to_file("s.npy", "o.mp4"), "there is no such file"),
     "None for latents": (lambda vae, latents: vae.decode_to_file(None, "o.mp4"), "latents are NoneType"),
     "4 axes": (lambda vae, latents: vae.decode_to_file(latents[0], "o.mp4"), "expected five axes"),
     "no latents": (lambda vae, latents: vae.decode_to_file(iter([]), "o.mp4"), "no latents to decode"),

@@ -114,10 +114,10 @@ class LTXEncode(FileNode):
         return io.NodeOutput({"samples": torch.from_numpy(latents)})
 
 
-def file_of(video: Any) -> str | None:
+def file_of(frames: Any) -> str | None:
     """Return the file of a VIDEO, or `None` if it is a part of one or has none."""
-    source = video.get_stream_source() if isinstance(video, InputImpl.VideoFromFile) else None
-    return source if isinstance(source, str) and video.get_active_trim_window() == (0, 0) else None
+    source = frames.get_stream_source() if isinstance(frames, InputImpl.VideoFromFile) else None
+    return source if isinstance(source, str) and frames.get_active_trim_window() == (0, 0) else None
 
 
 def encode(job: Job, source: Source, frames: np.ndarray | str, memory_budget: str | None, fit: Fit) -> np.ndarray:
