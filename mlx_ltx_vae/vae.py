@@ -66,6 +66,22 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
+class FileKeywords(DecodeKeywords, total=False):
+    """Options of a decode to a file, see `VideoVAE.prepare`."""
+
+    fps: Rate | None
+    audio: str | os.PathLike | Iterable[Any] | AudioVAE | None
+    codec: str | None
+    crf: int | None
+    bit_depth: BitDepth
+    pix_fmt: str | None
+    metadata: Mapping[str, str] | None
+    shortest: bool
+    overwrite: bool | None
+    frame_steps: Sequence[FrameStep]
+    hdr: HDR
+
+
 class VideoVAE(OpenedVAE[Config]):
     """LTX video VAE: decodes latents to pixels and encodes pixels to latents, exactly and in constant memory.
 
@@ -460,9 +476,15 @@ class VideoVAE(OpenedVAE[Config]):
         ```
 
         Args:
-            latents: as for `decode_to_file`, or a latent file, which may state the frame rate and have keyframes.
+            latents: (B, C, F', H', W'), an iterator of such arrays, as for `stream`, a `Film`, a `stream`, or a latent
+                file, which may state the frame rate and have keyframes.
+            path: the output; a folder gets stills. A batch of several videos becomes `clip-0.mp4`, `clip-1.mp4` etc.
             fps: `None` means what the file states, or 24.
-            audio: as for `decode_to_file`, or the `AudioVAE` of the audio latents in the file.
+            audio: as for `VideoWriter`; or an `AudioVAE.stream`, or the `AudioVAE` of the audio latents in the file.
+            codec, crf, bit_depth, pix_fmt, metadata, shortest, frame_steps: as for `VideoWriter`.
+            overwrite: whether existing files are replaced. `None` replaces all but stills in a folder.
+            hdr: `HDROptions`, or a curve.
+            memory_budget, mode, order, seed, noise, keyframes and so on: as for `stream`.
 
         Raises:
             LatentsError: if the latents or options cannot be decoded.
@@ -535,44 +557,15 @@ class VideoVAE(OpenedVAE[Config]):
         path: str | os.PathLike,
         plan: DecodePlan | None = None,
         *,
-        fps: Rate | None = None,
         progress: Progress = False,
-        audio: "str | os.PathLike | Iterable | AudioVAE | None" = None,
-        codec: str | None = None,
-        crf: int | None = None,
-        bit_depth: BitDepth = 8,
-        pix_fmt: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-        shortest: bool = False,
-        overwrite: bool | None = None,
-        frame_steps: Sequence[FrameStep] = (),
-        hdr: HDR = None,
-        **options: "Unpack[DecodeKeywords]",
+        **options: "Unpack[FileKeywords]",
     ) -> DecodeReport:
         """Decode latents (B, C, F', H', W') to a file, which appears under its name when it is whole.
 
-        Latents may be an iterator, as for `stream`, a `Film`, or a stream; a folder gets stills. A batch of several
-        videos becomes `clip-0.mp4`, `clip-1.mp4` and so on. For options up to `overwrite` see `VideoWriter` (`None`
-        replaces all but stills in a folder), for `hdr` (or a curve) `HDROptions`, for the others `stream`. `audio` may
-        be an `AudioVAE.stream`. It is `prepare(...).run(progress)`. Errors: `WriterError`.
+        It is `prepare(latents, path, plan, **options).run(progress)`, whose options and errors `prepare` and
+        `PreparedDecode.run` describe.
         """
-        return self.prepare(
-            latents,
-            path,
-            plan,
-            fps=fps,
-            audio=audio,
-            codec=codec,
-            crf=crf,
-            bit_depth=bit_depth,
-            pix_fmt=pix_fmt,
-            metadata=metadata,
-            shortest=shortest,
-            overwrite=overwrite,
-            frame_steps=frame_steps,
-            hdr=hdr,
-            **options,
-        ).run(progress)
+        return self.prepare(latents, path, plan, **options).run(progress)
 
     def export(
         self,
