@@ -42,7 +42,7 @@ from .pipeline.clip_sound import SoundSettings
 from .pipeline.decode import DecodePipeline, DecodeStream, PushedDecode
 from .pipeline.encode import EncodePipeline, EncodeStream, Frames
 from .pipeline.export import Export, export_decode
-from .pipeline.film import Film
+from .pipeline.film import Film, plan_windows
 from .pipeline.frames import OnFramesReady
 from .pipeline.hdr_frames import HDR, choose_hdr
 from .pipeline.inputs import ClipInput, DecodeInput, LatentReader, MemoryInput
@@ -222,7 +222,7 @@ class VideoVAE(OpenedVAE[Config]):
             sound=sound,
         )
         if isinstance(latent_shape, Film):
-            return latent_shape.plan(self.config.scale, self.spec("decoder"), self._plan, options)
+            return plan_windows(latent_shape, self.config.scale, self.spec("decoder"), self._plan, options)
         return self._plan(latent_shape, options)
 
     def _plan(self, latent_shape: Sequence[int], options: PlanOptions) -> DecodePlan:

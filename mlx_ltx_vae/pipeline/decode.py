@@ -31,7 +31,7 @@ from ..planning.tiles import tile_spec
 from ..shapes import Axis, Grid, Interval
 from ..streaming.context import StreamContext
 from .crossfade import Crossfade, count_from_film
-from .film import Film, check_film, crop_window, join_keyframes, read_ahead
+from .film import Film, check_film, check_windows, crop_window, film_layout, join_keyframes, plan_windows, read_ahead
 from .frame_buffer import buffer_frames
 from .frames import FrameChunk, OnFramesReady, mlx_dtype, to_format, to_format_in_parts
 from .keyframes import add_planes, crop_chunks, pad_as_noise, usable_keyframes
@@ -131,7 +131,7 @@ class DecodePipeline:
         if isinstance(latents, Film):
             if not latents.is_complete:
                 return None
-            return latents.plan(self.config.scale, self.decoder.spec, self.make_plan, self.consumer_options())
+            return plan_windows(latents, self.config.scale, self.decoder.spec, self.make_plan, self.consumer_options())
         if not isinstance(latents, Latents):
             return None
         keyframes = frame_numbers(self.options.keyframes)
@@ -217,10 +217,10 @@ class DecodePipeline:
         spec, frames = self.decoder.spec, self.plan_options.frames
         if plan is not None:
             frames = plan.film_frames
-        layout, num_frames = film.layout(self.config.scale, spec, frames), None
+        layout, num_frames = film_layout(film, self.config.scale, spec, frames), None
         self.state.work = 0 if plan is None else plan.multiply_adds
         if film.is_complete:
-            film.check_values(layout, spec, frames)
+            check_windows(film, layout, spec, frames)
             num_frames = layout.num_frames if frames is None else frames[1] - frames[0]
         joined: Crossfade[FrameChunk] = Crossfade(
             lambda chunk: chunk.frames,
@@ -319,7 +319,7 @@ def _decode_windows(
     """Yield for each window the interval in which it fades in, the first position that waits, and its chunks."""
     spec, blend, options = pipeline.decoder.spec, layout.blend, pipeline.options
     if plan is None and film.is_complete:
-        plan = film.plan(pipeline.config.scale, spec, pipeline.make_plan, pipeline.consumer_options())
+        plan = plan_windows(film, pipeline.config.scale, spec, pipeline.make_plan, pipeline.consumer_options())
     windows = enumerate(film.windows) if plan is None else read_ahead(film, layout, frames)
     keyframes: Keyframes | None = None
     for number, window in windows:

@@ -84,49 +84,49 @@ class Film:
         )
         self.carry, self.blend = carry, blend
 
-    def item(self, index: int) -> "Film":
-        """Return the film of one video of the batch, for windows that are read from files."""
-        return Film([window.item(index) for window in self.windows], carry=self.carry, blend=self.blend)
-
     @property
     def is_complete(self) -> bool:
         """Flag: all windows are there."""
         return isinstance(self.windows, Sequence)
 
-    def layout(self, scale: ScaleFactors, spec: NetworkSpec, frames: tuple[int, int] | None) -> FilmLayout:
-        """Return the parts of the windows that are there. `scale` belongs to the VAE, and `spec` to its decoder.
 
-        Raises:
-            LatentsError: if windows differ in more than F', or are too short.
-            PlanError: for a carry, a blend or `frames` that the film does not have.
-        """
-        layout = FilmLayout.of(scale, spec, self.carry, self.blend)
-        if isinstance(self.windows, Sequence):
-            for window in self.windows:
-                layout.add(spec, window.shape, window.name)
-            check_film(layout, frames)
-        return layout
+def film_item(film: Film, index: int) -> Film:
+    """Return the film of one video of the batch, for windows that are read from files."""
+    return Film([window.item(index) for window in film.windows], carry=film.carry, blend=film.blend)
 
-    def check_values(self, layout: FilmLayout, spec: NetworkSpec, frames: tuple[int, int] | None) -> None:
-        """Check the values of all windows that these frames of a complete film need; raise a `LatentsError`."""
-        assert isinstance(self.windows, Sequence)
-        for number, is_decoded in layout.required_windows(frames):
-            self.windows[number].check(spec, is_decoded=is_decoded)
 
-    def plan(
-        self,
-        scale: ScaleFactors,
-        spec: NetworkSpec,
-        make_plan: MakePlan,
-        options: PlanOptions,
-    ) -> FilmPlan:
-        """Plan the decode of a complete film, or of the frames in the options; raise a `PlanError` for an iterator."""
-        if not isinstance(self.windows, Sequence):
-            raise PlanError("windows that come from an iterator are planned as they come; give a list of windows.")
-        layout = self.layout(scale, spec, options.frames)
-        shapes = [window.shape for window in self.windows]
-        keyframes = [window.keyframe_numbers if spec.variant else () for window in self.windows]
-        return plan_film(layout, spec, shapes, keyframes, make_plan, options)
+def film_layout(film: Film, scale: ScaleFactors, spec: NetworkSpec, frames: tuple[int, int] | None) -> FilmLayout:
+    """Return the parts of the windows that are there. `scale` belongs to the VAE, and `spec` to its decoder.
+
+    Raises:
+        LatentsError: if windows differ in more than F', or are too short.
+        PlanError: for a carry, a blend or `frames` that the film does not have.
+    """
+    layout = FilmLayout.of(scale, spec, film.carry, film.blend)
+    if isinstance(film.windows, Sequence):
+        for window in film.windows:
+            layout.add(spec, window.shape, window.name)
+        check_film(layout, frames)
+    return layout
+
+
+def check_windows(film: Film, layout: FilmLayout, spec: NetworkSpec, frames: tuple[int, int] | None) -> None:
+    """Check the values of all windows that these frames of a complete film need; raise a `LatentsError`."""
+    assert isinstance(film.windows, Sequence)
+    for number, is_decoded in layout.required_windows(frames):
+        film.windows[number].check(spec, is_decoded=is_decoded)
+
+
+def plan_windows(
+    film: Film, scale: ScaleFactors, spec: NetworkSpec, make_plan: MakePlan, options: PlanOptions
+) -> FilmPlan:
+    """Plan the decode of a complete film, or of the frames in the options; raise a `PlanError` for an iterator."""
+    if not isinstance(film.windows, Sequence):
+        raise PlanError("windows that come from an iterator are planned as they come; give a list of windows.")
+    layout = film_layout(film, scale, spec, options.frames)
+    shapes = [window.shape for window in film.windows]
+    keyframes = [window.keyframe_numbers if spec.variant else () for window in film.windows]
+    return plan_film(layout, spec, shapes, keyframes, make_plan, options)
 
 
 def _to_window(window: Any, number: int) -> FilmWindow:

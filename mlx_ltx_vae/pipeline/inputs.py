@@ -22,7 +22,7 @@ from ..models.specs import NetworkSpec
 from ..planning.film import DEFAULT_CARRY, FilmPlan
 from ..planning.plan import DecodePlan
 from ..shapes import Grid, LatentShape, ScaleFactors
-from .film import Film, FilmWindow
+from .film import Film, FilmWindow, check_windows, film_item, film_layout, plan_windows
 from .sources import Latents, as_latents, check_values
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class FilmInput:
         self.fps, self._carry = agree_on_film(infos, fps, carry, scale)
         self.info, self.shape, self.files = infos[0], self._windows[0].shape, paths
         self._film = Film(self._windows, carry=self._carry, blend=blend)
-        self._layout = self._film.layout(scale, reader.spec, None)
+        self._layout = film_layout(self._film, scale, reader.spec, None)
 
     @property
     def openers(self) -> list[Callable[[], LatentsFile]]:
@@ -256,15 +256,15 @@ class FilmInput:
         return _count_padding(self._windows[-1].open(), self._reader.config.scale, out_grid)
 
     def plan(self, pipeline: "DecodePipeline", fps: Fraction) -> FilmPlan:
-        film, reader, options = self._film.item(0), self._reader, pipeline.consumer_options()
-        return replace(film.plan(reader.config.scale, reader.spec, pipeline.make_plan, options), fps=fps)
+        film, reader, options = film_item(self._film, 0), self._reader, pipeline.consumer_options()
+        return replace(plan_windows(film, reader.config.scale, reader.spec, pipeline.make_plan, options), fps=fps)
 
     def check_values(self, plan: DecodePlan) -> None:
         assert isinstance(plan, FilmPlan)
-        self._film.check_values(self._layout, self._reader.spec, plan.film_frames)
+        check_windows(self._film, self._layout, self._reader.spec, plan.film_frames)
 
     def open(self) -> Callable[[int], tuple[Any, Keyframes | None]]:
-        return lambda index: (self._film.item(index), None)  # its windows have the keyframes
+        return lambda index: (film_item(self._film, index), None)  # its windows have the keyframes
 
 
 class _FileWindow(FilmWindow):
