@@ -246,8 +246,9 @@ class VideoVAE(OpenedVAE[Config]):
         stored = DTYPES[requested or published.family.published_dtype]
         encoder, network = (described_network(published, name, stored) for name in NETWORKS)
         vae = cls(published.config, encoder, network, keeps_dtype=requested is not None)
-        report = {"generation": published.config.generation, "decoder": published.family.decoder}
-        return vae._note_source(VAESource(published.name, networks={"decoder": report}))
+        report = {"generation": published.config.generation}
+        networks = {"encoder": report, "decoder": {**report, "decoder": published.family.decoder}}
+        return vae._note_source(VAESource(published.name, networks=networks))
 
     @staticmethod
     def estimate(

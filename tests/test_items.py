@@ -102,8 +102,11 @@ def test_a_list_that_cannot_be_read_or_is_empty_is_an_error(tmp_path):
     assert "cannot be read as a list in UTF-8" in refusal(read_inputs, [f"@{tmp_path}/latin.txt"])
 
 
-def test_a_folder_takes_one_output_or_several(tmp_path):
+def test_a_folder_takes_one_output_or_several(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     several = ["a.npy", "b.npy"]
+    for name in several:
+        (tmp_path / name).touch()
     assert find_pattern(several, "out/", ".mp4") == "out/{name}.mp4"
     assert find_pattern(several, str(tmp_path), ".mp4") == f"{tmp_path}/{{name}}.mp4"
     assert find_pattern(several, "out/{name}/", ".mp4") == "out/{name}/{name}.mp4"

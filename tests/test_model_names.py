@@ -100,6 +100,69 @@ def test_an_unknown_name_lists_the_names(hub_cache, source, hint):
     assert str(error.value).endswith("give one of ltx-2.3, ltx-2.5, ltx-2.")
 
 
+@pytest.fixture
+def inputs(hub_cache, tmp_path):
+    """A folder with inputs of ltx-2.3 and outputs, and a hub that cannot be reached."""
+    latents = mx.random.normal((1, 128, 2, 2, 2), key=mx.random.key(0))
+    save_latents("clip.safetensors", latents)
+    np.save("five.npy", np.array(latents[:, :5]))
+    np.save("nan.npy", np.where(np.arange(2) == 0, np.nan, np.array(latents)))
+    for name in ("out.mp4", "o/clip.mp4", "x.safetensors"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    with VideoWriter("film.mp4", size=(64, 64), fps=24) as writer:
+        writer.write(np.zeros((9, 64, 64, 3), np.uint8))
+
+
+@pytest.mark.parametrize("model", ["ltx-2.3", "ltx-2.5-diffusion", "prunavaed", "ltx-2"])
+@pytest.mark.parametrize(
+    ("main", "arguments", "error"),
+    [
+        (decode.main, "no.npy", "no.npy: there is no such file"),
+        (decode.main, "clip.safetensors -o out.mp4", "out.mp4: already exists"),
+        (decode.main, "clip.safetensors -o no/a.mp4", "no/a.mp4: cannot be written"),
+        (decode.main, "clip.safetensors -o a.mp4 --memory-budget 1MB", "is too small"),
+        (decode.main, "clip.safetensors -o a.mp4 --frames 99:", "none of 99:"),
+        (decode.main, "five.npy", "have 5 channels where"),
+        (decode.main, "nan.npy", "values are not finite"),
+        (decode.main, "--join clip.safetensors no.npy -o a.mp4 --carry 1", "no.npy: there is no such file"),
+        (decode.main, "no.npy five.npy -o o/", "2 of 2 inputs failed"),
+        (preview.main, "no.npy", "no.npy: there is no such file"),
+    ],
+)
+def test_nothing_is_downloaded_for_a_decode_that_cannot_succeed(inputs, capsys, model, main, arguments, error):
+    assert main([*arguments.split(), "-m", model]) == 1
+    printed = capsys.readouterr().err
+    assert error in printed and "hub" not in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ("no.mp4", "no.mp4: there is no such file"),
+        ("film.mp4 -o x.safetensors", "x.safetensors: already exists"),
+        ("x.safetensors -o y.safetensors", "x.safetensors: "),
+        ("film.mp4 --size 63x64", "multiples of 32"),
+        ("film.mp4 --memory-budget 1MB", "is too small"),
+        ("no.mp4 none.mp4 -o o/", "2 of 2 inputs failed"),
+    ],
+)
+def test_nothing_is_downloaded_for_an_encode_that_cannot_succeed(inputs, capsys, arguments, error):
+    assert encode.main([*arguments.split(), "-m", "ltx-2.3"]) in (1, 2)
+    printed = capsys.readouterr().err
+    assert error in printed and "hub" not in printed
+
+
+def test_a_model_is_downloaded_when_all_else_is_checked(inputs, tmp_path, capsys):
+    sound = "clip.safetensors -o a.mp4 --audio-model ltx-2.3"
+    for main, arguments in ((decode.main, "clip.safetensors"), (decode.main, sound), (encode.main, "film.mp4 -y")):
+        assert main([*arguments.split(), "-m", "ltx-2"]) == 1
+        assert "ltx-2: the hub repository cannot be read" in capsys.readouterr().err
+    assert decode.main(["clip.safetensors", "-o", "o/", "-n", "-m", "ltx-2"]) == 0
+    assert "skipped, found o/clip.mp4" in capsys.readouterr().out
+    assert not (tmp_path / "a.mp4").exists()
+
+
 def test_the_first_download_says_its_size_and_license(golden, hub_cache, monkeypatch, tmp_path):
     source, notes = golden("ltx2_3").checkpoint, []
 

@@ -9,6 +9,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+
 from .. import demo
 from ..audio_vae import AudioVAE, find_sound_decoder
 from ..codec_table import CODECS
@@ -17,6 +19,7 @@ from ..files import is_pipe
 from ..frame_format import FrameOutput, frame_format
 from ..latents.keyframes import describe_keyframes
 from ..model_table import Kind, list_names
+from ..models.base import Statistics
 from ..options import DecodeOptions, OutputOptions, PlanOptions
 from ..pipeline.clip_sound import SoundSettings
 from ..pipeline.hdr_frames import HDROptions
@@ -164,9 +167,7 @@ def run_decode(
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
         output_options = _choose_hdr_frames(arguments, inputs, settings.output, is_exr=is_exr)
         if pattern and not has_only_sound:
-            may_have_sound = sound and not audio and (sound.is_required or output_options.audio_codec)
-            checked_options = replace(output_options, audio=(), sample_rate=1) if may_have_sound else output_options
-            find_outputs(pattern, checked_options, fps=arguments.fps)
+            find_outputs(pattern, _with_possible_sound(output_options, sound), fps=arguments.fps)
     settings = replace(
         settings,
         output=output_options,
@@ -177,6 +178,12 @@ def run_decode(
     )
     job = (make_job or DecodeJob)(arguments, sources, pattern, settings)
     return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)
+
+
+def _with_possible_sound(options: OutputOptions, sound: SoundSettings | None) -> OutputOptions:
+    """Return the options of outputs that may have the sound of audio latents, which are not known yet."""
+    may_have_sound = sound and not options.audio and (sound.is_required or options.audio_codec)
+    return replace(options, audio=(), sample_rate=48_000) if may_have_sound else options
 
 
 def _find_output(arguments: argparse.Namespace, inputs: Sequence[str], default: str, *, is_exr: bool) -> str | None:
@@ -251,6 +258,7 @@ class DecodeJob(Job):
     ) -> None:
         super().__init__(arguments, sources, pattern, is_film=arguments.join)
         self.settings = settings
+        self._decided = settings  # until the VAE is downloaded, without sound
         self._sound_alone = settings.sound if is_sound(pattern or "") else None  # if it is the only output
         self.dtype = arguments.dtype or ("float32" if arguments.hdr else None)
 
@@ -260,15 +268,28 @@ class DecodeJob(Job):
                 names = f"give --audio-model {list_names([Kind.SOUND])}, or a file"
                 raise CheckpointError(f"{self.arguments.model}: audio latents need an audio VAE; {names}.")
             return audio_vae
-        vae, arguments = self.open_pictures(), self.arguments
-        self.reader = vae.reader(
+        vae = self.open_pictures()
+        self.reader, self._decided = self._make_reader(vae), self.settings
+        return vae
+
+    def without_files(self) -> VideoVAE | None:
+        vae = None if self._sound_alone else super().without_files()
+        if vae is not None:
+            ones = mx.ones((vae.config.latent_channels,))
+            self.reader = replace(self._make_reader(vae), statistics=Statistics(0 * ones, ones))
+            options = _with_possible_sound(self.settings.output, self.settings.sound)
+            self._decided = replace(self.settings, output=options, sound=None, plans={})
+        return vae
+
+    def _make_reader(self, vae: VideoVAE) -> LatentReader:
+        arguments = self.arguments
+        return vae.reader(
             tensor=arguments.tensor,
             grid=arguments.grid,
             unnormalized=arguments.unnormalized,
             keyframes=getattr(arguments, "keyframes", None),
             is_dry_run=arguments.dry_run,
         )
-        return vae
 
     def open_pictures(self) -> VideoVAE:
         """Open the VAE of the pictures."""
@@ -289,11 +310,14 @@ class DecodeJob(Job):
             )
         else:
             latents = ClipInput(self.reader, self.reader.open(item.source))
-        return vae.decide(latents, item.output or _UNNAMED, self.settings)
+        return vae.decide(latents, item.output or _UNNAMED, self._decided)
 
 
 class PreviewJob(DecodeJob):
     """Job of `preview`."""
+
+    def without_files(self) -> VideoVAE | None:
+        return None if self.settings.output.contact_sheet else super().without_files()
 
     def open_pictures(self) -> VideoVAE:
         vae = PreviewVAE.from_pretrained(self.arguments.model, dtype=self.dtype, encoder=False)

@@ -120,7 +120,8 @@ class EncodeTask(Task):
         audio_files = () if settings.audio is None else settings.audio.source.files
         pixels = prod(item.size) * (item.max_frames or 0) if item.size else 0  # if a table states them
         outputs = [] if item.output is None else [item.output]
-        inputs = [*source_files(Path(item.source)), *audio_files]
+        video_files = [] if item.source == "-" else source_files(Path(item.source))
+        inputs = [*video_files, *audio_files]
         self.result = Result(inputs, outputs, cost=pixels or _bytes_on_disk(Path(item.source)))
         job.vae.check_encode(settings)
         if item.output is not None and settings.windows is None:

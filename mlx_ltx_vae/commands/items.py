@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ItemsError, one_line, quote, warn
-from ..files import check_distinct, file_key, is_pipe, numbered_names, read_small_file
+from ..files import check_distinct, explain_missing, file_key, is_pipe, numbered_names, read_small_file
 from ..latents.files import READERS
 from ..shapes import Size
 from ..units import find_fps, format_bytes, format_count
+from ..video.sink_table import frame_endings
 
 _PATH_COLUMNS = ("path", "media_path", "video", "video_path", "file", "file_name")  # as data sets name them
 _MAX_LIST = 64_000_000  # bytes
@@ -158,7 +159,7 @@ def join_items(items: Sequence[Item]) -> Item:
 
 def files_in(folder: str, *, of_videos: bool) -> list[str]:
     """Return the latent files, or the videos, in a folder, ordered by the numbers in their names."""
-    endings = _VIDEO_ENDINGS if of_videos else tuple(chain.from_iterable(reader.endings for reader in READERS))
+    endings = _VIDEO_ENDINGS if of_videos else _latent_endings()
     paths = [os.path.join(folder, name) for name in _names_in(folder, endings)]
     pipes = list(filter(is_pipe, paths))  # which may never end
     for path in pipes:
@@ -167,6 +168,10 @@ def files_in(folder: str, *, of_videos: bool) -> list[str]:
         noun = "videos" if of_videos else "latent files"
         raise ItemsError(f"{folder}: this folder has no {noun} ({', '.join(endings)}); name another one.")
     return [path for path in paths if path not in pipes]
+
+
+def _latent_endings() -> tuple[str, ...]:
+    return tuple(chain.from_iterable(reader.endings for reader in READERS))
 
 
 def _names_in(folder: str, endings: tuple[str, ...]) -> list[str]:
@@ -288,6 +293,8 @@ def are_many(arguments: Sequence[str]) -> bool:
 
 def find_pattern(arguments: Sequence[str], output: str | None, ending: str) -> str | None:
     """Return the pattern of outputs. A folder, `out/`, becomes `out/{name}` with the ending."""
+    if output is None and len(arguments) > 1 and _is_like_output(arguments[-1], ending):
+        raise ItemsError(f"{arguments[-1]}: there is no such file; if it is the output, add -o before it.")
     if are_many(arguments) and ("-" in arguments or output == "-"):
         raise ItemsError("- is standard input or output, which takes one input; name files.")
     if output is None or output == "-":
@@ -296,9 +303,21 @@ def find_pattern(arguments: Sequence[str], output: str | None, ending: str) -> s
         return os.path.join(output, _NAME + ending)
     if _NAME in output or not are_many(arguments):
         return output
+    for argument in arguments:
+        if not is_list(argument) and not os.path.lexists(argument) and "%" not in argument:
+            raise ItemsError(f"{argument}: {explain_missing(argument, 'file or folder')}")
     raise ItemsError(
         f"{output}: is one output for several inputs; name a folder (out/) or a pattern (out/{_NAME}{ending})."
     )
+
+
+def _is_like_output(argument: str, ending: str) -> bool:
+    """Return whether an argument that is no file ends like an output, whose default has an `ending`."""
+    inputs, outputs = _latent_endings(), (*frame_endings(), ".html")
+    if ending == ".safetensors":
+        inputs, outputs = outputs, inputs
+    name = argument.lower()
+    return name.endswith(outputs) and not name.endswith(inputs) and not os.path.lexists(argument)
 
 
 def names_inputs(pattern: str | None) -> bool:

@@ -17,9 +17,11 @@ from typing import Any, ClassVar
 import mlx.core as mx
 
 from ..audio_vae import AudioVAE
+from ..checkpoint.locate import is_cached
 from ..distributed import Ranks, join_ranks
-from ..errors import ItemsError, describe_error, printable
-from ..files import check_replaceable, make_folder
+from ..errors import ItemsError, describe_error, printable, telling_warnings
+from ..files import check_replaceable, is_pipe, make_folder
+from ..model_table import Kind, models_of
 from ..pipeline import progress
 from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
@@ -119,10 +121,13 @@ class Job(ABC):
         ranks = join_ranks(launched_rank(), arguments.distributed, arguments.rank_timeout, is_many=self.is_many)
         if ranks is None:
             return
-        items = self.make_items()
-        self.vae, self.ranks = ranks.together(self.open), ranks
+        items, self.ranks = self.make_items(), ranks
         start = time.perf_counter()
-        results = ranks.together(lambda: self._prepare(items))
+        results = ranks.together(lambda: self._prepare_without_files(items))
+        if results is None or ranks.size > 1 or any(result.is_pending for result in results):
+            self.vae = ranks.together(self.open)
+            start = time.perf_counter()
+            results = ranks.together(lambda: self._prepare(items))
         if self.is_many:
             self._run_many(items, results, start)
             return
@@ -143,6 +148,28 @@ class Job(ABC):
         if item.output is None or has_table(self.sources):
             return item
         return replace(item, output=find_free_name(item.output))
+
+    def _prepare_without_files(self, items: Sequence[Item]) -> list[Result] | None:
+        """Return what is known of all items before the VAE is downloaded.
+
+        Returns `None` if it need not be, if its layers are not known before, or if an input can be read only once.
+        """
+        sources = chain.from_iterable(item.windows or [item.source] for item in items)
+        if any(source == "-" or is_pipe(source) for source in sources) or not (vae := self.without_files()):
+            return None
+        self.vae = vae
+        with telling_warnings(lambda text: None):  # they come again
+            results = self._prepare(items)
+            if self._task is not None and results[0].is_pending:
+                with self._task.open():
+                    pass
+        return results
+
+    def without_files(self) -> VideoVAE | None:
+        """Return the VAE of -m without its files, if it is one of the table that is not in the cache of the hub."""
+        name = self.arguments.model
+        model = None if not name or os.path.exists(name) else models_of(Kind.VIDEO).get(name.lower())
+        return None if model is None or is_cached(model) else VideoVAE.published(name, dtype=self.dtype)
 
     def _prepare(self, items: Sequence[Item]) -> list[Result]:
         """Return what is known of all items before the first one runs."""

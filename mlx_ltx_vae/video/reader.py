@@ -62,10 +62,8 @@ class Fit(Enum):
 
 
 def source_files(path: Path) -> list[Path]:
-    """Return the files of a video: itself, or its images. `None` if they cannot be read, which `find_source` raises."""
-    with suppress(ReaderError):
-        return [path] if os.path.isfile(path) else _images(path)
-    return []
+    """Return the files of a video: itself, or its images. Raises a `ReaderError` if there is none."""
+    return [path] if os.path.isfile(path) else _images(path)
 
 
 def is_exr(path: Path) -> bool:
@@ -75,7 +73,7 @@ def is_exr(path: Path) -> bool:
 
 def exr_images(path: Path) -> list[Path]:
     """Return the EXR images that a path names: a file, or the images of a folder or a pattern."""
-    images = [path] if os.path.isfile(path) else _images(path)
+    images = source_files(path)
     if not is_exr(images[0]):
         raise ReaderError(f"{path}: is not EXR, which alone has a color space for HDR; leave out --hdr.")
     return images
