@@ -288,7 +288,12 @@ def count(text: str) -> int:
 
 
 def frame_range(text: str) -> slice:
-    """Parse `--frames 24:48` as a Python slice: either end may be left out, or count from the end (-10:)."""
+    """Parse `--frames 24:48` as a Python slice: either end may be left out, or count from the end (-10:).
+
+    `--frames 24` means the first 24.
+    """
+    if text.isdecimal():
+        return slice(0, positive(text))
     if match := re.fullmatch(_RANGE, text):
         first, end = (None if number is None else int(number) for number in match.groups())
         if end is None or (first or 0) < end or (first or 0) >= 0 > end:
@@ -297,9 +302,6 @@ def frame_range(text: str) -> slice:
     hint = "such as 24:48 for the frames 24 to 47"
     if re.fullmatch(r"-[0-9]{1,9}", text):
         hint = f"such as {text}: for the last {format_count(int(text[1:]), 'frame').removeprefix('1 ')}"
-    if re.fullmatch(r"[0-9]{1,9}", text):
-        some = format_count(int(text), "frame").removeprefix("1 ")
-        hint = f"such as :{text} for the first {some}, or {text}:{int(text) + 1} for frame {text} alone"
     raise argparse.ArgumentTypeError(f"{quote(text)} is not a range of frames; write A:B, {hint}")
 
 

@@ -299,6 +299,9 @@ def find_pattern(arguments: Sequence[str], output: str | None, ending: str) -> s
         raise ItemsError("- is standard input or output, which takes one input; name files.")
     if output is None or output == "-":
         return output
+    for placeholder in re.findall(r"\{\w*\}", os.path.basename(output)):
+        if placeholder != _NAME:
+            raise ItemsError(f"{output}: {placeholder} stands for nothing; write {_NAME}, or %05d to number stills.")
     if output.endswith(("/", os.sep)) or os.path.isdir(output):
         return os.path.join(output, _NAME + ending)
     if _NAME in output or not are_many(arguments):

@@ -185,8 +185,8 @@ def add_input_options(
     rate = "frames per second: 24, 23.976, 30000/1001 (default: the file's, else 24)"
     parser.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
     some = parser.add_mutually_exclusive_group()
-    frames = """decode only frames A to B - 1, counted from 0, exactly as in the whole video; :48 for the first 48, 24:
-        from frame 24 on, -24: for the last 24"""
+    frames = """decode only frames A to B - 1, counted from 0, exactly as in the whole video; 48 or :48 for the first
+        48, 24: from frame 24 on, -24: for the last 24"""
     some.add_argument("--frames", type=frame_range, metavar="A:B", help=frames)
     some.add_argument("--first-seconds", type=duration, metavar="S", help="decode only the first S seconds, at --fps")
     padding = "also decode the frames at the end with which encode --pad filled the last latent frame"

@@ -142,7 +142,7 @@ def encode_parser() -> CommandParser:
     fit.add_argument("--crop", dest="fit", action="store_const", const="CROP", help=crop)
     frames = """encode only frames A to B - 1, counted from 0 at the rate of --fps; 121 or :121 for the first 121, 24:
         from frame 24 on, -25: for the last 25, which reads the video twice (default: all)"""
-    video.add_argument("--frames", type=_frames_to_encode, metavar="A:B", help=frames)
+    video.add_argument("--frames", type=frame_range, metavar="A:B", help=frames)
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
     windows = """encode overlapping windows of N frames, 1 + 8*k, each alone and into a file of its own in a folder, as
         pipelines condition on them; decode --join makes them a video again"""
@@ -179,11 +179,6 @@ def _still_crf(text: str) -> int | Literal["auto"]:
     if not re.fullmatch("[0-9]{1,2}", text) or int(text) > MAX_STILL_CRF:
         raise argparse.ArgumentTypeError(f"expected a CRF from 0 to {MAX_STILL_CRF}, not {quote(text)}")
     return int(text)
-
-
-def _frames_to_encode(text: str) -> slice:
-    """Parse `--frames 24:48`, or `--frames 24` for the first 24."""
-    return slice(0, positive(text)) if text.isdecimal() else frame_range(text)
 
 
 def info_parser() -> CommandParser:
