@@ -90,7 +90,7 @@ def _decode_video(models: Models, inputs: dict[str, np.ndarray]) -> Any:
 
 
 def _load_video_vae(folder: Path) -> Callable[[dict[str, np.ndarray]], mx.array]:
-    vae = VideoVAE.from_pretrained(folder)
+    vae = VideoVAE.from_pretrained(folder).load()
     return lambda inputs: vae.decode(inputs["latents"], noise=[inputs["noise"]])
 
 
@@ -123,7 +123,7 @@ def _decode_sound(models: Models, inputs: dict[str, np.ndarray]) -> Any:
 
 
 def _load_audio_vae(folder: Path) -> Callable[[dict[str, np.ndarray]], mx.array]:
-    vae = AudioVAE.from_pretrained(folder, encoder=False)
+    vae = AudioVAE.from_pretrained(folder, encoder=False).load()
     return lambda inputs: vae.decode(inputs["latents"])
 
 

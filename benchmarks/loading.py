@@ -75,7 +75,7 @@ def read(case: Case) -> dict[str, Any]:
 
 def load(case: Case) -> dict[str, Any]:
     """Load the decoder of a checkpoint."""
-    vae, measured = _measure(lambda: VideoVAE.from_pretrained(case.model or "", dtype=case.dtype, encoder=False))
+    vae, measured = _measure(lambda: VideoVAE.from_pretrained(case.model or "", dtype=case.dtype, encoder=False).load())
     return {**measured, "weights_bytes": count_weight_bytes(vae)}
 
 

@@ -103,11 +103,12 @@ def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> 
     opened = open_case(case, network)
     if isinstance(opened, Checkpoint):
         opened = replace(opened, family=_family(case, opened))
-        return VideoVAE.from_pretrained(opened, dtype=case.dtype, **{name: name == network for name in NETWORKS})
+        networks = {name: name == network for name in NETWORKS}
+        return VideoVAE.from_pretrained(opened, dtype=case.dtype, **networks).load()
     module = make_random_network(case, network)
     prepare(module, keeps_dtype=False)
-    networks: dict[str, Any] = {name: module if name == network else None for name in NETWORKS}
-    return VideoVAE(opened.config, **networks)
+    modules: dict[str, Any] = {name: module if name == network else None for name in NETWORKS}
+    return VideoVAE(opened.config, **modules)
 
 
 def make_random_network(case: Case, network: str = "decoder") -> nn.Module:

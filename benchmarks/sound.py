@@ -27,7 +27,7 @@ _SHARE_SECONDS, _SHARE_LATENT_FRAMES = 4, 3  # of sound and of pictures, whose s
 
 def sound_table(model: str, lengths: tuple[int, ...] = SECONDS) -> str:
     """Return a table of decodes of random latents, for sound of some lengths in seconds."""
-    vae = AudioVAE.from_pretrained(model, encoder=False)
+    vae = AudioVAE.from_pretrained(model, encoder=False).load()
     rows = [
         f"{Path(model).name}: {vae!r}",
         f"{'sound':>8}{'time':>10}{'sound per second':>18}{'peak':>12}{'planned':>12}",

@@ -247,7 +247,7 @@ def test_planned_peaks_of_commands_hold(golden, weights, tmp_path, monkeypatch, 
     }[name]
     before = active_memory()
     mx.reset_peak_memory()
-    with mock.patch("mlx_ltx_vae.commands.decode_command.plan_decode", make_plan):
+    with mock.patch("mlx_ltx_vae.vae.plan_decode", make_plan):
         assert command([*arguments, "-m", str(checkpoint)]) == 0
     assert LEAST <= max(plan.memory.active for plan in plans) / (mx.get_peak_memory() - before) <= MOST
 

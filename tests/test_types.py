@@ -28,9 +28,9 @@ def files(tmp_path):
     """The Python of the pages, each in a file of its own, the examples, and a file of typos."""
     written = []
     for page in ("README.md", "docs/python.md"):
-        (block,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-        written.append(tmp_path / f"{Path(page).stem.lower()}_block.py")
-        written[-1].write_text(block)
+        blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+        written.append(tmp_path / f"{Path(page).stem.lower()}_blocks.py")
+        written[-1].write_text("\n".join(blocks))
     examples = (ROOT / "examples" / f"{name}.py" for name in ("generation_app", "encode_folder", "replace_tiler"))
     for source in (*examples, ROOT / "tests" / "typed_app.py"):
         written.append(tmp_path / source.name)

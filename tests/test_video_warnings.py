@@ -67,14 +67,16 @@ def write_color(path: Path, color: tuple[int, int, int], filters: str) -> Path:
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize(("transfer", "name"), [("smpte2084", "PQ"), ("arib-std-b67", "HLG")])
-def test_hdr_is_tone_mapped(tmp_path: Path, transfer: str, name: str) -> None:
+@pytest.mark.parametrize(("transfer", "name", "gamma"), [("smpte2084", "PQ", 1), ("arib-std-b67", "HLG", 1.2)])
+def test_hdr_is_tone_mapped(tmp_path: Path, transfer: str, name: str, gamma: float) -> None:
+    """The ratio of the channels is kept, in BT.1886. To write HLG, zscale applies the `gamma` to each channel."""
     path = write_color(tmp_path / "hdr.mkv", (220, 60, 60), f"{SRGB}iec61966-2-1,zscale=npl=100,{BT2020}={transfer}")
     text = f"{path}: is converted from {name} to BT.709, as players show it; as_stored=True reads it as it is."
     assert warnings_of(path) == [text]
-    given = (220 - 60) / 220
-    assert saturation(stored(path)) < given - 0.1
-    assert abs(saturation(read_quietly(path)) - given) < 0.07
+    low, high = (((level / 255 + 0.055) / 1.055) ** 2.4 for level in (60, 220))
+    expected = 1 - (low / high) ** (1 / gamma / 2.4)
+    assert saturation(stored(path)) < expected - 0.02
+    assert abs(saturation(read_quietly(path)) - expected) < 0.02
 
 
 @pytest.mark.parametrize(
