@@ -170,14 +170,14 @@ def test_each_model_has_its_list_and_its_command(page, tmp_path):
     for number in (4, 1, 6):
         page.click("article", number)
     page.press("s")
-    for model, numbers in (("ltx-2.3", [1]), ("ltx-2.5", [4, 6])):
+    for model, numbers in (("ltx-2.3", [1]), ("ltx-2", [4, 6])):
         wait_for_file(tmp_path / f"picks-{model}.txt")
         paths = [os.path.join(os.getcwd(), "latents", name(number)) for number in numbers]
         assert (tmp_path / f"picks-{model}.txt").read_text().splitlines() == paths
     assert text(page, "#note").splitlines() == [
         "Saved 3 of 3. Decode them in the folder of the lists:",
         "mlx_ltx_vae decode --list picks-ltx-2.3.txt -m ltx-2.3 -o picks/",
-        "mlx_ltx_vae decode --list picks-ltx-2.5.txt -m ltx-2.5 -o picks/",
+        "mlx_ltx_vae decode --list picks-ltx-2.txt -m ltx-2 -o picks/",
     ]
     assert page.eval("document.querySelector('#note').offsetHeight") > 50
     assert not (tmp_path / "picks.txt").exists()
