@@ -67,13 +67,14 @@ _MODULES = {
     ".video": ("Fit", "VideoReader", "VideoWriter", "compress_still"),
     ".demo": ("demo",),
     ".hdr": ("hdr",),
+    ".integrations": ("integrations",),
     ".tiling": ("tiling",),
 }  # fmt: skip
 _get = lazy_names(__name__, {name: module for module, names in _MODULES.items() for name in names})
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "demo", "hdr", "tiling"]
+    return [*__all__, "demo", "hdr", "integrations", "tiling"]
 
 
 if not TYPE_CHECKING:  # for which any name would be one of the package

@@ -334,6 +334,12 @@ class AudioVAE(OpenedVAE[SoundConfig]):
         return plan_encode(encoder.spec, shape, self._machine(encoder.dtype), options)
 
 
+def check_decodes_sound(vae: AudioVAE) -> None:
+    """Raise a `CheckpointError` unless an audio VAE has its decoder and its vocoder."""
+    if missing := " and no ".join(sorted({"decoder", "vocoder"} - vae._networks.keys())):
+        raise CheckpointError(f"{vae.source.name}: has no {missing}; give a file or folder with audio VAE and vocoder.")
+
+
 def find_sound_decoder(model: str | None, vae: str | None, dtype: GivenDtype = None) -> AudioVAE | None:
     """Open an audio VAE and its vocoder: of `model`, or without it of the pictures' checkpoint `vae`.
 
@@ -344,10 +350,7 @@ def find_sound_decoder(model: str | None, vae: str | None, dtype: GivenDtype = N
         return None
     try:
         audio_vae = AudioVAE.from_pretrained(model or vae or "", dtype=dtype, encoder=False)
-        if missing := " and no ".join(sorted({"decoder", "vocoder"} - audio_vae.source.networks.keys())):
-            raise CheckpointError(
-                f"{audio_vae.source.name}: has no {missing}; give a file or folder with audio VAE and vocoder."
-            )
+        check_decodes_sound(audio_vae)
     except CheckpointError:
         if model is not None:
             raise

@@ -97,6 +97,8 @@ class OpenedVAE(Generic[ConfigT]):
     def _set(self, name: str, network: Network | NetworkHandle[Any] | None) -> None:
         """Replace a network, or remove it if it is `None`."""
         handle = NetworkHandle(network) if isinstance(network, Network) else network
+        if handle is None:
+            self._requested = [requested for requested in self._requested if requested != name]
         networks: dict[str, NetworkHandle[Any] | None] = {**self._networks, name: handle}
         self._networks = {name: handle for name, handle in networks.items() if handle is not None}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 import mlx.core as mx
 import numpy as np
 
-from .audio_vae import AudioVAE
+from .audio_vae import AudioVAE, check_decodes_sound
 from .backend.mlx_utils import DTYPES, GivenDtype, parse_dtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, VAESource, open_checkpoint, open_weights
 from .checkpoint.loading import NetworkHandle, NetworkHeader
@@ -17,7 +17,7 @@ from .checkpoint.locate import is_on_hub
 from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, WriterError, quote, telling_warnings, warn
 from .files import check_replaceable
 from .frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
-from .latents.keyframes import Keyframes, frame_numbers
+from .latents.keyframes import Keyframes, check_keyframes, frame_numbers
 from .model_table import Kind, list_names
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
 from .models.specs import NetworkSpec
@@ -248,7 +248,7 @@ class VideoVAE(OpenedVAE[Config]):
         vae = cls(published.config, encoder, network, keeps_dtype=requested is not None)
         report = {"generation": published.config.generation}
         networks = {"encoder": report, "decoder": {**report, "decoder": published.family.decoder}}
-        return vae._note_source(VAESource(published.name, networks=networks))
+        return vae._note_source(VAESource(published.name, networks=networks), encoder=True, decoder=True)
 
     @staticmethod
     def estimate(
@@ -510,6 +510,7 @@ class VideoVAE(OpenedVAE[Config]):
         decode_input: DecodeInput = MemoryInput(latents, decode_options.keyframes)
         unnormalized = decode_options.unnormalized or None
         if isinstance(audio, OpenedVAE):
+            check_decodes_sound(audio)
             sound = SoundSettings(lambda: audio, unnormalized=unnormalized, is_required=True)
             settings = replace(settings, sound=sound)
         if isinstance(latents, (str, os.PathLike)):
@@ -859,6 +860,8 @@ def describe_whole_vae(config: Config) -> str:
 def _split_keywords(keywords: DecodeKeywords) -> tuple[DecodeOptions, PlanOptions]:
     """Return the options of a decode and of its plan; raise a `TypeError` for others."""
     check_names("a decode", keywords, DecodeKeywords)
+    if (keyframes := keywords.get("keyframes")) is not None:
+        check_keyframes(keyframes)
     decode_names, values = {option.name for option in fields(DecodeOptions)}, cast(dict[str, Any], keywords)
     options = DecodeOptions(**{name: value for name, value in values.items() if name in decode_names})
     return options, PlanOptions(**{name: value for name, value in values.items() if name not in decode_names})

@@ -244,7 +244,7 @@ def test_blocks_of_the_published_widths_agree_with_the_reference():
         if is_denoising:
             modulation = adaln(embedder(mx.array([check["timestep"] * config.timestep_multiplier])))
             delay.push(mx.array(arrays[check["context"]]))
-        stages = block.stages(StreamContext(), (1, 1, 1), modulation, delay.take_next if is_denoising else None)
+        stages = block.stages(StreamContext(), modulation, delay.take_next if is_denoising else None)
         result = as_numpy(run_whole(stages, mx.array(arrays[check["input"]])))
         assert list(result.shape) == check["full_shape"]
         assert np.abs(select(result, check) - arrays[check["expected"]]).max() < tolerance(2e-4)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from fractions import Fraction
 
 import mlx.core as mx
@@ -21,6 +22,7 @@ from mlx_ltx_vae import (
     WriterError,
     demo,
     load_latents,
+    save_latents,
 )
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
@@ -108,14 +110,18 @@ def test_the_sound_of_a_latent_file_goes_with_its_picture(small, audio_case):
     sound = random_latents(14)
     arrays = {**load_file("clip.safetensors"), "audio_latents": sound}
     save_file(arrays, "sound.safetensors", metadata={"fps": "30"})
-    report = vae.prepare("sound.safetensors", "out.mkv", audio=audio_vae).run()
     samples = np.array(audio_vae.decode(sound))[0]
-    decoded = heard("out.mkv", report.sample_rate)[:, : samples.shape[1]]
-    assert np.corrcoef(decoded.ravel(), samples[:, : decoded.shape[1]].ravel())[0, 1] > 0.9
+    for plan in (None, vae.plan(small.shape)):
+        report = vae.prepare("sound.safetensors", "out.mkv", plan, audio=audio_vae).run()
+        decoded = heard("out.mkv", report.sample_rate)[:, : samples.shape[1]]
+        assert np.corrcoef(decoded.ravel(), samples[:, : decoded.shape[1]].ravel())[0, 1] > 0.9
     with pytest.raises(LatentsError, match="clip.safetensors: has no audio latents"):
         vae.prepare("clip.safetensors", "b.mkv", audio=audio_vae)
     with pytest.raises(LatentsError, match="an AudioVAE decodes the audio latents of a file"):
         vae.prepare(small, "b.mkv", audio=audio_vae)
+    encoder = AudioVAE.from_pretrained(audio_case("encoder").checkpoint)
+    with pytest.raises(CheckpointError, match=r"has no decoder and no vocoder; give a file or folder with audio VAE"):
+        vae.prepare("sound.safetensors", "b.mkv", audio=encoder)
 
 
 def test_a_prepared_encode_writes_the_file_of_the_command(small, loads, capsys):
@@ -148,6 +154,29 @@ def test_a_prepared_encode_that_does_not_run_closes_its_video(small):
     with pytest.raises(StopIteration):
         next(prepared._video)
     assert sorted(os.listdir()) == ["clip.safetensors", "video.mp4"]
+
+
+def test_weights_are_found_from_another_folder(small, tmp_path, monkeypatch):
+    shutil.copy(VAE, "vae.safetensors")
+    vae, latents = VideoVAE.from_pretrained("vae.safetensors"), load_latents("clip.safetensors")[0]
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert vae.decode_uint8(latents).shape[0] == 17
+
+
+def test_a_plan_states_the_frames_of_a_file_with_padding(small):
+    latents, _ = load_latents("clip.safetensors")
+    save_latents("padded.safetensors", latents, fps=30, source_frames=12)
+    vae = VideoVAE.from_pretrained(VAE)
+    for options, count in (({}, 17), ({"frames": (2, 7)}, 5)):
+        vae.decode_to_file("padded.safetensors", "a.mkv", vae.plan(latents.shape, **options), codec="ffv1")
+        assert len(read("a.mkv")) == count
+    other = vae.plan((*latents.shape[:3], 5, 5))
+    for source in (latents, "padded.safetensors"):
+        with pytest.raises(PlanError, match=r"the plan was made for latents of shape .*; these are"):
+            vae.prepare(source, "b.mkv", other)
+    with pytest.raises(LatentsError, match="keyframes have the type list; expected Keyframes"):
+        vae.prepare("padded.safetensors", "b.mkv", keyframes=[1, 2])
 
 
 def test_load_reads_each_network_once(loads):

@@ -190,7 +190,7 @@ def _open_folder(folder: Path, medium: Medium) -> list[Archive]:
     failures: list[CheckpointError] = []
     in_indexes: set[Path] = set()
     for choice in sorted(choices, key=lambda choice: not is_index(choice[-1][0])):
-        if in_indexes.issuperset(folder / name for name in choice[-1]):
+        if in_indexes.issuperset((folder / name).absolute() for name in choice[-1]):
             continue
         try:
             archives = _open(folder, choice)

@@ -125,9 +125,11 @@ def check_dtypes(tensors: Iterable[TensorInfo]) -> None:
 def check_unchanged(tensors: Iterable[TensorInfo]) -> None:
     """Check that files have not changed since their headers were read; raise a `CheckpointError` otherwise."""
     for path, state in {info.path: info.state for info in tensors if info.state is not None}.items():
-        if not path.exists() or file_state(path) != state:
+        if not path.exists():
+            raise CheckpointError(f"{path}: the file has been moved or removed since it was opened; open it again.")
+        if file_state(path) != state:
             raise CheckpointError(
-                f"{path}: the file changed while it was read; load it again when the program that writes it is done."
+                f"{path}: the file has changed since it was opened; open it again when no program writes it."
             )
 
 

@@ -190,8 +190,7 @@ class DecodePipeline:
 
     def _decode_array(self, latents: Latents, plan: DecodePlan) -> Generator[FrameChunk, None, None]:
         shape, keyframes = tuple(latents.shape), self.options.keyframes
-        if plan.whole_shape != shape:
-            raise PlanError(f"the plan was made for latents of shape {tuple(plan.whole_shape)}; these are {shape}.")
+        check_shape(plan, shape)
         if plan.keyframes != (numbers := frame_numbers(keyframes)):
             expected, actual = (", ".join(map(str, frames)) or "no frame" for frames in (plan.keyframes, numbers))
             raise PlanError(
@@ -374,6 +373,12 @@ def _tile_noise(spec: NetworkSpec, plan: DecodePlan, first_frame: int) -> dict[G
         tile_origin(tile, first_frame): tile_spec(spec, plan.layout, tile).noise_shapes(tile.input_size(spec.keyframes))
         for tile in chain.from_iterable(plan.layout.groups())
     }
+
+
+def check_shape(plan: DecodePlan, shape: Sequence[int]) -> None:
+    """Check that a plan was made for latents of this shape; raise a `PlanError` otherwise."""
+    if plan.whole_shape != tuple(shape):
+        raise PlanError(f"the plan was made for latents of shape {tuple(plan.whole_shape)}; these are {tuple(shape)}.")
 
 
 def _check_arriving(plan: DecodePlan) -> None:

@@ -27,7 +27,7 @@ from ..units import DEFAULT_FPS, format_are, format_count, format_range
 from ..video import takes_sound
 from ..video.audio import check_sound_length
 from .clip_sound import ClipSound, SoundSettings, clip_sound, film_sound, find_sound
-from .decode import DecodePipeline
+from .decode import DecodePipeline, check_shape
 from .inputs import ClipInput, DecodeInput, FilmInput, MemoryInput
 from .output import DecodeOutput, DecodeReport, join_reports
 from .progress import FrameBar, Progress
@@ -184,16 +184,23 @@ def prepare_decode(
     fps = Fraction(decoder_frames, video_frames) * (settings.fps or latents.fps or DEFAULT_FPS)
     frames = settings.frames if settings.first_seconds is None else slice(0, ceil(settings.first_seconds * fps))
     assert latents.info is not None
-    padding = 0 if settings.all_frames or pipeline.plan_options.frames else latents.num_padding(spec.out_grid)
+    has_frames = settings.all_frames or pipeline.plan_options.frames or plan is not None
+    padding = 0 if has_frames else latents.num_padding(spec.out_grid)
     requested_frames = choose_frames(frames, decoder_frames - padding, latents.info.source)
     requested_frames = requested_frames or pipeline.plan_options.frames
     frame_range = requested_frames or ((0, decoder_frames - padding) if padding else None)
+    if plan is not None and plan.excerpt is not None:
+        requested_frames = frame_range = plan.excerpt.frames.start, plan.excerpt.frames.end
     sound = _find_sound(pipeline, latents, path, settings, frame_range, fps)
-    plan_options = with_preset(pipeline.plan_options, settings.preset, spec.out_grid(latents.shape.grid))
-    plan_options = replace(plan_options, frames=frame_range, sound=tuple(sound.plans) if sound else ())
+    if plan is None:
+        plan_options = with_preset(pipeline.plan_options, settings.preset, spec.out_grid(latents.shape.grid))
+        plan_options = replace(plan_options, frames=frame_range, sound=tuple(sound.plans) if sound else ())
+        pipeline = replace(pipeline, plan_options=plan_options)
+    elif sound is not None and plan.sound is None:
+        plan = replace(plan, sound=sound.plans[-1])
     if sound is not None:
         options = replace(options, audio=(), sample_rate=sound.sample_rate)
-    prepared = _prepare(replace(pipeline, plan_options=plan_options), latents, path, options, fps, sound, plan)
+    prepared = _prepare(pipeline, latents, path, options, fps, sound, plan)
     if sound is not None and requested_frames is None:
         length = Fraction(sound.num_samples, sound.sample_rate)
         shortest, longest = (decoder_frames - padding) / fps, decoder_frames / fps
@@ -218,6 +225,8 @@ def _prepare(
     planned = replace(pipeline, format=levels, state=RunState(outputs=output.frames))
     if plan is not None:
         pipeline.check_plan(plan)
+        if latents.shape is not None and plan.batch == 1:
+            check_shape(plan, latents.shape._replace(batch=1))
         if plan.format not in (None, levels):
             raise PlanError(f"{path}: the plan was made for other frames; plan with outputs=, or leave it out.")
     elif (plan := latents.plan(planned, fps)) is not None:
