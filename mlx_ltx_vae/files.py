@@ -278,6 +278,7 @@ def _identity(file: str | os.PathLike | int) -> _Identity | None:
     return None
 
 
+_SUBFOLDER = "output"  # of a folder that exists, see `PartFolder`
 _MAX_STEM = 200  # bytes
 _MAX_NUMBERS = 1000  # that are tried for an output
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
@@ -322,6 +323,27 @@ def check_replaceable(target: str | os.PathLike, *, overwrite: bool) -> None:
         raise WriterError(f"{target}: already exists; choose another name, or {way} to replace it.")
     if is_read_only(target):
         raise WriterError(f"{target}: already exists and is read-only; choose another name, or make it writable.")
+
+
+def check_file(target: Path, *, overwrite: bool) -> None:
+    """Raise the errors of a `PartFile`, except those of its folder."""
+    if os.path.isdir(target):
+        raise WriterError(f"{target}: cannot be written (it is a folder).")
+    check_name(target)
+    check_replaceable(target, overwrite=overwrite)
+
+
+def check_folder(name: str, target: Path, *, makes_folders: bool = False) -> None:
+    """Raise a `WriterError` if no file can be made in the folder of a target, or in the target if it is a folder.
+
+    With `makes_folders` those that are missing can be made.
+    """
+    folder = target if os.path.isdir(target) else Path(os.path.realpath(target)).parent
+    while makes_folders and not os.path.exists(folder):
+        folder = folder.parent
+    is_special = os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target)  # a named pipe
+    if not is_special and not os.access(folder, os.W_OK | os.X_OK):
+        raise WriterError(f"{name}: cannot be written (the folder {folder} {explain_unwritable(folder)}).")
 
 
 def is_read_only(path: str | os.PathLike) -> bool:
@@ -646,15 +668,12 @@ class PartFile(_Part):
     A symbolic link stays, and the file that it points to is replaced; the new one keeps its permissions. A named pipe
     or a device stays too, and gets the bytes of the file when it is whole, which until then is in the folder for
     temporary files. Without `overwrite`, a file at `target` is refused, and a read-only one always; for one that
-    appears meanwhile see `take_name`.
+    appears meanwhile see `take_name`. A file that `is_inner` is in a `PartFolder`, which warns of its own other name.
     """
 
-    def __init__(self, target: Path, *, overwrite: bool = True) -> None:
-        if os.path.isdir(target):
-            raise WriterError(f"{target}: cannot be written (it is a folder).")
-        check_name(target)
-        check_replaceable(target, overwrite=overwrite)
-        self._overwrite = overwrite
+    def __init__(self, target: Path, *, overwrite: bool = True, is_inner: bool = False) -> None:
+        check_file(target, overwrite=overwrite)
+        self._overwrite, self._is_inner = overwrite, is_inner
         self._real = Path(os.path.realpath(target))
         self._is_special = os.path.exists(target) and not os.path.isfile(target)
         place = self._real.with_suffix(target.suffix)
@@ -677,7 +696,8 @@ class PartFile(_Part):
         if path == Path(os.path.realpath(self.target)):  # also of a working folder that was moved
             return None
         moved = path if self.has_moved or self.target.is_symlink() else self.target.with_name(path.name)
-        warn_of_name(self.target, moved, has_moved=self.has_moved)
+        if not self._is_inner:
+            warn_of_name(self.target, moved, has_moved=self.has_moved)
         return moved
 
     def _move(self) -> tuple[Path, Path]:
@@ -706,7 +726,7 @@ class PartFolder(_Part):
         *,
         overwrite: bool = False,
         name: str | None = None,
-        subfolder: str = "output",
+        subfolder: str = _SUBFOLDER,
     ) -> None:
         check_name(target)
         self._clashes, self._overwrite = clashes, overwrite
@@ -752,17 +772,22 @@ class PartFolder(_Part):
         return path, path.parent
 
 
+def check_empty_folder(target: Path) -> None:
+    """Raise a `WriterError` for what exists and is not an empty folder. Hidden parts of other outputs do not count."""
+    check_name(target)
+    with writing_to(target):
+        names = os.listdir(target) if os.path.isdir(target) else []
+    is_taken = os.path.exists(target) and not os.path.isdir(target)
+    if is_taken or not all(map(_part_pattern(target / _SUBFOLDER).fullmatch, names)):
+        raise WriterError(f"{target}: already exists and is not an empty folder; remove it or choose another name.")
+
+
 @contextmanager
 def part_folder(target: Path) -> Iterator[PartFolder]:
     """Yield a `PartFolder` for a folder that is new or empty. It is named on success, and else removed."""
-    refusal = f"{target}: already exists and is not an empty folder; remove it or choose another name."
-    if os.path.exists(target) and not os.path.isdir(target):
-        raise WriterError(refusal)
+    check_empty_folder(target)
     part = PartFolder(target)
     try:
-        with writing_to(target):
-            if part.find_clash() is not None:
-                raise WriterError(refusal)
         yield part
         moved = part.complete()
         if moved is not None:

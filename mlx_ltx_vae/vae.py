@@ -15,7 +15,6 @@ from .checkpoint import Arrays, Checkpoint, GivenConfig, VAESource, open_checkpo
 from .checkpoint.loading import NetworkHandle, NetworkHeader
 from .checkpoint.locate import is_on_hub
 from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, WriterError, quote, telling_warnings, warn
-from .files import check_replaceable
 from .frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
 from .latents.keyframes import Keyframes, check_keyframes, frame_numbers
 from .model_table import Kind, list_names
@@ -48,7 +47,7 @@ from .pipeline.hdr_frames import HDR, choose_hdr
 from .pipeline.inputs import ClipInput, DecodeInput, LatentReader, MemoryInput
 from .pipeline.output import DecodeReport
 from .pipeline.prepare import DecodeSettings, PreparedDecode, prepare_decode
-from .pipeline.prepare_encode import EncodeSettings, PreparedEncode
+from .pipeline.prepare_encode import EncodeSettings, PreparedEncode, find_range
 from .pipeline.progress import Progress
 from .pipeline.run import arrays_released, join_parts
 from .pipeline.sources import LatentInput
@@ -646,7 +645,7 @@ class VideoVAE(OpenedVAE[Config]):
         *,
         fps: Rate | None = None,
         frames: tuple[int, int] | None = None,
-        size: Size | None = None,
+        size: "str | Size | None" = None,
         fit: Fit | None = None,
         matrix: str | None = None,
         as_stored: bool = False,
@@ -678,29 +677,32 @@ class VideoVAE(OpenedVAE[Config]):
 
         Raises:
             ReaderError: if the video cannot be read, or not at this size.
-            PlanError: if no plan fits the budget, or for windows that the VAE cannot encode.
+            LatentsError: if the size is no width and height.
+            PlanError: if no plan fits the budget, or for windows that the VAE cannot encode, or impossible arguments.
             WriterError: if the file cannot be written.
         """
         name, pad = expand_path(path, WriterError), options.pop("pad", False)
         check_names("an encode", options, EncodeKeywords)
+        if audio is not None and not isinstance(audio, AudioVAE):
+            raise PlanError(f"audio is {quote(audio)}; expected an AudioVAE, which AudioVAE.from_pretrained opens.")
         settings = EncodeSettings(
             self._encode_options(options),
             pad,
             windows,
             carry,
-            size,
+            None if size is None else check_size(size),
             fit,
             None if fps is None else find_fps(name, fps, WriterError),
             matrix,
             as_stored,
-            None if frames is None else slice(*frames),
+            find_range(frames),
             compress=compress,
             hdr=hdr,
             audio=audio,
             overwrite=overwrite,
         )
-        if windows is None:
-            check_replaceable(name, overwrite=overwrite)
+        self.check_encode(settings)
+        settings.check_output(name)
         return self.decide_encode(video, name, settings)
 
     def decide_encode(self, video: str | os.PathLike, path: str | None, settings: EncodeSettings) -> PreparedEncode:

@@ -168,7 +168,7 @@ def test_a_file_that_has_changed_before_the_encoder_is_used_is_one_error(copied)
     assert vae.decoder is not None
     copied.unlink()
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"vae\.safetensors: the file changed"):
+        with pytest.raises(CheckpointError, match=r"vae\.safetensors: the file has been moved or removed"):
             vae.encode(pixels()[:9])
     assert vae.decode(latents()[:, :, :2]).shape[2] == 9
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from fractions import Fraction
 
@@ -115,7 +116,8 @@ def test_the_sound_of_a_latent_file_goes_with_its_picture(small, audio_case):
         report = vae.prepare("sound.safetensors", "out.mkv", plan, audio=audio_vae).run()
         decoded = heard("out.mkv", report.sample_rate)[:, : samples.shape[1]]
         assert np.corrcoef(decoded.ravel(), samples[:, : decoded.shape[1]].ravel())[0, 1] > 0.9
-    with pytest.raises(LatentsError, match="clip.safetensors: has no audio latents"):
+    words = r"clip.safetensors: has no audio latents by a usual name; pass audio_vae\.stream of load_audio_latents"
+    with pytest.raises(LatentsError, match=words):
         vae.prepare("clip.safetensors", "b.mkv", audio=audio_vae)
     with pytest.raises(LatentsError, match="an AudioVAE decodes the audio latents of a file"):
         vae.prepare(small, "b.mkv", audio=audio_vae)
@@ -177,6 +179,72 @@ def test_a_plan_states_the_frames_of_a_file_with_padding(small):
             vae.prepare(source, "b.mkv", other)
     with pytest.raises(LatentsError, match="keyframes have the type list; expected Keyframes"):
         vae.prepare("padded.safetensors", "b.mkv", keyframes=[1, 2])
+
+
+@pytest.fixture
+def video(small):
+    assert decode(["clip.safetensors", "-m", VAE, "-o", "video.mp4", "-q"]) == 0
+    return "video.mp4"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *[
+            ({"frames": frames}, "frames are the first and one more than the last, such as (24, 48), not ")
+            for frames in ("3:20", (None, 9), (1.5, 9), (3, 12, 1), (12, 3), 5)
+        ],
+        ({"windows": "9", "carry": 1}, "more than the 1 that they share, not '9'; correct windows=."),
+        ({"carry": 9}, "carry= is for windows=; add it"),
+        ({"size": 5}, "size is 5; expected a width and a height"),
+        ({"size": (64.0, 32)}, "size is (64.0, 32); expected a width and a height"),
+        ({"fit": "crop"}, "the fit 'crop' is not one of Fit.EXACT, Fit.RESIZE, Fit.CROP."),
+        ({"audio": "ltx-2.3"}, "audio is 'ltx-2.3'; expected an AudioVAE"),
+        ({"audio": "VAE"}, "expected an AudioVAE"),
+        ({"hdr": "acescg"}, "which alone has a color space for HDR; leave out hdr=, or use VideoReader."),
+        ({"path": "nodir/a.safetensors"}, "a.safetensors: cannot be written (the folder "),
+        ({"path": "nodir/w", "windows": 9, "carry": 1}, "nodir/w: cannot be written (the folder "),
+        ({"path": "full", "windows": 9, "carry": 1}, "full: already exists and is not an empty folder"),
+        ({"path": "full.safetensors"}, "full.safetensors: cannot be written (it is a folder)."),
+        ({"video": 5}, "expected the path of a file"),
+    ],
+)
+def test_arguments_of_a_prepared_encode_are_refused_in_a_sentence(video, loads, options, words):
+    loads.clear()
+    vae = VideoVAE.from_pretrained(VAE)
+    for folder in ("full", "full.safetensors"):
+        os.makedirs(f"{folder}/inside")
+    arguments = {"video": video, "path": "a.safetensors", **options}
+    if arguments.get("audio") == "VAE":
+        arguments["audio"] = vae
+    with pytest.raises(LTXVAEError, match=re.escape(words)):
+        vae.prepare_encode(**arguments)
+    assert loads == [] and not os.path.exists("a.safetensors")
+
+
+def test_a_prepared_encode_takes_a_size_as_text_and_runs_once(video):
+    with VideoVAE.from_pretrained(VAE).prepare_encode(video, "a.safetensors", size="32x64") as prepared:
+        assert (prepared.run().width, prepared.plan.height) == (32, 64)
+    with pytest.raises(LTXVAEError, match="video.mp4: this encode has run or was closed, and an encode runs once"):
+        prepared.run()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-o", "nodir/a.safetensors"], "nodir/a.safetensors: cannot be written (the folder "),
+        (["-o", "full/", "--windows", "9", "--carry", "1"], "already exists and is not an empty folder"),
+        (["-o", "new/", "--windows", "9", "--carry", "1"], None),
+        (["-o", "new/"], None),
+        (["-o", "clip.safetensors"], None),
+    ],
+)
+def test_a_dry_run_of_an_encode_looks_at_the_output(video, capsys, options, words):
+    os.makedirs("full/inside")
+    for more in (["--dry-run"], [] if words else ["--dry-run", "-y"]):
+        assert encode([video, "-m", VAE, *options, *more]) == (1 if words else 0)
+        assert (words or "") in capsys.readouterr().err
+    assert sorted(os.listdir()) == ["clip.safetensors", "full", "video.mp4"]
 
 
 def test_load_reads_each_network_once(loads):

@@ -124,8 +124,13 @@ class EncodeTask(Task):
         inputs = [*video_files, *audio_files]
         self.result = Result(inputs, outputs, cost=pixels or _bytes_on_disk(Path(item.source)))
         job.vae.check_encode(settings)
-        if item.output is not None and settings.windows is None:
-            check_latents_name(item.output)
+
+    def check_outputs(self) -> None:
+        """Find out whether to skip the item. Raise the errors of writing before the video is opened."""
+        super().check_outputs()
+        settings = replace(self._job.settings, overwrite=self.overwrite)
+        for output in self.missing_outputs:
+            settings.check_output(output, makes_folders=self._job.makes_folders)
 
     def check_values(self) -> None:
         """Do nothing: a video is checked as it is read."""

@@ -46,16 +46,16 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
     """Writer of normalized latents as they arrive. `complete` gives the file its name.
 
     The file is ordered by channel, and its header contains the number of frames. So the frames are first written to a
-    file without a name in the same folder.
+    file without a name in the same folder. `is_inner` is as for `PartFile`.
 
     Raises:
         WriterError: for another ending than .safetensors and .latent, and a file that cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike, *, overwrite: bool = True) -> None:
+    def __init__(self, path: str | os.PathLike, *, overwrite: bool = True, is_inner: bool = False) -> None:
         self._name = expand_path(path, WriterError)
         check_latents_name(self._name)
-        self._part = PartFile(Path(self._name), overwrite=overwrite)
+        self._part = PartFile(Path(self._name), overwrite=overwrite, is_inner=is_inner)
         self._shape: LatentShape | None = None
         self._dtype = mx.float32
         try:

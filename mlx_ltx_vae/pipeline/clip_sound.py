@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..checkpoint import VAESource
-from ..errors import CheckpointError, LatentsError, excerpt, warn
+from ..errors import CheckpointError, LatentsError, excerpt, option, warn
 from ..files import FileState
 from ..latents import AudioLatentsFile, LatentsFile, open_audio_latents
 from ..model_table import Kind, list_names, models_for
@@ -247,4 +247,8 @@ def find_sound(settings: SoundSettings, clip: LatentsFile, generations: Sequence
 def no_sound_error(path: str | os.PathLike, audio_path: str | None) -> LatentsError:
     """Return the error for a file without audio latents, which is `audio_path`, or the file of the video."""
     alternative = "" if audio_path else ", or their file with --audio-latents"
-    return LatentsError(f"{path}: has no audio latents by a usual name; name them with --audio-tensor{alternative}.")
+    way = option(
+        "pass audio_vae.stream of load_audio_latents, whose tensor= names them",
+        f"name them with --audio-tensor{alternative}",
+    )
+    return LatentsError(f"{path}: has no audio latents by a usual name; {way}.")

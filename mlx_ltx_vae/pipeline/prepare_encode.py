@@ -3,12 +3,13 @@
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from math import ceil
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +18,8 @@ import numpy as np
 
 from ..checkpoint import VAESource
 from ..codec_table import LATER_STILL_CRF, STILL_CRF
-from ..errors import PlanError, ReaderError, option, warn
-from ..files import PartFolder, part_folder
+from ..errors import PlanError, ReaderError, option, quote, warn
+from ..files import PartFolder, check_empty_folder, check_file, check_folder, part_folder
 from ..latents import LatentsWriter, check_latents_name, is_for_comfyui
 from ..latents.metadata import LatentSpace
 from ..model_table import Kind, list_names, models_for
@@ -26,8 +27,8 @@ from ..models.specs import LONG_CLIP
 from ..options import PLAN_DEFAULTS, HDRInput, PlanOptions
 from ..planning.film import DEFAULT_CARRY, check_carry
 from ..planning.plan import EncodePlan, Plan
-from ..shapes import LatentShape, ScaleFactors, Size
-from ..units import format_are, format_count, format_range
+from ..shapes import LatentShape, ScaleFactors, Size, is_count
+from ..units import expand_path, format_are, format_count, format_range
 from ..video import ExrReader, Fit, VideoReader
 from ..video.sound_files import SoundReader, find_sound
 from .audio import every_chunk
@@ -74,14 +75,39 @@ class EncodeSettings:
     def check(self, scale: ScaleFactors) -> int:
         """Raise a `PlanError` for windows that this VAE cannot encode. Returns the frames that windows share."""
         if self.windows is None:
+            if self.carry is not None:
+                carry_name, windows_name = option("carry=", "--carry"), option("windows=", "--windows")
+                raise PlanError(f"{carry_name} is for {windows_name}; add it, or leave out {carry_name}.")
             return 0
         carry = DEFAULT_CARRY if self.carry is None else self.carry
         check_carry(scale, carry)
-        if (self.windows - 1) % scale.time or self.windows <= carry:
+        if not is_count(self.windows, carry + 1) or (self.windows - 1) % scale.time:
             expected = f"1 + {scale.time}*k frames, more than the {carry} that they share"
             way = option("windows=", "--windows")
-            raise PlanError(f"windows have {expected}, not {self.windows}; correct {way}.")
+            raise PlanError(f"windows have {expected}, not {quote(self.windows)}; correct {way}.")
         return carry
+
+    def check_output(self, output: str, *, makes_folders: bool = False) -> None:
+        """Raise a `WriterError` for a file or a folder of windows that cannot be written. Nothing is created.
+
+        With `makes_folders` those above it that are missing can be made.
+        """
+        if self.windows is None:
+            check_latents_name(output)
+            check_file(Path(output), overwrite=self.overwrite)
+        else:
+            check_empty_folder(Path(output))
+        check_folder(output, Path(output), makes_folders=makes_folders)
+
+
+def find_range(frames: Any) -> slice | None:
+    """Return a caller's frames as a range. Raises a `PlanError` for anything but two whole numbers in order."""
+    if frames is None:
+        return None
+    is_pair = isinstance(frames, Sequence) and len(frames) == 2 and all(isinstance(bound, Integral) for bound in frames)
+    if not is_pair or not (frames[0] < frames[1] or frames[0] >= 0 > frames[1]):
+        raise PlanError(f"frames are the first and one more than the last, such as (24, 48), not {quote(frames)}.")
+    return slice(int(frames[0]), int(frames[1]))
 
 
 @dataclass(frozen=True)
@@ -154,10 +180,8 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
     ) -> None:
         """Decide the encode. See `VideoVAE.prepare_encode` for the errors; without an output there is only a plan."""
         self._pipeline, self._source, self._space, self._settings = pipeline, source, space, settings
-        self.output, self._video_name = output, os.fspath(video)
-        self._carry = settings.check(pipeline.encoder.spec.scale)
-        if output is not None and settings.windows is None:
-            check_latents_name(output)
+        self.output, self._video_name = output, expand_path(video, ReaderError)
+        self._carry, self._is_closed = settings.check(pipeline.encoder.spec.scale), False
         is_later = (source.version or (0, 0)) >= (2, 4)
         still_crf = LATER_STILL_CRF if is_later else STILL_CRF
         self._crf = still_crf if settings.compress == "auto" else settings.compress or 0
@@ -167,7 +191,7 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
             else partial(ExrReader, space=settings.hdr),
             video,
             size=settings.size,
-            fit=settings.fit or (Fit.CROP if settings.size else Fit.EXACT),
+            fit=(Fit.CROP if settings.size else Fit.EXACT) if settings.fit is None else settings.fit,
             multiple=pipeline.encoder.spec.scale.height,
             fps=settings.fps,
         )
@@ -182,7 +206,8 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
             raise
 
     def close(self) -> None:
-        """Close the video."""
+        """Close the video. Then the encode cannot run."""
+        self._is_closed = True
         self._video.close()
 
     def __exit__(self, *_: object) -> None:
@@ -195,6 +220,9 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
             LTXVAEError: the errors of `VideoVAE.encode` and `VideoReader`, and a `WriterError` for a file that cannot
                 be written.
         """
+        if self._is_closed:
+            problem = "this encode has run or was closed, and an encode runs once"
+            raise ReaderError(f"{self._video_name}: {problem}; prepare another one.")
         assert self.output is not None
         video, settings = self._video, self._settings
         to_pixels = None if settings.hdr is None else partial(to_encoder_pixels, meaning=settings.hdr)
@@ -274,7 +302,7 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
             writer = stack.enter_context(LatentsWriter(self.output, overwrite=self._settings.overwrite))
             return lambda _: nullcontext(writer)
         folder = stack.enter_context(self._open_folder(self.output))
-        return lambda number: LatentsWriter(folder.path / f"{number + 1:05d}.safetensors")
+        return lambda number: LatentsWriter(folder.path / f"{number + 1:05d}.safetensors", is_inner=True)
 
     @contextmanager
     def _open_folder(self, output: str) -> Iterator[PartFolder]:

@@ -75,7 +75,8 @@ def exr_images(path: Path) -> list[Path]:
     """Return the EXR images that a path names: a file, or the images of a folder or a pattern."""
     images = source_files(path)
     if not is_exr(images[0]):
-        raise ReaderError(f"{path}: is not EXR, which alone has a color space for HDR; leave out --hdr.")
+        way = option("leave out hdr=, or use VideoReader", "leave out --hdr")
+        raise ReaderError(f"{path}: is not EXR, which alone has a color space for HDR; {way}.")
     return images
 
 
@@ -200,6 +201,8 @@ def check_wanted(name: str, matrix: str | None, first_frame: int, max_frames: in
 
 def fit_size(name: str, source: Size, requested: Size | None, fit: Fit, multiple: int) -> tuple[Size, Size]:
     """Return the sizes to scale and then crop frames to: `requested`, or the nearest with sides of `multiple`."""
+    if not isinstance(fit, Fit):
+        raise ReaderError(f"{name}: the fit {quote(fit)} is not one of {', '.join(map(str, Fit))}.")
     if requested is not None and any(side < 1 or side % multiple for side in requested):
         raise ReaderError(
             f"{name}: cannot become {format_size(*requested)}; both sides must be multiples of {multiple}."

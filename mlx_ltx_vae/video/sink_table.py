@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ..codec_table import Codec
 from ..errors import WriterError, option
-from ..files import check_name, check_replaceable, explain_unwritable
+from ..files import check_folder, check_name, check_replaceable
 from ..frame_format import FrameFormat
 from ..options import OUTPUT_DEFAULTS, OutputOptions
 from ..shapes import Size
@@ -109,20 +109,10 @@ class OutputFile:
         output = replace(output, encoding=tuple(self.kind.encode(output)))
         target = self.kind.check(output)
         if name != "-":
-            _check_target(name, target, overwrite=bool(output.options.overwrite), makes_folders=makes_folders)
+            check_name(target)
+            check_replaceable(target, overwrite=bool(output.options.overwrite))
+            check_folder(name, target, makes_folders=makes_folders)
         return CheckedOutput(self.kind, output)
-
-
-def _check_target(name: str, target: Path, *, overwrite: bool, makes_folders: bool) -> None:
-    """Raise a `WriterError` for a file or a folder that cannot be written."""
-    check_name(target)
-    check_replaceable(target, overwrite=overwrite)
-    folder = target if os.path.isdir(target) else Path(os.path.realpath(target)).parent
-    while makes_folders and not os.path.exists(folder):
-        folder = folder.parent
-    is_special = os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target)  # a named pipe
-    if not is_special and not os.access(folder, os.W_OK | os.X_OK):
-        raise WriterError(f"{name}: cannot be written (the folder {folder} {explain_unwritable(folder)}).")
 
 
 def _encode_video(output: Output) -> list[str]:
