@@ -13,6 +13,7 @@ import wave
 import weakref
 from datetime import date
 from pathlib import Path
+from threading import Barrier, Thread
 
 import mlx.core as mx
 import numpy as np
@@ -540,3 +541,81 @@ def test_sound_that_a_file_cannot_hold_costs_no_picture(core, capsys):
     ((tensors, _),) = saved_files()
     assert tensors.keys() == {"latents"}
     assert "and without audio (" in capsys.readouterr().err
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("method", ["decode", "tiled_decode", "decode_and_stream", "block"])
+@pytest.mark.parametrize("problem", ["NaN", "disk"])
+def test_latents_that_cannot_be_saved_are_said_so_once(apps, network, capsys, monkeypatch, method, problem):  # noqa: F811
+    monkeypatch.setitem(MODULES, VIDEO_VAE, MODULES[VIDEO_VAE].replace(RAISE.strip(), "return iter(())"))
+    apps()
+    latents = mx.array(LATENTS)
+
+    def refuse(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    if problem == "NaN":
+        latents[0, 0, 0, 0, 0] = mx.nan
+    else:
+        for module in ("integrations.saving", "latents.writer"):
+            monkeypatch.setattr(f"mlx_ltx_vae.{module}.save_latents", refuse)
+        monkeypatch.setattr(VideoVAE, "stream", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(DecodeOutput, "write", lambda *_, **__: 1 / 0)
+    with integrations.install(save_latents="kept"):
+        module, blocks = importlib.import_module(VIDEO_VAE), importlib.import_module(BLOCKS)
+        decoder = module.VideoDecoder(network("ltx2_3", "decoder"))
+        for _ in range(2):
+            if method in ("decode", "tiled_decode"):
+                list(getattr(decoder, method)(latents))
+            else:
+                target = decoder if method == "decode_and_stream" else blocks.VideoDecoder(decoder, verbose=False)
+                target.decode_and_stream(latents, "a.mp4", frame_rate=25.0)
+    error = capsys.readouterr().err
+    assert error.count("not saved") == error.count("mlx_ltx_vae: the latents are not saved: ") == 2
+    assert error.count("the app's own ") == 2 and "; ;" not in error
+    assert os.listdir("kept") == [] and list(Path.cwd().glob("*latents*")) == []
+
+
+def test_latents_that_a_later_attempt_saves_are_named(apps, network, capsys, monkeypatch):  # noqa: F811
+    apps()
+    save, attempts = saving.save_latents, []
+
+    def refuse_first(*arguments, **options):
+        attempts.append(arguments)
+        if len(attempts) == 1:
+            raise OSError(28, "No space left on device")
+        return save(*arguments, **options)
+
+    monkeypatch.setattr(saving, "save_latents", refuse_first)
+    with integrations.install(save_latents="kept"):
+        module, blocks = importlib.import_module(VIDEO_VAE), importlib.import_module(BLOCKS)
+        block = blocks.VideoDecoder(module.VideoDecoder(network("ltx2_3", "decoder")), verbose=False)
+        block.decode_and_stream(mx.array(LATENTS), "clip.mp4")
+    (path,) = Path("kept").iterdir()
+    first, second, *_ = [line for line in capsys.readouterr().err.splitlines() if "latents" in line]
+    assert "the latents are not saved: " in first
+    assert second.endswith(f"{path.name}: holds the latents, which a later attempt saved.")
+
+
+def test_decodes_in_threads_get_a_name_each(core, tmp_path, capsys, monkeypatch):
+    save, barrier = saving.save_latents, Barrier(3, timeout=20)
+
+    def save_together(path, *arguments, overwrite, **options):
+        if not overwrite:
+            barrier.wait()  # each thread has chosen a name
+        return save(path, *arguments, overwrite=overwrite, **options)
+
+    monkeypatch.setattr(saving, "save_latents", save_together)
+    decoder, clips = core(OWN_DECODE), [mx.array(LATENTS + number) for number in range(3)]
+    mx.eval(decoder.parameters(), clips)
+    with integrations.install(save_latents="kept"):
+        threads = [Thread(target=decoder.decode, args=[clip]) for clip in clips]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    names = [f"{date.today():%Y-%m-%d}-{number:03}.safetensors" for number in (1, 2, 3)]
+    assert sorted(os.listdir("kept")) == names
+    saved = sorted(float(load_file(Path("kept", name))["latents"].flat[0] - LATENTS.flat[0]) for name in names)
+    assert np.allclose(saved, [0, 1, 2], atol=1e-5)
+    assert "taken" not in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Metadata of latent files: both readings of the sizes are taken, and what contradicts the latents is refused."""
 
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -102,6 +103,15 @@ def test_values_that_mean_nothing_are_refused_by_name(tmp_path: Path, key: str, 
     with pytest.raises(LatentsError, match=f"clip.safetensors: its metadata has {key} = ") as refusal:
         load_latents(write(tmp_path, {key: value}))
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("value", ["0", "20.0", "1000000000", "many", ""])
+def test_a_number_that_is_refused_is_told_its_form_and_bounds(tmp_path: Path, value: str) -> None:
+    expected = re.escape("is not a whole number, in digits alone, from 1 to 999999999.")
+    with pytest.raises(LatentsError, match=f"source_frames = '{value}', which {expected}"):
+        load_latents(write(tmp_path, {"source_frames": value}))
+    for known in ("1", "020", "999999999"):
+        assert load_latents(write(tmp_path, {"source_frames": known}))[1].source_frames == int(known)
 
 
 def test_a_frame_rate_that_is_stored_in_bfloat16_is_read(tmp_path: Path) -> None:

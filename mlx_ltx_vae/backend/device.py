@@ -54,7 +54,7 @@ _EXPLANATIONS = {
     "one.",
     # From Python and from the C++ library.
     ("can't start new thread", "Resource temporarily unavailable"): "the system refuses another thread; raise the "
-    "limit on processes (ulimit -u), or end other programs.",
+    "limit on processes (ulimit -u) or, if there is one, on memory (ulimit -v), or end other programs.",
 }
 
 _local = threading.local()

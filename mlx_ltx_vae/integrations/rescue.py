@@ -173,7 +173,8 @@ def _prepare_rescue(entry: Entry, decode: AppDecode | None, error: Exception) ->
     text = describe_error(_explain(error)).rstrip(".")
     if decode is not None:
         with telling_warnings(say):
-            text += f"; {decode.rescue()}"
+            statement = decode.rescue()
+            text += f"; {statement}" if statement else ""
     give_back_weights()
     say(f"{text}; the app's own {entry.name} runs.")
 

@@ -3,13 +3,14 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import date
 from fractions import Fraction
 from inspect import CO_OPTIMIZED
 from itertools import count
 from pathlib import Path
+from threading import RLock
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -28,6 +29,8 @@ ValueT = TypeVar("ValueT")
 
 _AXES = 5  # of latents (B, C, F', H', W')
 _REFERENCES = 3  # to a copy that only its frame, one variable here and `getrefcount` have
+_names_lock = RLock()  # which a signal handler may take again
+_reserved_paths: set[Path] = set()  # of files that threads are writing
 
 
 class AppDecode:
@@ -40,6 +43,7 @@ class AppDecode:
         latents: normalized (B, C, F', H', W').
         sound: audio latents (B, 8, T, 16) that the file contains too.
         path: the file of the latents in the folder for all decodes; `None` if they are not there yet.
+        has_warned: flag: a line has said why they are not there.
     """
 
     def __init__(self, latents: mx.array, values: Mapping[str, Any]) -> None:
@@ -47,6 +51,7 @@ class AppDecode:
         self.latents = latents if latents.ndim == _AXES else latents[None]
         self.sound: mx.array | None = None
         self.path: Path | None = None
+        self.has_warned = False
         self._missing: list[str] = []
         self._keyframes: Keyframes | None = None
         try:
@@ -76,14 +81,20 @@ class AppDecode:
         self._folder.save(self)
 
     def rescue(self) -> str:
-        """Save the latents if they are not, also without a folder, and return a statement of where they are."""
+        """Save the latents if they are not, also without a folder, and return a statement of where they are.
+
+        It is empty if they cannot be saved and a line has said so.
+        """
         if self._folder is not None and self.path is None:
             self._folder.write(self)
         if self.path is not None:
             return f"its latents are in {self.path}"
         if not self._statement:
             text = rescue_latents(self.latents, self._output_path, self._frame_rate, self._keyframes)
-            self._statement = text + (self._describe_missing() if " are in " in text else "")
+            is_saved = " are in " in text
+            self._statement = text + (self._describe_missing() if is_saved else "")
+            if self.has_warned and not is_saved:
+                self._statement = ""
         return self._statement
 
     def write(self, path: Path) -> None:
@@ -172,8 +183,16 @@ class LatentsFolder:
             self._still = None
         elif decode is self._still:
             self._still = None
-        with _warned("the latents are"):
-            decode.write(decode.path or self._next_path())
+        try:
+            with nullcontext(decode.path) if decode.path else self._reserve_path() as path:
+                decode.write(path)
+            if decode.has_warned:
+                decode.has_warned = False
+                say(f"{decode.path}: holds the latents, which a later attempt saved.")
+        except Exception as error:  # each function of a call may try again
+            if not decode.has_warned:
+                decode.has_warned = True
+                _warn_unsaved("the latents are", error)
 
     def close(self) -> None:
         """Write kept sound and a kept still that no video followed."""
@@ -181,24 +200,29 @@ class LatentsFolder:
             self.write(self._still)
         sound, self._sound = self._sound, None
         if sound is not None:
-            path = self._next_path()
-            with _warned("the audio latents are"):
-                save_sound_latents(path, sound)
+            try:
+                with self._reserve_path() as path:
+                    save_sound_latents(path, sound)
                 say(f"{path}: holds the sound alone; no function that is known here got the latents of its video.")
+            except Exception as error:
+                _warn_unsaved("the audio latents are", error)
 
-    def _next_path(self) -> Path:
-        """Return the first unused path of today."""
-        names = (self._folder / f"{date.today():%Y-%m-%d}-{number:03}.safetensors" for number in count(1))
-        return next(path for path in names if not path.exists())
+    @contextmanager
+    def _reserve_path(self) -> Iterator[Path]:
+        """Yield the first unused path of today, which no other thread gets in the block."""
+        paths = (self._folder / f"{date.today():%Y-%m-%d}-{number:03}.safetensors" for number in count(1))
+        with _names_lock:
+            path = next(path for path in paths if path not in _reserved_paths and not path.exists())
+            _reserved_paths.add(path)
+        try:
+            yield path
+        finally:
+            _reserved_paths.discard(path)
 
 
-@contextmanager
-def _warned(subject: str) -> Iterator[None]:
-    """Turn an error of saving into a warning, since the generation goes on."""
-    try:
-        yield
-    except Exception as error:
-        warn(f"{subject} not saved: {describe_error(error)}")
+def _warn_unsaved(subject: str, error: Exception) -> None:
+    """Warn of an error of saving, since the generation goes on."""
+    warn(f"{subject} not saved: {describe_error(error)}")
 
 
 def to_keyframes(values: Mapping[str, Any]) -> Keyframes | None:

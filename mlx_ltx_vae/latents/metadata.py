@@ -39,6 +39,8 @@ AUDIO_NAMES = (
 AUDIO_LENGTHS = "audio_lengths_int32"
 # Also of musubi-tuner: audio_latents_126x16x8_bfloat16.
 _SIZED_AUDIO_NAME = re.compile(r"audio_latents_\d+x\d+x\d+_\w+")
+#: Largest number of frames, pixels or latent cells in metadata.
+MAX_SIZE = 10**9 - 1
 _LAYOUTS = {5: (CHANNELS_FIRST, "BFHWC"), 4: ("CFHW", "FHWC"), 3: ("BNC",), 2: ("NC",)}  # by the number of axes
 _AXIS_NAMES = {"F": "F'", "H": "H'", "W": "W'", "N": "tokens"}
 Sizes = tuple[int | None, int | None, int | None]
@@ -272,7 +274,7 @@ def _parse_size(text: str) -> int:
 
 
 def _parse_count(text: str) -> int:
-    return 0 if re.fullmatch("0{1,9}", text) else _parse_size(text)
+    return 0 if re.fullmatch("0+", text) else _parse_size(text)
 
 
 def _parse_generation(text: str) -> str | None:
@@ -285,13 +287,14 @@ def _parse_fingerprint(text: str) -> str | None:
 
 
 _SIZE = re.compile(r"0*[1-9][0-9]{0,8}")
+_DIGITS = "a whole number, in digits alone,"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 # For each key, the parser of its value, and the expected value in error messages.
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "fps": (parse_fps, "a frame rate"),
-    **dict.fromkeys((*_SIZES, *_GRID_SIZES, "source_frames"), (_parse_size, "a whole number above 0")),
+    **dict.fromkeys((*_SIZES, *_GRID_SIZES, "source_frames"), (_parse_size, f"{_DIGITS} from 1 to {MAX_SIZE}")),
     "grid": (parse_grid, "a grid such as 16x22x40"),
-    "carry": (_parse_count, "a whole number"),
+    "carry": (_parse_count, f"{_DIGITS} from 0 to {MAX_SIZE}"),
     "normalized": (lambda text: _FLAGS[text.lower()], "true or false"),
     "generation": (_parse_generation, "a text"),
     "vae_fingerprint": (_parse_fingerprint, "a text"),

@@ -25,7 +25,7 @@ from ..shapes import DEFAULT_SCALE, LatentShape, is_count
 from ..units import Rate, expand_path, find_fps
 from .files import check_finite, check_shape
 from .keyframes import NUMBER_NAMES, STILL_NAMES, Keyframes
-from .metadata import AUDIO_NAMES, AXES_KEY, CHANNELS_FIRST, LatentsMetadata, LatentSpace, find_video_sizes
+from .metadata import AUDIO_NAMES, AXES_KEY, CHANNELS_FIRST, MAX_SIZE, LatentsMetadata, LatentSpace, find_video_sizes
 
 _FLOATS = ("float32", "float16", "bfloat16")
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32"}  # as safetensors calls them
@@ -193,8 +193,9 @@ def save_latents(
         writer.write(latents)
         if carry is not None:
             _check_carry(carry, num_frames or DEFAULT_SCALE.video_grid(latents.shape[2:])[0], path)
-        if source_frames is not None and not is_count(source_frames, 1):
-            raise LatentsError(f"{path}: a source has a whole number of frames above 0, not {quote(source_frames)}.")
+        if source_frames is not None and not (is_count(source_frames, 1) and source_frames <= MAX_SIZE):
+            expected = f"a whole number of frames from 1 to {MAX_SIZE}"
+            raise LatentsError(f"{path}: a source has {expected}, not {quote(source_frames)}.")
         grid = {"num_frames": num_frames, "height": height, "width": width}
         sizes = grid | {"source_frames": source_frames, "carry": carry}
         other_path = writer.complete(fps=fps, sizes=sizes, audio=audio, keyframes=keyframes, space=space)
