@@ -34,10 +34,11 @@ from .units import DEFAULT_FPS, expand_path, format_bytes, format_count
 from .vae import VideoVAE
 from .video.audio import SLACK
 from .video.codecs import ANIMATIONS, CONTAINER_ENDINGS
+from .video.exr import check_start
 from .video.ffmpeg import input_arguments
 from .video.metadata import check_text, read_metadata
 from .video.probe import probe
-from .video.reader import estimate_num_frames
+from .video.reader import estimate_num_frames, is_exr
 
 #: Description of a file, JSON-serializable: `kind`, `name` and more. Null means that the file has or states no value.
 Report = dict[str, Any]
@@ -45,7 +46,7 @@ FileT = TypeVar("FileT")
 
 _NAMED_TENSORS = 3
 _EXPORTED = ("generation", "backend", "dtype", "mlx", "latents", "frames", "seed", "fingerprint")  # see docs/export.md
-_PICTURE_ENDINGS = (*CONTAINER_ENDINGS, *ANIMATIONS, ".png", ".tif", ".tiff", ".jpg", ".jpeg")
+_PICTURE_ENDINGS = (*CONTAINER_ENDINGS, *ANIMATIONS, ".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp", ".exr")
 #: (F, H, W) of usual videos.
 _USUAL_VIDEOS = ((121, 512, 768), (121, 704, 1280), (121, 1088, 1920))
 _SECONDS = (5, 20, 300)  # of sound that is planned
@@ -232,6 +233,8 @@ def _try_video(path: Path, vae: str | None) -> Report | None:
     try:
         return inspect_video(path, None if vae is None else VideoVAE.from_pretrained(vae))
     except ReaderError:
+        if is_exr(path):
+            check_start(path)
         if path.suffix.lower() in _PICTURE_ENDINGS:
             raise
         return None
@@ -577,10 +580,11 @@ def inspect_video(path: Path, vae: VideoVAE | None) -> Report:
     """Describe a video or an image. Raises a `ReaderError` for anything else.
 
     `frames` and `seconds` are by the times in the file, as a `VideoReader` returns frames; nothing but the first frame
-    is decoded. An unknown number is null, and so are `fps` and `seconds`, which images do not have; `fps` is the
-    average if `is_variable`. Colors have ffmpeg's names, with "unknown" for a color that the file does not state; the
-    size is after a `rotation` in degrees. `nearest` is the nearest size that encodes at the `scale` of `vae`, or at the
-    usual scale if `vae` is null; it has no more frames than the video, but at least one.
+    is decoded. An unknown number is null, and so are `fps` and `seconds`, which images do not have; if `is_variable`,
+    `fps` is the average, or of an animation the usual rate. Colors have ffmpeg's names, with "unknown" for a color that
+    the file does not state; the size is after a `rotation` in degrees. `nearest` is the nearest size that encodes at
+    the `scale` of `vae`, or at the usual scale if `vae` is null; it has no more frames than the video, but at least
+    one.
     """
     check_text(path)
     info = probe(str(path), path, input_arguments(path))

@@ -117,6 +117,10 @@ def test_options_of_latents_are_refused_for_a_video(refused, tmp_path: Path) -> 
 def test_a_damaged_video_is_one_and_other_files_are_not(refused, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "out.mp4").write_bytes(bytes(1000))
     assert "out.mp4: contains no video that ffmpeg can read" in refused(tmp_path / "out.mp4")
+    (tmp_path / "a.bmp").write_bytes(b"BM")
+    assert "a.bmp: contains no video that ffmpeg can read" in refused(tmp_path / "a.bmp")
+    (tmp_path / "a.exr").write_bytes(b"v/")
+    assert "a.exr: cannot be read as EXR (it does not begin as EXR does)" in refused(tmp_path / "a.exr")
     (tmp_path / "notes.txt").write_text("nothing\n" * 99)
     assert "not a safetensors file" in refused(tmp_path / "notes.txt")
 

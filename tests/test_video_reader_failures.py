@@ -66,11 +66,13 @@ def test_inputs_that_are_not_videos_are_refused(tmp_path: Path) -> None:
     save_images(tmp_path, ["n1.png", "n3.png"])
     np.savez(tmp_path / "clip.npz", latents=np.zeros((1, 128, 1, 1, 1), np.float32))
     shutil.copy(demo.LATENTS, tmp_path / "clip.mp4")  # whatever it is called
+    os.mkfifo(tmp_path / "pipe.npy")
     for path, words in [
         (demo.LATENTS, "contains arrays, and no video; to turn latents into a video, use decode"),
         (tmp_path / "clip.npz", "contains arrays"),
         (tmp_path / "clip.mp4", "contains arrays"),
         (tmp_path / "missing.mp4", "there is no such file or folder"),
+        (tmp_path / "pipe.npy", "is a named pipe, and a video is a file"),
         (text, "is text, not a video"),
         (fake, "contains no video that ffmpeg can read"),
         (sound, "contains no video stream"),

@@ -3,6 +3,7 @@
 import base64
 import re
 import struct
+from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mlx_ltx_vae.inspect import inspect_video
 from mlx_ltx_vae.video import Fit, VideoReader
 from video_files import SIZE, numbered, numbers, read, refusal, run_ffmpeg
 
@@ -105,6 +107,49 @@ def test_every_picture_of_an_animation_is_shown_as_long_as_it_states(
     assert numbers(read(path, fps=50)) == [index for index in expected for _ in range(2)]
     with VideoReader(path, fps=25) as video:
         assert video.num_frames == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "fps", "expected"),
+    [
+        ([40, 40, 40, 40, 1000], 25, [0, 1, 2, 3, *[4] * 25]),
+        ([1000, 40, 40, 80], 25, [*[0] * 25, 1, 2, 3, 3]),
+        ([200, 400], 5, [0, 1, 1]),  # equally common
+        ([*[70, 60, 70] * 3, 1000], 15, [*range(9), *[9] * 15]),  # 15 a second, in the hundredths of a GIF
+        ([100, 100], 10, [0, 1]),
+        (None, 10, [0, 1]),  # as browsers show pictures without a time
+    ],
+)
+@pytest.mark.parametrize("kind", ["gif", "png", "webp"])
+@pytest.mark.filterwarnings("ignore:.* has a variable frame rate.* 0 of its 4 frames were left out")
+def test_an_animation_has_the_rate_of_its_most_common_time(
+    tmp_path: Path, kind: str, milliseconds: list[int] | None, fps: int, expected: list[int]
+) -> None:
+    first, *others = map(Image.fromarray, numbered(len(milliseconds or expected)))
+    path, times = tmp_path / f"clip.{kind}", {"duration": milliseconds} if milliseconds else {}
+    first.save(path, save_all=True, append_images=others, **times, **({"lossless": True} if kind == "webp" else {}))
+    if kind == "png" and milliseconds is None:
+        fps = Fraction(100000, 6667)  # ffmpeg's 15
+    with VideoReader(path) as video:
+        assert (video.fps, video.num_frames) == (fps, len(expected))
+    assert numbers(read(path)) == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"duration": 40}, {"duration": 5000, "loop": 0}])
+@pytest.mark.parametrize("kind", ["gif", "png", "webp"])
+def test_an_animation_of_one_picture_is_an_image(tmp_path: Path, kind: str, options: dict) -> None:
+    shown, skipped = map(Image.fromarray, numbered(2))
+    path = tmp_path / f"still.{kind}"
+    if kind == "png":  # otherwise it is no APNG
+        skipped.save(path, save_all=True, default_image=True, append_images=[shown], **options)
+    else:
+        shown.save(path, save_all=True, **({"lossless": True} if kind == "webp" else {}), **options)
+    with VideoReader(path) as video:
+        assert (video.fps, video.source_fps, video.num_frames) == (None, None, 1)
+    assert numbers(read(path)) == numbers(read(path, fps=25)) == [0]
+    assert read(path, crf=20).shape == read(path).shape
+    report = inspect_video(path, None)
+    assert (report["frames"], report["fps"], report["seconds"], report["is_variable"]) == (1, None, None, False)
 
 
 def test_variable_rate_is_reported_with_the_rate_that_keeps_all_frames(tmp_path: Path) -> None:

@@ -58,6 +58,17 @@ def import_library(error: type[LTXVAEError]) -> Any:
     return OpenImageIO
 
 
+def check_start(path: Path) -> None:
+    """Raise a `ReaderError` for a file that does not begin as EXR does."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_MAGIC))
+    except OSError as error:
+        raise ReaderError(f"{path}: cannot be read as EXR ({error.strerror}).") from error
+    if start != _MAGIC:
+        raise ReaderError(f"{path}: cannot be read as EXR (it does not begin as EXR does).")
+
+
 def check_is_light(name: str, frames: FrameFormat) -> None:
     """Raise a `WriterError` for frames that are in no space of EXR images."""
     if frames not in EXR_SPACES.values():
@@ -117,16 +128,11 @@ def resize(frame: np.ndarray, size: Size) -> np.ndarray:
 @contextmanager
 def _opened(path: Path) -> "Iterator[OpenImageIO.ImageInput]":
     library = import_library(ReaderError)
-    try:
-        with path.open("rb") as start:
-            is_exr = start.read(len(_MAGIC)) == _MAGIC
-    except OSError as error:
-        raise ReaderError(f"{path}: cannot be read as EXR ({error.strerror}).") from error
+    check_start(path)
     # The library would try its other formats, some of which read the whole file.
-    file = library.ImageInput.open(os.fspath(path)) if is_exr else None
+    file = library.ImageInput.open(os.fspath(path))
     if file is None:
-        reason = _reason(library) if is_exr else "it does not begin as EXR does"
-        raise ReaderError(f"{path}: cannot be read as EXR ({reason}).")
+        raise ReaderError(f"{path}: cannot be read as EXR ({_reason(library)}).")
     try:
         yield file
     finally:

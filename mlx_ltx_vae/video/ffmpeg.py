@@ -552,10 +552,10 @@ def parse_packets(text: str) -> list[Packet]:
     return sorted(packets)
 
 
-def read_length(name: str, arguments: Sequence[str], stream: str) -> Fraction | None:
-    """Return how long a stream takes from its first packet on, or `None` if that is unknown.
+def read_length(name: str, arguments: Sequence[str], stream: str) -> tuple[Fraction | None, list[Packet]]:
+    """Return how long a stream takes from its first packet on, `None` if that is unknown, and its packets.
 
-    Only its end is read, if the file says where that is, and nothing decoded.
+    There are no packets if not all are read. Only the end is read, if the file says where that is, and nothing decoded.
     """
     copied = ["-c", "copy", "-copyinkf", "-f", "framecrc"]
     with pipe_from_ffmpeg(ReaderError) as (pipe, write_end):
@@ -568,12 +568,13 @@ def read_length(name: str, arguments: Sequence[str], stream: str) -> Fraction | 
         code, _ = reader.wait()
         start = parse_packets(pipe.readall().decode())  # a line, which the pipe holds
     if not start or not end or code or len(end) == _MAX_PACKETS:
-        return None
+        return None, []
     shown = [packet for packet in end if packet.is_shown]
     begin = start[0].time if start[0].is_shown else Fraction(0)  # where an edit list begins
     # Times of a stream without a container may be wrong, and its packets are all read.
     lengths = sum((packet.length for packet in shown), Fraction(0))
-    return max([lengths, *(packet.time + packet.length - begin for packet in shown)])
+    length = max([lengths, *(packet.time + packet.length - begin for packet in shown)])
+    return length, end if end[0].time == start[0].time else []
 
 
 def input_arguments(path: str | os.PathLike) -> list[str]:

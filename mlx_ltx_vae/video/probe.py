@@ -7,8 +7,9 @@ Nothing is read from lines that have text of the file: see `describe`.
 # then hangs when a damaged video is closed while it is decoded by threads (18.1).
 
 import re
+from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ..errors import ReaderError, quote
 from ..frame_format import HDR_TRANSFERS, FrameFormat
 from ..shapes import Size, format_size, is_possible_size
 from ..units import MAX_FPS, parse_fps
-from .ffmpeg import MARK, Description, describe, listing, read_length
+from .ffmpeg import MARK, Description, Packet, describe, listing, read_length
 from .pictures import read_picture
 
 #: ffmpeg's name of the first video stream that is not a picture of a cover, which is read.
@@ -46,8 +47,11 @@ _TRIES = 3  # of a line of the log into which another thread has written
 # the clock rate (up to 1000 per second), of an interlaced video the field rate.
 _MAX_NOMINAL = Fraction(3, 2)
 
+_TICK = Fraction(1, 100)  # of the clock of a GIF
+
 # Codecs of pictures. Each picture may have another pixel format, with transparency or without.
 _PICTURES = {"png", "apng", "webp", "webp_anim", "tiff", "bmp", "gif"}
+_ANIMATIONS = {"apng", "gif", "webp_anim"}  # formats in which each picture has a time of its own
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class VideoInfo:
     pixel_shape: Fraction  # width by height of a pixel
     is_still: bool  # an image or a sequence of images, which have no times
     fps: Fraction | None  # None for stills, and if unknown
-    is_variable: bool  # the frames come at irregular times, and `fps` is only their average rate
+    is_variable: bool  # the frames come at irregular times; `fps` is their average rate, of an animation the usual one
     start: Fraction  # of the first frame, in seconds from the start of all streams
     seconds: Fraction | None  # from there to the end of the last frame; None for stills, and if unknown
     codec: str
@@ -111,12 +115,30 @@ def probe(name: str, path: Path, arguments: list[str]) -> VideoInfo:
     """Return the properties of the video that ffmpeg's arguments name. `path` is the file, or the first of images."""
     brand, description = _read_brand(path), _describe(name, arguments)
     is_still = brand in _STILL_BRANDS or description.demuxer == "image2" or description.demuxer.endswith("_pipe")
-    seconds = None if is_still else read_length(name, arguments, FIRST_STREAM)
+    seconds, packets = (None, []) if is_still else read_length(name, arguments, FIRST_STREAM)
+    pictures = packets if description.demuxer in _ANIMATIONS else []
+    if len(pictures) == 1:  # its time, which GIF always has, is of no meaning
+        is_still, seconds = True, None
     if brand == _SEQUENCE_BRAND:
         raise ReaderError(f"{name}: is an AVIF sequence, which is not read; convert it to a video first.")
     is_picture = is_still or _find_codec(_find_stream(description)[0]) in _PICTURES
     picture = read_picture(path) if is_picture else (1, None)
-    return parse_description(name, description, picture, is_still=is_still, seconds=seconds)
+    info = parse_description(name, description, picture, is_still=is_still, seconds=seconds)
+    return _with_usual_rate(info, pictures) if info.is_variable or info.fps is None else info
+
+
+def _with_usual_rate(info: VideoInfo, pictures: list[Packet]) -> VideoInfo:
+    """Return the properties with the rate of the most common time of pictures, the shortest if several are.
+
+    The average would leave out most pictures before a long last one. Times that differ from it by a tick of a GIF's
+    clock are those of the same rate: 15 a second are 0.07, 0.06 and 0.07 s.
+    """
+    counts = Counter(picture.length for picture in pictures)
+    if len(pictures) < 2 or (usual := min(counts, key=lambda length: (-counts[length], length))) <= 0:
+        return info
+    near = [length for length in counts.elements() if abs(length - usual) <= min(_TICK, usual / 3)]
+    fps = min(MAX_FPS, float(len(near) / sum(near, Fraction(0))))
+    return replace(info, fps=parse_fps(f"{fps:.12f}"), is_variable=len(counts) > 1)
 
 
 def _describe(name: str, arguments: list[str]) -> Description:

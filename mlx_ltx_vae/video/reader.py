@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
@@ -15,7 +16,16 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ReaderError, excerpt, option, quote, warn
-from ..files import START_BYTES, Format, copy_stream, explain_missing, find_format, standard_input, temporary_folder
+from ..files import (
+    START_BYTES,
+    Format,
+    copy_stream,
+    explain_missing,
+    find_format,
+    is_pipe,
+    standard_input,
+    temporary_folder,
+)
 from ..frame_format import RGB8, RGB16, FrameFormat
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
 from ..units import MAX_FPS, Rate, expand_path, find_fps, format_count
@@ -138,6 +148,9 @@ def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[l
 def _images(path: Path) -> list[Path]:
     if os.path.isdir(path):
         return _images_of_folder(path)
+    if is_pipe(path):
+        way = option('name it "-" and make the pipe standard input', f"use - < {shlex.quote(str(path))}")
+        raise ReaderError(f"{excerpt(path, 200)}: is a named pipe, and a video is a file; {way}.")
     if "%" in path.name:
         return _images_of_pattern(path)
     raise ReaderError(f"{excerpt(path, 200)}: {explain_missing(path, 'file or folder')}")
@@ -273,7 +286,8 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         path: the file, folder or pattern; until the reader is closed, a file with what comes from standard input.
         source_size: `(width, height)` in the file, after rotation, with square pixels.
         scaled_size: `(width, height)` to which frames are scaled before they are cropped.
-        source_fps: frames per second in the file, exactly (on average if it varies); None for images.
+        source_fps: frames per second in the file, exactly (if it varies, on average, or the usual rate of an
+            animation); None for images.
         fps: frames per second that are returned; None for images without a given rate.
         num_frames: approximate; None if it is unknown.
         start: the time in the file of the first frame that is returned, in seconds; 0 for images.
