@@ -80,10 +80,8 @@ class PreviewFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # so that of two galleries that end now, one removes them
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            is_used = True
-        except OSError:  # a file system without locks
-            pass
+        except OSError as error:  # another one is of a file system without locks
+            is_used = isinstance(error, BlockingIOError)
         if not is_used:
             _remove_all_but(names, self.path)
         self._release()

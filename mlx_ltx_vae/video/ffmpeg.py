@@ -569,11 +569,11 @@ def read_length(name: str, arguments: Sequence[str], stream: str) -> tuple[Fract
         start = parse_packets(pipe.readall().decode())  # a line, which the pipe holds
     if not start or not end or code or len(end) == _MAX_PACKETS:
         return None, []
-    shown = [packet for packet in end if packet.is_shown]
+    shown_packets = [packet for packet in end if packet.is_shown]
     begin = start[0].time if start[0].is_shown else Fraction(0)  # where an edit list begins
     # Times of a stream without a container may be wrong, and its packets are all read.
-    lengths = sum((packet.length for packet in shown), Fraction(0))
-    length = max([lengths, *(packet.time + packet.length - begin for packet in shown)])
+    lengths = sum((packet.length for packet in shown_packets), Fraction(0))
+    length = max([lengths, *(packet.time + packet.length - begin for packet in shown_packets)])
     return length, end if end[0].time == start[0].time else []
 
 
