@@ -119,6 +119,10 @@ def test_the_sound_of_a_latent_file_goes_with_its_picture(small, audio_case):
     words = r"clip.safetensors: has no audio latents by a usual name; pass audio_vae\.stream of load_audio_latents"
     with pytest.raises(LatentsError, match=words):
         vae.prepare("clip.safetensors", "b.mkv", audio=audio_vae)
+    save_file({**arrays, "audio_latents": sound[:, :, :1]}, "short.safetensors", metadata={"fps": "30"})
+    for plan, options in ((None, {"frames": (12, 17)}), (vae.plan(small.shape, frames=(12, 17)), {})):
+        with pytest.raises(WriterError, match=r"the video takes 0\.17 s and its sound 0\.00 s"):
+            vae.prepare("short.safetensors", "b.mkv", plan, audio=audio_vae, **options).run()
     with pytest.raises(LatentsError, match="an AudioVAE decodes the audio latents of a file"):
         vae.prepare(small, "b.mkv", audio=audio_vae)
     encoder = AudioVAE.from_pretrained(audio_case("encoder").checkpoint)

@@ -121,12 +121,10 @@ class Job(ABC):
         ranks = join_ranks(launched_rank(), arguments.distributed, arguments.rank_timeout, is_many=self.is_many)
         if ranks is None:
             return
-        items, self.ranks = self.make_items(), ranks
-        start = time.perf_counter()
+        items, self.ranks, start = self.make_items(), ranks, time.perf_counter()
         results = ranks.together(lambda: self._prepare_without_files(items))
         if results is None or ranks.size > 1 or any(result.is_pending for result in results):
-            self.vae = ranks.together(self.open)
-            start = time.perf_counter()
+            self.vae, start = ranks.together(self.open), time.perf_counter()
             results = ranks.together(lambda: self._prepare(items))
         if self.is_many:
             self._run_many(items, results, start)

@@ -196,8 +196,8 @@ def prepare_decode(
         plan_options = with_preset(pipeline.plan_options, settings.preset, spec.out_grid(latents.shape.grid))
         plan_options = replace(plan_options, frames=frame_range, sound=tuple(sound.plans) if sound else ())
         pipeline = replace(pipeline, plan_options=plan_options)
-    elif sound is not None and plan.sound is None:
-        plan = replace(plan, sound=sound.plans[-1])
+    elif sound is not None and plan.sound is None and (sound_plans := sound.plans):
+        plan = replace(plan, sound=sound_plans[-1])  # the one with the least memory
     if sound is not None:
         options = replace(options, audio=(), sample_rate=sound.sample_rate)
     prepared = _prepare(pipeline, latents, path, options, fps, sound, plan)
