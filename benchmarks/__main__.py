@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from benchmarks.against import against_jobs, against_table
 from benchmarks.against_diffusers import SUBJECTS, diffusers_jobs, diffusers_table
+from benchmarks.audio import SECONDS, audio_table, share_jobs, share_table, work_share
 from benchmarks.decoders import DECODERS, decoder_jobs, decoder_table
 from benchmarks.formulations import formulation_jobs, formulation_table
 from benchmarks.loading import loading_jobs, loading_table
@@ -19,7 +20,6 @@ from benchmarks.overlap import overlap, overlap_table
 from benchmarks.plan_table import plan_table
 from benchmarks.quality import precision_jobs, precision_table, quality_jobs, quality_table
 from benchmarks.roofline import roofline, roofline_table
-from benchmarks.sound import SECONDS, share_jobs, share_table, sound_table, work_share
 from benchmarks.validation import validation_jobs, validation_table
 from mlx_ltx_vae.backend.machine import DtypeName
 from mlx_ltx_vae.commands.cli import (
@@ -33,7 +33,7 @@ from mlx_ltx_vae.commands.cli import (
 from mlx_ltx_vae.commands.running import print_report, run_command
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.latents import load_latents
-from mlx_ltx_vae.models.families import published
+from mlx_ltx_vae.networks.families import published
 from mlx_ltx_vae.options import ModeName, OrderName
 from mlx_ltx_vae.tiling import PRESETS
 
@@ -77,7 +77,7 @@ def build_parser() -> CommandParser:
 
     ports = "our modes, and tiles as MLX ports run them, on the same weights and latents"
     _add_decode_options(add("against", _against, ports), 57)
-    theirs = "the diffusion decoder, or sound, against diffusers on torch with the same weights"
+    theirs = "the diffusion decoder, or audio, against diffusers on torch with the same weights"
     _add_diffusers(add("diffusers", _diffusers, theirs))
     _add_decoders(add("decoders", _decoders, "faster decoders against the full one on the same latents"))
     overlapping = add("overlap", _overlap, "whether frames are written while the next ones are decoded")
@@ -86,9 +86,9 @@ def build_parser() -> CommandParser:
     _add_decode_options(add("precision", _precision, "time, memory and accuracy of each dtype"), 57)
     _add_run_options(add("quality", _quality, "what tiles and half precision cost in quality, on the demo clip"))
     _add_loading(add("loading", _loading, "time and memory of loading a checkpoint"))
-    _add_sound(add("sound", _sound, "speed and memory of an audio VAE, and its share of a video's decode"))
-    share = "sound's share of the time of a decode of 768x512, at reduced widths"
-    _add_reduced(add("sound-share", partial(_reduced, share_jobs, share_table), share))
+    _add_audio(add("audio", _audio, "speed and memory of an audio VAE, and its share of a video's decode"))
+    share = "the audio's share of the time of a decode of 768x512, at reduced widths"
+    _add_reduced(add("audio-share", partial(_reduced, share_jobs, share_table), share))
     limits = add("roofline", _roofline, "decodes against their convolutions alone, and synchronizations")
     _add_decode_options(limits, 57, ["exact", "single"])
     for name, (jobs, make_table, description) in _FIXED.items():
@@ -223,15 +223,15 @@ def _loading(options: argparse.Namespace) -> None:
         report(options, jobs, loading_table)
 
 
-def _add_sound(parser: argparse.ArgumentParser) -> None:
+def _add_audio(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("audio_model", metavar="AUDIO")
     parser.add_argument("-m", "--model", metavar="VAE", help="the video VAE, for the share")
     parser.add_argument("--seconds", nargs="+", type=positive, default=list(SECONDS), metavar="S")
     add_common_options(parser)
 
 
-def _sound(options: argparse.Namespace) -> None:
-    print_report(sound_table(options.audio_model, tuple(options.seconds)))
+def _audio(options: argparse.Namespace) -> None:
+    print_report(audio_table(options.audio_model, tuple(options.seconds)))
     if options.model:
         print_report(work_share(options.audio_model, options.model))
 

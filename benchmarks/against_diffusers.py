@@ -1,4 +1,4 @@
-"""LTX-2.5's diffusion decoder and sound against diffusers' classes on torch, which get the same weights and latents.
+"""LTX-2.5's diffusion decoder and audio against diffusers' classes on torch, which get the same weights and latents.
 
 The weights are random, made by torch from a seed and written as diffusers writes its models, so that both programs read
 what they read of a published model.
@@ -94,7 +94,7 @@ def _load_video_vae(folder: Path) -> Callable[[dict[str, np.ndarray]], mx.array]
     return lambda inputs: vae.decode(inputs["latents"], noise=[inputs["noise"]])
 
 
-def _make_sound(divisor: int, *, is_extended: bool) -> Models:
+def _make_audio(divisor: int, *, is_extended: bool) -> Models:
     import torch
     from diffusers import AutoencoderKLLTX2Audio
     from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder, LTX2VocoderWithBWE
@@ -115,7 +115,7 @@ def _make_audio_latents() -> dict[str, np.ndarray]:
     return {"latents": np.random.default_rng(0).standard_normal((1, 8, _AUDIO_LATENTS, 16), dtype=np.float32)}
 
 
-def _decode_sound(models: Models, inputs: dict[str, np.ndarray]) -> Any:
+def _decode_audio(models: Models, inputs: dict[str, np.ndarray]) -> Any:
     import torch
 
     mel = models["audio_vae"].decode(torch.from_numpy(inputs["latents"]), return_dict=False)[0]
@@ -129,11 +129,11 @@ def _load_audio_vae(folder: Path) -> Callable[[dict[str, np.ndarray]], mx.array]
 
 SUBJECTS = {
     "diffusion": Subject(_make_diffusion_decoder, _make_video_inputs, _decode_video, _load_video_vae),
-    "ltx-2-sound": Subject(
-        partial(_make_sound, is_extended=False), _make_audio_latents, _decode_sound, _load_audio_vae
+    "ltx-2-audio": Subject(
+        partial(_make_audio, is_extended=False), _make_audio_latents, _decode_audio, _load_audio_vae
     ),
-    "ltx-2.3-sound": Subject(
-        partial(_make_sound, is_extended=True), _make_audio_latents, _decode_sound, _load_audio_vae
+    "ltx-2.3-audio": Subject(
+        partial(_make_audio, is_extended=True), _make_audio_latents, _decode_audio, _load_audio_vae
     ),
 }
 
@@ -227,7 +227,7 @@ def diffusers_jobs(subject: str, divisor: int, folder: str) -> list[Job]:
     subject_arguments = {"subject": subject, "folder": folder}
     size = {"divisor": divisor}
     case = Case(mode=subject)
-    changed = {"diffusion": {"compiles": True}, "ltx-2.3-sound": {"clamps": True}}.get(subject)
+    changed = {"diffusion": {"compiles": True}, "ltx-2.3-audio": {"clamps": True}}.get(subject)
     theirs = [{}] if changed is None else [{}, changed]
     return [
         Job(write_models, case, subject_arguments | size, once=True, variables=_TORCH),

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
-from mlx_ltx_vae.models.convolution.conv3d import Conv3d, Padding
+from mlx_ltx_vae.networks.convolution.conv3d import Conv3d, Padding
 
 Operands = dict[tuple[tuple[int, ...], mx.Dtype], mx.array]
 

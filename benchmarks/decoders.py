@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from benchmarks.measuring import Case, Job, Run, decode, format_psnr, median, table
-from mlx_ltx_vae.models.preview_vae.family import PREVIEW_VAE
+from mlx_ltx_vae.networks.preview_vae.family import PREVIEW_VAE
 from mlx_ltx_vae.units import MB
 
 

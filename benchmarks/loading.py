@@ -14,8 +14,8 @@ import mlx.core as mx
 from benchmarks.measuring import Case, Job, Run, count_weight_bytes, make_random_network, median, open_case, table
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import load_safetensors, named_parameters
-from mlx_ltx_vae.models.diffusion_decoder.config import raw_ltx_2_5
-from mlx_ltx_vae.models.video_vae.config import GENERATIONS, VAEConfig
+from mlx_ltx_vae.networks.diffusion_decoder.config import raw_ltx_2_5
+from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, VAEConfig
 from mlx_ltx_vae.units import MB
 
 T = TypeVar("T")

@@ -28,9 +28,9 @@ from mlx_ltx_vae.commands.running import print_report
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.files import PartFile
 from mlx_ltx_vae.latents import load_latents
-from mlx_ltx_vae.models.base import NETWORKS, Family
-from mlx_ltx_vae.models.convolution.conv3d import prepare
-from mlx_ltx_vae.models.convolution.rules import ConvRule, ConvShape, Formulation
+from mlx_ltx_vae.networks.base import NETWORKS, Family
+from mlx_ltx_vae.networks.convolution.conv3d import prepare
+from mlx_ltx_vae.networks.convolution.rules import ConvRule, ConvShape, Formulation
 from mlx_ltx_vae.options import OrderName
 from mlx_ltx_vae.pipeline.frames import FrameChunk
 from mlx_ltx_vae.pipeline.progress import Bar

@@ -3,7 +3,7 @@
 from benchmarks.measuring import table
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.errors import PlanError
-from mlx_ltx_vae.models.video_vae.family import CONV_VAE
+from mlx_ltx_vae.networks.video_vae.family import CONV_VAE
 from mlx_ltx_vae.options import ModeName, PlanOptions
 from mlx_ltx_vae.planning.plan import DecodePlan, Mode
 from mlx_ltx_vae.planning.planner import plan_decode

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.loading import write_checkpoint
 from benchmarks.measuring import Case, Decode, Job, Run, describe, encode, measure, table
 from mlx_ltx_vae import VideoVAE, demo
-from mlx_ltx_vae.models.video_vae.family import CONV_VAE
+from mlx_ltx_vae.networks.video_vae.family import CONV_VAE
 from mlx_ltx_vae.units import MB
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from .latents import LatentsInfo, load_audio_latents, load_latents, save_latents
     from .latents.keyframes import Keyframes, load_keyframes
-    from .models.video_vae.config import VAEConfig
+    from .networks.video_vae.config import VAEConfig
     from .pipeline.audio import AudioChunk, AudioStream
     from .pipeline.decode import DecodeStream
     from .pipeline.film import Film
@@ -54,7 +54,7 @@ _MODULES = {
     ),
     ".latents": ("LatentsInfo", "load_audio_latents", "load_latents", "save_latents"),
     ".latents.keyframes": ("Keyframes", "load_keyframes"),
-    ".models.video_vae.config": ("VAEConfig",),
+    ".networks.video_vae.config": ("VAEConfig",),
     ".pipeline.audio": ("AudioChunk", "AudioStream"),
     ".pipeline.decode": ("DecodeStream",),
     ".pipeline.film": ("Film",),

@@ -1,4 +1,4 @@
-"""The codecs of videos and of sound, a table entry each, which help, errors and ffmpeg's arguments are made from.
+"""The codecs of videos and of audio, a table entry each, which help, errors and ffmpeg's arguments are made from.
 
 Plain data: `--help` reads it without numpy or ffmpeg.
 
@@ -143,7 +143,7 @@ class AudioCodec:
     max_channels: int | None = 8
 
 
-#: AAC has as many bits as ffmpeg's own encoder needs for sound that begins at once, and for drums: see docs/sound.md.
+#: AAC has as many bits as ffmpeg's own encoder needs for audio that begins at once, and for drums: see docs/audio.md.
 #: The layouts were measured: a tone in each channel comes back in the same one, and in no other.
 AUDIO_CODECS: dict[str, AudioCodec] = {
     "aac": AudioCodec(

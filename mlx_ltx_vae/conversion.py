@@ -18,7 +18,7 @@ from .checkpoint import VERSION_KEY, Checkpoint, open_checkpoint
 from .checkpoint.files import WEIGHT_LAYOUT_KEY, WeightLayout
 from .errors import CheckpointError, CheckpointsDiffer, WriterError, printable
 from .files import part_folder, writing_to
-from .models.base import SOUND, SoundConfig
+from .networks.base import AUDIO, AudioConfig
 from .shapes import format_size
 from .units import expand_path, format_bytes
 from .vae import VideoVAE
@@ -33,7 +33,7 @@ STATISTICS_TENSORS = ("per_channel_statistics.mean-of-means", "per_channel_stati
 LEAST_PSNR = {mx.bfloat16: 25.0, mx.float16: 40.0}
 
 _FILE_ENDINGS = (".safetensors", ".json", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".npy")
-_SOUND_LATENTS, _SOUND_SAMPLES, _SOUND_RATE = 3, 4000, 16000
+_AUDIO_LATENTS, _AUDIO_SAMPLES, _AUDIO_RATE = 3, 4000, 16000
 _LATENT_GRID = (
     2,
     2,
@@ -70,7 +70,7 @@ The weights keep the license of their source. Lightricks publishes LTX weights u
 in its repository at <https://huggingface.co/Lightricks>. If you publish this folder, name that license here and add its
 text.
 """
-_SOUND_CALLS = {
+_AUDIO_CALLS = {
     "decoder": "waveform = vae.decode(latents)  # (B, 8, T, 16) -> (B, 2, samples) at vae.sample_rate",
     "encoder": "latents = vae.encode(waveform, sample_rate)  # (B, 2, samples) -> (B, 8, T, 16)",
 }
@@ -194,21 +194,21 @@ def one_by_one(names: Sequence[str], description: str, progress: Progress | None
 
 def _run(checkpoint: Checkpoint) -> tuple[dict[str, mx.array], float]:
     """Return the outputs of the networks of a VAE for one random input, and the seconds of loading the VAE."""
-    is_sound = checkpoint.medium is SOUND
+    is_audio = checkpoint.medium is AUDIO
     start = time.perf_counter()
-    vae: Any = (AudioVAE if is_sound else VideoVAE).from_pretrained(checkpoint).load()
+    vae: Any = (AudioVAE if is_audio else VideoVAE).from_pretrained(checkpoint).load()
     seconds = time.perf_counter() - start
     config = vae.config
-    if is_sound:
-        latent_shape, shape = [config.channels, _SOUND_LATENTS, config.bins], [2, _SOUND_SAMPLES]
+    if is_audio:
+        latent_shape, shape = [config.channels, _AUDIO_LATENTS, config.bins], [2, _AUDIO_SAMPLES]
     else:
         latent_shape, shape = [config.latent_channels, *_LATENT_GRID], [3, *config.scale.video_grid(_LATENT_GRID)]
     decode_key, encode_key = mx.random.split(mx.random.key(0))
     results = {}
-    if vae.decoder is not None and (not is_sound or vae.vocoder is not None):
+    if vae.decoder is not None and (not is_audio or vae.vocoder is not None):
         results["decode"] = vae.decode(mx.random.normal([1, *latent_shape], key=decode_key))
     if vae.encoder is not None:
-        results["encode"] = vae.encode(mx.random.uniform(-1, 1, [1, *shape], key=encode_key), *[_SOUND_RATE] * is_sound)
+        results["encode"] = vae.encode(mx.random.uniform(-1, 1, [1, *shape], key=encode_key), *[_AUDIO_RATE] * is_audio)
     mx.eval(results)
     return results, seconds
 
@@ -309,8 +309,8 @@ def write_weights(
 
 def _make_card(conversion: Conversion, checkpoint: Checkpoint) -> str:
     written, config = conversion.written, checkpoint.config
-    is_sound = checkpoint.medium is SOUND
-    calls = _SOUND_CALLS if is_sound else _CALLS
+    is_audio = checkpoint.medium is AUDIO
+    calls = _AUDIO_CALLS if is_audio else _CALLS
     description = checkpoint.family.describe(config)
     widths = {name: description.get(name, {}).get("widths") for name in conversion.networks}
     width_facts = {f"{name} widths": f"{' -> '.join(map(str, w))} channels" for name, w in widths.items() if w}
@@ -327,9 +327,9 @@ def _make_card(conversion: Conversion, checkpoint: Checkpoint) -> str:
     }
     return _CARD.format(
         generation=conversion.generation,
-        kind="audio VAE and vocoder" if is_sound else "video VAE",
-        tag="audio" if is_sound else "video",
-        class_name="AudioVAE" if is_sound else "VideoVAE",
+        kind="audio VAE and vocoder" if is_audio else "video VAE",
+        tag="audio" if is_audio else "video",
+        class_name="AudioVAE" if is_audio else "VideoVAE",
         facts="\n".join(f"| {name} | {value} |" for name, value in facts.items()),
         verification=conversion.verification,
         calls="\n".join(calls[network] for network in conversion.networks if network in calls),
@@ -338,8 +338,8 @@ def _make_card(conversion: Conversion, checkpoint: Checkpoint) -> str:
 
 def _describe_latents(checkpoint: Checkpoint) -> str:
     config = checkpoint.config
-    if checkpoint.medium is SOUND:
-        sound = cast(SoundConfig, config)
-        return f"{sound.channels} channels of {sound.bins} bins, {sound.latents_per_second:g} per second"
+    if checkpoint.medium is AUDIO:
+        audio = cast(AudioConfig, config)
+        return f"{audio.channels} channels of {audio.bins} bins, {audio.latents_per_second:g} per second"
     time, height, width = config.scale
     return f"{config.latent_channels} channels; a cell is {time} frames of {format_size(width, height)}"

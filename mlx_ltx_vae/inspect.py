@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import mlx.core as mx
 import numpy as np
 
-from .audio_vae import AudioVAE, find_sound_decoder
+from .audio_vae import AudioVAE, find_audio_decoder
 from .backend.mlx_utils import to_float
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.files import Archive, StoredNetwork, is_index
@@ -20,12 +20,12 @@ from .checkpoint.loading import NetworkHandle
 from .checkpoint.locate import Location, locate, read_export, recognize
 from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, ReaderError, excerpt, printable, warn
 from .files import MAX_INSPECTED_VALUES, START_BYTES, Format, find_format
-from .latents import KNOWN_NAMES, AudioLatentsFile, find_audio_latents, is_sound_alone, open_latents
+from .latents import KNOWN_NAMES, AudioLatentsFile, find_audio_latents, is_audio_alone, open_latents
 from .latents.files import MappedLatents, find_reader, open_tensor_file
 from .latents.keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
 from .latents.metadata import DEFAULT_VAE_NAME, is_audio_name
 from .model_table import Kind, models_for
-from .models.base import NETWORKS, PICTURES, SOUND, Medium, SoundConfig
+from .networks.base import AUDIO, NETWORKS, PICTURES, AudioConfig, Medium
 from .opened_vae import described_network
 from .pipeline.sources import are_unusual, count_unusual, frame_moments, join_moments, read_frames
 from .planning.clip import lookahead, receptive_field
@@ -49,9 +49,9 @@ _EXPORTED = ("generation", "backend", "dtype", "mlx", "latents", "frames", "seed
 _PICTURE_ENDINGS = (*CONTAINER_ENDINGS, *ANIMATIONS, ".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp", ".exr")
 #: (F, H, W) of usual videos.
 _USUAL_VIDEOS = ((121, 512, 768), (121, 704, 1280), (121, 1088, 1920))
-_SECONDS = (5, 20, 300)  # of sound that is planned
-_LATENTS_PER_SECOND = 25  # of sound, in every release
-_MISSING_SECONDS = Fraction(3, 100)  # by which the first latent's sound is shorter, in every release
+_SECONDS = (5, 20, 300)  # of audio that is planned
+_LATENTS_PER_SECOND = 25  # of audio, in every release
+_MISSING_SECONDS = Fraction(3, 100)  # by which the first latent's audio is shorter, in every release
 _LINE = 100  # characters
 _LONGEST_TEXT = 240
 _NULL = {"cells": "unlimited", "normalized": "not stated; assumed", "single_pass_peak_bytes": "not possible"}
@@ -96,7 +96,7 @@ def inspect(
             audio = _find_audio_beside(location)
     if audio is not None and (location is None or not _has_pictures(location.archives)):
         if has_latent_options:
-            raise CheckpointError(f"{source}: this is a checkpoint of sound, which takes no such options.")
+            raise CheckpointError(f"{source}: this is a checkpoint of audio, which takes no such options.")
         return audio
     is_single_file = os.path.isfile(path) and not is_index(path.name)
     if location is None or (is_single_file and _has_latents(location.archives[0], tensor or audio_tensor)):
@@ -113,11 +113,11 @@ def summarize(report: Report) -> str:
     if kind == "checkpoint":
         networks = [name for name in NETWORKS if report[name]]
         dtypes = sorted({dtype for name in networks for dtype in report[name]["dtypes"]})
-        sound = " and sound" if report.get("audio") else ""
+        audio = " and audio" if report.get("audio") else ""
         bits = sorted({kind["bits"] for name in networks for kind in report[name].get("quantization", ())})
         quantized = f", quantized to {' and '.join(f'{count} bits' for count in bits)}" if bits else ""
         stored = f"{' and '.join(dtypes)}{quantized}, {format_bytes(report['vae_bytes'])}"
-        return f"a VAE, {report['generation']}: {' and '.join(networks)}{sound} in {stored}"
+        return f"a VAE, {report['generation']}: {' and '.join(networks)}{audio} in {stored}"
     if kind not in ("latents", "video"):
         return ""
     size = report["video"] if kind == "latents" else report
@@ -125,7 +125,7 @@ def summarize(report: Report) -> str:
     rate = "" if report["fps"] is None else f", {report['fps']:.6g} fps"
     text = f"of {frames} of {format_size(size['width'], size['height'])}{rate}"
     if kind == "latents":
-        parts = [", with sound"] * bool(report["audio"]) + [", with keyframes"] * bool(report["keyframes"])
+        parts = [", with audio"] * bool(report["audio"]) + [", with keyframes"] * bool(report["keyframes"])
         models = [model.name for model in models_for(report["generation"], Kind.VIDEO)]
         vae = f"fits {' and '.join(models)}" if models else f"for a VAE with {report['shape'][1]} channels"
         generation = f"of {report['generation']}, {text.removeprefix('of ')}" if report["generation"] else text
@@ -207,16 +207,16 @@ def _inspect_tensors(
     grid: Grid | None,
 ) -> Report:
     video_vae = None if vae is None else VideoVAE.from_pretrained(vae)
-    sound_vae = find_sound_decoder(audio_vae, vae)
+    audio_decoder = find_audio_decoder(audio_vae, vae)
     if (tensor, grid) == (None, None):
         tensors, metadata = open_tensor_file(path)
-        if is_sound_alone(tensors, None if video_vae is None else video_vae.config.latent_channels):
+        if is_audio_alone(tensors, None if video_vae is None else video_vae.config.latent_channels):
             file = find_audio_latents(tensors, metadata, str(path), is_alone=True, tensor=audio_tensor)
             assert file is not None
-            return _inspect_audio_latents(file, sound_vae)
+            return _inspect_audio_latents(file, audio_decoder)
         if tensors.keys() <= set(KEYFRAME_NAMES) and (keyframes := find_keyframes(tensors, metadata, str(path))):
             return _inspect_keyframes(keyframes)
-    return _inspect_latents(path, video_vae, sound_vae, tensor=tensor, audio_tensor=audio_tensor, grid=grid)
+    return _inspect_latents(path, video_vae, audio_decoder, tensor=tensor, audio_tensor=audio_tensor, grid=grid)
 
 
 def _start_of(path: Path) -> bytes | None:
@@ -281,13 +281,13 @@ def _open_what_loads(location: Location, medium: Medium = PICTURES) -> Checkpoin
 
 
 def _find_audio_beside(location: Location) -> Report | None:
-    """Describe the audio networks of a location. If it also has pictures, an error of the sound is a warning."""
+    """Describe the audio networks of a location. If it also has pictures, an error of the audio is a warning."""
     try:
         return _find_audio(location)
     except CheckpointError as error:
         if not _has_pictures(location.archives):
             raise
-        warn(f"its sound is left out: {error}")
+        warn(f"its audio is left out: {error}")
         return None
 
 
@@ -369,13 +369,13 @@ def _plans(checkpoint: Checkpoint) -> list[Report]:
 def _find_audio(source: str | Location) -> Report | None:
     """Describe the audio networks of a path, or of a location that has been opened. Returns `None` without any."""
     try:
-        location = source if isinstance(source, Location) else locate(source, SOUND)
-        if not any(part.networks for part in recognize(location.archives, SOUND)[1]):
+        location = source if isinstance(source, Location) else locate(source, AUDIO)
+        if not any(part.networks for part in recognize(location.archives, AUDIO)[1]):
             return None
     except CheckpointError:
         return None
-    checkpoint = _open_what_loads(location, SOUND)
-    config, networks = cast(SoundConfig, checkpoint.config), checkpoint.networks
+    checkpoint = _open_what_loads(location, AUDIO)
+    config, networks = cast(AudioConfig, checkpoint.config), checkpoint.networks
     plans: list[Report] = []
     if {"decoder", "vocoder"} <= networks.keys():
         decoder = _describe(checkpoint, "decoder")
@@ -387,7 +387,7 @@ def _find_audio(source: str | Location) -> Report | None:
         "generation": config.generation,
         "configuration": _configuration(checkpoint),
         **checkpoint.family.describe(config),
-        **_networks(SOUND.networks, networks, {}),
+        **_networks(AUDIO.networks, networks, {}),
         "plans": plans,
     }
 
@@ -538,9 +538,9 @@ def _inspect_audio_latents(
 ) -> Report:
     """Describe audio latents. `vae` decodes them, if there is one.
 
-    `video_seconds` is the length of the video in the same file. `None` means sound alone.
+    `video_seconds` is the length of the video in the same file. `None` means audio alone.
 
-    `statistics` are of all values, as they are stored. `sound` is one item of the batch: without a `vae`, its length is
+    `statistics` are of all values, as they are stored. `audio` is one item of the batch: without a `vae`, its length is
     the published releases', and `samples` and `sample_rate` are null.
     """
     seconds = float(Fraction(file.length, _LATENTS_PER_SECOND) - _MISSING_SECONDS)
@@ -554,7 +554,7 @@ def _inspect_audio_latents(
     difference = 0 if video_seconds is None else seconds - float(video_seconds)
     if abs(difference) > SLACK:
         distance = f"{abs(difference):.2f} s {'after' if difference > 0 else 'before'} the video"
-        notices.append(f"the sound ends {distance}; a decode fills or cuts at most {float(SLACK):g} s")
+        notices.append(f"the audio ends {distance}; a decode fills or cuts at most {float(SLACK):g} s")
     array = file.read_stored().astype(mx.float32)
     functions = {"mean": mx.mean, "std": mx.std, "min": mx.min, "max": mx.max}
     return {
@@ -568,7 +568,7 @@ def _inspect_audio_latents(
         "latents": file.length,
         "normalized": file.normalized,
         "statistics": {name: to_float(function(array)) for name, function in functions.items()},
-        "sound": {"seconds": seconds, "samples": samples, "sample_rate": rate, "vae": vae and vae.source.name},
+        "audio": {"seconds": seconds, "samples": samples, "sample_rate": rate, "vae": vae and vae.source.name},
         "notices": notices,
     }
 

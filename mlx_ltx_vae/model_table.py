@@ -15,7 +15,7 @@ class Kind(Enum):
 
     VIDEO = "video"
     PREVIEW = "preview"
-    SOUND = "sound"
+    AUDIO = "audio"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ MODELS = (
         _SHARED_LATENTS,
     ),
     PublishedModel(
-        Kind.SOUND,
+        Kind.AUDIO,
         _BOTH_NAMES,
         "LTX-2.3 and LTX-2.5",
         (f"{_LTX_2_3}/LTX23_audio_vae_bf16.safetensors", f"{_LTX_2_5}/ltx-2.5-audio-vae-bf16.safetensors"),
@@ -139,7 +139,7 @@ MODELS = (
         _LTX_2_LICENSE,
         _SHARED_LATENTS,
     ),
-    PublishedModel(Kind.SOUND, ("ltx-2",), "LTX-2", ("Lightricks/LTX-2",), None, _LTX_2_LICENSE, ("LTX-2",)),
+    PublishedModel(Kind.AUDIO, ("ltx-2",), "LTX-2", ("Lightricks/LTX-2",), None, _LTX_2_LICENSE, ("LTX-2",)),
 )
 
 # The generations whose latents a VAE takes, for those that take others than those that `info` calls them by.
@@ -155,9 +155,9 @@ def models_of(kind: Kind) -> dict[str, PublishedModel]:
     return {name: model for model in MODELS if model.kind is kind for name in model.names}
 
 
-def find_model(name: str, *, is_sound: bool = False) -> PublishedModel | None:
+def find_model(name: str, *, is_audio: bool = False) -> PublishedModel | None:
     """Return the model with this short name, in any case, or `None` if there is none."""
-    kinds = (Kind.SOUND,) if is_sound else (Kind.VIDEO, Kind.PREVIEW)
+    kinds = (Kind.AUDIO,) if is_audio else (Kind.VIDEO, Kind.PREVIEW)
     return next((model for kind in kinds if (model := models_of(kind).get(name.lower()))), None)
 
 

@@ -13,8 +13,8 @@ from .checkpoint import Checkpoint, VAESource, open_checkpoint
 from .checkpoint.loading import NetworkHandle, NetworkHeader
 from .errors import CheckpointError
 from .latents.metadata import LatentSpace
-from .models.base import NETWORKS, Config, Decoder, Medium, Network, Statistics
-from .models.specs import NetworkSpec
+from .networks.base import NETWORKS, Config, Decoder, Medium, Network, Statistics
+from .networks.specs import NetworkSpec
 from .published import PublishedVAE
 from .units import format_bytes
 

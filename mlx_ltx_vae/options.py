@@ -77,7 +77,7 @@ class PlanOptions:
         outputs: the formats that the consumer converts frames to; if empty, floats in the network's dtype.
         joined: whether all output becomes one array; of a window of a film, the number of frames of that array.
         held_frames: for a window of a film, the number of frames of the previous window that wait. It yields floats.
-        sound: possible plans of the sound that is decoded meanwhile, the fastest first; the plan has one of them.
+        audio: possible plans of the audio that is decoded meanwhile, the fastest first; the plan has one of them.
         holds_latents: whether all latents are in memory, rather than in a file that is read in parts.
         weight_bytes: bytes of the weights of all networks in memory. `None` counts only the network of the plan.
 
@@ -125,7 +125,7 @@ class PlanOptions:
     outputs: tuple[FrameOutput, ...] = ()
     joined: bool | int = False
     held_frames: int | None = None
-    sound: Sequence[Any] = ()  # of `Plan`, which is made of these options
+    audio: Sequence[Any] = ()  # of `Plan`, which is made of these options
     holds_latents: bool = True
     weight_bytes: int | None = None
 
@@ -290,7 +290,7 @@ class OutputOptions:
 
     audio: str | os.PathLike | Iterable[Any] | None = option_field(
         None,
-        "add this audio file instead of decoded sound, in full length even if the video is shorter",
+        "add this audio file instead of decoded audio, in full length even if the video is shorter",
         metavar="FILE",
         of_videos=True,
     )
@@ -304,7 +304,7 @@ class OutputOptions:
     )
     overwrite: bool | None = None
     shortest: bool = option_field(
-        False, "cut longer sound at the end of the video; all frames are kept", of_videos=True
+        False, "cut longer audio at the end of the video; all frames are kept", of_videos=True
     )
     metadata: Mapping[str, str] = field(default_factory=dict)
     encoder_preset: str | None = option_field(None, _encoder_preset_help, metavar="NAME", of_videos=True)

@@ -7,9 +7,9 @@ import mlx.core as mx
 
 from .backend.mlx_utils import DTYPES, DtypeName
 from .errors import PlanError, quote, suggest
-from .models.base import SOUND, Config, Family, Network, Statistics
-from .models.families import published
-from .models.specs import NetworkSpec
+from .networks.base import AUDIO, Config, Family, Network, Statistics
+from .networks.families import published
+from .networks.specs import NetworkSpec
 from .shapes import Grid, LatentShape
 
 #: Decoders of one generation's latents.
@@ -57,11 +57,11 @@ class PublishedVAE:
         return cls(name, family, family.published[name](*widths))
 
     @classmethod
-    def find_sound(cls, generation: str) -> "PublishedVAE":
+    def find_audio(cls, generation: str) -> "PublishedVAE":
         """Return the audio VAE of the generation of a published VAE. Raises a `PlanError` if there is none."""
-        name, families = generation.removesuffix("-diffusion"), published(SOUND)
+        name, families = generation.removesuffix("-diffusion"), published(AUDIO)
         if name not in families:
-            raise PlanError(f"{generation} has no sound; choose one of {', '.join(families)}.")
+            raise PlanError(f"{generation} has no audio; choose one of {', '.join(families)}.")
         return cls(name, families[name], families[name].published[name]())
 
     def spec(self, network: str) -> NetworkSpec:

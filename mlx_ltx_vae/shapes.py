@@ -107,13 +107,13 @@ class Scaled(ABC):
 class ClipRules(NamedTuple):
     """Rules for a network's clip along time: its unit, its lengths, and its pieces.
 
-    `hop`, `bins` and `frame_bytes` belong to encoders of sound, which take the frames of a spectrogram.
+    `hop`, `bins` and `frame_bytes` belong to encoders of audio, which take the frames of a spectrogram.
     """
 
     unit: Literal["frame", "sample"] = "frame"
     chunks: tuple[int, ...] = ()  # possible numbers of latents per piece, the fastest first; () means any
     flushes_with_last: bool = False  # each layer takes a piece in one step, and is flushed with the last piece
-    held_copies: int = 1  # of a caller's latents; latents of sound are held as passed and as packed
+    held_copies: int = 1  # of a caller's latents; latents of audio are held as passed and as packed
     lengths: tuple[int, int] | None = None  # outputs of the first and of each later latent; `None`: as the layers
     sample_rate: int = 0  # of the decoded waveform, or of the waveform of the spectrogram
     hop: int = 1  # samples per frame
@@ -123,7 +123,7 @@ class ClipRules(NamedTuple):
     @property
     def whole(self) -> str:
         """Name of all the units together."""
-        return "video" if self.unit == "frame" else "sound"
+        return "video" if self.unit == "frame" else "audio"
 
 
 class TileRules(NamedTuple):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 import mlx.core as mx
 import numpy as np
 
-from .audio_vae import AudioVAE, check_decodes_sound
+from .audio_vae import AudioVAE, check_decodes_audio
 from .backend.mlx_utils import DTYPES, GivenDtype, parse_dtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, VAESource, open_checkpoint, open_weights
 from .checkpoint.loading import NetworkHandle, NetworkHeader
@@ -18,8 +18,8 @@ from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, Write
 from .frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
 from .latents.keyframes import Keyframes, check_keyframes, frame_numbers
 from .model_table import Kind, list_names
-from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
-from .models.specs import NetworkSpec
+from .networks.base import NETWORKS, PICTURES, Config, Decoder, Encoder
+from .networks.specs import NetworkSpec
 from .opened_vae import OpenedVAE, described_network
 from .options import (
     PLAN_DEFAULTS,
@@ -37,7 +37,7 @@ from .options import (
     check_names,
 )
 from .pipeline.audio import every_chunk
-from .pipeline.clip_sound import SoundSettings
+from .pipeline.clip_audio import AudioSettings
 from .pipeline.decode import DecodePipeline, DecodeStream, PushedDecode
 from .pipeline.encode import EncodePipeline, EncodeStream, Frames
 from .pipeline.export import Export, export_decode
@@ -178,7 +178,7 @@ class VideoVAE(OpenedVAE[Config]):
         keyframes: Keyframes | Sequence[int] | None = None,
         joined: bool | int = False,
         held_frames: int | None = None,
-        sound: Sequence[Plan] = (),
+        audio: Sequence[Plan] = (),
     ) -> DecodePlan:
         """Plan the decode of latents of a given shape. Pure arithmetic; nothing is decoded.
 
@@ -199,7 +199,7 @@ class VideoVAE(OpenedVAE[Config]):
             joined: whether all frames become one array, as in `decode`, or with `bit_depth=8` in `decode_uint8`. Its
                 memory is then included. For a window of a film, the number of frames of that array.
             held_frames: for a window of a film, the number of frames of another window that wait, see `stream_joined`.
-            sound: possible plans of sound that is decoded meanwhile, the fastest first; `plan.sound` is the one to use.
+            audio: possible plans of audio that is decoded meanwhile, the fastest first; `plan.audio` is the one to use.
 
         Raises:
             LatentsError: if the VAE cannot decode this shape.
@@ -218,7 +218,7 @@ class VideoVAE(OpenedVAE[Config]):
             outputs=tuple(outputs) if bit_depth is None else (FrameOutput(frame_format(bit_depth, PlanError)),),
             joined=joined,
             held_frames=held_frames,
-            sound=sound,
+            audio=audio,
         )
         if isinstance(latent_shape, Film):
             return plan_windows(latent_shape, self.config.scale, self.spec("decoder"), self._plan, options)
@@ -257,7 +257,7 @@ class VideoVAE(OpenedVAE[Config]):
         size: str | Size,
         dtype: GivenDtype = None,
         decoder: DecoderName = "conv",
-        sound: bool = False,
+        audio: bool = False,
         fps: Rate = DEFAULT_FPS,
         keyframes: Sequence[int] = (),
         joined: bool = False,
@@ -272,7 +272,7 @@ class VideoVAE(OpenedVAE[Config]):
             frames: 1 + 8*k.
             size: "1280x704", or (width, height), multiples of 32.
             keyframes: the frame numbers of keyframe planes.
-            sound: also decode the sound of the video, which has `fps` frames per second.
+            audio: also decode the audio of the video, which has `fps` frames per second.
             joined: as for `plan`, as are the further options: memory_budget, mode, order, tiling, chunk, steps.
 
         Raises:
@@ -284,17 +284,17 @@ class VideoVAE(OpenedVAE[Config]):
             raise LatentsError(f"frames is {quote(frames)}; expected a whole number such as 121.")
         vae = VideoVAE.published(generation, decoder, dtype=dtype)
         plan_options = PlanOptions(keyframes=frame_numbers(keyframes), joined=joined, **options)
-        return vae.plan_video((frames, height, width), plan_options, fps=fps if sound else None)
+        return vae.plan_video((frames, height, width), plan_options, fps=fps if audio else None)
 
     def plan_video(self, video: Grid, options: PlanOptions = PLAN_DEFAULTS, *, fps: Rate | None = None) -> DecodePlan:
-        """Plan the decode of a video (F, H, W) of a published VAE. With `fps`, the plan covers its sound."""
+        """Plan the decode of a video (F, H, W) of a published VAE. With `fps`, the plan covers its audio."""
         shape = LatentShape(1, self.config.latent_channels, *self.config.scale.latent_grid(video))
-        sound: list[Plan] = []
+        audio: list[Plan] = []
         if fps is not None:
             audio_vae = AudioVAE.published(self.source.name, dtype=self.dtype if self._keeps_dtype else None)
             latents = audio_vae.count_latents(video[0] / find_fps("fps", fps, PlanError))
-            sound = every_chunk(partial(audio_vae.plan_with, latents))
-        return self._plan(shape, replace(options, sound=sound))
+            audio = every_chunk(partial(audio_vae.plan_with, latents))
+        return self._plan(shape, replace(options, audio=audio))
 
     def plan_encode(
         self,
@@ -509,13 +509,13 @@ class VideoVAE(OpenedVAE[Config]):
         decode_input: DecodeInput = MemoryInput(latents, decode_options.keyframes)
         unnormalized = decode_options.unnormalized or None
         if isinstance(audio, OpenedVAE):
-            check_decodes_sound(audio)
-            sound = SoundSettings(lambda: audio, unnormalized=unnormalized, is_required=True)
-            settings = replace(settings, sound=sound)
+            check_decodes_audio(audio)
+            audio_settings = AudioSettings(lambda: audio, unnormalized=unnormalized, is_required=True)
+            settings = replace(settings, audio=audio_settings)
         if isinstance(latents, (str, os.PathLike)):
             reader = self.reader(unnormalized=unnormalized)
             decode_input = ClipInput(reader, reader.open(os.fspath(latents)), decode_options.keyframes)
-        elif settings.sound is not None:
+        elif settings.audio is not None:
             problem = "an AudioVAE decodes the audio latents of a file; pass audio_vae.stream(latents)"
             raise LatentsError(f"{name}: {problem}.")
         prepared = self.decide(decode_input, name, settings, plan)
@@ -671,7 +671,7 @@ class VideoVAE(OpenedVAE[Config]):
             frames: the first frame to encode, and one more than the last. `None` means all.
             compress: the CRF at which a single image goes through H.264, as pipelines do with it; "auto" is theirs.
             hdr: what the pixels of EXR images are.
-            audio: encodes the sound of the video, too.
+            audio: encodes the audio of the video, too.
             windows: frames of each of several windows, which are files in the folder `path`; they share `carry` frames.
             overwrite: whether a file of this name is replaced.
 

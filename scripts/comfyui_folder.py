@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 from mlx_ltx_vae import demo, load_latents
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
-from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
-from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder
+from mlx_ltx_vae.networks.preview_vae.config import PreviewConfig
+from mlx_ltx_vae.networks.preview_vae.networks import PreviewDecoder
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures"
 AUDIO_FIXTURES = FIXTURES / "audio"
@@ -48,7 +48,7 @@ def make_folder(folder: Path) -> None:
     inputs = {"clip": latents, "long": np.tile(latents, (1, 1, 60, 1, 1)), "two": np.tile(latents, (2, 1, 1, 1, 1))}
     inputs["ComfyUI_00001_"] = latents  # which a workflow names
     inputs["narrow"] = np.random.default_rng(1).normal(size=(1, 128, 3, 2, 3)).astype(np.float32)
-    inputs["sound"] = np.random.default_rng(0).normal(size=(1, 8, 76, 16)).astype(np.float32)  # 3 s, as the clip
+    inputs["audio"] = np.random.default_rng(0).normal(size=(1, 8, 76, 16)).astype(np.float32)  # 3 s, as the clip
     for name, array in inputs.items():
         tensors = {"latent_tensor": array, "latent_format_version_0": np.zeros(0, np.float32)}
         save_file(tensors, folder / "input" / f"{name}.latent")

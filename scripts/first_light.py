@@ -10,8 +10,8 @@ import time
 import mlx.core as mx
 import numpy as np
 
-from mlx_ltx_vae.models.convolution.conv3d import Conv3d
-from mlx_ltx_vae.models.convolution.rules import Formulation
+from mlx_ltx_vae.networks.convolution.conv3d import Conv3d
+from mlx_ltx_vae.networks.convolution.rules import Formulation
 
 _CHANNELS = 512
 _FRAMES, _HEIGHT, _WIDTH = 2, 64, 64  # enough for MLX's Winograd kernels

@@ -67,13 +67,13 @@ def models() -> str:
     """Return the Markdown table of models: video VAEs with the audio VAE of the same name, and previews."""
     head = "| model | `-m` | `--audio-model` | size, license |\n|---|---|---|---|\n"
     rows = []
-    sounds = models_of(Kind.SOUND)
+    audio_tracks = models_of(Kind.AUDIO)
     for model in MODELS:
-        if model.kind is not Kind.SOUND:
-            sound_names = [name for name in model.names if name in sounds]
-            video, sound = (" or ".join(f"`{name}`" for name in names) for names in (model.names, sound_names))
+        if model.kind is not Kind.AUDIO:
+            audio_names = [name for name in model.names if name in audio_tracks]
+            video, audio = (" or ".join(f"`{name}`" for name in names) for names in (model.names, audio_names))
             terms = f"{model.size}, {model.license}{', gated' if model.is_gated else ''}"
-            rows.append((f"[{model.title}]({model.page})", video, sound, terms))
+            rows.append((f"[{model.title}]({model.page})", video, audio, terms))
     return head + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

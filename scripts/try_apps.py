@@ -189,7 +189,7 @@ def compare_decoders(
 
 
 def compare_others(original: SimpleNamespace, new: SimpleNamespace, models: list[nn.Module], latents: mx.array) -> str:
-    """Compare the encoders of ltx-2-mlx, the videos with sound that it writes, and its diffusion decoder."""
+    """Compare the encoders of ltx-2-mlx, the videos with audio that it writes, and its diffusion decoder."""
     expected = models[0].decode(latents)
     text = f"encoder {compare_encoders(original.video_vae, new.video_vae, expected):.1e}"
     original.video_vae.find_ffmpeg = imageio_ffmpeg.get_ffmpeg_exe
@@ -245,7 +245,7 @@ def compare_diffusion(original: ModuleType, new: ModuleType, config: ModuleType)
 
 
 def compare_files(blocks: Sequence[type], models: list[nn.Module], latents: mx.array) -> str:
-    """Compare the videos with sound that both apps write, and what the replaced one prints and saves."""
+    """Compare the videos with audio that both apps write, and what the replaced one prints and saves."""
     # Other weights, which are noticed: they make gray squares, which a video keeps nearly unchanged.
     kept = models[0].parameters()
     models[0].conv_out.conv.weight = mx.repeat(models[0].conv_out.conv.weight[:1] / 2, 48, axis=0)
@@ -256,9 +256,9 @@ def compare_files(blocks: Sequence[type], models: list[nn.Module], latents: mx.a
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         voice = folder / "voice.wav"
-        with wave.open(str(voice), "wb") as sound:
-            sound.setparams((1, 2, 16000, 0, "NONE", ""))
-            sound.writeframes(bytes(2 * 32000))
+        with wave.open(str(voice), "wb") as audio:
+            audio.setparams((1, 2, 16000, 0, "NONE", ""))
+            audio.writeframes(bytes(2 * 32000))
         ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
         for place, block, model in zip(("own.mp4", "new.mp4"), blocks, models, strict=True):
             written, decoder = str(folder / place), object.__new__(block)

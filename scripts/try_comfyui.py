@@ -71,9 +71,9 @@ def to_latent(nodes: Nodes) -> Nodes:
 
 
 def pair(name: str = "clip") -> Nodes:
-    """Return a workflow whose node `pair` has latents of video and sound."""
-    inputs = {"video_latent": ["latent", 0], "audio_latent": ["sound", 0]}
-    return {"latent": latent(name), "sound": latent("sound"), "pair": ("LTXVConcatAVLatent", inputs)}
+    """Return a workflow whose node `pair` has latents of video and audio."""
+    inputs = {"video_latent": ["latent", 0], "audio_latent": ["audio", 0]}
+    return {"latent": latent(name), "audio": latent("audio"), "pair": ("LTXVConcatAVLatent", inputs)}
 
 
 def check_videos(program: ComfyUI) -> str:
@@ -97,7 +97,7 @@ def decoder_options(**more: object) -> tuple[str, dict]:
         "convention": "ltx-video",
         "keyframe_frames": "",
     }
-    return "LTXDecoderOptionsMLX", {**defaults, "hdr": "no", "sound_length": "fit", **more}
+    return "LTXDecoderOptionsMLX", {**defaults, "hdr": "no", "audio_length": "fit", **more}
 
 
 def save_video(name: str, **more: object) -> Nodes:
@@ -107,7 +107,7 @@ def save_video(name: str, **more: object) -> Nodes:
 
 
 def check_saved_videos(program: ComfyUI) -> str:
-    """LTX Save Video writes what the command writes, under the next name, with its sound and its tags."""
+    """LTX Save Video writes what the command writes, under the next name, with its audio and its tags."""
     for number, (format_, ending, codec, depth, hdr) in enumerate(
         (
             ("mp4, h264", "mp4", "h264", 8, "no"),
@@ -130,12 +130,12 @@ def check_saved_videos(program: ComfyUI) -> str:
         assert video == program.folder / "output" / "saved" / f"clip_{number:05}_.{ending}", video
         assert np.array_equal(frames_of(video), frames_of(reference)), f"{format_}: other frames than the command's"
         with av.open(str(video)) as container:
-            (pictures,), (sound,) = container.streams.video, container.streams.audio
+            (pictures,), (audio,) = container.streams.video, container.streams.audio
             assert codec != "hevc" or pictures.codec_tag == "hvc1", pictures.codec_tag
             tags = pictures.codec_context.color_primaries, pictures.codec_context.color_trc
             assert (tags == (BT2020, HLG)) == (hdr != "no"), tags
-            heard = sum(frame.samples for frame in container.decode(sound)) / sound.sample_rate
-            assert abs(heard - 73 / 24) < 0.1, f"{heard} s of sound"
+            heard = sum(frame.samples for frame in container.decode(audio)) / audio.sample_rate
+            assert abs(heard - 73 / 24) < 0.1, f"{heard} s of audio"
             entries = {key.lower() for key in container.metadata}
             assert {"prompt", "workflow"} <= entries, entries
     previews = program.temporary("ltx_*")  # of ProRes twice and of ffv1
@@ -143,7 +143,7 @@ def check_saved_videos(program: ComfyUI) -> str:
     (video,) = program.run(save_video("clip", format="mp4, h264", save_metadata=False))
     with av.open(str(video)) as container:
         assert "prompt" not in container.metadata
-    return "LTX Save Video writes the command's frames in 5 formats, with sound, metadata and hvc1, and masters of HDR"
+    return "LTX Save Video writes the command's frames in 5 formats, with audio, metadata and hvc1, and masters of HDR"
 
 
 def check_taken_name(program: ComfyUI) -> str:
@@ -161,24 +161,24 @@ def check_taken_name(program: ComfyUI) -> str:
 
 
 def check_audio(program: ComfyUI) -> str:
-    """Sound is decoded and encoded as by the package."""
+    """Audio is decoded and encoded as by the package."""
     vae = AudioVAE.from_pretrained(program.folder / "models" / AUDIO_VAE)
-    latents = load_file(program.folder / "input" / "sound.latent")["latent_tensor"]
+    latents = load_file(program.folder / "input" / "audio.latent")["latent_tensor"]
     decode: Nodes = pair() | {"decode": ("LTXDecodeAudioMLX", {"latent": ["pair", 0], "audio_vae": AUDIO_VAE})}
-    save = ("SaveAudio", {"audio": ["decode", 0], "filename_prefix": "sound"})
+    save = ("SaveAudio", {"audio": ["decode", 0], "filename_prefix": "audio"})
     encode = ("LTXEncodeAudioMLX", {"audio": ["decode", 0], "audio_vae": AUDIO_VAE})
-    keep = ("SaveLatent", {"samples": ["encode", 0], "filename_prefix": "sound"})
+    keep = ("SaveLatent", {"samples": ["encode", 0], "filename_prefix": "audio"})
     files = program.run(decode | {"save": save, "encode": encode, "keep": keep})
-    sound, saved = sorted(files, key=lambda file: file.suffix != ".flac")
+    audio, saved = sorted(files, key=lambda file: file.suffix != ".flac")
     expected = np.array(vae.decode(latents))
-    with av.open(str(sound)) as container:
+    with av.open(str(audio)) as container:
         heard = np.concatenate([frame.to_ndarray() for frame in container.decode(audio=0)], axis=1)
     heard = heard.reshape(-1, 2).T / np.float32(2 ** (8 * heard.itemsize - 1))
     assert heard.shape == expected.shape[1:], heard.shape
     assert np.abs(heard - expected[0]).max() < 1e-4
     encoded = np.array(vae.encode(expected, vae.sample_rate))
     assert np.allclose(load_file(saved)["latent_tensor"], encoded, atol=1e-3)
-    return "LTX Decode Audio and LTX Encode Audio make the sound and the latents of the package"
+    return "LTX Decode Audio and LTX Encode Audio make the audio and the latents of the package"
 
 
 def check_languages(program: ComfyUI) -> str:
@@ -237,19 +237,19 @@ def check_sampling_preview(program: ComfyUI) -> str:
     return f"a sampler of 3 steps shows {pictures[1] - pictures[0]} pictures more, and samples the same latents"
 
 
-def check_sound_and_metadata(program: ComfyUI) -> str:
-    """Sound is in the file, and so are the prompt and the workflow."""
+def check_audio_and_metadata(program: ComfyUI) -> str:
+    """Audio is in the file, and so are the prompt and the workflow."""
     earlier = set(program.temporary("ltx_*"))
     graph = to_video("clip", audio=["tone", 0]) | {"tone": ("LoadAudio", {"audio": "tone.wav"})}
     program.run(graph)
     (video,) = set(program.temporary("ltx_*")) - earlier
     with av.open(str(video)) as container:
-        (sound,) = container.streams.audio
-        seconds = float(sound.duration * sound.time_base)
-        assert abs(seconds - 73 / 24) < 0.1, f"{seconds} s of sound"
+        (audio,) = container.streams.audio
+        seconds = float(audio.duration * audio.time_base)
+        assert abs(seconds - 73 / 24) < 0.1, f"{seconds} s of audio"
         assert json.loads(container.metadata["prompt"])["decode"]["class_type"] == "LTXDecodeToVideoMLX"
         assert json.loads(container.metadata["workflow"]) == {"nodes": sorted(graph)}
-    return "the file has the sound, cut at its end, the prompt and the workflow"
+    return "the file has the audio, cut at its end, the prompt and the workflow"
 
 
 def check_frames_and_encode(program: ComfyUI) -> str:
@@ -295,7 +295,7 @@ def check_saved_latents(program: ComfyUI) -> str:
     files = {file.name.partition("_")[0]: file for file in program.run(graph)}
     for name, latents in (
         ("clip", load_latents(files["pictures"])[0]),
-        ("sound", load_audio_latents(files["tones"], alone=True)),
+        ("audio", load_audio_latents(files["tones"], alone=True)),
     ):
         expected = load_file(program.folder / "input" / f"{name}.latent")["latent_tensor"]
         assert np.array_equal(np.array(latents.astype(mx.float32)), expected), f"{name}: other latents than were saved"
@@ -340,21 +340,21 @@ def check_refusals(program: ComfyUI) -> str:
     """Errors reach the user as the package words them."""
     with_options, seed = {"options": ["options", 0]}, decoder_options(decoder_seed=3)
     other = ("VAELoader", {"vae_name": "pixel_space"})
-    short, refuse = {"audio": ["tone", 0], **with_options}, decoder_options(sound_length="refuse")
+    short, refuse = {"audio": ["tone", 0], **with_options}, decoder_options(audio_length="refuse")
     tone: Nodes = {"tone": ("LoadAudio", {"audio": "tone.wav"})}
     for graph, words in (
         (to_video("two"), "these are the latents of 2 videos"),
-        (to_video("sound"), "these are latents of audio alone"),
+        (to_video("audio"), "these are latents of audio alone"),
         (to_video("two", latent=["pair", 0]) | pair("two"), "separate video and audio with LTXVSeparateAVLatent"),
         (save_video("clip", format="mov, prores (10 bits)", crf=3), "prores_ks has no crf"),
         (save_video("clip", format="mp4, h264", **with_options) | {"options": seed}, "this VAE takes no seed"),
         (to_video("clip", memory_budget="1MB"), "a memory budget of 1.0 MB is too small"),
         (to_video("clip", loaded_vae=["other", 0]) | {"other": other}, "loaded_vae is no LTX video VAE"),
-        (save_video("clip", format="mp4, h264", **short) | tone | {"options": refuse}, "set sound_length to fit"),
+        (save_video("clip", format="mp4, h264", **short) | tone | {"options": refuse}, "set audio_length to fit"),
     ):
         text = json.dumps(program.wait(program.post(graph))["status"])
         assert words in text, text
-    return "a batch of two, audio alone, a small budget, a VAE of another model and a long sound are errors in words"
+    return "a batch of two, audio alone, a small budget, a VAE of another model and a long audio are errors in words"
 
 
 def check_loaded_vaes(program: ComfyUI) -> str:
@@ -384,16 +384,16 @@ def check_loaded_vaes(program: ComfyUI) -> str:
         latents.append(load_file(file)["latent_tensor"])
     assert np.array_equal(*latents) and latents[0].shape == (1, 128, 2, 2, 3)
 
-    sounds = []
-    sound: Nodes = pair() | {"vae": ("LTXVAudioVAELoader", {"ckpt_name": "audio.safetensors"})}
+    audio_tracks = []
+    audio: Nodes = pair() | {"vae": ("LTXVAudioVAELoader", {"ckpt_name": "audio.safetensors"})}
     for inputs in ({}, {"loaded_audio_vae": ["vae", 0]}):
         decode = ("LTXDecodeAudioMLX", {"latent": ["pair", 0], "audio_vae": AUDIO_VAE, **inputs})
         keep = ("SaveAudio", {"audio": ["decode", 0], "filename_prefix": "loaded"})
-        (file,) = program.run(sound | {"decode": decode, "save": keep})
+        (file,) = program.run(audio | {"decode": decode, "save": keep})
         with av.open(str(file)) as container:
-            sounds.append(np.concatenate([frame.to_ndarray() for frame in container.decode(audio=0)], axis=1))
-    assert np.array_equal(*sounds)
-    return "VAEs of pictures and of sound that ComfyUI has loaded give what their files give, and its own decoder"
+            audio_tracks.append(np.concatenate([frame.to_ndarray() for frame in container.decode(audio=0)], axis=1))
+    assert np.array_equal(*audio_tracks)
+    return "VAEs of pictures and of audio that ComfyUI has loaded give what their files give, and its own decoder"
 
 
 def check_interrupt(program: ComfyUI) -> str:
@@ -444,7 +444,7 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="some of the checks, such as loaded_vaes refusals")
     arguments = parser.parse_args()
-    checks = [check_saved_videos, check_videos, check_sound_and_metadata, check_audio, check_frames_and_encode]
+    checks = [check_saved_videos, check_videos, check_audio_and_metadata, check_audio, check_frames_and_encode]
     checks += [
         check_preview,
         check_sampling_preview,

@@ -1,4 +1,4 @@
-"""The golden cases of sound, their checkpoints, and what the tests do with them."""
+"""The golden cases of audio, their checkpoints, and what the tests do with them."""
 
 import json
 import sys

@@ -112,11 +112,11 @@ def latent(comfy, array=LATENTS):
     return {"samples": comfy.torch.Tensor(array)}
 
 
-def pair(comfy, video, sound):
-    """Latents of a video and of its sound, as ComfyUI keeps them together."""
+def pair(comfy, video, audio):
+    """Latents of a video and of its audio, as ComfyUI keeps them together."""
     from comfy.nested_tensor import NestedTensor
 
-    return {"samples": NestedTensor([comfy.torch.Tensor(video), comfy.torch.Tensor(sound)])}
+    return {"samples": NestedTensor([comfy.torch.Tensor(video), comfy.torch.Tensor(audio)])}
 
 
 def frames_of(video, multiple=32):

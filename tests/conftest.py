@@ -244,7 +244,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """`hub_cache("ltx-2.3", file)`: a link to the file is that model's in the cache of the hub. There is no network.
 
-    `is_sound` means the audio VAE with this name, and `number` one of its sources. A repository without a named file
+    `is_audio` means the audio VAE with this name, and `number` one of its sources. A repository without a named file
     gets a dict of files by name.
     Commands in other processes have the same cache.
     """
@@ -256,8 +256,8 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         monkeypatch.setenv(name, str(value))
     monkeypatch.chdir(tmp_path)
 
-    def add(name: str, files: Path | dict[str, Path], *, is_sound: bool = False, number: int = 0) -> Path:
-        model = find_model(name, is_sound=is_sound)
+    def add(name: str, files: Path | dict[str, Path], *, is_audio: bool = False, number: int = 0) -> Path:
+        model = find_model(name, is_audio=is_audio)
         assert model is not None
         repo, _, file_name = model.sources[number].partition(":")
         files = files if isinstance(files, dict) else {file_name: files}
@@ -275,7 +275,7 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 @pytest.fixture(scope="session")
 def audio_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """`audio_case("ltx2_3")`: the golden case of sound, its checkpoint written once per session."""
+    """`audio_case("ltx2_3")`: the golden case of audio, its checkpoint written once per session."""
     import audio_cases
 
     folder = tmp_path_factory.mktemp("audio")

@@ -45,8 +45,8 @@ from mlx_ltx_vae.errors import PlanError
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.inspect import format_report, inspect
 from mlx_ltx_vae.latents import load_keyframes, open_latents
-from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec, parse_vae_config
-from mlx_ltx_vae.models.video_vae.names import is_diffusers_config, read_diffusers_config
+from mlx_ltx_vae.networks.video_vae.config import decoder_spec, encoder_spec, parse_vae_config
+from mlx_ltx_vae.networks.video_vae.names import is_diffusers_config, read_diffusers_config
 from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import DEFAULT_SCALE

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_ltx_vae.models.layers import PIXEL_NORM_EPS, Modulation, activate, gated_silu, pixel_norm, silu
+from mlx_ltx_vae.networks.layers import PIXEL_NORM_EPS, Modulation, activate, gated_silu, pixel_norm, silu
 from tolerances import ROUNDINGS, assert_same_bits
 
 DTYPES = {mx.float32: 1.5e-6, mx.float16: 2**-11, mx.bfloat16: 2**-8}

@@ -264,7 +264,7 @@ def test_another_padding_along_time_is_refused(make, call):
         call(make(PatchedDecoder), random_latents(2, 2, 2), causal=True)
 
 
-def test_a_video_is_written_with_its_sound(make, expected, tmp_path):
+def test_a_video_is_written_with_its_audio(make, expected, tmp_path):
     with wave.open(str(tmp_path / "voice.wav"), "wb") as voice:
         voice.setparams((1, 2, 16000, 0, "NONE", ""))
         voice.writeframes(bytes(2 * 6000))

@@ -298,7 +298,7 @@ def test_installing_imports_no_decoder():
     assert done.stdout == "[]\n"
 
 
-def test_lines_about_sound_name_no_options_that_an_app_does_not_have(core, capsys, tmp_path):
+def test_lines_about_audio_name_no_options_that_an_app_does_not_have(core, capsys, tmp_path):
     with wave.open(str(tmp_path / "voice.wav"), "wb") as voice:
         voice.setparams((2, 2, 16000, 0, "NONE", ""))
         voice.writeframes(bytes(4 * 32000))
@@ -374,12 +374,12 @@ def test_a_changed_function_loses_neither_the_picture_nor_the_rate(apps, network
             place = f"{CORE}.conv_vae"
             monkeypatch.setitem(MODULES, place, MODULES[module])
     apps()
-    latents, sound = mx.array(LATENTS), mx.ones((1, 8, 4, 16))
+    latents, audio = mx.array(LATENTS), mx.ones((1, 8, 4, 16))
     with integrations.install(save_latents="kept"):
         module, blocks = importlib.import_module(place), importlib.import_module(BLOCKS)
         decoder = getattr(module, "VideoDecoder", None) or module.ConvDecoder
         block = getattr(blocks, "VideoDecoder", None) or blocks.VideoBlock
-        blocks.AudioDecoder()(audio_latent=sound)
+        blocks.AudioDecoder()(audio_latent=audio)
         arguments = ["high", latents] if "self, tone" in str(changes) else [latents]
         block(decoder(network("ltx2_3", "decoder"))).decode_and_stream(*arguments, "clip.mp4", frame_rate=25.0, seed=3)
     ((tensors, metadata),) = saved_files()
@@ -407,13 +407,13 @@ def test_a_changed_function_of_an_app_with_one_class_saves_what_it_gets(apps, ne
     assert not hasattr(getattr(decoder, method), "original")
 
 
-def test_sound_whose_picture_no_known_function_gets_is_named(apps, monkeypatch, capsys):  # noqa: F811
+def test_audio_whose_picture_no_known_function_gets_is_named(apps, monkeypatch, capsys):  # noqa: F811
     apps()
     with integrations.install(save_latents="kept"):
         importlib.import_module(BLOCKS).AudioDecoder()(mx.ones((1, 8, 4, 16)))
     ((tensors, _),) = saved_files()
     assert tensors.keys() == {"audio_latents"}
-    assert "safetensors: holds the sound alone; no function that is known here got" in capsys.readouterr().err
+    assert "safetensors: holds the audio alone; no function that is known here got" in capsys.readouterr().err
 
 
 GENERATE = """
@@ -533,7 +533,7 @@ def test_a_device_without_memory_is_named_wherever_weights_and_latents_are_read(
     assert "internal error" not in error and "cannot be read" not in error and "METAL" not in error
 
 
-def test_sound_that_a_file_cannot_hold_costs_no_picture(core, capsys):
+def test_audio_that_a_file_cannot_hold_costs_no_picture(core, capsys):
     with integrations.install(save_latents="kept"):
         decoder = core(OWN_DECODE)
         importlib.import_module(BLOCKS).AudioDecoder()(mx.ones((1, 8, 4, 16), mx.complex64))

@@ -21,7 +21,7 @@ from mlx_ltx_vae import Keyframes, LTXVAEError, VideoVAE, integrations
 from mlx_ltx_vae.__main__ import main
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.integrations.apps import APPS
-from mlx_ltx_vae.models.noise import KeyedNoise
+from mlx_ltx_vae.networks.noise import KeyedNoise
 from tolerances import tolerance
 
 ROOTS = {name.partition(".")[0] for name in MODULES}
@@ -224,21 +224,21 @@ def test_a_terminated_program_leaves_no_unfinished_file(apps, network, tmp_path,
     assert set(os.listdir(tmp_path)) - before <= {"__pycache__"}
 
 
-def test_latents_are_saved_by_date_and_number_with_rate_sound_and_keyframes(apps, network, golden, tmp_path):
+def test_latents_are_saved_by_date_and_number_with_rate_audio_and_keyframes(apps, network, golden, tmp_path):
     apps()
     folder = tmp_path / "saved"
     folder.mkdir()
     kept = folder / f"{date.today():%Y-%m-%d}-001.safetensors"
     kept.write_bytes(b"a file of before")
-    latents, sound = mx.array(LATENTS), mx.ones((1, 8, 4, 16))
+    latents, audio = mx.array(LATENTS), mx.ones((1, 8, 4, 16))
     with integrations.install(save_latents=str(folder)):
         core = importlib.import_module(f"{CORE}.video_vae")
         blocks = importlib.import_module("ltx_pipelines_mlx.utils.blocks")
         decoder = core.VideoDecoder(network("ltx2_3", "decoder"))
-        assert mx.array_equal(blocks.AudioDecoder()(sound), sound + 1)
+        assert mx.array_equal(blocks.AudioDecoder()(audio), audio + 1)
         blocks.VideoDecoder(decoder).decode_and_stream(latents, str(tmp_path / "clip.mp4"), frame_rate=25.0, seed=3)
         decoder.decode(latents[:, :, :1].astype(mx.bfloat16))
-        blocks.AudioDecoder()(sound)
+        blocks.AudioDecoder()(audio)
     assert kept.read_bytes() == b"a file of before"
     names = sorted(path.name.removeprefix(f"{date.today():%Y-%m-%d}-") for path in folder.iterdir())
     assert names == ["001.safetensors", "002.safetensors", "003.safetensors", "004.safetensors"]

@@ -9,9 +9,9 @@ import pytest
 
 from conftest import active_memory
 from mlx_ltx_vae.backend.machine import Machine
-from mlx_ltx_vae.models.layers import FrameAttention
-from mlx_ltx_vae.models.specs import PaddingMode, Step
-from mlx_ltx_vae.models.video_vae.block_types import ATTENTION, BlockConfig, NetworkOptions
+from mlx_ltx_vae.networks.layers import FrameAttention
+from mlx_ltx_vae.networks.specs import PaddingMode, Step
+from mlx_ltx_vae.networks.video_vae.block_types import ATTENTION, BlockConfig, NetworkOptions
 from mlx_ltx_vae.shapes import Axis
 
 (SPEC,) = ATTENTION.specs(BlockConfig(ATTENTION, 16, 16), NetworkOptions(False, PaddingMode.ZEROS), "attention")

@@ -15,9 +15,9 @@ from mlx_ltx_vae import AudioVAE, CheckpointError, VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.models.base import SOUND
-from mlx_ltx_vae.models.sound.config import AudioConfig, Norm
-from mlx_ltx_vae.models.sound.specs import decoder_spec, encoder_spec
+from mlx_ltx_vae.networks.audio.config import AudioVAEConfig, Norm
+from mlx_ltx_vae.networks.audio.specs import decoder_spec, encoder_spec
+from mlx_ltx_vae.networks.base import AUDIO
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run_whole
 from tolerances import tolerance
@@ -97,7 +97,7 @@ def diffusers_config(config):
 
 
 @pytest.mark.slow
-def test_only_the_tensors_of_sound_are_read_from_a_whole_models_file(golden, tensors, config, expected, tmp_path):
+def test_only_the_tensors_of_audio_are_read_from_a_whole_models_file(golden, tensors, config, expected, tmp_path):
     video = golden("ltx2_3")
     metadata = {**config, "vae": video.manifest["vae_config"]}
     others = {"model.diffusion_model.blocks.0.weight": np.full((4, 4), np.nan, np.float32)}
@@ -144,7 +144,7 @@ def test_packs_of_mlx_ports_without_a_configuration(tensors, expected, tmp_path,
             arrays = {name.replace("vocoder.vocoder.", "vocoder."): array for name, array in arrays.items()}
         save(arrays, tmp_path / f"{part}.safetensors")
     check(tmp_path, expected)
-    assert open_checkpoint(tmp_path, medium=SOUND).is_inferred
+    assert open_checkpoint(tmp_path, medium=AUDIO).is_inferred
 
 
 @pytest.mark.quick(1)
@@ -156,7 +156,7 @@ def test_folders_with_a_model_each(tensors, expected, tmp_path):
 
 
 @pytest.mark.quick(1)
-def test_a_folder_with_split_files_has_one_of_sound(golden, tensors, config, expected, tmp_path):
+def test_a_folder_with_split_files_has_one_of_audio(golden, tensors, config, expected, tmp_path):
     save(load_file(golden("small_ltx2_3").checkpoint), tmp_path / "ltx-2.5-video-vae-conv-bf16.safetensors")
     save(tensors, tmp_path / "ltx-2.5-audio-vae-bf16.safetensors", config)
     check(tmp_path, expected)
@@ -231,15 +231,15 @@ def test_a_configuration_that_is_not_supported_is_refused(audio_case, tmp_path, 
     config = json.loads(json.dumps(case.manifest["config"]))
     config["audio_vae"]["model"]["params"]["ddconfig"][key] = value
     with pytest.raises(CheckpointError, match=message):
-        open_checkpoint(save(load_file(case.checkpoint), tmp_path / "a.safetensors", config), medium=SOUND)
+        open_checkpoint(save(load_file(case.checkpoint), tmp_path / "a.safetensors", config), medium=AUDIO)
 
 
 @pytest.mark.parametrize("make", [encoder_spec, decoder_spec])
 def test_a_group_norm_needs_a_multiple_of_its_groups(make):
     for width, norm in ((32, Norm.GROUP), (64, Norm.GROUP), (48, Norm.PIXEL)):
-        make(AudioConfig(channels=8, width=width, multipliers=(1, 2), num_blocks=1, norm=norm))
+        make(AudioVAEConfig(channels=8, width=width, multipliers=(1, 2), num_blocks=1, norm=norm))
     with pytest.raises(CheckpointError, match="of 48 channels, which are not a multiple of its 32 groups"):
-        make(AudioConfig(channels=8, width=48, multipliers=(1, 2), num_blocks=1, norm=Norm.GROUP))
+        make(AudioVAEConfig(channels=8, width=48, multipliers=(1, 2), num_blocks=1, norm=Norm.GROUP))
 
 
 @pytest.mark.quick(1)
@@ -281,7 +281,7 @@ def test_an_activation_behind_the_extension_is_refused(audio_case, tmp_path):
     for end, message in ((None, None), ("tanh", "bwe_final_act_fn = 'tanh'; only None is supported")):
         (tmp_path / "config.json").write_text(json.dumps({"audio_vae": None, **vocoder, "bwe_final_act_fn": end}))
         with pytest.raises(CheckpointError, match=message) if message else nullcontext():
-            open_checkpoint(path, medium=SOUND)
+            open_checkpoint(path, medium=AUDIO)
 
 
 @pytest.mark.quick(1)
@@ -298,7 +298,7 @@ def test_without_a_configuration_a_tensor_that_is_missing_or_flat_is_an_error_th
                 AudioVAE.from_pretrained(path)
 
 
-def test_info_describes_sound(audio_case, golden, tmp_path, capsys):
+def test_info_describes_audio(audio_case, golden, tmp_path, capsys):
     path = audio_case("ltx2_3").checkpoint
     assert info([str(path), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -317,7 +317,7 @@ def test_info_describes_sound(audio_case, golden, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_a_converted_folder_has_the_same_sound(audio_case, audio_vae, tmp_path, capsys, dtype):
+def test_a_converted_folder_has_the_same_audio(audio_case, audio_vae, tmp_path, capsys, dtype):
     case = audio_case("ltx2_3")
     folder = tmp_path / "converted"
     assert convert([str(case.checkpoint), "-o", str(folder), *(["--dtype", dtype] if dtype else [])]) == 0

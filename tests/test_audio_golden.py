@@ -1,4 +1,4 @@
-"""The networks of sound against the reference implementation's results."""
+"""The networks of audio against the reference implementation's results."""
 
 import mlx.core as mx
 import numpy as np
@@ -68,14 +68,14 @@ def test_float32_agrees_with_the_reference_within_1e_4(audio_case, audio_vae, na
     assert found and max(found.values()) < tolerance(1e-4), found
 
 
-def test_sound_at_any_rate_encodes_to_the_latents_of_the_reference(audio_case, audio_vae):
+def test_audio_at_any_rate_encodes_to_the_latents_of_the_reference(audio_case, audio_vae):
     case, vae = audio_case("encoder"), audio_vae("encoder")
     for check in case.checks("encode"):
         latents = vae.encode(case.arrays[check["input"]], check["sample_rate"])
         assert case.compare(np.array(latents), check) < tolerance(1e-4), check["expected"]
 
 
-def test_the_spectrogram_of_sound_at_any_rate_is_that_of_the_reference(audio_case, audio_vae):
+def test_the_spectrogram_of_audio_at_any_rate_is_that_of_the_reference(audio_case, audio_vae):
     case, vae = audio_case("encoder"), audio_vae("encoder")
     for check in case.checks("waveform_to_mel"):
         rate = check["sample_rate"]

@@ -22,12 +22,12 @@ from mlx_ltx_vae import (
     PlanError,
 )
 from mlx_ltx_vae.backend.machine import Machine
-from mlx_ltx_vae.models.convolution.conv3d import prepare
-from mlx_ltx_vae.models.sound.specs import Conv2DSpec, conv_layer
-from mlx_ltx_vae.models.sound.vae_networks import Conv2DLayer, Upsample
-from mlx_ltx_vae.models.sound.vocoder import Conv1d, as_frames
+from mlx_ltx_vae.networks.audio.specs import Conv2DSpec, conv_layer
+from mlx_ltx_vae.networks.audio.vae_networks import Conv2DLayer, Upsample
+from mlx_ltx_vae.networks.audio.vocoder import Conv1d, as_frames
+from mlx_ltx_vae.networks.convolution.conv3d import prepare
 from mlx_ltx_vae.options import PlanOptions
-from mlx_ltx_vae.pipeline.audio import plan_sound, unpack_latents
+from mlx_ltx_vae.pipeline.audio import plan_audio, unpack_latents
 from mlx_ltx_vae.pipeline.run import Run
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
 from mlx_ltx_vae.shapes import Axis, WindowSpec
@@ -123,16 +123,16 @@ def test_unnormalized_latents_are_normalized_first(audio_vae):
 def test_networks_that_see_the_whole_clip_are_not_streamed(audio_vae, name):
     """They have no vocoder, so their spec alone is planned."""
     spec = audio_vae(name).decoder.spec
-    assert plan_sound(spec, 10).mode.value == "single"
+    assert plan_audio(spec, 10).mode.value == "single"
     with pytest.raises(PlanError, match="sees the whole clip, so the network cannot be streamed by time; use mode sin"):
-        plan_sound(spec, 10, options=PlanOptions(mode="exact"))
+        plan_audio(spec, 10, options=PlanOptions(mode="exact"))
     with pytest.raises(PlanError, match="use mode single"):
-        plan_sound(spec, 10, options=PlanOptions(chunk=5))
-    with pytest.raises(PlanError, match="sound has no tiles"):
-        plan_sound(spec, 10, options=PlanOptions(mode="tiled"))
+        plan_audio(spec, 10, options=PlanOptions(chunk=5))
+    with pytest.raises(PlanError, match="audio has no tiles"):
+        plan_audio(spec, 10, options=PlanOptions(mode="tiled"))
 
 
-def test_the_plan_of_a_stream_does_not_grow_with_the_sound(audio_vae):
+def test_the_plan_of_a_stream_does_not_grow_with_the_audio(audio_vae):
     vae = audio_vae("ltx2_3")
     short, long = (vae.plan(length) for length in (500, 7500))
     inputs = [plan.memory.inputs for plan in (short, long)]
@@ -152,8 +152,8 @@ def test_a_small_budget_takes_smaller_pieces_or_says_the_least_that_works(audio_
 
 
 @pytest.mark.parametrize("name", ["ltx2", "ltx2_3"])
-def test_the_planned_memory_of_short_sound_in_a_single_pass_holds(audio_vae, name):
-    """A large part of it does not grow with the sound: filters, weights as they are laid out, and padding."""
+def test_the_planned_memory_of_short_audio_in_a_single_pass_holds(audio_vae, name):
+    """A large part of it does not grow with the audio: filters, weights as they are laid out, and padding."""
     vae = audio_vae(name)
     weights = sum(network.spec.num_weights * 4 for network in (vae.decoder, vae.vocoder))
     for batch, length in ((1, 1), (3, 4)):
@@ -166,7 +166,7 @@ def test_the_planned_memory_of_short_sound_in_a_single_pass_holds(audio_vae, nam
 
 
 @pytest.mark.parametrize("name", ["ltx2", "ltx2_3"])
-def test_layers_of_sound_take_pieces_as_long_as_planned(audio_vae, name):
+def test_layers_of_audio_take_pieces_as_long_as_planned(audio_vae, name):
     """The last piece, with which all layers are flushed at once, is longer than the others."""
     vae = audio_vae(name)
     spec, context = vae.vocoder.spec, StreamContext()
@@ -190,7 +190,7 @@ def test_layers_of_sound_take_pieces_as_long_as_planned(audio_vae, name):
 
 @cpu_only("GPUs unfold positions along time, and MLX has fast convolutions of planes there")
 @pytest.mark.parametrize("kind", ["time", "plane"])
-def test_convolutions_of_sound_do_not_unfold_their_input(kind):
+def test_convolutions_of_audio_do_not_unfold_their_input(kind):
     if kind == "time":
         conv = Conv1d(conv_layer("conv", 32, 32, 11, dilation=3))
         x, shape = mx.zeros((1, 4096, 32)), (1, 4096, 32)
@@ -210,7 +210,7 @@ def test_convolutions_of_sound_do_not_unfold_their_input(kind):
 
 
 @pytest.mark.parametrize("causal", ["none", "time", "frequency"])
-def test_upsampled_sound_is_a_convolution_of_repeated_positions(causal):
+def test_upsampled_audio_is_a_convolution_of_repeated_positions(causal):
     three, behind = WindowSpec(3, 1, 1, 1), WindowSpec(3, 1, 2, 0)
     time, frequency = (behind if causal == name else three for name in ("time", "frequency"))
     window = WindowSpec(2, 1, 1, 0) if causal == "time" else three
@@ -321,7 +321,7 @@ def test_an_excerpt_is_that_of_the_whole_and_decodes_what_it_depends_on(
         assert sum(taken) == plan.latents <= behind + (end - first) / per_latent + ahead + 3, (first, end)
     assert plan.latents < 66
     assert vae.plan(66, samples=(0, whole.shape[2])).latents == 66
-    with pytest.raises(PlanError, match=f"samples 5:5 are not in the sound, which has {whole.shape[2]}"):
+    with pytest.raises(PlanError, match=f"samples 5:5 are not in the audio, which has {whole.shape[2]}"):
         vae.plan(66, samples=(5, 5))
 
 
@@ -343,7 +343,7 @@ def test_a_stream_that_is_cancelled_while_it_computes_ends_at_the_next_step(audi
         next(stream)
 
 
-def test_sound_encodes_alike_in_every_form(audio_vae):
+def test_audio_encodes_alike_in_every_form(audio_vae):
     vae = audio_vae("encoder")
     mono = np.random.default_rng(0).uniform(-1, 1, 3200).astype(np.float32)
     expected = vae.encode(np.stack([mono, mono])[None], 16000)
@@ -363,7 +363,7 @@ def test_sound_encodes_alike_in_every_form(audio_vae):
 @pytest.mark.parametrize(
     ("rate", "sizes"), [(16000, (7, 997)), (48000, (50_000,)), (44100, (2**15, 163)), (11111, (7000,))]
 )
-def test_sound_in_pieces_has_the_spectrogram_of_the_whole(audio_vae, rate, sizes):
+def test_audio_in_pieces_has_the_spectrogram_of_the_whole(audio_vae, rate, sizes):
     encoder = audio_vae("encoder").encoder
     waveform = np.random.default_rng(0).uniform(-1, 1, (1, 2, 3 * rate)).astype(np.float32)
     expected = mx.concatenate(list(encoder.prepare([waveform], rate)), axis=1)
@@ -381,7 +381,7 @@ def test_the_memory_of_a_spectrogram_is_flat(audio_vae):
     for seconds in (8, 24):
         tracemalloc.start()  # numpy's arrays
         before = active_memory()
-        mx.clear_cache()  # which after the first sound has buffers nearly twice as large as an array
+        mx.clear_cache()  # which after the first audio has buffers nearly twice as large as an array
         mx.reset_peak_memory()
         for part in encoder.prepare((piece for _ in range(seconds)), rate):
             mx.eval(part)
@@ -391,13 +391,13 @@ def test_the_memory_of_a_spectrogram_is_flat(audio_vae):
         tracemalloc.stop()
     short, long = peaks
     assert long[0] < 1.2 * short[0]
-    # Memory of the whole sound would be three times as much. The CPU backend may free one array of a piece late.
+    # Memory of the whole audio would be three times as much. The CPU backend may free one array of a piece late.
     assert long[1] < 2 * short[1]
 
 
 @pytest.mark.parametrize(("name", "mode"), [("encoder", "exact"), ("vae_attention", "single"), ("vae_group", "single")])
 def test_the_planned_memory_of_an_encode_holds(audio_vae, name, mode):
-    """Several pieces of sound take what a minute does, but for the latents."""
+    """Several pieces of audio take what a minute does, but for the latents."""
     vae, rate = audio_vae(name), 16000
     for seconds in (0.4, 6) if mode == "exact" else (0.4, 1.6):
         plan = vae.plan_encode(seconds)
@@ -438,13 +438,13 @@ def test_an_encode_runs_its_plan(audio_vae, monkeypatch):
     assert mx.abs(found - expected).max().item() < tolerance(1e-5)
     with pytest.raises(PlanError, match="the least that works is"):
         vae.plan_encode(3, memory_budget=1000)
-    with pytest.raises(PlanError, match="the plan was made for 2 sounds encoded at once; these are 1"):
+    with pytest.raises(PlanError, match="the plan was made for 2 clips of audio encoded at once; these are 1"):
         vae.encode(waveform, 16000, vae.plan_encode(3, batch=2))
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
-def test_an_encode_of_no_sound_is_not_planned(audio_vae, seconds):
-    with pytest.raises(LatentsError, match="seconds of sound cannot be encoded; there must be some"):
+def test_an_encode_of_no_audio_is_not_planned(audio_vae, seconds):
+    with pytest.raises(LatentsError, match="seconds of audio cannot be encoded; there must be some"):
         audio_vae("encoder").plan_encode(seconds)
 
 
@@ -466,21 +466,21 @@ def test_an_encoder_that_sees_the_whole_clip_takes_it_in_one(audio_vae, name):
 @pytest.mark.parametrize(
     ("waveform", "rate", "message"),
     [
-        (np.zeros((2, 9600), np.int16), 48000, "the sound is int16; expected floating-point values in [-1, 1]"),
-        (mx.zeros((2, 9600), mx.int32), 48000, "the sound is mlx.core.int32"),
-        (np.zeros((9600, 2), np.float32), 48000, "the sound has the shape (9600, 2); expected (B, 2, samples)"),
-        (np.full((2, 9600), np.nan, np.float32), 48000, "the sound has values that are NaN or infinite"),
-        ([np.zeros((2, 9600)), np.zeros((1, 9600))], 48000, "a piece of the sound has the shape (1, 1, 9600), and"),
-        ([[0.0, 0.0]], 48000, "a piece of the sound is list; expected an array"),
-        ("a.wav", 48000, "sound is str; expected an array (B, 2, samples), or an iterator"),
-        (None, 48000, "sound is NoneType"),
-        (np.zeros((2, 0), np.float32), 48000, "the sound has 0 samples at 16000 Hz"),
-        (iter([]), 48000, "the sound has 0 samples at 16000 Hz"),
+        (np.zeros((2, 9600), np.int16), 48000, "the audio is int16; expected floating-point values in [-1, 1]"),
+        (mx.zeros((2, 9600), mx.int32), 48000, "the audio is mlx.core.int32"),
+        (np.zeros((9600, 2), np.float32), 48000, "the audio has the shape (9600, 2); expected (B, 2, samples)"),
+        (np.full((2, 9600), np.nan, np.float32), 48000, "the audio has values that are NaN or infinite"),
+        ([np.zeros((2, 9600)), np.zeros((1, 9600))], 48000, "a piece of the audio has the shape (1, 1, 9600), and"),
+        ([[0.0, 0.0]], 48000, "a piece of the audio is list; expected an array"),
+        ("a.wav", 48000, "audio is str; expected an array (B, 2, samples), or an iterator"),
+        (None, 48000, "audio is NoneType"),
+        (np.zeros((2, 0), np.float32), 48000, "the audio has 0 samples at 16000 Hz"),
+        (iter([]), 48000, "the audio has 0 samples at 16000 Hz"),
         (np.zeros((2, 9600), np.float32), 0, "a sample rate of 0 is not possible"),
         (np.zeros((2, 9600), np.float32), 999, "a sample rate of 999 is not possible; give a whole number from 1000"),
         (np.zeros((2, 9600), np.float32), 44100.0, "a sample rate of 44100.0 is not possible"),
     ],
 )
-def test_sound_that_does_not_encode_is_refused(audio_vae, waveform, rate, message):
+def test_audio_that_does_not_encode_is_refused(audio_vae, waveform, rate, message):
     with pytest.raises(LatentsError, match=re.escape(message)):
         audio_vae("encoder").encode(waveform, rate)

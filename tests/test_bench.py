@@ -8,7 +8,7 @@ import pytest
 from mlx_ltx_vae.bench import main
 from mlx_ltx_vae.commands import bench_command
 from mlx_ltx_vae.errors import LTXVAEError
-from mlx_ltx_vae.models.families import published
+from mlx_ltx_vae.networks.families import published
 from mlx_ltx_vae.planning.plan import Mode
 from mlx_ltx_vae.published import PublishedVAE
 from mlx_ltx_vae.tiling import TilingConfig, preset

@@ -22,7 +22,7 @@ from benchmarks.overlap import least_seconds
 from benchmarks.pictures import find_crop
 from mlx_ltx_vae import demo
 from mlx_ltx_vae.latents import save_latents
-from mlx_ltx_vae.models.convolution.conv3d import Conv3d
+from mlx_ltx_vae.networks.convolution.conv3d import Conv3d
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 
 TINY = ["--base-width", "8", "--size", "64x64"]
@@ -220,23 +220,23 @@ def test_convolutions_are_recorded_with_what_they_compute():
 
 
 @pytest.mark.slow
-def test_sounds_share_is_of_sound_and_pictures_at_the_same_fraction_of_their_widths(measure):
-    runs, printed = measure("sound-share", "--divisor", "8")
-    assert [run["task"] for run in runs] == ["decode_sound", "decode_pictures"]
+def test_audio_tracks_share_is_of_audio_and_pictures_at_the_same_fraction_of_their_widths(measure):
+    runs, printed = measure("audio-share", "--divisor", "8")
+    assert [run["task"] for run in runs] == ["decode_audio", "decode_pictures"]
     assert all(run["base_width"] == 16 and run["processor_seconds"] > 0 for run in runs)
-    sound, pictures = (run["processor_seconds"] for run in runs)
-    assert f"{sound / (sound + pictures):.1%}" in printed
+    audio, pictures = (run["processor_seconds"] for run in runs)
+    assert f"{audio / (audio + pictures):.1%}" in printed
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not all(map(find_spec, ("torch", "diffusers"))), reason="needs torch and diffusers")
-@pytest.mark.parametrize("subject", ["ltx-2-sound", "ltx-2.3-sound"])
-def test_sound_is_that_of_diffusers(measure, subject):
+@pytest.mark.parametrize("subject", ["ltx-2-audio", "ltx-2.3-audio"])
+def test_audio_is_that_of_diffusers(measure, subject):
     runs, printed = measure("diffusers", subject, "--divisor", "8")
     as_it_is, *clamped = runs[2:]
     assert [run["task"] for run in runs[:2]] == ["write_models", "decode_own"]
     assert runs[-1]["rms"] < 1e-3
-    assert bool(clamped) == (as_it_is["largest"] > 1) == (subject == "ltx-2.3-sound")
+    assert bool(clamped) == (as_it_is["largest"] > 1) == (subject == "ltx-2.3-audio")
     assert ("diffusers, clamped" in printed) == bool(clamped)
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
-from mlx_ltx_vae.models.base import Statistics
-from mlx_ltx_vae.models.specs import LayerSpec
-from mlx_ltx_vae.models.video_vae import block_types, networks
-from mlx_ltx_vae.models.video_vae.block_types import BlockName, BlockType
-from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec, parse_vae_config
-from mlx_ltx_vae.models.video_vae.networks import ConvDecoder, ConvEncoder
+from mlx_ltx_vae.networks.base import Statistics
+from mlx_ltx_vae.networks.specs import LayerSpec
+from mlx_ltx_vae.networks.video_vae import block_types, networks
+from mlx_ltx_vae.networks.video_vae.block_types import BlockName, BlockType
+from mlx_ltx_vae.networks.video_vae.config import decoder_spec, encoder_spec, parse_vae_config
+from mlx_ltx_vae.networks.video_vae.networks import ConvDecoder, ConvEncoder
 from mlx_ltx_vae.planning.clip import lookahead, receptive_field
 from mlx_ltx_vae.shapes import Axis, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext

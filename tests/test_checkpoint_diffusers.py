@@ -13,9 +13,9 @@ from checkpoint_files import assert_same_checkpoint
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.models.specs import PaddingMode
-from mlx_ltx_vae.models.video_vae.config import GENERATIONS, parse_vae_config
-from mlx_ltx_vae.models.video_vae.names import read_diffusers_config
+from mlx_ltx_vae.networks.specs import PaddingMode
+from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, parse_vae_config
+from mlx_ltx_vae.networks.video_vae.names import read_diffusers_config
 
 Weights = dict[str, np.ndarray]
 

@@ -12,13 +12,13 @@ from checkpoint_files import assert_same_weights, network_of, read_statistics, s
 from checkpoint_files import write_pack as pack_of_networks
 from diffusion_cases import CASES, as_numpy
 from mlx_ltx_vae import CheckpointError, VideoVAE, save_latents
-from mlx_ltx_vae.audio_vae import find_sound_decoder
+from mlx_ltx_vae.audio_vae import find_audio_decoder
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.models.diffusion_decoder.family import DIFFUSION_VAE
-from mlx_ltx_vae.models.video_vae.family import CONV_VAE
+from mlx_ltx_vae.networks.diffusion_decoder.family import DIFFUSION_VAE
+from mlx_ltx_vae.networks.video_vae.family import CONV_VAE
 from tolerances import tolerance
 
 PLAIN, GATED = CASES
@@ -186,7 +186,7 @@ def test_names_of_another_port_without_a_prefix_are_those_of_a_diffusion_decoder
     if (attention, embedder) == ("attn.qkv.to_", "t_embedder.timestep_embedder.linear_"):
         assert mx.abs(decoded(path) - expected[PLAIN]).max().item() < tolerance(1e-4)
     with pytest.raises(CheckpointError, match="expected an audio VAE"):  # its `conv_in` is no vocoder's
-        find_sound_decoder(str(path), None)
+        find_audio_decoder(str(path), None)
 
 
 def to_diffusers(case, tensors):

@@ -14,7 +14,7 @@ from checkpoint_files import statistics_of, write_pack
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.files import choose_weights
 from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.models.base import SOUND
+from mlx_ltx_vae.networks.base import AUDIO
 
 LTX_VIDEO = [
     "README.md",
@@ -195,10 +195,10 @@ def test_only_the_vae_and_its_configuration_are_downloaded(serve):
 
 
 @pytest.mark.parametrize("named", ["audio_vae", "vocoder"])
-def test_a_file_of_sound_is_downloaded_with_the_one_that_belongs_to_it(audio_case, serve, named):
+def test_a_file_of_audio_is_downloaded_with_the_one_that_belongs_to_it(audio_case, serve, named):
     files = ["audio_vae.safetensors", "vocoder.safetensors"]
     fetched = serve(contents=dict.fromkeys(files, audio_case("ltx2").checkpoint.read_bytes()))
-    open_checkpoint(f"owner/name:{named}.safetensors", medium=SOUND)
+    open_checkpoint(f"owner/name:{named}.safetensors", medium=AUDIO)
     assert sorted(fetched) == files
 
 

@@ -11,7 +11,7 @@ from checkpoint_files import assert_same_checkpoint, rewritten
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
 from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
+from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
 
 # --- a pruned decoder, whose widths are no powers of two ------------------------------------------------------------
 

@@ -165,7 +165,7 @@ def test_dry_run_refuses_what_the_decode_would_refuse_before_it_reads_weights(cl
     latents, checkpoint, _ = clip
     monkeypatch.setattr(loading, "load_network", lambda *_: pytest.fail("weights are read"))
     voice = tmp_path / "voice.wav"
-    voice.write_text("not a sound")
+    voice.write_text("not audio")
     for output, options, words in [
         ("out.mp4", ["--audio", voice], "voice.wav: contains no audio"),
         ("missing/out.mp4", [], "missing is missing)"),

@@ -15,7 +15,7 @@ FILE = "vae/ltx/small.safetensors"
 
 
 class Module:
-    """What a VAE of ComfyUI has as `first_stage_model`. A VAE of sound has no `config`."""
+    """What a VAE of ComfyUI has as `first_stage_model`. A VAE of audio has no `config`."""
 
     def __init__(self, comfy, file, config, names=("vae.", "")):
         self.tensors = {name.replace(*names, 1): comfy.torch.Tensor(array) for name, array in load_file(file).items()}
@@ -68,12 +68,12 @@ def no_file(from_pretrained):
     return load
 
 
-def test_a_vae_of_sound_that_comfyui_has_loaded_is_used(comfy, execute, audio_case):
+def test_a_vae_of_audio_that_comfyui_has_loaded_is_used(comfy, execute, audio_case):
     case = audio_case("ltx2")
     module = Module(comfy, case.checkpoint, None, ("audio_vae.", "autoencoder."))
-    sound = np.random.default_rng(1).normal(size=(1, 8, 18, 16)).astype(np.float32)
-    audio = execute("LTXDecodeAudioMLX", latent=latent(comfy, sound), audio_vae=FILE, loaded_audio_vae=loaded(module))
-    expected = np.array(AudioVAE.from_pretrained(case.checkpoint).decode(sound))
+    stored = np.random.default_rng(1).normal(size=(1, 8, 18, 16)).astype(np.float32)
+    audio = execute("LTXDecodeAudioMLX", latent=latent(comfy, stored), audio_vae=FILE, loaded_audio_vae=loaded(module))
+    expected = np.array(AudioVAE.from_pretrained(case.checkpoint).decode(stored))
     np.testing.assert_allclose(audio["waveform"].array, expected, atol=1e-5)
 
 
@@ -88,6 +88,6 @@ def test_a_vae_of_comfyui_that_is_none_of_ltx_is_refused(comfy, execute, audio_c
     ):
         with pytest.raises(CheckpointError, match=re.escape(text)):
             execute("LTXDecodeToVideoMLX", latent=latent(comfy), loaded_vae=loaded(module))
-    sound = {"latent": latent(comfy, np.zeros((1, 8, 4, 16), np.float32)), "audio_vae": FILE}
+    audio = {"latent": latent(comfy, np.zeros((1, 8, 4, 16), np.float32)), "audio_vae": FILE}
     with pytest.raises(CheckpointError, match="loaded_audio_vae is no LTX audio VAE with a usable decoder"):
-        execute("LTXDecodeAudioMLX", **sound, loaded_audio_vae=loaded(video))
+        execute("LTXDecodeAudioMLX", **audio, loaded_audio_vae=loaded(video))

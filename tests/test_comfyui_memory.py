@@ -158,16 +158,16 @@ def model_of(execute, decoder, pictures=4):
     return model
 
 
-@pytest.mark.parametrize("has_sound", [False, True])
-def test_each_step_of_a_sampler_shows_pictures_of_the_estimate(comfy, execute, has_sound):
+@pytest.mark.parametrize("has_audio", [False, True])
+def test_each_step_of_a_sampler_shows_pictures_of_the_estimate(comfy, execute, has_audio):
     path = comfy.base / "models" / "vae" / "tiny.safetensors"
     write_tiny_decoder(path)
     clips = np.random.default_rng(0).normal(size=(2, 1, 128, 5, 2, 3)).astype(np.float32)
     shapes, estimates = [clips[0].shape], clips
-    if has_sound:  # as ComfyUI packs them
+    if has_audio:  # as ComfyUI packs them
         shapes = [*shapes, (1, 8, 6, 16)]
         estimates = np.concatenate([clips.reshape(2, 1, 1, -1), np.ones((2, 1, 1, 8 * 6 * 16), np.float32)], axis=-1)
-    sampler = Sampler(comfy, estimates, shapes if has_sound else None)
+    sampler = Sampler(comfy, estimates, shapes if has_audio else None)
     assert sampler.run(model_of(execute, "vae/tiny.safetensors")) == "sampled"
     assert sampler.steps == [0, 1]
     for clip, (_, value, total, (kind, picture, _), thread), step in zip(

@@ -19,8 +19,8 @@ from PIL import Image
 from comfyui_cases import FRAMES, LATENTS, PACK, frames_of, freed, latent
 from mlx_ltx_vae import CheckpointError, LatentsError, PlanError, ReaderError, VideoReader, VideoVAE, VideoWriter, demo
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
-from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
-from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder
+from mlx_ltx_vae.networks.preview_vae.config import PreviewConfig
+from mlx_ltx_vae.networks.preview_vae.networks import PreviewDecoder
 from mlx_ltx_vae.video.ffmpeg import read_times
 from mlx_ltx_vae.video.metadata import read_metadata
 from test_security import calls
@@ -50,18 +50,18 @@ def test_the_prompt_and_the_workflow_go_into_the_file(comfy, execute, monkeypatc
     assert "prompt" not in read_metadata(Path(video.get_stream_source()))
 
 
-def test_sound_is_added_and_cut_at_the_end_of_the_video(comfy, execute):
-    sound = {"waveform": comfy.torch.Tensor(np.full((1, 2, 48000), 2.0, np.float32)), "sample_rate": 16000}
-    video = execute("LTXDecodeToVideoMLX", latent=latent(comfy), audio=sound)
+def test_audio_is_added_and_cut_at_the_end_of_the_video(comfy, execute):
+    audio = {"waveform": comfy.torch.Tensor(np.full((1, 2, 48000), 2.0, np.float32)), "sample_rate": 16000}
+    video = execute("LTXDecodeToVideoMLX", latent=latent(comfy), audio=audio)
     _, end = read_times(["-i", video.get_stream_source(), "-map", "0:a:0"])
     assert abs(end - FRAMES / 24) < 0.1
     assert not list(comfy.temp.glob("*.wav"))
 
 
-def test_sound_is_written_as_it_is(comfy, tmp_path):
+def test_audio_is_written_as_it_is(comfy, tmp_path):
     samples = np.array([[0, 0.5, -1, 1], [0.25, -0.5, 2, -2]], np.float32)
     for length in (3, 4, 6):
-        comfy.latents.write_sound(str(tmp_path / "a.wav"), samples, 44100, length)
+        comfy.latents.write_audio(str(tmp_path / "a.wav"), samples, 44100, length)
         with wave.open(str(tmp_path / "a.wav")) as file:
             assert (file.getnchannels(), file.getframerate(), file.getnframes()) == (2, 44100, length)
             levels = np.frombuffer(file.readframes(length), "<i4").reshape(length, 2).T / 2**31
@@ -216,9 +216,9 @@ def test_a_preview_is_a_contact_sheet_and_a_clip(comfy, execute, decoder, fps, s
 def test_an_interruption_ends_a_decode_or_encode_and_leaves_nothing(comfy, execute, monkeypatch):
     long, before = latent(comfy, np.tile(LATENTS, (1, 1, 300, 1, 1))), set(comfy.temp.glob("*"))
     monkeypatch.setattr(comfy.bars, "updates", Interrupting(comfy.management))
-    sound = {"waveform": comfy.torch.Tensor(np.zeros((1, 1, 16000), np.float32)), "sample_rate": 16000}
+    audio = {"waveform": comfy.torch.Tensor(np.zeros((1, 1, 16000), np.float32)), "sample_rate": 16000}
     with pytest.raises(comfy.management.InterruptProcessingException):
-        execute("LTXDecodeToVideoMLX", latent=long, audio=sound)
+        execute("LTXDecodeToVideoMLX", latent=long, audio=audio)
     assert set(comfy.temp.glob("*")) == before
     assert comfy.bars.updates[-1][1] < 300 * 24
     encoded, encode_stream = [], VideoVAE.encode_stream

@@ -18,6 +18,8 @@ from comfyui_cases import LATENTS, PACK, STAND_IN, frames_of, latent
 from scripts.build_comfyui_pack import build
 from test_examples import imported_names, stable_names
 
+FIRST = "HEAD"
+
 
 def test_the_pack_depends_on_the_package_only():
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
@@ -127,9 +129,13 @@ def test_the_stand_ins_have_the_signatures_of_a_checkout():
 
 
 def earlier_packs():
-    """Yield the Python files by name of each committed pack that imported only what was stable then, newest first."""
+    """Yield the Python files by name of each committed pack that imported only what was stable then, newest first.
+
+    `FIRST` is the first commit whose pack this package must still run.
+    """
     git = ["git", "-C", str(PACK.parents[1])]
-    log = subprocess.run([*git, "log", "-20", "--format=%H", "--", "examples/comfyui"], capture_output=True, text=True)
+    line = [*git, "log", "-20", "--format=%H", f"{FIRST}^..", "--", "examples/comfyui"]
+    log = subprocess.run(line, capture_output=True, text=True)
     for commit in log.stdout.split():
         line = [*git, "archive", commit, "examples/comfyui", "docs/python.md"]
         archive = subprocess.run(line, capture_output=True, check=True).stdout

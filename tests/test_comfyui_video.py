@@ -1,4 +1,4 @@
-"""LTX Save Video, and sound in the nodes of examples/comfyui, with stand-ins for ComfyUI's modules."""
+"""LTX Save Video, and audio in the nodes of examples/comfyui, with stand-ins for ComfyUI's modules."""
 
 import json
 import re
@@ -12,11 +12,11 @@ from comfyui_cases import FRAMES, LATENTS, frames_of, freed, latent, pair
 from mlx_ltx_vae import AudioVAE, LatentsError, PlanError, VideoVAE, WriterError
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.video.metadata import read_metadata
-from test_video_sound import heard
+from test_video_audio_track import heard
 from test_video_writer import probe
 from video_files import run_ffmpeg
 
-SOUND = np.random.default_rng(1).normal(size=(1, 8, 18, 16)).astype(np.float32)  # 0.7 s, as the frames
+AUDIO = np.random.default_rng(1).normal(size=(1, 8, 18, 16)).astype(np.float32)  # 0.7 s, as the frames
 SAVED = {"fps": 24.0, "filename_prefix": "clips/take", "format": "mkv, ffv1 (lossless)"}
 AUDIO_VAE = "vae/audio.safetensors"
 WHOLE = "checkpoints/whole.safetensors"
@@ -155,25 +155,25 @@ def test_wrong_options_are_refused_before_anything_is_unloaded_or_written(comfy,
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(("vae", "audio_vae"), [("vae/ltx/small.safetensors", AUDIO_VAE), (WHOLE, "auto")])
-def test_latents_of_video_and_audio_come_out_with_their_sound(comfy, execute, vae, audio_vae):
-    path, _ = save(execute, latent=pair(comfy, LATENTS, SOUND), vae=vae, audio_vae=audio_vae)
-    sound_vae = AudioVAE.from_pretrained(comfy.base / "models" / (vae if audio_vae == "auto" else audio_vae))
-    expected = np.array(sound_vae.decode(SOUND))[0]
+def test_latents_of_video_and_audio_come_out_with_their_audio(comfy, execute, vae, audio_vae):
+    path, _ = save(execute, latent=pair(comfy, LATENTS, AUDIO), vae=vae, audio_vae=audio_vae)
+    decoder = AudioVAE.from_pretrained(comfy.base / "models" / (vae if audio_vae == "auto" else audio_vae))
+    expected = np.array(decoder.decode(AUDIO))[0]
     found = heard(path, RATE)
     length = min(expected.shape[1], round(FRAMES / 24 * RATE))
     assert found.shape == (2, round(FRAMES / 24 * RATE))
     np.testing.assert_allclose(found[:, :length], expected[:, :length], atol=1e-4)  # flac has 24 bits
-    video = execute("LTXDecodeToVideoMLX", latent=pair(comfy, LATENTS, SOUND), vae=vae, audio_vae=audio_vae)
+    video = execute("LTXDecodeToVideoMLX", latent=pair(comfy, LATENTS, AUDIO), vae=vae, audio_vae=audio_vae)
     assert heard(video.get_stream_source(), RATE).shape[1] >= found.shape[1]  # in whole frames of aac
 
 
 def test_latents_without_an_audio_vae_come_out_silent_and_the_node_says_so(comfy, execute):
     for audio_vae, text in (
-        ("auto", "without their sound: choose the audio_vae, or connect loaded_audio_vae"),
-        ("no sound", "B"),
+        ("auto", "without their audio: choose the audio_vae, or connect loaded_audio_vae"),
+        ("no audio", "B"),
     ):
         comfy.texts.clear()
-        path, _ = save(execute, latent=pair(comfy, LATENTS, SOUND), audio_vae=audio_vae, format="mp4, h264")
+        path, _ = save(execute, latent=pair(comfy, LATENTS, AUDIO), audio_vae=audio_vae, format="mp4, h264")
         assert b"audio" not in run(path)
         assert comfy.texts[-1][1].endswith(text)
 
@@ -187,21 +187,21 @@ def test_latents_without_an_audio_vae_come_out_silent_and_the_node_says_so(comfy
         ("audio", 12.0, "and the rest is silent"),
     ],
 )
-def test_sound_of_another_length_becomes_as_long_as_the_video_or_is_refused(comfy, execute, audio_vae, kind, fps, end):
-    own = np.array(audio_vae.decode(SOUND))[0]
-    sound = {"waveform": comfy.torch.Tensor(own[None]), "sample_rate": RATE}
-    given = {"latent": pair(comfy, LATENTS, SOUND), "audio_vae": AUDIO_VAE}
-    given = given if kind == "latents" else {"latent": latent(comfy), "audio": sound}
+def test_audio_of_another_length_becomes_as_long_as_the_video_or_is_refused(comfy, execute, audio_vae, kind, fps, end):
+    own = np.array(audio_vae.decode(AUDIO))[0]
+    audio = {"waveform": comfy.torch.Tensor(own[None]), "sample_rate": RATE}
+    given = {"latent": pair(comfy, LATENTS, AUDIO), "audio_vae": AUDIO_VAE}
+    given = given if kind == "latents" else {"latent": latent(comfy), "audio": audio}
     path, _ = save(execute, **given, fps=fps)
-    lengths = f"the video takes {FRAMES / fps:.2f} s and its sound {own.shape[1] / RATE:.2f} s, {end}"
+    lengths = f"the video takes {FRAMES / fps:.2f} s and its audio {own.shape[1] / RATE:.2f} s, {end}"
     assert comfy.texts[-1][1].splitlines()[-1] == lengths
     expected = np.zeros((2, round(FRAMES / fps * RATE)), np.float32)
     length = min(own.shape[1], expected.shape[1])
     expected[:, :length] = own[:, :length]
     np.testing.assert_allclose(heard(path, RATE), expected, atol=1e-4)
     before = set(comfy.output.rglob("*"))
-    with pytest.raises(LatentsError, match="correct the fps, give the sound of this video, or set sound_length to fit"):
-        save(execute, **given, fps=fps, options={"sound_length": "refuse"})
+    with pytest.raises(LatentsError, match="correct the fps, give the audio of this video, or set audio_length to fit"):
+        save(execute, **given, fps=fps, options={"audio_length": "refuse"})
     assert set(comfy.output.rglob("*")) == before and not list(comfy.temp.glob("*.wav"))
 
 
@@ -241,20 +241,22 @@ def test_a_small_video_is_shown_in_place_of_one_that_browsers_do_not_play(comfy,
     assert np.abs((frames - means) @ luma).mean() < 8  # random colors in h264
 
 
-def test_the_plan_has_the_memory_of_the_sound(comfy, execute):
-    save(execute, latent=pair(comfy, LATENTS, SOUND), audio_vae="no sound")
-    save(execute, latent=pair(comfy, LATENTS, SOUND), audio_vae=AUDIO_VAE)
-    silent, sounding = freed(comfy)
-    assert sounding > silent + AudioVAE.from_pretrained(comfy.base / "models" / AUDIO_VAE).plan(18, chunk=1).memory.work
+def test_the_plan_has_the_memory_of_the_audio(comfy, execute):
+    save(execute, latent=pair(comfy, LATENTS, AUDIO), audio_vae="no audio")
+    save(execute, latent=pair(comfy, LATENTS, AUDIO), audio_vae=AUDIO_VAE)
+    silent, with_audio = freed(comfy)
+    assert (
+        with_audio > silent + AudioVAE.from_pretrained(comfy.base / "models" / AUDIO_VAE).plan(18, chunk=1).memory.work
+    )
 
 
-def test_audio_latents_become_sound_and_sound_becomes_latents(comfy, execute, audio_vae):
-    expected = np.array(audio_vae.decode(SOUND))
-    for given in (pair(comfy, LATENTS, SOUND), latent(comfy, SOUND)):
+def test_audio_latents_become_audio_and_audio_becomes_latents(comfy, execute, audio_vae):
+    expected = np.array(audio_vae.decode(AUDIO))
+    for given in (pair(comfy, LATENTS, AUDIO), latent(comfy, AUDIO)):
         audio = execute("LTXDecodeAudioMLX", latent=given, audio_vae=AUDIO_VAE)
         assert audio["sample_rate"] == RATE
         np.testing.assert_allclose(audio["waveform"].array, expected, atol=1e-5)
-    two = np.concatenate([SOUND, SOUND[:, :, ::-1]])
+    two = np.concatenate([AUDIO, AUDIO[:, :, ::-1]])
     batch = execute("LTXDecodeAudioMLX", latent=latent(comfy, two), audio_vae=AUDIO_VAE)["waveform"].array
     assert batch.shape == (2, *expected.shape[1:])
     np.testing.assert_allclose(batch[0], expected[0], atol=1e-5)
@@ -265,7 +267,7 @@ def test_audio_latents_become_sound_and_sound_becomes_latents(comfy, execute, au
     assert len(freed(comfy)) == 4
 
 
-def sound_of(comfy, channels, samples, value=0):
+def audio_of(comfy, channels, samples, value=0):
     waveform = np.full((1, channels, samples), value, np.float32)
     return {"waveform": comfy.torch.Tensor(waveform), "sample_rate": RATE}
 
@@ -282,20 +284,20 @@ def test_values_of_a_list_of_latents_are_checked_before_the_first_is_decoded(com
 
 
 def test_advice_for_what_cannot_be_used(comfy, execute):
-    two = pair(comfy, np.tile(LATENTS, (2, 1, 1, 1, 1)), np.tile(SOUND, (2, 1, 1, 1)))
+    two = pair(comfy, np.tile(LATENTS, (2, 1, 1, 1, 1)), np.tile(AUDIO, (2, 1, 1, 1)))
     for node, given, text in (
         ("LTXSaveVideoMLX", {**SAVED, "latent": two}, "separate video and audio with LTXVSeparateAVLatent, and take"),
-        ("LTXSaveVideoMLX", {**SAVED, "latent": latent(comfy), "audio": sound_of(comfy, 2, 0)}, "has no samples; dis"),
-        ("LTXSaveVideoMLX", {**SAVED, "latent": latent(comfy), "audio": sound_of(comfy, 9, 9)}, "9 channels, and at"),
-        ("LTXSaveVideoMLX", {**SAVED, "latent": latent(comfy), "audio": sound_of(comfy, 2, 9, np.nan)}, "that are NaN"),
-        ("LTXEncodeAudioMLX", {"audio": sound_of(comfy, 1, 9, np.inf), "audio_vae": AUDIO_VAE}, "that are NaN"),
-        ("LTXEncodeAudioMLX", {"audio": sound_of(comfy, 3, 9), "audio_vae": AUDIO_VAE}, "3 channels, and at most 2"),
-        ("LTXEncodeAudioMLX", {"audio": sound_of(comfy, 1, 0), "audio_vae": AUDIO_VAE}, "has no samples"),
+        ("LTXSaveVideoMLX", {**SAVED, "latent": latent(comfy), "audio": audio_of(comfy, 2, 0)}, "has no samples; dis"),
+        ("LTXSaveVideoMLX", {**SAVED, "latent": latent(comfy), "audio": audio_of(comfy, 9, 9)}, "9 channels, and at"),
+        ("LTXSaveVideoMLX", {**SAVED, "latent": latent(comfy), "audio": audio_of(comfy, 2, 9, np.nan)}, "that are NaN"),
+        ("LTXEncodeAudioMLX", {"audio": audio_of(comfy, 1, 9, np.inf), "audio_vae": AUDIO_VAE}, "that are NaN"),
+        ("LTXEncodeAudioMLX", {"audio": audio_of(comfy, 3, 9), "audio_vae": AUDIO_VAE}, "3 channels, and at most 2"),
+        ("LTXEncodeAudioMLX", {"audio": audio_of(comfy, 1, 0), "audio_vae": AUDIO_VAE}, "has no samples"),
         ("LTXDecodeAudioMLX", {"latent": latent(comfy), "audio_vae": AUDIO_VAE}, "latents of video alone"),
     ):
         with pytest.raises(LatentsError, match=text):
             execute(node, **given)
-    save(execute, latent=latent(comfy), audio=sound_of(comfy, 8, 4800))
+    save(execute, latent=latent(comfy), audio=audio_of(comfy, 8, 4800))
 
 
 def run(path):
@@ -304,15 +306,15 @@ def run(path):
 
 @pytest.mark.slow
 def test_a_list_of_latents_becomes_a_video_each_or_one_film(comfy, execute, checkpoint, audio_vae):
-    windows, sounds = [LATENTS, -LATENTS], [SOUND, -SOUND]
-    given = [pair(comfy, *each) for each in zip(windows, sounds, strict=True)]
+    windows, audio_tracks = [LATENTS, -LATENTS], [AUDIO, -AUDIO]
+    given = [pair(comfy, *each) for each in zip(windows, audio_tracks, strict=True)]
     film, _ = save(execute, latent=given, join=True, carry=9, blend=4, audio_vae=AUDIO_VAE, filename_prefix="film")
     vae = VideoVAE.from_pretrained(checkpoint)
     stream = vae.stream_joined(windows, carry=9, blend=4)
     expected = np.concatenate([chunk.to_uint8() for chunk in stream])
     np.testing.assert_array_equal(frames_of(film), expected)
-    sound = audio_vae.stream_joined(sounds, [FRAMES, FRAMES], fps=24, carry=9)
-    waveform = np.concatenate([np.array(chunk.waveform)[0] for chunk in sound], axis=1)[:, : 25 * RATE // 24]
+    audio = audio_vae.stream_joined(audio_tracks, [FRAMES, FRAMES], fps=24, carry=9)
+    waveform = np.concatenate([np.array(chunk.waveform)[0] for chunk in audio], axis=1)[:, : 25 * RATE // 24]
     assert np.abs(heard(film, RATE)[:, : waveform.shape[1]] - waveform).max() < 1e-4
     assert "2 windows: 25 frames of 96x64 within " in comfy.texts[0][1]
     output = execute("LTXSaveVideoMLX", **{**SAVED, "latent": [latent(comfy, each) for each in windows]})
@@ -320,5 +322,5 @@ def test_a_list_of_latents_becomes_a_video_each_or_one_film(comfy, execute, chec
         np.testing.assert_array_equal(frames_of(Path(video.get_stream_source())), vae.decode_uint8(window))
     with pytest.raises(LatentsError, match="shares the first 17 with the window before; correct carry, or leave"):
         save(execute, latent=[latent(comfy, each) for each in windows], join=True, carry=17)
-    with pytest.raises(LatentsError, match="some of these latents have sound, and others none"):
+    with pytest.raises(LatentsError, match="some of these latents have audio, and others none"):
         save(execute, latent=[given[0], latent(comfy, windows[1])], join=True, carry=9)

@@ -12,7 +12,7 @@ from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.models.convolution import rules
+from mlx_ltx_vae.networks.convolution import rules
 from mlx_ltx_vae.planning.planner import plan_decode
 
 SIZE = (1920, 1088)

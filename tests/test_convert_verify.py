@@ -12,7 +12,7 @@ from checkpoint_files import measured, rewritten
 from mlx_ltx_vae import conversion
 from mlx_ltx_vae.conversion import Comparison
 from mlx_ltx_vae.errors import CheckpointError, CheckpointsDiffer
-from mlx_ltx_vae.models.video_vae.config import decoder_spec, parse_vae_config
+from mlx_ltx_vae.networks.video_vae.config import decoder_spec, parse_vae_config
 from test_convert import convert, verify_paths
 from tolerances import ON_CPU
 

@@ -16,8 +16,8 @@ from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.models.convolution import conv3d, rules
-from mlx_ltx_vae.models.convolution.conv3d import (
+from mlx_ltx_vae.networks.convolution import conv3d, rules
+from mlx_ltx_vae.networks.convolution.conv3d import (
     Conv3d,
     HalfScale,
     half_scale,
@@ -27,7 +27,7 @@ from mlx_ltx_vae.models.convolution.conv3d import (
     scale_factors,
     scale_to_half,
 )
-from mlx_ltx_vae.models.convolution.rules import (
+from mlx_ltx_vae.networks.convolution.rules import (
     ConvShape,
     Formulation,
     KernelLayout,
@@ -36,7 +36,7 @@ from mlx_ltx_vae.models.convolution.rules import (
     scratch_bytes,
     winograd_elements,
 )
-from mlx_ltx_vae.models.layers import (
+from mlx_ltx_vae.networks.layers import (
     CausalConv3d,
     DepthToSpaceUpsample,
     Modulation,
@@ -47,8 +47,8 @@ from mlx_ltx_vae.models.layers import (
     patch_order,
     patchify,
 )
-from mlx_ltx_vae.models.specs import ConvSpec
-from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec
+from mlx_ltx_vae.networks.specs import ConvSpec
+from mlx_ltx_vae.networks.video_vae.config import decoder_spec, encoder_spec
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run_stream
 from tolerances import tolerance

@@ -11,11 +11,11 @@ from safetensors.numpy import load_file
 from conftest import FIXTURES
 from diffusion_cases import CASES, as_numpy, decode_check, decodes, given_noise, relative_rms
 from mlx_ltx_vae import LatentsError, PlanError, VideoVAE
-from mlx_ltx_vae.models.base import Statistics
-from mlx_ltx_vae.models.diffusion_decoder.config import parse_decoder_config
-from mlx_ltx_vae.models.diffusion_decoder.networks import DiffusionDecoder
-from mlx_ltx_vae.models.diffusion_decoder.specs import decoder_spec
-from mlx_ltx_vae.models.noise import draw
+from mlx_ltx_vae.networks.base import Statistics
+from mlx_ltx_vae.networks.diffusion_decoder.config import parse_decoder_config
+from mlx_ltx_vae.networks.diffusion_decoder.networks import DiffusionDecoder
+from mlx_ltx_vae.networks.diffusion_decoder.specs import decoder_spec
+from mlx_ltx_vae.networks.noise import draw
 from mlx_ltx_vae.options import DecodeOptions, PlanOptions
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import Axis, LatentShape

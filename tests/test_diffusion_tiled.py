@@ -10,9 +10,9 @@ from conftest import FIXTURES, active_memory
 from diffusion_cases import CASES, as_numpy, given_noise, patched
 from mlx_ltx_vae import LatentsError
 from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.models.diffusion_decoder.config import parse_decoder_config
-from mlx_ltx_vae.models.diffusion_decoder.specs import decoder_spec
-from mlx_ltx_vae.models.noise import draw
+from mlx_ltx_vae.networks.diffusion_decoder.config import parse_decoder_config
+from mlx_ltx_vae.networks.diffusion_decoder.specs import decoder_spec
+from mlx_ltx_vae.networks.noise import draw
 from mlx_ltx_vae.options import DecodeOptions, PlanOptions
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import LatentShape

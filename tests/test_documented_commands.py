@@ -90,7 +90,7 @@ def write_files(folder):
     latents = load_latents(demo.LATENTS)[0][:, :, :frames, :rows, :columns]
     save_latents("clip.safetensors", latents, fps=24)
     save_latents("batch.safetensors", mx.concatenate([latents[:, :, :1], latents[:, :, :1]]))
-    save_latents("sound.safetensors", latents, fps=24, audio=mx.array(random_latents(9)))
+    save_latents("audio.safetensors", latents, fps=24, audio=mx.array(random_latents(9)))
     Path("windows").mkdir()
     for number in range(2):
         window = load_latents(demo.LATENTS)[0][:, :, :5, :1, :1]
@@ -115,7 +115,7 @@ def write_files(folder):
     write(folder / "clip.mp4", noise(9, (64, 64)))
     write(folder / "long.mp4", noise(33, (64, 32)))
     write(
-        folder / "sound.mov",
+        folder / "audio.mov",
         noise(9, (64, 64)),
         codec="prores",
         audio=[np.zeros((2, 6000), np.float32)],
@@ -135,9 +135,9 @@ def write_files(folder):
     Path("shot").mkdir()
     run_ffmpeg("-f", "lavfi", "-i", "testsrc=size=64x64", "-frames:v", 9, "shot/%d.exr")
     run_ffmpeg("-f", "lavfi", "-i", "testsrc=size=64x64", "-frames:v", 1, "photo.png")
-    with wave.open("voice.wav", "wb") as sound:
-        sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
-        sound.writeframes(bytes(8000))
+    with wave.open("voice.wav", "wb") as audio:
+        audio.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
+        audio.writeframes(bytes(8000))
     for path in folder.rglob("*"):
         os.utime(path, (OLD, OLD), follow_symlinks=False)
 
@@ -156,7 +156,7 @@ def small(words):
     """The command for the small files: other sizes, the tensor's name, and no seed, which the demo's VAE refuses."""
     arguments = [{"NAME": "latents", "24:48": "4:8", ":61": ":4", "61:": "4:"}.get(word, word) for word in words]
     if "--audio-model" in arguments:
-        arguments[0] = arguments[0].replace("clip", "sound")
+        arguments[0] = arguments[0].replace("clip", "audio")
     if "--seed" in arguments:
         at = arguments.index("--seed")
         del arguments[at : at + 2]

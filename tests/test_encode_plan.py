@@ -11,7 +11,7 @@ from conftest import active_memory
 from mlx_ltx_vae import LatentsError, PlanError, VideoVAE, VideoWriter
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.encode import main
-from mlx_ltx_vae.models.video_vae.config import GENERATIONS, encoder_spec, parse_vae_config
+from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, encoder_spec, parse_vae_config
 from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.plan import Mode
 from mlx_ltx_vae.planning.planner import plan_encode

@@ -301,8 +301,8 @@ import sys
 from pathlib import Path
 import mlx.core as mx
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.models.base import Statistics
-from mlx_ltx_vae.models.convolution.conv3d import prepare
+from mlx_ltx_vae.networks.base import Statistics
+from mlx_ltx_vae.networks.convolution.conv3d import prepare
 from mlx_ltx_vae.published import PublishedVAE
 folder, programs = sys.argv[1:]
 latents = mx.random.normal((1, 128, 20, 4, 6))

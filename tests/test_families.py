@@ -24,12 +24,12 @@ from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.errors import CheckpointsDiffer
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.models import families
-from mlx_ltx_vae.models.base import NetworkTensors, Statistics
-from mlx_ltx_vae.models.families import published
-from mlx_ltx_vae.models.sound.config import AudioConfig, Norm
-from mlx_ltx_vae.models.sound.family import AUDIO_VAE
-from mlx_ltx_vae.models.video_vae.family import CONV_VAE
+from mlx_ltx_vae.networks import families
+from mlx_ltx_vae.networks.audio.config import AudioVAEConfig, Norm
+from mlx_ltx_vae.networks.audio.family import AUDIO_VAE
+from mlx_ltx_vae.networks.base import NetworkTensors, Statistics
+from mlx_ltx_vae.networks.families import published
+from mlx_ltx_vae.networks.video_vae.family import CONV_VAE
 from toy_family import TOY
 
 CHANNELS, WIDTH = 3, 8  # as many channels as taps, so that a shape alone does not say which are which
@@ -76,7 +76,7 @@ def without_ones(weights):
     return {name: array.squeeze() for name, array in weights.items()}
 
 
-AUDIO = AudioConfig(8, 32, (1, 2), 1, norm=Norm.GROUP, attention_levels=frozenset({1}), has_mid_attention=True)
+AUDIO = AudioVAEConfig(8, 32, (1, 2), 1, norm=Norm.GROUP, attention_levels=frozenset({1}), has_mid_attention=True)
 
 
 @pytest.mark.parametrize("network", ["encoder", "decoder"])

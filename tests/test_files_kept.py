@@ -40,7 +40,7 @@ PRECIOUS = b"precious"
 
 
 def write(name: str, overwrite: bool | None = None, before=lambda: None, **options: object) -> str:
-    """Write one frame, or sound, or latents, and call `before` when all is written but the name. Returns the name."""
+    """Write one frame, or audio, or latents, and call `before` when all is written but the name. Returns the name."""
     path, rule = Path(name), {} if overwrite is None else {"overwrite": overwrite}
     if path.suffix == ".wav":
         return str(write_wav(path, chunks(before), sample_rate=24000, **rule)[1] or path)

@@ -310,9 +310,9 @@ def test_several_inputs_and_batches_have_a_folder_of_exr_each(clip, tmp_path):
     assert main([*sources, "-m", str(demo.VAE), *map(str, given), "-q"]) == 1  # alone, where these are
 
 
-def test_contact_sheets_are_sdr_and_sound_goes_with_the_video(clip, tmp_path, capsys):
-    video, sound = tmp_path / "a.mp4", write_tone(tmp_path / "a.wav", 0.375)
-    given = ["--hdr", "acescct", "--exr", tmp_path / "exr", "--audio", sound, "--contact-sheet"]
+def test_contact_sheets_are_sdr_and_audio_goes_with_the_video(clip, tmp_path, capsys):
+    video, audio = tmp_path / "a.mp4", write_tone(tmp_path / "a.wav", 0.375)
+    given = ["--hdr", "acescct", "--exr", tmp_path / "exr", "--audio", audio, "--contact-sheet"]
     assert decode(clip[0], *given, "-o", video) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["contact_sheet"], report["exr"]) == (str(tmp_path / "a.png"), f"{tmp_path}/exr/")

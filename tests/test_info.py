@@ -18,7 +18,7 @@ from mlx_ltx_vae import PlanError, VideoVAE, demo, save_latents
 from mlx_ltx_vae.info import main
 from mlx_ltx_vae.inspect import format_report, inspect
 from mlx_ltx_vae.latents.metadata import LatentSpace
-from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
+from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
 from mlx_ltx_vae.planning.clip import lookahead, receptive_field
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run_whole
@@ -445,10 +445,10 @@ def test_latents_that_are_not_finite_are_refused_with_their_number(refused, tmp_
 
 
 def test_options_of_latents_are_refused_with_a_checkpoint(golden, audio_case, refused):
-    path, sound = golden("ltx2_3").checkpoint, audio_case("ltx2").checkpoint
-    for options in (["-m", path], ["--tensor", "latents"], ["--grid", "3x2x2"], ["--audio-model", sound]):
+    path, audio = golden("ltx2_3").checkpoint, audio_case("ltx2").checkpoint
+    for options in (["-m", path], ["--tensor", "latents"], ["--grid", "3x2x2"], ["--audio-model", audio]):
         assert "options of latents only" in refused(path, *options)
-    assert "which takes no such options" in refused(sound, "--audio-model", sound)
+    assert "which takes no such options" in refused(audio, "--audio-model", audio)
     assert "has no decoder and no vocoder" in refused(demo.LATENTS, "--audio-model", audio_case("encoder").checkpoint)
 
 
@@ -456,7 +456,7 @@ def test_options_of_latents_are_refused_with_a_checkpoint(golden, audio_case, re
 
 AUDIO_KEYS = {
     "kind", "name", "tensor", "stored_shape", "stored_dtype", "layout", "batch", "latents", "normalized", "statistics",
-    "sound", "notices",
+    "audio", "notices",
 }  # fmt: skip
 
 
@@ -480,10 +480,10 @@ def test_audio_latents_beside_those_of_a_video_are_described(audio_case, info, t
     assert (said["latents"], said["normalized"]) == (26, True)
     expected = {"mean": audio.mean(), "std": audio.std(), "min": audio.min(), "max": audio.max()}
     assert said["statistics"] == pytest.approx({key: float(value) for key, value in expected.items()}, rel=1e-2)
-    assert said["sound"] == {"seconds": 1.01, "samples": None, "sample_rate": None, "vae": None}
+    assert said["audio"] == {"seconds": 1.01, "samples": None, "sample_rate": None, "vae": None}
     assert "\naudio:\n  kind: audio latents\n" in text(path)
     model = audio_case("ltx2").checkpoint
-    said = info(path, "--audio-model", model)["audio"]["sound"]
+    said = info(path, "--audio-model", model)["audio"]["audio"]
     assert said == {"seconds": 1.01, "samples": 24240, "sample_rate": 24000, "vae": model.name}
 
 
@@ -494,13 +494,13 @@ def test_a_checkpoint_of_both_describes_both(golden, audio_case, info, tmp_path)
     save_file(tensors, both, metadata={"config": json.dumps(config)})
     path = write_clip(tmp_path / "clip.safetensors", np.ones((1, 8, 26, 16), np.float32))
     said = info(path, "-m", both)
-    assert said["video"]["vae"] == said["audio"]["sound"]["vae"] == "model.safetensors"
-    assert info(path, "-m", golden("ltx2_3").checkpoint)["audio"]["sound"]["vae"] is None
+    assert said["video"]["vae"] == said["audio"]["audio"]["vae"] == "model.safetensors"
+    assert info(path, "-m", golden("ltx2_3").checkpoint)["audio"]["audio"]["vae"] is None
 
 
-def test_sound_that_does_not_fit_its_video_is_shown(info, tmp_path):
+def test_audio_that_does_not_fit_its_video_is_shown(info, tmp_path):
     path = write_clip(tmp_path / "clip.safetensors", np.ones((1, 8, 40, 16), np.float32), fps="25")
-    notice = "the sound ends 0.57 s after the video; a decode fills or cuts at most 0.06 s"
+    notice = "the audio ends 0.57 s after the video; a decode fills or cuts at most 0.06 s"
     assert notice in info(path)["audio"]["notices"]
 
 
@@ -519,18 +519,18 @@ def test_audio_latents_alone_are_described(info, tmp_path, name, shape, layout):
     assert said.keys() == AUDIO_KEYS
     assert (said["tensor"], said["layout"], said["latents"]) == (name, layout, 26)
     assert (said["normalized"], said["batch"]) == (False, shape[0] if len(shape) == 4 else 1)
-    assert said["sound"]["seconds"] == 1.01
+    assert said["audio"]["seconds"] == 1.01
     if name != "audio_latents":
         np.save(tmp_path / "a.npy", audio)
         assert info(tmp_path / "a.npy")["layout"] == layout
 
 
 def test_audio_latents_of_a_trainer_are_described_without_their_padding(info, tmp_path):
-    path, sound = tmp_path / "clip.safetensors", np.ones((8, 26, 16), np.float32)
-    save_file({"audio_latents_26x16x8_float32": sound, "audio_lengths_int32": np.array(20, np.int32)}, path)
+    path, audio = tmp_path / "clip.safetensors", np.ones((8, 26, 16), np.float32)
+    save_file({"audio_latents_26x16x8_float32": audio, "audio_lengths_int32": np.array(20, np.int32)}, path)
     with pytest.warns(UserWarning, match="which leaves out 6 audio latents of padding"):
         assert inspect(str(path))["latents"] == 20
-    save_file({"a": sound[None], "latents": np.ones((1, 8, 4, 2, 2), np.float32)}, path)
+    save_file({"a": audio[None], "latents": np.ones((1, 8, 4, 2, 2), np.float32)}, path)
     assert info(path, "--audio-tensor", "a")["audio"]["tensor"] == "a"
 
 
@@ -599,7 +599,7 @@ def test_the_first_line_says_what_a_file_is(golden, audio_case, tmp_path, capsys
     assert first_line(golden("ltx2_3").checkpoint) == "a VAE, LTX-2.3: encoder and decoder in float32, 11.4 MB"
     latents = mx.zeros((1, 128, 3, 2, 3)) + 0.5
     save_latents(tmp_path / "clip.safetensors", latents, fps=24, audio=mx.ones((1, 8, 9, 16)))
-    expected = "latents of 17 frames of 96x64, 24 fps, with sound; for a VAE with 128 channels"
+    expected = "latents of 17 frames of 96x64, 24 fps, with audio; for a VAE with 128 channels"
     assert first_line(tmp_path / "clip.safetensors") == expected
     save_latents(tmp_path / "clip.safetensors", latents, fps=24, space=LatentSpace("LTX-2.3", "0" * 16))
     expected = "latents of LTX-2.3, 17 frames of 96x64, 24 fps; fits ltx-2.3 and ltx-2.5-diffusion and prunavaed"

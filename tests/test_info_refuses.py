@@ -13,9 +13,9 @@ from mlx_ltx_vae.conversion import read_all
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.models.base import PICTURES, SOUND
+from mlx_ltx_vae.networks.base import AUDIO, PICTURES
 
-CASES = {"ltx2_3": VideoVAE, "ltx2_5_diffusion": VideoVAE, "taehv_ltx2": PreviewVAE, "sound": AudioVAE}
+CASES = {"ltx2_3": VideoVAE, "ltx2_5_diffusion": VideoVAE, "taehv_ltx2": PreviewVAE, "audio": AudioVAE}
 
 
 def quantize(array):
@@ -90,12 +90,12 @@ def verdict(command, *arguments):
         ("ltx2_5_diffusion", "decoder", True),
         ("taehv_ltx2", "decoder", False),
         ("taehv_ltx2", "encoder", False),
-        ("sound", "decoder", True),
+        ("audio", "decoder", True),
     ],
 )
 def test_info_refuses_what_a_decode_refuses(golden, tmp_path, capsys, name, network, states_config):
-    medium = SOUND if name == "sound" else PICTURES
-    source = make_case("ltx2_3", tmp_path).checkpoint if medium is SOUND else golden(name).checkpoint
+    medium = AUDIO if name == "audio" else PICTURES
+    source = make_case("ltx2_3", tmp_path).checkpoint if medium is AUDIO else golden(name).checkpoint
     original, random = open_checkpoint(source, medium=medium), np.random.default_rng(58)
     whole = read_all(original)
     keys = sorted(key for key in whole if key.startswith(f"{network}.") and key.endswith(".weight"))

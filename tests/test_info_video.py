@@ -149,7 +149,7 @@ WITHOUT_TIMES = {"dirac", "dvd", "h263", "h264", "mpeg", "mpeg1video", "vcd"}
 
 
 def make(path: Path, muxer: str) -> Path:
-    """Two seconds, 50 frames, with sound if the container has any."""
+    """Two seconds, 50 frames, with audio if the container has any."""
     options = ["-pix_fmt", "yuv420p", *(CONTAINERS | RARE_CONTAINERS)[muxer], "-f", muxer, path]
     try:
         run_ffmpeg(*PICTURES, *TONE, *options)

@@ -14,7 +14,7 @@ from mlx_ltx_vae import VideoVAE, VideoWriter, WriterError, demo, load_latents
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.preview import main as preview
-from test_video_audio import make_audio
+from test_video_audio_track import make_audio
 from video_files import numbered, save_images, write
 
 LATENTS = mx.random.normal((1, 8, 1, 2, 2), key=mx.random.key(1))
@@ -22,7 +22,7 @@ LATENTS = mx.random.normal((1, 8, 1, 2, 2), key=mx.random.key(1))
 LINKS = {
     "link.npy": "s.npy", "preview.mkv": "demo.npy", "link.mkv": "vae.safetensors", "vae.png": "vae.safetensors",
     "list.mkv": "clips.txt",
-    "table.mkv": "tables.csv", "latents.mkv": "sound.npy", "model.mkv": "audio.safetensors", "latents.wav": "sound.npy",
+    "table.mkv": "tables.csv", "latents.mkv": "audio.npy", "model.mkv": "audio.safetensors", "latents.wav": "audio.npy",
     "model.wav": "audio.safetensors", "video.safetensors": "video.mp4", "image.safetensors": "frames/00000.png",
 }  # fmt: skip
 
@@ -33,7 +33,7 @@ def folder(golden, audio_case, tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     np.save(folder / "s.npy", np.array(LATENTS))
     np.save(folder / "demo.npy", np.array(load_latents(demo.LATENTS)[0][:, :, :1, :2, :2]))
-    np.save(folder / "sound.npy", random_latents(2))
+    np.save(folder / "audio.npy", random_latents(2))
     (folder / "vae.safetensors").write_bytes(golden("small_ltx2_3").checkpoint.read_bytes())
     (folder / "audio.safetensors").write_bytes(audio_case("ltx2").checkpoint.read_bytes())
     (folder / "encoder.safetensors").write_bytes(audio_case("encoder").checkpoint.read_bytes())
@@ -53,7 +53,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-SOUND = ["--audio-model", "audio.safetensors", "--audio-latents", "sound.npy"]
+AUDIO = ["--audio-model", "audio.safetensors", "--audio-latents", "audio.npy"]
 WAYS = [
     *(
         (decode, ["s.npy", "-o", name])
@@ -68,10 +68,10 @@ WAYS = [
     (decode, ["clips.csv", "-o", "./"]),
     (decode, ["tables.csv"]),
     (decode, ["s.npy", "-o", "video.mp4", "--audio", "video.mp4"]),
-    (decode, ["s.npy", "-o", "latents.mkv", *SOUND]),
-    (decode, ["s.npy", "-o", "model.mkv", *SOUND]),
-    (decode, ["s.npy", "-o", "latents.wav", *SOUND]),
-    (decode, ["s.npy", "-o", "model.wav", *SOUND]),
+    (decode, ["s.npy", "-o", "latents.mkv", *AUDIO]),
+    (decode, ["s.npy", "-o", "model.mkv", *AUDIO]),
+    (decode, ["s.npy", "-o", "latents.wav", *AUDIO]),
+    (decode, ["s.npy", "-o", "model.wav", *AUDIO]),
     (preview, ["demo.npy", "-o", "demo.npy"]),
     (preview, ["demo.npy", "-o", "preview.mkv"]),
     (encode, ["video.mp4", "-o", "vae.safetensors"]),

@@ -18,7 +18,7 @@ from mlx_ltx_vae import decode as decode_command
 from mlx_ltx_vae.errors import TilingError
 from mlx_ltx_vae.latents import open_latents
 from mlx_ltx_vae.tiling import decode_with_tiling, preset
-from test_video_sound import heard
+from test_video_audio_track import heard
 
 PAGE = Path(__file__).parents[1] / "docs" / "integrations.md"
 
@@ -176,13 +176,13 @@ def test_latents_of_diffusers_decode_from_a_file(checkpoint, vae, latents, tmp_p
     assert_levels(np.load(tmp_path / "out.npy"), vae.decode_uint8(latents))
 
 
-def test_the_sound_and_the_rate_of_diffusers_are_in_the_video(checkpoint, vae, latents, audio_case, tmp_path, capsys):
+def test_the_audio_and_the_rate_of_diffusers_are_in_the_video(checkpoint, vae, latents, audio_case, tmp_path, capsys):
     audio_vae = AudioVAE.from_pretrained(audio_case("ltx2").checkpoint)
     audio = random_latents(9)
     mean, std = (np.array(array) for array in (audio_vae.mean, audio_vae.std))
     packed = audio.transpose(0, 2, 1, 3).reshape(1, 9, -1) * std + mean  # as its pipelines denormalize it
-    sound = packed.reshape(1, 9, 8, 16).transpose(0, 2, 1, 3)
-    output = SimpleNamespace(frames=Tensor(unnormalized(vae, latents)), audio=Tensor(sound))
+    denormalized = packed.reshape(1, 9, 8, 16).transpose(0, 2, 1, 3)
+    output = SimpleNamespace(frames=Tensor(unnormalized(vae, latents)), audio=Tensor(denormalized))
     pipe = type("LTX2Pipeline", (), {})()
     command = section("diffusers")["save_for_decode"](pipe, output, str(tmp_path / "clip.npz"), 9, 64, 96, 25)
     words = shlex.split(command.replace("-m VAE", f"-m {checkpoint} --audio-model {audio_case('ltx2').checkpoint}"))

@@ -15,9 +15,9 @@ from audio_cases import random_latents
 from conftest import active_memory
 from mlx_ltx_vae import DecodeCancelled, DecodeError, Film, Keyframes, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.frame_format import RGB8, RGB16, FrameOutput, FrameStep
-from mlx_ltx_vae.models.base import Decoder
-from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec
-from mlx_ltx_vae.planning.film import sound_parts
+from mlx_ltx_vae.networks.base import Decoder
+from mlx_ltx_vae.networks.specs import LayerSpec, NetworkSpec
+from mlx_ltx_vae.planning.film import audio_parts
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import ScaleFactors
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
@@ -422,8 +422,8 @@ def test_noise_of_windows_and_of_batch_items_differs(golden):
         assert np.abs(one - other).max() > 1e-3
 
 
-def joined_sound(waveforms, kept, rate):
-    """The sound of windows (2, n), of which the last `kept` samples are added, the first after silence."""
+def joined_audio(waveforms, kept, rate):
+    """The audio of windows (2, n), of which the last `kept` samples are added, the first after silence."""
     first, length = waveforms[0][:, -kept[0] :], round(0.04 * rate)
     film = np.pad(first, [(0, 0), (kept[0] - first.shape[1], 0)])
     for waveform, count in zip(waveforms[1:], kept[1:], strict=True):
@@ -436,14 +436,14 @@ def joined_sound(waveforms, kept, rate):
 
 
 @pytest.mark.slow
-def test_sound_is_joined_to_the_sample(audio_vae):
+def test_audio_is_joined_to_the_sample(audio_vae):
     vae, fps, carry = audio_vae("ltx2"), Fraction(24000, 1001), 9
     rate, frames = vae.sample_rate, [17, 17, 17, 11]
     latents = [random_latents(round(count / fps * 25), seed=seed) for seed, count in enumerate(frames)]
     ends = np.cumsum([frames[0], *(count - carry for count in frames[1:])])
     positions = [0, *(round(int(end) / fps * rate) for end in ends)]
     kept = np.diff(positions)
-    expected = joined_sound([np.array(vae.decode(each))[0] for each in latents], kept.tolist(), rate)
+    expected = joined_audio([np.array(vae.decode(each))[0] for each in latents], kept.tolist(), rate)
     stream = vae.stream_joined(latents, frames, fps=fps, carry=carry)
     assert (stream.sample_rate, stream.num_samples) == (rate, expected.shape[1])
     chunks = list(stream)
@@ -457,12 +457,12 @@ def test_sound_is_joined_to_the_sample(audio_vae):
 
 
 @pytest.mark.parametrize("fps", [Fraction(24), Fraction(24000, 1001), Fraction(50), Fraction(7, 3)])
-def test_an_hour_of_sound_does_not_drift_from_the_picture(fps):
+def test_an_hour_of_audio_does_not_drift_from_the_picture(fps):
     rate, frames, carry = 48000, 97, 25
     count = round(3600 * fps / (frames - carry))
     ends = [frames + number * (frames - carry) for number in range(count)]
     for length in (round(frames / fps * rate) - 1500, round(frames / fps * rate) + 7):
-        parts = list(sound_parts(ends, [length] * count, rate, fps))
+        parts = list(audio_parts(ends, [length] * count, rate, fps))
         assert parts[0].frames.start == max(0, round(frames / fps * rate) - length)
         for end, part in zip(ends, parts, strict=True):
             assert abs(part.frames.end - end / fps * rate) <= 0.5
@@ -472,7 +472,7 @@ def test_an_hour_of_sound_does_not_drift_from_the_picture(fps):
             assert other.fade.length == 1920
 
 
-def test_windows_with_too_little_sound_begin_with_silence(audio_vae):
+def test_windows_with_too_little_audio_begin_with_silence(audio_vae):
     vae = audio_vae("ltx2")
     lengths, frames, carry = [12, 1, 3], [12, 17, 17], 5  # 12 new frames take half a second
     latents = [random_latents(length, seed=seed) for seed, length in enumerate(lengths)]
@@ -489,11 +489,11 @@ def test_windows_with_too_little_sound_begin_with_silence(audio_vae):
     assert np.abs(result - expected).max() < 10 * TOLERANCE
 
 
-def test_a_fade_is_no_longer_than_the_sound_of_both_windows(audio_vae):
+def test_a_fade_is_no_longer_than_the_audio_of_both_windows(audio_vae):
     vae = audio_vae("ltx2")
     latents = [random_latents(length, seed=seed) for seed, length in enumerate([1, 20])]  # 1 latent takes 10 ms
     first, second = (np.array(vae.decode(each))[0] for each in latents)
     stream = vae.stream_joined(latents, [12, 17], fps=24, carry=5)
     result = np.concatenate([np.array(chunk.waveform)[0] for chunk in stream], axis=1)
     kept = vae.sample_rate // 2
-    assert np.abs(result - joined_sound([first, second], [kept, kept], vae.sample_rate)).max() < 10 * TOLERANCE
+    assert np.abs(result - joined_audio([first, second], [kept, kept], vae.sample_rate)).max() < 10 * TOLERANCE

@@ -19,15 +19,15 @@ from many_files import VAE as DEMO
 from many_files import failed, names, run
 from mlx_ltx_vae import AudioVAE, Keyframes, VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
 from mlx_ltx_vae.checkpoint import loading
+from mlx_ltx_vae.commands.audio import AudioTask
 from mlx_ltx_vae.commands.items import join_items, read_inputs
-from mlx_ltx_vae.commands.sound import SoundTask
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.latents import LatentsWriter
 from mlx_ltx_vae.preview import main as preview
-from test_joined import TOLERANCE, joined, joined_sound, windows_of
-from test_video_sound import heard
+from test_joined import TOLERANCE, joined, joined_audio, windows_of
+from test_video_audio_track import heard
 
 VAE = [*DEMO, "--dtype", "float32"]
 FRAMES = 41  # of a window of 6 latent frames
@@ -198,23 +198,23 @@ def test_a_window_that_changes_after_it_was_planned_is_an_error(windows, monkeyp
     assert line.startswith(f"error: {path}: cannot be read, as the file changed while it was read; wait until ")
 
 
-def test_a_window_whose_sound_changes_after_it_was_planned_is_an_error(windows, monkeypatch, capsys, audio_case):
+def test_a_window_whose_audio_changes_after_it_was_planned_is_an_error(windows, monkeypatch, capsys, audio_case):
     for number, window in enumerate(windows[:2]):
         save_latents(f"{number}.safetensors", window, audio=mx.array(random_latents(40)))
         os.utime(f"{number}.safetensors", ns=(0, 0))
-    model, run_task = audio_case("ltx2").checkpoint, SoundTask.run
+    model, run_task = audio_case("ltx2").checkpoint, AudioTask.run
 
     def run_changed(task, bar):
         cut_and_written(Path("0.safetensors"), None)
         return run_task(task, bar)
 
-    monkeypatch.setattr(SoundTask, "run", run_changed)
+    monkeypatch.setattr(AudioTask, "run", run_changed)
     arguments = ["0.safetensors", "1.safetensors", "--join", "--carry", CARRY, "--audio-model", model, "-o", "film.wav"]
     assert failed(capsys, *arguments).startswith("error: 0.safetensors: cannot be read, as the file changed while it ")
 
 
 def with_nan(array):
-    """Latents, of pictures or of sound, whose last position in time is NaN."""
+    """Latents, of pictures or of audio, whose last position in time is NaN."""
     values = np.array(array)
     values[0, :, -1] = np.nan
     return values
@@ -224,10 +224,10 @@ def with_nan(array):
 def test_values_of_all_windows_are_checked_before_anything_is_decoded(
     windows, capsys, loads, audio_case, golden, options
 ):
-    join, sound = ["--join", "--carry", CARRY, *options], {"audio_latents": random_latents(43)}
+    join, audio = ["--join", "--carry", CARRY, *options], {"audio_latents": random_latents(43)}
     for number, window in enumerate(map(np.array, windows)):
-        save_file({"latents": window, **sound}, f"{number}.safetensors")
-    bad = {"audio_latents": with_nan(sound["audio_latents"])}
+        save_file({"latents": window, **audio}, f"{number}.safetensors")
+    bad = {"audio_latents": with_nan(audio["audio_latents"])}
     save_file({"latents": np.array(windows[2]), **bad}, "2.safetensors")
     files, model = [f"{number}.safetensors" for number in range(3)], ["--audio-model", audio_case("ltx2").checkpoint]
     said = "error: 2.safetensors: audio latents 'audio_latents': 128 of 5504 values are not finite"
@@ -273,26 +273,26 @@ def test_previews_of_films_have_their_frames(windows, capsys):
 
 
 @pytest.mark.slow
-def test_the_sound_of_windows_is_joined_to_the_sample(windows, audio_case, capsys):
+def test_the_audio_of_windows_is_joined_to_the_sample(windows, audio_case, capsys):
     model, fps, frames, carry, count = audio_case("ltx2").checkpoint, 24, 17, 9, 33
-    sounds = [random_latents(round(frames / fps * 25), seed=seed) for seed in range(3)]
-    for number, (window, sound) in enumerate(zip(windows, sounds, strict=True)):
-        save_latents(f"{number}.safetensors", window[:, :, :3], fps=fps, audio=mx.array(sound))
+    audio_tracks = [random_latents(round(frames / fps * 25), seed=seed) for seed in range(3)]
+    for number, (window, audio) in enumerate(zip(windows, audio_tracks, strict=True)):
+        save_latents(f"{number}.safetensors", window[:, :, :3], fps=fps, audio=mx.array(audio))
     files = [f"{number}.safetensors" for number in range(3)]
     arguments = [*files, *VAE, "--join", "--carry", carry, "--blend", 4, "--audio-model", model, "--audio-codec", "pcm"]
     assert run(decode, *arguments, "-o", "film.mov") == 0
-    assert f"{count} frames of 64x32, 1.4 s at 24 fps, sound at 24000 Hz, in " in capsys.readouterr().out
+    assert f"{count} frames of 64x32, 1.4 s at 24 fps, audio at 24000 Hz, in " in capsys.readouterr().out
     vae = AudioVAE.from_pretrained(model, encoder=False)
-    waveforms = [np.array(vae.decode(sound))[0] for sound in sounds]
+    waveforms = [np.array(vae.decode(audio))[0] for audio in audio_tracks]
     ends = [frames, 25, count]
     kept = np.diff([0, *(round(Fraction(end, fps) * 24000) for end in ends)]).tolist()
-    expected = joined_sound(waveforms, kept, 24000)
+    expected = joined_audio(waveforms, kept, 24000)
     result = heard("film.mov", 24000)
     assert result.shape == expected.shape
     assert np.abs(result - expected).max() < 1e-4
     alone = [*files, "--join", "--carry", carry, "--audio-model", model, "-o", "film.wav"]
     assert run(decode, *alone) == 0
-    assert capsys.readouterr().out.startswith("film.wav: 1.4 s of sound at 24000 Hz, in ")
+    assert capsys.readouterr().out.startswith("film.wav: 1.4 s of audio at 24000 Hz, in ")
     assert np.abs(heard("film.wav", 24000) - expected).max() < 1e-4
     assert "has 17 frames, and windows share 17; correct --carry." in failed(capsys, *alone, "--carry", 17)
     assert run(decode, *arguments, "-o", "part.mov", "--frames", "14:26", "-q") == 0

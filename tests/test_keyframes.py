@@ -9,10 +9,10 @@ import pytest
 
 from diffusion_cases import as_numpy
 from mlx_ltx_vae import Keyframes, LatentsError, PlanError, VideoVAE
-from mlx_ltx_vae.models.diffusion_decoder.attention import Tables, attend
-from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
-from mlx_ltx_vae.models.diffusion_decoder.neighborhood import joint_segments
-from mlx_ltx_vae.models.diffusion_decoder.specs import decoder_spec
+from mlx_ltx_vae.networks.diffusion_decoder.attention import Tables, attend
+from mlx_ltx_vae.networks.diffusion_decoder.config import ltx_2_5
+from mlx_ltx_vae.networks.diffusion_decoder.neighborhood import joint_segments
+from mlx_ltx_vae.networks.diffusion_decoder.specs import decoder_spec
 from mlx_ltx_vae.tiling.config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from tolerances import tolerance
 

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from mlx_ltx_vae import VideoVAE, VideoWriter, convert, decode, encode, load_latents, preview, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.latents.metadata import LatentSpace
-from mlx_ltx_vae.models.base import Statistics
+from mlx_ltx_vae.networks.base import Statistics
 
 
 def metadata_of(path):
@@ -258,7 +258,7 @@ def test_latents_choose_their_preview_and_their_audio_model(
     golden, audio_case, hub_cache, latents_of, capsys, generation
 ):
     hub_cache("taeltx-2.3", golden("taehv_ltx2").checkpoint)
-    hub_cache("ltx-2.3", audio_case("ltx2_3").checkpoint, is_sound=True)
+    hub_cache("ltx-2.3", audio_case("ltx2_3").checkpoint, is_audio=True)
     video, audio = (mx.random.normal(shape, key=mx.random.key(0)) for shape in ((1, 128, 2, 2, 2), (1, 8, 9, 16)))
     save_latents("a.safetensors", video, audio=audio, fps=24, space=LatentSpace(generation))
     assert preview.main(["a.safetensors", "-o", "a.npy"]) == 0

@@ -51,10 +51,10 @@ def test_load_latent_reads_the_saved_values(tmp_path, dtype):
     assert (info.tensor, info.fps, info.num_frames) == ("latent_tensor", 24, 17)
 
 
-def test_sound_and_keyframes_which_load_latent_does_not_read_are_refused(tmp_path):
+def test_audio_and_keyframes_which_load_latent_does_not_read_are_refused(tmp_path):
     keyframes = Keyframes(LATENTS[:, :, :1], [0])
     for options in ({"audio": mx.zeros((2, 8, 5, 16))}, {"keyframes": keyframes}):
-        with pytest.raises(WriterError, match=r"clip\.latent: ComfyUI reads no sound and no keyframes from it"):
+        with pytest.raises(WriterError, match=r"clip\.latent: ComfyUI reads no audio and no keyframes from it"):
             save_latents(tmp_path / "clip.latent", LATENTS, **options)
     assert not list(tmp_path.iterdir())
 
@@ -77,8 +77,8 @@ def test_encode_writes_what_load_latent_reads(clip, tmp_path, monkeypatch, capsy
     assert "clip.latent: already exists; choose another name, or add -y" in capsys.readouterr().err
     assert os.stat("clip.latent").st_mtime_ns == before.st_mtime_ns
     with pytest.raises(SystemExit, match="2"):
-        encode([str(clip), "--demo", "--audio-model", "sound", "-o", "other.latent"])
-    assert "ComfyUI reads no sound from it" in capsys.readouterr().err
+        encode([str(clip), "--demo", "--audio-model", "audio", "-o", "other.latent"])
+    assert "ComfyUI reads no audio from it" in capsys.readouterr().err
 
 
 def test_convert_makes_it_of_saved_latents(tmp_path, monkeypatch, capsys):
@@ -92,7 +92,7 @@ def test_convert_makes_it_of_saved_latents(tmp_path, monkeypatch, capsys):
         out, err = capsys.readouterr()
         report = json.loads(out)
         assert (report["output"], report["latent_shape"]) == (f"{source}.latent", [2, 8, 3, 4, 5])
-        assert ("no sound" in err) == (source == "clip.safetensors")
+        assert ("no audio" in err) == (source == "clip.safetensors")
         np.testing.assert_array_equal(load_latent(f"{source}.latent"), np.array(LATENTS))
     assert load_latents("clip.safetensors.latent")[1].fps == 25
     assert convert(["clip.npy", "-o", "half.latent", "--dtype", "float16", "-q"]) == 0

@@ -249,7 +249,7 @@ def test_a_checkpoint_in_place_of_latents_is_told_apart() -> None:
         ((128, 8, 11, 16), 128, (1, 128, 8, 11, 16)),
     ],
 )
-def test_eight_frames_or_16_channels_are_not_taken_for_sound(tmp_path: Path, stored, latent_channels, shape) -> None:
+def test_eight_frames_or_16_channels_are_not_taken_for_audio(tmp_path: Path, stored, latent_channels, shape) -> None:
     path = write(tmp_path / "clip.safetensors", {"latents": np.ones(stored, np.float32)})
     assert load_latents(path, latent_channels=latent_channels)[0].shape == shape
 

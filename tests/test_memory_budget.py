@@ -11,7 +11,7 @@ from mlx_ltx_vae import PlanError, VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.device import available_memory, step_settings
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, encoder_spec, parse_vae_config
+from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, decoder_spec, encoder_spec, parse_vae_config
 from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.memory import is_cache_tight
 from mlx_ltx_vae.planning.planner import plan_decode, plan_encode

@@ -18,8 +18,8 @@ from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.backend.mlx_utils import max_difference, psnr
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.models import layers
-from mlx_ltx_vae.models.convolution.rules import Formulation
+from mlx_ltx_vae.networks import layers
+from mlx_ltx_vae.networks.convolution.rules import Formulation
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 from winograd import winograd_conv2d
 

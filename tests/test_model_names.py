@@ -12,7 +12,7 @@ from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.locate import is_on_hub, parse_reference
 from mlx_ltx_vae.errors import CheckpointError, telling_notes
 from mlx_ltx_vae.model_table import MODELS, Kind, latents_of, models_for, models_of
-from mlx_ltx_vae.models.base import SOUND
+from mlx_ltx_vae.networks.base import AUDIO
 
 hub = pytest.importorskip("huggingface_hub")
 
@@ -47,16 +47,16 @@ def test_a_cached_model_is_opened_by_its_name_without_a_look_at_the_hub(golden, 
 
 def test_a_diffusers_repository_is_opened_by_its_name(golden, audio_case, hub_cache):
     """The tensors of both fixtures tell what they are, so that no configuration is needed."""
-    video, sound = golden("ltx2").checkpoint, audio_case("ltx2").checkpoint
+    video, audio = golden("ltx2").checkpoint, audio_case("ltx2").checkpoint
     names = ("audio_vae/diffusion_pytorch_model.safetensors", "vocoder/diffusion_pytorch_model.safetensors")
-    hub_cache("ltx-2", {"vae/diffusion_pytorch_model.safetensors": video, **dict.fromkeys(names, sound)})
+    hub_cache("ltx-2", {"vae/diffusion_pytorch_model.safetensors": video, **dict.fromkeys(names, audio)})
     assert open_checkpoint("ltx-2").config.generation == "LTX-2"
-    assert open_checkpoint("ltx-2", medium=SOUND).config.generation == "LTX-2 audio"
+    assert open_checkpoint("ltx-2", medium=AUDIO).config.generation == "LTX-2 audio"
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_audio_model_has_the_names_of_its_releases(audio_case, hub_cache, number):
-    hub_cache("ltx-2.3", audio_case("ltx2_3").checkpoint, is_sound=True, number=number)
+    hub_cache("ltx-2.3", audio_case("ltx2_3").checkpoint, is_audio=True, number=number)
     for name in ("ltx-2.3", "ltx-2.5"):
         assert AudioVAE.from_pretrained(name).config.generation == "LTX-2.3 audio"
     problem = r"its cache has no vae/LTX23_video_vae_bf16\.safetensors; check" if number == 0 else "is not in the cache"
@@ -96,7 +96,7 @@ def test_an_unknown_name_lists_the_names(hub_cache, source, hint):
         open_checkpoint(source)
     assert hint in str(error.value)
     with pytest.raises(CheckpointError) as error:
-        open_checkpoint("taeltx-2.3", medium=SOUND)
+        open_checkpoint("taeltx-2.3", medium=AUDIO)
     assert str(error.value).endswith("give one of ltx-2.3, ltx-2.5, ltx-2.")
 
 
@@ -154,8 +154,8 @@ def test_nothing_is_downloaded_for_an_encode_that_cannot_succeed(inputs, capsys,
 
 
 def test_a_model_is_downloaded_when_all_else_is_checked(inputs, tmp_path, capsys):
-    sound = "clip.safetensors -o a.mp4 --audio-model ltx-2.3"
-    for main, arguments in ((decode.main, "clip.safetensors"), (decode.main, sound), (encode.main, "film.mp4 -y")):
+    audio = "clip.safetensors -o a.mp4 --audio-model ltx-2.3"
+    for main, arguments in ((decode.main, "clip.safetensors"), (decode.main, audio), (encode.main, "film.mp4 -y")):
         assert main([*arguments.split(), "-m", "ltx-2"]) == 1
         assert "ltx-2: the hub repository cannot be read" in capsys.readouterr().err
     assert decode.main(["clip.safetensors", "-o", "o/", "-n", "-m", "ltx-2"]) == 0
@@ -206,9 +206,9 @@ def test_latents_belong_to_models():
     for generation in ("LTX-2.3", "LTX-2.5"):  # one latent space
         names = [model.name for model in models_for(generation, Kind.VIDEO)]
         assert names == ["ltx-2.3", "ltx-2.5-diffusion", "prunavaed"]
-        assert [model.names for model in models_for(generation, Kind.SOUND)] == [("ltx-2.3", "ltx-2.5")]
+        assert [model.names for model in models_for(generation, Kind.AUDIO)] == [("ltx-2.3", "ltx-2.5")]
     assert [model.name for model in models_for("LTX-2.5", Kind.PREVIEW)] == ["taeltx-2.3"]
-    assert [model.name for model in models_for("LTX-2", Kind.SOUND)] == ["ltx-2"]
+    assert [model.name for model in models_for("LTX-2", Kind.AUDIO)] == ["ltx-2"]
     assert models_for(None, Kind.VIDEO) == []
     assert latents_of("PrunaVAED") == latents_of("LTX-2.3") == ("LTX-2.3", "LTX-2.5")
     assert latents_of("LTX-2.3", (2, 5)) == latents_of("LTX-2.5 diffusion") == ("LTX-2.5", "LTX-2.3")

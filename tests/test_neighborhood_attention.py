@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from conftest import active_memory
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.models.diffusion_decoder import attention, blocks
-from mlx_ltx_vae.models.diffusion_decoder.attention import (
+from mlx_ltx_vae.networks.diffusion_decoder import attention, blocks
+from mlx_ltx_vae.networks.diffusion_decoder.attention import (
     LARGEST_SCORE,
     Tables,
     attend,
@@ -21,8 +21,8 @@ from mlx_ltx_vae.models.diffusion_decoder.attention import (
     make_turns,
     rotate,
 )
-from mlx_ltx_vae.models.diffusion_decoder.blocks import RMSNorm
-from mlx_ltx_vae.models.diffusion_decoder.neighborhood import (
+from mlx_ltx_vae.networks.diffusion_decoder.blocks import RMSNorm
+from mlx_ltx_vae.networks.diffusion_decoder.neighborhood import (
     BLOCKS,
     calls,
     copied_keys,

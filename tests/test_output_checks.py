@@ -11,9 +11,9 @@ from audio_cases import random_latents
 from conftest import active_memory
 from mlx_ltx_vae import AudioVAE, DecodeError, PreviewVAE, VideoVAE, demo, integrations
 from mlx_ltx_vae.decode import main as decode_command
-from mlx_ltx_vae.models.latent_rgb.family import LatentRGBConfig, LatentRGBDecoder
-from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
-from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder
+from mlx_ltx_vae.networks.latent_rgb.family import LatentRGBConfig, LatentRGBDecoder
+from mlx_ltx_vae.networks.preview_vae.config import PreviewConfig
+from mlx_ltx_vae.networks.preview_vae.networks import PreviewDecoder
 from mlx_ltx_vae.pipeline import audio, decode, encode
 from mlx_ltx_vae.pipeline.output_check import OutputCheck
 from mlx_ltx_vae.preview import main as preview_command
@@ -163,7 +163,7 @@ def test_useless_previews_of_the_command_are_an_error_without_a_file(tmp_path, c
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-def test_sound_that_is_not_finite_raises(audio_case, tmp_path):
+def test_audio_that_is_not_finite_raises(audio_case, tmp_path):
     vae = AudioVAE.from_pretrained(audio_case("ltx2").checkpoint, encoder=False)
     vae.vocoder.update(tree_map(lambda weight: weight * mx.nan, vae.vocoder.parameters()))
     for length in (1, 5):
@@ -187,7 +187,7 @@ def test_every_run_that_ends_well_confirms_the_device(golden, audio_vae, monkeyp
         monkeypatch.setattr(module, "confirm_device", lambda: confirmed.append(True))
     vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
     latents = latents_of(frames)
-    sound = np.random.default_rng(0).uniform(-1, 1, (1, 2, 4000)).astype(np.float32)
+    waveform = np.random.default_rng(0).uniform(-1, 1, (1, 2, 4000)).astype(np.float32)
     for run in (
         lambda: vae.decode(latents),
         lambda: vae.decode(latents, vae.plan(latents.shape, mode="single")),
@@ -195,7 +195,7 @@ def test_every_run_that_ends_well_confirms_the_device(golden, audio_vae, monkeyp
         lambda: vae.decode_uint8(latents),
         lambda: vae.encode(mx.zeros((1, 3, 8 * frames - 7, 64, 64))),
         lambda: audio_vae("ltx2").decode(random_latents(frames)),
-        lambda: audio_vae("encoder").encode(sound, 16000),
+        lambda: audio_vae("encoder").encode(waveform, 16000),
     ):
         confirmed.clear()
         run()

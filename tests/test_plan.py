@@ -13,11 +13,11 @@ from benchmarks.validation import validation_cases
 from mlx_ltx_vae import PlanError, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.frame_format import RGB8, FrameOutput
-from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
-from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
-from mlx_ltx_vae.models.diffusion_decoder.specs import decoder_spec as diffusion_spec
-from mlx_ltx_vae.models.specs import ConvSpec, FrameAttentionSpec, LayerSpec, NetworkSpec
-from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
+from mlx_ltx_vae.networks.convolution.rules import ConvShape, winograd_elements
+from mlx_ltx_vae.networks.diffusion_decoder.config import ltx_2_5
+from mlx_ltx_vae.networks.diffusion_decoder.specs import decoder_spec as diffusion_spec
+from mlx_ltx_vae.networks.specs import ConvSpec, FrameAttentionSpec, LayerSpec, NetworkSpec
+from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
 from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning import planner
 from mlx_ltx_vae.planning.memory import StreamRun, stream_memory

@@ -23,9 +23,9 @@ from mlx_ltx_vae import AudioVAE, Film, PreviewVAE, VideoVAE, save_latents
 from mlx_ltx_vae.backend.mlx_utils import DTYPES
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.errors import PlanError, TilingError
-from mlx_ltx_vae.models.base import SOUND, Statistics
-from mlx_ltx_vae.models.convolution.conv3d import prepare
-from mlx_ltx_vae.models.families import PICTURES, published
+from mlx_ltx_vae.networks.base import AUDIO, Statistics
+from mlx_ltx_vae.networks.convolution.conv3d import prepare
+from mlx_ltx_vae.networks.families import PICTURES, published
 from mlx_ltx_vae.pipeline.frames import FrameChunk
 from mlx_ltx_vae.planning.plan import DecodePlan
 from mlx_ltx_vae.planning.planner import plan_decode
@@ -66,7 +66,7 @@ CONSUMERS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A decode or an encode, of pictures or of sound.
+    """A decode or an encode, of pictures or of audio.
 
     Attributes:
         frames: of latents, as `height` and `width` are cells.
@@ -90,7 +90,7 @@ class Case:
 
     @property
     def medium(self) -> Any:
-        return SOUND if self.height == 0 else PICTURES
+        return AUDIO if self.height == 0 else PICTURES
 
     def config(self) -> Any:
         return published(self.medium)[self.name].published[self.name](self.base)
@@ -98,7 +98,7 @@ class Case:
     def multiply_adds(self) -> float:
         config, family = self.config(), published(self.medium)[self.name]
         grid = (self.frames, self.height, self.width)
-        if self.medium is SOUND:
+        if self.medium is AUDIO:
             names, grid = ["encoder"] if self.network == "encoder" else ["decoder", "vocoder"], (4 * self.frames, 64, 1)
         else:
             names = [self.network]
@@ -117,13 +117,13 @@ def draw(choose: random.Random, kind: str, most: float) -> Case:
 
 def _draw(choose: random.Random, kind: str) -> Case:
     network = "encoder" if kind.startswith("encode") else "decoder"
-    names = {"sound": list(published(SOUND)), "light": _LIGHT, "diffusion": ["ltx-2.5-diffusion"], "video": _CONV}
+    names = {"audio": list(published(AUDIO)), "light": _LIGHT, "diffusion": ["ltx-2.5-diffusion"], "video": _CONV}
     subject = kind.split()[1]
     name = choose.choice(names[subject])
     dtype, batch = choose.choice(_DTYPES), choose.choice([1, 1, 1, 2])
     if name == "latent-rgb":
         network = "decoder"
-    if subject == "sound":
+    if subject == "audio":
         options = choose.choice([{}, {"mode": "single"}, {"chunk": choose.randint(1, 25)}])
         options, base = options if network == "decoder" else {}, choose.choice([8, 16, 32])
         return Case(name, network, base, dtype, batch, choose.randint(1, 100), 0, 0, options, "array")
@@ -159,8 +159,8 @@ def open_vae(case: Case) -> Any:
     """A VAE with the networks of a case, of random weights."""
     family, config = published(case.medium)[case.name], case.config()
     ones = mx.ones((config.latent_channels,))
-    names = ["encoder"] if case.network == "encoder" else ["decoder", "vocoder"][: 2 if case.medium is SOUND else 1]
-    networks: dict[str, Any] = {"encoder": None, "decoder": None} | ({"vocoder": None} if case.medium is SOUND else {})
+    names = ["encoder"] if case.network == "encoder" else ["decoder", "vocoder"][: 2 if case.medium is AUDIO else 1]
+    networks: dict[str, Any] = {"encoder": None, "decoder": None} | ({"vocoder": None} if case.medium is AUDIO else {})
     for name in names:
         network = family.make(config, name, Statistics(0 * ones, ones))
         half = case.dtype != "float16" or name in family.computes_in_half
@@ -169,7 +169,7 @@ def open_vae(case: Case) -> Any:
         mx.eval(cast(Any, network).parameters())
         prepare(cast(Any, network), keeps_dtype=False)
         networks[name] = network
-    kind = AudioVAE if case.medium is SOUND else PreviewVAE if case.name in _LIGHT else VideoVAE
+    kind = AudioVAE if case.medium is AUDIO else PreviewVAE if case.name in _LIGHT else VideoVAE
     return kind(config, **networks)
 
 
@@ -181,8 +181,8 @@ KINDS = {
     "uint8 light": 3e9,
     "decode light": 3e9,
     "encode light": 3e9,
-    "decode sound": 1e10,
-    "encode sound": 4e9,
+    "decode audio": 1e10,
+    "encode audio": 4e9,
     "film video": 3e9,
     "film light": 3e9,
 }
@@ -289,7 +289,7 @@ def compare(case: Case) -> float | None:
     before = active_memory()
     vae = open_vae(case)
     decode = _decode if case.overlap is None else _film
-    run = (_sound if case.medium is SOUND else _encode if case.network == "encoder" else decode)(case, vae)
+    run = (_audio if case.medium is AUDIO else _encode if case.network == "encoder" else decode)(case, vae)
     try:
         planned = next(run)
     except (PlanError, TilingError):
@@ -386,7 +386,7 @@ def _encode(case: Case, vae: Any) -> Iterator[int]:
         mx.eval(latents)
 
 
-def _sound(case: Case, vae: Any) -> Iterator[int]:
+def _audio(case: Case, vae: Any) -> Iterator[int]:
     if case.network == "encoder":
         seconds = case.frames / 25
         rate = vae.encoder.spec.clip.sample_rate

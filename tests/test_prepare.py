@@ -27,7 +27,7 @@ from mlx_ltx_vae import (
 )
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
-from test_video_sound import heard
+from test_video_audio_track import heard
 from video_files import read
 
 VAE, LATENTS = str(demo.VAE), str(demo.LATENTS)
@@ -105,29 +105,29 @@ def test_errors_come_before_weights_and_leave_no_file(small, loads, latents, pat
     assert loads == [] and sorted(os.listdir()) == before
 
 
-def test_the_sound_of_a_latent_file_goes_with_its_picture(small, audio_case):
+def test_the_audio_of_a_latent_file_goes_with_its_picture(small, audio_case):
     model = audio_case("ltx2").checkpoint
     audio_vae, vae = AudioVAE.from_pretrained(model, encoder=False), VideoVAE.from_pretrained(VAE)
-    sound = random_latents(14)
-    arrays = {**load_file("clip.safetensors"), "audio_latents": sound}
-    save_file(arrays, "sound.safetensors", metadata={"fps": "30"})
-    samples = np.array(audio_vae.decode(sound))[0]
+    audio = random_latents(14)
+    arrays = {**load_file("clip.safetensors"), "audio_latents": audio}
+    save_file(arrays, "audio.safetensors", metadata={"fps": "30"})
+    samples = np.array(audio_vae.decode(audio))[0]
     for plan in (None, vae.plan(small.shape)):
-        report = vae.prepare("sound.safetensors", "out.mkv", plan, audio=audio_vae).run()
+        report = vae.prepare("audio.safetensors", "out.mkv", plan, audio=audio_vae).run()
         decoded = heard("out.mkv", report.sample_rate)[:, : samples.shape[1]]
         assert np.corrcoef(decoded.ravel(), samples[:, : decoded.shape[1]].ravel())[0, 1] > 0.9
     words = r"clip.safetensors: has no audio latents by a usual name; pass audio_vae\.stream of load_audio_latents"
     with pytest.raises(LatentsError, match=words):
         vae.prepare("clip.safetensors", "b.mkv", audio=audio_vae)
-    save_file({**arrays, "audio_latents": sound[:, :, :1]}, "short.safetensors", metadata={"fps": "30"})
+    save_file({**arrays, "audio_latents": audio[:, :, :1]}, "short.safetensors", metadata={"fps": "30"})
     for plan, options in ((None, {"frames": (12, 17)}), (vae.plan(small.shape, frames=(12, 17)), {})):
-        with pytest.raises(WriterError, match=r"the video takes 0\.17 s and its sound 0\.00 s"):
+        with pytest.raises(WriterError, match=r"the video takes 0\.17 s and its audio 0\.00 s"):
             vae.prepare("short.safetensors", "b.mkv", plan, audio=audio_vae, **options).run()
     with pytest.raises(LatentsError, match="an AudioVAE decodes the audio latents of a file"):
         vae.prepare(small, "b.mkv", audio=audio_vae)
     encoder = AudioVAE.from_pretrained(audio_case("encoder").checkpoint)
     with pytest.raises(CheckpointError, match=r"has no decoder and no vocoder; give a file or folder with audio VAE"):
-        vae.prepare("sound.safetensors", "b.mkv", audio=encoder)
+        vae.prepare("audio.safetensors", "b.mkv", audio=encoder)
 
 
 def test_a_prepared_encode_writes_the_file_of_the_command(small, loads, capsys):

@@ -16,10 +16,10 @@ from many_files import failed, names, run
 from mlx_ltx_vae import PreviewVAE, VideoReader, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.models import families
-from mlx_ltx_vae.models.latent_rgb.family import LATENT_RGB
-from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
-from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder
+from mlx_ltx_vae.networks import families
+from mlx_ltx_vae.networks.latent_rgb.family import LATENT_RGB
+from mlx_ltx_vae.networks.preview_vae.config import PreviewConfig
+from mlx_ltx_vae.networks.preview_vae.networks import PreviewDecoder
 from mlx_ltx_vae.preview import main as preview
 from mlx_ltx_vae.shapes import ScaleFactors
 

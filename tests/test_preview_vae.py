@@ -17,9 +17,9 @@ from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.conversion import convert_checkpoint
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.models.convolution.conv2d import Conv2d
-from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
-from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder, PreviewEncoder
+from mlx_ltx_vae.networks.convolution.conv2d import Conv2d
+from mlx_ltx_vae.networks.preview_vae.config import PreviewConfig
+from mlx_ltx_vae.networks.preview_vae.networks import PreviewDecoder, PreviewEncoder
 from mlx_ltx_vae.planning.clip import receptive_field
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 from tolerances import tolerance

@@ -14,8 +14,8 @@ from mlx_ltx_vae import demo
 from mlx_ltx_vae.backend.device import is_reference_blas
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.video import VideoReader, VideoWriter, compress_still
+from mlx_ltx_vae.video.audio_files import AudioReader
 from mlx_ltx_vae.video.ffmpeg import listing
-from mlx_ltx_vae.video.sound_files import SoundReader
 from tolerances import cpu_only
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "with_openblas.sh"
@@ -63,7 +63,7 @@ def test_an_ffmpeg_that_is_too_old_is_named_instead_of_the_file(tmp_path, monkey
     (tmp_path / "clip.mp4").write_bytes(b"a video")
     tries = [
         lambda: VideoReader(tmp_path / "clip.mp4"),
-        lambda: SoundReader(tmp_path / "clip.mp4"),
+        lambda: AudioReader(tmp_path / "clip.mp4"),
         lambda: VideoWriter(tmp_path / "out.mp4", size=(64, 64), fps=24),
         lambda: compress_still(np.zeros((32, 32, 3), np.uint8)),
     ]

@@ -16,8 +16,8 @@ from mlx_ltx_vae.checkpoint.files import choose_file, choose_weights
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.errors import CheckpointError
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.models.specs import PaddingMode
-from mlx_ltx_vae.models.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
+from mlx_ltx_vae.networks.specs import PaddingMode
+from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
 from tolerances import tolerance
 
 MANIFEST = json.loads((FIXTURES / "pruna.json").read_text())

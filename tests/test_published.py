@@ -15,10 +15,10 @@ from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.models.base import SOUND
-from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5, raw_ltx_2_5
-from mlx_ltx_vae.models.diffusion_decoder.family import DIFFUSION_VAE
-from mlx_ltx_vae.models.families import published
+from mlx_ltx_vae.networks.base import AUDIO
+from mlx_ltx_vae.networks.diffusion_decoder.config import ltx_2_5, raw_ltx_2_5
+from mlx_ltx_vae.networks.diffusion_decoder.family import DIFFUSION_VAE
+from mlx_ltx_vae.networks.families import published
 from mlx_ltx_vae.published import PublishedVAE
 from mlx_ltx_vae.tiling import TilingConfig
 
@@ -31,7 +31,7 @@ CASES = {
     "prunavaed": "full_width_pruna",
     "ltx-2.5-diffusion": None,
 }
-SOUNDS = {"ltx-2.5": "full_width_ltx2_3", "ltx-2.3": "full_width_ltx2_3", "ltx-2": "full_width_ltx2"}
+AUDIO_FIXTURES = {"ltx-2.5": "full_width_ltx2_3", "ltx-2.3": "full_width_ltx2_3", "ltx-2": "full_width_ltx2"}
 VIDEO, GRID = (121, 704, 1280), (16, 22, 40)
 SIZE = ["--size", "1280x704", "--frames", "121"]
 
@@ -78,7 +78,7 @@ def audio(tmp_path_factory):
     """`audio("ltx-2")`: a file with the tensors of its audio VAE and vocoder."""
 
     def make(name):
-        manifest = json.loads((FIXTURES / "audio" / f"{SOUNDS[name]}.json").read_text())
+        manifest = json.loads((FIXTURES / "audio" / f"{AUDIO_FIXTURES[name]}.json").read_text())
         path = tmp_path_factory.mktemp("audio") / "audio.safetensors"
         return write_empty(path, manifest["weights"], {"config": json.dumps(manifest["config"])})
 
@@ -87,7 +87,7 @@ def audio(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def latents(tmp_path_factory):
-    """Latents of `VIDEO`, and of 126 / 25 s of sound."""
+    """Latents of `VIDEO`, and of 126 / 25 s of audio."""
     path = tmp_path_factory.mktemp("latents") / "clip.safetensors"
     arrays = {"latents": np.zeros((1, 128, *GRID), np.float32), "audio_latents": np.zeros((1, 8, 126, 16), np.float32)}
     save_file(arrays, path, {"fps": "24"})
@@ -121,9 +121,9 @@ def test_a_published_vae_has_the_configuration_and_the_tensors_of_its_file(check
     assert found.config.generation == layers.get(config.generation, config.generation)
 
 
-@pytest.mark.parametrize("name", SOUNDS)
+@pytest.mark.parametrize("name", AUDIO_FIXTURES)
 def test_a_published_audio_vae_is_that_of_its_file(audio, name):
-    assert published(SOUND)[name].published[name]() == open_checkpoint(audio(name), medium=SOUND).config
+    assert published(AUDIO)[name].published[name]() == open_checkpoint(audio(name), medium=AUDIO).config
 
 
 DRY_RUNS = [
@@ -150,13 +150,13 @@ def test_a_plan_without_files_is_that_of_a_decode_of_files(checkpoint, latents, 
     assert found.pop("kind") == "plan" and found == expected
 
 
-def test_sound_takes_what_it_takes_with_files(checkpoint, audio, latents, dry_run):
+def test_audio_takes_what_it_takes_with_files(checkpoint, audio, latents, dry_run):
     name = "ltx-2.5"
     options = ["--memory-budget", "20GB", "--fps", "24"]
     expected = dry_run(latents, "-m", checkpoint(name), "--audio-model", audio(name), *options)
-    plan = VideoVAE.estimate(name, frames=121, size=(1280, 704), sound=True, memory_budget="20GB")
-    assert plan.sound.as_dict() == expected["audio"]
-    assert plan.memory.sound == expected["plan"]["sound_bytes"]
+    plan = VideoVAE.estimate(name, frames=121, size=(1280, 704), audio=True, memory_budget="20GB")
+    assert plan.audio.as_dict() == expected["audio"]
+    assert plan.memory.audio == expected["plan"]["audio_bytes"]
 
 
 def test_an_estimate_is_the_plan_of_the_vae_that_is_loaded(golden, monkeypatch, backend):
@@ -207,7 +207,7 @@ def test_an_estimate_has_the_decoder_and_the_dtype_that_are_asked_for():
         (PlanError, "no published VAE is named 'ltx2.3' .did you mean ltx-2.3", {"generation": "ltx2.3"}),
         (PlanError, "no published VAE is named 'ltx-2.3-diffusion'", {"decoder": "diffusion"}),
         (PlanError, "the decoder 'tiny' is not known; expected conv or diffusion", {"decoder": "tiny"}),
-        (PlanError, "0.9.5 has no sound; choose one of ltx-2,", {"generation": "0.9.5", "sound": True}),
+        (PlanError, "0.9.5 has no audio; choose one of ltx-2,", {"generation": "0.9.5", "audio": True}),
         (PlanError, "the least that works is", {"memory_budget": "1GB"}),
         (LatentsError, "8 frames of 1280x704 do not fit the latent grid", {"frames": 8}),
         (LatentsError, "'720p' is not a width and a height such as 768x512", {"size": "720p"}),

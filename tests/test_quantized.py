@@ -13,7 +13,7 @@ from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
 from mlx_ltx_vae.conversion import STATISTICS_TENSORS, read_all
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.models.base import PICTURES, SOUND
+from mlx_ltx_vae.networks.base import AUDIO, PICTURES
 from tolerances import tolerance
 
 quiet = pytest.mark.filterwarnings("ignore:.*are quantized")
@@ -63,17 +63,17 @@ def save(path, tensors, config):
 
 
 def open_case(golden, tmp_path, name, medium=PICTURES):
-    source = make_case(name, tmp_path).checkpoint if medium is SOUND else golden(name).checkpoint
+    source = make_case(name, tmp_path).checkpoint if medium is AUDIO else golden(name).checkpoint
     return open_checkpoint(source, medium=medium)
 
 
 @pytest.mark.quick(2)
 @quiet
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 64), (3, 32)])
-@pytest.mark.parametrize("name", [*PICTURE_CASES, "sound"])
+@pytest.mark.parametrize("name", [*PICTURE_CASES, "audio"])
 def test_every_network_reads_the_values_of_the_formula(golden, tmp_path, name, bits, group_size):
-    medium = SOUND if name == "sound" else PICTURES
-    original = open_case(golden, tmp_path, "ltx2_3" if medium is SOUND else name, medium)
+    medium = AUDIO if name == "audio" else PICTURES
+    original = open_case(golden, tmp_path, "ltx2_3" if medium is AUDIO else name, medium)
     stored = quantize(read_all(original), bits, group_size)
     expected = dequantize(stored, bits)
     for config in (
@@ -93,13 +93,13 @@ def test_every_network_reads_the_values_of_the_formula(golden, tmp_path, name, b
 
 @pytest.mark.quick(1)
 @quiet
-@pytest.mark.parametrize("name", ["ltx2_3", "ltx2_5_diffusion", "sound"])
+@pytest.mark.parametrize("name", ["ltx2_3", "ltx2_5_diffusion", "audio"])
 def test_a_quantized_vae_decodes_as_one_with_the_values_of_the_formula(golden, tmp_path, name):
-    medium = SOUND if name == "sound" else PICTURES
-    original = open_case(golden, tmp_path, "ltx2_3" if medium is SOUND else name, medium)
+    medium = AUDIO if name == "audio" else PICTURES
+    original = open_case(golden, tmp_path, "ltx2_3" if medium is AUDIO else name, medium)
     stored = quantize(read_all(original), 4, 32)
     values = {key: mx.array(array) for key, array in dequantize(stored, 4).items()}
-    vae_class = AudioVAE if medium is SOUND else VideoVAE
+    vae_class = AudioVAE if medium is AUDIO else VideoVAE
     vaes = [
         vae_class.from_pretrained(
             open_checkpoint(save(tmp_path / folder / "vae.safetensors", tensors, config), medium=medium)
@@ -107,7 +107,7 @@ def test_a_quantized_vae_decodes_as_one_with_the_values_of_the_formula(golden, t
         for folder, tensors in (("quantized", stored), ("dense", values))
         for config in [original.raw_config]
     ]
-    latents = random_latents(3) if medium is SOUND else np.random.default_rng(0).normal(size=(1, 8, 2, 3, 3))
+    latents = random_latents(3) if medium is AUDIO else np.random.default_rng(0).normal(size=(1, 8, 2, 3, 3))
     results = [vae.decode(mx.array(latents.astype(np.float32))) for vae in vaes]
     assert results[0].shape == results[1].shape
     assert mx.abs(results[0] - results[1]).max().item() < tolerance(1e-4)

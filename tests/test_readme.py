@@ -20,11 +20,11 @@ from starlette.testclient import TestClient
 from examples.server import make_app
 from mlx_ltx_vae import VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
-from mlx_ltx_vae.models import layers
-from mlx_ltx_vae.models.base import Statistics
-from mlx_ltx_vae.models.video_vae import block_types, networks
-from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.models.video_vae.networks import ConvDecoder
+from mlx_ltx_vae.networks import layers
+from mlx_ltx_vae.networks.base import Statistics
+from mlx_ltx_vae.networks.video_vae import block_types, networks
+from mlx_ltx_vae.networks.video_vae.config import parse_vae_config
+from mlx_ltx_vae.networks.video_vae.networks import ConvDecoder
 from tolerances import tolerance
 
 ROOT = Path(__file__).parents[1]
@@ -52,9 +52,9 @@ def folder(tmp_path, monkeypatch, hub_cache):
     hub_cache("ltx-2.3", demo.VAE)
     latents, info = load_latents(demo.LATENTS)
     save_latents(tmp_path / "clip.safetensors", latents[:, :, :2, :3, :4], fps=info.fps)
-    with wave.open(str(tmp_path / "voice.wav"), "wb") as sound:
-        sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
-        sound.writeframes(bytes(8000))
+    with wave.open(str(tmp_path / "voice.wav"), "wb") as audio:
+        audio.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
+        audio.writeframes(bytes(8000))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -172,7 +172,7 @@ def test_every_python_block_of_the_pages_is_run_by_a_test():
         "python.md": [""],
         "architecture.md": ["class nearestdecoder", "gate"],
         "server.md": [""],
-        "sound.md": [""],  # by test_decode_sound.py
+        "audio.md": [""],  # by test_decode_audio.py
     }
     sections = re.findall(r'section\("([^"]+)"\)', (ROOT / "tests" / "test_integrations.py").read_text())
     pages = [path for folder in ("docs", "examples") for path in (ROOT / folder).glob("*.md")]

@@ -5,9 +5,9 @@ import pytest
 
 import real_width_layers
 from metal_emulation import EmulatedGPU, emulated
-from mlx_ltx_vae.models.base import PICTURES, SOUND
-from mlx_ltx_vae.models.convolution.rules import Formulation
-from mlx_ltx_vae.models.families import published
+from mlx_ltx_vae.networks.base import AUDIO, PICTURES
+from mlx_ltx_vae.networks.convolution.rules import Formulation
+from mlx_ltx_vae.networks.families import published
 from real_width_layers import LAYERS, Expected, convolution, module_path, plane, preview
 from tolerances import cpu_only
 
@@ -60,7 +60,7 @@ def test_the_layers_cover_the_widths_and_the_kernels_of_metal(expected):
 
 @pytest.mark.parametrize(
     ("medium", "family", "key"),
-    [(PICTURES, "video_vae", convolution), (PICTURES, "preview_vae", preview), (SOUND, "audio_vae", plane)],
+    [(PICTURES, "video_vae", convolution), (PICTURES, "preview_vae", preview), (AUDIO, "audio_vae", plane)],
 )
 def test_every_width_of_every_published_vae_is_among_the_layers(medium, family, key):
     def keys(generation, network):
@@ -69,7 +69,7 @@ def test_every_width_of_every_published_vae_is_among_the_layers(medium, family, 
         return {module_path(each): key(each) for each in reversed(layers) if each.weights}
 
     generations = [name for name, each in published(medium).items() if each.name == family]
-    own = [each for each in LAYERS.values() if each.generation in generations and each.is_sound == (medium is SOUND)]
+    own = [each for each in LAYERS.values() if each.generation in generations and each.is_audio == (medium is AUDIO)]
     found = {keys(each.generation, each.network).get(each.path) for each in own}
     for generation in generations:
         for network in medium.networks[:2]:

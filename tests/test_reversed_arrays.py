@@ -60,7 +60,7 @@ def test_frames_in_reverse_order_are_encoded_like_a_copy(vae):
     assert mx.array_equal(vae.encode(FRAMES[::-1]), vae.encode(FRAMES[::-1].copy()))
 
 
-def test_weights_and_sound_may_be_reversed_along_axes_of_length_1(golden, weights, audio_vae):
+def test_weights_and_audio_may_be_reversed_along_axes_of_length_1(golden, weights, audio_vae):
     arrays = weights("ltxv_0_9_1")
     config = golden("ltxv_0_9_1").manifest["vae_config"]
     results = [

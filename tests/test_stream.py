@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from benchmarks.measuring import Case, load_vae
 from conftest import CONV_CASES, active_memory
 from mlx_ltx_vae import PlanError, VideoVAE
-from mlx_ltx_vae.models.base import Statistics
-from mlx_ltx_vae.models.convolution.conv3d import Conv3d
-from mlx_ltx_vae.models.layers import ResnetBlock
-from mlx_ltx_vae.models.specs import PaddingMode
-from mlx_ltx_vae.models.video_vae.block_types import RES_CHANGE, BlockConfig, NetworkOptions
-from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.models.video_vae.networks import ConvDecoder, ConvEncoder
+from mlx_ltx_vae.networks.base import Statistics
+from mlx_ltx_vae.networks.convolution.conv3d import Conv3d
+from mlx_ltx_vae.networks.layers import ResnetBlock
+from mlx_ltx_vae.networks.specs import PaddingMode
+from mlx_ltx_vae.networks.video_vae.block_types import RES_CHANGE, BlockConfig, NetworkOptions
+from mlx_ltx_vae.networks.video_vae.config import parse_vae_config
+from mlx_ltx_vae.networks.video_vae.networks import ConvDecoder, ConvEncoder
 from mlx_ltx_vae.planning import planner
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run_stream, run_whole

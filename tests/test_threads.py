@@ -15,8 +15,8 @@ from mlx_ltx_vae import Film, LatentsError, PreviewVAE, VideoVAE, load_latents, 
 from mlx_ltx_vae.backend import mlx_utils
 from mlx_ltx_vae.inspect import inspect
 from mlx_ltx_vae.latents import open_audio_latents
-from mlx_ltx_vae.models.base import Statistics
-from mlx_ltx_vae.models.video_vae.networks import ConvDecoder
+from mlx_ltx_vae.networks.base import Statistics
+from mlx_ltx_vae.networks.video_vae.networks import ConvDecoder
 from mlx_ltx_vae.pipeline.film import FilmWindow
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 from mlx_versions import streams_of_threads, threads_that_end
@@ -113,7 +113,7 @@ def test_chunks_pixels_and_what_is_pushed_can_be_used_here(golden):
 
 
 @pytest.mark.slow
-def test_sound_can_be_used_here(audio_vae, tmp_path):
+def test_audio_can_be_used_here(audio_vae, tmp_path):
     vae, encoder = audio_vae("ltx2_3"), audio_vae("encoder")
     latents = np.random.default_rng(0).normal(size=(1, 8, 5, 16)).astype(np.float32)
     parts = [np.asarray(chunk.waveform) for chunk in steps_of_threads(elsewhere(vae.stream, latents))]

@@ -9,7 +9,7 @@ from conftest import active_memory
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.machine import Machine
 from mlx_ltx_vae.errors import DecodeError, LatentsError, TilingError
-from mlx_ltx_vae.models.noise import draw
+from mlx_ltx_vae.networks.noise import draw
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
 from mlx_ltx_vae.shapes import LatentShape
 from mlx_ltx_vae.streaming.context import Stage, StreamContext

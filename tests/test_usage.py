@@ -45,7 +45,7 @@ DECODE = "clip.npy -m vae -o out.mp4"
 ENCODE = "clip.mp4 -m vae -o out.safetensors"
 CONVERT = "vae -o out"
 PLAN = "--size 64x64 --frames 9"
-SOUND = "clip.npy -m vae --audio-model a"
+AUDIO = "clip.npy -m vae --audio-model a"
 
 # Command, arguments, and words of the error: the option, and what is wrong.
 WRONG = [
@@ -64,7 +64,7 @@ WRONG = [
     (decode, f"{DECODE} --join --carry 17 --blend 18", "--blend 18 is more than the --carry of 17 frames"),
     (decode, f"{DECODE} --join --keyframes k.npz", "--keyframes goes with one window"),
     (decode, f"{DECODE} --join --audio-latents a.npz", "--audio-latents goes with one window"),
-    (decode, "clip.npy --join --blend 8 --audio-model a -o x.wav", "a .wav file is the sound alone; leave out --blend"),
+    (decode, "clip.npy --join --blend 8 --audio-model a -o x.wav", "a .wav file is the audio alone; leave out --blend"),
     (preview, "a.npy b.npy -m rgb -o out/ --blend 3", "--carry and --blend are for a film of windows; add --join"),
     (encode, f"{ENCODE} --carry 9", "--carry is for --windows; add it"),
     (encode, f"{ENCODE} --windows 25", "--windows makes several files; name a folder for them: -o out.safetensors/"),
@@ -73,7 +73,7 @@ WRONG = [
     (decode, "clip.npy more.npy -m vae -o -", "- is standard input or output, which takes one input"),
     (decode, "a.npy b.npy -m vae -o out/ --audio voice.wav", "--audio goes with one input"),
     (decode, "a.npy b.npy -m vae -o out/ --keyframes k.npz", "--keyframes goes with one input; decode each on its own"),
-    (decode, f"{SOUND} -o out.wav --keyframes k.npz", "a .wav file is the sound alone; leave out --keyframes"),
+    (decode, f"{AUDIO} -o out.wav --keyframes k.npz", "a .wav file is the audio alone; leave out --keyframes"),
     (preview, "clip.npy -m rgb -o out.png --keyframes k.npz", "unrecognized arguments: --keyframes"),
     (decode, "a.npy b.npy -m vae -o out/ --crf 99", "out/{name}.mp4: a crf of 99 is not between 0 and 51"),
     (decode, "a.npy b.npy -m vae -o out/{name}.avi", "out/{name}.avi: its ending is not supported"),
@@ -126,7 +126,7 @@ WRONG = [
     (decode, f"{DECODE} --convention difusers", "--convention: invalid choice: 'difusers'"),
     (decode, f"{DECODE} --bit-depth 9", "--bit-depth: invalid choice: "),
     (decode, "clip.npy -m vae -o out.avi", "out.avi: its ending is not supported; use .mp4"),
-    (decode, "clip.npy -m vae --audio-model a -o out.mp3", "- for raw frames, or .wav for the sound alone"),
+    (decode, "clip.npy -m vae --audio-model a -o out.mp3", "- for raw frames, or .wav for the audio alone"),
     (decode, "clip.npy -m vae -o out", "out: is no folder and has no ending; write out/ for PNG stills, or out.mp4"),
     (decode, "clip.npy -m vae -o a_%d_%d.png", "such as %05d.png"),
     (decode, "clip.npy -m vae -o a.mp4 --metadata comment", "is not KEY=VALUE"),
@@ -138,15 +138,15 @@ WRONG = [
     (decode, "clip.npy -m vae -o - --contact-sheet", "standard output: has no name for a contact sheet; name a file"),
     (decode, "clip.npy -m vae -o %05d.png --contact-sheet", "%05d.png: has no name for a contact sheet"),
     (decode, "clip.npy -m vae -o sheet.png --contact-sheet --codec h264", "sheet.png: takes no codec"),
-    (decode, f"{SOUND} --audio b.wav -o a.mp4", "--audio is the sound of the video; leave out --audio-model"),
-    (decode, f"{SOUND} -o a.npy", "a.npy: takes no audio"),
-    (decode, f"{SOUND} --audio-codec pcm -o a.mp4", "pcm sound is not supported in .mp4; use aac"),
+    (decode, f"{AUDIO} --audio b.wav -o a.mp4", "--audio is the audio of the video; leave out --audio-model"),
+    (decode, f"{AUDIO} -o a.npy", "a.npy: takes no audio"),
+    (decode, f"{AUDIO} --audio-codec pcm -o a.mp4", "pcm audio is not supported in .mp4; use aac"),
     (decode, "a.npy b.npy -m vae --audio-latents b.npy -o out/", "--audio-latents goes with one input"),
-    (decode, f"{SOUND} b.npy -o out/{{name}}.wav", "a .wav file is the sound of one input"),
-    (decode, f"{SOUND} -o a.wav --frames :5", "a .wav file is the sound alone; leave out --frames"),
-    (decode, f"{SOUND} -o a.WAV --live", "a .wav file is the sound alone; leave out --live"),
+    (decode, f"{AUDIO} b.npy -o out/{{name}}.wav", "a .wav file is the audio of one input"),
+    (decode, f"{AUDIO} -o a.wav --frames :5", "a .wav file is the audio alone; leave out --frames"),
+    (decode, f"{AUDIO} -o a.WAV --live", "a .wav file is the audio alone; leave out --live"),
     (decode, "clip.npy -o a.wav", "--audio-model AUDIO is missing"),
-    (decode, "clip.npy -m vae -o a.wav --audio b.wav", "a .wav file is the sound alone; leave out --audio"),
+    (decode, "clip.npy -m vae -o a.wav --audio b.wav", "a .wav file is the audio alone; leave out --audio"),
     (preview, "-m rgb -o out.png", "LATENTS is missing"),
     (preview, "clip.npy -o out.png", "-m MODEL is missing: give taeltx-2.3, or a tiny decoder of github.com/"),
     (preview, "clip.npy -o out.png", "or a projection that examples/fit_latent_rgb.py fits to your VAE; --demo"),
@@ -210,7 +210,7 @@ OTHERS = [
     (preview, "--quality 18", None),
     (preview, "--crf 18", "an option of decode"),
     (encode, "--mode tiled", "an option of decode and info and bench"),
-    (decode, "--no-audio", "no option leaves the sound out; ffmpeg -i clip.mp4 -c copy -an silent.mp4 removes it"),
+    (decode, "--no-audio", "no option leaves the audio out; ffmpeg -i clip.mp4 -c copy -an silent.mp4 removes it"),
     (
         decode,
         "-v",

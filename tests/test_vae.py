@@ -11,8 +11,8 @@ import pytest
 from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.frame_format import RGB8, RGB16, FrameOutput
-from mlx_ltx_vae.models.noise import NoiseVolume, draw
-from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.networks.noise import NoiseVolume, draw
+from mlx_ltx_vae.networks.video_vae.config import parse_vae_config
 from mlx_ltx_vae.options import DecodeOptions
 from mlx_ltx_vae.pipeline.output_check import OutputCheck
 from mlx_ltx_vae.pipeline.run import Run
@@ -405,15 +405,15 @@ def test_a_memory_budget_in_the_place_of_a_plan_is_named(golden, audio_vae, tmp_
     vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
     latents = mx.zeros((1, vae.config.latent_channels, 2, 2, 2))
     pixels = mx.zeros((1, 3, 9, 64, 64))
-    sound = audio_vae("encoder")
+    audio = audio_vae("encoder")
     calls = [
         lambda: vae.decode(latents, "8GB"),
         lambda: vae.stream(latents, "8GB"),
         lambda: vae.decode_uint8(latents, "8GB"),
         lambda: vae.decode_to_file(latents, tmp_path / "a.mp4", "8GB"),
         lambda: vae.encode(pixels, "8GB"),
-        lambda: sound.decode(mx.zeros((1, 8, 5, 16)), "8GB"),
-        lambda: sound.encode(mx.zeros((1, 2, 48000)), 48000, "8GB"),
+        lambda: audio.decode(mx.zeros((1, 8, 5, 16)), "8GB"),
+        lambda: audio.encode(mx.zeros((1, 2, 48000)), 48000, "8GB"),
     ]
     for call in calls:
         with pytest.raises(PlanError, match=r"plan is '8GB'; expected a (Dec|Enc)odePlan, .* memory_budget='8GB', to "):

@@ -159,7 +159,7 @@ if kind == "reader":
     sys.exit()
 name, options = {
     "file": ("out.mkv", {"codec": "ffv1"}),
-    "sound": ("out.mkv", {"codec": "ffv1", "audio": iter([np.zeros((2, 60_000), np.float32)]), "sample_rate": 48_000}),
+    "audio": ("out.mkv", {"codec": "ffv1", "audio": iter([np.zeros((2, 60_000), np.float32)]), "sample_rate": 48_000}),
     "gif": ("out.gif", {}),
     "npy": ("out.npy", {}),
     "stills": ("out/", {}),
@@ -180,7 +180,7 @@ os.waitpid(child, 0)
 
 
 @pytest.mark.quick(2)
-@pytest.mark.parametrize("kind", ["file", "reader", "sound", "gif", "npy", "stills", "wav"])
+@pytest.mark.parametrize("kind", ["file", "reader", "audio", "gif", "npy", "stills", "wav"])
 def test_a_forked_child_leaves_what_its_parent_writes_and_reads(tmp_path: Path, kind: str) -> None:
     """It exits, drops its copy, leaves the with-block by an error, or writes; and it may outlive the file."""
     allowed = "ignore:This process:DeprecationWarning"  # from Python 3.12 on: it has threads and forks

@@ -15,7 +15,7 @@ from mlx_ltx_vae.codec_table import AUDIO_CODECS
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.video import OutputOptions, VideoReader, VideoWriter, check_output, codecs, open_sink, writer
-from mlx_ltx_vae.video.sound_files import SoundReader
+from mlx_ltx_vae.video.audio_files import AudioReader
 from video_files import numbered, numbers, open_video, read, run_ffmpeg, write_tone
 
 RATE = 48_000
@@ -33,7 +33,7 @@ def make_audio(path: Path, seconds: float) -> Path:
     return path
 
 
-def sound(path: Path) -> np.ndarray:
+def samples_in(path: Path) -> np.ndarray:
     samples = run_ffmpeg("-i", path, "-map", "0:a", "-ac", "1", "-ar", RATE, "-f", "s16le", "-")
     return np.frombuffer(samples, "<i2").astype(float)
 
@@ -63,7 +63,7 @@ def test_shortest_ends_the_audio_with_the_video_and_keeps_all_frames(
     live = name == "live.mp4"
     write(tmp_path / name, audio=source, shortest=True, num_frames=NUM_FRAMES, fragmented=live)
     assert numbers(read(tmp_path / name)) == list(range(NUM_FRAMES))
-    heard, end = sound(tmp_path / name), round(min(seconds, 1) * RATE)
+    heard, end = samples_in(tmp_path / name), round(min(seconds, 1) * RATE)
     assert abs(len(heard) - end) <= 2048  # codecs work in blocks
     assert np.std(heard[end - 6000 : end - 3000]) > 4000
 
@@ -74,7 +74,7 @@ def test_longer_audio_is_a_warning_with_both_lengths(tmp_path: Path, audio: str)
     source = make_audio(tmp_path / audio, 1.7)
     with pytest.warns(UserWarning, match=r"out.mp4: the video takes 1.00 s and its audio 1.7\d s; shortest=True"):
         write(tmp_path / "out.mp4", audio=source)
-    assert len(sound(tmp_path / "out.mp4")) >= 1.7 * RATE
+    assert len(samples_in(tmp_path / "out.mp4")) >= 1.7 * RATE
 
 
 def test_audio_is_kept_for_a_limited_time_after_the_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,20 +84,20 @@ def test_audio_is_kept_for_a_limited_time_after_the_video(tmp_path: Path, monkey
     message = r"its audio 3.00 s; 1 s after the video are kept; shortest=True"
     with pytest.warns(UserWarning, match=message):
         write(tmp_path / "out.mkv", audio=source, num_frames=NUM_FRAMES, audio_codec="pcm")
-    assert len(sound(tmp_path / "out.mkv")) == 2 * RATE
+    assert len(samples_in(tmp_path / "out.mkv")) == 2 * RATE
 
 
 @pytest.mark.parametrize("rate", [1, 999])
-def test_a_file_that_states_a_rate_that_no_sound_has_is_refused(tmp_path: Path, rate: int) -> None:
+def test_a_file_that_states_a_rate_that_no_audio_has_is_refused(tmp_path: Path, rate: int) -> None:
     """Which would become hours, and take minutes."""
     with wave.open(str(tmp_path / "a.wav"), "wb") as file:
         file.setparams((1, 1, rate, 0, "NONE", ""))
         file.writeframes(bytes(16_700))
-    words = f"a.wav: its sound has {rate} samples per second; expected are 1000 to 768000"
+    words = f"a.wav: its audio has {rate} samples per second; expected are 1000 to 768000"
     with pytest.raises(WriterError, match=words):
         write(tmp_path / "out.mp4", audio=tmp_path / "a.wav")
     with pytest.raises(ReaderError, match=words):
-        SoundReader(tmp_path / "a.wav")
+        AudioReader(tmp_path / "a.wav")
     assert os.listdir(tmp_path) == ["a.wav"]
 
 
@@ -105,14 +105,14 @@ def test_shorter_audio_is_a_warning_with_both_lengths(tmp_path: Path) -> None:
     message = r"out.mp4: the video takes 1.00 s and its audio 0.40 s, and the rest is silent\.$"
     with pytest.warns(UserWarning, match=message):
         write(tmp_path / "out.mp4", audio=make_audio(tmp_path / "a.wav", 0.4))
-    assert abs(len(sound(tmp_path / "out.mp4")) - 0.4 * RATE) <= 2048
+    assert abs(len(samples_in(tmp_path / "out.mp4")) - 0.4 * RATE) <= 2048
 
 
 @pytest.mark.parametrize("seconds", [0.97, 1.03])
 @pytest.mark.filterwarnings("error", "ignore:.*AAC")
 def test_audio_that_is_not_longer_or_shorter_by_more_than_a_frame_is_no_warning(tmp_path: Path, seconds: float) -> None:
     write(tmp_path / "out.mp4", audio=make_audio(tmp_path / "a.wav", seconds))
-    assert abs(len(sound(tmp_path / "out.mp4")) - seconds * RATE) <= 2048
+    assert abs(len(samples_in(tmp_path / "out.mp4")) - seconds * RATE) <= 2048
 
 
 def test_a_checked_output_warns_once(tmp_path: Path) -> None:
@@ -139,10 +139,10 @@ def test_decode_warns_before_it_decodes_and_cuts_with_shortest(tmp_path: Path, c
     assert captured.err == ""
     report = json.loads(captured.out)
     assert len(read(out)) == report["frames"]
-    assert abs(len(sound(out)) / RATE - report["frames"] / report["fps"]) < 0.05
+    assert abs(len(samples_in(out)) / RATE - report["frames"] / report["fps"]) < 0.05
 
 
-def make_sound(path: Path, layout: str, *, rate: int = RATE, level: float = 0.5, codec: str = "pcm_s16le") -> Path:
+def make_tones(path: Path, layout: str, *, rate: int = RATE, level: float = 0.5, codec: str = "pcm_s16le") -> Path:
     """A second of tones, one for each channel."""
     run_ffmpeg("-f", "lavfi", "-i", f"aevalsrc={level}*sin(2*PI*440*t):s={rate}:d=1,aformat=channel_layouts={layout}",
                "-c:a", codec, path)  # fmt: skip
@@ -155,8 +155,8 @@ def make_sound(path: Path, layout: str, *, rate: int = RATE, level: float = 0.5,
     [("pcm_s16le", "out.mp4", "flac"), ("pcm_f32le", "out.mov", "pcm"), ("flac", "out.mkv", "pcm")],
 )
 def test_one_warning_says_that_aac_is_lossy(tmp_path: Path, encoding: str, name: str, lossless: str) -> None:
-    source = make_sound(tmp_path / ("a.flac" if encoding == "flac" else "a.wav"), "stereo", codec=encoding)
-    words = rf'{name}: its sound is stored as AAC, which is lossy; audio_codec="{lossless}" keeps it lossless\.$'
+    source = make_tones(tmp_path / ("a.flac" if encoding == "flac" else "a.wav"), "stereo", codec=encoding)
+    words = rf'{name}: its audio is stored as AAC, which is lossy; audio_codec="{lossless}" keeps it lossless\.$'
     with pytest.warns(UserWarning, match=words) as caught:
         write(tmp_path / name, audio=source)
     assert len(caught) == 1
@@ -178,9 +178,9 @@ def test_one_warning_says_that_aac_is_lossy(tmp_path: Path, encoding: str, name:
 def test_rates_channels_bits_and_levels_are_no_warning(
     tmp_path: Path, audio: dict, name: str, codec: str | None
 ) -> None:
-    source = make_sound(tmp_path / ("a.mka" if "lame" in audio.get("codec", "") else "a.wav"), **audio)
+    source = make_tones(tmp_path / ("a.mka" if "lame" in audio.get("codec", "") else "a.wav"), **audio)
     write(tmp_path / name, audio=source, audio_codec=codec)
-    assert abs(len(sound(tmp_path / name)) - RATE) <= 3000
+    assert abs(len(samples_in(tmp_path / name)) - RATE) <= 3000
 
 
 @pytest.mark.quick(3)
@@ -196,7 +196,7 @@ def test_rates_channels_bits_and_levels_are_no_warning(
     ],
 )
 def test_audio_keeps_its_channels(tmp_path: Path, layout: str, encoding: str, name: str, codec: str | None) -> None:
-    source = make_sound(tmp_path / ("a.wav" if encoding.startswith("pcm") else "a.mka"), layout, codec=encoding)
+    source = make_tones(tmp_path / ("a.wav" if encoding.startswith("pcm") else "a.mka"), layout, codec=encoding)
     write(tmp_path / name, audio=source, audio_codec=codec)
     shapes = [np.frombuffer(run_ffmpeg("-i", path, "-f", "f32le", "-map", "0:a", "-"), "<f4").size
               for path in (source, tmp_path / name)]  # fmt: skip
@@ -303,7 +303,7 @@ def test_a_codec_that_cannot_store_all_channels_is_a_warning_that_names_one_that
     tmp_path: Path, name: str, codec: str, layout: str, stored: str, better: str | None
 ) -> None:
     advice = "" if better is None else f'; audio_codec="{better}" keeps all channels'
-    text = f"{tmp_path / name}: its sound is {layout}, which becomes {stored} with {codec}{advice}."
+    text = f"{tmp_path / name}: its audio is {layout}, which becomes {stored} with {codec}{advice}."
     with pytest.warns(UserWarning, match=re.escape(text)):
         write(tmp_path / name, audio=write_tones(tmp_path / "a.wav", layout), audio_codec=codec)
     loud = loudness(hear(tmp_path / name, len(PLACES[stored].split())), layout)
@@ -326,23 +326,23 @@ def test_a_larger_layout_keeps_every_bit(tmp_path: Path) -> None:
     assert not result[:, 2].any()
 
 
-def test_sound_at_a_rate_that_the_codec_lacks_keeps_its_treble(tmp_path: Path) -> None:
+def test_audio_at_a_rate_that_the_codec_lacks_keeps_its_treble(tmp_path: Path) -> None:
     """ffmpeg takes the nearest rate of Opus, 24000, which has nothing above 12 kHz."""
     run_ffmpeg("-f", "lavfi", "-i", "sine=f=14000:r=32000:d=1,volume=4", tmp_path / "a.wav")
     write(tmp_path / "out.webm", audio=tmp_path / "a.wav")
-    spectrum = np.abs(np.fft.rfft(sound(tmp_path / "out.webm")[:RATE]))
+    spectrum = np.abs(np.fft.rfft(samples_in(tmp_path / "out.webm")[:RATE]))
     assert np.argmax(spectrum) == pytest.approx(14000, abs=5)
 
 
-def make_stream(path: Path, sound_at: float, picture_at: float) -> Path:
-    """Two seconds of pictures and a second of sound, which begin at these times."""
+def make_stream(path: Path, audio_at: float, picture_at: float) -> Path:
+    """Two seconds of pictures and a second of audio, which begin at these times."""
     pictures = ["-itsoffset", picture_at, "-f", "lavfi", "-i", "testsrc=s=64x64:r=25:d=2", "-c:v", "mpeg2video"]
-    tone = ["-itsoffset", sound_at, "-f", "lavfi", "-i", "sine=f=440:r=48000:d=1,volume=4", "-c:a", "mp2"]
+    tone = ["-itsoffset", audio_at, "-f", "lavfi", "-i", "sine=f=440:r=48000:d=1,volume=4", "-c:a", "mp2"]
     run_ffmpeg(*pictures[:-2], *tone[:-2], *pictures[-2:], *tone[-2:], path)
     return path
 
 
-def sound_from_the_files_start(path: Path) -> np.ndarray:
+def audio_from_the_files_start(path: Path) -> np.ndarray:
     """What ffmpeg plays of a file whose pictures it reads, too."""
     both = ["-map", "0:a", "-af", "aresample=async=1:first_pts=0", "-f", "f32le", "pipe:1", "-map", "0:v"]
     return np.frombuffer(run_ffmpeg("-i", path, *both, "-f", "null", "-"), "<f4")
@@ -355,10 +355,10 @@ def sound_from_the_files_start(path: Path) -> np.ndarray:
 @pytest.mark.filterwarnings("ignore:.* and the rest is silent")
 def test_audio_begins_where_it_does_in_its_file(tmp_path: Path, name: str, times: tuple[float, float]) -> None:
     source = make_stream(tmp_path / name, *times)
-    expected = sound_from_the_files_start(source)
+    expected = audio_from_the_files_start(source)
     begins = np.argmax(np.abs(expected) > 0.1) / RATE
     assert begins == pytest.approx(times[0], abs=0.02)
-    with SoundReader(source) as reader:
+    with AudioReader(source) as reader:
         assert np.array_equal(np.concatenate(list(reader), axis=1)[0], expected)
     with VideoReader(source) as video:
         next(video)
@@ -376,7 +376,7 @@ def test_audio_begins_where_it_does_in_its_file(tmp_path: Path, name: str, times
 def test_audio_that_begins_late_is_cut_where_the_video_ends(tmp_path: Path) -> None:
     source = make_stream(tmp_path / "a.ts", 0.5, 0)
     write(tmp_path / "out.mov", audio=source, audio_codec="pcm", shortest=True, num_frames=NUM_FRAMES)
-    heard = sound(tmp_path / "out.mov")
+    heard = samples_in(tmp_path / "out.mov")
     assert len(heard) == RATE
     assert np.argmax(np.abs(heard) > 3000) / RATE == pytest.approx(0.5, abs=0.02)
 
@@ -392,7 +392,7 @@ def test_a_file_that_is_removed_once_it_is_in_the_video_is_no_error(
 
     monkeypatch.setattr(writer, "warn_of_audio", remove_and_warn)
     write(tmp_path / "out.mp4", audio=source)
-    assert len(sound(tmp_path / "out.mp4")) >= 2 * RATE
+    assert len(samples_in(tmp_path / "out.mp4")) >= 2 * RATE
 
 
 @pytest.mark.parametrize("gap", [0.03, 0.3])
@@ -402,7 +402,7 @@ def test_what_follows_a_gap_stays_in_its_place(tmp_path: Path, gap: float) -> No
     run_ffmpeg("-f", "s16le", "-ar", RATE, "-ac", 1, "-i", "-", "-af", times, "-c:a", "flac", tmp_path / "a.mkv",
                data=tone.tobytes())  # fmt: skip
     expected = np.insert(tone, RATE // 2, np.zeros(round(gap * RATE), "<i2")) / 2**15
-    with SoundReader(tmp_path / "a.mkv") as reader:
+    with AudioReader(tmp_path / "a.mkv") as reader:
         read = np.concatenate(list(reader), axis=1)[0]
     with VideoWriter(tmp_path / "out.mov", size=SIZE, fps=24, audio=tmp_path / "a.mkv", audio_codec="pcm") as out:
         out.write(numbered(round((1 + gap) * 24), SIZE))
@@ -417,7 +417,7 @@ def test_times_that_are_a_little_wrong_change_nothing(tmp_path: Path) -> None:
     """Those of Ogg Vorbis are, by up to 13 ms."""
     notes = "aevalsrc=0.4*sin(2*PI*220*t)*exp(-9*mod(t\\,0.3))+0.4*random(0)*exp(-60*mod(t\\,0.5)):s=44100:d=4"
     run_ffmpeg("-f", "lavfi", "-i", notes, "-c:a", "libvorbis", tmp_path / "a.ogg")
-    with SoundReader(tmp_path / "a.ogg") as reader:
+    with AudioReader(tmp_path / "a.ogg") as reader:
         found = np.concatenate(list(reader), axis=1)[0]
     assert np.array_equal(found, np.frombuffer(run_ffmpeg("-i", tmp_path / "a.ogg", "-f", "f32le", "-"), "<f4"))
 

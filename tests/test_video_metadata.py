@@ -21,7 +21,7 @@ from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.inspect import inspect_video
 from mlx_ltx_vae.video import OutputOptions, VideoWriter, metadata, open_sink
 from mlx_ltx_vae.video.metadata import read_metadata
-from test_video_audio import make_audio, sound
+from test_video_audio_track import make_audio, samples_in
 from video_files import noise, open_video, read, run_ffmpeg, write
 
 SIZE = (32, 32)
@@ -71,7 +71,7 @@ def test_entries_come_back_from_videos(tmp_path: Path, name: str, has_audio: boo
     assert {key: found.get(key) for key in expected} == expected
     assert len(read(tmp_path / name)) == 6
     if has_audio:
-        assert len(sound(tmp_path / name)) > 8000
+        assert len(samples_in(tmp_path / name)) > 8000
 
 
 def test_ffmpeg_reads_the_entries_that_it_is_given(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def test_irregular_times_become_a_constant_rate(tmp_path: Path) -> None:
 
 def test_video_that_starts_after_its_audio_is_read_from_its_first_frame(tmp_path: Path) -> None:
     source, path = write(tmp_path / "silent.mkv", numbered(10), codec="ffv1"), tmp_path / "late.mkv"
-    sound = ["-f", "lavfi", "-i", "sine=d=2"]
-    run_ffmpeg(*sound, "-itsoffset", 0.4, "-i", source, "-map", 0, "-map", 1, "-c:v", "copy", path)
+    audio = ["-f", "lavfi", "-i", "sine=d=2"]
+    run_ffmpeg(*audio, "-itsoffset", 0.4, "-i", source, "-map", 0, "-map", 1, "-c:v", "copy", path)
     assert numbers(read(path)) == list(range(10))
 
 

@@ -55,11 +55,11 @@ def test_inputs_that_are_not_videos_are_refused(tmp_path: Path) -> None:
     text.write_text("some words\n" * 200)
     fake = tmp_path / "fake.mp4"
     shutil.copy(text, fake)
-    sound, song = tmp_path / "sound.wav", tmp_path / "song.m4a"
-    run_ffmpeg("-f", "lavfi", "-i", "sine=d=1", sound)
+    audio, song = tmp_path / "audio.wav", tmp_path / "song.m4a"
+    run_ffmpeg("-f", "lavfi", "-i", "sine=d=1", audio)
     cover = tmp_path / "cover.png"
     iio.imwrite(cover, noise(1)[0])
-    run_ffmpeg("-i", sound, "-i", cover, "-map", 0, "-map", 1, "-c:v", "copy", "-disposition:v", "attached_pic", song)
+    run_ffmpeg("-i", audio, "-i", cover, "-map", 0, "-map", 1, "-c:v", "copy", "-disposition:v", "attached_pic", song)
     empty, pictures = tmp_path / "empty", tmp_path / "kinds"
     empty.mkdir()
     save_images(pictures, ["1.png", "2.jpg"])
@@ -75,7 +75,7 @@ def test_inputs_that_are_not_videos_are_refused(tmp_path: Path) -> None:
         (tmp_path / "pipe.npy", "is a named pipe, and a video is a file"),
         (text, "is text, not a video"),
         (fake, "contains no video that ffmpeg can read"),
-        (sound, "contains no video stream"),
+        (audio, "contains no video stream"),
         (song, "contains no video stream"),
         (empty, "contains no images (.png, .jpg"),
         (pictures, "images of several kinds (jpg, png)"),

@@ -1,4 +1,4 @@
-"""Text in a file, its tags, chapters, attachments and its path, says nothing of its pictures and sound.
+"""Text in a file, its tags, chapters, attachments and its path, says nothing of its pictures and audio.
 
 ffmpeg's log has all of it beside what ffmpeg itself says, in the same words if somebody wrote them.
 """
@@ -17,8 +17,8 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.inspect import inspect_video
 from mlx_ltx_vae.video import VideoReader, ffmpeg
+from mlx_ltx_vae.video.audio_files import AudioReader
 from mlx_ltx_vae.video.metadata import read_metadata
-from mlx_ltx_vae.video.sound_files import SoundReader
 from video_files import numbers, run_ffmpeg
 
 # What was parsed, or is, with what is in front of it in the log.
@@ -63,11 +63,11 @@ def escape(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Videos with sound of all containers, without any text."""
+    """Videos with audio of all containers, without any text."""
     folder = tmp_path_factory.mktemp("plain")
-    for ending, sound in ENDINGS.items():
+    for ending, audio in ENDINGS.items():
         pictures = ["-f", "lavfi", "-i", f"testsrc2=s=64x48:r=10:d={NUM_FRAMES / 10}"]
-        tone = ["-f", "lavfi", "-i", "sine=d=1:r=44100", "-c:v", "mpeg4", "-g", 4, *sound, "-bitexact"]
+        tone = ["-f", "lavfi", "-i", "sine=d=1:r=44100", "-c:v", "mpeg4", "-g", 4, *audio, "-bitexact"]
         run_ffmpeg(*pictures, *tone, folder / f"plain{ending}")
     return folder
 
@@ -86,14 +86,14 @@ def add_text(source: Path, path: Path, key: str, value: str, *, is_attached: boo
 
 
 def found(path: Path) -> dict[str, Any]:
-    """All that is said of a video and of its sound."""
+    """All that is said of a video and of its audio."""
     report = inspect_video(path, None)
     with VideoReader(path, multiple=1) as video:
         report |= {"start": video.start, "estimate": video.num_frames, "size": video.size, "rate": video.fps}
         report["checksum"] = sum(int(part.sum(dtype=np.int64)) for part in video)
-    with SoundReader(path) as sound:
-        report |= {"channels": sound.channels, "sample_rate": sound.sample_rate}
-        report["samples"] = sum(part.shape[1] for part in sound)
+    with AudioReader(path) as audio:
+        report |= {"channels": audio.channels, "sample_rate": audio.sample_rate}
+        report["samples"] = sum(part.shape[1] for part in audio)
     return {key: value for key, value in report.items() if key not in ("name", "metadata")}
 
 
@@ -140,7 +140,7 @@ def test_damage_is_an_error_whatever_the_file_is_named(tmp_path: Path, plain: Pa
             list(video)
         (tmp_path / name).write_bytes(b"\x1aE\xdf\xa3" + bytes(200))
         with pytest.raises(ReaderError, match="contains no audio that ffmpeg can read"):
-            SoundReader(tmp_path / name)
+            AudioReader(tmp_path / name)
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ import pytest
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.files import PartFile
 from mlx_ltx_vae.video import VideoReader, VideoWriter, ffmpeg
+from mlx_ltx_vae.video.audio_files import AudioReader
 from mlx_ltx_vae.video.ffmpeg import FfmpegDecoder
 from mlx_ltx_vae.video.metadata import read_metadata
-from mlx_ltx_vae.video.sound_files import SoundReader
 from mlx_ltx_vae.video.writer import FfmpegEncoder
 from video_files import SIZE, children, kill_children, noise, save_images, write
 
@@ -60,7 +60,7 @@ def test_a_stopped_ffmpeg_ends_a_write(tmp_path: Path, stop: Callable[[], None],
 
 
 @pytest.mark.quick(2)
-@pytest.mark.parametrize("kind", ["video", "images", "sound"])
+@pytest.mark.parametrize("kind", ["video", "images", "audio"])
 def test_a_stopped_ffmpeg_ends_a_read(tmp_path: Path, stop: Callable[[], None], kind: str) -> None:
     if kind == "video":
         reader = VideoReader(write(tmp_path / "in.mkv", noise(100), codec="ffv1"))
@@ -71,7 +71,7 @@ def test_a_stopped_ffmpeg_ends_a_read(tmp_path: Path, stop: Callable[[], None], 
         with wave.open(str(tmp_path / "in.wav"), "wb") as file:
             file.setparams((2, 2, 48_000, 0, "NONE", ""))
             file.writeframes(bytes(2_000_000))  # more than the pipe holds
-        reader = SoundReader(tmp_path / "in.wav")
+        reader = AudioReader(tmp_path / "in.wav")
     stop()
     with pytest.raises(ReaderError, match=SILENT):
         list(reader)
@@ -84,10 +84,10 @@ def test_a_stopped_ffmpeg_ends_a_read(tmp_path: Path, stop: Callable[[], None], 
     [
         lambda path: ffmpeg.run_ffmpeg("in.mp4", ["-i", path], ReaderError),
         lambda path: FfmpegDecoder("in.mp4", ["-i", path]).finish(),
-        lambda _: SoundReader(__file__),
+        lambda _: AudioReader(__file__),
         lambda path: read_metadata(Path(path)),
     ],
-    ids=["probe", "end", "sound", "metadata"],
+    ids=["probe", "end", "audio", "metadata"],
 )
 def test_an_ffmpeg_that_does_not_end_is_an_error(stopped_program: None, read: Callable[[str], object]) -> None:
     with pytest.raises(ReaderError, match=SILENT):

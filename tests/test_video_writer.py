@@ -187,7 +187,7 @@ def test_decoded_size_is_the_requested_size(tmp_path: Path, size: tuple, ending:
 def write_every_container(folder: Path) -> dict[str, bytes]:
     """The bytes of a file for each codec, each container, live ones, and animated pictures."""
     size, frames = (96, 64), noise(3, (96, 64))
-    sound = np.random.default_rng(0).uniform(-0.5, 0.5, (1, 2, 6000)).astype(np.float32)
+    audio = np.random.default_rng(0).uniform(-0.5, 0.5, (1, 2, 6000)).astype(np.float32)
     files = {f"{name}{codec.endings[0]}": {"codec": name} for name, codec in CODECS.items() if not codec.is_mac_only}
     files |= {f"a{ending}": {} for ending in CONTAINER_ENDINGS}
     files["live.mp4"] = {"fragmented": True}
@@ -195,7 +195,7 @@ def write_every_container(folder: Path) -> dict[str, bytes]:
     for name, options in files.items():
         metadata = {"prompt": "a hill"}
         with open_video(
-            folder / name, size=size, fps=24, audio=[sound], sample_rate=48000, metadata=metadata, **options
+            folder / name, size=size, fps=24, audio=[audio], sample_rate=48000, metadata=metadata, **options
         ) as out:
             out.write(frames)
     for ending in ANIMATIONS:

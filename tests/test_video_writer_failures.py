@@ -190,7 +190,7 @@ def test_audio_file_without_audio_is_named_before_ffmpeg_starts(
     elif content == "header":
         voice.write_bytes(b"RIFF\x24\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x40\x1f\0\0\x80\x3e\0\0\2\0\x10\0")
     else:
-        voice.write_text({"text": "not a sound", "nothing": ""}[content])
+        voice.write_text({"text": "not audio", "nothing": ""}[content])
     monkeypatch.setattr(writer, "FfmpegEncoder", None)
     with pytest.raises(WriterError) as refusal:
         VideoWriter(target, size=SIZE, fps=24, audio=voice)

@@ -50,11 +50,11 @@ def write_hdr(vae, path):
     vae.decode_to_file(mx.random.normal((1, 64, 1, 2, 2)), path.with_name("hdr.mp4"), hdr="acescct")
 
 
-def write_sound(vae, path):
-    with wave.open(str(path.with_name("long.wav")), "wb") as sound:
-        sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
-        sound.writeframes(bytes(16000))
-    writer = VideoWriter(path.with_name("sound.mp4"), size=(64, 64), fps=24, audio=path.with_name("long.wav"))
+def write_audio(vae, path):
+    with wave.open(str(path.with_name("long.wav")), "wb") as audio:
+        audio.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
+        audio.writeframes(bytes(16000))
+    writer = VideoWriter(path.with_name("audio.mp4"), size=(64, 64), fps=24, audio=path.with_name("long.wav"))
     writer.write(np.zeros((1, 64, 64, 3), np.uint8))
     writer.close()
 
@@ -66,7 +66,7 @@ def call_back(vae, path):
     vae.decode(mx.random.normal((1, 64, 1, 2, 2)), on_frames_ready=show)
 
 
-@pytest.mark.parametrize("act", [read, encode, encode_stream, ignore_keyframes, write_hdr, write_sound, call_back])
+@pytest.mark.parametrize("act", [read, encode, encode_stream, ignore_keyframes, write_hdr, write_audio, call_back])
 def test_a_warning_names_the_caller_s_line(vae, untagged, act):
     with pytest.warns(UserWarning) as caught:
         act(vae, untagged)

@@ -10,11 +10,11 @@ import pytest
 PLAN = """
 import sys
 sys.modules["mlx"] = None  # so that importing it, or a module of it, raises an ImportError
-import mlx_ltx_vae.models.specs, mlx_ltx_vae.tiling.layout
+import mlx_ltx_vae.networks.specs, mlx_ltx_vae.tiling.layout
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.models.video_vae.config import GENERATIONS
-from mlx_ltx_vae.models.video_vae.config import decoder_spec
+from mlx_ltx_vae.networks.video_vae.config import parse_vae_config
+from mlx_ltx_vae.networks.video_vae.config import GENERATIONS
+from mlx_ltx_vae.networks.video_vae.config import decoder_spec
 from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.tiling import TilingConfig

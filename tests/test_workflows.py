@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from mlx_ltx_vae.models.convolution.rules import Formulation
+from mlx_ltx_vae.networks.convolution.rules import Formulation
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = {path.name: path for path in (ROOT / ".github" / "workflows").glob("*.yml")}

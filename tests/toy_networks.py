@@ -10,9 +10,9 @@ from functools import partial
 import mlx.core as mx
 
 from mlx_ltx_vae.backend.machine import Machine
-from mlx_ltx_vae.models.base import Decoder
-from mlx_ltx_vae.models.layers import make_window, pad
-from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, PaddingMode, Step
+from mlx_ltx_vae.networks.base import Decoder
+from mlx_ltx_vae.networks.layers import make_window, pad
+from mlx_ltx_vae.networks.specs import LayerSpec, NetworkSpec, PaddingMode, Step
 from mlx_ltx_vae.shapes import Axis, Grid, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
 from mlx_ltx_vae.streaming.window import Delay, Trim, View, window_starts

@@ -112,7 +112,7 @@ def preview(vae: PreviewVAE, latents: mx.array) -> mx.array | None:
     return first
 
 
-def hear(vae: AudioVAE, file: Path, sound: mx.array) -> int:
+def hear(vae: AudioVAE, file: Path, audio: mx.array) -> int:
     latents = load_audio_latents(file, statistics=(vae.mean, vae.std))
     if latents is None:
         return 0
@@ -121,7 +121,7 @@ def hear(vae: AudioVAE, file: Path, sound: mx.array) -> int:
     chunks: Iterator[AudioChunk] = stream
     length = sum(chunk.waveform.shape[-1] for chunk in chunks)
     encode_plan: EncodePlan = vae.plan_encode(1.0)
-    vae.encode(sound, vae.sample_rate, encode_plan)
+    vae.encode(audio, vae.sample_rate, encode_plan)
     return length
 
 

@@ -31,7 +31,7 @@ class LTXDecodeAudio(FileNode):
             display_name="LTX Decode Audio (MLX)",
             category=CATEGORY,
             search_aliases=["audio vae decode", "latent to audio", "vocoder", "mlx"],
-            description="Decodes the sound of LTX latents. LTX Save Video (MLX) does it by itself for its videos.",
+            description="Decodes the audio of LTX latents. LTX Save Video (MLX) does it by itself for its videos.",
             inputs=[
                 io.Latent.Input("latent", tooltip="Of audio, or of video and audio."),
                 audio_vae_input([], "An audio VAE, or a whole model that has one, such as LTX-2."),
@@ -47,16 +47,16 @@ class LTXDecodeAudio(FileNode):
         if latents is None:
             raise LatentsError("these are latents of video alone; connect the audio's, or both.")
         source = vae_source("loaded_audio_vae", audio_vae, loaded_audio_vae)
-        waveform, rate = host.run(decode_sound, source, latents, node_id=cls.hidden.unique_id)
+        waveform, rate = host.run(decode_audio, source, latents, node_id=cls.hidden.unique_id)
         return io.NodeOutput({"waveform": torch.from_numpy(waveform), "sample_rate": rate})
 
 
-def decode_sound(job: Job, source: Source, latents: np.ndarray) -> tuple[np.ndarray, int]:
+def decode_audio(job: Job, source: Source, latents: np.ndarray) -> tuple[np.ndarray, int]:
     """Decode the waveform (B, 2, n) and its sample rate."""
     vae = host.networks.load(AudioVAE, source, "decoder")
     plan = vae.plan(latents.shape[2], batch=len(latents))
     stream = vae.stream(latents, plan)
-    job.say(f"{plan.seconds:.1f} s of sound within {format_bytes(plan.peak_bytes)}")
+    job.say(f"{plan.seconds:.1f} s of audio within {format_bytes(plan.peak_bytes)}")
     host.make_room(job, plan.peak_bytes)
     waveform = np.empty((len(latents), 2, plan.num_samples), np.float32)
     for chunk in job.chunks(stream):
@@ -74,7 +74,7 @@ class LTXEncodeAudio(FileNode):
             display_name="LTX Encode Audio (MLX)",
             category=CATEGORY,
             search_aliases=["audio vae encode", "audio to latent", "mlx"],
-            description="Encodes sound into LTX audio latents: 25 for each second, and one more. ComfyUI's own node "
+            description="Encodes audio into LTX audio latents: 25 for each second, and one more. ComfyUI's own node "
             "makes up to 2 fewer: it resamples to 44.1 kHz and cuts to whole blocks of 4096 samples.",
             inputs=[
                 io.Audio.Input("audio", tooltip="Mono or stereo, of any sample rate."),
@@ -89,11 +89,11 @@ class LTXEncodeAudio(FileNode):
     def execute(cls, audio: dict, audio_vae: str, loaded_audio_vae: Any = None) -> io.NodeOutput:
         source = vae_source("loaded_audio_vae", audio_vae, loaded_audio_vae)
         arguments = samples_of(audio, max_channels=2), int(audio["sample_rate"])
-        latents = host.run(encode_sound, source, *arguments, node_id=cls.hidden.unique_id)
+        latents = host.run(encode_audio, source, *arguments, node_id=cls.hidden.unique_id)
         return io.NodeOutput({"samples": torch.from_numpy(latents), "type": "audio"})
 
 
-def encode_sound(job: Job, source: Source, waveform: np.ndarray, rate: int) -> np.ndarray:
+def encode_audio(job: Job, source: Source, waveform: np.ndarray, rate: int) -> np.ndarray:
     """Latents (B, 8, T, 16) of a waveform (B, channels, n)."""
     vae = host.networks.load(AudioVAE, source, "encoder")
     plan = vae.plan_encode(waveform.shape[2] / rate, batch=len(waveform))

@@ -183,11 +183,11 @@ class FileNode(io.ComfyNode):
         choices = [choice for model in models for choice in (model if isinstance(model, (list, tuple)) else [model])]
         if None in choices:  # it comes from another node, and may be any file
             choices += files_in("vae", "checkpoints", "vae_approx")
-        return [file_state(full_path(choice)) for choice in choices if choice not in (None, AUTO, NO_SOUND)]
+        return [file_state(full_path(choice)) for choice in choices if choice not in (None, AUTO, NO_AUDIO)]
 
 
 #: Choices of `audio_vae`.
-AUTO, NO_SOUND = "auto", "no sound"
+AUTO, NO_AUDIO = "auto", "no audio"
 
 
 def vae_input() -> io.Combo.Input:

@@ -9,7 +9,7 @@ from comfy_api.latest import io
 
 from mlx_ltx_vae import AudioStream, LatentsError
 
-MAX_CHANNELS = 8  # of a sound in a video file
+MAX_CHANNELS = 8  # of audio in a video file
 
 
 def latent_input() -> io.Latent.Input:
@@ -26,13 +26,13 @@ def video_latents(latent: dict | list[dict]) -> np.ndarray | list[np.ndarray]:
     """Return the video's part of a LATENT, (1, C, F', H', W'), or of each in a list."""
     if isinstance(latent, list):
         return [video_latents(window) for window in latent]
-    samples, *sound = parts_of(latent)
+    samples, *audio = parts_of(latent)
     if is_audio(samples):
         raise LatentsError("these are latents of audio alone; connect the video's, or both.")
     if samples.ndim != 5:
         raise LatentsError(f"video latents have 5 axes, and these have the shape {tuple(samples.shape)}.")
     if samples.shape[0] != 1:
-        before = "separate video and audio with LTXVSeparateAVLatent, and " if sound else ""
+        before = "separate video and audio with LTXVSeparateAVLatent, and " if audio else ""
         raise LatentsError(
             f"these are the latents of {samples.shape[0]} videos; {before}take one with LatentFromBatch."
         )
@@ -46,7 +46,7 @@ def audio_latents(latent: dict | list[dict]) -> np.ndarray | list[np.ndarray] | 
         if all(window is None for window in samples_of_windows):
             return None
         if any(window is None for window in samples_of_windows):
-            raise LatentsError("some of these latents have sound, and others none; give windows that are alike.")
+            raise LatentsError("some of these latents have audio, and others none; give windows that are alike.")
         return samples_of_windows
     samples = parts_of(latent)[-1]
     return to_numpy(samples) if is_audio(samples) else None
@@ -72,11 +72,11 @@ def to_numpy(tensor: Any) -> np.ndarray:
 
 
 def samples_of(audio: dict, max_channels: int = MAX_CHANNELS) -> np.ndarray:
-    """Return the samples of an AUDIO, (B, channels, n) float32. Raises a `LatentsError` for anything but sound."""
+    """Return the samples of an AUDIO, (B, channels, n) float32. Raises a `LatentsError` for anything but audio."""
     samples = to_numpy(audio["waveform"])
     _, channels, length = samples.shape
     if length == 0 or channels == 0:
-        raise LatentsError("the AUDIO has no samples; disconnect it, or load a sound.")
+        raise LatentsError("the AUDIO has no samples; disconnect it, or load audio.")
     if channels > max_channels:
         raise LatentsError(f"the AUDIO has {channels} channels, and at most {max_channels} are taken; mix it down.")
     if not np.isfinite(samples).all():
@@ -84,8 +84,8 @@ def samples_of(audio: dict, max_channels: int = MAX_CHANNELS) -> np.ndarray:
     return samples
 
 
-def write_sound(path: str, samples: np.ndarray, sample_rate: int, length: int) -> None:
-    """Write a sound (channels, n) as 32-bit PCM of this many samples: its end is cut, or silence follows it."""
+def write_audio(path: str, samples: np.ndarray, sample_rate: int, length: int) -> None:
+    """Write audio (channels, n) as 32-bit PCM of this many samples: its end is cut, or silence follows it."""
     with wave.open(path, "wb") as file:
         levels = np.zeros((len(samples), length), "<i4")
         samples = samples[:, :length].astype(np.float64)
@@ -94,8 +94,8 @@ def write_sound(path: str, samples: np.ndarray, sample_rate: int, length: int) -
         file.writeframes(np.ascontiguousarray(levels.T))
 
 
-class PaddedSound:
-    """A stream of sound, and silence after it up to this many samples."""
+class PaddedAudio:
+    """A stream of audio, and silence after it up to this many samples."""
 
     def __init__(self, stream: AudioStream, length: int) -> None:
         self.sample_rate, self._stream, self._length = stream.sample_rate, stream, length

@@ -59,7 +59,7 @@ class LoadedVAE:
 
     def load(self, kind: type[Pair], network: str, dtype: str | None) -> Pair:
         other = "encoder." if network == "decoder" else "decoder."
-        weights, prefix = {}, "autoencoder."  # of a VAE of sound
+        weights, prefix = {}, "autoencoder."  # of a VAE of audio
         for name, tensor in self._module.state_dict().items():
             if not name.removeprefix(prefix).startswith(other):
                 app_name = f"audio_vae.{name.removeprefix(prefix)}" if name.startswith(prefix) else name

@@ -13,7 +13,7 @@ from .latents import video_latents
 Options = io.Custom("LTX_DECODER_OPTIONS_MLX")
 #: No curve of HDR.
 NO_HDR = "no"
-#: Choices of `sound_length`.
+#: Choices of `audio_length`.
 FIT, REFUSE = "fit", "refuse"
 #: Choices of `convention`, which is the option `like` of a decode.
 CONVENTIONS = ["ltx-video", "diffusers"]
@@ -28,7 +28,7 @@ class DecoderOptions:
 
     stream: dict = field(default_factory=dict)
     hdr: str | None = None
-    refuses_length: bool = False  # of a sound that is not as long as the video
+    refuses_length: bool = False  # of audio that is not as long as the video
 
     def check_keyframes(self, num_frames: int) -> None:
         """Raise a `LatentsError` for keyframes after the end of a video."""
@@ -39,7 +39,7 @@ class DecoderOptions:
 
 
 def options_input() -> io.Input:
-    tooltip = "LTX Decoder Options (MLX): noise of the decoder, keyframes, HDR, and sound of another length."
+    tooltip = "LTX Decoder Options (MLX): noise of the decoder, keyframes, HDR, and audio of another length."
     return Options.Input("options", optional=True, tooltip=tooltip)
 
 
@@ -92,10 +92,10 @@ class LTXDecoderOptions(io.ComfyNode):
                     "The file is an HLG master; mp4, hevc is what players expect.",
                 ),
                 io.Combo.Input(
-                    "sound_length",
+                    "audio_length",
                     options=[FIT, REFUSE],
                     default=FIT,
-                    tooltip="Sound that is longer or shorter than the video. fit: cut at the end of the video, or "
+                    tooltip="Audio that is longer or shorter than the video. fit: cut at the end of the video, or "
                     "silent up to there. refuse: an error before the decode.",
                 ),
             ],
@@ -111,7 +111,7 @@ class LTXDecoderOptions(io.ComfyNode):
         convention: str,
         keyframe_frames: str,
         hdr: str,
-        sound_length: str,
+        audio_length: str,
         keyframes: dict | None = None,
     ) -> io.NodeOutput:
         noise_options = {"timestep": timestep, "noise_scale": noise_scale}
@@ -119,7 +119,7 @@ class LTXDecoderOptions(io.ComfyNode):
         if keyframes is not None:
             stream["keyframes"] = Keyframes(video_latents(keyframes), frame_numbers(keyframe_frames))
         stream |= {"seed": decoder_seed, "like": convention}
-        return io.NodeOutput(DecoderOptions(stream, None if hdr == NO_HDR else hdr, sound_length == REFUSE))
+        return io.NodeOutput(DecoderOptions(stream, None if hdr == NO_HDR else hdr, audio_length == REFUSE))
 
 
 def frame_numbers(text: str) -> list[int]:

@@ -26,8 +26,8 @@ from mlx_ltx_vae import (
 
 from . import host
 from .audio_nodes import audio_vae_input
-from .host import AUTO, CATEGORY, NO_SOUND, FileNode, budget, budget_input, fps_input, loaded_input, vae_input
-from .latents import PaddedSound, audio_latents, check_videos, latent_input, samples_of, video_latents, write_sound
+from .host import AUTO, CATEGORY, NO_AUDIO, FileNode, budget, budget_input, fps_input, loaded_input, vae_input
+from .latents import PaddedAudio, audio_latents, check_videos, latent_input, samples_of, video_latents, write_audio
 from .networks import Source, VAEFile
 from .options_node import DecoderOptions, options_input
 from .worker import Job, Report, format_bytes
@@ -64,11 +64,11 @@ PIXEL_FORMATS = [
 
 PLAYED = PIXEL_FORMATS[:2]  # by browsers
 DEFAULT_CARRY = 25  # as in `Film`
-SLACK = Fraction(6, 100)  # seconds of sound that `VideoWriter` fills or cuts
+SLACK = Fraction(6, 100)  # seconds of audio that `VideoWriter` fills or cuts
 PREVIEW_SIDE = 640  # pixels of the longer side of the video shown instead of one that no browser plays
 
 
-class Sound(NamedTuple):
+class Audio(NamedTuple):
     """An AUDIO: samples (channels, n) float32."""
 
     samples: np.ndarray
@@ -84,7 +84,7 @@ class Carry(NamedTuple):
 
 @dataclass(frozen=True)
 class Clip:
-    """Inputs of a decode. `sound` are audio latents and `sound_vae` is the choice of their VAE, or it is an AUDIO.
+    """Inputs of a decode. `audio` are audio latents and `audio_vae` is the choice of their VAE, or it is an AUDIO.
 
     For a film, `latents` and audio latents are lists, with an array for each window.
     """
@@ -93,8 +93,8 @@ class Clip:
     latents: np.ndarray | list[np.ndarray]
     memory_budget: str | None
     options: DecoderOptions = field(default_factory=DecoderOptions)
-    sound: np.ndarray | list[np.ndarray] | Sound | None = None
-    sound_vae: Source | str = NO_SOUND
+    audio: np.ndarray | list[np.ndarray] | Audio | None = None
+    audio_vae: Source | str = NO_AUDIO
     overlap: Carry | None = None  # of the windows of a film
 
 
@@ -126,17 +126,17 @@ class VideoNode(FileNode):
         loaded_audio_vae: Any = None,
         overlap: Carry | None = None,
     ) -> "Written":
-        sound_vae: Source | str = audio_vae
-        if loaded_audio_vae is not None or audio_vae not in (AUTO, NO_SOUND):
-            sound_vae = host.vae_source("loaded_audio_vae", audio_vae, loaded_audio_vae)
-        latents, sound = video_latents(latent), None if sound_vae == NO_SOUND else audio_latents(latent)
+        vae_choice: Source | str = audio_vae
+        if loaded_audio_vae is not None or audio_vae not in (AUTO, NO_AUDIO):
+            vae_choice = host.vae_source("loaded_audio_vae", audio_vae, loaded_audio_vae)
+        latents, latents_of_audio = video_latents(latent), None if vae_choice == NO_AUDIO else audio_latents(latent)
         clip = Clip(
             host.vae_source("loaded_vae", vae, loaded_vae),
             latents,
             budget(memory_budget),
             options or DecoderOptions(),
-            sound if audio is None else Sound(samples_of(audio)[0], int(audio["sample_rate"])),
-            sound_vae,
+            latents_of_audio if audio is None else Audio(samples_of(audio)[0], int(audio["sample_rate"])),
+            vae_choice,
             overlap,
         )
         return host.run(decode_to_file, clip, output, node_id=cls.hidden.unique_id)
@@ -162,10 +162,10 @@ class LTXDecodeToVideo(VideoNode):
                     options=list(CODECS),
                     default="h264",
                     tooltip="ffv1 is lossless. Save Video changes the tag of hevc, after which QuickTime does not play "
-                    "it, and puts ffv1 into an mp4 with AAC sound; LTX Save Video (MLX) does neither.",
+                    "it, and puts ffv1 into an mp4 with AAC audio; LTX Save Video (MLX) does neither.",
                 ),
                 fps_input("Frames per second. 23.976, 29.97 and 59.94 are taken as 24000/1001 and so on."),
-                *sound_inputs(),
+                *audio_inputs(),
                 metadata_input(),
                 options_input(),
             ],
@@ -209,7 +209,7 @@ class LTXSaveVideo(VideoNode):
                 ),
                 io.Combo.Input("format", options=list(FORMATS), tooltip="The container and the codec."),
                 fps_input("Frames per second. 23.976, 29.97 and 59.94 are taken as 24000/1001 and so on."),
-                *sound_inputs(),
+                *audio_inputs(),
                 io.Int.Input(
                     "crf",
                     default=-1,
@@ -310,11 +310,11 @@ class Written(NamedTuple):
     preview: str | None
 
 
-def sound_inputs() -> list[io.Input]:
-    sound = io.Audio.Input("audio", optional=True, tooltip="Sound for the video instead of its own, as long as it.")
-    tooltip = "Decodes the sound of latents of video and audio. auto: by the file of the VAE, if it has an audio VAE."
-    choice = audio_vae_input([AUTO, NO_SOUND], tooltip, default=AUTO, optional=True)
-    return [sound, choice, loaded_input("loaded_audio_vae")]
+def audio_inputs() -> list[io.Input]:
+    audio = io.Audio.Input("audio", optional=True, tooltip="Audio for the video instead of its own, as long as it.")
+    tooltip = "Decodes the audio of latents of video and audio. auto: by the file of the VAE, if it has an audio VAE."
+    choice = audio_vae_input([AUTO, NO_AUDIO], tooltip, default=AUTO, optional=True)
+    return [audio, choice, loaded_input("loaded_audio_vae")]
 
 
 def join_inputs() -> list[io.Input]:
@@ -329,12 +329,12 @@ def join_inputs() -> list[io.Input]:
 
 
 def start_film(
-    job: Job, vae: VideoVAE, clip: Clip, outputs: Sequence[video.FrameOutput], sound: Sequence[DecodePlan]
+    job: Job, vae: VideoVAE, clip: Clip, outputs: Sequence[video.FrameOutput], audio: Sequence[DecodePlan]
 ) -> tuple[DecodePlan, DecodeStream]:
     """Plan a film, check all its windows, and start its decode, as `start_stream` does."""
     carry, blend = clip.overlap
     film = Film(clip.latents, carry=carry, blend=blend)
-    plan = vae.plan(film, memory_budget=clip.memory_budget, outputs=outputs, sound=sound)
+    plan = vae.plan(film, memory_budget=clip.memory_budget, outputs=outputs, audio=audio)
     job.say(f"{len(clip.latents)} windows: {describe(plan)}")
     return plan, vae.stream(film, plan, **clip.options.stream)
 
@@ -344,7 +344,7 @@ def start_stream(
     vae: VideoVAE,
     clip: Clip,
     outputs: Sequence[video.FrameOutput] = (),
-    sound: Sequence[DecodePlan] = (),
+    audio: Sequence[DecodePlan] = (),
     *,
     joined: bool = False,
 ) -> tuple[DecodePlan, DecodeStream]:
@@ -355,7 +355,7 @@ def start_stream(
         memory_budget=clip.memory_budget,
         keyframes=options.get("keyframes"),
         outputs=outputs,
-        sound=sound,
+        audio=audio,
         joined=joined,
     )
     clip.options.check_keyframes(plan.num_frames)
@@ -366,17 +366,17 @@ def start_stream(
 def decode_to_file(job: Job, clip: Clip, output: Output) -> Written:
     hdr = clip.options.hdr
     vae = host.networks.load(VideoVAE, clip.vae, "decoder", None if hdr is None else "float32")
-    sound_vae, options = load_sound_vae(clip), output.options
-    fps, sound_plans = video.parse_fps(output.fps), []
+    audio_vae, options = load_audio_vae(clip), output.options
+    fps, audio_plans = video.parse_fps(output.fps), []
     if hdr is not None:
         options = HDROptions(hdr).choose_frames(options)
-    if sound_vae is not None:
-        longest = max(sound.shape[2] for sound in ([clip.sound] if clip.overlap is None else clip.sound))
-        sound_plans = sound_vae.plans(longest)
+    if audio_vae is not None:
+        longest = max(audio.shape[2] for audio in ([clip.audio] if clip.overlap is None else clip.audio))
+        audio_plans = audio_vae.plans(longest)
     start = start_stream if clip.overlap is None else start_film
-    plan, stream = start(job, vae, clip, [options.frames], sound_plans)
+    plan, stream = start(job, vae, clip, [options.frames], audio_plans)
     with ExitStack() as stack:
-        options = stack.enter_context(with_sound(options, job, clip, vae, sound_vae, plan, fps))
+        options = stack.enter_context(with_audio(options, job, clip, vae, audio_vae, plan, fps))
         path = job.call(output.name, plan.frame_size)
         properties = {"size": plan.frame_size, "fps": fps, "num_frames": plan.num_frames}
         preview = None if output.plays else stack.enter_context(open_preview(job, **properties))
@@ -408,56 +408,56 @@ def shrink(frames: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 @contextmanager
-def with_sound(
+def with_audio(
     options: video.OutputOptions,
     job: Job,
     clip: Clip,
     vae: VideoVAE,
-    sound_vae: AudioVAE | None,
+    audio_vae: AudioVAE | None,
     plan: DecodePlan,
     fps: Fraction,
 ) -> Iterator[video.OutputOptions]:
-    """Yield the options of an output with the sound of a clip, whose file is removed at the end."""
-    if isinstance(clip.sound, Sound):
-        samples, rate = clip.sound
-        length = fit_sound(job, clip, Fraction(samples.shape[1], rate), plan.num_frames / fps, rate)
+    """Yield the options of an output with the audio of a clip, whose file is removed at the end."""
+    if isinstance(clip.audio, Audio):
+        samples, rate = clip.audio
+        length = fit_audio(job, clip, Fraction(samples.shape[1], rate), plan.num_frames / fps, rate)
         path = job.call(host.new_file, ".wav")
         try:
-            write_sound(path, samples, rate, length)
+            write_audio(path, samples, rate, length)
             yield replace(options, audio=path)
         finally:
             if os.path.exists(path):
                 os.remove(path)
-    elif sound_vae is not None:
+    elif audio_vae is not None:
         if clip.overlap is not None:
             frames = [vae.config.scale.video_grid(window.shape[2:])[0] for window in clip.latents]
-            stream = sound_vae.stream_joined(clip.sound, frames, fps=fps, carry=clip.overlap.frames)
+            stream = audio_vae.stream_joined(clip.audio, frames, fps=fps, carry=clip.overlap.frames)
         else:
-            stream = sound_vae.stream(clip.sound, plan.sound)
+            stream = audio_vae.stream(clip.audio, plan.audio)
         seconds = Fraction(stream.num_samples, stream.sample_rate)
-        length = fit_sound(job, clip, seconds, plan.num_frames / fps, stream.sample_rate)
-        yield replace(options, audio=PaddedSound(stream, length), shortest=True)
+        length = fit_audio(job, clip, seconds, plan.num_frames / fps, stream.sample_rate)
+        yield replace(options, audio=PaddedAudio(stream, length), shortest=True)
     else:
-        if clip.sound is not None:
-            job.say("without their sound: choose the audio_vae, or connect loaded_audio_vae")
+        if clip.audio is not None:
+            job.say("without their audio: choose the audio_vae, or connect loaded_audio_vae")
         yield replace(options, audio_codec=None)
 
 
-def fit_sound(job: Job, clip: Clip, sound: Fraction, pictures: Fraction, rate: int) -> int:
-    """Return the samples of a video. Warns about or refuses a sound of another length. Lengths are in seconds."""
-    if abs(sound - pictures) > SLACK:
-        lengths = f"the video takes {float(pictures):.2f} s and its sound {float(sound):.2f} s"
+def fit_audio(job: Job, clip: Clip, audio: Fraction, pictures: Fraction, rate: int) -> int:
+    """Return the samples of a video. Warns about or refuses audio of another length. Lengths are in seconds."""
+    if abs(audio - pictures) > SLACK:
+        lengths = f"the video takes {float(pictures):.2f} s and its audio {float(audio):.2f} s"
         if clip.options.refuses_length:
-            raise LatentsError(f"{lengths}; correct the fps, give the sound of this video, or set sound_length to fit.")
-        job.say(f"{lengths}, so its end is cut" if sound > pictures else f"{lengths}, and the rest is silent")
+            raise LatentsError(f"{lengths}; correct the fps, give the audio of this video, or set audio_length to fit.")
+        job.say(f"{lengths}, so its end is cut" if audio > pictures else f"{lengths}, and the rest is silent")
     return round(pictures * rate)
 
 
-def load_sound_vae(clip: Clip) -> AudioVAE | None:
-    """Load the audio VAE for a clip's sound. `None` without sound, or without one in the VAE's file."""
-    if clip.sound is None or isinstance(clip.sound, Sound):
+def load_audio_vae(clip: Clip) -> AudioVAE | None:
+    """Load the audio VAE for a clip's audio. `None` without audio, or without one in the VAE's file."""
+    if clip.audio is None or isinstance(clip.audio, Audio):
         return None
-    if clip.sound_vae != AUTO:
-        return host.networks.load(AudioVAE, clip.sound_vae, "decoder")
+    if clip.audio_vae != AUTO:
+        return host.networks.load(AudioVAE, clip.audio_vae, "decoder")
     has_one = isinstance(clip.vae, VAEFile) and AudioVAE.can_load(clip.vae.path)
     return host.networks.load(AudioVAE, clip.vae, "decoder") if has_one else None

@@ -20,7 +20,7 @@ from ..backend.mlx_utils import DTYPES, count_nonfinite, dtype_name, to_bool
 from ..errors import CheckpointError, DeviceError, excerpt, quote, warn
 from ..latents.metadata import LatentSpace
 from ..model_table import Kind, latents_of
-from ..models.base import (
+from ..networks.base import (
     NETWORKS,
     PICTURES,
     CheckpointParts,
@@ -31,7 +31,7 @@ from ..models.base import (
     NetworkTensors,
     Statistics,
 )
-from ..models.specs import NetworkSpec
+from ..networks.specs import NetworkSpec
 from ..units import format_bytes
 from .files import Archive, StoredNetwork, infer_layout, parse_layout, read_json
 from .locate import Location, locate, recognize
@@ -240,7 +240,7 @@ class Checkpoint:
 def open_checkpoint(
     source: str | os.PathLike | Location, *, encoder: bool = True, decoder: bool = True, medium: Medium = PICTURES
 ) -> Checkpoint:
-    """Read the headers of a VAE of pictures or of sound in any supported layout.
+    """Read the headers of a VAE of pictures or of audio in any supported layout.
 
     `source` is what `locate` takes or returns. The requested networks must have exactly the tensors of the
     configuration.

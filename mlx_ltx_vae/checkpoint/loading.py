@@ -14,9 +14,9 @@ import mlx.nn as nn
 from ..backend.device import check_process, explained_device_errors, give_back_cache
 from ..backend.mlx_utils import count_nonfinite, kept_random_state, to_bool, to_float
 from ..errors import CheckpointError
-from ..models.base import Network, Statistics
-from ..models.convolution.conv3d import prepared_modules
-from ..models.specs import NetworkSpec
+from ..networks.base import Network, Statistics
+from ..networks.convolution.conv3d import prepared_modules
+from ..networks.specs import NetworkSpec
 from . import Checkpoint
 from .files import StoredNetwork
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from ..errors import CheckpointError, excerpt, note, suggest
 from ..files import MAX_HEADER_BYTES, explain_missing, read_small_file
 from ..model_table import HUB, Kind, PublishedModel, find_model, list_names
-from ..models import families
-from ..models.base import PICTURES, SOUND, Family, Medium, NetworkTensors
+from ..networks import families
+from ..networks.base import AUDIO, PICTURES, Family, Medium, NetworkTensors
 from ..units import expand_path, format_bytes
 from .files import (
     CONFIG_NAMES,
@@ -64,7 +64,7 @@ class Location(NamedTuple):
 
 
 def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
-    """Read the headers of the files that contain the VAE of pictures or of sound.
+    """Read the headers of the files that contain the VAE of pictures or of audio.
 
     `source` is a file, a folder, "folder:file" for one of the VAEs in it, a short name in `model_table`, or
     "owner/name" or "owner/name:file" on the hub. A `source` that exists as a path is a path, also with colons.
@@ -82,7 +82,7 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
     elif folder_and_name := _split(path):
         is_folder, (path, file_name) = True, folder_and_name
         name, archives = f"{path.resolve().name}:{file_name}", _open_named(path, file_name, medium)
-    elif isinstance(source, str) and (model := find_model(source, is_sound=medium is SOUND)):
+    elif isinstance(source, str) and (model := find_model(source, is_audio=medium is AUDIO)):
         short_name, (name, folder, sets) = source, _fetch_model(model, source, medium)
         archives = _open(folder, sets)
         is_file = any(archive.path.match(name.partition(":")[2] or "/") for archive in archives)
@@ -99,7 +99,7 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
             remedy = "check the path"
             is_word = path.parts == (str(source),) and len(str(source)) <= _LONGEST_NAME
             if not hint and is_word and not path.suffix[1:2].isalpha():  # perhaps a name
-                kinds = (Kind.SOUND,) if medium is SOUND else (Kind.VIDEO, Kind.PREVIEW)
+                kinds = (Kind.AUDIO,) if medium is AUDIO else (Kind.VIDEO, Kind.PREVIEW)
                 names = list_names(kinds)
                 hint, remedy = suggest(str(source), names.split(", ")), f"check the path, or give one of {names}"
             raise CheckpointError(f"{excerpt(source if is_address else path, 200)}: {reason}{hint}; {remedy}.")
@@ -178,12 +178,12 @@ def _open_named(folder: Path, file: str, medium: Medium) -> list[Archive]:
     if not os.path.isfile(folder / file):
         listing = list_some(names) or "no safetensors file at all"
         raise CheckpointError(f"{folder}: has no file {excerpt(file)}; name one as {folder}:FILE out of {listing}.")
-    return _open(folder, choose_file(names, file, is_audio=medium is SOUND))
+    return _open(folder, choose_file(names, file, is_audio=medium is AUDIO))
 
 
 def _open_folder(folder: Path, medium: Medium) -> list[Archive]:
     """Open the one choice in a folder whose last set has a VAE by its headers. Shards of an index are no choices."""
-    choices = list_weights(_names_in(folder), is_audio=medium is SOUND)
+    choices = list_weights(_names_in(folder), is_audio=medium is AUDIO)
     if len(choices) == 1:
         return _open(folder, choices[0])
     archives_by_name: dict[str, list[Archive]] = {}
@@ -237,7 +237,7 @@ def is_on_hub(source: str) -> bool:
 
 def is_cached(model: PublishedModel) -> bool:
     """Return whether the files of a model are in the cache of the hub."""
-    return _find_cached(model, SOUND if model.kind is Kind.SOUND else PICTURES) is not None
+    return _find_cached(model, AUDIO if model.kind is Kind.AUDIO else PICTURES) is not None
 
 
 def _fetch_model(model: PublishedModel, name: str, medium: Medium) -> tuple[str, Path, tuple[WeightFiles, ...]]:
@@ -287,7 +287,7 @@ class _Listing(NamedTuple):
 
 def _fetch_files(listing: _Listing, inner: str | None, medium: Medium) -> tuple[Path, tuple[WeightFiles, ...]]:
     names = list(listing.sizes)
-    sets = _choose(listing, inner, is_audio=medium is SOUND)
+    sets = _choose(listing, inner, is_audio=medium is AUDIO)
     files = [PurePosixPath(name) for files in sets for name in files]
     configs = {str(file.with_name(name)) for file in files for name in (*file_config_names(file.name), *CONFIG_NAMES)}
     folder = _download(listing, [*map(str, files), *sorted(configs.intersection(names))])

@@ -25,8 +25,8 @@ from ..backend.device import backend
 from ..backend.mlx_utils import DtypeName, dtype_name
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import CheckpointError, LTXVAEError
-from ..models.base import NETWORKS
-from ..models.convolution.conv3d import prepare
+from ..networks.base import NETWORKS
+from ..networks.convolution.conv3d import prepare
 from ..pipeline.frames import FrameChunk
 from ..pipeline.progress import Bar
 from ..planning.memory import cut

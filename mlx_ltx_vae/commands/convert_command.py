@@ -21,7 +21,7 @@ from ..conversion import Progress, Verification, check_folder_name, convert_chec
 from ..errors import CheckpointError, printable, warn
 from ..files import check_distinct
 from ..latents import LatentsWriter, is_for_comfyui, open_latents
-from ..models.base import SOUND
+from ..networks.base import AUDIO
 from ..pipeline.progress import Bar
 from ..units import format_bytes
 from .cli import CommandParser
@@ -75,7 +75,7 @@ def _convert_latents(arguments: argparse.Namespace) -> None:
         arguments.source, latent_channels=channels, tensor=arguments.tensor, grid=arguments.grid, scale=scale
     )
     latents = file.map(statistics=statistics, unnormalized=arguments.unnormalized)
-    parts = ["sound"] * (file.find_audio() is not None) + ["keyframes"] * file.has_keyframes
+    parts = ["audio"] * (file.find_audio() is not None) + ["keyframes"] * file.has_keyframes
     if parts:
         warn(f"{file.info.source}: ComfyUI reads no {' and no '.join(parts)} from {output}; they are left out.")
     dtype = DTYPES.get(arguments.dtype, latents.dtype)
@@ -104,14 +104,14 @@ def _verify(arguments: argparse.Namespace) -> None:
 
 def _open(source: str, only: str | None) -> Checkpoint:
     if only == "audio":
-        return open_checkpoint(source, medium=SOUND)
+        return open_checkpoint(source, medium=AUDIO)
     try:
         return open_checkpoint(source, encoder=only != "decoder", decoder=only != "encoder")
     except CheckpointError:
         if only is not None or not os.path.exists(source):
             raise
         with suppress(CheckpointError):
-            return open_checkpoint(source, medium=SOUND)
+            return open_checkpoint(source, medium=AUDIO)
         raise
 
 

@@ -12,16 +12,16 @@ from typing import Any
 import mlx.core as mx
 
 from .. import demo
-from ..audio_vae import AudioVAE, find_sound_decoder
+from ..audio_vae import AudioVAE, find_audio_decoder
 from ..codec_table import CODECS
 from ..errors import CheckpointError, ItemsError, PlanError
 from ..files import is_pipe
 from ..frame_format import FrameOutput, frame_format
 from ..latents.keyframes import describe_keyframes
 from ..model_table import Kind, list_names
-from ..models.base import Statistics
+from ..networks.base import Statistics
 from ..options import DecodeOptions, OutputOptions, PlanOptions
-from ..pipeline.clip_sound import SoundSettings
+from ..pipeline.clip_audio import AudioSettings
 from ..pipeline.hdr_frames import HDROptions
 from ..pipeline.inputs import ClipInput, FilmInput, LatentReader
 from ..pipeline.output import DecodeReport
@@ -32,14 +32,14 @@ from ..shapes import format_size
 from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
 from ..vae import PreviewVAE, VideoVAE
-from ..video import find_outputs, is_sound, output_files
+from ..video import find_outputs, is_audio, output_files
+from .audio import AudioTask
 from .cli import CommandParser
 from .items import Item, Result, all_exist, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
-from .models import CHOICES, choose_by_environment, choose_by_latents
+from .model_choice import CHOICES, choose_by_environment, choose_by_latents
 from .options import chosen_steps, read_options
 from .running import run_command
-from .sound import SoundTask
 
 # Destinations of `add_job_options`, which go with any output.
 _JOB_OPTIONS = {
@@ -53,24 +53,24 @@ _JOB_OPTIONS = {
     "quiet",
     "debug",
 }
-# Destinations of options of the sound alone.
-_SOUND_OPTIONS = {"model", "audio_model", "audio_latents", "audio_tensor", "unnormalized", "memory_budget"}
+# Destinations of options of the audio alone.
+_AUDIO_OPTIONS = {"model", "audio_model", "audio_latents", "audio_tensor", "unnormalized", "memory_budget"}
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
     missing: str | None = f"-m VAE is missing, the checkpoint to decode with: {CHOICES}"
-    if is_sound(arguments.output or ""):
-        allowed_options = {"demo", "output", *_JOB_OPTIONS, *_SOUND_OPTIONS}
+    if is_audio(arguments.output or ""):
+        allowed_options = {"demo", "output", *_JOB_OPTIONS, *_AUDIO_OPTIONS}
         film_options = {"join", "carry", "fps", "list"}
         allowed_options = allowed_options | film_options if arguments.join else allowed_options - film_options
-        parser.refuse_others(arguments, allowed_options, "a .wav file is the sound alone")
-        audio_names = list_names([Kind.SOUND])
-        missing = f"--audio-model AUDIO is missing, the checkpoint of the sound: give one of {audio_names}, or a file"
+        parser.refuse_others(arguments, allowed_options, "a .wav file is the audio alone")
+        audio_names = list_names([Kind.AUDIO])
+        missing = f"--audio-model AUDIO is missing, the checkpoint of the audio: give one of {audio_names}, or a file"
         missing = None if arguments.audio_model else missing
     elif not arguments.demo:
         choose_by_environment(arguments)
-    kind = Kind.SOUND if is_sound(arguments.output or "") else Kind.VIDEO
+    kind = Kind.AUDIO if is_audio(arguments.output or "") else Kind.VIDEO
     complete_inputs(parser, arguments, demo.VAE, missing, kind=kind)
     with parser.wrong_usage():
         frames = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
@@ -84,14 +84,14 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         plan = _plan_options(arguments)
         decode_options = read_options(DecodeOptions, arguments)  # the latents are normalized as they are read
     is_required = (arguments.audio_model, arguments.audio_latents, arguments.audio_tensor) != (None, None, None)
-    sound = SoundSettings(
-        partial(find_sound_decoder, arguments.audio_model, arguments.model, arguments.dtype),
+    audio = AudioSettings(
+        partial(find_audio_decoder, arguments.audio_model, arguments.model, arguments.dtype),
         arguments.audio_latents,
         arguments.audio_tensor,
         arguments.unnormalized,
         is_required,
     )
-    settings = DecodeSettings(output_options, plan, decode_options, preset=arguments.preset, sound=sound)
+    settings = DecodeSettings(output_options, plan, decode_options, preset=arguments.preset, audio=audio)
     default = _DEMO_NAME if arguments.demo else f"{{name}}{_default_ending(arguments)}"
     return run_decode(parser, arguments, settings, default)
 
@@ -130,7 +130,7 @@ def complete_inputs(
     sources = mark_folders(arguments.latents, of_videos=False)
     if missing and not arguments.model:
         problem = choose_by_latents(arguments, sources, kind)
-        if not (arguments.model or (kind is Kind.SOUND and arguments.audio_model)):
+        if not (arguments.model or (kind is Kind.AUDIO and arguments.audio_model)):
             parser.error(problem or missing)
     if not arguments.join:
         arguments.latents = sources
@@ -147,9 +147,9 @@ def run_decode(
 
     `default` is the output without -o.
     """
-    sources, sound, audio = arguments.latents, settings.sound, settings.output.audio
+    sources, audio_settings, audio_source = arguments.latents, settings.audio, settings.output.audio
     inputs, keyframes = [_FILM] if arguments.join else sources, getattr(arguments, "keyframes", None)
-    has_only_sound = sound is not None and is_sound(arguments.output or "")
+    has_only_audio = audio_settings is not None and is_audio(arguments.output or "")
     is_exr = bool(arguments.exr) and not arguments.output and not has_table(inputs)
     if arguments.json and arguments.output == "-":
         parser.error("--json and -o - both write to standard output; choose one")
@@ -158,16 +158,16 @@ def run_decode(
         if keyframes and are_many(sources):
             problem = "--keyframes goes with one input; decode each on its own, or store them in its latent file"
             raise ItemsError(problem)
-        if sound:
-            _check_sound(sound, audio, is_alone=has_only_sound, is_many=are_many(inputs))
-        for name, path in (("keyframes", keyframes), ("audio-latents", sound and sound.latents)):
+        if audio_settings:
+            _check_audio(audio_settings, audio_source, is_alone=has_only_audio, is_many=are_many(inputs))
+        for name, path in (("keyframes", keyframes), ("audio-latents", audio_settings and audio_settings.latents)):
             if arguments.join and path:
                 raise ItemsError(f"--{name} goes with one window; store it in each window's file")
-        if audio and arguments.frames and arguments.frames.start:
+        if audio_source and arguments.frames and arguments.frames.start:
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
         output_options = _choose_hdr_frames(arguments, inputs, settings.output, is_exr=is_exr)
-        if pattern and not has_only_sound:
-            find_outputs(pattern, _with_possible_sound(output_options, sound), fps=arguments.fps)
+        if pattern and not has_only_audio:
+            find_outputs(pattern, _with_possible_audio(output_options, audio_settings), fps=arguments.fps)
     settings = replace(
         settings,
         output=output_options,
@@ -180,10 +180,10 @@ def run_decode(
     return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)
 
 
-def _with_possible_sound(options: OutputOptions, sound: SoundSettings | None) -> OutputOptions:
-    """Return the options of outputs that may have the sound of audio latents, which are not known yet."""
-    may_have_sound = sound and not options.audio and (sound.is_required or options.audio_codec)
-    return replace(options, audio=(), sample_rate=48_000) if may_have_sound else options
+def _with_possible_audio(options: OutputOptions, audio: AudioSettings | None) -> OutputOptions:
+    """Return the options of outputs that may have the audio of audio latents, which are not known yet."""
+    may_have_audio = audio and not options.audio and (audio.is_required or options.audio_codec)
+    return replace(options, audio=(), sample_rate=48_000) if may_have_audio else options
 
 
 def _find_output(arguments: argparse.Namespace, inputs: Sequence[str], default: str, *, is_exr: bool) -> str | None:
@@ -258,14 +258,14 @@ class DecodeJob(Job):
     ) -> None:
         super().__init__(arguments, sources, pattern, is_film=arguments.join)
         self.settings = settings
-        self._decided = settings  # until the VAE is downloaded, without sound
-        self._sound_alone = settings.sound if is_sound(pattern or "") else None  # if it is the only output
+        self._decided = settings  # until the VAE is downloaded, without audio
+        self._audio_alone = settings.audio if is_audio(pattern or "") else None  # if it is the only output
         self.dtype = arguments.dtype or ("float32" if arguments.hdr else None)
 
     def open(self) -> VideoVAE | AudioVAE:
-        if self._sound_alone is not None:
-            if not isinstance(audio_vae := self._sound_alone.vae, AudioVAE):
-                names = f"give --audio-model {list_names([Kind.SOUND])}, or a file"
+        if self._audio_alone is not None:
+            if not isinstance(audio_vae := self._audio_alone.vae, AudioVAE):
+                names = f"give --audio-model {list_names([Kind.AUDIO])}, or a file"
                 raise CheckpointError(f"{self.arguments.model}: audio latents need an audio VAE; {names}.")
             return audio_vae
         vae = self.open_pictures()
@@ -273,12 +273,12 @@ class DecodeJob(Job):
         return vae
 
     def without_files(self) -> VideoVAE | None:
-        vae = None if self._sound_alone else super().without_files()
+        vae = None if self._audio_alone else super().without_files()
         if vae is not None:
             ones = mx.ones((vae.config.latent_channels,))
             self.reader = replace(self._make_reader(vae), statistics=Statistics(0 * ones, ones))
-            options = _with_possible_sound(self.settings.output, self.settings.sound)
-            self._decided = replace(self.settings, output=options, sound=None, plans={})
+            options = _with_possible_audio(self.settings.output, self.settings.audio)
+            self._decided = replace(self.settings, output=options, audio=None, plans={})
         return vae
 
     def _make_reader(self, vae: VideoVAE) -> LatentReader:
@@ -296,8 +296,8 @@ class DecodeJob(Job):
         return VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, encoder=False)
 
     def make_task(self, item: Item) -> Task:
-        sound = self._sound_alone
-        return DecodeTask(self, item) if sound is None else SoundTask(self, item, sound)
+        audio = self._audio_alone
+        return DecodeTask(self, item) if audio is None else AudioTask(self, item, audio)
 
     def decide(self, item: Item) -> PreparedDecode:
         """Decide the decode of an item."""
@@ -376,8 +376,8 @@ class DecodeTask(Task):
         self._decode.check_values()
 
     def networks(self) -> dict[str, dict[str, str]]:
-        sound = self._decode.sound
-        return super().networks() | ({} if sound is None else {"audio_vae": sound.vae.source.networks["decoder"]})
+        audio = self._decode.audio
+        return super().networks() | ({} if audio is None else {"audio_vae": audio.vae.source.networks["decoder"]})
 
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
         report = self._decode.run(bar)
@@ -401,7 +401,7 @@ class DecodeTask(Task):
             padding = f"without {count} of padding (--all-frames decodes them), "
         copied_keys = " and ".join(sorted(key for key, _ in self._copied))
         return (
-            f"{summary}, {padding}{f'sound at {rate} Hz, ' if rate else ''}"
+            f"{summary}, {padding}{f'audio at {rate} Hz, ' if rate else ''}"
             f"{f'{describe_keyframes(plan.keyframes)}, ' if plan.keyframes else ''}{describe_blending(plan)}"
             f"in {format_seconds(report.seconds)} (first frame after {format_seconds(report.first_frame_seconds)})"
             f"{copied_keys and f', with the {copied_keys} of ComfyUI (--no-workflow leaves them out)'}"
@@ -409,12 +409,12 @@ class DecodeTask(Task):
         )
 
 
-def _check_sound(sound: SoundSettings, audio: object, *, is_alone: bool, is_many: bool) -> None:
-    """Raise an `ItemsError` if an `audio` file, sound as the only output or many inputs contradict the options."""
-    for name, value in (("audio", audio), ("audio-latents", sound.latents)):
+def _check_audio(settings: AudioSettings, source: object, *, is_alone: bool, is_many: bool) -> None:
+    """Raise an `ItemsError` if an audio file, audio as the only output or many inputs contradict the options."""
+    for name, value in (("audio", source), ("audio-latents", settings.latents)):
         if value and is_many:
             raise ItemsError(f"--{name} goes with one input; add it to each video on its own")
     if is_alone and is_many:
-        raise ItemsError("a .wav file is the sound of one input; decode each on its own")
-    if sound.is_required and audio:
-        raise ItemsError("--audio is the sound of the video; leave out --audio-model and other options of latents")
+        raise ItemsError("a .wav file is the audio of one input; decode each on its own")
+    if settings.is_required and source:
+        raise ItemsError("--audio is the audio of the video; leave out --audio-model and other options of latents")

@@ -25,7 +25,7 @@ from ..video.reader import source_files
 from .cli import CommandParser
 from .items import Item, Result, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
-from .models import CHOICES, choose_by_environment
+from .model_choice import CHOICES, choose_by_environment
 from .options import read_options
 from .running import run_command
 
@@ -66,7 +66,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
                 check_latents_name(pattern)
                 if arguments.audio_model and is_for_comfyui(pattern):
                     parser.error(
-                        f"{pattern}: ComfyUI reads no sound from it; leave out --audio-model, or use .safetensors"
+                        f"{pattern}: ComfyUI reads no audio from it; leave out --audio-model, or use .safetensors"
                     )
         tiling = TilingConfig(arguments.tile) if arguments.tile else None
         options = read_options(PlanOptions, arguments, mode="tiled" if tiling else "auto", tiling=tiling)
@@ -162,11 +162,11 @@ class EncodeTask(Task):
 
 def _describe(report: EncodeReport) -> str:
     """Describe an encode in a line."""
-    sound = f" and {format_count(report.audio_latents, 'audio latent')}" if report.audio_latents else ""
+    audio = f" and {format_count(report.audio_latents, 'audio latent')}" if report.audio_latents else ""
     windows = f" in {report.windows} windows with a carry of {report.carry}" if report.windows else ""
     padding = f" ({report.source_frames} and padding)" if report.source_frames < report.frames else ""
     return (
-        f"{format_count(report.latent_frames, 'latent frame')}{sound} from "
+        f"{format_count(report.latent_frames, 'latent frame')}{audio} from "
         f"{format_count(report.frames, 'frame')}{padding} of {format_size(report.width, report.height)}"
         f"{_describe_fit(report)}{_describe_change(report.source_fps, report.fps)}{windows}"
         f"{f', through H.264 at CRF {report.compress}' if report.compress else ''}, {describe_blending(report.plan)}"

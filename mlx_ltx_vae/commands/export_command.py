@@ -10,7 +10,7 @@ from ..checkpoint import open_checkpoint
 from ..conversion import check_folder_name
 from ..vae import VideoVAE
 from .cli import CommandParser
-from .models import choose_by_environment
+from .model_choice import choose_by_environment
 from .running import print_report, run_command
 
 

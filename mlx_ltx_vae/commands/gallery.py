@@ -29,7 +29,7 @@ from .cli import CommandParser
 from .decode_command import PreviewJob, run_decode
 from .gallery_page import Clip, PreviewFolder, preview_folder, preview_of, read_page, write_page
 from .items import Item, Result, mark_folders, read_inputs
-from .models import choose_by_latents
+from .model_choice import choose_by_latents
 from .running import print_traceback, write_line
 
 _CRF = 30  # of previews, which are small then

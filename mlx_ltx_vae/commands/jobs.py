@@ -413,12 +413,12 @@ class Task(ABC):
 
 def plan_report(plan: Plan, networks: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, Any], str]:
     """Return the report of a plan and its networks, JSON-serializable and as text."""
-    sound, seconds = plan.sound, estimate_seconds(plan, next(iter(networks.values())))
+    audio, seconds = plan.audio, estimate_seconds(plan, next(iter(networks.values())))
     values = {"plan": plan.as_dict(), "estimated_seconds": seconds, **networks}
-    values |= {"audio": sound.as_dict()} if sound else {}
+    values |= {"audio": audio.as_dict()} if audio else {}
     time = "" if seconds is None else f"\ntime     about {format_seconds(seconds)} on this machine, by earlier runs"
     text = f"{plan}{time}\nVAE      {describe_networks(networks)}"
-    return values, text + (f"\n\n{sound}" if sound else "")
+    return values, text + (f"\n\n{audio}" if audio else "")
 
 
 def describe_networks(networks: Mapping[str, Mapping[str, str]]) -> str:

@@ -231,14 +231,14 @@ def add_decoder_options(how: argparse._ArgumentGroup) -> None:
 
 
 def _parse_seed(text: str) -> int:
-    check_seed = import_command("mlx_ltx_vae.models.noise:check_seed")
+    check_seed = import_command("mlx_ltx_vae.networks.noise:check_seed")
     return check_seed(int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else text)
 
 
-def add_sound_options(video: argparse._ArgumentGroup) -> None:
-    """Add the options of the sound of the video."""
+def add_audio_options(video: argparse._ArgumentGroup) -> None:
+    """Add the options of the audio of the video."""
     model = f"""the audio VAE and its vocoder, which decode the audio latents beside the video's:
-        {list_names([Kind.SOUND])}, or a file, folder, or hub id (default: the checkpoint of -m, if it has them)"""
+        {list_names([Kind.AUDIO])}, or a file, folder, or hub id (default: the checkpoint of -m, if it has them)"""
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     video.add_argument("--audio-latents", metavar="FILE", help="the audio latents, if they are not in the latent file")
     add_audio_tensor_option(video)
@@ -248,7 +248,7 @@ def add_sound_options(video: argparse._ArgumentGroup) -> None:
 
 def add_audio_tensor_option(group: argparse._ActionsContainer) -> None:
     """Add the option of commands that read audio latents."""
-    name = "the tensor with the audio latents, in a latent file (default: one of the names in docs/sound.md)"
+    name = "the tensor with the audio latents, in a latent file (default: one of the names in docs/audio.md)"
     group.add_argument("--audio-tensor", metavar="NAME", help=name)
 
 

@@ -48,7 +48,7 @@ _WORDS = {
     "low-memory lowmem novram medvram save-memory cpu-offload enable-model-cpu-offload enable-sequential-cpu-offload",
     "MLX computes on its default device, which on a Mac is the GPU": "device cpu gpu cuda mps metal use-cpu use-gpu "
     "device-map",
-    "no option leaves the sound out; ffmpeg -i clip.mp4 -c copy -an silent.mp4 removes it": "no-audio an no-sound mute "
+    "no option leaves the audio out; ffmpeg -i clip.mp4 -c copy -an silent.mp4 removes it": "no-audio an no-sound mute "
     "without-audio skip-audio",
     "reports are complete without an option; -q leaves them out, and --debug shows the traceback of an error": "v "
     "verbose verbosity loglevel log-level",

@@ -10,7 +10,7 @@ from ..backend.machine import Backend, DtypeName
 from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, LATER_STILL_CRF, MAX_STILL_CRF, STILL_CRF
 from ..errors import LTXVAEError, quote
 from ..model_table import Kind, list_names
-from ..models.specs import NETWORKS
+from ..networks.specs import NETWORKS
 from ..options import HDRInput, ModeName, OrderName, PlanOptions
 from ..startup import import_command
 from .cli import (
@@ -30,6 +30,7 @@ from .cli import (
 )
 from .options import (
     MODEL_VARIABLE,
+    add_audio_options,
     add_audio_tensor_option,
     add_decoder_options,
     add_hdr_options,
@@ -42,7 +43,6 @@ from .options import (
     add_option,
     add_plan_options,
     add_progress_option,
-    add_sound_options,
     add_unnormalized_option,
     add_video_options,
 )
@@ -68,14 +68,14 @@ def decode_parser() -> CommandParser:
         parser,
         output="clip.mp4 of clip.safetensors,",
         demo=demo_files,
-        more=".wav for the sound alone; a .png, .tif or .tiff without a number for one frame; ",
+        more=".wav for the audio alone; a .png, .tif or .tiff without a number for one frame; ",
     )
     how = parser.add_argument_group("how to decode")
     add_mode_options(how)
     add_job_options(parser, how)
     add_decoder_options(how)
     video = parser.add_argument_group("the video")
-    add_sound_options(video)
+    add_audio_options(video)
     add_video_options(video)
     return parser
 
@@ -162,7 +162,7 @@ def encode_parser() -> CommandParser:
     compress = f"""send a picture through one frame of H.264 first, as pipelines do with those that condition a video:
         0 (none) to {MAX_STILL_CRF}; without a number {STILL_CRF}, or {LATER_STILL_CRF} for a VAE of LTX-2.4 or later"""
     video.add_argument("--compress", nargs="?", type=_still_crf, const="auto", metavar="CRF", help=compress)
-    model = f"""also encode the video's sound into the same file, with this audio VAE: {list_names([Kind.SOUND])}, or a
+    model = f"""also encode the video's audio into the same file, with this audio VAE: {list_names([Kind.AUDIO])}, or a
         file, folder, or hub id"""
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     how = parser.add_argument_group("how to encode")
@@ -349,7 +349,7 @@ def run_parser() -> CommandParser:
         ),
     )
     folder = """also write the latents that the app decodes to files in this folder, named by date and number, with the
-        rate, keyframes and sound that are known"""
+        rate, keyframes and audio that are known"""
     parser.add_argument("--save-latents", metavar="FOLDER", help=folder)
     budget = "the most memory for each decode, such as 8GB or 50%% (default: half of the available memory)"
     parser.add_argument("--memory-budget", type=memory_budget, metavar="SIZE", help=budget)
@@ -384,7 +384,7 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
         ) from None
 
     names: dict[str, Iterable[str]] = {"codec": CODECS, "audio_codec": AUDIO_CODECS, "encoder_preset": ENCODER_PRESETS}
-    names["generation"] = import_command("mlx_ltx_vae.models.families:published")()
+    names["generation"] = import_command("mlx_ltx_vae.networks.families:published")()
     parser = argparse.ArgumentParser(prog="mlx_ltx_vae")
     parser.add_argument("--version", action="version", help="show the version")
     parser.add_argument("--completion", choices=SHELLS, help="print the completion script of a shell")

@@ -146,7 +146,7 @@ def _say_end(name: str, installed: Installed, children: list[str]) -> None:
     """Say what ran here, and what lies in the folder for latents, in a line."""
     folder = current().folder
     threads = [thread for thread in threading.enumerate() if not thread.daemon]
-    if folder is not None and len(threads) == 1:  # others may decode the video of kept sound
+    if folder is not None and len(threads) == 1:  # others may decode the video of kept audio
         folder.close()
     text = _describe_run(one_line(name), installed)
     num_files = 0 if folder is None else folder.count_files()

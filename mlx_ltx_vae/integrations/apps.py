@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def is_decode(self) -> bool:
-        return not self.is_encode and self.dropin != "with_sound_kept"
+        return not self.is_encode and self.dropin != "with_audio_kept"
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ APPS: dict[str, tuple[Entry, ...]] = {
         Entry(_BLOCKS, "VideoDecoder.decode_and_stream", "without_estimate", _STREAM, is_around=True),
         Entry(_BLOCKS, "VideoDecoder.iter_frames", "", _FRAMES, is_around=True, is_optional=True),
         Entry(_BLOCKS, "VideoDecoder.decode_single_frame", "", _FRAMES, is_around=True, is_optional=True),
-        Entry(_BLOCKS, "AudioDecoder.__call__", "with_sound_kept", ("audio_latent",), is_around=True),
+        Entry(_BLOCKS, "AudioDecoder.__call__", "with_audio_kept", ("audio_latent",), is_around=True),
     ),
     "Blaizzy/mlx-video": (
         *_mlx_video("mlx_video.models.ltx_2.video_vae.decoder"),

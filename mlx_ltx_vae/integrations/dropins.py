@@ -159,7 +159,7 @@ def decode_and_stream(
     audio_path: str | None = None,
     **options: Any,
 ) -> None:
-    """Decode latents (1, C, F', H', W') into a video file, with sound if `audio_path` is set, as ltx-2-mlx does.
+    """Decode latents (1, C, F', H', W') into a video file, with audio if `audio_path` is set, as ltx-2-mlx does.
 
     A failure of ffmpeg is a `WriterError`, and leaves no file. `VideoWriter` says which ffmpeg is used.
     """
@@ -244,15 +244,15 @@ def encode_whole(self: nn.Module, pixels: mx.array, *_: Any, **options: Any) -> 
 
 
 @contextmanager
-def with_sound_kept(app_call: partial) -> Iterator[None]:
+def with_audio_kept(app_call: partial) -> Iterator[None]:
     """Keep the audio latents (B, 8, T, 16) that the `AudioDecoder` block of ltx-2-mlx gets for the file of the video.
 
-    The app decodes the sound, which differs from the reference in the first 60 ms and the last 20 ms.
+    The app decodes the audio, which differs from the reference in the first 60 ms and the last 20 ms.
     """
     values = (*app_call.args, *app_call.keywords.values())
     latents = next((value for value in values if isinstance(value, mx.array)), None)
     if (folder := current().folder) is not None and latents is not None:
-        folder.hold_sound(latents)
+        folder.hold_audio(latents)
     yield
 
 
@@ -379,7 +379,7 @@ DROPINS: dict[str, Callable[..., Any]] = {
         without_estimate,
         decode_streaming,
         encode_whole,
-        with_sound_kept,
+        with_audio_kept,
     )
 }
 DROPINS["decode_float"] = partial(decode_whole, output_dtype="float32")  # as Acelogic's LTX-2-MLX does

@@ -24,12 +24,12 @@ from ..backend.mlx_utils import dtype_name, named_parameters
 from ..checkpoint import Checkpoint, open_weights
 from ..checkpoint.files import StoredNetwork
 from ..errors import CheckpointError, PlanError, quote
-from ..models.convolution.conv3d import Conv3d
-from ..models.diffusion_decoder.config import CLASS_NAME as DIFFUSION_CLASS
-from ..models.diffusion_decoder.config import DECODER_CLASS_NAME
-from ..models.noise import KeyedNoise
-from ..models.specs import NetworkSpec
-from ..models.video_vae.config import CLASS_NAME
+from ..networks.convolution.conv3d import Conv3d
+from ..networks.diffusion_decoder.config import CLASS_NAME as DIFFUSION_CLASS
+from ..networks.diffusion_decoder.config import DECODER_CLASS_NAME
+from ..networks.noise import KeyedNoise
+from ..networks.specs import NetworkSpec
+from ..networks.video_vae.config import CLASS_NAME
 from ..shapes import Axis
 from ..vae import VideoVAE
 from .apps import NETWORKS, NetworkNotes

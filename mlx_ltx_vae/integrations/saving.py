@@ -19,7 +19,7 @@ import mlx.core as mx
 from ..errors import LTXVAEError, PlanError, WriterError, describe_error, warn
 from ..files import writing_to
 from ..latents.keyframes import Keyframes
-from ..latents.writer import NO_SPACE, rescue_latents, save_latents, save_sound_latents
+from ..latents.writer import NO_SPACE, rescue_latents, save_audio_latents, save_latents
 from ..shapes import DEFAULT_SCALE
 from ..units import expand_path, parse_fps
 from ..vae import VideoVAE
@@ -41,7 +41,7 @@ class AppDecode:
 
     Attributes:
         latents: normalized (B, C, F', H', W').
-        sound: audio latents (B, 8, T, 16) that the file contains too.
+        audio: audio latents (B, 8, T, 16) that the file contains too.
         path: the file of the latents in the folder for all decodes; `None` if they are not there yet.
         has_warned: flag: a line has said why they are not there.
     """
@@ -49,7 +49,7 @@ class AppDecode:
     def __init__(self, latents: mx.array, values: Mapping[str, Any]) -> None:
         """Begin the decode of latents (B, C, F', H', W'), or of one video without B; `values` are all arguments."""
         self.latents = latents if latents.ndim == _AXES else latents[None]
-        self.sound: mx.array | None = None
+        self.audio: mx.array | None = None
         self.path: Path | None = None
         self.has_warned = False
         self._missing: list[str] = []
@@ -102,7 +102,7 @@ class AppDecode:
         frames, height, width = self._scale.video_grid(self.latents.shape[2:])
         options: dict[str, Any] = {"num_frames": frames, "height": height, "width": width, "space": self._space}
         options |= {"fps": self._frame_rate, "overwrite": self.path is not None}
-        parts: dict[str, Any] = {"audio": self.sound, "keyframes": self._keyframes}
+        parts: dict[str, Any] = {"audio": self.audio, "keyframes": self._keyframes}
         is_first = self.path is None
         try:
             self.path = save_latents(path, self.latents, **options, **parts)
@@ -114,7 +114,7 @@ class AppDecode:
                 raise
             self.path = save_latents(path, self.latents, **options)
             self._missing.append(f"{' and '.join(names)} ({describe_error(error).rstrip('.')})")
-            self.sound = self._keyframes = None
+            self.audio = self._keyframes = None
         if is_first and self._missing:
             say(f"{self.path}: holds the latents{self._describe_missing()}.")
 
@@ -139,14 +139,14 @@ def part_of(decode: AppDecode | None) -> Iterator[None]:
 class LatentsFolder:
     """Folder with a latent file for each decode, named by date and number. No file is replaced.
 
-    Sound is kept for the video that is decoded next, and is written with it. A still is kept too, since it may be a
+    Audio is kept for the video that is decoded next, and is written with it. A still is kept too, since it may be a
     preview of the next video, and is written only if none follows. What cannot be written is a warning, and the decode
     continues.
     """
 
     def __init__(self, folder: str | os.PathLike) -> None:
         self._folder = Path(expand_path(folder, WriterError)).absolute()  # the app may change its working folder
-        self._sound: mx.array | None = None
+        self._audio: mx.array | None = None
         self._still: AppDecode | None = None
         with writing_to(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -164,13 +164,13 @@ class LatentsFolder:
     def _list_files(self) -> set[Path]:
         return set(self._folder.glob("*.safetensors"))
 
-    def hold_sound(self, latents: mx.array) -> None:
+    def hold_audio(self, latents: mx.array) -> None:
         """Keep audio latents (B, 8, T, 16) for the next video."""
         self.close()
-        self._sound = latents
+        self._audio = latents
 
     def save(self, decode: AppDecode) -> None:
-        """Write the latents of a decode, with the kept sound. A still is kept until the next call."""
+        """Write the latents of a decode, with the kept audio. A still is kept until the next call."""
         if decode.is_still and decode.path is None:
             self._still = decode
             return
@@ -179,7 +179,7 @@ class LatentsFolder:
     def write(self, decode: AppDecode) -> None:
         """Write the latents of a decode."""
         if decode.path is None and not decode.is_still:
-            decode.sound, self._sound = decode.sound if self._sound is None else self._sound, None
+            decode.audio, self._audio = decode.audio if self._audio is None else self._audio, None
             self._still = None
         elif decode is self._still:
             self._still = None
@@ -195,15 +195,15 @@ class LatentsFolder:
                 _warn_unsaved("the latents are", error)
 
     def close(self) -> None:
-        """Write kept sound and a kept still that no video followed."""
+        """Write kept audio and a kept still that no video followed."""
         if self._still is not None:
             self.write(self._still)
-        sound, self._sound = self._sound, None
-        if sound is not None:
+        audio, self._audio = self._audio, None
+        if audio is not None:
             try:
                 with self._reserve_path() as path:
-                    save_sound_latents(path, sound)
-                say(f"{path}: holds the sound alone; no function that is known here got the latents of its video.")
+                    save_audio_latents(path, audio)
+                say(f"{path}: holds the audio alone; no function that is known here got the latents of its video.")
             except Exception as error:
                 _warn_unsaved("the audio latents are", error)
 

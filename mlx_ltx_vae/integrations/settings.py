@@ -17,7 +17,7 @@ class SavingFolder(Protocol):
 
     def write(self, decode: Any) -> None: ...
 
-    def hold_sound(self, latents: Any) -> None: ...
+    def hold_audio(self, latents: Any) -> None: ...
 
     def count_files(self) -> int: ...
 
@@ -55,7 +55,7 @@ def push(memory_budget: str | int | None, folder: SavingFolder | None) -> Settin
 
 
 def pop(settings: Settings) -> None:
-    """End an installation. The folder that it opened gets the sound that no video followed."""
+    """End an installation. The folder that it opened gets the audio that no video followed."""
     if settings in _stack:
         _stack.remove(settings)
     if settings.folder is not None and all(other.folder is not settings.folder for other in _stack):

@@ -380,7 +380,7 @@ def _used_length(stored: StoredArray, length: int, source: str) -> int:
     return used
 
 
-def is_sound_alone(tensors: Mapping[str, StoredArray], latent_channels: int | None) -> bool:
+def is_audio_alone(tensors: Mapping[str, StoredArray], latent_channels: int | None) -> bool:
     """Return whether a file with these tensors has audio latents and no others."""
     names = [name for name in tensors if not is_audio_name(name)]
     names = [name for name in names if name in _PLAIN_NAMES] or names

@@ -113,7 +113,7 @@ class Layout:
 
 
 def is_audio_name(name: str) -> bool:
-    """Return whether a tensor with this name belongs to the sound of a video."""
+    """Return whether a tensor with this name belongs to the audio of a video."""
     return name in (*AUDIO_NAMES, AUDIO_LENGTHS) or _SIZED_AUDIO_NAME.fullmatch(name) is not None
 
 

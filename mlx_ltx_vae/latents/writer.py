@@ -106,7 +106,7 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         if is_for_comfyui(self._name):
             if arrays:
                 raise WriterError(
-                    f"{self._name}: ComfyUI reads no sound and no keyframes from it; use a .safetensors name."
+                    f"{self._name}: ComfyUI reads no audio and no keyframes from it; use a .safetensors name."
                 )
             arrays = {_COMFYUI_MARK: mx.zeros(0)}
         tensors += [(name, array.dtype, array.shape, map(_to_bytes, [array])) for name, array in arrays.items()]
@@ -175,7 +175,7 @@ def save_latents(
         latents: float32, float16 or bfloat16.
         fps: frames per second of the video (see `parse_fps`).
         num_frames, height, width: size of the video, in frames and pixels.
-        audio: latents of the video's sound (B, 8, T, 16), normalized.
+        audio: latents of the video's audio (B, 8, T, 16), normalized.
         keyframes: the video's keyframes, normalized, in one of the dtypes above.
         source_frames: the number of frames that were encoded, before padding; `decode` gives that many back.
         carry: the number of frames that the video shares with the next one, if it is a window of a film: 1 + 8*k or 0.
@@ -183,7 +183,7 @@ def save_latents(
 
     Raises:
         LatentsError: for other shapes and dtypes, values that are not finite, and sizes that do not fit the latents.
-        WriterError: for another ending than .safetensors and .latent (ComfyUI's, without sound and keyframes), an
+        WriterError: for another ending than .safetensors and .latent (ComfyUI's, without audio and keyframes), an
             invalid frame rate, and a file that cannot be written.
     """
     path = expand_path(path, WriterError)  # first, since arguments may be swapped
@@ -234,7 +234,7 @@ def rescue_latents(
 
 
 @explained_device_errors()
-def save_sound_latents(path: str | os.PathLike, audio: mx.array) -> None:
+def save_audio_latents(path: str | os.PathLike, audio: mx.array) -> None:
     """Write audio latents (B, 8, T, 16) without a video, named as by `save_latents`. Existing files are kept."""
     audio, part = to_mlx(audio, "audio latents"), PartFile(Path(path), overwrite=False)
     with writing_to(path):

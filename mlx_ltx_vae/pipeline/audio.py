@@ -1,4 +1,4 @@
-"""Plans and runs of sound: packed latents in, final samples out; and pieces of sound in, packed latents out."""
+"""Plans and runs of audio: packed latents in, final samples out; and pieces of audio in, packed latents out."""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -12,9 +12,9 @@ from ..backend.device import check_process, confirm_device
 from ..backend.machine import Machine
 from ..backend.mlx_utils import count_nonfinite, to_mlx
 from ..errors import DecodeError, LatentsError, PlanError
-from ..models.base import Decoder, Network, SoundEncoder
-from ..models.noise import LatentNoise, draw
-from ..models.specs import NetworkSpec
+from ..networks.base import AudioEncoder, Decoder, Network
+from ..networks.noise import LatentNoise, draw
+from ..networks.specs import NetworkSpec
 from ..options import PLAN_DEFAULTS, PlanOptions
 from ..planning.film import Part, fade_length
 from ..planning.plan import DecodePlan, EncodePlan, Mode, Plan
@@ -29,7 +29,7 @@ from .sources import LatentRecord, Source, check_finite, latent_source, preproce
 
 @dataclass(frozen=True)
 class AudioChunk:
-    """Samples of all batch items, (B, 2, n) float32 in [-1, 1]. The first is sample `start` of the sound."""
+    """Samples of all batch items, (B, 2, n) float32 in [-1, 1]. The first is sample `start` of the audio."""
 
     start: int
     waveform: mx.array
@@ -39,7 +39,7 @@ class AudioChunk:
 
 
 class AudioStream(ChunkStream[AudioChunk]):
-    """Chunks of one decode of sound, in order. `sample_rate` is theirs; `num_samples` is their total, if known."""
+    """Chunks of one decode of audio, in order. `sample_rate` is theirs; `num_samples` is their total, if known."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class AudioStream(ChunkStream[AudioChunk]):
         self.sample_rate, self.num_samples = sample_rate, num_samples
 
 
-class SoundNetwork(Decoder):
+class AudioNetwork(Decoder):
     """Audio decoder and its vocoder as one `Decoder`, of packed latents (B, C, T, 1, 1) to (B, T', 1, 1, 2)."""
 
     dtype = mx.float32  # of the vocoder
@@ -69,11 +69,11 @@ class SoundNetwork(Decoder):
 
 
 def join_specs(decoder: NetworkSpec, vocoder: NetworkSpec) -> NetworkSpec:
-    """Return the spec of a `SoundNetwork`."""
+    """Return the spec of a `AudioNetwork`."""
     return replace(decoder, layers=decoder.layers + vocoder.layers)
 
 
-def plan_sound(
+def plan_audio(
     spec: NetworkSpec,
     latents: int,
     machine: Machine | None = None,
@@ -88,14 +88,14 @@ def plan_sound(
 
 
 def every_chunk(make_plan: Callable[[PlanOptions], Plan], options: PlanOptions = PLAN_DEFAULTS) -> list[Plan]:
-    """Plan one sound with all possible chunks, the fastest first."""
+    """Plan one audio with all possible chunks, the fastest first."""
     plan = make_plan(options)
     if plan.mode is not Mode.EXACT:
         return [plan]
     return [make_plan(replace(options, chunk=chunk)) for chunk in plan.clip.chunks]
 
 
-def stream_sound(network: Decoder, plan: DecodePlan, latents: mx.array, *, unnormalized: bool) -> AudioStream:
+def stream_audio(network: Decoder, plan: DecodePlan, latents: mx.array, *, unnormalized: bool) -> AudioStream:
     """Decode packed latents (B, C, T, 1, 1) lazily. Raises a `PlanError` if the plan was made for others."""
     check_process()
     if plan.whole_shape != latents.shape:
@@ -132,7 +132,7 @@ def _chunks(run: Run, plan: DecodePlan) -> Generator[AudioChunk, None, None]:
     confirm_device()
 
 
-def encode_sound(encoder: SoundEncoder, plan: EncodePlan, waveform: Iterable[np.ndarray], sample_rate: int) -> mx.array:
+def encode_audio(encoder: AudioEncoder, plan: EncodePlan, waveform: Iterable[np.ndarray], sample_rate: int) -> mx.array:
     """Encode to packed latents (B, C, T, 1, 1) a waveform in pieces (B, channels, n) float32."""
     check_process()
     scale = encoder.spec.scale.time
@@ -140,7 +140,7 @@ def encode_sound(encoder: SoundEncoder, plan: EncodePlan, waveform: Iterable[np.
         plan.batch, plan.video_grid, lambda _, chunk: encoder.prepare(waveform, sample_rate, chunk * scale)
     )
     run = Run(encoder, plan, spectrogram)
-    _, latents = peek(encoded(run, encoder), "the sound is too short for the network: a layer has no result.")
+    _, latents = peek(encoded(run, encoder), "the audio is too short for the network: a layer has no result.")
     return join_parts(latents, 2, None)
 
 
@@ -171,14 +171,14 @@ def unpack_latents(packed: mx.array, channels: int, bins: int) -> mx.array:
     return packed.reshape(batch, channels, bins, length).transpose(0, 1, 3, 2)
 
 
-def join_sound(
+def join_audio(
     parts: Iterable[tuple[Part, Callable[[tuple[int, int]], AudioStream]]],
     sample_rate: int,
     *,
     samples: tuple[int, int] | None = None,
     num_samples: int | None = None,
 ) -> AudioStream:
-    """Decode the sound of windows one after the other, and join it with equal power.
+    """Decode the audio of windows one after the other, and join it with equal power.
 
     Args:
         parts: the part of each window, and a function that decodes samples of the window.
@@ -207,7 +207,7 @@ def join_sound(
 
 
 def _fill_gaps(chunks: Generator[AudioChunk, None, None], start: int) -> Generator[AudioChunk, None, None]:
-    """Yield chunks from the sample `start` on, with silence where a window has less sound than frames."""
+    """Yield chunks from the sample `start` on, with silence where a window has less audio than frames."""
     with closing(chunks):
         for chunk in chunks:
             if chunk.start > start:

@@ -1,4 +1,4 @@
-"""Joins overlapping parts, each decoded alone, to one stream: windows to the frames of a film, or to its sound."""
+"""Joins overlapping parts, each decoded alone, to one stream: windows to the frames of a film, or to its audio."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator

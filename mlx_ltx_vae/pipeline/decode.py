@@ -19,9 +19,9 @@ from ..checkpoint.loading import NetworkHandle
 from ..errors import DecodeError, LatentsError, PlanError
 from ..frame_format import RGB8, FrameFormat, FrameOutput
 from ..latents.keyframes import Keyframes, frame_numbers
-from ..models.base import Config, Decoder
-from ..models.noise import NoiseShapes, draw, window_seed
-from ..models.specs import LONG_CLIP, NetworkSpec
+from ..networks.base import Config, Decoder
+from ..networks.noise import NoiseShapes, draw, window_seed
+from ..networks.specs import LONG_CLIP, NetworkSpec
 from ..options import DECODE_DEFAULTS, PLAN_DEFAULTS, DecodeOptions, PlanOptions, check_no_options
 from ..planning.film import FilmLayout, FilmPlan, MakePlan, plan_window
 from ..planning.memory import FRAMES_PER_CONVERSION

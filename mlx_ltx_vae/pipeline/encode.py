@@ -13,8 +13,8 @@ from ..backend.device import check_process, confirm_device, evaluate
 from ..backend.mlx_utils import dtype_name, from_numpy, native_array, to_bool, to_list
 from ..checkpoint.loading import NetworkHandle
 from ..errors import LatentsError, PlanError, TilingError, option, warn
-from ..models.base import Encoder, SoundEncoder
-from ..models.specs import LONG_CLIP, NetworkSpec
+from ..networks.base import AudioEncoder, Encoder
+from ..networks.specs import LONG_CLIP, NetworkSpec
 from ..options import PLAN_DEFAULTS, PlanOptions, check_no_options
 from ..planning.plan import EncodePlan, check_plan
 from ..shapes import ScaleFactors, format_size
@@ -268,7 +268,7 @@ class EncodePipeline:
         yield from encoded(run, encoder)
 
 
-def encoded(run: Run, encoder: Encoder | SoundEncoder) -> Generator[mx.array, None, None]:
+def encoded(run: Run, encoder: Encoder | AudioEncoder) -> Generator[mx.array, None, None]:
     """Yield the latents of a run in the encoder's dtype, evaluated; raise a `LatentsError` if they are not finite."""
 
     def to_latents(outputs: mx.array) -> mx.array:

@@ -23,8 +23,8 @@ from ..backend.function_file import MLX_VERSION, write_function
 from ..backend.mlx_utils import dtype_name, take, tracing
 from ..errors import PlanError, WriterError, printable
 from ..files import part_folder, writing_to
-from ..models.base import Decoder, Statistics
-from ..models.noise import LatentNoise, draw, frame_noise
+from ..networks.base import Decoder, Statistics
+from ..networks.noise import LatentNoise, draw, frame_noise
 from ..options import DecodeOptions
 from ..planning.plan import DecodePlan
 from ..shapes import Axis, format_size

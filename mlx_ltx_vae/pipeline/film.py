@@ -14,7 +14,7 @@ import mlx.core as mx
 from ..backend.mlx_utils import take, to_mlx
 from ..errors import LatentsError, PlanError
 from ..latents.keyframes import Keyframes, check_keyframes, frame_numbers
-from ..models.specs import NetworkSpec
+from ..networks.specs import NetworkSpec
 from ..options import PlanOptions
 from ..planning.film import DEFAULT_CARRY, FilmLayout, FilmPlan, MakePlan, Part, plan_film
 from ..shapes import Axis, LatentShape, ScaleFactors

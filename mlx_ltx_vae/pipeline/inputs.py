@@ -17,8 +17,8 @@ from ..latents.files import MappedLatents
 from ..latents.keyframes import NUMBER_NAMES, STILL_NAMES, Keyframes, KeyframesFile, open_keyframes
 from ..latents.metadata import LatentSpace
 from ..model_table import models_for
-from ..models.base import Config, Statistics
-from ..models.specs import NetworkSpec
+from ..networks.base import Config, Statistics
+from ..networks.specs import NetworkSpec
 from ..planning.film import DEFAULT_CARRY, FilmPlan
 from ..planning.plan import DecodePlan
 from ..shapes import Grid, LatentShape, ScaleFactors

@@ -10,7 +10,7 @@ import mlx.core as mx
 from ..backend.mlx_utils import take_joined, to_mlx
 from ..errors import warn
 from ..latents.keyframes import Keyframes, check_keyframes
-from ..models.specs import NetworkSpec
+from ..networks.specs import NetworkSpec
 from ..options import Noise
 from ..shapes import Axis, Grid, Interval
 from ..tiling.layout import TileBox

@@ -17,7 +17,7 @@ from ..frame_format import FrameOutput
 from ..options import OutputOptions
 from ..planning.plan import DecodePlan
 from ..video import Sink
-from ..video.audio import Sound
+from ..video.audio import Audio
 from ..video.sink_table import CheckedOutput, find_all_outputs, find_still_ending, name_others
 from .frames import write_chunk
 from .progress import Progress, open_bar
@@ -36,7 +36,7 @@ class DecodeReport:
     Attributes:
         output: the file or the folder, or for a batch of several videos a list of them.
         frames: the number of frames that were written.
-        sample_rate: of sound that was decoded with the video.
+        sample_rate: of audio that was decoded with the video.
         seconds: from the first latents to the finished file.
         one_color: whether every frame has only one color.
         peak_memory_bytes: `mx.get_peak_memory()`, counted since `mx.reset_peak_memory()`.
@@ -86,10 +86,10 @@ class DecodeOutput:
 
     Attributes:
         names: the output of each video.
-        audio_files: files whose sound is added.
+        audio_files: files whose audio is added.
         files: all files of each video by their names. Their options have been checked.
         other_names: files besides the outputs, by their kind in reports.
-        sound: returns the sound of the video with an index, for the files that take sound; `None` means the sound in
+        audio: returns the audio of the video with an index, for the files that take audio; `None` means the audio in
             their options.
     """
 
@@ -104,7 +104,7 @@ class DecodeOutput:
         self._checked: dict[str, CheckedOutput] = {}
         self.other_names = name_others(self.names, self.files)
         self.frames: tuple[FrameOutput, ...] = tuple(file.options.frames for file in self.files[0].values())
-        self.sound: Callable[[int], Sound] | None = None
+        self.audio: Callable[[int], Audio] | None = None
         self.audio_files = [options.audio] if isinstance(options.audio, (str, os.PathLike)) else []
         self._sample_rate = options.sample_rate or getattr(options.audio, "sample_rate", None)
 
@@ -170,8 +170,8 @@ class DecodeOutput:
             sinks: dict[Sink, FrameOutput] = {}
             file_names = {}
             for name, file in self.files[index].items():
-                has_sound = self.sound is not None and file.options.audio is not None
-                sink = self._checked[name].open(self.sound(index) if self.sound and has_sound else file.options.audio)
+                has_audio = self.audio is not None and file.options.audio is not None
+                sink = self._checked[name].open(self.audio(index) if self.audio and has_audio else file.options.audio)
                 sinks[stack.enter_context(sink)], file_names[sink] = file.options.frames, (name, sink.name)
             for chunk in bar.follow(chunks, stream.state):
                 write_chunk(chunk, sinks)

@@ -8,7 +8,7 @@ import mlx.nn as nn
 
 from ..backend.mlx_utils import count_nonfinite, dtype_name, named_parameters, to_list
 from ..errors import DecodeError
-from ..models.base import Network
+from ..networks.base import Network
 from ..planning.memory import FRAMES_PER_CONVERSION
 from .frames import NOT_FINITE
 

@@ -1,4 +1,4 @@
-"""Decodes to files that are decided before they run: their input, sound, outputs and plan."""
+"""Decodes to files that are decided before they run: their input, audio, outputs and plan."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,16 +17,16 @@ from ..errors import LatentsError, LTXVAEError, PlanError, takes_options, warn
 from ..frame_format import common_format
 from ..latents.keyframes import Keyframes
 from ..latents.writer import rescue_latents
-from ..models.noise import check_takes_seed
+from ..networks.noise import check_takes_seed
 from ..options import DECODE_DEFAULTS, OUTPUT_DEFAULTS, PLAN_DEFAULTS, DecodeOptions, OutputOptions, PlanOptions
 from ..planning.film import MakePlan
 from ..planning.plan import DecodePlan
 from ..shapes import Grid
 from ..tiling import preset
 from ..units import DEFAULT_FPS, format_are, format_count, format_range
-from ..video import takes_sound
-from ..video.audio import check_sound_length
-from .clip_sound import ClipSound, SoundSettings, clip_sound, film_sound, find_sound
+from ..video import takes_audio
+from ..video.audio import check_audio_length
+from .clip_audio import AudioSettings, ClipAudio, clip_audio, film_audio, find_audio
 from .decode import DecodePipeline, check_shape
 from .inputs import ClipInput, DecodeInput, FilmInput, MemoryInput
 from .output import DecodeOutput, DecodeReport, join_reports
@@ -46,7 +46,7 @@ class DecodeSettings:
         all_frames: also decodes the frames that pad the source of the latents to whole latent frames.
         first_seconds: decodes so many seconds of the video, instead of `frames`.
         preset: the name of tiles, which may depend on the size of the video.
-        sound: `None` if no audio latents are decoded.
+        audio: `None` if no audio latents are decoded.
         plans: plans that have been made, by shape and options, which decodes with the same settings share.
     """
 
@@ -58,7 +58,7 @@ class DecodeSettings:
     all_frames: bool = False
     first_seconds: Fraction | None = None
     preset: str | None = None
-    sound: SoundSettings | None = None
+    audio: AudioSettings | None = None
     plans: dict[Any, DecodePlan] = field(default_factory=dict, compare=False)
 
     def make_once(self, make_plan: MakePlan, shape: Sequence[int], options: PlanOptions) -> DecodePlan:
@@ -75,14 +75,14 @@ class PreparedDecode:
 
     Attributes:
         plan: `None` if latents arrive without a plan, which is then made when the first of them are there.
-        sound: audio latents that are decoded with the video, if there are any.
+        audio: audio latents that are decoded with the video, if there are any.
         videos: the videos of the batch that are decoded.
         padding: frames at the end that are left out, since they only pad the source of the latents.
     """
 
     plan: DecodePlan | None
     latents: DecodeInput
-    sound: ClipSound | None
+    audio: ClipAudio | None
     output: DecodeOutput
     videos: Sequence[int]
     _pipeline: DecodePipeline
@@ -101,7 +101,7 @@ class PreparedDecode:
     @property
     def inputs(self) -> list[str | os.PathLike]:
         """Files that are read, except the input itself."""
-        return [*self.latents.files, *(self.sound.files if self.sound else ()), *self.output.audio_files]
+        return [*self.latents.files, *(self.audio.files if self.audio else ()), *self.output.audio_files]
 
     @property
     def num_frames(self) -> int | None:
@@ -126,8 +126,8 @@ class PreparedDecode:
         """Read all latents that are decoded; raise a `LatentsError` for values that are not finite."""
         if self.plan is not None:
             self.latents.check_values(self.plan)
-            if self.sound is not None and self.plan.sound is not None:
-                self.sound.check_values()
+            if self.audio is not None and self.plan.audio is not None:
+                self.audio.check_values()
 
     def run(self, progress: Progress = False) -> DecodeReport:
         """Decode and write the files. Returns the report. Each file appears under its name when it is whole.
@@ -142,8 +142,8 @@ class PreparedDecode:
             self._pipeline.decoder.get()  # before the clock starts
         if isinstance(progress, FrameBar):
             progress.enter("decoding")
-        if (sound := self.sound) is not None:
-            self.output.sound = lambda index: sound.stream(index, self.plan and self.plan.sound)
+        if (audio := self.audio) is not None:
+            self.output.audio = lambda index: audio.stream(index, self.plan and self.plan.audio)
         for index in self.videos:
             latents, keyframes = open_video(index)
             options = replace(self._pipeline.options, keyframes=keyframes)
@@ -191,21 +191,21 @@ def prepare_decode(
     frame_range = requested_frames or ((0, decoder_frames - padding) if padding else None)
     if plan is not None and plan.excerpt is not None:
         requested_frames = frame_range = plan.excerpt.frames.start, plan.excerpt.frames.end
-    sound = _find_sound(pipeline, latents, path, settings, frame_range, fps)
+    audio = _find_audio(pipeline, latents, path, settings, frame_range, fps)
     if plan is None:
         plan_options = with_preset(pipeline.plan_options, settings.preset, spec.out_grid(latents.shape.grid))
-        plan_options = replace(plan_options, frames=frame_range, sound=tuple(sound.plans) if sound else ())
+        plan_options = replace(plan_options, frames=frame_range, audio=tuple(audio.plans) if audio else ())
         pipeline = replace(pipeline, plan_options=plan_options)
-    elif sound is not None and plan.sound is None and (sound_plans := sound.plans):
-        plan = replace(plan, sound=sound_plans[-1])  # the one with the least memory
-    if sound is not None:
-        options = replace(options, audio=(), sample_rate=sound.sample_rate)
-    prepared = _prepare(pipeline, latents, path, options, fps, sound, plan)
-    if sound is not None and requested_frames is None:
-        length = Fraction(sound.num_samples, sound.sample_rate)
+    elif audio is not None and plan.audio is None and (audio_plans := audio.plans):
+        plan = replace(plan, audio=audio_plans[-1])  # the one with the least memory
+    if audio is not None:
+        options = replace(options, audio=(), sample_rate=audio.sample_rate)
+    prepared = _prepare(pipeline, latents, path, options, fps, audio, plan)
+    if audio is not None and requested_frames is None:
+        length = Fraction(audio.num_samples, audio.sample_rate)
         shortest, longest = (decoder_frames - padding) / fps, decoder_frames / fps
-        seconds = min(max(shortest, length), longest)  # sound may go with the padding or not
-        check_sound_length(latents.info.source, length, seconds, cuts=options.shortest)
+        seconds = min(max(shortest, length), longest)  # audio may go with the padding or not
+        check_audio_length(latents.info.source, length, seconds, cuts=options.shortest)
     return replace(prepared, padding=0 if requested_frames else padding)
 
 
@@ -215,7 +215,7 @@ def _prepare(
     path: str,
     options: OutputOptions,
     fps: Fraction,
-    sound: ClipSound | None,
+    audio: ClipAudio | None,
     plan: DecodePlan | None,
 ) -> PreparedDecode:
     """Name the outputs, and plan the decode for them unless there is a plan."""
@@ -233,27 +233,27 @@ def _prepare(
         planned = replace(planned, plan_options=PLAN_DEFAULTS)
     if plan is not None and latents.is_whole and plan.batch > 1:
         raise LatentsError(f"{path}: is one video, and the plan is for {plan.batch}; plan one of them.")
-    return PreparedDecode(plan, latents, sound, output, range(batch), planned)
+    return PreparedDecode(plan, latents, audio, output, range(batch), planned)
 
 
-def _find_sound(
+def _find_audio(
     pipeline: DecodePipeline,
     latents: ClipInput | FilmInput,
     path: str,
     settings: DecodeSettings,
     frames: tuple[int, int] | None,
     fps: Fraction,
-) -> ClipSound | None:
-    """Return the audio latents of the video, or `None` if a file replaces them or the output has no sound."""
-    sound, options, generations = settings.sound, settings.output, pipeline.source.generations
-    if options.audio is not None or sound is None:
+) -> ClipAudio | None:
+    """Return the audio latents of the video, or `None` if a file replaces them or the output has no audio."""
+    audio, options, generations = settings.audio, settings.output, pipeline.source.generations
+    if options.audio is not None or audio is None:
         return None
-    if not sound.is_required and not takes_sound(path, options):
+    if not audio.is_required and not takes_audio(path, options):
         return None
     if isinstance(latents, FilmInput):
-        return film_sound(sound, latents.openers, latents.ends, frames, fps, generations)
-    file = find_sound(sound, latents.file, generations)
-    return None if file is None or sound.vae is None else clip_sound(sound, sound.vae, file, frames, fps)
+        return film_audio(audio, latents.openers, latents.ends, frames, fps, generations)
+    file = find_audio(audio, latents.file, generations)
+    return None if file is None or audio.vae is None else clip_audio(audio, audio.vae, file, frames, fps)
 
 
 def with_preset(options: PlanOptions, name: str | None, video: Grid) -> PlanOptions:

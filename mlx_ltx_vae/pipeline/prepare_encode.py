@@ -1,4 +1,4 @@
-"""Encodes to latent files that are decided before they run: their frames, windows, sound, outputs and plan."""
+"""Encodes to latent files that are decided before they run: their frames, windows, audio, outputs and plan."""
 
 import os
 import time
@@ -23,16 +23,16 @@ from ..files import PartFolder, check_empty_folder, check_file, check_folder, pa
 from ..latents import LatentsWriter, check_latents_name, is_for_comfyui
 from ..latents.metadata import LatentSpace
 from ..model_table import Kind, list_names, models_for
-from ..models.specs import LONG_CLIP
+from ..networks.specs import LONG_CLIP
 from ..options import PLAN_DEFAULTS, HDRInput, PlanOptions
 from ..planning.film import DEFAULT_CARRY, check_carry
 from ..planning.plan import EncodePlan, Plan
 from ..shapes import LatentShape, ScaleFactors, Size, is_count
 from ..units import expand_path, format_are, format_count, format_range
 from ..video import ExrReader, Fit, VideoReader
-from ..video.sound_files import SoundReader, find_sound
+from ..video.audio_files import AudioReader, find_audio
 from .audio import every_chunk
-from .clip_sound import SoundVAE
+from .clip_audio import ClipAudioVAE
 from .encode import EncodePipeline, cut_windows
 from .hdr_frames import to_encoder_pixels
 from .progress import FrameBar, Progress, open_bar
@@ -52,7 +52,7 @@ class EncodeSettings:
         max_frames: the largest number of frames, without `frames`.
         compress: the CRF at which a still goes through H.264; "auto" is that of the pipelines. `None` means none.
         hdr: what the pixels of EXR images are.
-        audio: encodes the sound of the video.
+        audio: encodes the audio of the video.
         overwrite: whether a file of the same name is replaced.
     """
 
@@ -69,7 +69,7 @@ class EncodeSettings:
     max_frames: int | None = None
     compress: float | Literal["auto"] | None = None
     hdr: HDRInput | None = None
-    audio: SoundVAE | None = None
+    audio: ClipAudioVAE | None = None
     overwrite: bool = True
 
     def check(self, scale: ScaleFactors) -> int:
@@ -121,7 +121,7 @@ class EncodeReport:
         source_width, source_height, source_fps: of the video, before it was scaled and converted.
         compress: the CRF at which a still went through H.264, if it did.
         latent_shape: of the first window.
-        audio_latent_shape: of the first window, or `None` without sound.
+        audio_latent_shape: of the first window, or `None` without audio.
         windows, carry: their number, and the frames that they share, if there are windows.
         latent_frames, audio_latents: their number, in all windows.
         size_steps: what was done to the frames: "scaled", "cropped".
@@ -226,7 +226,7 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
         assert self.output is not None
         video, settings = self._video, self._settings
         to_pixels = None if settings.hdr is None else partial(to_encoder_pixels, meaning=settings.hdr)
-        counts, encoded, sounds, num_frames = _Counts(), list[LatentShape](), list[mx.array](), 0
+        counts, encoded, audio_tracks, num_frames = _Counts(), list[LatentShape](), list[mx.array](), 0
         scale = self._pipeline.encoder.spec.scale
         with ExitStack() as stack:
             stack.callback(self.close)
@@ -244,8 +244,8 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
                     count, height, width = scale.video_grid(shape.grid)
                     first = max(0, num_frames - self._carry)
                     num_frames = first + count
-                    audio = self._encode_sound(count, first)
-                    sounds += [] if audio is None else [audio]
+                    audio = self._encode_audio(count, first)
+                    audio_tracks += [] if audio is None else [audio]
                     sizes: dict[str, int | None] = {"num_frames": count, "height": height, "width": width}
                     sizes["source_frames"] = counts.window
                     if settings.windows is not None and self._carry < count:  # a single window shares no frames
@@ -268,12 +268,12 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
             compress=self._crf or None,
             seconds=time.perf_counter() - start,
             latent_shape=encoded[0],
-            audio_latent_shape=tuple(sounds[0].shape) if sounds else None,
+            audio_latent_shape=tuple(audio_tracks[0].shape) if audio_tracks else None,
             plan=self.plan,
             windows=len(encoded) if settings.windows else None,
             carry=self._carry if settings.windows else None,
             latent_frames=sum(shape.frames for shape in encoded),
-            audio_latents=sum(latents.shape[2] for latents in sounds),
+            audio_latents=sum(latents.shape[2] for latents in audio_tracks),
             size_steps=(*["scaled"] * is_scaled, *["cropped"] * is_cropped),
         )
 
@@ -333,40 +333,40 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
             text += f", not the {requested_frames} that were asked for"
         warn(f"{self._video_name}: {text}.")
 
-    def _plan_sound(self) -> list[Plan]:
-        """Return the possible plans of the sound, none without an audio VAE. Warn if that or the sound is missing."""
+    def _plan_audio(self) -> list[Plan]:
+        """Return the possible plans of the audio, none without an audio VAE. Warn if that or the audio is missing."""
         vae, path, fps = self._settings.audio, self._video.path, self._video.fps
         if vae is None:
-            self._warn_of_sound()
+            self._warn_of_audio()
             return []
         if fps is not None and os.path.isfile(path):
-            with SoundReader(path) as sound:
-                if sound.sample_rate:
+            with AudioReader(path) as audio:
+                if audio.sample_rate:
                     return every_chunk(partial(vae.plan_encode_with, float(self._planned_frames / fps)))
-        warn(f"{self._video.name}: has no sound, so only its pictures are encoded.")
+        warn(f"{self._video.name}: has no audio, so only its pictures are encoded.")
         return []
 
-    def _warn_of_sound(self) -> None:
-        """Warn if the video has sound, which is not encoded."""
-        with suppress(ReaderError):  # of sound that could not be encoded either
-            if os.path.isfile(self._video.path) and find_sound(self._video.path, ReaderError):
-                model = next(iter(models_for(next(iter(self._source.generations), None), Kind.SOUND)), None)
-                name = f"AUDIO ({list_names([Kind.SOUND])}, or a file)" if model is None else model.name
+    def _warn_of_audio(self) -> None:
+        """Warn if the video has audio, which is not encoded."""
+        with suppress(ReaderError):  # of audio that could not be encoded either
+            if os.path.isfile(self._video.path) and find_audio(self._video.path, ReaderError):
+                model = next(iter(models_for(next(iter(self._source.generations), None), Kind.AUDIO)), None)
+                name = f"AUDIO ({list_names([Kind.AUDIO])}, or a file)" if model is None else model.name
                 way = option("audio=AudioVAE", f"--audio-model {name}")
                 file = ", into a .safetensors file" if is_for_comfyui(self.output or "") else ""
-                warn(f"{self._video.name}: its sound is not encoded; {way} encodes it too{file}.")
+                warn(f"{self._video.name}: its audio is not encoded; {way} encodes it too{file}.")
 
-    def _encode_sound(self, num_frames: int, first: int) -> mx.array | None:
-        """Return the latents of the sound of `num_frames` frames from `first` on, or `None` if no sound is encoded."""
-        plan, fps, vae = self.plan.sound, self._video.fps, self._settings.audio
+    def _encode_audio(self, num_frames: int, first: int) -> mx.array | None:
+        """Return the latents of the audio of `num_frames` frames from `first` on, or `None` if no audio is encoded."""
+        plan, fps, vae = self.plan.audio, self._video.fps, self._settings.audio
         if not isinstance(plan, EncodePlan) or fps is None or vae is None:
             return None
         per_second = Fraction(vae.config.latents_per_second)
         num_latents = max(1, round(num_frames / fps * per_second))
-        with SoundReader(self._video.path) as sound:
-            rate = sound.sample_rate
+        with AudioReader(self._video.path) as audio:
+            rate = audio.sample_rate
             length = max(round(num_frames * rate / fps), ceil(rate / per_second))
-            pieces = sound.cut(max(0, round((self._video.start + first / fps) * rate)), length)
+            pieces = audio.cut(max(0, round((self._video.start + first / fps) * rate)), length)
             return vae.encode(pieces, rate, plan)[:, :, :num_latents]
 
     @property
@@ -388,7 +388,7 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
 
     def _make_plan(self) -> EncodePlan:
         width, height = self._video.size
-        options = replace(self._settings.plan, sound=tuple(self._plan_sound()))
+        options = replace(self._settings.plan, audio=tuple(self._plan_audio()))
         return self._pipeline.make_plan((self._planned_frames, height, width, 3), options)
 
 

@@ -18,8 +18,8 @@ from ..backend.device import explained_device_errors, freed_memory_kept, give_ba
 from ..backend.mlx_utils import split, take
 from ..errors import DecodeCancelled, LatentsError
 from ..frame_format import FrameOutput
-from ..models.base import Network
-from ..models.specs import NetworkSpec
+from ..networks.base import Network
+from ..networks.specs import NetworkSpec
 from ..planning.plan import DecodePlan, Mode, Order, Plan, choose_variant
 from ..planning.tiles import tile_spec
 from ..shapes import Axis, Grid, Interval

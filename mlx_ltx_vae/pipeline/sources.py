@@ -14,9 +14,9 @@ from ..backend.device import evaluate
 from ..backend.machine import VALUES_AT_ONCE
 from ..backend.mlx_utils import count_nonfinite, native_array, take_joined, to_float, to_mlx
 from ..errors import LatentsError, option, warn
-from ..models.base import Decoder, Statistics
-from ..models.noise import Draws, LatentBox
-from ..models.specs import NetworkSpec
+from ..networks.base import Decoder, Statistics
+from ..networks.noise import Draws, LatentBox
+from ..networks.specs import NetworkSpec
 from ..shapes import Axis, Grid, Interval, sampled_frames
 from ..tiling.layout import TileBox
 from .output_check import FrameFlags

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..backend.machine import FLOAT32_BYTES, VALUES_AT_ONCE
 from ..errors import PlanError, quote
 from ..frame_format import FrameFormat, FrameOutput, common_format
-from ..models.specs import LONG_CLIP, NetworkSpec
+from ..networks.specs import LONG_CLIP, NetworkSpec
 from ..shapes import Axis, Grid, Interval, LatentShape, ScaleFactors, format_size
 from ..tiling.layout import Tile, TileLayout
 from ..units import format_count
@@ -246,7 +246,7 @@ class Clip:
 
     @property
     def cell(self) -> int:
-        """Number of input positions per unit of `chunk`. Chunks of sound count latents, even for an encode."""
+        """Number of input positions per unit of `chunk`. Chunks of audio count latents, even for an encode."""
         return self.scale.time if self.spec.clip.chunks and not self.is_decode else 1
 
     def default_chunk(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..backend.machine import Machine
 from ..errors import PlanError
-from ..models.specs import LONG_CLIP, NetworkSpec
+from ..networks.specs import LONG_CLIP, NetworkSpec
 from ..options import PlanOptions
 from ..shapes import Grid, ScaleFactors, Size, format_size
 from .plan import DecodePlan

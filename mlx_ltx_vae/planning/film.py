@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from ..errors import LatentsError, PlanError, TilingError, option, quote
-from ..models.specs import NetworkSpec
+from ..networks.specs import NetworkSpec
 from ..options import PlanOptions
 from ..shapes import Interval, LatentShape, ScaleFactors, format_size, is_count
 from ..units import format_bytes, format_count, format_seconds
@@ -21,7 +21,7 @@ MakePlan = Callable[[Sequence[int], PlanOptions], DecodePlan]
 
 #: Frames that windows share by default, as in Lightricks' pipelines.
 DEFAULT_CARRY = 25
-_SOUND_FADE = Fraction(40, 1000)  # seconds
+_AUDIO_FADE = Fraction(40, 1000)  # seconds
 
 
 def check_carry(scale: ScaleFactors, carry: int) -> None:
@@ -182,16 +182,16 @@ def plan_window(
 
 
 def fade_length(sample_rate: int) -> int:
-    """Return the number of samples over which the sound of a window fades into the sound of the next."""
-    return round(_SOUND_FADE * sample_rate)
+    """Return the number of samples over which the audio of a window fades into the audio of the next."""
+    return round(_AUDIO_FADE * sample_rate)
 
 
-def sound_parts(ends: Iterable[int], lengths: Iterable[int], sample_rate: int, fps: Fraction) -> Iterator[Part]:
-    """Yield the part of each window in the sound of a film, in samples.
+def audio_parts(ends: Iterable[int], lengths: Iterable[int], sample_rate: int, fps: Fraction) -> Iterator[Part]:
+    """Yield the part of each window in the audio of a film, in samples.
 
     The ends of windows are aligned: a window adds its last samples, and fades in over the samples before these. A
     window with too few samples begins with silence, as the first window does. Frames are converted to samples from
-    the start of the film, so that the sound does not drift.
+    the start of the film, so that the audio does not drift.
 
     Args:
         ends: for each window, the number of frames of the film up to its end.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
-from ..models.specs import LayerSpec, NetworkSpec, Step
+from ..networks.specs import LayerSpec, NetworkSpec, Step
 from ..shapes import Axis, Grid
 
 _HELD = 0.45  # fraction of an output that the consumer still refers to while the next one is computed
@@ -57,7 +57,7 @@ class Memory:
         caches: the caches of all layers between two steps.
         work: one step of the largest layer including its queued input, times the number of steps in flight.
         result: the whole output, if it becomes one array, of MLX or of numpy.
-        sound: the run of a video's sound.
+        audio: the run of a video's audio.
         buffer_cache: maximum size of MLX's cache of freed buffers.
         idle_caches: the caches and the queued pieces between two outputs, while another stream runs.
     """
@@ -67,14 +67,14 @@ class Memory:
     caches: int
     work: int
     result: int = 0
-    sound: int = 0
+    audio: int = 0
     buffer_cache: int = 0
     idle_caches: int = 0
 
     @property
     def active(self) -> int:
         """Active memory, as `mx.get_peak_memory()` reports it, and a result that is an array of numpy."""
-        return self.weights + self.inputs + self.caches + self.work + self.result + self.sound
+        return self.weights + self.inputs + self.caches + self.work + self.result + self.audio
 
     @property
     def total(self) -> int:
@@ -168,7 +168,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     axis, machine = run.axis, run.machine
     pieces, extents = list(run.pieces), grid
     caches, works, waiting = [], [], 0
-    # A chain, which runs sound, is flushed with its last piece.
+    # A chain, which runs audio, is flushed with its last piece.
     is_whole_clip = run.steps is None or (spec.clip.flushes_with_last and len(pieces) == 1)
     for index, layer in enumerate(spec.layers):
         length = extents[axis.grid]
@@ -262,7 +262,7 @@ def _advance(pieces: Iterable[int], step: int, layer: LayerSpec, axis: Axis, *, 
     """Return the number of positions that each step of a layer returns, without steps that return none.
 
     The layer waits for the positions that its window needs, and flushes the remaining results at the end: in a step of
-    its own, or together with the last piece (as a `chain` does, which runs sound).
+    its own, or together with the last piece (as a `chain` does, which runs audio).
     """
     received = returned = 0
     outputs = []

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ..backend.machine import Machine
 from ..errors import PlanError, quote
 from ..frame_format import FrameFormat, FrameOutput, common_format
-from ..models.specs import NetworkSpec
+from ..networks.specs import NetworkSpec
 from ..options import PlanOptions
 from ..shapes import Axis, ClipRules, Grid, Interval, LatentShape, format_size, is_count
 from ..tiling.config import TilingConfig
@@ -71,7 +71,7 @@ _IN_JSON = (
     "chunk", "step", "prefetch", "height", "width", "lookahead", "first_output_work", "tile_batch_size", "calls",
     "redundant_work", "multiply_adds", "peak_bytes",
 )  # fmt: skip
-_IN_JSON_OF_SOUND = ("batch", "latents", "num_samples", "sample_rate", "chunk", "lookahead", "peak_bytes")
+_IN_JSON_OF_AUDIO = ("batch", "latents", "num_samples", "sample_rate", "chunk", "lookahead", "peak_bytes")
 _LARGE_NUMBERS = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
 _NOUNS = {Order.TIME: "frame", Order.ROWS: "row", Order.COLUMNS: "column"}
 
@@ -94,8 +94,8 @@ class Plan:
         calls: runs of the network: 1, or the number of tile batches.
         redundant_work: input positions that are computed more than once, as a fraction of all input positions.
         memory: estimated peak memory of the run.
-        sound: the plan of a video's sound.
-        clip: the units of the clip, which are frames or samples. Chunks of sound count latents; its grid is (T, 1, 1).
+        audio: the plan of a video's audio.
+        clip: the units of the clip, which are frames or samples. Chunks of audio count latents; its grid is (T, 1, 1).
     """
 
     mode: Mode
@@ -118,12 +118,12 @@ class Plan:
     multiply_adds: int = 0
     calls: int = 1
     redundant_work: float = 0.0
-    sound: "Plan | None" = None
+    audio: "Plan | None" = None
     clip: ClipRules = ClipRules()
 
     @property
     def unit(self) -> str:
-        """Unit of lengths along time: "frame", or "sample" for sound."""
+        """Unit of lengths along time: "frame", or "sample" for audio."""
         return self.clip.unit
 
     @property
@@ -137,17 +137,17 @@ class Plan:
 
     @property
     def sample_rate(self) -> int:
-        """Sample rate of the sound, or of the sound that a spectrogram is made from; 0 for a video."""
+        """Sample rate of the audio, or of the audio that a spectrogram is made from; 0 for a video."""
         return self.clip.sample_rate
 
     @property
     def num_samples(self) -> int:
-        """Number of samples of sound."""
+        """Number of samples of audio."""
         return self.num_frames * self.clip.hop
 
     @property
     def seconds(self) -> float:
-        """Length of the sound in seconds; 0 for a video, since a plan does not know its frame rate."""
+        """Length of the audio in seconds; 0 for a video, since a plan does not know its frame rate."""
         return self.num_samples / self.sample_rate if self.sample_rate else 0.0
 
     @property
@@ -183,10 +183,10 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as a JSON-serializable dict, with `peak_bytes` = `active_bytes` + `buffer_cache_bytes`.
 
-        For a video with sound, `active_bytes` include `sound_bytes`.
+        For a video with audio, `active_bytes` include `audio_bytes`.
         """
         if self.unit == "sample":
-            return {"mode": self.mode.value, **{name: getattr(self, name) for name in _IN_JSON_OF_SOUND}}
+            return {"mode": self.mode.value, **{name: getattr(self, name) for name in _IN_JSON_OF_AUDIO}}
         return {
             "mode": self.mode.value,
             "order": self.order.value,
@@ -195,7 +195,7 @@ class Plan:
             **{name: getattr(self, name) for name in _IN_JSON},
             "active_bytes": self.memory.active,
             "buffer_cache_bytes": self.memory.buffer_cache,
-            **({"sound_bytes": self.memory.sound} if self.memory.sound else {}),
+            **({"audio_bytes": self.memory.audio} if self.memory.audio else {}),
         }
 
 
@@ -248,7 +248,7 @@ def _describe(plan: Plan, unit: str, output: str) -> str:
     if plan.unit == "sample":
         length = f"{format_count(plan.latents, 'latent')}, {format_seconds(plan.seconds)} at {plan.sample_rate} Hz"
         first = f"\nfirst    sample after {format_count(plan.lookahead, 'latent')}" if output == "sample" else ""
-        return f"sound    {length}\nmode     {_mode(plan, 'latent')}\npeak     {_memory(plan.memory)}{first}"
+        return f"audio    {length}\nmode     {_mode(plan, 'latent')}\npeak     {_memory(plan.memory)}{first}"
     batch, channels, frames, height, width = plan.latent_shape
     videos = f"{batch} x " if batch > 1 else ""
     lines = [
@@ -311,7 +311,7 @@ def _memory(memory: Memory) -> str:
         "caches": memory.caches,
         "work": memory.work,
         "result": memory.result,
-        "sound": memory.sound,
+        "audio": memory.audio,
         "MLX's buffer cache": memory.buffer_cache,
     }
     scale = 10**digits
@@ -354,7 +354,7 @@ def check_order(spec: NetworkSpec, options: PlanOptions) -> None:
     """Check that the network can run in the requested order, or in tiles; raise `PlanError` otherwise."""
     reason = None if options.order == "auto" else why_not(spec, Order(options.order))
     if spec.clip.unit == "sample" and options.mode == "tiled":
-        reason = "sound has no tiles; use mode exact or single."
+        reason = "audio has no tiles; use mode exact or single."
     if reason:
         raise PlanError(reason)
 

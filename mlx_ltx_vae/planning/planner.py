@@ -9,8 +9,8 @@ from typing import cast
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..errors import PlanError, TilingError, option, warn
 from ..frame_format import common_format
-from ..models.convolution.rules import TAPS
-from ..models.specs import NetworkSpec, check_frame_shape, check_latent_shape
+from ..networks.convolution.rules import TAPS
+from ..networks.specs import NetworkSpec, check_frame_shape, check_latent_shape
 from ..options import PLAN_DEFAULTS, PlanOptions
 from ..shapes import Axis, Grid, LatentShape
 from ..tiling.config import TilingConfig
@@ -73,7 +73,7 @@ def plan_decode(
     machine: Machine | None = None,
     options: PlanOptions = PLAN_DEFAULTS,
 ) -> DecodePlan:
-    """Plan the decode of latents (B, C, F', H', W'), or (B, C, T, 1, 1) of sound. Errors are as in `VideoVAE.plan`.
+    """Plan the decode of latents (B, C, F', H', W'), or (B, C, T, 1, 1) of audio. Errors are as in `VideoVAE.plan`.
 
     `machine` is by default float32 on the CPU with unlimited memory.
     """
@@ -136,7 +136,7 @@ class _Planner:
 
     def __init__(self, clip: Clip, options: PlanOptions, machine: Machine) -> None:
         self._clip = clip
-        self._least_sound = min(options.sound, key=lambda plan: plan.memory.active, default=None)
+        self._least_audio = min(options.audio, key=lambda plan: plan.memory.active, default=None)
         self._spec = clip.spec
         self._options = options
         self._mode = None if options.mode == "auto" else Mode(options.mode)
@@ -173,7 +173,7 @@ class _Planner:
     def _best(self, candidates: list[Plan]) -> Plan:
         """Return a plan within the budget from the first way that has one, preferably without a tight buffer cache.
 
-        All plans that were considered are added to `candidates`. They plan the sound with the least memory, since it
+        All plans that were considered are added to `candidates`. They plan the audio with the least memory, since it
         takes a small part of the time; the chosen plan may give it more.
         """
         backend = self._machine.backend
@@ -183,7 +183,7 @@ class _Planner:
             fitting = [plan for plan in plans if self._budget is None or plan.memory.total <= self._budget]
             if fitting:
                 plan = next((plan for plan in fitting if not is_cache_tight(plan.memory, backend)), fitting[0])
-                return self._with_more_sound(plan)
+                return self._with_more_audio(plan)
         if not candidates:
             is_buffer = self._exceeded == self._limit < MAX_ARRAY_ELEMENTS - 1
             why = "the largest buffer of this device" if is_buffer else "beyond which results are wrong"
@@ -196,12 +196,12 @@ class _Planner:
         if (memory_budget := self._options.memory_budget) is not None:
             least_size = format_bytes(least.memory.active, round_up=True)
             budget = format_bytes(parse_bytes(memory_budget, self._machine.available or 0))
-            sound = f", including {format_bytes(least.memory.sound)} for the sound" if least.sound else ""
+            audio = f", including {format_bytes(least.memory.audio)} for the audio" if least.audio else ""
             if isinstance(memory_budget, (int, float)) and memory_budget < MB:
                 budget = f'{memory_budget} bytes (write "8GB" for gigabytes)'
             raise PlanError(
                 f"a memory budget of {budget} is too small for {self._clip.describe()}; the least "
-                f"that works is {least_size} ({least.mode.value} by {least.order.value}){sound}.",
+                f"that works is {least_size} ({least.mode.value} by {least.order.value}){audio}.",
                 least_bytes=least.memory.active,
             )
         memory = self._machine.memory
@@ -222,15 +222,15 @@ class _Planner:
             ways.append("use order columns in mode exact")
         return ", or ".join([*ways, "use a smaller size or fewer frames"])
 
-    def _with_more_sound(self, plan: Plan) -> Plan:
-        """Return the plan with the fastest plan of the sound that fits in the remaining budget."""
-        if plan.sound is None:
+    def _with_more_audio(self, plan: Plan) -> Plan:
+        """Return the plan with the fastest plan of the audio that fits in the remaining budget."""
+        if plan.audio is None:
             return plan
         remaining = math.inf if self._budget is None else self._budget - plan.memory.total
-        max_size = plan.memory.sound + remaining
-        sound = next(candidate for candidate in self._options.sound if candidate.memory.active <= max_size)
-        memory = replace(plan.memory, sound=sound.memory.active)
-        return replace(plan, sound=sound, memory=with_buffer_cache(memory, self._machine.backend, self._budget))
+        max_size = plan.memory.audio + remaining
+        audio = next(candidate for candidate in self._options.audio if candidate.memory.active <= max_size)
+        memory = replace(plan.memory, audio=audio.memory.active)
+        return replace(plan, audio=audio, memory=with_buffer_cache(memory, self._machine.backend, self._budget))
 
     def _ways(self) -> Iterator[Iterator[Plan]]:
         """Yield the ways that the options allow, best first; each is an iterator of its plans, fastest first."""
@@ -383,7 +383,7 @@ class _Planner:
         return clip.batch * work
 
     def _with_all_memory(self, memory: Memory) -> Memory:
-        """Add the memory outside of the run: other networks' weights, the whole output, the sound."""
+        """Add the memory outside of the run: other networks' weights, the whole output, the audio."""
         result, buffer = self._clip.result_bytes(self._machine.itemsize), self._machine.largest_buffer
         is_numpy = common_format(self._clip.outputs) is not None  # the array of `decode_uint8`
         if buffer is not None and result > buffer and not is_numpy:
@@ -394,9 +394,9 @@ class _Planner:
         # Latents are joined after the run's arrays have been freed.
         work = memory.work if self._clip.is_decode else max(memory.work, result - memory.caches)
         weights = memory.weights if self._clip.weight_bytes is None else self._clip.weight_bytes
-        sound = self._least_sound.memory.active if self._least_sound else 0
+        audio = self._least_audio.memory.active if self._least_audio else 0
         inputs = memory.inputs + self._clip.held_bytes(self._machine.itemsize)
-        return replace(memory, weights=weights, inputs=inputs, work=work, result=result, sound=sound)
+        return replace(memory, weights=weights, inputs=inputs, work=work, result=result, audio=audio)
 
     def _plan(
         self,
@@ -430,7 +430,7 @@ class _Planner:
             machine=self._machine,
             layout=layout,
             clip=spec.clip,
-            sound=self._least_sound,
+            audio=self._least_audio,
         )
         if isinstance(plan, EncodePlan):
             return plan

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..backend.machine import FLOAT32_BYTES
 from ..errors import TilingError
-from ..models.specs import NetworkSpec, least_cells
+from ..networks.specs import NetworkSpec, least_cells
 from ..shapes import Axis, Grid, ScaleFactors
 from ..tiling.config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from ..tiling.layout import Tile, TileLayout, fitting_presets

@@ -12,15 +12,15 @@ from .sink_table import (
     find_output,
     find_outputs,
     frame_endings,
-    is_sound,
+    is_audio,
     open_sink,
     output_files,
-    takes_sound,
+    takes_audio,
 )
 from .stills import is_sheet
 from .writer import VideoWriter
 
 __all__ = ["ExrReader", "Fit", "FrameFormat", "FrameOutput", "FrameStep", "Sink", "OutputOptions", "VideoReader"]
 __all__ += ["VideoWriter", "check_output", "find_output", "find_outputs", "frame_endings", "is_sheet"]
-__all__ += ["compress_still", "is_sound", "open_sink"]
-__all__ += ["output_files", "parse_fps", "takes_sound"]
+__all__ += ["compress_still", "is_audio", "open_sink"]
+__all__ += ["output_files", "parse_fps", "takes_audio"]

@@ -1,4 +1,4 @@
-"""The sound of outputs as it comes: the track beside the frames of a video, the pipe to ffmpeg, and .wav files."""
+"""The audio of outputs as it comes: the track beside the frames of a video, the pipe to ffmpeg, and .wav files."""
 
 import io
 import os
@@ -17,25 +17,25 @@ from ..errors import WriterError, option
 from ..files import PartFile, writing_to
 from ..process import close_in_children
 from ..units import expand_path
+from .audio_files import SAMPLE_RATES
 from .ffmpeg import make_pipe
 from .sink import FrameQueue, write_all
-from .sound_files import SAMPLE_RATES
 
-#: The channels of all sound here.
+#: The channels of all audio here.
 CHANNELS = 2
 #: Stands for the pipe among ffmpeg's arguments.
-SOUND_INPUT = "<the sound>"
-#: Seconds by which sound may end before the picture, or after it: less than two latents.
+AUDIO_INPUT = "<the audio>"
+#: Seconds by which audio may end before the picture, or after it: less than two latents.
 SLACK = Fraction(6, 100)
 _MAX_EXCESS = 10  # seconds after the picture that are counted, for the error: an iterator may have no end
 _MAX_EMPTY = 10_000  # chunks without samples in a row
 _SAMPLE_BYTES = 3  # of a .wav file
 _SCALE = 2**23  # as ffmpeg's: 1 is one step above the largest level
 _MAX_WAV_BYTES = 2**32 - 2**10  # of a .wav file
-_LEAD = 1  # seconds of sound that are given to ffmpeg ahead of the picture
+_LEAD = 1  # seconds of audio that are given to ffmpeg ahead of the picture
 
 #: Arrays (2, n) or (1, 2, n), or chunks of an `AudioStream`; or one such array.
-Sound = Iterable[Any]
+Audio = Iterable[Any]
 
 
 def find_sample_rate(name: str, audio: object, sample_rate: int | None) -> int:
@@ -43,14 +43,14 @@ def find_sample_rate(name: str, audio: object, sample_rate: int | None) -> int:
     rate = getattr(audio, "sample_rate", None) if sample_rate is None else sample_rate
     if isinstance(rate, bool) or not isinstance(rate, int) or rate not in SAMPLE_RATES:
         limits = f"a whole number from {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]}"
-        raise WriterError(f"{name}: sound needs its sample rate as {limits}, not {rate!r}; add sample_rate=.")
+        raise WriterError(f"{name}: audio needs its sample rate as {limits}, not {rate!r}; add sample_rate=.")
     return rate
 
 
-def each_chunk(name: str, sound: Sound) -> Iterator[np.ndarray]:
-    """Yield (n, 2) float32 of each chunk that has samples. Raises a `WriterError` for anything but sound."""
+def each_chunk(name: str, audio: Audio) -> Iterator[np.ndarray]:
+    """Yield (n, 2) float32 of each chunk that has samples. Raises a `WriterError` for anything but audio."""
     num_empty = 0
-    for chunk in [sound] if hasattr(sound, "shape") else sound:
+    for chunk in [audio] if hasattr(audio, "shape") else audio:
         waveform = getattr(chunk, "waveform", chunk)
         try:
             samples = np.asarray(waveform)
@@ -60,28 +60,28 @@ def each_chunk(name: str, sound: Sound) -> Iterator[np.ndarray]:
             samples = samples[0]
         if samples.dtype.kind != "f" or samples.ndim != 2 or samples.shape[0] != CHANNELS:
             kind = f"{getattr(waveform, 'dtype', type(waveform).__name__)} {tuple(getattr(waveform, 'shape', ()))}"
-            raise WriterError(f"{name}: takes sound (2, n) of one video, floats in [-1, 1], not {kind}.")
+            raise WriterError(f"{name}: takes audio (2, n) of one video, floats in [-1, 1], not {kind}.")
         if not np.isfinite(samples).all():
-            raise WriterError(f"{name}: the sound has values that are NaN or infinite.")
+            raise WriterError(f"{name}: the audio has values that are NaN or infinite.")
         num_empty = 0 if samples.size else num_empty + 1
         if num_empty > _MAX_EMPTY:
-            raise WriterError(f"{name}: the sound goes on without samples; end its iterator, or give chunks of some.")
+            raise WriterError(f"{name}: the audio goes on without samples; end its iterator, or give chunks of some.")
         if samples.size:
             yield np.ascontiguousarray(samples.T, np.float32)
 
 
-class SoundTrack:
-    """Takes chunks of sound as they are needed, and makes them as long as the picture.
+class AudioTrack:
+    """Takes chunks of audio as they are needed, and makes them as long as the picture.
 
-    Sound that ends a little before the picture is padded with silence; sound that ends a little after it is cut.
-    With `cuts`, sound of any greater length is cut too.
+    Audio that ends a little before the picture is padded with silence; audio that ends a little after it is cut.
+    With `cuts`, audio of any greater length is cut too.
     """
 
     def __init__(
-        self, name: str, chunks: Sound, sample_rate: int, fps: Fraction, num_frames: int | None, *, cuts: bool
+        self, name: str, chunks: Audio, sample_rate: int, fps: Fraction, num_frames: int | None, *, cuts: bool
     ) -> None:
         self._name, self._rate, self._fps, self._cuts = name, sample_rate, fps, cuts
-        self._sound = chunks
+        self._audio = chunks
         self._chunks = each_chunk(name, chunks)
         self._expected = getattr(chunks, "num_samples", None)
         self._num_frames = num_frames
@@ -89,7 +89,7 @@ class SoundTrack:
         self._num_returned = 0
         self._rest = np.empty((0, CHANNELS), np.float32)  # not returned yet
         if num_frames is not None and self._expected is not None:
-            check_sound_length(name, Fraction(self._expected, sample_rate), num_frames / fps, cuts=cuts)
+            check_audio_length(name, Fraction(self._expected, sample_rate), num_frames / fps, cuts=cuts)
 
     def until(self, num_frames: int) -> Iterator[np.ndarray]:
         """Return the next samples (n, 2) float32, at least up to the end of this many frames."""
@@ -107,13 +107,13 @@ class SoundTrack:
             self._samples = self._expected
         elif not self._cuts:
             is_whole = self._count_rest(video)
-        check_sound_length(self._name, Fraction(self._samples, self._rate), video, cuts=self._cuts, is_whole=is_whole)
+        check_audio_length(self._name, Fraction(self._samples, self._rate), video, cuts=self._cuts, is_whole=is_whole)
         if self._num_returned < end:
             yield np.zeros((end - self._num_returned, CHANNELS), np.float32)
 
     def close(self) -> None:
         """End the stream of the chunks, if they are one."""
-        close = getattr(self._sound, "close", None)
+        close = getattr(self._audio, "close", None)
         if close is not None:
             close()
 
@@ -141,22 +141,22 @@ class SoundTrack:
             yield part
 
 
-def check_sound_length(name: str, sound: Fraction, video: Fraction, *, cuts: bool, is_whole: bool = True) -> None:
-    """Raise a `WriterError` if sound is not as long as its video, both in seconds. `cuts` allows it to be longer.
+def check_audio_length(name: str, audio: Fraction, video: Fraction, *, cuts: bool, is_whole: bool = True) -> None:
+    """Raise a `WriterError` if audio is not as long as its video, both in seconds. `cuts` allows it to be longer.
 
-    Sound that is not whole may be longer than these seconds.
+    Audio that is not whole may be longer than these seconds.
     """
-    if sound < video - SLACK or (sound > video + SLACK and not cuts):
-        remedy = f"give the sound of this video, or correct the frame rate ({option('fps=', '--fps')})"
-        remedy += f"; {option('shortest=True', '--shortest')} cuts longer sound" if sound > video else ""
-        lengths = f"the video takes {float(video):.2f} s and its sound {'' if is_whole else 'at least '}"
-        raise WriterError(f"{name}: {lengths}{float(sound):.2f} s; {remedy}.")
+    if audio < video - SLACK or (audio > video + SLACK and not cuts):
+        remedy = f"give the audio of this video, or correct the frame rate ({option('fps=', '--fps')})"
+        remedy += f"; {option('shortest=True', '--shortest')} cuts longer audio" if audio > video else ""
+        lengths = f"the video takes {float(video):.2f} s and its audio {'' if is_whole else 'at least '}"
+        raise WriterError(f"{name}: {lengths}{float(audio):.2f} s; {remedy}.")
 
 
-def open_sound_pipe() -> tuple[io.FileIO, FrameQueue]:
+def open_audio_pipe() -> tuple[io.FileIO, FrameQueue]:
     """Return the end of a pipe that ffmpeg reads, and the queue of samples (n, 2) that are written to the other end.
 
-    Its thread lets neither the picture nor the sound wait for the other. Close the end here once ffmpeg has it.
+    Its thread lets neither the picture nor the audio wait for the other. Close the end here once ffmpeg has it.
     """
     read_end, write_end = make_pipe(WriterError)
     pipe = io.FileIO(write_end, "w")
@@ -170,9 +170,9 @@ def _send(pipe: io.FileIO, samples: np.ndarray) -> None:
 
 
 def write_wav(
-    path: str | os.PathLike, chunks: Sound, *, sample_rate: int | None = None, overwrite: bool = True
+    path: str | os.PathLike, chunks: Audio, *, sample_rate: int | None = None, overwrite: bool = True
 ) -> tuple[int, Path | None]:
-    """Write chunks of sound as they come, with 24 bits, to a file that appears when it is whole.
+    """Write chunks of audio as they come, with 24 bits, to a file that appears when it is whole.
 
     Returns the number of samples, and what `PartFile.complete` does. A `sample_rate` of None is the chunks' rate.
     Samples beyond 1 are clipped. Raises `WriterError`s and the errors of the chunks; they leave no file.
@@ -189,12 +189,12 @@ def write_wav(
             for samples in each_chunk(name, chunks):
                 count += len(samples)
                 if count * CHANNELS * _SAMPLE_BYTES > _MAX_WAV_BYTES:
-                    raise WriterError(f"{name}: a .wav file has at most 4 GB; write shorter sound.")
+                    raise WriterError(f"{name}: a .wav file has at most 4 GB; write shorter audio.")
                 levels = np.minimum(np.rint(np.clip(samples, -1, 1) * _SCALE), _SCALE - 1).astype("<i4")
                 output.writeframes(levels.view(np.uint8).reshape(-1, 4)[:, :_SAMPLE_BYTES].tobytes())
                 file.flush()
             if not count:
-                raise WriterError(f"{name}: the sound has no samples.")
+                raise WriterError(f"{name}: the audio has no samples.")
         moved = part.complete()
     finally:
         part.discard()

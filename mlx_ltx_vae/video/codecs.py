@@ -9,11 +9,11 @@ from ..errors import WriterError, option, quote, suggest, takes_options, warn
 from ..files import check_distinct
 from ..options import OutputOptions
 from ..shapes import Size, format_size
-from .audio import CHANNELS, SOUND_INPUT, find_sample_rate
+from .audio import AUDIO_INPUT, CHANNELS, find_sample_rate
+from .audio_files import FILL_GAPS, AudioFormat, channel_places, find_audio
 from .ffmpeg import check_encoder, input_arguments, listing, read_times
 from .filters import check_content_light, check_zscale, conversion, file_format, tags
 from .metadata import METADATA_INPUT, metadata_arguments
-from .sound_files import FILL_GAPS, SoundFormat, channel_places, find_sound
 
 _SUBSAMPLED = re.compile(r"4[124][0-2]p|nv")  # those with chroma planes of half the size
 _FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
@@ -23,7 +23,7 @@ ANIMATIONS = {".gif": "gif", ".webp": "libwebp", ".avif": "libsvtav1"}
 _MP4_ENDINGS = (".mp4", ".mov")
 _OTHER_ENCODERS = {"prores_ks": "prores", "prores_aw": "prores", "libaom-av1": "av1", "librav1e": "av1"}
 _H264_SITES = {"left": 0, "center": 1}
-#: Seconds of a file's sound that are kept after the end of the video. A small file may have days of silence.
+#: Seconds of a file's audio that are kept after the end of the video. A small file may have days of silence.
 MAX_REST = 3600
 _WIDEST = ("7.1",)  # layout that all players know
 _MAX_FRAMES = 2**20  # more than any video has that is decoded
@@ -210,11 +210,11 @@ def _find_audio_codec(name: str, ending: str, options: OutputOptions) -> AudioCo
     if ending not in codec.endings:
         allowed = " or ".join(key for key, audio_codec in AUDIO_CODECS.items() if ending in audio_codec.endings)
         raise WriterError(
-            f"{name}: {key} sound is not supported in {ending}; use {allowed}, or a file that ends in "
+            f"{name}: {key} audio is not supported in {ending}; use {allowed}, or a file that ends in "
             f"{' or '.join(codec.endings)}."
         )
     if options.audio_codec is not None and options.audio is None:
-        goes = option("an audio codec goes with audio; add audio", "--audio-codec goes with sound; add --audio")
+        goes = option("an audio codec goes with audio; add audio", "--audio-codec goes with audio; add --audio")
         raise WriterError(f"{name}: {goes}, or leave it out.")
     return codec
 
@@ -227,12 +227,12 @@ def _audio_arguments(
     alternatives = {
         key: audio_codec.encoder for key, audio_codec in AUDIO_CODECS.items() if ending in audio_codec.endings
     }
-    check_encoder(name, codec.encoder, "which stores its sound", alternatives)
+    check_encoder(name, codec.encoder, "which stores its audio", alternatives)
     if not isinstance(options.audio, (str, os.PathLike)):
         rate = find_sample_rate(name, options.audio, options.sample_rate)
         # The format is known, so that ffmpeg need not wait for more samples to find it.
         format_ = ["-f", "f32le", "-ar", str(rate), "-ac", str(CHANNELS), "-probesize", "32"]
-        return [*format_, "-i", SOUND_INPUT], [], [*output, *_encode(codec, rate, CHANNELS)]
+        return [*format_, "-i", AUDIO_INPUT], [], [*output, *_encode(codec, rate, CHANNELS)]
     check_distinct([name], [options.audio])
     if options.shortest and num_frames is None:
         raise WriterError(f"{name}: shortest needs the number of frames to come; add num_frames.")
@@ -254,7 +254,7 @@ def _file_input(audio: str | os.PathLike, shift: Fraction) -> list[str]:
 
 
 def _filters(layout: str, end: int | None) -> list[str]:
-    """Return the filters of a file's sound, which is stored in this layout and ends after this number of samples."""
+    """Return the filters of a file's audio, which is stored in this layout and ends after this number of samples."""
     filters = [FILL_GAPS]
     if end is not None:
         filters.append(f"atrim=end_sample={end}")
@@ -264,7 +264,7 @@ def _filters(layout: str, end: int | None) -> list[str]:
 
 
 def _choose_layout(codec: AudioCodec, layout: str) -> tuple[str, bool]:
-    """Return the layout in which a codec stores sound of a layout, and whether that has each of its channels.
+    """Return the layout in which a codec stores audio of a layout, and whether that has each of its channels.
 
     By itself ffmpeg would mix or drop channels that have a place: 7.1 becomes 6.1 with ALAC. It moves side channels to
     the back and vice versa, where nothing else is there. Places without a channel are silent.
@@ -287,7 +287,7 @@ def _choose_layout(codec: AudioCodec, layout: str) -> tuple[str, bool]:
 
 
 def _encode(codec: AudioCodec, rate: int, channels: int, *, bits: int = 32) -> list[str]:
-    """Return the arguments of the encoder, for sound with this number of bits per sample."""
+    """Return the arguments of the encoder, for audio with this number of bits per sample."""
     encoder = codec.wide_encoder if bits > 16 and codec.wide_encoder is not None else codec.encoder
     arguments = ["-c:a", encoder]
     if codec.kilobits is not None:
@@ -305,7 +305,7 @@ def _stored_rate(encoder: str, rate: int) -> int:
 
 
 def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, options: OutputOptions) -> None:
-    """Warn of a file's sound that is stored with loss or fewer channels, and of sound of another length."""
+    """Warn of a file's audio that is stored with loss or fewer channels, and of audio of another length."""
     if not isinstance(options.audio, (str, os.PathLike)):
         return
     codec, (source, shift) = _find_audio_codec(name, ending, options), _find_file(options.audio)
@@ -314,7 +314,7 @@ def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, option
     is_default = options.audio_codec is None and takes_options()
     if lossless and is_default and codec.kilobits is not None and source.is_lossless:
         way = option(f'audio_codec="{lossless[0]}"', f"--audio-codec {lossless[0]}")
-        warn(f"{name}: its sound is stored as {codec.encoder.upper()}, which is lossy; {way} keeps it lossless.")
+        warn(f"{name}: its audio is stored as {codec.encoder.upper()}, which is lossy; {way} keeps it lossless.")
     layout, is_kept = _choose_layout(codec, source.layout)
     if not is_kept:
         keeping = [key for key, audio_codec in codecs.items() if _choose_layout(audio_codec, source.layout)[1]]
@@ -322,7 +322,7 @@ def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, option
         ways = [option(f'audio_codec="{key}"', f"--audio-codec {key}") for key in keeping[:1]]
         advice = f"; {ways[0]} keeps all channels" if ways and takes_options() else ""
         key = next(key for key, audio_codec in codecs.items() if audio_codec is codec)
-        warn(f"{name}: its sound is {source.layout}, which becomes {layout} with {key}{advice}.")
+        warn(f"{name}: its audio is {source.layout}, which becomes {layout} with {key}{advice}.")
     video, (_, last) = num_frames / fps, read_times([*_file_input(options.audio, shift), "-map", "0:a:0"])
     end = last or Fraction(0)  # without a packet
     if abs(end - video) <= 1 / fps or (end > video and options.shortest):
@@ -334,9 +334,9 @@ def warn_of_audio(name: str, ending: str, num_frames: int, fps: Fraction, option
     warn(f"{name}: the video takes {float(video):.2f} s and its audio {float(end):.2f} s{rest}.")
 
 
-def _find_file(audio: str | os.PathLike) -> tuple[SoundFormat, Fraction]:
-    """Find the sound of a file as `find_sound` does. A file without sound is an error."""
-    sound_file = find_sound(audio, WriterError)
-    if sound_file is None:
+def _find_file(audio: str | os.PathLike) -> tuple[AudioFormat, Fraction]:
+    """Find the audio of a file as `find_audio` does. A file without audio is an error."""
+    audio_file = find_audio(audio, WriterError)
+    if audio_file is None:
         raise WriterError(f"{audio}: contains no audio stream.")
-    return sound_file
+    return audio_file

@@ -31,7 +31,7 @@ TICK = 1.0  # seconds between two looks for one
 PIPE_BYTES = 1 << 16  # what a pipe holds
 _PIPES = 4  # of a program: its standard streams, and one for an error of its start
 _PROGRAM_VARIABLE = "IMAGEIO_FFMPEG_EXE"  # read by imageio-ffmpeg
-# The oldest ffmpeg that is tried. Older ones describe frames otherwise, have no -stats_enc_pre, or shift live sound.
+# The oldest ffmpeg that is tried. Older ones describe frames otherwise, have no -stats_enc_pre, or shift live audio.
 _LEAST_VERSION, _LEAST_YEAR = 7, 2024
 _REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
@@ -159,7 +159,7 @@ class FfmpegProcess:
         """Call `is_done`, which waits for a tick at most, until it is true.
 
         An ffmpeg that gives no sign of life meanwhile is ended: one that is stopped, or that got SIGTERM and waits for
-        more sound, which only comes with more frames.
+        more audio, which only comes with more frames.
         """
         if not lives_until(is_done, self._signs):
             self.kill()

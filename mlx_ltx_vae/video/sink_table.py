@@ -56,7 +56,7 @@ class SinkKind:
         endings: of file names, in small letters; "-" for standard output.
         open: makes the sink.
         pixel_formats: of the frames that it takes, see `FrameFormat`.
-        is_video: True if it has a codec and sound.
+        is_video: True if it has a codec and audio.
         is_stills: True if it may be a folder of numbered files.
         check_options: raises a `WriterError` for a name, options, and a frame rate, that it does not support; returns
             the codec of a video. The rate is None if it is not known yet.
@@ -82,7 +82,7 @@ class CheckedOutput:
     output: Output
 
     def open(self, audio: Any) -> Sink:
-        """Open the sink, with this sound in the place of the one that was checked."""
+        """Open the sink, with this audio in the place of the one that was checked."""
         return self.kind.open(replace(self.output, options=replace(self.output.options, audio=audio)))
 
 
@@ -184,7 +184,7 @@ def _is_picture(name: str) -> bool:
 
 
 def _refuse_frames(output: Output) -> NoReturn:
-    raise WriterError(f"{output.name}: is sound alone, and takes no frames.")
+    raise WriterError(f"{output.name}: is audio alone, and takes no frames.")
 
 
 _ALL_FORMATS = tuple(_PIXEL_FORMATS)
@@ -196,7 +196,7 @@ _EXR = stills_kind(
     check_library=partial(import_library, WriterError),
 )
 _SHEET = SinkKind((), open_sheet, check=_check_picture)
-_SOUND = SinkKind((".wav",), _refuse_frames, ())
+_AUDIO = SinkKind((".wav",), _refuse_frames, ())
 #: A name selects the first kind that has its ending.
 SINKS: tuple[SinkKind, ...] = (
     SinkKind(
@@ -215,7 +215,7 @@ SINKS: tuple[SinkKind, ...] = (
     stills_kind((".tif", ".tiff"), write_tiff),
     _EXR,
     SinkKind(("-",), open_raw, _ALL_FORMATS),
-    _SOUND,
+    _AUDIO,
 )
 
 
@@ -242,7 +242,7 @@ def find_kind(name: str, options: OutputOptions) -> SinkKind:
     if not ending:
         raise WriterError(f"{name}: is no folder and has no ending; write {name}/ for PNG stills, or {name}.mp4.")
     other_outputs = "a folder (ending in /) or %05d.png for stills, "
-    other_outputs += option("or - for raw frames", "- for raw frames, or .wav for the sound alone")
+    other_outputs += option("or - for raw frames", "- for raw frames, or .wav for the audio alone")
     raise WriterError(f"{name}: its ending is not supported; use {', '.join(frame_endings())}, {other_outputs}.")
 
 
@@ -258,9 +258,9 @@ def frame_endings() -> list[str]:
     return [ending for kind in SINKS if kind.pixel_formats for ending in kind.endings if ending != "-"]
 
 
-def is_sound(name: str) -> bool:
-    """Return whether an output is sound alone."""
-    return Path(name).suffix.lower() in _SOUND.endings and not is_folder(name)
+def is_audio(name: str) -> bool:
+    """Return whether an output is audio alone."""
+    return Path(name).suffix.lower() in _AUDIO.endings and not is_folder(name)
 
 
 def open_sink(
@@ -372,7 +372,7 @@ def find_output(path: str | os.PathLike, options: OutputOptions, *, fps: Rate | 
                 videos = ", ".join(CONTAINER_ENDINGS)
                 raise WriterError(f"{name}: takes no {field.name.replace('_', ' ')}; only {videos} do.")
     if (pixel_format := options.format.pixel_format) not in kind.pixel_formats:
-        takes = " or ".join(_PIXEL_FORMATS[name] for name in kind.pixel_formats) or "none: it is sound alone"
+        takes = " or ".join(_PIXEL_FORMATS[name] for name in kind.pixel_formats) or "none: it is audio alone"
         way = option("bit_depth=8", "--bit-depth 8")
         if options.format.is_hdr:
             way = option('HDROptions(..., signal="sdr")', "--hdr-output sdr")
@@ -381,8 +381,8 @@ def find_output(path: str | os.PathLike, options: OutputOptions, *, fps: Rate | 
     return OutputFile(name, kind, options, kind.check_options(name, options, fps))
 
 
-def takes_sound(path: str | os.PathLike, options: OutputOptions) -> bool:
-    """Return whether the output is a video that can have sound."""
+def takes_audio(path: str | os.PathLike, options: OutputOptions) -> bool:
+    """Return whether the output is a video that can have audio."""
     return find_kind(os.fspath(path), options).is_video
 
 

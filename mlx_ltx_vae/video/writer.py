@@ -18,7 +18,7 @@ from ..options import OutputOptions
 from ..process import Cleanup, close_in_children
 from ..shapes import Size, format_size
 from ..units import Rate, find_fps
-from .audio import SOUND_INPUT, Sound, SoundTrack, find_sample_rate, open_sound_pipe
+from .audio import AUDIO_INPUT, Audio, AudioTrack, find_sample_rate, open_audio_pipe
 from .codecs import CONTAINER_ENDINGS, video_arguments, warn_of_audio
 from .ffmpeg import FfmpegProcess, find_reason, pipe_from_ffmpeg
 from .filters import content_light_arguments
@@ -150,7 +150,7 @@ class VideoWriter(Sink):
         size: `(width, height)` in pixels; odd sizes are kept exactly (see `codecs`).
         fps: frames per second: 24, 23.976, "30000/1001" (see `parse_fps`).
         audio: a file whose first audio stream is added, whole even if it is longer or shorter than the video. Or an
-            iterator of sound: of arrays (2, n), or an `AudioStream`. It is taken as frames are written, and must be as
+            iterator of audio: of arrays (2, n), or an `AudioStream`. It is taken as frames are written, and must be as
             long as these; up to 60 ms are filled with silence, or cut. Closing warns (`UserWarning`) of a file that is
             longer or shorter by more than a frame, and of one that is lossless where the default codec is lossy.
         codec: h264 (the default), hevc (or h265), prores, prores4444, ffv1 (lossless), vp9 (the default for webm) or
@@ -166,7 +166,7 @@ class VideoWriter(Sink):
         encoder_preset: for h264 and hevc: ultrafast to veryslow, by default medium. Slower ones make smaller files.
         pix_fmt: a pixel format of ffmpeg's encoder instead of the default, such as `"yuv444p"`.
         audio_codec: aac (the default), pcm, flac, alac or opus (the default for webm).
-        sample_rate: of an iterator of sound, if that has no `sample_rate` itself.
+        sample_rate: of an iterator of audio, if that has no `sample_rate` itself.
         num_frames: how many frames will be written, if that is known.
 
     Raises:
@@ -179,7 +179,7 @@ class VideoWriter(Sink):
         *,
         size: Size,
         fps: Rate,
-        audio: str | os.PathLike | Sound | None = None,
+        audio: str | os.PathLike | Audio | None = None,
         codec: str | None = None,
         crf: int | None = None,
         bit_depth: int = 8,
@@ -232,7 +232,7 @@ class VideoWriter(Sink):
         file: PartFile | LiveOutput = (
             PartFile(Path(name), overwrite=overwrite) if isinstance(target, (str, os.PathLike)) else LiveOutput(target)
         )
-        self._sound: SoundTrack | None = None
+        self._audio: AudioTrack | None = None
         with ExitStack() as on_error, ExitStack() as stack, writing_to(name):
             on_error.callback(file.discard)
             pipes = {}  # what stands for a pipe among the arguments, and the open file that ffmpeg gets
@@ -240,32 +240,32 @@ class VideoWriter(Sink):
                 pipes[METADATA_INPUT] = stack.enter_context(metadata_file(entries))
             if audio is not None and not isinstance(audio, (str, os.PathLike)):
                 rate = find_sample_rate(name, audio, options.sample_rate)
-                self._sound = SoundTrack(name, audio, rate, self.fps, output.num_frames, cuts=options.shortest)
-                sound, self._samples = open_sound_pipe()
+                self._audio = AudioTrack(name, audio, rate, self.fps, output.num_frames, cuts=options.shortest)
+                pipe, self._samples = open_audio_pipe()
                 on_error.callback(self._samples.cancel)
                 weakref.finalize(self, self._samples.arrays.put, None)  # as in `Sink`
-                pipes[SOUND_INPUT] = stack.enter_context(sound).fileno()
+                pipes[AUDIO_INPUT] = stack.enter_context(pipe).fileno()
             arguments = [f"pipe:{pipes[word]}" if word in pipes else word for word in encoding]
             raw_video = _input_arguments(output.size, self.fps, options.format)
             self._ffmpeg = FfmpegEncoder(name, [*raw_video, *arguments], file, [*pipes.values()])
             on_error.pop_all()
-        if self._sound is not None:
+        if self._audio is not None:
             self._samples.start()
         Cleanup(self, _end_and_remove, self._ffmpeg, file.discard)
         super().__init__(name, output.size, options.format, self._ffmpeg.write, lambda _: file.complete(), file.discard)
 
     def write(self, frames: np.ndarray) -> None:
         self._check_owner()
-        if self._sound is not None and not self._closed and isinstance(frames, np.ndarray):
-            for samples in self._sound.until(self.frames_written + len(frames)):
+        if self._audio is not None and not self._closed and isinstance(frames, np.ndarray):
+            for samples in self._audio.until(self.frames_written + len(frames)):
                 self._samples.put(samples)
         super().write(frames)
 
     def close(self) -> None:
-        if self._sound is not None and not self._closed and self.frames_written:
+        if self._audio is not None and not self._closed and self.frames_written:
             self._check_owner()
             try:
-                for samples in self._sound.finish(self.frames_written):
+                for samples in self._audio.finish(self.frames_written):
                     self._samples.put(samples)
                 self._samples.end()
             except BaseException:
@@ -294,9 +294,9 @@ class VideoWriter(Sink):
     def _discard(self) -> None:
         self._ffmpeg.release()
         super()._discard()
-        if self._sound is not None:
+        if self._audio is not None:
             self._samples.cancel()
-            self._sound.close()
+            self._audio.close()
 
 
 def _input_arguments(size: Size, fps: Fraction, frames: FrameFormat) -> list[str]:

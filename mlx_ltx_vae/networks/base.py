@@ -27,7 +27,7 @@ from .specs import NetworkSpec, Shapes, check_frame_shape, check_latent_shape
 
 @dataclass(frozen=True)
 class Medium:
-    """Purpose for which a checkpoint is opened, since a file may have networks of pictures and of sound."""
+    """Purpose for which a checkpoint is opened, since a file may have networks of pictures and of audio."""
 
     noun: str
     tensors: str  # examples of their names, for errors
@@ -35,7 +35,7 @@ class Medium:
 
 
 PICTURES = Medium("a video VAE", "vae.encoder.*, vae.decoder.* or the like", NETWORKS)
-SOUND = Medium("an audio VAE", "audio_vae.decoder.*, vocoder.* or the like", (*NETWORKS, "vocoder"))
+AUDIO = Medium("an audio VAE", "audio_vae.decoder.*, vocoder.* or the like", (*NETWORKS, "vocoder"))
 
 
 class Statistics(NamedTuple):
@@ -164,8 +164,8 @@ class Encoder(Network):
         return latents if self.statistics is None else self.statistics.normalize(latents).astype(self.dtype)
 
 
-class SoundEncoder(Encoder):
-    """Encoder of sound, through a spectrogram (B, T, bins, 1, channels), to packed latents (B, C, T', 1, 1)."""
+class AudioEncoder(Encoder):
+    """Encoder of audio, through a spectrogram (B, T, bins, 1, channels), to packed latents (B, C, T', 1, 1)."""
 
     @abstractmethod
     def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int, frames: int = 256) -> Iterator[mx.array]:
@@ -193,7 +193,7 @@ class Config(Protocol):
         """Name of the published VAE with this configuration, or "custom"."""
 
 
-class SoundConfig(Config, Protocol):
+class AudioConfig(Config, Protocol):
     """Parsed configuration of an audio VAE. `latent_channels` counts packed latents: channels * bins."""
 
     @property

@@ -264,7 +264,7 @@ def _snake_kernel(x: mx.array, frequency: mx.array, amplitude: mx.array) -> mx.a
 
 # MLX's CPU backend computes sines one at a time (16 ns each). Here, the angle is reduced to half a period of the
 # square, and the sine is its Taylor series, which the compiler vectorizes: a sixth of the time, with the same rounding
-# error. Not `shapeless`, and two kernels: see `models/layers.py` for the reasons.
+# error. Not `shapeless`, and two kernels: see `networks/layers.py` for the reasons.
 @mx.compile
 def _reduce(x: mx.array, frequency: mx.array) -> mx.array:
     """Reduce frequency * x by a multiple of pi to an angle between -pi/2 and pi/2."""

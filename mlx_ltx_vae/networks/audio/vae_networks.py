@@ -13,12 +13,12 @@ from ...backend.mlx_utils import take
 from ...shapes import Axis
 from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.window import Delay, Trim, View, Window, windowed
-from ..base import Decoder, Network, SoundEncoder, Statistics
+from ..base import AudioEncoder, Decoder, Network, Statistics
 from ..convolution.conv2d import arrange, by_phases, by_taps
 from ..convolution.conv3d import PreparedModule
 from ..layers import add_weights, pixel_norm, silu
 from ..specs import LayerSpec
-from .config import AudioConfig
+from .config import AudioVAEConfig
 from .specs import (
     GROUPS,
     ClipAttentionSpec,
@@ -217,14 +217,14 @@ def _stages(network: Network, parts: Sequence[NetworkPart], context: StreamConte
     return stages + conv_out.stages(context, partial(_activate, norm=network.get("norm_out")))
 
 
-class AudioDecoder(Decoder):
+class MelDecoder(Decoder):
     """Decoder of packed latents (B, C, T, 1, 1) to log-mel spectrograms (B, T', 1, 1, 2 * bins), channel by channel.
 
     Checkpoint keys: `conv_in`, `mid.block_1`, `mid.attn_1`, `mid.block_2`, `up.i.block.j`, `up.i.attn.j`,
     `up.i.upsample`, `norm_out`, `conv_out`.
     """
 
-    def __init__(self, config: AudioConfig, statistics: Statistics) -> None:
+    def __init__(self, config: AudioVAEConfig, statistics: Statistics) -> None:
         super().__init__(decoder_spec(config), statistics)
         self._config = config
         _add_modules(self, decoder_parts(config))
@@ -246,13 +246,13 @@ class AudioDecoder(Decoder):
         return [pointwise(unpack), *_stages(self, decoder_parts(config), context), Stage(pack, trim)]
 
 
-class AudioEncoder(SoundEncoder):
+class MelEncoder(AudioEncoder):
     """Encoder of log-mel spectrograms (B, T, bins, 1, 2) to the means of packed latents (B, T', 1, 1, C).
 
-    Checkpoint keys: those in `AudioDecoder`, with `down.i` and `downsample` for `up.i` and `upsample`.
+    Checkpoint keys: those in `MelDecoder`, with `down.i` and `downsample` for `up.i` and `upsample`.
     """
 
-    def __init__(self, config: AudioConfig, statistics: Statistics) -> None:
+    def __init__(self, config: AudioVAEConfig, statistics: Statistics) -> None:
         super().__init__(encoder_spec(config), statistics)
         self._config = config
         _add_modules(self, encoder_parts(config))

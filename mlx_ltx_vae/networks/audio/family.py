@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import CheckpointError
-from ..base import NETWORKS, SOUND, CheckpointParts, Configuration, Family, Network, NetworkTensors, Statistics
+from ..base import AUDIO, NETWORKS, CheckpointParts, Configuration, Family, Network, NetworkTensors, Statistics
 from ..specs import NetworkSpec, Shapes
 from ..stored import find_statistics
-from .config import LTX_2, LTX_2_3, AudioConfig, VocoderConfig, ltx_2, ltx_2_3, parse_config
+from .config import LTX_2, LTX_2_3, AudioVAEConfig, VocoderConfig, ltx_2, ltx_2_3, parse_config
 from .specs import decoder_spec, encoder_spec, vocoder_spec
-from .vae_networks import AudioDecoder, AudioEncoder
+from .vae_networks import MelDecoder, MelEncoder
 from .vocoder import make_vocoder
 
 # Prefixes of a network's names: in original files, in whole models of other programs, in files of an audio VAE only.
@@ -154,9 +154,11 @@ def choose_config(contents: Iterable[object]) -> Mapping[str, Any] | None:
     return raw or None
 
 
-def configure(config: Mapping[str, Any] | AudioConfig | None, parts: CheckpointParts) -> Configuration[AudioConfig]:
+def configure(
+    config: Mapping[str, Any] | AudioVAEConfig | None, parts: CheckpointParts
+) -> Configuration[AudioVAEConfig]:
     """Parse a configuration, for `Family.configure`. Missing parts are inferred from the tensors."""
-    if isinstance(config, AudioConfig):
+    if isinstance(config, AudioVAEConfig):
         return Configuration(config, {})
     raw = dict(config or {})
     vae = parts.networks.get("decoder") or parts.networks.get("encoder")
@@ -289,7 +291,7 @@ def _infer_generator(tensors: _Tensors, prefix: str, source: str) -> dict[str, A
     }
 
 
-def _spec(config: AudioConfig, network: str) -> NetworkSpec:
+def _spec(config: AudioVAEConfig, network: str) -> NetworkSpec:
     if network != "vocoder":
         return encoder_spec(config) if network == "encoder" else decoder_spec(config)
     if config.vocoder is None:
@@ -297,14 +299,14 @@ def _spec(config: AudioConfig, network: str) -> NetworkSpec:
     return vocoder_spec(config.vocoder)
 
 
-def _make(config: AudioConfig, network: str, statistics: Statistics | None) -> Network:
+def _make(config: AudioVAEConfig, network: str, statistics: Statistics | None) -> Network:
     if network == "vocoder" and config.vocoder is not None:
         return make_vocoder(config.vocoder)
     assert statistics is not None  # has_statistics
-    return AudioEncoder(config, statistics) if network == "encoder" else AudioDecoder(config, statistics)
+    return MelEncoder(config, statistics) if network == "encoder" else MelDecoder(config, statistics)
 
 
-def _describe(config: AudioConfig) -> dict[str, Any]:
+def _describe(config: AudioVAEConfig) -> dict[str, Any]:
     return {
         "latent_channels": config.channels,
         "latent_bins": config.bins,
@@ -320,7 +322,7 @@ AUDIO_VAE = Family(
     decoder="spectrogram",
     kernels=((3, 3), (1, 1), *((kernel,) for kernel in range(2, _MAX_KERNEL + 1))),
     has_statistics=True,
-    config_type=AudioConfig,
+    config_type=AudioVAEConfig,
     find=find,
     choose_config=choose_config,
     configure=configure,
@@ -328,5 +330,5 @@ AUDIO_VAE = Family(
     make=_make,
     describe=_describe,
     published={"ltx-2": ltx_2, "ltx-2.3": ltx_2_3, "ltx-2.5": ltx_2_3},
-    medium=SOUND,
+    medium=AUDIO,
 )

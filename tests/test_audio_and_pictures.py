@@ -1,4 +1,4 @@
-"""Sound beside what else a decode can do: contact sheets, previews, and `folder:file`."""
+"""Audio beside what else a decode can do: contact sheets, previews, and `folder:file`."""
 
 import json
 
@@ -12,8 +12,8 @@ from mlx_ltx_vae import AudioVAE, demo
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.latents import load_latents
 from mlx_ltx_vae.preview import main as preview
-from test_decode_sound import LENGTH, NUM_FRAMES, expected_sound, latents_file
-from test_video_sound import heard
+from test_decode_audio import LENGTH, NUM_FRAMES, expected_audio, latents_file
+from test_video_audio_track import heard
 from video_files import read
 
 
@@ -27,17 +27,17 @@ def model(audio_case):
     return audio_case("ltx2").checkpoint
 
 
-def test_a_contact_sheet_beside_a_video_with_sound(tmp_path, video, model):
+def test_a_contact_sheet_beside_a_video_with_audio(tmp_path, video, model):
     audio = random_latents(LENGTH)
     clip = latents_file(tmp_path / "clip.safetensors", video, audio)
     options = ["--audio-model", str(model), "--audio-codec", "pcm", "--contact-sheet", "-o", str(tmp_path / "a.mov")]
     assert decode([str(clip), "-m", str(video), *options]) == 0
     assert len(read(tmp_path / "a.mov")) == NUM_FRAMES
-    assert np.abs(heard(tmp_path / "a.mov", 24000) - expected_sound(model, audio)).max() < 1e-4
+    assert np.abs(heard(tmp_path / "a.mov", 24000) - expected_audio(model, audio)).max() < 1e-4
     assert Image.open(tmp_path / "a.png").size[0] > 3 * 384
 
 
-def test_a_contact_sheet_alone_takes_no_sound(tmp_path, video, model, capsys):
+def test_a_contact_sheet_alone_takes_no_audio(tmp_path, video, model, capsys):
     clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
     arguments = [str(clip), "-m", str(video), "--contact-sheet", "-o", str(tmp_path / "a.png")]
     with pytest.raises(SystemExit, match="2"):
@@ -56,11 +56,11 @@ def test_a_whole_models_file_in_a_folder_needs_no_audio_model(tmp_path, video, m
     clip = latents_file(tmp_path / "clip.safetensors", video, audio)
     out = tmp_path / "a.mov"
     assert decode([str(clip), "-m", f"{tmp_path}:whole.safetensors", "-o", str(out), "--audio-codec", "pcm"]) == 0
-    assert np.abs(heard(out, 24000) - expected_sound(model, audio)).max() < 1e-4
+    assert np.abs(heard(out, 24000) - expected_audio(model, audio)).max() < 1e-4
 
 
 @pytest.mark.parametrize("named", ["audio_vae", "vocoder"])
-def test_a_file_of_a_pack_brings_the_other_one_of_sound(tmp_path, model, named):
+def test_a_file_of_a_pack_brings_the_other_one_of_audio(tmp_path, model, named):
     tensors = load_file(model)
     for part in ("audio_vae", "vocoder"):
         own = {name: array for name, array in tensors.items() if name.startswith(f"{part}.")}
@@ -72,7 +72,7 @@ def test_a_file_of_a_pack_brings_the_other_one_of_sound(tmp_path, model, named):
     assert np.array_equal(loaded.decode(latents), expected)
 
 
-def test_a_preview_has_no_sound_and_says_nothing_of_it(tmp_path, capsys):
+def test_a_preview_has_no_audio_and_says_nothing_of_it(tmp_path, capsys):
     latents, _ = load_latents(demo.LATENTS)
     clip = tmp_path / "clip.safetensors"
     save_file({"video_latents": np.array(latents), "audio_latents": random_latents(LENGTH)}, clip)

@@ -2,16 +2,16 @@
 
 from typing import Any
 
+from .audio.family import AUDIO_VAE
 from .base import PICTURES, Family, Medium
 from .diffusion_decoder.family import DIFFUSION_VAE
 from .latent_rgb.family import LATENT_RGB
 from .preview_vae.family import PREVIEW_VAE
-from .sound.family import AUDIO_VAE
 from .video_vae.family import CONV_VAE
 
 FAMILIES: tuple[Family[Any], ...] = (CONV_VAE, DIFFUSION_VAE, PREVIEW_VAE, LATENT_RGB, AUDIO_VAE)
 
 
 def published(medium: Medium = PICTURES) -> dict[str, Family[Any]]:
-    """Return the families of the published VAEs of pictures or of sound, by the names of these VAEs."""
+    """Return the families of the published VAEs of pictures or of audio, by the names of these VAEs."""
     return {name: family for family in FAMILIES if family.medium is medium for name in family.published}

@@ -1,4 +1,4 @@
-"""The sound of a video or of a sound file: its form, and its samples."""
+"""The audio of a video or of audio file: its form, and its samples."""
 
 import os
 import re
@@ -14,9 +14,9 @@ from ..errors import LTXVAEError, ReaderError, excerpt, warn
 from ..files import explain_missing
 from .ffmpeg import FfmpegProcess, describe, input_arguments, listing, parse_packets, read_times
 
-#: Samples per second. A small file that states fewer would become hours of sound.
+#: Samples per second. A small file that states fewer would become hours of audio.
 SAMPLE_RATES = range(1000, 768_001)
-#: A filter that fills with silence what is missing before sound that begins late, and in gaps. Not those
+#: A filter that fills with silence what is missing before audio that begins late, and in gaps. Not those
 #: under 0.02 s: the times of Ogg Vorbis are wrong by up to that.
 FILL_GAPS = "aresample=async=1:min_hard_comp=0.02:first_pts=0"
 _FIRST_STREAM = "0:a:0"
@@ -30,7 +30,7 @@ _FILTERS = f"{FILL_GAPS},aformat=sample_fmts=flt:channel_layouts=mono|stereo"
 
 
 @dataclass(frozen=True)
-class SoundFormat:
+class AudioFormat:
     """Form of an audio stream."""
 
     codec: str  # by ffmpeg's name
@@ -49,7 +49,7 @@ class SoundFormat:
         return any(row[1:2] == [self.codec] and row[0].endswith("S") for row in rows)
 
 
-def find_sound(path: str | os.PathLike, error: type[LTXVAEError]) -> tuple[SoundFormat, Fraction] | None:
+def find_audio(path: str | os.PathLike, error: type[LTXVAEError]) -> tuple[AudioFormat, Fraction] | None:
     """Find the first audio stream of a file, and its shift. `None` without one. Raises `error` if it cannot be read.
 
     The shift is how many seconds later it begins than ffmpeg says where it reads nothing else, as of an MPEG-TS.
@@ -61,7 +61,7 @@ def find_sound(path: str | os.PathLike, error: type[LTXVAEError]) -> tuple[Sound
 
 
 @lru_cache(_MAX_PROBES)
-def _find(path: str, error: type[LTXVAEError], _: tuple[int, int]) -> tuple[SoundFormat, Fraction] | None:
+def _find(path: str, error: type[LTXVAEError], _: tuple[int, int]) -> tuple[AudioFormat, Fraction] | None:
     first_packet = ["-map", _FIRST_STREAM, "-c", "copy", "-frames", "1", "-f", "framecrc"]
     arguments = input_arguments(path)
     description = describe(path, "audio", arguments, _FIRST_STREAM, first_packet, error)
@@ -69,22 +69,22 @@ def _find(path: str, error: type[LTXVAEError], _: tuple[int, int]) -> tuple[Soun
         return None
     source = next((stream for line, *_ in description.streams if (stream := _parse(line))), None)
     if source is None:
-        raise error(f"{path}: the format of its sound is not known; convert it with ffmpeg first.")
+        raise error(f"{path}: the format of its audio is not known; convert it with ffmpeg first.")
     if source.sample_rate not in SAMPLE_RATES:  # which only the file states
         limits = f"expected are {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]}"
-        raise error(f"{path}: its sound has {source.sample_rate} samples per second; {limits}, so correct its header.")
+        raise error(f"{path}: its audio has {source.sample_rate} samples per second; {limits}, so correct its header.")
     begins = [packet.time for packet in parse_packets(description.output)] or [Fraction(0)]
     alone = read_times([*arguments, *first_packet[:-2]])[0] if begins != [0] else begins
     return source, begins[0] - alone[0] if alone else Fraction(0)
 
 
-def _parse(line: str) -> SoundFormat | None:
+def _parse(line: str) -> AudioFormat | None:
     stream = _STREAM.match(line)
     if stream is None:
         return None
     codec, rate, layout, sample_format, bits = stream.groups()
     usual = _FORMAT_BITS.get(sample_format.removesuffix("p"), 32)
-    return SoundFormat(codec, int(rate), layout, int(bits) if bits else usual)
+    return AudioFormat(codec, int(rate), layout, int(bits) if bits else usual)
 
 
 def channel_places(layout: str) -> list[str]:
@@ -97,10 +97,10 @@ def channel_places(layout: str) -> list[str]:
     return channels.split("+")
 
 
-class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
+class AudioReader(Iterator[np.ndarray], AbstractContextManager["AudioReader"]):
     """First audio stream of a file, in pieces (channels, n) float32. Closing it ends ffmpeg.
 
-    `channels` is 1 or 2, since more become two, and `sample_rate` is the stream's; both are 0 without sound.
+    `channels` is 1 or 2, since more become two, and `sample_rate` is the stream's; both are 0 without audio.
     The first sample is at the time 0 of the file.
     """
 
@@ -108,10 +108,10 @@ class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
         self.name = os.fspath(path)
         self.channels = self.sample_rate = 0
         self._is_closed = True
-        sound = find_sound(path, ReaderError)
-        if sound is None:
+        audio = find_audio(path, ReaderError)
+        if audio is None:
             return
-        source, shift = sound
+        source, shift = audio
         self.channels, self.sample_rate = min(2, source.channels), source.sample_rate
         decode = ["-map", _FIRST_STREAM, "-af", _FILTERS, "-c:a", "pcm_f32le", "-f", "f32le"]
         arguments = ["-itsoffset", f"{float(shift):.6f}", *input_arguments(path), *decode]
@@ -160,4 +160,4 @@ class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
         if code:
             raise ReaderError(f"{self.name}: contains no audio that ffmpeg can read: {reason}.")
         if not code and reason:
-            warn(f"{self.name}: parts of its sound are damaged; ffmpeg says: {reason}.")
+            warn(f"{self.name}: parts of its audio are damaged; ffmpeg says: {reason}.")

@@ -15,7 +15,7 @@ from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...errors import CheckpointError
 from ...shapes import Axis, ClipRules, Grid, WindowSpec
 from ..specs import LayerSpec, NetworkSpec, Step, Weights, linear_weights
-from .config import AudioConfig, Causality, ExtensionConfig, GeneratorConfig, Norm, VocoderConfig
+from .config import AudioVAEConfig, Causality, ExtensionConfig, GeneratorConfig, Norm, VocoderConfig
 
 #: Taps of the stored low-pass filters of an antialiased activation, whose rate is twice its input's.
 FILTER_TAPS = 12
@@ -30,7 +30,7 @@ _END_KERNEL = 7  # size of the first and the last convolution
 GROUPS = 32
 
 _ALONE = WindowSpec()
-_DECODE_CHUNKS = (25, 12, 6, 3, 1)  # a second of sound, in which no layer of a published network has large arrays
+_DECODE_CHUNKS = (25, 12, 6, 3, 1)  # a second of audio, in which no layer of a published network has large arrays
 _ENCODE_CHUNKS = (64, 25, 6, 1)
 
 
@@ -103,7 +103,7 @@ class NetworkPart(NamedTuple):
     layers: tuple[LayerSpec, ...]
 
 
-def decoder_parts(config: AudioConfig) -> list[NetworkPart]:
+def decoder_parts(config: AudioVAEConfig) -> list[NetworkPart]:
     """Return the parts from latents (B, T, F, 1, C) to spectrograms, in execution order, with the last level first."""
     width = config.width * config.multipliers[-1]
     layers = _Layers(config)
@@ -116,7 +116,7 @@ def decoder_parts(config: AudioConfig) -> list[NetworkPart]:
     return [*parts, layers.alone("conv_out", width, config.audio_channels, norm="norm_out")]
 
 
-def encoder_parts(config: AudioConfig) -> list[NetworkPart]:
+def encoder_parts(config: AudioVAEConfig) -> list[NetworkPart]:
     """Return the parts from spectrograms to means and log-variances (B, T, F, 1, 2*C), in execution order."""
     width, last_level = config.width, len(config.multipliers) - 1
     layers = _Layers(config)
@@ -129,7 +129,7 @@ def encoder_parts(config: AudioConfig) -> list[NetworkPart]:
     return [*parts, *layers.middle(width), layers.alone("conv_out", width, 2 * config.channels, norm="norm_out")]
 
 
-def decoder_spec(config: AudioConfig) -> NetworkSpec:
+def decoder_spec(config: AudioVAEConfig) -> NetworkSpec:
     """Return the decoder of packed latents (B, T, 1, 1, C) to spectrogram channels in order (B, T', 1, 1, 2*bins)."""
     mel, layers = config.mel.bins, _layers(decoder_parts(config))
     unpack = LayerSpec("unpack", config.latent_channels, config.channels, up=(1, config.bins, 1))
@@ -154,7 +154,7 @@ def decoder_spec(config: AudioConfig) -> NetworkSpec:
     )
 
 
-def encoder_spec(config: AudioConfig) -> NetworkSpec:
+def encoder_spec(config: AudioVAEConfig) -> NetworkSpec:
     """Return the encoder of spectrograms (B, T, bins, 1, 2) to the means of packed latents (B, T', 1, 1, C)."""
     bins = config.bins
     windows = (_ALONE, WindowSpec(bins, bins), _ALONE)
@@ -184,7 +184,7 @@ def _layers(parts: Sequence[NetworkPart]) -> list[LayerSpec]:
 class _Layers:
     """Parts of the networks of one configuration."""
 
-    def __init__(self, config: AudioConfig) -> None:
+    def __init__(self, config: AudioVAEConfig) -> None:
         self._config = config
         three, causal = WindowSpec(3, 1, 1, 1), WindowSpec(3, 1, 2, 0)
         time = causal if config.causality is Causality.TIME else three

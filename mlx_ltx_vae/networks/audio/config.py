@@ -109,7 +109,7 @@ class VocoderConfig:
 
 
 @dataclass(frozen=True)
-class AudioConfig(Scaled):
+class AudioVAEConfig(Scaled):
     """Audio VAE and its vocoder. Latents are (B, channels, T, bins), or packed (B, T, channels * bins).
 
     Attributes:
@@ -235,7 +235,7 @@ _EXTENSION_KEYS = {
 }
 
 
-def parse_config(raw: Mapping[str, Any], source: str) -> AudioConfig:
+def parse_config(raw: Mapping[str, Any], source: str) -> AudioVAEConfig:
     """Parse the JSON object of a configuration. Raises a `CheckpointError` if it is wrong or not supported."""
     model = _object(raw, "audio_vae", source)
     params = _object(_object(model, "model", source), "params", source)
@@ -249,7 +249,7 @@ def parse_config(raw: Mapping[str, Any], source: str) -> AudioConfig:
         )
     levels = (level for level in range(len(multipliers)) if values["resolution"] >> level in resolutions)
     vocoder = raw.get("vocoder")
-    return AudioConfig(
+    return AudioVAEConfig(
         channels=values["z_channels"],
         width=values["ch"],
         multipliers=multipliers,
@@ -353,13 +353,13 @@ def _object(raw: Mapping[str, Any], key: str, source: str) -> Mapping[str, Any]:
     return value
 
 
-#: Names of the generations in `AudioConfig.generation`; LTX-2.5 has the audio VAE of LTX-2.3.
+#: Names of the generations in `AudioVAEConfig.generation`; LTX-2.5 has the audio VAE of LTX-2.3.
 LTX_2, LTX_2_3 = "LTX-2 audio", "LTX-2.3 audio"
 
 _BASE_CHANNELS = 128
 
 
-def ltx_2(base_channels: int = _BASE_CHANNELS) -> AudioConfig:
+def ltx_2(base_channels: int = _BASE_CHANNELS) -> AudioVAEConfig:
     """Return the configuration of LTX-2 with this many channels at the first level; the published one has 128."""
     vocoder = GeneratorConfig(
         in_channels=128,
@@ -374,7 +374,7 @@ def ltx_2(base_channels: int = _BASE_CHANNELS) -> AudioConfig:
     return _make(base_channels, VocoderConfig(vocoder, sample_rate=24000), LTX_2)
 
 
-def ltx_2_3(base_channels: int = _BASE_CHANNELS) -> AudioConfig:
+def ltx_2_3(base_channels: int = _BASE_CHANNELS) -> AudioVAEConfig:
     """Return `ltx_2` with the antialiased vocoder and its bandwidth extension."""
     first = GeneratorConfig(
         in_channels=128,
@@ -392,5 +392,5 @@ def ltx_2_3(base_channels: int = _BASE_CHANNELS) -> AudioConfig:
     return _make(base_channels, VocoderConfig(first, sample_rate=48000, extension=extension), LTX_2_3)
 
 
-def _make(base_channels: int, vocoder: VocoderConfig, generation: str) -> AudioConfig:
-    return AudioConfig(8, base_channels, (1, 2, 4), 2, vocoder=vocoder, generation=generation)
+def _make(base_channels: int, vocoder: VocoderConfig, generation: str) -> AudioVAEConfig:
+    return AudioVAEConfig(8, base_channels, (1, 2, 4), 2, vocoder=vocoder, generation=generation)

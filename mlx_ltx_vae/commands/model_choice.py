@@ -34,7 +34,7 @@ def choose_by_latents(arguments: argparse.Namespace, sources: Sequence[str], kin
 
     Returns an error if the latents state their VAE and no model is in the cache, or if they state several.
     """
-    destination, flag = ("audio_model", "--audio-model") if kind is Kind.SOUND else ("model", "-m")
+    destination, flag = ("audio_model", "--audio-model") if kind is Kind.AUDIO else ("model", "-m")
     spaces: dict[frozenset[str | None], tuple[LatentSpace, str]] = {}
     with suppress(ItemsError):  # of a list that cannot be read, which is an error later
         for source in _regular_files(sources):

@@ -42,8 +42,8 @@ def _reflected(pieces: Iterable[np.ndarray], side: int, sample_rate: int) -> Ite
     length = 0 if first_piece is None else first_piece.shape[2]
     if first_piece is None or length <= side:
         raise LatentsError(
-            f"the sound has {length} samples at {sample_rate} Hz, and the encoder needs more than {side}; use longer "
-            "sound."
+            f"the audio has {length} samples at {sample_rate} Hz, and the encoder needs more than {side}; use longer "
+            "audio."
         )
     yield first_piece[:, :, side:0:-1]
     yield first_piece

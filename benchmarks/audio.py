@@ -1,4 +1,4 @@
-"""How fast sound is decoded, in how much memory, and which share of the work and the time of a video's decode it is."""
+"""How fast audio is decoded, in how much memory, and which share of the work and the time of a video's decode it is."""
 
 import statistics
 import time
@@ -13,24 +13,24 @@ import mlx.nn as nn
 from benchmarks.measuring import Case, Decode, Job, Run, load_case_latents, median, table
 from mlx_ltx_vae.audio_vae import AudioVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.models.base import SOUND, Decoder, Statistics
-from mlx_ltx_vae.models.convolution.conv3d import prepare
-from mlx_ltx_vae.models.sound.family import AUDIO_VAE
-from mlx_ltx_vae.models.specs import NetworkSpec
+from mlx_ltx_vae.networks.audio.family import AUDIO_VAE
+from mlx_ltx_vae.networks.base import AUDIO, Decoder, Statistics
+from mlx_ltx_vae.networks.convolution.conv3d import prepare
+from mlx_ltx_vae.networks.specs import NetworkSpec
 from mlx_ltx_vae.pipeline.audio import join_specs
 from mlx_ltx_vae.units import format_bytes, format_seconds
 
 SECONDS = (20, 300)
 _VIDEO, _FPS = (512, 768), 24  # rows and columns of the video that the share is of
-_SHARE_SECONDS, _SHARE_LATENT_FRAMES = 4, 3  # of sound and of pictures, whose share is measured
+_SHARE_SECONDS, _SHARE_LATENT_FRAMES = 4, 3  # of audio and of pictures, whose share is measured
 
 
-def sound_table(model: str, lengths: tuple[int, ...] = SECONDS) -> str:
-    """Return a table of decodes of random latents, for sound of some lengths in seconds."""
+def audio_table(model: str, lengths: tuple[int, ...] = SECONDS) -> str:
+    """Return a table of decodes of random latents, for audio of some lengths in seconds."""
     vae = AudioVAE.from_pretrained(model, encoder=False).load()
     rows = [
         f"{Path(model).name}: {vae!r}",
-        f"{'sound':>8}{'time':>10}{'sound per second':>18}{'peak':>12}{'planned':>12}",
+        f"{'audio':>8}{'time':>10}{'audio per second':>18}{'peak':>12}{'planned':>12}",
     ]
     for seconds in lengths:
         length = round(seconds * vae.config.latents_per_second)
@@ -49,30 +49,30 @@ def sound_table(model: str, lengths: tuple[int, ...] = SECONDS) -> str:
 
 
 def work_share(model: str, vae: str) -> str:
-    """Return the multiply-adds of a second of sound, and of a second of the video that it belongs to."""
-    audio, video = open_checkpoint(model, medium=SOUND), open_checkpoint(vae, encoder=False)
+    """Return the multiply-adds of a second of audio, and of a second of the video that it belongs to."""
+    audio, video = open_checkpoint(model, medium=AUDIO), open_checkpoint(vae, encoder=False)
     rate = round(audio.family.describe(audio.config)["latents_per_second"])
     spec = join_specs(audio.spec("decoder"), audio.spec("vocoder"))
-    sound = spec.multiply_adds((10 * rate, 1, 1)) / 10
+    audio_adds = spec.multiply_adds((10 * rate, 1, 1)) / 10
     scale = video.config.scale
     grid = (10 * _FPS // scale.time, _VIDEO[0] // scale.height, _VIDEO[1] // scale.width)
     pictures = video.spec("decoder").multiply_adds(grid) / 10
     return (
-        f"a second of sound takes {sound / 1e9:.0f} billion multiply-adds, and one of 768x512 at {_FPS} frames per "
-        f"second {pictures / 1e9:.0f} billion: {100 * sound / (sound + pictures):.1f} % of the whole decode"
+        f"a second of audio takes {audio_adds / 1e9:.0f} billion multiply-adds, and one of 768x512 at {_FPS} frames "
+        f"per second {pictures / 1e9:.0f} billion: {100 * audio_adds / (audio_adds + pictures):.1f} % of the whole decode"
     )
 
 
 def share_jobs(divisor: int) -> list[Job]:
-    """Decodes of sound and of pictures by LTX-2.3 at the same fraction of its widths, with random weights."""
+    """Decodes of audio and of pictures by LTX-2.3 at the same fraction of its widths, with random weights."""
     height, width = _VIDEO
     frames = 1 + 8 * (_SHARE_LATENT_FRAMES - 1)
     case = Case(base_width=128 // divisor, width=width, height=height, frames=frames)
-    return [Job(decode_sound, case, {"divisor": divisor}), Job(decode_pictures, case)]
+    return [Job(decode_audio, case, {"divisor": divisor}), Job(decode_pictures, case)]
 
 
-def decode_sound(_: Case, *, divisor: int) -> dict[str, Any]:
-    """Measure the processor and wall seconds of a second of sound, after a short decode."""
+def decode_audio(_: Case, *, divisor: int) -> dict[str, Any]:
+    """Measure the processor and wall seconds of a second of audio, after a short decode."""
     vae = random_audio_vae(divisor)
 
     def decode(seconds: int) -> None:
@@ -108,22 +108,22 @@ def _time(decode: Callable[[], None], seconds: float) -> dict[str, Any]:
 
 
 def share_table(divisor: int, results: list[list[Run]]) -> str:
-    """Medians, and sound's share of both, of runs of the same turn."""
-    sound, pictures = results
+    """Medians, and the audio's share of both, of runs of the same turn."""
+    audio, pictures = results
     rows = []
     for key in ("processor_seconds", "seconds"):
-        shares = sorted(a[key] / (a[key] + b[key]) for a, b in zip(sound, pictures, strict=True))
+        shares = sorted(a[key] / (a[key] + b[key]) for a, b in zip(audio, pictures, strict=True))
         rows.append(
             {
                 "of a second of the clip": key.replace("_", " "),
-                "sound": f"{median(sound, key):.2f}",
+                "audio": f"{median(audio, key):.2f}",
                 "pictures": f"{median(pictures, key):.2f}",
-                "share of sound": f"{statistics.median(shares):.1%} ({shares[0]:.1%} to {shares[-1]:.1%})",
+                "share of audio": f"{statistics.median(shares):.1%} ({shares[0]:.1%} to {shares[-1]:.1%})",
             }
         )
     notes = [
-        f"LTX-2.3 at 1/{divisor} of its widths, random weights, float32: {_SHARE_SECONDS} s of sound, and "
-        f"{_SHARE_LATENT_FRAMES} latent frames of {_VIDEO[1]}x{_VIDEO[0]} at {_FPS} frames per second; {len(sound)} "
+        f"LTX-2.3 at 1/{divisor} of its widths, random weights, float32: {_SHARE_SECONDS} s of audio, and "
+        f"{_SHARE_LATENT_FRAMES} latent frames of {_VIDEO[1]}x{_VIDEO[0]} at {_FPS} frames per second; {len(audio)} "
         "fresh processes each, in turns.",
     ]
     return table(rows, notes)

@@ -1,4 +1,4 @@
-"""Sound of a latent file or a film without its pictures, to a .wav file for each video."""
+"""Audio of a latent file or a film without its pictures, to a .wav file for each video."""
 
 import time
 from functools import partial
@@ -9,7 +9,7 @@ from ..audio_vae import AudioVAE
 from ..errors import LatentsError
 from ..latents import open_audio_latents, open_latents
 from ..options import PlanOptions
-from ..pipeline.clip_sound import ClipSound, SoundSettings, clip_sound, film_sound, no_sound_error
+from ..pipeline.clip_audio import AudioSettings, ClipAudio, clip_audio, film_audio, no_audio_error
 from ..pipeline.inputs import agree_on_film
 from ..pipeline.output import name_outputs
 from ..pipeline.progress import FrameBar
@@ -21,27 +21,27 @@ from .items import Item, Result
 from .jobs import Job, Task
 
 
-class SoundTask(Task):
-    """Decode of the sound of an item, without the pictures."""
+class AudioTask(Task):
+    """Decode of the audio of an item, without the pictures."""
 
     plan: DecodePlan
 
-    def __init__(self, job: Job, item: Item, settings: SoundSettings) -> None:
+    def __init__(self, job: Job, item: Item, settings: AudioSettings) -> None:
         super().__init__(job, item)
         assert isinstance(job.vae, AudioVAE)
-        self._sound = self._film_sound(settings) if job.is_film else self._clip_sound(settings, job.vae)
-        self.plan = self._sound.plan(PlanOptions(memory_budget=job.arguments.memory_budget))
-        outputs = name_outputs(item.output, self._sound.batch) if item.output else []
-        self.result = Result([*self._sound.files, *item.windows], outputs)
+        self._audio = self._film_audio(settings) if job.is_film else self._clip_audio(settings, job.vae)
+        self.plan = self._audio.plan(PlanOptions(memory_budget=job.arguments.memory_budget))
+        outputs = name_outputs(item.output, self._audio.batch) if item.output else []
+        self.result = Result([*self._audio.files, *item.windows], outputs)
 
-    def _clip_sound(self, settings: SoundSettings, vae: AudioVAE) -> ClipSound:
+    def _clip_audio(self, settings: AudioSettings, vae: AudioVAE) -> ClipAudio:
         path = settings.latents or self._item.source
         file = open_audio_latents(path, is_alone=True, tensor=settings.tensor)
         if file is None:
-            raise no_sound_error(path, settings.latents)
-        return clip_sound(settings, vae, file)
+            raise no_audio_error(path, settings.latents)
+        return clip_audio(settings, vae, file)
 
-    def _film_sound(self, settings: SoundSettings) -> ClipSound:
+    def _film_audio(self, settings: AudioSettings) -> ClipAudio:
         arguments, openers = self._job.arguments, [partial(open_latents, path) for path in self._item.windows]
         files = (open_file() for open_file in openers)
         windows = [(file.info, DEFAULT_SCALE.video_grid(file.shape.grid)[0]) for file in files]
@@ -50,15 +50,15 @@ class SoundTask(Task):
             if carry >= count:
                 raise LatentsError(f"{info.source}: has {count} frames, and windows share {carry}; correct --carry.")
         ends = list(accumulate((count for _, count in windows), lambda end, count: end + count - carry))
-        sound = film_sound(settings, openers, ends, None, fps or DEFAULT_FPS)
-        assert sound is not None, "a missing sound is an error"
-        return sound
+        audio = film_audio(settings, openers, ends, None, fps or DEFAULT_FPS)
+        assert audio is not None, "a missing audio is an error"
+        return audio
 
     def networks(self) -> dict[str, dict[str, str]]:
         return {"audio_vae": self._job.used}
 
     def check_values(self) -> None:
-        self._sound.check_values()
+        self._audio.check_values()
 
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
         bar.enter("decoding")
@@ -67,9 +67,9 @@ class SoundTask(Task):
         for index, output in enumerate(self.result.outputs):
             if output not in missing_outputs:
                 continue
-            samples, new_path = write_wav(output, self._sound.stream(index, self.plan), overwrite=self.overwrite)
+            samples, new_path = write_wav(output, self._audio.stream(index, self.plan), overwrite=self.overwrite)
             self._rename({} if new_path is None else {output: str(new_path)})
-        seconds, rate = time.perf_counter() - start, self._sound.sample_rate
-        length = f"{format_seconds(samples / rate)} of sound at {rate} Hz"
+        seconds, rate = time.perf_counter() - start, self._audio.sample_rate
+        length = f"{format_seconds(samples / rate)} of audio at {rate} Hz"
         values = {"samples": samples, "sample_rate": rate, "seconds": seconds}
         return self._report(f"{length}, in {format_seconds(seconds)}", values)
