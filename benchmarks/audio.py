@@ -59,7 +59,7 @@ def work_share(model: str, vae: str) -> str:
     pictures = video.spec("decoder").multiply_adds(grid) / 10
     return (
         f"a second of audio takes {audio_adds / 1e9:.0f} billion multiply-adds, and one of 768x512 at {_FPS} frames "
-        f"per second {pictures / 1e9:.0f} billion: {100 * audio_adds / (audio_adds + pictures):.1f} % of the whole decode"
+        f"per second {pictures / 1e9:.0f} billion: {100 * audio_adds / (audio_adds + pictures):.1f} % of the decode"
     )
 
 
