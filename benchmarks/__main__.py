@@ -30,7 +30,7 @@ from mlx_ltx_vae.commands.cli import (
     positive,
     tile,
 )
-from mlx_ltx_vae.commands.running import print_report, run_command
+from mlx_ltx_vae.commands.terminal import print_report, run_command
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.latents import load_latents
 from mlx_ltx_vae.networks.families import published

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from typing import Any, cast
 
-from mlx_ltx_vae.commands.running import print_report
+from mlx_ltx_vae.commands.terminal import print_report
 from mlx_ltx_vae.errors import LTXVAEError, describe_error
 from mlx_ltx_vae.process import Cleanup, kill_program, uninterrupted
 

@@ -24,7 +24,7 @@ from mlx_ltx_vae.backend.device import backend
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.backend.mlx_utils import DtypeName, max_difference, named_parameters, psnr
 from mlx_ltx_vae.checkpoint import Checkpoint, open_checkpoint
-from mlx_ltx_vae.commands.running import print_report
+from mlx_ltx_vae.commands.terminal import print_report
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.files import PartFile
 from mlx_ltx_vae.latents import load_latents

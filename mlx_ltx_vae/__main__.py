@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--completion is for {', '.join(SHELLS)}, not {options.completion}")
     completion, run_command, print_report = (
         import_command(f"{__package__}.commands.{path}")
-        for path in ("parsers:completion", "running:run_command", "running:print_report")
+        for path in ("parsers:completion", "terminal:run_command", "terminal:print_report")
     )
     return run_command(lambda _: print_report(completion(options.completion, COMMANDS)), options)
 

@@ -35,8 +35,8 @@ from .pipeline.audio import (
     stream_audio,
     unpack_latents,
 )
-from .pipeline.run import arrays_released, join_parts
-from .planning.film import DEFAULT_CARRY, Part, audio_parts
+from .pipeline.execution import arrays_released, join_parts
+from .planning.film import DEFAULT_CARRY, FilmPart, audio_parts
 from .planning.plan import DecodePlan, EncodePlan, Plan, check_plan
 from .planning.planner import plan_encode
 from .published import PublishedVAE
@@ -243,7 +243,7 @@ class AudioVAE(OpenedVAE[AudioConfig]):
             return self._stream(latents, None, unnormalized, PlanOptions(frames=samples))
 
         ends = accumulate(frames, lambda end, count: end + count - carry)
-        parts: Iterable[Part] = audio_parts(ends, lengths(), rate, parse_fps(fps))
+        parts: Iterable[FilmPart] = audio_parts(ends, lengths(), rate, parse_fps(fps))
         num_samples = None
         if isinstance(windows, Sequence):
             parts = list(parts)

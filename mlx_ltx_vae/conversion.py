@@ -15,12 +15,12 @@ from . import __version__
 from .audio_vae import AudioVAE
 from .backend.mlx_utils import count_nonfinite, dtype_name, max_difference, psnr, to_bool, to_float
 from .checkpoint import VERSION_KEY, Checkpoint, open_checkpoint
-from .checkpoint.files import WEIGHT_LAYOUT_KEY, WeightLayout
+from .checkpoint.weight_files import WEIGHT_LAYOUT_KEY, WeightLayout
 from .errors import CheckpointError, CheckpointsDiffer, WriterError, printable
-from .files import part_folder, writing_to
+from .files import expand_path, part_folder, writing_to
 from .networks.base import AUDIO, AudioConfig
 from .shapes import format_size
-from .units import expand_path, format_bytes
+from .units import format_bytes
 from .vae import VideoVAE
 
 #: Function of tensor names and "convert" or "compare" that returns an iterable over the names.

@@ -46,6 +46,20 @@ class Format(Enum):
     WEB_PAGE = b"<"
 
 
+def expand_path(path: object, error: type[LTXVAEError]) -> str:
+    """Return a caller's path with "~" as the user's home, if it begins with that: "./~.npy" is the name of a file.
+
+    Raises `error` for what cannot be the path of a file.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise error(
+            f"expected the path of a file, a str or a Path, and found {type(path).__name__}; check the arguments."
+        )
+    text = os.fspath(path)
+    # A Path of it would drop the "./", and be expanded where it is passed on.
+    return os.path.join(os.getcwd(), text[2:]) if text.startswith("./~") else os.path.expanduser(text)
+
+
 def find_format(start: bytes) -> Format | None:
     """Return the format of a file that starts with these bytes. `None` means another format."""
     # The length may begin as any other format does, but a header follows it.

@@ -15,13 +15,13 @@ import numpy as np
 from .audio_vae import AudioVAE, find_audio_decoder
 from .backend.mlx_utils import to_float
 from .checkpoint import Checkpoint, open_checkpoint
-from .checkpoint.files import Archive, StoredNetwork, is_index
 from .checkpoint.loading import NetworkHandle
 from .checkpoint.locate import Location, locate, read_export, recognize
+from .checkpoint.weight_files import Archive, StoredNetwork, is_index
 from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, ReaderError, excerpt, printable, warn
-from .files import MAX_INSPECTED_VALUES, START_BYTES, Format, find_format
+from .files import MAX_INSPECTED_VALUES, START_BYTES, Format, expand_path, find_format
 from .latents import KNOWN_NAMES, AudioLatentsFile, find_audio_latents, is_audio_alone, open_latents
-from .latents.files import MappedLatents, find_reader, open_tensor_file
+from .latents.formats import MappedLatents, find_reader, open_tensor_file
 from .latents.keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
 from .latents.metadata import DEFAULT_VAE_NAME, is_audio_name
 from .model_table import Kind, models_for
@@ -30,7 +30,7 @@ from .opened_vae import described_network
 from .pipeline.sources import are_unusual, count_unusual, frame_moments, join_moments, read_frames
 from .planning.clip import lookahead, receptive_field
 from .shapes import DEFAULT_SCALE, Grid, format_size, sampled_frames
-from .units import DEFAULT_FPS, expand_path, format_bytes, format_count
+from .units import DEFAULT_FPS, format_bytes, format_count
 from .vae import VideoVAE
 from .video.audio import SLACK
 from .video.codecs import ANIMATIONS, CONTAINER_ENDINGS

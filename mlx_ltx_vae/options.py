@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from .codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS
 from .errors import PlanError, TilingError, WriterError, option, suggest
+from .files import expand_path
 from .frame_format import FrameFormat, FrameOutput, frame_format
 from .shapes import is_count
-from .units import expand_path
 
 if TYPE_CHECKING:
     from .latents.keyframes import Keyframes

@@ -1,7 +1,6 @@
-"""Bytes, frame rates, paths and names of HDR as users write them; times, counts and speeds as text."""
+"""Bytes and frame rates as users write them; times, counts and speeds as text."""
 
 import math
-import os
 import re
 from fractions import Fraction
 
@@ -115,17 +114,3 @@ def find_fps(name: object, rate: Rate, error: type[LTXVAEError]) -> Fraction:
         return parse_fps(rate)
     except ValueError as problem:
         raise error(f"{name}: {problem}") from problem
-
-
-def expand_path(path: object, error: type[LTXVAEError]) -> str:
-    """Return a caller's path with "~" as the user's home, if it begins with that: "./~.npy" is the name of a file.
-
-    Raises `error` for what cannot be the path of a file.
-    """
-    if not isinstance(path, (str, os.PathLike)):
-        raise error(
-            f"expected the path of a file, a str or a Path, and found {type(path).__name__}; check the arguments."
-        )
-    text = os.fspath(path)
-    # A Path of it would drop the "./", and be expanded where it is passed on.
-    return os.path.join(os.getcwd(), text[2:]) if text.startswith("./~") else os.path.expanduser(text)

@@ -15,6 +15,7 @@ from .checkpoint import Arrays, Checkpoint, GivenConfig, VAESource, open_checkpo
 from .checkpoint.loading import NetworkHandle, NetworkHeader
 from .checkpoint.locate import is_on_hub
 from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, WriterError, quote, telling_warnings, warn
+from .files import expand_path
 from .frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
 from .latents.keyframes import Keyframes, check_keyframes, frame_numbers
 from .model_table import Kind, list_names
@@ -40,6 +41,7 @@ from .pipeline.audio import every_chunk
 from .pipeline.clip_audio import AudioSettings
 from .pipeline.decode import DecodePipeline, DecodeStream, PushedDecode
 from .pipeline.encode import EncodePipeline, EncodeStream, Frames
+from .pipeline.execution import arrays_released, join_parts
 from .pipeline.export import Export, export_decode
 from .pipeline.film import Film, plan_windows
 from .pipeline.frames import OnFramesReady
@@ -49,7 +51,6 @@ from .pipeline.output import DecodeReport
 from .pipeline.prepare import DecodeSettings, PreparedDecode, prepare_decode
 from .pipeline.prepare_encode import EncodeSettings, PreparedEncode, find_range
 from .pipeline.progress import Progress
-from .pipeline.run import arrays_released, join_parts
 from .pipeline.sources import LatentInput
 from .planning.exports import plan_export
 from .planning.film import DEFAULT_CARRY
@@ -58,7 +59,7 @@ from .planning.planner import plan_decode, plan_encode
 from .published import DecoderName, PublishedVAE
 from .shapes import Grid, LatentShape, Size, check_size, is_count
 from .tiling.config import TilingConfig
-from .units import DEFAULT_FPS, Rate, expand_path, find_fps
+from .units import DEFAULT_FPS, Rate, find_fps
 from .video import Fit
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from fuzz_corpus import CHANNELS, HERE, Special, samples, small_config, small_we
 from fuzz_mutations import Damage
 from mlx_ltx_vae import LTXVAEError, VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.checkpoint.files import read_json
+from mlx_ltx_vae.checkpoint.weight_files import read_json
 from mlx_ltx_vae.commands.items import read_inputs
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode

@@ -28,7 +28,7 @@ from mlx_ltx_vae.networks.audio.vocoder import Conv1d, as_frames
 from mlx_ltx_vae.networks.convolution.conv3d import prepare
 from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.pipeline.audio import plan_audio, unpack_latents
-from mlx_ltx_vae.pipeline.run import Run
+from mlx_ltx_vae.pipeline.execution import Execution
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
 from mlx_ltx_vae.shapes import Axis, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext
@@ -414,8 +414,10 @@ def test_the_planned_memory_of_an_encode_holds(audio_vae, name, mode):
 
 def test_an_encode_runs_its_plan(audio_vae, monkeypatch):
     vae, waveform = audio_vae("encoder"), np.random.default_rng(0).uniform(-1, 1, (1, 2, 48_000)).astype(np.float32)
-    ran, outputs = [], Run.outputs
-    monkeypatch.setattr(Run, "outputs", lambda run: ran.append((type(run.plan), run.plan.as_dict())) or outputs(run))
+    ran, outputs = [], Execution.outputs
+    monkeypatch.setattr(
+        Execution, "outputs", lambda run: ran.append((type(run.plan), run.plan.as_dict())) or outputs(run)
+    )
     pieces, convolve = [], type(vae.encoder.conv_in).__call__
     monkeypatch.setattr(
         type(vae.encoder.conv_in),

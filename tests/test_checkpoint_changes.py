@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import assert_same_checkpoint, metadata, write_shards
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.checkpoint import files, open_checkpoint, tensors
+from mlx_ltx_vae.checkpoint import open_checkpoint, tensors, weight_files
 from mlx_ltx_vae.conversion import compare_tensors
 from mlx_ltx_vae.errors import CheckpointError
 
@@ -89,7 +89,7 @@ def test_a_checkpoint_that_changes_at_any_moment_is_one_sentence(golden, tmp_pat
     elif moment == "after MLX's header":
         monkeypatch.setattr(tensors, "load_safetensors", then_change(tensors.load_safetensors, 0))
     else:
-        monkeypatch.setattr(files.StoredNetwork, "sanitize", then_change(files.StoredNetwork.sanitize, 5))
+        monkeypatch.setattr(weight_files.StoredNetwork, "sanitize", then_change(weight_files.StoredNetwork.sanitize, 5))
     with pytest.raises(
         CheckpointError,
         match=r"vae\.safetensors: the file has (changed|been moved or removed) since it was opened; open it again",

@@ -16,8 +16,8 @@ from safetensors.numpy import load_file, save_file
 from checkpoint_files import assert_same_checkpoint, metadata, read_weights, write_pack
 from conftest import CONV_CASES
 from mlx_ltx_vae import CheckpointError, WriterError, __version__
-from mlx_ltx_vae import checkpoint as opening
-from mlx_ltx_vae.checkpoint import files, open_checkpoint
+from mlx_ltx_vae.checkpoint import checkpoint as opening
+from mlx_ltx_vae.checkpoint import open_checkpoint, weight_files
 from mlx_ltx_vae.conversion import Comparison, Conversion, Verification, convert_checkpoint, verify_conversion
 from mlx_ltx_vae.convert import main
 from mlx_ltx_vae.errors import CheckpointsDiffer
@@ -162,7 +162,7 @@ def test_a_converted_file_is_loaded_without_inferring_or_changing_its_layout(gol
         raise AssertionError
 
     monkeypatch.setattr(opening, "infer_layout", forbidden)
-    monkeypatch.setattr(files.mx, "moveaxis", forbidden)
+    monkeypatch.setattr(weight_files.mx, "moveaxis", forbidden)
     (tmp_path / "vae" / "model.safetensors").rename(tmp_path / "moved.safetensors")
     assert read_weights(open_checkpoint(tmp_path / "moved.safetensors"), "encoder")  # alone
     with pytest.raises(AssertionError):

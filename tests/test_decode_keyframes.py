@@ -13,8 +13,8 @@ from mlx_ltx_vae import vae as vae_module
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.latents.keyframes import describe_keyframes
 from mlx_ltx_vae.pipeline.decode import DecodePipeline
+from mlx_ltx_vae.pipeline.execution import ExecutionState
 from mlx_ltx_vae.pipeline.frames import FrameChunk
-from mlx_ltx_vae.pipeline.run import RunState
 from mlx_ltx_vae.preview import main as preview
 
 RNG = np.random.default_rng(0)
@@ -46,7 +46,7 @@ class BlackStream(list):
 
     def __init__(self, chunks):
         super().__init__(chunks)
-        self.state = RunState()
+        self.state = ExecutionState()
 
     def __enter__(self):
         return self

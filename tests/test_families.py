@@ -17,8 +17,8 @@ import toy_family
 from mlx_ltx_vae import CheckpointError, LatentsError, VideoVAE, save_latents
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.checkpoint.files import open_archive
 from mlx_ltx_vae.checkpoint.locate import recognize
+from mlx_ltx_vae.checkpoint.weight_files import open_archive
 from mlx_ltx_vae.conversion import convert_checkpoint, verify_conversion
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.decode import main as decode

@@ -7,7 +7,7 @@ import pytest
 from fuzz import TARGETS, fuzz, write_files, write_vae
 from fuzz_corpus import samples
 from mlx_ltx_vae import LTXVAEError, VideoVAE
-from mlx_ltx_vae.commands import items, jobs, running
+from mlx_ltx_vae.commands import items, jobs, terminal
 from mlx_ltx_vae.errors import describe_error
 
 _GROUPS, _IN_GROUP = 3, 50
@@ -41,7 +41,7 @@ def test_700_damaged_files_end_in_a_clean_error(folder):
 
 @pytest.mark.parametrize(
     ("modules", "name", "fault"),
-    [([running], "printable", "printed control characters"), ([items, jobs], "check_outputs", "wrote outside")],
+    [([terminal], "printable", "printed control characters"), ([items, jobs], "check_outputs", "wrote outside")],
 )
 def test_the_fuzzer_finds_what_it_looks_for(folder, monkeypatch, modules, name, fault):
     """Without the function that prevents it."""

@@ -13,7 +13,7 @@ from chromium import PROGRAM, browser
 
 from gallery_pages import RGB, read_cards, save_clip
 from many_files import VAE, run
-from mlx_ltx_vae.commands.gallery_page import Clip, write_page
+from mlx_ltx_vae.commands.gallery_page import GalleryClip, write_page
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.preview import main as preview
 
@@ -282,7 +282,7 @@ def test_pages_fit_narrow_and_wide_windows_in_light_and_dark(page, tmp_path, wid
 @pytest.mark.slow
 def test_a_watched_page_reloads_itself_and_keeps_marks(made, tmp_path, chromium):
     cards = [card | {"videos": []} for card in read_cards(made / "gallery.html")]
-    clips = [Clip(**{name: value for name, value in card.items() if name != "data"}) for card in cards]
+    clips = [GalleryClip(**{name: value for name, value in card.items() if name != "data"}) for card in cards]
     page = tmp_path / "a b#c?.html"
     write_page(page, clips[:3], is_watched=True, is_complete=True)
     chromium.open(page)

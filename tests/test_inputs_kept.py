@@ -14,7 +14,7 @@ from mlx_ltx_vae import VideoVAE, VideoWriter, WriterError, demo, load_latents
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.preview import main as preview
-from test_video_audio_track import make_audio
+from test_video_audio import make_audio
 from video_files import numbered, save_images, write
 
 LATENTS = mx.random.normal((1, 8, 1, 2, 2), key=mx.random.key(1))

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from latent_files import write, write_sparse
 from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.latents import files as latent_files
-from mlx_ltx_vae.latents import open_latents
+from mlx_ltx_vae.latents import formats, open_latents
 from mlx_ltx_vae.pipeline.sources import find_notice, frame_moments, join_moments, read_frames, sample_moments
 from mlx_ltx_vae.shapes import sampled_frames
 from test_latents_layouts import STORED_AS
@@ -62,7 +61,7 @@ def test_slices_are_those_of_the_whole(
     statistics = (mx.linspace(-0.3, 0.4, CHANNELS), mx.linspace(0.5, 2.0, CHANNELS))
     index = tuple(draw_slice(data, length) for length in values.shape)[: data.draw(st.integers(0, 5))]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(latent_files, "_BLOCK_BYTES", block_bytes)
+        patch.setattr(formats, "_BLOCK_BYTES", block_bytes)
         path = write(Path(folder) / f"clip{ending.split()[0]}", stored, compressed="compressed" in ending)
         file = open_latents(path, latent_channels=CHANNELS, grid=values.shape[2:])
         latents = file.map(unnormalized=unnormalized, statistics=statistics)
@@ -190,8 +189,8 @@ def test_what_cannot_be_read_by_frames_is_read_once_and_not_before_it_is_used(
 ) -> None:
     values = make_latents((1, CHANNELS, 3, 4, 5))
     path = write(tmp_path / "clip.npz", mx.array(STORED_AS[layout](values)), compressed=True)
-    made, read = [], latent_files._inflate
-    monkeypatch.setattr(latent_files, "_inflate", lambda *given: made.append(1) or read(*given))
+    made, read = [], formats._inflate
+    monkeypatch.setattr(formats, "_inflate", lambda *given: made.append(1) or read(*given))
     file = open_latents(path, latent_channels=CHANNELS)
     latents = file.map()
     assert made == []
@@ -306,7 +305,7 @@ def test_slices_with_any_step_are_read_however_they_lie_in_the_file(
     values = make_latents((batch, 3, 4, 5, 6))
     index = tuple(slice(None, None, step) for step in steps)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(latent_files, "_BLOCK_BYTES", block_bytes)
+        patch.setattr(formats, "_BLOCK_BYTES", block_bytes)
         np.save(f"{folder}/clip.npy", np.asarray(values, order=order))
         part = open_latents(f"{folder}/clip.npy").map()[index]
     assert np.array_equal(np.array(part), values[index])

@@ -20,7 +20,7 @@ from checkpoint_files import metadata
 from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, DecodeCancelled, Film, PlanError, VideoVAE
 from mlx_ltx_vae.integrations import decode_tiled
-from mlx_ltx_vae.pipeline.run import _between, peek
+from mlx_ltx_vae.pipeline.execution import _between, peek
 from mlx_ltx_vae.shapes import Interval
 from tolerances import cpu_only
 

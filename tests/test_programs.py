@@ -197,7 +197,7 @@ def test_a_new_command_is_a_function_a_parser_and_two_entries(tmp_path):
         SCRIPT.parents[1] / "mlx_ltx_vae", package, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors")
     )
     (package / "commands" / "shout_command.py").write_text(
-        "from .running import print_report, run_command\n"
+        "from .terminal import print_report, run_command\n"
         "def run(parser, arguments):\n"
         "    return run_command(lambda options: print_report(options.text.upper()), arguments)\n"
     )

@@ -26,8 +26,8 @@ from mlx_ltx_vae.commands.parsers import info_parser
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.pipeline import progress
+from mlx_ltx_vae.pipeline.execution import Execution, ExecutionState
 from mlx_ltx_vae.pipeline.progress import FrameBar
-from mlx_ltx_vae.pipeline.run import Run, RunState
 from mlx_ltx_vae.preview import main as preview
 from terminals import run_on_terminal
 from video_files import read, save_images
@@ -83,7 +83,7 @@ ORDERS = [["--order", "time"], ["--order", "rows"], ["--order", "columns"], ["--
 @pytest.mark.parametrize("options", ORDERS, ids=" ".join)
 def test_the_work_goes_on_from_the_first_step_in_every_order(clip, tmp_path, capsys, monkeypatch, options):
     """Before the first frame, which is the only one that a bar of frames could show."""
-    seen, run = [], Run._around_step
+    seen, run = [], Execution._around_step
 
     @contextmanager
     def around_step(self, multiply_adds):
@@ -91,7 +91,7 @@ def test_the_work_goes_on_from_the_first_step_in_every_order(clip, tmp_path, cap
             yield
         seen.append(self.state.fraction)
 
-    monkeypatch.setattr(Run, "_around_step", around_step)
+    monkeypatch.setattr(Execution, "_around_step", around_step)
     monkeypatch.setattr(jobs, "_SECONDS_PER_OBJECT", 0.001)
     clip = [part for part in clip if part not in ("--chunk", "1")]
     assert decode([*clip, str(tmp_path / "a.npy"), "--progress", "json", *options]) == 0
@@ -176,7 +176,7 @@ def test_a_plan_states_the_work_and_after_a_decode_a_time(clip, tmp_path, capsys
 def test_what_is_left_is_estimated_by_the_work(monkeypatch):
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    out, state = io.StringIO(), RunState(work=100)
+    out, state = io.StringIO(), ExecutionState(work=100)
     monkeypatch.setattr(sys, "stderr", out)
     monkeypatch.setenv("COLUMNS", "91")
     monkeypatch.setenv("LINES", "25")

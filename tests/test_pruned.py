@@ -12,7 +12,7 @@ from checkpoint_files import as_an_mlx_port_stores, assert_same_weights, read_st
 from conftest import FIXTURES
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
-from mlx_ltx_vae.checkpoint.files import choose_file, choose_weights
+from mlx_ltx_vae.checkpoint.weight_files import choose_file, choose_weights
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.errors import CheckpointError
 from mlx_ltx_vae.info import main as info

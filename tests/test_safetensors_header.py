@@ -92,7 +92,7 @@ def test_a_malformed_file_is_a_value_error_with_a_reason(tmp_path, header, size,
 
 _UNDER_A_LIMIT = """
 import resource, sys
-from mlx_ltx_vae.checkpoint.files import open_archive
+from mlx_ltx_vae.checkpoint.weight_files import open_archive
 from mlx_ltx_vae.latents import open_latents
 from pathlib import Path
 

@@ -148,7 +148,7 @@ _FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "job
 _FORBIDDEN_MODULES |= {"socket", "urllib", "http"}
 
 #: The second writes what argparse does, and the last two write single lines, since standard error is the app's.
-_PRINTERS = {"commands/running.py", "commands/cli.py", "commands/run_command.py", "integrations/settings.py"}
+_PRINTERS = {"commands/terminal.py", "commands/cli.py", "commands/run_command.py", "integrations/settings.py"}
 
 
 @cache

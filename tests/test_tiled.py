@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import PlanError, VideoVAE
-from mlx_ltx_vae.pipeline.run import Run
+from mlx_ltx_vae.pipeline.execution import Execution
 from mlx_ltx_vae.pipeline.sources import latent_source
 from mlx_ltx_vae.shapes import Interval
 from mlx_ltx_vae.streaming.context import StreamContext
@@ -89,7 +89,7 @@ def test_a_tile_gets_its_own_part_of_the_latents_and_of_the_pictures_noise(golde
     source = latent_source(latents.transpose(0, 4, 1, 2, 3), lambda part, box: part.transpose(0, 2, 3, 4, 1))
     (pieces,) = source.tile_pieces([[tile.latent]], chunk=1)
     assert mx.array_equal(mx.concatenate(list(pieces), axis=1), latents[:, 1:3, 1:4, 2:6])
-    run = Run(vae.decoder, vae.plan((1, 8, 3, 4, 6)), source, StreamContext(noise_maps=maps))
+    run = Execution(vae.decoder, vae.plan((1, 8, 3, 4, 6)), source, StreamContext(noise_maps=maps))
     cropped = run._crop_context([tile]).noise_maps
     assert cropped.keys() == maps.keys()
     for name, (height, width) in shapes.items():

@@ -14,8 +14,8 @@ from mlx_ltx_vae.frame_format import RGB8, RGB16, FrameOutput
 from mlx_ltx_vae.networks.noise import NoiseVolume, draw
 from mlx_ltx_vae.networks.video_vae.config import parse_vae_config
 from mlx_ltx_vae.options import DecodeOptions
+from mlx_ltx_vae.pipeline.execution import Execution
 from mlx_ltx_vae.pipeline.output_check import OutputCheck
-from mlx_ltx_vae.pipeline.run import Run
 from mlx_ltx_vae.planning.plan import Order
 from mlx_ltx_vae.shapes import LatentShape
 
@@ -314,7 +314,7 @@ def test_frames_that_a_device_leaves_constant_are_named(vae, monkeypatch, option
     latents = latents_of(5)
     latents[:, :, 3:] = latents[:, :, 3:, :1, :1]  # the latents of the frames from 17 on
     plan = vae.plan(latents.shape, **options)
-    outputs = Run.outputs
+    outputs = Execution.outputs
 
     def gray(first):
         """Makes the network's frames gray, from the one of this index on."""
@@ -326,7 +326,7 @@ def test_frames_that_a_device_leaves_constant_are_named(vae, monkeypatch, option
                 start += frames.shape[1] if plan.order is Order.TIME else 0
                 yield frames
 
-        monkeypatch.setattr(Run, "outputs", change)
+        monkeypatch.setattr(Execution, "outputs", change)
 
     gray(17)
     list(vae.stream(latents, plan))
@@ -385,7 +385,7 @@ def test_a_network_that_overflows_by_itself_is_named_as_the_cause(golden, dtype,
 
 def test_a_network_that_loses_frames_is_noticed(vae, monkeypatch):
     short = iter([mx.random.normal((1, 3, 64, 96, 3))])
-    monkeypatch.setattr("mlx_ltx_vae.pipeline.run.run_stream", lambda *args, **kwargs: short)
+    monkeypatch.setattr("mlx_ltx_vae.pipeline.execution.run_stream", lambda *args, **kwargs: short)
     with pytest.raises(DecodeError, match="3 frames came out of the network, and 9 should have"):
         list(vae.stream(latents_of(2)))
 

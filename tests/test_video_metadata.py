@@ -21,7 +21,7 @@ from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.inspect import inspect_video
 from mlx_ltx_vae.video import OutputOptions, VideoWriter, metadata, open_sink
 from mlx_ltx_vae.video.metadata import read_metadata
-from test_video_audio_track import make_audio, samples_in
+from test_video_audio import make_audio, samples_in
 from video_files import noise, open_video, read, run_ffmpeg, write
 
 SIZE = (32, 32)

@@ -3,7 +3,7 @@
 import math
 
 from mlx_ltx_vae.files import TensorHeader
-from mlx_ltx_vae.latents.files import Content, OpenFile, Reader, StoredArray
+from mlx_ltx_vae.latents.formats import Content, OpenFile, Reader, StoredArray
 
 START = b"TOY "
 

@@ -18,7 +18,7 @@ from ..networks.base import Network, Statistics
 from ..networks.convolution.conv3d import prepared_modules
 from ..networks.specs import NetworkSpec
 from . import Checkpoint
-from .files import StoredNetwork
+from .weight_files import StoredNetwork
 
 if TYPE_CHECKING:
     from typing_extensions import Self

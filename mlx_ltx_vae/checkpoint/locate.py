@@ -13,12 +13,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from ..errors import CheckpointError, excerpt, note, suggest
-from ..files import MAX_HEADER_BYTES, explain_missing, read_small_file
+from ..files import MAX_HEADER_BYTES, expand_path, explain_missing, read_small_file
 from ..model_table import HUB, Kind, PublishedModel, find_model, list_names
 from ..networks import families
 from ..networks.base import AUDIO, PICTURES, Family, Medium, NetworkTensors
-from ..units import expand_path, format_bytes
-from .files import (
+from ..units import format_bytes
+from .weight_files import (
     CONFIG_NAMES,
     Archive,
     WeightFiles,

@@ -36,7 +36,7 @@ from ..shapes import Grid, format_size
 from ..units import MB, format_bytes, format_count
 from ..vae import VideoVAE
 from .cli import CommandParser, launched_rank
-from .running import print_report, run_command, write_line
+from .terminal import print_report, run_command, write_line
 
 #: The mode that is an encode.
 ENCODE = "encode"

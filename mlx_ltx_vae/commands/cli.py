@@ -19,11 +19,12 @@ from .. import __version__
 from ..backend.machine import OTHER_DTYPE_NAMES
 from ..codec_table import ENCODER_PRESETS
 from ..errors import DistributedError, LTXVAEError, excerpt, quote, speaking_of_options, suggest
+from ..files import expand_path
 from ..process import die_by_termination
 from ..shapes import parse_grid, parse_size
 from ..startup import import_command, is_command
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
-from ..units import expand_path, format_count, parse_bytes, parse_fps
+from ..units import format_count, parse_bytes, parse_fps
 
 Value = TypeVar("Value")
 

@@ -25,7 +25,7 @@ from ..networks.base import AUDIO
 from ..pipeline.progress import Bar
 from ..units import format_bytes
 from .cli import CommandParser
-from .running import ask, is_in_terminal, print_report, run_command
+from .terminal import ask, is_in_terminal, print_report, run_command
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:

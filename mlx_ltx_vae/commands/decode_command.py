@@ -39,7 +39,7 @@ from .items import Item, Result, all_exist, are_many, find_pattern, has_table, m
 from .jobs import Job, Task, describe_blending
 from .model_choice import CHOICES, choose_by_environment, choose_by_latents
 from .options import chosen_steps, read_options
-from .running import run_command
+from .terminal import run_command
 
 # Destinations of `add_job_options`, which go with any output.
 _JOB_OPTIONS = {

@@ -27,7 +27,7 @@ from .items import Item, Result, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
 from .model_choice import CHOICES, choose_by_environment
 from .options import read_options
-from .running import run_command
+from .terminal import run_command
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:

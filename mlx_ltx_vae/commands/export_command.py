@@ -11,7 +11,7 @@ from ..conversion import check_folder_name
 from ..vae import VideoVAE
 from .cli import CommandParser
 from .model_choice import choose_by_environment
-from .running import print_report, run_command
+from .terminal import print_report, run_command
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:

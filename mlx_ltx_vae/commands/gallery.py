@@ -27,10 +27,10 @@ from ..units import DEFAULT_FPS, format_count
 from ..vae import PreviewVAE, VideoVAE
 from .cli import CommandParser
 from .decode_command import PreviewJob, run_decode
-from .gallery_page import Clip, PreviewFolder, preview_folder, preview_of, read_page, write_page
+from .gallery_page import GalleryClip, PreviewFolder, preview_folder, preview_of, read_page, write_page
 from .items import Item, Result, mark_folders, read_inputs
 from .model_choice import choose_by_latents
-from .running import print_traceback, write_line
+from .terminal import print_traceback, write_line
 
 _CRF = 30  # of previews, which are small then
 _SECONDS_PER_LOOK, _SECONDS_PER_PAGE = 1, 2  # of --watch, and between pages while previews are made
@@ -76,11 +76,11 @@ class GalleryJob(PreviewJob):
         settings: DecodeSettings,
     ) -> None:
         super().__init__(arguments, sources, pattern, settings)
-        self._page, self._clips = page, dict[str, Clip]()  # by their paths
+        self._page, self._clips = page, dict[str, GalleryClip]()  # by their paths
         self._states = dict[str, list[Any]]()  # of the latent files, in order
         self._items, self._next_page = list[Item](), 0.0  # latent files without a preview
         self._folder = PreviewFolder(page)
-        self._written: list[Clip] | None = None  # cards of the page, if nothing has changed since then
+        self._written: list[GalleryClip] | None = None  # cards of the page, if nothing has changed since then
         self._passing_errors, self._last_error, self._wait = set[str](), "", _SECONDS_PER_LOOK
         self._options = ", ".join(f"{name} {getattr(self.arguments, name)}" for name in _OPTIONS)
         self._is_watched = self.arguments.watch and not self.arguments.dry_run
@@ -204,12 +204,12 @@ class GalleryJob(PreviewJob):
             self._write(is_complete=False)
             self._next_page = time.monotonic() + _SECONDS_PER_PAGE
 
-    def _describe(self, path: str, item: Item, result: Result) -> Clip:
+    def _describe(self, path: str, item: Item, result: Result) -> GalleryClip:
         """Return the card of a clip."""
         state = self._states[path]
         date = f"{datetime.fromtimestamp(state[0] / 1e9):%Y-%m-%d %H:%M}" if state else ""
         argument = f"./{item.source}" if item.source.startswith(("-", "@")) else item.source
-        clip = Clip(path, shlex.quote(argument), Path(path).name, date, state, error=result.error or "")
+        clip = GalleryClip(path, shlex.quote(argument), Path(path).name, date, state, error=result.error or "")
         if clip.error:
             return replace(clip, state=[]) if clip.error in self._passing_errors else clip
         try:
@@ -238,7 +238,7 @@ class GalleryJob(PreviewJob):
     def _write(self, *, is_complete: bool) -> set[str]:
         return write_page(self._page, self._cards(), is_watched=self._is_watched, is_complete=is_complete)
 
-    def _cards(self) -> list[Clip]:
+    def _cards(self) -> list[GalleryClip]:
         """Return the cards of the page, in the order of the latent files."""
         return [self._clips[path] for path in self._states if path in self._clips]
 

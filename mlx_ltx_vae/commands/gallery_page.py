@@ -25,7 +25,7 @@ _VERSION = "version.js"  # in the folder; tells a page that is watched that ther
 
 
 @dataclass
-class Clip:
+class GalleryClip:
     """Card of the latent file with an absolute path. Without an error it has previews, several for a batch."""
 
     path: str
@@ -98,12 +98,12 @@ class PreviewFolder:
         self._lock = None
 
 
-def read_page(page: Path, may_replace: Callable[[list[str]], bool], *, is_dry_run: bool = False) -> list[Clip]:
+def read_page(page: Path, may_replace: Callable[[list[str]], bool], *, is_dry_run: bool = False) -> list[GalleryClip]:
     """Return the clips of the page that is there, and unless `is_dry_run` write their previews to the folder.
 
     Another file is replaced if `may_replace` of its name returns true, and is a `WriterError` otherwise.
     """
-    clips, folder = list[Clip](), PreviewFolder(page)
+    clips, folder = list[GalleryClip](), PreviewFolder(page)
     with suppress(FileNotFoundError), writing_to(page, IsADirectoryError), open_file(page) as file:
         if file.readline(len(_MARK)) != _MARK:
             check_replaceable(page, overwrite=may_replace([str(page)]))
@@ -111,7 +111,7 @@ def read_page(page: Path, may_replace: Callable[[list[str]], bool], *, is_dry_ru
         for line in filter(lambda line: line.startswith(_START.encode()), file):
             with suppress(ValueError, TypeError, LookupError, AttributeError):  # somebody has edited it
                 values = json.loads(line[len(_START) : -len(_END)])
-                data, clip = [b64decode(text) for text in values.pop("data")], Clip(**values)
+                data, clip = [b64decode(text) for text in values.pop("data")], GalleryClip(**values)
                 names = [name for name in clip.videos if _PREVIEW.fullmatch(name)]
                 for name, content in zip(names, data, strict=False):
                     if content and not is_dry_run:
@@ -121,7 +121,7 @@ def read_page(page: Path, may_replace: Callable[[list[str]], bool], *, is_dry_ru
     return clips
 
 
-def write_page(page: Path, clips: Sequence[Clip], *, is_watched: bool, is_complete: bool) -> set[str]:
+def write_page(page: Path, clips: Sequence[GalleryClip], *, is_watched: bool, is_complete: bool) -> set[str]:
     """Write a page with the cards of clips. If it is watched, it loads itself again after it is written again.
 
     If it is complete and not watched, it contains the previews, unless they are too large. Returns the names of the
@@ -139,7 +139,9 @@ def write_page(page: Path, clips: Sequence[Clip], *, is_watched: bool, is_comple
     return set() if has_data else videos | ({_VERSION} if is_watched else set())
 
 
-def _parts(page: Path, clips: Iterable[Clip], version: str, *, is_watched: bool, has_data: bool) -> Iterator[str]:
+def _parts(
+    page: Path, clips: Iterable[GalleryClip], version: str, *, is_watched: bool, has_data: bool
+) -> Iterator[str]:
     """Yield the parts of a page."""
     folder = preview_folder(page)
     head, script = Path(__file__).with_name("gallery.html").read_text("utf-8").split("<!-- data -->\n")

@@ -17,7 +17,7 @@ from .cli import CommandParser
 from .items import files_in
 from .jobs import plan_report
 from .options import read_options
-from .running import print_report, run_command, write_line
+from .terminal import print_report, run_command, write_line
 
 _SHARED_OPTIONS = ("json", "debug")
 _PLAN_OPTIONS = ("size", "frames", "memory_budget", "dtype", "mode", "order")

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ItemsError, one_line, quote, warn
 from ..files import check_distinct, explain_missing, file_key, is_pipe, numbered_names, read_small_file
-from ..latents.files import READERS
+from ..latents.formats import READERS
 from ..shapes import Size
 from ..units import find_fps, format_bytes, format_count
 from ..video.sink_table import frame_endings

@@ -44,8 +44,8 @@ from .items import (
     names_inputs,
     read_inputs,
 )
-from .running import ask, is_in_terminal, print_report, print_traceback, write_line
 from .speeds import estimate_seconds, record_speed
+from .terminal import ask, is_in_terminal, print_report, print_traceback, write_line
 
 _SECONDS_PER_OBJECT = 1  # of --progress json
 

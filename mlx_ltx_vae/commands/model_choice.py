@@ -8,14 +8,13 @@ from contextlib import suppress
 from ..checkpoint import open_checkpoint
 from ..checkpoint.locate import is_cached
 from ..errors import CheckpointError, ItemsError, LatentsError, telling_warnings
-from ..files import is_pipe
-from ..latents.files import open_tensor_file
+from ..files import expand_path, is_pipe
+from ..latents.formats import open_tensor_file
 from ..latents.metadata import LatentSpace, parse_metadata
 from ..model_table import Kind, PublishedModel, latents_of, list_names, models_for, models_of
-from ..units import expand_path
 from .items import read_inputs
 from .options import MODEL_VARIABLE
-from .running import note_printer
+from .terminal import note_printer
 
 #: What -m may be, for the error of a command without it.
 CHOICES = f"give one of {list_names([Kind.VIDEO])}, a file, a folder or a hub id, or set {MODEL_VARIABLE}"

@@ -26,9 +26,9 @@ from ..backend.mlx_utils import DTYPES, parse_dtype
 from ..errors import PlanError, TilingError, quote, warn
 from ..frame_format import RGB8, FrameFormat, FrameOutput, FrameStep
 from ..options import MAX_SEED, DecodeKeywords
+from ..pipeline.execution import arrays_released, join_parts
 from ..pipeline.frames import FrameChunk, to_format_in_parts
 from ..pipeline.progress import open_bar
-from ..pipeline.run import arrays_released, join_parts
 from ..planning.plan import DecodePlan, Mode, Plan
 from ..shapes import DEFAULT_SCALE
 from ..tiling.blend import decode_tiles

@@ -22,7 +22,7 @@ from mlx.utils import tree_map_with_path
 from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import dtype_name, named_parameters
 from ..checkpoint import Checkpoint, open_weights
-from ..checkpoint.files import StoredNetwork
+from ..checkpoint.weight_files import StoredNetwork
 from ..errors import CheckpointError, PlanError, quote
 from ..networks.convolution.conv3d import Conv3d
 from ..networks.diffusion_decoder.config import CLASS_NAME as DIFFUSION_CLASS

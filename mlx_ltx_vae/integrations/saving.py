@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 import mlx.core as mx
 
 from ..errors import LTXVAEError, PlanError, WriterError, describe_error, warn
-from ..files import writing_to
+from ..files import expand_path, writing_to
 from ..latents.keyframes import Keyframes
 from ..latents.writer import NO_SPACE, rescue_latents, save_audio_latents, save_latents
 from ..shapes import DEFAULT_SCALE
-from ..units import expand_path, parse_fps
+from ..units import parse_fps
 from ..vae import VideoVAE
 from .settings import current, say
 

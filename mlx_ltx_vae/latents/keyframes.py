@@ -12,7 +12,7 @@ from ..backend.mlx_utils import native_array
 from ..errors import LatentsError, excerpt, warn
 from ..shapes import LatentShape
 from ..units import format_count
-from .files import (
+from .formats import (
     GivenStatistics,
     MappedLatents,
     StoredArray,

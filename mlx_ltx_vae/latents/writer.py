@@ -19,11 +19,11 @@ import numpy as np
 from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import dtype_name, to_mlx
 from ..errors import LatentsError, WriterError, describe_error, quote
-from ..files import PartFile, numbered_names, writing_to
+from ..files import PartFile, expand_path, numbered_names, writing_to
 from ..process import uninterrupted
 from ..shapes import DEFAULT_SCALE, LatentShape, is_count
-from ..units import Rate, expand_path, find_fps
-from .files import check_finite, check_shape
+from ..units import Rate, find_fps
+from .formats import check_finite, check_shape
 from .keyframes import NUMBER_NAMES, STILL_NAMES, Keyframes
 from .metadata import AUDIO_NAMES, AXES_KEY, CHANNELS_FIRST, MAX_SIZE, LatentsMetadata, LatentSpace, find_video_sizes
 

@@ -16,14 +16,14 @@ from ..networks.base import AudioEncoder, Decoder, Network
 from ..networks.noise import LatentNoise, draw
 from ..networks.specs import NetworkSpec
 from ..options import PLAN_DEFAULTS, PlanOptions
-from ..planning.film import Part, fade_length
+from ..planning.film import FilmPart, fade_length
 from ..planning.plan import DecodePlan, EncodePlan, Mode, Plan
 from ..planning.planner import plan_decode
 from ..shapes import Interval, is_count
 from ..streaming.context import Stage, StreamContext
 from .crossfade import Crossfade, count_from_film
 from .encode import encoded
-from .run import ChunkStream, Run, RunState, join_parts, peek
+from .execution import ChunkStream, Execution, ExecutionState, join_parts, peek
 from .sources import LatentRecord, Source, check_finite, latent_source, preprocess_latents
 
 
@@ -44,7 +44,7 @@ class AudioStream(ChunkStream[AudioChunk]):
     def __init__(
         self,
         chunks: Generator[AudioChunk, None, None],
-        state: RunState,
+        state: ExecutionState,
         sample_rate: int,
         num_samples: int | None,
     ) -> None:
@@ -106,11 +106,11 @@ def stream_audio(network: Decoder, plan: DecodePlan, latents: mx.array, *, unnor
     no_noise = draw(network.spec, plan.whole_shape, network.dtype)
     preprocess = preprocess_latents(network, no_noise, LatentRecord(), unnormalized=unnormalized)
     source = latent_source(latents, preprocess, frames=plan.excerpt.latents if plan.excerpt else None)
-    run = Run(network, plan, source)
+    run = Execution(network, plan, source)
     return AudioStream(_chunks(run, plan), run.state, plan.sample_rate, plan.num_samples)
 
 
-def _chunks(run: Run, plan: DecodePlan) -> Generator[AudioChunk, None, None]:
+def _chunks(run: Execution, plan: DecodePlan) -> Generator[AudioChunk, None, None]:
     """Yield every sample once, in order."""
     first = done = plan.excerpt.frames.start if plan.excerpt else 0
 
@@ -139,7 +139,7 @@ def encode_audio(encoder: AudioEncoder, plan: EncodePlan, waveform: Iterable[np.
     spectrogram = Source(
         plan.batch, plan.video_grid, lambda _, chunk: encoder.prepare(waveform, sample_rate, chunk * scale)
     )
-    run = Run(encoder, plan, spectrogram)
+    run = Execution(encoder, plan, spectrogram)
     _, latents = peek(encoded(run, encoder), "the audio is too short for the network: a layer has no result.")
     return join_parts(latents, 2, None)
 
@@ -172,7 +172,7 @@ def unpack_latents(packed: mx.array, channels: int, bins: int) -> mx.array:
 
 
 def join_audio(
-    parts: Iterable[tuple[Part, Callable[[tuple[int, int]], AudioStream]]],
+    parts: Iterable[tuple[FilmPart, Callable[[tuple[int, int]], AudioStream]]],
     sample_rate: int,
     *,
     samples: tuple[int, int] | None = None,
@@ -203,7 +203,7 @@ def join_audio(
         check=lambda chunk: mx.eval(chunk.waveform),
     )
     chunks = _fill_gaps(joined.join(decoded()), samples[0] if samples else 0)
-    return AudioStream(chunks, RunState(), sample_rate, num_samples)
+    return AudioStream(chunks, ExecutionState(), sample_rate, num_samples)
 
 
 def _fill_gaps(chunks: Generator[AudioChunk, None, None], start: int) -> Generator[AudioChunk, None, None]:

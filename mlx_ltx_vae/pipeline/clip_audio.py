@@ -17,7 +17,7 @@ from ..latents import AudioLatentsFile, LatentsFile, open_audio_latents
 from ..model_table import Kind, list_names, models_for
 from ..networks.base import AudioConfig, Statistics
 from ..options import PlanOptions
-from ..planning.film import Part, audio_parts
+from ..planning.film import FilmPart, audio_parts
 from ..planning.plan import DecodePlan, EncodePlan, Mode, Plan
 from ..shapes import Interval
 from ..units import DEFAULT_FPS, format_count
@@ -83,7 +83,7 @@ class ClipAudio:
     vae: ClipAudioVAE
     batch: int
     lengths: Sequence[int]
-    parts: Sequence[Part]
+    parts: Sequence[FilmPart]
     samples: tuple[int, int] | None
     open_window: Callable[[int], AudioLatentsFile]
 
@@ -157,7 +157,7 @@ def clip_audio(
 ) -> ClipAudio:
     """Return the audio of a clip, or of some frames of it."""
     num_samples = vae.config.num_samples(file.length)
-    parts = [Part(0, Interval(0, num_samples), Interval(0, 0))]
+    parts = [FilmPart(0, Interval(0, num_samples), Interval(0, 0))]
     samples = None if frames is None else to_samples(frames, vae.config.sample_rate, fps, num_samples)
     return ClipAudio(settings, vae, file.batch, [file.length], parts, samples, lambda _: file)
 

@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar
 import mlx.core as mx
 
 from ..backend.mlx_utils import take
-from ..planning.film import Part
+from ..planning.film import FilmPart
 from ..shapes import Interval
-from .run import ChunkStream
+from .execution import ChunkStream
 
 #: A dataclass with `start` and an array, such as `FrameChunk`.
 Chunk = TypeVar("Chunk", bound=Any)
@@ -105,7 +105,7 @@ class Crossfade(Generic[Chunk]):
         return self._with(chunk, start, take(self._array(chunk), self._axis, start - chunk.start, end - chunk.start))
 
 
-def count_from_film(box: list[ChunkStream[Chunk]], part: Part) -> Generator[Chunk, None, None]:
+def count_from_film(box: list[ChunkStream[Chunk]], part: FilmPart) -> Generator[Chunk, None, None]:
     """Yield the chunks of a window, with positions counted from the start of the film."""
     with closing(box.pop()) as stream:
         while chunks := list(islice(stream, 1)):

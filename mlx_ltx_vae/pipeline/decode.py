@@ -31,21 +31,21 @@ from ..planning.tiles import tile_spec
 from ..shapes import Axis, Grid, Interval
 from ..streaming.context import StreamContext
 from .crossfade import Crossfade, count_from_film
+from .execution import (
+    ChunkStream,
+    Execution,
+    ExecutionState,
+    arrays_released,
+    join_parts,
+    peek,
+    tile_origin,
+)
 from .film import Film, check_film, check_windows, crop_window, film_layout, join_keyframes, plan_windows, read_ahead
 from .frame_buffer import buffer_frames
 from .frames import FrameChunk, OnFramesReady, mlx_dtype, to_format, to_format_in_parts
 from .keyframes import add_planes, crop_chunks, pad_as_noise, usable_keyframes
 from .output_check import OutputCheck, explain_not_finite, find_cause
 from .progress import Progress, open_bar
-from .run import (
-    ChunkStream,
-    Run,
-    RunState,
-    arrays_released,
-    join_parts,
-    peek,
-    tile_origin,
-)
 from .sources import (
     LatentInput,
     LatentParts,
@@ -69,7 +69,9 @@ _NO_EXCERPT = "some frames are decoded from the whole latents; pass them as one 
 class DecodeStream(ChunkStream[FrameChunk]):
     """Chunks of one decode of a video, in order. `num_frames` is the number of all frames, if it is known."""
 
-    def __init__(self, chunks: Generator[FrameChunk, None, None], state: RunState, num_frames: int | None) -> None:
+    def __init__(
+        self, chunks: Generator[FrameChunk, None, None], state: ExecutionState, num_frames: int | None
+    ) -> None:
         super().__init__(chunks, state)
         self.num_frames = num_frames
 
@@ -88,7 +90,7 @@ class DecodePipeline:
     options: DecodeOptions = DECODE_DEFAULTS
     plan_options: PlanOptions = PLAN_DEFAULTS
     format: FrameFormat | None = None  # of the frames, if they are levels
-    state: RunState = field(default_factory=RunState)
+    state: ExecutionState = field(default_factory=ExecutionState)
 
     def decode(
         self,
@@ -304,7 +306,7 @@ class DecodePipeline:
         )
         if not self.state.work and source.grid[0]:
             self.state.work = plan.multiply_adds
-        run = Run(decoder, plan, source, context, self.state)
+        run = Execution(decoder, plan, source, context, self.state)
         return _decode_chunks(run, plan, check, record, self.format or plan.format)
 
 
@@ -393,7 +395,7 @@ def _check_arriving(plan: DecodePlan) -> None:
 
 
 def _decode_chunks(
-    run: Run,
+    run: Execution,
     plan: DecodePlan,
     check: OutputCheck,
     record: LatentRecord,
@@ -435,7 +437,7 @@ def _decode_chunks(
 
 
 def _buffered(
-    run: Run, plan: DecodePlan, check: OutputCheck, finish: Callable[[mx.array], mx.array], dtype: mx.Dtype
+    run: Execution, plan: DecodePlan, check: OutputCheck, finish: Callable[[mx.array], mx.array], dtype: mx.Dtype
 ) -> Iterator[mx.array]:
     """Return the frames of a run along rows or columns. All frames are buffered on disk until the last is complete."""
 

@@ -21,8 +21,8 @@ from ..shapes import ScaleFactors, format_size
 from ..streaming.context import StreamContext
 from ..tiling.layout import TileBox
 from ..units import format_count
+from .execution import ChunkStream, Execution, ExecutionState, peek
 from .output_check import explain_not_finite
-from .run import ChunkStream, Run, RunState, peek
 from .sources import Source, crop_space
 
 Frames = mx.array | np.ndarray
@@ -221,7 +221,7 @@ class EncodePipeline:
     make_plan: Callable[[Sequence[int], PlanOptions], EncodePlan]
     plan_options: PlanOptions = PLAN_DEFAULTS
     pad: bool = False
-    state: RunState = field(default_factory=RunState)
+    state: ExecutionState = field(default_factory=ExecutionState)
 
     def stream(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> EncodeStream:
         """Check the options, and return the latents of a clip in one array, or of frames as they arrive."""
@@ -264,11 +264,11 @@ class EncodePipeline:
             raise PlanError(f"the plan was made for frames (B, 3, F, H, W) of {plan_shape}; these are {shape}.")
         self.state.work = plan.multiply_adds
         encoder = self.encoder.get()
-        run = Run(encoder, plan, source, StreamContext(), self.state)
+        run = Execution(encoder, plan, source, StreamContext(), self.state)
         yield from encoded(run, encoder)
 
 
-def encoded(run: Run, encoder: Encoder | AudioEncoder) -> Generator[mx.array, None, None]:
+def encoded(run: Execution, encoder: Encoder | AudioEncoder) -> Generator[mx.array, None, None]:
     """Yield the latents of a run in the encoder's dtype, evaluated; raise a `LatentsError` if they are not finite."""
 
     def to_latents(outputs: mx.array) -> mx.array:

@@ -22,7 +22,7 @@ from ..backend.device import backend
 from ..backend.function_file import MLX_VERSION, write_function
 from ..backend.mlx_utils import dtype_name, take, tracing
 from ..errors import PlanError, WriterError, printable
-from ..files import part_folder, writing_to
+from ..files import expand_path, part_folder, writing_to
 from ..networks.base import Decoder, Statistics
 from ..networks.noise import LatentNoise, draw, frame_noise
 from ..options import DecodeOptions
@@ -31,7 +31,7 @@ from ..shapes import Axis, format_size
 from ..streaming.context import Stage, StreamContext
 from ..streaming.driver import Schedule, run_stream
 from ..streaming.window import TraceableCache
-from ..units import expand_path, format_bytes
+from ..units import format_bytes
 
 MAX_WARM_UP = 256  # latent frames after which steps must repeat; LTX-2.3 takes 15
 FORMAT = 1  # of decode.json

@@ -16,7 +16,7 @@ from ..errors import LatentsError, PlanError
 from ..latents.keyframes import Keyframes, check_keyframes, frame_numbers
 from ..networks.specs import NetworkSpec
 from ..options import PlanOptions
-from ..planning.film import DEFAULT_CARRY, FilmLayout, FilmPlan, MakePlan, Part, plan_film
+from ..planning.film import DEFAULT_CARRY, FilmLayout, FilmPart, FilmPlan, MakePlan, plan_film
 from ..shapes import Axis, LatentShape, ScaleFactors
 from .frames import FrameChunk
 from .sources import Latents, check_values
@@ -183,7 +183,7 @@ def join_keyframes(layout: FilmLayout, number: int, previous: Keyframes | None, 
 
 
 def crop_window(
-    chunks: Generator[FrameChunk, None, None], part: Part, window_frames: tuple[int, int]
+    chunks: Generator[FrameChunk, None, None], part: FilmPart, window_frames: tuple[int, int]
 ) -> Generator[FrameChunk, None, None]:
     """Yield some frames of a window. `chunks` have more frames if the window was decoded in tiles along time."""
     with closing(chunks):

@@ -12,11 +12,10 @@ from PIL import Image
 from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import dtype_name, to_bool, to_float
 from ..errors import DecodeError, WriterError
-from ..files import writing_to
+from ..files import expand_path, writing_to
 from ..frame_format import RGB8, RGB16, FrameFormat, FrameOutput, FrameStep
 from ..planning.memory import FRAMES_PER_CONVERSION
 from ..shapes import format_size
-from ..units import expand_path
 from ..video.sink import Sink
 
 NOT_FINITE = "the decoded pixels are not finite"

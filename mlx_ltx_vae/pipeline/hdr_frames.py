@@ -10,10 +10,10 @@ import numpy as np
 
 from ..backend.mlx_utils import dtype_name, from_numpy
 from ..errors import WriterError, option, quote, suggest, warn
+from ..files import expand_path
 from ..frame_format import RGB8, RGB16, FrameFormat, FrameOutput, FrameStep
 from ..hdr import Primaries, to_codes, to_hlg, to_linear, to_pq, to_sdr
 from ..options import ExrSpaceName, HDRInput, OutputOptions, SignalName, Transfer
-from ..units import expand_path
 from ..video.exr import EXR_SPACES
 
 _SIGNALS = {"hlg": to_hlg, "pq": to_pq}

@@ -13,7 +13,7 @@ import numpy as np
 from ..checkpoint import VAESource
 from ..errors import LatentsError, warn
 from ..latents import LatentsFile, LatentsInfo, open_latents
-from ..latents.files import MappedLatents
+from ..latents.formats import MappedLatents
 from ..latents.keyframes import NUMBER_NAMES, STILL_NAMES, Keyframes, KeyframesFile, open_keyframes
 from ..latents.metadata import LatentSpace
 from ..model_table import models_for

@@ -19,9 +19,9 @@ from ..planning.plan import DecodePlan
 from ..video import Sink
 from ..video.audio import Audio
 from ..video.sink_table import CheckedOutput, find_all_outputs, find_still_ending, name_others
+from .execution import peek
 from .frames import write_chunk
 from .progress import Progress, open_bar
-from .run import peek
 
 if TYPE_CHECKING:
     from .decode import DecodeStream

@@ -28,10 +28,10 @@ from ..video import takes_audio
 from ..video.audio import check_audio_length
 from .clip_audio import AudioSettings, ClipAudio, clip_audio, film_audio, find_audio
 from .decode import DecodePipeline, check_shape
+from .execution import ExecutionState, arrays_released
 from .inputs import ClipInput, DecodeInput, FilmInput, MemoryInput
 from .output import DecodeOutput, DecodeReport, join_reports
 from .progress import FrameBar, Progress
-from .run import RunState, arrays_released
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class PreparedDecode:
         for index in self.videos:
             latents, keyframes = open_video(index)
             options = replace(self._pipeline.options, keyframes=keyframes)
-            pipeline = replace(self._pipeline, options=options, state=RunState(outputs=self.output.frames))
+            pipeline = replace(self._pipeline, options=options, state=ExecutionState(outputs=self.output.frames))
             rescued = _rescued(latents, keyframes, self.output, index)
             with rescued, arrays_released(), pipeline.stream(latents, self.plan) as stream:
                 stream.state.outputs = self.output.frames
@@ -222,7 +222,7 @@ def _prepare(
     batch, is_still = (1, False) if latents.shape is None else (latents.shape.batch, latents.shape.frames == 1)
     output = DecodeOutput(path, options, fps, batch=batch, is_still=is_still)
     levels = None if latents.is_film else common_format(output.frames)  # a film is crossfaded as floats
-    planned = replace(pipeline, format=levels, state=RunState(outputs=output.frames))
+    planned = replace(pipeline, format=levels, state=ExecutionState(outputs=output.frames))
     if plan is not None:
         pipeline.check_plan(plan)
         if latents.shape is not None and plan.batch == 1:

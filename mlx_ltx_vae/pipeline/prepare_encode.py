@@ -19,7 +19,7 @@ import numpy as np
 from ..checkpoint import VAESource
 from ..codec_table import LATER_STILL_CRF, STILL_CRF
 from ..errors import PlanError, ReaderError, option, quote, warn
-from ..files import PartFolder, check_empty_folder, check_file, check_folder, part_folder
+from ..files import PartFolder, check_empty_folder, check_file, check_folder, expand_path, part_folder
 from ..latents import LatentsWriter, check_latents_name, is_for_comfyui
 from ..latents.metadata import LatentSpace
 from ..model_table import Kind, list_names, models_for
@@ -28,7 +28,7 @@ from ..options import PLAN_DEFAULTS, HDRInput, PlanOptions
 from ..planning.film import DEFAULT_CARRY, check_carry
 from ..planning.plan import EncodePlan, Plan
 from ..shapes import LatentShape, ScaleFactors, Size, is_count
-from ..units import expand_path, format_are, format_count, format_range
+from ..units import format_are, format_count, format_range
 from ..video import ExrReader, Fit, VideoReader
 from ..video.audio_files import AudioReader, find_audio
 from .audio import every_chunk

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from ..errors import printable
 from ..units import format_count
-from .run import RunState
+from .execution import ExecutionState
 
 if TYPE_CHECKING:
     from .frames import FrameChunk
@@ -44,7 +44,7 @@ class FrameBar(Bar):
     # tqdm reads them before they are set.
     _label = _name = _phase = ""
     _base = _item_frames = _num_frames = 0  # of finished files; of this file; those of this file that are done
-    _state: RunState | None = None
+    _state: ExecutionState | None = None
     _ends_with_frames = False  # whether the last frame is the end of the work
     _waiting: Callable[[], int] | None = None
     _start_time: float | None = None  # of the first step
@@ -90,7 +90,7 @@ class FrameBar(Bar):
             self._write(json.dumps(self.values()))
         self.refresh()
 
-    def follow(self, chunks: "Iterable[FrameChunk]", state: RunState | None = None) -> "Iterator[FrameChunk]":
+    def follow(self, chunks: "Iterable[FrameChunk]", state: ExecutionState | None = None) -> "Iterator[FrameChunk]":
         """Return the chunks of a decode as an iterator that counts their frames. `state` is that of the decode."""
         self._ends_with_frames = True
         self.watch(state)
@@ -101,7 +101,7 @@ class FrameBar(Bar):
 
         return map(count, chunks)
 
-    def watch(self, state: RunState | None) -> None:
+    def watch(self, state: ExecutionState | None) -> None:
         """Show the work of the steps from now on; `None` means that the frames are all that is known."""
         self._state, self._start_time = state, self._start_time or time.monotonic()
 

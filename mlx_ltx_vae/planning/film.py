@@ -31,7 +31,7 @@ def check_carry(scale: ScaleFactors, carry: int) -> None:
 
 
 @dataclass(frozen=True)
-class Part:
+class FilmPart:
     """Part of a film that one window makes. Positions are frames, or samples, counted from the start of the film.
 
     Attributes:
@@ -69,7 +69,7 @@ class FilmLayout:
     blend: int
     shortens: bool
     video_frames: int
-    parts: list[Part] = field(default_factory=list)
+    parts: list[FilmPart] = field(default_factory=list)
     _shape: LatentShape | None = None  # of the first window
 
     @classmethod
@@ -94,7 +94,7 @@ class FilmLayout:
     def num_frames(self) -> int:
         return self.parts[-1].frames.end if self.parts else 0
 
-    def add(self, spec: NetworkSpec, shape: Sequence[int], name: str) -> Part:
+    def add(self, spec: NetworkSpec, shape: Sequence[int], name: str) -> FilmPart:
         """Add the next window, with latents (B, C, F', H', W'), and return its part.
 
         Raises:
@@ -107,7 +107,7 @@ class FilmLayout:
             raise LatentsError(f"{name}: has {actual}, and the first window {expected}; only F' may differ.")
         num_frames = spec.out_grid(shape.grid)[0]
         if not self.parts:
-            part = Part(0, Interval(0, num_frames), Interval(0, 0))
+            part = FilmPart(0, Interval(0, num_frames), Interval(0, 0))
         else:
             previous = self.parts[-1]
             num_added = previous.frames.end - previous.fade.end
@@ -131,7 +131,7 @@ class FilmLayout:
                     f"{right}."
                 )
             seam = start + carry
-            part = Part(start, Interval(seam - blend, start + num_frames), Interval(seam - blend, seam))
+            part = FilmPart(start, Interval(seam - blend, start + num_frames), Interval(seam - blend, seam))
         self.parts.append(part)
         return part
 
@@ -186,7 +186,7 @@ def fade_length(sample_rate: int) -> int:
     return round(_AUDIO_FADE * sample_rate)
 
 
-def audio_parts(ends: Iterable[int], lengths: Iterable[int], sample_rate: int, fps: Fraction) -> Iterator[Part]:
+def audio_parts(ends: Iterable[int], lengths: Iterable[int], sample_rate: int, fps: Fraction) -> Iterator[FilmPart]:
     """Yield the part of each window in the audio of a film, in samples.
 
     The ends of windows are aligned: a window adds its last samples, and fades in over the samples before these. A
@@ -198,7 +198,7 @@ def audio_parts(ends: Iterable[int], lengths: Iterable[int], sample_rate: int, f
         lengths: for each window, the samples that its audio latents make.
     """
     added = 0
-    previous: Part | None = None
+    previous: FilmPart | None = None
     for frames, length in zip(ends, lengths, strict=True):
         end = round(frames * sample_rate / fps)
         max_fade = 0  # the samples that both windows have
@@ -207,7 +207,7 @@ def audio_parts(ends: Iterable[int], lengths: Iterable[int], sample_rate: int, f
             max_fade = min(fade_length(sample_rate), num_unfaded, max(0, length - (end - added)))
         start, added, seam = end - length, end, added
         fade = Interval(seam - max_fade, seam)
-        previous = Part(start, Interval(max(fade.start, start), end), fade)
+        previous = FilmPart(start, Interval(max(fade.start, start), end), fade)
         yield previous
 
 

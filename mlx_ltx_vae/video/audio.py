@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import WriterError, option
-from ..files import PartFile, writing_to
+from ..files import PartFile, expand_path, writing_to
 from ..process import close_in_children
-from ..units import expand_path
 from .audio_files import SAMPLE_RATES
 from .ffmpeg import make_pipe
-from .sink import FrameQueue, write_all
+from .sink import FrameQueue
+from .streams import write_all
 
 #: The channels of all audio here.
 CHANNELS = 2

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
+from ..files import expand_path
 from ..process import Cleanup, kill_program, uninterrupted
-from ..units import expand_path
 
 MAX_SILENCE = 60  # seconds without a sign of life, before it counts as dead
 TICK = 1.0  # seconds between two looks for one

@@ -20,6 +20,7 @@ from ..files import (
     START_BYTES,
     Format,
     copy_stream,
+    expand_path,
     explain_missing,
     find_format,
     is_pipe,
@@ -28,7 +29,7 @@ from ..files import (
 )
 from ..frame_format import RGB8, RGB16, FrameFormat
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
-from ..units import MAX_FPS, Rate, expand_path, find_fps, format_count
+from ..units import MAX_FPS, Rate, find_fps, format_count
 from .compression import check_crf, write_compressed
 from .ffmpeg import FfmpegDecoder, input_arguments
 from .filters import MATRICES, check_zscale, conversion, is_unknown, to_bt709

@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 
 from ..codec_table import Codec
 from ..errors import WriterError, option
-from ..files import check_folder, check_name, check_replaceable
+from ..files import check_folder, check_name, check_replaceable, expand_path
 from ..frame_format import FrameFormat
 from ..options import OUTPUT_DEFAULTS, OutputOptions
 from ..shapes import Size
-from ..units import Rate, expand_path, find_fps
+from ..units import Rate, find_fps
 from .codecs import (
     CONTAINER_ENDINGS,
     find_codec,
@@ -25,7 +25,7 @@ from .codecs import (
 from .exr import check_is_light, import_library, write_exr
 from .metadata import keep_metadata, keeps_metadata
 from .pictures import write_png, write_tiff
-from .sink import Output, Sink, check_not_live, check_size, is_folder
+from .sink import Sink, SinkRequest, check_not_live, check_size, is_folder
 from .stills import (
     WriteStill,
     check_one_frame,
@@ -65,13 +65,13 @@ class SinkKind:
     """
 
     endings: tuple[str, ...]
-    open: Callable[[Output], Sink]
+    open: Callable[[SinkRequest], Sink]
     pixel_formats: tuple[str, ...] = _LEVELS
     is_video: bool = False
     is_stills: bool = False
     check_options: Callable[[str, OutputOptions, Rate | None], Codec | None] = lambda *_: None
-    encode: Callable[[Output], Sequence[str]] = lambda _: ()
-    check: Callable[[Output], Path] = lambda output: output.path
+    encode: Callable[[SinkRequest], Sequence[str]] = lambda _: ()
+    check: Callable[[SinkRequest], Path] = lambda output: output.path
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class CheckedOutput:
     """Output that can be opened as it is."""
 
     kind: SinkKind
-    output: Output
+    output: SinkRequest
 
     def open(self, audio: Any) -> Sink:
         """Open the sink, with this audio in the place of the one that was checked."""
@@ -105,7 +105,7 @@ class OutputFile:
         """Raise the errors of `open_sink`, as `check_output`, and return what opens the sink."""
         name = self.name
         check_size(name, size)
-        output = Output(name, size, fps, _with_rule(self.kind, name, self.options), num_frames, self.codec)
+        output = SinkRequest(name, size, fps, _with_rule(self.kind, name, self.options), num_frames, self.codec)
         output = replace(output, encoding=tuple(self.kind.encode(output)))
         target = self.kind.check(output)
         if name != "-":
@@ -115,13 +115,13 @@ class OutputFile:
         return CheckedOutput(self.kind, output)
 
 
-def _encode_video(output: Output) -> list[str]:
+def _encode_video(output: SinkRequest) -> list[str]:
     name, ending = _name_and_ending(output.name)
     fps = find_fps(output.name, output.fps, WriterError)
     return video_arguments(name, ending, output.size, fps, output.options, output.num_frames, output.codec)
 
 
-def _check_video(output: Output) -> Path:
+def _check_video(output: SinkRequest) -> Path:
     name, ending = _name_and_ending(output.name)
     if output.codec is not None:
         warn_of_depth(name, output.codec, output.options)
@@ -141,7 +141,7 @@ def _check_gif_rate(name: str, _: OutputOptions, fps: Rate | None) -> None:
         raise WriterError(f"{name}: a GIF plays at most {_MAX_GIF_FPS} frames per second, not {rate}.")
 
 
-def _check_picture(output: Output) -> Path:
+def _check_picture(output: SinkRequest) -> Path:
     if os.path.isdir(output.name):
         raise WriterError(f"{output.name}: cannot be written (it is a folder).")
     return output.path
@@ -160,7 +160,7 @@ def stills_kind(
     `check_frames` raises a `WriterError` for other formats, and `check_library` if it is missing.
     """
 
-    def open_one_or_more(output: Output) -> Sink:
+    def open_one_or_more(output: SinkRequest) -> Sink:
         return open_picture(output, write) if _is_picture(output.name) else open_stills(output, write, endings)
 
     def check_options(name: str, options: OutputOptions, _: Rate | None) -> None:
@@ -168,7 +168,7 @@ def stills_kind(
         if not _is_picture(name):
             parse_stills_path(name, endings)
 
-    def check(output: Output) -> Path:
+    def check(output: SinkRequest) -> Path:
         check_library()
         if not _is_picture(output.name):
             return find_stills_target(output.name, endings, overwrite=bool(output.options.overwrite))[0]
@@ -183,7 +183,7 @@ def _is_picture(name: str) -> bool:
     return not is_folder(name) and "%" not in Path(name).name
 
 
-def _refuse_frames(output: Output) -> NoReturn:
+def _refuse_frames(output: SinkRequest) -> NoReturn:
     raise WriterError(f"{output.name}: is audio alone, and takes no frames.")
 
 
@@ -278,7 +278,7 @@ def open_sink(
     file = find_output(path, options, fps=fps).with_metadata()
     check_size(file.name, size)
     return file.kind.open(
-        Output(file.name, size, fps, _with_rule(file.kind, file.name, file.options), num_frames, file.codec)
+        SinkRequest(file.name, size, fps, _with_rule(file.kind, file.name, file.options), num_frames, file.codec)
     )
 
 

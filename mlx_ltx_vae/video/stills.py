@@ -21,13 +21,14 @@ from ..shapes import Size
 from ..units import find_fps
 from .pictures import encode_png
 from .reader import match_numbered
-from .sink import Output, Sink, StandardOutput, check_count, is_folder, write_all
+from .sink import Sink, SinkRequest, check_count, is_folder
+from .streams import StandardOutput, write_all
 
 #: Writes a frame (height, width, 3) to a file, with the options' metadata.
 WriteStill = Callable[[Path, np.ndarray, OutputOptions], object]
 
 
-def open_stills(output: Output, write: WriteStill, endings: tuple[str, ...]) -> Sink:
+def open_stills(output: SinkRequest, write: WriteStill, endings: tuple[str, ...]) -> Sink:
     """Open stills, numbered from 0, in a folder (00000.png, 00001.png, ...) or of a pattern such as `a_%05d.png`.
 
     They are moved there at the end, in one rename if the folder is new. A folder that has files of this pattern is
@@ -56,7 +57,7 @@ def _complete_stills(name: str, stills: PartFolder, pattern: str, num_frames: in
     return None
 
 
-def open_picture(output: Output, write: WriteStill) -> Sink:
+def open_picture(output: SinkRequest, write: WriteStill) -> Sink:
     """Open a file for the only frame of a clip, as one of `open_stills`."""
     part = PartFile(output.path, overwrite=bool(output.options.overwrite))
     write_frames = partial(_write_picture, output.name, part, write, output.options)
@@ -128,7 +129,7 @@ def _numbered(pattern: str) -> re.Pattern[str]:
     return numbered
 
 
-def open_npy(output: Output) -> Sink:
+def open_npy(output: SinkRequest) -> Sink:
     """Open a `.npy` file `(frames, height, width, 3)` in the dtype of the frames, which is written frame by frame."""
     part = PartFile(output.path, overwrite=bool(output.options.overwrite))
     with writing_to(output.name):
@@ -138,7 +139,7 @@ def open_npy(output: Output) -> Sink:
     return Sink(output.name, output.size, output.options.format, partial(write_all, file), complete, discard)
 
 
-def _complete_npy(output: Output, file: io.FileIO, part: PartFile, num_frames: int) -> Path | None:
+def _complete_npy(output: SinkRequest, file: io.FileIO, part: PartFile, num_frames: int) -> Path | None:
     file.seek(0)
     write_all(file, _npy_header(output, num_frames))
     file.close()
@@ -150,7 +151,7 @@ def _discard_npy(file: io.FileIO, part: PartFile) -> None:
     part.discard()
 
 
-def _npy_header(output: Output, num_frames: int) -> bytes:
+def _npy_header(output: SinkRequest, num_frames: int) -> bytes:
     width, height = output.size
     header = io.BytesIO()
     descr = {"descr": output.options.format.dtype.str, "fortran_order": False, "shape": (num_frames, height, width, 3)}
@@ -158,7 +159,7 @@ def _npy_header(output: Output, num_frames: int) -> bytes:
     return header.getvalue()
 
 
-def open_raw(output: Output) -> Sink:
+def open_raw(output: SinkRequest) -> Sink:
     """Open standard output for raw frames: RGB, in the dtype of the frames (little-endian)."""
     file = StandardOutput("raw frames")
     return Sink(file.name, output.size, output.options.format, file.write)
@@ -172,7 +173,7 @@ _FONT_SIZE = 14
 _BACKGROUND, _INK = (24, 24, 24), (208, 208, 208)
 
 
-def open_sheet(output: Output) -> Sink:
+def open_sheet(output: SinkRequest) -> Sink:
     """Open a PNG file for a contact sheet. No more than the sheet is in memory."""
     name, num_frames, options = output.name, output.num_frames, output.options
     if num_frames is None:
@@ -184,7 +185,7 @@ def open_sheet(output: Output) -> Sink:
     )
 
 
-def _complete_sheet(output: Output, sheet: "ContactSheet", part: PartFile, num_frames: int) -> Path | None:
+def _complete_sheet(output: SinkRequest, sheet: "ContactSheet", part: PartFile, num_frames: int) -> Path | None:
     check_count(output.name, num_frames, output.num_frames)
     data = encode_png(np.asarray(sheet.image), output.options.metadata)
     part.path.write_bytes(data)

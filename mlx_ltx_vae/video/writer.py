@@ -23,17 +23,8 @@ from .codecs import CONTAINER_ENDINGS, video_arguments, warn_of_audio
 from .ffmpeg import FfmpegProcess, find_reason, pipe_from_ffmpeg
 from .filters import content_light_arguments
 from .metadata import METADATA_INPUT, keep_metadata, metadata_file
-from .sink import (
-    LiveOutput,
-    Output,
-    Sink,
-    StandardOutput,
-    Target,
-    check_count,
-    check_not_live,
-    check_size,
-    target_name,
-)
+from .sink import Sink, SinkRequest, check_count, check_not_live, check_size
+from .streams import LiveOutput, StandardOutput, Target, target_name
 
 _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
 
@@ -203,17 +194,17 @@ class VideoWriter(Sink):
             metadata=metadata or {}, encoder_preset=encoder_preset, pix_fmt=pix_fmt, audio_codec=audio_codec,
             sample_rate=sample_rate, frames=FrameOutput(frames),
         )  # fmt: skip
-        self._open(path, Output(name, size, fps, options, num_frames), warns_of_audio=True)
+        self._open(path, SinkRequest(name, size, fps, options, num_frames), warns_of_audio=True)
 
     @classmethod
-    def from_output(cls, output: Output) -> "VideoWriter":
+    def from_output(cls, output: SinkRequest) -> "VideoWriter":
         """Make the writer of a video or an animation for `open_sink`; `check_output` warns its callers of the audio."""
         writer = cls.__new__(cls)
         target = StandardOutput("the video") if output.name == "-" else output.name
         writer._open(target, output, warns_of_audio=output.num_frames is None)
         return writer
 
-    def _open(self, target: Target, output: Output, *, warns_of_audio: bool) -> None:
+    def _open(self, target: Target, output: SinkRequest, *, warns_of_audio: bool) -> None:
         name, is_path, options = target_name(target), isinstance(target, (str, os.PathLike)), output.options
         check_size(name, output.size)
         self.fps = find_fps(name, output.fps, WriterError)

@@ -34,6 +34,7 @@ from ..files import (
     TensorHeader,
     check_header,
     copy_stream,
+    expand_path,
     file_state,
     find_format,
     open_file,
@@ -43,7 +44,7 @@ from ..files import (
     torch_conversion,
 )
 from ..shapes import LatentShape, sampled_frames
-from ..units import expand_path, format_bytes
+from ..units import format_bytes
 from .metadata import DEFAULT_VAE_NAME, METADATA_KEYS, Layout
 
 _STANDARD_INPUT = "-"

@@ -30,7 +30,7 @@ from ..tiling.layout import Tile, TileBox, TileLayout, tile_batches
 from .keyframes import plane_crops
 from .sources import Crops, Source, layer_crops
 
-Part = TypeVar("Part")
+Item = TypeVar("Item")
 
 Chunk = TypeVar("Chunk")
 StreamT = TypeVar("StreamT", bound="ChunkStream")
@@ -39,7 +39,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 @dataclass
-class RunState:
+class ExecutionState:
     """State that a run, or several one after another, share with their stream.
 
     Attributes:
@@ -75,7 +75,7 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
     `state` is shared with the run.
     """
 
-    def __init__(self, chunks: Generator[Chunk, None, None], state: RunState) -> None:
+    def __init__(self, chunks: Generator[Chunk, None, None], state: ExecutionState) -> None:
         self._chunks, self.state = chunks, state
         self._running = threading.Lock()
         self._is_computing = False
@@ -174,7 +174,7 @@ def _fill(parts: Iterable[mx.array], axis: int, length: int) -> mx.array:
     return take(joined, axis, 0, start)  # of a stream, what was left
 
 
-def peek(parts: Iterable[Part], message: str) -> tuple[Part, Iterator[Part]]:
+def peek(parts: Iterable[Item], message: str) -> tuple[Item, Iterator[Item]]:
     """Return the first part, and all parts; raise a `LatentsError` with this message if there are none.
 
     The iterator of all parts holds the first one only until it yields it.
@@ -187,14 +187,14 @@ def peek(parts: Iterable[Part], message: str) -> tuple[Part, Iterator[Part]]:
 
 
 @dataclass(frozen=True)
-class Run:
+class Execution:
     """Execution of a plan."""
 
     network: Network
     plan: Plan
     source: Source
     context: StreamContext = field(default_factory=StreamContext)
-    state: RunState = field(default_factory=RunState)
+    state: ExecutionState = field(default_factory=ExecutionState)
 
     def outputs(self) -> Iterator[mx.array]:
         """Return the network's outputs, arrays (B, T, H, W, C) in order along the axis of the plan's order.
