@@ -69,7 +69,7 @@ class AudioNetwork(Decoder):
 
 
 def join_specs(decoder: NetworkSpec, vocoder: NetworkSpec) -> NetworkSpec:
-    """Return the spec of a `AudioNetwork`."""
+    """Return the spec of an `AudioNetwork`."""
     return replace(decoder, layers=decoder.layers + vocoder.layers)
 
 
@@ -88,7 +88,7 @@ def plan_audio(
 
 
 def every_chunk(make_plan: Callable[[PlanOptions], Plan], options: PlanOptions = PLAN_DEFAULTS) -> list[Plan]:
-    """Plan one audio with all possible chunks, the fastest first."""
+    """Plan audio with all possible chunks, the fastest first."""
     plan = make_plan(options)
     if plan.mode is not Mode.EXACT:
         return [plan]
