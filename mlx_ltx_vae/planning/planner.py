@@ -12,7 +12,7 @@ from ..frame_format import common_format
 from ..networks.convolution.rules import TAPS
 from ..networks.specs import NetworkSpec, check_frame_shape, check_latent_shape
 from ..options import PLAN_DEFAULTS, PlanOptions
-from ..shapes import Axis, Grid, LatentShape
+from ..shapes import Axis, Grid, LatentShape, ScaleFactors
 from ..tiling.config import TilingConfig
 from ..tiling.layout import TileLayout, tile_batches
 from ..units import MB, format_bytes, parse_bytes
@@ -97,6 +97,34 @@ def plan_decode(
         joined=num_frames if options.joined is True else options.joined,
         weight_bytes=options.weight_bytes,
         held_frames=options.held_frames,
+    )
+    return cast(DecodePlan, _Planner(clip, options, machine or Machine()).choose())
+
+
+def plan_upscale(
+    spec: NetworkSpec,
+    latent_shape: Sequence[int],
+    scale: ScaleFactors,
+    machine: Machine | None = None,
+    options: PlanOptions = PLAN_DEFAULTS,
+) -> DecodePlan:
+    """Plan the run of a latent upsampler on latents (B, C, F', H', W') to one array.
+
+    The video of the plan is the one that the result decodes to, by a VAE with this `scale`. Raises a `PlanError` if no
+    plan fits the budget or the machine.
+    """
+    shape = check_latent_shape(spec, latent_shape)
+    result = spec.out_grid(shape.grid)
+    clip = Clip(
+        spec,
+        shape.batch,
+        shape.grid,
+        shape,
+        scale.video_grid(result),
+        is_decode=True,
+        held=shape,
+        joined=result[0],
+        weight_bytes=options.weight_bytes,
     )
     return cast(DecodePlan, _Planner(clip, options, machine or Machine()).choose())
 
@@ -260,9 +288,10 @@ class _Planner:
         clip = self._clip
         largest = largest_layer(self._spec, clip.grid, clip.batch)
         if largest > (most := min(MAX_LAYER_ELEMENTS, self._limit // TAPS)):
+            way = "mode exact, which gives the same result" if self._spec.stream_axes else "a shorter clip"
             raise PlanError(
                 f"a single pass of {clip.describe()} would give one layer {largest / 1e6:.0f} million elements, but "
-                f"only {most / 1e6:.0f} million are safe; use mode exact, which gives the same result."
+                f"only {most / 1e6:.0f} million are safe; use {way}."
             )
         frames, chunk = clip.grid[0], clip.grid[0] // clip.cell
         run = StreamRun(Axis.TIME, (frames,), None, 0, self._machine)
