@@ -12,7 +12,7 @@ from ..frame_format import common_format
 from ..networks.convolution.rules import TAPS
 from ..networks.specs import NetworkSpec, check_frame_shape, check_latent_shape
 from ..options import PLAN_DEFAULTS, PlanOptions
-from ..shapes import Axis, Grid, LatentShape, ScaleFactors
+from ..shapes import Axis, Grid, LatentShape
 from ..tiling.config import TilingConfig
 from ..tiling.layout import TileLayout, tile_batches
 from ..units import MB, format_bytes, parse_bytes
@@ -97,34 +97,6 @@ def plan_decode(
         joined=num_frames if options.joined is True else options.joined,
         weight_bytes=options.weight_bytes,
         held_frames=options.held_frames,
-    )
-    return cast(DecodePlan, _Planner(clip, options, machine or Machine()).choose())
-
-
-def plan_upscale(
-    spec: NetworkSpec,
-    latent_shape: Sequence[int],
-    scale: ScaleFactors,
-    machine: Machine | None = None,
-    options: PlanOptions = PLAN_DEFAULTS,
-) -> DecodePlan:
-    """Plan the run of a latent upsampler on latents (B, C, F', H', W') to one array.
-
-    The video of the plan is the one that the result decodes to, by a VAE with this `scale`. Raises a `PlanError` if no
-    plan fits the budget or the machine.
-    """
-    shape = check_latent_shape(spec, latent_shape)
-    result = spec.out_grid(shape.grid)
-    clip = Clip(
-        spec,
-        shape.batch,
-        shape.grid,
-        shape,
-        scale.video_grid(result),
-        is_decode=True,
-        held=shape,
-        joined=result[0],
-        weight_bytes=options.weight_bytes,
     )
     return cast(DecodePlan, _Planner(clip, options, machine or Machine()).choose())
 

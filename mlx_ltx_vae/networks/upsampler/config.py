@@ -4,14 +4,13 @@ import math
 from dataclasses import dataclass, replace
 
 from ...backend.machine import FLOAT32_BYTES
-from ...shapes import DEFAULT_SCALE, Scaled, ScaleFactors, WindowSpec
+from ...shapes import DEFAULT_SCALE, ClipRules, Scaled, ScaleFactors, WindowSpec
 from ..preview_vae.config import FrameLayerSpec
 from ..specs import ConvSpec, LayerSpec, NetworkSpec, PaddingMode, Step, Stride
 
 #: Groups of channels that a norm divides.
 GROUPS = 32
 _ONE, _THREE = WindowSpec(), WindowSpec(3, 1, 1, 1)
-_BLUR = 5  # taps along rows and columns
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class UpsamplerConfig(Scaled):
         num_blocks: residual blocks before the upsampling, and as many after it.
         dims: 3, or 2 if each frame is computed alone.
         up: positions along time, rows and columns that the upsampling makes of each.
-        blur_stride: rows and columns of these, of which one is kept; `None` if there is no blur.
+        blur_stride: one of so many of these rows and columns is kept; `None` without a blur.
     """
 
     latent_channels: int
@@ -39,7 +38,6 @@ class UpsamplerConfig(Scaled):
 
     @property
     def generation(self) -> str:
-        """Name with its factors: "latent upsampler x2", "latent upsampler x1.5", "latent upsampler, time x2"."""
         factor = self.up[1] / (self.blur_stride or 1)
         return "latent upsampler" + f" x{factor:g}" * (factor != 1) + ", time x2" * (self.up[0] > 1)
 
@@ -52,51 +50,33 @@ class GroupNormSpec(LayerSpec):
     adds_skip: bool = False
 
     def work_bytes(self, step: Step) -> int:
-        """Return the bytes of the input, the skip connection and the result, and of four arrays in float32."""
-        arrays = (2 + (self.skip_channels > 0)) * step.machine.itemsize + 4 * FLOAT32_BYTES
-        return math.prod(step.grid) * self.in_channels * arrays
-
-
-@dataclass(frozen=True)
-class BlurSpec(LayerSpec):
-    """Blur of each channel of single frames, in float32."""
-
-    def work_bytes(self, step: Step) -> int:
-        """Return the bytes of the layer in its dtype, and again in float32."""
-        return super().work_bytes(step) * (step.machine.itemsize + FLOAT32_BYTES) // step.machine.itemsize
+        """Return the bytes of input, skip connection and result, and of arrays in float32, as many as were measured."""
+        itemsize = step.machine.itemsize
+        wide_bytes = (4 if itemsize == FLOAT32_BYTES else 6) * FLOAT32_BYTES
+        return math.prod(step.grid) * (self.in_channels * (2 * itemsize + wide_bytes) + self.skip_channels * itemsize)
 
 
 def upsampler_spec(config: UpsamplerConfig) -> NetworkSpec:
-    """Return the layers from latents (B, T, H, W, C) as the VAE makes them, not normalized, to more of these.
-
-    Its norms see the whole clip, or whole frames, so it takes a clip in one piece.
-    """
-    channels, mid, dims = config.latent_channels, config.mid_channels, config.dims
-    layers = [_conv("initial_conv", channels, mid, dims), _norm("initial_norm", mid)]
+    """Return the layers, which take a clip in one piece, since norms see all of it, or whole frames if `dims` is 2."""
+    mid, dims, stride = config.mid_channels, config.dims, config.blur_stride
+    layers: list[LayerSpec] = [_conv("initial_conv", config.latent_channels, mid, dims), _norm("initial_norm", mid)]
     layers += _blocks("res_blocks", config)
-    if config.blur_stride is None:
-        layers.append(_conv("upsampler.0", mid, mid, 3 if config.up[0] > 1 else 2, config.up))
-    else:
-        window = WindowSpec(_BLUR, config.blur_stride, _BLUR // 2, _BLUR // 2)
-        down, kernel = (1, config.blur_stride, config.blur_stride), ("upsampler.blur_down.kernel", (1, 1, _BLUR, _BLUR))
-        layers.append(_conv("upsampler.conv", mid, mid, 2, config.up))
-        layers.append(
-            BlurSpec("upsampler.blur_down", mid, mid, down=down, windows=(_ONE, window, window), weights=(kernel,))
-        )
-    layers += [*_blocks("post_upsample_res_blocks", config), _conv("final_conv", mid, channels, dims)]
-    return NetworkSpec(tuple(layers), stream_axes=())
+    layers.append(_conv("upsampler.conv" if stride else "upsampler.0", mid, mid, 2 + (config.up[0] > 1), config.up))
+    if stride:
+        window, kernel = WindowSpec(5, stride, 2, 2), ("upsampler.blur_down.kernel", (1, 1, 5, 5))
+        windows, down = (_ONE, window, window), (1, stride, stride)
+        layers.append(LayerSpec("upsampler.blur_down", mid, mid, down=down, windows=windows, weights=(kernel,)))
+    layers += _blocks("post_upsample_res_blocks", config)
+    layers.append(_conv("final_conv", mid, config.latent_channels, dims))
+    return NetworkSpec(tuple(layers), stream_axes=(), clip=ClipRules(cell=config.scale))
 
 
-def _blocks(name: str, config: UpsamplerConfig) -> list[LayerSpec]:
-    """Return the layers of the residual blocks of one stage: convolution, norm, convolution, norm with the skip."""
-    channels, layers = config.mid_channels, list[LayerSpec]()
-    for block in (f"{name}.{index}" for index in range(config.num_blocks)):
-        layers += [
-            _conv(f"{block}.conv1", channels, channels, config.dims),
-            _norm(f"{block}.norm1", channels, channels),
-        ]
-        layers.append(_conv(f"{block}.conv2", channels, channels, config.dims, skip_channels=channels))
-        layers.append(replace(_norm(f"{block}.norm2", channels, channels), adds_skip=True))
+def _blocks(stage: str, config: UpsamplerConfig) -> list[LayerSpec]:
+    layers, channels = list[LayerSpec](), config.mid_channels
+    for name in (f"{stage}.{index}" for index in range(config.num_blocks)):
+        layers += [_conv(f"{name}.conv1", channels, channels, config.dims), _norm(f"{name}.norm1", channels, channels)]
+        layers.append(_conv(f"{name}.conv2", channels, channels, config.dims, skip_channels=channels))
+        layers.append(replace(_norm(f"{name}.norm2", channels, channels), adds_skip=True))
     return layers
 
 
@@ -106,28 +86,12 @@ def _norm(name: str, channels: int, skip_channels: int = 0) -> GroupNormSpec:
 
 
 def _conv(
-    name: str, in_channels: int, out_channels: int, dims: int, up: Stride = (1, 1, 1), skip_channels: int = 0
-) -> LayerSpec:
-    """Return a convolution, of frames alone if `dims` is 2, whose channels are shuffled into `up` positions.
-
-    Of frames that it doubles, the first is dropped.
-    """
-    channels = math.prod(up) * out_channels
-    weights = ((f"{name}.weight", (channels, *[3] * dims, in_channels)), (f"{name}.bias", (channels,)))
+    name: str, inputs: int, outputs: int, dims: int, up: Stride = (1, 1, 1), skip_channels: int = 0
+) -> FrameLayerSpec | ConvSpec:
+    """Return a convolution whose channels become `up` positions. Of doubled frames, the first is dropped."""
+    channels, windows = math.prod(up) * outputs, (_ONE if dims == 2 else _THREE, _THREE, _THREE)
+    weights = ((f"{name}.weight", (channels, *[3] * dims, inputs)), (f"{name}.bias", (channels,)))
     if dims == 2:
-        frames = (_ONE, _THREE, _THREE)
-        return FrameLayerSpec(
-            name, in_channels, out_channels, up, windows=frames, weights=weights, skip_channels=skip_channels
-        )
-    return ConvSpec(
-        name,
-        in_channels,
-        out_channels,
-        up,
-        trim=up[0] - 1,
-        windows=(_THREE, _THREE, _THREE),
-        time_padding=PaddingMode.ZEROS,
-        weights=weights,
-        conv_channels=channels,
-        skip_channels=skip_channels,
-    )
+        return FrameLayerSpec(name, inputs, outputs, up, windows=windows, weights=weights, skip_channels=skip_channels)
+    conv = ConvSpec(name, inputs, outputs, up, trim=up[0] - 1, windows=windows, weights=weights)
+    return replace(conv, time_padding=PaddingMode.ZEROS, conv_channels=channels, skip_channels=skip_channels)
