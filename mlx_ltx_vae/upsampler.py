@@ -77,7 +77,7 @@ class LatentUpsampler(OpenedVAE[Config]):
 
         def plan(frames: int) -> DecodePlan:
             joined = network.spec.out_grid((frames, 1, 1))[0]
-            options = PlanOptions(memory_budget=memory_budget, weight_bytes=network.num_bytes, joined=joined)
+            options = PlanOptions(memory_budget, "single", weight_bytes=network.num_bytes, joined=joined)
             return plan_decode(network.spec, shape._replace(frames=frames), machine, options)
 
         def is_too_long(frames: int) -> bool:

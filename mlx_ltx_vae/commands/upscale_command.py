@@ -66,6 +66,9 @@ class UpscaleJob(Job):
         upsampler.find_statistics(self.latents_vae)
         return upsampler
 
+    def without_files(self) -> None:
+        return None
+
     def make_task(self, item: Item) -> "UpscaleTask":
         return UpscaleTask(self, item)
 
