@@ -182,8 +182,8 @@ def upscale_parser() -> CommandParser:
         description="Make LTX video latents larger by a latent upsampler: more rows and columns, or more frames. They "
         "decode softer than latents that a second stage of a pipeline refines.",
         epilog=examples(
-            "python -m mlx_ltx_vae upscale clip.safetensors -m ltx-2.3-upscaler-x2",
-            "python -m mlx_ltx_vae upscale clip.npy -m upsampler.safetensors --vae ltx-2.3 -o clip-x2.safetensors",
+            "python -m mlx_ltx_vae upscale a.npy -m ltx-2.3-upscaler-x2 --vae ltx-2.3",
+            "python -m mlx_ltx_vae upscale latents/ -m x2.safetensors --vae vae/ -o big/",
         ),
     )
     parser.add_argument("latents", nargs="+", metavar="LATENTS", help=LATENT_FILES)
