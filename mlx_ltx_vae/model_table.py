@@ -74,10 +74,24 @@ _LTX_2_5, _LTX_2_3, _LTX_VIDEO = "Lightricks/LTX-2.5:vae", "Kijai/LTX2.3_comfy:v
 _BOTH_NAMES, _SHARED_LATENTS = ("ltx-2.3", "ltx-2.5"), ("LTX-2.3", "LTX-2.5")
 
 
-def _upsampler(name: str, file: str, license: str, *latents: str) -> PublishedModel:
-    """Return a latent upsampler. The names of the files are from public pages; none of them was seen."""
-    return PublishedModel(Kind.UPSAMPLER, (name,), name, (f"{file}.safetensors",), None, license, latents)
-
+# Latent upsamplers by short names, with their files in Lightricks' repositories. The names of the files are from public
+# pages: none was seen.
+_UPSAMPLERS = {
+    "ltx-2.3-upscaler-x2": "LTX-2.3:ltx-2.3-spatial-upscaler-x2-1.1",
+    "ltx-2.3-upscaler-x1.5": "LTX-2.3:ltx-2.3-spatial-upscaler-x1.5-1.0",
+    "ltx-2.3-upscaler-temporal-x2": "LTX-2.3:ltx-2.3-temporal-upscaler-x2-1.0",
+    "ltx-2-upscaler-x2": "LTX-2:ltx-2-spatial-upscaler-x2-1.0",
+    "ltx-2-upscaler-temporal-x2": "LTX-2:ltx-2-temporal-upscaler-x2-1.0",
+    "ltx-video-0.9.8-upscaler-x2": "LTX-Video:ltxv-spatial-upscaler-0.9.8",
+    "ltx-video-0.9.8-upscaler-temporal-x2": "LTX-Video:ltxv-temporal-upscaler-0.9.8",
+    "ltx-video-0.9.7-upscaler-x2": "LTX-Video:ltxv-spatial-upscaler-0.9.7",
+    "ltx-video-0.9.7-upscaler-temporal-x2": "LTX-Video:ltxv-temporal-upscaler-0.9.7",
+}
+_RELEASES = {
+    "LTX-2.3": (_LTX_2_LICENSE, _SHARED_LATENTS),
+    "LTX-2": (_LTX_2_LICENSE, ("LTX-2",)),
+    "LTX-Video": (_LTX_VIDEO_LICENSE, ("LTX-Video 0.9.5",)),
+}
 
 #: The preferred model of a generation comes before others of its kind.
 MODELS = (
@@ -148,26 +162,10 @@ MODELS = (
     ),
     PublishedModel(Kind.AUDIO, ("ltx-2",), "LTX-2", ("Lightricks/LTX-2",), None, _LTX_2_LICENSE, ("LTX-2",)),
     *(
-        _upsampler(f"ltx-2.3-upscaler-{name}", f"Lightricks/LTX-2.3:ltx-2.3-{file}", _LTX_2_LICENSE, *_SHARED_LATENTS)
-        for name, file in (
-            ("x2", "spatial-upscaler-x2-1.1"),
-            ("x1.5", "spatial-upscaler-x1.5-1.0"),
-            ("temporal-x2", "temporal-upscaler-x2-1.0"),
+        PublishedModel(
+            Kind.UPSAMPLER, (name,), name, (f"Lightricks/{file}.safetensors",), None, *_RELEASES[file.partition(":")[0]]
         )
-    ),
-    *(
-        _upsampler(f"ltx-2-upscaler-{name}", f"Lightricks/LTX-2:ltx-2-{file}-upscaler-x2-1.0", _LTX_2_LICENSE, "LTX-2")
-        for name, file in (("x2", "spatial"), ("temporal-x2", "temporal"))
-    ),
-    *(
-        _upsampler(
-            f"ltx-video-{version}-upscaler-{name}",
-            f"{_LTX_VIDEO}:ltxv-{file}-upscaler-{version}",
-            _LTX_VIDEO_LICENSE,
-            "LTX-Video 0.9.5",
-        )
-        for version in ("0.9.8", "0.9.7")
-        for name, file in (("x2", "spatial"), ("temporal-x2", "temporal"))
+        for name, file in _UPSAMPLERS.items()
     ),
 )
 
