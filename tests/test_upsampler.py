@@ -423,7 +423,7 @@ def test_several_files_a_folder_skips_and_a_plan(models, clip, capsys):
     assert run("clip.safetensors", *words, "-o", "plan.safetensors", "--dry-run") == 0
     assert (
         capsys.readouterr().out.splitlines()[-1]
-        == "upsampler x2.safetensors (latent upsampler x2), vae.safetensors (custom)"
+        == "networks x2.safetensors (latent upsampler x2), vae.safetensors (custom)"
     )
     lines = []
     vae, upsampler = VideoVAE.from_pretrained(demo.VAE), LatentUpsampler.from_pretrained(models["x2"])

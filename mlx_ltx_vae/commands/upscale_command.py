@@ -56,7 +56,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
 class UpscaleJob(Job):
     """Job of `upscale`."""
 
-    network = model = "upsampler"
+    network = label = "upsampler"
     vae: LatentUpsampler
     latents_vae: VideoVAE
 
@@ -137,15 +137,14 @@ class UpscaleTask(Task):
 
     def _read_audio(self, output: str) -> mx.array | None:
         """Return the audio latents of the file, which stay as they are, or `None`; warn if they cannot."""
-        audio = self._file.find_audio()
-        if audio is None:
-            return None
-        is_unnormalized = self._job.arguments.unnormalized or audio.normalized is False
-        if is_unnormalized or is_for_comfyui(output):
-            reason = "they are unnormalized" if is_unnormalized else "a .latent file has none"
+        audio, reason = self._file.find_audio(), ""
+        if is_for_comfyui(output):
+            reason = "a .latent file has none"
+        elif self._job.arguments.unnormalized or self._file.normalized is False:
+            reason = "they are unnormalized"
+        if audio is not None and reason:
             warn(f"{audio.source}: its audio latents are left out, since {reason}.")
-            return None
-        return audio.read_stored()
+        return None if audio is None or reason else audio.read_stored()
 
     def _read_keyframes(self, output: str, shape: LatentShape, rate: int) -> Keyframes | None:
         """Return the keyframes of the file at the new rate, or `None`; warn if they do not fit the result."""
