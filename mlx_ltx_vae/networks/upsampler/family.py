@@ -77,8 +77,10 @@ def _read_shapes(shapes: Shapes, source: str) -> dict[str, Any]:
     """Return the options that the shapes of the tensors, channels-last, tell."""
     name = "upsampler.conv.weight" if "upsampler.conv.weight" in shapes else "upsampler.0.weight"
     first, last = shapes.get("initial_conv.weight", ()), shapes.get(name, ())
-    if len(first) not in (4, 5) or len(last) not in (4, 5):
-        raise CheckpointError(f"{source}: its initial_conv.weight or {name} is missing; download the file again.")
+    if len(first) not in (4, 5) or len(last) not in (4, 5) or 0 in (*first, *last):
+        raise CheckpointError(
+            f"{source}: its initial_conv.weight or {name} is missing or empty; download the file again."
+        )
     factor = last[0] // last[-1]
     return {
         "in_channels": first[-1],
