@@ -3,6 +3,8 @@
 import os
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -74,11 +76,14 @@ class LatentUpsampler(OpenedVAE[Config]):
         """
         network, machine = self._network(_NETWORK), self._machine(self.dtype)
         shape = check_latent_shape(network.spec, latent_shape)
+        load_bytes = max(map(prod, network.spec.weights.values())) * self.dtype.size  # a second layout of a weight
 
         def plan(frames: int) -> DecodePlan:
             joined = network.spec.out_grid((frames, 1, 1))[0]
             options = PlanOptions(memory_budget, "single", weight_bytes=network.num_bytes, joined=joined)
-            return plan_decode(network.spec, shape._replace(frames=frames), machine, options)
+            plan = plan_decode(network.spec, shape._replace(frames=frames), machine, options)
+            work = max(plan.memory.work, 0 if network.is_loaded else load_bytes)
+            return replace(plan, memory=replace(plan.memory, work=work))
 
         def is_too_long(frames: int) -> bool:
             try:
@@ -141,7 +146,7 @@ class LatentUpsampler(OpenedVAE[Config]):
     def find_statistics(self, statistics: object) -> Statistics:
         """Return the statistics of a VAE or a pair. Raises a `LatentsError` if they are missing, or do not fit."""
         pair = statistics.statistics if isinstance(statistics, OpenedVAE) else statistics
-        if not isinstance(pair, tuple) or len(pair) != 2 or any(values is None for values in pair):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or any(values is None for values in pair):
             way = option("statistics=vae, or (vae.mean, vae.std)", "--vae VAE")
             raise LatentsError(f"{self.source.name}: needs the statistics of the latents' VAE; give {way}.")
         mean, std = (to_mlx(values, "statistics") for values in pair)
