@@ -409,6 +409,10 @@ def test_without_a_vae_the_command_says_which_one_to_give(models, clip, capsys, 
     assert "x2.safetensors: needs the statistics of the latents' VAE; give --vae VAE" in capsys.readouterr().err
     assert run("clip.safetensors", "-m", demo.VAE, "--vae", demo.VAE, "-o", "a.safetensors") == 1
     assert "vae.safetensors: expected a latent upsampler" in capsys.readouterr().err
+    # No model is fetched for a missing clip.
+    monkeypatch.setattr(sys.modules["mlx_ltx_vae.checkpoint.locate"], "_fetch_model", None)
+    assert run("missing.safetensors", "-m", "ltx-2.3-upscaler-x2", "--vae", "ltx-2.3", "-o", "a.safetensors") == 1
+    assert "missing.safetensors: " in capsys.readouterr().err
     assert run("clip.safetensors", "-m", "ltx-2.3", "--vae", demo.VAE, "-o", "a.safetensors") == 1
     assert "give one of ltx-2.3-upscaler-x2" in capsys.readouterr().err
 

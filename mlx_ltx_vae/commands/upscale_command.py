@@ -9,7 +9,9 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import warn
+from ..files import is_pipe
 from ..latents import LatentsWriter, check_latents_name, is_for_comfyui, open_latents
+from ..latents.files import open_tensor_file
 from ..latents.keyframes import Keyframes
 from ..latents.metadata import LatentSpace
 from ..model_table import Kind, list_names
@@ -61,8 +63,10 @@ class UpscaleJob(Job):
     latents_vae: VideoVAE
 
     def open(self) -> LatentUpsampler:
-        self.latents_vae = VideoVAE.from_pretrained(self.arguments.vae)
+        if not (self.is_many or self.sources[0] == "-" or is_pipe(self.sources[0])):
+            open_tensor_file(self.sources[0])  # for its errors before a download
         upsampler = LatentUpsampler.from_pretrained(self.arguments.model, dtype=self.dtype)
+        self.latents_vae = VideoVAE.from_pretrained(self.arguments.vae)
         upsampler.find_statistics(self.latents_vae)
         return upsampler
 
