@@ -24,6 +24,7 @@ from mlx_ltx_vae import (
 )
 from mlx_ltx_vae.commands import run as run_command
 from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.latents.metadata import LatentSpace
 from mlx_ltx_vae.latents.writer import LatentsWriter
 from tolerances import cpu_only, tolerance
@@ -33,6 +34,7 @@ CONFIGS = {
     "frames alone": make_config(dims=2),
     "frames alone, x1.5": make_config(dims=2, scale=1.5),
     "both": make_config(time=True),
+    "both, where the resampler is not used": make_config(time=True, scale=1.5),
     "time alone": make_config(space=False, time=True, blocks=2),
     "x1.5": make_config(64, scale=1.5),
     "x0.75": make_config(scale=0.75),
@@ -176,7 +178,7 @@ def test_a_folder_of_diffusers_is_the_same_network(name, tmp_path):
 def test_a_file_without_a_configuration_is_opened_where_its_tensors_tell_it(name, tmp_path):
     config = CONFIGS[name]
     path = write(tmp_path / "up.safetensors", make_weights(config))
-    if config["spatial_scale"] in (1.5, 0.75):
+    if config["spatial_scale"] in (1.5, 0.75) and not config["temporal_upsample"]:
         with pytest.raises(CheckpointError, match=r"up\.safetensors: .* states no spatial_scale, .* may be of several"):
             LatentUpsampler.from_pretrained(path)
     else:
@@ -244,6 +246,8 @@ def test_an_upsampler_instead_of_a_vae_is_refused_with_the_command_that_takes_it
         ):
             VideoVAE.from_pretrained(model)
         assert decode(["clip.safetensors", "-m", model, "-o", "clip.mp4"]) == 1
+        assert "is a latent upsampler, and not a video VAE; the command upscale takes it" in capsys.readouterr().err
+        assert info([model]) == 1
         assert "is a latent upsampler, and not a video VAE; the command upscale takes it" in capsys.readouterr().err
 
 
