@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .pipeline.output import DecodeReport
     from .planning.plan import DecodePlan, EncodePlan
     from .shapes import ScaleFactors
+    from .upsampler import LatentUpsampler
     from .vae import PreviewVAE, VideoVAE
     from .video import Fit, VideoReader, VideoWriter, compress_still
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "VideoVAE", "PreviewVAE", "FrameChunk", "DecodeStream", "DecodePlan", "DecodeReport", "EncodePlan", "Film",
     "load_latents", "load_audio_latents", "save_latents", "LatentsInfo", "Keyframes", "load_keyframes", "AudioVAE",
+    "LatentUpsampler",
     "AudioChunk", "AudioStream", "VideoWriter", "VideoReader", "Fit", "HDROptions", "VAEConfig", "ScaleFactors",
     "compress_still", "LTXVAEError", "CheckpointError", "LatentsError", "PlanError", "DecodeError", "DecodeCancelled",
     "DeviceError", "DistributedError", "ReaderError", "WriterError",
@@ -63,6 +65,7 @@ _MODULES = {
     ".pipeline.output": ("DecodeReport",),
     ".planning.plan": ("DecodePlan", "EncodePlan"),
     ".shapes": ("ScaleFactors",),
+    ".upsampler": ("LatentUpsampler",),
     ".vae": ("PreviewVAE", "VideoVAE"),
     ".video": ("Fit", "VideoReader", "VideoWriter", "compress_still"),
     ".demo": ("demo",),

@@ -25,7 +25,7 @@ from .latents.formats import MappedLatents, find_reader, open_tensor_file
 from .latents.keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
 from .latents.metadata import DEFAULT_VAE_NAME, is_audio_name
 from .model_table import Kind, models_for
-from .networks.base import AUDIO, NETWORKS, PICTURES, AudioConfig, Medium
+from .networks.base import AUDIO, NETWORKS, PICTURES, UPSAMPLERS, AudioConfig, Medium
 from .opened_vae import described_network
 from .pipeline.sources import are_unusual, count_unusual, frame_moments, join_moments, read_frames
 from .planning.clip import lookahead, receptive_field
@@ -240,13 +240,13 @@ def _try_video(path: Path, vae: str | None) -> Report | None:
         return None
 
 
-def _has_pictures(archives: list[Archive]) -> bool:
-    return any(part.networks for part in recognize(archives)[1])
+def _has_pictures(archives: list[Archive], medium: Medium = PICTURES) -> bool:
+    return any(part.networks for part in recognize(archives, medium)[1])
 
 
 def _has_latents(archive: Archive, tensor: str | None) -> bool:
     """Return whether a safetensors file is latents. Raises a `CheckpointError` if it has neither them nor a network."""
-    if _has_pictures([archive]):
+    if _has_pictures([archive]) or _has_pictures([archive], UPSAMPLERS):  # of which an open is an error
         return False
     candidates = {name for name in archive.tensors if not is_audio_name(name) and name not in KEYFRAME_NAMES}
     is_clear = len(candidates) <= 1 or not candidates.isdisjoint(KNOWN_NAMES)

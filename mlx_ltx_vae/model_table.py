@@ -16,6 +16,7 @@ class Kind(Enum):
     VIDEO = "video"
     PREVIEW = "preview"
     AUDIO = "audio"
+    UPSAMPLER = "upsampler"
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,26 @@ _LTX_2_5, _LTX_2_3, _LTX_VIDEO = "Lightricks/LTX-2.5:vae", "Kijai/LTX2.3_comfy:v
 # LTX-2.5 has LTX-2.3's encoder, statistics, convolutional decoder and audio VAE, byte for byte (Lightricks/LTX-2#275,
 # dgrauet/ltx-2-mlx#139). Only its diffusion decoder is new, for the same latents.
 _BOTH_NAMES, _SHARED_LATENTS = ("ltx-2.3", "ltx-2.5"), ("LTX-2.3", "LTX-2.5")
+
+
+# Latent upsamplers by short names, with their files in Lightricks' repositories. The names of the files are from public
+# pages: none was seen.
+_UPSAMPLERS = {
+    "ltx-2.3-upscaler-x2": "LTX-2.3:ltx-2.3-spatial-upscaler-x2-1.1",
+    "ltx-2.3-upscaler-x1.5": "LTX-2.3:ltx-2.3-spatial-upscaler-x1.5-1.0",
+    "ltx-2.3-upscaler-temporal-x2": "LTX-2.3:ltx-2.3-temporal-upscaler-x2-1.0",
+    "ltx-2-upscaler-x2": "LTX-2:ltx-2-spatial-upscaler-x2-1.0",
+    "ltx-2-upscaler-temporal-x2": "LTX-2:ltx-2-temporal-upscaler-x2-1.0",
+    "ltx-video-0.9.8-upscaler-x2": "LTX-Video:ltxv-spatial-upscaler-0.9.8",
+    "ltx-video-0.9.8-upscaler-temporal-x2": "LTX-Video:ltxv-temporal-upscaler-0.9.8",
+    "ltx-video-0.9.7-upscaler-x2": "LTX-Video:ltxv-spatial-upscaler-0.9.7",
+    "ltx-video-0.9.7-upscaler-temporal-x2": "LTX-Video:ltxv-temporal-upscaler-0.9.7",
+}
+_RELEASES = {
+    "LTX-2.3": (_LTX_2_LICENSE, _SHARED_LATENTS),
+    "LTX-2": (_LTX_2_LICENSE, ("LTX-2",)),
+    "LTX-Video": (_LTX_VIDEO_LICENSE, ("LTX-Video 0.9.5",)),
+}
 
 #: The preferred model of a generation comes before others of its kind.
 MODELS = (
@@ -140,6 +161,12 @@ MODELS = (
         _SHARED_LATENTS,
     ),
     PublishedModel(Kind.AUDIO, ("ltx-2",), "LTX-2", ("Lightricks/LTX-2",), None, _LTX_2_LICENSE, ("LTX-2",)),
+    *(
+        PublishedModel(
+            Kind.UPSAMPLER, (name,), name, (f"Lightricks/{file}.safetensors",), None, *_RELEASES[file.partition(":")[0]]
+        )
+        for name, file in _UPSAMPLERS.items()
+    ),
 )
 
 # The generations whose latents a VAE takes, for those that take others than those that `info` calls them by.
@@ -155,9 +182,8 @@ def models_of(kind: Kind) -> dict[str, PublishedModel]:
     return {name: model for model in MODELS if model.kind is kind for name in model.names}
 
 
-def find_model(name: str, *, is_audio: bool = False) -> PublishedModel | None:
-    """Return the model with this short name, in any case, or `None` if there is none."""
-    kinds = (Kind.AUDIO,) if is_audio else (Kind.VIDEO, Kind.PREVIEW)
+def find_model(name: str, kinds: Iterable[Kind] = (Kind.VIDEO, Kind.PREVIEW)) -> PublishedModel | None:
+    """Return the model of one of the kinds with this short name, in any case, or `None` if there is none."""
     return next((model for kind in kinds if (model := models_of(kind).get(name.lower()))), None)
 
 

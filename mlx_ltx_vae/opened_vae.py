@@ -1,4 +1,4 @@
-"""What a `VideoVAE` and an `AudioVAE` have in common: networks that are opened, and read when they are used."""
+"""What `VideoVAE`, `AudioVAE` and `LatentUpsampler` have in common: networks that are opened, and read when used."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -13,7 +13,7 @@ from .checkpoint import Checkpoint, VAESource, open_checkpoint
 from .checkpoint.loading import NetworkHandle, NetworkHeader
 from .errors import CheckpointError
 from .latents.metadata import LatentSpace
-from .networks.base import NETWORKS, Config, Decoder, Medium, Network, Statistics
+from .networks.base import NETWORKS, UPSAMPLERS, Config, Decoder, Medium, Network, Statistics
 from .networks.specs import NetworkSpec
 from .published import PublishedVAE
 from .units import format_bytes
@@ -25,7 +25,7 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 class OpenedVAE(Generic[ConfigT]):
-    """Networks of a `VideoVAE` or an `AudioVAE`, and the statistics of their latents.
+    """Networks of a `VideoVAE` or an `AudioVAE`, and the statistics of their latents; or those of a `LatentUpsampler`.
 
     Their layers, dtypes and statistics are known from the start. Weights are read when they are first used.
     """
@@ -46,7 +46,7 @@ class OpenedVAE(Generic[ConfigT]):
         self._networks: dict[str, NetworkHandle[Any]] = {}
         for name in self._NAMES:
             self._set(name, networks.get(name))
-        if self._networks.keys().isdisjoint(NETWORKS):
+        if self._networks.keys().isdisjoint((*NETWORKS, *UPSAMPLERS.networks)):
             raise CheckpointError(f"{type(self).__name__} needs an encoder or a decoder.")
         all_statistics = [handle.statistics for handle in self._networks.values() if handle.statistics is not None]
         mx.eval(all_statistics)  # lazy arrays could be used in this thread only

@@ -119,6 +119,7 @@ class ClipRules(NamedTuple):
     hop: int = 1  # samples per frame
     bins: int = 1  # frequencies
     frame_bytes: int = 0  # of memory that is needed to make a frame, per batch item
+    cell: ScaleFactors | None = None  # of outputs that are latents again; `None` for frames or samples
 
     @property
     def whole(self) -> str:

@@ -69,7 +69,7 @@ def models() -> str:
     rows = []
     audio_tracks = models_of(Kind.AUDIO)
     for model in MODELS:
-        if model.kind is not Kind.AUDIO:
+        if model.kind in (Kind.VIDEO, Kind.PREVIEW):
             audio_names = [name for name in model.names if name in audio_tracks]
             video, audio = (" or ".join(f"`{name}`" for name in names) for names in (model.names, audio_names))
             terms = f"{model.size}, {model.license}{', gated' if model.is_gated else ''}"

@@ -248,7 +248,7 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     gets a dict of files by name.
     Commands in other processes have the same cache.
     """
-    from mlx_ltx_vae.model_table import find_model
+    from mlx_ltx_vae.model_table import Kind, find_model
 
     cache = tmp_path / "hub"
     for name, value in (("HF_HUB_CACHE", str(cache)), ("HF_HUB_OFFLINE", True)):
@@ -257,7 +257,7 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     monkeypatch.chdir(tmp_path)
 
     def add(name: str, files: Path | dict[str, Path], *, is_audio: bool = False, number: int = 0) -> Path:
-        model = find_model(name, is_audio=is_audio)
+        model = find_model(name, [kind for kind in Kind if (kind is Kind.AUDIO) is is_audio])
         assert model is not None
         repo, _, file_name = model.sources[number].partition(":")
         files = files if isinstance(files, dict) else {file_name: files}

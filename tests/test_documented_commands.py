@@ -29,6 +29,8 @@ from mlx_ltx_vae.commands import run
 from mlx_ltx_vae.commands.parsers import PARSERS as ALL_PARSERS
 from mlx_ltx_vae.commands.parsers import bench_parser, run_parser
 from mlx_ltx_vae.latents.metadata import LatentSpace
+from upsampler_cases import make_config, make_weights
+from upsampler_cases import write as write_upsampler
 from video_files import noise, run_ffmpeg, write
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +43,7 @@ COMMANDS = {
     "mlx_ltx_vae.preview": preview.main,
     "mlx_ltx_vae.convert": convert.main,
     "mlx_ltx_vae.export": partial(run, "export"),
+    "mlx_ltx_vae.upscale": partial(run, "upscale"),
 }
 PARSERS = {"benchmarks": benchmarks_parser, "mlx_ltx_vae.bench": bench_parser, "mlx_ltx_vae.run": run_parser}
 FENCES = re.DOTALL | re.MULTILINE
@@ -101,6 +104,7 @@ def write_files(folder):
     for name in (
         "clip.latent",
         "latents.safetensors",
+        "large.safetensors",
         "latents/2026-11-27-001.safetensors",
         "output/latents/ComfyUI_00001_.latent",
     ):
@@ -128,6 +132,8 @@ def write_files(folder):
         "ltx-2.5-video-vae-bf16.safetensors",
         "ltx-2",
     )
+    config = make_config(channels=64)  # of the demo's latents
+    write_upsampler("UPSAMPLER", make_weights(config), config)
     for name in ("VAE", "A", "B", *models):
         Path(name).symlink_to(demo.VAE)
     save_latents("stated.safetensors", latents, fps=24, space=LatentSpace("LTX-2.3"))
@@ -144,8 +150,9 @@ def write_files(folder):
 
 @pytest.fixture
 def folder(files, tmp_path, monkeypatch, hub_cache):
-    """The working folder, with such files of its own, and a cache of the hub with two models."""
+    """The working folder, with such files of its own, and a cache of the hub with three models."""
     hub_cache("ltx-2.3", demo.VAE)
+    hub_cache("ltx-2.3-upscaler-x2", files / "UPSAMPLER")
     hub_cache("taeltx-2.3", ROOT / "examples" / "demo_preview.safetensors")
     monkeypatch.delenv("MLX_LTX_VAE_MODEL", raising=False)
     monkeypatch.chdir(shutil.copytree(files, tmp_path, symlinks=True, dirs_exist_ok=True))

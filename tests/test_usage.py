@@ -28,10 +28,12 @@ from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.options import OutputOptions, option_field
 from mlx_ltx_vae.preview import main as preview
 
+upscale = partial(run_command, "upscale")
 MAINS = {
     "decode": decode,
     "preview": preview,
     "encode": encode,
+    "upscale": upscale,
     "info": info,
     "convert": convert,
     "export": partial(run_command, "export"),
@@ -147,6 +149,10 @@ WRONG = [
     (decode, f"{AUDIO} -o a.WAV --live", "a .wav file is the audio alone; leave out --live"),
     (decode, "clip.npy -o a.wav", "--audio-model AUDIO is missing"),
     (decode, "clip.npy -m vae -o a.wav --audio b.wav", "a .wav file is the audio alone; leave out --audio"),
+    (upscale, "clip.npy --vae vae", "-m UPSAMPLER is missing: give one of ltx-2.3-upscaler-x2, "),
+    (upscale, "clip.npy -m up", "--vae VAE is missing, the VAE of the latents: give one of ltx-2.3, "),
+    (upscale, "clip.npy -m up --vae vae -o out.mp4", "out.mp4: latents are written as safetensors"),
+    (upscale, "a.npy b.npy -m up --vae vae -o x.safetensors", "a.npy: there is no such file"),
     (preview, "-m rgb -o out.png", "LATENTS is missing"),
     (preview, "clip.npy -o out.png", "-m MODEL is missing: give taeltx-2.3, or a tiny decoder of github.com/"),
     (preview, "clip.npy -o out.png", "or a projection that examples/fit_latent_rgb.py fits to your VAE; --demo"),

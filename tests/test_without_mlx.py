@@ -101,6 +101,6 @@ def test_help_and_version_import_nothing_that_takes_long(without_backend):
     assert done.returncode == 0, done.stderr
     *printed, imported = done.stdout.splitlines()
     assert imported == "[]"
-    assert sum(line.startswith("usage: ") for line in printed) == 9
+    assert sum(line.startswith("usage: ") for line in printed) == 10
     assert any("--ramp STRENGTH" in line for line in printed)
-    assert printed.count(f"mlx_ltx_vae {version('mlx_ltx_vae')}") == 9
+    assert printed.count(f"mlx_ltx_vae {version('mlx_ltx_vae')}") == 10

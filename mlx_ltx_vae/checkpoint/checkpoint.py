@@ -23,6 +23,7 @@ from ..model_table import Kind, latents_of
 from ..networks.base import (
     NETWORKS,
     PICTURES,
+    UPSAMPLERS,
     CheckpointParts,
     Config,
     Configuration,
@@ -33,7 +34,7 @@ from ..networks.base import (
 )
 from ..networks.specs import NetworkSpec
 from ..units import format_bytes
-from .locate import Location, locate, recognize
+from .locate import Location, locate, recognize, upsampler_error
 from .tensors import (
     GROUP_SIZES,
     QUANTIZATION_KEYS,
@@ -401,11 +402,13 @@ def _warn_of_quantized(networks: Mapping[str, StoredNetwork], name: str) -> None
 def _check_networks(location: Location, requested: Sequence[str], stored: Set[str], medium: Medium) -> None:
     """Check that the source has at least one of the `requested` networks; raise a `CheckpointError` otherwise."""
     if not stored:
+        if medium is not UPSAMPLERS and any(part.networks for part in recognize(location.archives, UPSAMPLERS)[1]):
+            raise upsampler_error(location.name, medium)
         tensors = [tensor for archive in location.archives for tensor in archive.tensors]
         names = excerpt(", ".join(tensors[:_NAMED_TENSORS])) + (" ..." if len(tensors) > _NAMED_TENSORS else "")
         raise CheckpointError(
             f"{location.name}: expected {medium.noun} ({medium.tensors}) and found "
-            f"{names or 'no tensor'}; give the file of the VAE."
+            f"{names or 'no tensor'}; give the file of {medium.noun}."
         )
     if stored.isdisjoint(requested):
         networks = " and no ".join(requested)

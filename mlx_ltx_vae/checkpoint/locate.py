@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from ..errors import CheckpointError, excerpt, note, suggest
+from ..errors import CheckpointError, excerpt, note, option, suggest
 from ..files import MAX_HEADER_BYTES, expand_path, explain_missing, read_small_file
-from ..model_table import HUB, Kind, PublishedModel, find_model, list_names
+from ..model_table import HUB, PublishedModel, find_model, list_names
 from ..networks import families
-from ..networks.base import AUDIO, PICTURES, Family, Medium, NetworkTensors
+from ..networks.base import AUDIO, MEDIA, PICTURES, UPSAMPLERS, Family, Medium, NetworkTensors
 from ..units import format_bytes
 from .weight_files import (
     CONFIG_NAMES,
@@ -82,12 +82,14 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
     elif folder_and_name := _split(path):
         is_folder, (path, file_name) = True, folder_and_name
         name, archives = f"{path.resolve().name}:{file_name}", _open_named(path, file_name, medium)
-    elif isinstance(source, str) and (model := find_model(source, is_audio=medium is AUDIO)):
+    elif isinstance(source, str) and (model := find_model(source, medium.kinds)):
         short_name, (name, folder, sets) = source, _fetch_model(model, source, medium)
         archives = _open(folder, sets)
         is_file = any(archive.path.match(name.partition(":")[2] or "/") for archive in archives)
     else:
         name = str(source)
+        if medium is not UPSAMPLERS and find_model(name, UPSAMPLERS.kinds):
+            raise upsampler_error(name, medium)
         reference = parse_reference(name) if isinstance(source, str) else None
         if reference is None:
             hint = " (a file on the hub is owner/name:FILE)" if path.parts[2:] and not path.is_absolute() else ""
@@ -99,8 +101,7 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
             remedy = "check the path"
             is_word = path.parts == (str(source),) and len(str(source)) <= _LONGEST_NAME
             if not hint and is_word and not path.suffix[1:2].isalpha():  # perhaps a name
-                kinds = (Kind.AUDIO,) if medium is AUDIO else (Kind.VIDEO, Kind.PREVIEW)
-                names = list_names(kinds)
+                names = list_names(medium.kinds)
                 hint, remedy = suggest(str(source), names.split(", ")), f"check the path, or give one of {names}"
             raise CheckpointError(f"{excerpt(source if is_address else path, 200)}: {reason}{hint}; {remedy}.")
         repo, inner = reference
@@ -143,6 +144,12 @@ def recognize(
     return family, parts
 
 
+def upsampler_error(name: str, medium: Medium) -> CheckpointError:
+    """Return the error for a latent upsampler instead of a VAE."""
+    way = option("LatentUpsampler.from_pretrained opens it", "the command upscale takes it, before decode")
+    return CheckpointError(f"{name}: is a latent upsampler, and not {medium.noun}; {way}.")
+
+
 def list_some(names: Sequence[str]) -> str:
     """List the first names in one text, for an error message."""
     return ", ".join(names[:_NAMED_CANDIDATES]) + (" ..." if len(names) > _NAMED_CANDIDATES else "")
@@ -172,6 +179,11 @@ def _names_in(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for pattern in _PATTERNS for path in folder.glob(pattern))
 
 
+def _of_medium(names: list[str], medium: Medium) -> list[str]:
+    """Return the names of files in a folder without those beside the upsampler of a pipeline, if one is wanted."""
+    return (medium is UPSAMPLERS and [name for name in names if name.startswith("latent_upsampler/")]) or names
+
+
 def _open_named(folder: Path, file: str, medium: Medium) -> list[Archive]:
     """Open a file of a folder. In a pack with a file per network, also open its partners (see `choose_file`)."""
     names = _names_in(folder)
@@ -183,7 +195,7 @@ def _open_named(folder: Path, file: str, medium: Medium) -> list[Archive]:
 
 def _open_folder(folder: Path, medium: Medium) -> list[Archive]:
     """Open the one choice in a folder whose last set has a VAE by its headers. Shards of an index are no choices."""
-    choices = list_weights(_names_in(folder), is_audio=medium is AUDIO)
+    choices = list_weights(_of_medium(_names_in(folder), medium), is_audio=medium is AUDIO)
     if len(choices) == 1:
         return _open(folder, choices[0])
     archives_by_name: dict[str, list[Archive]] = {}
@@ -237,7 +249,7 @@ def is_on_hub(source: str) -> bool:
 
 def is_cached(model: PublishedModel) -> bool:
     """Return whether the files of a model are in the cache of the hub."""
-    return _find_cached(model, AUDIO if model.kind is Kind.AUDIO else PICTURES) is not None
+    return _find_cached(model, MEDIA[model.kind]) is not None
 
 
 def _fetch_model(model: PublishedModel, name: str, medium: Medium) -> tuple[str, Path, tuple[WeightFiles, ...]]:
@@ -287,6 +299,8 @@ class _Listing(NamedTuple):
 
 def _fetch_files(listing: _Listing, inner: str | None, medium: Medium) -> tuple[Path, tuple[WeightFiles, ...]]:
     names = list(listing.sizes)
+    if inner is None:
+        listing = listing._replace(sizes={name: listing.sizes[name] for name in _of_medium(names, medium)})
     sets = _choose(listing, inner, is_audio=medium is AUDIO)
     files = [PurePosixPath(name) for files in sets for name in files]
     configs = {str(file.with_name(name)) for file in files for name in (*file_config_names(file.name), *CONFIG_NAMES)}

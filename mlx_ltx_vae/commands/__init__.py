@@ -8,6 +8,7 @@ COMMANDS = {
     "decode": "latents to videos",
     "preview": "latents to small videos or pictures, in seconds",
     "encode": "videos to latents",
+    "upscale": "latents to larger ones, before they are decoded",
     "info": "describe a checkpoint or a latent file",
     "convert": "a checkpoint to a folder that MLX loads faster",
     "export": "a decode to MLX functions, for programs in C++, Swift or Python",

@@ -27,6 +27,7 @@ from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
 from ..process import Cleanup
 from ..units import format_bytes, format_rate, format_seconds
+from ..upsampler import LatentUpsampler
 from ..vae import VideoVAE
 from .cli import launched_rank
 from .items import (
@@ -53,10 +54,11 @@ _SECONDS_PER_OBJECT = 1  # of --progress json
 class Job(ABC):
     """Job of a `decode` or `encode` command: the loop over its items, of which each rank runs some."""
 
-    network: ClassVar[str]  # "decoder" or "encoder"
+    network: ClassVar[str]  # "decoder", "encoder" or "upsampler"
+    label: ClassVar = "VAE"  # of the network in reports, in lower case its key
 
     # Set by `run`.
-    vae: VideoVAE | AudioVAE
+    vae: VideoVAE | AudioVAE | LatentUpsampler
     ranks: Ranks
     _task: "Task | None" = None  # of a single item, which may be a pipe and is opened once
 
@@ -73,8 +75,8 @@ class Job(ABC):
         self._answers: dict[str, bool] = {}
 
     @abstractmethod
-    def open(self) -> VideoVAE | AudioVAE:
-        """Open the VAE of the job."""
+    def open(self) -> VideoVAE | AudioVAE | LatentUpsampler:
+        """Open the VAE of the job, or its upsampler."""
 
     @abstractmethod
     def make_task(self, item: Item) -> "Task":
@@ -314,7 +316,7 @@ class Job(ABC):
         reports = [result.values for result in results if result.values]
         skipped, failed = sum(result.is_skipped for result in results), sum(bool(result.error) for result in results)
         values = [result.as_dict(item) for item, result in zip(items, results, strict=True)]
-        summary: dict[str, Any] = {"items": values, "skipped": skipped, "failed": failed, "vae": self.used}
+        summary: dict[str, Any] = {"items": values, "skipped": skipped, "failed": failed, self.label.lower(): self.used}
         is_dry_run = self.arguments.dry_run
         lines = [f"Inputs: {len(reports)} {'planned' if is_dry_run else 'done'}, {skipped} skipped, {failed} failed"]
         if not is_dry_run:
@@ -326,7 +328,7 @@ class Job(ABC):
                 memory = ", ".join(map(format_bytes, peaks))
                 lines += [f"Frames: {frames}, {format_rate(frames, seconds)}", f"Peak MLX memory: {memory}"]
         if reports:
-            lines.append(f"VAE: {describe_networks({'vae': self.used})}")
+            lines.append(f"{self.label}: {describe_networks({self.label: self.used})}")
         self.end_progress(summary)
         if self.arguments.json:
             print_report(json.dumps(summary))
@@ -362,7 +364,7 @@ class Task(ABC):
 
     def networks(self) -> dict[str, dict[str, str]]:
         """Return the reports of the networks, by their names in reports."""
-        return {"vae": self._job.used}
+        return {self._job.label.lower(): self._job.used}
 
     @abstractmethod
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
@@ -417,7 +419,8 @@ def plan_report(plan: Plan, networks: Mapping[str, Mapping[str, str]]) -> tuple[
     values = {"plan": plan.as_dict(), "estimated_seconds": seconds, **networks}
     values |= {"audio": audio.as_dict()} if audio else {}
     time = "" if seconds is None else f"\ntime     about {format_seconds(seconds)} on this machine, by earlier runs"
-    text = f"{plan}{time}\nVAE      {describe_networks(networks)}"
+    label = "VAE" if next(iter(networks)) == "vae" else "networks"
+    text = f"{plan}{time}\n{label:<8} {describe_networks(networks)}"
     return values, text + (f"\n\n{audio}" if audio else "")
 
 

@@ -28,12 +28,15 @@ def choose_by_environment(arguments: argparse.Namespace) -> None:
         note_printer(arguments)(f"-m {model}, from {MODEL_VARIABLE}")
 
 
-def choose_by_latents(arguments: argparse.Namespace, sources: Sequence[str], kind: Kind) -> str | None:
-    """Use a cached model for the latents, in files, lists and folders, as the missing -m or --audio-model, and say so.
+def choose_by_latents(
+    arguments: argparse.Namespace, sources: Sequence[str], kind: Kind, *, flag: str | None = None
+) -> str | None:
+    """Use a cached model for the latents, in files, lists and folders, as the missing -m, --audio-model or `flag`.
 
-    Returns an error if the latents state their VAE and no model is in the cache, or if they state several.
+    Says so. Returns an error if the latents state their VAE and no model is in the cache, or if they state several.
     """
-    destination, flag = ("audio_model", "--audio-model") if kind is Kind.AUDIO else ("model", "-m")
+    flag = flag or ("--audio-model" if kind is Kind.AUDIO else "-m")
+    destination = "model" if flag == "-m" else flag.removeprefix("--").replace("-", "_")
     spaces: dict[frozenset[str | None], tuple[LatentSpace, str]] = {}
     with suppress(ItemsError):  # of a list that cannot be read, which is an error later
         for source in _regular_files(sources):

@@ -70,6 +70,11 @@ def add_network_options(
     parser.add_argument("--demo", action="store_true", help=f"use {demo}")
 
 
+#: Help of the inputs of commands that read latents.
+LATENT_FILES = """latent files: .safetensors, .latent, .npy, .npz; folders of them; - for standard input; @clips.txt for
+    a list of files, one per line; clips.csv for a table with a column path, and optionally output"""
+
+
 def add_latents_options(group: argparse._ActionsContainer) -> None:
     """Add the options of commands that read latents."""
     group.add_argument("--tensor", metavar="NAME", help="the tensor to read from a latent file with several")
@@ -160,9 +165,7 @@ def add_input_options(
     parser: CommandParser, *, output: str, demo: str, kind: Kind = Kind.VIDEO, model: str = "VAE", more: str
 ) -> None:
     """Add the latents, their output, the checkpoint and the frames to decode. `more` names more kinds of output."""
-    files = """latent files: .safetensors, .latent, .npy, .npz; folders of them; - for standard input; @clips.txt for a
-        list of files, one per line; clips.csv for a table with a column path, and optionally output"""
-    parser.add_argument("latents", nargs="*", metavar="LATENTS", help=files)
+    parser.add_argument("latents", nargs="*", metavar="LATENTS", help=LATENT_FILES)
     formats = f"""the output, by its ending .mp4 .mov .mkv .webm .gif .webp .avif .npy; {more}folder/ for videos named
         after the inputs, folder/clip.mp4; a pattern such as folder/{{name}}.mkv; frames/%%05d.png for stills; - for raw
         frames on standard output (default: {output} in the working folder)"""

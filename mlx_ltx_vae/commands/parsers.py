@@ -29,6 +29,7 @@ from .cli import (
     tile,
 )
 from .options import (
+    LATENT_FILES,
     MODEL_VARIABLE,
     add_audio_options,
     add_audio_tensor_option,
@@ -169,6 +170,35 @@ def encode_parser() -> CommandParser:
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
     add_option(how, PlanOptions, "tile_batch_size", positive)
     add_job_options(parser, how)
+    return parser
+
+
+def upscale_parser() -> CommandParser:
+    """Make the parser of `upscale`."""
+    parser = CommandParser(
+        first=("latents", "output", "model", "vae", "memory_budget", "dry_run"),
+        prog="python -m mlx_ltx_vae upscale",
+        usage="%(prog)s LATENTS... -m UPSAMPLER [-o OUT] [options]",
+        description="Make LTX video latents larger by a latent upsampler: more rows and columns, or more frames. They "
+        "decode softer than latents that a second stage of a pipeline refines.",
+        epilog=examples(
+            "python -m mlx_ltx_vae upscale a.npy -m ltx-2.3-upscaler-x2 --vae ltx-2.3",
+            "python -m mlx_ltx_vae upscale latents/ -m x2.safetensors --vae vae/ -o big/",
+        ),
+    )
+    parser.add_argument("latents", nargs="+", metavar="LATENTS", help=LATENT_FILES)
+    output = """output file, .safetensors, or .latent for ComfyUI's LoadLatent; folder/ for files named after the
+        inputs; or a pattern such as folder/{name}-x2.safetensors (default: clip-upscaled.safetensors of
+        clip.safetensors, in the working folder)"""
+    parser.add_argument("-o", "--output", metavar="OUT", help=output)
+    model = f"the latent upsampler: {list_names([Kind.UPSAMPLER])}, or a file, folder, folder:file, or hub id"
+    parser.add_argument("-m", "--model", metavar="UPSAMPLER", help=model)
+    vae = """the VAE of the latents, whose statistics it needs: a name, file, folder, or hub id (default: a cached model
+        of the VAE that the latents state)"""
+    parser.add_argument("--vae", metavar="VAE", help=vae)
+    add_latents_options(parser)
+    add_unnormalized_option(parser)
+    add_job_options(parser, parser.add_argument_group("how to upscale"))
     return parser
 
 
@@ -362,6 +392,7 @@ PARSERS: dict[str, Callable[[], CommandParser]] = {
     "decode": decode_parser,
     "preview": preview_parser,
     "encode": encode_parser,
+    "upscale": upscale_parser,
     "info": info_parser,
     "convert": convert_parser,
     "export": export_parser,

@@ -40,6 +40,7 @@ _DECODE_COMMAND = "mlx_ltx_vae decode {} -m VAE -o clip.mp4"
 #: No sizes of a video, as a default argument.
 NO_SIZES: Mapping[str, int | None] = MappingProxyType({})
 NO_SPACE = LatentSpace()
+NO_ENTRIES: Mapping[str, str] = MappingProxyType({})
 
 
 class LatentsWriter(AbstractContextManager["LatentsWriter"]):
@@ -86,10 +87,11 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         audio: mx.array | None = None,
         keyframes: Keyframes | None = None,
         space: LatentSpace = NO_SPACE,
+        workflow: Mapping[str, str] = NO_ENTRIES,
     ) -> Path | None:
         """Write the file, with the arguments and errors of `save_latents`. Returns what `PartFile.complete` returns.
 
-        `sizes` are "num_frames", "height", "width", "source_frames" and "carry".
+        `sizes` are "num_frames", "height", "width", "source_frames" and "carry". `workflow` is that of `LatentsInfo`.
         """
         assert self._shape is not None, "latents were written"
         exact_fps = None if fps is None else find_fps(self._name, fps, WriterError)
@@ -97,7 +99,7 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         find_video_sizes(LatentsMetadata(video), self._shape.grid, None, self._name)
         values = {"fps": exact_fps, **sizes}
         metadata = {key: str(value) for key, value in values.items() if value is not None}
-        metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST, **space.entries}
+        metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST, **space.entries, **workflow}
         tensors: list[tuple[str, mx.Dtype, Sequence[int], Iterable[bytes]]]
         ending = Path(self._name).suffix
         tensors = [(_TENSORS[ending], self._dtype, self._shape, self._planes(self._shape))]

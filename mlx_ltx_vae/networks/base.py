@@ -16,6 +16,7 @@ import numpy as np
 
 from ..backend.mlx_utils import DtypeName
 from ..errors import LatentsError
+from ..model_table import Kind
 from ..options import DecodeOptions
 from ..shapes import ScaleFactors, Shape
 from ..streaming.context import Stage, StreamContext
@@ -32,10 +33,14 @@ class Medium:
     noun: str
     tensors: str  # examples of their names, for errors
     networks: tuple[str, ...]
+    kinds: tuple[Kind, ...]  # of the published models
 
 
-PICTURES = Medium("a video VAE", "vae.encoder.*, vae.decoder.* or the like", NETWORKS)
-AUDIO = Medium("an audio VAE", "audio_vae.decoder.*, vocoder.* or the like", (*NETWORKS, "vocoder"))
+PICTURES = Medium("a video VAE", "vae.encoder.*, vae.decoder.* or the like", NETWORKS, (Kind.VIDEO, Kind.PREVIEW))
+AUDIO = Medium("an audio VAE", "audio_vae.decoder.*, vocoder.* or the like", (*NETWORKS, "vocoder"), (Kind.AUDIO,))
+UPSAMPLERS = Medium("a latent upsampler", "initial_conv.*, upsampler.*", ("upsampler",), (Kind.UPSAMPLER,))
+#: By the kind of published model.
+MEDIA = {kind: medium for medium in (PICTURES, AUDIO, UPSAMPLERS) for kind in medium.kinds}
 
 
 class Statistics(NamedTuple):

@@ -7,9 +7,10 @@ from .base import PICTURES, Family, Medium
 from .diffusion_decoder.family import DIFFUSION_VAE
 from .latent_rgb.family import LATENT_RGB
 from .preview_vae.family import PREVIEW_VAE
+from .upsampler.family import UPSAMPLER
 from .video_vae.family import CONV_VAE
 
-FAMILIES: tuple[Family[Any], ...] = (CONV_VAE, DIFFUSION_VAE, PREVIEW_VAE, LATENT_RGB, AUDIO_VAE)
+FAMILIES: tuple[Family[Any], ...] = (CONV_VAE, DIFFUSION_VAE, PREVIEW_VAE, LATENT_RGB, AUDIO_VAE, UPSAMPLER)
 
 
 def published(medium: Medium = PICTURES) -> dict[str, Family[Any]]:

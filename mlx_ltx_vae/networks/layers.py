@@ -81,6 +81,23 @@ def pixel_norm(x: mx.array, eps: float = PIXEL_NORM_EPS) -> mx.array:
     return (x.astype(mx.float32) * inverse_rms(x, eps)).astype(x.dtype)
 
 
+def group_norm(x: mx.array, norm: nn.Module, groups: int, eps: float) -> mx.array:
+    """Normalize each group of channels of (B, T, H, W, C) over all positions, in float32.
+
+    The weights of `norm` are `weight` and `bias` (C,). Means are of rows, then of frames, then of all: a long sum would
+    lose digits.
+    """
+    wide = mx.unflatten(x.astype(mx.float32), -1, (groups, -1))
+
+    def mean(values: mx.array) -> mx.array:
+        rows = values.mean(axis=(3, 5), keepdims=True)
+        return rows.mean(axis=2, keepdims=True).mean(axis=1, keepdims=True)
+
+    centered = wide - mean(wide)
+    normalized = (centered * mx.rsqrt(mean(mx.square(centered)) + eps)).reshape(x.shape)
+    return normalized * norm.weight.astype(mx.float32) + norm.bias.astype(mx.float32)
+
+
 @partial(mx.compile, shapeless=True)
 def _squares(x: mx.array) -> mx.array:
     return mx.square(x.astype(mx.float32))

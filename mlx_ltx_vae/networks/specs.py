@@ -344,6 +344,8 @@ class NetworkSpec:
     def decoded_grid(self, grid: Grid) -> Grid:
         """Return (T, H, W) of the decoder's output for latents with this grid. T counts frames or samples."""
         time, height, width = self.out_grid(grid)
+        if self.clip.cell is not None:
+            return self.clip.cell.video_grid((time, height, width))
         if self.clip.lengths is None:
             return time, height, width
         first_length, next_length = self.clip.lengths
@@ -412,7 +414,8 @@ def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
     if 0 in latent_shape:
         raise LatentsError(f"{description}, which is empty.")
     if channels != spec.in_channels:
-        decoded = f"this VAE decodes {spec.in_channels} (axes are (B, C, F', H', W'))"
+        network = "VAE decodes" if spec.clip.cell is None else "upsampler takes"
+        decoded = f"this {network} {spec.in_channels} (axes are (B, C, F', H', W'))"
         raise LatentsError(f"{description} with {channels} channels; {decoded}.")
     if latent_shape.frames > _MAX_LATENT_FRAMES:
         limit = f"at most {_MAX_LATENT_FRAMES} latent frames are decoded at once"

@@ -260,9 +260,10 @@ class _Planner:
         clip = self._clip
         largest = largest_layer(self._spec, clip.grid, clip.batch)
         if largest > (most := min(MAX_LAYER_ELEMENTS, self._limit // TAPS)):
+            way = "mode exact, which gives the same result" if self._spec.stream_axes else "a shorter clip"
             raise PlanError(
                 f"a single pass of {clip.describe()} would give one layer {largest / 1e6:.0f} million elements, but "
-                f"only {most / 1e6:.0f} million are safe; use mode exact, which gives the same result."
+                f"only {most / 1e6:.0f} million are safe; use {way}."
             )
         frames, chunk = clip.grid[0], clip.grid[0] // clip.cell
         run = StreamRun(Axis.TIME, (frames,), None, 0, self._machine)

@@ -16,7 +16,7 @@ from ...streaming.window import Delay, Trim, View, Window, windowed
 from ..base import AudioEncoder, Decoder, Network, Statistics
 from ..convolution.conv2d import arrange, by_phases, by_taps
 from ..convolution.conv3d import PreparedModule
-from ..layers import add_weights, pixel_norm, silu
+from ..layers import add_weights, group_norm, pixel_norm, silu
 from ..specs import LayerSpec
 from .config import AudioVAEConfig
 from .specs import (
@@ -41,11 +41,7 @@ def normalize(x: mx.array, norm: nn.Module | None) -> mx.array:
     """
     if norm is None:
         return pixel_norm(x, _NORM_EPS)
-    wide = x.astype(mx.float32).reshape(x.shape[0], -1, GROUPS, x.shape[-1] // GROUPS)
-    mean = wide.mean(axis=(1, 3), keepdims=True)
-    variance = mx.square(wide - mean).mean(axis=(1, 3), keepdims=True)
-    normalized = ((wide - mean) * mx.rsqrt(variance + _NORM_EPS)).reshape(x.shape)
-    return (normalized * norm.weight.astype(mx.float32) + norm.bias.astype(mx.float32)).astype(x.dtype)
+    return group_norm(x, norm, GROUPS, _NORM_EPS).astype(x.dtype)
 
 
 class Conv2DLayer(PreparedModule):
