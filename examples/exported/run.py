@@ -23,27 +23,31 @@ FORMAT = 1  # of decode.json and encode.json
 FUNCTION_FORMAT = 2 if [int(part) for part in mx.__version__.split(".")[:3]] >= [0, 32, 1] else 1
 
 
+class ExportError(Exception):
+    """One sentence about a folder or an input."""
+
+
 class Exported:
     """The decode or the encode that a folder describes."""
 
     def __init__(self, folder, name="decode"):
         path = folder / f"{name}.json"
         if not path.exists():
-            raise ValueError(f"{folder}: has no {path.name}; export it with mlx_ltx_vae export.")
+            raise ExportError(f"{folder}: has no {path.name}; export it with mlx_ltx_vae export.")
         self.folder, self.program, self.functions = folder, json.loads(path.read_text()), {}
         if self.program["format"] != FORMAT:
-            raise ValueError(f"{path}: has format {self.program['format']}, and this program reads {FORMAT}.")
+            raise ExportError(f"{path}: has format {self.program['format']}, and this program reads {FORMAT}.")
         if self.program["function_format"] != FUNCTION_FORMAT:
             formats = f"functions of format {self.program['function_format']}, and MLX {mx.__version__} reads format"
-            raise ValueError(f"{path}: has {formats} {FUNCTION_FORMAT}; export it for this version, see --for.")
+            raise ExportError(f"{path}: has {formats} {FUNCTION_FORMAT}; export it for this version, see --for.")
         path = folder / "weights.safetensors"
         if not path.exists():
-            raise ValueError(f"{path}: is missing; copy it from an export of the same checkpoint, or export it again.")
+            raise ExportError(f"{path}: is missing; copy it from an export of the same checkpoint, or export it again.")
+        self.weights, metadata = load(path)
         if cache := self.program["plan"]["buffer_cache_bytes"]:
             mx.set_cache_limit(cache)
-        self.weights, metadata = mx.load(str(path), return_metadata=True)
         if metadata.get("fingerprint") != self.program["fingerprint"]:
-            raise ValueError(f"{path}: has the weights of another checkpoint than {name}.json; export both together.")
+            raise ExportError(f"{path}: has the weights of another checkpoint than {name}.json; export both together.")
 
     def decode(self, latents):
         """Yield the frames (n, H, W, 3) of latents (1, C, F', H', W') as they become final."""
@@ -51,7 +55,7 @@ class Exported:
         count = latents.shape[2] if latents.ndim == 5 else 0
         if count < 1 or latents.shape != (1, channels, count, height, width):
             expected = f"(1, {channels}, frames, {height}, {width})"
-            raise ValueError(f"the latents have the shape {latents.shape}, and this export is for {expected}.")
+            raise ExportError(f"the latents have the shape {latents.shape}, and this export is for {expected}.")
         pieces = (latents[:, :, index : index + 1].astype(mx.float32) for index in range(count))
         for frames in self.run("latents", pieces, "frames"):
             yield frames[0]
@@ -62,7 +66,7 @@ class Exported:
         count = frames.shape[0] if frames.ndim == 4 else 0
         if frames.shape != (count, *size, 3) or frames.dtype != mx.uint8 or count < first or (count - first) % step:
             expected = f"uint8 ({first} + {step}*k, {size[0]}, {size[1]}, 3)"
-            raise ValueError(f"the frames are {frames.dtype} {frames.shape}, and this export is for {expected}.")
+            raise ExportError(f"the frames are {frames.dtype} {frames.shape}, and this export is for {expected}.")
         ends = range(first, count + 1, step)
         yield from self.run("frames", (frames[None, max(0, end - step) : end] for end in ends), "latents")
 
@@ -81,7 +85,11 @@ class Exported:
             inputs = [arrays[name] for name in call["inputs"]]
             for name in call["unused"]:
                 del arrays[name]
-            outputs = self.function(call["function"])(*inputs)
+            try:
+                outputs = self.function(call["function"])(*inputs)
+            except ValueError as error:
+                path = self.folder / f"{call['function']}.mlxfn"
+                raise ExportError(f"{path}: takes other arrays than its call has; export the folder again.") from error
             del inputs  # so that their memory is free for the results
             mx.eval(outputs)
             arrays.update(zip(call["outputs"], outputs, strict=True))
@@ -93,14 +101,14 @@ class Exported:
         if number not in self.functions:
             path = self.folder / f"{number}.mlxfn"
             if not path.exists():
-                raise ValueError(f"{path}: is missing; export the folder again.")
+                raise ExportError(f"{path}: is missing; export the folder again.")
             try:
                 self.functions[number] = mx.compile(mx.import_function(str(path)))
             except (RuntimeError, ValueError, MemoryError) as error:
                 reason = "is damaged; export the folder again"
                 if "stream" in str(error):
                     reason = f"is for {self.program['backend']}, which this MLX lacks; export it with another --backend"
-                raise ValueError(f"{path}: {reason} ({error}).") from error
+                raise ExportError(f"{path}: {reason} ({error}).") from error
         return self.functions[number]
 
 
@@ -111,10 +119,15 @@ def to_bytes(frames, is_float):
     return np.array(pixels).tobytes()
 
 
-def read(path, name):
-    arrays = mx.load(str(path))
+def load(path, name=None):
+    try:
+        arrays, metadata = mx.load(str(path), return_metadata=True)
+    except (RuntimeError, ValueError) as error:
+        raise ExportError(f"{path}: cannot be read ({error}).") from error
+    if name is None:
+        return arrays, metadata
     if name not in arrays:
-        raise ValueError(f"{path}: has no tensor {name}.")
+        raise ExportError(f"{path}: has no tensor {name}.")
     return arrays[name]
 
 
@@ -127,16 +140,16 @@ def main():
     folder = Path(words[0])
     try:
         if is_encode:
-            latents = mx.concatenate(list(Exported(folder, "encode").encode(read(words[1], "frames"))), axis=2)
+            latents = mx.concatenate(list(Exported(folder, "encode").encode(load(words[1], "frames"))), axis=2)
             mx.save_safetensors(words[2], {"latents": latents}, {"normalized": "true"})
         else:
-            exported, latents = Exported(folder), read(words[1], "latents")
+            exported, latents = Exported(folder), load(words[1], "latents")
             for frames in exported.decode(latents if latents.ndim == 5 else latents[None]):
                 sys.stdout.buffer.write(to_bytes(frames, "--float" in sys.argv))
-    except (LookupError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        sys.exit(f"error: {folder}: is damaged ({type(error).__name__}: {error}); export it again.")
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ExportError, RuntimeError, OSError) as error:
         sys.exit(f"error: {error}")
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        sys.exit(f"error: {folder}: is damaged ({type(error).__name__}: {error}); export it again.")
 
 
 if __name__ == "__main__":
