@@ -229,7 +229,7 @@ def test_every_exported_encoder_gives_the_latents_of_an_encode(golden, tmp_path,
 @pytest.mark.parametrize("name", ["run.py", "run.cpp", "Decode.swift"])
 def test_programs_are_short_and_use_nothing_of_the_package(name):
     lines = (PROGRAMS / name).read_text().splitlines()
-    assert len(lines) < 170
+    assert len(lines) < 190
     assert not any("import" in line and "mlx_ltx_vae" in line for line in lines)
 
 

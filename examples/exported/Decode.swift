@@ -1,8 +1,8 @@
 // Decodes LTX latents as run.py does, with mlx-swift: Decode FOLDER LATENTS.safetensors [--float] > frames.rgb
 //
 // `mlx_ltx_vae export --backend metal --for mlx-swift` writes the folder, and docs/export.md describes it.
-// Type-checked with mlx-swift 0.31.6 in Swift 5 and 6, and not run on a Mac by the authors; run.cpp beside it is the same
-// program, and is run by tests.
+// Compiled with mlx-swift 0.31.6 in Swift 6.0, and run on a CPU on Linux, where it gives the frames of `decode`; not run on
+// a Mac by the authors.
 
 import Cmlx
 import Foundation
@@ -10,6 +10,12 @@ import MLX
 
 struct ExportError: Error, CustomStringConvertible {
     let description: String
+}
+
+/// The first line of an error of MLX.
+func message(_ error: Error) -> String {
+    guard case MLXError.caught(let text) = error else { return "\(error)" }
+    return String(text.prefix { $0 != "\n" })
 }
 
 struct Program: Decodable {
@@ -78,7 +84,11 @@ final class ExportedDecode {
         if program.plan.buffer_cache_bytes > 0 { Memory.cacheLimit = program.plan.buffer_cache_bytes }
         let url = folder.appendingPathComponent("weights.safetensors")
         let metadata: [String: String]
-        (weights, metadata) = try withError { try loadArraysAndMetadata(url: url) }
+        do {
+            (weights, metadata) = try withError { try loadArraysAndMetadata(url: url) }
+        } catch {
+            throw ExportError(description: "\(url.path) cannot be read: \(message(error))")
+        }
         if metadata["fingerprint"] != program.fingerprint {
             throw ExportError(description: "\(url.path) has the weights of another checkpoint.")
         }
@@ -110,12 +120,17 @@ final class ExportedDecode {
             }
             for name in call.unused { arrays[name] = nil }
             let function = try self.function(call.function)
-            let outputs = try withError { error in  // outside of it, an error of MLX ends the app
-                let outputs = function(inputs)
-                try error.check()
-                inputs.removeAll()  // so that their memory is free for the results
-                eval(outputs)
-                return outputs
+            let outputs: [MLXArray]
+            do {
+                outputs = try withError { error in  // outside of it, an error of MLX ends the app
+                    let outputs = function(inputs)
+                    try error.check()
+                    inputs.removeAll()  // so that their memory is free for the results
+                    eval(outputs)
+                    return outputs
+                }
+            } catch {
+                throw ExportError(description: "\(folder.path)/\(call.function).mlxfn failed: \(message(error))")
             }
             guard outputs.count == call.outputs.count else { throw damage("a function has other results") }
             for (name, output) in zip(call.outputs, outputs) { arrays[name] = output }
@@ -131,9 +146,9 @@ final class ExportedDecode {
             functions[number] = function
             return function
         } catch {
-            let isOfDevice = "\(error)".contains("stream")
+            let isOfDevice = message(error).contains("stream")
             let reason = isOfDevice ? "is for \(program.backend), which this MLX lacks" : "is missing or damaged"
-            throw ExportError(description: "\(url.path) \(reason); export the folder again (\(error)).")
+            throw ExportError(description: "\(url.path) \(reason); export the folder again (\(message(error))).")
         }
     }
 
