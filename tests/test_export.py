@@ -340,7 +340,8 @@ def test_an_export_is_the_same_bytes_every_time(small, golden, tmp_path):
 
 def test_functions_for_an_older_mlx_lack_the_metadata_of_newer_ones(small, tmp_path):
     vae, folder = small
-    assert find_reader("mlx").file_format == 2
+    if find_reader("mlx").file_format == 1:
+        pytest.skip("the MLX that is installed here writes no metadata")
     exported = vae.export(tmp_path / "exported", size_of(vae), reader="mlx-swift")
     contents = [json.loads((path / "decode.json").read_text()) for path in (folder, tmp_path / "exported")]
     assert [content.pop("function_format") for content in contents] == [2, 1]
@@ -388,17 +389,21 @@ def test_functions_hold_no_weights(small):
 
 
 @pytest.mark.slow
-def test_weights_can_be_those_of_another_size(small, golden, tmp_path):
+def test_weights_can_be_those_of_another_size(small, tmp_path, cpp):
     vae, folder = small
     exported = vae.export(tmp_path / "wide", size_of(vae, (2, 4)), weights=False)
     assert exported.weight_bytes == 0 and not (tmp_path / "wide" / "weights.safetensors").exists()
     latents = make_latents(vae, 2, (2, 4))
     code, _, error = run(PYTHON, tmp_path / "wide", latents)
     assert code == 1 and "weights.safetensors: is missing; copy it" in error
-    shutil.copy(folder / "weights.safetensors", tmp_path / "wide")
+    shutil.copy(folder / "weights.safetensors", tmp_path)  # beside the folders of several sizes
     expected = np.array(vae.decode(latents))
-    frames = run_floats(PYTHON, tmp_path / "wide", latents, expected.shape)
-    assert np.abs(frames - expected).max() <= tolerance(TOLERANCE)
+    for program in (PYTHON, cpp):
+        frames = run_floats(program, tmp_path / "wide", latents, expected.shape)
+        assert np.abs(frames - expected).max() <= tolerance(TOLERANCE)
+    save_file({}, tmp_path / "wide" / "weights.safetensors")
+    code, _, error = run(PYTHON, tmp_path / "wide", latents)
+    assert code == 1 and "wide/weights.safetensors: has the weights of another checkpoint" in error
 
 
 def test_a_failed_export_leaves_nothing_and_the_vae_decodes_as_before(golden, tmp_path, monkeypatch):

@@ -82,7 +82,10 @@ final class ExportedDecode {
             throw ExportError(description: "\(folder.path) has \(formats); see --for of export.")
         }
         if program.plan.buffer_cache_bytes > 0 { Memory.cacheLimit = program.plan.buffer_cache_bytes }
-        let url = folder.appendingPathComponent("weights.safetensors")
+        var url = folder.appendingPathComponent("weights.safetensors")  // or in the folder of exports of several sizes
+        if !FileManager.default.fileExists(atPath: url.path) {
+            url = folder.deletingLastPathComponent().appendingPathComponent("weights.safetensors")
+        }
         let metadata: [String: String]
         do {
             (weights, metadata) = try withError { try loadArraysAndMetadata(url: url) }

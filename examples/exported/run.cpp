@@ -95,9 +95,11 @@ void decode(const std::string& folder, mx::array latents, bool is_float) {
         throw std::runtime_error(folder + " has functions of format " + program["function_format"].text + ", and MLX " +
                                  mx::version() + " reads format " + std::to_string(format) + "; see --for of export.");
     if (auto cache = program["plan"]["buffer_cache_bytes"].number()) mx::set_cache_limit(cache);
-    auto [arrays, metadata] = mx::load_safetensors(folder + "/weights.safetensors");
+    auto weights = folder + "/weights.safetensors";  // or that of the folder that exports of several sizes are in
+    if (!std::ifstream(weights)) weights = folder + "/../weights.safetensors";
+    auto [arrays, metadata] = mx::load_safetensors(weights);
     if (metadata["fingerprint"] != program["fingerprint"].text)
-        throw std::runtime_error(folder + "/weights.safetensors has the weights of another checkpoint.");
+        throw std::runtime_error(weights + " has the weights of another checkpoint.");
     auto& size = program["latents"];
     int count = latents.ndim() == 5 ? latents.shape(2) : 0;
     mx::Shape shape{1, int(size.at(0).number()), count, int(size.at(1).number()), int(size.at(2).number())};

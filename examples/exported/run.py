@@ -41,8 +41,11 @@ class Exported:
             formats = f"functions of format {self.program['function_format']}, and MLX {mx.__version__} reads format"
             raise ExportError(f"{path}: has {formats} {FUNCTION_FORMAT}; export it for this version, see --for.")
         path = folder / "weights.safetensors"
+        if not path.exists():  # exports of several sizes can share those of the folder that they are in
+            path = folder.parent / path.name
         if not path.exists():
-            raise ExportError(f"{path}: is missing; copy it from an export of the same checkpoint, or export it again.")
+            missing = f"{folder / path.name}: is missing"
+            raise ExportError(f"{missing}; copy it from an export of the same checkpoint, or export it again.")
         self.weights, metadata = load(path)
         if cache := self.program["plan"]["buffer_cache_bytes"]:
             mx.set_cache_limit(cache)
