@@ -208,6 +208,8 @@ def test_an_exported_encoder_gives_the_latents_of_an_encode(golden, tmp_path):
     vae = load(golden, "small_ltx2_3", encoder=True)
     exported = vae.export(tmp_path / "exported", size_of(vae), encoder=True)
     assert "encodes of any length" in str(exported)
+    with pytest.raises(CheckpointError, match=r"is an exported encode, which is no VAE"):
+        VideoVAE.from_pretrained(tmp_path / "exported")
     assert_same_latents(vae, tmp_path / "exported", (1, 3))
     program, given = load_program(), make_frames(vae, 2)
     encode = program.Exported(tmp_path / "exported", "encode").encode
@@ -425,11 +427,27 @@ def test_a_failed_export_leaves_nothing_and_the_vae_decodes_as_before(golden, tm
     assert mx.array_equal(vae.decode(latents), expected)
 
 
+def test_each_function_is_written_once(golden, tmp_path, monkeypatch):
+    vae = load(golden, "small_ltx2_3")
+    write, targets = mx.export_function, []
+
+    def record(target, *arguments):
+        targets.append(target)
+        write(target, *arguments)
+
+    monkeypatch.setattr(mx, "export_function", record)
+    exported = vae.export(tmp_path / "exported", size_of(vae))
+    written = [target for target in targets if isinstance(target, str)]
+    assert len(written) == len(set(written)) == exported.functions
+    assert len(targets) < 4 * exported.functions  # the others are descriptions, of each different step one
+
+
 def test_the_command_exports(golden, tmp_path, capsys):
     line = ["-m", str(golden("small_ltx2_3").checkpoint), "-o", str(tmp_path / "exported"), "--size", "64x96"]
-    assert run_command("export", [*line, "--json"]) == 0
+    assert run_command("export", [*line, "--for", "mlx-rs", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["width"], report["height"]) == (64, 96)
+    assert (report["mlx"], report["function_format"]) == ("0.30.6", 1)
     assert report["functions"] == len(list((tmp_path / "exported").glob("*.mlxfn")))
     assert report["weight_bytes"] <= (tmp_path / "exported" / "weights.safetensors").stat().st_size
     assert run_command("export", line) == 1
