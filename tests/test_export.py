@@ -357,6 +357,14 @@ def test_functions_for_an_older_mlx_lack_the_metadata_of_newer_ones(small, tmp_p
         assert older == newer[:start] + newer[start + 8 :]
 
 
+def test_the_page_has_the_table_of_readers():
+    page = (PROGRAMS.parents[1] / "docs" / "export.md").read_text()
+    for name, reader in READERS.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` | {reader},"))
+        bounded = {True: "yes", False: "no"}[reader.bounds_winograd]
+        assert row.endswith(f"| {reader.file_format} | {bounded} |")
+
+
 def test_a_plan_for_an_older_mlx_counts_the_scratch_memory_of_all_frames():
     """At the published widths, on Metal, where only newer ones bound it."""
     published = PublishedVAE.find("ltx-2.3")
