@@ -357,6 +357,12 @@ def test_functions_for_an_older_mlx_lack_the_metadata_of_newer_ones(small, tmp_p
         assert older == newer[:start] + newer[start + 8 :]
 
 
+def test_an_unknown_reader_is_refused_before_anything_is_written(small, tmp_path):
+    with pytest.raises(LTXVAEError, match=r"the reader 'mlx-swfit' is not known.*mlx-swift"):
+        small[0].export(tmp_path / "exported", (96, 64), reader="mlx-swfit")
+    assert not (tmp_path / "exported").exists()
+
+
 def test_the_page_has_the_table_of_readers():
     page = (PROGRAMS.parents[1] / "docs" / "export.md").read_text()
     for name, reader in READERS.items():

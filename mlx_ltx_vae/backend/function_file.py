@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..errors import LTXVAEError
+from ..errors import LTXVAEError, suggest
 from .machine import READERS, Backend, Reader
 
 MLX_VERSION: str = getattr(mx, "__version__")  # noqa: B009 - not in MLX's stubs
@@ -27,9 +27,11 @@ _STREAM_INDEX_BYTES = 4
 
 
 def find_reader(name: str) -> Reader:
-    """Return a reader of exported functions by its name. "mlx" is the MLX that is installed here."""
-    installed = re.findall(r"\d+", MLX_VERSION)[:3]
-    return READERS[name] if name in READERS else Reader(*map(int, installed))
+    """Return a reader of exported functions by its name. Raises an `LTXVAEError` for names that `--for` has not."""
+    readers = {"mlx": Reader(*map(int, re.findall(r"\d+", MLX_VERSION)[:3])), **READERS}
+    if name not in readers:
+        raise LTXVAEError(f"the reader {name!r} is not known{suggest(name, readers)}; expected {', '.join(readers)}.")
+    return readers[name]
 
 
 def describe_function(function: Callable[..., list[mx.array]], arguments: Sequence[mx.array]) -> str:
