@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import add, sub
 from pathlib import Path
@@ -136,84 +136,76 @@ class _Recorder(Schedule):
         inputs.clear()
         states = [cache.state for cache in caches]
         key = index, last, *pieces, _shapes(pieces.values()), _dependence(states)
-        if (step := self._steps.get(key)) is None:
-            step = self._steps[key] = self._trace_stage(stage, pieces, last)
-        self._record(step)
-        for cache, state, change in zip(caches, states, step.caches, strict=True):
+        if key not in self._steps:
+            tensors = self._tensors.of_stages[index]
+            self._steps[key] = self._trace(
+                lambda piece: stage.step(piece, last), pieces, self._results[index], caches, tensors
+            )
+        traced = self._record(self._steps[key])
+        for cache, state, change in zip(caches, states, traced.caches, strict=True):
             cache.state = change._replace(counts=tuple(map(add, state.counts, change.counts)))
-        return [array for name, array in step.outputs.items() if name == self._results[index]]
+        return [array for name, array in traced.outputs.items() if name == self._results[index]]
 
-    def _trace_stage(self, stage: Stage, pieces: Arrays, last: bool) -> _Step:
-        index, caches = self._stages[stage]
-        tensors, states = self._tensors.of_stages[index], [cache.state for cache in caches]
-        before = self._arrays(caches)
+    def cut(self, box: list[mx.array], start: int, stop: int) -> mx.array:
+        (piece,) = box
+        name, is_last = self._names[id(piece)], stop == piece.shape[Axis.TIME]
+        part, key = f"{name}.part", (name, start, stop, piece.shape)
+        if key not in self._steps:
+            step = self._trace(lambda x: take(x, Axis.TIME, start, stop), {name: piece}, part)
+            self._steps[key] = step if is_last else replace(step, unused=())
+        if is_last:
+            box.clear()
+        return self._record(self._steps[key]).outputs[part]
 
-        def run(*values: mx.array) -> tuple[Arrays, set[str]]:
+    def _trace(
+        self,
+        step: Callable[[Any], mx.array | None],
+        pieces: Arrays,
+        result_name: str,
+        caches: Sequence[TraceableCache] = (),
+        tensors: Arrays | None = None,
+    ) -> _Step:
+        """Trace a step of a piece, if there is one, as a function that takes caches and tensors, too."""
+        states, before, tensors = [cache.state for cache in caches], self._arrays(caches), tensors or {}
+        arguments = pieces | before | tensors
+        outputs: Arrays = {}
+        unused = set(pieces)
+
+        def function(*values: mx.array) -> list[mx.array]:
             remaining = iter(values)
             piece = next(remaining) if pieces else None
             for cache, state in zip(caches, states, strict=True):
                 cache.state = state._replace(arrays=tuple(next(remaining) for _ in state.arrays))
             loaded = self._arrays(caches)
             self._tensors.load(dict(zip(tensors, remaining, strict=True)))
-            result = stage.step(piece, last)
+            result = step(piece)
             after = self._arrays(caches)
             changed = {name: array for name, array in after.items() if loaded.get(name) is not array}
-            results = {} if result is None else {self._results[index]: result}
-            return results | changed, pieces.keys() | changed.keys() | (before.keys() - after.keys())
-
-        return self._trace(run, pieces | before | tensors, caches)
-
-    def cut(self, box: list[mx.array], start: int, stop: int) -> mx.array:
-        (piece,) = box
-        name, is_last = self._names[id(piece)], stop == piece.shape[Axis.TIME]
-        part = f"{name}.part"
-        key = part, start, stop, piece.shape
-        if (step := self._steps.get(key)) is None:
-            unused = {name} if is_last else set()
-            step = self._trace(lambda x: ({part: take(x, Axis.TIME, start, stop)}, unused), {name: piece})
-            self._steps[key] = step
-        self._record(step)
-        if is_last:
-            box.clear()
-        return step.outputs[part]
-
-    def _trace(
-        self,
-        function: Callable[..., tuple[Arrays, set[str]]],
-        arguments: Arrays,
-        caches: Sequence[TraceableCache] = (),
-    ) -> _Step:
-        """Trace a function, which returns arrays by name, and the names of arguments that no later call takes."""
-        outputs: Arrays = {}
-        unused: set[str] = set()
-        before = [cache.state for cache in caches]
-
-        def traced(*values: mx.array) -> list[mx.array]:
-            results, names = function(*values)
-            unused.update(names & arguments.keys())
-            outputs.update(results)
-            return list(results.values()) or [values[0]]
+            outputs.update(({} if result is None else {result_name: result}) | changed)
+            unused.update(before.keys() & changed.keys(), before.keys() - after.keys())
+            return list(outputs.values()) or [values[0]]
 
         with tracing():
             values = list(arguments.values())
-            text = describe_function(traced, values)
-            number = self._functions.add(text, traced, values) if outputs else None
+            text = describe_function(function, values)
+            number = self._functions.add(text, function, values) if outputs else None
         call = {"function": number, "inputs": list(arguments), "outputs": list(outputs)} if outputs else None
-        changes = [_difference(cache.state, state) for cache, state in zip(caches, before, strict=True)]
-        step = _Step(call, {name: _empty(array) for name, array in outputs.items()}, tuple(sorted(unused)), changes)
-        self._names |= {id(array): name for name, array in step.outputs.items()}
-        return step
+        changes = [_difference(cache.state, state) for cache, state in zip(caches, states, strict=True)]
+        traced = _Step(call, {name: _empty(array) for name, array in outputs.items()}, tuple(sorted(unused)), changes)
+        self._names |= {id(array): name for name, array in traced.outputs.items()}
+        return traced
 
-    def _record(self, step: _Step) -> None:
-        """Record a call of a step. Without outputs it is left out, and the next call names what is unused."""
+    def _record(self, step: _Step) -> _Step:
+        """Record a call of a step, and return it. Without outputs it is left out: the next call says what is unused."""
         unused = self.unused = self.unused + step.unused
         if step.call is None:
-            return
+            return step
         if unused not in step.numbers:
             call = json.dumps({**step.call, "unused": unused})
             step.numbers[unused] = self.program.setdefault(call, len(self.program))
         self.calls.append(step.numbers[unused])
         self.unused = ()
+        return step
 
     def _arrays(self, caches: Sequence[TraceableCache]) -> Arrays:
         return {
