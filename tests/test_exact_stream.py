@@ -55,6 +55,15 @@ def test_the_program_takes_both_layouts_of_kernels_and_both_kinds_of_names(progr
     assert mx.array_equal(*results)
 
 
+def test_frames_become_final_as_the_page_says(program, vectors):
+    stream = program.ExactStream(mx.load(str(FOLDER / "checkpoint.safetensors")))
+    counts = [sum(map(len, stream.push(vectors["latents"][0, :, number]))) for number in range(17)]
+    assert counts == [0] * 14 + [5, 8, 8]
+    assert sum(map(len, stream.flush())) == 108
+    page = " ".join((ROOT / "docs" / "exact-stream.md").read_text().split())
+    assert "The 15th makes the first 5 frames final, every later one 8 more, and the flush the last 108." in page
+
+
 def test_the_vectors_are_what_the_package_decodes(vectors):
     vae = VideoVAE.from_pretrained(FOLDER / "checkpoint.safetensors", dtype="float32")
     pixels = np.array(vae.decode(vectors["latents"]))[0].transpose(1, 2, 3, 0)

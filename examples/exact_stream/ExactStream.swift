@@ -174,7 +174,7 @@ final class ExactStream {
         try flush(sink: sink)
     }
 
-    /// Take a normalized latent frame (C, h, w). From the 15th on, each makes eight frames final.
+    /// Take a normalized latent frame (C, h, w). The 15th makes the first 5 frames final, every later one 8 more.
     func push(_ latent: MLXArray, sink: (MLXArray) throws -> Void) throws {
         let x = latent.transposed(1, 2, 0).asType(.float32) * std + mean
         try run(0, x.expandedDimensions(axis: 0), sink)
