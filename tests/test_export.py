@@ -239,6 +239,7 @@ def test_programs_are_short_and_use_nothing_of_the_package(name):
 
 OLDER = ("0.30.6", "0.31.1", "0.31.2")  # in mlx-rs, in mlx-swift and mlx-c, and the oldest that the package takes
 NEWEST = "newest"
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the wheels are of MLX's CPU backend for Linux")
 #: Runs decodes and encodes of several lengths: the folder with the inputs and results, run.py's, and the exports'.
 RUN_ALL = """
 import sys
@@ -276,8 +277,8 @@ def python_with(tmp_path_factory):
     return make
 
 
+@on_linux
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="on macOS an export for the CPU is the rare case")
 @pytest.mark.parametrize("version", [*OLDER, NEWEST])
 @pytest.mark.parametrize("case", [*CONV_CASES, *PREVIEWS])
 def test_other_versions_of_mlx_run_an_export_for_them(golden, tmp_path, python_with, version, case):
@@ -307,6 +308,7 @@ def test_other_versions_of_mlx_run_an_export_for_them(golden, tmp_path, python_w
             assert np.abs(latents - expected).max() <= TOLERANCE
 
 
+@on_linux
 @pytest.mark.slow
 @pytest.mark.parametrize("version", OLDER)
 def test_older_versions_of_mlx_run_an_export_in_cpp_and_refuse_one_for_newer_ones(
