@@ -83,7 +83,7 @@ def inspect(
         return report
     has_latent_options = (vae, audio_vae, tensor, audio_tensor, grid) != (None, None, None, None, None)
     if not has_latent_options and (export := read_export(path)) is not None:
-        return {"kind": "exported decode", "name": path.name} | {key: export.get(key) for key in _EXPORTED}
+        return {"kind": export["kind"], "name": path.name} | {key: export.get(key) for key in _EXPORTED}
     location, audio = None, None
     if reader is None or find_format(start or b"") is Format.SAFETENSORS:
         try:

@@ -10,6 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from .audio_vae import AudioVAE, check_decodes_audio
+from .backend.function_file import find_reader
+from .backend.machine import ReaderName
 from .backend.mlx_utils import DTYPES, GivenDtype, parse_dtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, VAESource, open_checkpoint, open_weights
 from .checkpoint.loading import NetworkHandle, NetworkHeader
@@ -42,7 +44,7 @@ from .pipeline.clip_audio import AudioSettings
 from .pipeline.decode import DecodePipeline, DecodeStream, PushedDecode
 from .pipeline.encode import EncodePipeline, EncodeStream, Frames
 from .pipeline.execution import arrays_released, join_parts
-from .pipeline.export import Export, export_decode
+from .pipeline.export import Export, export_network
 from .pipeline.film import Film, plan_windows
 from .pipeline.frames import OnFramesReady
 from .pipeline.hdr_frames import HDR, choose_hdr
@@ -574,6 +576,8 @@ class VideoVAE(OpenedVAE[Config]):
         folder: str | os.PathLike,
         size: str | Size,
         *,
+        encoder: bool = False,
+        reader: ReaderName = "mlx",
         memory_budget: str | int | None = None,
         weights: bool = True,
         **options: "Unpack[ExportKeywords]",
@@ -587,6 +591,9 @@ class VideoVAE(OpenedVAE[Config]):
         Args:
             folder: must not exist, or be empty.
             size: "768x512", or (width, height).
+            encoder: whether to write encodes instead, which give the latents of `encode`.
+            reader: what runs the functions: "mlx-swift", "mlx-c" or "mlx-rs", or "mlx" for the MLX that is installed
+                here. It determines the format of the files, and the memory that is planned.
             memory_budget: as in `plan`, without which each layer takes its usual number of frames at a time.
             weights: whether to write `weights.safetensors`, which is the same file for all sizes unless the VAE adds
                 noise to its layers.
@@ -598,13 +605,19 @@ class VideoVAE(OpenedVAE[Config]):
             WriterError: if the folder cannot be written.
         """
         check_names("an export", options, ExportKeywords)
-        decoder = self._network("decoder")
-        plan = plan_export(
-            decoder.spec, self.config.scale, self._machine(decoder.dtype), check_size(size), memory_budget
-        )
+        network: NetworkHandle[Any] = self._network("encoder" if encoder else "decoder")
+        target = find_reader(reader)
+        machine = replace(self._machine(network.dtype), bounds_winograd=target.bounds_winograd)
+        plan = plan_export(network.spec, self.config.scale, machine, check_size(size), memory_budget, encoder=encoder)
         decode_options = DecodeOptions(**cast(dict[str, Any], options))
-        return export_decode(
-            decoder.get(), plan, decode_options, folder, weights=weights, generation=self.config.generation
+        return export_network(
+            network.get(),
+            plan,
+            decode_options,
+            folder,
+            weights=weights,
+            generation=self.config.generation,
+            reader=target,
         )
 
     def encode(

@@ -1,5 +1,6 @@
-"""Exported decodes: the folder, and the programs of examples/exported, which run it without this package."""
+"""Exported decodes and encodes: the folder, and the programs of examples/exported, which run it without the package."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -12,16 +13,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from conftest import CONV_CASES
+from conftest import CONV_CASES, ENCODER_CASES
 from mlx_ltx_vae import AudioVAE, CheckpointError, LatentsError, LTXVAEError, PlanError, VideoVAE, demo
 from mlx_ltx_vae.backend import function_file
 from mlx_ltx_vae.backend.device import computing_for
-from mlx_ltx_vae.backend.machine import Backend
+from mlx_ltx_vae.backend.function_file import describe_function, find_reader, write_function
+from mlx_ltx_vae.backend.machine import READERS, Backend, Machine, Reader
 from mlx_ltx_vae.commands import run as run_command
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.pipeline.export import Functions
+from mlx_ltx_vae.planning.exports import plan_export
 from mlx_ltx_vae.preview import main as preview
+from mlx_ltx_vae.published import PublishedVAE
 from tolerances import ON_CPU, tolerance
 
 PROGRAMS = Path(__file__).parents[1] / "examples" / "exported"
@@ -33,23 +36,33 @@ TOLERANCE = 1e-5  # in float32
 PREVIEWS = ["taehv_ltx2", "taehv_ltx2_wide"]
 
 
-@pytest.fixture(scope="module")
-def cpp(tmp_path_factory):
-    """The program in C++, built against the wheel of MLX."""
-    if shutil.which("g++") is None or not (MLX / "lib" / "libmlx.so").exists():
+def build(program, wheel):
+    """The program in C++, built against a wheel of MLX. The libraries of older ones name each other only in Python."""
+    if shutil.which("g++") is None or not (wheel / "lib" / "libmlx.so").exists():
         pytest.skip("building the program needs g++ and MLX's wheel for Linux")
-    program = tmp_path_factory.mktemp("cpp") / "run"
-    libraries = [f"-L{MLX}/lib", "-lmlx", f"-Wl,-rpath,{MLX}/lib"]
-    line = ["g++", "-std=c++20", PROGRAMS / "run.cpp", f"-I{MLX}/include", *libraries, "-o", program]
+    libraries = [f"-L{wheel}/lib", "-lmlx", f"-Wl,-rpath,{wheel}/lib", "-Wl,--allow-shlib-undefined"]
+    line = ["g++", "-std=c++20", PROGRAMS / "run.cpp", f"-I{wheel}/include", *libraries, "-o", program]
     subprocess.run([*map(str, line)], check=True)
     return [str(program)]
+
+
+@pytest.fixture(scope="module")
+def cpp(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("cpp") / "run", MLX)
 
 
 PYTHON = [sys.executable, str(PROGRAMS / "run.py")]
 
 
-def load(golden, case):
-    return VideoVAE.from_pretrained(golden(case).checkpoint, dtype="float32", encoder=False)
+def load_program():
+    spec = importlib.util.spec_from_file_location("exported_run", PROGRAMS / "run.py")
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    return program
+
+
+def load(golden, case, *, encoder=False):
+    return VideoVAE.from_pretrained(golden(case).checkpoint, dtype="float32", encoder=encoder)
 
 
 def size_of(vae, grid=GRID):
@@ -61,10 +74,16 @@ def make_latents(vae, length, grid=GRID):
     return np.random.default_rng(length).standard_normal(shape, np.float32)
 
 
-def run(program, folder, latents, *options, **environment):
+def make_frames(vae, length, grid=GRID):
+    scale = vae.config.scale
+    shape = (1 + (length - 1) * scale.time, grid[0] * scale.height, grid[1] * scale.width, 3)
+    return np.random.default_rng(length).integers(0, 256, shape, np.uint8)
+
+
+def run(program, folder, latents, *options, name="latents", **environment):
     """The exit code, the bytes on standard output, and standard error."""
     path = Path(folder).parent / "given.safetensors"
-    save_file({"latents": latents}, path)
+    save_file({name: latents}, path)
     line = [*program, str(folder), str(path), *options]
     done = subprocess.run(line, capture_output=True, cwd="/", env={**os.environ, **environment}, check=False)
     return done.returncode, done.stdout, done.stderr.decode()
@@ -174,11 +193,137 @@ def test_functions_for_metal_give_the_frames_of_its_formulation(golden, tmp_path
     assert np.abs(frames - other).max() > 0
 
 
+def assert_same_latents(vae, folder, lengths):
+    output = folder.parent / "encoded.safetensors"
+    for length in lengths:
+        frames = make_frames(vae, length)
+        code, _, error = run(PYTHON, folder, frames, "--encode", str(output), name="frames")
+        assert code == 0, error
+        latents, expected = load_file(output)["latents"], np.array(vae.encode(frames))
+        assert latents.shape == expected.shape
+        assert np.abs(latents - expected).max() <= tolerance(TOLERANCE), length
+
+
+def test_an_exported_encoder_gives_the_latents_of_an_encode(golden, tmp_path):
+    vae = load(golden, "small_ltx2_3", encoder=True)
+    exported = vae.export(tmp_path / "exported", size_of(vae), encoder=True)
+    assert "encodes of any length" in str(exported)
+    with pytest.raises(CheckpointError, match=r"is an exported encode, which is no VAE"):
+        VideoVAE.from_pretrained(tmp_path / "exported")
+    assert_same_latents(vae, tmp_path / "exported", (1, 3))
+    program, given = load_program(), make_frames(vae, 2)
+    encode = program.Exported(tmp_path / "exported", "encode").encode
+    for frames in (given[:5], given[:, :32], given.astype(np.float32), given[:0], given[0]):
+        with pytest.raises(program.ExportError, match=r"this export is for uint8 \(1 \+ 8\*k, 64, 96, 3\)"):
+            next(encode(mx.array(frames)))
+    with pytest.raises(program.ExportError, match=r"has no decode.json"):
+        program.Exported(tmp_path / "exported")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*ENCODER_CASES, *PREVIEWS])
+def test_every_exported_encoder_gives_the_latents_of_an_encode(golden, tmp_path, case):
+    vae = load(golden, case, encoder=True)
+    vae.export(tmp_path / "exported", size_of(vae), encoder=True)
+    assert_same_latents(vae, tmp_path / "exported", LENGTHS)
+
+
 @pytest.mark.parametrize("name", ["run.py", "run.cpp", "Decode.swift"])
 def test_programs_are_short_and_use_nothing_of_the_package(name):
     lines = (PROGRAMS / name).read_text().splitlines()
-    assert len(lines) < 120
+    assert len(lines) < 190
     assert not any("import" in line and "mlx_ltx_vae" in line for line in lines)
+
+
+# --- other versions of MLX ------------------------------------------------------------------------------------------
+
+OLDER = ("0.30.6", "0.31.1", "0.31.2")  # in mlx-rs, in mlx-swift and mlx-c, and the oldest that the package takes
+NEWEST = "newest"
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the wheels are of MLX's CPU backend for Linux")
+#: Runs decodes and encodes of several lengths: the folder with the inputs and results, run.py's, and the exports'.
+RUN_ALL = """
+import sys
+from pathlib import Path
+files, programs, decoder, encoder = map(Path, sys.argv[1:])
+sys.path.insert(0, str(programs))
+from run import Exported, load, mx
+for path in files.glob("*.latents"):
+    frames = mx.concatenate(list(Exported(decoder).decode(load(path.rename(f"{path}.safetensors"), "latents"))))
+    mx.save_safetensors(f"{path}.decoded.safetensors", {"frames": frames})
+for path in files.glob("*.frames"):
+    frames = load(path.rename(f"{path}.safetensors"), "frames")
+    latents = mx.concatenate(list(Exported(encoder, "encode").encode(frames)), axis=2)
+    mx.save_safetensors(f"{path}.encoded.safetensors", {"latents": latents})
+"""
+
+
+@pytest.fixture(scope="module")
+def python_with(tmp_path_factory):
+    """`python_with("0.31.1")`: a Python that has this version of MLX and numpy, and nothing else."""
+    folder = tmp_path_factory.mktemp("environments")
+
+    def make(version):
+        python = folder / version / "bin" / "python"
+        if not python.exists():
+            subprocess.run([sys.executable, "-m", "venv", folder / version], check=True)
+            needed = "mlx[cpu]" if version == NEWEST else f"mlx[cpu]=={version}"
+            line = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", needed, "numpy"]
+            done = subprocess.run([*map(str, line)], capture_output=True, text=True, check=False)
+            if done.returncode:
+                python.unlink()
+                pytest.skip(f"{needed} cannot be installed from an index of packages: {done.stderr.strip()[-200:]}")
+        return str(python)
+
+    return make
+
+
+@on_linux
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [*OLDER, NEWEST])
+@pytest.mark.parametrize("case", [*CONV_CASES, *PREVIEWS])
+def test_other_versions_of_mlx_run_an_export_for_them(golden, tmp_path, python_with, version, case):
+    python = python_with(version)
+    has_encoder = case in (*ENCODER_CASES, *PREVIEWS)
+    vae = load(golden, case, encoder=has_encoder)
+    reader = "mlx" if version == NEWEST else "mlx-rs"
+    vae.export(tmp_path / "decoder", size_of(vae), reader=reader)
+    if has_encoder:
+        vae.export(tmp_path / "encoder", size_of(vae), reader=reader, encoder=True)
+    lengths = (1, 2, 9, 20)
+    for length in lengths:
+        save_file({"latents": make_latents(vae, length)}, tmp_path / f"{length}.latents")
+        if has_encoder:
+            save_file({"frames": make_frames(vae, length)}, tmp_path / f"{length}.frames")
+    line = [python, "-c", RUN_ALL, tmp_path, PROGRAMS, tmp_path / "decoder", tmp_path / "encoder"]
+    subprocess.run([*map(str, line)], check=True)
+    for length in lengths:
+        frames = load_file(tmp_path / f"{length}.latents.decoded.safetensors")["frames"]
+        expected = np.array(vae.decode(make_latents(vae, length)))[0].transpose(1, 2, 3, 0)
+        assert frames.shape == expected.shape
+        assert np.abs(frames - expected).max() <= TOLERANCE
+        if has_encoder:
+            latents = load_file(tmp_path / f"{length}.frames.encoded.safetensors")["latents"]
+            expected = np.array(vae.encode(make_frames(vae, length)))
+            assert latents.shape == expected.shape
+            assert np.abs(latents - expected).max() <= TOLERANCE
+
+
+@on_linux
+@pytest.mark.slow
+@pytest.mark.parametrize("version", OLDER)
+def test_older_versions_of_mlx_run_an_export_in_cpp_and_refuse_one_for_newer_ones(
+    small, tmp_path, python_with, version
+):
+    vae, newer = small
+    where = "import mlx.core as mx, pathlib; print(pathlib.Path(mx.__file__).parent)"
+    wheel = subprocess.run([python_with(version), "-c", where], check=True, capture_output=True, text=True).stdout
+    program = build(tmp_path / "run", Path(wheel.strip()))
+    vae.export(tmp_path / "exported", size_of(vae), reader="mlx-c")
+    assert_same_frames(vae, tmp_path / "exported", [program], (1, 9))
+    for line in (program, [python_with(version), str(PROGRAMS / "run.py")]):
+        code, output, error = run(line, newer, make_latents(vae, 1))
+        assert (code, output) == (1, b"")
+        assert "functions of format 2, and MLX" in error and "reads format 1" in error
 
 
 # --- the folder -----------------------------------------------------------------------------------------------------
@@ -195,6 +340,51 @@ def test_an_export_is_the_same_bytes_every_time(small, golden, tmp_path):
     assert names == sorted(path.name for path in (tmp_path / "again").iterdir())
     for name in names:
         assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
+
+
+def test_functions_for_an_older_mlx_lack_the_metadata_of_newer_ones(small, tmp_path):
+    vae, folder = small
+    if find_reader("mlx").file_format == 1:
+        pytest.skip("the MLX that is installed here writes no metadata")
+    exported = vae.export(tmp_path / "exported", size_of(vae), reader="mlx-swift")
+    contents = [json.loads((path / "decode.json").read_text()) for path in (folder, tmp_path / "exported")]
+    assert [content.pop("function_format") for content in contents] == [2, 1]
+    assert [content.pop("mlx") for content in contents] == [mx.__version__, "0.31.1"]
+    assert contents[0] == contents[1]
+    assert exported.as_dict()["function_format"] == 1
+    for path in folder.glob("*.mlxfn"):
+        newer, older = path.read_bytes(), (tmp_path / "exported" / path.name).read_bytes()
+        start = 8 + int.from_bytes(newer[:8], "little") + 5  # after the version, the number of functions and a flag
+        assert newer[start : start + 8] == bytes(8)
+        assert older == newer[:start] + newer[start + 8 :]
+
+
+def test_an_unknown_reader_is_refused_before_anything_is_written(small, tmp_path):
+    with pytest.raises(LTXVAEError, match=r"the reader 'mlx-swfit' is not known.*mlx-swift"):
+        small[0].export(tmp_path / "exported", (96, 64), reader="mlx-swfit")
+    assert not (tmp_path / "exported").exists()
+
+
+def test_the_page_has_the_table_of_readers():
+    page = (PROGRAMS.parents[1] / "docs" / "export.md").read_text()
+    for name, reader in READERS.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` | {reader},"))
+        bounded = {True: "yes", False: "no"}[reader.bounds_winograd]
+        assert row.endswith(f"| {reader.file_format} | {bounded} |")
+
+
+def test_a_plan_for_an_older_mlx_counts_the_scratch_memory_of_all_frames():
+    """At the published widths, on Metal, where only newer ones bound it."""
+    published = PublishedVAE.find("ltx-2.3")
+    spec, scale = published.family.spec(published.config, "decoder"), published.config.scale
+    peaks = {
+        version: plan_export(
+            spec, scale, Machine(Backend.METAL, 2, bounds_winograd=version.bounds_winograd), (768, 512), None
+        ).memory.active
+        for version in (Reader(0, 32, 2), Reader(0, 32, 1), READERS["mlx-rs"])
+    }
+    bounded, *others = peaks.values()
+    assert others[0] == others[1] > 1.1 * bounded
 
 
 def test_calls_name_files_and_weights_that_are_there(small):
@@ -217,17 +407,21 @@ def test_functions_hold_no_weights(small):
 
 
 @pytest.mark.slow
-def test_weights_can_be_those_of_another_size(small, golden, tmp_path):
+def test_weights_can_be_those_of_another_size(small, tmp_path, cpp):
     vae, folder = small
     exported = vae.export(tmp_path / "wide", size_of(vae, (2, 4)), weights=False)
     assert exported.weight_bytes == 0 and not (tmp_path / "wide" / "weights.safetensors").exists()
     latents = make_latents(vae, 2, (2, 4))
     code, _, error = run(PYTHON, tmp_path / "wide", latents)
     assert code == 1 and "weights.safetensors: is missing; copy it" in error
-    shutil.copy(folder / "weights.safetensors", tmp_path / "wide")
+    shutil.copy(folder / "weights.safetensors", tmp_path)  # beside the folders of several sizes
     expected = np.array(vae.decode(latents))
-    frames = run_floats(PYTHON, tmp_path / "wide", latents, expected.shape)
-    assert np.abs(frames - expected).max() <= tolerance(TOLERANCE)
+    for program in (PYTHON, cpp):
+        frames = run_floats(program, tmp_path / "wide", latents, expected.shape)
+        assert np.abs(frames - expected).max() <= tolerance(TOLERANCE)
+    save_file({}, tmp_path / "wide" / "weights.safetensors")
+    code, _, error = run(PYTHON, tmp_path / "wide", latents)
+    assert code == 1 and "wide/weights.safetensors: has the weights of another checkpoint" in error
 
 
 def test_a_failed_export_leaves_nothing_and_the_vae_decodes_as_before(golden, tmp_path, monkeypatch):
@@ -249,11 +443,27 @@ def test_a_failed_export_leaves_nothing_and_the_vae_decodes_as_before(golden, tm
     assert mx.array_equal(vae.decode(latents), expected)
 
 
+def test_each_function_is_written_once(golden, tmp_path, monkeypatch):
+    vae = load(golden, "small_ltx2_3")
+    write, targets = mx.export_function, []
+
+    def record(target, *arguments):
+        targets.append(target)
+        write(target, *arguments)
+
+    monkeypatch.setattr(mx, "export_function", record)
+    exported = vae.export(tmp_path / "exported", size_of(vae))
+    written = [target for target in targets if isinstance(target, str)]
+    assert len(written) == len(set(written)) == exported.functions
+    assert len(targets) < 4 * exported.functions  # the others are descriptions, of each different step one
+
+
 def test_the_command_exports(golden, tmp_path, capsys):
     line = ["-m", str(golden("small_ltx2_3").checkpoint), "-o", str(tmp_path / "exported"), "--size", "64x96"]
-    assert run_command("export", [*line, "--json"]) == 0
+    assert run_command("export", [*line, "--for", "mlx-rs", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["width"], report["height"]) == (64, 96)
+    assert (report["mlx"], report["function_format"]) == ("0.30.6", 1)
     assert report["functions"] == len(list((tmp_path / "exported").glob("*.mlxfn")))
     assert report["weight_bytes"] <= (tmp_path / "exported" / "weights.safetensors").stat().st_size
     assert run_command("export", line) == 1
@@ -326,9 +536,8 @@ print(mx.get_peak_memory(), plan.memory.active)
 """
 RUN = """
 sys.path.insert(0, programs)
-from run import Decode, to_bytes
-decode = Decode(Path(folder))
-for frames in decode.frames(latents):
+from run import Exported, to_bytes
+for frames in Exported(Path(folder)).decode(latents):
     to_bytes(frames, False)
 print(mx.get_peak_memory())
 """
@@ -356,18 +565,113 @@ def test_a_program_takes_the_memory_of_the_stream(tmp_path):
 def test_programs_refuse_what_they_cannot_run(small, changed, program, request):
     vae, folder = small
     line = PYTHON if program == "python" else request.getfixturevalue("cpp")
-    newer, latents = changed(mlx="1000.0.0"), make_latents(vae, 1)
-    for other, given, words in (
-        (newer, latents, "is of MLX 1000.0.0"),
+    other, latents = changed(function_format=3), make_latents(vae, 1)
+    for export, given, words in (
+        (other, latents, "functions of format 3, and MLX"),
         (folder, make_latents(vae, 1, (3, 3)), "this export is for"),
         (folder, latents[:, :, :0], "this export is for"),
     ):
-        code, output, error = run(line, other, given)
+        code, output, error = run(line, export, given)
         assert (code, output) == (1, b"")
         assert words in error and len(error.splitlines()) == 1
-    (newer / "decode.json").unlink()
-    code, _, error = run(line, newer, latents)
+    (other / "decode.json").unlink()
+    code, _, error = run(line, other, latents)
     assert code == 1 and "has no decode.json" in error
+
+
+@pytest.mark.skipif(not ON_CPU, reason="a GPU runs them")
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("program", ["python", "cpp"])
+def test_programs_say_that_functions_are_for_another_device(small, tmp_path, program, request):
+    vae, _ = small
+    line = PYTHON if program == "python" else request.getfixturevalue("cpp")
+    with computing_for(Backend.METAL):
+        vae.export(tmp_path / "exported", size_of(vae))
+    code, output, error = run(line, tmp_path / "exported", make_latents(vae, 1))
+    assert (code, output) == (1, b"")
+    assert "0.mlxfn" in error and "is for metal, which this MLX lacks" in error and len(error.splitlines()) == 1
+
+
+def change(**entries):
+    return lambda folder, content: content.update(entries)
+
+
+def change_call(**entries):
+    return lambda folder, content: content["calls"][0].update(entries)
+
+
+def leave_out(name):
+    return lambda folder, content: content.pop(name)
+
+
+def cut(name, size):
+    return lambda folder, content: (folder / name).write_bytes((folder / name).read_bytes()[:size])
+
+
+DAMAGES = {
+    "another format": (change(format=2), "has format 2"),
+    "no format": (leave_out("format"), "damaged"),
+    "no format of functions": (leave_out("function_format"), "damaged"),
+    "no calls": (leave_out("calls"), "damaged"),
+    "calls that are a number": (change(calls=3), "damaged"),
+    "no call": (change(calls=[]), "damaged"),
+    "no steps": (change(steps=[]), "damaged"),
+    "no ends": (change(ends=[]), "damaged"),
+    "a step that is no number": (change(steps=[["a"]]), "damaged"),
+    "no size": (change(latents=None), "damaged"),
+    "a size of two": (change(latents=[8, 2]), "damaged"),
+    "no plan": (change(plan=None), "damaged"),
+    "no inputs": (change_call(inputs=None), "damaged"),
+    "unknown inputs": (change_call(inputs=["unknown"]), "damaged"),
+    "fewer outputs": (change_call(outputs=[]), "damaged"),
+    "an unknown function": (change_call(function=9999), "9999.mlxfn: is missing"),
+    "another function": (change_call(function=5), "5.mlxfn: takes other arrays"),
+    "a missing function": (lambda folder, _: (folder / "0.mlxfn").unlink(), "0.mlxfn: is missing"),
+    "an empty function": (cut("0.mlxfn", 0), "0.mlxfn: is damaged"),
+    "a cut function": (cut("0.mlxfn", 100), "0.mlxfn: is damaged"),
+    "a function without its end": (cut("0.mlxfn", -20), "0.mlxfn: is damaged"),
+    "empty weights": (cut("weights.safetensors", 0), "weights.safetensors: cannot be read"),
+    "cut weights": (cut("weights.safetensors", 1000), "weights.safetensors: cannot be read"),
+    "no weights": (lambda folder, _: (folder / "weights.safetensors").unlink(), "weights.safetensors: is missing"),
+    "an empty description": ("", "damaged"),
+    "a list": ("[]", "damaged"),
+    "no text": ("\udcff", "damaged"),
+    "a cut description": ('{"format": 1, "func', "damaged"),
+}
+
+
+def damaged(small, tmp_path, damage):
+    folder = tmp_path / "damaged"
+    shutil.copytree(small[1], folder)
+    content = json.loads((folder / "decode.json").read_text())
+    text = damage
+    if not isinstance(damage, str):
+        damage(folder, content)
+        text = json.dumps(content)
+    (folder / "decode.json").write_text(text, errors="surrogateescape")
+    return folder
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_the_program_says_what_is_damaged_in_a_sentence(small, tmp_path, monkeypatch, name):
+    damage, words = DAMAGES[name]
+    folder = damaged(small, tmp_path, damage)
+    program = load_program()
+    save_file({"latents": make_latents(small[0], 2)}, tmp_path / "given.safetensors")
+    monkeypatch.setattr(sys, "argv", ["run.py", str(folder), str(tmp_path / "given.safetensors")])
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    assert words in ended.value.code and len(ended.value.code.splitlines()) == 1
+    assert str(folder) in ended.value.code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DAMAGES)
+def test_the_program_in_cpp_says_what_is_damaged_in_a_sentence(small, tmp_path, cpp, name):
+    folder = damaged(small, tmp_path, DAMAGES[name][0])
+    code, output, error = run(cpp, folder, make_latents(small[0], 2))
+    assert (code, output) == (1, b"")
+    assert error.startswith("error: ") and len(error.splitlines()) == 1
 
 
 @pytest.mark.quick(1)
@@ -412,13 +716,29 @@ def test_every_primitive_of_a_function_for_a_gpu_names_it(tmp_path):
     entries = []
     mx.export_function(entries.append, function, *arguments)
     count = sum(entry["type"] == "primitive" for entry in entries)
-    functions = Functions(tmp_path)
-    on_cpu = functions.trace(function, arguments)
-    with computing_for(Backend.METAL):
-        on_gpu = functions.trace(function, arguments)
-    assert len(on_cpu) == len(on_gpu)
-    differences = [pair for pair in zip(on_cpu, on_gpu, strict=True) if pair[0] != pair[1]]
+    path = tmp_path / "function"
+    contents = []
+    for backend in (Backend.CPU, Backend.METAL):
+        assert write_function(path, function, arguments, backend, 2) == path.stat().st_size
+        contents.append(path.read_bytes())
+    assert len(contents[0]) == len(contents[1])
+    differences = [pair for pair in zip(*contents, strict=True) if pair[0] != pair[1]]
     assert differences == [(0, 1)] * count
+
+
+def test_functions_are_described_alike_if_their_files_are_alike(tmp_path):
+    def factor(value):
+        return lambda x: [x * mx.array(value) + 1]
+
+    descriptions, contents = [], []
+    for value in (0.1, 0.1, 0.1 + 1e-8, [[0.0] * 2000 + [1.0]], [[0.0] * 1999 + [1.0, 0.0]]):
+        descriptions.append(describe_function(factor(value), [mx.zeros((3, 1))]))
+        write_function(tmp_path / "function", factor(value), [mx.zeros((3, 1))], Backend.CPU, 2)
+        contents.append((tmp_path / "function").read_bytes())
+    pairs = [(one, other) for one in range(5) for other in range(one)]
+    alike = [descriptions[one] == descriptions[other] for one, other in pairs]
+    assert alike == [contents[one] == contents[other] for one, other in pairs]
+    assert 0 < sum(alike) < len(pairs)
 
 
 def test_an_unknown_format_of_functions_is_refused(small, tmp_path, monkeypatch):
@@ -430,4 +750,4 @@ def test_an_unknown_format_of_functions_is_refused(small, tmp_path, monkeypatch)
 
     monkeypatch.setattr(mx, "export_function", cut_off)
     with pytest.raises(LTXVAEError, match="format that is not known"):
-        Functions(tmp_path).trace(lambda x: [x + 1], [mx.zeros(3)])
+        write_function(tmp_path / "function", lambda x: [x + 1], [mx.zeros(3)], Backend.CPU, 2)

@@ -1,18 +1,20 @@
 """Exported MLX functions, written so that equal functions are equal bytes, for a device that need not be here.
 
 A `.mlxfn` file names arrays by their addresses, and the device on which it was traced. Both are replaced here. MLX
-documents no format; this one is of 0.31 and 0.32.
+documents no format; there are two, see `Reader`.
 """
 
 import re
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
-from ..errors import LTXVAEError
-from .machine import Backend
+from ..errors import LTXVAEError, suggest
+from .machine import READERS, Backend, Reader
 
 MLX_VERSION: str = getattr(mx, "__version__")  # noqa: B009 - not in MLX's stubs
 _CPU, _GPU = 0, 1  # MLX's device types
@@ -24,10 +26,30 @@ _PRIMITIVE = re.compile(rb"(?=[\0\1]\0{7}(.)\0{7}([A-Za-z]\w*))", re.DOTALL)
 _STREAM_INDEX_BYTES = 4
 
 
+def find_reader(name: str) -> Reader:
+    """Return a reader of exported functions by its name. Raises an `LTXVAEError` for names that `--for` has not."""
+    readers = {"mlx": Reader(*map(int, re.findall(r"\d+", MLX_VERSION)[:3])), **READERS}
+    if name not in readers:
+        raise LTXVAEError(f"the reader {name!r} is not known{suggest(name, readers)}; expected {', '.join(readers)}.")
+    return readers[name]
+
+
+def describe_function(function: Callable[..., list[mx.array]], arguments: Sequence[mx.array]) -> str:
+    """Return the graph of a function of arguments like these, as text that is the same for equal functions."""
+    entries: list[dict[str, Any]] = []
+    mx.export_function(entries.append, function, *arguments)
+    constants = [array.tolist() for entry in entries for _, array in entry.get("constants", ())]
+    return f"{entries}{constants}"  # an array's own text may be rounded
+
+
 def write_function(
-    path: Path, function: Callable[..., list[mx.array]], arguments: Sequence[mx.array], backend: Backend
-) -> None:
-    """Trace a function with arguments of these shapes and dtypes, and write it for a backend.
+    path: Path,
+    function: Callable[..., list[mx.array]],
+    arguments: Sequence[mx.array],
+    backend: Backend,
+    file_format: int,
+) -> int:
+    """Trace a function of arguments like these, write it for a backend, and return the size of the file.
 
     Raises:
         LTXVAEError: if MLX cannot export it, or writes another format.
@@ -41,18 +63,18 @@ def write_function(
     except RuntimeError as error:
         raise OSError(f"{str(error).rstrip('.')}; check the free disk space") from error
     try:
-        data = rewrite(path.read_bytes(), _CPU if backend is Backend.CPU else _GPU)
+        content = rewrite(path.read_bytes(), _CPU if backend is Backend.CPU else _GPU, file_format)
     except (IndexError, struct.error) as error:
         raise LTXVAEError(
             f"MLX {MLX_VERSION} writes functions in a format that is not known here; export with MLX 0.32."
         ) from error
-    path.write_bytes(data)
+    return path.write_bytes(content)
 
 
-def rewrite(content: bytes, device_type: int) -> bytes:
-    """Return a file with other names of arrays, 1, 2, 3, ..., and the default stream of a device.
+def rewrite(content: bytes, device_type: int, file_format: int) -> bytes:
+    """Return a file with other names of arrays, 1, 2, 3, ..., and the default stream of a device, in a format.
 
-    Raises an `IndexError` or a `struct.error` for another format.
+    Raises an `IndexError` or a `struct.error` for content of an unknown format.
     """
     data = bytearray(content)
     names: dict[int, int] = {}
@@ -67,9 +89,10 @@ def rewrite(content: bytes, device_type: int) -> bytes:
             names.setdefault(address, len(names) + 1)
         return end
 
-    at = 8 + read(0) + struct.calcsize("<i?")  # after the version of MLX, the number of functions and a flag
+    at = header_end = 8 + read(0) + struct.calcsize("<i?")  # the version of MLX, the number of functions and a flag
     while read(at) == 0:
-        at += 8  # no metadata, which there is since MLX 0.32.1, and no keyword arguments
+        at += 8  # no metadata, which there is in format 2, and no keyword arguments
+    keywords = at - 8
     at = name_all(at)
     num_inputs, at = read(at), at + 8
     for _ in range(num_inputs):
@@ -84,5 +107,7 @@ def rewrite(content: bytes, device_type: int) -> bytes:
             name_all(start)
             names.setdefault(read(start - 9), len(names) + 1)
             struct.pack_into("<iii", data, inputs_end, 0, device_type, 0)
-    addresses = re.compile(b"|".join(re.escape(struct.pack("<Q", address)) for address in names))
-    return addresses.sub(lambda match: struct.pack("<Q", names[struct.unpack("<Q", match[0])[0]]), bytes(data))
+    values = np.lib.stride_tricks.sliding_window_view(np.frombuffer(content, np.uint8), 8).copy().view("<u8")[:, 0]
+    for at in np.flatnonzero((values >= min(names)) & (values <= max(names))).tolist():
+        struct.pack_into("<Q", data, at, names.get(int(values[at]), int(values[at])))
+    return bytes(data[:header_end] + bytes(8 * (file_format - 1)) + data[keywords:])

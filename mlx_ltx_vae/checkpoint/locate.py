@@ -44,7 +44,7 @@ _ADDRESS = re.compile(
     r"(?:/(?:blob|resolve|tree)/[^/]+(?=[/?#]|$))?(?:/([^?#]+?))?/?(?:[?#].*)?"
 )
 _FILE_ENDINGS = (".safetensors", ".json", ".ckpt", ".pt", ".pth", ".bin", ".pkl", ".gguf", ".npy", ".npz", ".latent")
-_EXPORT = ("decode.json", "weights.safetensors")  # files of an exported decode
+_EXPORT = ("decode.json", "encode.json", "weights.safetensors")  # files of an exported decode or encode
 _LONGEST_NAME = 40  # characters of a mistyped short name
 _LISTING_TIMEOUT = 20.0  # seconds
 
@@ -72,8 +72,8 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
     path = Path(expand_path(source, CheckpointError))
     is_folder, exists, short_name = os.path.isdir(path), os.path.exists(path), ""
     is_file = not is_folder
-    if read_export(path if exists else Path(*_split(path) or [path])) is not None:
-        raise CheckpointError(f"{path}: is an exported decode, which is no VAE; give the VAE that was exported.")
+    if (export := read_export(path if exists else Path(*_split(path) or [path]))) is not None:
+        raise CheckpointError(f"{path}: is an {export['kind']}, which is no VAE; give the VAE that was exported.")
     if is_folder:
         name, archives = path.resolve().name, _open_folder(path, medium)
     elif exists:  # a file or an index; for a shard, the whole set
@@ -115,11 +115,16 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
 
 
 def read_export(path: Path) -> dict[str, Any] | None:
-    """Return `decode.json` of an exported decode, whose folder or file the path is. `None` for other paths."""
+    """Return the description of an exported decode or encode, whose folder or file the path is, and its `kind`.
+
+    `None` for other paths.
+    """
     folder = path.parent if path.name in _EXPORT else path
-    with suppress(OSError, ValueError, RecursionError, AttributeError):  # the last of JSON that is no object
-        content = json.loads(read_small_file(folder / _EXPORT[0], MAX_HEADER_BYTES))
-        return content if {"format", "fingerprint", "calls"} <= content.keys() else None
+    for name in _EXPORT[:2]:
+        with suppress(OSError, ValueError, RecursionError, AttributeError):  # the last of JSON that is no object
+            content = json.loads(read_small_file(folder / name, MAX_HEADER_BYTES))
+            if {"format", "fingerprint", "calls"} <= content.keys():
+                return content | {"kind": f"exported {Path(name).stem}"}
     return None
 
 

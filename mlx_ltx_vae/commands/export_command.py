@@ -33,11 +33,13 @@ def _export(arguments: argparse.Namespace) -> None:
     start = time.perf_counter()
     target = Backend(arguments.backend) if arguments.backend else backend()
     with computing_for(target):
-        checkpoint = open_checkpoint(arguments.model, encoder=False)
-        vae = VideoVAE.from_pretrained(checkpoint, dtype=arguments.dtype, encoder=False)
+        networks = {"encoder": arguments.encoder, "decoder": not arguments.encoder}
+        vae = VideoVAE.from_pretrained(open_checkpoint(arguments.model, **networks), dtype=arguments.dtype, **networks)
         exported = vae.export(
             arguments.output,
             arguments.size,
+            encoder=arguments.encoder,
+            reader=arguments.reader,
             memory_budget=arguments.memory_budget,
             weights=arguments.weights,
             seed=arguments.seed,

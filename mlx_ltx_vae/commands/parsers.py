@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, get_args
 
-from ..backend.machine import Backend, DtypeName
+from ..backend.machine import Backend, DtypeName, ReaderName
 from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, LATER_STILL_CRF, MAX_STILL_CRF, STILL_CRF
 from ..errors import LTXVAEError, quote
 from ..model_table import Kind, list_names
@@ -286,17 +286,22 @@ def export_parser() -> CommandParser:
     parser = CommandParser(
         prog="python -m mlx_ltx_vae export",
         usage="%(prog)s -m VAE -o FOLDER --size WxH [options]",
-        description="Export the exact decode of videos of one size and any length as MLX functions, which programs in "
-        "C++, Swift or Python run without this package: see docs/export.md.",
+        description="Export the exact decode, or encode, of videos of one size and any length as MLX functions, which "
+        "programs in C++, Swift or Python run without this package: see docs/export.md.",
         epilog=examples(
             "python -m mlx_ltx_vae export -m ltx-2.3 -o out --size 768x512",
             "python -m mlx_ltx_vae export -m vae -o out --size 768x512 --backend metal",
+            "python -m mlx_ltx_vae export -m vae -o out --size 768x512 --for mlx-swift",
         ),
     )
     model = f"checkpoint file, folder, name (ltx-2.3), or hub id (default: {MODEL_VARIABLE})"
     parser.add_argument("-m", "--model", metavar="VAE", help=model)
     parser.add_argument("-o", "--output", metavar="FOLDER", help="folder to write; must not exist, or be empty")
     parser.add_argument("--size", type=frame_size, metavar="WxH", help="size of the videos, multiples of 32")
+    readers = "what runs the functions: their format, and the memory that is planned (default: mlx, as installed here)"
+    parser.add_argument("--for", dest="reader", choices=get_args(ReaderName), default="mlx", help=readers)
+    encoder = "export the encode, of frames to latents"
+    parser.add_argument("--encoder", action="store_true", help=encoder)
     device = "where the functions run: their formulation and their device (default: this machine's)"
     parser.add_argument("--backend", choices=[item.value for item in Backend], help=device)
     precision = "compute in this precision (default: the checkpoint's)"

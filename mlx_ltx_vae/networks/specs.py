@@ -223,7 +223,14 @@ class ConvSpec(LayerSpec):
         formulation = self.rule(shape, machine.backend, allows_winograd=not (is_half and machine.keeps_dtype))
         is_scaled = is_half and not machine.keeps_dtype and self.activation is Activation.NONE
         on_cpu = machine.backend is Backend.CPU
-        return scratch_bytes(shape, formulation, machine.itemsize, on_cpu=on_cpu, is_scaled=is_scaled)
+        return scratch_bytes(
+            shape,
+            formulation,
+            machine.itemsize,
+            on_cpu=on_cpu,
+            is_scaled=is_scaled,
+            bounds_winograd=machine.bounds_winograd,
+        )
 
     def weight_copy_bytes(self, machine: Machine) -> int:
         """Return the bytes of the kernel in float32, in which the CPU backend computes for any dtype."""

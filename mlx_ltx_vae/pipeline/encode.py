@@ -32,6 +32,11 @@ _PEAKS = {"uint8": 255, "uint16": 65535}
 _MAX_PIXEL = 16
 
 
+def levels_to_pixels(levels: mx.array, dtype: mx.Dtype, peak: int = 255) -> mx.array:
+    """Return levels from 0 to `peak` as pixels in [-1, 1]."""
+    return (levels.astype(mx.float32) * (2 / peak) - 1).astype(dtype)
+
+
 def to_channels_last(frames: Frames) -> Frames:
     """Return levels (n, H, W, 3), or floats (B, 3, n, H, W) in [-1, 1], as (B, n, H, W, 3)."""
     frames = native_array(frames, "frames")
@@ -127,7 +132,7 @@ class Preprocess:
 
     def _to_pixels(self, frames: mx.array) -> mx.array:
         if peak := _PEAKS.get(dtype_name(frames.dtype)):
-            return (frames.astype(mx.float32) * (2 / peak) - 1).astype(self.dtype)
+            return levels_to_pixels(frames, self.dtype, peak)
         least, largest = to_list(mx.stack([frames.min(), mx.abs(frames).max()]))  # NaN if any value is NaN
         self._least = min(self._least, least)
         if not largest < float("inf"):

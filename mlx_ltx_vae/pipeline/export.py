@@ -1,17 +1,17 @@
-"""Exports of a decode by time as MLX functions, which other programs run without this package (docs/export.md).
+"""Exports of a decode or an encode by time as MLX functions, which other programs run (docs/export.md).
 
 The stream itself runs once, without computing anything: each of its steps is traced and becomes a function, whose
 arguments are a piece, the step's caches and its weights. Which function runs when, on which arrays, is a list of calls.
-Steps of different latent frames and layers that are the same function share a file.
+Steps of different pieces and layers that are the same function share a file.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from operator import add, sub
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,193 +19,198 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.device import backend
-from ..backend.function_file import MLX_VERSION, write_function
+from ..backend.function_file import describe_function, write_function
+from ..backend.machine import Reader
 from ..backend.mlx_utils import dtype_name, take, tracing
 from ..errors import PlanError, WriterError, printable
 from ..files import expand_path, part_folder, writing_to
-from ..networks.base import Decoder, Statistics
+from ..networks.base import Decoder, Encoder, Network
 from ..networks.noise import LatentNoise, draw, frame_noise
+from ..networks.specs import LayerSpec
 from ..options import DecodeOptions
-from ..planning.plan import DecodePlan
+from ..planning.plan import DecodePlan, Plan
 from ..shapes import Axis, format_size
-from ..streaming.context import Stage, StreamContext
+from ..streaming.context import Stage, StreamContext, pointwise
 from ..streaming.driver import Schedule, run_stream
-from ..streaming.window import TraceableCache
+from ..streaming.window import CacheState, TraceableCache
 from ..units import format_bytes
+from .encode import levels_to_pixels
 
 MAX_WARM_UP = 256  # latent frames after which steps must repeat; LTX-2.3 takes 15
 FORMAT = 1  # of decode.json
+_WHOLE = 2**31  # positions per step of a stage that takes whole pieces
 _NOISE = "noise."
+_INDEX = "index"  # of a latent frame, on which its noise depends
 
 Arrays = dict[str, mx.array]
 Call = dict[str, Any]  # the number of a function, and the names of arrays
 
 
 class Tensors:
-    """Arrays of a decoder that functions take as arguments, by name: weights, statistics, and maps of noise."""
+    """Arrays that functions take as arguments, by name: weights, statistics, maps of noise, and an index."""
 
-    def __init__(self, decoder: Decoder, maps: Mapping[str, mx.array]) -> None:
-        self._decoder, self.maps = decoder, dict(maps)
+    def __init__(self, network: Network, maps: Mapping[str, mx.array], index: mx.array | None) -> None:
+        self._network, self.maps, self.index = network, dict(maps), index
+        statistics = {} if network.statistics is None else dict(network.statistics._asdict())
+        layers = [self._of_layer(layer) for layer in network.spec.layers]
+        # One stage before the layers denormalizes latents, or one after them normalizes them.
+        is_encoder = isinstance(network, Encoder)
+        self.of_stages: list[Arrays] = [{} if is_encoder else statistics, *layers, statistics if is_encoder else {}]
+        self.stored: Arrays = {name: array for arrays in self.of_stages for name, array in arrays.items()}
+        if index is not None:
+            self.of_stages[0] = {_INDEX: index, **statistics}
 
-    @property
-    def statistics(self) -> Arrays:
-        return {} if self._decoder.statistics is None else dict(self._decoder.statistics._asdict())
-
-    def of_layer(self, index: int) -> Arrays:
-        layer = self._decoder.spec.layers[index]
-        arrays = {name: self._decoder.at(name) for name, _ in layer.weights}
+    def _of_layer(self, layer: LayerSpec) -> Arrays:
+        arrays = {name: self._network.at(name) for name, _ in layer.weights}
         return arrays | ({_NOISE + layer.name: self.maps[layer.name]} if layer.name in self.maps else {})
 
-    def all(self) -> Arrays:
-        layers = map(self.of_layer, range(len(self._decoder.spec.layers)))
-        return reduce(dict.__or__, layers, self.statistics)
-
     def load(self, arrays: Arrays) -> None:
-        """Let the decoder compute with other arrays."""
-        statistics = self.statistics
+        """Let the network compute with other arrays."""
         for name, array in arrays.items():
             parent, _, leaf = name.rpartition(".")
-            if name in statistics:
-                statistics[name] = array
-                self._decoder.statistics = Statistics(statistics["mean"], statistics["std"])
+            if name == _INDEX:
+                self.index = array
+            elif self._network.statistics is not None and name in self._network.statistics._fields:
+                self._network.statistics = self._network.statistics._replace(**{name: array})
             elif name.startswith(_NOISE):
                 self.maps[name.removeprefix(_NOISE)] = array
             else:
-                (self._decoder.at(parent) if parent else self._decoder)[leaf] = array
+                (self._network.at(parent) if parent else self._network)[leaf] = array
 
 
 class Functions:
-    """Functions in a folder, each once, and the calls of them by what determines them."""
+    """Functions in a folder, each once, in a format of their files."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._numbers: dict[bytes, int] = {}
+    def __init__(self, folder: Path, file_format: int) -> None:
+        self._folder, self._format = folder, file_format
+        self._numbers: dict[str, int] = {}
         self.num_bytes = 0
-        self.calls: dict[Any, Call] = {}
 
-    def trace(self, function: Callable[..., list[mx.array]], arguments: Sequence[mx.array]) -> bytes:
-        """Return the content of the file of a function."""
-        path = self._folder / "traced.mlxfn"
-        write_function(path, function, arguments, backend())
-        content = path.read_bytes()
-        path.unlink()
-        return content
-
-    def add(self, content: bytes) -> int:
-        """Write a function, unless there is an equal one, and return its number."""
-        digest = hashlib.sha256(content).digest()
-        if digest not in self._numbers:
-            self._numbers[digest] = len(self._numbers)
-            self.num_bytes += (self._folder / f"{self._numbers[digest]}.mlxfn").write_bytes(content)
-        return self._numbers[digest]
+    def add(self, text: str, function: Callable[..., list[mx.array]], arguments: Sequence[mx.array]) -> int:
+        """Write a function, unless there is one with an equal description, and return its number."""
+        if text not in self._numbers:
+            path = self._folder / f"{len(self._numbers)}.mlxfn"
+            self.num_bytes += write_function(path, function, arguments, backend(), self._format)
+            self._numbers[text] = len(self._numbers)
+        return self._numbers[text]
 
     def __len__(self) -> int:
         return len(self._numbers)
 
 
+@dataclass(frozen=True)
+class _Step:
+    """Traced step: its call, if it has outputs, its outputs as empty arrays, and what becomes of the caches.
+
+    `unused` are names of arrays that no later call takes. In `caches`, counts are differences. `numbers` are those of
+    the call by the names that are unused after it.
+    """
+
+    call: Call | None
+    outputs: Arrays
+    unused: tuple[str, ...]
+    caches: list[CacheState]
+    numbers: dict[tuple[str, ...], int] = field(default_factory=dict)
+
+
 class _Recorder(Schedule):
-    """Trace of a stream's steps, which are recorded as calls while there are `calls`. Pieces and caches are empty."""
+    """Record of a stream's steps as calls. Each different step is traced once. Pieces and caches are empty arrays."""
 
-    def __init__(self, stages: Sequence[Stage], tensors: Tensors, functions: Functions) -> None:
+    def __init__(self, stages: Sequence[Stage], tensors: Tensors, functions: Functions, names: tuple[str, str]) -> None:
         super().__init__(Axis.TIME)
-        self.calls: list[Call] | None = None
-        self._stages, self._tensors, self._functions = list(stages), tensors, functions
+        self.program: dict[str, int] = {}  # all different calls as JSON, and their numbers
+        self.calls: list[int] = []
+        self.unused: tuple[str, ...] = ()  # names of arrays that no later call takes
+        self._tensors, self._functions = tensors, functions
+        caches = [list(dict.fromkeys(cast(Sequence[TraceableCache], stage.caches))) for stage in stages]
+        self.caches = {cache: index for index, cache in enumerate(dict.fromkeys(chain.from_iterable(caches)))}
+        self._stages = {stage: (index, caches[index]) for index, stage in enumerate(stages)}
+        self._input_name, output_name = names
+        self._results = ["prepared", *(f"layer{index}" for index in range(len(stages) - 2)), output_name]
         self._names: dict[int, str] = {}  # of pieces, by their ids
-        self._caches = list(dict.fromkeys(chain.from_iterable(map(_caches, stages))))
-        self._unused: list[str] = []  # names of arrays that no later call takes
-
-    @property
-    def cached(self) -> list[tuple[tuple[int, ...], mx.Dtype]]:
-        """Shapes and dtypes of all cached arrays."""
-        return [(array.shape, array.dtype) for cache in self._caches for array in cache.arrays]
+        self._steps: dict[Any, _Step] = {}
 
     def compute(self, stage: Stage, inputs: list[mx.array], last: bool) -> list[mx.array]:
-        index, caches = self._stages.index(stage), _caches(stage)
-        pieces = {self._names.pop(id(piece)): piece for piece in inputs}
+        index, caches = self._stages[stage]
+        pieces = {self._names.get(id(piece), self._input_name): piece for piece in inputs}
         inputs.clear()
-        before, weights = self._arrays(caches), self._tensors.of_layer(index)
-
-        def step(*values: mx.array) -> tuple[Arrays, set[str]]:
-            remaining = iter(values)
-            piece = next(remaining) if pieces else None
-            for cache in caches:
-                cache.load([next(remaining) for _ in cache.arrays])
-            loaded = self._arrays(caches)
-            self._tensors.load(dict(zip(weights, remaining, strict=True)))
-            result = stage.step(piece, last)
-            after = self._arrays(caches)
-            changed = {name: array for name, array in after.items() if loaded.get(name) is not array}
-            results = {} if result is None else {self._result_name(index): result}
-            return results | changed, pieces.keys() | changed.keys() | (before.keys() - after.keys())
-
-        counts = [count for cache in caches for count in cache.counts]
-        state = [(count - counts[0], count == 0) for count in counts], [cache.remaining for cache in caches]
-        outputs = self.call(step, {**pieces, **before, **weights}, (index, last, str(state)))
-        self._tensors.load(weights)
-        for cache in caches:
-            cache.load([_empty(array) for array in cache.arrays])
-        return [outputs[name] for name in (self._result_name(index),) if name in outputs]
+        states = [cache.state for cache in caches]
+        key = index, last, *pieces, _shapes(pieces.values()), _dependence(states)
+        if key not in self._steps:
+            tensors = self._tensors.of_stages[index]
+            self._steps[key] = self._trace(
+                lambda piece: stage.step(piece, last), pieces, self._results[index], caches, tensors
+            )
+        traced = self._record(self._steps[key])
+        for cache, state, change in zip(caches, states, traced.caches, strict=True):
+            cache.state = change._replace(counts=tuple(map(add, state.counts, change.counts)))
+        return [array for name, array in traced.outputs.items() if name == self._results[index]]
 
     def cut(self, box: list[mx.array], start: int, stop: int) -> mx.array:
         (piece,) = box
-        name = self._names[id(piece)]
-        part, is_last = f"{name}.part", stop == piece.shape[Axis.TIME]
-        unused = {name} if is_last else set()
-        outputs = self.call(
-            lambda x: ({part: take(x, Axis.TIME, start, stop)}, unused), {name: piece}, (name, start, stop)
-        )
+        name, is_last = self._names[id(piece)], stop == piece.shape[Axis.TIME]
+        part, key = f"{name}.part", (name, start, stop, piece.shape)
+        if key not in self._steps:
+            step = self._trace(lambda x: take(x, Axis.TIME, start, stop), {name: piece}, part)
+            self._steps[key] = step if is_last else replace(step, unused=())
         if is_last:
-            del self._names[id(box.pop())]
-        return outputs[part]
+            box.clear()
+        return self._record(self._steps[key]).outputs[part]
 
-    def call(self, function: Callable[..., tuple[Arrays, set[str]]], arguments: Arrays, key: tuple) -> Arrays:
-        """Trace a function, which returns arrays by name and the names of arguments that no later call takes.
-
-        The function is determined by the `key` and the shapes of its arguments. Returns empty arrays of these shapes.
-        """
+    def _trace(
+        self,
+        step: Callable[[Any], mx.array | None],
+        pieces: Arrays,
+        result_name: str,
+        caches: Sequence[TraceableCache] = (),
+        tensors: Arrays | None = None,
+    ) -> _Step:
+        """Trace a step of a piece, if there is one, as a function that takes caches and tensors, too."""
+        states, before, tensors = [cache.state for cache in caches], self._arrays(caches), tensors or {}
+        arguments = pieces | before | tensors
         outputs: Arrays = {}
-        unused: list[str] = []
+        unused = set(pieces)
 
-        def traced(*values: mx.array) -> list[mx.array]:
-            results, names = function(*values)
-            unused.extend(sorted(names & arguments.keys()))
-            outputs.update(results)
-            return list(results.values()) or [values[0]]
+        def function(*values: mx.array) -> list[mx.array]:
+            remaining = iter(values)
+            piece = next(remaining) if pieces else None
+            for cache, state in zip(caches, states, strict=True):
+                cache.state = state._replace(arrays=tuple(next(remaining) for _ in state.arrays))
+            loaded = self._arrays(caches)
+            self._tensors.load(dict(zip(tensors, remaining, strict=True)))
+            result = step(piece)
+            after = self._arrays(caches)
+            changed = {name: array for name, array in after.items() if loaded.get(name) is not array}
+            outputs.update(({} if result is None else {result_name: result}) | changed)
+            unused.update(before.keys() & changed.keys(), before.keys() - after.keys())
+            return list(outputs.values()) or [values[0]]
 
-        key = (*key, *((name, array.shape) for name, array in arguments.items()))
-        call = self._functions.calls.get(key)
         with tracing():
-            if self.calls is None or call is not None:
-                traced(*arguments.values())
-            else:
-                content = self._functions.trace(traced, list(arguments.values()))
-                number = self._functions.add(content) if outputs else None
-                call = {"function": number, "inputs": list(arguments), "outputs": list(outputs)}
-                self._functions.calls[key] = call
-        assert call is None or call["outputs"] == list(outputs), "an equal step has other results"
-        if self.calls is not None:
-            self._unused += unused
-            if call is not None and outputs:
-                self.calls.append({**call, "unused": self._unused})
-                self._unused = []
-        results = {name: _empty(array) for name, array in outputs.items()}
-        self._names |= {id(array): name for name, array in results.items()}
-        return results
+            values = list(arguments.values())
+            text = describe_function(function, values)
+            number = self._functions.add(text, function, values) if outputs else None
+        call = {"function": number, "inputs": list(arguments), "outputs": list(outputs)} if outputs else None
+        changes = [_difference(cache.state, state) for cache, state in zip(caches, states, strict=True)]
+        traced = _Step(call, {name: _empty(array) for name, array in outputs.items()}, tuple(sorted(unused)), changes)
+        self._names |= {id(array): name for name, array in traced.outputs.items()}
+        return traced
+
+    def _record(self, step: _Step) -> _Step:
+        """Record a call of a step, and return it. Without outputs it is left out: the next call says what is unused."""
+        unused = self.unused = self.unused + step.unused
+        if step.call is None:
+            return step
+        if unused not in step.numbers:
+            call = json.dumps({**step.call, "unused": unused})
+            step.numbers[unused] = self.program.setdefault(call, len(self.program))
+        self.calls.append(step.numbers[unused])
+        self.unused = ()
+        return step
 
     def _arrays(self, caches: Sequence[TraceableCache]) -> Arrays:
         return {
-            f"cache{self._caches.index(cache)}.{index}": array
-            for cache in caches
-            for index, array in enumerate(cache.arrays)
+            f"cache{self.caches[cache]}.{index}": array for cache in caches for index, array in enumerate(cache.arrays)
         }
-
-    def _result_name(self, index: int) -> str:
-        return "frames" if index + 1 == len(self._stages) else f"layer{index}"
-
-
-def _caches(stage: Stage) -> list[TraceableCache]:
-    """Return the caches of a stage, each once."""
-    return list(dict.fromkeys(cast(Sequence[TraceableCache], stage.caches)))
 
 
 def _empty(array: mx.array) -> mx.array:
@@ -213,129 +218,166 @@ def _empty(array: mx.array) -> mx.array:
     return mx.zeros(array.shape, array.dtype)
 
 
-class _Recording:
-    """Recording of decodes of one size."""
+def _shapes(arrays: Iterable[mx.array]) -> tuple[tuple[int, ...], ...]:
+    return tuple(array.shape for array in arrays)
 
-    def __init__(self, decoder: Decoder, plan: DecodePlan, options: DecodeOptions, functions: Functions) -> None:
-        self._decoder, self._layer_steps, self._functions = decoder, plan.steps, functions
-        self._shape, self._seed = plan.latent_shape._replace(frames=1), options.seed
-        self._draws = draw(decoder.spec, self._shape, decoder.dtype, options)
-        self.tensors = Tensors(decoder, self._draws.maps)
-        mx.eval(self.tensors.all())
+
+def _dependence(states: Sequence[CacheState]) -> tuple[Any, ...]:
+    """Return what a step depends on of the states of its caches."""
+    first = next((count for state in states for count in state.counts), 0)
+    return tuple(
+        (_shapes(state.arrays), *((count - first, count == 0) for count in state.counts), state.remaining)
+        for state in states
+    )
+
+
+def _difference(after: CacheState, before: CacheState) -> CacheState:
+    """Return a state after a step, with empty arrays and the differences of the counts."""
+    return after._replace(arrays=tuple(map(_empty, after.arrays)), counts=tuple(map(sub, after.counts, before.counts)))
+
+
+class _Recording:
+    """Recording of the decodes or encodes of one size."""
+
+    def __init__(self, network: Network, plan: Plan, options: DecodeOptions, functions: Functions) -> None:
+        self._network, self._layer_steps, self._functions = network, plan.steps, functions
+        self._shape, self._size, self._seed = plan.latent_shape._replace(frames=1), plan.frame_size, options.seed
+        self._draws = draw(network.spec, self._shape, network.dtype, options)
+        index = None if self._draws.scale is None else mx.array(0, mx.uint32)
+        self.tensors = Tensors(network, self._draws.maps, index)
+        mx.eval(self.tensors.stored)
 
     def program(self) -> tuple[list[Call], list[list[int]], list[list[int]]]:
         """Return the calls of functions, and the numbers of those of each step and of each end.
 
         The last step repeats for all later latent frames. A clip ends with the end that belongs to its number of latent
-        frames, or else the last one. Clips with 1, 2, 3, ... latent frames run until one takes the calls of the one
-        before it. If it also leaves the same caches, all latent frames from there on take these calls.
+        frames, or else the last one. After each latent frame, the stream ends, and then continues from the caches
+        before that. If a latent frame takes the calls of the one before it and leaves the same caches, all from there
+        on take these calls.
         """
-        numbers: dict[str, int] = {}
         steps: list[list[int]] = []
         ends: list[list[int]] = []
-        cached: list[Any] = []
-        for count in range(1, MAX_WARM_UP + 1):
-            *calls, state = self._clip(count)
-            step, end = ([numbers.setdefault(json.dumps(call), len(numbers)) for call in part] for part in calls)
-            if steps and (step, state) == (steps[-1], cached):
-                return [json.loads(call) for call in numbers], steps, ends
-            steps.append(step)
-            ends.append(end)
-            cached = state
-        raise PlanError(f"the steps of this decode do not repeat within {MAX_WARM_UP} latent frames; decode it here.")
+        shapes: list[Any] = []
+        stages = self._stages()
+        recorder = _Recorder(stages, self.tensors, self._functions, self._names)
+        try:
+            for index in range(MAX_WARM_UP):
+                step, end, cached = self._advance(stages, recorder, self._piece(index))
+                if steps and (step, cached) == (steps[-1], shapes):
+                    return list(map(json.loads, recorder.program)), steps, ends
+                steps.append(step)
+                ends.append(end)
+                shapes = cached
+        finally:
+            self.tensors.load(self.tensors.stored)
+        raise PlanError(f"the steps do not repeat within {MAX_WARM_UP} latent frames; decode or encode it here.")
 
-    def _clip(self, count: int) -> tuple[list[Call], list[Call], list[Any]]:
-        """Return the calls of the last one of some latent frames and of the end, and what is cached between them."""
-        context = StreamContext(timesteps=self._draws.timesteps(1), noise_maps=self.tensors.maps)
-        stages = self._decoder.stages(context)
-        recorder = _Recorder(stages, self.tensors, self._functions)
-        latents = {"latents": mx.zeros(self._shape)}
-        if self._draws.scale is not None:
-            latents["index"] = mx.array(0, mx.uint32)
-        step: list[Call] = []
-        end: list[Call] = []
-        state: list[Any] = []
+    def _advance(
+        self, stages: Sequence[Stage], recorder: _Recorder, piece: mx.array
+    ) -> tuple[list[int], list[int], list[Any]]:
+        """Return the calls of the next latent frame, those of an end after it, and what is cached between them."""
+        step: list[int] = []
+        states: list[CacheState] = []
 
         def pieces() -> Iterator[mx.array]:
-            for index in range(count):
-                recorder.calls = step if index == count - 1 else None
-                yield recorder.call(self._prepare, latents | self.tensors.statistics, ("prepare",))["prepared"]
-            state[:] = recorder.cached
-            recorder.calls = end
+            yield piece  # all stages take what they can of it, before they ask for another one
+            states[:] = [cache.state for cache in recorder.caches]
+            step[:], recorder.calls = recorder.calls, []
 
-        arrays = self.tensors.all()
-        try:
-            for _ in run_stream(stages, pieces(), steps=self._layer_steps, schedule=recorder):
-                pass
-        finally:
-            self.tensors.load(arrays)
-        return step, end, state
+        for _ in run_stream(stages, pieces(), steps=(_WHOLE, *self._layer_steps, _WHOLE), schedule=recorder):
+            pass
+        end, recorder.calls, recorder.unused = recorder.calls, [], ()
+        for cache, state in zip(recorder.caches, states, strict=True):
+            cache.state = state
+        return step, end, [(array.shape, array.dtype) for state in states for array in state.arrays]
 
-    def _prepare(self, latents: mx.array, *arrays: mx.array) -> tuple[Arrays, set[str]]:
-        """Return the first stage's input of one latent frame, whose number comes first if there is noise."""
-        before, draws = self.tensors.statistics, self._draws
+    @property
+    def _names(self) -> tuple[str, str]:
+        """Names of the input and of the output."""
+        return ("frames", "latents") if isinstance(self._network, Encoder) else ("latents", "frames")
+
+    def _piece(self, index: int) -> mx.array:
+        """Return an empty piece of the input: a latent frame, or its frames."""
+        if not isinstance(self._network, Encoder):
+            return mx.zeros(self._shape)
+        width, height = self._size
+        return mx.zeros((1, self._network.spec.scale.time if index else 1, height, width, 3), mx.uint8)
+
+    def _stages(self) -> list[Stage]:
+        """Return the stages of a new stream: what prepares the input, the layers, and what completes the output."""
+        network = self._network
+        context = StreamContext(timesteps=self._draws.timesteps(1), noise_maps=self.tensors.maps)
+        stages = network.stages(context)
+        if isinstance(network, Encoder):
+            prepare = pointwise(lambda levels: levels_to_pixels(levels, network.dtype))
+            return [prepare, *stages, pointwise(network.to_latents)]
+        return [pointwise(self._prepare), *stages]
+
+    def _prepare(self, latents: mx.array) -> mx.array:
         noise = None
-        if draws.scale is not None:
-            values = frame_noise(self._seed, arrays[0], self._shape)[None, :, None]
-            noise = LatentNoise(values, draws.scale, draws.is_late)
-        self.tensors.load(dict(zip(before, arrays[len(arrays) - len(before) :], strict=True)))
-        prepared = self._decoder.prepare(latents, noise)
-        self.tensors.load(before)
-        return {"prepared": prepared}, {"latents"}
+        if self._draws.scale is not None:
+            values = frame_noise(self._seed, cast(mx.array, self.tensors.index), self._shape)[None, :, None]
+            noise = LatentNoise(values, self._draws.scale, self._draws.is_late)
+        return cast(Decoder, self._network).prepare(latents, noise)
 
 
 @dataclass(frozen=True)
 class Export:
-    """Written folder, with the plan of its decodes and the sizes of its parts."""
+    """Written folder, with the plan of its decodes or encodes and the sizes of its parts."""
 
     folder: str
-    plan: DecodePlan
+    plan: Plan
     functions: int
     function_bytes: int
     weight_bytes: int  # 0 if it has no weights
+    reader: Reader
 
     def as_dict(self) -> dict[str, Any]:
         """Return what is known of it as a JSON-serializable dict."""
         values = {name: getattr(self, name) for name in ("folder", "functions", "function_bytes", "weight_bytes")}
+        values |= {"mlx": str(self.reader), "function_format": self.reader.file_format}
         return {**values, "width": self.plan.width, "height": self.plan.height, "peak_bytes": self.plan.peak_bytes}
 
     def __str__(self) -> str:
         weights = format_bytes(self.weight_bytes) if self.weight_bytes else "not written"
+        noun = "decodes" if isinstance(self.plan, DecodePlan) else "encodes"
         return (
-            f"{printable(self.folder)}: decodes of any length\n"
+            f"{printable(self.folder)}: {noun} of any length, for programs with MLX {self.reader}\n"
             f"video    frames of {format_size(*self.plan.frame_size)}\n"
             f"files    {self.functions} functions of {format_bytes(self.function_bytes)}; weights {weights}\n"
             f"peak     {format_bytes(self.plan.peak_bytes)}, by time, one latent frame at a time"
         )
 
 
-def export_decode(
-    decoder: Decoder,
-    plan: DecodePlan,
+def export_network(
+    network: Network,
+    plan: Plan,
     options: DecodeOptions,
     folder: str | os.PathLike,
     *,
     weights: bool,
     generation: str,
+    reader: Reader,
 ) -> Export:
-    """Write the functions, the weights and `decode.json` of decodes by the steps of a plan by time."""
+    """Write the functions, the weights and the description of decodes or encodes by the steps of a plan by time."""
     target = Path(expand_path(folder, WriterError)).resolve()
     with part_folder(target) as output, writing_to(target):
-        functions = Functions(output.path)
-        recording = _Recording(decoder, plan, options, functions)
-        (calls, steps, ends), arrays = recording.program(), recording.tensors.all()
+        functions = Functions(output.path, reader.file_format)
+        recording = _Recording(network, plan, options, functions)
+        (calls, steps, ends), arrays = recording.program(), recording.tensors.stored
         values_hash = fingerprint(arrays)
         content = {
             "format": FORMAT,
-            "mlx": MLX_VERSION,
+            "function_format": reader.file_format,
+            "mlx": str(reader),
             "backend": backend().value,
-            "dtype": dtype_name(decoder.dtype),
+            "dtype": dtype_name(network.dtype),
             "generation": generation,
             "fingerprint": values_hash,
             "latents": [plan.latent_shape.channels, plan.latent_shape.height, plan.latent_shape.width],
             "frames": [plan.height, plan.width],
-            "first_frames": decoder.spec.first_frames,
-            "next_frames": decoder.spec.scale.time,
+            "first_frames": 1 if isinstance(network, Encoder) else network.spec.first_frames,
+            "next_frames": network.spec.scale.time,
             "seed": options.seed,
             "plan": {
                 "steps": plan.steps,
@@ -346,7 +388,8 @@ def export_decode(
             "steps": steps,
             "ends": ends,
         }
-        (output.path / "decode.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+        name = "encode.json" if isinstance(network, Encoder) else "decode.json"
+        (output.path / name).write_text(json.dumps(content) + "\n", encoding="utf-8")
         if weights:
             metadata = {"format": "mlx", "fingerprint": values_hash}
             try:
@@ -354,7 +397,7 @@ def export_decode(
             except RuntimeError as error:
                 raise OSError(f"{str(error).rstrip('.')}; check the free disk space") from error
     weight_bytes = sum(array.nbytes for array in arrays.values()) if weights else 0
-    return Export(str(output.target), plan, len(functions), functions.num_bytes, weight_bytes)
+    return Export(str(output.target), plan, len(functions), functions.num_bytes, weight_bytes, reader)
 
 
 def fingerprint(arrays: Arrays) -> str:

@@ -1,4 +1,4 @@
-"""The plan of an export: a decode by time, one latent frame at a time, of any length."""
+"""The plan of an export: a decode or an encode by time, one latent frame at a time, of any length."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -9,14 +9,20 @@ from ..errors import PlanError
 from ..networks.specs import LONG_CLIP, NetworkSpec
 from ..options import PlanOptions
 from ..shapes import Grid, ScaleFactors, Size, format_size
-from .plan import DecodePlan
-from .planner import plan_decode
+from .plan import Plan
+from .planner import plan_decode, plan_encode
 
 
 def plan_export(
-    spec: NetworkSpec, scale: ScaleFactors, machine: Machine, size: Size, memory_budget: str | int | None
-) -> DecodePlan:
-    """Plan decodes of videos of a size (width, height), with a long clip in the place of all lengths.
+    spec: NetworkSpec,
+    scale: ScaleFactors,
+    machine: Machine,
+    size: Size,
+    memory_budget: str | int | None,
+    *,
+    encoder: bool = False,
+) -> Plan:
+    """Plan decodes or encodes of videos of a size (width, height), with a long clip in the place of all lengths.
 
     Without a budget, the plan does not depend on the memory of this machine.
 
@@ -31,10 +37,15 @@ def plan_export(
         )
     if memory_budget is None:
         machine = replace(machine, available=None, memory=None)
-    options = PlanOptions(mode="exact", order="time", chunk=1, memory_budget=memory_budget)
+    chunk = scale.time if encoder else 1
+    options = PlanOptions(mode="exact", order="time", chunk=chunk, memory_budget=memory_budget)
 
-    def plan(grid: Grid) -> DecodePlan:
-        return plan_decode(spec, (1, spec.in_channels, LONG_CLIP, *grid[1:]), machine, options)
+    def plan(grid: Grid) -> Plan:
+        _, rows, columns = grid
+        if not encoder:
+            return plan_decode(spec, (1, spec.in_channels, LONG_CLIP, rows, columns), machine, options)
+        frames = 1 + scale.time * LONG_CLIP
+        return plan_encode(spec, (frames, rows * scale.height, columns * scale.width, 3), machine, options)
 
     grid = scale.latent_grid((1, size[1], size[0]))
     try:
@@ -47,7 +58,7 @@ def plan_export(
         raise PlanError(f"{str(error).rstrip('.')}; {advice}.", least_bytes=error.least_bytes) from None
 
 
-def _plan_largest(plan: Callable[[Grid], DecodePlan], grid: Grid) -> DecodePlan | None:
+def _plan_largest(plan: Callable[[Grid], Plan], grid: Grid) -> Plan | None:
     """Return the plan of the largest smaller grid of about the same shape that has one, or `None`."""
     for smaller in _smaller(grid):
         with suppress(PlanError):

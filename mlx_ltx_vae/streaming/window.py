@@ -33,6 +33,15 @@ class View(NamedTuple):
         return take(self.frames, axis, first, first + self.num_outputs)
 
 
+class CacheState(NamedTuple):
+    """State of a cache between two steps. A step depends on the differences of `counts`, and on which are zero."""
+
+    arrays: tuple[mx.array, ...]
+    counts: tuple[int, ...]  # numbers of positions since the stream began
+    remaining: int = 0  # positions that are still to be padded or dropped at the start of the stream
+    closed: bool = True
+
+
 class Window:
     """Cache of one kernel in one stream."""
 
@@ -49,16 +58,14 @@ class Window:
     def arrays(self) -> list[mx.array]:
         return self.positions
 
-    def load(self, arrays: Sequence[mx.array]) -> None:
-        self.positions = list(arrays)
-
     @property
-    def counts(self) -> tuple[int, ...]:
-        return self.start, self.output
+    def state(self) -> CacheState:
+        return CacheState(tuple(self.positions), (self.start, self.output), self._before, self.closed)
 
-    @property
-    def remaining(self) -> int:
-        return self._before
+    @state.setter
+    def state(self, state: CacheState) -> None:
+        self.positions, (self.start, self.output) = list(state.arrays), state.counts
+        self._before, self.closed = state.remaining, state.closed
 
     def push(self, frames: mx.array | None, last: bool) -> View | None:
         """Add the next piece, or `None` at the end. Returns the view that can be computed now, or `None`."""
@@ -152,7 +159,6 @@ class Delay:
     """
 
     closed = True  # a delay has no outputs to flush
-    remaining = 0
 
     def __init__(self, axis: Axis, window: Window | None = None, *, readers: int = 1) -> None:
         if window is not None and readers > 1:
@@ -167,12 +173,13 @@ class Delay:
     def arrays(self) -> list[mx.array]:
         return self._held
 
-    def load(self, arrays: Sequence[mx.array]) -> None:
-        self._held = list(arrays)
-
     @property
-    def counts(self) -> tuple[int, ...]:
-        return self._start, *self._ends
+    def state(self) -> CacheState:
+        return CacheState(tuple(self._held), (self._start, *self._ends))
+
+    @state.setter
+    def state(self, state: CacheState) -> None:
+        self._held, (self._start, *self._ends) = list(state.arrays), state.counts
 
     def push(self, frames: mx.array) -> None:
         """Append positions to a delay without a window."""
@@ -224,8 +231,6 @@ class Trim:
     Along rows and columns, each piece has all frames. Along time, `end` frames are held back while the clip may go on.
     """
 
-    counts = ()
-
     def __init__(self, axis: Axis, start: int, end: int = 0) -> None:
         self._axis = axis
         self._start = start
@@ -237,12 +242,13 @@ class Trim:
     def arrays(self) -> list[mx.array]:
         return self._held
 
-    def load(self, arrays: Sequence[mx.array]) -> None:
-        self._held = list(arrays)
-
     @property
-    def remaining(self) -> int:
-        return self._start
+    def state(self) -> CacheState:
+        return CacheState(tuple(self._held), (), self._start, self.closed)
+
+    @state.setter
+    def state(self, state: CacheState) -> None:
+        self._held, self._start, self.closed = list(state.arrays), state.remaining, state.closed
 
     def push(self, frames: mx.array | None, last: bool) -> mx.array | None:
         """Add the next piece (B, n, H, W, C), or `None` at the end. Returns the frames that are certain to remain."""
@@ -263,7 +269,5 @@ class Trim:
         return take(joined, Axis.TIME, 0, length) if length else None
 
 
-#: Caches of layers that can be exported. `load` replaces the cached arrays by as many others, in the order of `arrays`.
-#: `counts` are numbers of positions since the stream began: a step depends on their differences, and on which are zero.
-#: `remaining` is the number of positions that are still to be padded or dropped at the start of the stream.
+#: Caches of layers that can be exported: their `state` can be read and set.
 TraceableCache = Window | Delay | Trim

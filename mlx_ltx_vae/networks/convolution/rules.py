@@ -122,7 +122,13 @@ def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]
 
 
 def scratch_bytes(
-    shape: ConvShape, formulation: Formulation, itemsize: int, *, on_cpu: bool, is_scaled: bool = False
+    shape: ConvShape,
+    formulation: Formulation,
+    itemsize: int,
+    *,
+    on_cpu: bool,
+    is_scaled: bool = False,
+    bounds_winograd: bool = True,
 ) -> int:
     """Return the bytes that a convolution allocates per batch item: input copies, intermediate results and output.
 
@@ -145,7 +151,7 @@ def scratch_bytes(
         half = output // 2 if itemsize < size else 0
         elements = padded + columns + output + half
     elif formulation is Formulation.JOINED:
-        elements = _joined_elements(shape) + winograd_elements(shape)
+        elements = _joined_elements(shape) + winograd_elements(shape, 1 if bounds_winograd else shape.grid[0])
     else:
         joined = shape.grid[0] * height * width * TAPS * shape.in_channels
         elements = 2 * joined + 4 * output
@@ -154,8 +160,8 @@ def scratch_bytes(
     return elements * size
 
 
-def winograd_elements(shape: ConvShape) -> int:
-    """Return the scratch elements of Metal's Winograd kernel for a frame of a joined convolution; 0 without it."""
+def winograd_elements(shape: ConvShape, frames: int = 1) -> int:
+    """Return the scratch elements of Metal's Winograd kernel for frames of a joined convolution; 0 without it."""
     joined = TAPS * shape.in_channels
     is_large = _padded_positions(shape.grid) >= _WINOGRAD_MIN_POSITIONS
     if not (is_large and _can_take_winograd(joined, shape.out_channels)):
@@ -163,7 +169,7 @@ def winograd_elements(shape: ConvShape) -> int:
     tiles_high, tiles_wide = (-(-extent // _WINOGRAD_TILE) for extent in shape.grid[1:])
     padded = (_WINOGRAD_TILE * tiles_high + 2) * (_WINOGRAD_TILE * tiles_wide + 2) * joined
     transformed = _WINOGRAD_PRODUCTS * tiles_high * tiles_wide * (joined + shape.out_channels)
-    return padded + transformed + _WINOGRAD_PRODUCTS * joined * shape.out_channels
+    return frames * (padded + transformed) + _WINOGRAD_PRODUCTS * joined * shape.out_channels
 
 
 def is_padded_first(grid: Grid) -> bool:
