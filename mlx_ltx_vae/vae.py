@@ -55,7 +55,6 @@ from .pipeline.sources import LatentInput
 from .planning.exports import plan_export
 from .planning.film import DEFAULT_CARRY
 from .planning.plan import DecodePlan, EncodePlan, Plan
-from .planning.planner import plan_decode, plan_encode
 from .published import DecoderName, PublishedVAE
 from .shapes import Grid, LatentShape, Size, check_size, is_count
 from .tiling.config import TilingConfig
@@ -227,8 +226,7 @@ class VideoVAE(OpenedVAE[Config]):
 
     def _plan(self, latent_shape: Sequence[int], options: PlanOptions) -> DecodePlan:
         decoder = self._network("decoder")
-        options = replace(options, weight_bytes=self._weight_bytes("decoder"))
-        return plan_decode(decoder.spec, latent_shape, self._machine(decoder.dtype), options)
+        return self._plan_decode(decoder.spec, decoder.dtype, latent_shape, options, "decoder")
 
     @classmethod
     def published(cls, generation: str, decoder: DecoderName = "conv", *, dtype: GivenDtype = None) -> "Self":
@@ -320,12 +318,7 @@ class VideoVAE(OpenedVAE[Config]):
             tile_batch_size=tile_batch_size,
             joined=joined,
         )
-        return self._plan_encode(frame_shape, options, pad)
-
-    def _plan_encode(self, frame_shape: Sequence[int], options: PlanOptions, pad: bool = False) -> EncodePlan:
-        encoder = self._network("encoder")
-        options = replace(options, weight_bytes=self._weight_bytes("encoder"))
-        return plan_encode(encoder.spec, frame_shape, self._machine(encoder.dtype), options, pad=pad)
+        return self._plan_encode(frame_shape, options, pad=pad)
 
     def stream(
         self,

@@ -17,7 +17,6 @@ from .formats import (
     check_readable,
     choose_statistics,
     open_tensor_file,
-    source_name,
 )
 from .metadata import AUDIO_LENGTHS, AUDIO_NAMES, is_audio_name, parse_metadata
 
@@ -92,8 +91,8 @@ def open_audio_latents(
     path: str | os.PathLike, *, is_alone: bool = False, tensor: str | None = None
 ) -> AudioLatentsFile | None:
     """Open a file and return its audio latents, as `find_audio_latents`. Raises a `LatentsError`, too, if it cannot."""
-    tensors, entries = open_tensor_file(path)
-    return find_audio_latents(tensors, entries, source_name(path), is_alone=is_alone, tensor=tensor)
+    tensors, entries, source = open_tensor_file(path)
+    return find_audio_latents(tensors, entries, source, is_alone=is_alone, tensor=tensor)
 
 
 def find_audio_latents(

@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO, ClassVar, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -235,6 +235,14 @@ class StoredArray:
 Content = tuple[dict[str, StoredArray], dict[str, str]]
 
 
+class TensorFile(NamedTuple):
+    """Tensors of an open file by name, its metadata, and its path, or its name in errors."""
+
+    tensors: dict[str, StoredArray]
+    entries: dict[str, str]
+    source: str
+
+
 def _open_safetensors(file: OpenFile) -> Content:
     headers, metadata = read_header(file)
     return {name: StoredArray(file, name, partial(headers.__getitem__, name)) for name in headers}, metadata
@@ -419,11 +427,11 @@ class MappedLatents:
         return replace(self, shape=self.shape._replace(batch=1), first_video=self.first_video + index)
 
 
-def open_tensor_file(path: str | os.PathLike) -> Content:
-    """Return the tensors of a file by name, and its metadata. Headers of tensors may be read later."""
-    with _open_source(path) as file, reading(file):
+def open_tensor_file(path: str | os.PathLike) -> TensorFile:
+    """Open a file, "-" for standard input. Headers of tensors may be read later."""
+    with _open_source(expand_path(path, LatentsError)) as file, reading(file):
         tensors, metadata = _find_reader(file.pread(0, START_BYTES), file.source).open(file)
-        return tensors, _take_metadata(tensors) | metadata
+        return TensorFile(tensors, _take_metadata(tensors) | metadata, file.source)
 
 
 def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
@@ -441,16 +449,11 @@ def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
     return metadata
 
 
-def source_name(path: str | os.PathLike) -> str:
-    """Return the path of a source, or its name in errors."""
-    name = expand_path(path, LatentsError)
-    return "standard input" if name == _STANDARD_INPUT else name
-
-
 @contextmanager
-def _open_source(path: str | os.PathLike) -> Iterator[OpenFile]:
+def _open_source(path: str) -> Iterator[OpenFile]:
     """Open a file. A pipe and standard input are copied to a file without a name."""
-    source, is_standard_input = source_name(path), os.fspath(path) == _STANDARD_INPUT
+    is_standard_input = path == _STANDARD_INPUT
+    source = "standard input" if is_standard_input else path
     with nullcontext(standard_input("a latent file", LatentsError)) if is_standard_input else _open(source) as stream:
         if not is_standard_input and stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             yield OpenFile(stream, source)

@@ -19,7 +19,6 @@ from .formats import (
     check_readable,
     choose_statistics,
     open_tensor_file,
-    source_name,
 )
 from .metadata import CHANNELS_FIRST, Layout, parse_metadata
 
@@ -134,8 +133,8 @@ def load_keyframes(
 
 def open_keyframes(path: str | os.PathLike, num_frames: int | None = None) -> KeyframesFile | None:
     """Open a file and return its keyframes, as `find_keyframes`. Raises a `LatentsError`, too, if it cannot."""
-    tensors, entries = open_tensor_file(path)
-    return find_keyframes(tensors, entries, source_name(path), num_frames)
+    tensors, entries, source = open_tensor_file(path)
+    return find_keyframes(tensors, entries, source, num_frames)
 
 
 def find_keyframes(

@@ -20,7 +20,6 @@ from .formats import (
     check_shape,
     choose_statistics,
     open_tensor_file,
-    source_name,
 )
 from .keyframes import KEYFRAME_NAMES, STILL_NAMES, KeyframesFile, find_keyframes
 from .metadata import (
@@ -141,8 +140,7 @@ def open_latents(
     Leaves out latent frames after the last of the `num_frames` that the file states, with a warning. Raises a
     `LatentsError` for a file that cannot be read, is ambiguous, contradicts itself, or fits no decoder.
     """
-    source = source_name(path)
-    tensors, entries = open_tensor_file(path)
+    tensors, entries, source = open_tensor_file(path)
     metadata = parse_metadata(entries, source)
     name = _choose_tensor(list(tensors), tensor, source)
     stored = tensors[name]

@@ -307,8 +307,7 @@ def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
     is_chosen = _PROGRAM_VARIABLE in os.environ
     remedy = f"correct or unset {_PROGRAM_VARIABLE}" if is_chosen else "reinstall imageio-ffmpeg"
     try:
-        program = _find_ffmpeg()
-        version = _read_version(program)
+        program, version = _look_up(_find_ffmpeg())
         if not version:
             raise RuntimeError(f"{program}: is another program")
         if _is_too_old(version):
@@ -337,19 +336,20 @@ def _find_ffmpeg() -> str:
             stack.callback(os.close, descriptor)
     from imageio_ffmpeg import get_ffmpeg_exe  # which decodes to arrays do not need
 
-    return expand_path(get_ffmpeg_exe(), ReaderError)
+    return get_ffmpeg_exe()
 
 
 @lru_cache
-def _read_version(program: str) -> str:
-    """Return what ffmpeg says of its version and its year; "" for another program."""
-    command, limit = [program, "-version"], MAX_SILENCE
+def _look_up(program: str) -> tuple[str, str]:
+    """Return the path of ffmpeg, and what it says of its version and its year; "" for another program."""
+    path, limit = expand_path(program, ReaderError), MAX_SILENCE
+    command = [path, "-version"]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=limit)
     except subprocess.TimeoutExpired:
-        return ""
+        return path, ""
     line = done.stdout.partition(b"\n")[0].decode(errors="replace")
-    return line.removeprefix("ffmpeg ") if line.startswith("ffmpeg ") else ""
+    return path, line.removeprefix("ffmpeg ") if line.startswith("ffmpeg ") else ""
 
 
 def _is_too_old(version: str) -> bool:

@@ -199,13 +199,13 @@ class VideoWriter(Sink):
     @classmethod
     def from_output(cls, output: SinkRequest) -> "VideoWriter":
         """Make the writer of a video or an animation for `open_sink`; `check_output` warns its callers of the audio."""
-        writer = cls.__new__(cls)
-        target = StandardOutput("the video") if output.name == "-" else output.name
+        writer, target = cls.__new__(cls), StandardOutput("the video") if output.name == "-" else output.name
+        output = replace(output, name=target if isinstance(target, str) else target.name)
         writer._open(target, output, warns_of_audio=output.num_frames is None)
         return writer
 
     def _open(self, target: Target, output: SinkRequest, *, warns_of_audio: bool) -> None:
-        name, is_path, options = target_name(target), isinstance(target, (str, os.PathLike)), output.options
+        name, is_path, options = output.name, isinstance(target, (str, os.PathLike)), output.options
         check_size(name, output.size)
         self.fps = find_fps(name, output.fps, WriterError)
         if is_path:
