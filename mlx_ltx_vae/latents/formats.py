@@ -23,7 +23,7 @@ from numpy.lib import format as npy_format
 
 from ..backend.device import check_process
 from ..backend.mlx_utils import count_nonfinite, from_numpy, to_float, to_int
-from ..errors import LatentsError, excerpt, option, quote
+from ..errors import LatentsError, excerpt, quote
 from ..files import (
     MAX_DEFLATION,
     MAX_WHOLE_BYTES,
@@ -46,6 +46,7 @@ from ..files import (
 from ..shapes import LatentShape, sampled_frames
 from ..units import format_bytes
 from .metadata import DEFAULT_VAE_NAME, METADATA_KEYS, Layout
+from .statistics import Statistics
 
 _STANDARD_INPUT = "-"
 # The first value in files of torch.save before PyTorch 1.6; later ones are zip files.
@@ -62,9 +63,6 @@ _READ_BYTES = 2**30  # macOS reads less than 2**31 at once
 _BITS = ("bfloat16", "uint16")
 _READABLE_DTYPES = ("float16", "float32", "float64", *_BITS)
 _MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest magnitude
-
-MeanAndStd = tuple[mx.array, mx.array]  # mean and standard deviation of each channel, (C,)
-GivenStatistics = tuple[mx.array | None, mx.array | None]  # `(vae.mean, vae.std)`; None if the VAE has none
 
 
 class OpenFile(io.RawIOBase):
@@ -360,7 +358,7 @@ class MappedLatents:
     shape: LatentShape  # may leave out videos and the last frames of the tensor
     source: str  # the name in errors
     first_video: int = 0
-    statistics: MeanAndStd | None = None  # normalize the latents; evaluated
+    statistics: Statistics | None = None  # normalize the latents; evaluated
     was_unnormalized: bool = False  # the caller said that the latents are not normalized
     _has_checked_bits: bool = field(default=False, init=False)
 
@@ -384,8 +382,7 @@ class MappedLatents:
             ranges = [range(size)[part] for size, part in zip(self.shape, index, strict=True)]
             check_finite(latents, self.source, None if latents.shape == self.shape else ranges)
             if self.statistics is not None:
-                mean, std = (array[index[1]].reshape(-1, 1, 1, 1) for array in self.statistics)
-                latents = (latents.astype(mx.float32) - mean) / std
+                latents = Statistics(*(values[index[1]] for values in self.statistics)).normalize(latents)
                 mx.eval(latents)
         return latents
 
@@ -503,35 +500,6 @@ def _torch_error(source: str) -> LatentsError:
     return LatentsError(
         f"{source}: is a pickle of torch.save, which could run any code when read; {torch_conversion(source)}"
     )
-
-
-def choose_statistics(
-    source: str, normalized: bool | None, channels: int, statistics: GivenStatistics | None, unnormalized: bool | None
-) -> MeanAndStd | None:
-    """Return the mean and std that normalize latents of a file, float32 (C,) and evaluated.
-
-    `normalized` is from the metadata, and `unnormalized` from the caller. Returns `None` if the latents are normalized.
-    Raises a `LatentsError` if metadata and caller contradict each other, or if the statistics are missing or have
-    another number of channels.
-    """
-    if unnormalized is not None and unnormalized is normalized:
-        file_state, caller_state = ("normalized", "unnormalized") if unnormalized else ("unnormalized", "normalized")
-        caller = option("the caller", "--unnormalized")
-        raise LatentsError(
-            f"{source}: its metadata says that these latents are {file_state}, and {caller} "
-            f"that they are {caller_state}; leave out {option('unnormalized=', '--unnormalized')}."
-        )
-    if not (normalized is False if unnormalized is None else unnormalized):
-        return None
-    mean, std = statistics or (None, None)
-    if mean is None or std is None:
-        raise LatentsError(f"{source}: is unnormalized; give the VAE's statistics=(vae.mean, vae.std) with it.")
-    if any(array.shape != (channels,) for array in (mean, std)):
-        shapes = f"{mean.shape} and {std.shape}"
-        raise LatentsError(f"{source}: these latents need statistics {(channels,)}, and these are {shapes}.")
-    mean, std = mean.astype(mx.float32), std.astype(mx.float32)
-    mx.eval(mean, std)  # lazy arrays could be used in this thread only
-    return mean, std
 
 
 def check_plausible(sample: Iterable[mx.array], source: str) -> None:

@@ -13,14 +13,13 @@ from ..errors import LatentsError, excerpt, warn
 from ..shapes import LatentShape
 from ..units import format_count
 from .formats import (
-    GivenStatistics,
     MappedLatents,
     StoredArray,
     check_readable,
-    choose_statistics,
     open_tensor_file,
 )
 from .metadata import CHANNELS_FIRST, Layout, parse_metadata
+from .statistics import GivenStatistics, choose_statistics
 
 #: Names of the stills and of their frame numbers in files: first diffusers' arguments, which this package writes, then
 #: diffusers' outputs.
@@ -106,8 +105,8 @@ class KeyframesFile:
 
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> Keyframes:
         """Return the keyframes with normalized latents. Arguments, dtype and errors as in `LatentsFile.read`."""
-        mean_and_std = choose_statistics(self.source, self.normalized, self.shape.channels, statistics, unnormalized)
-        latents = replace(self._stored, statistics=mean_and_std)
+        chosen = choose_statistics(self.source, self.normalized, self.shape.channels, statistics, unnormalized)
+        latents = replace(self._stored, statistics=chosen)
         return Keyframes(latents[()][:, :, list(self._indices)], self.frames)
 
 

@@ -12,13 +12,11 @@ from ..shapes import Grid, LatentShape, ScaleFactors
 from ..units import format_count
 from .audio import AudioLatentsFile, find_audio_latents, looks_like_audio
 from .formats import (
-    GivenStatistics,
     MappedLatents,
     OpenFile,
     StoredArray,
     check_readable,
     check_shape,
-    choose_statistics,
     open_tensor_file,
 )
 from .keyframes import KEYFRAME_NAMES, STILL_NAMES, KeyframesFile, find_keyframes
@@ -30,6 +28,7 @@ from .metadata import (
     is_audio_name,
     parse_metadata,
 )
+from .statistics import GivenStatistics, choose_statistics
 
 KNOWN_NAMES = (
     "latents", "latent", "samples", "latent_tensor", "latent_tensor_0", "stage_2_video_latent", "final_video_latent",
@@ -114,8 +113,8 @@ class LatentsFile:
     def map(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> MappedLatents:
         """Return the latents of `read`, left in the file: each slice is read, checked and normalized when used."""
         channels = self.shape.channels
-        mean_and_std = choose_statistics(self.info.source, self.normalized, channels, statistics, unnormalized)
-        return replace(self._stored, statistics=mean_and_std, was_unnormalized=unnormalized is True)
+        chosen = choose_statistics(self.info.source, self.normalized, channels, statistics, unnormalized)
+        return replace(self._stored, statistics=chosen, was_unnormalized=unnormalized is True)
 
 
 def open_latents(
