@@ -389,7 +389,7 @@ class MappedLatents:
     def _read(self, index: tuple[slice, ...]) -> mx.array:
         """Return a slice as it is stored. A few of its frames are in memory twice, fewer if they are large."""
         ranges = [range(size)[part] for size, part in zip(self.shape, index, strict=True)]
-        frames, step = ranges[2], self._frames_at_once
+        frames, step = ranges[2], max(1, _BLOCK_BYTES * self.shape.frames // self.stored.header.num_bytes)
         values = np.empty([len(indices) for indices in ranges], self.stored.numpy_dtype)
         crop = (*index[:2], slice(None), *index[3:])
         for start in range(0, len(frames) if values.size else 0, step):
@@ -406,10 +406,6 @@ class MappedLatents:
         else:
             values = self.layout.to_channels_first(self.stored.values)[:, :, first:stop]
         return values[self.first_video : self.first_video + self.shape.batch, :, :: frames.step]
-
-    @property
-    def _frames_at_once(self) -> int:
-        return max(1, _BLOCK_BYTES * self.shape.frames // self.stored.header.num_bytes)
 
     def _check_bits(self) -> None:
         """Raise a `LatentsError` if a sample of uint16 values cannot be the bits of bfloat16."""

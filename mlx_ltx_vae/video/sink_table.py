@@ -104,8 +104,20 @@ class OutputFile:
             raise WriterError(f"{self.name}: a GIF plays at most {limit} frames per second, not {rate}.")
 
     def with_metadata(self, entries: Mapping[str, str] = _NONE) -> "OutputFile":
-        """Return the file with what it keeps of its metadata, and of more entries under other keys."""
-        return replace(self, options=_add_metadata(self.kind, self.name, self.options, entries))
+        """Return the file with what it keeps of its metadata, and of more entries under other keys.
+
+        A warning names what is left out, unless it is one of the `entries` and the file keeps no metadata at all.
+        """
+        kind, options, is_live = self.kind, self.options, self.options.fragmented
+        if options.metadata == {} and not entries:
+            return self
+        suffix = Path(self.name).suffix.lower()
+        ending = suffix if suffix in kind.endings or not kind.endings else kind.endings[0]
+        metadata = keep_metadata(self.name, ending, options.metadata, is_live=is_live)
+        taken_keys = {key.lower() for key in metadata}  # containers ignore the case of keys
+        metadata |= {key: value for key, value in entries.items() if key.lower() not in taken_keys}
+        kept = keep_metadata(self.name, ending, metadata, is_live=is_live, warns=keeps_metadata(ending))
+        return replace(self, options=replace(options, metadata=kept))
 
     def check(
         self, *, size: Size, fps: Rate, num_frames: int | None = None, makes_folders: bool = False
@@ -402,17 +414,3 @@ def _find_file(name: str, options: OutputOptions, fps: Rate | None) -> OutputFil
 def takes_audio(path: str | os.PathLike, options: OutputOptions) -> bool:
     """Return whether the output is a video that can have audio."""
     return find_kind(os.fspath(path), options).is_video
-
-
-def _add_metadata(kind: SinkKind, name: str, options: OutputOptions, entries: Mapping[str, str]) -> OutputOptions:
-    """Return `options` with what the output keeps of their metadata, and of more entries under other keys.
-
-    A warning names what is left out, unless it is one of the `entries` and the output keeps no metadata at all.
-    """
-    suffix = Path(name).suffix.lower()
-    ending = suffix if suffix in kind.endings or not kind.endings else kind.endings[0]
-    metadata = keep_metadata(name, ending, options.metadata, is_live=options.fragmented)
-    taken_keys = {key.lower() for key in metadata}  # containers ignore the case of keys
-    entries = {key: value for key, value in entries.items() if key.lower() not in taken_keys}
-    kept = keep_metadata(name, ending, metadata | entries, is_live=options.fragmented, warns=keeps_metadata(ending))
-    return replace(options, metadata=kept)
