@@ -507,7 +507,7 @@ class VideoVAE(OpenedVAE[Config]):
             audio_settings = AudioSettings(lambda: audio, unnormalized=unnormalized, is_required=True)
             settings = replace(settings, audio=audio_settings)
         if isinstance(latents, (str, os.PathLike)):
-            reader = self.reader(unnormalized=unnormalized)
+            reader = replace(self.reader(), unnormalized=unnormalized)
             decode_input = ClipInput(reader, reader.open(os.fspath(latents)), decode_options.keyframes)
         elif settings.audio is not None:
             problem = "an AudioVAE decodes the audio latents of a file; pass audio_vae.stream(latents)"
@@ -523,28 +523,9 @@ class VideoVAE(OpenedVAE[Config]):
         """Decide a decode, as `prepare`, without the checks of outputs and values."""
         return prepare_decode(self._pipeline(settings.options, settings.plan), latents, path, settings, plan)
 
-    def reader(
-        self,
-        *,
-        tensor: str | None = None,
-        grid: Grid | None = None,
-        unnormalized: bool | None = None,
-        keyframes: str | None = None,
-        is_dry_run: bool = False,
-    ) -> LatentReader:
-        """Return what opens latent files for this VAE, see `LatentReader`."""
-        return LatentReader(
-            self.config,
-            self.spec("decoder"),
-            self.statistics,
-            self.source,
-            self.latent_space,
-            tensor,
-            grid,
-            unnormalized,
-            keyframes,
-            is_dry_run,
-        )
+    def reader(self) -> LatentReader:
+        """Return what opens latent files for this VAE."""
+        return LatentReader(self.config, self.spec("decoder"), self.statistics, self.source, self.latent_space)
 
     def decode_to_file(
         self,

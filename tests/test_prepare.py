@@ -162,6 +162,15 @@ def test_a_prepared_encode_that_does_not_run_closes_its_video(small):
     assert sorted(os.listdir()) == ["clip.safetensors", "video.mp4"]
 
 
+def test_values_of_a_file_that_were_checked_are_not_checked_again(small, monkeypatch):
+    """A run reads them for the frames, and a sample of a few latent frames, here all three."""
+    num_bytes, read = [], os.preadv
+    decode = VideoVAE.from_pretrained(VAE).prepare("clip.safetensors", "clip.npy")
+    monkeypatch.setattr(os, "preadv", lambda *arguments: num_bytes.append(read(*arguments)) or num_bytes[-1])
+    decode.run()
+    assert sum(num_bytes) == 2 * small.nbytes
+
+
 def test_weights_are_found_from_another_folder(small, tmp_path, monkeypatch):
     shutil.copy(VAE, "vae.safetensors")
     vae, latents = VideoVAE.from_pretrained("vae.safetensors"), load_latents("clip.safetensors")[0]

@@ -284,7 +284,8 @@ class DecodeJob(Job):
 
     def _make_reader(self, vae: VideoVAE) -> LatentReader:
         arguments = self.arguments
-        return vae.reader(
+        return replace(
+            vae.reader(),
             tensor=arguments.tensor,
             grid=arguments.grid,
             unnormalized=arguments.unnormalized,

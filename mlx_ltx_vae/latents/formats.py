@@ -360,6 +360,7 @@ class MappedLatents:
     first_video: int = 0
     statistics: Statistics | None = None  # normalize the latents; evaluated
     was_unnormalized: bool = False  # the caller said that the latents are not normalized
+    is_checked: bool = False  # the values that are decoded have been read, and are finite
     _has_checked_bits: bool = field(default=False, init=False)
 
     @property

@@ -71,12 +71,12 @@ def join_specs(decoder: NetworkSpec, vocoder: NetworkSpec) -> NetworkSpec:
     return replace(decoder, layers=decoder.layers + vocoder.layers)
 
 
-def every_chunk(make_plan: Callable[[PlanOptions], Plan], options: PlanOptions = PLAN_DEFAULTS) -> list[Plan]:
+def every_chunk(make_plan: Callable[[PlanOptions], Plan]) -> list[Plan]:
     """Plan one audio with all possible chunks, the fastest first."""
-    plan = make_plan(options)
+    plan = make_plan(PLAN_DEFAULTS)
     if plan.mode is not Mode.EXACT:
         return [plan]
-    return [make_plan(replace(options, chunk=chunk)) for chunk in plan.clip.chunks]
+    return [make_plan(PlanOptions(chunk=chunk)) for chunk in plan.clip.chunks]
 
 
 def stream_audio(network: Decoder, plan: DecodePlan, latents: mx.array, *, unnormalized: bool) -> AudioStream:

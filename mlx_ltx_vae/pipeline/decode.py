@@ -208,7 +208,7 @@ class DecodePipeline:
                 chunks = run._decode_array(padded_latents, cast(DecodePlan, run.plan(padded_latents)))
                 return crop_chunks(chunks, corner, spec.out_grid(plan.whole_shape.grid))
         interval = plan.excerpt.latents if plan.excerpt else None
-        if not isinstance(latents, (mx.array, np.ndarray)):
+        if not isinstance(latents, (mx.array, np.ndarray)) and not getattr(latents, "is_checked", False):
             check_values(latents, interval)
         warn_of_unusual(sample_moments(latents), shape, self.decoder.statistics, latents, self.options.unnormalized)
         return self._run(plan, partial(latent_source, latents, frames=interval))

@@ -40,20 +40,12 @@ from .progress import FrameBar, Progress, open_bar
 
 @dataclass(frozen=True)
 class EncodeSettings:
-    """Settings of the encode of a video to a latent file.
+    """Settings of the encode of a video to a latent file, as for `VideoVAE.prepare_encode`.
 
     Attributes:
         plan: options of the plan.
-        pad: whether the last frame is repeated up to 1 + t*k, instead of leaving out frames.
-        windows: frames of each window of a film, which becomes a folder of files. `None` means one file.
         carry: frames that windows share. `None` means 25.
-        size, fit, fps, matrix, as_stored: as for `VideoReader`.
-        frames: the frames to encode. `None` means all.
         max_frames: the largest number of frames, without `frames`.
-        compress: the CRF at which a still goes through H.264; "auto" is that of the pipelines. `None` means none.
-        hdr: what the pixels of EXR images are.
-        audio: encodes the audio of the video.
-        overwrite: whether a file of the same name is replaced.
     """
 
     plan: PlanOptions = PLAN_DEFAULTS

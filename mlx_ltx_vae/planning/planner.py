@@ -183,7 +183,7 @@ class _Planner:
             fitting = [plan for plan in plans if self._budget is None or plan.memory.total <= self._budget]
             if fitting:
                 plan = next((plan for plan in fitting if not is_cache_tight(plan.memory, backend)), fitting[0])
-                return self._with_more_audio(plan)
+                return self._with_more_audio(plan) if plan.audio else plan
         if not candidates:
             is_buffer = self._exceeded == self._limit < MAX_ARRAY_ELEMENTS - 1
             why = "the largest buffer of this device" if is_buffer else "beyond which results are wrong"
@@ -224,8 +224,6 @@ class _Planner:
 
     def _with_more_audio(self, plan: Plan) -> Plan:
         """Return the plan with the fastest plan of the audio that fits in the remaining budget."""
-        if plan.audio is None:
-            return plan
         remaining = math.inf if self._budget is None else self._budget - plan.memory.total
         max_size = plan.memory.audio + remaining
         audio = next(candidate for candidate in self._options.audio if candidate.memory.active <= max_size)
@@ -395,8 +393,8 @@ class _Planner:
         work = memory.work if self._clip.is_decode else max(memory.work, result - memory.caches)
         weights = memory.weights if self._clip.weight_bytes is None else self._clip.weight_bytes
         audio = self._least_audio.memory.active if self._least_audio else 0
-        inputs = memory.inputs + self._clip.held_bytes(self._machine.itemsize)
-        return replace(memory, weights=weights, inputs=inputs, work=work, result=result, audio=audio)
+        held = (self._clip.held_frames or 0) * self._clip.out_frame * self._machine.itemsize  # of another window
+        return replace(memory, weights=weights, inputs=memory.inputs + held, work=work, result=result, audio=audio)
 
     def _plan(
         self,
