@@ -42,9 +42,9 @@ class AudioLatentsFile:
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> mx.array:
         """Return normalized latents (B, 8, T, 16), or packed (B, T, 128). For arguments see `load_audio_latents`."""
         values = self.read_stored()
-        chosen = choose_statistics(self.source, self.normalized, _CHANNELS * _BINS, statistics, unnormalized)
-        if chosen is not None:
-            values = chosen.normalize(values, (-1,) if values.ndim == 3 else (_CHANNELS, 1, _BINS))
+        latent_statistics = choose_statistics(self.source, self.normalized, _CHANNELS * _BINS, statistics, unnormalized)
+        if latent_statistics is not None:
+            values = latent_statistics.normalize(values, (-1,) if values.ndim == 3 else (_CHANNELS, 1, _BINS))
             mx.eval(values)
         return values
 

@@ -105,8 +105,10 @@ class KeyframesFile:
 
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> Keyframes:
         """Return the keyframes with normalized latents. Arguments, dtype and errors as in `LatentsFile.read`."""
-        chosen = choose_statistics(self.source, self.normalized, self.shape.channels, statistics, unnormalized)
-        latents = replace(self._stored, statistics=chosen)
+        latent_statistics = choose_statistics(
+            self.source, self.normalized, self.shape.channels, statistics, unnormalized
+        )
+        latents = replace(self._stored, statistics=latent_statistics)
         return Keyframes(latents[()][:, :, list(self._indices)], self.frames)
 
 

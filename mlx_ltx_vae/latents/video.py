@@ -113,8 +113,8 @@ class LatentsFile:
     def map(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> MappedLatents:
         """Return the latents of `read`, left in the file: each slice is read, checked and normalized when used."""
         channels = self.shape.channels
-        chosen = choose_statistics(self.info.source, self.normalized, channels, statistics, unnormalized)
-        return replace(self._stored, statistics=chosen, was_unnormalized=unnormalized is True)
+        latent_statistics = choose_statistics(self.info.source, self.normalized, channels, statistics, unnormalized)
+        return replace(self._stored, statistics=latent_statistics, was_unnormalized=unnormalized is True)
 
 
 def open_latents(

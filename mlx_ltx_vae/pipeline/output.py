@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from .decode import DecodeStream
 
 _MAX_BATCH = 10_000
-_NO_FILES: Mapping[str, OutputFile] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -100,10 +98,10 @@ class DecodeOutput:
         path: str,
         options: OutputOptions,
         fps: Fraction,
+        known_files: Mapping[str, OutputFile],
         *,
-        batch: int = 1,
-        is_still: bool = False,
-        known_files: Mapping[str, OutputFile] = _NO_FILES,
+        batch: int,
+        is_still: bool,
     ) -> None:
         """Name the files of a batch of videos, which are stills if each has only one frame (`is_still`).
 

@@ -223,7 +223,7 @@ def _prepare(
 ) -> PreparedDecode:
     """Name the outputs, and plan the decode for them unless there is a plan."""
     batch, is_still = (1, False) if latents.shape is None else (latents.shape.batch, latents.shape.frames == 1)
-    output = DecodeOutput(path, settings.output, fps, batch=batch, is_still=is_still, known_files=settings.files)
+    output = DecodeOutput(path, settings.output, fps, settings.files, batch=batch, is_still=is_still)
     levels = None if latents.is_film else common_format(output.frames)  # a film is crossfaded as floats
     planned = replace(pipeline, format=levels, state=ExecutionState(outputs=output.frames))
     if plan is not None:

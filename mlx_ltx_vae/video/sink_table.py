@@ -342,11 +342,11 @@ def find_all_outputs(
 
     `known_files` are the `find_outputs` of one output. They are its files if it has the same options.
     """
-    (output, *others), files = outputs, known_files
-    if not others and output in files and files[output].options is options:
-        for file in files.values():
+    output_file = known_files.get(outputs[0]) if len(outputs) == 1 else None
+    if output_file is not None and output_file.options is options:
+        for file in known_files.values():
             file.check_rate(fps)
-        return [dict(files)]
+        return [dict(known_files)]
     folder = options.exr_folder
     if len(outputs) > 1 and folder is not None and OUTPUT_NAME not in folder:
         options = replace(options, exr_folder=os.path.join(folder, OUTPUT_NAME))
