@@ -171,13 +171,7 @@ class AudioVAE(OpenedVAE[AudioConfig]):
         Raises:
             PlanError: if the options are invalid, or if no plan fits the budget.
         """
-        options = PlanOptions(
-            memory_budget=memory_budget,
-            mode=mode,
-            chunk=chunk,
-            frames=samples,
-            joined=joined,
-        )
+        options = PlanOptions(memory_budget=memory_budget, mode=mode, chunk=chunk, frames=samples, joined=joined)
         return self.plan_with(latents, options, batch)
 
     def plans(self, latents: int) -> list[Plan]:

@@ -40,11 +40,7 @@ class OpenedVAE(Generic[ConfigT]):
     source: VAESource = VAESource()
 
     def __init__(
-        self,
-        config: ConfigT,
-        networks: Mapping[str, Network | NetworkHandle[Any] | None],
-        *,
-        keeps_dtype: bool = False,
+        self, config: ConfigT, networks: Mapping[str, Network | NetworkHandle[Any] | None], *, keeps_dtype: bool = False
     ) -> None:
         self.config = config
         self._networks: dict[str, NetworkHandle[Any]] = {}

@@ -312,11 +312,7 @@ class VideoVAE(OpenedVAE[Config]):
         includes all latents, and floats (B, 3, F, H, W) as an MLX array in the encoder's dtype.
         """
         options = PlanOptions(
-            memory_budget=memory_budget,
-            mode=mode,
-            tiling=tiling,
-            tile_batch_size=tile_batch_size,
-            joined=joined,
+            memory_budget=memory_budget, mode=mode, tiling=tiling, tile_batch_size=tile_batch_size, joined=joined
         )
         return self._plan_encode(frame_shape, options, pad=pad)
 

@@ -9,13 +9,7 @@ import mlx.core as mx
 
 from ..errors import LatentsError, excerpt, option, quote, warn
 from ..units import format_count
-from .formats import (
-    StoredArray,
-    check_finite,
-    check_plausible,
-    check_readable,
-    open_tensor_file,
-)
+from .formats import StoredArray, check_finite, check_plausible, check_readable, open_tensor_file
 from .metadata import AUDIO_LENGTHS, AUDIO_NAMES, is_audio_name, parse_metadata
 from .statistics import GivenStatistics, choose_statistics
 

@@ -12,12 +12,7 @@ from ..backend.mlx_utils import native_array
 from ..errors import LatentsError, excerpt, warn
 from ..shapes import LatentShape
 from ..units import format_count
-from .formats import (
-    MappedLatents,
-    StoredArray,
-    check_readable,
-    open_tensor_file,
-)
+from .formats import MappedLatents, StoredArray, check_readable, open_tensor_file
 from .metadata import CHANNELS_FIRST, Layout, parse_metadata
 from .statistics import GivenStatistics, choose_statistics
 

@@ -31,15 +31,7 @@ from ..planning.tiles import tile_spec
 from ..shapes import Axis, Grid, Interval
 from ..streaming.context import StreamContext
 from .crossfade import Crossfade, count_from_film
-from .execution import (
-    ChunkStream,
-    Execution,
-    ExecutionState,
-    arrays_released,
-    join_parts,
-    peek,
-    tile_origin,
-)
+from .execution import ChunkStream, Execution, ExecutionState, arrays_released, join_parts, peek, tile_origin
 from .film import Film, check_film, check_windows, crop_window, film_layout, join_keyframes, plan_windows, read_ahead
 from .frame_buffer import buffer_frames
 from .frames import FrameChunk, OnFramesReady, mlx_dtype, to_format, to_format_in_parts
@@ -311,11 +303,7 @@ class DecodePipeline:
 
 
 def _decode_windows(
-    pipeline: DecodePipeline,
-    film: Film,
-    layout: FilmLayout,
-    plan: FilmPlan | None,
-    frames: tuple[int, int] | None,
+    pipeline: DecodePipeline, film: Film, layout: FilmLayout, plan: FilmPlan | None, frames: tuple[int, int] | None
 ) -> Iterator[tuple[Interval, int, Generator[FrameChunk, None, None]]]:
     """Yield for each window the interval in which it fades in, the first position that waits, and its chunks."""
     spec, blend, options = pipeline.decoder.spec, layout.blend, pipeline.options
@@ -395,11 +383,7 @@ def _check_arriving(plan: DecodePlan) -> None:
 
 
 def _decode_chunks(
-    run: Execution,
-    plan: DecodePlan,
-    check: OutputCheck,
-    record: LatentRecord,
-    levels: FrameFormat | None,
+    run: Execution, plan: DecodePlan, check: OutputCheck, record: LatentRecord, levels: FrameFormat | None
 ) -> Generator[FrameChunk, None, None]:
     """Yield every frame once, in order, as floats in the network's dtype or as levels."""
     dtype = run.network.dtype if levels is None else mlx_dtype(levels)

@@ -57,12 +57,7 @@ class LatentReader:
         """Open a latent file, without reading values."""
         scale, channels = self.config.scale, self.config.latent_channels
         file = open_latents(
-            path,
-            latent_channels=channels,
-            tensor=self.tensor,
-            grid=self.grid,
-            scale=scale,
-            vae=self.source.title,
+            path, latent_channels=channels, tensor=self.tensor, grid=self.grid, scale=scale, vae=self.source.title
         )
         self._compare_space(file)
         if self.statistics is None and (self.unnormalized or file.normalized is False):
@@ -207,13 +202,7 @@ class FilmInput(DecodeInput):
     shape: LatentShape
 
     def __init__(
-        self,
-        reader: LatentReader,
-        paths: Sequence[str],
-        *,
-        fps: Fraction | None,
-        carry: int | None,
-        blend: int | None,
+        self, reader: LatentReader, paths: Sequence[str], *, fps: Fraction | None, carry: int | None, blend: int | None
     ) -> None:
         self._reader = reader
         self._windows = [_FileWindow(reader, path) for path in paths]

@@ -112,11 +112,7 @@ class PreparedDecode:
         return None if self.plan is None else self.plan.num_frames * len(self.videos)
 
     def check_outputs(
-        self,
-        *,
-        entries: Mapping[str, str] | None = None,
-        makes_folders: bool = False,
-        overwrite: bool | None = None,
+        self, *, entries: Mapping[str, str] | None = None, makes_folders: bool = False, overwrite: bool | None = None
     ) -> set[tuple[str, str]]:
         """Raise the errors of writing, as `DecodeOutput.check`, and return the metadata `entries` that are kept."""
         if self.plan is None or not self.latents.is_whole:
@@ -160,11 +156,7 @@ class PreparedDecode:
 
 
 def prepare_decode(
-    pipeline: DecodePipeline,
-    latents: DecodeInput,
-    path: str,
-    settings: DecodeSettings,
-    plan: DecodePlan | None = None,
+    pipeline: DecodePipeline, latents: DecodeInput, path: str, settings: DecodeSettings, plan: DecodePlan | None = None
 ) -> PreparedDecode:
     """Decide a decode to files. Its outputs and values have not been checked.
 

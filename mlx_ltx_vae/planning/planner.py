@@ -30,16 +30,7 @@ from .memory import (
     stream_memory,
     with_buffer_cache,
 )
-from .plan import (
-    DecodePlan,
-    EncodePlan,
-    Mode,
-    Order,
-    Plan,
-    check_order,
-    choose_variant,
-    why_not,
-)
+from .plan import DecodePlan, EncodePlan, Mode, Order, Plan, check_order, choose_variant, why_not
 from .tiles import (
     blended_frame,
     call_kind,
@@ -68,10 +59,7 @@ _LEVEL_BYTES = 2
 
 
 def plan_decode(
-    spec: NetworkSpec,
-    latent_shape: Sequence[int],
-    machine: Machine | None = None,
-    options: PlanOptions = PLAN_DEFAULTS,
+    spec: NetworkSpec, latent_shape: Sequence[int], machine: Machine | None = None, options: PlanOptions = PLAN_DEFAULTS
 ) -> DecodePlan:
     """Plan the decode of latents (B, C, F', H', W'), or (B, C, T, 1, 1) of audio. Errors are as in `VideoVAE.plan`.
 
@@ -166,7 +154,7 @@ class _Planner:
             budget = option("memory_budget", "--memory-budget")
             warn(
                 f"{self._clip.describe()}: tiles are blended, which changes the result and may show seams, since an "
-                f"exact plan {least}; give a larger {budget}, or use a smaller size.",
+                f"exact plan {least}; give a larger {budget}, or use a smaller size."
             )
         return replace(plan, multiply_adds=self._multiply_adds(plan.layout))
 

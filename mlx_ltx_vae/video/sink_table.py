@@ -15,13 +15,7 @@ from ..frame_format import FrameFormat
 from ..options import OUTPUT_DEFAULTS, OutputOptions
 from ..shapes import Size
 from ..units import Rate, find_fps
-from .codecs import (
-    CONTAINER_ENDINGS,
-    find_codec,
-    video_arguments,
-    warn_of_audio,
-    warn_of_depth,
-)
+from .codecs import CONTAINER_ENDINGS, find_codec, video_arguments, warn_of_audio, warn_of_depth
 from .exr import check_is_light, import_library, write_exr
 from .metadata import keep_metadata, keeps_metadata
 from .pictures import write_png, write_tiff
