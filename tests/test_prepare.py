@@ -56,6 +56,7 @@ def test_a_prepared_file_is_what_the_command_and_the_arrays_become(small, frames
     frames_of = [np.load(f"{name}.npy") for name in ("file", "array", "command")]
     assert all(np.array_equal(other, frames_of[0]) for other in frames_of)
     assert (report.frames, report.fps, command["fps"]) == (len(frames_of[0]), 30, 30.0)
+    assert command.keys() == {*report.as_dict(), "vae"}
     assert prepared.outputs == ["file.npy"]
 
 
@@ -138,7 +139,8 @@ def test_a_prepared_encode_writes_the_file_of_the_command(small, loads, capsys):
         assert loads == [] and not os.path.exists("api.safetensors")
         report = prepared.run()
     assert (report.frames, report.source_frames, report.fps) == (17, 12, Fraction(30))
-    assert encode(["video.mkv", "-m", VAE, "-o", "command.safetensors", "--frames", ":12", "--pad", "-q"]) == 0
+    assert encode(["video.mkv", "-m", VAE, "-o", "command.safetensors", "--frames", ":12", "--pad", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == {*report.as_dict(), "vae"}
     with open("api.safetensors", "rb") as file, open("command.safetensors", "rb") as other:
         assert file.read() == other.read()
     with vae.prepare_encode("video.mkv", "windows", windows=9, carry=1) as prepared:

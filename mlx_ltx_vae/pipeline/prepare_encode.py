@@ -115,6 +115,7 @@ class EncodeReport:
         latent_shape: of the first window.
         audio_latent_shape: of the first window, or `None` without audio.
         windows, carry: their number, and the frames that they share, if there are windows.
+        peak_memory_bytes: as in a `DecodeReport`.
         latent_frames, audio_latents: their number, in all windows.
         size_steps: what was done to the frames: "scaled", "cropped".
     """
@@ -135,6 +136,7 @@ class EncodeReport:
     plan: EncodePlan
     windows: int | None = None
     carry: int | None = None
+    peak_memory_bytes: int = 0
     latent_frames: int = 0
     audio_latents: int = 0
     size_steps: tuple[str, ...] = ()
@@ -264,6 +266,7 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
             plan=self.plan,
             windows=len(encoded) if settings.windows else None,
             carry=self._carry if settings.windows else None,
+            peak_memory_bytes=mx.get_peak_memory(),
             latent_frames=sum(shape.frames for shape in encoded),
             audio_latents=sum(latents.shape[2] for latents in audio_tracks),
             size_steps=(*["scaled"] * is_scaled, *["cropped"] * is_cropped),
