@@ -13,7 +13,14 @@ from ..units import format_count
 from .audio import AudioLatentsFile, find_audio_latents, looks_like_audio
 from .formats import MappedLatents, OpenFile, StoredArray, check_readable, check_shape, open_tensor_file
 from .keyframes import KEYFRAME_NAMES, STILL_NAMES, KeyframesFile, find_keyframes
-from .metadata import DEFAULT_VAE_NAME, LatentSpace, find_layout, find_video_sizes, is_audio_name, parse_metadata
+from .metadata import (
+    DEFAULT_VAE_NAME,
+    LatentSpace,
+    find_layout,
+    find_video_sizes,
+    is_audio_name,
+    parse_metadata,
+)
 from .statistics import GivenStatistics, choose_statistics
 
 KNOWN_NAMES = (

@@ -226,6 +226,10 @@ class Clip:
         value_bytes = sum(output.format.dtype.itemsize for output in set(self.outputs)) or itemsize
         return self.joined * self.out_frame * value_bytes
 
+    def held_bytes(self, itemsize: int) -> int:
+        """Return the bytes of the held frames of another window, in the network's dtype."""
+        return (self.held_frames or 0) * self.out_frame * itemsize
+
     @property
     def format(self) -> FrameFormat | None:
         """Format of the frames that a decode yields. `None` means floats in the network's dtype."""

@@ -381,8 +381,8 @@ class _Planner:
         work = memory.work if self._clip.is_decode else max(memory.work, result - memory.caches)
         weights = memory.weights if self._clip.weight_bytes is None else self._clip.weight_bytes
         audio = self._least_audio.memory.active if self._least_audio else 0
-        held = (self._clip.held_frames or 0) * self._clip.out_frame * self._machine.itemsize  # of another window
-        return replace(memory, weights=weights, inputs=memory.inputs + held, work=work, result=result, audio=audio)
+        inputs = memory.inputs + self._clip.held_bytes(self._machine.itemsize)
+        return replace(memory, weights=weights, inputs=inputs, work=work, result=result, audio=audio)
 
     def _plan(
         self,
