@@ -15,8 +15,8 @@ from .shapes import Grid, LatentShape
 #: Decoders of one generation's latents.
 DecoderName = Literal["conv", "diffusion"]
 
-# Releases of LTX-Video with the VAE of another one.
-_SAME_VAE = dict.fromkeys(("0.9.6", "0.9.7", "0.9.8"), "0.9.5")
+# Other names: releases of LTX-Video with the VAE of another one, and the short name of the decoder of previews.
+_SAME_VAE = {**dict.fromkeys(("0.9.6", "0.9.7", "0.9.8"), "0.9.5"), "taeltx-2.3": "taehv"}
 
 
 @dataclass(frozen=True)

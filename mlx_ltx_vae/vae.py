@@ -233,7 +233,7 @@ class VideoVAE(OpenedVAE[Config]):
         """Return a published VAE without its files: its plans are those of the file, and its weights are an error.
 
         Args:
-            generation: "ltx-2.5", "ltx-2.3", "ltx-2", "0.9.0" to "0.9.8", "prunavaed", or "taehv".
+            generation: "ltx-2.5", "ltx-2.3", "ltx-2", "0.9.0" to "0.9.8", "prunavaed", or "taeltx-2.3".
             decoder: "diffusion" for the other decoder of LTX-2.5.
             dtype: as for `from_pretrained`. `None` means the published file's.
 

@@ -162,3 +162,9 @@ def test_chromaticities_of_another_space_are_an_error_that_names_both(tmp_path, 
     assert not out.exists()
     with pytest.raises(ReaderError, match=f"has the primaries of {re.escape(name)}"):
         ExrReader(last, multiple=1, space=meaning)
+
+
+def test_a_space_that_is_not_known_is_an_error_that_lists_those_that_are(vae, tmp_path):
+    folder, out = write_shot(tmp_path / "shot", light(9)), tmp_path / "a.safetensors"
+    with pytest.raises(ReaderError, match="'rec2020' is no space of EXR images; expected one of srgb_linear, acescg, "):
+        vae.prepare_encode(folder, out, hdr="rec2020")

@@ -15,6 +15,7 @@ from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.info import main as info
+from mlx_ltx_vae.model_table import Kind, models_of
 from mlx_ltx_vae.networks.base import AUDIO
 from mlx_ltx_vae.networks.diffusion_decoder.config import ltx_2_5, raw_ltx_2_5
 from mlx_ltx_vae.networks.diffusion_decoder.family import DIFFUSION_VAE
@@ -51,6 +52,12 @@ def write_empty(path, shapes, metadata=None):
                 file.seek(8 + len(text) + header[name]["data_offsets"][0])
                 file.write(np.array(0x3F80, "<u2").tobytes() * math.prod(shape))  # 1 in bfloat16
     return path
+
+
+@pytest.mark.parametrize("name", [name for kind in (Kind.VIDEO, Kind.PREVIEW) for name in models_of(kind)])
+def test_every_model_with_a_short_name_is_planned_by_it(name, capsys):
+    assert info([name, *SIZE]) == 0
+    assert "peak " in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")

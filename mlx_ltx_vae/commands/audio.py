@@ -53,7 +53,7 @@ class AudioTask(Task):
                 raise LatentsError(f"{info.source}: has {count} frames, and windows share {carry}; correct --carry.")
         ends = list(accumulate((count for _, count in windows), lambda end, count: end + count - carry))
         audio = film_audio(settings, openers, ends, None, fps or DEFAULT_FPS)
-        assert audio is not None, "a missing audio is an error"
+        assert audio is not None, "missing audio is an error"
         return audio
 
     def networks(self) -> dict[str, dict[str, str]]:

@@ -67,12 +67,12 @@ class AudioNetwork(Decoder):
 
 
 def join_specs(decoder: NetworkSpec, vocoder: NetworkSpec) -> NetworkSpec:
-    """Return the spec of a `AudioNetwork`."""
+    """Return the spec of an `AudioNetwork`."""
     return replace(decoder, layers=decoder.layers + vocoder.layers)
 
 
 def every_chunk(make_plan: Callable[[PlanOptions], Plan]) -> list[Plan]:
-    """Plan one audio with all possible chunks, the fastest first."""
+    """Plan audio with all possible chunks, the fastest first."""
     plan = make_plan(PLAN_DEFAULTS)
     if plan.mode is not Mode.EXACT:
         return [plan]

@@ -1,4 +1,4 @@
-"""The audio of a video or of audio file: its form, and its samples."""
+"""The audio of a video or of an audio file: its form, and its samples."""
 
 import os
 import re

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import LTXVAEError, ReaderError, WriterError, excerpt, one_line, option
+from ..errors import LTXVAEError, ReaderError, WriterError, excerpt, one_line, option, quote
 from ..frame_format import FrameFormat
 from ..options import HDRInput, OutputOptions
 from ..shapes import Size, format_size, is_possible_size
@@ -218,6 +218,9 @@ class ExrReader(Iterator[np.ndarray], AbstractContextManager["ExrReader"]):
         space: HDRInput | None = None,
     ) -> None:
         self.name, self.path = os.fspath(path), Path(path)
+        if space is not None and space not in _INPUT_CHROMATICITIES:
+            names = ", ".join(_INPUT_CHROMATICITIES)
+            raise ReaderError(f"{self.name}: {quote(space)} is no space of EXR images; expected one of {names}.")
         check_wanted(self.name, None, first_frame, max_frames)
         self.source_fps, self.start = None, Fraction(0)
         self.fps = None if fps is None else find_fps(self.name, fps, ReaderError)
