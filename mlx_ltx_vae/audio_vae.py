@@ -31,14 +31,12 @@ from .pipeline.audio import (
     join_audio,
     join_specs,
     pack_latents,
-    plan_audio,
     stream_audio,
     unpack_latents,
 )
 from .pipeline.execution import arrays_released, join_parts
 from .planning.film import DEFAULT_CARRY, FilmPart, audio_parts
 from .planning.plan import DecodePlan, EncodePlan, Plan, check_plan
-from .planning.planner import plan_encode
 from .published import PublishedVAE
 from .shapes import is_count
 from .units import Rate, parse_fps
@@ -173,13 +171,7 @@ class AudioVAE(OpenedVAE[AudioConfig]):
         Raises:
             PlanError: if the options are invalid, or if no plan fits the budget.
         """
-        options = PlanOptions(
-            memory_budget=memory_budget,
-            mode=mode,
-            chunk=chunk,
-            frames=samples,
-            joined=joined,
-        )
+        options = PlanOptions(memory_budget=memory_budget, mode=mode, chunk=chunk, frames=samples, joined=joined)
         return self.plan_with(latents, options, batch)
 
     def plans(self, latents: int) -> list[Plan]:
@@ -188,9 +180,13 @@ class AudioVAE(OpenedVAE[AudioConfig]):
 
     def plan_with(self, latents: int, options: PlanOptions, batch: int = 1) -> DecodePlan:
         """Plan the decode of this many latents with these options, as `plan`."""
-        options = replace(options, weight_bytes=self._weight_bytes("decoder", "vocoder"))
         spec = join_specs(self.spec("decoder"), self.spec("vocoder"))
-        return plan_audio(spec, latents, self._machine(mx.float32), options, batch=batch)
+        if not (is_count(latents, 1) and is_count(batch, 1)):
+            raise LatentsError(
+                f"{batch!r} x {latents!r} audio latents cannot be decoded; give whole numbers from 1 on."
+            )
+        shape = (batch, spec.in_channels, latents, 1, 1)
+        return self._plan_decode(spec, mx.float32, shape, options, "decoder", "vocoder")
 
     def stream(
         self, latents: mx.array | np.ndarray, plan: DecodePlan | None = None, *, unnormalized: bool = False
@@ -324,14 +320,12 @@ class AudioVAE(OpenedVAE[AudioConfig]):
 
     def plan_encode_with(self, seconds: float, options: PlanOptions, batch: int = 1) -> EncodePlan:
         """Plan the encode of this many seconds of audio to one array with these options, as `plan_encode`."""
-        encoder = self._network("encoder")
-        rules, options = encoder.spec.clip, replace(options, weight_bytes=self._weight_bytes("encoder"), joined=True)
+        spec = self.spec("encoder")
         if not 0 < seconds < math.inf or batch < 1:
             raise LatentsError(f"{batch} x {seconds} seconds of audio cannot be encoded; there must be some.")
-        scale = encoder.spec.scale.time
+        rules, scale = spec.clip, spec.scale.time
         frames = scale * math.ceil(seconds * rules.sample_rate / rules.hop / scale)
-        shape = (batch, encoder.spec.in_channels, frames, rules.bins, 1)
-        return plan_encode(encoder.spec, shape, self._machine(encoder.dtype), options)
+        return self._plan_encode((batch, spec.in_channels, frames, rules.bins, 1), replace(options, joined=True))
 
 
 def check_decodes_audio(vae: AudioVAE) -> None:

@@ -34,11 +34,8 @@ LEAST_PSNR = {mx.bfloat16: 25.0, mx.float16: 40.0}
 
 _FILE_ENDINGS = (".safetensors", ".json", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".npy")
 _AUDIO_LATENTS, _AUDIO_SAMPLES, _AUDIO_RATE = 3, 4000, 16000
-_LATENT_GRID = (
-    2,
-    2,
-    2,
-)  # F', H', W': the smallest grid on which padding, causality and all upsamplings have an effect
+# F', H', W': the smallest grid on which padding, causality and all upsamplings have an effect.
+_LATENT_GRID = (2, 2, 2)
 
 _CARD = """\
 ---

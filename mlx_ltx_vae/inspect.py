@@ -209,7 +209,7 @@ def _inspect_tensors(
     video_vae = None if vae is None else VideoVAE.from_pretrained(vae)
     audio_decoder = find_audio_decoder(audio_vae, vae)
     if (tensor, grid) == (None, None):
-        tensors, metadata = open_tensor_file(path)
+        tensors, metadata, _ = open_tensor_file(path)
         if is_audio_alone(tensors, None if video_vae is None else video_vae.config.latent_channels):
             file = find_audio_latents(tensors, metadata, str(path), is_alone=True, tensor=audio_tensor)
             assert file is not None

@@ -1,7 +1,8 @@
 """What `VideoVAE`, `AudioVAE` and `LatentUpsampler` have in common: networks that are opened, and read when used."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import mlx.core as mx
@@ -15,6 +16,9 @@ from .errors import CheckpointError
 from .latents.metadata import LatentSpace
 from .networks.base import NETWORKS, UPSAMPLERS, Config, Decoder, Medium, Network, Statistics
 from .networks.specs import NetworkSpec
+from .options import PlanOptions
+from .planning.plan import DecodePlan, EncodePlan
+from .planning.planner import plan_decode, plan_encode
 from .published import PublishedVAE
 from .units import format_bytes
 
@@ -36,11 +40,7 @@ class OpenedVAE(Generic[ConfigT]):
     source: VAESource = VAESource()
 
     def __init__(
-        self,
-        config: ConfigT,
-        networks: Mapping[str, Network | NetworkHandle[Any] | None],
-        *,
-        keeps_dtype: bool = False,
+        self, config: ConfigT, networks: Mapping[str, Network | NetworkHandle[Any] | None], *, keeps_dtype: bool = False
     ) -> None:
         self.config = config
         self._networks: dict[str, NetworkHandle[Any]] = {}
@@ -143,6 +143,19 @@ class OpenedVAE(Generic[ConfigT]):
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if not name.startswith("_")]
+
+    def _plan_decode(
+        self, spec: NetworkSpec, dtype: mx.Dtype, shape: Sequence[int], options: PlanOptions, *running: str
+    ) -> DecodePlan:
+        """Plan the decode of latents of a shape by the `running` networks, which have these layers and dtype."""
+        options = replace(options, weight_bytes=self._weight_bytes(*running))
+        return plan_decode(spec, shape, self._machine(dtype), options)
+
+    def _plan_encode(self, shape: Sequence[int], options: PlanOptions, *, pad: bool = False) -> EncodePlan:
+        """Plan the encode of frames, or of a spectrogram, of a shape."""
+        encoder = self._network("encoder")
+        options = replace(options, weight_bytes=self._weight_bytes("encoder"))
+        return plan_encode(encoder.spec, shape, self._machine(encoder.dtype), options, pad=pad)
 
     def _machine(self, dtype: mx.Dtype) -> Machine:
         return this_machine(dtype, self._weight_bytes(), keeps_dtype=self._keeps_dtype)

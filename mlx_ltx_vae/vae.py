@@ -57,7 +57,6 @@ from .pipeline.sources import LatentInput
 from .planning.exports import plan_export
 from .planning.film import DEFAULT_CARRY
 from .planning.plan import DecodePlan, EncodePlan, Plan
-from .planning.planner import plan_decode, plan_encode
 from .published import DecoderName, PublishedVAE
 from .shapes import Grid, LatentShape, Size, check_size, is_count
 from .tiling.config import TilingConfig
@@ -229,8 +228,7 @@ class VideoVAE(OpenedVAE[Config]):
 
     def _plan(self, latent_shape: Sequence[int], options: PlanOptions) -> DecodePlan:
         decoder = self._network("decoder")
-        options = replace(options, weight_bytes=self._weight_bytes("decoder"))
-        return plan_decode(decoder.spec, latent_shape, self._machine(decoder.dtype), options)
+        return self._plan_decode(decoder.spec, decoder.dtype, latent_shape, options, "decoder")
 
     @classmethod
     def published(cls, generation: str, decoder: DecoderName = "conv", *, dtype: GivenDtype = None) -> "Self":
@@ -316,18 +314,9 @@ class VideoVAE(OpenedVAE[Config]):
         includes all latents, and floats (B, 3, F, H, W) as an MLX array in the encoder's dtype.
         """
         options = PlanOptions(
-            memory_budget=memory_budget,
-            mode=mode,
-            tiling=tiling,
-            tile_batch_size=tile_batch_size,
-            joined=joined,
+            memory_budget=memory_budget, mode=mode, tiling=tiling, tile_batch_size=tile_batch_size, joined=joined
         )
-        return self._plan_encode(frame_shape, options, pad)
-
-    def _plan_encode(self, frame_shape: Sequence[int], options: PlanOptions, pad: bool = False) -> EncodePlan:
-        encoder = self._network("encoder")
-        options = replace(options, weight_bytes=self._weight_bytes("encoder"))
-        return plan_encode(encoder.spec, frame_shape, self._machine(encoder.dtype), options, pad=pad)
+        return self._plan_encode(frame_shape, options, pad=pad)
 
     def stream(
         self,
@@ -516,7 +505,7 @@ class VideoVAE(OpenedVAE[Config]):
             audio_settings = AudioSettings(lambda: audio, unnormalized=unnormalized, is_required=True)
             settings = replace(settings, audio=audio_settings)
         if isinstance(latents, (str, os.PathLike)):
-            reader = self.reader(unnormalized=unnormalized)
+            reader = replace(self.reader(), unnormalized=unnormalized)
             decode_input = ClipInput(reader, reader.open(os.fspath(latents)), decode_options.keyframes)
         elif settings.audio is not None:
             problem = "an AudioVAE decodes the audio latents of a file; pass audio_vae.stream(latents)"
@@ -532,28 +521,9 @@ class VideoVAE(OpenedVAE[Config]):
         """Decide a decode, as `prepare`, without the checks of outputs and values."""
         return prepare_decode(self._pipeline(settings.options, settings.plan), latents, path, settings, plan)
 
-    def reader(
-        self,
-        *,
-        tensor: str | None = None,
-        grid: Grid | None = None,
-        unnormalized: bool | None = None,
-        keyframes: str | None = None,
-        is_dry_run: bool = False,
-    ) -> LatentReader:
-        """Return what opens latent files for this VAE, see `LatentReader`."""
-        return LatentReader(
-            self.config,
-            self.spec("decoder"),
-            self.statistics,
-            self.source,
-            self.latent_space,
-            tensor,
-            grid,
-            unnormalized,
-            keyframes,
-            is_dry_run,
-        )
+    def reader(self) -> LatentReader:
+        """Return what opens latent files for this VAE."""
+        return LatentReader(self.config, self.spec("decoder"), self.statistics, self.source, self.latent_space)
 
     def decode_to_file(
         self,

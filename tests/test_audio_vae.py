@@ -27,9 +27,10 @@ from mlx_ltx_vae.networks.audio.vae_networks import Conv2DLayer, Upsample
 from mlx_ltx_vae.networks.audio.vocoder import Conv1d, as_frames
 from mlx_ltx_vae.networks.convolution.conv3d import prepare
 from mlx_ltx_vae.options import PlanOptions
-from mlx_ltx_vae.pipeline.audio import plan_audio, unpack_latents
+from mlx_ltx_vae.pipeline.audio import unpack_latents
 from mlx_ltx_vae.pipeline.execution import Execution
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
+from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import Axis, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext
 from mlx_ltx_vae.streaming.driver import run_chain, run_stream, run_whole
@@ -123,13 +124,14 @@ def test_unnormalized_latents_are_normalized_first(audio_vae):
 def test_networks_that_see_the_whole_clip_are_not_streamed(audio_vae, name):
     """They have no vocoder, so their spec alone is planned."""
     spec = audio_vae(name).decoder.spec
-    assert plan_audio(spec, 10).mode.value == "single"
+    shape = (1, spec.in_channels, 10, 1, 1)
+    assert plan_decode(spec, shape).mode.value == "single"
     with pytest.raises(PlanError, match="sees the whole clip, so the network cannot be streamed by time; use mode sin"):
-        plan_audio(spec, 10, options=PlanOptions(mode="exact"))
+        plan_decode(spec, shape, options=PlanOptions(mode="exact"))
     with pytest.raises(PlanError, match="use mode single"):
-        plan_audio(spec, 10, options=PlanOptions(chunk=5))
+        plan_decode(spec, shape, options=PlanOptions(chunk=5))
     with pytest.raises(PlanError, match="audio has no tiles"):
-        plan_audio(spec, 10, options=PlanOptions(mode="tiled"))
+        plan_decode(spec, shape, options=PlanOptions(mode="tiled"))
 
 
 def test_the_plan_of_a_stream_does_not_grow_with_the_audio(audio_vae):

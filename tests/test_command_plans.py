@@ -61,7 +61,7 @@ def test_a_command_plans_what_the_api_plans(checkpoint, inputs, tmp_path, capsys
     def in_parts(spec, shape, machine, options):
         return plan_decode(spec, shape, machine, replace(options, holds_latents=False))
 
-    monkeypatch.setattr("mlx_ltx_vae.vae.plan_decode", in_parts)
+    monkeypatch.setattr("mlx_ltx_vae.opened_vae.plan_decode", in_parts)
     latents, video = inputs
 
     def planned(command, *arguments):

@@ -8,8 +8,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from mlx_ltx_vae import Keyframes, VideoVAE, demo
-from mlx_ltx_vae import vae as vae_module
+from mlx_ltx_vae import Keyframes, VideoVAE, demo, opened_vae
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.latents.keyframes import describe_keyframes
 from mlx_ltx_vae.pipeline.decode import DecodePipeline
@@ -161,8 +160,8 @@ def test_unnormalized_keyframes_are_normalized_with_the_statistics_of_the_vae(mo
 
 
 def test_a_dry_run_plans_for_the_keyframes(model, monkeypatch, capsys):
-    plans, plan_decode = [], vae_module.plan_decode
-    monkeypatch.setattr(vae_module, "plan_decode", lambda *args: plans.append(plan_decode(*args)) or plans[-1])
+    plans, plan_decode = [], opened_vae.plan_decode
+    monkeypatch.setattr(opened_vae, "plan_decode", lambda *args: plans.append(plan_decode(*args)) or plans[-1])
     for source, more in (("clip.npy", []), ("own.safetensors", []), ("clip.npy", ["--keyframes", "others.npz"])):
         run(source, "-m", model, "--dry-run", *more)
         assert ("keyframes at " in capsys.readouterr().out) is (plans[-1].keyframes != ())

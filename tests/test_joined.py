@@ -212,7 +212,7 @@ def test_a_film_is_planned_for_what_becomes_of_its_frames(vae, tmp_path, monkeyp
         plans.clear()
         return vae.stream_joined(source)
 
-    monkeypatch.setattr("mlx_ltx_vae.vae.plan_decode", make_plan)
+    monkeypatch.setattr("mlx_ltx_vae.opened_vae.plan_decode", make_plan)
 
     def planned(**consumer):
         return vae.plan(windows[0].shape, held_frames=25, **consumer)

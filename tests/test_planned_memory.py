@@ -247,7 +247,7 @@ def test_planned_peaks_of_commands_hold(golden, weights, tmp_path, monkeypatch, 
     }[name]
     before = active_memory()
     mx.reset_peak_memory()
-    with mock.patch("mlx_ltx_vae.vae.plan_decode", make_plan):
+    with mock.patch("mlx_ltx_vae.opened_vae.plan_decode", make_plan):
         assert command([*arguments, "-m", str(checkpoint)]) == 0
     assert LEAST <= max(plan.memory.active for plan in plans) / (mx.get_peak_memory() - before) <= MOST
 
@@ -352,7 +352,7 @@ def _film(case: Case, vae: Any) -> Iterator[int]:
     consumer = {} if case.form == "levels" else CONSUMERS[case.form]
     expected = vae.plan(windows, **consumer, **case.options).memory.active
     yield expected
-    with mock.patch("mlx_ltx_vae.vae.plan_decode", make_plan):
+    with mock.patch("mlx_ltx_vae.opened_vae.plan_decode", make_plan):
         if case.form == "array":
             mx.eval(vae.decode(film))
         elif case.form == "uint8":

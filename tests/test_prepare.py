@@ -56,6 +56,7 @@ def test_a_prepared_file_is_what_the_command_and_the_arrays_become(small, frames
     frames_of = [np.load(f"{name}.npy") for name in ("file", "array", "command")]
     assert all(np.array_equal(other, frames_of[0]) for other in frames_of)
     assert (report.frames, report.fps, command["fps"]) == (len(frames_of[0]), 30, 30.0)
+    assert command.keys() == {*report.as_dict(), "vae"}
     assert prepared.outputs == ["file.npy"]
 
 
@@ -138,7 +139,8 @@ def test_a_prepared_encode_writes_the_file_of_the_command(small, loads, capsys):
         assert loads == [] and not os.path.exists("api.safetensors")
         report = prepared.run()
     assert (report.frames, report.source_frames, report.fps) == (17, 12, Fraction(30))
-    assert encode(["video.mkv", "-m", VAE, "-o", "command.safetensors", "--frames", ":12", "--pad", "-q"]) == 0
+    assert encode(["video.mkv", "-m", VAE, "-o", "command.safetensors", "--frames", ":12", "--pad", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == {*report.as_dict(), "vae"}
     with open("api.safetensors", "rb") as file, open("command.safetensors", "rb") as other:
         assert file.read() == other.read()
     with vae.prepare_encode("video.mkv", "windows", windows=9, carry=1) as prepared:
@@ -160,6 +162,15 @@ def test_a_prepared_encode_that_does_not_run_closes_its_video(small):
     with pytest.raises(StopIteration):
         next(prepared._video)
     assert sorted(os.listdir()) == ["clip.safetensors", "video.mp4"]
+
+
+def test_values_of_a_file_that_were_checked_are_not_checked_again(small, monkeypatch):
+    """A run reads them for the frames, and a sample of a few latent frames, here all three."""
+    num_bytes, read = [], os.preadv
+    decode = VideoVAE.from_pretrained(VAE).prepare("clip.safetensors", "clip.npy")
+    monkeypatch.setattr(os, "preadv", lambda *arguments: num_bytes.append(read(*arguments)) or num_bytes[-1])
+    decode.run()
+    assert sum(num_bytes) == 2 * small.nbytes
 
 
 def test_weights_are_found_from_another_folder(small, tmp_path, monkeypatch):

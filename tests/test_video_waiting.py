@@ -40,7 +40,7 @@ def stopped_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program.write_text('#!/bin/sh\n[ "$1" = -version ] && echo ffmpeg version && exit\nexec >&-\nkill -STOP $$\n')
     program.chmod(0o755)
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(program))
-    assert ffmpeg._read_version(str(program))
+    assert ffmpeg._look_up(str(program))[1]
     monkeypatch.setattr(ffmpeg, "MAX_SILENCE", 0.2)
     monkeypatch.setattr(ffmpeg, "TICK", 0.1)
 

@@ -190,10 +190,6 @@ class Checkpoint:
         generation = next(iter(self.latents_taken), None)
         return LatentSpace(generation, None if statistics is None else statistics.fingerprint)
 
-    def of_network(self, name: str) -> "Checkpoint":
-        """Return the checkpoint with only one of its networks, and only the headers of this network."""
-        return replace(self, archives=(), networks={name: self.networks[name]})
-
     @property
     def is_in_memory(self) -> bool:
         """Return whether the tensors are arrays in memory, and not in files."""
@@ -331,6 +327,7 @@ def _open(
     checkpoint = replace(checkpoint, short_name=short_name)
     if statistics:
         checkpoint = replace(checkpoint, statistics=statistics[-1])
+    if len(statistics) > 1:
         _check_statistics(checkpoint, statistics)
     version = None if checkpoint.is_in_memory else checkpoint.stated_version
     generation = version and family.same_layers.get((config.generation, version))
@@ -347,7 +344,7 @@ def _configure(
     errors: list[CheckpointError] = []
     is_quantized = any(part.quantized for part in stored.values())
     for size in GROUP_SIZES if is_quantized else GROUP_SIZES[:1]:
-        sized = {network: part.with_group_size(size) for network, part in stored.items()}
+        sized = {network: part.with_group_size(size) for network, part in stored.items()} if is_quantized else stored
         shapes = {network: part.shapes for network, part in sized.items()}
         try:
             configuration = family.configure(config, CheckpointParts(name, shapes, requested))
@@ -356,7 +353,7 @@ def _configure(
                 names, spec = configuration.names.get(network, {}), family.spec(configuration.config, network)
                 tensors = {names.get(key, key): info for key, info in sized[network].tensors.items()}
                 part = replace(sized[network], tensors=tensors, expected=spec.weights)
-                networks[network] = part.fit_quantized()
+                networks[network] = part.fit_quantized() if is_quantized else part
                 _check_tensors(networks[network], network, name)
             return configuration, networks
         except CheckpointError as error:
@@ -448,8 +445,6 @@ def _find_statistics(
 
 def _check_statistics(checkpoint: Checkpoint, pairs: Sequence[tuple[TensorInfo, TensorInfo]]) -> None:
     """Check that all files state the same statistics; raise a `CheckpointError` otherwise."""
-    if len(pairs) == 1:
-        return
     *statistics, last = (replace(checkpoint, statistics=pair).read_statistics() or () for pair in pairs)
     for (mean, _), arrays in zip(pairs, statistics, strict=False):
         are_close = (mx.allclose(*pair, rtol=_ROUNDING, atol=0) for pair in zip(arrays, last, strict=True))

@@ -50,7 +50,9 @@ class NetworkHandle(Generic[NetworkT]):
         """
         if name not in checkpoint.networks:
             return None
-        load = partial(load_network, checkpoint.of_network(name), name, dtype)
+        # It keeps the headers of this network alone.
+        part = replace(checkpoint, archives=(), networks={name: checkpoint.networks[name]})
+        load = partial(load_network, part, name, dtype)
         if checkpoint.is_in_memory:
             return cls(cast(Any, load()))
         header = NetworkHeader(checkpoint.spec(name), dtype or checkpoint.dtype(name), checkpoint.read_statistics())

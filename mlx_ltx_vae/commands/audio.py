@@ -5,6 +5,8 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+import mlx.core as mx
+
 from ..audio_vae import AudioVAE
 from ..errors import LatentsError
 from ..latents import open_audio_latents, open_latents
@@ -71,5 +73,6 @@ class AudioTask(Task):
             self._rename({} if new_path is None else {output: str(new_path)})
         seconds, rate = time.perf_counter() - start, self._audio.sample_rate
         length = f"{format_seconds(samples / rate)} of audio at {rate} Hz"
-        values = {"samples": samples, "sample_rate": rate, "seconds": seconds}
+        values: dict[str, Any] = {"samples": samples, "sample_rate": rate, "seconds": seconds}
+        values |= {"peak_memory_bytes": mx.get_peak_memory(), "plan": self.plan.as_dict()}
         return self._report(f"{length}, in {format_seconds(seconds)}", values)

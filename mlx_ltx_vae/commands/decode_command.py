@@ -165,12 +165,13 @@ def run_decode(
                 raise ItemsError(f"--{name} goes with one window; store it in each window's file")
         if audio_source and arguments.frames and arguments.frames.start:
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
-        output_options = _choose_hdr_frames(arguments, inputs, settings.output, is_exr=is_exr)
+        output_options, files = _choose_hdr_frames(arguments, inputs, settings.output, is_exr=is_exr), {}
         if pattern and not has_only_audio:
-            find_outputs(pattern, _with_possible_audio(output_options, audio_settings), fps=arguments.fps)
+            files = find_outputs(pattern, _with_possible_audio(output_options, audio_settings), fps=arguments.fps)
     settings = replace(
         settings,
         output=output_options,
+        files=files,
         fps=arguments.fps,
         frames=arguments.frames,
         all_frames=arguments.all_frames,
@@ -283,7 +284,8 @@ class DecodeJob(Job):
 
     def _make_reader(self, vae: VideoVAE) -> LatentReader:
         arguments = self.arguments
-        return vae.reader(
+        return replace(
+            vae.reader(),
             tensor=arguments.tensor,
             grid=arguments.grid,
             unnormalized=arguments.unnormalized,

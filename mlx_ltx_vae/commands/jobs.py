@@ -392,10 +392,10 @@ class Task(ABC):
     def _report(self, summary: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         """Return the report of the item.
 
-        `summary` describes the output. `values` include the seconds, and for pictures the number of frames of all
-        outputs.
+        `summary` describes the output. `values` have all its keys but those of the networks and the files. They include
+        the seconds, and for pictures the number of frames of all outputs.
         """
-        outputs, extras, peak = self.result.outputs, self.result.extras, mx.get_peak_memory()
+        outputs, extras, peak = self.result.outputs, self.result.extras, values["peak_memory_bytes"]
         name = _first_last(outputs) if outputs != ["-"] else "standard output"
         networks = self.networks()
         text = f"{name}: {summary}; peak MLX memory {format_bytes(peak)}; {describe_networks(networks)}"
@@ -404,8 +404,6 @@ class Task(ABC):
         record_speed(self.plan, next(iter(networks.values())), values["seconds"] / max(1, len(outputs)))
         report = {
             **values,
-            "peak_memory_bytes": peak,
-            "plan": self.plan.as_dict(),
             **networks,
             "output": _one_or_all(outputs),
             **{kind: _one_or_all(names) for kind, names in extras.items()},

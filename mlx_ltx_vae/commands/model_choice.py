@@ -41,7 +41,7 @@ def choose_by_latents(
     with suppress(ItemsError):  # of a list that cannot be read, which is an error later
         for source in _regular_files(sources):
             with suppress(LatentsError):  # likewise
-                space = parse_metadata(open_tensor_file(source)[1], source).space
+                space = parse_metadata(open_tensor_file(source).entries, source).space
                 if space != LatentSpace():
                     generations = latents_of(space.generation) if space.generation else (space.fingerprint,)
                     spaces.setdefault(frozenset(generations), (space, source))

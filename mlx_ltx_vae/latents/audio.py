@@ -9,17 +9,9 @@ import mlx.core as mx
 
 from ..errors import LatentsError, excerpt, option, quote, warn
 from ..units import format_count
-from .formats import (
-    GivenStatistics,
-    StoredArray,
-    check_finite,
-    check_plausible,
-    check_readable,
-    choose_statistics,
-    open_tensor_file,
-    source_name,
-)
+from .formats import StoredArray, check_finite, check_plausible, check_readable, open_tensor_file
 from .metadata import AUDIO_LENGTHS, AUDIO_NAMES, is_audio_name, parse_metadata
+from .statistics import GivenStatistics, choose_statistics
 
 _CHANNELS, _BINS = 8, 16  # of audio latents, in every release
 _VIDEO_CHANNELS = 128  # of video latents
@@ -44,12 +36,10 @@ class AudioLatentsFile:
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> mx.array:
         """Return normalized latents (B, 8, T, 16), or packed (B, T, 128). For arguments see `load_audio_latents`."""
         values = self.read_stored()
-        mean_and_std = choose_statistics(self.source, self.normalized, _CHANNELS * _BINS, statistics, unnormalized)
-        if mean_and_std is None:
-            return values
-        mean, std = (array if values.ndim == 3 else array.reshape(_CHANNELS, 1, _BINS) for array in mean_and_std)
-        values = (values.astype(mx.float32) - mean) / std
-        mx.eval(values)
+        latent_statistics = choose_statistics(self.source, self.normalized, _CHANNELS * _BINS, statistics, unnormalized)
+        if latent_statistics is not None:
+            values = latent_statistics.normalize(values, (-1,) if values.ndim == 3 else (_CHANNELS, 1, _BINS))
+            mx.eval(values)
         return values
 
     def read_stored(self) -> mx.array:
@@ -92,8 +82,8 @@ def open_audio_latents(
     path: str | os.PathLike, *, is_alone: bool = False, tensor: str | None = None
 ) -> AudioLatentsFile | None:
     """Open a file and return its audio latents, as `find_audio_latents`. Raises a `LatentsError`, too, if it cannot."""
-    tensors, entries = open_tensor_file(path)
-    return find_audio_latents(tensors, entries, source_name(path), is_alone=is_alone, tensor=tensor)
+    tensors, entries, source = open_tensor_file(path)
+    return find_audio_latents(tensors, entries, source, is_alone=is_alone, tensor=tensor)
 
 
 def find_audio_latents(

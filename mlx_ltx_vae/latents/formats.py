@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO, ClassVar, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -23,7 +23,7 @@ from numpy.lib import format as npy_format
 
 from ..backend.device import check_process
 from ..backend.mlx_utils import count_nonfinite, from_numpy, to_float, to_int
-from ..errors import LatentsError, excerpt, option, quote
+from ..errors import LatentsError, excerpt, quote
 from ..files import (
     MAX_DEFLATION,
     MAX_WHOLE_BYTES,
@@ -46,6 +46,7 @@ from ..files import (
 from ..shapes import LatentShape, sampled_frames
 from ..units import format_bytes
 from .metadata import DEFAULT_VAE_NAME, METADATA_KEYS, Layout
+from .statistics import Statistics
 
 _STANDARD_INPUT = "-"
 # The first value in files of torch.save before PyTorch 1.6; later ones are zip files.
@@ -62,9 +63,6 @@ _READ_BYTES = 2**30  # macOS reads less than 2**31 at once
 _BITS = ("bfloat16", "uint16")
 _READABLE_DTYPES = ("float16", "float32", "float64", *_BITS)
 _MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest magnitude
-
-MeanAndStd = tuple[mx.array, mx.array]  # mean and standard deviation of each channel, (C,)
-GivenStatistics = tuple[mx.array | None, mx.array | None]  # `(vae.mean, vae.std)`; None if the VAE has none
 
 
 class OpenFile(io.RawIOBase):
@@ -235,6 +233,14 @@ class StoredArray:
 Content = tuple[dict[str, StoredArray], dict[str, str]]
 
 
+class TensorFile(NamedTuple):
+    """Tensors of an open file by name, its metadata, and its path, or its name in errors."""
+
+    tensors: dict[str, StoredArray]
+    entries: dict[str, str]
+    source: str
+
+
 def _open_safetensors(file: OpenFile) -> Content:
     headers, metadata = read_header(file)
     return {name: StoredArray(file, name, partial(headers.__getitem__, name)) for name in headers}, metadata
@@ -352,8 +358,9 @@ class MappedLatents:
     shape: LatentShape  # may leave out videos and the last frames of the tensor
     source: str  # the name in errors
     first_video: int = 0
-    statistics: MeanAndStd | None = None  # normalize the latents; evaluated
+    statistics: Statistics | None = None  # normalize the latents; evaluated
     was_unnormalized: bool = False  # the caller said that the latents are not normalized
+    is_checked: bool = False  # the values that are decoded have been read, and are finite
     _has_checked_bits: bool = field(default=False, init=False)
 
     @property
@@ -376,15 +383,14 @@ class MappedLatents:
             ranges = [range(size)[part] for size, part in zip(self.shape, index, strict=True)]
             check_finite(latents, self.source, None if latents.shape == self.shape else ranges)
             if self.statistics is not None:
-                mean, std = (array[index[1]].reshape(-1, 1, 1, 1) for array in self.statistics)
-                latents = (latents.astype(mx.float32) - mean) / std
+                latents = Statistics(*(values[index[1]] for values in self.statistics)).normalize(latents)
                 mx.eval(latents)
         return latents
 
     def _read(self, index: tuple[slice, ...]) -> mx.array:
         """Return a slice as it is stored. A few of its frames are in memory twice, fewer if they are large."""
         ranges = [range(size)[part] for size, part in zip(self.shape, index, strict=True)]
-        frames, step = ranges[2], self._frames_at_once
+        frames, step = ranges[2], max(1, _BLOCK_BYTES * self.shape.frames // self.stored.header.num_bytes)
         values = np.empty([len(indices) for indices in ranges], self.stored.numpy_dtype)
         crop = (*index[:2], slice(None), *index[3:])
         for start in range(0, len(frames) if values.size else 0, step):
@@ -402,10 +408,6 @@ class MappedLatents:
             values = self.layout.to_channels_first(self.stored.values)[:, :, first:stop]
         return values[self.first_video : self.first_video + self.shape.batch, :, :: frames.step]
 
-    @property
-    def _frames_at_once(self) -> int:
-        return max(1, _BLOCK_BYTES * self.shape.frames // self.stored.header.num_bytes)
-
     def _check_bits(self) -> None:
         """Raise a `LatentsError` if a sample of uint16 values cannot be the bits of bfloat16."""
         if not self._has_checked_bits and self.stored.dtype_name == "uint16":
@@ -419,11 +421,11 @@ class MappedLatents:
         return replace(self, shape=self.shape._replace(batch=1), first_video=self.first_video + index)
 
 
-def open_tensor_file(path: str | os.PathLike) -> Content:
-    """Return the tensors of a file by name, and its metadata. Headers of tensors may be read later."""
-    with _open_source(path) as file, reading(file):
+def open_tensor_file(path: str | os.PathLike) -> TensorFile:
+    """Open a file, "-" for standard input. Headers of tensors may be read later."""
+    with _open_source(expand_path(path, LatentsError)) as file, reading(file):
         tensors, metadata = _find_reader(file.pread(0, START_BYTES), file.source).open(file)
-        return tensors, _take_metadata(tensors) | metadata
+        return TensorFile(tensors, _take_metadata(tensors) | metadata, file.source)
 
 
 def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
@@ -441,16 +443,11 @@ def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
     return metadata
 
 
-def source_name(path: str | os.PathLike) -> str:
-    """Return the path of a source, or its name in errors."""
-    name = expand_path(path, LatentsError)
-    return "standard input" if name == _STANDARD_INPUT else name
-
-
 @contextmanager
-def _open_source(path: str | os.PathLike) -> Iterator[OpenFile]:
+def _open_source(path: str) -> Iterator[OpenFile]:
     """Open a file. A pipe and standard input are copied to a file without a name."""
-    source, is_standard_input = source_name(path), os.fspath(path) == _STANDARD_INPUT
+    is_standard_input = path == _STANDARD_INPUT
+    source = "standard input" if is_standard_input else path
     with nullcontext(standard_input("a latent file", LatentsError)) if is_standard_input else _open(source) as stream:
         if not is_standard_input and stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             yield OpenFile(stream, source)
@@ -500,35 +497,6 @@ def _torch_error(source: str) -> LatentsError:
     return LatentsError(
         f"{source}: is a pickle of torch.save, which could run any code when read; {torch_conversion(source)}"
     )
-
-
-def choose_statistics(
-    source: str, normalized: bool | None, channels: int, statistics: GivenStatistics | None, unnormalized: bool | None
-) -> MeanAndStd | None:
-    """Return the mean and std that normalize latents of a file, float32 (C,) and evaluated.
-
-    `normalized` is from the metadata, and `unnormalized` from the caller. Returns `None` if the latents are normalized.
-    Raises a `LatentsError` if metadata and caller contradict each other, or if the statistics are missing or have
-    another number of channels.
-    """
-    if unnormalized is not None and unnormalized is normalized:
-        file_state, caller_state = ("normalized", "unnormalized") if unnormalized else ("unnormalized", "normalized")
-        caller = option("the caller", "--unnormalized")
-        raise LatentsError(
-            f"{source}: its metadata says that these latents are {file_state}, and {caller} "
-            f"that they are {caller_state}; leave out {option('unnormalized=', '--unnormalized')}."
-        )
-    if not (normalized is False if unnormalized is None else unnormalized):
-        return None
-    mean, std = statistics or (None, None)
-    if mean is None or std is None:
-        raise LatentsError(f"{source}: is unnormalized; give the VAE's statistics=(vae.mean, vae.std) with it.")
-    if any(array.shape != (channels,) for array in (mean, std)):
-        shapes = f"{mean.shape} and {std.shape}"
-        raise LatentsError(f"{source}: these latents need statistics {(channels,)}, and these are {shapes}.")
-    mean, std = mean.astype(mx.float32), std.astype(mx.float32)
-    mx.eval(mean, std)  # lazy arrays could be used in this thread only
-    return mean, std
 
 
 def check_plausible(sample: Iterable[mx.array], source: str) -> None:

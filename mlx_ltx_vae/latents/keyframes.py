@@ -12,16 +12,9 @@ from ..backend.mlx_utils import native_array
 from ..errors import LatentsError, excerpt, warn
 from ..shapes import LatentShape
 from ..units import format_count
-from .formats import (
-    GivenStatistics,
-    MappedLatents,
-    StoredArray,
-    check_readable,
-    choose_statistics,
-    open_tensor_file,
-    source_name,
-)
+from .formats import MappedLatents, StoredArray, check_readable, open_tensor_file
 from .metadata import CHANNELS_FIRST, Layout, parse_metadata
+from .statistics import GivenStatistics, choose_statistics
 
 #: Names of the stills and of their frame numbers in files: first diffusers' arguments, which this package writes, then
 #: diffusers' outputs.
@@ -107,8 +100,10 @@ class KeyframesFile:
 
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> Keyframes:
         """Return the keyframes with normalized latents. Arguments, dtype and errors as in `LatentsFile.read`."""
-        mean_and_std = choose_statistics(self.source, self.normalized, self.shape.channels, statistics, unnormalized)
-        latents = replace(self._stored, statistics=mean_and_std)
+        latent_statistics = choose_statistics(
+            self.source, self.normalized, self.shape.channels, statistics, unnormalized
+        )
+        latents = replace(self._stored, statistics=latent_statistics)
         return Keyframes(latents[()][:, :, list(self._indices)], self.frames)
 
 
@@ -134,8 +129,8 @@ def load_keyframes(
 
 def open_keyframes(path: str | os.PathLike, num_frames: int | None = None) -> KeyframesFile | None:
     """Open a file and return its keyframes, as `find_keyframes`. Raises a `LatentsError`, too, if it cannot."""
-    tensors, entries = open_tensor_file(path)
-    return find_keyframes(tensors, entries, source_name(path), num_frames)
+    tensors, entries, source = open_tensor_file(path)
+    return find_keyframes(tensors, entries, source, num_frames)
 
 
 def find_keyframes(

@@ -11,17 +11,7 @@ from ..errors import LatentsError, excerpt, option, quote, warn
 from ..shapes import Grid, LatentShape, ScaleFactors
 from ..units import format_count
 from .audio import AudioLatentsFile, find_audio_latents, looks_like_audio
-from .formats import (
-    GivenStatistics,
-    MappedLatents,
-    OpenFile,
-    StoredArray,
-    check_readable,
-    check_shape,
-    choose_statistics,
-    open_tensor_file,
-    source_name,
-)
+from .formats import MappedLatents, OpenFile, StoredArray, check_readable, check_shape, open_tensor_file
 from .keyframes import KEYFRAME_NAMES, STILL_NAMES, KeyframesFile, find_keyframes
 from .metadata import (
     DEFAULT_VAE_NAME,
@@ -31,6 +21,7 @@ from .metadata import (
     is_audio_name,
     parse_metadata,
 )
+from .statistics import GivenStatistics, choose_statistics
 
 KNOWN_NAMES = (
     "latents", "latent", "samples", "latent_tensor", "latent_tensor_0", "stage_2_video_latent", "final_video_latent",
@@ -115,8 +106,8 @@ class LatentsFile:
     def map(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> MappedLatents:
         """Return the latents of `read`, left in the file: each slice is read, checked and normalized when used."""
         channels = self.shape.channels
-        mean_and_std = choose_statistics(self.info.source, self.normalized, channels, statistics, unnormalized)
-        return replace(self._stored, statistics=mean_and_std, was_unnormalized=unnormalized is True)
+        latent_statistics = choose_statistics(self.info.source, self.normalized, channels, statistics, unnormalized)
+        return replace(self._stored, statistics=latent_statistics, was_unnormalized=unnormalized is True)
 
 
 def open_latents(
@@ -141,8 +132,7 @@ def open_latents(
     Leaves out latent frames after the last of the `num_frames` that the file states, with a warning. Raises a
     `LatentsError` for a file that cannot be read, is ambiguous, contradicts itself, or fits no decoder.
     """
-    source = source_name(path)
-    tensors, entries = open_tensor_file(path)
+    tensors, entries, source = open_tensor_file(path)
     metadata = parse_metadata(entries, source)
     name = _choose_tensor(list(tensors), tensor, source)
     stored = tensors[name]

@@ -4,7 +4,6 @@ A `Family` finds its networks in a checkpoint, describes them and creates them. 
 tiled.
 """
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import numpy as np
 
 from ..backend.mlx_utils import DtypeName
 from ..errors import LatentsError
+from ..latents.statistics import Statistics as Statistics
 from ..model_table import Kind
 from ..options import DecodeOptions
 from ..shapes import ScaleFactors, Shape
@@ -41,30 +41,6 @@ AUDIO = Medium("an audio VAE", "audio_vae.decoder.*, vocoder.* or the like", (*N
 UPSAMPLERS = Medium("a latent upsampler", "initial_conv.*, upsampler.*", ("upsampler",), (Kind.UPSAMPLER,))
 #: By the kind of published model.
 MEDIA = {kind: medium for medium in (PICTURES, AUDIO, UPSAMPLERS) for kind in medium.kinds}
-
-
-class Statistics(NamedTuple):
-    """Mean and standard deviation of each channel (C,) of latents (B, C, T, H, W). Results are float32."""
-
-    mean: mx.array
-    std: mx.array
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the values, which VAEs of the same latents share, whatever their layout, dtype and decoder.
-
-        The values are rounded to bfloat16, in which some files store them.
-        """
-        values = mx.concatenate([array.reshape(-1).astype(mx.bfloat16) for array in self])
-        return hashlib.sha256(np.array(values.view(mx.uint16)).astype("<u2").tobytes()).hexdigest()[:16]
-
-    def normalize(self, latents: mx.array) -> mx.array:
-        mean, std = (values.astype(mx.float32).reshape(-1, 1, 1, 1) for values in self)
-        return (latents.astype(mx.float32) - mean) / std
-
-    def denormalize(self, latents: mx.array) -> mx.array:
-        mean, std = (values.astype(mx.float32).reshape(-1, 1, 1, 1) for values in self)
-        return latents.astype(mx.float32) * std + mean
 
 
 class Network(nn.Module, ABC):

@@ -9,7 +9,6 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.device import check_process, confirm_device
-from ..backend.machine import Machine
 from ..backend.mlx_utils import count_nonfinite, to_mlx
 from ..errors import DecodeError, LatentsError, PlanError
 from ..networks.base import AudioEncoder, Decoder, Network
@@ -18,8 +17,7 @@ from ..networks.specs import NetworkSpec
 from ..options import PLAN_DEFAULTS, PlanOptions
 from ..planning.film import FilmPart, fade_length
 from ..planning.plan import DecodePlan, EncodePlan, Mode, Plan
-from ..planning.planner import plan_decode
-from ..shapes import Interval, is_count
+from ..shapes import Interval
 from ..streaming.context import Stage, StreamContext
 from .crossfade import Crossfade, count_from_film
 from .encode import encoded
@@ -73,26 +71,12 @@ def join_specs(decoder: NetworkSpec, vocoder: NetworkSpec) -> NetworkSpec:
     return replace(decoder, layers=decoder.layers + vocoder.layers)
 
 
-def plan_audio(
-    spec: NetworkSpec,
-    latents: int,
-    machine: Machine | None = None,
-    options: PlanOptions = PLAN_DEFAULTS,
-    *,
-    batch: int = 1,
-) -> DecodePlan:
-    """Plan the decode of this many latents."""
-    if not (is_count(latents, 1) and is_count(batch, 1)):
-        raise LatentsError(f"{batch!r} x {latents!r} audio latents cannot be decoded; give whole numbers from 1 on.")
-    return plan_decode(spec, (batch, spec.in_channels, latents, 1, 1), machine, options)
-
-
-def every_chunk(make_plan: Callable[[PlanOptions], Plan], options: PlanOptions = PLAN_DEFAULTS) -> list[Plan]:
+def every_chunk(make_plan: Callable[[PlanOptions], Plan]) -> list[Plan]:
     """Plan audio with all possible chunks, the fastest first."""
-    plan = make_plan(options)
+    plan = make_plan(PLAN_DEFAULTS)
     if plan.mode is not Mode.EXACT:
         return [plan]
-    return [make_plan(replace(options, chunk=chunk)) for chunk in plan.clip.chunks]
+    return [make_plan(PlanOptions(chunk=chunk)) for chunk in plan.clip.chunks]
 
 
 def stream_audio(network: Decoder, plan: DecodePlan, latents: mx.array, *, unnormalized: bool) -> AudioStream:

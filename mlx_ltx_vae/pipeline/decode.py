@@ -31,15 +31,7 @@ from ..planning.tiles import tile_spec
 from ..shapes import Axis, Grid, Interval
 from ..streaming.context import StreamContext
 from .crossfade import Crossfade, count_from_film
-from .execution import (
-    ChunkStream,
-    Execution,
-    ExecutionState,
-    arrays_released,
-    join_parts,
-    peek,
-    tile_origin,
-)
+from .execution import ChunkStream, Execution, ExecutionState, arrays_released, join_parts, peek, tile_origin
 from .film import Film, check_film, check_windows, crop_window, film_layout, join_keyframes, plan_windows, read_ahead
 from .frame_buffer import buffer_frames
 from .frames import FrameChunk, OnFramesReady, mlx_dtype, to_format, to_format_in_parts
@@ -208,7 +200,7 @@ class DecodePipeline:
                 chunks = run._decode_array(padded_latents, cast(DecodePlan, run.plan(padded_latents)))
                 return crop_chunks(chunks, corner, spec.out_grid(plan.whole_shape.grid))
         interval = plan.excerpt.latents if plan.excerpt else None
-        if not isinstance(latents, (mx.array, np.ndarray)):
+        if not isinstance(latents, (mx.array, np.ndarray)) and not getattr(latents, "is_checked", False):
             check_values(latents, interval)
         warn_of_unusual(sample_moments(latents), shape, self.decoder.statistics, latents, self.options.unnormalized)
         return self._run(plan, partial(latent_source, latents, frames=interval))
@@ -311,11 +303,7 @@ class DecodePipeline:
 
 
 def _decode_windows(
-    pipeline: DecodePipeline,
-    film: Film,
-    layout: FilmLayout,
-    plan: FilmPlan | None,
-    frames: tuple[int, int] | None,
+    pipeline: DecodePipeline, film: Film, layout: FilmLayout, plan: FilmPlan | None, frames: tuple[int, int] | None
 ) -> Iterator[tuple[Interval, int, Generator[FrameChunk, None, None]]]:
     """Yield for each window the interval in which it fades in, the first position that waits, and its chunks."""
     spec, blend, options = pipeline.decoder.spec, layout.blend, pipeline.options
@@ -395,11 +383,7 @@ def _check_arriving(plan: DecodePlan) -> None:
 
 
 def _decode_chunks(
-    run: Execution,
-    plan: DecodePlan,
-    check: OutputCheck,
-    record: LatentRecord,
-    levels: FrameFormat | None,
+    run: Execution, plan: DecodePlan, check: OutputCheck, record: LatentRecord, levels: FrameFormat | None
 ) -> Generator[FrameChunk, None, None]:
     """Yield every frame once, in order, as floats in the network's dtype or as levels."""
     dtype = run.network.dtype if levels is None else mlx_dtype(levels)

@@ -1,11 +1,13 @@
 """Inputs of a decode to files: latents in memory, the latents of a file with their keyframes, or a film of files."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -55,12 +57,7 @@ class LatentReader:
         """Open a latent file, without reading values."""
         scale, channels = self.config.scale, self.config.latent_channels
         file = open_latents(
-            path,
-            latent_channels=channels,
-            tensor=self.tensor,
-            grid=self.grid,
-            scale=scale,
-            vae=self.source.title,
+            path, latent_channels=channels, tensor=self.tensor, grid=self.grid, scale=scale, vae=self.source.title
         )
         self._compare_space(file)
         if self.statistics is None and (self.unnormalized or file.normalized is False):
@@ -91,7 +88,7 @@ class LatentReader:
         return file.read(statistics=self.statistics, unnormalized=self.unnormalized)
 
 
-class DecodeInput(Protocol):
+class DecodeInput(ABC):
     """Input of a decode to files.
 
     Attributes:
@@ -100,64 +97,46 @@ class DecodeInput(Protocol):
         is_whole: whether all latents are there, so that the files can be checked before the first frame.
         is_film: whether it is a film, whose windows are crossfaded.
         files: files that are read.
+        info: metadata of the file, or of the first file of a film.
     """
 
-    @property
-    def fps(self) -> Fraction | None: ...
-
-    @property
-    def shape(self) -> LatentShape | None: ...
-
-    @property
-    def is_whole(self) -> bool: ...
-
-    @property
-    def is_film(self) -> bool: ...
-
-    @property
-    def files(self) -> Sequence[str | os.PathLike]: ...
-
-    @property
-    def info(self) -> LatentsInfo | None:
-        """Metadata of the file, or of the first file of a film."""
-
-    def num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
-        """Return the number of frames of a decode. `out_grid` maps a grid of latents to frames."""
-
-    def num_padding(self, out_grid: Callable[[Grid], Grid]) -> int:
-        """Return how many of these frames, the last ones, pad the source to whole latent frames."""
-
-    def plan(self, pipeline: "DecodePipeline", fps: Fraction) -> DecodePlan | None:
-        """Plan the decode of one video of the batch, or return `None` if the latents arrive in parts."""
-
-    def check_values(self, plan: DecodePlan) -> None:
-        """Read all latents that are decoded; raise a `LatentsError` for values that are not finite."""
-
-    def open(self) -> Callable[[int], tuple[Any, Keyframes | None]]:
-        """Return a function that returns the latents and keyframes of the video with an index."""
-
-
-class MemoryInput:
-    """Latents in memory: one array, an iterator, a stream, or a film of arrays."""
-
     fps: Fraction | None = None
+    shape: LatentShape | None = None
+    is_whole, is_film = True, False
     files: Sequence[str | os.PathLike] = ()
     info: LatentsInfo | None = None
 
-    def __init__(self, latents: Any, keyframes: Keyframes | None = None) -> None:
-        self._latents, self._keyframes = latents, keyframes
-        self.shape: LatentShape | None = None
-        if isinstance(latents, Latents) and len(latents.shape) == 5:
-            self.shape = LatentShape(*latents.shape)
-        self.is_film = isinstance(latents, Film)
-        self.is_whole = self.is_film or isinstance(latents, Latents)
-
     def num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
+        """Return the number of frames of a decode. `out_grid` maps a grid of latents to frames."""
         assert self.shape is not None
         return out_grid(self.shape.grid)[0]
 
     def num_padding(self, out_grid: Callable[[Grid], Grid]) -> int:
-        return 0  # arrays do not state it
+        """Return how many of these frames, the last ones, pad the source to whole latent frames, as files state it."""
+        return 0
+
+    @abstractmethod
+    def plan(self, pipeline: "DecodePipeline", fps: Fraction) -> DecodePlan | None:
+        """Plan the decode of one video of the batch, or return `None` if the latents arrive in parts."""
+
+    @abstractmethod
+    def check_values(self, plan: DecodePlan) -> None:
+        """Read all latents that are decoded; raise a `LatentsError` for values that are not finite."""
+
+    @abstractmethod
+    def open(self) -> Callable[[int], tuple[Any, Keyframes | None]]:
+        """Return a function that returns the latents and keyframes of the video with an index."""
+
+
+class MemoryInput(DecodeInput):
+    """Latents in memory: one array, an iterator, a stream, or a film of arrays."""
+
+    def __init__(self, latents: Any, keyframes: Keyframes | None = None) -> None:
+        self._latents, self._keyframes = latents, keyframes
+        if isinstance(latents, Latents) and len(latents.shape) == 5:
+            self.shape = LatentShape(*latents.shape)
+        self.is_film = isinstance(latents, Film)
+        self.is_whole = self.is_film or isinstance(latents, Latents)
 
     def plan(self, pipeline: "DecodePipeline", fps: Fraction) -> DecodePlan | None:
         return pipeline.plan(self._video(0))
@@ -177,10 +156,10 @@ class MemoryInput:
         return self._latents[(slice(index, index + 1),)] if is_batch else self._latents
 
 
-class ClipInput:
+class ClipInput(DecodeInput):
     """Latents of an open file, and their keyframes."""
 
-    is_whole, is_film = True, False
+    shape: LatentShape
 
     def __init__(self, reader: LatentReader, file: LatentsFile, keyframes: Keyframes | None = None) -> None:
         """Make the input of an open file. `keyframes` replace those of files."""
@@ -189,10 +168,11 @@ class ClipInput:
         self._keyframes: Keyframes | KeyframesFile | None = keyframes
         if keyframes is None:
             self._keyframes = find_keyframes(reader, self.file, reader.keyframes)
-        self.files: Sequence[str | os.PathLike] = [reader.keyframes] if reader.keyframes else []
+        self.files = [reader.keyframes] if reader.keyframes else []
 
-    def num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
-        return out_grid(self.shape.grid)[0]
+    @cached_property
+    def _latents(self) -> MappedLatents:
+        return self._reader.map(self.file)
 
     def num_padding(self, out_grid: Callable[[Grid], Grid]) -> int:
         return _count_padding(self.file, self._reader.config.scale, out_grid)
@@ -203,30 +183,26 @@ class ClipInput:
         return pipeline.make_plan(self.shape._replace(batch=1), options)
 
     def check_values(self, plan: DecodePlan) -> None:
-        check_values(self._reader.map(self.file), plan.excerpt and plan.excerpt.latents)
+        check_values(self._latents, plan.excerpt and plan.excerpt.latents)
+        self._latents = replace(self._latents, is_checked=True)
         self._read_keyframes()
 
     def open(self) -> Callable[[int], tuple[Any, Keyframes | None]]:
-        latents, keyframes = self._reader.map(self.file), self._read_keyframes()
+        latents, keyframes = self._latents, self._read_keyframes()
         return lambda index: (latents.item(index), None if keyframes is None else keyframes.item(index))
 
     def _read_keyframes(self) -> Keyframes | None:
         return self._reader.read(self._keyframes) if isinstance(self._keyframes, KeyframesFile) else self._keyframes
 
 
-class FilmInput:
+class FilmInput(DecodeInput):
     """Film whose windows are files, which are opened one by one."""
 
-    is_whole = is_film = True
+    is_film = True
+    shape: LatentShape
 
     def __init__(
-        self,
-        reader: LatentReader,
-        paths: Sequence[str],
-        *,
-        fps: Fraction | None,
-        carry: int | None,
-        blend: int | None,
+        self, reader: LatentReader, paths: Sequence[str], *, fps: Fraction | None, carry: int | None, blend: int | None
     ) -> None:
         self._reader = reader
         self._windows = [_FileWindow(reader, path) for path in paths]

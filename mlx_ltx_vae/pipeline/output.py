@@ -18,7 +18,7 @@ from ..options import OutputOptions
 from ..planning.plan import DecodePlan
 from ..video import Sink
 from ..video.audio import Audio
-from ..video.sink_table import CheckedOutput, find_all_outputs, find_still_ending, name_others
+from ..video.sink_table import CheckedOutput, OutputFile, find_all_outputs, find_still_ending, name_others
 from .execution import peek
 from .frames import write_chunk
 from .progress import Progress, open_bar
@@ -94,13 +94,23 @@ class DecodeOutput:
     """
 
     def __init__(
-        self, path: str, options: OutputOptions, fps: Fraction, *, batch: int = 1, is_still: bool = False
+        self,
+        path: str,
+        options: OutputOptions,
+        fps: Fraction,
+        known_files: Mapping[str, OutputFile],
+        *,
+        batch: int,
+        is_still: bool,
     ) -> None:
-        """Name the files of a batch of videos, which are stills if each has only one frame (`is_still`)."""
+        """Name the files of a batch of videos, which are stills if each has only one frame (`is_still`).
+
+        `known_files` are those of an output whose options have been checked.
+        """
         still = find_still_ending(path, options) if is_still and not options.contact_sheet else None
         self.fps, self.are_stills = fps, batch > 1 and still is not None
         self.names = name_outputs(path, batch, still)
-        self.files = find_all_outputs(self.names, options, fps)
+        self.files = find_all_outputs(self.names, options, fps, known_files)
         self._checked: dict[str, CheckedOutput] = {}
         self.other_names = name_others(self.names, self.files)
         self.frames: tuple[FrameOutput, ...] = tuple(file.options.frames for file in self.files[0].values())

@@ -1,4 +1,8 @@
-"""Check that a decoder's output is finite and no flat patch, and the explanation if it is not."""
+"""Check that a decoder's output is finite and no flat patch, and the explanation if it is not.
+
+Frames of one color are an error only here: where a patch repeats bit for bit and the latents are not constant, so that
+the device has failed. All others are a remark in the report (`FrameChunk.is_plain`).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

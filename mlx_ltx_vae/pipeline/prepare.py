@@ -26,6 +26,7 @@ from ..tiling import preset
 from ..units import DEFAULT_FPS, format_are, format_count, format_range
 from ..video import takes_audio
 from ..video.audio import check_audio_length
+from ..video.sink_table import OutputFile
 from .clip_audio import AudioSettings, ClipAudio, clip_audio, film_audio, find_audio
 from .decode import DecodePipeline, check_shape
 from .execution import ExecutionState, arrays_released
@@ -47,6 +48,7 @@ class DecodeSettings:
         first_seconds: decodes so many seconds of the video, instead of `frames`.
         preset: the name of tiles, which may depend on the size of the video.
         audio: `None` if no audio latents are decoded.
+        files: files of an output, if it was named and checked before, see `find_outputs`.
         plans: plans that have been made, by shape and options, which decodes with the same settings share.
     """
 
@@ -59,6 +61,7 @@ class DecodeSettings:
     first_seconds: Fraction | None = None
     preset: str | None = None
     audio: AudioSettings | None = None
+    files: Mapping[str, OutputFile] = field(default_factory=dict)
     plans: dict[Any, DecodePlan] = field(default_factory=dict, compare=False)
 
     def make_once(self, make_plan: MakePlan, shape: Sequence[int], options: PlanOptions) -> DecodePlan:
@@ -109,11 +112,7 @@ class PreparedDecode:
         return None if self.plan is None else self.plan.num_frames * len(self.videos)
 
     def check_outputs(
-        self,
-        *,
-        entries: Mapping[str, str] | None = None,
-        makes_folders: bool = False,
-        overwrite: bool | None = None,
+        self, *, entries: Mapping[str, str] | None = None, makes_folders: bool = False, overwrite: bool | None = None
     ) -> set[tuple[str, str]]:
         """Raise the errors of writing, as `DecodeOutput.check`, and return the metadata `entries` that are kept."""
         if self.plan is None or not self.latents.is_whole:
@@ -157,11 +156,7 @@ class PreparedDecode:
 
 
 def prepare_decode(
-    pipeline: DecodePipeline,
-    latents: DecodeInput,
-    path: str,
-    settings: DecodeSettings,
-    plan: DecodePlan | None = None,
+    pipeline: DecodePipeline, latents: DecodeInput, path: str, settings: DecodeSettings, plan: DecodePlan | None = None
 ) -> PreparedDecode:
     """Decide a decode to files. Its outputs and values have not been checked.
 
@@ -169,9 +164,9 @@ def prepare_decode(
         LatentsError, PlanError, WriterError: the errors of `VideoVAE.prepare` that need no look at existing files.
     """
     if isinstance(latents, MemoryInput):
-        return _prepare(pipeline, latents, path, settings.output, settings.fps or DEFAULT_FPS, None, plan)
+        return _prepare(pipeline, latents, path, settings, settings.fps or DEFAULT_FPS, None, plan)
     assert isinstance(latents, (ClipInput, FilmInput))
-    spec, options = pipeline.decoder.spec, settings.output
+    spec = pipeline.decoder.spec
     # The latents are normalized as they are read.
     network_options = replace(pipeline.options, unnormalized=False, keyframes=None)
     make_plan = partial(settings.make_once, pipeline.make_plan)
@@ -199,13 +194,13 @@ def prepare_decode(
     elif audio is not None and plan.audio is None and (audio_plans := audio.plans):
         plan = replace(plan, audio=audio_plans[-1])  # the one with the least memory
     if audio is not None:
-        options = replace(options, audio=(), sample_rate=audio.sample_rate)
-    prepared = _prepare(pipeline, latents, path, options, fps, audio, plan)
+        settings = replace(settings, output=replace(settings.output, audio=(), sample_rate=audio.sample_rate))
+    prepared = _prepare(pipeline, latents, path, settings, fps, audio, plan)
     if audio is not None and requested_frames is None:
         length = Fraction(audio.num_samples, audio.sample_rate)
         shortest, longest = (decoder_frames - padding) / fps, decoder_frames / fps
         seconds = min(max(shortest, length), longest)  # audio may go with the padding or not
-        check_audio_length(latents.info.source, length, seconds, cuts=options.shortest)
+        check_audio_length(latents.info.source, length, seconds, cuts=settings.output.shortest)
     return replace(prepared, padding=0 if requested_frames else padding)
 
 
@@ -213,14 +208,14 @@ def _prepare(
     pipeline: DecodePipeline,
     latents: DecodeInput,
     path: str,
-    options: OutputOptions,
+    settings: DecodeSettings,
     fps: Fraction,
     audio: ClipAudio | None,
     plan: DecodePlan | None,
 ) -> PreparedDecode:
     """Name the outputs, and plan the decode for them unless there is a plan."""
     batch, is_still = (1, False) if latents.shape is None else (latents.shape.batch, latents.shape.frames == 1)
-    output = DecodeOutput(path, options, fps, batch=batch, is_still=is_still)
+    output = DecodeOutput(path, settings.output, fps, settings.files, batch=batch, is_still=is_still)
     levels = None if latents.is_film else common_format(output.frames)  # a film is crossfaded as floats
     planned = replace(pipeline, format=levels, state=ExecutionState(outputs=output.frames))
     if plan is not None:
@@ -248,12 +243,15 @@ def _find_audio(
     audio, options, generations = settings.audio, settings.output, pipeline.source.generations
     if options.audio is not None or audio is None:
         return None
-    if not audio.is_required and not takes_audio(path, options):
+    file = settings.files.get(path)
+    if not audio.is_required and not (file.kind.is_video if file else takes_audio(path, options)):
         return None
     if isinstance(latents, FilmInput):
         return film_audio(audio, latents.openers, latents.ends, frames, fps, generations)
-    file = find_audio(audio, latents.file, generations)
-    return None if file is None or audio.vae is None else clip_audio(audio, audio.vae, file, frames, fps)
+    audio_latents = find_audio(audio, latents.file, generations)
+    if audio_latents is None or audio.vae is None:
+        return None
+    return clip_audio(audio, audio.vae, audio_latents, frames, fps)
 
 
 def with_preset(options: PlanOptions, name: str | None, video: Grid) -> PlanOptions:

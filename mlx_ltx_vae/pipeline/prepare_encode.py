@@ -40,20 +40,12 @@ from .progress import FrameBar, Progress, open_bar
 
 @dataclass(frozen=True)
 class EncodeSettings:
-    """Settings of the encode of a video to a latent file.
+    """Settings of the encode of a video to a latent file, as for `VideoVAE.prepare_encode`.
 
     Attributes:
         plan: options of the plan.
-        pad: whether the last frame is repeated up to 1 + t*k, instead of leaving out frames.
-        windows: frames of each window of a film, which becomes a folder of files. `None` means one file.
         carry: frames that windows share. `None` means 25.
-        size, fit, fps, matrix, as_stored: as for `VideoReader`.
-        frames: the frames to encode. `None` means all.
         max_frames: the largest number of frames, without `frames`.
-        compress: the CRF at which a still goes through H.264; "auto" is that of the pipelines. `None` means none.
-        hdr: what the pixels of EXR images are.
-        audio: encodes the audio of the video.
-        overwrite: whether a file of the same name is replaced.
     """
 
     plan: PlanOptions = PLAN_DEFAULTS
@@ -123,6 +115,7 @@ class EncodeReport:
         latent_shape: of the first window.
         audio_latent_shape: of the first window, or `None` without audio.
         windows, carry: their number, and the frames that they share, if there are windows.
+        peak_memory_bytes: as in a `DecodeReport`.
         latent_frames, audio_latents: their number, in all windows.
         size_steps: what was done to the frames: "scaled", "cropped".
     """
@@ -143,6 +136,7 @@ class EncodeReport:
     plan: EncodePlan
     windows: int | None = None
     carry: int | None = None
+    peak_memory_bytes: int = 0
     latent_frames: int = 0
     audio_latents: int = 0
     size_steps: tuple[str, ...] = ()
@@ -272,6 +266,7 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
             plan=self.plan,
             windows=len(encoded) if settings.windows else None,
             carry=self._carry if settings.windows else None,
+            peak_memory_bytes=mx.get_peak_memory(),
             latent_frames=sum(shape.frames for shape in encoded),
             audio_latents=sum(latents.shape[2] for latents in audio_tracks),
             size_steps=(*["scaled"] * is_scaled, *["cropped"] * is_cropped),

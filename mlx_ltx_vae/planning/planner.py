@@ -30,16 +30,7 @@ from .memory import (
     stream_memory,
     with_buffer_cache,
 )
-from .plan import (
-    DecodePlan,
-    EncodePlan,
-    Mode,
-    Order,
-    Plan,
-    check_order,
-    choose_variant,
-    why_not,
-)
+from .plan import DecodePlan, EncodePlan, Mode, Order, Plan, check_order, choose_variant, why_not
 from .tiles import (
     blended_frame,
     call_kind,
@@ -68,10 +59,7 @@ _LEVEL_BYTES = 2
 
 
 def plan_decode(
-    spec: NetworkSpec,
-    latent_shape: Sequence[int],
-    machine: Machine | None = None,
-    options: PlanOptions = PLAN_DEFAULTS,
+    spec: NetworkSpec, latent_shape: Sequence[int], machine: Machine | None = None, options: PlanOptions = PLAN_DEFAULTS
 ) -> DecodePlan:
     """Plan the decode of latents (B, C, F', H', W'), or (B, C, T, 1, 1) of audio. Errors are as in `VideoVAE.plan`.
 
@@ -166,7 +154,7 @@ class _Planner:
             budget = option("memory_budget", "--memory-budget")
             warn(
                 f"{self._clip.describe()}: tiles are blended, which changes the result and may show seams, since an "
-                f"exact plan {least}; give a larger {budget}, or use a smaller size.",
+                f"exact plan {least}; give a larger {budget}, or use a smaller size."
             )
         return replace(plan, multiply_adds=self._multiply_adds(plan.layout))
 
@@ -183,7 +171,7 @@ class _Planner:
             fitting = [plan for plan in plans if self._budget is None or plan.memory.total <= self._budget]
             if fitting:
                 plan = next((plan for plan in fitting if not is_cache_tight(plan.memory, backend)), fitting[0])
-                return self._with_more_audio(plan)
+                return self._with_more_audio(plan) if plan.audio else plan
         if not candidates:
             is_buffer = self._exceeded == self._limit < MAX_ARRAY_ELEMENTS - 1
             why = "the largest buffer of this device" if is_buffer else "beyond which results are wrong"
@@ -224,8 +212,6 @@ class _Planner:
 
     def _with_more_audio(self, plan: Plan) -> Plan:
         """Return the plan with the fastest plan of the audio that fits in the remaining budget."""
-        if plan.audio is None:
-            return plan
         remaining = math.inf if self._budget is None else self._budget - plan.memory.total
         max_size = plan.memory.audio + remaining
         audio = next(candidate for candidate in self._options.audio if candidate.memory.active <= max_size)

@@ -37,6 +37,7 @@ _REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.EAGAIN: "end other programs, or raise the limit of processes (ulimit -u)",
 }
+_SILENT = "ffmpeg failed: it has not responded for {} seconds."
 _GLOBAL_OPTIONS = ("-hide_banner", "-nostdin", "-y", "-nostats")
 
 _NUM_LAST = 50  # lines that are kept of a log without marks
@@ -163,7 +164,7 @@ class FfmpegProcess:
         """
         if not lives_until(is_done, self._signs):
             self.kill()
-            raise self._error(f"{self.name}: ffmpeg failed: it has not responded for {MAX_SILENCE} seconds.")
+            raise self._error(f"{self.name}: {_SILENT.format(MAX_SILENCE)}")
 
     def _wait_for_transfer(self, descriptor: int, event: int) -> None:
         pipe = select.poll()
@@ -261,11 +262,6 @@ def _start(
     folder: Path | None,
 ) -> tuple[subprocess.Popen[bytes], Cleanup]:
     """Start ffmpeg. It is ended with its owner, and at the latest with this process."""
-    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        raise error(
-            "this program ignores SIGCHLD, so that it cannot tell whether ffmpeg has failed; let it call "
-            "signal.signal(signal.SIGCHLD, signal.SIG_DFL)."
-        )
     with uninterrupted(), _ffmpeg_program(error) as program:
         process = subprocess.Popen(
             [os.path.abspath(program) if os.path.dirname(program) else program, *arguments],
@@ -304,11 +300,15 @@ def make_pipe(error: type[LTXVAEError]) -> tuple[int, int]:
 @contextmanager
 def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
     """Yield the path of ffmpeg. Raises `error` if it is not found, or cannot be started in the with-block."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        raise error(
+            "this program ignores SIGCHLD, so that it cannot tell whether ffmpeg has failed; let it call "
+            "signal.signal(signal.SIGCHLD, signal.SIG_DFL)."
+        )
     is_chosen = _PROGRAM_VARIABLE in os.environ
     remedy = f"correct or unset {_PROGRAM_VARIABLE}" if is_chosen else "reinstall imageio-ffmpeg"
     try:
-        program = _find_ffmpeg()
-        version = _read_version(program)
+        program, version = _look_up(_find_ffmpeg())
         if not version:
             raise RuntimeError(f"{program}: is another program")
         if _is_too_old(version):
@@ -337,19 +337,25 @@ def _find_ffmpeg() -> str:
             stack.callback(os.close, descriptor)
     from imageio_ffmpeg import get_ffmpeg_exe  # which decodes to arrays do not need
 
-    return expand_path(get_ffmpeg_exe(), ReaderError)
+    return get_ffmpeg_exe()
 
 
 @lru_cache
-def _read_version(program: str) -> str:
-    """Return what ffmpeg says of its version and its year; "" for another program."""
-    command, limit = [program, "-version"], MAX_SILENCE
+def _look_up(program: str) -> tuple[str, str]:
+    """Return the path of ffmpeg, and what it says of its version and its year; "" for another program."""
+    path = expand_path(program, ReaderError)
+    line = (_ask(path, "-version") or "").partition("\n")[0]
+    return path, line.removeprefix("ffmpeg ") if line.startswith("ffmpeg ") else ""
+
+
+def _ask(program: str, *options: str) -> str | None:
+    """Return what ffmpeg prints about itself for some options, or `None` if it does not respond."""
+    command, limit = [program, *options], MAX_SILENCE
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=limit)
     except subprocess.TimeoutExpired:
-        return ""
-    line = done.stdout.partition(b"\n")[0].decode(errors="replace")
-    return line.removeprefix("ffmpeg ") if line.startswith("ffmpeg ") else ""
+        return None
+    return done.stdout.decode(errors="replace")
 
 
 def _is_too_old(version: str) -> bool:
@@ -409,11 +415,9 @@ class FfmpegDecoder(FfmpegProcess):
         super().close()
 
 
-def read_output(
-    arguments: Sequence[str], max_bytes: int = sys.maxsize, name: str = "ffmpeg", error: type[LTXVAEError] = ReaderError
-) -> str:
+def read_output(arguments: Sequence[str], max_bytes: int = sys.maxsize, name: str = "ffmpeg") -> str:
     """Return the standard output of ffmpeg, or its beginning, also if ffmpeg fails."""
-    with closing(FfmpegProcess(name, arguments, error=error)) as reader:
+    with closing(FfmpegProcess(name, arguments)) as reader:
         content = _read_all(reader, max_bytes)
         if len(content) < max_bytes:
             reader.wait()
@@ -430,7 +434,11 @@ def _read_all(reader: FfmpegProcess, max_bytes: int = sys.maxsize) -> bytes:
 @lru_cache
 def listing(*options: str, error: type[LTXVAEError]) -> list[list[str]]:
     """Return the words of each line that ffmpeg prints for options such as `-encoders`."""
-    return [line.split() for line in read_output(options, error=error).splitlines()]
+    with _ffmpeg_program(error) as program:
+        text = _ask(program, *_GLOBAL_OPTIONS, *options)
+    if text is None:
+        raise error(f"ffmpeg: {_SILENT.format(MAX_SILENCE)}")
+    return [line.split() for line in text.splitlines()]
 
 
 def check_encoder(name: str, encoder: str, needs: str, alternatives: Mapping[str, str]) -> None:

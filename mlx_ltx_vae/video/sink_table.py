@@ -15,13 +15,7 @@ from ..frame_format import FrameFormat
 from ..options import OUTPUT_DEFAULTS, OutputOptions
 from ..shapes import Size
 from ..units import Rate, find_fps
-from .codecs import (
-    CONTAINER_ENDINGS,
-    find_codec,
-    video_arguments,
-    warn_of_audio,
-    warn_of_depth,
-)
+from .codecs import CONTAINER_ENDINGS, find_codec, video_arguments, warn_of_audio, warn_of_depth
 from .exr import check_is_light, import_library, write_exr
 from .metadata import keep_metadata, keeps_metadata
 from .pictures import write_png, write_tiff
@@ -58,8 +52,9 @@ class SinkKind:
         pixel_formats: of the frames that it takes, see `FrameFormat`.
         is_video: True if it has a codec and audio.
         is_stills: True if it may be a folder of numbered files.
-        check_options: raises a `WriterError` for a name, options, and a frame rate, that it does not support; returns
-            the codec of a video. The rate is None if it is not known yet.
+        max_fps: the highest frame rate that players keep, if there is one.
+        check_options: raises a `WriterError` for a name and options that it does not support; returns the codec of a
+            video.
         encode: returns ffmpeg's arguments of a video or an animation, with the errors of all that `open` gets.
         check: raises the other errors of what `open` gets; returns the file, or the folder, that would be created.
     """
@@ -69,7 +64,8 @@ class SinkKind:
     pixel_formats: tuple[str, ...] = _LEVELS
     is_video: bool = False
     is_stills: bool = False
-    check_options: Callable[[str, OutputOptions, Rate | None], Codec | None] = lambda *_: None
+    max_fps: int | None = None
+    check_options: Callable[[str, OutputOptions], Codec | None] = lambda *_: None
     encode: Callable[[SinkRequest], Sequence[str]] = lambda _: ()
     check: Callable[[SinkRequest], Path] = lambda output: output.path
 
@@ -95,9 +91,27 @@ class OutputFile:
     options: OutputOptions
     codec: Codec | None = None
 
+    def check_rate(self, fps: Rate | None) -> None:
+        """Raise a `WriterError` for a frame rate that players do not keep. `None` means that it is not known yet."""
+        limit = self.kind.max_fps
+        if fps is not None and limit is not None and (rate := find_fps(self.name, fps, WriterError)) > limit:
+            raise WriterError(f"{self.name}: a GIF plays at most {limit} frames per second, not {rate}.")
+
     def with_metadata(self, entries: Mapping[str, str] = _NONE) -> "OutputFile":
-        """Return the file with what it keeps of its metadata, and of more entries under other keys."""
-        return replace(self, options=_add_metadata(self.kind, self.name, self.options, entries))
+        """Return the file with what it keeps of its metadata, and of more entries under other keys.
+
+        A warning names what is left out, unless it is one of the `entries` and the file keeps no metadata at all.
+        """
+        kind, options, is_live = self.kind, self.options, self.options.fragmented
+        if options.metadata == {} and not entries:
+            return self
+        suffix = Path(self.name).suffix.lower()
+        ending = suffix if suffix in kind.endings or not kind.endings else kind.endings[0]
+        metadata = keep_metadata(self.name, ending, options.metadata, is_live=is_live)
+        taken_keys = {key.lower() for key in metadata}  # containers ignore the case of keys
+        metadata |= {key: value for key, value in entries.items() if key.lower() not in taken_keys}
+        kept = keep_metadata(self.name, ending, metadata, is_live=is_live, warns=keeps_metadata(ending))
+        return replace(self, options=replace(options, metadata=kept))
 
     def check(
         self, *, size: Size, fps: Rate, num_frames: int | None = None, makes_folders: bool = False
@@ -136,11 +150,6 @@ def _name_and_ending(name: str) -> tuple[str, str]:
     return ("standard output", ".mp4") if name == "-" else (name, Path(name).suffix.lower())
 
 
-def _check_gif_rate(name: str, _: OutputOptions, fps: Rate | None) -> None:
-    if fps is not None and (rate := find_fps(name, fps, WriterError)) > _MAX_GIF_FPS:
-        raise WriterError(f"{name}: a GIF plays at most {_MAX_GIF_FPS} frames per second, not {rate}.")
-
-
 def _check_picture(output: SinkRequest) -> Path:
     if os.path.isdir(output.name):
         raise WriterError(f"{output.name}: cannot be written (it is a folder).")
@@ -163,7 +172,7 @@ def stills_kind(
     def open_one_or_more(output: SinkRequest) -> Sink:
         return open_picture(output, write) if _is_picture(output.name) else open_stills(output, write, endings)
 
-    def check_options(name: str, options: OutputOptions, _: Rate | None) -> None:
+    def check_options(name: str, options: OutputOptions) -> None:
         check_frames(name, options.format)
         if not _is_picture(name):
             parse_stills_path(name, endings)
@@ -203,11 +212,11 @@ SINKS: tuple[SinkKind, ...] = (
         CONTAINER_ENDINGS,
         VideoWriter.from_output,
         is_video=True,
-        check_options=lambda name, options, _: find_codec(*_name_and_ending(name), options),
+        check_options=lambda name, options: find_codec(*_name_and_ending(name), options),
         encode=_encode_video,
         check=_check_video,
     ),
-    SinkKind((".gif",), VideoWriter.from_output, ("rgb24",), check_options=_check_gif_rate, encode=_encode_video),
+    SinkKind((".gif",), VideoWriter.from_output, ("rgb24",), max_fps=_MAX_GIF_FPS, encode=_encode_video),
     SinkKind((".webp",), VideoWriter.from_output, ("rgb24",), encode=_encode_video),
     SinkKind((".avif",), VideoWriter.from_output, encode=_encode_video),
     SinkKind((".npy",), open_npy, _ALL_FORMATS),
@@ -317,11 +326,21 @@ def output_files(output: str, options: OutputOptions) -> dict[str, OutputOptions
 
 def find_outputs(output: str, options: OutputOptions, *, fps: Rate | None = None) -> dict[str, OutputFile]:
     """Return the `output_files` by their names, with the errors of `find_output`."""
-    return {name: find_output(name, options, fps=fps) for name, options in output_files(output, options).items()}
+    return {name: _find_file(name, options, fps) for name, options in output_files(output, options).items()}
 
 
-def find_all_outputs(outputs: Sequence[str], options: OutputOptions, fps: Rate) -> list[dict[str, OutputFile]]:
-    """Return the `find_outputs` of several outputs, each with its own folder of EXR images."""
+def find_all_outputs(
+    outputs: Sequence[str], options: OutputOptions, fps: Rate, known_files: Mapping[str, OutputFile]
+) -> list[dict[str, OutputFile]]:
+    """Return the `find_outputs` of several outputs, each with its own folder of EXR images.
+
+    `known_files` are the `find_outputs` of one output. They are its files if it has the same options.
+    """
+    output_file = known_files.get(outputs[0]) if len(outputs) == 1 else None
+    if output_file is not None and output_file.options is options:
+        for file in known_files.values():
+            file.check_rate(fps)
+        return [dict(known_files)]
     folder = options.exr_folder
     if len(outputs) > 1 and folder is not None and OUTPUT_NAME not in folder:
         options = replace(options, exr_folder=os.path.join(folder, OUTPUT_NAME))
@@ -362,7 +381,10 @@ def check_output(
 
 def find_output(path: str | os.PathLike, options: OutputOptions, *, fps: Rate | None = None) -> OutputFile:
     """Return the file of this name, whose options are checked. `fps` is `None` if it is not known yet."""
-    name = expand_path(path, WriterError)
+    return _find_file(expand_path(path, WriterError), options, fps)
+
+
+def _find_file(name: str, options: OutputOptions, fps: Rate | None) -> OutputFile:
     kind = find_kind(name, options)
     if name != "-":
         check_not_live(name, options)
@@ -378,23 +400,11 @@ def find_output(path: str | os.PathLike, options: OutputOptions, *, fps: Rate | 
             way = option('HDROptions(..., signal="sdr")', "--hdr-output sdr")
         way = f"; use {way}" if "rgb24" in kind.pixel_formats else ""
         raise WriterError(f"{name}: frames have {_PIXEL_FORMATS[pixel_format]} per color, and it takes {takes}{way}.")
-    return OutputFile(name, kind, options, kind.check_options(name, options, fps))
+    file = OutputFile(name, kind, options, kind.check_options(name, options))
+    file.check_rate(fps)
+    return file
 
 
 def takes_audio(path: str | os.PathLike, options: OutputOptions) -> bool:
     """Return whether the output is a video that can have audio."""
     return find_kind(os.fspath(path), options).is_video
-
-
-def _add_metadata(kind: SinkKind, name: str, options: OutputOptions, entries: Mapping[str, str]) -> OutputOptions:
-    """Return `options` with what the output keeps of their metadata, and of more entries under other keys.
-
-    A warning names what is left out, unless it is one of the `entries` and the output keeps no metadata at all.
-    """
-    suffix = Path(name).suffix.lower()
-    ending = suffix if suffix in kind.endings or not kind.endings else kind.endings[0]
-    metadata = keep_metadata(name, ending, options.metadata, is_live=options.fragmented)
-    taken_keys = {key.lower() for key in metadata}  # containers ignore the case of keys
-    entries = {key: value for key, value in entries.items() if key.lower() not in taken_keys}
-    kept = keep_metadata(name, ending, metadata | entries, is_live=options.fragmented, warns=keeps_metadata(ending))
-    return replace(options, metadata=kept)

@@ -185,39 +185,44 @@ class VideoWriter(Sink):
         sample_rate: int | None = None,
         num_frames: int | None = None,
     ) -> None:
-        name = target_name(path)
+        name, is_path = target_name(path), isinstance(path, (str, os.PathLike))
+        ending = Path(name).suffix.lower() if is_path else ".mp4"
         frames = format or frame_format(bit_depth, WriterError, name)
-        if isinstance(path, (str, os.PathLike)) and Path(name).suffix.lower() not in CONTAINER_ENDINGS:
+        if ending not in CONTAINER_ENDINGS:
             raise WriterError(f"{name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
         options = OutputOptions(
             audio=audio, codec=codec, crf=crf, fragmented=fragmented, overwrite=overwrite, shortest=shortest,
             metadata=metadata or {}, encoder_preset=encoder_preset, pix_fmt=pix_fmt, audio_codec=audio_codec,
             sample_rate=sample_rate, frames=FrameOutput(frames),
         )  # fmt: skip
-        self._open(path, SinkRequest(name, size, fps, options, num_frames), warns_of_audio=True)
+        check_size(name, size)
+        rate = find_fps(name, fps, WriterError)
+        if is_path:
+            check_not_live(name, options)
+        elif not fragmented:
+            raise WriterError(f"{name}: only a fragmented video needs no file name; add fragmented=True.")
+        entries = keep_metadata(name, ending, options.metadata, is_live=fragmented)
+        output = SinkRequest(name, size, rate, replace(options, metadata=entries), num_frames)
+        self._open(path, output, rate, warns_of_audio=True)
 
     @classmethod
     def from_output(cls, output: SinkRequest) -> "VideoWriter":
-        """Make the writer of a video or an animation for `open_sink`; `check_output` warns its callers of the audio."""
-        writer = cls.__new__(cls)
-        target = StandardOutput("the video") if output.name == "-" else output.name
-        writer._open(target, output, warns_of_audio=output.num_frames is None)
+        """Make the writer of a video or an animation for `open_sink`, which has checked the output.
+
+        `check_output` warns its callers of the audio.
+        """
+        writer, target = cls.__new__(cls), StandardOutput("the video") if output.name == "-" else output.name
+        output = replace(output, name=target if isinstance(target, str) else target.name)
+        fps = find_fps(output.name, output.fps, WriterError)
+        writer._open(target, output, fps, warns_of_audio=output.num_frames is None)
         return writer
 
-    def _open(self, target: Target, output: SinkRequest, *, warns_of_audio: bool) -> None:
-        name, is_path, options = target_name(target), isinstance(target, (str, os.PathLike)), output.options
-        check_size(name, output.size)
-        self.fps = find_fps(name, output.fps, WriterError)
-        if is_path:
-            check_not_live(name, options)
-        elif not options.fragmented:
-            raise WriterError(f"{name}: only a fragmented video needs no file name; add fragmented=True.")
-        self._ending = Path(name).suffix.lower() if is_path else ".mp4"
-        entries = keep_metadata(name, self._ending, options.metadata, is_live=options.fragmented)
-        self._options = options = replace(options, metadata=entries)
+    def _open(self, target: Target, output: SinkRequest, fps: Fraction, *, warns_of_audio: bool) -> None:
+        name, options, self.fps, self._options = output.name, output.options, fps, output.options
+        self._ending = Path(name).suffix.lower() if isinstance(target, (str, os.PathLike)) else ".mp4"
         self._num_frames, self._warns_of_audio = output.num_frames, warns_of_audio
         encoding = output.encoding or video_arguments(
-            name, self._ending, output.size, self.fps, options, output.num_frames, output.codec
+            name, self._ending, output.size, fps, options, output.num_frames, output.codec
         )
         overwrite, audio = bool(options.overwrite), options.audio
         file: PartFile | LiveOutput = (
@@ -227,17 +232,17 @@ class VideoWriter(Sink):
         with ExitStack() as on_error, ExitStack() as stack, writing_to(name):
             on_error.callback(file.discard)
             pipes = {}  # what stands for a pipe among the arguments, and the open file that ffmpeg gets
-            if entries:
-                pipes[METADATA_INPUT] = stack.enter_context(metadata_file(entries))
+            if options.metadata:
+                pipes[METADATA_INPUT] = stack.enter_context(metadata_file(options.metadata))
             if audio is not None and not isinstance(audio, (str, os.PathLike)):
                 rate = find_sample_rate(name, audio, options.sample_rate)
-                self._audio = AudioTrack(name, audio, rate, self.fps, output.num_frames, cuts=options.shortest)
+                self._audio = AudioTrack(name, audio, rate, fps, output.num_frames, cuts=options.shortest)
                 pipe, self._samples = open_audio_pipe()
                 on_error.callback(self._samples.cancel)
                 weakref.finalize(self, self._samples.arrays.put, None)  # as in `Sink`
                 pipes[AUDIO_INPUT] = stack.enter_context(pipe).fileno()
             arguments = [f"pipe:{pipes[word]}" if word in pipes else word for word in encoding]
-            raw_video = _input_arguments(output.size, self.fps, options.format)
+            raw_video = _input_arguments(output.size, fps, options.format)
             self._ffmpeg = FfmpegEncoder(name, [*raw_video, *arguments], file, [*pipes.values()])
             on_error.pop_all()
         if self._audio is not None:
