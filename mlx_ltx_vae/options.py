@@ -39,6 +39,8 @@ SignalName = Literal["hlg", "pq", "sdr"]
 ExrSpaceName = Literal["srgb", "acescg", "acescct"]
 #: Content of the pixels of EXR images: light with the primaries of Rec.709 or of ACEScg, or the codes of ACEScct.
 HDRInput = Literal["srgb_linear", "acescg", "acescct"]
+#: Trainer that reads the latent files of an encode.
+LayoutName = Literal["ltx-trainer-mlx", "ltx-trainer", "musubi-tuner"]
 
 #: The largest seed. Seeds begin at 0, and each makes different noise.
 MAX_SEED = 2**32 - 1

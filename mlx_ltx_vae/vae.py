@@ -17,6 +17,7 @@ from .checkpoint.locate import is_on_hub
 from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, WriterError, quote, telling_warnings, warn
 from .files import expand_path
 from .frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
+from .latents import LAYOUTS
 from .latents.keyframes import Keyframes, check_keyframes, frame_numbers
 from .model_table import Kind, list_names
 from .networks.base import NETWORKS, PICTURES, Config, Decoder, Encoder
@@ -30,6 +31,7 @@ from .options import (
     EncodeKeywords,
     ExportKeywords,
     HDRInput,
+    LayoutName,
     ModeName,
     OrderName,
     OutputOptions,
@@ -655,6 +657,7 @@ class VideoVAE(OpenedVAE[Config]):
         audio: AudioVAE | None = None,
         windows: int | None = None,
         carry: int | None = None,
+        layout: LayoutName | None = None,
         overwrite: bool = True,
         **options: "Unpack[EncodeKeywords]",
     ) -> PreparedEncode:
@@ -674,6 +677,7 @@ class VideoVAE(OpenedVAE[Config]):
             hdr: what the pixels of EXR images are.
             audio: encodes the audio of the video, too.
             windows: frames of each of several windows, which are files in the folder `path`; they share `carry` frames.
+            layout: the trainer that reads the file, which `decode` and `load_latents` read back unless it is a pickle.
             overwrite: whether a file of this name is replaced.
 
         Raises:
@@ -684,6 +688,8 @@ class VideoVAE(OpenedVAE[Config]):
         """
         name, pad = expand_path(path, WriterError), options.pop("pad", False)
         check_names("an encode", options, EncodeKeywords)
+        if layout is not None and layout not in LAYOUTS:
+            raise PlanError(f"layout {quote(layout)} is not known; expected {', '.join(LAYOUTS)}.")
         if audio is not None and not isinstance(audio, AudioVAE):
             raise PlanError(f"audio is {quote(audio)}; expected an AudioVAE, which AudioVAE.from_pretrained opens.")
         settings = EncodeSettings(
@@ -700,6 +706,7 @@ class VideoVAE(OpenedVAE[Config]):
             compress=compress,
             hdr=hdr,
             audio=audio,
+            layout=None if layout is None else LAYOUTS[layout],
             overwrite=overwrite,
         )
         self.check_encode(settings)

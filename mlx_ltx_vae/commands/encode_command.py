@@ -12,7 +12,8 @@ from typing import Any
 
 from .. import demo
 from ..audio_vae import AudioVAE
-from ..latents import check_latents_name, is_for_comfyui
+from ..latents import LAYOUTS, check_latents_name, is_for_comfyui
+from ..latents.layouts import numbered_name
 from ..options import PlanOptions
 from ..pipeline.prepare_encode import EncodeReport, EncodeSettings
 from ..pipeline.progress import FrameBar
@@ -56,14 +57,16 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         output = arguments.output or "windows"
         if not output.endswith(("/", os.sep)) and not os.path.isdir(output):
             parser.error(f"--windows makes several files; name a folder for them: -o {output}/")
+    layout = None if arguments.layout is None else LAYOUTS[arguments.layout]
     with parser.wrong_usage():
         pattern = arguments.output
         if not arguments.windows:
-            pattern = find_pattern(arguments.video, pattern, ".safetensors")
+            ending = ".safetensors" if layout is None else layout.file_ending(arguments.frames, arguments.size)
+            pattern = find_pattern(arguments.video, pattern, ending)
             if pattern is None and not has_table(arguments.video):
-                pattern = "{name}.safetensors"
+                pattern = f"{{name}}{ending}"
             if pattern:
-                check_latents_name(pattern)
+                check_latents_name(pattern, layout)
                 if arguments.audio_model and is_for_comfyui(pattern):
                     parser.error(
                         f"{pattern}: ComfyUI reads no audio from it; leave out --audio-model, or use .safetensors"
@@ -83,6 +86,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
             arguments.frames,
             compress=arguments.compress,
             hdr=arguments.hdr,
+            layout=layout,
         )
     job = EncodeJob(arguments, pattern, settings)
     return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)
@@ -107,6 +111,14 @@ class EncodeJob(Job):
 
     def make_task(self, item: Item) -> "EncodeTask":
         return EncodeTask(self, item)
+
+    def read_items(self) -> list[Item]:
+        items, layout = super().read_items(), self.settings.layout
+        is_numbered = layout is not None and layout.is_numbered and not _names_file(self.arguments.output)
+        if not is_numbered or has_table(self.sources):
+            return items
+        places = {path: place for place, path in enumerate(sorted(Path(item.source) for item in items))}
+        return [replace(item, name=numbered_name(places[Path(item.source)])) for item in items]
 
 
 class EncodeTask(Task):
@@ -158,6 +170,11 @@ class EncodeTask(Task):
         report = self._encode.run(bar)
         self.result = replace(self.result, outputs=[report.output])
         return self._report(_describe(report), report.as_dict())
+
+
+def _names_file(output: str | None) -> bool:
+    """Return whether -o is a file or a pattern rather than a folder for files that are named after the inputs."""
+    return output is not None and not output.endswith(("/", os.sep)) and not os.path.isdir(output)
 
 
 def _describe(report: EncodeReport) -> str:

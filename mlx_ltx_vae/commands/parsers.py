@@ -11,7 +11,7 @@ from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, LATER_STILL_CRF
 from ..errors import LTXVAEError, quote
 from ..model_table import Kind, list_names
 from ..networks.specs import NETWORKS
-from ..options import HDRInput, ModeName, OrderName, PlanOptions
+from ..options import HDRInput, LayoutName, ModeName, OrderName, PlanOptions
 from ..startup import import_command
 from .cli import (
     PATHS,
@@ -165,6 +165,8 @@ def encode_parser() -> CommandParser:
     model = f"""also encode the video's audio into the same file, with this audio VAE: {list_names([Kind.AUDIO])}, or a
         file, folder, or hub id"""
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
+    layout = """write what this trainer reads, in its names if -o is a folder; without audio"""
+    parser.add_argument("--layout", choices=get_args(LayoutName), help=layout)
     how = parser.add_argument_group("how to encode")
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
     add_option(how, PlanOptions, "tile_batch_size", positive)

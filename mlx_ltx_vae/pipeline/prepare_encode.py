@@ -20,7 +20,7 @@ from ..checkpoint import VAESource
 from ..codec_table import LATER_STILL_CRF, STILL_CRF
 from ..errors import PlanError, ReaderError, option, quote, warn
 from ..files import PartFolder, check_empty_folder, check_file, check_folder, expand_path, part_folder
-from ..latents import LatentsWriter, check_latents_name, is_for_comfyui
+from ..latents import LatentsWriter, Layout, check_latents_name, is_for_comfyui
 from ..latents.metadata import LatentSpace
 from ..model_table import Kind, list_names, models_for
 from ..networks.specs import LONG_CLIP
@@ -53,6 +53,7 @@ class EncodeSettings:
         compress: the CRF at which a still goes through H.264; "auto" is that of the pipelines. `None` means none.
         hdr: what the pixels of EXR images are.
         audio: encodes the audio of the video.
+        layout: of a trainer's file. `None` means a file of this package.
         overwrite: whether a file of the same name is replaced.
     """
 
@@ -70,10 +71,15 @@ class EncodeSettings:
     compress: float | Literal["auto"] | None = None
     hdr: HDRInput | None = None
     audio: ClipAudioVAE | None = None
+    layout: Layout | None = None
     overwrite: bool = True
 
     def check(self, scale: ScaleFactors) -> int:
         """Raise a `PlanError` for windows that this VAE cannot encode. Returns the frames that windows share."""
+        if self.layout is not None and (self.windows or self.audio):
+            name, what = ("windows", "a film of windows") if self.windows else ("audio-model", "the audio")
+            problem = f"{self.layout.name} reads one clip without audio from a file, and not {what}"
+            raise PlanError(f"{problem}; leave out {option(f'{name}='.replace('-model', ''), f'--{name}')}.")
         if self.windows is None:
             if self.carry is not None:
                 carry_name, windows_name = option("carry=", "--carry"), option("windows=", "--windows")
@@ -93,7 +99,7 @@ class EncodeSettings:
         With `makes_folders` those above it that are missing can be made.
         """
         if self.windows is None:
-            check_latents_name(output)
+            check_latents_name(output, self.layout)
             check_file(Path(output), overwrite=self.overwrite)
         else:
             check_empty_folder(Path(output))
@@ -299,7 +305,8 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
         assert self.output is not None
         if self._settings.windows is None:
             # Opened here, so that its errors come first.
-            writer = stack.enter_context(LatentsWriter(self.output, overwrite=self._settings.overwrite))
+            overwrite, layout = self._settings.overwrite, self._settings.layout
+            writer = stack.enter_context(LatentsWriter(self.output, overwrite=overwrite, layout=layout))
             return lambda _: nullcontext(writer)
         folder = stack.enter_context(self._open_folder(self.output))
         return lambda number: LatentsWriter(folder.path / f"{number + 1:05d}.safetensors", is_inner=True)
@@ -337,7 +344,8 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
         """Return the possible plans of the audio, none without an audio VAE. Warn if that or the audio is missing."""
         vae, path, fps = self._settings.audio, self._video.path, self._video.fps
         if vae is None:
-            self._warn_of_audio()
+            if self._settings.layout is None:
+                self._warn_of_audio()
             return []
         if fps is not None and os.path.isfile(path):
             with AudioReader(path) as audio:
