@@ -82,6 +82,7 @@ class PlanOptions:
         audio: possible plans of the audio that is decoded meanwhile, the fastest first; the plan has one of them.
         holds_latents: whether all latents are in memory, rather than in a file that is read in parts.
         weight_bytes: bytes of the weights of all networks in memory. `None` counts only the network of the plan.
+        input_bytes: bytes that take part in making the input, and are in memory meanwhile.
 
     Raises:
         PlanError: if a value is invalid, or if options contradict each other.
@@ -130,6 +131,7 @@ class PlanOptions:
     audio: Sequence[Any] = ()  # of `Plan`, which is made of these options
     holds_latents: bool = True
     weight_bytes: int | None = None
+    input_bytes: int = 0
 
     def __post_init__(self) -> None:
         for item in fields(self):

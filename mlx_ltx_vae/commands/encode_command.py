@@ -15,6 +15,7 @@ from ..audio_vae import AudioVAE
 from ..latents import LAYOUTS, check_latents_name, is_for_comfyui
 from ..latents.layouts import numbered_name
 from ..options import PlanOptions
+from ..pipeline.latent_video import is_latent_file
 from ..pipeline.prepare_encode import EncodeReport, EncodeSettings
 from ..pipeline.progress import FrameBar
 from ..shapes import format_size
@@ -97,23 +98,28 @@ class EncodeJob(Job):
 
     network = "encoder"
     vae: VideoVAE
+    _has_latents = False  # among the inputs, which are decoded
 
     def __init__(self, arguments: argparse.Namespace, pattern: str | None, settings: EncodeSettings) -> None:
         super().__init__(arguments, arguments.video, pattern)
         self.settings = settings
 
     def open(self) -> VideoVAE:
-        vae = VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, decoder=False)
+        vae = VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, decoder=self._has_latents)
         if (audio_model := self.arguments.audio_model) is not None:
             audio_vae = AudioVAE.from_pretrained(audio_model, dtype=self.dtype, decoder=False)
             self.settings = replace(self.settings, audio=audio_vae)
         return vae
+
+    def without_files(self) -> VideoVAE | None:
+        return None if self._has_latents else super().without_files()
 
     def make_task(self, item: Item) -> "EncodeTask":
         return EncodeTask(self, item)
 
     def read_items(self) -> list[Item]:
         items, layout = super().read_items(), self.settings.layout
+        self._has_latents = any(is_latent_file(item.source) for item in items)
         is_numbered = layout is not None and layout.is_numbered and not _names_file(self.arguments.output)
         if not is_numbered or has_table(self.sources):
             return items

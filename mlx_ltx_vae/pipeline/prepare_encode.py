@@ -35,6 +35,7 @@ from .audio import every_chunk
 from .clip_audio import ClipAudioVAE
 from .encode import EncodePipeline, cut_windows
 from .hdr_frames import to_encoder_pixels
+from .latent_video import LatentVideo, to_encoder_input
 from .progress import FrameBar, Progress, open_bar
 
 
@@ -92,6 +93,24 @@ class EncodeSettings:
             way = option("windows=", "--windows")
             raise PlanError(f"windows have {expected}, not {quote(self.windows)}; correct {way}.")
         return carry
+
+    def check_latents(self, name: str) -> None:
+        """Raise a `PlanError` for settings that a latent file does not take, whose frames have a size and a rate."""
+        values = {
+            "size": self.size,
+            "fit": self.fit,
+            "fps": self.fps,
+            "matrix": self.matrix,
+            "as_stored": self.as_stored,
+            "compress": self.compress,
+            "hdr": self.hdr,
+            "audio": self.audio,
+        }
+        for key, value in values.items():
+            if value not in (None, False):
+                flag = {"fit": "--resize or --fit", "audio": "--audio-model"}.get(key, f"--{key.replace('_', '-')}")
+                problem = "has latents, which are decoded as they are, and encoded without audio"
+                raise PlanError(f"{name}: {problem}; leave out {option(f'{key}=', flag)}.")
 
     def check_output(self, output: str, *, makes_folders: bool = False) -> None:
         """Raise a `WriterError` for a file or a folder of windows that cannot be written. Nothing is created.
@@ -183,33 +202,52 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
         video: str | os.PathLike,
         output: str | None,
         settings: EncodeSettings,
+        open_latents: Callable[..., LatentVideo] | None = None,
     ) -> None:
-        """Decide the encode. See `VideoVAE.prepare_encode` for the errors; without an output there is only a plan."""
+        """Decide the encode. See `VideoVAE.prepare_encode` for the errors; without an output there is only a plan.
+
+        `open_latents` opens the latent file that the video is, for a range of frames.
+        """
         self._pipeline, self._source, self._space, self._settings = pipeline, source, space, settings
         self.output, self._video_name = output, expand_path(video, ReaderError)
         self._carry, self._is_closed = settings.check(pipeline.encoder.spec.scale), False
         is_later = (source.version or (0, 0)) >= (2, 4)
         still_crf = LATER_STILL_CRF if is_later else STILL_CRF
         self._crf = still_crf if settings.compress == "auto" else settings.compress or 0
-        reader = partial(
-            partial(VideoReader, matrix=settings.matrix, as_stored=settings.as_stored, crf=self._crf)
-            if settings.hdr is None
-            else partial(ExrReader, space=settings.hdr),
-            video,
-            size=settings.size,
-            fit=(Fit.CROP if settings.size else Fit.EXACT) if settings.fit is None else settings.fit,
-            multiple=pipeline.encoder.spec.scale.height,
-            fps=settings.fps,
-        )
-        self._frames = self._choose_frames(reader)
-        first = self._frames.start if self._frames else 0
-        self._video = reader(first_frame=first, max_frames=self._max_frames)
+        self._frames = settings.frames
+        self._video = self._open_video() if open_latents is None else self._open_latents(open_latents)
         try:
             self.num_frames = self._video.num_frames
             self.plan = self._make_plan()
         except BaseException:
             self.close()
             raise
+
+    def _open_video(self) -> VideoReader | ExrReader:
+        """Open the video at the first frame that is encoded."""
+        settings = self._settings
+        reader = partial(
+            partial(VideoReader, matrix=settings.matrix, as_stored=settings.as_stored, crf=self._crf)
+            if settings.hdr is None
+            else partial(ExrReader, space=settings.hdr),
+            self._video_name,
+            size=settings.size,
+            fit=(Fit.CROP if settings.size else Fit.EXACT) if settings.fit is None else settings.fit,
+            multiple=self._pipeline.encoder.spec.scale.height,
+            fps=settings.fps,
+        )
+        self._frames = self._choose_frames(reader)
+        first = self._frames.start if self._frames else 0
+        return reader(first_frame=first, max_frames=self._max_frames)
+
+    def _open_latents(self, open_latents: Callable[..., LatentVideo]) -> LatentVideo:
+        """Open the latent file, whose frames from the first to the last that is encoded are decoded."""
+        settings = self._settings
+        settings.check_latents(self._video_name)
+        frames = settings.frames
+        if frames is None and settings.max_frames is not None:
+            frames = slice(0, settings.max_frames)
+        return open_latents(frames=frames, memory_budget=settings.plan.memory_budget)
 
     def close(self) -> None:
         """Close the video. Then the encode cannot run."""
@@ -231,7 +269,11 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
             raise ReaderError(f"{self._video_name}: {problem}; prepare another one.")
         assert self.output is not None
         video, settings = self._video, self._settings
-        to_pixels = None if settings.hdr is None else partial(to_encoder_pixels, meaning=settings.hdr)
+        to_pixels: Callable[[Any], mx.array] | None = None
+        if isinstance(video, LatentVideo):
+            to_pixels = to_encoder_input
+        elif settings.hdr is not None:
+            to_pixels = partial(to_encoder_pixels, meaning=settings.hdr)
         counts, encoded, audio_tracks, num_frames = _Counts(), list[LatentShape](), list[mx.array](), 0
         scale = self._pipeline.encoder.spec.scale
         with ExitStack() as stack:
@@ -328,9 +370,10 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
         return cut_windows(frames, windows, self._carry, least=1 if can_add_less else scale.time)
 
     def _warn_of_missing(self, num_frames: int) -> None:
-        """Warn if the video has fewer frames than were asked for."""
+        """Warn if the video has fewer frames than were asked for. Latents have warned before."""
         requested_frames = self._max_frames
-        if requested_frames is None or num_frames >= requested_frames:
+        is_latents = isinstance(self._video, LatentVideo)
+        if is_latents or requested_frames is None or num_frames >= requested_frames:
             return
         first = self._frames.start if self._frames else 0
         text = f"the video has {format_count(first + num_frames, 'frame')}"
@@ -344,7 +387,7 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
         """Return the possible plans of the audio, none without an audio VAE. Warn if that or the audio is missing."""
         vae, path, fps = self._settings.audio, self._video.path, self._video.fps
         if vae is None:
-            if self._settings.layout is None:
+            if self._settings.layout is None and not isinstance(self._video, LatentVideo):
                 self._warn_of_audio()
             return []
         if fps is not None and os.path.isfile(path):
@@ -396,7 +439,8 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
 
     def _make_plan(self) -> EncodePlan:
         width, height = self._video.size
-        options = replace(self._settings.plan, audio=tuple(self._plan_audio()))
+        input_bytes = self._video.input_bytes if isinstance(self._video, LatentVideo) else 0
+        options = replace(self._settings.plan, audio=tuple(self._plan_audio()), input_bytes=input_bytes)
         return self._pipeline.make_plan((self._planned_frames, height, width, 3), options)
 
 
