@@ -36,6 +36,7 @@ _color_choice = ContextVar("color", default="auto")
 _RANGE = r"(-?[0-9]{1,9})?:(-?[0-9]{1,9})?"
 # Environment variables with the rank, which `mlx.launch` sets for its backends, and launchers of MPI.
 _RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_LEAST_PREVIEW = 16  # pixels, of the longer side
 BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell reports, if a reader such as `head` has read enough
 
 
@@ -285,6 +286,13 @@ def count(text: str) -> int:
     """Parse `--blend 0`: a whole number from 0 on."""
     if not re.fullmatch(r"[0-9]{1,18}", text):
         raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least 0")
+    return int(text)
+
+
+def preview_size(text: str) -> int:
+    """Parse `--max-size 512`: a whole number of pixels, at least those of a latent cell."""
+    if not re.fullmatch(r"[0-9]{1,6}", text) or int(text) < _LEAST_PREVIEW:
+        raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least {_LEAST_PREVIEW} pixels")
     return int(text)
 
 

@@ -18,10 +18,12 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import DeviceError, ItemsError, LTXVAEError, OutputClosed, WriterError, describe_error
+from ..frame_format import FrameOutput
 from ..latents import open_latents
 from ..model_table import Kind, models_for
 from ..options import OutputOptions, PlanOptions
 from ..pipeline.prepare import DecodeSettings
+from ..pipeline.scaling import scaling_step
 from ..shapes import format_size
 from ..units import DEFAULT_FPS, format_count
 from ..vae import PreviewVAE, VideoVAE
@@ -41,7 +43,7 @@ _NUM_SAMPLES, _SAMPLED_FRAMES = 8, 4  # latent files that colors are chosen for,
 # Options that change a preview.
 _OPTIONS = (
     "model", "dtype", "fps", "frames", "all_frames", "first_seconds", "tensor", "grid", "unnormalized", "hdr",
-    "hdr_output",
+    "hdr_output", "max_size",
 )  # fmt: skip
 
 
@@ -57,9 +59,15 @@ def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
     page = Path(arguments.output)
     arguments.output, arguments.skip_existing = os.path.join(preview_folder(page), ""), False
     arguments.distributed = "off"
-    plan, output = PlanOptions(memory_budget=arguments.memory_budget), OutputOptions(crf=_CRF)
+    plan = PlanOptions(memory_budget=arguments.memory_budget)
+    output = OutputOptions(crf=_CRF, frames=preview_frames(arguments))
     settings = DecodeSettings(output, plan)
     return run_decode(parser, arguments, settings, "{name}.mp4", partial(GalleryJob, page))
+
+
+def preview_frames(arguments: argparse.Namespace) -> FrameOutput:
+    """Return what previews have of the decoded frames."""
+    return FrameOutput(steps=() if arguments.max_size is None else (scaling_step(arguments.max_size),))
 
 
 class GalleryJob(PreviewJob):

@@ -25,6 +25,7 @@ from .cli import (
     frame_size,
     memory_budget,
     positive,
+    preview_size,
     shorten,
     tile,
 )
@@ -104,6 +105,8 @@ def preview_parser() -> CommandParser:
     )
     watch = "with -o NAME.html: show new latent files as they come, until Ctrl-C"
     parser.add_argument("--watch", action="store_true", help=watch)
+    size = "scale frames down, before they are written, until no side is longer than N pixels"
+    parser.add_argument("--max-size", type=preview_size, metavar="N", help=size)
     add_job_options(parser, parser.add_argument_group("how to decode"))
     add_hdr_options(parser.add_argument_group("the video"))
     return parser

@@ -10,7 +10,7 @@ from ..pipeline.prepare import DecodeSettings
 from ..video import is_sheet
 from .cli import CommandParser
 from .decode_command import PreviewJob, complete_inputs, run_decode
-from .gallery import run_gallery
+from .gallery import preview_frames, run_gallery
 
 _CHOICES = (
     f"-m MODEL is missing: give {list_names([Kind.PREVIEW])}, or a tiny decoder of github.com/madebyollin/taehv, or a "
@@ -27,6 +27,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     if is_gallery:
         return run_gallery(parser, arguments)
     sheet = is_sheet(arguments.output or "")
-    output, plan = OutputOptions(contact_sheet=sheet), PlanOptions(memory_budget=arguments.memory_budget)
+    output = OutputOptions(contact_sheet=sheet, frames=preview_frames(arguments))
+    plan = PlanOptions(memory_budget=arguments.memory_budget)
     default = "preview.mp4" if arguments.demo else "{name}-preview.mp4"
     return run_decode(parser, arguments, DecodeSettings(output, plan), default, PreviewJob)
