@@ -174,7 +174,6 @@ def run_decode(
         fps=arguments.fps,
         frames=arguments.frames,
         all_frames=arguments.all_frames,
-        first_seconds=arguments.first_seconds,
     )
     job = (make_job or DecodeJob)(arguments, sources, pattern, settings)
     return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)

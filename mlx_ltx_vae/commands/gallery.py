@@ -42,7 +42,7 @@ _COLORS = np.array([[0.8, 0.6, -0.3], [0.8, 0, 0.6], [0.8, -0.6, -0.3]])  # red,
 _NUM_SAMPLES, _SAMPLED_FRAMES = 8, 4  # latent files that colors are chosen for, and latent frames of each
 # Options that change a preview.
 _OPTIONS = (
-    "model", "dtype", "fps", "frames", "all_frames", "first_seconds", "tensor", "grid", "unnormalized", "hdr",
+    "model", "dtype", "fps", "frames", "all_frames", "tensor", "grid", "unnormalized", "hdr",
     "hdr_output", "max_size",
 )  # fmt: skip
 

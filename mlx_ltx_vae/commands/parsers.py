@@ -31,6 +31,7 @@ from .cli import (
 )
 from .options import (
     MODEL_VARIABLE,
+    STEP_OPTIONS,
     add_audio_options,
     add_audio_tensor_option,
     add_decoder_options,
@@ -47,6 +48,20 @@ from .options import (
     add_unnormalized_option,
     add_video_options,
 )
+
+# Options of `decode`, `preview` and `encode` by what one does with them, those that are rarely needed last.
+_GROUPS = {
+    "input": "latents video model demo frames size fit fps pad all_frames list tensor grid unnormalized keyframes "
+    "matrix as_stored compress",
+    "output": "output skip_existing overwrite stills max_size watch contact_sheet layout metadata workflow fragmented",
+    "picture": "codec crf encoder_preset bit_depth pix_fmt hdr hdr_output exposure exr exr_space",
+    "audio": "audio audio_model audio_latents audio_tensor audio_codec shortest",
+    "memory": "memory_budget dtype mode order chunk preset tile tile_frames tile_batch_size",
+    "report": "dry_run json quiet progress color debug help version",
+    "a film of overlapping windows": "join windows carry blend",
+    "noise": "seed steps timestep noise_scale like",
+    "several machines": "distributed rank_timeout",
+}
 
 SHELLS = ("bash", "zsh", "tcsh", "fish")
 
@@ -78,7 +93,13 @@ def decode_parser() -> CommandParser:
     video = parser.add_argument_group("the video")
     add_audio_options(video)
     add_video_options(video)
+    parser.arrange(_with_steps(_GROUPS))
     return parser
+
+
+def _with_steps(groups: dict[str, str]) -> dict[str, str]:
+    """Return the groups with the steps between decoder and outputs."""
+    return {**groups, "picture": " ".join([groups["picture"], *(step.dest for step in STEP_OPTIONS)])}
 
 
 def preview_parser() -> CommandParser:
@@ -109,6 +130,7 @@ def preview_parser() -> CommandParser:
     parser.add_argument("--max-size", type=preview_size, metavar="N", help=size)
     add_job_options(parser, parser.add_argument_group("how to decode"))
     add_hdr_options(parser.add_argument_group("the video"))
+    parser.arrange(_GROUPS)
     return parser
 
 
@@ -123,11 +145,12 @@ def encode_parser() -> CommandParser:
             "python -m mlx_ltx_vae encode clip.mp4 -m ltx-2.3 -o clip.safetensors",
             "python -m mlx_ltx_vae encode clip.mov -m vae/ -o a.safetensors --size 768x512",
             "python -m mlx_ltx_vae encode clips.csv -m vae/ -o latents/ --skip-existing",
+            "python -m mlx_ltx_vae encode a.npy --frames -25: -m vae/ -o tail.safetensors",
         ),
     )
-    videos = """videos or GIFs, folders of them or of images, or patterns such as %%05d.png; - for standard input;
-        @clips.txt for a list of videos, one per line; clips.csv for a table with a column path, and optionally output,
-        width, height, frames, fps"""
+    videos = """videos or GIFs, folders of them or of images, or patterns such as %%05d.png; latent files, which are
+        decoded in memory; - for standard input; @clips.txt for a list of videos, one per line; clips.csv for a table
+        with a column path, and optionally output, width, height, frames, fps"""
     parser.add_argument("video", nargs="+", metavar="VIDEO", help=videos)
     output = """output file, .safetensors, or .latent for ComfyUI's LoadLatent; folder/ for files named after the
         inputs, folder/clip.safetensors; or a pattern such as folder/{name}-latents.safetensors (default:
@@ -168,12 +191,14 @@ def encode_parser() -> CommandParser:
     model = f"""also encode the video's audio into the same file, with this audio VAE: {list_names([Kind.AUDIO])}, or a
         file, folder, or hub id"""
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
-    layout = """write what this trainer reads, in its names if -o is a folder; without audio"""
+    layout = """write files that this trainer reads, without audio; in a folder they have the names that it expects,
+        which for musubi-tuner state --size and --frames (default: files of this package)"""
     parser.add_argument("--layout", choices=get_args(LayoutName), help=layout)
     how = parser.add_argument_group("how to encode")
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
     add_option(how, PlanOptions, "tile_batch_size", positive)
     add_job_options(parser, how)
+    parser.arrange(_GROUPS)
     return parser
 
 
