@@ -1,11 +1,13 @@
 """`preview -o gallery.html`: a page with a preview of each latent file, on which the ones to decode are marked."""
 
 import argparse
+import io
 import json
 import os
 import shlex
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +18,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from PIL import Image
 
 from ..errors import DeviceError, ItemsError, LTXVAEError, OutputClosed, WriterError, describe_error
 from ..frame_format import FrameOutput
@@ -27,14 +30,16 @@ from ..pipeline.scaling import scaling_step
 from ..shapes import format_size
 from ..units import DEFAULT_FPS, format_count
 from ..vae import PreviewVAE, VideoVAE
+from ..video.reader import VideoReader
 from .cli import CommandParser
 from .decode_command import PreviewJob, run_decode
-from .gallery_page import GalleryClip, PreviewFolder, preview_folder, preview_of, read_page, write_page
+from .gallery_page import GalleryClip, PreviewFolder, preview_folder, preview_of, read_page, read_picks, write_page
 from .items import Item, Result, mark_folders, read_inputs
 from .model_choice import choose_by_latents
 from .terminal import print_traceback, write_line
 
 _CRF = 30  # of previews, which are small then
+_STILL_SIZE, _STILL_QUALITY = 320, 70  # pixels of the longer side, and JPEG's quality
 _SECONDS_PER_LOOK, _SECONDS_PER_PAGE = 1, 2  # of --watch, and between pages while previews are made
 _SECONDS_PER_RETRY = 10  # of --watch, after an error that may pass
 _PASSING = (WriterError, DeviceError, MemoryError, OSError)  # such as those of a full disk
@@ -93,6 +98,7 @@ class GalleryJob(PreviewJob):
         self._options = ", ".join(f"{name} {getattr(self.arguments, name)}" for name in _OPTIONS)
         self._is_watched = self.arguments.watch and not self.arguments.dry_run
         self._colors: PreviewVAE | None = None
+        self._marks = read_picks(self.arguments.picks)
 
     def run(self) -> None:
         """Make the page, and with --watch again whenever the latent files have changed, or a preview is missing."""
@@ -237,6 +243,9 @@ class GalleryJob(PreviewJob):
             seed=find_text(file.entries, "seed", "noise_seed"),
             model=models[0].name if models else "",
             videos=tuple(Path(output).name for output in result.outputs),
+            stills=tuple(map(_first_frame, result.outputs)),
+            fps=result.values.get("fps", 0),
+            seconds=frames / fps,
         )
 
     def summarize(self, items: Sequence[Item], results: Sequence[Result], seconds: float, peaks: Sequence[int]) -> None:
@@ -244,7 +253,9 @@ class GalleryJob(PreviewJob):
             super().summarize(items, results, seconds, peaks)
 
     def _write(self, *, is_complete: bool) -> set[str]:
-        return write_page(self._page, self._cards(), is_watched=self._is_watched, is_complete=is_complete)
+        return write_page(
+            self._page, self._cards(), is_watched=self._is_watched, is_complete=is_complete, marks=self._marks
+        )
 
     def _cards(self) -> list[GalleryClip]:
         """Return the cards of the page, in the order of the latent files."""
@@ -260,6 +271,19 @@ class GalleryJob(PreviewJob):
             write_line(
                 f"{self._page}: {format_count(len(self._states), 'clip')}, {num_new} new, {failed} failed", sys.stdout
             )
+
+
+def _first_frame(preview: str) -> str:
+    """Return the first frame of a preview as JPEG in base64, or "" if it cannot be read."""
+    try:
+        with VideoReader(preview, multiple=2, max_frames=1) as video:
+            image = Image.fromarray(next(video)[0])
+    except (LTXVAEError, StopIteration):  # another program has replaced it; the page shows it without a still
+        return ""
+    image.thumbnail((_STILL_SIZE, _STILL_SIZE))
+    content = io.BytesIO()
+    image.save(content, "jpeg", quality=_STILL_QUALITY)
+    return b64encode(content.getvalue()).decode()
 
 
 def find_text(entries: Mapping[str, str], key: str, input_name: str) -> str:

@@ -53,7 +53,8 @@ from .options import (
 _GROUPS = {
     "input": "latents video model demo frames size fit fps pad all_frames list tensor grid unnormalized keyframes "
     "matrix as_stored compress",
-    "output": "output skip_existing overwrite stills max_size watch contact_sheet layout metadata workflow fragmented",
+    "output": "output skip_existing overwrite stills max_size watch picks contact_sheet layout metadata workflow "
+    "fragmented",
     "picture": "codec crf encoder_preset bit_depth pix_fmt hdr hdr_output exposure exr exr_space",
     "audio": "audio audio_model audio_latents audio_tensor audio_codec shortest",
     "memory": "memory_budget dtype mode order chunk preset tile tile_frames tile_batch_size",
@@ -126,6 +127,8 @@ def preview_parser() -> CommandParser:
     )
     watch = "with -o NAME.html: show new latent files as they come, until Ctrl-C"
     parser.add_argument("--watch", action="store_true", help=watch)
+    picks = "with -o NAME.html: begin with the marks of this list, which such a page has saved; repeatable"
+    parser.add_argument("--picks", action="append", default=[], metavar="FILE", help=picks)
     size = "scale frames down, before they are written, until no side is longer than N pixels"
     parser.add_argument("--max-size", type=preview_size, metavar="N", help=size)
     add_job_options(parser, parser.add_argument_group("how to decode"))
@@ -144,7 +147,6 @@ def encode_parser() -> CommandParser:
         epilog=examples(
             "python -m mlx_ltx_vae encode clip.mp4 -m ltx-2.3 -o clip.safetensors",
             "python -m mlx_ltx_vae encode clip.mov -m vae/ -o a.safetensors --size 768x512",
-            "python -m mlx_ltx_vae encode clips.csv -m vae/ -o latents/ --skip-existing",
             "python -m mlx_ltx_vae encode a.npy --frames -25: -m vae/ -o tail.safetensors",
         ),
     )

@@ -23,6 +23,8 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     is_gallery = Path(arguments.output or "").suffix.lower() in (".html", ".htm")
     if arguments.watch and not is_gallery:
         parser.error("--watch is for a gallery; name a page with -o, such as gallery.html")
+    if arguments.picks and not is_gallery:
+        parser.error("--picks is for a gallery; name a page with -o, such as gallery.html")
     complete_inputs(parser, arguments, demo.LATENT_RGB, None if is_gallery else _CHOICES, kind=Kind.PREVIEW)
     if is_gallery:
         return run_gallery(parser, arguments)
