@@ -52,7 +52,7 @@ def main() -> None:
             sys.exit("the gallery failed")
         with browser(Path(folder)) as page:
             page.open(Path("gallery.html"), width=PICTURE_SIZE[0], height=PICTURE_SIZE[1])
-            page.press(" ", "ArrowDown", " ", "ArrowRight", "ArrowRight")
+            page.press("p", "ArrowDown", "p", "ArrowRight", "x", "ArrowRight")
             page.wait("[...document.querySelectorAll('video')].every(video => video.currentTime > 0.5)")
             picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
         target = ROOT / "docs" / "gallery.png"

@@ -6,8 +6,10 @@ import re
 import shlex
 import shutil
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
+import firefox
 import pytest
 from chromium import PROGRAM, browser
 
@@ -219,8 +221,26 @@ def test_marks_and_focus_differ_and_are_seen_as_ticks_are(page, tmp_path, scheme
     assert contrast(style("article.marked .mark", "color"), style("article.marked .mark", "backgroundColor")) > 3
 
 
-def test_a_night_is_culled_by_keys_alone(page, tmp_path, monkeypatch):
-    page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+@pytest.fixture(params=["chromium", "firefox"])
+def any_page(request, made, tmp_path, tmp_path_factory, monkeypatch):
+    """The page in each browser that there is, which saves to the folder of the test."""
+    if request.param == "firefox" and firefox.PROGRAM is None:
+        pytest.skip("needs Firefox, which apt-get install firefox-esr brings, or FIREFOX=PROGRAM")
+    monkeypatch.chdir(made)
+    shutil.copy("gallery.html", tmp_path)
+    with ExitStack() as stack:
+        if request.param == "firefox":
+            page = stack.enter_context(firefox.browser(tmp_path_factory.mktemp("firefox"), tmp_path))
+        else:
+            page = request.getfixturevalue("chromium")
+            page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+        page.open(tmp_path / "gallery.html")
+        yield page
+
+
+@pytest.mark.slow
+def test_a_night_is_culled_by_keys_alone(any_page, tmp_path, monkeypatch):
+    page = any_page
     page.press("P", "X", "x", "ArrowRight", "p", "u", "Enter", "P", "X")  # the fifth clip is enlarged now
     assert text(page, "#large .name") == name(5)
     page.press("Escape")

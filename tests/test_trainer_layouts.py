@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import re
+import shutil
 import zipfile
 from fractions import Fraction
 
@@ -156,6 +157,15 @@ def test_files_of_musubi_tuner_state_the_size_of_their_source(tmp_path):
     latents, info = load_latents(tmp_path / "a.safetensors")
     assert latents.shape == (1, 2, 3, 34, 60)
     assert (info.fps, info.source_frames, info.width) == (25, 12, None)
+
+
+def test_a_video_that_shifts_the_numbers_of_the_captions_is_refused(made, tmp_path, capsys):
+    clips = tmp_path / "clips"
+    shutil.copytree(made[0], clips)
+    (clips / "c1b.gif").write_bytes(b"GIF89a")
+    assert run(encode, clips, "--demo", "--layout", "ltx-trainer-mlx", "-o", f"{tmp_path}/out/") == 1
+    assert "c1b.gif: ltx-trainer-mlx numbers the videos of a folder that end in .mp4" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def wrong_usage(capsys, *arguments):

@@ -13,7 +13,6 @@ from typing import Any
 from .. import demo
 from ..audio_vae import AudioVAE
 from ..latents import LAYOUTS, check_latents_name, is_for_comfyui
-from ..latents.layouts import numbered_name
 from ..options import PlanOptions
 from ..pipeline.latent_video import is_latent_file
 from ..pipeline.prepare_encode import EncodeReport, EncodeSettings
@@ -120,11 +119,10 @@ class EncodeJob(Job):
     def read_items(self) -> list[Item]:
         items, layout = super().read_items(), self.settings.layout
         self._has_latents = any(is_latent_file(item.source) for item in items)
-        is_numbered = layout is not None and layout.is_numbered and not _names_file(self.arguments.output)
-        if not is_numbered or has_table(self.sources):
+        if layout is None or not layout.numbers or _names_file(self.arguments.output) or has_table(self.sources):
             return items
-        places = {path: place for place, path in enumerate(sorted(Path(item.source) for item in items))}
-        return [replace(item, name=numbered_name(places[Path(item.source)])) for item in items]
+        names = layout.number([item.source for item in items])
+        return [replace(item, name=name) for item, name in zip(items, names, strict=True)]
 
 
 class EncodeTask(Task):

@@ -98,11 +98,12 @@ class GalleryJob(PreviewJob):
         self._options = ", ".join(f"{name} {getattr(self.arguments, name)}" for name in _OPTIONS)
         self._is_watched = self.arguments.watch and not self.arguments.dry_run
         self._colors: PreviewVAE | None = None
-        self._marks = read_picks(self.arguments.picks)
+        self._marks = dict[str, str]()  # of the lists of --picks
 
     def run(self) -> None:
         """Make the page, and with --watch again whenever the latent files have changed, or a preview is missing."""
         is_dry_run = self.arguments.dry_run
+        self._marks = read_picks(self.arguments.picks)
         try:
             if not is_dry_run:
                 self._folder.use()

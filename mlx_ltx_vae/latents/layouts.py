@@ -17,7 +17,7 @@ The trainers read audio latents from other files.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -26,13 +26,14 @@ from typing import IO
 import mlx.core as mx
 
 from ..backend.mlx_utils import dtype_name
-from ..errors import WriterError, option
+from ..errors import ItemsError, WriterError, option
 from ..shapes import DEFAULT_SCALE, Size, format_size
 from ..units import format_count
 from .containers import TensorBlocks, write_safetensors, write_torch
 from .metadata import MUSUBI_ARCHITECTURE, LatentSpace
 
 _IMAGE_FPS = 1.0  # of ltx-trainer
+_NUMBERED = (".mp4", ".mov", ".avi", ".mkv", ".webm")  # by ltx-trainer-mlx
 _MUSUBI_VERSION = "1.0.1"  # of the format
 _MUSUBI_NAME = re.compile(r".+_[0-9]{5}-([0-9]{3,})_([0-9]{4,})x([0-9]{4,})_ltx2\.safetensors")
 
@@ -70,7 +71,7 @@ class Layout:
         ending: of their names.
         write: writes a clip to an open file.
         dtype: of the stored latents. `None` means that of the encoder.
-        is_numbered: whether the names of files number the videos of a data set.
+        numbers: endings of the videos of a data set, whose files are numbered; none if they have the videos' names.
         states_size: whether the names of files state size and frames.
     """
 
@@ -78,7 +79,7 @@ class Layout:
     ending: str
     write: Callable[[IO[bytes], TrainerClip], None]
     dtype: mx.Dtype | None = None
-    is_numbered: bool = False
+    numbers: tuple[str, ...] = ()
     states_size: bool = False
 
     def file_ending(self, frames: slice | None, size: Size | None) -> str:
@@ -110,10 +111,20 @@ class Layout:
                 f"clip_00000-097_0768x0512{self.ending}; name a folder, and the files in it get such names."
             )
 
+    def number(self, videos: Sequence[str]) -> list[str]:
+        """Return the name, without an ending, of the file of each video of a data set.
 
-def numbered_name(number: int) -> str:
-    """Return the name, without an ending, of the file of a data set's video, from 0 on."""
-    return f"latent_{number:04d}"
+        Raises an `ItemsError` for a video that the trainer does not number.
+        """
+        for video in videos:
+            if not video.lower().endswith(self.numbers):
+                endings = ", ".join(self.numbers)
+                raise ItemsError(
+                    f"{video}: {self.name} numbers the videos of a folder that end in {endings}; convert this one, or "
+                    "keep it elsewhere."
+                )
+        places = {path: place for place, path in enumerate(sorted(map(Path, videos)))}
+        return [f"latent_{places[Path(video)]:04d}" for video in videos]
 
 
 def _write_ltx_trainer_mlx(file: IO[bytes], clip: TrainerClip) -> None:
@@ -154,7 +165,7 @@ def _write_musubi_tuner(file: IO[bytes], clip: TrainerClip) -> None:
 LAYOUTS = {
     layout.name: layout
     for layout in (
-        Layout("ltx-trainer-mlx", ".safetensors", _write_ltx_trainer_mlx, mx.float32, is_numbered=True),
+        Layout("ltx-trainer-mlx", ".safetensors", _write_ltx_trainer_mlx, mx.float32, _NUMBERED),
         Layout("ltx-trainer", ".pt", _write_ltx_trainer),
         Layout("musubi-tuner", "_ltx2.safetensors", _write_musubi_tuner, states_size=True),
     )
