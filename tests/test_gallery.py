@@ -575,7 +575,7 @@ def test_a_page_has_a_still_of_each_clip_and_the_marks_of_lists(tmp_path, monkey
     cards = read_cards(tmp_path / "page.html")
     still = Image.open(io.BytesIO(base64.b64decode(cards[0]["stills"][0])))
     assert (still.format, still.size) == ("JPEG", (48, 32))
-    assert (cards[0]["seconds"], cards[0]["fps"]) == (pytest.approx(9 / 24), pytest.approx(24 * 3 / 9))
+    assert (cards[0]["seconds"], cards[0]["fps"]) == (pytest.approx(9 / 24), pytest.approx(24 * 2 / 9))
     script = re.search(r'class="page">(.*)</script>', (tmp_path / "page.html").read_text("ascii", "replace"))
     paths = [str(tmp_path / "latents" / f"{number}.safetensors") for number in range(2)]
     assert json.loads(script[1])["picks"]["marks"] == {paths[0]: "pick", paths[1]: "reject"}
