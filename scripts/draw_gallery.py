@@ -28,7 +28,7 @@ CLIPS = {  # the seeds of procedural clips, and prompts that fit them
     6: "lit windows of a street at night, pan to the left",
     22: "paper shapes slide over each other",
 }
-PICTURE_SIZE, NUM_COLORS = (1200, 812), 128  # few colors make a small file
+PICTURE_SIZE, NUM_COLORS = (1200, 764), 128  # few colors make a small file
 
 
 def main() -> None:
