@@ -269,6 +269,11 @@ def add_video_options(video: argparse._ArgumentGroup) -> None:
         video.add_argument(step.name, dest=step.dest, type=make, metavar=step.metavar, help=step.help)
 
 
+def step_dests() -> list[str]:
+    """Return the destinations of the options of steps."""
+    return [step.dest for step in STEP_OPTIONS]
+
+
 def chosen_steps(arguments: argparse.Namespace) -> "tuple[FrameStep, ...]":
     """Return the steps of the arguments, in order."""
     steps = (getattr(arguments, option.dest) for option in STEP_OPTIONS)

@@ -31,7 +31,6 @@ from .cli import (
 )
 from .options import (
     MODEL_VARIABLE,
-    STEP_OPTIONS,
     add_audio_options,
     add_audio_tensor_option,
     add_decoder_options,
@@ -47,6 +46,7 @@ from .options import (
     add_progress_option,
     add_unnormalized_option,
     add_video_options,
+    step_dests,
 )
 
 # Options of `decode`, `preview` and `encode` by what one does with them, those that are rarely needed last.
@@ -94,13 +94,8 @@ def decode_parser() -> CommandParser:
     video = parser.add_argument_group("the video")
     add_audio_options(video)
     add_video_options(video)
-    parser.arrange(_with_steps(_GROUPS))
+    parser.arrange(_GROUPS | {"picture": " ".join([_GROUPS["picture"], *step_dests()])})
     return parser
-
-
-def _with_steps(groups: dict[str, str]) -> dict[str, str]:
-    """Return the groups with the steps between decoder and outputs."""
-    return {**groups, "picture": " ".join([groups["picture"], *(step.dest for step in STEP_OPTIONS)])}
 
 
 def preview_parser() -> CommandParser:
