@@ -67,6 +67,7 @@ def test_padding_at_the_end_is_no_part_of_the_tail(vae, tmp_path, capsys):
     assert_close(tail, vae.encode(vae.decode(latents)[:, :, 11:20]))
 
 
+@pytest.mark.slow
 def test_all_frames_and_windows_of_them(vae, clip, tmp_path, capsys):
     path, latents = clip
     _, again, _ = encoded(tmp_path, capsys, path)

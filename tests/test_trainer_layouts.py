@@ -137,7 +137,8 @@ def test_musubi_tuner_reads_size_and_frames_from_the_names(made, tmp_path):
     assert len(os.listdir(tmp_path)) == 3
 
 
-@pytest.mark.parametrize("layout", ["ltx-trainer-mlx", "musubi-tuner"])
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("layout", ["musubi-tuner", "ltx-trainer-mlx"])
 def test_decode_reads_safetensors_of_trainers_back(made, tmp_path, layout):
     expected = encode_all(made, tmp_path / "l", layout, "--size", "96x64", "--frames", "9")
     (path,) = [path for path in (tmp_path / "l").iterdir() if re.match("c10_|latent_0001", path.name)]
