@@ -29,9 +29,11 @@ from mlx_ltx_vae.commands import gallery, gallery_page
 from mlx_ltx_vae.commands.gallery import find_text
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
+from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.latents.metadata import LatentSpace
 from mlx_ltx_vae.preview import main as preview
+from mlx_ltx_vae.video.audio_files import find_audio
 from test_full_disk import fill, small_disk  # noqa: F401
 from video_files import run_ffmpeg
 
@@ -584,3 +586,19 @@ def test_a_page_has_a_still_of_each_clip_and_the_marks_of_lists(tmp_path, monkey
     assert "picks.txt: cannot be read as a list that a gallery has saved" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         run(preview, "latents", *RGB, "-o", "clips/", "--picks", "picks.txt")
+
+
+def test_previews_have_audio_where_there_is_some(tmp_path, monkeypatch, audio_case, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_clip(tmp_path / "latents" / "a.safetensors")
+    latents = mx.load("latents/a.safetensors")
+    audio = mx.random.normal((1, 8, 9, 16), key=mx.random.key(0))
+    mx.save_safetensors("latents/b.safetensors", {**latents, "audio_latents": audio}, {"fps": "24"})
+    arguments = ["latents", *RGB, "--audio-model", audio_case("ltx2").checkpoint, "-q"]
+    assert run(preview, *arguments, "-o", "page.html") == 0
+    for card, has_audio in zip(read_cards(tmp_path / "page.html"), (False, True), strict=True):
+        Path("clip.mp4").write_bytes(base64.b64decode(card["data"][0]))
+        assert bool(find_audio(Path("clip.mp4"), ReaderError)) is has_audio
+    with pytest.raises(SystemExit, match="2"):
+        run(preview, *arguments, "-o", "a.wav")
+    assert "decode -o NAME.wav decodes the audio alone" in capsys.readouterr().err

@@ -20,11 +20,13 @@ import mlx.core as mx
 import numpy as np
 from PIL import Image
 
+from ..audio_vae import find_audio_decoder
 from ..errors import DeviceError, ItemsError, LTXVAEError, OutputClosed, WriterError, describe_error
 from ..frame_format import FrameOutput
 from ..latents import open_latents
 from ..model_table import Kind, models_for
 from ..options import OutputOptions, PlanOptions
+from ..pipeline.clip_audio import AudioSettings
 from ..pipeline.prepare import DecodeSettings
 from ..pipeline.scaling import scaling_step
 from ..shapes import format_size
@@ -48,7 +50,7 @@ _NUM_SAMPLES, _SAMPLED_FRAMES = 8, 4  # latent files that colors are chosen for,
 # Options that change a preview.
 _OPTIONS = (
     "model", "dtype", "fps", "frames", "all_frames", "tensor", "grid", "unnormalized", "hdr",
-    "hdr_output", "max_size",
+    "hdr_output", "max_size", "audio_model",
 )  # fmt: skip
 
 
@@ -66,13 +68,20 @@ def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
     arguments.distributed = "off"
     plan = PlanOptions(memory_budget=arguments.memory_budget)
     output = OutputOptions(crf=_CRF, frames=preview_frames(arguments))
-    settings = DecodeSettings(output, plan)
+    settings = DecodeSettings(output, plan, audio=preview_audio(arguments))
     return run_decode(parser, arguments, settings, "{name}.mp4", partial(GalleryJob, page))
 
 
 def preview_frames(arguments: argparse.Namespace) -> FrameOutput:
     """Return what previews have of the decoded frames."""
     return FrameOutput(steps=() if arguments.max_size is None else (scaling_step(arguments.max_size),))
+
+
+def preview_audio(arguments: argparse.Namespace) -> AudioSettings | None:
+    """Return the audio of previews, which have it where their latents have audio latents. `None` means no audio."""
+    if arguments.audio_model is None:
+        return None
+    return AudioSettings(partial(find_audio_decoder, arguments.audio_model, None, arguments.dtype))
 
 
 class GalleryJob(PreviewJob):

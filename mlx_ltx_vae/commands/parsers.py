@@ -124,6 +124,9 @@ def preview_parser() -> CommandParser:
     parser.add_argument("--watch", action="store_true", help=watch)
     picks = "with -o NAME.html: begin with the marks of this list, which such a page has saved; repeatable"
     parser.add_argument("--picks", action="append", default=[], metavar="FILE", help=picks)
+    model = f"""also decode the audio latents beside the video's, with this audio VAE and its vocoder:
+        {list_names([Kind.AUDIO])}, or a file, folder, or hub id"""
+    parser.add_argument("--audio-model", metavar="AUDIO", help=model)
     size = "scale frames down, before they are written, until no side is longer than N pixels"
     parser.add_argument("--max-size", type=preview_size, metavar="N", help=size)
     add_job_options(parser, parser.add_argument_group("how to decode"))
