@@ -49,6 +49,9 @@ def test_the_tail_of_latents_is_encoded_as_the_first_frames(vae, clip, tmp_path,
     assert report["vae"]["file"] == str(demo.VAE)
     frames = vae.decode(tail)
     assert psnr(frames, vae.decode(latents)[:, :, -17:]) > 20
+    again, same, _ = encoded(tmp_path, capsys, path, "--frames", "-0.7s:")
+    assert again["frames"] == 17
+    assert_close(same, tail)
 
 
 def test_encode_takes_the_chunks_of_a_decode(vae, clip):

@@ -15,6 +15,7 @@ from ..audio_vae import AudioVAE
 from ..latents import LAYOUTS, check_latents_name, is_for_comfyui
 from ..options import PlanOptions
 from ..pipeline.latent_video import is_latent_file
+from ..pipeline.prepare import has_seconds
 from ..pipeline.prepare_encode import EncodeReport, EncodeSettings
 from ..pipeline.progress import FrameBar
 from ..shapes import format_size
@@ -46,8 +47,9 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         parser.error("--as-stored is for videos, and --hdr for EXR images; choose one")
     if arguments.hdr and arguments.compress is not None:
         parser.error("--compress is for pictures with 8 bits per color, and --hdr for EXR images; choose one")
-    if "-" in arguments.video and arguments.frames and min(arguments.frames.start, arguments.frames.stop or 0) < 0:
-        parser.error("standard input is read once, so --frames cannot count from its end; count from the first")
+    frames = arguments.frames
+    if "-" in arguments.video and frames and (has_seconds(frames) or min(frames.start, frames.stop or 0) < 0):
+        parser.error("standard input is read once, so --frames counts frames from its first; correct --frames")
     arguments.video = mark_folders(arguments.video, of_videos=True)
     if arguments.carry is not None and not arguments.windows:
         parser.error("--carry is for --windows; add it")

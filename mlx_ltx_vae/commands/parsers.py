@@ -20,7 +20,6 @@ from .cli import (
     add_report_options,
     count,
     examples,
-    frame_range,
     frame_rate,
     frame_size,
     memory_budget,
@@ -28,6 +27,7 @@ from .cli import (
     preview_size,
     shorten,
     tile,
+    time_range,
 )
 from .options import (
     MODEL_VARIABLE,
@@ -167,8 +167,9 @@ def encode_parser() -> CommandParser:
     crop = "fill --size and crop the rest, or crop to a size that can be encoded"
     fit.add_argument("--crop", dest="fit", action="store_const", const="CROP", help=crop)
     frames = """encode only frames A to B - 1, counted from 0 at the rate of --fps; 121 or :121 for the first 121, 24:
-        from frame 24 on, -25: for the last 25, which reads the video twice (default: all)"""
-    video.add_argument("--frames", type=frame_range, metavar="A:B", help=frames)
+        from frame 24 on, -25: for the last 25, which reads the video twice; 0:2s for the first two seconds (default:
+        all)"""
+    video.add_argument("--frames", type=time_range, metavar="A:B", help=frames)
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
     windows = """encode overlapping windows of N frames, 1 + 8*k, each alone and into a file of its own in a folder, as
         pipelines condition on them; decode --join makes them a video again"""

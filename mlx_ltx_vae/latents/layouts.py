@@ -89,11 +89,14 @@ class Layout:
         """
         if not self.states_size:
             return self.ending
-        if frames is None or frames.stop is None or min(frames.start, frames.stop) < 0 or size is None:
+        bounds = () if frames is None else (frames.start, frames.stop)
+        are_counted = frames is not None and all(isinstance(bound, int) and bound >= 0 for bound in bounds)
+        if not are_counted or size is None:
             raise WriterError(
                 f"{self.name} takes size and frames from the name of a file; add {option('size=', '--size WxH')} and "
                 f"{option('frames=', '--frames N')}, counted from the first."
             )
+        assert frames is not None
         count, (width, height) = frames.stop - frames.start, size
         if (count - 1) % DEFAULT_SCALE.time:
             whole_count = 1 + (count - 1) // DEFAULT_SCALE.time * DEFAULT_SCALE.time

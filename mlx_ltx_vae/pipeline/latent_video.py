@@ -15,7 +15,7 @@ from ..latents.formats import find_reader
 from ..planning.plan import DecodePlan
 from .decode import DecodePipeline, DecodeStream
 from .inputs import ClipInput, LatentReader
-from .prepare import choose_frames
+from .prepare import choose_frames, count_frames
 
 
 def is_latent_file(path: str | os.PathLike) -> bool:
@@ -55,6 +55,7 @@ class LatentVideo(Iterator[mx.array], AbstractContextManager["LatentVideo"]):
             raise LatentsError(f"{path}: {problem}; save each to a file of its own.")
         out_grid = pipeline.decoder.spec.out_grid
         num_frames = latents.num_frames(out_grid) - latents.num_padding(out_grid)
+        frames = None if frames is None else count_frames(frames, latents.fps, path)
         chosen = choose_frames(frames, num_frames, path) or (0, num_frames)
         self._pipeline, self._latents = pipeline, latents
         self._stream: DecodeStream | None = None

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.mlx_utils import to_mlx
-from ..errors import LatentsError, LTXVAEError, PlanError, takes_options, warn
+from ..errors import LatentsError, LTXVAEError, PlanError, option, takes_options, warn
 from ..frame_format import common_format
 from ..latents.keyframes import Keyframes
 from ..latents.writer import rescue_latents
@@ -181,8 +181,8 @@ def prepare_decode(
     decoder_frames = latents.num_frames(spec.out_grid)
     video_frames = latents.num_frames(pipeline.config.scale.video_grid)
     fps = Fraction(decoder_frames, video_frames) * (settings.fps or latents.fps or DEFAULT_FPS)
-    frames = None if settings.frames is None else count_frames(settings.frames, fps)
     assert latents.info is not None
+    frames = None if settings.frames is None else count_frames(settings.frames, fps, latents.info.source)
     has_frames = settings.all_frames or pipeline.plan_options.frames or plan is not None
     padding = 0 if has_frames else latents.num_padding(spec.out_grid)
     requested_frames = choose_frames(frames, decoder_frames - padding, latents.info.source)
@@ -262,8 +262,20 @@ def with_preset(options: PlanOptions, name: str | None, video: Grid) -> PlanOpti
     return replace(options, mode="tiled", tiling=tiling) if tiling else options
 
 
-def count_frames(frames: slice, fps: Fraction) -> slice:
-    """Return a range whose bounds may be seconds, `Fraction`s, as a range of the frames that begin within it."""
+def has_seconds(frames: slice | None) -> bool:
+    """Return whether a bound of a range counts seconds."""
+    return frames is not None and any(isinstance(bound, Fraction) for bound in (frames.start, frames.stop))
+
+
+def count_frames(frames: slice, fps: Fraction | None, source: str) -> slice:
+    """Return a range whose bounds may be seconds, `Fraction`s, as a range of the frames that begin within it.
+
+    Raises a `PlanError` for seconds without a frame rate.
+    """
+    if not has_seconds(frames):
+        return frames
+    if fps is None:
+        raise PlanError(f"{source}: has no frame rate, so {option('frames=', '--frames')} cannot count seconds.")
 
     def count(bound: int | Fraction | None) -> int | None:
         if not isinstance(bound, Fraction):

@@ -36,6 +36,7 @@ from .clip_audio import ClipAudioVAE
 from .encode import EncodePipeline, cut_windows
 from .hdr_frames import to_encoder_pixels
 from .latent_video import LatentVideo, to_encoder_input
+from .prepare import count_frames, has_seconds
 from .progress import FrameBar, Progress, open_bar
 
 
@@ -49,7 +50,7 @@ class EncodeSettings:
         windows: frames of each window of a film, which becomes a folder of files. `None` means one file.
         carry: frames that windows share. `None` means 25.
         size, fit, fps, matrix, as_stored: as for `VideoReader`.
-        frames: the frames to encode. `None` means all.
+        frames: the frames to encode; a bound that is a `Fraction` counts seconds. `None` means all.
         max_frames: the largest number of frames, without `frames`.
         compress: the CRF at which a still goes through H.264; "auto" is that of the pipelines. `None` means none.
         hdr: what the pixels of EXR images are.
@@ -328,6 +329,10 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
     def _choose_frames(self, reader: Callable[[], VideoReader | ExrReader]) -> slice | None:
         """Return the frames to encode, counted from the first. A range from the end reads the video twice."""
         frames = self._settings.frames
+        if frames is not None and has_seconds(frames):
+            with warnings.catch_warnings(), reader() as video:
+                warnings.simplefilter("ignore")
+                frames = count_frames(frames, video.fps, self._video_name)
         if frames is None or min(frames.start, frames.stop or 0) >= 0:
             return frames
         with warnings.catch_warnings(), reader() as video:
